@@ -1,0 +1,139 @@
+"""The reference aggregation in plain torch: any device, autograd by torch, tensors of edges x channels."""
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+AGGREGATIONS = ("softmax", "softmax_sg", "softmax_sum", "power", "power_sum", "mean", "max", "add")
+POWER_RANGE = (1e-7, 10.0)
+
+
+def aggregate(
+    x: Tensor,
+    edge_index: Tensor,
+    edge_attr: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    aggr: str = "softmax",
+    t: float | Tensor = 1.0,
+    p: float | Tensor = 1.0,
+    y: float | Tensor = 0.0,
+    eps: float = 1e-7,
+    num_dst: int | None = None,
+    max_block_edges: int = 1 << 18,
+) -> Tensor:
+    """Aggregate the messages ``relu(x_j + e_ij) + eps`` at every destination node.
+
+    ``softmax`` weighs each message by ``softmax_j(t * m_ij)`` per channel, ``softmax_sg`` does so without a gradient
+    through the weights, ``power`` is ``(mean_j clamp(m_ij, 1e-7, 10)^p)^(1/p)``, and ``softmax_sum`` and ``power_sum``
+    are multiplied by ``degree^sigmoid(y)``; ``max`` divides its gradient evenly among ties.
+    See "DeeperGCN: All You Need to Train Deeper GCNs" (https://arxiv.org/abs/2006.07739).
+
+    Where no gradient is asked for and the edges are an ``EdgeIndex`` sorted by destination, destinations are taken in
+    blocks of at most ``max_block_edges`` edges (one node's edges are never divided), so that memory does not grow
+    with the number of edges.
+
+    Args:
+        x: features of the source nodes, [num_src, channels], floating point.
+        edge_index: source and destination of each edge, [2, num_edges], int32 or int64.
+        edge_attr: features of the edges, [num_edges, edge_dim], or [num_edges, channels] if there is no `weight`.
+        weight, bias: linear encoder of the edge features, [channels, edge_dim] and [channels].
+        aggr: one of `AGGREGATIONS`.
+        t: inverse temperature of softmax, a number or a tensor of one element.
+        p: exponent of power, a number or a tensor of one element, not zero.
+        y: logit of the degree's exponent, a number or a tensor of one element.
+        eps: added to every message.
+        num_dst: number of destination nodes; that of the source nodes if not given.
+
+    Returns:
+        [num_dst, channels], zero for a destination without edges.
+
+    Raises:
+        ValueError: unknown `aggr`.
+    """
+    if aggr not in AGGREGATIONS:
+        raise ValueError(f"unknown aggregation '{aggr}'; choose one of {', '.join(AGGREGATIONS)}")
+    num_dst = x.size(0) if num_dst is None else num_dst
+    options = dict(aggr=aggr, t=t, p=p, y=y, eps=eps)
+
+    sorted_by_dst = isinstance(edge_index, EdgeIndex) and edge_index.is_sorted_by_col
+    if torch.is_grad_enabled() or not sorted_by_dst or edge_index.size(1) <= max_block_edges:
+        src, dst = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+        return _aggregate_edges(x, src, dst, edge_attr, weight, bias, num_dst, **options)
+
+    (indptr, src), _ = edge_index.get_csc()
+    dst = edge_index.as_tensor()[1]
+    out = None
+    for first, last in _blocks(indptr, max_block_edges):
+        edges = slice(int(indptr[first]), int(indptr[last]))
+        attr = None if edge_attr is None else edge_attr[edges]
+        block = _aggregate_edges(x, src[edges], dst[edges] - first, attr, weight, bias, last - first, **options)
+        if out is None:
+            out = block.new_zeros(num_dst, block.size(1))
+        out[first:last] = block
+    return out
+
+
+def _blocks(indptr: Tensor, max_edges: int) -> list[tuple[int, int]]:
+    """Consecutive ranges of rows with at most `max_edges` edges each, or a single row."""
+    blocks, first, num_rows = [], 0, indptr.numel() - 1
+    while first < num_rows:
+        limit = indptr[first] + max_edges
+        last = int(torch.searchsorted(indptr, limit, right=True)) - 1
+        last = min(max(last, first + 1), num_rows)
+        blocks.append((first, last))
+        first = last
+    return blocks
+
+
+def _aggregate_edges(x, src, dst, edge_attr, weight, bias, num_dst, *, aggr, t, p, y, eps):
+    message = x.index_select(0, src)
+    if edge_attr is not None:
+        message = message + (edge_attr if weight is None else torch.nn.functional.linear(edge_attr, weight, bias))
+    message = message.relu() + eps
+    # Sums of many terms lose too much in 16 bits.
+    message = message.to(torch.promote_types(message.dtype, torch.float32))
+    return _reduce(message, dst, num_dst, aggr=aggr, t=t, p=p, y=y).to(x.dtype)
+
+
+def _reduce(message, dst, num_dst, *, aggr, t, p, y):
+    if aggr == "add":
+        return _sum(message, dst, num_dst)
+    if aggr == "max":
+        index = dst.long().unsqueeze(1).expand_as(message)
+        zeros = message.new_zeros(num_dst, message.size(1))
+        return zeros.scatter_reduce(0, index, message, "amax", include_self=False)
+
+    degree = torch.zeros(num_dst, dtype=message.dtype, device=message.device)
+    degree = degree.index_add_(0, dst, torch.ones_like(dst, dtype=message.dtype)).unsqueeze(1)
+    if aggr == "mean":
+        return _sum(message, dst, num_dst) / degree.clamp(min=1)
+    if aggr.startswith("power"):
+        low, high = POWER_RANGE
+        mean = _sum(message.clamp(low, high).pow(p), dst, num_dst) / degree.clamp(min=1)
+        # The power of an empty mean has no finite gradient; a one in its place is masked again below.
+        out = mean.masked_fill(degree == 0, 1.0).clamp(low, high).pow(1 / p) * (degree > 0)
+    else:
+        out = _softmax(message, dst, num_dst, t, semi_grad=aggr == "softmax_sg")
+    if aggr.endswith("_sum"):
+        exponent = torch.sigmoid(torch.as_tensor(y, dtype=message.dtype, device=message.device))
+        out = out * degree.clamp(min=1).pow(exponent)
+    return out
+
+
+def _sum(message: Tensor, dst: Tensor, num_dst: int) -> Tensor:
+    return message.new_zeros(num_dst, message.size(1)).index_add(0, dst, message)
+
+
+def _softmax(message: Tensor, dst: Tensor, num_dst: int, t: float | Tensor, *, semi_grad: bool) -> Tensor:
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not semi_grad):
+        logit = message * t
+        # The maximum only guards exp against overflow: the result does not depend on it, so it needs no gradient.
+        with torch.no_grad():
+            index = dst.long().unsqueeze(1).expand_as(logit)
+            maximum = logit.new_zeros(num_dst, logit.size(1)).scatter_reduce(0, index, logit, "amax", include_self=False)
+        share = (logit - maximum.index_select(0, dst)).exp()
+        total = _sum(share, dst, num_dst)
+        total = total.masked_fill(total == 0, 1.0)
+    return _sum(share * message, dst, num_dst) / total

@@ -1,0 +1,81 @@
+"""GENConv with PyG's arguments and state_dict, all of DeepGCN's aggregations, and an edge encoder that may be folded."""
+
+import torch
+from torch import Tensor
+from torch_geometric import nn as pyg
+from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
+
+from models.aggregate import AGGREGATIONS, aggregate
+
+# What PyG's class is told, so that it creates the parameter t or p under its own name.
+_PYG_AGGR = {"softmax_sum": "softmax", "power_sum": "powermean"}
+
+
+class GENConv(pyg.GENConv):
+    """Generalized graph convolution, ``MLP(x_i + aggregate_j(relu(x_j + e_ij) + eps))``.
+
+    Takes the arguments of :class:`torch_geometric.nn.GENConv`, and more aggregations: see
+    :func:`models.aggregate.aggregate`. An aggregation that only PyG knows runs PyG's own code.
+    Mathematics: "DeeperGCN: All You Need to Train Deeper GCNs" (https://arxiv.org/abs/2006.07739).
+
+    Args:
+        y: initial logit of the degree's exponent in ``softmax_sum`` and ``power_sum``.
+        learn_y: whether `y` is learned.
+    """
+
+    def __init__(self, in_channels, out_channels, aggr="softmax", *args, y: float = 0.0, learn_y: bool = False, **kwargs):
+        super().__init__(in_channels, out_channels, _PYG_AGGR.get(aggr, aggr) if isinstance(aggr, str) else aggr,
+                         *args, **kwargs)
+        self.aggr_name = aggr
+        if isinstance(aggr, str) and aggr.endswith("_sum"):
+            self.y = torch.nn.Parameter(torch.tensor([y])) if learn_y else y
+
+    def forward(
+        self,
+        x: Tensor | OptPairTensor,
+        edge_index: Adj,
+        edge_attr: OptTensor = None,
+        size: Size = None,
+        *,
+        edge_encoder: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Convolve once.
+
+        Args:
+            x: [num_nodes, in_channels], or a pair (source, destination) for a bipartite graph.
+            edge_index: [2, num_edges], an ``EdgeIndex``, or a SparseTensor (which runs PyG's own code).
+            edge_attr: [num_edges, edge_dim] or none.
+            size: (num_src, num_dst) of a bipartite graph.
+            edge_encoder: weight [out_channels, edge_dim] and bias [out_channels] to use in place of ``lin_edge``.
+
+        Returns:
+            [num_dst, out_channels]
+        """
+        ours = isinstance(self.aggr_name, str) and self.aggr_name in AGGREGATIONS
+        if not (ours and isinstance(edge_index, Tensor) and self.flow == "source_to_target"):
+            if edge_encoder is not None:
+                edge_attr = torch.nn.functional.linear(edge_attr, *edge_encoder)
+            return super().forward(x, edge_index, edge_attr, size)
+
+        x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
+        if x_dst is not None:
+            num_dst = x_dst.size(0)
+        else:
+            num_dst = size[1] if size is not None else x_src.size(0)
+        if hasattr(self, "lin_src"):
+            x_src = self.lin_src(x_src)
+        weight = bias = None
+        if edge_attr is not None:
+            if edge_encoder is not None:
+                weight, bias = edge_encoder
+            elif hasattr(self, "lin_edge"):
+                weight, bias = self.lin_edge.weight, self.lin_edge.bias
+        out = aggregate(
+            x_src, edge_index, edge_attr, weight, bias, aggr=self.aggr_name, eps=self.eps, num_dst=num_dst,
+            t=getattr(self.aggr_module, "t", 1.0), p=getattr(self.aggr_module, "p", 1.0), y=getattr(self, "y", 0.0),
+        )
+        if hasattr(self, "msg_norm"):
+            out = self.msg_norm(x_src if x_dst is None else x_dst, out)
+        if x_dst is not None:
+            out = out + (self.lin_dst(x_dst) if hasattr(self, "lin_dst") else x_dst)
+        return self.mlp(out)
