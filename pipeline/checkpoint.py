@@ -39,6 +39,14 @@ def digest(state: object) -> str:
     return sha.hexdigest()
 
 
+def file_digest(file) -> str:
+    """BLAKE2b of the rest of a file opened in binary mode, read in blocks."""
+    blake = hashlib.blake2b(digest_size=16)
+    for block in iter(lambda: file.read(1 << 24), b""):
+        blake.update(block)
+    return blake.hexdigest()
+
+
 def save(path: Path, state: dict) -> None:
     """Write `state` with its digest; at any moment `path` holds the old content or the new.
 

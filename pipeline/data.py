@@ -3,19 +3,19 @@
 import hashlib
 import json
 import logging
-import pickle
 import time
-import zipfile
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch_geometric
 from sklearn.datasets import load_digits
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.storage import GlobalStorage
 from torch_geometric.utils import add_remaining_self_loops, to_undirected
 
 from pipeline import checkpoint, graph, ogb_folder, synthetic
@@ -63,8 +63,7 @@ def _content_hash(config: DataConfig) -> str:
         if not Path(config.path).is_file():
             raise ValueError(f"data.path={config.path} does not exist; save a torch_geometric Data there with torch.save")
         with open(config.path, "rb") as file:
-            keys["content"] = hashlib.file_digest(file, "blake2b").hexdigest() if hasattr(hashlib, "file_digest") \
-                else hashlib.blake2b(file.read()).hexdigest()
+            keys["content"] = checkpoint.file_digest(file)
     keys["format"] = FORMAT
     return hashlib.blake2b(json.dumps(keys, sort_keys=True).encode(), digest_size=12).hexdigest()
 
@@ -147,10 +146,8 @@ def read_file(path: Path) -> Data:
     Raises:
         ValueError: not such a file, or an attribute is missing.
     """
-    classes = [torch_geometric.data.data.Data, torch_geometric.data.data.DataEdgeAttr,
-               torch_geometric.data.data.DataTensorAttr, torch_geometric.data.storage.GlobalStorage]
     try:
-        with torch.serialization.safe_globals(classes):
+        with torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage, EdgeIndex]):
             saved = torch.load(path, weights_only=True)
     except checkpoint.UNREADABLE as error:
         raise ValueError(f"{path} is no saved torch_geometric Data: {str(error).splitlines()[0]}") from error
@@ -162,10 +159,14 @@ def read_file(path: Path) -> Data:
     y = saved["y"]
     y = y.unsqueeze(1) if y.dim() == 1 else y
     classify = saved.get("metric", "rocauc" if y.size(1) > 1 or y.is_floating_point() else "acc") == "acc"
-    num_nodes = next((saved[key].size(0) for key in ("x", "train_mask") if saved.get(key) is not None))
+    num_nodes = (saved["x"] if saved.get("x") is not None else saved["train_mask"]).size(0)
     keep = {key: saved[key] for key in ("x", "edge_attr", "species", *MASKS) if saved.get(key) is not None}
-    return Data(edge_index=saved["edge_index"].as_subclass(Tensor), y=y.long() if classify else y.float(),
+    return Data(edge_index=_plain(saved["edge_index"]), y=y.long() if classify else y.float(),
                 num_nodes=num_nodes, metric="acc" if classify else "rocauc", **keep)
+
+
+def _plain(edge_index: Tensor) -> Tensor:
+    return edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
 
 
 def prepare(data: Data, config: DataConfig) -> Data:
@@ -177,10 +178,13 @@ def prepare(data: Data, config: DataConfig) -> Data:
     check(data)
     num_nodes, edge_index, edge_attr = data.num_nodes, data.edge_index, data.edge_attr
     if config.to_undirected:
-        edge_index, edge_attr = _both(to_undirected(edge_index.long(), edge_attr, num_nodes, reduce="mean"), edge_attr)
+        if edge_attr is None:
+            edge_index = to_undirected(edge_index.long(), num_nodes=num_nodes)
+        else:
+            edge_index, edge_attr = to_undirected(edge_index.long(), edge_attr, num_nodes, reduce="mean")
     if config.add_self_loops:
         edge_index, edge_attr = add_remaining_self_loops(edge_index.long(), edge_attr, "mean", num_nodes)
-    if not isinstance(edge_index, torch_geometric.EdgeIndex):
+    if not isinstance(edge_index, EdgeIndex):
         edge_index, perm = graph.sort_edges(edge_index, num_nodes)
         edge_attr = None if edge_attr is None else edge_attr.float().index_select(0, perm)
     x = data.x.float() if data.x is not None else incident_sum(edge_index, edge_attr, log=config.node_features == "log_sum")
@@ -192,12 +196,7 @@ def prepare(data: Data, config: DataConfig) -> Data:
                 num_categories=num_categories, **{key: data[key].bool() for key in MASKS})
 
 
-def _both(result, edge_attr: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    # to_undirected returns a pair only where there are features.
-    return result if edge_attr is not None else (result, None)
-
-
-def incident_sum(edge_index: torch_geometric.EdgeIndex, edge_attr: Tensor | None, *, log: bool) -> Tensor:
+def incident_sum(edge_index: EdgeIndex, edge_attr: Tensor | None, *, log: bool) -> Tensor:
     """The sum of the features of each node's edges over the whole graph, or their number if they have none.
 
     Args:
@@ -230,8 +229,7 @@ def check(data: Data) -> None:
         raise ValueError(f"edge_index must be integers of shape [2, num_edges], not {edge_index.dtype} of "
                          f"{list(edge_index.shape)}")
     if edge_index.numel():
-        low, high = (int(bound) for bound in torch.aminmax(torch.Tensor.as_subclass(edge_index, Tensor)
-                     if not isinstance(edge_index, torch_geometric.EdgeIndex) else edge_index.as_tensor()))
+        low, high = (int(bound) for bound in torch.aminmax(_plain(edge_index)))
         if low < 0 or high >= num_nodes:
             raise ValueError(f"edge_index is out of range: it names node {low if low < 0 else high}, the graph has nodes "
                              f"0 to {num_nodes - 1}")

@@ -13,6 +13,8 @@ import pandas as pd
 import torch
 from torch_geometric.data import Data
 
+from pipeline.checkpoint import file_digest
+
 # ogb asks the network for a newer version of itself when imported, from a thread that outlives the process' work.
 sys.modules.setdefault("outdated", None)
 import ogb.nodeproppred  # noqa: E402
@@ -89,9 +91,7 @@ def content_hash(folder: Path, name: str) -> str:
         if not path.is_file():
             raise ValueError(f"{path} is missing; data.folder must hold raw/ and split/ as OGB lays them out")
         with open(path, "rb") as file:
-            for block in iter(lambda: file.read(1 << 24), b""):
-                digest.update(block)
-        digest.update(path.name.encode())
+            digest.update(f"{path.name}:{file_digest(file)}".encode())
     return digest.hexdigest()
 
 

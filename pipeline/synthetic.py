@@ -40,7 +40,9 @@ def synthetic_proteins(*, num_nodes: int, num_edges: int, num_species: int = 8, 
     weight = np.maximum(1, np.round(8 * rng.lognormal(0.0, 0.8, num_nodes))).astype(np.int64)
 
     pairs = _draw_pairs(rng, weight, [group, species, np.zeros_like(group)], num_edges // 2)
-    activity = rng.beta(0.8, 1.6, (num_nodes, NUM_CHANNELS)).astype(np.float32)
+    # Much of a node's own, little of its group's: an average over neighbours shows the group, a single node hardly.
+    activity = 0.35 + 0.25 * rng.standard_normal((num_nodes, NUM_CHANNELS), dtype=np.float32)
+    activity += 0.1 * rng.standard_normal((num_groups, NUM_CHANNELS), dtype=np.float32)[group]
     evidence = np.empty((len(pairs), NUM_CHANNELS), np.float32)
     for first in range(0, len(pairs), BLOCK):
         u, v = np.divmod(pairs[first:first + BLOCK], num_nodes)
@@ -63,7 +65,7 @@ def synthetic_proteins(*, num_nodes: int, num_edges: int, num_species: int = 8, 
     around = (around - around.mean(0)) / around.std(0)
     direction = rng.standard_normal((NUM_CHANNELS, num_tasks)).astype(np.float32)
     score = around @ (direction / np.linalg.norm(direction, axis=0))
-    score += 0.3 * rng.standard_normal(score.shape).astype(np.float32)
+    score += 0.2 * rng.standard_normal(score.shape).astype(np.float32)
     prevalence = rng.uniform(0.1, 0.5, num_tasks)
     threshold = np.array([np.quantile(column, 1 - q) for column, q in zip(score.T, prevalence)], np.float32)
     y = torch.from_numpy((score > threshold).astype(np.float32))
