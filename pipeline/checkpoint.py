@@ -90,7 +90,7 @@ def load(path: Path) -> dict:
         state = torch.load(path, map_location="cpu", weights_only=True)
         expected = state.pop("sha256")
     except UNREADABLE as error:
-        raise ValueError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"{path} is damaged: it cannot be read ({type(error).__name__})") from error
     if digest(state) != expected:
         raise ValueError(f"{path} is damaged: its content does not have the checksum it was saved with")
     return state

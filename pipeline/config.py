@@ -24,10 +24,10 @@ class SyntheticProteinsConfig(DataConfig):
     """A generated graph with the schema of ogbn-proteins."""
 
     source: str = "synthetic_proteins"
-    num_nodes: int = 3000
-    num_edges: int = 120_000  # directed, twice the number of pairs
+    num_nodes: int = 8000
+    num_edges: int = 400_000  # directed, twice the number of pairs
     num_species: int = 8
-    num_groups: int = 40  # planted communities
+    num_groups: int = 100  # planted communities
     num_tasks: int = 16
     graph_seed: int = 0
 

@@ -82,7 +82,7 @@ def _read_cache(path: Path) -> Data | None:
         packed = torch.load(path, weights_only=True, mmap=True)
         edge_index = graph.from_sorted(packed.pop("edges"), packed.pop("indptr"))
     except checkpoint.UNREADABLE as error:
-        log.warning("%s is damaged (%s); preparing the graph again", path, str(error).splitlines()[0])
+        log.warning("%s is damaged: it cannot be read (%s); preparing the graph again", path, type(error).__name__)
         return None
     return Data(edge_index=edge_index, **packed)
 
@@ -150,7 +150,7 @@ def read_file(path: Path) -> Data:
         with torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage, EdgeIndex]):
             saved = torch.load(path, weights_only=True)
     except checkpoint.UNREADABLE as error:
-        raise ValueError(f"{path} is no saved torch_geometric Data: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"{path} is no saved torch_geometric Data: it cannot be read ({type(error).__name__})") from error
     saved = saved if isinstance(saved, dict) else saved.to_dict()
     saved = {{"val_mask": "valid_mask"}.get(key, key): value for key, value in saved.items()}
     missing = [key for key in ("edge_index", "y", *MASKS) if saved.get(key) is None]

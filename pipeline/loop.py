@@ -116,7 +116,7 @@ def fit(data: Data, task: NodeTask, config: Config, folder: Path, device: torch.
         partition = draw(first_epoch)
         quality = describe(data.edge_index, partition, time.perf_counter() - start)
         log.info("partition: %s, %s", config.partition.name, quality)
-        run_log.record("partition", name=config.partition.name, epoch=first_epoch, sizes=quality.sizes,
+        run_log.record("partition", name=config.partition.name, metric=task.metric, epoch=first_epoch, sizes=quality.sizes,
                        kept_edges=quality.kept_edges, num_edges=quality.num_edges, cut=quality.cut,
                        imbalance=quality.imbalance, seconds=quality.seconds)
 

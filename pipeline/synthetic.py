@@ -108,9 +108,9 @@ def _draw_pairs(rng: np.random.Generator, weight: np.ndarray, blocks: list[np.nd
     keys = np.empty(0, np.int64)
     while len(keys) < count:
         missing = count - len(keys)
-        drawn = [keys]
-        for first in range(0, missing + missing // 8 + 64, BLOCK):
-            size = min(BLOCK, missing + missing // 8 + 64 - first)
+        drawn = []
+        for first in range(0, missing + missing // 4 + 64, BLOCK):
+            size = min(BLOCK, missing + missing // 4 + 64 - first)
             u = stubs[rng.integers(len(stubs), size=size)]
             kind = rng.random(size, dtype=np.float32)
             start, stop = (np.where(kind < 0.65, limits[0][side][u], np.where(kind < 0.95, limits[1][side][u],
@@ -118,10 +118,16 @@ def _draw_pairs(rng: np.random.Generator, weight: np.ndarray, blocks: list[np.nd
             v = stubs[start + (rng.random(size) * (stop - start)).astype(np.int64)]
             u, v = np.minimum(u, v).astype(np.int64), np.maximum(u, v)
             drawn.append((u * num_nodes + v)[u != v])
-        keys = np.unique(np.concatenate(drawn))
-        if len(keys) < 0.9 * count:
+        new = np.sort(np.concatenate(drawn))
+        new = new[np.diff(new, prepend=-1) != 0]
+        if len(keys):
+            at = np.minimum(np.searchsorted(keys, new), len(keys) - 1)
+            new = new[keys[at] != new]
+        if len(new) < missing // 2:
             # The communities are full: draw everywhere from now on.
             limits[0] = limits[1] = limits[2]
+        # A stable sort merges two sorted runs in linear time.
+        keys = np.sort(np.concatenate([keys, new]), kind="stable")
     if len(keys) > count:
         keys = np.delete(keys, rng.choice(len(keys), len(keys) - count, replace=False, shuffle=False))
     return keys
