@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import hashlib
+import io
 import os
 import sys
 import zlib
@@ -106,18 +107,16 @@ def read(folder: Path, name: str) -> Data:
     """
     info = meta(name)
     raw = folder / "raw"
-    for path in _needed(folder, name):
-        _check_whole(path)
+    _check_rows(raw, {path.name: _count_rows(path) for path in _needed(folder, name)})
     has_species = (raw / "node_species.csv.gz").exists()
     try:
-        with contextlib.redirect_stdout(None), contextlib.redirect_stderr(open(os.devnull, "w")):
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             graphs = read_csv_graph_raw(str(raw), add_inverse_edge=info["add_inverse_edge"] == "True",
                                         additional_node_files=["node_species"] if has_species else [])
     except (AssertionError, IndexError, KeyError, ValueError) as error:
         raise ValueError(f"{raw} holds no OGB graph: {error or type(error).__name__}") from error
     graph = graphs[0]
     num_nodes = graph["num_nodes"]
-    _check_lengths(raw, graph, pairs=info["add_inverse_edge"] == "True")
 
     label = pd.read_csv(raw / "node-label.csv.gz", compression="gzip", header=None).values
     classify = info["task type"] == "multiclass classification"
@@ -139,30 +138,29 @@ def read(folder: Path, name: str) -> Data:
     return data
 
 
-def _check_whole(path: Path) -> None:
-    """gzip knows its own length and checksum: read to the end, so that the error names the file."""
+def _count_rows(path: Path) -> int | None:
+    """Rows of a CSV file, read to its end, where gzip keeps a checksum: the reader itself would not name the file."""
     if not path.is_file():
         raise ValueError(f"{path} is missing; data.folder must hold raw/ and split/ as OGB lays them out")
     if path.suffix != ".gz":
-        return
+        return None
+    rows, last = 0, b"\n"
     try:
         with gzip.open(path) as file:
-            while file.read(1 << 24):
-                pass
+            while block := file.read(1 << 24):
+                rows, last = rows + block.count(b"\n"), block[-1:]
     except (EOFError, OSError, zlib.error) as error:
         raise ValueError(f"{path} is damaged or cut short: {error}") from error
+    return rows + (last != b"\n")
 
 
-def _check_lengths(raw: Path, graph: dict, *, pairs: bool) -> None:
-    num_edges = graph["edge_index"].shape[1]
-    stated = int(pd.read_csv(raw / "num-edge-list.csv.gz", header=None).values[0, 0]) * (2 if pairs else 1)
-    if stated != num_edges:
-        raise ValueError(f"{raw / 'edge.csv.gz'} has {num_edges:,} directed edges, num-edge-list.csv.gz says {stated:,}")
-    for key, stem, expected in (("edge_feat", "edge-feat", num_edges), ("node_feat", "node-feat", graph["num_nodes"]),
-                                ("node_species", "node_species", graph["num_nodes"])):
-        if graph.get(key) is not None and len(graph[key]) != expected:
-            raise ValueError(f"{raw / stem}.csv.gz has {len(graph[key]):,} rows for {expected:,} "
-                             f"{'directed edges' if key == 'edge_feat' else 'nodes'}")
+def _check_rows(raw: Path, rows: dict[str, int | None]) -> None:
+    for unit, files in (("node", ("node-label", "node-feat", "node_species")), ("edge", ("edge", "edge-feat"))):
+        stated = int(pd.read_csv(raw / f"num-{unit}-list.csv.gz", header=None).values[0, 0])
+        for stem in files:
+            found = rows.get(f"{stem}.csv.gz", stated)
+            if found != stated:
+                raise ValueError(f"{raw / stem}.csv.gz has {found:,} rows, num-{unit}-list.csv.gz says {stated:,}")
 
 
 def _read_split(folder: Path, split: str) -> dict[str, np.ndarray]:
