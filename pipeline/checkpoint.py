@@ -123,7 +123,7 @@ def load_last(folder: Path) -> dict | None:
             errors.append(str(error))
             continue
         if errors:
-            log.warning("%s; falling back to %s of epoch %d", errors[0], folder / name, state["epoch"])
+            log.warning("%s; falling back to %s of epoch %d", errors[0], folder / name, state["epoch"] + 1)
         return state
     if errors:
         raise ValueError("; ".join(errors) + ": no checkpoint is left to resume from, start a new run")

@@ -6,6 +6,9 @@ from pathlib import Path
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from models.aggregate import AGGREGATIONS
+from models.deepgcn import BLOCKS, NORMS
+
 
 @dataclass
 class DataConfig:
@@ -156,9 +159,12 @@ def to_object(cfg: DictConfig) -> Config:
     schema = OmegaConf.structured(Config)
     schema.data = OmegaConf.structured(DATA_SCHEMAS[source])
     try:
-        config = OmegaConf.to_object(OmegaConf.merge(schema, OmegaConf.to_container(cfg, resolve=True)))
+        merged = OmegaConf.merge(schema, OmegaConf.to_container(cfg, resolve=True))
+        if missing := OmegaConf.missing_keys(merged):
+            raise ValueError(f"no value for {', '.join(sorted(missing))}: give it on the command line")
+        config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        raise ValueError(one_line(error)) from error
+        raise ValueError(one_line(error)) from None
     check(config)
     return config
 
@@ -178,8 +184,10 @@ def check(config: Config) -> None:
         if value < minimum:
             raise ValueError(f"{key} must be at least {minimum}, not {value}")
 
-    # Layers, aggregations and the like are checked by the model that owns their names.
     choose("model.name", config.model.name, "deepergcn")
+    choose("model.block", config.model.block, *BLOCKS)
+    choose("model.aggr", config.model.aggr, *AGGREGATIONS)
+    choose("model.norm", config.model.norm, *NORMS)
     choose("partition.name", config.partition.name, "random", "metis", "metis_random", "whole")
     choose("train.optimizer", config.train.optimizer, "adam", "adamw")
     choose("train.precision", config.train.precision, "fp32", "bf16")
@@ -189,6 +197,11 @@ def check(config: Config) -> None:
             config.data.components.isdecimal() and int(config.data.components) >= 1):
         raise ValueError(f"data.components={config.data.components}; choose all, largest, separate, "
                          "or a number K for the K-th largest component")
+    at_least("model.num_layers", config.model.num_layers, 1)
+    at_least("model.hidden_channels", config.model.hidden_channels, 1)
+    at_least("model.num_mlp_layers", config.model.num_mlp_layers, 1)
+    if not 0 <= config.model.dropout < 1:
+        raise ValueError(f"model.dropout must be in [0, 1), not {config.model.dropout}")
     at_least("partition.num_parts", config.partition.num_parts, 1)
     at_least("partition.clusters_per_step", config.partition.clusters_per_step, 1)
     at_least("partition.num_micro_parts", config.partition.num_micro_parts, 0)
@@ -225,7 +238,7 @@ def load(path: Path) -> Config:
 def differences(saved: object, given: object, prefix: str = "") -> list[str]:
     """The keys whose values differ, as "key: saved -> given", in the order of the schema."""
     if type(saved) is not type(given):
-        return [f"{prefix}: {type(saved).__name__} -> {type(given).__name__}"]
+        return [f"{prefix.rstrip('.')}: {type(saved).__name__} -> {type(given).__name__}"]
     lines = []
     for f in fields(saved):
         a, b, key = getattr(saved, f.name), getattr(given, f.name), f"{prefix}{f.name}"
@@ -237,7 +250,12 @@ def differences(saved: object, given: object, prefix: str = "") -> list[str]:
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error, without the lines that only a programmer can use."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # OmegaConf adds the type of the parent object, which says nothing to a user.
-    return " ".join(line for line in lines if not line.startswith(("object_type=", "reference_type=")))
+    """The message of an error and of what caused it, without the lines that only a programmer can use."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    noise = ("object_type=", "reference_type=", "full_key:", "To append", "provider=", "Config search path")
+    lines = [line.strip() for line in str(error).splitlines()]
+    if isinstance(error.__cause__, OmegaConfBaseException):
+        lines += one_line(error.__cause__).splitlines()
+    lines = [line.removeprefix("ValueError raised while resolving interpolation: ") for line in lines]
+    return " ".join(line for line in lines if line and not line.startswith(noise))

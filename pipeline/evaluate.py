@@ -13,9 +13,8 @@ from pipeline.config import EvaluateConfig
 from pipeline.data import load
 from pipeline.loader import ClusterLoader
 from pipeline.log import table
-from pipeline.loop import build_model, predictor
+from pipeline.loop import build_model, device_of, predictor
 from pipeline.task import NodeTask
-from pipeline.train import device_of, select
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ def run(options: EvaluateConfig) -> dict[str, float]:
     state = checkpoint.load(folder / "checkpoints" / f"{options.checkpoint}.pt")
 
     data = load(config.data, config.cache_dir)
-    data = select(data, graph.connected_components(data), config.data.components)
+    data = graph.select(data, graph.connected_components(data), config.data.components)
     device = device_of(options.device)
     task = NodeTask(data)
     task.out_channels = state["model"]["head.weight"].size(0)
@@ -64,9 +63,10 @@ def run(options: EvaluateConfig) -> dict[str, float]:
 
 @hydra.main(version_base="1.3", config_path=cli.CONF, config_name="evaluate")
 def main(cfg: DictConfig) -> None:
-    if OmegaConf.is_missing(cfg, "run"):
-        raise ValueError("which run? python -m pipeline.evaluate run=DIR")
-    run(OmegaConf.to_object(cfg))
+    with cli.readable_errors():
+        if OmegaConf.is_missing(cfg, "run"):
+            raise ValueError("which run? python -m pipeline.evaluate run=DIR")
+        run(OmegaConf.to_object(cfg))
 
 
 cli.register_schema()

@@ -1,6 +1,7 @@
 """The structure of a graph: sorting, symmetry, self-loops, duplicates, connected components."""
 
 import hashlib
+import logging
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -10,6 +11,8 @@ from scipy.sparse import csgraph
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
+
+log = logging.getLogger(__name__)
 
 
 def counting_sort(keys: np.ndarray, num_keys: int) -> tuple[np.ndarray, np.ndarray]:
@@ -230,3 +233,23 @@ def structure_hash(edge_index: EdgeIndex) -> str:
     for array in (indptr, src):
         digest.update(array.numpy().astype(np.int32, copy=False))
     return digest.hexdigest()
+
+
+def select(data: Data, components: Components, which: str) -> Data:
+    """The part of a graph to train on: "all", "largest", or the K-th largest component.
+
+    Raises:
+        ValueError: there are fewer than K components, or the K-th holds no training node.
+    """
+    if which == "all" or len(components.components) == 1 and which in ("largest", "1"):
+        return data
+    rank = 1 if which == "largest" else int(which)
+    if rank > len(components.components):
+        raise ValueError(f"data.components={which}: the graph has {len(components.components):,} components")
+    component = components.components[rank - 1]
+    if component.num_train == 0:
+        raise ValueError(f"data.components={which}: its {component.num_nodes:,} nodes hold none of the train split")
+    left_out = sum(c.num_labelled for c in components.components) - component.num_labelled
+    log.info("component %d: %s nodes; the others hold %s labelled nodes, which are left out", rank,
+             f"{component.num_nodes:,}", f"{left_out:,}")
+    return induced_subgraph(data, (components.index == rank - 1).nonzero().squeeze(1))

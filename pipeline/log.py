@@ -12,6 +12,13 @@ from tqdm import tqdm
 log = logging.getLogger(__name__)
 
 
+class BelowError(logging.Filter):
+    """Lets messages through that are no errors: those go to standard error instead (conf/hydra/job_logging)."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno < logging.ERROR
+
+
 class RunLog:
     """Writes ``metrics.jsonl`` (one JSON object a line, with its ``kind``) and a line an epoch.
 

@@ -36,6 +36,23 @@ class Result:
     peak_memory_bytes: int
 
 
+def device_of(name: str) -> torch.device:
+    """The device of a name; "auto" takes a GPU if there is one.
+
+    Raises:
+        ValueError: there is no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"unknown device={name}; choose auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={name}: torch sees no GPU on this machine")
+    return device
+
+
 def build_model(config: ModelConfig, data: Data, task: NodeTask) -> DeeperGCN:
     """A model with the sizes that the graph and the task ask for.
 
@@ -186,9 +203,9 @@ def _out_of_patience(epoch: int, best_epoch: int | None, config: Config) -> bool
 
 
 def _not_finite(what: str, value: torch.Tensor, epoch: int, step: int, batch: Data) -> FloatingPointError:
-    return FloatingPointError(f"{what} is {float(value)} in epoch {epoch + 1}, step {step + 1}, cluster {batch.cluster} of "
-                              f"{batch.num_nodes:,} nodes; the weights have not moved. Try a lower train.lr, "
-                              "train.clip_grad_norm or train.precision=fp32.")
+    return FloatingPointError(f"{what} is {float(value.detach())} in epoch {epoch + 1}, step {step + 1}, cluster "
+                              f"{batch.cluster + 1} ({batch.num_nodes:,} nodes); the weights have not moved. Try a lower "
+                              "train.lr, train.clip_grad_norm or train.precision=fp32.")
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -40,7 +40,8 @@ def run(config: Config) -> None:
 
 @hydra.main(version_base="1.3", config_path=cli.CONF, config_name="prepare")
 def main(cfg: DictConfig) -> None:
-    run(configuration.to_object(cfg))
+    with cli.readable_errors():
+        run(configuration.to_object(cfg))
 
 
 cli.register_schema()

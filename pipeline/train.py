@@ -19,7 +19,7 @@ from pipeline import checkpoint, cli, config as configuration, graph
 from pipeline.config import Config
 from pipeline.data import load
 from pipeline.log import table
-from pipeline.loop import Result, build_model, fit, predictor
+from pipeline.loop import Result, build_model, device_of, fit, predictor
 from pipeline.loader import ClusterLoader
 from pipeline.metrics import predict_exact
 from pipeline.task import SPLITS, NodeTask
@@ -53,30 +53,10 @@ def run(config: Config, folder: Path, command: str) -> dict:
     if config.data.components == "separate":
         summary = _train_separately(config, whole, components, folder, device, command)
     else:
-        data = select(whole, components, config.data.components)
+        data = graph.select(whole, components, config.data.components)
         summary = _train_one(config, data, folder, device, command)
     log.info("%s", table(_rows(summary), f"result of {config.name}, in {folder}"))
     return summary
-
-
-def select(data: Data, components: graph.Components, which: str) -> Data:
-    """The part of a graph to train on: "all", "largest", or the K-th largest component.
-
-    Raises:
-        ValueError: there are fewer than K components, or the K-th holds no training node.
-    """
-    if which == "all" or len(components.components) == 1 and which in ("largest", "1"):
-        return data
-    rank = 1 if which == "largest" else int(which)
-    if rank > len(components.components):
-        raise ValueError(f"data.components={which}: the graph has {len(components.components):,} components")
-    component = components.components[rank - 1]
-    if component.num_train == 0:
-        raise ValueError(f"data.components={which}: its {component.num_nodes:,} nodes hold none of the train split")
-    left_out = sum(c.num_labelled for c in components.components) - component.num_labelled
-    log.info("component %d: %s nodes; the others hold %s labelled nodes, which are left out", rank,
-             f"{component.num_nodes:,}", f"{left_out:,}")
-    return graph.induced_subgraph(data, (components.index == rank - 1).nonzero().squeeze(1))
 
 
 def _train_one(config: Config, data: Data, folder: Path, device: torch.device, command: str) -> dict:
@@ -95,7 +75,7 @@ def _train_separately(config: Config, data: Data, components: graph.Components, 
     for rank, component in enumerate(components.components, start=1):
         if rank > 1 and (component.num_nodes < config.data.min_component_size or component.num_train == 0):
             continue
-        part = select(data, components, str(rank))
+        part = graph.select(data, components, str(rank))
         own = dataclasses.replace(config, data=dataclasses.replace(config.data, components=str(rank)))
         own_folder = folder / f"component_{rank}"
         own_folder.mkdir(exist_ok=True)
@@ -174,19 +154,6 @@ def _write_json(path: Path, value: dict) -> None:
     checkpoint.write_atomically(path, lambda file: file.write(json.dumps(value, indent=2).encode() + b"\n"))
 
 
-def device_of(name: str) -> torch.device:
-    """The device of a name; "auto" takes a GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"unknown device={name}; choose auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={name}: torch sees no GPU on this machine")
-    return device
-
-
 def resolve(config: Config, folder: Path, *, has_overrides: bool) -> Config:
     """The configuration to run in `folder`: the saved one if a run is resumed there.
 
@@ -213,13 +180,14 @@ def resolve(config: Config, folder: Path, *, has_overrides: bool) -> Config:
 
 @hydra.main(version_base="1.3", config_path=cli.CONF, config_name="config")
 def main(cfg: DictConfig) -> float:
-    config = configuration.to_object(cfg)
-    settings = HydraConfig.get()
-    folder = Path(settings.runtime.output_dir)
-    has_overrides = any(not override.startswith("resume=") for override in settings.overrides.task)
-    config = resolve(config, folder, has_overrides=has_overrides)
-    command = " ".join(["python -m pipeline.train", *sys.argv[1:]])
-    return run(config, folder, command)["best_valid"]
+    with cli.readable_errors():
+        config = configuration.to_object(cfg)
+        settings = HydraConfig.get()
+        folder = Path(settings.runtime.output_dir)
+        has_overrides = any(not override.startswith("resume=") for override in settings.overrides.task)
+        config = resolve(config, folder, has_overrides=has_overrides)
+        command = " ".join(["python -m pipeline.train", *sys.argv[1:]])
+        return run(config, folder, command)["best_valid"]
 
 
 cli.register_schema()

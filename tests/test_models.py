@@ -190,7 +190,7 @@ def test_every_parameter_of_every_block_gets_a_gradient():
 @pytest.mark.parametrize("options, message", [
     (dict(block="resnet"), "unknown block 'resnet'; choose one of res"), (dict(norm="group"), "unknown norm 'group'"),
     (dict(dropout=1.0), "dropout must be in"), (dict(num_layers=0), "num_layers"),
-    (dict(aggr="sotfmax"), "Could not resolve 'sotfmax'|unknown aggregation"),
+    (dict(aggr="sotfmax"), "unknown aggregation 'sotfmax'; choose one of softmax"),
 ])
 def test_impossible_models(options, message):
     sizes = dict(in_channels=5, hidden_channels=8, out_channels=2, num_layers=2)
