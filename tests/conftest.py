@@ -15,6 +15,7 @@ TOY = ["data.num_nodes=240", "data.num_edges=4800", "data.num_species=4", "data.
        "model.num_layers=2", "model.hidden_channels=8", "train.epochs=4"]
 
 torch.set_num_threads(1)
+cli.register_schema()
 
 
 @pytest.fixture
