@@ -102,6 +102,7 @@ class TrainConfig:
     weight_decay: float = 0.0
     warmup_steps: int = 0  # linear, from lr / warmup_steps
     clip_grad_norm: float = 0.0  # 0: no clipping
+    label_input: float = 0.0  # fraction of the training labels shown as inputs in training; 0: labels are no inputs
     precision: str = "fp32"  # fp32 | bf16 (autocast)
     eval_every: int = 1  # epochs; a checkpoint is saved at each evaluation
     patience: int = 0  # evaluations without a better validation metric before the run stops; 0: never
@@ -213,6 +214,8 @@ def check(config: Config) -> None:
     at_least("train.clip_grad_norm", config.train.clip_grad_norm, 0)
     at_least("evaluation.num_views", config.evaluation.num_views, 1)
     at_least("evaluation.num_parts", config.evaluation.num_parts, 1)
+    if not 0 <= config.train.label_input < 1:
+        raise ValueError(f"train.label_input must be in [0, 1), not {config.train.label_input}")
     if not config.train.lr > 0:
         raise ValueError(f"train.lr must be positive, not {config.train.lr}")
     if config.seed < 0:

@@ -43,11 +43,10 @@ def run(options: EvaluateConfig) -> dict[str, float]:
     data = load(config.data, config.cache_dir)
     data = graph.select(data, graph.connected_components(data), config.data.components)
     device = device_of(options.device)
-    task = NodeTask(data)
-    task.out_channels = state["model"]["head.weight"].size(0)
+    task = NodeTask(data, label_input=config.train.label_input)
     model = build_model(config.model, data, task).to(device)
     model.load_state_dict(state["model"])
-    logits = predictor(model, ClusterLoader(data), config, device)(state["epoch"])
+    logits = predictor(model, task, ClusterLoader(data), config, device)(state["epoch"])
     scores = task.scores(logits, data)
     rows = [(f"{split} {task.metric}", f"{score:.4f}") for split, score in scores.items()]
     log.info("%s", table(rows, f"{options.checkpoint} checkpoint of {folder}, epoch {state['epoch'] + 1}, by {config.evaluation.method}"))

@@ -6,6 +6,7 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -60,7 +61,7 @@ def build_model(config: ModelConfig, data: Data, task: NodeTask) -> DeeperGCN:
         ValueError: an unknown name or an impossible size.
     """
     return DeeperGCN(
-        data.x.size(1) - data.num_categories, config.hidden_channels, task.out_channels, config.num_layers,
+        task.in_channels, config.hidden_channels, task.out_channels, config.num_layers,
         edge_dim=None if data.edge_attr is None else data.edge_attr.size(1), num_categories=data.num_categories,
         block=config.block, aggr=config.aggr, t=config.t, learn_t=config.learn_t, p=config.p, learn_p=config.learn_p,
         y=config.y, learn_y=config.learn_y, msg_norm=config.msg_norm, learn_msg_scale=config.learn_msg_scale,
@@ -68,16 +69,19 @@ def build_model(config: ModelConfig, data: Data, task: NodeTask) -> DeeperGCN:
         gradient_checkpointing=config.gradient_checkpointing)
 
 
-def predictor(model: torch.nn.Module, loader: ClusterLoader, config: Config, device: torch.device) -> Callable:
+def predictor(model: torch.nn.Module, task: NodeTask, loader: ClusterLoader, config: Config,
+              device: torch.device) -> Callable[[int], torch.Tensor]:
     """A function from the epoch to the logits of every node, by the method of the configuration."""
     evaluation = config.evaluation
 
     def predict(epoch: int) -> torch.Tensor:
+        model.eval()
         with torch.autocast(device.type, torch.bfloat16, enabled=config.train.precision == "bf16"):
             if evaluation.method == "exact":
-                return predict_exact(model, loader.data, device=device)
-            return predict_views(model, loader, num_views=evaluation.num_views, num_parts=evaluation.num_parts,
-                                 seed=config.seed, epoch=epoch, device=device, prefetch=config.partition.prefetch)
+                return predict_exact(partial(task.predict, model), loader.data, device=device)
+            return predict_views(partial(task.predict, model), loader, num_views=evaluation.num_views,
+                                 num_parts=evaluation.num_parts, seed=config.seed, epoch=epoch, device=device,
+                                 prefetch=config.partition.prefetch)
 
     return predict
 
@@ -125,7 +129,7 @@ def fit(data: Data, task: NodeTask, config: Config, folder: Path, device: torch.
         log.info("resumed after epoch %d of %d", first_epoch, train.epochs)
 
     loader = ClusterLoader(data, pin_memory=device.type == "cuda")
-    predict = predictor(model, loader, config, device)
+    predict = predictor(model, task, loader, config, device)
     last_epoch = first_epoch - 1
     begun = time.perf_counter() - wall_seconds
     with RunLog(folder, metric=task.metric, first_epoch=first_epoch, tensorboard=config.tensorboard) as run_log:
@@ -153,8 +157,7 @@ def fit(data: Data, task: NodeTask, config: Config, folder: Path, device: torch.
 
                     batch = batch.to(device, non_blocking=True)
                     with torch.autocast(device.type, torch.bfloat16, enabled=train.precision == "bf16"):
-                        logits = model(batch.x, batch.edge_index, batch.edge_attr)
-                    loss_sum, count = task.loss(logits, batch)
+                        loss_sum, count = task.loss(model, batch)
                     # A cluster without a label has a gradient of zero, not of NaN.
                     loss = loss_sum / count.clamp(min=1)
                     if not torch.isfinite(loss):

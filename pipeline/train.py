@@ -6,6 +6,7 @@ import logging
 import os
 import platform
 import sys
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def run(config: Config, folder: Path, command: str) -> dict:
 
 
 def _train_one(config: Config, data: Data, folder: Path, device: torch.device, command: str) -> dict:
-    task = NodeTask(data)
+    task = NodeTask(data, label_input=config.train.label_input)
     summary = _summary(config, task.metric, fit(data, task, config, folder, device), command)
     _write_json(folder / "summary.json", summary)
     return summary
@@ -69,7 +70,7 @@ def _train_one(config: Config, data: Data, folder: Path, device: torch.device, c
 def _train_separately(config: Config, data: Data, components: graph.Components, folder: Path, device: torch.device,
                       command: str) -> dict:
     """A model for each component that is large enough; the largest one's model predicts the nodes of the others."""
-    task = NodeTask(data)
+    task = NodeTask(data, label_input=config.train.label_input)
     logits = torch.full((data.num_nodes, task.out_channels), float("nan"))
     summaries = {}
     for rank, component in enumerate(components.components, start=1):
@@ -81,9 +82,7 @@ def _train_separately(config: Config, data: Data, components: graph.Components, 
         own_folder.mkdir(exist_ok=True)
         configuration.save(own, own_folder / "config.yaml")
         log.info("component %d of %d nodes, in %s", rank, component.num_nodes, own_folder)
-        part_task = NodeTask(part)
-        # A component may lack the last class or two: its model has a head for all of them nonetheless.
-        part_task.out_channels = task.out_channels
+        part_task = NodeTask(part, label_input=config.train.label_input)
         result = fit(part, part_task, own, own_folder, device)
         summaries[rank] = _summary(own, task.metric, result, command)
         _write_json(own_folder / "summary.json", summaries[rank])
@@ -91,9 +90,9 @@ def _train_separately(config: Config, data: Data, components: graph.Components, 
         model = build_model(config.model, part, part_task).to(device)
         model.load_state_dict(best["model"])
         nodes = part.n_id if "n_id" in part else torch.arange(data.num_nodes)
-        logits[nodes] = predictor(model, ClusterLoader(part), own, device)(best["epoch"])
+        logits[nodes] = predictor(model, part_task, ClusterLoader(part), own, device)(best["epoch"])
         if rank == 1:
-            largest = model
+            largest = partial(part_task.predict, model)
     rest = logits.isnan().all(1).nonzero().squeeze(1)
     if len(rest):
         logits[rest] = predict_exact(largest, graph.induced_subgraph(data, rest), device=device)
