@@ -1,0 +1,401 @@
+// Aggregation of GENConv without a tensor of edges x channels: forward by destination, backward by source, each edge
+// visited once in each. models/aggregate/cpu.py compiles this file and calls it through the functions at its end.
+#include "encode.h"
+#include "kinds.h"
+
+struct Problem {  // mirrored by cpu.Problem, field by field
+  int64_t num_rows, num_others, num_edges, num_positions, channels, edge_dim;
+  int64_t aggregation, features, num_threads;
+  int64_t ptr_wide, other_wide, position_wide;
+  const void *ptr, *other, *position;
+  const float *x, *attr, *weight, *bias;
+  float param, eps;
+  // forward
+  float *out, *stat, *stat2;
+  // backward
+  const float *gradient, *at_b, *at_c;
+  float *grad_x, *grad_attr, *grad_weight, *grad_bias, *grad_param;
+};
+
+enum Aggregation { SOFTMAX = 0, SOFTMAX_SG = 1, POWER = 2, ADD = 3, MAX = 4 };
+constexpr int OK = 0, BROKEN_INDEX = 1;
+
+static Sorted sorted_edges(const Problem& p) {
+  return {p.num_rows, p.num_others, p.num_edges, {p.ptr, bool(p.ptr_wide)}, {p.other, bool(p.other_wide)},
+          {p.position, bool(p.position_wide)}};
+}
+
+INLINE vf message(vf z, float eps) { return max(vf{}, z) + eps; }
+
+// Rows that chunks share: what each chunk knows of the row it begins in and of the row it ends in.
+template <class State>
+struct Partials {
+  int64_t num_blocks;
+  Buffer<State> head, tail;
+  Partials(int64_t num_chunks, int64_t num_blocks_)
+      : num_blocks(num_blocks_), head(num_chunks * num_blocks_), tail(num_chunks * num_blocks_) {}
+
+  // Where the state of an unfinished or late-begun row goes.
+  State* of(int64_t chunk, const Segment& segment) {
+    return (segment.whole ? tail.data : head.data) + chunk * num_blocks;
+  }
+
+  // Calls done(row, states of all blocks) for every row of more than one chunk.
+  template <class Merge, class Done>
+  void merge(const Sorted& edges, Merge merge, Done done) {
+    std::vector<State> sum(num_blocks);
+    const int64_t step = edges.chunk_edges();
+    for (int64_t chunk = 0; chunk < edges.num_chunks(); chunk++) {
+      const int64_t begin = chunk * step, end = std::min(edges.num_edges, begin + step);
+      int64_t row = edges.row_of(begin);
+      if (edges.ptr[row] < begin) {
+        for (int64_t b = 0; b < num_blocks; b++) merge(sum[b], head[chunk * num_blocks + b]);
+        if (edges.ptr[row + 1] <= end) done(row, sum.data());
+      }
+      row = edges.row_of(end - 1);
+      if (edges.ptr[row] >= begin && edges.ptr[row + 1] > end)
+        std::copy_n(tail.data + chunk * num_blocks, num_blocks, sum.data());
+    }
+  }
+};
+
+template <class Kind>
+struct Forward {
+  using State = typename Kind::State;
+  const Problem& p;
+  const Kind kind;
+  const Sorted edges;
+  Encoder encoder;
+  const int64_t num_blocks;
+  Partials<State> partials;
+
+  explicit Forward(const Problem& p_)
+      : p(p_),
+        kind(p_.param, p_.eps),
+        edges(sorted_edges(p_)),
+        encoder(Features(p_.features), p_.channels, p_.edge_dim, p_.attr, p_.weight, p_.bias),
+        num_blocks(encoder.num_blocks),
+        partials(edges.num_chunks(), num_blocks) {}
+
+  template <bool Full>
+  INLINE void write(int64_t row, int64_t block, const State& state) {
+    const int lanes = Full ? LANES : int(p.channels - block * LANES);
+    const int64_t at = row * p.channels + block * LANES;
+    const Output result = kind.finish(state, float(edges.ptr[row + 1] - edges.ptr[row]));
+    store<Full>(p.out + at, result.out, lanes);
+    if (p.stat) store<Full>(p.stat + at, result.stat, lanes);
+    if (p.stat2) store<Full>(p.stat2 + at, result.stat2, lanes);
+  }
+
+  void write_any(int64_t row, int64_t block, const State& state) {
+    (block + 1) * LANES <= p.channels ? write<true>(row, block, state) : write<false>(row, block, state);
+  }
+
+  template <bool Full>
+  INLINE void tile_block(const Tile& tile, int64_t chunk, int64_t block, const float* features, float* z,
+                         State* carried) {
+    encode<Full>(encoder, tile, tile.other, p.x, block, features, z);
+    for (int i = 0; i < tile.num_edges; i++) store<true>(z + i * LANES, message(load<true>(z + i * LANES), p.eps));
+    for (int s = 0; s < tile.num_segments; s++) {
+      const Segment& segment = tile.segments[s];
+      State state = segment.fresh ? State() : carried[block];
+      kind.add(state, z + segment.begin * LANES, segment.end - segment.begin);
+      if (segment.last && segment.whole) {
+        write<Full>(segment.row, block, state);
+      } else if (segment.last) {
+        partials.of(chunk, segment)[block] = state;
+      } else {
+        carried[block] = state;
+      }
+    }
+  }
+
+  bool run_chunk(int64_t chunk, Tile& tile, float* features, float* z, State* carried) {
+    bool broken = false;
+    TileWalk walk(edges, chunk, p.num_positions);
+    while (walk.next(tile, broken)) {
+      const float* e = encoder.gather(tile, p.position == nullptr, features);
+      const int64_t full = p.channels / LANES;
+      for (int64_t block = 0; block < full; block++) tile_block<true>(tile, chunk, block, e, z, carried);
+      if (full < num_blocks) tile_block<false>(tile, chunk, full, e, z, carried);
+    }
+    if (broken) return false;
+    const Segment& end = tile.segments[tile.num_segments - 1];
+    if (!end.last) std::copy_n(carried, num_blocks, partials.of(chunk, end));
+    return true;
+  }
+
+  int run() {
+    int broken = 0;
+    const int64_t num_chunks = edges.num_chunks();
+#pragma omp parallel num_threads(p.num_threads) reduction(| : broken)
+    {
+      Tile tile;
+      Buffer<float> features(TILE * encoder.stride()), z(TILE * LANES);
+      Buffer<State> carried(num_blocks);
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t chunk = 0; chunk < num_chunks; chunk++)
+        broken |= !run_chunk(chunk, tile, features.data, z.data, carried.data);
+#pragma omp for schedule(static)
+      for (int64_t row = 0; row < p.num_rows; row++) {
+        if (edges.ptr[row] != edges.ptr[row + 1]) continue;
+        for (float* array : {p.out, p.stat, p.stat2})
+          if (array) std::fill_n(array + row * p.channels, p.channels, 0.0f);
+      }
+    }
+    if (broken) return BROKEN_INDEX;
+    partials.merge(
+        edges, [&](State& sum, const State& part) { kind.merge(sum, part); },
+        [&](int64_t row, const State* states) {
+          for (int64_t b = 0; b < num_blocks; b++) write_any(row, b, states[b]);
+        });
+    return OK;
+  }
+};
+
+template <class Kind>
+struct Backward {
+  const Problem& p;
+  const Kind kind;
+  const Sorted edges;
+  Encoder encoder;
+  const int64_t num_blocks, num_chunks;
+  Partials<vf> partials;
+  // One of each per chunk, summed in order at the end.
+  Buffer<float> weight_sums;
+  Buffer<vf> bias_sums, param_sums;
+
+  explicit Backward(const Problem& p_)
+      : p(p_),
+        kind(p_.param, p_.eps),
+        edges(sorted_edges(p_)),
+        encoder(Features(p_.features), p_.channels, p_.edge_dim, p_.attr, p_.weight, p_.bias),
+        num_blocks(encoder.num_blocks),
+        num_chunks(edges.num_chunks()),
+        partials(num_chunks, num_blocks),
+        weight_sums(p_.grad_weight ? num_chunks * weight_size() : 0, 0.0f),
+        bias_sums(num_chunks * num_blocks, vf{}),
+        param_sums(num_chunks, vf{}) {}
+
+  int64_t weight_size() const { return num_blocks * encoder.stride() * LANES; }
+
+  template <bool Full>
+  INLINE void store_grad_x(int64_t row, int64_t block, vf sum) {
+    const int lanes = Full ? LANES : int(p.channels - block * LANES);
+    store<Full>(p.grad_x + row * p.channels + block * LANES, sum, lanes);
+  }
+
+  // z becomes the gradient of the messages' arguments.
+  template <bool Full>
+  INLINE void through_messages(const Tile& tile, int64_t chunk, int64_t block, float* z, vf* carried) {
+    const int lanes = Full ? LANES : int(p.channels - block * LANES);
+    const float* a = p.gradient + block * LANES;
+    const float* b = p.at_b + block * LANES;
+    const float* c = p.at_c + block * LANES;
+    vf dparam = {}, dbias = {};
+    for (int s = 0; s < tile.num_segments; s++) {
+      const Segment& segment = tile.segments[s];
+      vf sum = {};
+      for (int i = segment.begin; i < segment.end; i++) {
+        const int64_t at = tile.other[i] * p.channels, ahead = tile.other[i + AHEAD] * p.channels;
+        __builtin_prefetch(a + ahead);
+        Gathered gathered = {load<Full>(a + at, lanes), vf{}, vf{}};
+        if constexpr (Kind::gathers > 1) {
+          __builtin_prefetch(b + ahead);
+          gathered.b = load<Full>(b + at, lanes);
+        }
+        if constexpr (Kind::gathers > 2) {
+          __builtin_prefetch(c + ahead);
+          gathered.c = load<Full>(c + at, lanes);
+        }
+        const vf argument = load<true>(z + i * LANES);
+        vf q = kind.gradient(message(argument, p.eps), gathered, dparam);
+        q = argument > 0.0f ? q : vf{};
+        store<true>(z + i * LANES, q);
+        sum += q;
+      }
+      dbias += sum;
+      if (!segment.fresh) sum += carried[block];
+      if (segment.last && segment.whole) {
+        store_grad_x<Full>(segment.row, block, sum);
+      } else if (segment.last) {
+        partials.of(chunk, segment)[block] = sum;
+      } else {
+        carried[block] = sum;
+      }
+    }
+    bias_sums[chunk * num_blocks + block] += dbias;
+    param_sums[chunk] += dparam;
+  }
+
+  INLINE void to_weight(int n, int64_t chunk, int64_t block, const float* features, const float* q) {
+    const int64_t stride = encoder.stride();
+    for (int64_t group = 0; group < encoder.num_groups; group++) {
+      vf sums[GROUP] = {};
+      const float* e = features + group * GROUP;
+      for (int i = 0; i < n; i++, e += stride) {
+        vf qi = load<true>(q + i * LANES);
+        for (int k = 0; k < GROUP; k++) sums[k] = fma(splat(e[k]), qi, sums[k]);
+      }
+      float* to = weight_sums.data + chunk * weight_size() + (block * stride + group * GROUP) * LANES;
+      for (int k = 0; k < GROUP; k++) store<true>(to + k * LANES, load<true>(to + k * LANES) + sums[k]);
+    }
+  }
+
+  // W^T q of this block's channels, added up over the blocks in `into`.
+  INLINE void to_features(int n, int64_t block, const float* q, float* into) {
+    typedef float vg __attribute__((vector_size(4 * GROUP)));
+    const int64_t stride = encoder.stride();
+    for (int64_t group = 0; group < encoder.num_groups; group++) {
+      alignas(64) vg columns[LANES];
+      for (int lane = 0; lane < LANES; lane++)
+        for (int k = 0; k < GROUP; k++) columns[lane][k] = *encoder.weight_at(block, group * GROUP + k, lane);
+      for (int i = 0; i < n; i++) {
+        vg* to = reinterpret_cast<vg*>(into + i * stride + group * GROUP);
+        vg sum = block ? *to : vg{};
+        for (int lane = 0; lane < LANES; lane++) sum += columns[lane] * q[i * LANES + lane];
+        *to = sum;
+      }
+    }
+  }
+
+  template <bool Full>
+  INLINE void tile_block(const Tile& tile, int64_t chunk, int64_t block, const float* features, float* z, vf* carried,
+                         float* grad_features) {
+    encode<Full>(encoder, tile, tile.row, p.x, block, features, z);
+    through_messages<Full>(tile, chunk, block, z, carried);
+    if (p.grad_weight) to_weight(tile.num_edges, chunk, block, features, z);
+    if (!p.grad_attr) return;
+    if (encoder.kind == RAW) {
+      to_features(tile.num_edges, block, z, grad_features);
+      return;
+    }
+    const int lanes = Full ? LANES : int(p.channels - block * LANES);
+    for (int i = 0; i < tile.num_edges; i++)
+      store<Full>(p.grad_attr + tile.position[i] * p.channels + block * LANES, load<true>(z + i * LANES), lanes);
+  }
+
+  bool run_chunk(int64_t chunk, Tile& tile, float* features, float* z, vf* carried, float* grad_features) {
+    bool broken = false;
+    TileWalk walk(edges, chunk, p.num_positions);
+    while (walk.next(tile, broken)) {
+      const float* e = encoder.gather(tile, p.position == nullptr, features);
+      const int64_t full = p.channels / LANES;
+      for (int64_t block = 0; block < full; block++)
+        tile_block<true>(tile, chunk, block, e, z, carried, grad_features);
+      if (full < num_blocks) tile_block<false>(tile, chunk, full, e, z, carried, grad_features);
+      if (!p.grad_attr || encoder.kind != RAW) continue;
+      for (int i = 0; i < tile.num_edges; i++)
+        std::memcpy(p.grad_attr + tile.position[i] * p.edge_dim, grad_features + i * encoder.stride(), 4 * p.edge_dim);
+    }
+    if (broken) return false;
+    const Segment& end = tile.segments[tile.num_segments - 1];
+    if (!end.last) std::copy_n(carried, num_blocks, partials.of(chunk, end));
+    return true;
+  }
+
+  int run() {
+    int broken = 0;
+#pragma omp parallel num_threads(p.num_threads) reduction(| : broken)
+    {
+      Tile tile;
+      Buffer<float> features(TILE * encoder.stride()), z(TILE * LANES), grad_features(TILE * encoder.stride());
+      Buffer<vf> carried(num_blocks);
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t chunk = 0; chunk < num_chunks; chunk++)
+        broken |= !run_chunk(chunk, tile, features.data, z.data, carried.data, grad_features.data);
+#pragma omp for schedule(static)
+      for (int64_t row = 0; row < p.num_rows; row++)
+        if (edges.ptr[row] == edges.ptr[row + 1]) std::fill_n(p.grad_x + row * p.channels, p.channels, 0.0f);
+    }
+    if (broken) return BROKEN_INDEX;
+    partials.merge(
+        edges, [](vf& sum, const vf& part) { sum += part; },
+        [&](int64_t row, const vf* sums) {
+          for (int64_t b = 0; b < num_blocks; b++)
+            (b + 1) * LANES <= p.channels ? store_grad_x<true>(row, b, sums[b]) : store_grad_x<false>(row, b, sums[b]);
+        });
+    reduce();
+    return OK;
+  }
+
+  void reduce() {
+    double param = 0;
+    for (int64_t chunk = 0; chunk < num_chunks; chunk++) param += sum(param_sums[chunk]);
+    if (p.grad_param) *p.grad_param = float(param);
+    for (int64_t c = 0; c < p.channels; c++) {
+      const int64_t block = c / LANES, lane = c % LANES;
+      if (p.grad_bias) {
+        double bias = 0;
+        for (int64_t chunk = 0; chunk < num_chunks; chunk++) bias += bias_sums[chunk * num_blocks + block][lane];
+        p.grad_bias[c] = float(bias);
+      }
+      for (int64_t k = 0; p.grad_weight && k < p.edge_dim; k++) {
+        double weight = 0;
+        for (int64_t chunk = 0; chunk < num_chunks; chunk++)
+          weight += weight_sums[chunk * weight_size() + (block * encoder.stride() + k) * LANES + lane];
+        p.grad_weight[c * p.edge_dim + k] = float(weight);
+      }
+    }
+  }
+};
+
+template <template <class> class Pass>
+static int dispatch(const Problem& p) {
+  switch (p.aggregation) {
+    case SOFTMAX: return Pass<Softmax>(p).run();
+    case SOFTMAX_SG: return Pass<SoftmaxSemiGrad>(p).run();
+    case POWER: return Pass<Power>(p).run();
+    case ADD: return Pass<Add>(p).run();
+    default: return Pass<Max>(p).run();
+  }
+}
+
+// Groups edges by `key` with a stable counting sort.
+template <class T>
+static int sort_by(const T* key, const T* other, int64_t num_edges, int64_t num_keys, T* ptr, T* sorted_other,
+                   T* position) {
+  std::fill_n(ptr, num_keys + 1, T(0));
+  for (int64_t e = 0; e < num_edges; e++) {
+    if (key[e] < 0 || key[e] >= num_keys) return BROKEN_INDEX;
+    ptr[key[e] + 1]++;
+  }
+  for (int64_t k = 0; k < num_keys; k++) ptr[k + 1] += ptr[k];
+  std::vector<T> next(ptr, ptr + num_keys);
+  for (int64_t e = 0; e < num_edges; e++) {
+    T to = next[key[e]]++;
+    sorted_other[to] = other[e];
+    position[to] = T(e);
+  }
+  return OK;
+}
+
+extern "C" {
+
+const char* fused_simd() { return SIMD_NAME; }
+
+int fused_forward(const Problem* p) { return dispatch<Forward>(*p); }
+
+int fused_backward(const Problem* p) { return dispatch<Backward>(*p); }
+
+int fused_sort(const void* key, const void* other, int64_t num_edges, int64_t num_keys, int wide, void* ptr,
+               void* sorted_other, void* position) {
+  if (wide)
+    return sort_by((const int64_t*)key, (const int64_t*)other, num_edges, num_keys, (int64_t*)ptr,
+                   (int64_t*)sorted_other, (int64_t*)position);
+  return sort_by((const int32_t*)key, (const int32_t*)other, num_edges, num_keys, (int32_t*)ptr,
+                 (int32_t*)sorted_other, (int32_t*)position);
+}
+
+// The same for any number of threads, which a sum by torch is not.
+double fused_dot(const float* a, const float* b, int64_t count) {
+  double total = 0;
+  for (int64_t i = 0; i < count; i += 4096) {
+    double sums[8] = {};
+    const int64_t end = std::min(count, i + 4096);
+    for (int64_t j = i; j < end; j++) sums[j % 8] += double(a[j]) * b[j];
+    for (double part : sums) total += part;
+  }
+  return total;
+}
+}

@@ -1,0 +1,150 @@
+// One vector of float per instruction: 16 lanes with AVX-512, 8 with AVX2, 4 elsewhere (GCC and Clang vector types).
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+#include <immintrin.h>
+#define SIMD_AVX512
+#define SIMD_NAME "avx512"
+#define SIMD_LANES 16
+#elif defined(__AVX2__) && defined(__FMA__)
+#include <immintrin.h>
+#define SIMD_AVX2
+#define SIMD_NAME "avx2"
+#define SIMD_LANES 8
+#else
+#define SIMD_NAME "portable"
+#define SIMD_LANES 4
+#endif
+
+#define INLINE inline __attribute__((always_inline))
+
+constexpr int LANES = SIMD_LANES;
+typedef float vf __attribute__((vector_size(4 * SIMD_LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * SIMD_LANES)));
+typedef float vf_unaligned __attribute__((vector_size(4 * SIMD_LANES), aligned(4), may_alias));
+
+INLINE vf splat(float a) { return vf{} + a; }
+
+// `lanes` is only read where the vector may be cut short at the last channels (Full = false).
+template <bool Full>
+INLINE vf load(const float* from, int lanes = LANES) {
+  if constexpr (Full) return *reinterpret_cast<const vf_unaligned*>(from);
+#ifdef SIMD_AVX512
+  return (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << lanes) - 1), from);
+#else
+  vf out = {};
+  std::memcpy(&out, from, 4 * lanes);
+  return out;
+#endif
+}
+
+template <bool Full>
+INLINE void store(float* to, vf a, int lanes = LANES) {
+  if constexpr (Full) {
+    *reinterpret_cast<vf_unaligned*>(to) = a;
+    return;
+  }
+  std::memcpy(to, &a, 4 * lanes);
+}
+
+// Written out, because forward and backward must round alike: max finds its winners again by equality.
+INLINE vf fma(vf a, vf b, vf c) {
+#if defined(SIMD_AVX512)
+  return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(SIMD_AVX2)
+  return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
+// If one of the two is NaN, `b` is returned: a NaN in the second place is kept.
+INLINE vf max(vf a, vf b) {
+#if defined(SIMD_AVX512)
+  return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(SIMD_AVX2)
+  return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+INLINE vf min(vf a, vf b) {
+#if defined(SIMD_AVX512)
+  return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(SIMD_AVX2)
+  return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
+INLINE bool any_greater(vf a, vf b) {
+#if defined(SIMD_AVX512)
+  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ) != 0;
+#elif defined(SIMD_AVX2)
+  return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_GT_OQ)) != 0;
+#else
+  vi greater = a > b;
+  for (int i = 0; i < LANES; i++)
+    if (greater[i]) return true;
+  return false;
+#endif
+}
+
+// 2^a within one unit in the last place; NaN stays NaN, far below -126 it is 0.
+INLINE vf exp2(vf a) {
+#ifdef SIMD_AVX512
+  // Fraction in [0, 1) and scaling by 2^floor(a): one instruction each.
+  vf f = (vf)_mm512_reduce_ps((__m512)a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  vf p = splat(1.8775678925e-03f);
+  p = fma(p, f, splat(8.9893613442e-03f));
+  p = fma(p, f, splat(5.5826300219e-02f));
+  p = fma(p, f, splat(2.4015362307e-01f));
+  p = fma(p, f, splat(6.9315307250e-01f));
+  p = fma(p, f, splat(9.9999992508e-01f));
+  return (vf)_mm512_scalef_ps((__m512)p, (__m512)a);
+#else
+  vf c = a < -126.0f ? splat(-126.0f) : a;
+  c = c > 128.0f ? splat(128.0f) : c;
+  vf shifted = c + 12582912.0f;  // 1.5 * 2^23: rounds to the nearest integer, left in the low bits
+  vf f = c - (shifted - 12582912.0f);
+  vf p = splat(1.5345811768e-04f);
+  p = fma(p, f, splat(1.3399931216e-03f));
+  p = fma(p, f, splat(9.6184889579e-03f));
+  p = fma(p, f, splat(5.5503287770e-02f));
+  p = fma(p, f, splat(2.4022646891e-01f));
+  p = fma(p, f, splat(6.9314720574e-01f));
+  p = fma(p, f, splat(1.0f));
+  vf out = (vf)((vi)p + ((vi)shifted << 23));
+  out = a < -126.0f ? splat(0.0f) : out;
+  out = a >= 128.0f ? splat(__builtin_inff()) : out;
+  return a != a ? a : out;
+#endif
+}
+
+// log2 of a positive normal number; infinity and NaN stay what they are.
+INLINE vf log2(vf a) {
+  vi exponent = ((vi)a - 0x3f400000) >> 23;  // the rest is in [0.75, 1.5)
+  vf u = (vf)((vi)a - (exponent << 23)) - 1.0f;
+  vf p = splat(-6.4344143901e-02f);
+  p = fma(p, u, splat(1.5066694676e-01f));
+  p = fma(p, u, splat(-1.9027847329e-01f));
+  p = fma(p, u, splat(2.0910101088e-01f));
+  p = fma(p, u, splat(-2.4014821048e-01f));
+  p = fma(p, u, splat(2.8838403681e-01f));
+  p = fma(p, u, splat(-3.6067485447e-01f));
+  p = fma(p, u, splat(4.8090077239e-01f));
+  p = fma(p, u, splat(-7.2134753738e-01f));
+  p = fma(p, u, splat(1.4426950349e+00f));
+  vf out = fma(p, u, __builtin_convertvector(exponent, vf));
+  return a < __builtin_inff() ? out : a;
+}
+
+INLINE double sum(vf a) {
+  double total = 0;
+  for (int i = 0; i < LANES; i++) total += a[i];
+  return total;
+}

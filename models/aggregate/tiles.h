@@ -1,0 +1,124 @@
+// How edges are walked: sorted by row, cut into chunks (the unit of scheduling and of reduction) and tiles (what fits
+// in the first-level cache). Cuts depend on the number of edges alone, never on that of threads, and may fall inside
+// a row; partial results of such rows are merged in the order of the chunks.
+#pragma once
+#include <algorithm>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "simd.h"
+
+constexpr int TILE = 128;       // edges
+constexpr int GROUP = 8;        // edge features held in registers at a time
+constexpr int AHEAD = 12;       // edges between a prefetch and its use
+constexpr int MAX_CHUNKS = 256;
+constexpr int64_t MIN_CHUNK = 8 * TILE;
+
+// int32 or int64; null reads as the identity.
+struct Index {
+  const void* data;
+  bool wide;
+  INLINE int64_t operator[](int64_t i) const {
+    if (!data) return i;
+    return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+  }
+};
+
+// Edges grouped by row: those of row r are ptr[r] ... ptr[r + 1] - 1; `other` is the node at the far end, `position`
+// the row of the edge features.
+struct Sorted {
+  int64_t num_rows, num_others, num_edges;
+  Index ptr, other, position;
+
+  int64_t chunk_edges() const {
+    int64_t per_chunk = (num_edges + MAX_CHUNKS - 1) / MAX_CHUNKS;
+    return std::max(MIN_CHUNK, (per_chunk + TILE - 1) / TILE * TILE);
+  }
+  int64_t num_chunks() const { return (num_edges + chunk_edges() - 1) / chunk_edges(); }
+
+  int64_t row_of(int64_t edge) const {  // the last row that starts at or before `edge`
+    int64_t low = 0, high = num_rows;
+    while (high - low > 1) {
+      int64_t middle = (low + high) / 2;
+      (ptr[middle] <= edge ? low : high) = middle;
+    }
+    return low;
+  }
+};
+
+// Edges `begin` ... `end` - 1 of a tile, all of one row.
+struct Segment {
+  int64_t row;
+  int begin, end;
+  bool fresh;  // nothing of this row was seen before in this chunk
+  bool last;   // the row ends here
+  bool whole;  // the row began in this chunk
+};
+
+struct Tile {
+  int num_edges, num_segments;
+  Segment segments[TILE];
+  int64_t row[TILE + AHEAD], other[TILE + AHEAD];  // node of each edge; past the end repeats the last, for prefetching
+  int64_t position[TILE];
+};
+
+// Walks the edges `begin` ... `end` - 1 tile by tile.
+struct TileWalk {
+  const Sorted& edges;
+  const int64_t chunk_begin, chunk_end;
+  const int64_t num_positions;
+  int64_t at, row;
+
+  TileWalk(const Sorted& edges_, int64_t chunk, int64_t num_positions_)
+      : edges(edges_),
+        chunk_begin(chunk * edges_.chunk_edges()),
+        chunk_end(std::min(edges_.num_edges, chunk_begin + edges_.chunk_edges())),
+        num_positions(num_positions_),
+        at(chunk_begin),
+        row(edges_.row_of(chunk_begin)) {}
+
+  // False at the end of the chunk; `broken` is set if an index points outside of its array.
+  bool next(Tile& tile, bool& broken) {
+    if (at >= chunk_end) return false;
+    const int64_t first = at;
+    const int n = tile.num_edges = static_cast<int>(std::min<int64_t>(TILE, chunk_end - at));
+    tile.num_segments = 0;
+    while (at < first + n) {
+      int64_t row_end = edges.ptr[row + 1];
+      while (row_end <= at && row + 1 < edges.num_rows) row_end = edges.ptr[++row + 1];
+      int64_t row_begin = edges.ptr[row], end = std::min(row_end, first + n);
+      if (end <= at) {  // the row pointers are not a running sum of all edges
+        broken = true;
+        return false;
+      }
+      tile.segments[tile.num_segments++] = {row, int(at - first), int(end - first),
+                                            at == row_begin || at == chunk_begin, end == row_end,
+                                            row_begin >= chunk_begin};
+      for (; at < end; at++) tile.row[at - first] = row;
+    }
+    for (int i = 0; i < n; i++) {
+      int64_t other = edges.other[first + i], position = edges.position[first + i];
+      if (uint64_t(other) >= uint64_t(edges.num_others) || uint64_t(position) >= uint64_t(num_positions)) {
+        broken = true;
+        return false;
+      }
+      tile.other[i] = other;
+      tile.position[i] = position;
+    }
+    for (int i = n; i < n + AHEAD; i++) tile.row[i] = tile.row[n - 1], tile.other[i] = tile.other[n - 1];
+    return true;
+  }
+};
+
+// Uninitialised memory on cache lines of its own.
+template <class T>
+struct Buffer {
+  T* data;
+  explicit Buffer(int64_t count)
+      : data(static_cast<T*>(::operator new(sizeof(T) * std::max<int64_t>(count, 1), std::align_val_t(64)))) {}
+  Buffer(int64_t count, T value) : Buffer(count) { std::fill(data, data + count, value); }
+  Buffer(const Buffer&) = delete;
+  ~Buffer() { ::operator delete(data, std::align_val_t(64)); }
+  T& operator[](int64_t i) { return data[i]; }
+};
