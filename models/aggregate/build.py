@@ -56,7 +56,6 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
             return None, f"compiling failed: {error}"
     kernels = ctypes.CDLL(str(path))
     kernels.fused_simd.restype = ctypes.c_char_p
-    kernels.fused_dot.restype = ctypes.c_double
     return kernels, ""
 
 

@@ -22,16 +22,13 @@ class Problem(ctypes.Structure):
         + [(name, ctypes.c_void_p) for name in ("ptr", "other", "position", "x", "attr", "weight", "bias")]
         + [("param", ctypes.c_float), ("eps", ctypes.c_float)]
         + [(name, ctypes.c_void_p) for name in (
-            "out", "stat", "stat2", "gradient", "at_b", "at_c",
-            "grad_x", "grad_attr", "grad_weight", "grad_bias", "grad_param")]
+            "out", "stat", "stat2", "gradient", "grad_x", "grad_attr", "grad_weight", "grad_bias", "grad_param")]
     )
 
 
 def _call(function, num_others, x, ptr, other, position, attr, weight, bias, param, aggr, eps, **arrays):
     tensors = dict(ptr=ptr, other=other, position=position, x=x, attr=attr, weight=weight, bias=bias, **arrays)
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
-    for name in ("out", "stat", "stat2", "grad_x", "grad_attr", "grad_weight", "grad_bias", "grad_param"):
-        assert name not in tensors or tensors[name] is arrays[name], f"{name} must be contiguous"
     problem = Problem(
         num_rows=ptr.numel() - 1, num_others=num_others, num_edges=other.numel(),
         num_positions=other.numel() if attr is None else attr.size(0), channels=x.size(1),
@@ -95,20 +92,10 @@ def backward(
     grads = _gradients(x, attr, weight, param, need_attr, need_weight)
     names = ("grad_x", "grad_attr", "grad_weight", "grad_bias", "grad_param")
     given = {name: tensor for name, tensor in zip(names, grads) if tensor.numel()}
-    num_dst = grad.size(0)
-    grad = grad.contiguous()
-    if aggr == "power":
-        given.pop("grad_param", None)
-        function = library().fused_dot
-        product = function(ctypes.c_void_p(grad.data_ptr()), ctypes.c_void_p(stat2.data_ptr()),
-                           ctypes.c_int64(grad.numel()))
-        grads[4].fill_(product)
-        grad = grad * stat
-    elif aggr == "max":
-        grad = grad / stat
-    reads = {"softmax": (stat, out), "softmax_sg": (stat, None), "max": (out, None)}.get(aggr, (None, None))
-    _call(library().fused_backward, num_dst, x, rowptr, dst, position, attr, weight, bias, param, aggr, eps,
-          gradient=grad, at_b=reads[0], at_c=reads[1], **given)
+    given |= {name: stat for name, stat in zip(("out", "stat", "stat2"), (out, stat, stat2))
+              if stat is not None and stat.numel()}
+    _call(library().fused_backward, grad.size(0), x, rowptr, dst, position, attr, weight, bias, param, aggr, eps,
+          gradient=grad, **given)
     return tuple(grads)
 
 

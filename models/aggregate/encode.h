@@ -51,44 +51,53 @@ struct Encoder {
   }
 };
 
-// z[i] = x[node[i]] + W e[i] + b for channels of one block.
-template <bool Full>
-INLINE void encode(Encoder& encoder, const Tile& tile, const int64_t* node, const float* x, int64_t block,
-                   const float* features, float* z) {
-  const int n = tile.num_edges;
-  const int64_t channels = encoder.channels;
-  const int lanes = Full ? LANES : int(channels - block * LANES);
+// What the messages of a tile's edges are made of in one block of channels, a function of the edge: the row of nodes
+// (or of the tile's edges) that begins at base + at[i], and then the last group of features.
+struct Plain {
+  const float* base;
+  const int64_t* at;
+  INLINE vf operator()(int i) const { return load(base + at[i]); }
+  INLINE void prefetch(int i) const { __builtin_prefetch(base + at[i]); }
+};
+
+struct Linear {
+  const float* base;
+  const int64_t* at;
+  const float* features;
+  int64_t stride;
+  vf bias, weight[GROUP];
+  INLINE vf operator()(int i) const {
+    vf a = load(base + at[i]) + bias;
+    const float* e = features + i * stride;
+    for (int k = 0; k < GROUP; k++) a = fma(splat(e[k]), weight[k], a);
+    return a;
+  }
+  INLINE void prefetch(int i) const { __builtin_prefetch(base + at[i]); }
+};
+
+// Calls body(arguments) with one of the above. Only what these two cannot do in registers goes through `z`: channels
+// that do not fill a vector, features that are encoded already, and all groups of features but the last.
+template <class Body>
+INLINE void with_arguments(Encoder& encoder, const Tile& tile, const int64_t* node, const float* x, int64_t block,
+                           const float* features, float* z, Body body) {
+  const int64_t stride = encoder.stride(), last = encoder.num_groups - 1;
+  const int lanes = int(std::min<int64_t>(LANES, encoder.channels - block * LANES));
   const float* base = x + block * LANES;
-  const vf bias = load<true>(encoder.bias.data + block * LANES);
-  if (encoder.num_groups == 0) {
-    const float* attr = encoder.attr + block * LANES;
-    for (int i = 0; i < n; i++) {
-      __builtin_prefetch(base + node[i + AHEAD] * channels);
-      vf a = load<Full>(base + node[i] * channels, lanes) + bias;
-      if (encoder.kind == ENCODED) a += load<Full>(attr + tile.position[i] * channels, lanes);
-      store<true>(z + i * LANES, a);
+  const int64_t* at = node;
+  if (lanes < LANES || encoder.kind == ENCODED || last > 0) {
+    for (int i = 0; i < tile.num_edges; i++) {
+      __builtin_prefetch(base + node[i + AHEAD]);
+      vf a = load(base + node[i], lanes);
+      if (encoder.kind == ENCODED) a += load(encoder.attr + tile.position[i] * encoder.channels + block * LANES, lanes);
+      for (int64_t k = 0; k < last * GROUP; k++)
+        a = fma(splat(features[i * stride + k]), load(encoder.weight_at(block, k)), a);
+      store(z + i * LANES, a);
     }
-    return;
+    base = z;
+    at = tile.in_tile;
   }
-  for (int64_t group = 0; group < encoder.num_groups; group++) {
-    const float* weight = encoder.weight_at(block, group * GROUP);
-    vf w[GROUP];
-    for (int k = 0; k < GROUP; k++) w[k] = load<true>(weight + k * LANES);
-    const float* e = features + group * GROUP;
-    const int64_t stride = encoder.stride();
-    if (group == 0) {
-      for (int i = 0; i < n; i++, e += stride) {
-        __builtin_prefetch(base + node[i + AHEAD] * channels);
-        vf a = load<Full>(base + node[i] * channels, lanes) + bias;
-        for (int k = 0; k < GROUP; k++) a = fma(splat(e[k]), w[k], a);
-        store<true>(z + i * LANES, a);
-      }
-    } else {
-      for (int i = 0; i < n; i++, e += stride) {
-        vf a = load<true>(z + i * LANES);
-        for (int k = 0; k < GROUP; k++) a = fma(splat(e[k]), w[k], a);
-        store<true>(z + i * LANES, a);
-      }
-    }
-  }
+  if (encoder.kind != RAW) return body(Plain{base, at});
+  Linear arguments{base, at, features + last * GROUP, stride, load(encoder.bias.data + block * LANES), {}};
+  for (int k = 0; k < GROUP; k++) arguments.weight[k] = load(encoder.weight_at(block, last * GROUP + k));
+  body(arguments);
 }

@@ -13,17 +13,20 @@ struct Problem {  // mirrored by cpu.Problem, field by field
   // forward
   float *out, *stat, *stat2;
   // backward
-  const float *gradient, *at_b, *at_c;
+  const float* gradient;
   float *grad_x, *grad_attr, *grad_weight, *grad_bias, *grad_param;
 };
 
 enum Aggregation { SOFTMAX = 0, SOFTMAX_SG = 1, POWER = 2, ADD = 3, MAX = 4 };
 constexpr int OK = 0, BROKEN_INDEX = 1;
+constexpr int64_t PACK_ROWS = 256;
 
 static Sorted sorted_edges(const Problem& p) {
   return {p.num_rows, p.num_others, p.num_edges, {p.ptr, bool(p.ptr_wide)}, {p.other, bool(p.other_wide)},
           {p.position, bool(p.position_wide)}};
 }
+
+#define INLINE_LAMBDA __attribute__((always_inline))
 
 INLINE vf message(vf z, float eps) { return max(vf{}, z) + eps; }
 
@@ -71,37 +74,34 @@ struct Forward {
 
   explicit Forward(const Problem& p_)
       : p(p_),
-        kind(p_.param, p_.eps),
+        kind(p_.param),
         edges(sorted_edges(p_)),
         encoder(Features(p_.features), p_.channels, p_.edge_dim, p_.attr, p_.weight, p_.bias),
         num_blocks(encoder.num_blocks),
         partials(edges.num_chunks(), num_blocks) {}
 
-  template <bool Full>
-  INLINE void write(int64_t row, int64_t block, const State& state) {
-    const int lanes = Full ? LANES : int(p.channels - block * LANES);
+  void write(int64_t row, int64_t block, const State& state) {
+    const int lanes = int(std::min<int64_t>(LANES, p.channels - block * LANES));
     const int64_t at = row * p.channels + block * LANES;
     const Output result = kind.finish(state, float(edges.ptr[row + 1] - edges.ptr[row]));
-    store<Full>(p.out + at, result.out, lanes);
-    if (p.stat) store<Full>(p.stat + at, result.stat, lanes);
-    if (p.stat2) store<Full>(p.stat2 + at, result.stat2, lanes);
+    store(p.out + at, result.out, lanes);
+    if (p.stat) store(p.stat + at, result.stat, lanes);
+    if (p.stat2) store(p.stat2 + at, result.stat2, lanes);
   }
 
-  void write_any(int64_t row, int64_t block, const State& state) {
-    (block + 1) * LANES <= p.channels ? write<true>(row, block, state) : write<false>(row, block, state);
-  }
-
-  template <bool Full>
-  INLINE void tile_block(const Tile& tile, int64_t chunk, int64_t block, const float* features, float* z,
-                         State* carried) {
-    encode<Full>(encoder, tile, tile.other, p.x, block, features, z);
-    for (int i = 0; i < tile.num_edges; i++) store<true>(z + i * LANES, message(load<true>(z + i * LANES), p.eps));
+  template <class Arguments>
+  INLINE void run_tile(const Tile& tile, int64_t chunk, int64_t block, const Arguments& arguments, State* carried) {
+    const float eps = p.eps;
+    auto messages = [&arguments, eps](int i) INLINE_LAMBDA {
+      arguments.prefetch(i + AHEAD);
+      return message(arguments(i), eps);
+    };
     for (int s = 0; s < tile.num_segments; s++) {
       const Segment& segment = tile.segments[s];
       State state = segment.fresh ? State() : carried[block];
-      kind.add(state, z + segment.begin * LANES, segment.end - segment.begin);
+      kind.add(state, messages, segment.begin, segment.end, segment.fresh);
       if (segment.last && segment.whole) {
-        write<Full>(segment.row, block, state);
+        write(segment.row, block, state);
       } else if (segment.last) {
         partials.of(chunk, segment)[block] = state;
       } else {
@@ -112,12 +112,13 @@ struct Forward {
 
   bool run_chunk(int64_t chunk, Tile& tile, float* features, float* z, State* carried) {
     bool broken = false;
-    TileWalk walk(edges, chunk, p.num_positions);
+    TileWalk walk(edges, chunk, p.num_positions, p.channels, p.channels);
     while (walk.next(tile, broken)) {
       const float* e = encoder.gather(tile, p.position == nullptr, features);
-      const int64_t full = p.channels / LANES;
-      for (int64_t block = 0; block < full; block++) tile_block<true>(tile, chunk, block, e, z, carried);
-      if (full < num_blocks) tile_block<false>(tile, chunk, full, e, z, carried);
+      for (int64_t block = 0; block < num_blocks; block++)
+        with_arguments(encoder, tile, tile.other, p.x, block, e, z, [&](const auto& arguments) INLINE_LAMBDA {
+          run_tile(tile, chunk, block, arguments, carried);
+        });
     }
     if (broken) return false;
     const Segment& end = tile.segments[tile.num_segments - 1];
@@ -147,7 +148,7 @@ struct Forward {
     partials.merge(
         edges, [&](State& sum, const State& part) { kind.merge(sum, part); },
         [&](int64_t row, const State* states) {
-          for (int64_t b = 0; b < num_blocks; b++) write_any(row, b, states[b]);
+          for (int64_t b = 0; b < num_blocks; b++) write(row, b, states[b]);
         });
     return OK;
   }
@@ -159,65 +160,79 @@ struct Backward {
   const Kind kind;
   const Sorted edges;
   Encoder encoder;
-  const int64_t num_blocks, num_chunks;
+  const int64_t num_blocks, num_chunks, num_pack_blocks;
+  Buffer<float> packed;  // [destination][block][Kind::packed][lane]
   Partials<vf> partials;
   // One of each per chunk, summed in order at the end.
   Buffer<float> weight_sums;
-  Buffer<vf> bias_sums, param_sums;
+  Buffer<vf> bias_sums, param_sums, pack_sums;
 
   explicit Backward(const Problem& p_)
       : p(p_),
-        kind(p_.param, p_.eps),
+        kind(p_.param),
         edges(sorted_edges(p_)),
         encoder(Features(p_.features), p_.channels, p_.edge_dim, p_.attr, p_.weight, p_.bias),
         num_blocks(encoder.num_blocks),
         num_chunks(edges.num_chunks()),
+        num_pack_blocks((p_.num_others + PACK_ROWS - 1) / PACK_ROWS),
+        packed(p_.num_others * num_blocks * Kind::packed * LANES),
         partials(num_chunks, num_blocks),
         weight_sums(p_.grad_weight ? num_chunks * weight_size() : 0, 0.0f),
         bias_sums(num_chunks * num_blocks, vf{}),
-        param_sums(num_chunks, vf{}) {}
+        param_sums(num_chunks, vf{}),
+        pack_sums(num_pack_blocks) {}
 
   int64_t weight_size() const { return num_blocks * encoder.stride() * LANES; }
 
-  template <bool Full>
-  INLINE void store_grad_x(int64_t row, int64_t block, vf sum) {
-    const int lanes = Full ? LANES : int(p.channels - block * LANES);
-    store<Full>(p.grad_x + row * p.channels + block * LANES, sum, lanes);
+  void store_grad_x(int64_t row, int64_t block, vf sum) {
+    const int lanes = int(std::min<int64_t>(LANES, p.channels - block * LANES));
+    store(p.grad_x + row * p.channels + block * LANES, sum, lanes);
   }
 
-  // z becomes the gradient of the messages' arguments.
-  template <bool Full>
-  INLINE void through_messages(const Tile& tile, int64_t chunk, int64_t block, float* z, vf* carried) {
-    const int lanes = Full ? LANES : int(p.channels - block * LANES);
-    const float* a = p.gradient + block * LANES;
-    const float* b = p.at_b + block * LANES;
-    const float* c = p.at_c + block * LANES;
+  // One block of PACK_ROWS destinations: all that their edges will read, side by side.
+  void pack(int64_t pack_block) {
+    const int64_t end = std::min(edges.num_others, (pack_block + 1) * PACK_ROWS);
+    vf dparam = {};
+    for (int64_t node = pack_block * PACK_ROWS; node < end; node++) {
+      for (int64_t block = 0; block < num_blocks; block++) {
+        const int lanes = int(std::min<int64_t>(LANES, p.channels - block * LANES));
+        const int64_t at = node * p.channels + block * LANES;
+        auto read = [&](const float* array) { return array ? load(array + at, lanes) : vf{}; };
+        vf into[Kind::packed];
+        kind.pack({read(p.gradient), read(p.out), read(p.stat), read(p.stat2)}, into, dparam);
+        for (int k = 0; k < Kind::packed; k++)
+          store(packed.data + ((node * num_blocks + block) * Kind::packed + k) * LANES, into[k]);
+      }
+    }
+    pack_sums[pack_block] = dparam;
+  }
+
+  // The gradients of the messages' arguments go to `q`.
+  template <class Arguments>
+  INLINE void run_tile(const Tile& tile, int64_t chunk, int64_t block, const Arguments& arguments, float* q,
+                       vf* carried) {
+    const float* from = packed.data + block * Kind::packed * LANES;
+    const float eps = p.eps;
     vf dparam = {}, dbias = {};
     for (int s = 0; s < tile.num_segments; s++) {
       const Segment& segment = tile.segments[s];
       vf sum = {};
       for (int i = segment.begin; i < segment.end; i++) {
-        const int64_t at = tile.other[i] * p.channels, ahead = tile.other[i + AHEAD] * p.channels;
-        __builtin_prefetch(a + ahead);
-        Gathered gathered = {load<Full>(a + at, lanes), vf{}, vf{}};
-        if constexpr (Kind::gathers > 1) {
-          __builtin_prefetch(b + ahead);
-          gathered.b = load<Full>(b + at, lanes);
+        vf at[Kind::packed];
+        for (int k = 0; k < Kind::packed; k++) {
+          __builtin_prefetch(from + tile.other[i + AHEAD] + k * LANES);
+          at[k] = load(from + tile.other[i] + k * LANES);
         }
-        if constexpr (Kind::gathers > 2) {
-          __builtin_prefetch(c + ahead);
-          gathered.c = load<Full>(c + at, lanes);
-        }
-        const vf argument = load<true>(z + i * LANES);
-        vf q = kind.gradient(message(argument, p.eps), gathered, dparam);
-        q = argument > 0.0f ? q : vf{};
-        store<true>(z + i * LANES, q);
-        sum += q;
+        const vf argument = arguments(i);
+        vf gradient = kind.gradient(message(argument, eps), at, dparam);
+        gradient = argument > 0.0f ? gradient : vf{};
+        store(q + i * LANES, gradient);
+        sum += gradient;
       }
       dbias += sum;
       if (!segment.fresh) sum += carried[block];
       if (segment.last && segment.whole) {
-        store_grad_x<Full>(segment.row, block, sum);
+        store_grad_x(segment.row, block, sum);
       } else if (segment.last) {
         partials.of(chunk, segment)[block] = sum;
       } else {
@@ -234,11 +249,11 @@ struct Backward {
       vf sums[GROUP] = {};
       const float* e = features + group * GROUP;
       for (int i = 0; i < n; i++, e += stride) {
-        vf qi = load<true>(q + i * LANES);
+        vf qi = load(q + i * LANES);
         for (int k = 0; k < GROUP; k++) sums[k] = fma(splat(e[k]), qi, sums[k]);
       }
       float* to = weight_sums.data + chunk * weight_size() + (block * stride + group * GROUP) * LANES;
-      for (int k = 0; k < GROUP; k++) store<true>(to + k * LANES, load<true>(to + k * LANES) + sums[k]);
+      for (int k = 0; k < GROUP; k++) store(to + k * LANES, load(to + k * LANES) + sums[k]);
     }
   }
 
@@ -259,31 +274,29 @@ struct Backward {
     }
   }
 
-  template <bool Full>
-  INLINE void tile_block(const Tile& tile, int64_t chunk, int64_t block, const float* features, float* z, vf* carried,
-                         float* grad_features) {
-    encode<Full>(encoder, tile, tile.row, p.x, block, features, z);
-    through_messages<Full>(tile, chunk, block, z, carried);
+  void run_block(const Tile& tile, int64_t chunk, int64_t block, const float* features, float* z, vf* carried,
+                 float* grad_features) {
+    with_arguments(encoder, tile, tile.row, p.x, block, features, z, [&](const auto& arguments) INLINE_LAMBDA {
+      run_tile(tile, chunk, block, arguments, z, carried);
+    });
     if (p.grad_weight) to_weight(tile.num_edges, chunk, block, features, z);
     if (!p.grad_attr) return;
     if (encoder.kind == RAW) {
       to_features(tile.num_edges, block, z, grad_features);
       return;
     }
-    const int lanes = Full ? LANES : int(p.channels - block * LANES);
+    const int lanes = int(std::min<int64_t>(LANES, p.channels - block * LANES));
     for (int i = 0; i < tile.num_edges; i++)
-      store<Full>(p.grad_attr + tile.position[i] * p.channels + block * LANES, load<true>(z + i * LANES), lanes);
+      store(p.grad_attr + tile.position[i] * p.channels + block * LANES, load(z + i * LANES), lanes);
   }
 
   bool run_chunk(int64_t chunk, Tile& tile, float* features, float* z, vf* carried, float* grad_features) {
     bool broken = false;
-    TileWalk walk(edges, chunk, p.num_positions);
+    TileWalk walk(edges, chunk, p.num_positions, p.channels, num_blocks * Kind::packed * LANES);
     while (walk.next(tile, broken)) {
       const float* e = encoder.gather(tile, p.position == nullptr, features);
-      const int64_t full = p.channels / LANES;
-      for (int64_t block = 0; block < full; block++)
-        tile_block<true>(tile, chunk, block, e, z, carried, grad_features);
-      if (full < num_blocks) tile_block<false>(tile, chunk, full, e, z, carried, grad_features);
+      for (int64_t block = 0; block < num_blocks; block++)
+        run_block(tile, chunk, block, e, z, carried, grad_features);
       if (!p.grad_attr || encoder.kind != RAW) continue;
       for (int i = 0; i < tile.num_edges; i++)
         std::memcpy(p.grad_attr + tile.position[i] * p.edge_dim, grad_features + i * encoder.stride(), 4 * p.edge_dim);
@@ -301,6 +314,8 @@ struct Backward {
       Tile tile;
       Buffer<float> features(TILE * encoder.stride()), z(TILE * LANES), grad_features(TILE * encoder.stride());
       Buffer<vf> carried(num_blocks);
+#pragma omp for schedule(static)
+      for (int64_t b = 0; b < num_pack_blocks; b++) pack(b);
 #pragma omp for schedule(dynamic, 1)
       for (int64_t chunk = 0; chunk < num_chunks; chunk++)
         broken |= !run_chunk(chunk, tile, features.data, z.data, carried.data, grad_features.data);
@@ -312,8 +327,7 @@ struct Backward {
     partials.merge(
         edges, [](vf& sum, const vf& part) { sum += part; },
         [&](int64_t row, const vf* sums) {
-          for (int64_t b = 0; b < num_blocks; b++)
-            (b + 1) * LANES <= p.channels ? store_grad_x<true>(row, b, sums[b]) : store_grad_x<false>(row, b, sums[b]);
+          for (int64_t b = 0; b < num_blocks; b++) store_grad_x(row, b, sums[b]);
         });
     reduce();
     return OK;
@@ -321,6 +335,7 @@ struct Backward {
 
   void reduce() {
     double param = 0;
+    for (int64_t b = 0; b < num_pack_blocks; b++) param += sum(pack_sums[b]);
     for (int64_t chunk = 0; chunk < num_chunks; chunk++) param += sum(param_sums[chunk]);
     if (p.grad_param) *p.grad_param = float(param);
     for (int64_t c = 0; c < p.channels; c++) {
@@ -385,17 +400,5 @@ int fused_sort(const void* key, const void* other, int64_t num_edges, int64_t nu
                    (int64_t*)sorted_other, (int64_t*)position);
   return sort_by((const int32_t*)key, (const int32_t*)other, num_edges, num_keys, (int32_t*)ptr,
                  (int32_t*)sorted_other, (int32_t*)position);
-}
-
-// The same for any number of threads, which a sum by torch is not.
-double fused_dot(const float* a, const float* b, int64_t count) {
-  double total = 0;
-  for (int64_t i = 0; i < count; i += 4096) {
-    double sums[8] = {};
-    const int64_t end = std::min(count, i + 4096);
-    for (int64_t j = i; j < end; j++) sums[j % 8] += double(a[j]) * b[j];
-    for (double part : sums) total += part;
-  }
-  return total;
 }
 }

@@ -1,83 +1,100 @@
 // What each aggregation does to the messages of one destination (forward) and to one edge (backward), LANES channels
-// at a time. Forward states merge in any grouping of the edges; `finish` makes the output and what backward needs.
+// at a time. States of forward merge in any grouping of the edges; `finish` makes the output and what backward needs.
+// Before backward, `pack` turns what is known of a destination into the `packed` vectors that each of its edges reads:
+// these reads are most of backward's memory traffic, so there should be few of them.
 #pragma once
 #include "simd.h"
 
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 constexpr float POWER_LOW = 1e-7f, POWER_HIGH = 10.0f;
+constexpr float SMALLEST_NORMAL = 1.17549435e-38f;
 
 struct Output {
   vf out, stat, stat2;
 };
 
-// What an edge of backward reads at its destination, in the order of Kind::gathers.
-struct Gathered {
-  vf a, b, c;
+// A destination in backward: the gradient that arrives, and forward's output.
+struct Arriving {
+  vf gradient, out, stat, stat2;
 };
 
-// Weights are relative to 2^M, where M is a running maximum of t * m * log2(e). It only moves when a new maximum is
-// SLACK above it, which is seldom after the first edges and costs no accuracy: weights are then at most 2^SLACK.
+// Weights are taken relative to 2^base, base being the exponent t * m * log2(e) of the row's first message: it costs
+// no pass over the messages, as finding the maximum would. Where weights grow large, the maximum is found after all.
 struct Softmax {
-  static constexpr bool semi_grad = false;
-  static constexpr int gathers = 3;  // gradient, log2-sum-exp2, out
-  static constexpr float SLACK = 12.0f;
+  static constexpr int packed = 2;
+  static constexpr float LARGE = 1 << 24;
   float t, t2;
-  Softmax(float t_, float) : t(t_), t2(t_ * LOG2_E) {}
+  explicit Softmax(float t_) : t(t_), t2(t_ * LOG2_E) {}
 
   struct State {
-    vf maximum = splat(-__builtin_inff()), total = {}, weighted = {};
+    vf base = splat(-__builtin_inff()), total = {}, weighted = {};
   };
 
-  INLINE void add(State& s, const float* m, int n) const {
-    // The largest exponent belongs to the largest message, or to the smallest where t is negative.
-    vf top = load<true>(m), other = top;
-    if (t >= 0) {
-      for (int i = 1; i + 1 < n; i += 2) {
-        top = max(top, load<true>(m + i * LANES));
-        other = max(other, load<true>(m + (i + 1) * LANES));
-      }
-      top = max(max(top, other), load<true>(m + (n - 1) * LANES));
-    } else {
-      for (int i = 1; i + 1 < n; i += 2) {
-        top = min(top, load<true>(m + i * LANES));
-        other = min(other, load<true>(m + (i + 1) * LANES));
-      }
-      top = min(min(top, other), load<true>(m + (n - 1) * LANES));
-    }
-    vf exponent = top * t2;
-    if (any_greater(exponent, s.maximum + SLACK)) {
-      vf raised = max(s.maximum, exponent);
-      vf scale = exp2(s.maximum - raised);
-      s.total *= scale;
-      s.weighted *= scale;
-      s.maximum = raised;
-    }
+  template <class Messages>
+  INLINE void add(State& s, const Messages& messages, int begin, int end, bool fresh) const {
+    const vf slope = splat(t2);
     vf total = {}, weighted = {};
-    for (int i = 0; i < n; i++) {
-      vf message = load<true>(m + i * LANES);
-      vf w = exp2(fma(message, splat(t2), -s.maximum));
-      total += w;
-      weighted = fma(w, message, weighted);
+    vf base = s.base;
+    int i = begin;
+    if (fresh) {
+      vf m = messages(i++);
+      base = m * slope;
+      total = exp2(fma(m, slope, -base));  // base is rounded: this is not quite 1
+      weighted = total * m;
     }
-    s.total += total;
-    s.weighted += weighted;
+    for (; i < end; i++) {
+      vf m = messages(i);
+      vf w = exp2(fma(m, slope, -base));
+      total += w;
+      weighted = fma(w, m, weighted);
+    }
+    if (__builtin_expect(all_less(total, splat(LARGE)), 1)) {
+      s.base = base;
+      s.total += total;
+      s.weighted += weighted;
+    } else {
+      add_large(s, messages, begin, end);
+    }
+  }
+
+  template <class Messages>
+  void __attribute__((noinline)) add_large(State& s, const Messages& messages, int begin, int end) const {
+    // The largest exponent belongs to the largest message, or to the smallest where t is negative.
+    vf top = messages(begin);
+    for (int i = begin + 1; i < end; i++) top = t >= 0 ? max(top, messages(i)) : min(top, messages(i));
+    State part;
+    part.base = top * t2;
+    for (int i = begin; i < end; i++) {
+      vf m = messages(i);
+      vf w = exp2(fma(m, splat(t2), -part.base));
+      part.total += w;
+      part.weighted = fma(w, m, part.weighted);
+    }
+    merge(s, part);
   }
 
   INLINE void merge(State& s, const State& o) const {
-    vf raised = max(s.maximum, o.maximum);
-    vf left = exp2(s.maximum - raised), right = exp2(o.maximum - raised);
+    vf base = max(s.base, o.base);
+    vf left = exp2(s.base - base), right = exp2(o.base - base);
     s.total = s.total * left + o.total * right;
     s.weighted = s.weighted * left + o.weighted * right;
-    s.maximum = raised;
+    s.base = base;
   }
 
   INLINE Output finish(const State& s, float) const {
-    return {s.weighted / s.total, s.maximum + log2(s.total), vf{}};
+    return {s.weighted / s.total, s.base + log2(s.total), vf{}};
   }
 
-  INLINE vf gradient(vf m, const Gathered& at, vf& dparam) const {
-    vf share = exp2(fma(m, splat(t2), -at.b)) * at.a;
-    vf r = share * (m - at.c);
+  // Two vectors instead of three: the gradient's magnitude goes into the exponent, its sign to `out`, which has none.
+  INLINE void pack(const Arriving& d, vf* into, vf&) const {
+    vf magnitude = absolute(d.gradient);
+    into[0] = magnitude < SMALLEST_NORMAL ? splat(__builtin_inff()) : d.stat - log2(magnitude);
+    into[1] = with_sign_of(d.out, d.gradient);
+  }
+
+  INLINE vf gradient(vf m, const vf* at, vf& dparam) const {
+    vf share = with_sign_of(exp2(fma(m, splat(t2), -at[0])), at[1]);
+    vf r = share * (m - absolute(at[1]));
     dparam = fma(m, r, dparam);
     return fma(r, splat(t), share);
   }
@@ -85,15 +102,18 @@ struct Softmax {
 
 // The same forward; no gradient through the weights.
 struct SoftmaxSemiGrad : Softmax {
-  static constexpr int gathers = 2;
   using Softmax::Softmax;
-  INLINE vf gradient(vf m, const Gathered& at, vf&) const { return exp2(fma(m, splat(t2), -at.b)) * at.a; }
+  INLINE void pack(const Arriving& d, vf* into, vf&) const {
+    into[0] = d.stat;
+    into[1] = d.gradient;
+  }
+  INLINE vf gradient(vf m, const vf* at, vf&) const { return exp2(fma(m, splat(t2), -at[0])) * at[1]; }
 };
 
 struct Power {
-  static constexpr int gathers = 1;  // gradient * stat
+  static constexpr int packed = 1;
   float p;
-  Power(float p_, float) : p(p_) {}
+  explicit Power(float p_) : p(p_) {}
 
   struct State {
     vf total = {}, log_total = {};
@@ -101,10 +121,11 @@ struct Power {
 
   static INLINE vf clamp(vf m) { return min(splat(POWER_HIGH), max(splat(POWER_LOW), m)); }
 
-  INLINE void add(State& s, const float* m, int n) const {
+  template <class Messages>
+  INLINE void add(State& s, const Messages& messages, int begin, int end, bool) const {
     vf total = {}, log_total = {};
-    for (int i = 0; i < n; i++) {
-      vf log_m = log2(clamp(load<true>(m + i * LANES)));
+    for (int i = begin; i < end; i++) {
+      vf log_m = log2(clamp(messages(i)));
       vf w = exp2(log_m * p);
       total += w;
       log_total = fma(w, log_m, log_total);
@@ -118,55 +139,62 @@ struct Power {
     s.log_total += o.log_total;
   }
 
-  // stat: d out / d sum(m^p), times p. stat2: d out / d p.
+  // stat: the derivative by sum(m^p), times p. stat2: the derivative by p.
   INLINE Output finish(const State& s, float degree) const {
     vf mean = s.total / degree;
     vf log_mean = log2(clamp(mean));
     vf out = exp2(log_mean / p);
     vi inside = (mean >= POWER_LOW) & (mean <= POWER_HIGH);
-    vf stat = inside ? out / s.total : splat(0.0f);
-    vf slope = inside ? s.log_total / s.total : splat(0.0f);
-    vf stat2 = out * (LN_2 / p) * (slope - log_mean / p);
-    return {out, stat, stat2};
+    vf stat = inside ? out / s.total : vf{};
+    vf slope = inside ? s.log_total / s.total : vf{};
+    return {out, stat, out * (LN_2 / p) * (slope - log_mean / p)};
   }
 
-  INLINE vf gradient(vf m, const Gathered& at, vf&) const {
+  INLINE void pack(const Arriving& d, vf* into, vf& dparam) const {
+    into[0] = d.gradient * d.stat;
+    dparam = fma(d.gradient, d.stat2, dparam);
+  }
+
+  INLINE vf gradient(vf m, const vf* at, vf&) const {
     vf clamped = clamp(m);
-    vf q = at.a * exp2(log2(clamped) * (p - 1.0f));
-    return clamped == m ? q : splat(0.0f);
+    vf q = at[0] * exp2(log2(clamped) * (p - 1.0f));
+    return clamped == m ? q : vf{};
   }
 };
 
 struct Add {
-  static constexpr int gathers = 1;  // gradient
-  Add(float, float) {}
+  static constexpr int packed = 1;
+  explicit Add(float) {}
 
   struct State {
     vf total = {};
   };
 
-  INLINE void add(State& s, const float* m, int n) const {
+  template <class Messages>
+  INLINE void add(State& s, const Messages& messages, int begin, int end, bool) const {
     vf total = {};
-    for (int i = 0; i < n; i++) total += load<true>(m + i * LANES);
+    for (int i = begin; i < end; i++) total += messages(i);
     s.total += total;
   }
 
   INLINE void merge(State& s, const State& o) const { s.total += o.total; }
   INLINE Output finish(const State& s, float) const { return {s.total, vf{}, vf{}}; }
-  INLINE vf gradient(vf, const Gathered& at, vf&) const { return at.a; }
+  INLINE void pack(const Arriving& d, vf* into, vf&) const { into[0] = d.gradient; }
+  INLINE vf gradient(vf, const vf* at, vf&) const { return at[0]; }
 };
 
 struct Max {
-  static constexpr int gathers = 2;  // gradient / ties, out
-  Max(float, float) {}
+  static constexpr int packed = 2;
+  explicit Max(float) {}
 
   struct State {
     vf maximum = splat(-__builtin_inff()), ties = {};
   };
 
-  INLINE void add(State& s, const float* m, int n) const {
+  template <class Messages>
+  INLINE void add(State& s, const Messages& messages, int begin, int end, bool) const {
     vf maximum = s.maximum, ties = s.ties;
-    for (int i = 0; i < n; i++) add_one(maximum, ties, load<true>(m + i * LANES), splat(1.0f));
+    for (int i = begin; i < end; i++) add_one(maximum, ties, messages(i), splat(1.0f));
     s.maximum = maximum;
     s.ties = ties;
   }
@@ -180,5 +208,9 @@ struct Max {
 
   INLINE void merge(State& s, const State& o) const { add_one(s.maximum, s.ties, o.maximum, o.ties); }
   INLINE Output finish(const State& s, float) const { return {s.maximum, s.ties, vf{}}; }
-  INLINE vf gradient(vf m, const Gathered& at, vf&) const { return m == at.b ? at.a : splat(0.0f); }
+  INLINE void pack(const Arriving& d, vf* into, vf&) const {
+    into[0] = d.gradient / d.stat;
+    into[1] = d.out;
+  }
+  INLINE vf gradient(vf m, const vf* at, vf&) const { return m == at[1] ? at[0] : vf{}; }
 };

@@ -27,10 +27,12 @@ typedef float vf_unaligned __attribute__((vector_size(4 * SIMD_LANES), aligned(4
 
 INLINE vf splat(float a) { return vf{} + a; }
 
-// `lanes` is only read where the vector may be cut short at the last channels (Full = false).
-template <bool Full>
-INLINE vf load(const float* from, int lanes = LANES) {
-  if constexpr (Full) return *reinterpret_cast<const vf_unaligned*>(from);
+INLINE vf load(const float* from) { return *reinterpret_cast<const vf_unaligned*>(from); }
+INLINE void store(float* to, vf a) { *reinterpret_cast<vf_unaligned*>(to) = a; }
+
+// The first `lanes` only, for the last channels; the others are read as 0.
+INLINE vf load(const float* from, int lanes) {
+  if (lanes == LANES) return load(from);
 #ifdef SIMD_AVX512
   return (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << lanes) - 1), from);
 #else
@@ -40,12 +42,8 @@ INLINE vf load(const float* from, int lanes = LANES) {
 #endif
 }
 
-template <bool Full>
-INLINE void store(float* to, vf a, int lanes = LANES) {
-  if constexpr (Full) {
-    *reinterpret_cast<vf_unaligned*>(to) = a;
-    return;
-  }
+INLINE void store(float* to, vf a, int lanes) {
+  if (lanes == LANES) return store(to, a);
   std::memcpy(to, &a, 4 * lanes);
 }
 
@@ -81,18 +79,24 @@ INLINE vf min(vf a, vf b) {
 #endif
 }
 
-INLINE bool any_greater(vf a, vf b) {
+// False if any lane is NaN.
+INLINE bool all_less(vf a, vf b) {
 #if defined(SIMD_AVX512)
-  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ) != 0;
+  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_NLT_UQ) == 0;
 #elif defined(SIMD_AVX2)
-  return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_GT_OQ)) != 0;
+  return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_NLT_UQ)) == 0;
 #else
-  vi greater = a > b;
-  for (int i = 0; i < LANES; i++)
-    if (greater[i]) return true;
-  return false;
+  vi less = a < b;
+  bool all = true;
+  for (int i = 0; i < LANES; i++) all &= less[i] != 0;
+  return all;
 #endif
 }
+
+INLINE vf absolute(vf a) { return (vf)((vi)a & 0x7fffffff); }
+
+// `a` must not be negative.
+INLINE vf with_sign_of(vf a, vf sign) { return (vf)((vi)a | ((vi)sign & int32_t(0x80000000))); }
 
 // 2^a within one unit in the last place; NaN stays NaN, far below -126 it is 0.
 INLINE vf exp2(vf a) {

@@ -9,9 +9,9 @@
 
 #include "simd.h"
 
-constexpr int TILE = 128;       // edges
+constexpr int TILE = 256;       // edges
 constexpr int GROUP = 8;        // edge features held in registers at a time
-constexpr int AHEAD = 12;       // edges between a prefetch and its use
+constexpr int AHEAD = 24;       // edges between a prefetch and its use
 constexpr int MAX_CHUNKS = 256;
 constexpr int64_t MIN_CHUNK = 8 * TILE;
 
@@ -59,22 +59,30 @@ struct Segment {
 struct Tile {
   int num_edges, num_segments;
   Segment segments[TILE];
-  int64_t row[TILE + AHEAD], other[TILE + AHEAD];  // node of each edge; past the end repeats the last, for prefetching
+  // Where each edge's two nodes begin in arrays of nodes; past the end the last is repeated, for prefetching.
+  int64_t row[TILE + AHEAD], other[TILE + AHEAD];
   int64_t position[TILE];
+  int64_t in_tile[TILE + AHEAD];  // where each edge begins in an array of the tile's edges
+
+  Tile() {
+    for (int i = 0; i < TILE + AHEAD; i++) in_tile[i] = std::min(i, TILE - 1) * LANES;
+  }
 };
 
 // Walks the edges `begin` ... `end` - 1 tile by tile.
 struct TileWalk {
   const Sorted& edges;
   const int64_t chunk_begin, chunk_end;
-  const int64_t num_positions;
+  const int64_t num_positions, row_stride, other_stride;
   int64_t at, row;
 
-  TileWalk(const Sorted& edges_, int64_t chunk, int64_t num_positions_)
+  TileWalk(const Sorted& edges_, int64_t chunk, int64_t num_positions_, int64_t row_stride_, int64_t other_stride_)
       : edges(edges_),
         chunk_begin(chunk * edges_.chunk_edges()),
         chunk_end(std::min(edges_.num_edges, chunk_begin + edges_.chunk_edges())),
         num_positions(num_positions_),
+        row_stride(row_stride_),
+        other_stride(other_stride_),
         at(chunk_begin),
         row(edges_.row_of(chunk_begin)) {}
 
@@ -95,7 +103,7 @@ struct TileWalk {
       tile.segments[tile.num_segments++] = {row, int(at - first), int(end - first),
                                             at == row_begin || at == chunk_begin, end == row_end,
                                             row_begin >= chunk_begin};
-      for (; at < end; at++) tile.row[at - first] = row;
+      for (; at < end; at++) tile.row[at - first] = row * row_stride;
     }
     for (int i = 0; i < n; i++) {
       int64_t other = edges.other[first + i], position = edges.position[first + i];
@@ -103,10 +111,11 @@ struct TileWalk {
         broken = true;
         return false;
       }
-      tile.other[i] = other;
+      tile.other[i] = other * other_stride;
       tile.position[i] = position;
     }
-    for (int i = n; i < n + AHEAD; i++) tile.row[i] = tile.row[n - 1], tile.other[i] = tile.other[n - 1];
+    std::fill_n(tile.row + n, AHEAD, tile.row[n - 1]);
+    std::fill_n(tile.other + n, AHEAD, tile.other[n - 1]);
     return true;
   }
 };
