@@ -51,12 +51,15 @@ struct Encoder {
   }
 };
 
-// What the messages of a tile's edges are made of in one block of channels, a function of the edge: the row of nodes
+// What the messages of a tile's edges are made of in one block of channels, for a batch of edges: the row of nodes
 // (or of the tile's edges) that begins at base + at[i], and then the last group of features.
 struct Plain {
   const float* base;
   const int64_t* at;
-  INLINE vf operator()(int i) const { return load(base + at[i]); }
+  template <int N>
+  INLINE void operator()(vf* z, Size<N>, int i) const {
+    for (int u = 0; u < N; u++) z[u] = load(base + at[i + u]);
+  }
   INLINE void prefetch(int i) const { __builtin_prefetch(base + at[i]); }
 };
 
@@ -66,11 +69,12 @@ struct Linear {
   const float* features;
   int64_t stride;
   vf bias, weight[GROUP];
-  INLINE vf operator()(int i) const {
-    vf a = load(base + at[i]) + bias;
+  template <int N>
+  INLINE void operator()(vf* z, Size<N>, int i) const {
     const float* e = features + i * stride;
-    for (int k = 0; k < GROUP; k++) a = fma(splat(e[k]), weight[k], a);
-    return a;
+    for (int u = 0; u < N; u++) z[u] = load(base + at[i + u]) + bias;
+    for (int k = 0; k < GROUP; k++)
+      for (int u = 0; u < N; u++) z[u] = fma(splat(e[u * stride + k]), weight[k], z[u]);
   }
   INLINE void prefetch(int i) const { __builtin_prefetch(base + at[i]); }
 };

@@ -26,8 +26,6 @@ static Sorted sorted_edges(const Problem& p) {
           {p.position, bool(p.position_wide)}};
 }
 
-#define INLINE_LAMBDA __attribute__((always_inline))
-
 INLINE vf message(vf z, float eps) { return max(vf{}, z) + eps; }
 
 // Rows that chunks share: what each chunk knows of the row it begins in and of the row it ends in.
@@ -92,9 +90,10 @@ struct Forward {
   template <class Arguments>
   INLINE void run_tile(const Tile& tile, int64_t chunk, int64_t block, const Arguments& arguments, State* carried) {
     const float eps = p.eps;
-    auto messages = [&arguments, eps](int i) INLINE_LAMBDA {
-      arguments.prefetch(i + AHEAD);
-      return message(arguments(i), eps);
+    auto messages = [&arguments, eps](vf* m, auto size, int i) INLINE_LAMBDA {
+      for (int u = 0; u < size.value; u++) arguments.prefetch(i + u + AHEAD);
+      arguments(m, size, i);
+      for (int u = 0; u < size.value; u++) m[u] = message(m[u], eps);
     };
     for (int s = 0; s < tile.num_segments; s++) {
       const Segment& segment = tile.segments[s];
@@ -209,25 +208,45 @@ struct Backward {
 
   // The gradients of the messages' arguments go to `q`.
   template <class Arguments>
-  INLINE void run_tile(const Tile& tile, int64_t chunk, int64_t block, const Arguments& arguments, float* q,
-                       vf* carried) {
+  INLINE void run_tile(const Tile& tile, int64_t chunk, int64_t block, const Arguments& arguments, float* q) {
     const float* from = packed.data + block * Kind::packed * LANES;
     const float eps = p.eps;
-    vf dparam = {}, dbias = {};
+    vf dparam = {};
+    in_batches(0, tile.num_edges, [&](auto size, int i) INLINE_LAMBDA {
+      constexpr int N = size.value;
+      vf at[Kind::packed][N], argument[N], m[N], gradient[N];
+      for (int u = 0; u < N; u++) {
+        for (int k = 0; k < Kind::packed; k++) {
+          __builtin_prefetch(from + tile.other[i + u + AHEAD] + k * LANES);
+          at[k][u] = load(from + tile.other[i + u] + k * LANES);
+        }
+      }
+      arguments(argument, size, i);
+      for (int u = 0; u < N; u++) m[u] = message(argument[u], eps);
+      kind.template gradient<N>(m, at, gradient, dparam);
+      for (int u = 0; u < N; u++) store(q + (i + u) * LANES, argument[u] > 0.0f ? gradient[u] : vf{});
+    });
+    param_sums[chunk] += dparam;
+  }
+
+  // Sums of q: over each row for x, over all for the bias, with the last group of features for the weight.
+  INLINE void run_sums(const Tile& tile, int64_t chunk, int64_t block, const float* features, const float* q,
+                       vf* carried) {
+    const bool weighted = p.grad_weight != nullptr;
+    const int64_t stride = encoder.stride();
+    const float* e = features + (encoder.num_groups - 1) * GROUP;
+    vf sums[GROUP] = {}, dbias = {};
     for (int s = 0; s < tile.num_segments; s++) {
       const Segment& segment = tile.segments[s];
       vf sum = {};
-      for (int i = segment.begin; i < segment.end; i++) {
-        vf at[Kind::packed];
-        for (int k = 0; k < Kind::packed; k++) {
-          __builtin_prefetch(from + tile.other[i + AHEAD] + k * LANES);
-          at[k] = load(from + tile.other[i] + k * LANES);
+      if (weighted) {
+        for (int i = segment.begin; i < segment.end; i++) {
+          vf qi = load(q + i * LANES);
+          sum += qi;
+          for (int k = 0; k < GROUP; k++) sums[k] = fma(splat(e[i * stride + k]), qi, sums[k]);
         }
-        const vf argument = arguments(i);
-        vf gradient = kind.gradient(message(argument, eps), at, dparam);
-        gradient = argument > 0.0f ? gradient : vf{};
-        store(q + i * LANES, gradient);
-        sum += gradient;
+      } else {
+        for (int i = segment.begin; i < segment.end; i++) sum += load(q + i * LANES);
       }
       dbias += sum;
       if (!segment.fresh) sum += carried[block];
@@ -240,21 +259,25 @@ struct Backward {
       }
     }
     bias_sums[chunk * num_blocks + block] += dbias;
-    param_sums[chunk] += dparam;
+    if (weighted) add_to_weight(chunk, block, encoder.num_groups - 1, sums);
   }
 
-  INLINE void to_weight(int n, int64_t chunk, int64_t block, const float* features, const float* q) {
+  INLINE void run_other_groups(int n, int64_t chunk, int64_t block, const float* features, const float* q) {
     const int64_t stride = encoder.stride();
-    for (int64_t group = 0; group < encoder.num_groups; group++) {
+    for (int64_t group = 0; group < encoder.num_groups - 1; group++) {
       vf sums[GROUP] = {};
       const float* e = features + group * GROUP;
-      for (int i = 0; i < n; i++, e += stride) {
+      for (int i = 0; i < n; i++) {
         vf qi = load(q + i * LANES);
-        for (int k = 0; k < GROUP; k++) sums[k] = fma(splat(e[k]), qi, sums[k]);
+        for (int k = 0; k < GROUP; k++) sums[k] = fma(splat(e[i * stride + k]), qi, sums[k]);
       }
-      float* to = weight_sums.data + chunk * weight_size() + (block * stride + group * GROUP) * LANES;
-      for (int k = 0; k < GROUP; k++) store(to + k * LANES, load(to + k * LANES) + sums[k]);
+      add_to_weight(chunk, block, group, sums);
     }
+  }
+
+  INLINE void add_to_weight(int64_t chunk, int64_t block, int64_t group, const vf* sums) {
+    float* to = weight_sums.data + chunk * weight_size() + (block * encoder.stride() + group * GROUP) * LANES;
+    for (int k = 0; k < GROUP; k++) store(to + k * LANES, load(to + k * LANES) + sums[k]);
   }
 
   // W^T q of this block's channels, added up over the blocks in `into`.
@@ -277,9 +300,10 @@ struct Backward {
   void run_block(const Tile& tile, int64_t chunk, int64_t block, const float* features, float* z, vf* carried,
                  float* grad_features) {
     with_arguments(encoder, tile, tile.row, p.x, block, features, z, [&](const auto& arguments) INLINE_LAMBDA {
-      run_tile(tile, chunk, block, arguments, z, carried);
+      run_tile(tile, chunk, block, arguments, z);
     });
-    if (p.grad_weight) to_weight(tile.num_edges, chunk, block, features, z);
+    run_sums(tile, chunk, block, features, z, carried);
+    if (p.grad_weight) run_other_groups(tile.num_edges, chunk, block, features, z);
     if (!p.grad_attr) return;
     if (encoder.kind == RAW) {
       to_features(tile.num_edges, block, z, grad_features);

@@ -35,19 +35,21 @@ struct Softmax {
     const vf slope = splat(t2);
     vf total = {}, weighted = {};
     vf base = s.base;
-    int i = begin;
     if (fresh) {
-      vf m = messages(i++);
-      base = m * slope;
-      total = exp2(fma(m, slope, -base));  // base is rounded: this is not quite 1
-      weighted = total * m;
+      vf first[1];
+      messages(first, Size<1>(), begin);
+      base = first[0] * slope;
     }
-    for (; i < end; i++) {
-      vf m = messages(i);
-      vf w = exp2(fma(m, slope, -base));
-      total += w;
-      weighted = fma(w, m, weighted);
-    }
+    in_batches(begin, end, [&](auto size, int i) INLINE_LAMBDA {
+      vf m[size.value], w[size.value];
+      messages(m, size, i);
+      for (int u = 0; u < size.value; u++) w[u] = fma(m[u], slope, -base);
+      exp2<size.value>(w);
+      for (int u = 0; u < size.value; u++) {
+        total += w[u];
+        weighted = fma(w[u], m[u], weighted);
+      }
+    });
     if (__builtin_expect(all_less(total, splat(LARGE)), 1)) {
       s.base = base;
       s.total += total;
@@ -60,15 +62,17 @@ struct Softmax {
   template <class Messages>
   void __attribute__((noinline)) add_large(State& s, const Messages& messages, int begin, int end) const {
     // The largest exponent belongs to the largest message, or to the smallest where t is negative.
-    vf top = messages(begin);
-    for (int i = begin + 1; i < end; i++) top = t >= 0 ? max(top, messages(i)) : min(top, messages(i));
     State part;
-    part.base = top * t2;
+    vf m[1];
     for (int i = begin; i < end; i++) {
-      vf m = messages(i);
-      vf w = exp2(fma(m, splat(t2), -part.base));
+      messages(m, Size<1>(), i);
+      part.base = max(part.base, m[0] * t2);
+    }
+    for (int i = begin; i < end; i++) {
+      messages(m, Size<1>(), i);
+      vf w = exp2(fma(m[0], splat(t2), -part.base));
       part.total += w;
-      part.weighted = fma(w, m, part.weighted);
+      part.weighted = fma(w, m[0], part.weighted);
     }
     merge(s, part);
   }
@@ -92,11 +96,16 @@ struct Softmax {
     into[1] = with_sign_of(d.out, d.gradient);
   }
 
-  INLINE vf gradient(vf m, const vf* at, vf& dparam) const {
-    vf share = with_sign_of(exp2(fma(m, splat(t2), -at[0])), at[1]);
-    vf r = share * (m - absolute(at[1]));
-    dparam = fma(m, r, dparam);
-    return fma(r, splat(t), share);
+  template <int N>
+  INLINE void gradient(const vf* m, const vf (*at)[N], vf* q, vf& dparam) const {
+    for (int u = 0; u < N; u++) q[u] = fma(m[u], splat(t2), -at[0][u]);
+    exp2<N>(q);
+    for (int u = 0; u < N; u++) {
+      vf share = with_sign_of(q[u], at[1][u]);
+      vf r = share * (m[u] - absolute(at[1][u]));
+      dparam = fma(m[u], r, dparam);
+      q[u] = fma(r, splat(t), share);
+    }
   }
 };
 
@@ -107,7 +116,12 @@ struct SoftmaxSemiGrad : Softmax {
     into[0] = d.stat;
     into[1] = d.gradient;
   }
-  INLINE vf gradient(vf m, const vf* at, vf&) const { return exp2(fma(m, splat(t2), -at[0])) * at[1]; }
+  template <int N>
+  INLINE void gradient(const vf* m, const vf (*at)[N], vf* q, vf&) const {
+    for (int u = 0; u < N; u++) q[u] = fma(m[u], splat(t2), -at[0][u]);
+    exp2<N>(q);
+    for (int u = 0; u < N; u++) q[u] *= at[1][u];
+  }
 };
 
 struct Power {
@@ -124,12 +138,18 @@ struct Power {
   template <class Messages>
   INLINE void add(State& s, const Messages& messages, int begin, int end, bool) const {
     vf total = {}, log_total = {};
-    for (int i = begin; i < end; i++) {
-      vf log_m = log2(clamp(messages(i)));
-      vf w = exp2(log_m * p);
-      total += w;
-      log_total = fma(w, log_m, log_total);
-    }
+    in_batches(begin, end, [&](auto size, int i) INLINE_LAMBDA {
+      vf log_m[size.value], w[size.value];
+      messages(log_m, size, i);
+      for (int u = 0; u < size.value; u++) log_m[u] = clamp(log_m[u]);
+      log2<size.value>(log_m);
+      for (int u = 0; u < size.value; u++) w[u] = log_m[u] * p;
+      exp2<size.value>(w);
+      for (int u = 0; u < size.value; u++) {
+        total += w[u];
+        log_total = fma(w[u], log_m[u], log_total);
+      }
+    });
     s.total += total;
     s.log_total += log_total;
   }
@@ -155,10 +175,13 @@ struct Power {
     dparam = fma(d.gradient, d.stat2, dparam);
   }
 
-  INLINE vf gradient(vf m, const vf* at, vf&) const {
-    vf clamped = clamp(m);
-    vf q = at[0] * exp2(log2(clamped) * (p - 1.0f));
-    return clamped == m ? q : vf{};
+  template <int N>
+  INLINE void gradient(const vf* m, const vf (*at)[N], vf* q, vf&) const {
+    for (int u = 0; u < N; u++) q[u] = clamp(m[u]);
+    log2<N>(q);
+    for (int u = 0; u < N; u++) q[u] *= p - 1.0f;
+    exp2<N>(q);
+    for (int u = 0; u < N; u++) q[u] = clamp(m[u]) == m[u] ? q[u] * at[0][u] : vf{};
   }
 };
 
@@ -173,14 +196,21 @@ struct Add {
   template <class Messages>
   INLINE void add(State& s, const Messages& messages, int begin, int end, bool) const {
     vf total = {};
-    for (int i = begin; i < end; i++) total += messages(i);
+    in_batches(begin, end, [&](auto size, int i) INLINE_LAMBDA {
+      vf m[size.value];
+      messages(m, size, i);
+      for (vf& one : m) total += one;
+    });
     s.total += total;
   }
 
   INLINE void merge(State& s, const State& o) const { s.total += o.total; }
   INLINE Output finish(const State& s, float) const { return {s.total, vf{}, vf{}}; }
   INLINE void pack(const Arriving& d, vf* into, vf&) const { into[0] = d.gradient; }
-  INLINE vf gradient(vf, const vf* at, vf&) const { return at[0]; }
+  template <int N>
+  INLINE void gradient(const vf*, const vf (*at)[N], vf* q, vf&) const {
+    for (int u = 0; u < N; u++) q[u] = at[0][u];
+  }
 };
 
 struct Max {
@@ -194,7 +224,11 @@ struct Max {
   template <class Messages>
   INLINE void add(State& s, const Messages& messages, int begin, int end, bool) const {
     vf maximum = s.maximum, ties = s.ties;
-    for (int i = begin; i < end; i++) add_one(maximum, ties, messages(i), splat(1.0f));
+    in_batches(begin, end, [&](auto size, int i) INLINE_LAMBDA {
+      vf m[size.value];
+      messages(m, size, i);
+      for (vf& one : m) add_one(maximum, ties, one, splat(1.0f));
+    });
     s.maximum = maximum;
     s.ties = ties;
   }
@@ -212,5 +246,8 @@ struct Max {
     into[0] = d.gradient / d.stat;
     into[1] = d.out;
   }
-  INLINE vf gradient(vf m, const vf* at, vf&) const { return m == at[1] ? at[0] : vf{}; }
+  template <int N>
+  INLINE void gradient(const vf* m, const vf (*at)[N], vf* q, vf&) const {
+    for (int u = 0; u < N; u++) q[u] = m[u] == at[1][u] ? at[0][u] : vf{};
+  }
 };
