@@ -2,6 +2,8 @@
 #pragma once
 #include "tiles.h"
 
+#define INLINE_LAMBDA __attribute__((always_inline))
+
 enum Features { NONE = 0, RAW = 1, ENCODED = 2 };
 
 // The encoder's weight as [block][feature][lane] and its bias as [block][lane]; channels and features past the end
@@ -51,57 +53,58 @@ struct Encoder {
   }
 };
 
-// What the messages of a tile's edges are made of in one block of channels, for a batch of edges: the row of nodes
-// (or of the tile's edges) that begins at base + at[i], and then the last group of features.
-struct Plain {
-  const float* base;
-  const int64_t* at;
-  template <int N>
-  INLINE void operator()(vf* z, Size<N>, int i) const {
-    for (int u = 0; u < N; u++) z[u] = load(base + at[i + u]);
-  }
-  INLINE void prefetch(int i) const { __builtin_prefetch(base + at[i]); }
-};
-
-struct Linear {
-  const float* base;
-  const int64_t* at;
-  const float* features;
-  int64_t stride;
-  vf bias, weight[GROUP];
-  template <int N>
-  INLINE void operator()(vf* z, Size<N>, int i) const {
-    const float* e = features + i * stride;
-    for (int u = 0; u < N; u++) z[u] = load(base + at[i + u]) + bias;
-    for (int k = 0; k < GROUP; k++)
-      for (int u = 0; u < N; u++) z[u] = fma(splat(e[u * stride + k]), weight[k], z[u]);
-  }
-  INLINE void prefetch(int i) const { __builtin_prefetch(base + at[i]); }
-};
-
-// Calls body(arguments) with one of the above. Only what these two cannot do in registers goes through `z`: channels
-// that do not fill a vector, features that are encoded already, and all groups of features but the last.
-template <class Body>
-INLINE void with_arguments(Encoder& encoder, const Tile& tile, const int64_t* node, const float* x, int64_t block,
-                           const float* features, float* z, Body body) {
-  const int64_t stride = encoder.stride(), last = encoder.num_groups - 1;
-  const int lanes = int(std::min<int64_t>(LANES, encoder.channels - block * LANES));
+// z = x[node] + W e + b, and the relu and eps that make it a message if `Message`, for a tile's edges and BLOCKS
+// blocks of channels: z is [block][TILE][lane]. Two blocks at a time share the reading of e, which is what limits one.
+template <int BLOCKS, bool Message>
+INLINE void encode(Encoder& encoder, const Tile& tile, const int64_t* node, const float* x, int64_t block, float eps,
+                   const float* features, float* z) {
+  const int n = tile.num_edges, last = BLOCKS - 1;
+  const int lanes = int(std::min<int64_t>(LANES, encoder.channels - (block + last) * LANES));  // of the last block
   const float* base = x + block * LANES;
-  const int64_t* at = node;
-  if (lanes < LANES || encoder.kind == ENCODED || last > 0) {
-    for (int i = 0; i < tile.num_edges; i++) {
-      __builtin_prefetch(base + node[i + AHEAD]);
-      vf a = load(base + node[i], lanes);
-      if (encoder.kind == ENCODED) a += load(encoder.attr + tile.position[i] * encoder.channels + block * LANES, lanes);
-      for (int64_t k = 0; k < last * GROUP; k++)
-        a = fma(splat(features[i * stride + k]), load(encoder.weight_at(block, k)), a);
-      store(z + i * LANES, a);
+  const int64_t stride = encoder.stride();
+  const int64_t groups = std::max<int64_t>(encoder.num_groups, 1);
+  for (int64_t group = 0; group < groups; group++) {
+    vf bias[BLOCKS], weight[BLOCKS][GROUP];
+    for (int b = 0; b < BLOCKS; b++) {
+      bias[b] = load(encoder.bias.data + (block + b) * LANES);
+      if (encoder.num_groups)
+        for (int k = 0; k < GROUP; k++) weight[b][k] = load(encoder.weight_at(block + b, group * GROUP + k));
     }
-    base = z;
-    at = tile.in_tile;
+    const float* e = features + group * GROUP;
+    const bool final_group = group == groups - 1;
+    auto start = [&](int i, vf* a) INLINE_LAMBDA {
+      if (group > 0) {
+        for (int b = 0; b < BLOCKS; b++) a[b] = load(z + (b * TILE + i) * LANES);
+        return;
+      }
+      for (int b = 0; b < BLOCKS; b++) {
+        const float* from = base + node[i] + b * LANES;
+        __builtin_prefetch(base + node[i + AHEAD] + b * LANES);
+        a[b] = (b < last ? load(from) : load(from, lanes)) + bias[b];
+      }
+      if (encoder.kind != ENCODED) return;
+      const float* encoded = encoder.attr + tile.position[i] * encoder.channels + block * LANES;
+      for (int b = 0; b < BLOCKS; b++)
+        a[b] += b < last ? load(encoded + b * LANES) : load(encoded + b * LANES, lanes);
+    };
+    auto finish = [&](int i, const vf* a) INLINE_LAMBDA {
+      for (int b = 0; b < BLOCKS; b++)
+        store(z + (b * TILE + i) * LANES, Message && final_group ? max(vf{}, a[b]) + eps : a[b]);
+    };
+    if (encoder.num_groups == 0) {
+      for (int i = 0; i < n; i++) {
+        vf a[BLOCKS];
+        start(i, a);
+        finish(i, a);
+      }
+    } else {
+      for (int i = 0; i < n; i++, e += stride) {
+        vf a[BLOCKS];
+        start(i, a);
+        for (int k = 0; k < GROUP; k++)
+          for (int b = 0; b < BLOCKS; b++) a[b] = fma(splat(e[k]), weight[b][k], a[b]);
+        finish(i, a);
+      }
+    }
   }
-  if (encoder.kind != RAW) return body(Plain{base, at});
-  Linear arguments{base, at, features + last * GROUP, stride, load(encoder.bias.data + block * LANES), {}};
-  for (int k = 0; k < GROUP; k++) arguments.weight[k] = load(encoder.weight_at(block, last * GROUP + k));
-  body(arguments);
 }

@@ -26,8 +26,6 @@ static Sorted sorted_edges(const Problem& p) {
           {p.position, bool(p.position_wide)}};
 }
 
-INLINE vf message(vf z, float eps) { return max(vf{}, z) + eps; }
-
 // Rows that chunks share: what each chunk knows of the row it begins in and of the row it ends in.
 template <class State>
 struct Partials {
@@ -87,18 +85,12 @@ struct Forward {
     if (p.stat2) store(p.stat2 + at, result.stat2, lanes);
   }
 
-  template <class Arguments>
-  INLINE void run_tile(const Tile& tile, int64_t chunk, int64_t block, const Arguments& arguments, State* carried) {
-    const float eps = p.eps;
-    auto messages = [&arguments, eps](vf* m, auto size, int i) INLINE_LAMBDA {
-      for (int u = 0; u < size.value; u++) arguments.prefetch(i + u + AHEAD);
-      arguments(m, size, i);
-      for (int u = 0; u < size.value; u++) m[u] = message(m[u], eps);
-    };
+  // The tile's messages in one block of channels, row by row.
+  INLINE void add_up(const Tile& tile, int64_t chunk, int64_t block, const float* messages, State* carried) {
     for (int s = 0; s < tile.num_segments; s++) {
       const Segment& segment = tile.segments[s];
       State state = segment.fresh ? State() : carried[block];
-      kind.add(state, messages, segment.begin, segment.end, segment.fresh);
+      kind.add(state, messages + segment.begin * LANES, segment.end - segment.begin, segment.fresh);
       if (segment.last && segment.whole) {
         write(segment.row, block, state);
       } else if (segment.last) {
@@ -109,15 +101,20 @@ struct Forward {
     }
   }
 
+  template <int BLOCKS>
+  void run_blocks(const Tile& tile, int64_t chunk, int64_t block, const float* features, float* z, State* carried) {
+    encode<BLOCKS, true>(encoder, tile, tile.other, p.x, block, p.eps, features, z);
+    for (int b = 0; b < BLOCKS; b++) add_up(tile, chunk, block + b, z + b * TILE * LANES, carried);
+  }
+
   bool run_chunk(int64_t chunk, Tile& tile, float* features, float* z, State* carried) {
     bool broken = false;
     TileWalk walk(edges, chunk, p.num_positions, p.channels, p.channels);
     while (walk.next(tile, broken)) {
       const float* e = encoder.gather(tile, p.position == nullptr, features);
-      for (int64_t block = 0; block < num_blocks; block++)
-        with_arguments(encoder, tile, tile.other, p.x, block, e, z, [&](const auto& arguments) INLINE_LAMBDA {
-          run_tile(tile, chunk, block, arguments, carried);
-        });
+      int64_t block = 0;
+      for (; block + 2 <= num_blocks; block += 2) run_blocks<2>(tile, chunk, block, e, z, carried);
+      if (block < num_blocks) run_blocks<1>(tile, chunk, block, e, z, carried);
     }
     if (broken) return false;
     const Segment& end = tile.segments[tile.num_segments - 1];
@@ -131,7 +128,7 @@ struct Forward {
 #pragma omp parallel num_threads(p.num_threads) reduction(| : broken)
     {
       Tile tile;
-      Buffer<float> features(TILE * encoder.stride()), z(TILE * LANES);
+      Buffer<float> features(TILE * encoder.stride()), z(2 * TILE * LANES);
       Buffer<State> carried(num_blocks);
 #pragma omp for schedule(dynamic, 1)
       for (int64_t chunk = 0; chunk < num_chunks; chunk++)
@@ -206,70 +203,70 @@ struct Backward {
     pack_sums[pack_block] = dparam;
   }
 
-  // The gradients of the messages' arguments go to `q`.
-  template <class Arguments>
-  INLINE void run_tile(const Tile& tile, int64_t chunk, int64_t block, const Arguments& arguments, float* q) {
+  // From the arguments of the messages' relu to their gradients, in place.
+  INLINE void differentiate(const Tile& tile, int64_t chunk, int64_t block, float* z) {
     const float* from = packed.data + block * Kind::packed * LANES;
     const float eps = p.eps;
     vf dparam = {};
-    in_batches(0, tile.num_edges, [&](auto size, int i) INLINE_LAMBDA {
-      constexpr int N = size.value;
-      vf at[Kind::packed][N], argument[N], m[N], gradient[N];
-      for (int u = 0; u < N; u++) {
-        for (int k = 0; k < Kind::packed; k++) {
-          __builtin_prefetch(from + tile.other[i + u + AHEAD] + k * LANES);
-          at[k][u] = load(from + tile.other[i + u] + k * LANES);
-        }
+    for (int i = 0; i < tile.num_edges; i++) {
+      vf at[Kind::packed];
+      for (int k = 0; k < Kind::packed; k++) {
+        __builtin_prefetch(from + tile.other[i + AHEAD] + k * LANES);
+        at[k] = load(from + tile.other[i] + k * LANES);
       }
-      arguments(argument, size, i);
-      for (int u = 0; u < N; u++) m[u] = message(argument[u], eps);
-      kind.template gradient<N>(m, at, gradient, dparam);
-      for (int u = 0; u < N; u++) store(q + (i + u) * LANES, argument[u] > 0.0f ? gradient[u] : vf{});
-    });
+      const vf argument = load(z + i * LANES);
+      const vf gradient = kind.gradient(max(vf{}, argument) + eps, at, dparam);
+      store(z + i * LANES, argument > 0.0f ? gradient : vf{});
+    }
     param_sums[chunk] += dparam;
   }
 
-  // Sums of q: over each row for x, over all for the bias, with the last group of features for the weight.
-  INLINE void run_sums(const Tile& tile, int64_t chunk, int64_t block, const float* features, const float* q,
-                       vf* carried) {
-    const bool weighted = p.grad_weight != nullptr;
+  // Sums of q: over each row for x, over all for the bias, times a group of features for the weight.
+  template <int BLOCKS, bool Weighted>
+  INLINE void add_up(const Tile& tile, int64_t chunk, int64_t block, const float* features, const float* q,
+                     vf* carried) {
     const int64_t stride = encoder.stride();
-    const float* e = features + (encoder.num_groups - 1) * GROUP;
-    vf sums[GROUP] = {}, dbias = {};
+    vf weight[BLOCKS][GROUP] = {}, bias[BLOCKS] = {};
     for (int s = 0; s < tile.num_segments; s++) {
       const Segment& segment = tile.segments[s];
-      vf sum = {};
-      if (weighted) {
-        for (int i = segment.begin; i < segment.end; i++) {
-          vf qi = load(q + i * LANES);
-          sum += qi;
-          for (int k = 0; k < GROUP; k++) sums[k] = fma(splat(e[i * stride + k]), qi, sums[k]);
+      vf sum[BLOCKS] = {};
+      const float* e = features + segment.begin * stride;
+      for (int i = segment.begin; i < segment.end; i++, e += stride) {
+        vf qi[BLOCKS];
+        for (int b = 0; b < BLOCKS; b++) {
+          qi[b] = load(q + (b * TILE + i) * LANES);
+          sum[b] += qi[b];
         }
-      } else {
-        for (int i = segment.begin; i < segment.end; i++) sum += load(q + i * LANES);
+        if constexpr (Weighted)
+          for (int k = 0; k < GROUP; k++)
+            for (int b = 0; b < BLOCKS; b++) weight[b][k] = fma(splat(e[k]), qi[b], weight[b][k]);
       }
-      dbias += sum;
-      if (!segment.fresh) sum += carried[block];
-      if (segment.last && segment.whole) {
-        store_grad_x(segment.row, block, sum);
-      } else if (segment.last) {
-        partials.of(chunk, segment)[block] = sum;
-      } else {
-        carried[block] = sum;
+      for (int b = 0; b < BLOCKS; b++) {
+        bias[b] += sum[b];
+        if (!segment.fresh) sum[b] += carried[block + b];
+        if (segment.last && segment.whole) {
+          store_grad_x(segment.row, block + b, sum[b]);
+        } else if (segment.last) {
+          partials.of(chunk, segment)[block + b] = sum[b];
+        } else {
+          carried[block + b] = sum[b];
+        }
       }
     }
-    bias_sums[chunk * num_blocks + block] += dbias;
-    if (weighted) add_to_weight(chunk, block, encoder.num_groups - 1, sums);
+    for (int b = 0; b < BLOCKS; b++) {
+      bias_sums[chunk * num_blocks + block + b] += bias[b];
+      if (Weighted) add_to_weight(chunk, block + b, 0, weight[b]);
+    }
   }
 
-  INLINE void run_other_groups(int n, int64_t chunk, int64_t block, const float* features, const float* q) {
+  void add_up_other_groups(int n, int64_t chunk, int64_t block, const float* features, const float* q) {
     const int64_t stride = encoder.stride();
-    for (int64_t group = 0; group < encoder.num_groups - 1; group++) {
+    for (int64_t group = 1; group < encoder.num_groups; group++) {
       vf sums[GROUP] = {};
       const float* e = features + group * GROUP;
-      for (int i = 0; i < n; i++) {
+      for (int i = 0; i < n; i++, e += stride) {
         vf qi = load(q + i * LANES);
-        for (int k = 0; k < GROUP; k++) sums[k] = fma(splat(e[i * stride + k]), qi, sums[k]);
+        for (int k = 0; k < GROUP; k++) sums[k] = fma(splat(e[k]), qi, sums[k]);
       }
       add_to_weight(chunk, block, group, sums);
     }
@@ -297,21 +294,28 @@ struct Backward {
     }
   }
 
-  void run_block(const Tile& tile, int64_t chunk, int64_t block, const float* features, float* z, vf* carried,
-                 float* grad_features) {
-    with_arguments(encoder, tile, tile.row, p.x, block, features, z, [&](const auto& arguments) INLINE_LAMBDA {
-      run_tile(tile, chunk, block, arguments, z);
-    });
-    run_sums(tile, chunk, block, features, z, carried);
-    if (p.grad_weight) run_other_groups(tile.num_edges, chunk, block, features, z);
-    if (!p.grad_attr) return;
-    if (encoder.kind == RAW) {
-      to_features(tile.num_edges, block, z, grad_features);
-      return;
+  template <int BLOCKS>
+  void run_blocks(const Tile& tile, int64_t chunk, int64_t block, const float* features, float* z, vf* carried,
+                  float* grad_features) {
+    encode<BLOCKS, false>(encoder, tile, tile.row, p.x, block, p.eps, features, z);
+    for (int b = 0; b < BLOCKS; b++) differentiate(tile, chunk, block + b, z + b * TILE * LANES);
+    if (p.grad_weight) {
+      add_up<BLOCKS, true>(tile, chunk, block, features, z, carried);
+    } else {
+      add_up<BLOCKS, false>(tile, chunk, block, features, z, carried);
     }
+    for (int b = 0; b < BLOCKS; b++) {
+      const float* q = z + b * TILE * LANES;
+      if (p.grad_weight) add_up_other_groups(tile.num_edges, chunk, block + b, features, q);
+      if (p.grad_attr && encoder.kind == RAW) to_features(tile.num_edges, block + b, q, grad_features);
+      if (p.grad_attr && encoder.kind == ENCODED) scatter_encoded(tile, block + b, q);
+    }
+  }
+
+  void scatter_encoded(const Tile& tile, int64_t block, const float* q) {
     const int lanes = int(std::min<int64_t>(LANES, p.channels - block * LANES));
     for (int i = 0; i < tile.num_edges; i++)
-      store(p.grad_attr + tile.position[i] * p.channels + block * LANES, load(z + i * LANES), lanes);
+      store(p.grad_attr + tile.position[i] * p.channels + block * LANES, load(q + i * LANES), lanes);
   }
 
   bool run_chunk(int64_t chunk, Tile& tile, float* features, float* z, vf* carried, float* grad_features) {
@@ -319,8 +323,9 @@ struct Backward {
     TileWalk walk(edges, chunk, p.num_positions, p.channels, num_blocks * Kind::packed * LANES);
     while (walk.next(tile, broken)) {
       const float* e = encoder.gather(tile, p.position == nullptr, features);
-      for (int64_t block = 0; block < num_blocks; block++)
-        run_block(tile, chunk, block, e, z, carried, grad_features);
+      int64_t block = 0;
+      for (; block + 2 <= num_blocks; block += 2) run_blocks<2>(tile, chunk, block, e, z, carried, grad_features);
+      if (block < num_blocks) run_blocks<1>(tile, chunk, block, e, z, carried, grad_features);
       if (!p.grad_attr || encoder.kind != RAW) continue;
       for (int i = 0; i < tile.num_edges; i++)
         std::memcpy(p.grad_attr + tile.position[i] * p.edge_dim, grad_features + i * encoder.stride(), 4 * p.edge_dim);
@@ -336,7 +341,7 @@ struct Backward {
 #pragma omp parallel num_threads(p.num_threads) reduction(| : broken)
     {
       Tile tile;
-      Buffer<float> features(TILE * encoder.stride()), z(TILE * LANES), grad_features(TILE * encoder.stride());
+      Buffer<float> features(TILE * encoder.stride()), z(2 * TILE * LANES), grad_features(TILE * encoder.stride());
       Buffer<vf> carried(num_blocks);
 #pragma omp for schedule(static)
       for (int64_t b = 0; b < num_pack_blocks; b++) pack(b);

@@ -30,49 +30,33 @@ struct Softmax {
     vf base = splat(-__builtin_inff()), total = {}, weighted = {};
   };
 
-  template <class Messages>
-  INLINE void add(State& s, const Messages& messages, int begin, int end, bool fresh) const {
+  INLINE void add(State& s, const float* messages, int n, bool fresh) const {
     const vf slope = splat(t2);
+    const vf base = fresh ? load(messages) * slope : s.base;
     vf total = {}, weighted = {};
-    vf base = s.base;
-    if (fresh) {
-      vf first[1];
-      messages(first, Size<1>(), begin);
-      base = first[0] * slope;
+    for (int i = 0; i < n; i++) {
+      vf m = load(messages + i * LANES);
+      vf w = exp2(fma(m, slope, -base));
+      total += w;
+      weighted = fma(w, m, weighted);
     }
-    in_batches(begin, end, [&](auto size, int i) INLINE_LAMBDA {
-      vf m[size.value], w[size.value];
-      messages(m, size, i);
-      for (int u = 0; u < size.value; u++) w[u] = fma(m[u], slope, -base);
-      exp2<size.value>(w);
-      for (int u = 0; u < size.value; u++) {
-        total += w[u];
-        weighted = fma(w[u], m[u], weighted);
-      }
-    });
     if (__builtin_expect(all_less(total, splat(LARGE)), 1)) {
       s.base = base;
       s.total += total;
       s.weighted += weighted;
     } else {
-      add_large(s, messages, begin, end);
+      add_large(s, messages, n);
     }
   }
 
-  template <class Messages>
-  void __attribute__((noinline)) add_large(State& s, const Messages& messages, int begin, int end) const {
-    // The largest exponent belongs to the largest message, or to the smallest where t is negative.
+  void __attribute__((noinline)) add_large(State& s, const float* messages, int n) const {
     State part;
-    vf m[1];
-    for (int i = begin; i < end; i++) {
-      messages(m, Size<1>(), i);
-      part.base = max(part.base, m[0] * t2);
-    }
-    for (int i = begin; i < end; i++) {
-      messages(m, Size<1>(), i);
-      vf w = exp2(fma(m[0], splat(t2), -part.base));
+    for (int i = 0; i < n; i++) part.base = max(part.base, load(messages + i * LANES) * t2);
+    for (int i = 0; i < n; i++) {
+      vf m = load(messages + i * LANES);
+      vf w = exp2(fma(m, splat(t2), -part.base));
       part.total += w;
-      part.weighted = fma(w, m[0], part.weighted);
+      part.weighted = fma(w, m, part.weighted);
     }
     merge(s, part);
   }
@@ -96,16 +80,11 @@ struct Softmax {
     into[1] = with_sign_of(d.out, d.gradient);
   }
 
-  template <int N>
-  INLINE void gradient(const vf* m, const vf (*at)[N], vf* q, vf& dparam) const {
-    for (int u = 0; u < N; u++) q[u] = fma(m[u], splat(t2), -at[0][u]);
-    exp2<N>(q);
-    for (int u = 0; u < N; u++) {
-      vf share = with_sign_of(q[u], at[1][u]);
-      vf r = share * (m[u] - absolute(at[1][u]));
-      dparam = fma(m[u], r, dparam);
-      q[u] = fma(r, splat(t), share);
-    }
+  INLINE vf gradient(vf m, const vf* at, vf& dparam) const {
+    vf share = with_sign_of(exp2(fma(m, splat(t2), -at[0])), at[1]);
+    vf r = share * (m - absolute(at[1]));
+    dparam = fma(m, r, dparam);
+    return fma(r, splat(t), share);
   }
 };
 
@@ -116,12 +95,7 @@ struct SoftmaxSemiGrad : Softmax {
     into[0] = d.stat;
     into[1] = d.gradient;
   }
-  template <int N>
-  INLINE void gradient(const vf* m, const vf (*at)[N], vf* q, vf&) const {
-    for (int u = 0; u < N; u++) q[u] = fma(m[u], splat(t2), -at[0][u]);
-    exp2<N>(q);
-    for (int u = 0; u < N; u++) q[u] *= at[1][u];
-  }
+  INLINE vf gradient(vf m, const vf* at, vf&) const { return exp2(fma(m, splat(t2), -at[0])) * at[1]; }
 };
 
 struct Power {
@@ -135,21 +109,14 @@ struct Power {
 
   static INLINE vf clamp(vf m) { return min(splat(POWER_HIGH), max(splat(POWER_LOW), m)); }
 
-  template <class Messages>
-  INLINE void add(State& s, const Messages& messages, int begin, int end, bool) const {
+  INLINE void add(State& s, const float* messages, int n, bool) const {
     vf total = {}, log_total = {};
-    in_batches(begin, end, [&](auto size, int i) INLINE_LAMBDA {
-      vf log_m[size.value], w[size.value];
-      messages(log_m, size, i);
-      for (int u = 0; u < size.value; u++) log_m[u] = clamp(log_m[u]);
-      log2<size.value>(log_m);
-      for (int u = 0; u < size.value; u++) w[u] = log_m[u] * p;
-      exp2<size.value>(w);
-      for (int u = 0; u < size.value; u++) {
-        total += w[u];
-        log_total = fma(w[u], log_m[u], log_total);
-      }
-    });
+    for (int i = 0; i < n; i++) {
+      vf log_m = log2(clamp(load(messages + i * LANES)));
+      vf w = exp2(log_m * p);
+      total += w;
+      log_total = fma(w, log_m, log_total);
+    }
     s.total += total;
     s.log_total += log_total;
   }
@@ -175,13 +142,10 @@ struct Power {
     dparam = fma(d.gradient, d.stat2, dparam);
   }
 
-  template <int N>
-  INLINE void gradient(const vf* m, const vf (*at)[N], vf* q, vf&) const {
-    for (int u = 0; u < N; u++) q[u] = clamp(m[u]);
-    log2<N>(q);
-    for (int u = 0; u < N; u++) q[u] *= p - 1.0f;
-    exp2<N>(q);
-    for (int u = 0; u < N; u++) q[u] = clamp(m[u]) == m[u] ? q[u] * at[0][u] : vf{};
+  INLINE vf gradient(vf m, const vf* at, vf&) const {
+    vf clamped = clamp(m);
+    vf q = at[0] * exp2(log2(clamped) * (p - 1.0f));
+    return clamped == m ? q : vf{};
   }
 };
 
@@ -193,24 +157,16 @@ struct Add {
     vf total = {};
   };
 
-  template <class Messages>
-  INLINE void add(State& s, const Messages& messages, int begin, int end, bool) const {
+  INLINE void add(State& s, const float* messages, int n, bool) const {
     vf total = {};
-    in_batches(begin, end, [&](auto size, int i) INLINE_LAMBDA {
-      vf m[size.value];
-      messages(m, size, i);
-      for (vf& one : m) total += one;
-    });
+    for (int i = 0; i < n; i++) total += load(messages + i * LANES);
     s.total += total;
   }
 
   INLINE void merge(State& s, const State& o) const { s.total += o.total; }
   INLINE Output finish(const State& s, float) const { return {s.total, vf{}, vf{}}; }
   INLINE void pack(const Arriving& d, vf* into, vf&) const { into[0] = d.gradient; }
-  template <int N>
-  INLINE void gradient(const vf*, const vf (*at)[N], vf* q, vf&) const {
-    for (int u = 0; u < N; u++) q[u] = at[0][u];
-  }
+  INLINE vf gradient(vf, const vf* at, vf&) const { return at[0]; }
 };
 
 struct Max {
@@ -221,14 +177,9 @@ struct Max {
     vf maximum = splat(-__builtin_inff()), ties = {};
   };
 
-  template <class Messages>
-  INLINE void add(State& s, const Messages& messages, int begin, int end, bool) const {
+  INLINE void add(State& s, const float* messages, int n, bool) const {
     vf maximum = s.maximum, ties = s.ties;
-    in_batches(begin, end, [&](auto size, int i) INLINE_LAMBDA {
-      vf m[size.value];
-      messages(m, size, i);
-      for (vf& one : m) add_one(maximum, ties, one, splat(1.0f));
-    });
+    for (int i = 0; i < n; i++) add_one(maximum, ties, load(messages + i * LANES), splat(1.0f));
     s.maximum = maximum;
     s.ties = ties;
   }
@@ -246,8 +197,5 @@ struct Max {
     into[0] = d.gradient / d.stat;
     into[1] = d.out;
   }
-  template <int N>
-  INLINE void gradient(const vf* m, const vf (*at)[N], vf* q, vf&) const {
-    for (int u = 0; u < N; u++) q[u] = m[u] == at[1][u] ? at[0][u] : vf{};
-  }
+  INLINE vf gradient(vf m, const vf* at, vf&) const { return m == at[1] ? at[0] : vf{}; }
 };

@@ -19,7 +19,6 @@
 #endif
 
 #define INLINE inline __attribute__((always_inline))
-#define INLINE_LAMBDA __attribute__((always_inline))
 
 constexpr int LANES = SIMD_LANES;
 typedef float vf __attribute__((vector_size(4 * SIMD_LANES)));
@@ -99,83 +98,43 @@ INLINE vf absolute(vf a) { return (vf)((vi)a & 0x7fffffff); }
 // `a` must not be negative.
 INLINE vf with_sign_of(vf a, vf sign) { return (vf)((vi)a | ((vi)sign & int32_t(0x80000000))); }
 
-// Coefficients from the highest power down, N numbers in lockstep.
-template <int N, int TERMS>
-INLINE void polynomial(const vf* x, const float (&coefficients)[TERMS], vf* out) {
-  for (int u = 0; u < N; u++) out[u] = splat(coefficients[0]);
-  for (int k = 1; k < TERMS; k++)
-    for (int u = 0; u < N; u++) out[u] = fma(out[u], x[u], splat(coefficients[k]));
+template <int TERMS>
+INLINE vf polynomial(vf x, const float (&coefficients)[TERMS]) {  // from the highest power down
+  vf out = splat(coefficients[0]);
+  for (int k = 1; k < TERMS; k++) out = fma(out, x, splat(coefficients[k]));
+  return out;
 }
 
-// 2^a in place, within two units in the last place; NaN stays NaN, far below -126 it is 0.
-template <int N>
-INLINE void exp2(vf* a) {
+// 2^a within two units in the last place; NaN stays NaN, far below -126 it is 0.
+INLINE vf exp2(vf a) {
 #ifdef SIMD_AVX512
   // Fraction in [0, 1) and scaling by 2^floor(a): one instruction each.
-  vf f[N], p[N];
-  for (int u = 0; u < N; u++) f[u] = (vf)_mm512_reduce_ps((__m512)a[u], _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  polynomial<N>(f, {1.8775678925e-03f, 8.9893613442e-03f, 5.5826300219e-02f, 2.4015362307e-01f, 6.9315307250e-01f,
-                    9.9999992508e-01f}, p);
-  for (int u = 0; u < N; u++) a[u] = (vf)_mm512_scalef_ps((__m512)p[u], (__m512)a[u]);
+  vf f = (vf)_mm512_reduce_ps((__m512)a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  vf p = polynomial(f, {1.8775678925e-03f, 8.9893613442e-03f, 5.5826300219e-02f, 2.4015362307e-01f, 6.9315307250e-01f,
+                        9.9999992508e-01f});
+  return (vf)_mm512_scalef_ps((__m512)p, (__m512)a);
 #else
-  vf f[N], p[N], shifted[N];
-  for (int u = 0; u < N; u++) {
-    vf c = a[u] < -126.0f ? splat(-126.0f) : a[u];
-    c = c > 128.0f ? splat(128.0f) : c;
-    shifted[u] = c + 12582912.0f;  // 1.5 * 2^23: rounds to the nearest integer, left in the low bits
-    f[u] = c - (shifted[u] - 12582912.0f);
-  }
-  polynomial<N>(f, {1.3276409889e-03f, 9.6755408374e-03f, 5.5507134656e-02f, 2.4022119736e-01f, 6.9314696695e-01f,
-                    1.0000000717e+00f}, p);
-  for (int u = 0; u < N; u++) {
-    vf out = (vf)((vi)p[u] + ((vi)shifted[u] << 23));
-    out = a[u] < -126.0f ? vf{} : out;
-    out = a[u] >= 128.0f ? splat(__builtin_inff()) : out;
-    a[u] = a[u] != a[u] ? a[u] : out;
-  }
+  vf c = a < -126.0f ? splat(-126.0f) : a;
+  c = c > 128.0f ? splat(128.0f) : c;
+  vf shifted = c + 12582912.0f;  // 1.5 * 2^23: rounds to the nearest integer, left in the low bits
+  vf f = c - (shifted - 12582912.0f);
+  vf p = polynomial(f, {1.3276409889e-03f, 9.6755408374e-03f, 5.5507134656e-02f, 2.4022119736e-01f, 6.9314696695e-01f,
+                        1.0000000717e+00f});
+  vf out = (vf)((vi)p + ((vi)shifted << 23));
+  out = a < -126.0f ? vf{} : out;
+  out = a >= 128.0f ? splat(__builtin_inff()) : out;
+  return a != a ? a : out;
 #endif
 }
 
-// log2 in place of positive normal numbers; infinity and NaN stay what they are.
-template <int N>
-INLINE void log2(vf* a) {
-  vf x[N], p[N], exponent[N];
-  for (int u = 0; u < N; u++) {
-    vi e = ((vi)a[u] - 0x3f400000) >> 23;  // the rest is in [0.75, 1.5)
-    x[u] = (vf)((vi)a[u] - (e << 23)) - 1.0f;
-    exponent[u] = __builtin_convertvector(e, vf);
-  }
-  polynomial<N>(x, {-6.4344143901e-02f, 1.5066694676e-01f, -1.9027847329e-01f, 2.0910101088e-01f, -2.4014821048e-01f,
-                    2.8838403681e-01f, -3.6067485447e-01f, 4.8090077239e-01f, -7.2134753738e-01f, 1.4426950349e+00f}, p);
-  for (int u = 0; u < N; u++) a[u] = a[u] < __builtin_inff() ? fma(p[u], x[u], exponent[u]) : a[u];
-}
-
-INLINE vf exp2(vf a) {
-  exp2<1>(&a);
-  return a;
-}
-
+// log2 of positive normal numbers; infinity and NaN stay what they are.
 INLINE vf log2(vf a) {
-  log2<1>(&a);
-  return a;
-}
-
-// Calls step(size, i) for runs of edges that are worked on side by side: one edge alone is a long chain of
-// instructions that each wait for the last.
-constexpr int BATCH = 4;
-
-template <int N>
-struct Size {
-  static constexpr int value = N;
-};
-
-template <class Step>
-INLINE void in_batches(int begin, int end, Step step) {
-  int i = begin;
-  for (; i + BATCH <= end; i += BATCH) step(Size<BATCH>(), i);
-  static_assert(BATCH == 4);
-  if (i + 2 <= end) step(Size<2>(), i), i += 2;
-  if (i < end) step(Size<1>(), i);
+  vi exponent = ((vi)a - 0x3f400000) >> 23;  // the rest is in [0.75, 1.5)
+  vf x = (vf)((vi)a - (exponent << 23)) - 1.0f;
+  vf p = polynomial(x, {-6.4344143901e-02f, 1.5066694676e-01f, -1.9027847329e-01f, 2.0910101088e-01f,
+                        -2.4014821048e-01f, 2.8838403681e-01f, -3.6067485447e-01f, 4.8090077239e-01f,
+                        -7.2134753738e-01f, 1.4426950349e+00f});
+  return a < __builtin_inff() ? fma(p, x, __builtin_convertvector(exponent, vf)) : a;
 }
 
 INLINE double sum(vf a) {

@@ -9,7 +9,7 @@
 
 #include "simd.h"
 
-constexpr int TILE = 256;       // edges
+constexpr int TILE = 128;       // edges
 constexpr int GROUP = 8;        // edge features held in registers at a time
 constexpr int AHEAD = 24;       // edges between a prefetch and its use
 constexpr int MAX_CHUNKS = 256;
@@ -62,11 +62,6 @@ struct Tile {
   // Where each edge's two nodes begin in arrays of nodes; past the end the last is repeated, for prefetching.
   int64_t row[TILE + AHEAD], other[TILE + AHEAD];
   int64_t position[TILE];
-  int64_t in_tile[TILE + AHEAD];  // where each edge begins in an array of the tile's edges
-
-  Tile() {
-    for (int i = 0; i < TILE + AHEAD; i++) in_tile[i] = std::min(i, TILE - 1) * LANES;
-  }
 };
 
 // Walks the edges `begin` ... `end` - 1 tile by tile.
