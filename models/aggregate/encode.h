@@ -40,6 +40,7 @@ struct Encoder {
     if (kind != RAW) return nullptr;
     if (in_order && dim == stride()) return attr + tile.position[0] * dim;
     for (int i = 0; i < tile.num_edges; i++) {
+      __builtin_prefetch(attr + tile.next_position[i] * dim, 0, 2);
       const float* from = attr + tile.position[i] * dim;
       float* to = into + i * stride();
       if (dim == GROUP) {
@@ -61,50 +62,67 @@ INLINE void encode(Encoder& encoder, const Tile& tile, const int64_t* node, cons
   const int n = tile.num_edges, last = BLOCKS - 1;
   const int lanes = int(std::min<int64_t>(LANES, encoder.channels - (block + last) * LANES));  // of the last block
   const float* base = x + block * LANES;
-  const int64_t stride = encoder.stride();
-  const int64_t groups = std::max<int64_t>(encoder.num_groups, 1);
-  for (int64_t group = 0; group < groups; group++) {
-    vf bias[BLOCKS], weight[BLOCKS][GROUP];
+  vf bias[BLOCKS];
+  for (int b = 0; b < BLOCKS; b++) bias[b] = load(encoder.bias.data + (block + b) * LANES);
+  auto begin = [=](int i, vf* a) INLINE_LAMBDA {
     for (int b = 0; b < BLOCKS; b++) {
-      bias[b] = load(encoder.bias.data + (block + b) * LANES);
-      if (encoder.num_groups)
-        for (int k = 0; k < GROUP; k++) weight[b][k] = load(encoder.weight_at(block + b, group * GROUP + k));
+      const float* from = base + node[i] + b * LANES;
+      __builtin_prefetch(base + node[i + AHEAD] + b * LANES);
+      a[b] = (b < last ? load(from) : load(from, lanes)) + bias[b];
     }
-    const float* e = features + group * GROUP;
-    const bool final_group = group == groups - 1;
-    auto start = [&](int i, vf* a) INLINE_LAMBDA {
-      if (group > 0) {
-        for (int b = 0; b < BLOCKS; b++) a[b] = load(z + (b * TILE + i) * LANES);
-        return;
-      }
+  };
+  auto end = [=](int i, vf a, int b) INLINE_LAMBDA { store(z + (b * TILE + i) * LANES, Message ? max(vf{}, a) + eps : a); };
+
+  if (encoder.num_groups == 0) {
+    const bool encoded = encoder.kind == ENCODED;
+    for (int i = 0; i < n; i++) {
+      vf a[BLOCKS];
+      begin(i, a);
+      const float* from = encoder.attr + tile.position[i] * encoder.channels + block * LANES;
       for (int b = 0; b < BLOCKS; b++) {
-        const float* from = base + node[i] + b * LANES;
-        __builtin_prefetch(base + node[i + AHEAD] + b * LANES);
-        a[b] = (b < last ? load(from) : load(from, lanes)) + bias[b];
+        if (encoded) a[b] += b < last ? load(from + b * LANES) : load(from + b * LANES, lanes);
+        end(i, a[b], b);
       }
-      if (encoder.kind != ENCODED) return;
-      const float* encoded = encoder.attr + tile.position[i] * encoder.channels + block * LANES;
-      for (int b = 0; b < BLOCKS; b++)
-        a[b] += b < last ? load(encoded + b * LANES) : load(encoded + b * LANES, lanes);
+    }
+    return;
+  }
+  const int64_t stride = encoder.stride(), groups = encoder.num_groups;
+  for (int64_t group = 0; group < groups; group++) {
+    vf weight[BLOCKS][GROUP];
+    for (int b = 0; b < BLOCKS; b++)
+      for (int k = 0; k < GROUP; k++) weight[b][k] = load(encoder.weight_at(block + b, group * GROUP + k));
+    const float* e = features + group * GROUP;
+    // Two sums per block: one alone would be a chain of instructions that each wait for the last.
+    auto multiply = [&](vf* a) INLINE_LAMBDA {
+      vf other[BLOCKS];
+      for (int b = 0; b < BLOCKS; b++) other[b] = splat(e[0]) * weight[b][0];
+      for (int k = 1; k < GROUP / 2; k++)
+        for (int b = 0; b < BLOCKS; b++) other[b] = fma(splat(e[k]), weight[b][k], other[b]);
+      for (int k = GROUP / 2; k < GROUP; k++)
+        for (int b = 0; b < BLOCKS; b++) a[b] = fma(splat(e[k]), weight[b][k], a[b]);
+      for (int b = 0; b < BLOCKS; b++) a[b] += other[b];
+      e += stride;
     };
-    auto finish = [&](int i, const vf* a) INLINE_LAMBDA {
-      for (int b = 0; b < BLOCKS; b++)
-        store(z + (b * TILE + i) * LANES, Message && final_group ? max(vf{}, a[b]) + eps : a[b]);
+    auto again = [=](int i, vf* a) INLINE_LAMBDA {
+      for (int b = 0; b < BLOCKS; b++) a[b] = load(z + (b * TILE + i) * LANES);
     };
-    if (encoder.num_groups == 0) {
+    auto keep = [=](int i, vf a, int b) INLINE_LAMBDA { store(z + (b * TILE + i) * LANES, a); };
+    auto run = [&](auto first, auto then) INLINE_LAMBDA {
       for (int i = 0; i < n; i++) {
         vf a[BLOCKS];
-        start(i, a);
-        finish(i, a);
+        first(i, a);
+        multiply(a);
+        for (int b = 0; b < BLOCKS; b++) then(i, a[b], b);
       }
+    };
+    if (groups == 1) {
+      run(begin, end);
+    } else if (group == 0) {
+      run(begin, keep);
+    } else if (group < groups - 1) {
+      run(again, keep);
     } else {
-      for (int i = 0; i < n; i++, e += stride) {
-        vf a[BLOCKS];
-        start(i, a);
-        for (int k = 0; k < GROUP; k++)
-          for (int b = 0; b < BLOCKS; b++) a[b] = fma(splat(e[k]), weight[b][k], a[b]);
-        finish(i, a);
-      }
+      run(again, end);
     }
   }
 }

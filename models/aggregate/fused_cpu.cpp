@@ -207,6 +207,7 @@ struct Backward {
   INLINE void differentiate(const Tile& tile, int64_t chunk, int64_t block, float* z) {
     const float* from = packed.data + block * Kind::packed * LANES;
     const float eps = p.eps;
+    const Kind local = kind;  // the compiler cannot know that writing z leaves `kind` alone
     vf dparam = {};
     for (int i = 0; i < tile.num_edges; i++) {
       vf at[Kind::packed];
@@ -215,7 +216,7 @@ struct Backward {
         at[k] = load(from + tile.other[i] + k * LANES);
       }
       const vf argument = load(z + i * LANES);
-      const vf gradient = kind.gradient(max(vf{}, argument) + eps, at, dparam);
+      const vf gradient = local.gradient(max(vf{}, argument) + eps, at, dparam);
       store(z + i * LANES, argument > 0.0f ? gradient : vf{});
     }
     param_sums[chunk] += dparam;

@@ -61,7 +61,7 @@ struct Tile {
   Segment segments[TILE];
   // Where each edge's two nodes begin in arrays of nodes; past the end the last is repeated, for prefetching.
   int64_t row[TILE + AHEAD], other[TILE + AHEAD];
-  int64_t position[TILE];
+  int64_t position[TILE], next_position[TILE];  // of this tile's edges, and of the next one's
 };
 
 // Walks the edges `begin` ... `end` - 1 tile by tile.
@@ -109,6 +109,7 @@ struct TileWalk {
       tile.other[i] = other * other_stride;
       tile.position[i] = position;
     }
+    for (int i = 0; i < n; i++) tile.next_position[i] = edges.position[std::min(at + i, edges.num_edges - 1)];
     std::fill_n(tile.row + n, AHEAD, tile.row[n - 1]);
     std::fill_n(tile.other + n, AHEAD, tile.other[n - 1]);
     return true;
