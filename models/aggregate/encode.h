@@ -71,7 +71,7 @@ INLINE void encode(Encoder& encoder, const Tile& tile, const int64_t* node, cons
       a[b] = (b < last ? load(from) : load(from, lanes)) + bias[b];
     }
   };
-  auto end = [=](int i, vf a, int b) INLINE_LAMBDA { store(z + (b * TILE + i) * LANES, Message ? max(vf{}, a) + eps : a); };
+  auto end = [=](int i, vf a, int b) INLINE_LAMBDA { store(z + b * PLANE + i * LANES, Message ? max(vf{}, a) + eps : a); };
 
   if (encoder.num_groups == 0) {
     const bool encoded = encoder.kind == ENCODED;
@@ -104,9 +104,9 @@ INLINE void encode(Encoder& encoder, const Tile& tile, const int64_t* node, cons
       e += stride;
     };
     auto again = [=](int i, vf* a) INLINE_LAMBDA {
-      for (int b = 0; b < BLOCKS; b++) a[b] = load(z + (b * TILE + i) * LANES);
+      for (int b = 0; b < BLOCKS; b++) a[b] = load(z + b * PLANE + i * LANES);
     };
-    auto keep = [=](int i, vf a, int b) INLINE_LAMBDA { store(z + (b * TILE + i) * LANES, a); };
+    auto keep = [=](int i, vf a, int b) INLINE_LAMBDA { store(z + b * PLANE + i * LANES, a); };
     auto run = [&](auto first, auto then) INLINE_LAMBDA {
       for (int i = 0; i < n; i++) {
         vf a[BLOCKS];

@@ -85,26 +85,20 @@ struct Forward {
     if (p.stat2) store(p.stat2 + at, result.stat2, lanes);
   }
 
-  // The tile's messages in one block of channels, row by row.
-  INLINE void add_up(const Tile& tile, int64_t chunk, int64_t block, const float* messages, State* carried) {
-    for (int s = 0; s < tile.num_segments; s++) {
-      const Segment& segment = tile.segments[s];
-      State state = segment.fresh ? State() : carried[block];
-      kind.add(state, messages + segment.begin * LANES, segment.end - segment.begin, segment.fresh);
-      if (segment.last && segment.whole) {
-        write(segment.row, block, state);
-      } else if (segment.last) {
-        partials.of(chunk, segment)[block] = state;
-      } else {
-        carried[block] = state;
-      }
-    }
-  }
-
   template <int BLOCKS>
   void run_blocks(const Tile& tile, int64_t chunk, int64_t block, const float* features, float* z, State* carried) {
     encode<BLOCKS, true>(encoder, tile, tile.other, p.x, block, p.eps, features, z);
-    for (int b = 0; b < BLOCKS; b++) add_up(tile, chunk, block + b, z + b * TILE * LANES, carried);
+    for (int s = 0; s < tile.num_segments; s++) {
+      const Segment& segment = tile.segments[s];
+      State states[BLOCKS];
+      if (!segment.fresh) std::copy_n(carried + block, BLOCKS, states);
+      kind.template add<BLOCKS>(states, z + segment.begin * LANES, segment.end - segment.begin, segment.fresh);
+      if (segment.last && segment.whole) {
+        for (int b = 0; b < BLOCKS; b++) write(segment.row, block + b, states[b]);
+      } else {
+        std::copy_n(states, BLOCKS, (segment.last ? partials.of(chunk, segment) : carried) + block);
+      }
+    }
   }
 
   bool run_chunk(int64_t chunk, Tile& tile, float* features, float* z, State* carried) {
@@ -128,7 +122,7 @@ struct Forward {
 #pragma omp parallel num_threads(p.num_threads) reduction(| : broken)
     {
       Tile tile;
-      Buffer<float> features(TILE * encoder.stride()), z(2 * TILE * LANES);
+      Buffer<float> features(TILE * encoder.stride()), z(2 * PLANE);
       Buffer<State> carried(num_blocks);
 #pragma omp for schedule(dynamic, 1)
       for (int64_t chunk = 0; chunk < num_chunks; chunk++)
@@ -235,7 +229,7 @@ struct Backward {
       for (int i = segment.begin; i < segment.end; i++, e += stride) {
         vf qi[BLOCKS];
         for (int b = 0; b < BLOCKS; b++) {
-          qi[b] = load(q + (b * TILE + i) * LANES);
+          qi[b] = load(q + b * PLANE + i * LANES);
           sum[b] += qi[b];
         }
         if constexpr (Weighted)
@@ -299,14 +293,14 @@ struct Backward {
   void run_blocks(const Tile& tile, int64_t chunk, int64_t block, const float* features, float* z, vf* carried,
                   float* grad_features) {
     encode<BLOCKS, false>(encoder, tile, tile.row, p.x, block, p.eps, features, z);
-    for (int b = 0; b < BLOCKS; b++) differentiate(tile, chunk, block + b, z + b * TILE * LANES);
+    for (int b = 0; b < BLOCKS; b++) differentiate(tile, chunk, block + b, z + b * PLANE);
     if (p.grad_weight) {
       add_up<BLOCKS, true>(tile, chunk, block, features, z, carried);
     } else {
       add_up<BLOCKS, false>(tile, chunk, block, features, z, carried);
     }
     for (int b = 0; b < BLOCKS; b++) {
-      const float* q = z + b * TILE * LANES;
+      const float* q = z + b * PLANE;
       if (p.grad_weight) add_up_other_groups(tile.num_edges, chunk, block + b, features, q);
       if (p.grad_attr && encoder.kind == RAW) to_features(tile.num_edges, block + b, q, grad_features);
       if (p.grad_attr && encoder.kind == ENCODED) scatter_encoded(tile, block + b, q);
@@ -342,7 +336,7 @@ struct Backward {
 #pragma omp parallel num_threads(p.num_threads) reduction(| : broken)
     {
       Tile tile;
-      Buffer<float> features(TILE * encoder.stride()), z(2 * TILE * LANES), grad_features(TILE * encoder.stride());
+      Buffer<float> features(TILE * encoder.stride()), z(2 * PLANE), grad_features(TILE * encoder.stride());
       Buffer<vf> carried(num_blocks);
 #pragma omp for schedule(static)
       for (int64_t b = 0; b < num_pack_blocks; b++) pack(b);

@@ -1,5 +1,5 @@
 // What each aggregation does to the messages of one destination (forward) and to one edge (backward), LANES channels
-// at a time. States of forward merge in any grouping of the edges; `finish` makes the output and what backward needs.
+// at a time; BLOCKS such blocks of channels lie PLANE floats apart. States of forward merge in any grouping of the edges; `finish` makes the output and what backward needs.
 // Before backward, `pack` turns what is known of a destination into the `packed` vectors that each of its edges reads:
 // these reads are most of backward's memory traffic, so there should be few of them.
 #pragma once
@@ -30,22 +30,27 @@ struct Softmax {
     vf base = splat(-__builtin_inff()), total = {}, weighted = {};
   };
 
-  INLINE void add(State& s, const float* messages, int n, bool fresh) const {
+  template <int BLOCKS>
+  INLINE void add(State* s, const float* messages, int n, bool fresh) const {
     const vf slope = splat(t2);
-    const vf base = fresh ? load(messages) * slope : s.base;
-    vf total = {}, weighted = {};
+    vf minus_base[BLOCKS], total[BLOCKS] = {}, weighted[BLOCKS] = {};
+    for (int b = 0; b < BLOCKS; b++) minus_base[b] = fresh ? load(messages + b * PLANE) * -slope : -s[b].base;
     for (int i = 0; i < n; i++) {
-      vf m = load(messages + i * LANES);
-      vf w = exp2(fma(m, slope, -base));
-      total += w;
-      weighted = fma(w, m, weighted);
+      for (int b = 0; b < BLOCKS; b++) {
+        vf m = load(messages + b * PLANE + i * LANES);
+        vf w = exp2(fma(m, slope, minus_base[b]));
+        total[b] += w;
+        weighted[b] = fma(w, m, weighted[b]);
+      }
     }
-    if (__builtin_expect(all_less(total, splat(LARGE)), 1)) {
-      s.base = base;
-      s.total += total;
-      s.weighted += weighted;
-    } else {
-      add_large(s, messages, n);
+    for (int b = 0; b < BLOCKS; b++) {
+      if (__builtin_expect(all_less(total[b], splat(LARGE)), 1)) {
+        s[b].base = -minus_base[b];
+        s[b].total += total[b];
+        s[b].weighted += weighted[b];
+      } else {
+        add_large(s[b], messages + b * PLANE, n);
+      }
     }
   }
 
@@ -109,16 +114,18 @@ struct Power {
 
   static INLINE vf clamp(vf m) { return min(splat(POWER_HIGH), max(splat(POWER_LOW), m)); }
 
-  INLINE void add(State& s, const float* messages, int n, bool) const {
-    vf total = {}, log_total = {};
+  template <int BLOCKS>
+  INLINE void add(State* s, const float* messages, int n, bool) const {
+    vf total[BLOCKS] = {}, log_total[BLOCKS] = {};
     for (int i = 0; i < n; i++) {
-      vf log_m = log2(clamp(load(messages + i * LANES)));
-      vf w = exp2(log_m * p);
-      total += w;
-      log_total = fma(w, log_m, log_total);
+      for (int b = 0; b < BLOCKS; b++) {
+        vf log_m = log2(clamp(load(messages + b * PLANE + i * LANES)));
+        vf w = exp2(log_m * p);
+        total[b] += w;
+        log_total[b] = fma(w, log_m, log_total[b]);
+      }
     }
-    s.total += total;
-    s.log_total += log_total;
+    for (int b = 0; b < BLOCKS; b++) merge(s[b], {total[b], log_total[b]});
   }
 
   INLINE void merge(State& s, const State& o) const {
@@ -157,10 +164,12 @@ struct Add {
     vf total = {};
   };
 
-  INLINE void add(State& s, const float* messages, int n, bool) const {
-    vf total = {};
-    for (int i = 0; i < n; i++) total += load(messages + i * LANES);
-    s.total += total;
+  template <int BLOCKS>
+  INLINE void add(State* s, const float* messages, int n, bool) const {
+    vf total[BLOCKS] = {};
+    for (int i = 0; i < n; i++)
+      for (int b = 0; b < BLOCKS; b++) total[b] += load(messages + b * PLANE + i * LANES);
+    for (int b = 0; b < BLOCKS; b++) merge(s[b], {total[b]});
   }
 
   INLINE void merge(State& s, const State& o) const { s.total += o.total; }
@@ -177,11 +186,13 @@ struct Max {
     vf maximum = splat(-__builtin_inff()), ties = {};
   };
 
-  INLINE void add(State& s, const float* messages, int n, bool) const {
-    vf maximum = s.maximum, ties = s.ties;
-    for (int i = 0; i < n; i++) add_one(maximum, ties, load(messages + i * LANES), splat(1.0f));
-    s.maximum = maximum;
-    s.ties = ties;
+  template <int BLOCKS>
+  INLINE void add(State* s, const float* messages, int n, bool) const {
+    State sum[BLOCKS];
+    for (int i = 0; i < n; i++)
+      for (int b = 0; b < BLOCKS; b++)
+        add_one(sum[b].maximum, sum[b].ties, load(messages + b * PLANE + i * LANES), splat(1.0f));
+    for (int b = 0; b < BLOCKS; b++) merge(s[b], sum[b]);
   }
 
   // A NaN wins and stays.

@@ -21,6 +21,8 @@
 #define INLINE inline __attribute__((always_inline))
 
 constexpr int LANES = SIMD_LANES;
+constexpr int TILE = 128;  // edges worked on at a time: what fits in the first-level cache
+constexpr int PLANE = TILE * LANES;
 typedef float vf __attribute__((vector_size(4 * SIMD_LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * SIMD_LANES)));
 typedef float vf_unaligned __attribute__((vector_size(4 * SIMD_LANES), aligned(4), may_alias));

@@ -9,7 +9,6 @@
 
 #include "simd.h"
 
-constexpr int TILE = 128;       // edges
 constexpr int GROUP = 8;        // edge features held in registers at a time
 constexpr int AHEAD = 24;       // edges between a prefetch and its use
 constexpr int MAX_CHUNKS = 256;
