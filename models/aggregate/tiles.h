@@ -2,8 +2,12 @@
 // in the first-level cache). Cuts depend on the number of edges alone, never on that of threads, and may fall inside
 // a row; partial results of such rows are merged in the order of the chunks.
 #pragma once
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include <algorithm>
-#include <memory>
+#include <cstdlib>
 #include <new>
 #include <vector>
 
@@ -12,6 +16,7 @@
 constexpr int GROUP = 8;        // edge features held in registers at a time
 constexpr int AHEAD = 24;       // edges between a prefetch and its use
 constexpr int MAX_CHUNKS = 256;
+constexpr size_t HUGE_PAGE = 2 << 20;  // bytes
 constexpr int64_t MIN_CHUNK = 8 * TILE;
 
 // int32 or int64; null reads as the identity.
@@ -119,10 +124,17 @@ struct TileWalk {
 template <class T>
 struct Buffer {
   T* data;
-  explicit Buffer(int64_t count)
-      : data(static_cast<T*>(::operator new(sizeof(T) * std::max<int64_t>(count, 1), std::align_val_t(64)))) {}
+  explicit Buffer(int64_t count) {
+    const size_t bytes = sizeof(T) * std::max<int64_t>(count, 1), alignment = bytes < HUGE_PAGE ? 64 : HUGE_PAGE;
+    data = static_cast<T*>(std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment));
+    if (!data) throw std::bad_alloc();
+#ifdef __linux__
+    // Reads at random from small pages wait for address translation.
+    if (alignment == HUGE_PAGE) madvise(data, bytes, MADV_HUGEPAGE);
+#endif
+  }
   Buffer(int64_t count, T value) : Buffer(count) { std::fill(data, data + count, value); }
   Buffer(const Buffer&) = delete;
-  ~Buffer() { ::operator delete(data, std::align_val_t(64)); }
+  ~Buffer() { std::free(data); }
   T& operator[](int64_t i) { return data[i]; }
 };
