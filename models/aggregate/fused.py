@@ -13,7 +13,7 @@ _sorted = WeakIdKeyDictionary()
 
 
 def obstacle(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, weight: Tensor | None = None,
-             bias: Tensor | None = None) -> str:
+             bias: Tensor | None = None, *, eps: float = 1e-7) -> str:
     """Why the fused aggregation cannot take these arguments, empty if it can."""
     tensors = [tensor for tensor in (x, edge_index, edge_attr, weight, bias) if tensor is not None]
     for tensor in tensors:
@@ -28,6 +28,8 @@ def obstacle(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, wei
         columns = x.size(1) if weight is None else weight.size(1)
         if edge_attr.dim() != 2 or edge_attr.size(1) != columns:
             return f"edge_attr has shape {tuple(edge_attr.shape)}, the kernel needs [num_edges, {columns}]"
+    if eps < 0:
+        return f"eps is {eps}, the kernel needs messages that are not negative"
     return _build_obstacle()
 
 

@@ -87,8 +87,9 @@ struct Softmax {
 
   INLINE vf gradient(vf m, const vf* at, vf& dparam) const {
     vf share = with_sign_of(exp2(fma(m, splat(t2), -at[0])), at[1]);
-    vf r = share * (m - absolute(at[1]));
-    dparam = fma(m, r, dparam);
+    vf above = m - absolute(at[1]), r = share * above;
+    // Written as a variance: in the form share * m * (m - out) the rounding of `out` would not cancel.
+    dparam = fma(above, r, dparam);
     return fma(r, splat(t), share);
   }
 };
