@@ -58,6 +58,7 @@ class GENConv(pyg.GENConv):
         if not (ours and isinstance(edge_index, Tensor) and self.flow == "source_to_target"):
             if edge_encoder is not None:
                 edge_attr = torch.nn.functional.linear(edge_attr, *edge_encoder)
+            # PyG writes the code of propagate from this line: propagate_type: (x: OptPairTensor, edge_attr: OptTensor)
             return super().forward(x, edge_index, edge_attr, size)
 
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x

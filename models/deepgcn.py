@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from models.aggregate import AGGREGATIONS
 from models.conv import GENConv
 
 BLOCKS = ("res+", "res", "plain", "dense")
@@ -71,6 +72,8 @@ class DeeperGCN(torch.nn.Module):
         super().__init__()
         if block not in BLOCKS:
             raise ValueError(f"unknown block '{block}'; choose one of {', '.join(BLOCKS)}")
+        if aggr not in AGGREGATIONS:
+            raise ValueError(f"unknown aggregation '{aggr}'; choose one of {', '.join(AGGREGATIONS)}")
         if norm not in NORMS:
             raise ValueError(f"unknown norm '{norm}'; choose one of {', '.join(NORMS)}")
         if num_layers < 1 or hidden_channels < 1 or num_mlp_layers < 1:

@@ -1,0 +1,1 @@
+"""Cluster-partition training of deep graph neural networks."""

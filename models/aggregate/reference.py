@@ -110,10 +110,9 @@ def _reduce(message, dst, num_dst, *, aggr, t, p, y):
     if aggr == "mean":
         return _sum(message, dst, num_dst) / degree.clamp(min=1)
     if aggr.startswith("power"):
-        low, high = POWER_RANGE
-        mean = _sum(message.clamp(low, high).pow(p), dst, num_dst) / degree.clamp(min=1)
+        mean = _sum(message.clamp(*POWER_RANGE).pow(p), dst, num_dst) / degree.clamp(min=1)
         # The power of an empty mean has no finite gradient; a one in its place is masked again below.
-        out = mean.masked_fill(degree == 0, 1.0).clamp(low, high).pow(1 / p) * (degree > 0)
+        out = mean.masked_fill(degree == 0, 1.0).pow(1 / p) * (degree > 0)
     else:
         out = _softmax(message, dst, num_dst, t, semi_grad=aggr == "softmax_sg")
     if aggr.endswith("_sum"):

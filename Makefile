@@ -1,0 +1,36 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: train test test-system test-all
+
+# The default run, set-up included.
+train: $(VENV)/.installed
+	$(BIN)/python -m pipeline.train
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest
+
+# What needs system packages or long builds: Chromium, and torch_sparse (10 to 15 minutes to compile, once).
+test-system: $(VENV)/.installed-sparse
+	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }
+	$(BIN)/python -m pytest -m system
+
+test-all: test test-system
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(INSTALL) -e .
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(INSTALL) -e .[test]
+	touch $@
+
+$(VENV)/.installed-sparse: $(VENV)/.installed-test
+	$(INSTALL) setuptools wheel ninja
+	$(INSTALL) --no-build-isolation -e .[sparse]
+	touch $@

@@ -1,0 +1,181 @@
+"""The Open Graph Benchmark: its raw folders, its downloads, its metric, and what is odd about its package."""
+
+import contextlib
+import gzip
+import hashlib
+import io
+import os
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from torch_geometric.data import Data
+
+from pipeline.checkpoint import file_digest
+
+# ogb asks the network for a newer version of itself when imported, from a thread that outlives the process' work.
+sys.modules.setdefault("outdated", None)
+import ogb.nodeproppred  # noqa: E402
+from ogb.io.read_graph_raw import read_csv_graph_raw  # noqa: E402
+from ogb.utils.url import download_url, extract_zip  # noqa: E402
+
+NAMES = ("ogbn-proteins", "ogbn-arxiv", "ogbn-products")
+SPLIT_PARTS = ("train", "valid", "test")
+
+
+def evaluator(metric: str, num_tasks: int) -> ogb.nodeproppred.Evaluator:
+    """OGB's Evaluator for "rocauc" (mean over tasks) or "acc", whatever the number of tasks."""
+    out = ogb.nodeproppred.Evaluator({"rocauc": "ogbn-proteins", "acc": "ogbn-arxiv"}[metric])
+    out.num_tasks = num_tasks
+    return out
+
+
+def meta(name: str) -> pd.Series:
+    """What OGB's own table says about a dataset.
+
+    Raises:
+        ValueError: not one of `NAMES`.
+    """
+    if name not in NAMES:
+        raise ValueError(f"unknown dataset: data.name={name}; choose one of {', '.join(NAMES)}")
+    table = Path(ogb.nodeproppred.__file__).with_name("master.csv")
+    return pd.read_csv(table, index_col=0, keep_default_na=False)[name]
+
+
+def folder_of(name: str, root: str) -> Path:
+    return Path(root) / name.replace("-", "_")
+
+
+def download(name: str, root: str) -> None:
+    """Fetch and unpack a dataset, without ogb's question whether to; an existing one is left alone.
+
+    Raises:
+        OSError: no network.
+    """
+    folder = folder_of(name, root)
+    if folder.exists():
+        return
+    Path(root).mkdir(parents=True, exist_ok=True)
+    archive = download_url(meta(name)["url"], root)
+    extract_zip(archive, root)
+    os.remove(archive)
+    # The archive's own folder has another name; its renaming says that it was unpacked whole.
+    os.rename(Path(root) / meta(name)["download_name"], folder)
+
+
+def _needed(folder: Path, name: str) -> list[Path]:
+    """The files that a dataset must have, and those further ones that are read if they are there."""
+    raw = folder / "raw"
+    files = [raw / f"{stem}.csv.gz" for stem in ("edge", "num-node-list", "num-edge-list", "node-label")]
+    optional = [raw / f"{stem}.csv.gz" for stem in ("node-feat", "edge-feat", "node_species")]
+    return files + [path for path in optional if path.exists()] + _split_files(folder, meta(name)["split"])
+
+
+def _split_files(folder: Path, split: str) -> list[Path]:
+    saved = folder / "split" / split / "split_dict.pt"
+    if saved.exists():
+        return [saved]
+    return [folder / "split" / split / f"{part}.csv.gz" for part in SPLIT_PARTS]
+
+
+def content_hash(folder: Path, name: str) -> str:
+    """A digest of the files that :func:`read` reads.
+
+    Raises:
+        ValueError: a file is missing or cut short; the message names it.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for path in _needed(folder, name):
+        if not path.is_file():
+            raise ValueError(f"{path} is missing; data.folder must hold raw/ and split/ as OGB lays them out")
+        with open(path, "rb") as file:
+            digest.update(f"{path.name}:{file_digest(file)}".encode())
+    return digest.hexdigest()
+
+
+def read(folder: Path, name: str) -> Data:
+    """Read a dataset in OGB's raw CSV layout with OGB's own reader; nothing is written to the folder.
+
+    Node and edge features, labels and species are taken as the files have them; whether each edge is stored once for
+    both directions, the split's name and the metric come from OGB's table for `name`.
+
+    Raises:
+        ValueError: a file is missing, cut short, or does not fit the others; the message names it.
+    """
+    info = meta(name)
+    raw = folder / "raw"
+    _check_rows(raw, {path.name: _count_rows(path) for path in _needed(folder, name)})
+    has_species = (raw / "node_species.csv.gz").exists()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            graphs = read_csv_graph_raw(str(raw), add_inverse_edge=info["add_inverse_edge"] == "True",
+                                        additional_node_files=["node_species"] if has_species else [])
+    except (AssertionError, IndexError, KeyError, ValueError) as error:
+        raise ValueError(f"{raw} holds no OGB graph: {error or type(error).__name__}") from error
+    graph = graphs[0]
+    num_nodes = graph["num_nodes"]
+
+    label = pd.read_csv(raw / "node-label.csv.gz", compression="gzip", header=None).values
+    classify = info["task type"] == "multiclass classification"
+    data = Data(edge_index=torch.from_numpy(graph["edge_index"]), num_nodes=num_nodes, metric=info["eval metric"],
+                y=torch.from_numpy(label.astype(np.int64 if classify else np.float32)))
+    if graph["node_feat"] is not None:
+        data.x = torch.from_numpy(graph["node_feat"]).float()
+    if graph["edge_feat"] is not None:
+        data.edge_attr = torch.from_numpy(graph["edge_feat"]).float()
+    if has_species:
+        # Species are taxonomy numbers; what matters is which nodes share one.
+        data.species = torch.from_numpy(np.unique(graph["node_species"], return_inverse=True)[1].reshape(-1))
+    for part, nodes in _read_split(folder, info["split"]).items():
+        if nodes.size and not (0 <= nodes.min() and nodes.max() < num_nodes):
+            raise ValueError(f"{folder / 'split' / info['split']}: node {nodes.max() if nodes.min() >= 0 else nodes.min()} "
+                             f"of the {part} split is not one of {num_nodes:,} nodes")
+        data[f"{part}_mask"] = torch.zeros(num_nodes, dtype=torch.bool)
+        data[f"{part}_mask"][torch.from_numpy(nodes)] = True
+    return data
+
+
+def _count_rows(path: Path) -> int | None:
+    """Rows of a CSV file, read to its end, where gzip keeps a checksum: the reader itself would not name the file."""
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; data.folder must hold raw/ and split/ as OGB lays them out")
+    if path.suffix != ".gz":
+        return None
+    rows, last = 0, b"\n"
+    try:
+        with gzip.open(path) as file:
+            while block := file.read(1 << 24):
+                rows, last = rows + block.count(b"\n"), block[-1:]
+    except (EOFError, OSError, zlib.error) as error:
+        raise ValueError(f"{path} is damaged or cut short: {error}") from error
+    return rows + (last != b"\n")
+
+
+def _check_rows(raw: Path, rows: dict[str, int | None]) -> None:
+    for unit, files in (("node", ("node-label", "node-feat", "node_species")), ("edge", ("edge", "edge-feat"))):
+        stated = int(pd.read_csv(raw / f"num-{unit}-list.csv.gz", header=None).values[0, 0])
+        for stem in files:
+            found = rows.get(f"{stem}.csv.gz", stated)
+            if found != stated:
+                raise ValueError(f"{raw / stem}.csv.gz has {found:,} rows, num-{unit}-list.csv.gz says {stated:,}")
+
+
+def _read_split(folder: Path, split: str) -> dict[str, np.ndarray]:
+    files = _split_files(folder, split)
+    if len(files) == 1:
+        # ogb saves numpy arrays, which torch's safe loader has to be told about.
+        numpy_classes = [np.ndarray, np.dtype, np.dtypes.Int64DType, np._core.multiarray._reconstruct]
+        with torch.serialization.safe_globals(numpy_classes):
+            saved = torch.load(files[0], weights_only=True)
+        return {part: np.asarray(saved[part]).reshape(-1) for part in SPLIT_PARTS}
+    return {part: _read_nodes(path) for part, path in zip(SPLIT_PARTS, files)}
+
+
+def _read_nodes(path: Path) -> np.ndarray:
+    try:
+        return pd.read_csv(path, compression="gzip", header=None).values.reshape(-1).astype(np.int64)
+    except pd.errors.EmptyDataError:
+        return np.empty(0, np.int64)

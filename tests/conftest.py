@@ -1,0 +1,91 @@
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from torch_geometric.data import Data
+
+from pipeline import cli, config as configuration, graph
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+TOY = ["data.num_nodes=240", "data.num_edges=4800", "data.num_species=4", "data.num_groups=8", "data.num_tasks=3",
+       "model.num_layers=2", "model.hidden_channels=8", "train.epochs=4"]
+
+torch.set_num_threads(1)
+cli.register_schema()
+
+
+@pytest.fixture
+def configure(tmp_path):
+    """Compose a configuration as the command line would, with every cache under the test's folder."""
+    def compose_config(*overrides: str, name: str = "config") -> configuration.Config:
+        with initialize_config_dir(cli.CONF, version_base="1.3"):
+            cfg = compose(name, [f"cache_dir={tmp_path / 'cache'}", *overrides])
+        return configuration.to_object(cfg)
+
+    return compose_config
+
+
+def make_graph(edges, num_nodes: int, **attributes) -> Data:
+    """A graph ready for the pipeline from a list of (source, destination)."""
+    raw = torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t().contiguous()
+    edge_index, perm = graph.sort_edges(raw, num_nodes)
+    if "edge_attr" in attributes:
+        attributes["edge_attr"] = attributes["edge_attr"][perm.long()]
+    masks = dict(train_mask=torch.ones(num_nodes, dtype=torch.bool), valid_mask=torch.zeros(num_nodes, dtype=torch.bool),
+                 test_mask=torch.zeros(num_nodes, dtype=torch.bool))
+    return Data(**{**masks, **dict(edge_index=edge_index, num_nodes=num_nodes, num_categories=0, metric="rocauc"), **attributes})
+
+
+def random_graph(num_nodes: int, num_pairs: int, seed: int, *, symmetric: bool = True, edge_dim: int = 3) -> Data:
+    """A random multigraph with self-loops and, by chance, duplicates."""
+    rng = np.random.default_rng(seed)
+    pairs = rng.integers(num_nodes, size=(num_pairs, 2))
+    attr = torch.from_numpy(rng.random((num_pairs, edge_dim), dtype=np.float32))
+    if symmetric:
+        pairs, attr = np.concatenate([pairs, pairs[:, ::-1]]), torch.cat([attr, attr])
+    x = torch.from_numpy(rng.standard_normal((num_nodes, 5)).astype(np.float32))
+    y = torch.from_numpy(rng.integers(0, 2, (num_nodes, 2)).astype(np.float32))
+    return make_graph(pairs.tolist(), num_nodes, edge_attr=attr, x=x, y=y)
+
+
+def write_csv(path: Path, table) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt") as file:
+        pd.DataFrame(table).to_csv(file, header=False, index=False)
+
+
+@pytest.fixture
+def ogb_toy(tmp_path):
+    """Write a small folder in OGB's raw layout, in the manner of one of its datasets."""
+    def write(name: str = "ogbn-proteins") -> Path:
+        rng = np.random.default_rng(0)
+        folder, n, pairs = tmp_path / "toy" / name, 60, 300
+        raw = folder / "raw"
+        edge = np.array([(u, v) for u, v in rng.integers(n, size=(2 * pairs, 2)) if u != v][:pairs])
+        write_csv(raw / "edge.csv.gz", edge)
+        write_csv(raw / "num-node-list.csv.gz", [n])
+        write_csv(raw / "num-edge-list.csv.gz", [pairs])
+        if name == "ogbn-proteins":
+            write_csv(raw / "edge-feat.csv.gz", rng.random((pairs, 8)).round(3))
+            write_csv(raw / "node_species.csv.gz", rng.choice([3702, 4932, 9606], n))
+            write_csv(raw / "node-label.csv.gz", rng.integers(0, 2, (n, 5)))
+            split = "species"
+        else:
+            write_csv(raw / "node-feat.csv.gz", rng.random((n, 6)).round(3))
+            write_csv(raw / "node-label.csv.gz", rng.integers(0, 4, n))
+            split = {"ogbn-arxiv": "time", "ogbn-products": "sales_ranking"}[name]
+        order = rng.permutation(n)
+        for part, nodes in zip(("train", "valid", "test"), np.split(order, [36, 48])):
+            write_csv(folder / "split" / split / f"{part}.csv.gz", nodes)
+        return folder
+
+    return write
+
+
+def needs_shared(name: str):
+    folder = SHARED / name
+    return pytest.mark.skipif(not folder.is_dir(), reason=f"the real dataset {name} is not beside this checkout")

@@ -1,0 +1,70 @@
+import os
+
+import pytest
+import torch
+
+from pipeline import checkpoint
+
+
+def state(epoch: int) -> dict:
+    return {"epoch": epoch, "model": {"weight": torch.arange(6.0).view(2, 3) + epoch, "steps": torch.tensor(epoch)},
+            "list": [1, (2.5, None)]}
+
+
+def test_round_trip_with_plain_torch(tmp_path):
+    checkpoint.save(tmp_path / "a.pt", state(3))
+    assert torch.equal(torch.load(tmp_path / "a.pt", weights_only=True)["model"]["weight"], state(3)["model"]["weight"])
+    loaded = checkpoint.load(tmp_path / "a.pt")
+    assert loaded["list"] == [1, (2.5, None)] and "sha256" not in loaded
+    assert os.listdir(tmp_path) == ["a.pt"]
+
+
+def test_digest_sees_names_order_types_and_bits():
+    base = {"a": torch.zeros(2), "b": torch.zeros(2)}
+    others = [{"b": torch.zeros(2), "a": torch.zeros(2)}, {"a": torch.zeros(2), "c": torch.zeros(2)},
+              {"a": torch.zeros(2).double(), "b": torch.zeros(2)}, {"a": torch.tensor([0.0, -0.0]), "b": torch.zeros(2)},
+              {"a": torch.zeros(1, 2), "b": torch.zeros(2)}]
+    assert len({checkpoint.digest(s) for s in [base, *others]}) == 6
+    assert checkpoint.digest(base) == checkpoint.digest({k: v.clone() for k, v in base.items()})
+
+
+@pytest.mark.parametrize("at", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_damage_anywhere_is_found(at, tmp_path):
+    checkpoint.save(tmp_path / "a.pt", {"weight": torch.randn(10_000)})
+    content = bytearray((tmp_path / "a.pt").read_bytes())
+    content[int(at * len(content))] ^= 1
+    (tmp_path / "a.pt").write_bytes(content)
+    with pytest.raises(ValueError, match="a.pt is damaged"):
+        checkpoint.load(tmp_path / "a.pt")
+    (tmp_path / "a.pt").write_bytes(content[:int(at * len(content))])
+    with pytest.raises(ValueError, match="a.pt is damaged"):
+        checkpoint.load(tmp_path / "a.pt")
+
+
+def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    checkpoint.save(tmp_path / "a.pt", state(1))
+
+    def write(file):
+        file.write(b"half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        checkpoint.write_atomically(tmp_path / "a.pt", write)
+    assert checkpoint.load(tmp_path / "a.pt")["epoch"] == 1 and os.listdir(tmp_path) == ["a.pt"]
+
+
+def test_last_falls_back_to_the_previous_and_says_so(tmp_path, caplog):
+    assert checkpoint.load_last(tmp_path) is None
+    for epoch in (1, 2, 3):
+        checkpoint.save_last(tmp_path, state(epoch))
+    assert sorted(os.listdir(tmp_path)) == ["last.pt", "previous.pt"]
+    assert checkpoint.load_last(tmp_path)["epoch"] == 3
+    content = (tmp_path / "last.pt").read_bytes()
+    (tmp_path / "last.pt").write_bytes(content[:-200])
+    assert checkpoint.load_last(tmp_path)["epoch"] == 2
+    assert "last.pt is damaged" in caplog.text and "falling back to" in caplog.text and "of epoch 3" in caplog.text
+    (tmp_path / "last.pt").unlink()
+    assert checkpoint.load_last(tmp_path)["epoch"] == 2
+    (tmp_path / "previous.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match="no checkpoint is left to resume from"):
+        checkpoint.load_last(tmp_path)

@@ -1,0 +1,166 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TOY
+
+from pipeline import cli, config as configuration, evaluate, prepare
+from pipeline.config import EvaluateConfig
+from pipeline.train import resolve, run
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def shell(module: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", module, *arguments], cwd=cwd, capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+
+
+def test_train_evaluate_resume_and_report_as_a_user_types_them(tmp_path):
+    trained = shell("pipeline.train", *TOY, "hydra.run.dir=run", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    for part in ("components: 1", "partition: random, 4 clusters", "epoch 4/4", "result of default", "test rocauc", "weights"):
+        assert part in trained.stdout
+    logged = (tmp_path / "run" / "train.log").read_text().splitlines(keepends=True)
+    assert "\r" not in trained.stdout and trained.stdout == "".join(line.partition(" INFO ")[2] or line for line in logged)
+    evaluated = shell("pipeline.evaluate", "run=run", cwd=tmp_path)
+    valid = [line for out in (trained, evaluated) for line in out.stdout.splitlines() if line.startswith("  valid rocauc")]
+    assert len(valid) == 2 and valid[0].split() == valid[1].split()
+    resumed = shell("pipeline.train", "resume=run", "train.epochs=6", *[o for o in TOY if "epochs" not in o], cwd=tmp_path)
+    assert "resumed after epoch 4 of 6" in resumed.stdout and "epoch 6/6" in resumed.stdout, resumed.stderr
+    reported = shell("scripts.report", "run", cwd=tmp_path)
+    assert reported.stdout.strip() == "run/report.html"
+    assert "directed edges kept" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_mistakes_on_the_command_line_are_one_line_each(tmp_path):
+    expected = {
+        "train.lrr=1": "error: Could not override 'train.lrr'. Key 'lrr' not in 'TrainConfig'",
+        "train.lr=fast": "error: Error merging override train.lr=fast Value 'fast' of type 'str' could not be converted to Float",
+        "partition=foo": "error: In 'config': Could not find 'partition/foo' Available options in 'partition': metis "
+                         "metis_random random whole",
+        "hydra.run.dir=/dev/null/run": "error: /dev/null/run: Not a directory",
+        "resume=nowhere": "error: resume=nowhere is not a run directory: it has no config.yaml",
+        "+experiment=ogbn_proteins": "error: ogbn-proteins is not in dataset: run `python -m pipeline.prepare "
+                                     "+experiment=ogbn_proteins` on a machine with a network, or set data.folder",
+    }
+    for override, message in expected.items():
+        failed = shell("pipeline.train", override, cwd=tmp_path)
+        assert (failed.returncode, failed.stderr.strip()) == (1, message)
+    assert not (tmp_path / "nowhere").exists() and not (tmp_path / ".cache").exists()
+
+
+@pytest.mark.parametrize("overrides, message", [
+    (["data.source=web"], "unknown dataset: data.source=web; choose one of synthetic_proteins, digits, ogb, file"),
+    (["model.name=gat"], "unknown model.name=gat; choose one of deepergcn"),
+    (["model.aggr=median"], "unknown model.aggr=median; choose one of softmax,"),
+    (["model.block=skip"], "unknown model.block=skip"), (["model.norm=group"], "unknown model.norm=group"),
+    (["model.num_layers=0"], "model.num_layers must be at least 1, not 0"), (["model.dropout=1"], "model.dropout must be in"),
+    (["partition.name=kmeans"], "unknown partition.name=kmeans; choose one of random, metis, metis_random, whole"),
+    (["partition.num_parts=0"], "partition.num_parts must be at least 1, not 0"),
+    (["train.epochs=0"], "train.epochs must be at least 1"), (["train.lr=0"], "train.lr must be positive, not 0"),
+    (["train.lr=nan"], "train.lr must be positive, not nan"), (["train.optimizer=sgd"], "unknown train.optimizer=sgd"),
+    (["evaluation.method=guess"], "unknown evaluation.method=guess; choose one of views, exact"),
+    (["data.components=second"], "data.components=second; choose all, largest, separate, or a number K"),
+    (["data.components=0"], "data.components=0; choose"), (["seed=-1"], "seed must not be negative"),
+    (["data=file"], "no value for data.path: give it on the command line"),
+])
+def test_values_that_no_run_can_have(overrides, message, configure):
+    with pytest.raises(ValueError) as error:
+        configure(*overrides)
+    assert message in str(error.value)
+
+
+def test_configuration_survives_a_round_trip(configure, tmp_path):
+    config = configure("+experiment=digits", "train.lr=0.1")
+    configuration.save(config, tmp_path / "config.yaml")
+    assert configuration.load(tmp_path / "config.yaml") == config
+    with pytest.raises(ValueError, match="is not a run directory: it has no config.yaml"):
+        configuration.load(tmp_path / "elsewhere" / "config.yaml")
+
+
+def test_resuming_another_configuration_names_the_keys(configure, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    configuration.save(configure(*TOY), folder / "config.yaml")
+    resumed = [*TOY, f"resume={folder}"]
+    with pytest.raises(ValueError, match=r"model.t: 1.0 -> 0.5; train.lr: 0.005 -> 0.1\. Give the command that started it"):
+        resolve(configure(*resumed, "train.lr=0.1", "model.t=0.5"), folder, has_overrides=True)
+    with pytest.raises(ValueError, match="data: SyntheticProteinsConfig -> DigitsConfig"):
+        resolve(configure("data=digits", f"resume={folder}"), folder, has_overrides=True)
+    assert resolve(configure(*resumed, "train.epochs=9"), folder, has_overrides=True).train.epochs == 9
+    assert resolve(configure(f"resume={folder}"), folder, has_overrides=False) == configure(*TOY)
+    with pytest.raises(ValueError, match="already holds a run: continue it with resume="):
+        resolve(configure(*TOY), folder, has_overrides=True)
+
+
+def test_an_unknown_device(configure, tmp_path):
+    for device, message in (("tpu0", "unknown device=tpu0; choose auto, cpu, cuda or cuda:N"),
+                            ("cuda:0", None if torch.cuda.is_available() else "device=cuda:0: torch sees no GPU")):
+        if message is not None:
+            with pytest.raises(ValueError, match=message):
+                run(configure(*TOY, f"device={device}"), tmp_path, "test")
+
+
+EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
+SHRINK = ["model.num_layers=2", "model.hidden_channels=8", "train.epochs=2", "train.eval_every=1"]
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_composes_and_runs_at_toy_size(experiment, configure, tmp_path, ogb_toy):
+    full = configure(f"+experiment={experiment}")
+    assert full.name == experiment
+    overrides = list(SHRINK)
+    if experiment.startswith("ogbn"):
+        overrides.append(f"data.folder={ogb_toy(experiment.replace('_', '-'))}")
+    config = configure(f"+experiment={experiment}", *overrides)
+    prepare.run(config)
+    (tmp_path / "run").mkdir()
+    summary = run(config, tmp_path / "run", "test")
+    assert summary["experiment"] == experiment and summary["data_epochs"] == 2
+    scores = evaluate.run(EvaluateConfig(run=str(tmp_path / "run"), device="cpu"))
+    assert scores["valid"] == summary["best_valid"] or scores["valid"] != scores["valid"]
+
+
+def test_prepare_fills_the_metis_cache(configure, tmp_path):
+    prepare.run(configure(*TOY, "partition=metis"))
+    assert len(list((tmp_path / "cache" / "partitions").glob("metis-*.pt"))) == 1
+
+
+def test_evaluate_by_both_methods_saves_predictions_and_explains(configure, tmp_path):
+    (tmp_path / "run").mkdir()
+    run(configure(*TOY), tmp_path / "run", "test")
+    options = EvaluateConfig(run=str(tmp_path / "run"), device="cpu", predictions=str(tmp_path / "logits.pt"))
+    exact = evaluate.run(options)
+    assert torch.load(tmp_path / "logits.pt", weights_only=True)["logits"].shape == (240, 3)
+    views = evaluate.run(EvaluateConfig(run=str(tmp_path / "run"), method="views", num_views=2, num_parts=3, device="cpu"))
+    assert views != exact
+    for wrong, message in ((dict(checkpoint="first"), "unknown checkpoint=first"), (dict(method="guess"), "unknown evaluation.method"),
+                           (dict(run=str(tmp_path)), "is not a run directory")):
+        with pytest.raises(ValueError, match=message):
+            evaluate.run(EvaluateConfig(**{"run": str(tmp_path / "run"), **wrong}))
+    best = tmp_path / "run" / "checkpoints" / "best.pt"
+    best.write_bytes(best.read_bytes()[:-50])
+    with pytest.raises(ValueError, match="best.pt is damaged"):
+        evaluate.run(EvaluateConfig(run=str(tmp_path / "run")))
+
+
+def test_hydra_multirun(tmp_path):
+    swept = shell("pipeline.train", "-m", "seed=0,1", *TOY, "hydra.sweep.dir=sweep", cwd=tmp_path)
+    assert swept.returncode == 0, swept.stderr
+    assert sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json")) == ["0", "1"]
+
+
+def test_traceback_on_demand(tmp_path):
+    failed = subprocess.run([sys.executable, "-m", "pipeline.train", "data.components=0"], cwd=tmp_path, capture_output=True,
+                            text=True, env={**os.environ, "PIPELINE_TRACEBACK": "1", "PYTHONPATH": str(ROOT)})
+    assert "Traceback" in failed.stderr and "ValueError: data.components=0" in failed.stderr
+
+
+def test_resume_directory_is_checked_before_hydra_makes_it(tmp_path):
+    assert cli.run_dir(None, "outputs/x") == "outputs/x"
+    with pytest.raises(ValueError, match="has no config.yaml"):
+        cli.run_dir(str(tmp_path), "outputs/x")

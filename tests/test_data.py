@@ -1,0 +1,281 @@
+import gzip
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import SHARED, needs_shared, write_csv
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from torch_geometric.data import Data
+
+from pipeline import data as datasets
+from pipeline import graph, ogb_folder, synthetic
+from pipeline.config import DigitsConfig, FileConfig, OGBConfig, SyntheticProteinsConfig
+
+SMALL = dict(num_nodes=600, num_edges=12_000, num_groups=12, num_tasks=4)
+
+
+def good() -> Data:
+    """Six nodes in a ring, checked by hand; each test breaks one thing."""
+    edges = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]])
+    mask = torch.tensor([True, True, False, False, False, False])
+    return Data(x=torch.arange(12.0).view(6, 2), edge_index=torch.cat([edges, edges.flip(0)], 1),
+                edge_attr=torch.rand(12, 3), y=torch.tensor([[0], [1], [2], [0], [1], [2]]), num_nodes=6, metric="acc",
+                train_mask=mask, valid_mask=mask.roll(2), test_mask=mask.roll(4))
+
+
+def test_synthetic_proteins_has_the_schema_and_is_reproducible():
+    a, b = synthetic.synthetic_proteins(**SMALL), synthetic.synthetic_proteins(**SMALL)
+    assert all(torch.equal(a[key], b[key]) for key in ("edge_attr", "y", "species", "train_mask"))
+    assert torch.equal(a.edge_index.as_tensor(), b.edge_index.as_tensor())
+    assert not torch.equal(a.y, synthetic.synthetic_proteins(**SMALL, seed=1).y)
+    found = graph.structure(a.edge_index)
+    assert (found.num_edges, found.num_without_reverse, found.num_self_loops, found.num_duplicates) == (12_000, 0, 0, 0)
+    assert a.edge_attr.shape == (12_000, 8) and 0 <= a.edge_attr.min() and a.edge_attr.max() <= 1
+    assert a.y.shape == (600, 4) and set(a.y.unique().tolist()) == {0, 1}
+    masks = torch.stack([a.train_mask, a.valid_mask, a.test_mask])
+    assert bool((masks.sum(0) == 1).all()) and bool((masks.sum(1) > 0).all())
+    species_of = [set(a.species[mask].tolist()) for mask in masks]
+    assert not species_of[0] & species_of[1] and not species_of[1] & species_of[2]
+    a.edge_index.validate()
+
+
+def test_both_directions_of_a_pair_carry_the_same_evidence():
+    data = synthetic.synthetic_proteins(**SMALL)
+    src, dst = data.edge_index.as_tensor().tolist()
+    evidence = {(u, v): e for u, v, e in zip(src, dst, data.edge_attr.tolist())}
+    assert all(evidence[v, u] == e for (u, v), e in evidence.items())
+
+
+def test_neighbours_tell_what_a_node_alone_does_not():
+    data = synthetic.synthetic_proteins(num_nodes=3000, num_edges=150_000, num_groups=40, num_tasks=6)
+    x = datasets.incident_sum(data.edge_index, data.edge_attr, log=True).numpy()
+    matrix = graph.adjacency(data.edge_index)
+    matrix.data = np.ones(matrix.nnz, np.float32)
+    with_neighbours = np.concatenate([x, matrix @ x / np.diff(matrix.indptr).clip(1)[:, None]], 1)
+    train, test = data.train_mask.numpy(), data.test_mask.numpy()
+
+    def auc(features):
+        fitted = [LogisticRegression(max_iter=1000).fit(features[train], y[train]) for y in data.y.T.numpy()]
+        return np.mean([roc_auc_score(y[test], model.predict_proba(features[test])[:, 1])
+                        for model, y in zip(fitted, data.y.T.numpy())])
+
+    assert auc(x) + 0.12 < auc(with_neighbours) and auc(with_neighbours) > 0.85
+
+
+@pytest.mark.parametrize("sizes, message", [
+    (dict(num_edges=10**9), "data.num_edges=1,000,000,000 must be between"),
+    (dict(num_groups=500), "data.num_nodes=600 must be at least four times"), (dict(num_tasks=0), "at least 1"),
+])
+def test_impossible_synthetic_sizes(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        synthetic.synthetic_proteins(**{**SMALL, **sizes})
+
+
+def test_dense_and_edgeless_synthetic_graphs():
+    most = 40 * 39 // 4
+    dense = synthetic.synthetic_proteins(num_nodes=40, num_edges=most - most % 2, num_groups=4, num_tasks=2, num_species=4)
+    assert graph.structure(dense.edge_index).num_duplicates == 0 and dense.num_edges == most - most % 2
+
+
+def test_digits_is_an_undirected_graph_of_real_digits(tmp_path):
+    data = datasets.load(DigitsConfig(), tmp_path)
+    assert data.num_nodes == 1797 and data.x.shape == (1797, 64) and data.metric == "acc" and data.edge_attr is None
+    assert graph.structure(data.edge_index).is_undirected and data.y.unique().tolist() == list(range(10))
+    assert [int(data[m].sum()) for m in datasets.MASKS] == [1078, 359, 360]
+
+
+@pytest.mark.parametrize("name", ogb_folder.NAMES)
+def test_a_folder_in_ogbs_layout(name, ogb_toy, tmp_path):
+    folder = ogb_toy(name)
+    before = sorted(folder.rglob("*"))
+    data = datasets.load(OGBConfig(name=name, folder=str(folder)), tmp_path)
+    assert sorted(folder.rglob("*")) == before
+    assert [int(data[m].sum()) for m in datasets.MASKS] == [36, 12, 12]
+    if name == "ogbn-proteins":
+        assert (data.metric, data.y.shape, data.num_categories) == ("rocauc", (60, 5), 3)
+        assert data.x.shape == (60, 8 + 3) and data.edge_index.size(1) == 600
+        assert graph.structure(data.edge_index).is_undirected
+        total = torch.zeros(60, 8).index_add_(0, data.edge_index.as_tensor()[1], data.edge_attr)
+        torch.testing.assert_close(data.x[:, :8], total)
+        assert bool((data.x[:, 8:].sum(1) == 1).all())
+    else:
+        assert (data.metric, data.y.shape, data.y.dtype) == ("acc", (60, 1), torch.int64)
+        assert data.edge_index.size(1) == {"ogbn-arxiv": 300, "ogbn-products": 600}[name]
+
+
+def test_undirected_with_self_loops(ogb_toy, tmp_path):
+    config = OGBConfig(name="ogbn-arxiv", folder=str(ogb_toy("ogbn-arxiv")), to_undirected=True, add_self_loops=True)
+    found = graph.structure(datasets.load(config, tmp_path).edge_index)
+    assert found.is_undirected and found.num_self_loops == 60 and found.num_duplicates == 0
+
+
+def test_a_split_saved_as_numpy_arrays(ogb_toy, tmp_path):
+    folder = ogb_toy()
+    split = folder / "split" / "species"
+    parts = {part: ogb_folder._read_nodes(split / f"{part}.csv.gz") for part in ogb_folder.SPLIT_PARTS}
+    expected = datasets.load(OGBConfig(name="ogbn-proteins", folder=str(folder)), tmp_path / "a")
+    torch.save(parts, split / "split_dict.pt")
+    data = datasets.load(OGBConfig(name="ogbn-proteins", folder=str(folder)), tmp_path / "b")
+    assert all(torch.equal(data[mask], expected[mask]) for mask in datasets.MASKS)
+
+
+@needs_shared("yeast")
+def test_the_real_yeast_graph(tmp_path):
+    data = datasets.load(OGBConfig(name="ogbn-proteins", folder=str(SHARED / "yeast")), tmp_path)
+    found = graph.structure(data.edge_index)
+    assert (found.num_nodes, found.num_edges, found.num_isolated) == (5911, 2 * 225_348, 225)
+    assert found.is_undirected and data.y.shape == (5911, 112) and data.x.shape == (5911, 9)
+
+
+def test_prepared_graphs_are_cached_by_content(ogb_toy, tmp_path, caplog):
+    caplog.set_level("INFO")
+    folder, cache = ogb_toy(), tmp_path / "cache"
+    config = OGBConfig(name="ogbn-proteins", folder=str(folder))
+    first = datasets.load(config, cache)
+    again = datasets.load(config, cache)
+    assert "prepared in" in caplog.text and "read from" in caplog.text
+    assert torch.equal(first.edge_index.as_tensor(), again.edge_index.as_tensor())
+    assert all(torch.equal(first[key], again[key]) for key in ("x", "edge_attr", "y", *datasets.MASKS))
+    moved = folder.rename(tmp_path / "elsewhere")
+    datasets.load(OGBConfig(name="ogbn-proteins", folder=str(moved)), cache)
+    assert len(list(cache.rglob("*.pt"))) == 1
+    write_csv(moved / "raw" / "node-label.csv.gz", np.ones((60, 5), int))
+    datasets.load(OGBConfig(name="ogbn-proteins", folder=str(moved)), cache)
+    assert len(list(cache.rglob("*.pt"))) == 2 and not list(cache.rglob("*.tmp"))
+
+
+def test_a_damaged_graph_cache_is_rebuilt(tmp_path, caplog):
+    config = SyntheticProteinsConfig(**SMALL)
+    first = datasets.load(config, tmp_path)
+    (path,) = tmp_path.rglob("*.pt")
+    path.write_bytes(path.read_bytes()[:5000])
+    again = datasets.load(config, tmp_path)
+    assert "preparing the graph again" in caplog.text and torch.equal(first.y, again.y)
+
+
+def test_a_file_of_the_users(tmp_path):
+    data = good()
+    data.val_mask = data.valid_mask
+    del data.valid_mask, data.metric
+    data.y = data.y.squeeze(1)
+    torch.save(data, tmp_path / "graph.pt")
+    loaded = datasets.load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path / "cache")
+    assert loaded.metric == "acc" and torch.equal(loaded.x, data.x) and torch.equal(loaded.valid_mask, data.val_mask)
+    torch.save({"edge_index": data.edge_index, "y": torch.ones(6, 2), **{m: torch.ones(6) > 0 for m in datasets.MASKS}},
+               tmp_path / "dict.pt")
+    loaded = datasets.load(FileConfig(path=str(tmp_path / "dict.pt")), tmp_path / "cache")
+    assert loaded.metric == "rocauc" and loaded.x.tolist() == [[2.0]] * 6
+
+
+def test_log_sums_are_standardised():
+    data = datasets.prepare(synthetic.synthetic_proteins(**SMALL), SyntheticProteinsConfig(node_features="log_sum"))
+    torch.testing.assert_close(data.x[:, :8].mean(0), torch.zeros(8), atol=1e-5, rtol=0)
+    torch.testing.assert_close(data.x[:, :8].std(0, correction=0), torch.ones(8))
+
+
+def broken(**changes) -> Data:
+    data = good()
+    for key, value in changes.items():
+        data[key] = value
+    return data
+
+
+@pytest.mark.parametrize("data, message", [
+    (broken(edge_index=torch.tensor([[0, 6], [1, 0]]), edge_attr=None), "edge_index is out of range: it names node 6, .* 0 to 5"),
+    (broken(edge_index=torch.tensor([[0, -1], [1, 0]]), edge_attr=None), "names node -1"),
+    (broken(edge_index=torch.rand(2, 12)), "edge_index must be integers of shape"),
+    (broken(x=torch.tensor([[1.0]] * 5 + [[float("nan")]])), r"x is not finite: row 5 holds \[nan\]"),
+    (broken(edge_attr=torch.full((12, 3), float("inf"))), "edge_attr is not finite: row 0"),
+    (broken(edge_attr=torch.rand(11, 3)), "edge_attr has 11 rows for 12 edges"),
+    (broken(y=torch.zeros(5, 1, dtype=torch.int64)), "y has 5 rows for 6 nodes"),
+    (broken(train_mask=torch.zeros(6, dtype=torch.bool)), "the train split is empty"),
+    (broken(test_mask=torch.zeros(4, dtype=torch.bool)), "test_mask has 4 rows for 6 nodes"),
+    (broken(y=torch.tensor([[-1]] * 6)), "y holds the class -1"),
+    (broken(y=torch.full((6, 2), 0.5), metric="rocauc"), "y must hold 0, 1 or NaN"),
+])
+def test_broken_graphs_are_refused(data, message):
+    with pytest.raises(ValueError, match=message):
+        datasets.prepare(data, SyntheticProteinsConfig())
+
+
+def test_missing_datasets_name_the_way_out(tmp_path):
+    with pytest.raises(ValueError, match=r"python -m pipeline.prepare \+experiment=ogbn_proteins"):
+        datasets.load(OGBConfig(name="ogbn-proteins", root=str(tmp_path)), tmp_path)
+    with pytest.raises(ValueError, match="data.folder=.*nowhere does not exist"):
+        datasets.load(OGBConfig(name="ogbn-proteins", folder=str(tmp_path / "nowhere")), tmp_path)
+    with pytest.raises(ValueError, match="unknown dataset: data.name=ogbn-mag; choose one of ogbn-proteins"):
+        datasets.load(OGBConfig(name="ogbn-mag"), tmp_path)
+    with pytest.raises(ValueError, match="data.path=.*graph.pt does not exist"):
+        datasets.load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path)
+    torch.save({"edge_index": torch.zeros(2, 0)}, tmp_path / "graph.pt")
+    with pytest.raises(ValueError, match="graph.pt has no y, train_mask, valid_mask, test_mask"):
+        datasets.load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path)
+    (tmp_path / "graph.pt").write_text("no graph")
+    with pytest.raises(ValueError, match="graph.pt is no saved torch_geometric Data"):
+        datasets.load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path)
+
+
+@pytest.mark.parametrize("file", ["raw/edge.csv.gz", "raw/edge-feat.csv.gz", "raw/node-label.csv.gz", "raw/num-node-list.csv.gz",
+                                  "split/species/train.csv.gz"])
+def test_missing_and_truncated_files_are_named(file, ogb_toy, tmp_path):
+    folder = ogb_toy()
+    path = folder / file
+    content = path.read_bytes()
+    path.write_bytes(content[:-9])
+    config = OGBConfig(name="ogbn-proteins", folder=str(folder))
+    with pytest.raises(ValueError, match=f"{file} is damaged or cut short"):
+        datasets.load(config, tmp_path / "cache")
+    if file != "raw/edge-feat.csv.gz":
+        path.unlink()
+        with pytest.raises(ValueError, match=f"{file} is missing"):
+            datasets.load(config, tmp_path / "cache")
+    assert not list(tmp_path.glob("cache/**/*.pt"))
+
+
+def test_files_that_do_not_fit_each_other_are_named(ogb_toy, tmp_path):
+    folder = ogb_toy()
+    config = OGBConfig(name="ogbn-proteins", folder=str(folder))
+    feat = folder / "raw" / "edge-feat.csv.gz"
+    rows = gzip.decompress(feat.read_bytes()).splitlines()
+    feat.write_bytes(gzip.compress(b"\n".join(rows[:-10])))
+    with pytest.raises(ValueError, match="edge-feat.csv.gz has 290 rows, num-edge-list.csv.gz says 300"):
+        datasets.load(config, tmp_path)
+    feat.write_bytes(gzip.compress(b"\n".join(rows)))
+    write_csv(folder / "raw" / "num-edge-list.csv.gz", [299])
+    with pytest.raises(ValueError, match="edge.csv.gz has 300 rows, num-edge-list.csv.gz says 299"):
+        datasets.load(config, tmp_path)
+    write_csv(folder / "raw" / "num-edge-list.csv.gz", [300])
+    write_csv(folder / "split" / "species" / "test.csv.gz", [60])
+    with pytest.raises(ValueError, match="node 60 of the test split is not one of 60 nodes"):
+        datasets.load(config, tmp_path)
+
+
+def test_importing_ogb_asks_no_network():
+    code = "import pipeline.ogb_folder, threading, ogb.version as v; assert v.check_outdated is None; print(threading.active_count())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "1"
+
+
+def test_download_asks_nothing_and_leaves_no_half(tmp_path, monkeypatch):
+    def fail(url, folder):
+        raise OSError("no network")
+
+    monkeypatch.setattr(ogb_folder, "download_url", fail)
+    with pytest.raises(OSError, match="no network"):
+        ogb_folder.download("ogbn-proteins", str(tmp_path / "dataset"))
+    assert not ogb_folder.folder_of("ogbn-proteins", str(tmp_path / "dataset")).exists()
+    fetched = []
+
+    def fetch(url, folder):
+        fetched.append(url)
+        (tmp_path / "proteins.zip").write_bytes(b"")
+        return str(tmp_path / "proteins.zip")
+
+    monkeypatch.setattr(ogb_folder, "download_url", fetch)
+    monkeypatch.setattr(ogb_folder, "extract_zip", lambda archive, root: (tmp_path / "dataset" / "proteins").mkdir())
+    for _ in range(2):
+        ogb_folder.download("ogbn-proteins", str(tmp_path / "dataset"))
+    assert fetched == ["http://snap.stanford.edu/ogb/data/nodeproppred/proteins.zip"]
+    assert (tmp_path / "dataset" / "ogbn_proteins").is_dir()

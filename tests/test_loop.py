@@ -1,0 +1,291 @@
+import dataclasses
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from conftest import TOY, random_graph
+
+from pipeline import checkpoint, graph, loop
+from pipeline.config import Config
+from pipeline.log import read_records
+from pipeline.loader import ClusterLoader
+from pipeline.metrics import predict_exact, predict_views
+from pipeline.task import NodeTask
+from pipeline.graph import select
+from pipeline.train import run
+
+CPU = torch.device("cpu")
+
+
+def train(config: Config, folder) -> dict:
+    folder.mkdir(exist_ok=True)
+    return run(config, folder, "test")
+
+
+def epochs_of(folder) -> list[dict]:
+    return [r for r in read_records(folder / "metrics.jsonl") if r["kind"] == "epoch"]
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.fixture
+def interrupt(monkeypatch):
+    """Stop training in the middle of an epoch, after its first step."""
+    def at(epoch: int):
+        loss, calls = NodeTask.loss, []
+
+        def failing(self, logits, batch):
+            calls.append(batch.cluster)
+            if len(calls) == 4 * epoch + 2:
+                raise Interrupted
+            return loss(self, logits, batch)
+
+        monkeypatch.setattr(NodeTask, "loss", failing)
+
+    yield at
+
+
+@pytest.mark.parametrize("overrides", [
+    ["train.eval_every=1"], ["train.eval_every=2"], ["partition=metis"], ["partition=metis_random"],
+    ["partition=random", "partition.clusters_per_step=2", "partition.num_parts=8"], ["evaluation=views"],
+    ["train.optimizer=adamw", "train.weight_decay=0.1", "train.warmup_steps=7", "train.clip_grad_norm=0.1"],
+    ["model.norm=batch"], ["train.precision=bf16"],
+])
+@pytest.mark.parametrize("epoch", [0, 1, 3])
+def test_an_interrupted_run_ends_with_the_same_bits(overrides, epoch, configure, tmp_path, interrupt, monkeypatch):
+    config = configure(*TOY, *overrides)
+    expected = train(config, tmp_path / "whole")
+    with monkeypatch.context():
+        interrupt(epoch)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "parts")
+    monkeypatch.undo()
+    resumed = train(config, tmp_path / "parts")
+    for key in ("weights_sha256", "best_valid", "test", "best_epoch", "data_epochs"):
+        assert resumed[key] == expected[key]
+    logged = [[(e["epoch"], e["loss"], e.get("valid")) for e in epochs_of(tmp_path / name)] for name in ("whole", "parts")]
+    assert logged[0] == logged[1] and len(logged[0]) == 4
+    best = [checkpoint.digest(checkpoint.load(tmp_path / name / "checkpoints" / "best.pt")) for name in ("whole", "parts")]
+    assert best[0] == best[1]
+
+
+def test_killed_processes_lose_nothing(configure, tmp_path):
+    """kill -9 of a real process, again and again, wherever it happens to be."""
+    overrides = [*TOY, "train.epochs=60", f"cache_dir={tmp_path / 'cache'}"]
+    expected = train(configure(*overrides), tmp_path / "whole")
+    folder = tmp_path / "killed"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    kills = 0
+    for wait_for in (5, 23, None):
+        target = [f"resume={folder}"] if (folder / "config.yaml").exists() else [f"hydra.run.dir={folder}"]
+        process = subprocess.Popen([sys.executable, "-m", "pipeline.train", *overrides, *target], env=environment,
+                                   stdout=subprocess.DEVNULL)
+        while wait_for is not None and process.poll() is None and len(epochs_of(folder)) < wait_for:
+            time.sleep(0.005)
+        if wait_for is not None:
+            process.send_signal(signal.SIGKILL)
+        kills += process.wait(60) == -signal.SIGKILL
+    assert kills == 2
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["weights_sha256"] == expected["weights_sha256"] and summary["test"] == expected["test"]
+    assert [e["epoch"] for e in epochs_of(folder)] == list(range(60))
+
+
+def test_a_run_directory_is_complete(configure, tmp_path):
+    summary = train(configure(*TOY, "tensorboard=true"), tmp_path / "run")
+    folder = tmp_path / "run"
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    assert {"experiment", "metric", "best_epoch", "best_valid", "test", "num_parameters", "data_epochs", "wall_seconds",
+            "peak_memory_bytes", "num_ranks", "kernel", "seed", "weights_sha256", "versions", "command"} <= set(summary)
+    assert sorted(os.listdir(folder / "checkpoints")) == ["best.pt", "last.pt", "previous.pt"]
+    assert list((folder / "tensorboard").glob("events*")) and (folder / "config.yaml").exists()
+    best = epochs_of(folder)[summary["best_epoch"] - 1]
+    assert best["valid"] == max(e["valid"] for e in epochs_of(folder)) == summary["best_valid"]
+    assert best["test"] == summary["test"]
+    last = checkpoint.load(folder / "checkpoints" / "last.pt")
+    assert checkpoint.digest(last["model"]) == summary["weights_sha256"]
+
+
+def test_seeds_differ_and_the_same_seed_repeats(configure, tmp_path):
+    config = configure(*TOY)
+    hashes = [train(dataclasses.replace(config, seed=seed), tmp_path / str(i))["weights_sha256"]
+              for i, seed in enumerate((0, 0, 1))]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_training_learns(configure, tmp_path):
+    overrides = [*TOY, "data.num_nodes=600", "data.num_edges=30000", "train.epochs=60", "train.lr=0.02", "model.hidden_channels=32"]
+    train(configure(*overrides), tmp_path / "run")
+    losses = [e["loss"] for e in epochs_of(tmp_path / "run")]
+    assert losses[-1] < 0.75 * losses[0] and epochs_of(tmp_path / "run")[-1]["train"] > 0.85
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient norm"])
+def test_a_loss_or_gradient_that_is_not_finite_stops_before_the_optimizer_moves(what, configure, tmp_path, monkeypatch):
+    config = configure(*TOY)
+    original, calls, models = NodeTask.loss, [], []
+    build = loop.build_model
+    monkeypatch.setattr(loop, "build_model", lambda *args: models.append(build(*args)) or models[-1])
+
+    class Infinite(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * math.inf
+
+    def poisoned(self, logits, batch):
+        calls.append(checkpoint.digest(models[0].state_dict()))
+        total, count = original(self, logits, batch)
+        if len(calls) == 6:
+            total = total * math.nan if what == "loss" else Infinite.apply(total)
+        return total, count
+
+    monkeypatch.setattr(NodeTask, "loss", poisoned)
+    with pytest.raises(FloatingPointError, match=f"{what} is (nan|inf) in epoch 2, step 2, cluster 2 .60 nodes."):
+        train(config, tmp_path / "run")
+    assert checkpoint.digest(models[0].state_dict()) == calls[-1] != calls[-2]
+    assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["epoch"] == 0
+
+
+def task_graph(train_nodes: list[int], num_nodes: int = 40):
+    data = random_graph(num_nodes, 100, 0)
+    data.train_mask = torch.zeros(num_nodes, dtype=torch.bool)
+    data.train_mask[train_nodes] = True
+    data.valid_mask, data.test_mask = ~data.train_mask, ~data.train_mask
+    return data
+
+
+def test_a_cluster_without_a_labelled_node_has_weight_zero(configure, tmp_path):
+    data = task_graph([3])
+    result = loop.fit(data, NodeTask(data), configure("partition.num_parts=8", "train.epochs=2", "model.num_layers=2"),
+                      tmp_path, CPU)
+    assert math.isfinite(epochs_of(tmp_path)[0]["loss"]) and result.epochs == 2
+    batch = next(b for b in ClusterLoader(data).batches(
+        loop.Partitioner(data.edge_index, name="random", num_parts=8).draw(0)) if not b.train_mask.any())
+    logits = torch.randn(batch.num_nodes, 2, requires_grad=True)
+    total, count = NodeTask(data).loss(logits, batch)
+    total.backward()
+    assert total == 0 and count == 0 and bool((logits.grad == 0).all())
+
+
+def test_isolated_nodes_are_predicted(configure, tmp_path):
+    data = task_graph(list(range(20)))
+    nodes = torch.arange(40)
+    lonely = graph.induced_subgraph(data, nodes)
+    keep = (lonely.edge_index.as_tensor() != 39).all(0)
+    edge_index, perm = graph.sort_edges(lonely.edge_index.as_tensor()[:, keep], 40)
+    lonely.edge_index, lonely.edge_attr = edge_index, lonely.edge_attr[keep][perm.long()]
+    lonely.metric, lonely.num_categories = "rocauc", 0
+    assert graph.structure(edge_index).num_isolated >= 1
+    config = configure("partition.num_parts=4", "train.epochs=1", "model.num_layers=2")
+    loop.fit(lonely, NodeTask(lonely), config, tmp_path, CPU)
+    model = loop.build_model(config.model, lonely, NodeTask(lonely))
+    assert torch.isfinite(predict_exact(model, lonely, device=CPU)).all()
+
+
+def test_missing_labels_are_left_out_of_the_loss():
+    data = task_graph(list(range(40)))
+    logits = torch.randn(40, 2)
+    full, count = NodeTask(data).loss(logits, data)
+    data.y[5, 1] = math.nan
+    part, fewer = NodeTask(data).loss(logits, data)
+    term = torch.nn.functional.binary_cross_entropy_with_logits(logits[5, 1], (data.y[5, 1] == 1).float())
+    assert count == 80 and fewer == 79 and part < full and math.isfinite(part) and term > 0
+
+
+def test_warm_up_is_linear_and_clipping_clips(configure, tmp_path):
+    train(configure(*TOY, "train.warmup_steps=8", "train.lr=0.1"), tmp_path / "run")
+    assert [e["lr"] for e in epochs_of(tmp_path / "run")] == pytest.approx([0.05, 0.1, 0.1, 0.1])
+
+
+def test_patience_stops_the_run_and_stays_stopped(configure, tmp_path):
+    overrides = [*TOY, "train.epochs=50", "train.lr=1e-9", "train.patience=3"]
+    first = train(configure(*overrides), tmp_path / "run")
+    assert first["data_epochs"] == first["best_epoch"] + 3 < 50
+    assert train(configure(*overrides), tmp_path / "run")["weights_sha256"] == first["weights_sha256"]
+
+
+def test_views_average_and_exact_equals_one_view_of_one_cluster(configure):
+    data = task_graph(list(range(40)))
+    config = configure("model.num_layers=3", "model.hidden_channels=8")
+    model = loop.build_model(config.model, data, NodeTask(data))
+    loader = ClusterLoader(data)
+
+    def views(num_views, num_parts, epoch=0):
+        return predict_views(model, loader, num_views=num_views, num_parts=num_parts, seed=0, epoch=epoch, device=CPU)
+
+    exact = predict_exact(model, data, device=CPU)
+    torch.testing.assert_close(views(1, 1), exact)
+    torch.testing.assert_close(views(3, 1), exact)
+    assert torch.equal(views(2, 4), views(2, 4)) and not torch.equal(views(2, 4), views(2, 4, epoch=1))
+    # An average over many views predicts every node in each: no row is left at zero or counted twice.
+    single = views(1, 4)
+    assert single.shape == (40, 2) and bool((single != 0).all())
+
+
+def test_exact_evaluation_bounds_its_memory_by_blocks(configure):
+    data = random_graph(300, 4000, 0)
+    config = configure("model.num_layers=3", "model.hidden_channels=8")
+    model = loop.build_model(config.model, data, NodeTask(data)).eval()
+    whole = predict_exact(model, data, device=CPU)
+    with torch.no_grad():
+        torch.testing.assert_close(model(data.x, data.edge_index.as_tensor().long(), data.edge_attr), whole)
+
+
+def test_scores_are_ogbs():
+    data = task_graph(list(range(20)))
+    logits = torch.randn(40, 2)
+    logits[:, 0] = data.y[:, 0]
+    scores = NodeTask(data).scores(logits, data)
+    assert 0.5 < scores["train"] <= 1
+    logits[:, 1] = data.y[:, 1]
+    assert NodeTask(data).scores(logits, data) == {"train": 1.0, "valid": 1.0, "test": 1.0}
+    data.valid_mask[:] = False
+    assert math.isnan(NodeTask(data).scores(logits, data)["valid"])
+    data.metric, data.y = "acc", torch.arange(40).unsqueeze(1) % 3
+    scores = NodeTask(data).scores(torch.nn.functional.one_hot(torch.arange(40) % 3, 3).float(), data)
+    assert scores["train"] == scores["test"] == 1.0
+
+
+@pytest.mark.parametrize("method", ["views", "exact"])
+def test_components_separate_trains_each_and_reports_the_whole(method, configure, tmp_path, monkeypatch, caplog):
+    data = random_graph(90, 400, 0)
+    left = data.edge_index.as_tensor()
+    keep = ((left < 50).all(0)) | (((left >= 50) & (left < 85)).all(0))
+    edge_index, perm = graph.sort_edges(left[:, keep], 90)
+    data.edge_attr, data.edge_index = data.edge_attr[keep][perm.long()], edge_index
+    generator = torch.Generator().manual_seed(0)
+    part = torch.randint(3, (90,), generator=generator)
+    data.train_mask, data.valid_mask, data.test_mask = part == 0, part == 1, part == 2
+    monkeypatch.setattr("pipeline.train.load", lambda *args: data)
+    config = configure("data.components=separate", "data.min_component_size=30", "train.epochs=2", "model.num_layers=2",
+                       "partition.num_parts=2", f"evaluation={method}")
+    caplog.set_level("INFO")
+    summary = train(config, tmp_path / "run")
+    assert list(summary["components"]) == ["1", "2"] and "5 nodes of small components" in caplog.text
+    assert 0 <= summary["test"] <= 1
+    for rank in "12":
+        own = json.loads((tmp_path / "run" / f"component_{rank}" / "summary.json").read_text())
+        assert own["test"] == summary["components"][rank]["test"]
+    again = train(config, tmp_path / "run")
+    assert again["weights_sha256"] == summary["weights_sha256"] and again["test"] == summary["test"]
+
+    components = graph.connected_components(data)
+    assert select(data, components, "all") is data
+    assert select(data, components, "largest").num_nodes == 50 and select(data, components, "2").num_nodes == 35
+    with pytest.raises(ValueError, match="data.components=9: the graph has 7 components"):
+        select(data, components, "9")
+    data.train_mask[50:] = False
+    with pytest.raises(ValueError, match="data.components=2: its 35 nodes hold none of the train split"):
+        select(data, graph.connected_components(data), "2")

@@ -1,0 +1,210 @@
+import math
+
+import pytest
+import torch
+from conftest import random_graph
+from hypothesis import given, settings, strategies as st
+from torch_geometric import EdgeIndex
+from torch_geometric import nn as pyg
+
+from models import DeeperGCN, GENConv
+from models.aggregate import AGGREGATIONS
+from models.aggregate.reference import aggregate
+
+
+def by_hand(x, edges, edge_attr, *, aggr, t, p, y, eps=1e-7):
+    """One node and one channel at a time, with Python's own arithmetic."""
+    out = [[0.0] * len(x[0]) for _ in x]
+    for i in range(len(x)):
+        incoming = [(j, k) for k, (j, to) in enumerate(edges) if to == i]
+        for c in range(len(x[0])):
+            m = [max(x[j][c] + edge_attr[k][c], 0.0) + eps for j, k in incoming]
+            if not m:
+                continue
+            clamped = [min(max(v, 1e-7), 10.0) for v in m]
+            top = max(t * v for v in m)
+            w = [math.exp(t * v - top) for v in m]
+            softmax = sum(a * b for a, b in zip(w, m)) / sum(w)
+            power = (sum(v**p for v in clamped) / len(m)) ** (1 / p)
+            degree = len(m) ** (1 / (1 + math.exp(-y)))
+            out[i][c] = {"add": sum(m), "mean": sum(m) / len(m), "max": max(m), "softmax": softmax, "softmax_sg": softmax,
+                         "softmax_sum": softmax * degree, "power": power, "power_sum": power * degree}[aggr]
+    return torch.tensor(out, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("aggr", AGGREGATIONS)
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 8), st.integers(0, 30), st.integers(0, 10**6), st.floats(-4, 4), st.floats(0.3, 3), st.floats(-2, 2))
+def test_aggregations_by_hand(aggr, num_nodes, num_edges, seed, t, p, y):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(num_nodes, 3, generator=generator, dtype=torch.float64) * 4
+    edges = torch.randint(num_nodes, (2, num_edges), generator=generator)
+    attr = torch.randn(num_edges, 3, generator=generator, dtype=torch.float64)
+    expected = by_hand(x.tolist(), edges.t().tolist(), attr.tolist(), aggr=aggr, t=t, p=p, y=y)
+    torch.testing.assert_close(aggregate(x, edges, attr, aggr=aggr, t=t, p=p, y=y), expected)
+
+
+@pytest.mark.parametrize("aggr", AGGREGATIONS)
+def test_gradients_by_finite_differences(aggr):
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.tensor([[0, 1, 2, 2, 3, 0, 0], [1, 1, 1, 0, 0, 3, 3]])  # node 2 has no neighbour
+    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+               for shape in ((4, 3), (7, 2), (3, 2), (3,))]
+    t, p, y = (torch.tensor([v], dtype=torch.float64, requires_grad=True) for v in (0.7, 1.6, 0.2))
+
+    def f(x, attr, weight, bias, t, p, y):
+        # softmax_sg is no gradient of its own output: what flows through its weights is cut on purpose.
+        return aggregate(x, edges, attr, weight, bias, aggr=aggr, t=t, p=p, y=y)
+
+    if aggr == "softmax_sg":
+        out = f(*tensors, t, p, y)
+        (gx,) = torch.autograd.grad(out.sum(), tensors[0])
+        message = (tensors[0][edges[0]] + tensors[1] @ tensors[2].T + tensors[3]).relu() + 1e-7
+        weights = torch.stack([torch.where(edges[1] == i, (t * message.detach()).T, -torch.inf).softmax(1).nan_to_num().T
+                               for i in range(4)])
+        expected = torch.autograd.grad((weights * message).sum(), tensors[0])[0]
+        torch.testing.assert_close(gx, expected)
+    else:
+        assert torch.autograd.gradcheck(f, (*tensors, t, p, y))
+
+
+def test_softmax_of_large_logits_is_finite():
+    x = torch.tensor([[1e4], [2e4], [3.0]], requires_grad=True)
+    for t in (5.0, -5.0):
+        out = aggregate(x, torch.tensor([[0, 1, 2], [2, 2, 2]]), t=t)
+        out.sum().backward()
+        assert torch.isfinite(out).all() and torch.isfinite(x.grad).all()
+        assert out[2].item() == pytest.approx(2e4 if t > 0 else 3.0)
+
+
+@pytest.mark.parametrize("aggr", AGGREGATIONS)
+def test_blocks_of_destinations_change_nothing(aggr):
+    data = random_graph(50, 400, 0)
+    x, weight, bias = torch.randn(50, 6), torch.randn(6, 3), torch.randn(6)
+    with torch.no_grad():
+        args = (x, data.edge_index, data.edge_attr, weight, bias)
+        whole = aggregate(*args, aggr=aggr, t=0.5, p=2.0)
+        for block in (1, 7, 100):
+            torch.testing.assert_close(aggregate(*args, aggr=aggr, t=0.5, p=2.0, max_block_edges=block), whole)
+    plain = aggregate(x, data.edge_index.as_tensor().long(), *args[2:], aggr=aggr, t=0.5, p=2.0)
+    torch.testing.assert_close(plain, whole)
+
+
+def test_sums_of_16_bit_inputs_are_exact_in_32():
+    edges = torch.stack([torch.zeros(4096, dtype=torch.int64), torch.ones(4096, dtype=torch.int64)])
+    out = aggregate(torch.ones(2, 1, dtype=torch.bfloat16), edges, aggr="add", eps=0.0)
+    assert out.dtype == torch.bfloat16 and out[1].item() == 4096
+
+
+def test_an_unknown_aggregation_names_the_known_ones():
+    with pytest.raises(ValueError, match="unknown aggregation 'median'; choose one of softmax"):
+        aggregate(torch.ones(1, 1), torch.zeros(2, 0, dtype=torch.int64), aggr="median")
+
+
+@pytest.mark.parametrize("options", [
+    dict(), dict(learn_t=True, t=0.3, edge_dim=3), dict(aggr="softmax_sg", t=0.1, norm="layer"), dict(aggr="max", msg_norm=True),
+    dict(aggr="mean", num_layers=1, bias=True), dict(aggr="add", msg_norm=True, learn_msg_scale=True, edge_dim=3),
+    dict(aggr="median"), dict(aggr=["mean", "max"]), dict(aggr="powermean", p=2.0),
+])
+@pytest.mark.parametrize("sizes", [(6, 6), (5, 6)])
+def test_genconv_is_pygs(options, sizes):
+    if options.get("edge_dim") is None:
+        options = {**options, "edge_dim": 3}
+    theirs = pyg.GENConv(*sizes, **options)
+    ours = GENConv(*sizes, **options)
+    ours.load_state_dict(theirs.state_dict())
+    data = random_graph(30, 100, 0)
+    x, attr = torch.randn(30, sizes[0]), data.edge_attr
+    index = data.edge_index.as_tensor().long()
+    a, b = ours(x, index, attr), theirs(x, index, attr)
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    pair = torch.randn(30, sizes[0]), torch.randn(20, sizes[0])
+    index = torch.stack([torch.randint(30, (50,)), torch.randint(20, (50,))])
+    torch.testing.assert_close(ours(pair, index, attr[:50]), theirs(pair, index, attr[:50]), rtol=1e-4, atol=1e-5)
+
+
+RECIPES = {
+    "ogbn-proteins": (2_374_568, (8, 64, 112, 112), dict(edge_dim=8, num_categories=8, learn_t=True, num_mlp_layers=2)),
+    "ogbn-arxiv": (491_176, (128, 128, 40, 28), dict(aggr="softmax_sg", t=0.1, num_mlp_layers=1, norm="batch")),
+    "ogbn-products": (253_743, (100, 128, 47, 14), dict(aggr="softmax_sg", t=0.1, num_mlp_layers=1, norm="batch")),
+    "ogbg-ppa": (2_336_421, (7, 128, 37, 28), dict(edge_dim=7, aggr="softmax_sg", t=0.01, num_mlp_layers=2)),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_parameter_counts_are_the_published_ones(name):
+    count, sizes, options = RECIPES[name]
+    assert sum(p.numel() for p in DeeperGCN(*sizes, **options).parameters()) == count
+
+
+@pytest.mark.parametrize("block", ["res+", "res", "plain", "dense"])
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+def test_folded_edge_encoder_equals_the_unfolded(block, norm):
+    data = random_graph(40, 200, 0)
+    x = torch.cat([data.x, torch.nn.functional.one_hot(torch.arange(40) % 3, 3)], dim=1)
+    models = []
+    for fold in (True, False):
+        torch.manual_seed(0)
+        models.append(DeeperGCN(5, 8, 2, 3, edge_dim=3, num_categories=3, block=block, norm=norm, learn_t=True, msg_norm=True,
+                                learn_msg_scale=True, fold_edge_encoder=fold).double())
+    losses = [model(x.double(), data.edge_index, data.edge_attr.double()).square().sum() for model in models]
+    torch.testing.assert_close(*losses)
+    for loss in losses:
+        loss.backward()
+    for (name, a), b in zip(models[0].named_parameters(), models[1].parameters()):
+        torch.testing.assert_close(a.grad, b.grad, msg=lambda text: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("block", ["res+", "dense"])
+def test_gradient_checkpointing_changes_no_bit(block):
+    data = random_graph(40, 200, 0)
+    grads = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        model = DeeperGCN(5, 8, 2, 4, edge_dim=3, block=block, dropout=0.5, gradient_checkpointing=checkpointing)
+        torch.manual_seed(1)
+        model(data.x, data.edge_index, data.edge_attr).square().sum().backward()
+        # With res+ the first norm layers are used, all of them but none twice.
+        grads.append({name: p.grad for name, p in model.named_parameters()})
+    assert all(torch.equal(grads[0][name], grads[1][name]) for name in grads[0])
+
+
+def test_res_plus_is_the_published_order():
+    torch.manual_seed(0)
+    data = random_graph(20, 60, 0)
+    model = DeeperGCN(5, 8, 2, 2).eval()
+    index = data.edge_index
+    h = model.convs[0](model.node_encoder(data.x), index)
+    h = h + model.convs[1](model.norms[0](h).relu(), index)
+    torch.testing.assert_close(model(data.x, index), model.head(model.norms[1](h).relu()))
+
+
+def test_every_parameter_of_every_block_gets_a_gradient():
+    data = random_graph(20, 60, 0)
+    for block in ("res+", "res", "plain", "dense"):
+        model = DeeperGCN(5, 8, 2, 3, edge_dim=3, block=block, aggr="softmax_sum", learn_t=True, learn_y=True)
+        model(data.x, data.edge_index, data.edge_attr).square().sum().backward()
+        assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("options, message", [
+    (dict(block="resnet"), "unknown block 'resnet'; choose one of res"), (dict(norm="group"), "unknown norm 'group'"),
+    (dict(dropout=1.0), "dropout must be in"), (dict(num_layers=0), "num_layers"),
+    (dict(aggr="sotfmax"), "unknown aggregation 'sotfmax'; choose one of softmax"),
+])
+def test_impossible_models(options, message):
+    sizes = dict(in_channels=5, hidden_channels=8, out_channels=2, num_layers=2)
+    with pytest.raises(ValueError, match=message):
+        DeeperGCN(**{**sizes, **options})
+
+
+def test_a_model_takes_any_edge_index():
+    data = random_graph(20, 60, 0)
+    model = DeeperGCN(5, 8, 2, 3, edge_dim=3).eval()
+    plain = data.edge_index.as_tensor().long()
+    shuffled = torch.randperm(plain.size(1))
+    expected = model(data.x, data.edge_index, data.edge_attr)
+    torch.testing.assert_close(model(data.x, plain, data.edge_attr), expected)
+    torch.testing.assert_close(model(data.x, plain[:, shuffled], data.edge_attr[shuffled]), expected)
+    unsorted = EdgeIndex(plain[:, shuffled], sparse_size=(20, 20))
+    torch.testing.assert_close(model(data.x, unsorted, data.edge_attr[shuffled]), expected)
