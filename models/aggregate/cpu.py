@@ -60,8 +60,8 @@ def forward(
         save: whether backward will follow.
 
     Returns:
-        out [num_dst, channels], and what backward needs beside it: log2-sum-exp2 (softmax), derivatives (power),
-        ties (max), or tensors without elements.
+        out [num_dst, channels], and what backward needs beside it, or tensors without elements: log2 of the sum of exponentials
+        (softmax) or powers (power, with the derivative by p), number of ties (max).
     """
     out, *stats = _outputs(x, indptr, aggr, save)
     given = {name: stat for name, stat in zip(("stat", "stat2"), stats) if stat.numel()}
@@ -121,7 +121,7 @@ def _setup_context(ctx, inputs, output):
     out, stat, stat2 = output
     ctx.mark_non_differentiable(stat, stat2)
     ctx.set_materialize_grads(False)
-    kept = out if ctx.aggr in ("softmax", "max") else None
+    kept = out if ctx.aggr in ("softmax", "power", "max") else None
     ctx.save_for_backward(kept, stat, stat2, x, rowptr, dst, position, attr, weight, bias, param)
 
 

@@ -18,6 +18,9 @@ struct Arriving {
   vf gradient, out, stat, stat2;
 };
 
+// 2^(from - to), exactly 1 where they are equal: a row of many chunks is scaled many times.
+INLINE vf scale(vf from, vf to) { return from == to ? splat(1.0f) : exp2(from - to); }
+
 // Weights are taken relative to 2^base, base being the exponent t * m * log2(e) of the row's first message: it costs
 // no pass over the messages, as finding the maximum would. Where weights grow large, the maximum is found after all.
 struct Softmax {
@@ -68,7 +71,7 @@ struct Softmax {
 
   INLINE void merge(State& s, const State& o) const {
     vf base = max(s.base, o.base);
-    vf left = exp2(s.base - base), right = exp2(o.base - base);
+    vf left = scale(s.base, base), right = scale(o.base, base);
     s.total = s.total * left + o.total * right;
     s.weighted = s.weighted * left + o.weighted * right;
     s.base = base;
@@ -104,13 +107,16 @@ struct SoftmaxSemiGrad : Softmax {
   INLINE vf gradient(vf m, const vf* at, vf&) const { return exp2(fma(m, splat(t2), -at[0])) * at[1]; }
 };
 
+// Sums of m^p are kept relative to 2^base. A base of 0 does for most rows; where sums come near the ends of float's
+// range, those of the row's largest power do.
 struct Power {
-  static constexpr int packed = 1;
+  static constexpr int packed = 2;
+  static constexpr float SMALL = 0x1p-100f, LARGE = 0x1p+100f;
   float p;
   explicit Power(float p_) : p(p_) {}
 
   struct State {
-    vf total = {}, log_total = {};
+    vf base = splat(-__builtin_inff()), total = {}, log_total = {};
   };
 
   static INLINE vf clamp(vf m) { return min(splat(POWER_HIGH), max(splat(POWER_LOW), m)); }
@@ -126,33 +132,52 @@ struct Power {
         log_total[b] = fma(w, log_m, log_total[b]);
       }
     }
-    for (int b = 0; b < BLOCKS; b++) merge(s[b], {total[b], log_total[b]});
+    for (int b = 0; b < BLOCKS; b++) {
+      if (__builtin_expect(all_less(total[b], splat(LARGE)) && all_less(splat(SMALL), total[b]), 1)) {
+        merge(s[b], {vf{}, total[b], log_total[b]});
+      } else {
+        add_extreme(s[b], messages + b * PLANE, n);
+      }
+    }
+  }
+
+  void __attribute__((noinline)) add_extreme(State& s, const float* messages, int n) const {
+    State part;
+    for (int i = 0; i < n; i++) part.base = max(part.base, log2(clamp(load(messages + i * LANES))) * p);
+    for (int i = 0; i < n; i++) {
+      vf log_m = log2(clamp(load(messages + i * LANES)));
+      vf w = exp2(fma(log_m, splat(p), -part.base));
+      part.total += w;
+      part.log_total = fma(w, log_m, part.log_total);
+    }
+    merge(s, part);
   }
 
   INLINE void merge(State& s, const State& o) const {
-    s.total += o.total;
-    s.log_total += o.log_total;
+    vf base = max(s.base, o.base);
+    vf left = scale(s.base, base), right = scale(o.base, base);
+    s.total = s.total * left + o.total * right;
+    s.log_total = s.log_total * left + o.log_total * right;
+    s.base = base;
   }
 
-  // stat: the derivative by sum(m^p), times p. stat2: the derivative by p.
+  // stat: log2 of the sum of m^p. stat2: the derivative by p.
   INLINE Output finish(const State& s, float degree) const {
-    vf mean = s.total / degree;
-    vf log_mean = log2(clamp(mean));
-    vf out = exp2(log_mean / p);
-    vi inside = (mean >= POWER_LOW) & (mean <= POWER_HIGH);
-    vf stat = inside ? out / s.total : vf{};
-    vf slope = inside ? s.log_total / s.total : vf{};
-    return {out, stat, out * (LN_2 / p) * (slope - log_mean / p)};
+    vf log_sum = s.base + log2(s.total);
+    vf log_out = (s.base + log2(s.total / degree)) / p;
+    vf out = exp2(log_out);
+    return {out, log_sum, out * (LN_2 / p) * (s.log_total / s.total - log_out)};
   }
 
   INLINE void pack(const Arriving& d, vf* into, vf& dparam) const {
-    into[0] = d.gradient * d.stat;
+    into[0] = d.stat;
+    into[1] = d.gradient * d.out;
     dparam = fma(d.gradient, d.stat2, dparam);
   }
 
   INLINE vf gradient(vf m, const vf* at, vf&) const {
     vf clamped = clamp(m);
-    vf q = at[0] * exp2(log2(clamped) * (p - 1.0f));
+    vf q = at[1] * exp2(fma(log2(clamped), splat(p - 1.0f), -at[0]));
     return clamped == m ? q : vf{};
   }
 };
