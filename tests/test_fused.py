@@ -79,10 +79,10 @@ def assert_close(ours, exact, tolerance=1e-5, grad=None, plain=None, exponent=1.
         if name in "tpy" and grad is not None:
             # The terms of these sums may cancel (one message: none depends on t), but not their rounding. Those of p
             # are out * log(message) / p.
-            terms = grad * exact["out"]
+            terms = 0.1 * grad * exact["out"]
             if name == "p":
-                terms = terms * exact["out"].clamp(min=1e-7).log().abs().clamp(min=1) / exponent
-            scale = scale.maximum(0.1 * terms.abs().sum())
+                terms = grad * exact["out"] * exact["out"].clamp(min=1e-7).log().abs().clamp(min=1) / exponent
+            scale = scale.maximum(terms.abs().sum())
         allowed = tolerance * scale
         if plain is not None:
             allowed = allowed.maximum(2 * error_of(plain()[name], expected))
