@@ -1,7 +1,5 @@
 """The fused aggregation against the reference in float64: the output and every gradient, by name."""
 
-import functools
-
 import pytest
 import torch
 import torch_geometric
@@ -62,11 +60,7 @@ def run(edge_index, inputs, grad, *, aggr, kernel, dtype=torch.float32, learn=No
     return {"out": out.detach()} | {name: leaf.grad for name, leaf in leaves.items() if leaf is not None}
 
 
-def error_of(result, exact):
-    return (result.double() - exact.double()).norm()
-
-
-def assert_close(ours, exact, tolerance=1e-5, grad=None, plain=None, exponent=1.0):
+def assert_close(ours, exact, tolerance=1e-5, grad=None, exponent=1.0):
     for name, expected in exact.items():
         actual = ours[name]
         if expected is not None and expected.numel() == 0:
@@ -83,20 +77,14 @@ def assert_close(ours, exact, tolerance=1e-5, grad=None, plain=None, exponent=1.
             if name == "p":
                 terms = grad * exact["out"] * exact["out"].clamp(min=1e-7).log().abs().clamp(min=1) / exponent
             scale = scale.maximum(terms.abs().sum())
-        allowed = tolerance * scale
-        if plain is not None:
-            allowed = allowed.maximum(2 * error_of(plain()[name], expected))
-        error = error_of(actual, expected)
-        assert error <= allowed, f"{name}: {error:.1e} of {scale:.1e}"
+        error = (actual.double() - expected.double()).norm()
+        assert error <= tolerance * scale, f"{name}: {error:.1e} of {scale:.1e}"
 
 
 def check(edge_index, inputs, grad, **options):
-    """Within 1e-5 of float64; where the slope m^(p - 1) is steepest at the smallest m, no worse than plain float32."""
     ours = run(edge_index, inputs, grad, kernel="fused", **options)
     exact = run(edge_index, inputs, grad, kernel="reference", dtype=torch.float64, **options)
-    steep = options["aggr"].startswith("power") and inputs["p"] < 1
-    plain = functools.cache(lambda: run(edge_index, inputs, grad, kernel="reference", **options)) if steep else None
-    assert_close(ours, exact, grad=grad, plain=plain, exponent=inputs["p"])
+    assert_close(ours, exact, grad=grad, exponent=inputs["p"])
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
@@ -110,8 +98,10 @@ def test_any_graph(aggr, sizes, num_edges, channels, features, dtype, t, p, y, s
     edge_index, inputs, grad = graph(
         *sizes, num_edges, channels=channels, seed=seed, dtype=dtype, encoded=features == "encoded",
         edge_dim=features if isinstance(features, int) else None)
-    if aggr.startswith("power") and inputs["bias"] is not None:
-        inputs["bias"] += 1.5  # p < 0 takes powers of the smallest messages: not all of them eps
+    if aggr.startswith("power"):
+        # Where p < 1 the slope m^(p - 1) is steepest at m = 0, and the rounding of messages close to it is all one sees.
+        inputs = {name: value if value is None else value.abs() for name, value in inputs.items()}
+        inputs["x"] += 0.1
     check(edge_index, inputs | dict(t=torch.tensor([t]), p=torch.tensor([p]), y=torch.tensor([y])), grad, aggr=aggr)
 
 
