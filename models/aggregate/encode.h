@@ -39,8 +39,8 @@ struct Encoder {
   const float* gather(const Tile& tile, bool in_order, float* into) const {
     if (kind != RAW) return nullptr;
     if (in_order && dim == stride()) return attr + tile.position[0] * dim;
+    for (int i = 0; i < tile.num_upcoming; i++) __builtin_prefetch(attr + tile.upcoming[i] * dim, 0, 2);
     for (int i = 0; i < tile.num_edges; i++) {
-      __builtin_prefetch(attr + tile.next_position[i] * dim, 0, 2);
       const float* from = attr + tile.position[i] * dim;
       float* to = into + i * stride();
       if (dim == GROUP) {

@@ -198,22 +198,28 @@ struct Backward {
   }
 
   // From the arguments of the messages' relu to their gradients, in place.
+  template <int BLOCKS>
   INLINE void differentiate(const Tile& tile, int64_t chunk, int64_t block, float* z) {
     const float* from = packed.data + block * Kind::packed * LANES;
-    const float eps = p.eps;
+    const int n = tile.num_edges;
+    const vf eps = splat(p.eps);
     const Kind local = kind;  // the compiler cannot know that writing z leaves `kind` alone
-    vf dparam = {};
-    for (int i = 0; i < tile.num_edges; i++) {
-      vf at[Kind::packed];
-      for (int k = 0; k < Kind::packed; k++) {
-        __builtin_prefetch(from + tile.other[i + AHEAD] + k * LANES);
-        at[k] = load(from + tile.other[i] + k * LANES);
+    vf dparam[BLOCKS] = {};
+    for (int i = 0; i < n; i++) {
+      const float *here = from + tile.other[i], *ahead = from + tile.other[i + AHEAD];
+      for (int b = 0; b < BLOCKS; b++) {
+        vf at[Kind::packed];
+        for (int k = 0; k < Kind::packed; k++) {
+          __builtin_prefetch(ahead + (b * Kind::packed + k) * LANES);
+          at[k] = load(here + (b * Kind::packed + k) * LANES);
+        }
+        float* zi = z + b * PLANE + i * LANES;
+        const vf argument = load(zi);
+        const vf gradient = local.gradient(max(vf{}, argument) + eps, at, dparam[b]);
+        store(zi, argument > 0.0f ? gradient : vf{});
       }
-      const vf argument = load(z + i * LANES);
-      const vf gradient = local.gradient(max(vf{}, argument) + eps, at, dparam);
-      store(z + i * LANES, argument > 0.0f ? gradient : vf{});
     }
-    param_sums[chunk] += dparam;
+    for (int b = 0; b < BLOCKS; b++) param_sums[chunk] += dparam[b];
   }
 
   // Sums of q: over each row for x, over all for the bias, times a group of features for the weight.
@@ -293,7 +299,7 @@ struct Backward {
   void run_blocks(const Tile& tile, int64_t chunk, int64_t block, const float* features, float* z, vf* carried,
                   float* grad_features) {
     encode<BLOCKS, false>(encoder, tile, tile.row, p.x, block, p.eps, features, z);
-    for (int b = 0; b < BLOCKS; b++) differentiate(tile, chunk, block + b, z + b * PLANE);
+    differentiate<BLOCKS>(tile, chunk, block, z);
     if (p.grad_weight) {
       add_up<BLOCKS, true>(tile, chunk, block, features, z, carried);
     } else {

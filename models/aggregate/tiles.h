@@ -27,6 +27,15 @@ struct Index {
     if (!data) return i;
     return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
   }
+  INLINE void read(int64_t first, int count, int64_t* to) const {
+    if (!data) {
+      for (int i = 0; i < count; i++) to[i] = first + i;
+    } else if (wide) {
+      std::copy_n(static_cast<const int64_t*>(data) + first, count, to);
+    } else {
+      std::copy_n(static_cast<const int32_t*>(data) + first, count, to);
+    }
+  }
 };
 
 // Edges grouped by row: those of row r are ptr[r] ... ptr[r + 1] - 1; `other` is the node at the far end, `position`
@@ -61,11 +70,12 @@ struct Segment {
 };
 
 struct Tile {
-  int num_edges, num_segments;
+  int num_edges, num_segments, num_upcoming;
   Segment segments[TILE];
   // Where each edge's two nodes begin in arrays of nodes; past the end the last is repeated, for prefetching.
   int64_t row[TILE + AHEAD], other[TILE + AHEAD];
-  int64_t position[TILE], next_position[TILE];  // of this tile's edges, and of the next one's
+  int64_t position[TILE];
+  int64_t upcoming[TILE];  // positions of the next tile's edges
 };
 
 // Walks the edges `begin` ... `end` - 1 tile by tile.
@@ -104,16 +114,19 @@ struct TileWalk {
                                             row_begin >= chunk_begin};
       for (; at < end; at++) tile.row[at - first] = row * row_stride;
     }
-    for (int i = 0; i < n; i++) {
-      int64_t other = edges.other[first + i], position = edges.position[first + i];
-      if (uint64_t(other) >= uint64_t(edges.num_others) || uint64_t(position) >= uint64_t(num_positions)) {
-        broken = true;
-        return false;
-      }
-      tile.other[i] = other * other_stride;
-      tile.position[i] = position;
+    edges.other.read(first, n, tile.other);
+    edges.position.read(first, n, tile.position);
+    bool outside = false;
+    for (int i = 0; i < n; i++)
+      outside |= uint64_t(tile.other[i]) >= uint64_t(edges.num_others) ||
+                 uint64_t(tile.position[i]) >= uint64_t(num_positions);
+    if (outside) {
+      broken = true;
+      return false;
     }
-    for (int i = 0; i < n; i++) tile.next_position[i] = edges.position[std::min(at + i, edges.num_edges - 1)];
+    for (int i = 0; i < n; i++) tile.other[i] *= other_stride;
+    tile.num_upcoming = int(std::min<int64_t>(TILE, edges.num_edges - at));
+    edges.position.read(at, tile.num_upcoming, tile.upcoming);
     std::fill_n(tile.row + n, AHEAD, tile.row[n - 1]);
     std::fill_n(tile.other + n, AHEAD, tile.other[n - 1]);
     return true;
