@@ -21,12 +21,15 @@ class GENConv(pyg.GENConv):
     Args:
         y: initial logit of the degree's exponent in ``softmax_sum`` and ``power_sum``.
         learn_y: whether `y` is learned.
+        kernel: "auto", "fused" or "reference", see :func:`models.aggregate.aggregate`.
     """
 
-    def __init__(self, in_channels, out_channels, aggr="softmax", *args, y: float = 0.0, learn_y: bool = False, **kwargs):
+    def __init__(self, in_channels, out_channels, aggr="softmax", *args, y: float = 0.0, learn_y: bool = False,
+                 kernel: str = "auto", **kwargs):
         super().__init__(in_channels, out_channels, _PYG_AGGR.get(aggr, aggr) if isinstance(aggr, str) else aggr,
                          *args, **kwargs)
         self.aggr_name = aggr
+        self.kernel = kernel
         if isinstance(aggr, str) and aggr.endswith("_sum"):
             self.y = torch.nn.Parameter(torch.tensor([y])) if learn_y else y
 
@@ -72,7 +75,7 @@ class GENConv(pyg.GENConv):
             elif hasattr(self, "lin_edge"):
                 weight, bias = self.lin_edge.weight, self.lin_edge.bias
         out = aggregate(
-            x_src, edge_index, edge_attr, weight, bias, aggr=self.aggr_name, eps=self.eps, num_dst=num_dst,
+            x_src, edge_index, edge_attr, weight, bias, aggr=self.aggr_name, eps=self.eps, num_dst=num_dst, kernel=self.kernel,
             t=getattr(self.aggr_module, "t", 1.0), p=getattr(self.aggr_module, "p", 1.0), y=getattr(self, "y", 0.0),
         )
         if hasattr(self, "msg_norm"):

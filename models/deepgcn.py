@@ -37,6 +37,7 @@ class DeeperGCN(torch.nn.Module):
         dropout: probability in [0, 1).
         gradient_checkpointing: recompute each layer in backward instead of keeping its activations.
         fold_edge_encoder: fold the edge encoders as described; without it, edges x channels tensors are built.
+        kernel: what aggregates, "auto", "fused" or "reference", see :func:`models.aggregate.aggregate`.
 
     Raises:
         ValueError: a name or a size outside of the above.
@@ -66,6 +67,7 @@ class DeeperGCN(torch.nn.Module):
         dropout: float = 0.0,
         gradient_checkpointing: bool = False,
         fold_edge_encoder: bool = True,
+        kernel: str = "auto",
     ):
         super().__init__()
         if block not in BLOCKS:
@@ -100,7 +102,7 @@ class DeeperGCN(torch.nn.Module):
         self.convs = torch.nn.ModuleList(
             GENConv(hidden_channels + layer * growth, hidden_channels, aggr, t=t, learn_t=learn_t, p=p, learn_p=learn_p,
                     y=y, learn_y=learn_y, msg_norm=msg_norm, learn_msg_scale=learn_msg_scale, norm=norm,
-                    num_layers=num_mlp_layers, bias=True)
+                    num_layers=num_mlp_layers, bias=True, kernel=kernel)
             for layer in range(num_layers))
         self.norms = torch.nn.ModuleList(NORMS[norm](hidden_channels) for _ in range(num_layers))
         self.head = torch.nn.Linear(hidden_channels + num_layers * growth, out_channels)

@@ -1,0 +1,135 @@
+"""The fused aggregation with the reference's meaning: finds the edges' structure and calls the kernels."""
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+from torch_geometric import EdgeIndex
+
+from models.aggregate import build, cpu
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Sorted structures of plain edge lists, kept as long as the edge list lives and is not written to.
+_sorted = WeakIdKeyDictionary()
+
+
+def obstacle(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, weight: Tensor | None = None,
+             bias: Tensor | None = None, *, scalars: tuple = (), eps: float = 1e-7) -> str:
+    """Why the fused aggregation cannot take these arguments, empty if it can; `scalars` are t, p and y."""
+    tensors = [tensor for tensor in (x, edge_index, edge_attr, weight, bias) if tensor is not None]
+    for tensor in tensors:
+        if tensor.device.type != "cpu":
+            return f"a tensor is on '{tensor.device}', the kernel runs on 'cpu'"
+    for tensor in (x, edge_attr, weight, bias):
+        if tensor is not None and tensor.dtype not in _DTYPES:
+            return f"a tensor has dtype {tensor.dtype}, the kernel computes in float32"
+    if x.dim() != 2:
+        return f"x has {x.dim()} dimensions, not 2"
+    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in (torch.int32, torch.int64):
+        return (f"edge_index is {edge_index.dtype} of shape {tuple(edge_index.shape)}, "
+                "the kernel needs int32 or int64 [2, num_edges]")
+    if any(isinstance(scalar, Tensor) and scalar.numel() != 1 for scalar in scalars):
+        return "t, p or y has more than one element"
+    if edge_attr is not None:
+        for name, tensor in (("weight", weight), ("bias", bias if weight is not None else None)):
+            if tensor is not None and tensor.size(0) != x.size(1):
+                return f"{name} has shape {tuple(tensor.shape)}, but x has {x.size(1)} channels"
+        columns = x.size(1) if weight is None else weight.size(1)
+        if edge_attr.dim() != 2 or edge_attr.size(1) != columns:
+            return f"edge_attr has shape {tuple(edge_attr.shape)}, the kernel needs [num_edges, {columns}]"
+    if eps < 0:
+        return f"eps is {eps}, the kernel needs messages that are not negative"
+    return _build_obstacle()
+
+
+@torch.compiler.assume_constant_result
+def _build_obstacle() -> str:
+    return "" if build.library() is not None else build.missing()
+
+
+@torch.compiler.assume_constant_result
+def simd() -> str:
+    """Width of the compiled kernels: "avx512", "avx2" or "portable"."""
+    return build.library().fused_simd().decode()
+
+
+def aggregate(
+    x: Tensor,
+    edge_index: Tensor,
+    edge_attr: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    aggr: str,
+    t: float | Tensor,
+    p: float | Tensor,
+    y: float | Tensor,
+    eps: float,
+    num_dst: int | None,
+) -> Tensor:
+    """As :func:`models.aggregate.reference.aggregate`, without a tensor of edges x channels."""
+    num_dst = x.size(0) if num_dst is None else num_dst
+    attr = edge_attr
+    if attr is None or weight is None:
+        weight = bias = None
+    if attr is not None and attr.size(1) == 0:
+        attr, weight, bias, x = _without_features(attr, weight, bias, x)
+    dtype = x.dtype
+    x, attr, weight, bias = (None if tensor is None else tensor.float() for tensor in (x, attr, weight, bias))
+    kind = {"mean": "add"}.get(aggr, aggr.removesuffix("_sum"))
+    param = torch.as_tensor({"power": p, "add": 1.0, "max": 1.0}.get(kind, t))
+
+    inputs = (x, attr, weight, bias, param)
+    save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
+    structure = _structure(edge_index, x.size(0), num_dst, by_source=save)
+    out, _, _ = cpu.forward(x, *structure, attr, weight, bias, param, kind, eps, save)
+    if aggr == "mean" or aggr.endswith("_sum"):
+        degree = structure[0].diff().clamp(min=1).unsqueeze(1).to(out.dtype)
+        out = out / degree if aggr == "mean" else out * degree.pow(_exponent(y, num_dst))
+    return out.to(dtype)
+
+
+def _without_features(attr, weight, bias, x):
+    # The encoder of no features is its bias, the same for all edges.
+    return None, None, None, x if bias is None else x + bias
+
+
+def _exponent(y: float | Tensor, num_dst: int) -> Tensor | float:
+    """sigmoid(y), [num_dst, 1] where y is learned."""
+    y = torch.as_tensor(y, dtype=torch.float32)
+    if not y.requires_grad:
+        return y.sigmoid()
+    # Expanded in two steps, so that the gradient is summed in blocks of 1024: one long sum by torch would depend on
+    # the number of threads.
+    blocks = (num_dst + 1023) // 1024
+    return y.sigmoid().reshape(1, 1).expand(blocks, 1).expand(blocks, 1024).reshape(-1, 1)[:num_dst]
+
+
+def _structure(edge_index: Tensor, num_src: int, num_dst: int, *, by_source: bool) -> list[Tensor | None]:
+    if not isinstance(edge_index, EdgeIndex):
+        return _sort(edge_index, num_src, num_dst)
+    if edge_index.sort_order is None:
+        return _sort(edge_index.as_tensor(), num_src, num_dst)
+    (indptr, src), position = edge_index.get_csc()
+    structure = [_padded(indptr, num_dst, "destination"), src, position]
+    if not by_source:
+        return [*structure, None, None, None]
+    (rowptr, dst), position = edge_index.get_csr()
+    return [*structure, _padded(rowptr, num_src, "source"), dst, position]
+
+
+def _padded(indptr: Tensor, num_nodes: int, side: str) -> Tensor:
+    missing = num_nodes + 1 - indptr.numel()
+    if missing < 0:
+        raise ValueError(f"the EdgeIndex has {indptr.numel() - 1} {side} nodes, but there are only {num_nodes}; "
+                         f"build it with sparse_size=(num_src, num_dst)")
+    return indptr if missing == 0 else torch.cat([indptr, indptr[-1:].expand(missing)])
+
+
+def _sort(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
+    if torch.compiler.is_compiling() or edge_index.is_inference():
+        return cpu.sort_edges(edge_index, num_src, num_dst)
+    key = (edge_index._version, num_src, num_dst)
+    known = _sorted.get(edge_index)
+    if known is None or known[0] != key:
+        known = _sorted[edge_index] = key, cpu.sort_edges(edge_index, num_src, num_dst)
+    return known[1]

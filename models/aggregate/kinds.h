@@ -1,0 +1,239 @@
+// What each aggregation does to the messages of one destination (forward) and to one edge (backward), LANES channels
+// at a time; BLOCKS such blocks of channels lie PLANE floats apart. States of forward merge in any grouping of the
+// edges; `finish` makes the output and what backward needs. Before backward, `pack` turns what is known of a
+// destination into the `packed` vectors that each of its edges reads: these reads are most of backward's memory
+// traffic, so there should be few of them.
+#pragma once
+#include "simd.h"
+
+constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
+constexpr float POWER_LOW = 1e-7f, POWER_HIGH = 10.0f;
+constexpr float SMALLEST_NORMAL = 1.17549435e-38f;
+
+struct Output {
+  vf out, stat, stat2;
+};
+
+// A destination in backward: the gradient that arrives, and forward's output.
+struct Arriving {
+  vf gradient, out, stat, stat2;
+};
+
+// 2^(from - to), exactly 1 where they are equal: a row of many chunks is scaled many times.
+INLINE vf scale(vf from, vf to) { return from == to ? splat(1.0f) : exp2(from - to); }
+
+// Weights are taken relative to 2^base, base being the exponent t * m * log2(e) of the row's first message: it costs
+// no pass over the messages, as finding the maximum would. Where weights grow large, the maximum is found after all.
+struct Softmax {
+  static constexpr int packed = 2;
+  static constexpr float LARGE = 1 << 24;
+  float t, t2;
+  explicit Softmax(float t_) : t(t_), t2(t_ * LOG2_E) {}
+
+  struct State {
+    vf base = splat(-__builtin_inff()), total = {}, weighted = {};
+  };
+
+  template <int BLOCKS>
+  INLINE void add(State* s, const float* messages, int n, bool fresh) const {
+    const vf slope = splat(t2);
+    vf minus_base[BLOCKS], total[BLOCKS] = {}, weighted[BLOCKS] = {};
+    for (int b = 0; b < BLOCKS; b++) minus_base[b] = fresh ? load(messages + b * PLANE) * -slope : -s[b].base;
+    for (int i = 0; i < n; i++) {
+      for (int b = 0; b < BLOCKS; b++) {
+        vf m = load(messages + b * PLANE + i * LANES);
+        vf w = exp2(fma(m, slope, minus_base[b]));
+        total[b] += w;
+        weighted[b] = fma(w, m, weighted[b]);
+      }
+    }
+    for (int b = 0; b < BLOCKS; b++) {
+      if (__builtin_expect(all_less(total[b], splat(LARGE)), 1)) {
+        s[b].base = -minus_base[b];
+        s[b].total += total[b];
+        s[b].weighted += weighted[b];
+      } else {
+        add_large(s[b], messages + b * PLANE, n);
+      }
+    }
+  }
+
+  void __attribute__((noinline)) add_large(State& s, const float* messages, int n) const {
+    State part;
+    for (int i = 0; i < n; i++) part.base = max(part.base, load(messages + i * LANES) * t2);
+    for (int i = 0; i < n; i++) {
+      vf m = load(messages + i * LANES);
+      vf w = exp2(fma(m, splat(t2), -part.base));
+      part.total += w;
+      part.weighted = fma(w, m, part.weighted);
+    }
+    merge(s, part);
+  }
+
+  INLINE void merge(State& s, const State& o) const {
+    vf base = max(s.base, o.base);
+    vf left = scale(s.base, base), right = scale(o.base, base);
+    s.total = s.total * left + o.total * right;
+    s.weighted = s.weighted * left + o.weighted * right;
+    s.base = base;
+  }
+
+  INLINE Output finish(const State& s, float) const {
+    return {s.weighted / s.total, s.base + log2(s.total), vf{}};
+  }
+
+  // Two vectors instead of three: the gradient's magnitude goes into the exponent, its sign to `out`, which has none.
+  INLINE void pack(const Arriving& d, vf* into, vf&) const {
+    vf magnitude = absolute(d.gradient);
+    into[0] = magnitude < SMALLEST_NORMAL ? splat(__builtin_inff()) : d.stat - log2(magnitude);
+    into[1] = with_sign_of(d.out, d.gradient);
+  }
+
+  INLINE vf gradient(vf m, const vf* at, vf& dparam) const {
+    vf share = with_sign_of(exp2(fma(m, splat(t2), -at[0])), at[1]);
+    vf above = m - absolute(at[1]), r = share * above;
+    // Written as a variance: in the form share * m * (m - out) the rounding of `out` would not cancel.
+    dparam = fma(above, r, dparam);
+    return fma(r, splat(t), share);
+  }
+};
+
+// The same forward; no gradient through the weights.
+struct SoftmaxSemiGrad : Softmax {
+  using Softmax::Softmax;
+  INLINE void pack(const Arriving& d, vf* into, vf&) const {
+    into[0] = d.stat;
+    into[1] = d.gradient;
+  }
+  INLINE vf gradient(vf m, const vf* at, vf&) const { return exp2(fma(m, splat(t2), -at[0])) * at[1]; }
+};
+
+// Sums of m^p are kept relative to 2^base. A base of 0 does for most rows; where sums come near the ends of float's
+// range, those of the row's largest power do.
+struct Power {
+  static constexpr int packed = 2;
+  static constexpr float SMALL = 0x1p-100f, LARGE = 0x1p+100f;
+  float p;
+  explicit Power(float p_) : p(p_) {}
+
+  struct State {
+    vf base = splat(-__builtin_inff()), total = {}, log_total = {};
+  };
+
+  static INLINE vf clamp(vf m) { return min(splat(POWER_HIGH), max(splat(POWER_LOW), m)); }
+
+  template <int BLOCKS>
+  INLINE void add(State* s, const float* messages, int n, bool) const {
+    vf total[BLOCKS] = {}, log_total[BLOCKS] = {};
+    for (int i = 0; i < n; i++) {
+      for (int b = 0; b < BLOCKS; b++) {
+        vf log_m = log2(clamp(load(messages + b * PLANE + i * LANES)));
+        vf w = exp2(log_m * p);
+        total[b] += w;
+        log_total[b] = fma(w, log_m, log_total[b]);
+      }
+    }
+    for (int b = 0; b < BLOCKS; b++) {
+      if (__builtin_expect(all_less(total[b], splat(LARGE)) && all_less(splat(SMALL), total[b]), 1)) {
+        merge(s[b], {vf{}, total[b], log_total[b]});
+      } else {
+        add_extreme(s[b], messages + b * PLANE, n);
+      }
+    }
+  }
+
+  void __attribute__((noinline)) add_extreme(State& s, const float* messages, int n) const {
+    State part;
+    for (int i = 0; i < n; i++) part.base = max(part.base, log2(clamp(load(messages + i * LANES))) * p);
+    for (int i = 0; i < n; i++) {
+      vf log_m = log2(clamp(load(messages + i * LANES)));
+      vf w = exp2(fma(log_m, splat(p), -part.base));
+      part.total += w;
+      part.log_total = fma(w, log_m, part.log_total);
+    }
+    merge(s, part);
+  }
+
+  INLINE void merge(State& s, const State& o) const {
+    vf base = max(s.base, o.base);
+    vf left = scale(s.base, base), right = scale(o.base, base);
+    s.total = s.total * left + o.total * right;
+    s.log_total = s.log_total * left + o.log_total * right;
+    s.base = base;
+  }
+
+  // stat: log2 of the sum of m^p. stat2: the derivative by p.
+  INLINE Output finish(const State& s, float degree) const {
+    vf log_sum = s.base + log2(s.total);
+    vf log_out = (s.base + log2(s.total / degree)) / p;
+    vf out = exp2(log_out);
+    return {out, log_sum, out * (LN_2 / p) * (s.log_total / s.total - log_out)};
+  }
+
+  INLINE void pack(const Arriving& d, vf* into, vf& dparam) const {
+    into[0] = d.stat;
+    into[1] = d.gradient * d.out;
+    dparam = fma(d.gradient, d.stat2, dparam);
+  }
+
+  INLINE vf gradient(vf m, const vf* at, vf&) const {
+    vf clamped = clamp(m);
+    vf q = at[1] * exp2(fma(log2(clamped), splat(p - 1.0f), -at[0]));
+    return clamped == m ? q : vf{};
+  }
+};
+
+struct Add {
+  static constexpr int packed = 1;
+  explicit Add(float) {}
+
+  struct State {
+    vf total = {};
+  };
+
+  template <int BLOCKS>
+  INLINE void add(State* s, const float* messages, int n, bool) const {
+    vf total[BLOCKS] = {};
+    for (int i = 0; i < n; i++)
+      for (int b = 0; b < BLOCKS; b++) total[b] += load(messages + b * PLANE + i * LANES);
+    for (int b = 0; b < BLOCKS; b++) merge(s[b], {total[b]});
+  }
+
+  INLINE void merge(State& s, const State& o) const { s.total += o.total; }
+  INLINE Output finish(const State& s, float) const { return {s.total, vf{}, vf{}}; }
+  INLINE void pack(const Arriving& d, vf* into, vf&) const { into[0] = d.gradient; }
+  INLINE vf gradient(vf, const vf* at, vf&) const { return at[0]; }
+};
+
+struct Max {
+  static constexpr int packed = 2;
+  explicit Max(float) {}
+
+  struct State {
+    vf maximum = splat(-__builtin_inff()), ties = {};
+  };
+
+  template <int BLOCKS>
+  INLINE void add(State* s, const float* messages, int n, bool) const {
+    State sum[BLOCKS];
+    for (int i = 0; i < n; i++)
+      for (int b = 0; b < BLOCKS; b++)
+        add_one(sum[b].maximum, sum[b].ties, load(messages + b * PLANE + i * LANES), splat(1.0f));
+    for (int b = 0; b < BLOCKS; b++) merge(s[b], sum[b]);
+  }
+
+  // A NaN wins and stays.
+  static INLINE void add_one(vf& maximum, vf& ties, vf m, vf count) {
+    vi wins = (m > maximum) | (m != m);
+    ties = wins ? count : (m == maximum ? ties + count : ties);
+    maximum = wins ? m : maximum;
+  }
+
+  INLINE void merge(State& s, const State& o) const { add_one(s.maximum, s.ties, o.maximum, o.ties); }
+  INLINE Output finish(const State& s, float) const { return {s.maximum, s.ties, vf{}}; }
+  INLINE void pack(const Arriving& d, vf* into, vf&) const {
+    into[0] = d.gradient / d.stat;
+    into[1] = d.out;
+  }
+  INLINE vf gradient(vf m, const vf* at, vf&) const { return m == at[1] ? at[0] : vf{}; }
+};

@@ -1,0 +1,156 @@
+// How edges are walked: sorted by row, cut into chunks (the unit of scheduling and of reduction) and tiles (what fits
+// in the first-level cache). Cuts depend on the number of edges alone, never on that of threads, and may fall inside
+// a row; partial results of such rows are merged in the order of the chunks.
+#pragma once
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+#include "simd.h"
+
+constexpr int GROUP = 8;        // edge features held in registers at a time
+constexpr int AHEAD = 24;       // edges between a prefetch and its use
+constexpr int MAX_CHUNKS = 256;
+constexpr size_t HUGE_PAGE = 2 << 20;  // bytes
+constexpr int64_t MIN_CHUNK = 8 * TILE;
+
+// int32 or int64; null reads as the identity.
+struct Index {
+  const void* data;
+  bool wide;
+  INLINE int64_t operator[](int64_t i) const {
+    if (!data) return i;
+    return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+  }
+  INLINE void read(int64_t first, int count, int64_t* to) const {
+    if (!data) {
+      for (int i = 0; i < count; i++) to[i] = first + i;
+    } else if (wide) {
+      std::copy_n(static_cast<const int64_t*>(data) + first, count, to);
+    } else {
+      std::copy_n(static_cast<const int32_t*>(data) + first, count, to);
+    }
+  }
+};
+
+// Edges grouped by row: those of row r are ptr[r] ... ptr[r + 1] - 1; `other` is the node at the far end, `position`
+// the row of the edge features.
+struct Sorted {
+  int64_t num_rows, num_others, num_edges;
+  Index ptr, other, position;
+
+  int64_t chunk_edges() const {
+    int64_t per_chunk = (num_edges + MAX_CHUNKS - 1) / MAX_CHUNKS;
+    return std::max(MIN_CHUNK, (per_chunk + TILE - 1) / TILE * TILE);
+  }
+  int64_t num_chunks() const { return (num_edges + chunk_edges() - 1) / chunk_edges(); }
+
+  // A team of threads costs more than a small graph: never more of them than chunks.
+  int team(int64_t num_threads) const { return int(std::max<int64_t>(1, std::min(num_threads, num_chunks()))); }
+
+  int64_t row_of(int64_t edge) const {  // the last row that starts at or before `edge`
+    int64_t low = 0, high = num_rows;
+    while (high - low > 1) {
+      int64_t middle = (low + high) / 2;
+      (ptr[middle] <= edge ? low : high) = middle;
+    }
+    return low;
+  }
+};
+
+// Edges `begin` ... `end` - 1 of a tile, all of one row.
+struct Segment {
+  int64_t row;
+  int begin, end;
+  bool fresh;  // nothing of this row was seen before in this chunk
+  bool last;   // the row ends here
+  bool whole;  // the row began in this chunk
+};
+
+struct Tile {
+  int num_edges, num_segments, num_upcoming;
+  Segment segments[TILE];
+  // Where each edge's two nodes begin in arrays of nodes; past the end the last is repeated, for prefetching.
+  int64_t row[TILE + AHEAD], other[TILE + AHEAD];
+  int64_t position[TILE];
+  int64_t upcoming[TILE];  // positions of the next tile's edges
+};
+
+// Walks the edges `begin` ... `end` - 1 tile by tile.
+struct TileWalk {
+  const Sorted& edges;
+  const int64_t chunk_begin, chunk_end;
+  const int64_t num_positions, row_stride, other_stride;
+  int64_t at, row;
+
+  TileWalk(const Sorted& edges_, int64_t chunk, int64_t num_positions_, int64_t row_stride_, int64_t other_stride_)
+      : edges(edges_),
+        chunk_begin(chunk * edges_.chunk_edges()),
+        chunk_end(std::min(edges_.num_edges, chunk_begin + edges_.chunk_edges())),
+        num_positions(num_positions_),
+        row_stride(row_stride_),
+        other_stride(other_stride_),
+        at(chunk_begin),
+        row(edges_.row_of(chunk_begin)) {}
+
+  // False at the end of the chunk; `broken` is set if an index points outside of its array.
+  bool next(Tile& tile, bool& broken) {
+    if (at >= chunk_end) return false;
+    const int64_t first = at;
+    const int n = tile.num_edges = static_cast<int>(std::min<int64_t>(TILE, chunk_end - at));
+    tile.num_segments = 0;
+    while (at < first + n) {
+      int64_t row_end = edges.ptr[row + 1];
+      while (row_end <= at && row + 1 < edges.num_rows) row_end = edges.ptr[++row + 1];
+      int64_t row_begin = edges.ptr[row], end = std::min(row_end, first + n);
+      if (end <= at) {  // the row pointers are not a running sum of all edges
+        broken = true;
+        return false;
+      }
+      tile.segments[tile.num_segments++] = {row, int(at - first), int(end - first),
+                                            at == row_begin || at == chunk_begin, end == row_end,
+                                            row_begin >= chunk_begin};
+      for (; at < end; at++) tile.row[at - first] = row * row_stride;
+    }
+    edges.other.read(first, n, tile.other);
+    edges.position.read(first, n, tile.position);
+    bool outside = false;
+    for (int i = 0; i < n; i++)
+      outside |= uint64_t(tile.other[i]) >= uint64_t(edges.num_others) ||
+                 uint64_t(tile.position[i]) >= uint64_t(num_positions);
+    if (outside) {
+      broken = true;
+      return false;
+    }
+    for (int i = 0; i < n; i++) tile.other[i] *= other_stride;
+    tile.num_upcoming = int(std::min<int64_t>(TILE, edges.num_edges - at));
+    edges.position.read(at, tile.num_upcoming, tile.upcoming);
+    std::fill_n(tile.row + n, AHEAD, tile.row[n - 1]);
+    std::fill_n(tile.other + n, AHEAD, tile.other[n - 1]);
+    return true;
+  }
+};
+
+// Uninitialised memory on cache lines of its own.
+template <class T>
+struct Buffer {
+  T* data;
+  explicit Buffer(int64_t count) {
+    const size_t bytes = sizeof(T) * std::max<int64_t>(count, 1), alignment = bytes < HUGE_PAGE ? 64 : HUGE_PAGE;
+    data = static_cast<T*>(std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment));
+    if (!data) throw std::bad_alloc();
+#ifdef __linux__
+    // Reads at random from small pages wait for address translation.
+    if (alignment == HUGE_PAGE) madvise(data, bytes, MADV_HUGEPAGE);
+#endif
+  }
+  Buffer(int64_t count, T value) : Buffer(count) { std::fill(data, data + count, value); }
+  Buffer(const Buffer&) = delete;
+  ~Buffer() { std::free(data); }
+  T& operator[](int64_t i) { return data[i]; }
+};
