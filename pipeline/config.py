@@ -6,7 +6,7 @@ from pathlib import Path
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from models.aggregate import AGGREGATIONS
+from models.aggregate import AGGREGATIONS, KERNELS
 from models.deepgcn import BLOCKS, NORMS
 
 
@@ -120,6 +120,7 @@ class Config:
     name: str = "default"
     seed: int = 0
     device: str = "auto"  # auto | cpu | cuda | cuda:N
+    kernel: str = "auto"  # auto | fused | reference: what aggregates messages, see models/aggregate
     resume: str | None = None  # a run directory to continue in place
     cache_dir: str = ".cache"
     tensorboard: bool = False
@@ -185,6 +186,7 @@ def check(config: Config) -> None:
         if value < minimum:
             raise ValueError(f"{key} must be at least {minimum}, not {value}")
 
+    choose("kernel", config.kernel, *KERNELS)
     choose("model.name", config.model.name, "deepergcn")
     choose("model.block", config.model.block, *BLOCKS)
     choose("model.aggr", config.model.aggr, *AGGREGATIONS)

@@ -44,7 +44,7 @@ def run(options: EvaluateConfig) -> dict[str, float]:
     data = graph.select(data, graph.connected_components(data), config.data.components)
     device = device_of(options.device)
     task = NodeTask(data, label_input=config.train.label_input)
-    model = build_model(config.model, data, task).to(device)
+    model = build_model(config.model, data, task, kernel=config.kernel).to(device)
     model.load_state_dict(state["model"])
     logits = predictor(model, task, ClusterLoader(data), config, device)(state["epoch"])
     scores = task.scores(logits, data)

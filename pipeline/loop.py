@@ -13,6 +13,7 @@ import torch
 from torch_geometric.data import Data
 
 from models import DeeperGCN
+from models.aggregate import backend
 from pipeline import checkpoint
 from pipeline.config import Config, ModelConfig
 from pipeline.loader import BackgroundEpochs, ClusterLoader
@@ -33,6 +34,7 @@ class Result:
     epochs: int
     wall_seconds: float
     num_parameters: int
+    kernel: str
     weights_sha256: str
     peak_memory_bytes: int
 
@@ -54,7 +56,7 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def build_model(config: ModelConfig, data: Data, task: NodeTask) -> DeeperGCN:
+def build_model(config: ModelConfig, data: Data, task: NodeTask, *, kernel: str = "auto") -> DeeperGCN:
     """A model with the sizes that the graph and the task ask for.
 
     Raises:
@@ -66,7 +68,7 @@ def build_model(config: ModelConfig, data: Data, task: NodeTask) -> DeeperGCN:
         block=config.block, aggr=config.aggr, t=config.t, learn_t=config.learn_t, p=config.p, learn_p=config.learn_p,
         y=config.y, learn_y=config.learn_y, msg_norm=config.msg_norm, learn_msg_scale=config.learn_msg_scale,
         norm=config.norm, num_mlp_layers=config.num_mlp_layers, dropout=config.dropout,
-        gradient_checkpointing=config.gradient_checkpointing)
+        gradient_checkpointing=config.gradient_checkpointing, kernel=kernel)
 
 
 def predictor(model: torch.nn.Module, task: NodeTask, loader: ClusterLoader, config: Config,
@@ -109,12 +111,15 @@ def fit(data: Data, task: NodeTask, config: Config, folder: Path, device: torch.
     def draw(epoch: int):
         return partitioner.draw(epoch).merge(clusters_per_step)
 
+    # Compiled here, on first use, rather than in the middle of the first step.
+    kernel = backend(torch.empty(1, 1, device=device), torch.empty(2, 0, dtype=torch.int64, device=device),
+                     kernel=config.kernel)
     torch.manual_seed(seed)
-    model = build_model(config.model, data, task).to(device)
+    model = build_model(config.model, data, task, kernel=config.kernel).to(device)
     optimizer_class = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[train.optimizer]
     optimizer = optimizer_class(model.parameters(), lr=train.lr, weight_decay=train.weight_decay)
     num_parameters = sum(p.numel() for p in model.parameters())
-    log.info("model: %d layers x %d channels, %s parameters, on %s; aggregation: reference (plain torch)",
+    log.info("model: %d layers x %d channels, %s parameters, on %s",
              config.model.num_layers, config.model.hidden_channels, f"{num_parameters:,}", device)
 
     checkpoints = folder / "checkpoints"
@@ -196,7 +201,7 @@ def fit(data: Data, task: NodeTask, config: Config, folder: Path, device: torch.
                                    scores=scores, best_epoch=best_epoch)
 
     return Result(best_epoch=best_epoch, best_scores=best_scores, epochs=last_epoch + 1, wall_seconds=wall_seconds,
-                  num_parameters=num_parameters, weights_sha256=checkpoint.digest(model.state_dict()),
+                  num_parameters=num_parameters, kernel=kernel, weights_sha256=checkpoint.digest(model.state_dict()),
                   peak_memory_bytes=peak_memory_bytes(device))
 
 

@@ -87,7 +87,7 @@ def _train_separately(config: Config, data: Data, components: graph.Components, 
         summaries[rank] = _summary(own, task.metric, result, command)
         _write_json(own_folder / "summary.json", summaries[rank])
         best = checkpoint.load(own_folder / "checkpoints" / "best.pt")
-        model = build_model(config.model, part, part_task).to(device)
+        model = build_model(config.model, part, part_task, kernel=config.kernel).to(device)
         model.load_state_dict(best["model"])
         nodes = part.n_id if "n_id" in part else torch.arange(data.num_nodes)
         logits[nodes] = predictor(model, part_task, ClusterLoader(part), own, device)(best["epoch"])
@@ -122,7 +122,7 @@ def _summary(config: Config, metric: str, result: Result, command: str) -> dict:
         "wall_seconds": round(result.wall_seconds, 2),
         "peak_memory_bytes": result.peak_memory_bytes,
         "num_ranks": 1,
-        "kernel": "reference",
+        "kernel": result.kernel,
         "seed": config.seed,
         "weights_sha256": result.weights_sha256,
         "versions": {name: metadata.version(name) for name in ("torch", "torch_geometric", "pymetis", "ogb", "hydra-core")}
@@ -141,6 +141,7 @@ def _rows(summary: dict) -> list[tuple[str, str]]:
         rows.append(("best epoch", f"{summary['best_epoch']} of {summary['data_epochs']}"))
     return rows + [
         ("parameters", f"{summary['num_parameters']:,}"),
+        ("aggregation", summary["kernel"]),
         ("wall time", f"{summary['wall_seconds']:.1f} s"),
         ("peak memory", f"{summary['peak_memory_bytes'] / 2**30:.2f} GiB"),
         ("weights", summary["weights_sha256"][:16]),
