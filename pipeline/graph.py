@@ -12,6 +12,8 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
+from pipeline import subgraph
+
 log = logging.getLogger(__name__)
 
 
@@ -196,27 +198,24 @@ def connected_components(data: Data) -> Components:
 NODE_KEYS = ("x", "y", "train_mask", "valid_mask", "test_mask")
 
 
-def induced_subgraph(data: Data, nodes: Tensor, matrix: sp.csr_array | None = None, *,
-                     dtype: torch.dtype = torch.int32) -> Data:
+def induced_subgraph(data: Data, nodes: Tensor, *, dtype: torch.dtype = torch.int32) -> Data:
     """The subgraph of some nodes, numbered in the order given; ``n_id`` holds their numbers in `data`.
 
     Only the rows of `nodes` are read, so that all clusters of a partition together cost one pass over the edges.
 
     Args:
         nodes: distinct node numbers, [num_selected], int64.
-        matrix: :func:`adjacency` of the graph, if it is at hand.
-        dtype: of the new ``edge_index``, int32 or int64.
+        dtype: of the new ``edge_index``, int32 with the CSC filled, or int64 with CSC and CSR filled.
     """
-    matrix = adjacency(data.edge_index) if matrix is None else matrix
-    rows = nodes.numpy()
-    matrix = matrix[rows][:, rows]
-    indptr = torch.from_numpy(matrix.indptr).to(dtype)
-    edge_index = torch.empty(2, matrix.nnz, dtype=dtype)
-    edge_index[0] = torch.from_numpy(matrix.indices)
-    edge_index[1] = torch.repeat_interleave(torch.arange(len(nodes), dtype=dtype), indptr.diff(), output_size=matrix.nnz)
-    out = Data(edge_index=from_sorted(edge_index, indptr), n_id=nodes, num_nodes=len(nodes))
+    if native := subgraph.can_run(data.edge_index):
+        edge_index, position = subgraph.induce(data.edge_index, nodes)
+    else:
+        edge_index, position = _induce(data.edge_index, nodes)
+    if dtype != edge_index.dtype:
+        edge_index = from_sorted(edge_index.as_tensor().to(dtype), edge_index.get_csc()[0][0])
+    out = Data(edge_index=edge_index, n_id=nodes, num_nodes=len(nodes))
     if data.edge_attr is not None:
-        out.edge_attr = data.edge_attr.index_select(0, torch.from_numpy(matrix.data))
+        out.edge_attr = subgraph.gather(data.edge_attr, position) if native else data.edge_attr.index_select(0, position)
     for key in NODE_KEYS:
         if data.get(key) is not None:
             out[key] = data[key].index_select(0, nodes)
@@ -224,6 +223,17 @@ def induced_subgraph(data: Data, nodes: Tensor, matrix: sp.csr_array | None = No
         if key in data:
             out[key] = data[key]
     return out
+
+
+def _induce(edge_index: EdgeIndex, nodes: Tensor) -> tuple[EdgeIndex, Tensor]:
+    """What :func:`pipeline.subgraph.induce` does, by scipy."""
+    rows = nodes.numpy()
+    matrix = adjacency(edge_index)[rows][:, rows]
+    indptr = torch.from_numpy(matrix.indptr).long()
+    edges = torch.empty(2, matrix.nnz, dtype=torch.int64)
+    edges[0] = torch.from_numpy(matrix.indices)
+    edges[1] = torch.repeat_interleave(torch.arange(len(nodes)), indptr.diff(), output_size=matrix.nnz)
+    return fill_transpose(from_sorted(edges, indptr)), torch.from_numpy(matrix.data)
 
 
 def structure_hash(edge_index: EdgeIndex) -> str:

@@ -28,7 +28,6 @@ class ClusterLoader:
     def __init__(self, data: Data, *, pin_memory: bool = False):
         self.data = data
         self.pin_memory = pin_memory
-        self._matrix = graph.adjacency(data.edge_index)
         self._whole: Data | None = None
 
     def batches(self, partition: Partition) -> Iterator[Data]:
@@ -38,8 +37,7 @@ class ClusterLoader:
 
     def _batch(self, nodes: Tensor, cluster: int) -> Data:
         # int64, since SAGEConv and GINConv of PyG 2.8 fail on an int32 EdgeIndex.
-        batch = graph.induced_subgraph(self.data, nodes, self._matrix, dtype=torch.int64)
-        graph.fill_transpose(batch.edge_index)
+        batch = graph.induced_subgraph(self.data, nodes, dtype=torch.int64)
         batch.cluster = cluster
         return batch.pin_memory() if self.pin_memory else batch
 

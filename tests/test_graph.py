@@ -6,6 +6,7 @@ from hypothesis import given, settings, strategies as st
 from torch_geometric.utils import subgraph
 
 from pipeline import graph
+from pipeline import subgraph as subgraph_module
 
 # 0 - 1 - 2 and 3 - 4 in both directions, 5 alone, a self-loop at 4, and the edge 0 -> 1 twice.
 SIX = [(0, 1), (1, 0), (1, 2), (2, 1), (3, 4), (4, 3), (4, 4), (0, 1)]
@@ -77,6 +78,34 @@ def test_induced_subgraph_equals_pyg(num_nodes, num_pairs, seed, draw):
     there = nodes[part.edge_index.as_tensor()]
     assert sorted((u, v, *a) for u, v, a in zip(*there.tolist(), part.edge_attr.tolist())) == expected
     assert torch.equal(part.x, data.x[nodes]) and torch.equal(part.y, data.y[nodes]) and torch.equal(part.n_id, nodes)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 60), st.integers(0, 300), st.integers(0, 10**6), st.integers(1, 3))
+def test_native_and_scipy_subgraphs_are_the_same(num_nodes, num_pairs, seed, threads):
+    data = random_graph(num_nodes, num_pairs, seed, symmetric=seed % 2 == 0)
+    assert subgraph_module.can_run(data.edge_index), subgraph_module.LIBRARY.missing()
+    rng = np.random.default_rng(seed)
+    nodes = torch.from_numpy(rng.permutation(num_nodes)[:rng.integers(num_nodes + 1)])
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    ours, position = subgraph_module.induce(data.edge_index, nodes)
+    torch.set_num_threads(before)
+    expected, expected_position = graph._induce(data.edge_index, nodes)
+    assert torch.equal(ours.as_tensor(), expected.as_tensor()) and torch.equal(position, expected_position.long())
+    for a, b in ((ours.get_csc(), expected.get_csc()), (ours.get_csr(), expected.get_csr())):
+        assert torch.equal(a[0][0], b[0][0]) and torch.equal(a[0][1], b[0][1])
+    assert torch.equal(ours._T_perm, expected._T_perm) and torch.equal(ours._T_index[0], expected._T_index[0])
+
+
+def test_without_a_compiler_scipy_selects(monkeypatch):
+    data = random_graph(30, 100, 0)
+    nodes = torch.tensor([3, 1, 20, 7])
+    native = graph.induced_subgraph(data, nodes, dtype=torch.int64)
+    monkeypatch.setattr(subgraph_module, "can_run", lambda edge_index: False)
+    scipy = graph.induced_subgraph(data, nodes, dtype=torch.int64)
+    assert torch.equal(native.edge_index.as_tensor(), scipy.edge_index.as_tensor())
+    assert torch.equal(native.edge_attr, scipy.edge_attr)
 
 
 def test_structure_hash_sees_one_edge():

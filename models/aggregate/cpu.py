@@ -1,15 +1,28 @@
 """The compiled CPU aggregation as torch custom operators: forward, backward and the sort of a plain edge list."""
 
 import ctypes
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from models.aggregate.build import library
+from models.native import NativeLibrary
+
+LIBRARY = NativeLibrary(
+    "fused aggregation", Path(__file__).with_name("fused_cpu.cpp"),
+    ("forward.h", "backward.h", "problem.h", "kinds.h", "encode.h", "tiles.h", "simd.h"),
+    otherwise="the reference aggregation runs instead")
 
 # What the kernels compute themselves; mean and the degree-scaled ones are made of these.
 KINDS = ("softmax", "softmax_sg", "power", "add", "max")
 _NUM_STATS = {"softmax": 1, "softmax_sg": 1, "power": 2, "add": 0, "max": 1}
+
+
+def simd() -> str:
+    """Width of the compiled kernels: "avx512", "avx2" or "portable"."""
+    function = LIBRARY.get().fused_simd
+    function.restype = ctypes.c_char_p
+    return function().decode()
 
 
 class Problem(ctypes.Structure):
@@ -68,7 +81,7 @@ def forward(
     """
     out, *stats = _outputs(x, indptr, aggr, save)
     given = {name: stat for name, stat in zip(("stat", "stat2"), stats) if stat.numel()}
-    _call(library().fused_forward, x.size(0), x, indptr, src, position, attr, weight, bias, param, aggr, eps,
+    _call(LIBRARY.get().fused_forward, x.size(0), x, indptr, src, position, attr, weight, bias, param, aggr, eps,
           out=out, **given)
     return out, *stats
 
@@ -97,7 +110,7 @@ def backward(
     given = {name: tensor for name, tensor in zip(names, grads) if tensor.numel()}
     given |= {name: stat for name, stat in zip(("out", "stat", "stat2"), (out, stat, stat2))
               if stat is not None and stat.numel()}
-    _call(library().fused_backward, grad.size(0), x, rowptr, dst, position, attr, weight, bias, param, aggr, eps,
+    _call(LIBRARY.get().fused_backward, grad.size(0), x, rowptr, dst, position, attr, weight, bias, param, aggr, eps,
           gradient=grad, **given)
     return tuple(grads)
 
@@ -159,7 +172,7 @@ def sort_edges(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
     edge_index = edge_index.contiguous()
     tensors = _sorted_edges(edge_index, num_src, num_dst)
     for key, num_keys, arrays in ((1, num_dst, tensors[:3]), (0, num_src, tensors[3:])):
-        broken = library().fused_sort(
+        broken = LIBRARY.get().fused_sort(
             *(ctypes.c_void_p(edge_index[i].data_ptr()) for i in (key, 1 - key)), ctypes.c_int64(edge_index.size(1)),
             ctypes.c_int64(num_keys), ctypes.c_int(edge_index.dtype == torch.int64),
             *(ctypes.c_void_p(array.data_ptr()) for array in arrays))

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric import EdgeIndex
 
-from models.aggregate import build, cpu
+from models.aggregate import cpu
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Sorted structures of plain edge lists, kept as long as the edge list lives and is not written to.
@@ -43,13 +43,13 @@ def obstacle(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, wei
 
 @torch.compiler.assume_constant_result
 def _build_obstacle() -> str:
-    return "" if build.library() is not None else build.missing()
+    return cpu.LIBRARY.missing()
 
 
 @torch.compiler.assume_constant_result
 def simd() -> str:
     """Width of the compiled kernels: "avx512", "avx2" or "portable"."""
-    return build.library().fused_simd().decode()
+    return cpu.simd()
 
 
 def aggregate(
