@@ -1,5 +1,8 @@
 """DeeperGCN: very deep graph convolutions with residual blocks (https://arxiv.org/abs/2006.07739)."""
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -126,7 +129,8 @@ class DeeperGCN(torch.nn.Module):
             edge_attr = self.edge_encoder(edge_attr)
         for layer in range(len(self.convs)):
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                h = checkpoint(self._layer, layer, h, edge_index, edge_attr, use_reentrant=False)
+                h = checkpoint(self._layer, layer, h, edge_index, edge_attr, use_reentrant=False,
+                               context_fn=lambda: (contextlib.nullcontext(), self._fixed_statistics()))
             else:
                 h = self._layer(layer, h, edge_index, edge_attr)
         if self.block == "res+":
@@ -142,6 +146,19 @@ class DeeperGCN(torch.nn.Module):
         if self.block == "res":
             return h + out
         return torch.cat([h, out], dim=1) if self.block == "dense" else out
+
+    @contextlib.contextmanager
+    def _fixed_statistics(self) -> Iterator[None]:
+        """While a layer is recomputed for backward, its batch norms must not count the same batch again."""
+        norms = [module for module in self.modules() if isinstance(module, torch.nn.BatchNorm1d)]
+        before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+        for norm in norms:
+            norm.momentum, norm.num_batches_tracked = 0.0, None
+        try:
+            yield
+        finally:
+            for norm, (momentum, num_batches_tracked) in zip(norms, before):
+                norm.momentum, norm.num_batches_tracked = momentum, num_batches_tracked
 
     def _activate(self, h: Tensor) -> Tensor:
         return F.dropout(h.relu(), self.dropout, self.training)

@@ -1,10 +1,13 @@
 """Files that are whole or not there: written beside, synced, renamed; their content is checked when read."""
 
+import contextlib
+import fcntl
 import hashlib
 import logging
 import os
 import pickle
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -12,7 +15,24 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 
-UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile)
+# What torch.load raises on a file with some of its bytes changed.
+UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError,
+              pickle.UnpicklingError, zipfile.BadZipFile)
+
+
+@contextlib.contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Hold a directory for this process; the system lets go of it however the process ends.
+
+    Raises:
+        ValueError: another process holds it.
+    """
+    with open(folder / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder} is in use by another process") from None
+        yield
 
 
 def digest(state: object) -> str:
@@ -57,6 +77,7 @@ def save(path: Path, state: dict) -> None:
 
 def write_atomically(path: Path, write) -> None:
     """Call `write(file)` on a temporary file beside `path`, sync it to the disk, and rename it."""
+    _remove_stale(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -69,6 +90,14 @@ def write_atomically(path: Path, write) -> None:
     sync_folder(path.parent)
 
 
+def _remove_stale(path: Path) -> None:
+    """Delete what killed processes left of this file."""
+    for temporary in path.parent.glob(f".{path.name}.*.tmp"):
+        pid = temporary.name.removeprefix(f".{path.name}.").removesuffix(".tmp")
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists() and Path("/proc").exists():
+            temporary.unlink(missing_ok=True)
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names of a folder durable."""
     fd = os.open(folder, os.O_RDONLY)
@@ -78,8 +107,11 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def load(path: Path) -> dict:
+def load(path: Path, *, mmap: bool = False) -> dict:
     """Read what :func:`save` wrote.
+
+    Args:
+        mmap: leave the tensors in the file and let the system page them in.
 
     Raises:
         ValueError: the file is missing, truncated, or its content does not have the digest it was saved with.
@@ -87,7 +119,7 @@ def load(path: Path) -> dict:
     if not path.is_file():
         raise ValueError(f"{path} does not exist")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
         expected = state.pop("sha256")
     except UNREADABLE as error:
         raise ValueError(f"{path} is damaged: it cannot be read ({type(error).__name__})") from error
@@ -124,6 +156,8 @@ def load_last(folder: Path) -> dict | None:
             continue
         if errors:
             log.warning("%s; falling back to %s of epoch %d", errors[0], folder / name, state["epoch"] + 1)
+            # Or the next save would keep the damaged one as the previous.
+            os.replace(folder / name, folder / "last.pt")
         return state
     if errors:
         raise ValueError("; ".join(errors) + ": no checkpoint is left to resume from, start a new run")

@@ -1,8 +1,10 @@
 """The schema of conf/: every key, its type, unit and default. After composition the program sees only these classes."""
 
+import math
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+import yaml
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -218,26 +220,35 @@ def check(config: Config) -> None:
     at_least("evaluation.num_parts", config.evaluation.num_parts, 1)
     if not 0 <= config.train.label_input < 1:
         raise ValueError(f"train.label_input must be in [0, 1), not {config.train.label_input}")
-    if not config.train.lr > 0:
+    if not 0 < config.train.lr < math.inf:
         raise ValueError(f"train.lr must be positive, not {config.train.lr}")
-    if config.seed < 0:
-        raise ValueError(f"seed must not be negative, not {config.seed}")
+    at_least("train.weight_decay", config.train.weight_decay, 0)
+    if config.model.p == 0:
+        raise ValueError("model.p must not be 0: the power mean divides by it")
+    if config.model.aggr == "softmax_sg" and config.model.learn_t:
+        raise ValueError("model.aggr=softmax_sg has no gradient for t: set model.learn_t=false")
+    if not 0 <= config.seed < 2**63:
+        raise ValueError(f"seed must be between 0 and 2^63 - 1, not {config.seed}")
 
 
-def save(config: Config, path: Path) -> None:
-    """Write the configuration as YAML."""
-    path.write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+def to_yaml(config: Config) -> str:
+    """The configuration as YAML, for :func:`load`."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
 def load(path: Path) -> Config:
-    """Read what :func:`save` wrote.
+    """Read what :func:`to_yaml` wrote.
 
     Raises:
         ValueError: there is no such file, or it is not a configuration.
     """
     if not path.is_file():
         raise ValueError(f"{path.parent} is not a run directory: it has no {path.name}")
-    return to_object(OmegaConf.load(path))
+    try:
+        cfg = OmegaConf.load(path)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not a configuration: {one_line(error)}") from error
+    return to_object(cfg)
 
 
 def differences(saved: object, given: object, prefix: str = "") -> list[str]:
@@ -256,6 +267,8 @@ def differences(saved: object, given: object, prefix: str = "") -> list[str]:
 
 def one_line(error: BaseException) -> str:
     """The message of an error and of what caused it, without the lines that only a programmer can use."""
+    if isinstance(error.__cause__, OSError):
+        return one_line(error.__cause__)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     noise = ("object_type=", "reference_type=", "full_key:", "To append", "provider=", "Config search path")

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +25,7 @@ from pipeline.config import DataConfig, DigitsConfig, FileConfig, OGBConfig, Syn
 log = logging.getLogger(__name__)
 
 # Raise it when the same configuration and files shall give another graph than before.
-FORMAT = 2
+FORMAT = 3
 MASKS = ("train_mask", "valid_mask", "test_mask")
 
 
@@ -35,21 +36,26 @@ def load(config: DataConfig, cache_dir: str | Path) -> Data:
         ``edge_index``, an int32 ``EdgeIndex`` sorted by destination; ``x`` [num_nodes, channels], float32, the last
         ``num_categories`` columns one-hot; ``edge_attr`` [num_edges, edge_dim], float32, or none; ``y``
         [num_nodes, num_tasks], float32 of 0, 1 and NaN for "rocauc", [num_nodes, 1], int64 for "acc"; ``train_mask``,
-        ``valid_mask``, ``test_mask``; ``metric``; ``out_channels``, the number of classes or tasks.
+        ``valid_mask``, ``test_mask``; ``metric``; ``out_channels``, the number of classes or tasks;
+        ``content_hash``.
 
     Raises:
         ValueError: the dataset is absent, incomplete or inconsistent.
     """
     start = time.perf_counter()
-    path = Path(cache_dir) / "graphs" / f"{config.source}-{_content_hash(config)}.pt"
+    content_hash = _content_hash(config)
+    path = Path(cache_dir) / "graphs" / f"{config.source}-{content_hash}.pt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"{path.parent} cannot be written to; set cache_dir")
     data = _read_cache(path)
     if data is None:
         data = prepare(_read(config), config)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        checkpoint.write_atomically(path, lambda file: torch.save(_pack(data), file))
+        checkpoint.save(path, _pack(data))
         log.info("data: %s prepared in %.1f s, kept as %s", config.source, time.perf_counter() - start, path)
     else:
         log.info("data: %s read from %s in %.1f s", config.source, path, time.perf_counter() - start)
+    data.content_hash = content_hash
     return data
 
 
@@ -79,11 +85,11 @@ def _read_cache(path: Path) -> Data | None:
     if not path.exists():
         return None
     try:
-        packed = torch.load(path, weights_only=True, mmap=True)
-        edge_index = graph.from_sorted(packed.pop("edges"), packed.pop("indptr"))
-    except checkpoint.UNREADABLE as error:
-        log.warning("%s is damaged: it cannot be read (%s); preparing the graph again", path, type(error).__name__)
+        packed = checkpoint.load(path, mmap=True)
+    except ValueError as error:
+        log.warning("%s; preparing the graph again", error)
         return None
+    edge_index = graph.from_sorted(packed.pop("edges"), packed.pop("indptr"))
     return Data(edge_index=edge_index, **packed)
 
 
@@ -158,11 +164,18 @@ def read_file(path: Path) -> Data:
         raise ValueError(f"{path} has no {', '.join(missing)}")
     y = saved["y"]
     y = y.unsqueeze(1) if y.dim() == 1 else y
-    classify = saved.get("metric", "rocauc" if y.size(1) > 1 or y.is_floating_point() else "acc") == "acc"
+    metric = saved.get("metric", "rocauc" if y.size(1) > 1 or y.is_floating_point() else "acc")
+    if metric not in ("rocauc", "acc"):
+        raise ValueError(f"{path} has the metric {metric!r}; choose rocauc or acc")
+    classify = metric == "acc"
     num_nodes = (saved["x"] if saved.get("x") is not None else saved["train_mask"]).size(0)
     keep = {key: saved[key] for key in ("x", "edge_attr", "species", *MASKS) if saved.get(key) is not None}
+    if "edge_attr" in keep and keep["edge_attr"].dim() == 1:
+        keep["edge_attr"] = keep["edge_attr"].unsqueeze(1)
+    if "species" in keep:
+        keep["species"] = keep["species"].reshape(-1)
     return Data(edge_index=_plain(saved["edge_index"]), y=y.long() if classify else y.float(),
-                num_nodes=num_nodes, metric="acc" if classify else "rocauc", **keep)
+                num_nodes=num_nodes, metric=metric, **keep)
 
 
 def _plain(edge_index: Tensor) -> Tensor:
@@ -177,13 +190,12 @@ def prepare(data: Data, config: DataConfig) -> Data:
     """
     check(data)
     num_nodes, edge_index, edge_attr = data.num_nodes, data.edge_index, data.edge_attr
-    if config.to_undirected:
-        if edge_attr is None:
-            edge_index = to_undirected(edge_index.long(), num_nodes=num_nodes)
-        else:
-            edge_index, edge_attr = to_undirected(edge_index.long(), edge_attr, num_nodes, reduce="mean")
+    if config.to_undirected and edge_attr is None:
+        edge_index = to_undirected(_plain(edge_index).long(), num_nodes=num_nodes)
+    elif config.to_undirected:
+        edge_index, edge_attr = to_undirected(_plain(edge_index).long(), edge_attr, num_nodes, reduce="mean")
     if config.add_self_loops:
-        edge_index, edge_attr = add_remaining_self_loops(edge_index.long(), edge_attr, "mean", num_nodes)
+        edge_index, edge_attr = add_remaining_self_loops(_plain(edge_index).long(), edge_attr, "mean", num_nodes)
     if not isinstance(edge_index, EdgeIndex):
         edge_index, perm = graph.sort_edges(edge_index, num_nodes)
         edge_attr = None if edge_attr is None else edge_attr.float().index_select(0, perm)
@@ -192,8 +204,9 @@ def prepare(data: Data, config: DataConfig) -> Data:
     if "species" in data:
         num_categories = int(data.species.max()) + 1
         x = torch.cat([x, torch.nn.functional.one_hot(data.species.long(), num_categories).float()], dim=1)
-    out_channels = int(data.y.max()) + 1 if data.metric == "acc" else data.y.size(1)
-    return Data(x=x, edge_index=edge_index, edge_attr=edge_attr, y=data.y, num_nodes=num_nodes, metric=data.metric,
+    y = data.y.clamp(min=0) if data.metric == "acc" else data.y  # -1 may stand for no label outside of the splits
+    out_channels = int(y.max()) + 1 if data.metric == "acc" else y.size(1)
+    return Data(x=x, edge_index=edge_index, edge_attr=edge_attr, y=y, num_nodes=num_nodes, metric=data.metric,
                 num_categories=num_categories, out_channels=out_channels, **{key: data[key].bool() for key in MASKS})
 
 
@@ -234,21 +247,37 @@ def check(data: Data) -> None:
         if low < 0 or high >= num_nodes:
             raise ValueError(f"edge_index is out of range: it names node {low if low < 0 else high}, the graph has nodes "
                              f"0 to {num_nodes - 1}")
-    for key, rows, unit in (("x", num_nodes, "nodes"), ("edge_attr", edge_index.size(1), "edges"),
-                            ("y", num_nodes, "nodes"), *((mask, num_nodes, "nodes") for mask in MASKS)):
+    for key, rows, unit, dims in (
+            ("x", num_nodes, "nodes", 2), ("edge_attr", edge_index.size(1), "edges", 2), ("y", num_nodes, "nodes", 2),
+            ("species", num_nodes, "nodes", 1), *((mask, num_nodes, "nodes", 1) for mask in MASKS)):
         value = data.get(key)
         if value is None:
             continue
+        if value.dim() != dims:
+            raise ValueError(f"{key} must have {dims} dimensions, not the shape {list(value.shape)}")
         if value.size(0) != rows:
             raise ValueError(f"{key} has {value.size(0):,} rows for {rows:,} {unit}")
         if key in ("x", "edge_attr") and not torch.isfinite(value).all():
-            bad = int((~torch.isfinite(value)).flatten(1).any(1).nonzero()[0])
+            bad = int((~torch.isfinite(value)).any(1).nonzero()[0])
             raise ValueError(f"{key} is not finite: row {bad} holds {value[bad].tolist()[:8]}")
-    if not bool(data.train_mask.any()):
+    masks = torch.stack([data[mask].bool() for mask in MASKS])
+    if not bool(masks[0].any()):
         raise ValueError("the train split is empty: train_mask selects no node")
-    if data.metric == "acc" and int(data.y.min()) < 0:
-        raise ValueError(f"y holds the class {int(data.y.min())}; classes are numbered from 0")
-    if data.metric == "rocauc":
+    if bool((masks.sum(0) > 1).any()):
+        raise ValueError(f"the splits overlap: node {int((masks.sum(0) > 1).nonzero()[0])} is in more than one")
+    if not bool(masks[1].any()):
+        log.warning("the valid split is empty: the last epoch counts as the best one")
+    if data.get("species") is not None and int(data.species.min()) < 0:
+        raise ValueError(f"species holds {int(data.species.min())}; species are numbered from 0")
+    if data.metric == "acc":
+        if data.y.size(1) != 1:
+            raise ValueError(f"y must have one column of classes for the metric acc, not {data.y.size(1)}")
+        labels = data.y[masks.any(0)]
+        if int(labels.min()) < 0:
+            raise ValueError(f"y holds the class {int(labels.min())} in a split; classes are numbered from 0")
+    else:
         known = data.y[~data.y.isnan()]
         if not bool(((known == 0) | (known == 1)).all()):
             raise ValueError("y must hold 0, 1 or NaN for the metric rocauc")
+        if bool(data.y[masks[0]].isnan().all()):
+            raise ValueError("y is NaN for every node of the train split: there is nothing to learn")

@@ -46,18 +46,18 @@ def sort_edges(edge_index: Tensor, num_nodes: int) -> tuple[EdgeIndex, Tensor]:
     by_src, _ = counting_sort(src, num_nodes)
     by_dst, ptr = counting_sort(dst[by_src], num_nodes)
     perm = torch.from_numpy(by_src[by_dst])
-    # int32 halves the memory; EdgeIndex itself takes no larger sizes in int32 than these.
-    dtype = torch.int32 if num_nodes < 2**31 else torch.int64
+    # int32 halves the memory, as long as both nodes and the pointers to edges fit.
+    dtype = torch.int32 if max(num_nodes, edge_index.size(1)) < 2**31 else torch.int64
     out = torch.empty(2, edge_index.size(1), dtype=dtype)
     for row in (0, 1):
         out[row] = edge_index[row].index_select(0, perm)
     return from_sorted(out, torch.from_numpy(ptr)), perm
 
 
-def from_sorted(edge_index: Tensor, indptr: Tensor, *, is_undirected: bool = False) -> EdgeIndex:
+def from_sorted(edge_index: Tensor, indptr: Tensor) -> EdgeIndex:
     """An ``EdgeIndex`` from edges sorted by destination and the pointers [num_nodes + 1] of its columns."""
     num_nodes = indptr.numel() - 1
-    out = EdgeIndex(edge_index, sparse_size=(num_nodes, num_nodes), sort_order="col", is_undirected=is_undirected)
+    out = EdgeIndex(edge_index, sparse_size=(num_nodes, num_nodes), sort_order="col")
     out._indptr = indptr.to(edge_index.dtype)
     return out
 
@@ -168,7 +168,7 @@ class Components:
         return "\n".join(lines)
 
     def record(self) -> dict:
-        """For metrics.jsonl: the first hundred components and the number of all."""
+        """For components.json: the hundred largest and the number of all."""
         return {"num_components": len(self.components), "largest": [asdict(c) for c in self.components[:100]],
                 "num_single_nodes": sum(c.num_nodes == 1 for c in self.components)}
 
@@ -219,7 +219,7 @@ def induced_subgraph(data: Data, nodes: Tensor, *, dtype: torch.dtype = torch.in
     for key in NODE_KEYS:
         if data.get(key) is not None:
             out[key] = data[key].index_select(0, nodes)
-    for key in ("metric", "num_categories", "out_channels"):
+    for key in ("metric", "num_categories", "out_channels", "content_hash"):
         if key in data:
             out[key] = data[key]
     return out
@@ -253,13 +253,27 @@ def select(data: Data, components: Components, which: str) -> Data:
     """
     if which == "all" or len(components.components) == 1 and which in ("largest", "1"):
         return data
-    rank = 1 if which == "largest" else int(which)
-    if rank > len(components.components):
+    number = 1 if which == "largest" else int(which)
+    if number > len(components.components):
         raise ValueError(f"data.components={which}: the graph has {len(components.components):,} components")
-    component = components.components[rank - 1]
+    component = components.components[number - 1]
     if component.num_train == 0:
         raise ValueError(f"data.components={which}: its {component.num_nodes:,} nodes hold none of the train split")
     left_out = sum(c.num_labelled for c in components.components) - component.num_labelled
-    log.info("component %d: %s nodes; the others hold %s labelled nodes, which are left out", rank,
+    log.info("component %d: %s nodes; the others hold %s labelled nodes, which are left out", number,
              f"{component.num_nodes:,}", f"{left_out:,}")
-    return induced_subgraph(data, (components.index == rank - 1).nonzero().squeeze(1))
+    return induced_subgraph(data, (components.index == number - 1).nonzero().squeeze(1))
+
+
+def parts(data: Data, components: Components, which: str, min_size: int) -> list[tuple[str | None, Data]]:
+    """The graphs to train a model on each, with the number of its component where there are several.
+
+    Args:
+        which: "separate" for the largest component and every further one with `min_size` nodes and a training node;
+            else as for :func:`select`.
+    """
+    if which != "separate":
+        return [(None, select(data, components, which))]
+    chosen = [str(number) for number, component in enumerate(components.components, start=1)
+              if number == 1 or component.num_nodes >= min_size and component.num_train]
+    return [(number, select(data, components, number)) for number in chosen]

@@ -52,16 +52,14 @@ class RunLog:
 
     def record(self, kind: str, **values) -> None:
         """Append one record."""
-        # JSON knows no NaN; a metric that is undefined is null.
-        values = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        record = {"kind": kind, **values}
+        record = without_nan({"kind": kind, **values})
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
         if kind != "epoch":
             return
         self.records.append(record)
         if self._writer is not None:
-            for key, value in values.items():
+            for key, value in record.items():
                 if isinstance(value, (int, float)) and key != "epoch":
                     self._writer.add_scalar(key, value, values["epoch"])
 
@@ -78,6 +76,13 @@ class RunLog:
     def progress(self, batches, total: int):
         """The batches, behind a progress bar where somebody watches."""
         return tqdm(batches, total=total, leave=False, unit="step", disable=not sys.stderr.isatty())
+
+
+def without_nan(value):
+    """The same dicts and values with None for what JSON cannot say: a metric that is undefined is null."""
+    if isinstance(value, dict):
+        return {key: without_nan(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_records(path: Path) -> list[dict]:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 import resource
 import time
 from collections.abc import Callable
@@ -47,10 +48,9 @@ def device_of(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"unknown device={name}; choose auto, cpu, cuda or cuda:N") from error
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"unknown device={name}; choose auto, cpu, cuda or cuda:N")
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={name}: torch sees no GPU on this machine")
     return device
@@ -69,6 +69,17 @@ def build_model(config: ModelConfig, data: Data, task: NodeTask, *, kernel: str 
         y=config.y, learn_y=config.learn_y, msg_norm=config.msg_norm, learn_msg_scale=config.learn_msg_scale,
         norm=config.norm, num_mlp_layers=config.num_mlp_layers, dropout=config.dropout,
         gradient_checkpointing=config.gradient_checkpointing, kernel=kernel)
+
+
+def partitioner_of(config: Config, data: Data) -> Partitioner:
+    """What draws the partitions of a run.
+
+    Raises:
+        ValueError: the configured partition does not fit the graph.
+    """
+    return Partitioner(
+        data.edge_index, name=config.partition.name, num_parts=config.partition.num_parts, seed=config.seed,
+        num_micro_parts=config.partition.num_micro_parts, cache=Path(config.cache_dir) / "partitions")
 
 
 def predictor(model: torch.nn.Module, task: NodeTask, loader: ClusterLoader, config: Config,
@@ -91,7 +102,8 @@ def predictor(model: torch.nn.Module, task: NodeTask, loader: ClusterLoader, con
 def fit(data: Data, task: NodeTask, config: Config, folder: Path, device: torch.device) -> Result:
     """Train on a graph, from the last checkpoint in `folder` if there is one.
 
-    Every random number is a function of (seed, epoch): a run that was killed and resumed ends with the same bits.
+    Every random number is a function of (seed, epoch): a run that was killed and resumed on the same machine with as
+    many threads ends with the same bits.
 
     Args:
         data: a graph as :func:`pipeline.data.load` returns it.
@@ -102,9 +114,7 @@ def fit(data: Data, task: NodeTask, config: Config, folder: Path, device: torch.
         FloatingPointError: a loss or a gradient is not finite; the weights have not moved.
     """
     train, seed = config.train, config.seed
-    partitioner = Partitioner(
-        data.edge_index, name=config.partition.name, num_parts=config.partition.num_parts, seed=seed,
-        num_micro_parts=config.partition.num_micro_parts, cache=Path(config.cache_dir) / "partitions")
+    partitioner = partitioner_of(config, data)
     clusters_per_step = config.partition.clusters_per_step
     steps_per_epoch = math.ceil(partitioner.num_parts / clusters_per_step)
 
@@ -122,6 +132,8 @@ def fit(data: Data, task: NodeTask, config: Config, folder: Path, device: torch.
     log.info("model: %d layers x %d channels, %s parameters, on %s",
              config.model.num_layers, config.model.hidden_channels, f"{num_parameters:,}", device)
 
+    # Sums are rounded differently by another device, and by another number of threads outside of the fused kernel.
+    arithmetic = f"{device.type}, {torch.get_num_threads()} threads, {kernel}"
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir(exist_ok=True)
     first_epoch, best_epoch, best_scores, wall_seconds = 0, None, {}, 0.0
@@ -132,6 +144,12 @@ def fit(data: Data, task: NodeTask, config: Config, folder: Path, device: torch.
         first_epoch, wall_seconds = saved["epoch"] + 1, saved["wall_seconds"]
         best_epoch, best_scores = saved["best_epoch"], saved["best_scores"]
         log.info("resumed after epoch %d of %d", first_epoch, train.epochs)
+        if saved["content_hash"] != data.get("content_hash"):
+            raise ValueError(f"{folder}: the dataset is not the one that this run was started with; restore it, or start "
+                             "a new run")
+        if saved["arithmetic"] != arithmetic:
+            log.warning("started on %s, continued on %s: the last bits of the result may differ", saved["arithmetic"],
+                        arithmetic)
 
     loader = ClusterLoader(data, pin_memory=device.type == "cuda")
     predict = predictor(model, task, loader, config, device)
@@ -178,27 +196,29 @@ def fit(data: Data, task: NodeTask, config: Config, folder: Path, device: torch.
                 last_epoch = epoch
                 seconds, hidden = time.perf_counter() - start, epochs.hidden
 
-                # Once in a while: evaluate and save.
                 scores = None
-                if (epoch + 1) % train.eval_every == 0 or epoch + 1 == train.epochs:
+                evaluates = (epoch + 1) % train.eval_every == 0 or epoch + 1 == train.epochs
+                if evaluates:
                     scores = task.scores(predict(epoch), data)
-                    better = best_epoch is None or not scores["valid"] <= best_scores["valid"]
-                    if better:
+                    if best_epoch is None or not scores["valid"] <= best_scores["valid"]:
                         best_epoch, best_scores = epoch, scores
                         checkpoint.save(checkpoints / "best.pt", {
                             "model": model.state_dict(), "epoch": epoch, "scores": scores})
-                    wall_seconds = time.perf_counter() - begun
-                    checkpoint.save_last(checkpoints, {
-                        "model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch,
-                        "best_epoch": best_epoch, "best_scores": best_scores, "wall_seconds": wall_seconds})
 
                 mean_loss = total_loss / max(total_count, 1)
+                wall_seconds = time.perf_counter() - begun
                 run_log.record("epoch", epoch=epoch, data_epochs=epoch + 1, step=(epoch + 1) * steps_per_epoch,
                                loss=mean_loss, lr=optimizer.param_groups[0]["lr"], grad_norm=float(norm),
-                               seconds=seconds, wall_seconds=time.perf_counter() - begun, hidden=hidden,
+                               seconds=seconds, wall_seconds=wall_seconds, hidden=hidden,
                                draw_seconds=epochs.busy_seconds, **(scores or {}))
                 run_log.epoch_line(epoch=epoch, epochs=train.epochs, loss=mean_loss, seconds=seconds, hidden=hidden,
                                    scores=scores, best_epoch=best_epoch)
+                # After the record: a resumed run drops the records behind its checkpoint, and could not add one.
+                if evaluates:
+                    checkpoint.save_last(checkpoints, {
+                        "model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch,
+                        "best_epoch": best_epoch, "best_scores": best_scores, "wall_seconds": wall_seconds,
+                        "content_hash": data.get("content_hash"), "arithmetic": arithmetic})
 
     return Result(best_epoch=best_epoch, best_scores=best_scores, epochs=last_epoch + 1, wall_seconds=wall_seconds,
                   num_parameters=num_parameters, kernel=kernel, weights_sha256=checkpoint.digest(model.state_dict()),

@@ -35,7 +35,7 @@ def predict_views(predict: Callable[[Data], Tensor], loader: ClusterLoader, *, n
     with BackgroundEpochs(loader, draw, 0, num_views, prefetch=prefetch) as views:
         for view in range(num_views):
             for batch in views.epoch(view):
-                n_id = batch.n_id
+                n_id = batch.n_id.cpu()
                 batch = batch.to(device, non_blocking=True)
                 logits = predict(batch).float().cpu()
                 if total is None:

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch_geometric.data import Data
 
-from pipeline.checkpoint import file_digest
+from pipeline.checkpoint import UNREADABLE, file_digest
 
 # ogb asks the network for a newer version of itself when imported, from a thread that outlives the process' work.
 sys.modules.setdefault("outdated", None)
@@ -67,11 +67,14 @@ def download(name: str, root: str) -> None:
 
 
 def _needed(folder: Path, name: str) -> list[Path]:
-    """The files that a dataset must have, and those further ones that are read if they are there."""
-    raw = folder / "raw"
-    files = [raw / f"{stem}.csv.gz" for stem in ("edge", "num-node-list", "num-edge-list", "node-label")]
-    optional = [raw / f"{stem}.csv.gz" for stem in ("node-feat", "edge-feat", "node_species")]
-    return files + [path for path in optional if path.exists()] + _split_files(folder, meta(name)["split"])
+    """The files that a dataset must have by OGB's table, and those further ones that are read if they are there."""
+    raw, info = folder / "raw", meta(name)
+    stems = ["edge", "num-node-list", "num-edge-list", "node-label"]
+    for stem, needed in (("node-feat", info["has_node_attr"] == "True"), ("edge-feat", info["has_edge_attr"] == "True"),
+                         ("node_species", False)):
+        if needed or (raw / f"{stem}.csv.gz").exists():
+            stems.append(stem)
+    return [raw / f"{stem}.csv.gz" for stem in stems] + _split_files(folder, info["split"])
 
 
 def _split_files(folder: Path, split: str) -> list[Path]:
@@ -118,7 +121,7 @@ def read(folder: Path, name: str) -> Data:
     graph = graphs[0]
     num_nodes = graph["num_nodes"]
 
-    label = pd.read_csv(raw / "node-label.csv.gz", compression="gzip", header=None).values
+    label = _read_numbers(raw / "node-label.csv.gz")
     classify = info["task type"] == "multiclass classification"
     data = Data(edge_index=torch.from_numpy(graph["edge_index"]), num_nodes=num_nodes, metric=info["eval metric"],
                 y=torch.from_numpy(label.astype(np.int64 if classify else np.float32)))
@@ -156,26 +159,49 @@ def _count_rows(path: Path) -> int | None:
 
 def _check_rows(raw: Path, rows: dict[str, int | None]) -> None:
     for unit, files in (("node", ("node-label", "node-feat", "node_species")), ("edge", ("edge", "edge-feat"))):
-        stated = int(pd.read_csv(raw / f"num-{unit}-list.csv.gz", header=None).values[0, 0])
+        stated = int(_read_numbers(raw / f"num-{unit}-list.csv.gz")[0, 0])
         for stem in files:
             found = rows.get(f"{stem}.csv.gz", stated)
             if found != stated:
                 raise ValueError(f"{raw / stem}.csv.gz has {found:,} rows, num-{unit}-list.csv.gz says {stated:,}")
 
 
+def _read_numbers(path: Path) -> np.ndarray:
+    try:
+        table = pd.read_csv(path, compression="gzip", header=None).values
+    except pd.errors.ParserError as error:
+        raise ValueError(f"{path} is no table: {error}") from error
+    except pd.errors.EmptyDataError:
+        raise ValueError(f"{path} is empty") from None
+    if not np.issubdtype(table.dtype, np.number):
+        raise ValueError(f"{path} holds something else than numbers")
+    return table
+
+
 def _read_split(folder: Path, split: str) -> dict[str, np.ndarray]:
     files = _split_files(folder, split)
     if len(files) == 1:
-        # ogb saves numpy arrays, which torch's safe loader has to be told about.
-        numpy_classes = [np.ndarray, np.dtype, np.dtypes.Int64DType, np._core.multiarray._reconstruct]
-        with torch.serialization.safe_globals(numpy_classes):
-            saved = torch.load(files[0], weights_only=True)
-        return {part: np.asarray(saved[part]).reshape(-1) for part in SPLIT_PARTS}
+        return _read_saved_split(files[0])
     return {part: _read_nodes(path) for part, path in zip(SPLIT_PARTS, files)}
 
 
-def _read_nodes(path: Path) -> np.ndarray:
+def _read_saved_split(path: Path) -> dict[str, np.ndarray]:
+    # ogb saves numpy arrays, which torch's safe loader has to be told about, under the names of numpy 1 and 2.
+    reconstruct = np._core.multiarray._reconstruct
+    allowed = [np.ndarray, np.dtype, np.dtypes.Int64DType, np.dtypes.Int32DType, reconstruct,
+               (reconstruct, "numpy.core.multiarray._reconstruct")]
     try:
-        return pd.read_csv(path, compression="gzip", header=None).values.reshape(-1).astype(np.int64)
-    except pd.errors.EmptyDataError:
+        with torch.serialization.safe_globals(allowed):
+            saved = torch.load(path, weights_only=True)
+        return {part: np.asarray(saved[part]).reshape(-1).astype(np.int64) for part in SPLIT_PARTS}
+    except UNREADABLE as error:
+        raise ValueError(f"{path} is damaged, or no split into {', '.join(SPLIT_PARTS)} ({type(error).__name__})") from error
+
+
+def _read_nodes(path: Path) -> np.ndarray:
+    if _count_rows(path) == 0:
         return np.empty(0, np.int64)
+    nodes = _read_numbers(path).reshape(-1)
+    if not np.issubdtype(nodes.dtype, np.integer):
+        raise ValueError(f"{path} holds something else than whole numbers")
+    return nodes.astype(np.int64)

@@ -71,7 +71,7 @@ def from_assignment(part: np.ndarray, num_parts: int) -> Partition:
 
 
 def metis(edge_index: EdgeIndex, num_parts: int, seed: int, cache: Path | None = None) -> Partition:
-    """Cut an undirected graph with METIS into clusters of about equal size and few edges between them.
+    """Cut an undirected graph (METIS crashes on others) into clusters of about equal size, few edges between them.
 
     No cluster is empty: METIS leaves some empty on tiny graphs, these get a node of the largest.
 
@@ -79,9 +79,6 @@ def metis(edge_index: EdgeIndex, num_parts: int, seed: int, cache: Path | None =
         edge_index: edges sorted by destination; self-loops and duplicates are left out of what METIS sees.
         seed: any non-negative integer; different seeds give different partitions.
         cache: a folder to keep the result in, under the digest of the graph, `num_parts`, `seed` and METIS' version.
-
-    Raises:
-        ValueError: the graph is directed.
     """
     if num_parts == 1:
         return whole(edge_index.get_sparse_size(1))
@@ -105,17 +102,12 @@ def metis(edge_index: EdgeIndex, num_parts: int, seed: int, cache: Path | None =
 
 
 def _run_metis(edge_index: EdgeIndex, num_parts: int, seed: int) -> np.ndarray:
-    structure = graph.structure(edge_index)
-    if not structure.is_undirected:
-        # METIS crashes on these.
-        raise ValueError(f"graph is directed: {structure.num_without_reverse:,} of {structure.num_edges:,} edges have "
-                         "no reverse; METIS needs an undirected graph. Set data.to_undirected=true.")
     (indptr, src), _ = edge_index.get_csc()
     indptr, src = indptr.numpy(), src.numpy()
-    if structure.num_self_loops or structure.num_duplicates:
-        dst = edge_index.as_tensor()[1].numpy()
-        keep = src != dst
-        keep[1:] &= (src[1:] != src[:-1]) | (dst[1:] != dst[:-1])
+    dst = edge_index.as_tensor()[1].numpy()
+    keep = src != dst
+    keep[1:] &= (src[1:] != src[:-1]) | (dst[1:] != dst[:-1])
+    if not keep.all():
         indptr = np.concatenate([[0], np.cumsum(np.bincount(dst[keep], minlength=len(indptr) - 1))])
         src = src[keep]
     # METIS treats the seeds 0 and 1 alike, and takes no more than 31 bits.
@@ -189,6 +181,12 @@ class Partitioner:
             if not num_parts <= num_micro_parts <= self.num_nodes:
                 raise ValueError(f"partition.num_micro_parts must be between partition.num_parts ({num_parts:,}) and "
                                  f"the number of nodes ({self.num_nodes:,}), not {num_micro_parts:,}")
+        if name.startswith("metis"):
+            # METIS crashes on a directed graph.
+            structure = graph.structure(edge_index)
+            if not structure.is_undirected:
+                raise ValueError(f"graph is directed: {structure.num_without_reverse:,} of {structure.num_edges:,} edges "
+                                 "have no reverse; METIS needs an undirected graph. Set data.to_undirected=true.")
         self.edge_index = edge_index
         self.name = name
         self.num_parts = 1 if name == "whole" else num_parts

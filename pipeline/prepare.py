@@ -2,7 +2,6 @@
 
 import logging
 import time
-from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig
@@ -10,7 +9,8 @@ from omegaconf import DictConfig
 from pipeline import cli, config as configuration, graph, ogb_folder
 from pipeline.config import Config, OGBConfig
 from pipeline.data import load
-from pipeline.partition import Partitioner, describe
+from pipeline.loop import partitioner_of
+from pipeline.partition import describe
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +27,14 @@ def run(config: Config) -> None:
     data = load(config.data, config.cache_dir)
     log.info("graph: %s", graph.structure(data.edge_index))
     start = time.perf_counter()
-    log.info("%s", graph.connected_components(data))
-    log.info("components found in %.1f s", time.perf_counter() - start)
-    partitioner = Partitioner(
-        data.edge_index, name=config.partition.name, num_parts=config.partition.num_parts, seed=config.seed,
-        num_micro_parts=config.partition.num_micro_parts, cache=Path(config.cache_dir) / "partitions")
-    start = time.perf_counter()
-    partition = partitioner.draw(0)
-    seconds = time.perf_counter() - start
-    log.info("partition: %s, %s", config.partition.name, describe(data.edge_index, partition, seconds))
+    components = graph.connected_components(data)
+    log.info("%s\ncomponents found in %.1f s", components, time.perf_counter() - start)
+    for _, part in graph.parts(data, components, config.data.components, config.data.min_component_size):
+        partitioner = partitioner_of(config, part)
+        start = time.perf_counter()
+        partition = partitioner.draw(0)
+        seconds = time.perf_counter() - start
+        log.info("partition: %s, %s", config.partition.name, describe(part.edge_index, partition, seconds))
 
 
 @hydra.main(version_base="1.3", config_path=cli.CONF, config_name="prepare")

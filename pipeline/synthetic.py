@@ -62,7 +62,7 @@ def synthetic_proteins(*, num_nodes: int, num_edges: int, num_species: int = 8, 
     matrix.data = np.ones(matrix.nnz, np.float32)
     degree = np.maximum(np.diff(matrix.indptr), 1)[:, None]
     around = (matrix @ activity) / degree
-    around = (around - around.mean(0)) / around.std(0)
+    around = (around - around.mean(0)) / np.maximum(around.std(0), 1e-6)
     direction = rng.standard_normal((NUM_CHANNELS, num_tasks)).astype(np.float32)
     score = around @ (direction / np.linalg.norm(direction, axis=0))
     score += 0.2 * rng.standard_normal(score.shape).astype(np.float32)

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import platform
+import shlex
 import sys
 from functools import partial
 from importlib import metadata
@@ -19,8 +20,8 @@ from torch_geometric.data import Data
 from pipeline import checkpoint, cli, config as configuration, graph
 from pipeline.config import Config
 from pipeline.data import load
-from pipeline.log import table
-from pipeline.loop import Result, build_model, device_of, fit, predictor
+from pipeline.log import table, without_nan
+from pipeline.loop import Result, build_model, device_of, fit, partitioner_of, predictor
 from pipeline.loader import ClusterLoader
 from pipeline.metrics import predict_exact
 from pipeline.task import SPLITS, NodeTask
@@ -35,78 +36,78 @@ def run(config: Config, folder: Path, command: str) -> dict:
     """Train as configured and write the run directory.
 
     Args:
-        folder: the run directory, which exists and holds no other run.
+        folder: the run directory, which exists; a run that it holds is continued.
 
     Returns:
         The content of ``summary.json``.
 
     Raises:
-        ValueError: the configuration or the dataset is wrong, or the directory cannot be used.
+        ValueError: the configuration or the dataset is wrong, or another process uses the directory.
         FloatingPointError: the training diverged.
     """
     device = device_of(config.device)
-    configuration.save(config, folder / "config.yaml")
-    whole = load(config.data, config.cache_dir)
-    log.info("graph: %s", graph.structure(whole.edge_index))
-    components = graph.connected_components(whole)
+    data = load(config.data, config.cache_dir)
+    log.info("graph: %s", graph.structure(data.edge_index))
+    components = graph.connected_components(data)
     log.info("%s", components)
-    checkpoint.write_atomically(folder / "components.json", lambda f: f.write(json.dumps(components.record()).encode()))
-    if config.data.components == "separate":
-        summary = _train_separately(config, whole, components, folder, device, command)
-    else:
-        data = graph.select(whole, components, config.data.components)
-        summary = _train_one(config, data, folder, device, command)
+    parts = graph.parts(data, components, config.data.components, config.data.min_component_size)
+    for _, part in parts:
+        partitioner_of(config, part)  # what does not fit is refused before anything is written or trained
+
+    with checkpoint.lock(folder):
+        _write_yaml(folder, config)
+        _write_json(folder / "components.json", components.record())
+        if config.data.components == "separate":
+            summary = _train_separately(config, data, parts, folder, device, command)
+        else:
+            summary = _train_one(config, parts[0][1], folder, device, command)
+        _write_json(folder / "summary.json", summary)
     log.info("%s", table(_rows(summary), f"result of {config.name}, in {folder}"))
     return summary
 
 
 def _train_one(config: Config, data: Data, folder: Path, device: torch.device, command: str) -> dict:
     task = NodeTask(data, label_input=config.train.label_input)
-    summary = _summary(config, task.metric, fit(data, task, config, folder, device), command)
-    _write_json(folder / "summary.json", summary)
-    return summary
+    result = fit(data, task, config, folder, device)
+    return _summary(config, task.metric, result, command)
 
 
-def _train_separately(config: Config, data: Data, components: graph.Components, folder: Path, device: torch.device,
+def _train_separately(config: Config, data: Data, parts: list[tuple[str, Data]], folder: Path, device: torch.device,
                       command: str) -> dict:
     """A model for each component that is large enough; the largest one's model predicts the nodes of the others."""
-    task = NodeTask(data, label_input=config.train.label_input)
-    logits = torch.full((data.num_nodes, task.out_channels), float("nan"))
-    summaries = {}
-    for rank, component in enumerate(components.components, start=1):
-        if rank > 1 and (component.num_nodes < config.data.min_component_size or component.num_train == 0):
-            continue
-        part = graph.select(data, components, str(rank))
-        own = dataclasses.replace(config, data=dataclasses.replace(config.data, components=str(rank)))
-        own_folder = folder / f"component_{rank}"
+    logits = torch.zeros(data.num_nodes, data.out_channels)
+    predicted = torch.zeros(data.num_nodes, dtype=torch.bool)
+    summaries, largest = {}, None
+    for number, part in parts:
+        own = dataclasses.replace(config, data=dataclasses.replace(config.data, components=number))
+        own_folder = folder / f"component_{number}"
         own_folder.mkdir(exist_ok=True)
-        configuration.save(own, own_folder / "config.yaml")
-        log.info("component %d of %d nodes, in %s", rank, component.num_nodes, own_folder)
-        part_task = NodeTask(part, label_input=config.train.label_input)
-        result = fit(part, part_task, own, own_folder, device)
-        summaries[rank] = _summary(own, task.metric, result, command)
-        _write_json(own_folder / "summary.json", summaries[rank])
+        _write_yaml(own_folder, own)
+        log.info("component %s of %s nodes, in %s", number, f"{part.num_nodes:,}", own_folder)
+        summaries[number] = _train_one(own, part, own_folder, device, command)
+        _write_json(own_folder / "summary.json", summaries[number])
         best = checkpoint.load(own_folder / "checkpoints" / "best.pt")
-        model = build_model(config.model, part, part_task, kernel=config.kernel).to(device)
+        task = NodeTask(part, label_input=config.train.label_input)
+        model = build_model(config.model, part, task, kernel=config.kernel).to(device)
         model.load_state_dict(best["model"])
         nodes = part.n_id if "n_id" in part else torch.arange(data.num_nodes)
-        logits[nodes] = predictor(model, part_task, ClusterLoader(part), own, device)(best["epoch"])
-        if rank == 1:
-            largest = partial(part_task.predict, model)
-    rest = logits.isnan().all(1).nonzero().squeeze(1)
+        logits[nodes] = predictor(model, task, ClusterLoader(part), own, device)(best["epoch"])
+        predicted[nodes] = True
+        largest = largest or partial(task.predict, model)
+    rest = (~predicted).nonzero().squeeze(1)
     if len(rest):
         logits[rest] = predict_exact(largest, graph.induced_subgraph(data, rest), device=device)
         log.info("%s nodes of small components are predicted by the model of the largest", f"{len(rest):,}")
-    scores = task.scores(logits, data)
-    summary = {**summaries[1], "best_epoch": None, "best_valid": scores["valid"], "train": scores["train"],
-               "test": scores["test"], "weights_sha256": checkpoint.digest([s["weights_sha256"] for s in summaries.values()]),
-               "num_parameters": sum(s["num_parameters"] for s in summaries.values()),
-               "wall_seconds": sum(s["wall_seconds"] for s in summaries.values()),
-               "data_epochs": max(s["data_epochs"] for s in summaries.values()),
-               "components": {str(rank): {key: s[key] for key in ("best_epoch", "best_valid", "test")}
-                              for rank, s in summaries.items()}}
-    _write_json(folder / "summary.json", summary)
-    return summary
+    scores = NodeTask(data).scores(logits, data)
+    each = list(summaries.values())
+    return {**each[0], "best_epoch": None, "best_valid": scores["valid"], "train": scores["train"], "test": scores["test"],
+            "weights_sha256": checkpoint.digest([s["weights_sha256"] for s in each]),
+            "num_parameters": sum(s["num_parameters"] for s in each),
+            "wall_seconds": sum(s["wall_seconds"] for s in each),
+            "data_epochs": max(s["data_epochs"] for s in each),
+            "peak_memory_bytes": max(s["peak_memory_bytes"] for s in each),
+            "components": {number: {key: s[key] for key in ("best_epoch", "best_valid", "test")}
+                           for number, s in summaries.items()}}
 
 
 def _summary(config: Config, metric: str, result: Result, command: str) -> dict:
@@ -134,8 +135,8 @@ def _summary(config: Config, metric: str, result: Result, command: str) -> dict:
 def _rows(summary: dict) -> list[tuple[str, str]]:
     rows = [(f"{split} {summary['metric']}", f"{summary[key]:.4f}")
             for split, key in zip(SPLITS, ("train", "best_valid", "test"))]
-    for rank, part in summary.get("components", {}).items():
-        rows.append((f"  component {rank}", f"valid {part['best_valid']:.4f}, test {part['test']:.4f}, "
+    for number, part in summary.get("components", {}).items():
+        rows.append((f"  component {number}", f"valid {part['best_valid']:.4f}, test {part['test']:.4f}, "
                                             f"best epoch {part['best_epoch']}"))
     if summary["best_epoch"] is not None:
         rows.append(("best epoch", f"{summary['best_epoch']} of {summary['data_epochs']}"))
@@ -149,9 +150,13 @@ def _rows(summary: dict) -> list[tuple[str, str]]:
 
 
 def _write_json(path: Path, value: dict) -> None:
-    # NaN is not JSON; a metric that is undefined is null.
-    value = {k: None if isinstance(v, float) and v != v else v for k, v in value.items()}
-    checkpoint.write_atomically(path, lambda file: file.write(json.dumps(value, indent=2).encode() + b"\n"))
+    text = json.dumps(without_nan(value), indent=2) + "\n"
+    checkpoint.write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def _write_yaml(folder: Path, config: Config) -> None:
+    text = configuration.to_yaml(config)
+    checkpoint.write_atomically(folder / "config.yaml", lambda file: file.write(text.encode()))
 
 
 def resolve(config: Config, folder: Path, *, has_overrides: bool) -> Config:
@@ -164,7 +169,7 @@ def resolve(config: Config, folder: Path, *, has_overrides: bool) -> Config:
     if not os.access(folder, os.W_OK):
         raise ValueError(f"{folder} cannot be written to")
     if config.resume is None:
-        if (folder / "config.yaml").exists():
+        if any(folder.glob("**/checkpoints/*.pt")):
             raise ValueError(f"{folder} already holds a run: continue it with resume={folder}, or choose another directory")
         return config
     saved = configuration.load(folder / "config.yaml")
@@ -186,7 +191,7 @@ def main(cfg: DictConfig) -> float:
         folder = Path(settings.runtime.output_dir)
         has_overrides = any(not override.startswith("resume=") for override in settings.overrides.task)
         config = resolve(config, folder, has_overrides=has_overrides)
-        command = " ".join(["python -m pipeline.train", *sys.argv[1:]])
+        command = shlex.join(["python", "-m", "pipeline.train", *sys.argv[1:]])
         return run(config, folder, command)["best_valid"]
 
 

@@ -46,8 +46,7 @@ def read_run(folder: Path) -> Run:
     records = read_records(folder / "metrics.jsonl")
     epochs = [r for r in records if r["kind"] == "epoch"]
     if not epochs:
-        parts = sorted(str(path) for path in folder.glob("component_*"))
-        raise ValueError(f"{folder} has no epoch to show" + (f"; its components do: {' '.join(parts)}" if parts else ""))
+        raise ValueError(f"{folder} has no epoch to show")
     partitions = [r for r in records if r["kind"] == "partition"]
     summary = _read_json(folder / "summary.json") or {}
     name = " ".join(filter(None, [summary.get("experiment"), folder.resolve().name]))
@@ -163,9 +162,12 @@ def _figure(columns: int):
 
 
 def _svg(figure) -> str:
+    import matplotlib
+
     buffer = io.StringIO()
-    # Without the date, equal runs give equal pages.
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    # Without the date and with fixed names of its parts, equal runs give equal pages.
+    with matplotlib.rc_context({"svg.hashsalt": "report"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     return text[text.index("<svg"):]
 
@@ -177,7 +179,7 @@ def main() -> None:
     options = parser.parse_args()
     out = options.out or options.runs[0] / "report.html"
     try:
-        text = page([read_run(folder) for folder in options.runs])
+        text = page([read_run(folder) for run in options.runs for folder in sorted(run.glob("component_*")) or [run]])
         write_atomically(out, lambda file: file.write(text.encode()))
     except ImportError as error:
         sys.exit(f"error: the report draws with matplotlib ({error}): pip install -e .[report]")

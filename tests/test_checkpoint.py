@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -41,6 +43,44 @@ def test_damage_anywhere_is_found(at, tmp_path):
         checkpoint.load(tmp_path / "a.pt")
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_any_changed_byte_is_found_or_harmless(tmp_path):
+    path = tmp_path / "a.pt"
+    checkpoint.save(path, state(1))
+    content = path.read_bytes()
+    found = 0
+    for at in range(len(content)):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 16]) + content[at + 1:])
+        try:
+            loaded = checkpoint.load(path)
+        except ValueError as error:
+            assert "a.pt is damaged" in str(error)
+            found += 1
+        else:
+            assert checkpoint.digest(loaded) == checkpoint.digest(state(1))
+    assert found > 100
+    torch.save(torch.ones(3), path)
+    with pytest.raises(ValueError, match="a.pt is damaged"):
+        checkpoint.load(path)
+
+
+def test_what_killed_processes_left_is_cleaned_up(tmp_path):
+    process = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    dead, alive = (tmp_path / f".a.pt.{pid}.tmp" for pid in (process.stdout.strip(), os.getppid()))
+    for path in (dead, alive):
+        path.write_bytes(b"half")
+    checkpoint.save(tmp_path / "a.pt", state(1))
+    assert sorted(os.listdir(tmp_path)) == sorted([alive.name, "a.pt"])
+
+
+def test_a_directory_is_held_by_one_process(tmp_path):
+    code = f"import pathlib, pipeline.checkpoint as c\nwith c.lock(pathlib.Path({str(tmp_path)!r})): pass"
+    with checkpoint.lock(tmp_path):
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert "is in use by another process" in other.stderr
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path):
     checkpoint.save(tmp_path / "a.pt", state(1))
 
@@ -63,8 +103,14 @@ def test_last_falls_back_to_the_previous_and_says_so(tmp_path, caplog):
     (tmp_path / "last.pt").write_bytes(content[:-200])
     assert checkpoint.load_last(tmp_path)["epoch"] == 2
     assert "last.pt is damaged" in caplog.text and "falling back to" in caplog.text and "of epoch 3" in caplog.text
-    (tmp_path / "last.pt").unlink()
+    # The whole one is the last one now: a kill in the middle of the next save leaves it.
+    assert os.listdir(tmp_path) == ["last.pt"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "save", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.save_last(tmp_path, state(4))
     assert checkpoint.load_last(tmp_path)["epoch"] == 2
-    (tmp_path / "previous.pt").write_bytes(b"")
+    for name in ("last.pt", "previous.pt"):
+        (tmp_path / name).write_bytes(b"")
     with pytest.raises(ValueError, match="no checkpoint is left to resume from"):
         checkpoint.load_last(tmp_path)

@@ -76,7 +76,7 @@ def test_values_that_no_run_can_have(overrides, message, configure):
 
 def test_configuration_survives_a_round_trip(configure, tmp_path):
     config = configure("+experiment=digits", "train.lr=0.1")
-    configuration.save(config, tmp_path / "config.yaml")
+    (tmp_path / "config.yaml").write_text(configuration.to_yaml(config))
     assert configuration.load(tmp_path / "config.yaml") == config
     with pytest.raises(ValueError, match="is not a run directory: it has no config.yaml"):
         configuration.load(tmp_path / "elsewhere" / "config.yaml")
@@ -85,7 +85,7 @@ def test_configuration_survives_a_round_trip(configure, tmp_path):
 def test_resuming_another_configuration_names_the_keys(configure, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    configuration.save(configure(*TOY), folder / "config.yaml")
+    (folder / "config.yaml").write_text(configuration.to_yaml(configure(*TOY)))
     resumed = [*TOY, f"resume={folder}"]
     with pytest.raises(ValueError, match=r"model.t: 1.0 -> 0.5; train.lr: 0.005 -> 0.1\. Give the command that started it"):
         resolve(configure(*resumed, "train.lr=0.1", "model.t=0.5"), folder, has_overrides=True)
@@ -93,12 +93,16 @@ def test_resuming_another_configuration_names_the_keys(configure, tmp_path):
         resolve(configure("data=digits", f"resume={folder}"), folder, has_overrides=True)
     assert resolve(configure(*resumed, "train.epochs=9"), folder, has_overrides=True).train.epochs == 9
     assert resolve(configure(f"resume={folder}"), folder, has_overrides=False) == configure(*TOY)
+    assert resolve(configure(*TOY), folder, has_overrides=True) == configure(*TOY)  # nothing is lost yet
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "last.pt").touch()
     with pytest.raises(ValueError, match="already holds a run: continue it with resume="):
         resolve(configure(*TOY), folder, has_overrides=True)
 
 
 def test_an_unknown_device(configure, tmp_path):
     for device, message in (("tpu0", "unknown device=tpu0; choose auto, cpu, cuda or cuda:N"),
+                            ("meta", "unknown device=meta"),
                             ("cuda:0", None if torch.cuda.is_available() else "device=cuda:0: torch sees no GPU")):
         if message is not None:
             with pytest.raises(ValueError, match=message):

@@ -1,3 +1,4 @@
+import dataclasses
 import gzip
 import subprocess
 import sys
@@ -78,6 +79,8 @@ def test_dense_and_edgeless_synthetic_graphs():
     most = 40 * 39 // 4
     dense = synthetic.synthetic_proteins(num_nodes=40, num_edges=most - most % 2, num_groups=4, num_tasks=2, num_species=4)
     assert graph.structure(dense.edge_index).num_duplicates == 0 and dense.num_edges == most - most % 2
+    empty = synthetic.synthetic_proteins(num_nodes=40, num_edges=0, num_groups=4, num_tasks=2, num_species=4)
+    assert empty.num_edges == 0 and torch.isfinite(empty.y).all()
 
 
 def test_digits_is_an_undirected_graph_of_real_digits(tmp_path):
@@ -118,9 +121,48 @@ def test_a_split_saved_as_numpy_arrays(ogb_toy, tmp_path):
     parts = {part: ogb_folder._read_nodes(split / f"{part}.csv.gz") for part in ogb_folder.SPLIT_PARTS}
     expected = datasets.load(OGBConfig(name="ogbn-proteins", folder=str(folder)), tmp_path / "a")
     torch.save(parts, split / "split_dict.pt")
-    data = datasets.load(OGBConfig(name="ogbn-proteins", folder=str(folder)), tmp_path / "b")
+    config = OGBConfig(name="ogbn-proteins", folder=str(folder))
+    data = datasets.load(config, tmp_path / "b")
     assert all(torch.equal(data[mask], expected[mask]) for mask in datasets.MASKS)
+    torch.save({key: nodes.astype(np.int32) for key, nodes in parts.items()}, split / "split_dict.pt")
+    assert torch.equal(datasets.load(config, tmp_path / "b").train_mask, expected.train_mask)
+    for broken in (lambda: torch.save({"train": parts["train"]}, split / "split_dict.pt"),
+                   lambda: (split / "split_dict.pt").write_bytes(b"half")):
+        broken()
+        with pytest.raises(ValueError, match="split_dict.pt is damaged, or no split into train, valid, test"):
+            datasets.load(config, tmp_path / "b")
 
+
+@pytest.mark.parametrize("file, content, message", [
+    ("raw/num-node-list.csv.gz", b"", "num-node-list.csv.gz is empty"),
+    ("raw/node-label.csv.gz", b"a\n" * 60, "node-label.csv.gz holds something else than numbers"),
+    ("split/species/train.csv.gz", b"1.5\n", "train.csv.gz holds something else than whole numbers"),
+])
+def test_files_that_hold_no_numbers_are_named(file, content, message, ogb_toy, tmp_path):
+    folder = ogb_toy()
+    (folder / file).write_bytes(gzip.compress(content))
+    with pytest.raises(ValueError, match=message):
+        datasets.load(OGBConfig(name="ogbn-proteins", folder=str(folder)), tmp_path)
+
+
+def test_every_key_that_shapes_the_graph_is_in_its_name(ogb_toy, tmp_path):
+    config = OGBConfig(name="ogbn-arxiv", folder=str(ogb_toy("ogbn-arxiv")))
+    changes = [{}, dict(to_undirected=True), dict(add_self_loops=True), dict(node_features="log_sum")]
+    assert len({datasets.load(dataclasses.replace(config, **change), tmp_path).content_hash for change in changes}) == 4
+    same = dataclasses.replace(config, components="largest", min_component_size=3)
+    assert datasets.load(same, tmp_path).content_hash == datasets.load(config, tmp_path).content_hash
+
+
+def test_reverse_edges_and_self_loops_get_the_mean_of_the_features():
+    data = good()
+    data.edge_index = torch.tensor([[0, 1, 2], [1, 0, 1]])
+    data.edge_attr = torch.tensor([[1.0], [3.0], [5.0]])
+    found = datasets.prepare(data, SyntheticProteinsConfig(to_undirected=True, add_self_loops=True))
+    by_edge = {(u, v): a for u, v, a in zip(*found.edge_index.as_tensor().tolist(), found.edge_attr.squeeze(1).tolist())}
+    assert by_edge == pytest.approx({(0, 1): 2, (1, 0): 2, (1, 2): 5, (2, 1): 5, (0, 0): 2, (1, 1): 3.5, (2, 2): 5, (3, 3): 0,
+                                     (4, 4): 0, (5, 5): 0})
+    synthetic_with_loops = datasets.prepare(synthetic.synthetic_proteins(**SMALL), SyntheticProteinsConfig(add_self_loops=True))
+    assert graph.structure(synthetic_with_loops.edge_index).num_self_loops == 600
 
 @needs_shared("yeast")
 def test_the_real_yeast_graph(tmp_path):
@@ -151,9 +193,14 @@ def test_a_damaged_graph_cache_is_rebuilt(tmp_path, caplog):
     config = SyntheticProteinsConfig(**SMALL)
     first = datasets.load(config, tmp_path)
     (path,) = tmp_path.rglob("*.pt")
-    path.write_bytes(path.read_bytes()[:5000])
-    again = datasets.load(config, tmp_path)
-    assert "preparing the graph again" in caplog.text and torch.equal(first.y, again.y)
+    content = bytearray(path.read_bytes())
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    for broken in (content[:5000], flipped):
+        caplog.clear()
+        path.write_bytes(broken)
+        again = datasets.load(config, tmp_path)
+        assert "preparing the graph again" in caplog.text and torch.equal(first.edge_attr, again.edge_attr)
 
 
 def test_a_file_of_the_users(tmp_path):
@@ -164,8 +211,7 @@ def test_a_file_of_the_users(tmp_path):
     torch.save(data, tmp_path / "graph.pt")
     loaded = datasets.load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path / "cache")
     assert loaded.metric == "acc" and torch.equal(loaded.x, data.x) and torch.equal(loaded.valid_mask, data.val_mask)
-    torch.save({"edge_index": data.edge_index, "y": torch.ones(6, 2), **{m: torch.ones(6) > 0 for m in datasets.MASKS}},
-               tmp_path / "dict.pt")
+    torch.save({"edge_index": data.edge_index, "y": torch.ones(6, 2), **{m: torch.arange(6) % 3 == i for i, m in enumerate(datasets.MASKS)}}, tmp_path / "dict.pt")
     loaded = datasets.load(FileConfig(path=str(tmp_path / "dict.pt")), tmp_path / "cache")
     assert loaded.metric == "rocauc" and loaded.x.tolist() == [[2.0]] * 6
 
@@ -193,12 +239,24 @@ def broken(**changes) -> Data:
     (broken(y=torch.zeros(5, 1, dtype=torch.int64)), "y has 5 rows for 6 nodes"),
     (broken(train_mask=torch.zeros(6, dtype=torch.bool)), "the train split is empty"),
     (broken(test_mask=torch.zeros(4, dtype=torch.bool)), "test_mask has 4 rows for 6 nodes"),
-    (broken(y=torch.tensor([[-1]] * 6)), "y holds the class -1"),
+    (broken(y=torch.tensor([[-1]] * 6)), "y holds the class -1 in a split"),
+    (broken(x=torch.rand(6)), r"x must have 2 dimensions, not the shape \[6\]"),
+    (broken(valid_mask=torch.ones(6, 2) > 0), "valid_mask must have 1 dimensions"),
+    (broken(valid_mask=torch.ones(6) > 0), "the splits overlap: node 0 is in more than one"),
+    (broken(species=torch.tensor([0, 1, 2])), "species has 3 rows for 6 nodes"),
+    (broken(species=torch.tensor([0, 1, 2, -1, 0, 0])), "species holds -1"),
+    (broken(y=torch.zeros(6, 2, dtype=torch.int64)), "y must have one column of classes"),
+    (broken(y=torch.full((6, 2), float("nan")), metric="rocauc"), "y is NaN for every node of the train split"),
     (broken(y=torch.full((6, 2), 0.5), metric="rocauc"), "y must hold 0, 1 or NaN"),
 ])
 def test_broken_graphs_are_refused(data, message):
     with pytest.raises(ValueError, match=message):
         datasets.prepare(data, SyntheticProteinsConfig())
+
+
+def test_an_empty_valid_split_is_said(caplog):
+    data = datasets.prepare(broken(valid_mask=torch.zeros(6, dtype=torch.bool)), SyntheticProteinsConfig())
+    assert "the valid split is empty" in caplog.text and data.num_nodes == 6
 
 
 def test_missing_datasets_name_the_way_out(tmp_path):
@@ -228,10 +286,9 @@ def test_missing_and_truncated_files_are_named(file, ogb_toy, tmp_path):
     config = OGBConfig(name="ogbn-proteins", folder=str(folder))
     with pytest.raises(ValueError, match=f"{file} is damaged or cut short"):
         datasets.load(config, tmp_path / "cache")
-    if file != "raw/edge-feat.csv.gz":
-        path.unlink()
-        with pytest.raises(ValueError, match=f"{file} is missing"):
-            datasets.load(config, tmp_path / "cache")
+    path.unlink()
+    with pytest.raises(ValueError, match=f"{file} is missing"):
+        datasets.load(config, tmp_path / "cache")
     assert not list(tmp_path.glob("cache/**/*.pt"))
 
 

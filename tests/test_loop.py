@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import TOY, random_graph
 
+from models.aggregate import reference
 from pipeline import checkpoint, graph, loop
 from pipeline.config import Config
 from pipeline.log import read_records
@@ -198,7 +199,6 @@ def test_isolated_nodes_are_predicted(configure, tmp_path):
     keep = (lonely.edge_index.as_tensor() != 39).all(0)
     edge_index, perm = graph.sort_edges(lonely.edge_index.as_tensor()[:, keep], 40)
     lonely.edge_index, lonely.edge_attr = edge_index, lonely.edge_attr[keep][perm.long()]
-    lonely.metric, lonely.num_categories = "rocauc", 0
     assert graph.structure(edge_index).num_isolated >= 1
     config = configure("partition.num_parts=4", "train.epochs=1", "model.num_layers=2")
     loop.fit(lonely, NodeTask(lonely), config, tmp_path, CPU)
@@ -246,10 +246,56 @@ def test_warm_up_is_linear_and_clipping_clips(configure, tmp_path):
     assert [e["lr"] for e in epochs_of(tmp_path / "run")] == pytest.approx([0.05, 0.1, 0.1, 0.1])
 
 
+def test_every_choice_of_the_optimizer_changes_the_result(configure, tmp_path):
+    choices = [[], ["train.clip_grad_norm=0.01"], ["train.weight_decay=0.1"], ["train.weight_decay=0.1", "train.optimizer=adamw"],
+               ["model.dropout=0.5"], ["train.precision=bf16"]]
+    hashes = {train(configure(*TOY, *choice), tmp_path / str(i))["weights_sha256"] for i, choice in enumerate(choices)}
+    assert len(hashes) == len(choices)
+
+
+def test_clipping_bounds_what_the_optimizer_sees(configure, tmp_path, monkeypatch):
+    norms = []
+    step = torch.optim.Adam.step
+
+    def watched(self, *args, **kwargs):
+        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norms.append(float(torch.nn.utils.get_total_norm(grads)))
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", watched)
+    train(configure(*TOY, "train.clip_grad_norm=0.01"), tmp_path / "run")
+    assert len(norms) == 16 and max(norms) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_another_dataset_under_a_resumed_run_is_refused(configure, tmp_path):
+    data = task_graph(list(range(20)))
+    data.content_hash = "one"
+    config = configure("partition.num_parts=4", "train.epochs=1", "model.num_layers=2")
+    loop.fit(data, NodeTask(data), config, tmp_path, CPU)
+    loop.fit(data, NodeTask(data), config, tmp_path, CPU)
+    data.content_hash = "other"
+    with pytest.raises(ValueError, match="the dataset is not the one that this run was started with"):
+        loop.fit(data, NodeTask(data), config, tmp_path, CPU)
+
+
+def test_a_kill_between_record_and_checkpoint_loses_no_record(configure, tmp_path, monkeypatch):
+    config = configure(*TOY)
+    expected = train(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_last", lambda *args: (_ for _ in ()).throw(Interrupted))
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "parts")
+    assert len(epochs_of(tmp_path / "parts")) == 1
+    assert train(config, tmp_path / "parts")["weights_sha256"] == expected["weights_sha256"]
+    assert [e["epoch"] for e in epochs_of(tmp_path / "parts")] == list(range(4))
+
+
 def test_patience_stops_the_run_and_stays_stopped(configure, tmp_path):
     overrides = [*TOY, "train.epochs=50", "train.lr=1e-9", "train.patience=3"]
     first = train(configure(*overrides), tmp_path / "run")
     assert first["data_epochs"] == first["best_epoch"] + 3 < 50
+    every_other = train(configure(*overrides, "train.eval_every=2"), tmp_path / "other")
+    assert every_other["data_epochs"] == every_other["best_epoch"] + 6 < 50
     assert train(configure(*overrides), tmp_path / "run")["weights_sha256"] == first["weights_sha256"]
 
 
@@ -270,16 +316,26 @@ def test_views_average_and_exact_equals_one_view_of_one_cluster(configure):
     torch.testing.assert_close(views(1, 1), exact)
     torch.testing.assert_close(views(3, 1), exact)
     assert torch.equal(views(2, 4), views(2, 4)) and not torch.equal(views(2, 4), views(2, 4, epoch=1))
+    assert not torch.equal(views(2, 4), views(1, 4)) and not torch.allclose(views(2, 4), views(3, 4))
+    other = predict_views(predict, loader, num_views=1, num_parts=4, seed=1, epoch=0, device=CPU)
+    assert not torch.equal(other, views(1, 4))
     # An average over many views predicts every node in each: no row is left at zero or counted twice.
     single = views(1, 4)
     assert single.shape == (40, 2) and bool((single != 0).all())
 
 
-def test_exact_evaluation_bounds_its_memory_by_blocks(configure):
+def test_exact_evaluation_by_the_reference_takes_the_edges_in_blocks(configure, monkeypatch):
     data = random_graph(300, 4000, 0)
     config = configure("model.num_layers=3", "model.hidden_channels=8")
-    model = loop.build_model(config.model, data, NodeTask(data)).eval()
+    model = loop.build_model(config.model, data, NodeTask(data), kernel="reference").eval()
+    most = []
+    one_block = reference._aggregate_edges
+    monkeypatch.setattr(reference, "_aggregate_edges", lambda x, src, *args, **options: most.append(src.numel()) or one_block(
+        x, src, *args, **options))
+    monkeypatch.setitem(reference.aggregate.__kwdefaults__, "max_block_edges", 500)
     whole = predict_exact(partial(NodeTask(data).predict, model), data, device=CPU)
+    assert len(most) >= 3 * 8000 // 500 and max(most) <= 500 and sum(most) == 3 * 8000
+    monkeypatch.undo()
     with torch.no_grad():
         torch.testing.assert_close(model(data.x, data.edge_index.as_tensor().long(), data.edge_attr), whole)
 
@@ -310,15 +366,29 @@ def test_components_separate_trains_each_and_reports_the_whole(method, configure
     part = torch.randint(3, (90,), generator=generator)
     data.train_mask, data.valid_mask, data.test_mask = part == 0, part == 1, part == 2
     monkeypatch.setattr("pipeline.train.load", lambda *args: data)
-    config = configure("data.components=separate", "data.min_component_size=30", "train.epochs=2", "model.num_layers=2",
-                       "partition.num_parts=2", f"evaluation={method}")
+    separate = ["data.min_component_size=30", "train.epochs=2", "model.num_layers=2", "partition.num_parts=2"]
+    config = configure("data.components=separate", *separate, f"evaluation={method}")
     caplog.set_level("INFO")
+    seen = []
+    scores = NodeTask.scores
+    monkeypatch.setattr(NodeTask, "scores", lambda self, logits, data: seen.append((logits, data)) or scores(self, logits, data))
     summary = train(config, tmp_path / "run")
+    logits = next(logits for logits, of in reversed(seen) if of is data)
+    assert len(logits) == 90 and bool((logits != 0).all()) and torch.isfinite(logits).all()
     assert list(summary["components"]) == ["1", "2"] and "5 nodes of small components" in caplog.text
     assert 0 <= summary["test"] <= 1
     for rank in "12":
         own = json.loads((tmp_path / "run" / f"component_{rank}" / "summary.json").read_text())
         assert own["test"] == summary["components"][rank]["test"]
+    for number, size in (("1", 50), ("2", 35)):
+        own = configure(*separate, f"evaluation={method}", f"data.components={number}")
+        part = select(data, graph.connected_components(data), number)
+        best = checkpoint.load(tmp_path / "run" / f"component_{number}" / "checkpoints" / "best.pt")
+        model = loop.build_model(own.model, part, NodeTask(part))
+        model.load_state_dict(best["model"])
+        predict = loop.predictor(model, NodeTask(part), ClusterLoader(part), own, CPU)
+        torch.testing.assert_close(logits[part.n_id], predict(best["epoch"]))
+        assert len(part.n_id) == size
     again = train(config, tmp_path / "run")
     assert again["weights_sha256"] == summary["weights_sha256"] and again["test"] == summary["test"]
 

@@ -155,17 +155,34 @@ def test_folded_edge_encoder_equals_the_unfolded(block, norm):
         torch.testing.assert_close(a.grad, b.grad, msg=lambda text: f"{name}: {text}")
 
 
+def test_the_layers_of_ogbl_collab_have_the_published_count():
+    # The published figure leaves the encoder and the predictor of links out.
+    model = DeeperGCN(128, 128, 1, 7, learn_t=True, num_mlp_layers=1, norm="batch")
+    assert sum(p.numel() for part in (model.convs, model.norms) for p in part.parameters()) == 117_383
+
+
+def test_dropout_drops_in_training_only():
+    data = random_graph(40, 200, 0)
+    model = DeeperGCN(5, 8, 2, 3, dropout=0.5)
+    torch.manual_seed(0)
+    assert not torch.equal(model(data.x, data.edge_index), model(data.x, data.edge_index))
+    model.eval()
+    assert torch.equal(model(data.x, data.edge_index), model(data.x, data.edge_index))
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch"])
 @pytest.mark.parametrize("block", ["res+", "dense"])
-def test_gradient_checkpointing_changes_no_bit(block):
+def test_gradient_checkpointing_changes_no_bit(block, norm):
     data = random_graph(40, 200, 0)
     grads = []
     for checkpointing in (False, True):
         torch.manual_seed(0)
-        model = DeeperGCN(5, 8, 2, 4, edge_dim=3, block=block, dropout=0.5, gradient_checkpointing=checkpointing)
+        model = DeeperGCN(5, 8, 2, 4, edge_dim=3, block=block, norm=norm, dropout=0.5,
+                          gradient_checkpointing=checkpointing)
         torch.manual_seed(1)
         model(data.x, data.edge_index, data.edge_attr).square().sum().backward()
-        # With res+ the first norm layers are used, all of them but none twice.
-        grads.append({name: p.grad for name, p in model.named_parameters()})
+        # Statistics of batch norms are buffers: recomputing a layer must not count its batch twice.
+        grads.append({name: p.grad for name, p in model.named_parameters()} | dict(model.named_buffers()))
     assert all(torch.equal(grads[0][name], grads[1][name]) for name in grads[0])
 
 

@@ -137,4 +137,4 @@ def test_impossible_partitions(options, message):
 def test_metis_refuses_a_directed_graph():
     directed = make_graph([(0, 1), (1, 2), (2, 1), (3, 0)], 4).edge_index
     with pytest.raises(ValueError, match="graph is directed: 2 of 4 edges have no reverse.*data.to_undirected=true"):
-        Partitioner(directed, name="metis", num_parts=2).draw(0)
+        Partitioner(directed, name="metis", num_parts=2)

@@ -50,7 +50,8 @@ def test_a_page_stands_alone_and_shows_everything(two_runs):
     assert "b&lt;b&gt;" in both and "<b>" not in both
 
 
-def test_equal_runs_give_equal_tables_and_an_unfinished_run_is_shown(two_runs):
+def test_equal_runs_give_equal_pages_and_an_unfinished_run_is_shown(two_runs):
+    assert len({report.page([report.read_run(two_runs[0])]) for _ in range(2)}) == 1
     (two_runs[0] / "summary.json").unlink()
     page = report.page([report.read_run(two_runs[0])])
     assert "–" in page and page.count("<svg") == 4
