@@ -65,7 +65,11 @@ def test_mistakes_on_the_command_line_are_one_line_each(tmp_path):
     (["train.label_input=1"], "train.label_input must be in [0, 1), not 1"), (["train.lr=nan"], "train.lr must be positive, not nan"), (["train.optimizer=sgd"], "unknown train.optimizer=sgd"),
     (["evaluation.method=guess"], "unknown evaluation.method=guess; choose one of views, exact"),
     (["data.components=second"], "data.components=second; choose all, largest, separate, or a number K"),
-    (["data.components=0"], "data.components=0; choose"), (["seed=-1"], "seed must not be negative"),
+    (["data.components=0"], "data.components=0; choose"), (["seed=-1"], "seed must be between 0 and 2^63 - 1, not -1"),
+    (["model.p=0"], "model.p must not be 0"), (["train.lr=inf"], "train.lr must be positive, not inf"),
+    (["model.aggr=softmax_sg"], "model.aggr=softmax_sg has no gradient for t: set model.learn_t=false"),
+    (["kernel=fast"], "unknown kernel=fast; choose one of auto, fused, reference"),
+    (["train.weight_decay=-1"], "train.weight_decay must be at least 0, not -1"),
     (["data=file"], "no value for data.path: give it on the command line"),
 ])
 def test_values_that_no_run_can_have(overrides, message, configure):
