@@ -1,0 +1,54 @@
+"""Every command of the README's code blocks runs, in order, at toy size."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from conftest import TOY
+from torch_geometric.data import Data
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = ["model.num_layers=2", "model.hidden_channels=8", "train.epochs=2", "train.eval_every=1"]
+
+
+def commands() -> list[list[str]]:
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    return [shlex.split(line, comments=True) for block in blocks for line in block.splitlines() if line.strip()]
+
+
+def shrink(command: list[str], folder: Path) -> list[str]:
+    """The same command on a graph that takes no time."""
+    module, arguments = command[2], [a.replace("data.folder=DIR", f"data.folder={folder}") for a in command[3:]]
+    if module == "scripts.bench":
+        return [module, *arguments, "--num-nodes", "500", "--num-edges", "5000"] + ["--repeat", "1"] * ("partition" in arguments)
+    if module == "pipeline.prepare" or module == "pipeline.train" and not any(a.startswith("resume=") for a in arguments):
+        if "+experiment=ogbn_proteins" in arguments and not any(a.startswith("data.folder=") for a in arguments):
+            arguments.append(f"data.folder={folder}")
+        own_data = any(a.startswith(("data=", "+experiment=")) for a in arguments)
+        return [module, *arguments, *(SMALL if own_data else TOY)]
+    return [module, *arguments]
+
+
+def test_every_command_of_the_readme_runs(tmp_path, ogb_toy):
+    folder = ogb_toy()
+    mask = torch.arange(30) % 3
+    edges = torch.randint(30, (2, 100), generator=torch.Generator().manual_seed(0))
+    torch.save(Data(x=torch.randn(30, 4), edge_index=edges, y=mask, train_mask=mask == 0, val_mask=mask == 1,
+                    test_mask=mask == 2), tmp_path / "graph.pt")
+    found = commands()
+    assert [c[1] for c in found if c[0] == "make"] == ["train", "test"]
+    python = [c for c in found if c[0] == "python"]
+    assert len(python) >= 13 and len(python) + 2 == len(found)
+    for command in python:
+        result = subprocess.run([sys.executable, "-m", *shrink(command, folder)], cwd=tmp_path, capture_output=True, text=True,
+                                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, timeout=300)
+        assert result.returncode == 0, f"{shlex.join(command)}\n{result.stdout}\n{result.stderr}"
+
+
+def test_the_makefile_has_the_targets():
+    for target in ("train", "test", "test-system", "test-all"):
+        assert subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True).returncode == 0
