@@ -6,7 +6,7 @@ from pathlib import Path
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from models.aggregate import AGGREGATIONS
+from models.aggregate import AGGREGATIONS, KERNELS
 from models.deepgcn import BLOCKS, NORMS
 
 
@@ -102,6 +102,7 @@ class TrainConfig:
     weight_decay: float = 0.0
     warmup_steps: int = 0  # linear, from lr / warmup_steps
     clip_grad_norm: float = 0.0  # 0: no clipping
+    label_input: float = 0.0  # fraction of the training labels shown as inputs in training; 0: labels are no inputs
     precision: str = "fp32"  # fp32 | bf16 (autocast)
     eval_every: int = 1  # epochs; a checkpoint is saved at each evaluation
     patience: int = 0  # evaluations without a better validation metric before the run stops; 0: never
@@ -119,6 +120,7 @@ class Config:
     name: str = "default"
     seed: int = 0
     device: str = "auto"  # auto | cpu | cuda | cuda:N
+    kernel: str = "auto"  # auto | fused | reference: what aggregates messages, see models/aggregate
     resume: str | None = None  # a run directory to continue in place
     cache_dir: str = ".cache"
     tensorboard: bool = False
@@ -184,6 +186,7 @@ def check(config: Config) -> None:
         if value < minimum:
             raise ValueError(f"{key} must be at least {minimum}, not {value}")
 
+    choose("kernel", config.kernel, *KERNELS)
     choose("model.name", config.model.name, "deepergcn")
     choose("model.block", config.model.block, *BLOCKS)
     choose("model.aggr", config.model.aggr, *AGGREGATIONS)
@@ -213,6 +216,8 @@ def check(config: Config) -> None:
     at_least("train.clip_grad_norm", config.train.clip_grad_norm, 0)
     at_least("evaluation.num_views", config.evaluation.num_views, 1)
     at_least("evaluation.num_parts", config.evaluation.num_parts, 1)
+    if not 0 <= config.train.label_input < 1:
+        raise ValueError(f"train.label_input must be in [0, 1), not {config.train.label_input}")
     if not config.train.lr > 0:
         raise ValueError(f"train.lr must be positive, not {config.train.lr}")
     if config.seed < 0:

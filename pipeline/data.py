@@ -24,7 +24,7 @@ from pipeline.config import DataConfig, DigitsConfig, FileConfig, OGBConfig, Syn
 log = logging.getLogger(__name__)
 
 # Raise it when the same configuration and files shall give another graph than before.
-FORMAT = 1
+FORMAT = 2
 MASKS = ("train_mask", "valid_mask", "test_mask")
 
 
@@ -35,7 +35,7 @@ def load(config: DataConfig, cache_dir: str | Path) -> Data:
         ``edge_index``, an int32 ``EdgeIndex`` sorted by destination; ``x`` [num_nodes, channels], float32, the last
         ``num_categories`` columns one-hot; ``edge_attr`` [num_edges, edge_dim], float32, or none; ``y``
         [num_nodes, num_tasks], float32 of 0, 1 and NaN for "rocauc", [num_nodes, 1], int64 for "acc"; ``train_mask``,
-        ``valid_mask``, ``test_mask``; ``metric``.
+        ``valid_mask``, ``test_mask``; ``metric``; ``out_channels``, the number of classes or tasks.
 
     Raises:
         ValueError: the dataset is absent, incomplete or inconsistent.
@@ -192,8 +192,9 @@ def prepare(data: Data, config: DataConfig) -> Data:
     if "species" in data:
         num_categories = int(data.species.max()) + 1
         x = torch.cat([x, torch.nn.functional.one_hot(data.species.long(), num_categories).float()], dim=1)
+    out_channels = int(data.y.max()) + 1 if data.metric == "acc" else data.y.size(1)
     return Data(x=x, edge_index=edge_index, edge_attr=edge_attr, y=data.y, num_nodes=num_nodes, metric=data.metric,
-                num_categories=num_categories, **{key: data[key].bool() for key in MASKS})
+                num_categories=num_categories, out_channels=out_channels, **{key: data[key].bool() for key in MASKS})
 
 
 def incident_sum(edge_index: EdgeIndex, edge_attr: Tensor | None, *, log: bool) -> Tensor:

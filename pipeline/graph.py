@@ -220,7 +220,7 @@ def induced_subgraph(data: Data, nodes: Tensor, matrix: sp.csr_array | None = No
     for key in NODE_KEYS:
         if data.get(key) is not None:
             out[key] = data[key].index_select(0, nodes)
-    for key in ("metric", "num_categories"):
+    for key in ("metric", "num_categories", "out_channels"):
         if key in data:
             out[key] = data[key]
     return out

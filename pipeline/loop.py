@@ -6,12 +6,14 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch_geometric.data import Data
 
 from models import DeeperGCN
+from models.aggregate import backend
 from pipeline import checkpoint
 from pipeline.config import Config, ModelConfig
 from pipeline.loader import BackgroundEpochs, ClusterLoader
@@ -32,6 +34,7 @@ class Result:
     epochs: int
     wall_seconds: float
     num_parameters: int
+    kernel: str
     weights_sha256: str
     peak_memory_bytes: int
 
@@ -53,31 +56,34 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def build_model(config: ModelConfig, data: Data, task: NodeTask) -> DeeperGCN:
+def build_model(config: ModelConfig, data: Data, task: NodeTask, *, kernel: str = "auto") -> DeeperGCN:
     """A model with the sizes that the graph and the task ask for.
 
     Raises:
         ValueError: an unknown name or an impossible size.
     """
     return DeeperGCN(
-        data.x.size(1) - data.num_categories, config.hidden_channels, task.out_channels, config.num_layers,
+        task.in_channels, config.hidden_channels, task.out_channels, config.num_layers,
         edge_dim=None if data.edge_attr is None else data.edge_attr.size(1), num_categories=data.num_categories,
         block=config.block, aggr=config.aggr, t=config.t, learn_t=config.learn_t, p=config.p, learn_p=config.learn_p,
         y=config.y, learn_y=config.learn_y, msg_norm=config.msg_norm, learn_msg_scale=config.learn_msg_scale,
         norm=config.norm, num_mlp_layers=config.num_mlp_layers, dropout=config.dropout,
-        gradient_checkpointing=config.gradient_checkpointing)
+        gradient_checkpointing=config.gradient_checkpointing, kernel=kernel)
 
 
-def predictor(model: torch.nn.Module, loader: ClusterLoader, config: Config, device: torch.device) -> Callable:
+def predictor(model: torch.nn.Module, task: NodeTask, loader: ClusterLoader, config: Config,
+              device: torch.device) -> Callable[[int], torch.Tensor]:
     """A function from the epoch to the logits of every node, by the method of the configuration."""
     evaluation = config.evaluation
 
     def predict(epoch: int) -> torch.Tensor:
+        model.eval()
         with torch.autocast(device.type, torch.bfloat16, enabled=config.train.precision == "bf16"):
             if evaluation.method == "exact":
-                return predict_exact(model, loader.data, device=device)
-            return predict_views(model, loader, num_views=evaluation.num_views, num_parts=evaluation.num_parts,
-                                 seed=config.seed, epoch=epoch, device=device, prefetch=config.partition.prefetch)
+                return predict_exact(partial(task.predict, model), loader.data, device=device)
+            return predict_views(partial(task.predict, model), loader, num_views=evaluation.num_views,
+                                 num_parts=evaluation.num_parts, seed=config.seed, epoch=epoch, device=device,
+                                 prefetch=config.partition.prefetch)
 
     return predict
 
@@ -105,12 +111,15 @@ def fit(data: Data, task: NodeTask, config: Config, folder: Path, device: torch.
     def draw(epoch: int):
         return partitioner.draw(epoch).merge(clusters_per_step)
 
+    # Compiled here, on first use, rather than in the middle of the first step.
+    kernel = backend(torch.empty(1, 1, device=device), torch.empty(2, 0, dtype=torch.int64, device=device),
+                     kernel=config.kernel)
     torch.manual_seed(seed)
-    model = build_model(config.model, data, task).to(device)
+    model = build_model(config.model, data, task, kernel=config.kernel).to(device)
     optimizer_class = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[train.optimizer]
     optimizer = optimizer_class(model.parameters(), lr=train.lr, weight_decay=train.weight_decay)
     num_parameters = sum(p.numel() for p in model.parameters())
-    log.info("model: %d layers x %d channels, %s parameters, on %s; aggregation: reference (plain torch)",
+    log.info("model: %d layers x %d channels, %s parameters, on %s",
              config.model.num_layers, config.model.hidden_channels, f"{num_parameters:,}", device)
 
     checkpoints = folder / "checkpoints"
@@ -125,7 +134,7 @@ def fit(data: Data, task: NodeTask, config: Config, folder: Path, device: torch.
         log.info("resumed after epoch %d of %d", first_epoch, train.epochs)
 
     loader = ClusterLoader(data, pin_memory=device.type == "cuda")
-    predict = predictor(model, loader, config, device)
+    predict = predictor(model, task, loader, config, device)
     last_epoch = first_epoch - 1
     begun = time.perf_counter() - wall_seconds
     with RunLog(folder, metric=task.metric, first_epoch=first_epoch, tensorboard=config.tensorboard) as run_log:
@@ -153,8 +162,7 @@ def fit(data: Data, task: NodeTask, config: Config, folder: Path, device: torch.
 
                     batch = batch.to(device, non_blocking=True)
                     with torch.autocast(device.type, torch.bfloat16, enabled=train.precision == "bf16"):
-                        logits = model(batch.x, batch.edge_index, batch.edge_attr)
-                    loss_sum, count = task.loss(logits, batch)
+                        loss_sum, count = task.loss(model, batch)
                     # A cluster without a label has a gradient of zero, not of NaN.
                     loss = loss_sum / count.clamp(min=1)
                     if not torch.isfinite(loss):
@@ -193,7 +201,7 @@ def fit(data: Data, task: NodeTask, config: Config, folder: Path, device: torch.
                                    scores=scores, best_epoch=best_epoch)
 
     return Result(best_epoch=best_epoch, best_scores=best_scores, epochs=last_epoch + 1, wall_seconds=wall_seconds,
-                  num_parameters=num_parameters, weights_sha256=checkpoint.digest(model.state_dict()),
+                  num_parameters=num_parameters, kernel=kernel, weights_sha256=checkpoint.digest(model.state_dict()),
                   peak_memory_bytes=peak_memory_bytes(device))
 
 

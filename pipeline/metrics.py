@@ -1,5 +1,8 @@
 """Predictions for every node: averaged over random partitions, or exact on the whole graph."""
 
+import copy
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -9,13 +12,14 @@ from pipeline.partition import random_partition, stream
 
 
 @torch.no_grad()
-def predict_views(model: torch.nn.Module, loader: ClusterLoader, *, num_views: int, num_parts: int, seed: int,
+def predict_views(predict: Callable[[Data], Tensor], loader: ClusterLoader, *, num_views: int, num_parts: int, seed: int,
                   epoch: int, device: torch.device, prefetch: int = 4) -> Tensor:
     """Predict every node once in each view, a random partition, and average the logits over the views.
 
-    A function of the model, `seed` and `epoch`.
+    A function of `predict`, `seed` and `epoch`.
 
     Args:
+        predict: the logits of a batch, by a model in evaluation mode.
         num_views: number of partitions.
         num_parts: clusters of each; no more than there are nodes are made.
 
@@ -27,14 +31,13 @@ def predict_views(model: torch.nn.Module, loader: ClusterLoader, *, num_views: i
     def draw(view: int):
         return random_partition(num_nodes, min(num_parts, num_nodes), stream("view", seed, epoch, view))
 
-    model.eval()
     total = None
     with BackgroundEpochs(loader, draw, 0, num_views, prefetch=prefetch) as views:
         for view in range(num_views):
             for batch in views.epoch(view):
                 n_id = batch.n_id
                 batch = batch.to(device, non_blocking=True)
-                logits = model(batch.x, batch.edge_index, batch.edge_attr).float().cpu()
+                logits = predict(batch).float().cpu()
                 if total is None:
                     total = logits.new_zeros(num_nodes, logits.size(1))
                 total[n_id] += logits
@@ -42,15 +45,17 @@ def predict_views(model: torch.nn.Module, loader: ClusterLoader, *, num_views: i
 
 
 @torch.no_grad()
-def predict_exact(model: torch.nn.Module, data: Data, *, device: torch.device) -> Tensor:
+def predict_exact(predict: Callable[[Data], Tensor], data: Data, *, device: torch.device) -> Tensor:
     """Predict every node from the whole graph, layer by layer.
 
     The aggregation takes a bounded number of edges at a time, so that memory holds a few tensors of nodes x channels
     beside the graph.
 
+    Args:
+        predict: the logits of a batch, by a model in evaluation mode.
+
     Returns:
         Logits, [num_nodes, out_channels], float32, on the CPU.
     """
-    model.eval()
-    edge_attr = None if data.edge_attr is None else data.edge_attr.to(device)
-    return model(data.x.to(device), data.edge_index.to(device), edge_attr).float().cpu()
+    # Data.to works in place; the graph itself stays where it is.
+    return predict(copy.copy(data).to(device)).float().cpu()

@@ -6,6 +6,7 @@ import logging
 import os
 import platform
 import sys
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def run(config: Config, folder: Path, command: str) -> dict:
 
 
 def _train_one(config: Config, data: Data, folder: Path, device: torch.device, command: str) -> dict:
-    task = NodeTask(data)
+    task = NodeTask(data, label_input=config.train.label_input)
     summary = _summary(config, task.metric, fit(data, task, config, folder, device), command)
     _write_json(folder / "summary.json", summary)
     return summary
@@ -69,7 +70,7 @@ def _train_one(config: Config, data: Data, folder: Path, device: torch.device, c
 def _train_separately(config: Config, data: Data, components: graph.Components, folder: Path, device: torch.device,
                       command: str) -> dict:
     """A model for each component that is large enough; the largest one's model predicts the nodes of the others."""
-    task = NodeTask(data)
+    task = NodeTask(data, label_input=config.train.label_input)
     logits = torch.full((data.num_nodes, task.out_channels), float("nan"))
     summaries = {}
     for rank, component in enumerate(components.components, start=1):
@@ -81,19 +82,17 @@ def _train_separately(config: Config, data: Data, components: graph.Components, 
         own_folder.mkdir(exist_ok=True)
         configuration.save(own, own_folder / "config.yaml")
         log.info("component %d of %d nodes, in %s", rank, component.num_nodes, own_folder)
-        part_task = NodeTask(part)
-        # A component may lack the last class or two: its model has a head for all of them nonetheless.
-        part_task.out_channels = task.out_channels
+        part_task = NodeTask(part, label_input=config.train.label_input)
         result = fit(part, part_task, own, own_folder, device)
         summaries[rank] = _summary(own, task.metric, result, command)
         _write_json(own_folder / "summary.json", summaries[rank])
         best = checkpoint.load(own_folder / "checkpoints" / "best.pt")
-        model = build_model(config.model, part, part_task).to(device)
+        model = build_model(config.model, part, part_task, kernel=config.kernel).to(device)
         model.load_state_dict(best["model"])
         nodes = part.n_id if "n_id" in part else torch.arange(data.num_nodes)
-        logits[nodes] = predictor(model, ClusterLoader(part), own, device)(best["epoch"])
+        logits[nodes] = predictor(model, part_task, ClusterLoader(part), own, device)(best["epoch"])
         if rank == 1:
-            largest = model
+            largest = partial(part_task.predict, model)
     rest = logits.isnan().all(1).nonzero().squeeze(1)
     if len(rest):
         logits[rest] = predict_exact(largest, graph.induced_subgraph(data, rest), device=device)
@@ -123,7 +122,7 @@ def _summary(config: Config, metric: str, result: Result, command: str) -> dict:
         "wall_seconds": round(result.wall_seconds, 2),
         "peak_memory_bytes": result.peak_memory_bytes,
         "num_ranks": 1,
-        "kernel": "reference",
+        "kernel": result.kernel,
         "seed": config.seed,
         "weights_sha256": result.weights_sha256,
         "versions": {name: metadata.version(name) for name in ("torch", "torch_geometric", "pymetis", "ogb", "hydra-core")}
@@ -142,6 +141,7 @@ def _rows(summary: dict) -> list[tuple[str, str]]:
         rows.append(("best epoch", f"{summary['best_epoch']} of {summary['data_epochs']}"))
     return rows + [
         ("parameters", f"{summary['num_parameters']:,}"),
+        ("aggregation", summary["kernel"]),
         ("wall time", f"{summary['wall_seconds']:.1f} s"),
         ("peak memory", f"{summary['peak_memory_bytes'] / 2**30:.2f} GiB"),
         ("weights", summary["weights_sha256"][:16]),

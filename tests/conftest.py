@@ -37,6 +37,8 @@ def make_graph(edges, num_nodes: int, **attributes) -> Data:
         attributes["edge_attr"] = attributes["edge_attr"][perm.long()]
     masks = dict(train_mask=torch.ones(num_nodes, dtype=torch.bool), valid_mask=torch.zeros(num_nodes, dtype=torch.bool),
                  test_mask=torch.zeros(num_nodes, dtype=torch.bool))
+    if "y" in attributes:
+        attributes["out_channels"] = attributes["y"].size(1)
     return Data(**{**masks, **dict(edge_index=edge_index, num_nodes=num_nodes, num_categories=0, metric="rocauc"), **attributes})
 
 

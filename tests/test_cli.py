@@ -62,7 +62,7 @@ def test_mistakes_on_the_command_line_are_one_line_each(tmp_path):
     (["partition.name=kmeans"], "unknown partition.name=kmeans; choose one of random, metis, metis_random, whole"),
     (["partition.num_parts=0"], "partition.num_parts must be at least 1, not 0"),
     (["train.epochs=0"], "train.epochs must be at least 1"), (["train.lr=0"], "train.lr must be positive, not 0"),
-    (["train.lr=nan"], "train.lr must be positive, not nan"), (["train.optimizer=sgd"], "unknown train.optimizer=sgd"),
+    (["train.label_input=1"], "train.label_input must be in [0, 1), not 1"), (["train.lr=nan"], "train.lr must be positive, not nan"), (["train.optimizer=sgd"], "unknown train.optimizer=sgd"),
     (["evaluation.method=guess"], "unknown evaluation.method=guess; choose one of views, exact"),
     (["data.components=second"], "data.components=second; choose all, largest, separate, or a number K"),
     (["data.components=0"], "data.components=0; choose"), (["seed=-1"], "seed must not be negative"),

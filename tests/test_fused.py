@@ -96,15 +96,17 @@ def check(edge_index, inputs, grad, **options):
 @given(
     aggr=st.sampled_from(AGGREGATIONS), sizes=st.tuples(st.integers(1, 60), st.integers(1, 60)),
     num_edges=st.one_of(st.integers(0, 40), st.integers(0, 3000), st.just(10_000)), channels=st.integers(1, 130),
-    features=st.one_of(st.none(), st.integers(0, 9), st.just("encoded")), dtype=st.sampled_from([torch.int32, torch.int64]),
-    t=st.floats(-5, 5), p=st.one_of(st.floats(-3, -0.3), st.floats(0.3, 6)), y=st.floats(-2, 2), seed=st.integers(0, 99),
+    features=st.one_of(st.none(), st.integers(0, 9), st.just("encoded")),
+    dtype=st.sampled_from([torch.int32, torch.int64]),
+    t=st.floats(-5, 5), p=st.one_of(st.floats(-3, -0.3), st.floats(0.3, 6)), y=st.floats(-2, 2),
+    seed=st.integers(0, 99),
 )
 def test_any_graph(aggr, sizes, num_edges, channels, features, dtype, t, p, y, seed):
     edge_index, inputs, grad = graph(
         *sizes, num_edges, channels=channels, seed=seed, dtype=dtype, encoded=features == "encoded",
         edge_dim=features if isinstance(features, int) else None)
     if aggr.startswith("power"):
-        # Where p < 1 the slope m^(p - 1) is steepest at m = 0, and the rounding of messages close to it is all one sees.
+        # Where p < 1 the slope m^(p - 1) is steepest at m = 0: the rounding of messages close to it is all one sees.
         inputs = {name: value if value is None else value.abs() for name, value in inputs.items()}
         inputs["x"] += 0.125
     check(edge_index, inputs | dict(t=torch.tensor([t]), p=torch.tensor([p]), y=torch.tensor([y])), grad, aggr=aggr)
@@ -270,6 +272,15 @@ def test_changing_a_plain_edge_index_is_noticed():
                                aggregate(inputs["x"], edge_index, kernel="reference"))
 
 
+def test_nothing_to_aggregate():
+    none = torch.empty(2, 0, dtype=torch.int64)
+    for aggr in AGGREGATIONS:
+        assert torch.equal(aggregate(torch.ones(0, 3), none, aggr=aggr, num_dst=4, kernel="fused"), torch.zeros(4, 3))
+        x = torch.ones(2, 3, requires_grad=True)
+        aggregate(x, none, aggr=aggr, num_dst=0, kernel="fused").sum().backward()
+        assert torch.equal(x.grad, torch.zeros(2, 3))
+
+
 def test_what_runs_and_why():
     edge_index, inputs, _ = graph(10, 10, 20)
     x = inputs["x"]
@@ -284,6 +295,8 @@ def test_what_runs_and_why():
         aggregate(x, edge_index, aggr="median")
     with pytest.raises(IndexError, match="but there are 10 such nodes"):
         aggregate(x, edge_index + 100, kernel="fused")
+    with pytest.raises(ValueError, match="weight has shape"):
+        aggregate(x, edge_index, inputs["edge_attr"], inputs["weight"][:5], kernel="fused")
     with pytest.raises(ValueError, match="sparse_size"):
         aggregate(x, EdgeIndex(edge_index, sparse_size=(12, 12)).sort_by("col").values, kernel="fused")
 

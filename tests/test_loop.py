@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -42,11 +43,11 @@ def interrupt(monkeypatch):
     def at(epoch: int):
         loss, calls = NodeTask.loss, []
 
-        def failing(self, logits, batch):
+        def failing(self, model, batch):
             calls.append(batch.cluster)
             if len(calls) == 4 * epoch + 2:
                 raise Interrupted
-            return loss(self, logits, batch)
+            return loss(self, model, batch)
 
         monkeypatch.setattr(NodeTask, "loss", failing)
 
@@ -57,7 +58,7 @@ def interrupt(monkeypatch):
     ["train.eval_every=1"], ["train.eval_every=2"], ["partition=metis"], ["partition=metis_random"],
     ["partition=random", "partition.clusters_per_step=2", "partition.num_parts=8"], ["evaluation=views"],
     ["train.optimizer=adamw", "train.weight_decay=0.1", "train.warmup_steps=7", "train.clip_grad_norm=0.1"],
-    ["model.norm=batch"], ["train.precision=bf16"],
+    ["model.norm=batch"], ["train.precision=bf16"], ["train.label_input=0.5"],
 ])
 @pytest.mark.parametrize("epoch", [0, 1, 3])
 def test_an_interrupted_run_ends_with_the_same_bits(overrides, epoch, configure, tmp_path, interrupt, monkeypatch):
@@ -132,8 +133,6 @@ def test_training_learns(configure, tmp_path):
 def test_a_loss_or_gradient_that_is_not_finite_stops_before_the_optimizer_moves(what, configure, tmp_path, monkeypatch):
     config = configure(*TOY)
     original, calls, models = NodeTask.loss, [], []
-    build = loop.build_model
-    monkeypatch.setattr(loop, "build_model", lambda *args: models.append(build(*args)) or models[-1])
 
     class Infinite(torch.autograd.Function):
         @staticmethod
@@ -144,9 +143,10 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_before_the_optimizer_moves(
         def backward(ctx, grad):
             return grad * math.inf
 
-    def poisoned(self, logits, batch):
-        calls.append(checkpoint.digest(models[0].state_dict()))
-        total, count = original(self, logits, batch)
+    def poisoned(self, model, batch):
+        models.append(model)
+        calls.append(checkpoint.digest(model.state_dict()))
+        total, count = original(self, model, batch)
         if len(calls) == 6:
             total = total * math.nan if what == "loss" else Infinite.apply(total)
         return total, count
@@ -166,6 +166,18 @@ def task_graph(train_nodes: list[int], num_nodes: int = 40):
     return data
 
 
+class Given(torch.nn.Module):
+    """A model that returns what it was given and remembers its input."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = torch.nn.Parameter(logits)
+
+    def forward(self, x, edge_index, edge_attr):
+        self.x = x
+        return self.logits * 1
+
+
 def test_a_cluster_without_a_labelled_node_has_weight_zero(configure, tmp_path):
     data = task_graph([3])
     result = loop.fit(data, NodeTask(data), configure("partition.num_parts=8", "train.epochs=2", "model.num_layers=2"),
@@ -173,10 +185,10 @@ def test_a_cluster_without_a_labelled_node_has_weight_zero(configure, tmp_path):
     assert math.isfinite(epochs_of(tmp_path)[0]["loss"]) and result.epochs == 2
     batch = next(b for b in ClusterLoader(data).batches(
         loop.Partitioner(data.edge_index, name="random", num_parts=8).draw(0)) if not b.train_mask.any())
-    logits = torch.randn(batch.num_nodes, 2, requires_grad=True)
-    total, count = NodeTask(data).loss(logits, batch)
+    model = Given(torch.randn(batch.num_nodes, 2))
+    total, count = NodeTask(data).loss(model, batch)
     total.backward()
-    assert total == 0 and count == 0 and bool((logits.grad == 0).all())
+    assert total == 0 and count == 0 and bool((model.logits.grad == 0).all())
 
 
 def test_isolated_nodes_are_predicted(configure, tmp_path):
@@ -191,17 +203,42 @@ def test_isolated_nodes_are_predicted(configure, tmp_path):
     config = configure("partition.num_parts=4", "train.epochs=1", "model.num_layers=2")
     loop.fit(lonely, NodeTask(lonely), config, tmp_path, CPU)
     model = loop.build_model(config.model, lonely, NodeTask(lonely))
-    assert torch.isfinite(predict_exact(model, lonely, device=CPU)).all()
+    assert torch.isfinite(predict_exact(partial(NodeTask(lonely).predict, model), lonely, device=CPU)).all()
 
 
 def test_missing_labels_are_left_out_of_the_loss():
     data = task_graph(list(range(40)))
-    logits = torch.randn(40, 2)
-    full, count = NodeTask(data).loss(logits, data)
+    model = Given(torch.randn(40, 2))
+    full, count = NodeTask(data).loss(model, data)
+    term = torch.nn.functional.binary_cross_entropy_with_logits(model.logits[5, 1], data.y[5, 1])
     data.y[5, 1] = math.nan
-    part, fewer = NodeTask(data).loss(logits, data)
-    term = torch.nn.functional.binary_cross_entropy_with_logits(logits[5, 1], (data.y[5, 1] == 1).float())
-    assert count == 80 and fewer == 79 and part < full and math.isfinite(part) and term > 0
+    part, fewer = NodeTask(data).loss(model, data)
+    assert count == 80 and fewer == 79
+    torch.testing.assert_close(part, full - term)
+
+
+@pytest.mark.parametrize("metric", ["rocauc", "acc"])
+def test_labels_as_inputs_are_never_those_that_are_learned(metric):
+    data = task_graph(list(range(30)))
+    if metric == "acc":
+        data.metric, data.y, data.out_channels = "acc", (torch.arange(40) % 3).unsqueeze(1), 3
+    task = NodeTask(data, label_input=0.5)
+    columns = data.out_channels
+    model = Given(torch.zeros(40, columns))
+    assert task.in_channels == 5 + columns + 1
+    torch.manual_seed(0)
+    total, count = task.loss(model, data)
+    total.backward()
+    learned = (model.logits.grad != 0).any(1)
+    shown = model.x[:, columns] == 1
+    assert not bool((learned & shown).any()) and torch.equal(learned | shown, data.train_mask)
+    assert 5 < int(shown.sum()) < 25 and int(count) == int(learned.sum()) * (2 if metric == "rocauc" else 1)
+    assert bool((model.x[~shown, :columns] == 0).all()) and torch.equal(model.x[:, columns + 1:], data.x)
+    task.predict(model, data)
+    assert torch.equal(model.x[:, columns] == 1, data.train_mask)
+    labels = data.y[:30] if metric == "rocauc" else torch.nn.functional.one_hot(data.y[:30, 0], 3).float()
+    expected = (labels - labels.mean(0)) / labels.std(0, correction=0)
+    torch.testing.assert_close(model.x[:30, :columns], expected)
 
 
 def test_warm_up_is_linear_and_clipping_clips(configure, tmp_path):
@@ -222,10 +259,14 @@ def test_views_average_and_exact_equals_one_view_of_one_cluster(configure):
     model = loop.build_model(config.model, data, NodeTask(data))
     loader = ClusterLoader(data)
 
-    def views(num_views, num_parts, epoch=0):
-        return predict_views(model, loader, num_views=num_views, num_parts=num_parts, seed=0, epoch=epoch, device=CPU)
+    task = NodeTask(data)
+    model.eval()
+    predict = partial(task.predict, model)
 
-    exact = predict_exact(model, data, device=CPU)
+    def views(num_views, num_parts, epoch=0):
+        return predict_views(predict, loader, num_views=num_views, num_parts=num_parts, seed=0, epoch=epoch, device=CPU)
+
+    exact = predict_exact(predict, data, device=CPU)
     torch.testing.assert_close(views(1, 1), exact)
     torch.testing.assert_close(views(3, 1), exact)
     assert torch.equal(views(2, 4), views(2, 4)) and not torch.equal(views(2, 4), views(2, 4, epoch=1))
@@ -238,7 +279,7 @@ def test_exact_evaluation_bounds_its_memory_by_blocks(configure):
     data = random_graph(300, 4000, 0)
     config = configure("model.num_layers=3", "model.hidden_channels=8")
     model = loop.build_model(config.model, data, NodeTask(data)).eval()
-    whole = predict_exact(model, data, device=CPU)
+    whole = predict_exact(partial(NodeTask(data).predict, model), data, device=CPU)
     with torch.no_grad():
         torch.testing.assert_close(model(data.x, data.edge_index.as_tensor().long(), data.edge_attr), whole)
 

@@ -47,7 +47,7 @@ def aggregate(
     if aggr not in AGGREGATIONS:
         raise ValueError(f"unknown aggregation '{aggr}'; choose one of {', '.join(AGGREGATIONS)}")
     options = dict(aggr=aggr, t=t, p=p, y=y, eps=eps, num_dst=num_dst)
-    obstacle = _obstacle(x, edge_index, edge_attr, weight, bias, eps, kernel)
+    obstacle = _obstacle(x, edge_index, edge_attr, weight, bias, (t, p, y), eps, kernel)
     if obstacle:
         return reference.aggregate(x, edge_index, edge_attr, weight, bias, **options)
     return fused.aggregate(x, edge_index, edge_attr, weight, bias, **options)
@@ -64,16 +64,16 @@ def backend(
     kernel: str = "auto",
 ) -> str:
     """What :func:`aggregate` runs on these arguments: "fused-cpu (avx512)", or "reference (why)"."""
-    obstacle = _obstacle(x, edge_index, edge_attr, weight, bias, eps, kernel)
+    obstacle = _obstacle(x, edge_index, edge_attr, weight, bias, (), eps, kernel)
     return f"reference ({obstacle})" if obstacle else f"fused-cpu ({fused.simd()})"
 
 
-def _obstacle(x, edge_index, edge_attr, weight, bias, eps, kernel) -> str:
+def _obstacle(x, edge_index, edge_attr, weight, bias, scalars, eps, kernel) -> str:
     if kernel not in KERNELS:
         raise ValueError(f"unknown kernel '{kernel}'; choose one of {', '.join(KERNELS)}")
     if kernel == "reference":
         return "asked for"
-    obstacle = fused.obstacle(x, edge_index, edge_attr, weight, bias, eps=eps)
+    obstacle = fused.obstacle(x, edge_index, edge_attr, weight, bias, scalars=scalars, eps=eps)
     if obstacle and kernel == "fused":
         raise ValueError(f"kernel='fused' cannot run: {obstacle}. Use kernel='auto' to fall back to the reference.")
     if not torch.compiler.is_compiling():

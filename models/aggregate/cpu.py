@@ -13,7 +13,7 @@ _NUM_STATS = {"softmax": 1, "softmax_sg": 1, "power": 2, "add": 0, "max": 1}
 
 
 class Problem(ctypes.Structure):
-    """Arguments of one call, field by field as in fused_cpu.cpp."""
+    """Arguments of one call, field by field as in problem.h."""
 
     _fields_ = (
         [(name, ctypes.c_int64) for name in (
@@ -37,7 +37,10 @@ def _call(function, num_others, x, ptr, other, position, attr, weight, bias, par
         ptr_wide=ptr.dtype == torch.int64, other_wide=other.dtype == torch.int64,
         position_wide=position is not None and position.dtype == torch.int64,
         param=float(param), eps=eps, **{name: tensor.data_ptr() for name, tensor in tensors.items()})
-    if function(ctypes.byref(problem)):
+    status = function(ctypes.byref(problem))
+    if status == 2:
+        raise MemoryError(f"no memory for {problem.num_rows} and {num_others} nodes of {problem.channels} channels")
+    if status:
         raise IndexError(f"an edge points outside of the graph: {problem.num_rows} and {num_others} nodes, "
                          f"{problem.num_edges} edges, {problem.num_positions} rows of edge features")
 
@@ -60,8 +63,8 @@ def forward(
         save: whether backward will follow.
 
     Returns:
-        out [num_dst, channels], and what backward needs beside it, or tensors without elements: log2 of the sum of exponentials
-        (softmax) or powers (power, with the derivative by p), number of ties (max).
+        out [num_dst, channels], and what backward needs beside it, or tensors without elements: log2 of the sum of
+        exponentials (softmax) or powers (power, with the derivative by p), number of ties (max).
     """
     out, *stats = _outputs(x, indptr, aggr, save)
     given = {name: stat for name, stat in zip(("stat", "stat2"), stats) if stat.numel()}

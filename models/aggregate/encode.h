@@ -71,7 +71,9 @@ INLINE void encode(Encoder& encoder, const Tile& tile, const int64_t* node, cons
       a[b] = (b < last ? load(from) : load(from, lanes)) + bias[b];
     }
   };
-  auto end = [=](int i, vf a, int b) INLINE_LAMBDA { store(z + b * PLANE + i * LANES, Message ? max(vf{}, a) + eps : a); };
+  auto end = [=](int i, vf a, int b) INLINE_LAMBDA {
+    store(z + b * PLANE + i * LANES, Message ? max(vf{}, a) + eps : a);
+  };
 
   if (encoder.num_groups == 0) {
     const bool encoded = encoder.kind == ENCODED;

@@ -13,8 +13,8 @@ _sorted = WeakIdKeyDictionary()
 
 
 def obstacle(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, weight: Tensor | None = None,
-             bias: Tensor | None = None, *, eps: float = 1e-7) -> str:
-    """Why the fused aggregation cannot take these arguments, empty if it can."""
+             bias: Tensor | None = None, *, scalars: tuple = (), eps: float = 1e-7) -> str:
+    """Why the fused aggregation cannot take these arguments, empty if it can; `scalars` are t, p and y."""
     tensors = [tensor for tensor in (x, edge_index, edge_attr, weight, bias) if tensor is not None]
     for tensor in tensors:
         if tensor.device.type != "cpu":
@@ -24,7 +24,15 @@ def obstacle(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, wei
             return f"a tensor has dtype {tensor.dtype}, the kernel computes in float32"
     if x.dim() != 2:
         return f"x has {x.dim()} dimensions, not 2"
+    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in (torch.int32, torch.int64):
+        return (f"edge_index is {edge_index.dtype} of shape {tuple(edge_index.shape)}, "
+                "the kernel needs int32 or int64 [2, num_edges]")
+    if any(isinstance(scalar, Tensor) and scalar.numel() != 1 for scalar in scalars):
+        return "t, p or y has more than one element"
     if edge_attr is not None:
+        for name, tensor in (("weight", weight), ("bias", bias if weight is not None else None)):
+            if tensor is not None and tensor.size(0) != x.size(1):
+                return f"{name} has shape {tuple(tensor.shape)}, but x has {x.size(1)} channels"
         columns = x.size(1) if weight is None else weight.size(1)
         if edge_attr.dim() != 2 or edge_attr.size(1) != columns:
             return f"edge_attr has shape {tuple(edge_attr.shape)}, the kernel needs [num_edges, {columns}]"

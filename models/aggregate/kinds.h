@@ -1,7 +1,8 @@
 // What each aggregation does to the messages of one destination (forward) and to one edge (backward), LANES channels
-// at a time; BLOCKS such blocks of channels lie PLANE floats apart. States of forward merge in any grouping of the edges; `finish` makes the output and what backward needs.
-// Before backward, `pack` turns what is known of a destination into the `packed` vectors that each of its edges reads:
-// these reads are most of backward's memory traffic, so there should be few of them.
+// at a time; BLOCKS such blocks of channels lie PLANE floats apart. States of forward merge in any grouping of the
+// edges; `finish` makes the output and what backward needs. Before backward, `pack` turns what is known of a
+// destination into the `packed` vectors that each of its edges reads: these reads are most of backward's memory
+// traffic, so there should be few of them.
 #pragma once
 #include "simd.h"
 

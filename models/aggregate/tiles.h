@@ -50,6 +50,9 @@ struct Sorted {
   }
   int64_t num_chunks() const { return (num_edges + chunk_edges() - 1) / chunk_edges(); }
 
+  // A team of threads costs more than a small graph: never more of them than chunks.
+  int team(int64_t num_threads) const { return int(std::max<int64_t>(1, std::min(num_threads, num_chunks()))); }
+
   int64_t row_of(int64_t edge) const {  // the last row that starts at or before `edge`
     int64_t low = 0, high = num_rows;
     while (high - low > 1) {
