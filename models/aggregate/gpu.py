@@ -24,12 +24,20 @@ _plans = WeakIdKeyDictionary()
 
 
 class Plan(NamedTuple):
-    """How rows and edges are cut into chunks: row r is items ptr[r] + r to ptr[r + 1] + r, its edges and one more."""
+    """How rows and edges are cut into chunks: row r is items ptr[r] + r to ptr[r + 1] + r, its edges and one more.
+
+    A cut falls on every multiple of `chunk_items` that lies in a longer row, and at the beginning of the row where
+    that row is shorter: a chunk has fewer than twice as many items, and short rows are whole.
+    """
 
     chunk_items: int
     num_items: int
-    num_chunks: int
-    bounds: Tensor  # [2, num_chunks], int32: first and last row of each chunk
+    cuts: Tensor  # [num_chunks + 1]: first item of each chunk, and the number of items
+    rows: Tensor  # [2, num_chunks], int32: first and last row of each chunk
+
+    @property
+    def num_chunks(self) -> int:
+        return self.rows.size(1)
 
     @property
     def wide(self):
@@ -55,11 +63,13 @@ def _plan(ptr, other, num_others, position, num_positions) -> Plan:
     num_rows = ptr.numel() - 1
     num_items = num_rows + other.numel()
     chunk_items = max(MIN_CHUNK, -(-num_items // MAX_CHUNKS))
-    ends = ptr[1:] + torch.arange(1, num_rows + 1, device=ptr.device)
-    begin = torch.arange(0, num_items, chunk_items, device=ptr.device)
-    end = (begin + chunk_items).clamp(max=num_items)
-    bounds = torch.searchsorted(ends, torch.stack([begin, end - 1]), right=True, out_int32=True)
-    return Plan(chunk_items, num_items, begin.numel(), bounds)
+    begins = ptr + torch.arange(num_rows + 1, device=ptr.device)
+    cuts = torch.arange(0, num_items, chunk_items, device=ptr.device)
+    row = torch.searchsorted(begins[1:], cuts, right=True)
+    cuts = torch.where(begins[row + 1] - begins[row] > chunk_items, cuts, begins[row])
+    cuts = torch.cat([cuts, begins[-1:]])
+    rows = torch.searchsorted(begins[1:], torch.stack([cuts[:-1], cuts[1:] - 1]), right=True, out_int32=True)
+    return Plan(chunk_items, num_items, cuts, rows)
 
 
 def _blocks(channels: int, weight: Tensor | None, *, elements: int) -> dict:
@@ -95,16 +105,15 @@ def forward(
         return out, stat, stat2
     x, indptr, src, position, attr, weight, bias = _contiguous(x, indptr, src, position, attr, weight, bias)
     cut = plan(indptr, src, x.size(0), position, src.numel() if attr is None else attr.size(0))
-    chunks = cut.chunk_items, cut.num_items, cut.num_chunks
     blocks = _blocks(x.size(1), weight, elements=1024)
     grid = cut.num_chunks, triton.cdiv(x.size(1), blocks["BLOCK_D"])
     partial = x.new_empty((2 * cut.num_chunks, 3, x.size(1)), dtype=torch.float32)
     options = dict(KIND=aggr, SAVE=save, WIDE=cut.wide)
     with torch.cuda.device_of(x):
-        _launch(gpu_forward.forward, grid, x, indptr, cut.bounds, src, position, attr, weight, bias, param, out, stat,
-                stat2, partial, eps, *chunks, FEATURES=_features(attr, weight), **options, **blocks)
-        _launch(gpu_forward.merge_forward, grid, indptr, cut.bounds, param, out, stat, stat2, partial, *chunks,
-                **options, D=x.size(1), BLOCK_C=8, BLOCK_D=blocks["BLOCK_D"], num_warps=1)
+        _launch(gpu_forward.forward, grid, x, indptr, cut.cuts, cut.rows, src, position, attr, weight, bias, param, out,
+                stat, stat2, partial, eps, FEATURES=_features(attr, weight), **options, **blocks)
+        _launch(gpu_forward.merge_forward, grid, indptr, cut.cuts, cut.rows, param, out, stat, stat2, partial,
+                cut.chunk_items, **options, D=x.size(1), BLOCK_C=8, BLOCK_D=blocks["BLOCK_D"], num_warps=1)
     return out, stat, stat2
 
 
@@ -122,7 +131,6 @@ def backward(
     grad, x, rowptr, dst, position, attr, weight, bias = _contiguous(
         grad, x, rowptr, dst, position, attr, weight, bias)
     cut = plan(rowptr, dst, grad.size(0), position, dst.numel() if attr is None else attr.size(0))
-    chunks = cut.chunk_items, cut.num_items, cut.num_chunks
     channels, edge_dim = x.size(1), weight.size(1) if need_weight else 0
     blocks = _blocks(channels, weight, elements=512)
     block_d = blocks["BLOCK_D"]
@@ -148,11 +156,11 @@ def backward(
         num_sums = (edge_dim + 1) * need_weight + (aggr == "softmax")
         partial, sums = buffer(2 * cut.num_chunks, channels), buffer(cut.num_chunks, num_sums * channels)
         grid = cut.num_chunks, num_blocks
-        _launch(gpu_backward.backward, grid, pairs, x, rowptr, cut.bounds, dst, position, attr, weight, bias, param,
-                grad_x, attr_parts, partial, sums, eps, *chunks, attr.size(0) if need_attr else 0, KIND=aggr,
+        _launch(gpu_backward.backward, grid, pairs, x, rowptr, cut.cuts, cut.rows, dst, position, attr, weight, bias,
+                param, grad_x, attr_parts, partial, sums, eps, attr.size(0) if need_attr else 0, KIND=aggr,
                 FEATURES=_features(attr, weight), NEED_ATTR=need_attr, NEED_WEIGHT=need_weight, WIDE=cut.wide, **blocks)
-        _launch(gpu_backward.merge_backward, grid, rowptr, cut.bounds, grad_x, partial, *chunks, WIDE=cut.wide,
-                D=channels, BLOCK_C=8, BLOCK_D=block_d, num_warps=1)
+        _launch(gpu_backward.merge_backward, grid, rowptr, cut.cuts, cut.rows, grad_x, partial, cut.chunk_items,
+                WIDE=cut.wide, D=channels, BLOCK_C=8, BLOCK_D=block_d, num_warps=1)
 
         if attr_parts is not grad_attr:
             grad_attr.copy_(_sum_rows(attr_parts.flatten(1)).view_as(grad_attr))

@@ -11,7 +11,7 @@ from models.aggregate.gpu_encode import channels_of, encoded, encoder_of, featur
 from models.aggregate.gpu_kinds import gradient, message, packed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def pack(grad, out, stat, stat2, into, sums, num_rows, KIND: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr,
          BLOCK_D: tl.constexpr):
     """All that a destination's edges will read, side by side, [num_dst, 2, D]; and power's gradient for p."""
@@ -31,14 +31,13 @@ def pack(grad, out, stat, stat2, into, sums, num_rows, KIND: tl.constexpr, D: tl
         tl.store(sums + tl.program_id(0).to(tl.int64) * D + channel, tl.sum(g * slope, 0), mask=in_d)
 
 
-@triton.jit
-def backward(pairs, x, ptr, bounds, dst, position, attr, weight, bias, param, grad_x, grad_attr, partial, sums, eps,
-             chunk_items, num_items, num_chunks, num_edges, KIND: tl.constexpr, FEATURES: tl.constexpr,
-             DOT: tl.constexpr, NEED_ATTR: tl.constexpr, NEED_WEIGHT: tl.constexpr, WIDE: tl.constexpr,
-             D: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr):
+@triton.jit(do_not_specialize=["num_edges"])
+def backward(pairs, x, ptr, cuts, rows, dst, position, attr, weight, bias, param, grad_x, grad_attr, partial, sums, eps,
+             num_edges, KIND: tl.constexpr, FEATURES: tl.constexpr, DOT: tl.constexpr, NEED_ATTR: tl.constexpr,
+             NEED_WEIGHT: tl.constexpr, WIDE: tl.constexpr, D: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
+             BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr):
     chunk = tl.program_id(0)
-    begin = chunk.to(WIDE) * chunk_items
-    end = tl.minimum(begin + chunk_items, num_items)
+    begin, end = tl.load(cuts + chunk).to(WIDE), tl.load(cuts + chunk + 1).to(WIDE)
     channel, in_d = channels_of(tl.program_id(1), D, BLOCK_D)
     columns, b = encoder_of(weight, bias, channel, in_d, FEATURES, DOT, K, BLOCK_K, BLOCK_D)
     parameter = tl.load(param).to(tl.float32)
@@ -53,7 +52,7 @@ def backward(pairs, x, ptr, bounds, dst, position, attr, weight, bias, param, gr
             for k in tl.static_range(K):
                 weight_sums = weight_sums + (tl.zeros((BLOCK_D,), tl.float32),)
 
-    for row in range(tl.load(bounds + chunk), tl.load(bounds + num_chunks + chunk) + 1):
+    for row in range(tl.load(rows + chunk), tl.load(rows + tl.num_programs(0) + chunk) + 1):
         first, last, degree, begins, ends = span(ptr, row, begin, end, WIDE)
         row_at = tl.cast(row, tl.int64) * D + channel
         node = tl.load(x + row_at, mask=in_d, other=0.0).to(tl.float32) + b
@@ -130,14 +129,13 @@ def store_features(grad_attr, at, valid, channel, in_d, columns, q, num_edges, F
                 tl.store(to + k, tl.sum(q * columns[k][None, :], 1), mask=valid)
 
 
-@triton.jit
-def merge_backward(ptr, bounds, grad_x, partial, chunk_items, num_items, num_chunks, WIDE: tl.constexpr,
-                   D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr):
+@triton.jit(do_not_specialize=["chunk_items"])
+def merge_backward(ptr, cuts, rows, grad_x, partial, chunk_items, WIDE: tl.constexpr, D: tl.constexpr,
+                   BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr):
     """As merge_forward: the row that begins in this program's chunk and ends in a later one."""
     chunk = tl.program_id(0)
-    begin = chunk.to(WIDE) * chunk_items
-    end = tl.minimum(begin + chunk_items, num_items)
-    row = tl.load(bounds + num_chunks + chunk)
+    begin, end = tl.load(cuts + chunk).to(WIDE), tl.load(cuts + chunk + 1).to(WIDE)
+    row = tl.load(rows + tl.num_programs(0) + chunk)
     first, last, degree, begins, ends = span(ptr, row, begin, end, WIDE)
     if begins & (ends == 0):
         channel, in_d = channels_of(tl.program_id(1), D, BLOCK_D)
@@ -151,7 +149,7 @@ def merge_backward(ptr, bounds, grad_x, partial, chunk_items, num_items, num_chu
         tl.store(grad_x + tl.cast(row, tl.int64) * D + channel, total, mask=in_d)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def sum_rows(values, out, num_rows, num_columns, GROUP: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
     """Sums of GROUP rows each, [num_rows, num_columns] to [num_rows / GROUP, num_columns]."""
     group = tl.program_id(0)

@@ -14,18 +14,16 @@ from models.aggregate.gpu_kinds import finished, merged, message, no_messages, p
 
 
 @triton.jit
-def forward(x, ptr, bounds, src, position, attr, weight, bias, param, out, stat, stat2, partial, eps, chunk_items,
-            num_items, num_chunks, KIND: tl.constexpr, FEATURES: tl.constexpr, DOT: tl.constexpr, SAVE: tl.constexpr,
-            WIDE: tl.constexpr, D: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr,
-            BLOCK_D: tl.constexpr):
+def forward(x, ptr, cuts, rows, src, position, attr, weight, bias, param, out, stat, stat2, partial, eps,
+            KIND: tl.constexpr, FEATURES: tl.constexpr, DOT: tl.constexpr, SAVE: tl.constexpr, WIDE: tl.constexpr,
+            D: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr):
     chunk = tl.program_id(0)
-    begin = chunk.to(WIDE) * chunk_items
-    end = tl.minimum(begin + chunk_items, num_items)
+    begin, end = tl.load(cuts + chunk).to(WIDE), tl.load(cuts + chunk + 1).to(WIDE)
     channel, in_d = channels_of(tl.program_id(1), D, BLOCK_D)
     columns, b = encoder_of(weight, bias, channel, in_d, FEATURES, DOT, K, BLOCK_K, BLOCK_D)
     parameter = tl.load(param).to(tl.float32)
 
-    for row in range(tl.load(bounds + chunk), tl.load(bounds + num_chunks + chunk) + 1):
+    for row in range(tl.load(rows + chunk), tl.load(rows + tl.num_programs(0) + chunk) + 1):
         first, last, degree, begins, ends = span(ptr, row, begin, end, WIDE)
         base, total, weighted = no_messages(KIND, BLOCK_D)
         for block in range(first, last, BLOCK_E):
@@ -68,15 +66,14 @@ def store_state(partial, slot, channel, in_d, base, total, weighted, KIND: tl.co
         tl.store(to + 2 * D, weighted, mask=in_d)
 
 
-@triton.jit
-def merge_forward(ptr, bounds, param, out, stat, stat2, partial, chunk_items, num_items, num_chunks,
-                  KIND: tl.constexpr, SAVE: tl.constexpr, WIDE: tl.constexpr, D: tl.constexpr, BLOCK_C: tl.constexpr,
+@triton.jit(do_not_specialize=["chunk_items"])
+def merge_forward(ptr, cuts, rows, param, out, stat, stat2, partial, chunk_items, KIND: tl.constexpr,
+                  SAVE: tl.constexpr, WIDE: tl.constexpr, D: tl.constexpr, BLOCK_C: tl.constexpr,
                   BLOCK_D: tl.constexpr):
     """Finishes the row that begins in this program's chunk and ends in a later one, if there is one."""
     chunk = tl.program_id(0)
-    begin = chunk.to(WIDE) * chunk_items
-    end = tl.minimum(begin + chunk_items, num_items)
-    row = tl.load(bounds + num_chunks + chunk)
+    begin, end = tl.load(cuts + chunk).to(WIDE), tl.load(cuts + chunk + 1).to(WIDE)
+    row = tl.load(rows + tl.num_programs(0) + chunk)
     first, last, degree, begins, ends = span(ptr, row, begin, end, WIDE)
     if begins & (ends == 0):
         channel, in_d = channels_of(tl.program_id(1), D, BLOCK_D)
