@@ -77,6 +77,11 @@ def test_a_row_of_many_chunks(aggr, features):
                  compute(edge_index, inputs, grad, aggr=aggr, exact=True), grad=grad, exponent=inputs["p"])
 
 
+def test_offsets_of_64_bits(monkeypatch):
+    monkeypatch.setattr(gpu.Plan, "wide", gpu.tl.int64)
+    check("softmax", 2, 8, num_edges=80, hub=60)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("aggr, features", [("softmax", 3), ("softmax", 16), ("max", "encoded"), ("add", None)])
 def test_16_bits(aggr, features, dtype):
@@ -156,15 +161,35 @@ def test_edges_outside_of_the_graph():
             cpu.forward(inputs["x"][:5], *structure, None, None, None, torch.ones(1), "add", 1e-7, False)
 
 
-@pytest.mark.parametrize("aggr, features", [("softmax", 2), ("power", "encoded"), ("max", None)])
-def test_operators(aggr, features):
+@pytest.mark.parametrize("aggr, features, dtype", [
+    ("softmax", 2, torch.bfloat16), ("power", "encoded", torch.float32), ("max", None, torch.float16)])
+def test_operators(aggr, features, dtype):
     edge_index, inputs, grad = problem(aggr, features, 4, num_edges=20)
-    x, attr, weight, bias = (None if inputs[name] is None else inputs[name].to(DEVICE).requires_grad_()
-                             for name in ("x", "edge_attr", "weight", "bias"))
+    dtypes = dict(x=dtype, edge_attr=dtype, weight=torch.float32, bias=torch.float32)
+    x, attr, weight, bias = (None if inputs[name] is None else inputs[name].to(DEVICE, kind).requires_grad_()
+                             for name, kind in dtypes.items())
     structure = cpu.sort_edges(edge_index.to(DEVICE), 12, 9)
     param = torch.tensor([1.5], device=DEVICE, requires_grad=aggr != "max")
     torch.library.opcheck(cpu.forward, (x, *structure, attr, weight, bias, param, aggr, 1e-7, True))
     torch.library.opcheck(cpu.sort_edges, (edge_index.to(DEVICE), 12, 9))
+    with torch.no_grad():
+        outputs = cpu.forward(x, *structure, attr, weight, bias, param, aggr, 1e-7, True)
+    given = (None if value is None else value.detach() for value in (x, *structure[3:], attr, weight, bias, param))
+    torch.library.opcheck(cpu.backward, (grad.to(DEVICE), *outputs, *given, aggr, 1e-7, attr is not None,
+                                         weight is not None))
+
+
+def test_a_structure_is_planned_once_and_forgotten_with_its_edges(monkeypatch):
+    edge_index, inputs, grad = problem("softmax", None, 8)
+    make, made, before = gpu._plan, [], len(gpu._plans)
+    monkeypatch.setattr(gpu, "_plan", lambda *args: made.append(1) or make(*args))
+    edge_index, x = edge_index.to(DEVICE), inputs["x"].to(DEVICE).requires_grad_()
+    for _ in range(3):
+        fused.aggregate(x, edge_index, None, None, None, aggr="softmax", t=1.0, p=1.0, y=0.0, eps=0.0,
+                        num_dst=9).sum().backward()
+    assert len(made) == 2 and len(gpu._plans) == before + 2  # by destination and by source
+    del edge_index
+    assert len(gpu._plans) == before
 
 
 @pytest.mark.parametrize("degrees", [[0], [5], [0, 0, 0], [100], [3, 0, 200, 0, 1, 24, 23, 25], [1] * 99 + [0] * 99])

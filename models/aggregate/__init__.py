@@ -77,7 +77,7 @@ def _obstacle(x, edge_index, edge_attr, weight, bias, scalars, eps, kernel) -> s
     if obstacle and kernel == "fused":
         raise ValueError(f"kernel='fused' cannot run: {obstacle}. Use kernel='auto' to fall back to the reference.")
     if not torch.compiler.is_compiling():
-        _announce(_name(obstacle, x.device.type))
+        _announce(obstacle, x.device.type)
     return obstacle
 
 
@@ -86,5 +86,5 @@ def _name(obstacle: str, device: str) -> str:
 
 
 @functools.cache
-def _announce(name: str) -> None:
-    log.info("aggregation: %s", name)
+def _announce(obstacle: str, device: str) -> None:
+    log.info("aggregation: %s", _name(obstacle, device))

@@ -12,6 +12,8 @@ from torch_geometric import EdgeIndex
 from models.aggregate import build, cpu
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# More raw features than this the GPU kernel cannot encode itself.
+_MAX_EDGE_DIM = 64
 # Sorted structures of plain edge lists, kept as long as the edge list lives and is not written to.
 _sorted = WeakIdKeyDictionary()
 
@@ -96,7 +98,7 @@ def aggregate(
         weight = bias = None
     if attr is not None and attr.size(1) == 0:
         attr, weight, bias, x = _without_features(attr, weight, bias, x)
-    if x.is_cuda and weight is not None and weight.size(1) > _gpu().MAX_EDGE_DIM:
+    if x.is_cuda and weight is not None and weight.size(1) > _MAX_EDGE_DIM:
         attr, weight, bias = torch.nn.functional.linear(attr.to(weight.dtype), weight, bias), None, None
     dtype = x.dtype
     weight, bias = _in_float32(weight, bias)

@@ -15,9 +15,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from models.aggregate import cpu, gpu_backward, gpu_forward
 
 # A graph is cut into chunks of rows and edges, at most this many, and none smaller than this.
-MAX_CHUNKS, MIN_CHUNK = 8192, 128
-# Fewer raw edge features than this are multiplied one by one, more by tl.dot, up to the limit of its registers.
-DOT_FROM, MAX_EDGE_DIM = 16, 64
+MAX_CHUNKS, MIN_CHUNK = 8192, 256
+# Fewer raw edge features than this are multiplied one by one, more by tl.dot.
+DOT_FROM = 16
 PACK_ROWS = 16
 _GROUP = 128
 _plans = WeakIdKeyDictionary()
@@ -76,7 +76,8 @@ def _blocks(channels: int, weight: Tensor | None, *, elements: int) -> dict:
     """Block sizes of a pass whose one warp holds `elements` = edges x channels at a time."""
     edge_dim = 0 if weight is None else weight.size(1)
     dot = edge_dim >= DOT_FROM
-    block_d = min(128, max(16, triton.next_power_of_2(channels)))
+    # Weights and their gradients lie in registers: 128 channels of 64 features would spill.
+    block_d = min(64 if dot else 128, max(16, triton.next_power_of_2(channels)))
     return dict(D=channels, K=edge_dim, DOT=dot, BLOCK_D=block_d, BLOCK_E=16 if dot else min(32, elements // block_d),
                 BLOCK_K=triton.next_power_of_2(max(edge_dim, 1)), num_warps=4 if dot else 1)
 
@@ -174,14 +175,14 @@ def backward(
             grad_param.copy_(_sum_rows(power_sums).sum())
         else:
             grad_param.zero_()
-    return grads
+    return tuple(grads)
 
 
 def _sum_rows(values: Tensor) -> Tensor:
     """Sum of the rows of [num_rows, num_columns], in an order that no machine changes."""
     while values.size(0) > 1 and values.size(1):
         sums = values.new_empty((triton.cdiv(values.size(0), _GROUP), values.size(1)))
-        _launch(gpu_backward.sum_rows, (sums.size(0), triton.cdiv(values.size(1), 64)), values, sums, *values.shape,
+        _launch(gpu_backward.sum_rows, (triton.cdiv(values.size(1), 64), sums.size(0)), values, sums, *values.shape,
                 GROUP=_GROUP, BLOCK_R=16, BLOCK_C=64, num_warps=1)
         values = sums
     return values.reshape(values.size(1))

@@ -152,8 +152,8 @@ def merge_backward(ptr, cuts, rows, grad_x, partial, chunk_items, WIDE: tl.const
 @triton.jit(do_not_specialize=["num_rows"])
 def sum_rows(values, out, num_rows, num_columns, GROUP: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
     """Sums of GROUP rows each, [num_rows, num_columns] to [num_rows / GROUP, num_columns]."""
-    group = tl.program_id(0)
-    column = tl.program_id(1).to(tl.int64) * BLOCK_C + tl.arange(0, BLOCK_C)
+    group = tl.program_id(1)
+    column = tl.program_id(0).to(tl.int64) * BLOCK_C + tl.arange(0, BLOCK_C)
     total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     for begin in range(0, GROUP, BLOCK_R):
         row = (group * GROUP + begin + tl.arange(0, BLOCK_R)).to(tl.int64)
