@@ -121,6 +121,13 @@ def test_max_divides_the_gradient_among_ties():
     torch.testing.assert_close(result["x"], torch.tensor([[4.0], [2.0], [0.0]]))
 
 
+def test_max_finds_ties_in_all_chunks_of_a_row():
+    edge_index, inputs, grad = problem("max", None, 8, num_edges=320, hub=300)
+    inputs["x"] = inputs["x"].sign().relu()
+    assert_close(compute(edge_index, inputs, grad, aggr="max"),
+                 compute(edge_index, inputs, grad, aggr="max", exact=True))
+
+
 @pytest.mark.parametrize("t", [-1e4, 0.0, 1e4])
 def test_large_exponents_stay_finite_and_right(t):
     edge_index, inputs, grad = problem("softmax", None, 8, hub=40)
