@@ -311,3 +311,10 @@ def test_no_compiler(monkeypatch, tmp_path, caplog):
     assert "no-such-compiler" in caplog.text
     expected = aggregate(inputs["x"], edge_index, kernel="reference")
     assert torch.equal(aggregate(inputs["x"], edge_index), expected)
+
+
+def test_a_gpu_needs_triton(monkeypatch):
+    monkeypatch.setattr(fused.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(fused, "_gpu", fused._gpu.__wrapped__)
+    assert fused._missing("cuda") == "no Triton for the GPU kernel (pip install triton)"
+    assert "'meta'" in backend(torch.empty(10, 3, device="meta"), torch.empty(2, 5, dtype=torch.int64, device="meta"))

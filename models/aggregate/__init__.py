@@ -37,8 +37,8 @@ def aggregate(
     the result kept while that tensor lives and is not changed.
 
     Args:
-        kernel: "fused" (no tensor of edges x channels; float32 inside), "reference" (plain torch), or "auto": fused
-            where it can be.
+        kernel: "fused" (no tensor of edges x channels, float32 inside; C++ on a CPU, Triton on a GPU), "reference"
+            (plain torch), or "auto": fused where it can be.
 
     Raises:
         ValueError: unknown `aggr` or `kernel`, or the fused kernel was asked for and cannot run.
@@ -63,9 +63,9 @@ def backend(
     eps: float = 1e-7,
     kernel: str = "auto",
 ) -> str:
-    """What :func:`aggregate` runs on these arguments: "fused-cpu (avx512)", or "reference (why)"."""
+    """What :func:`aggregate` runs on these arguments: "fused-cpu (avx512)", "reference (why)"."""
     obstacle = _obstacle(x, edge_index, edge_attr, weight, bias, (), eps, kernel)
-    return f"reference ({obstacle})" if obstacle else f"fused-cpu ({fused.simd()})"
+    return _name(obstacle, x.device.type)
 
 
 def _obstacle(x, edge_index, edge_attr, weight, bias, scalars, eps, kernel) -> str:
@@ -77,10 +77,14 @@ def _obstacle(x, edge_index, edge_attr, weight, bias, scalars, eps, kernel) -> s
     if obstacle and kernel == "fused":
         raise ValueError(f"kernel='fused' cannot run: {obstacle}. Use kernel='auto' to fall back to the reference.")
     if not torch.compiler.is_compiling():
-        _announce(obstacle)
+        _announce(obstacle, x.device.type)
     return obstacle
 
 
+def _name(obstacle: str, device: str) -> str:
+    return f"reference ({obstacle})" if obstacle else fused.name(device)
+
+
 @functools.cache
-def _announce(obstacle: str) -> None:
-    log.info("aggregation: %s", f"reference ({obstacle})" if obstacle else f"fused-cpu ({fused.simd()})")
+def _announce(obstacle: str, device: str) -> None:
+    log.info("aggregation: %s", _name(obstacle, device))

@@ -1,4 +1,8 @@
-"""The compiled CPU aggregation as torch custom operators: forward, backward and the sort of a plain edge list."""
+"""The fused aggregation as torch custom operators: forward, backward and the sort of a plain edge list.
+
+Their CPU implementations call the compiled kernels; gpu.py adds those for CUDA, with the same results' shapes, dtypes
+and derivatives.
+"""
 
 import ctypes
 from pathlib import Path
@@ -67,7 +71,7 @@ def forward(
     """Aggregate messages by destination.
 
     Args:
-        x: [num_src, channels], float32.
+        x: [num_src, channels], float32 (on CUDA also 16 bits, as attr).
         indptr, src, position: edges sorted by destination: where each destination's begin [num_dst + 1], their
             sources and their rows in `attr` [num_edges], int32 or int64; no `position` means that order itself.
         rowptr, dst, position_by_src: the same edges sorted by source, only read by backward.
@@ -79,22 +83,23 @@ def forward(
         out [num_dst, channels], and what backward needs beside it, or tensors without elements: log2 of the sum of
         exponentials (softmax) or powers (power, with the derivative by p), number of ties (max).
     """
-    out, *stats = _outputs(x, indptr, aggr, save)
+    out, *stats = outputs(x, indptr, aggr, save)
     given = {name: stat for name, stat in zip(("stat", "stat2"), stats) if stat.numel()}
     _call(LIBRARY.get().fused_forward, x.size(0), x, indptr, src, position, attr, weight, bias, param, aggr, eps,
           out=out, **given)
     return out, *stats
 
 
-def _outputs(x, indptr, aggr, save):
+def outputs(x, indptr, aggr, save):
     shape = (indptr.size(0) - 1, x.size(1))
     num_stats = _NUM_STATS[aggr] if save else 0
-    return x.new_empty(shape), *(x.new_empty(shape if i < num_stats else (0,)) for i in range(2))
+    shapes = (shape, *(shape if i < num_stats else (0,) for i in range(2)))
+    return tuple(x.new_empty(shape, dtype=torch.float32) for shape in shapes)
 
 
 @forward.register_fake
 def _(x, indptr, src, position, rowptr, dst, position_by_src, attr, weight, bias, param, aggr, eps, save):
-    return _outputs(x, indptr, aggr, save)
+    return outputs(x, indptr, aggr, save)
 
 
 @torch.library.custom_op("deepgcn::aggregate_backward", mutates_args=(), device_types="cpu")
@@ -105,7 +110,7 @@ def backward(
     need_attr: bool, need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of :func:`forward` for x, attr, weight, bias and param; without elements where there is none."""
-    grads = _gradients(x, attr, weight, param, need_attr, need_weight)
+    grads = gradients(x, attr, weight, param, need_attr, need_weight)
     names = ("grad_x", "grad_attr", "grad_weight", "grad_bias", "grad_param")
     given = {name: tensor for name, tensor in zip(names, grads) if tensor.numel()}
     given |= {name: stat for name, stat in zip(("out", "stat", "stat2"), (out, stat, stat2))
@@ -115,20 +120,20 @@ def backward(
     return tuple(grads)
 
 
-def _gradients(x, attr, weight, param, need_attr, need_weight):
-    nothing = (0,)
+def gradients(x, attr, weight, param, need_attr, need_weight):
+    nothing = x.new_empty((0,))
     return [
         x.new_empty(x.shape),
-        x.new_empty(attr.shape if need_attr else nothing),
-        x.new_empty(weight.shape if need_weight else nothing),
-        x.new_empty((weight.size(0),) if need_weight else nothing),
-        x.new_empty(param.shape),
+        attr.new_empty(attr.shape) if need_attr else nothing,
+        weight.new_empty(weight.shape) if need_weight else nothing.clone(),
+        weight.new_empty((weight.size(0),)) if need_weight else nothing.clone(),
+        x.new_empty(param.shape, dtype=torch.float32),
     ]
 
 
 @backward.register_fake
 def _(grad, out, stat, stat2, x, rowptr, dst, position, attr, weight, bias, param, aggr, eps, need_attr, need_weight):
-    return tuple(_gradients(x, attr, weight, param, need_attr, need_weight))
+    return tuple(gradients(x, attr, weight, param, need_attr, need_weight))
 
 
 def _setup_context(ctx, inputs, output):

@@ -1,5 +1,9 @@
 """The fused aggregation with the reference's meaning: finds the edges' structure and calls the kernels."""
 
+import functools
+import importlib.util
+from importlib import metadata
+
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
@@ -8,6 +12,8 @@ from torch_geometric import EdgeIndex
 from models.aggregate import cpu
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# More raw features than this the GPU kernel cannot encode itself.
+_MAX_EDGE_DIM = 64
 # Sorted structures of plain edge lists, kept as long as the edge list lives and is not written to.
 _sorted = WeakIdKeyDictionary()
 
@@ -15,10 +21,10 @@ _sorted = WeakIdKeyDictionary()
 def obstacle(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, weight: Tensor | None = None,
              bias: Tensor | None = None, *, scalars: tuple = (), eps: float = 1e-7) -> str:
     """Why the fused aggregation cannot take these arguments, empty if it can; `scalars` are t, p and y."""
-    tensors = [tensor for tensor in (x, edge_index, edge_attr, weight, bias) if tensor is not None]
-    for tensor in tensors:
-        if tensor.device.type != "cpu":
-            return f"a tensor is on '{tensor.device}', the kernel runs on 'cpu'"
+    scalar_tensors = (scalar for scalar in scalars if isinstance(scalar, Tensor))
+    for tensor in (edge_index, edge_attr, weight, bias, *scalar_tensors):
+        if tensor is not None and tensor.device != x.device:
+            return f"tensors are on '{x.device}' and '{tensor.device}', the kernel needs one device"
     for tensor in (x, edge_attr, weight, bias):
         if tensor is not None and tensor.dtype not in _DTYPES:
             return f"a tensor has dtype {tensor.dtype}, the kernel computes in float32"
@@ -38,12 +44,31 @@ def obstacle(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, wei
             return f"edge_attr has shape {tuple(edge_attr.shape)}, the kernel needs [num_edges, {columns}]"
     if eps < 0:
         return f"eps is {eps}, the kernel needs messages that are not negative"
-    return _build_obstacle()
+    return _missing(x.device.type)
 
 
 @torch.compiler.assume_constant_result
-def _build_obstacle() -> str:
+def _missing(device: str) -> str:
+    if device == "cuda":
+        return "" if _gpu() is not None else "no Triton for the GPU kernel (pip install triton)"
+    if device != "cpu":
+        return f"tensors are on '{device}', the kernels run on 'cpu' and 'cuda'"
     return cpu.LIBRARY.missing()
+
+
+@functools.cache
+def _gpu():
+    """The Triton kernels, registered with the operators by being imported, or none without Triton."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from models.aggregate import gpu  # Triton takes a second to import and is not everywhere
+    return gpu
+
+
+@torch.compiler.assume_constant_result
+def name(device: str) -> str:
+    """What runs on a device: "fused-cpu (avx512)", "fused-gpu (triton 3.6.0)"."""
+    return f"fused-cpu ({simd()})" if device == "cpu" else f"fused-gpu (triton {metadata.version('triton')})"
 
 
 @torch.compiler.assume_constant_result
@@ -73,10 +98,16 @@ def aggregate(
         weight = bias = None
     if attr is not None and attr.size(1) == 0:
         attr, weight, bias, x = _without_features(attr, weight, bias, x)
+    if x.is_cuda and weight is not None and weight.size(1) > _MAX_EDGE_DIM:
+        attr, weight, bias = torch.nn.functional.linear(attr.to(weight.dtype), weight, bias), None, None
     dtype = x.dtype
-    x, attr, weight, bias = (None if tensor is None else tensor.float() for tensor in (x, attr, weight, bias))
+    weight, bias = _in_float32(weight, bias)
+    if not x.is_cuda:  # whose kernel reads 16 bits as they are
+        x, attr = _in_float32(x, attr)
     kind = {"mean": "add"}.get(aggr, aggr.removesuffix("_sum"))
-    param = torch.as_tensor({"power": p, "add": 1.0, "max": 1.0}.get(kind, t))
+    param = {"power": p, "add": 1.0, "max": 1.0}.get(kind, t)
+    if not isinstance(param, Tensor):
+        param = torch.full((), param, dtype=torch.float32, device=x.device)
 
     inputs = (x, attr, weight, bias, param)
     save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
@@ -86,6 +117,10 @@ def aggregate(
         degree = structure[0].diff().clamp(min=1).unsqueeze(1).to(out.dtype)
         out = out / degree if aggr == "mean" else out * degree.pow(_exponent(y, num_dst))
     return out.to(dtype)
+
+
+def _in_float32(*tensors: Tensor | None) -> list[Tensor | None]:
+    return [None if tensor is None else tensor.float() for tensor in tensors]
 
 
 def _without_features(attr, weight, bias, x):

@@ -1,0 +1,214 @@
+"""The Triton aggregation: CUDA kernels of the operators that cpu.py defines.
+
+Everything that decides a rounding (chunks, blocks, the order of sums) is a function of the sizes alone, never of the
+machine, and nothing here waits for the device or copies from it, except :func:`sort_edges`, once per edge list.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from models.aggregate import cpu, gpu_backward, gpu_forward
+
+# A graph is cut into chunks of rows and edges, at most this many, and none smaller than this.
+MAX_CHUNKS, MIN_CHUNK = 8192, 256
+# Fewer raw edge features than this are multiplied one by one, more by tl.dot.
+DOT_FROM = 16
+PACK_ROWS = 16
+_GROUP = 128
+_plans = WeakIdKeyDictionary()
+
+
+class Plan(NamedTuple):
+    """How rows and edges are cut into chunks: row r is items ptr[r] + r to ptr[r + 1] + r, its edges and one more.
+
+    A cut falls on every multiple of `chunk_items` that lies in a longer row, and at the beginning of the row where
+    that row is shorter: a chunk has fewer than twice as many items, and short rows are whole.
+    """
+
+    chunk_items: int
+    num_items: int
+    cuts: Tensor  # [num_chunks + 1]: first item of each chunk, and the number of items
+    rows: Tensor  # [2, num_chunks], int32: first and last row of each chunk
+
+    @property
+    def num_chunks(self) -> int:
+        return self.rows.size(1)
+
+    @property
+    def wide(self):
+        return tl.int64 if self.num_items + self.chunk_items >= 2**31 else tl.int32
+
+
+def plan(ptr: Tensor, other: Tensor, num_others: int, position: Tensor | None, num_positions: int) -> Plan:
+    """The chunks of a structure, computed on its device when first seen and kept as long as `ptr` lives."""
+    if ptr.is_inference():
+        return _plan(ptr, other, num_others, position, num_positions)
+    key = (ptr._version, other.numel(), num_others, num_positions, MIN_CHUNK)
+    known = _plans.get(ptr)
+    if known is None or known[0] != key:
+        known = _plans[ptr] = key, _plan(ptr, other, num_others, position, num_positions)
+    return known[1]
+
+
+def _plan(ptr, other, num_others, position, num_positions) -> Plan:
+    for index, limit in ((other, num_others), (position, num_positions)):
+        if index is not None and index.numel():
+            torch._assert_async(((index >= 0) & (index < limit)).all(),
+                                f"an edge points outside of the graph: there are {limit} such rows")
+    num_rows = ptr.numel() - 1
+    num_items = num_rows + other.numel()
+    chunk_items = max(MIN_CHUNK, -(-num_items // MAX_CHUNKS))
+    begins = ptr + torch.arange(num_rows + 1, device=ptr.device)
+    cuts = torch.arange(0, num_items, chunk_items, device=ptr.device)
+    row = torch.searchsorted(begins[1:], cuts, right=True)
+    cuts = torch.where(begins[row + 1] - begins[row] > chunk_items, cuts, begins[row])
+    cuts = torch.cat([cuts, begins[-1:]])
+    rows = torch.searchsorted(begins[1:], torch.stack([cuts[:-1], cuts[1:] - 1]), right=True, out_int32=True)
+    return Plan(chunk_items, num_items, cuts, rows)
+
+
+def _blocks(channels: int, weight: Tensor | None, *, elements: int) -> dict:
+    """Block sizes of a pass whose one warp holds `elements` = edges x channels at a time."""
+    edge_dim = 0 if weight is None else weight.size(1)
+    dot = edge_dim >= DOT_FROM
+    # Weights and their gradients lie in registers: 128 channels of 64 features would spill.
+    block_d = min(64 if dot else 128, max(16, triton.next_power_of_2(channels)))
+    return dict(D=channels, K=edge_dim, DOT=dot, BLOCK_D=block_d, BLOCK_E=16 if dot else min(32, elements // block_d),
+                BLOCK_K=triton.next_power_of_2(max(edge_dim, 1)), num_warps=4 if dot else 1)
+
+
+def _features(attr: Tensor | None, weight: Tensor | None) -> str:
+    return "none" if attr is None else "encoded" if weight is None else "raw"
+
+
+def _contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
+    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
+
+
+def _launch(kernel, grid: tuple[int, int], *args, **options) -> None:
+    # Said because Triton 3.9 warns that its default will change.
+    kernel[grid](*args, enable_fp_fusion=True, **options)
+
+
+def forward(
+    x: Tensor, indptr: Tensor, src: Tensor, position: Tensor | None,
+    rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
+    attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, param: Tensor, aggr: str, eps: float, save: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As :func:`models.aggregate.cpu.forward`; x and attr in float32 or 16 bits, everything else in float32."""
+    out, stat, stat2 = cpu.outputs(x, indptr, aggr, save)
+    if out.numel() == 0:
+        return out, stat, stat2
+    x, indptr, src, position, attr, weight, bias = _contiguous(x, indptr, src, position, attr, weight, bias)
+    cut = plan(indptr, src, x.size(0), position, src.numel() if attr is None else attr.size(0))
+    blocks = _blocks(x.size(1), weight, elements=1024)
+    grid = cut.num_chunks, triton.cdiv(x.size(1), blocks["BLOCK_D"])
+    partial = x.new_empty((2 * cut.num_chunks, 3, x.size(1)), dtype=torch.float32)
+    options = dict(KIND=aggr, SAVE=save, WIDE=cut.wide)
+    with torch.cuda.device_of(x):
+        _launch(gpu_forward.forward, grid, x, indptr, cut.cuts, cut.rows, src, position, attr, weight, bias, param, out,
+                stat, stat2, partial, eps, FEATURES=_features(attr, weight), **options, **blocks)
+        _launch(gpu_forward.merge_forward, grid, indptr, cut.cuts, cut.rows, param, out, stat, stat2, partial,
+                cut.chunk_items, **options, D=x.size(1), BLOCK_C=8, BLOCK_D=blocks["BLOCK_D"], num_warps=1)
+    return out, stat, stat2
+
+
+def backward(
+    grad: Tensor, out: Tensor | None, stat: Tensor, stat2: Tensor, x: Tensor,
+    rowptr: Tensor, dst: Tensor, position: Tensor | None,
+    attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, param: Tensor, aggr: str, eps: float,
+    need_attr: bool, need_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As :func:`models.aggregate.cpu.backward`."""
+    grads = cpu.gradients(x, attr, weight, param, need_attr, need_weight)
+    if x.numel() == 0 or grad.numel() == 0:
+        return tuple(tensor.zero_() for tensor in grads)
+    grad_x, grad_attr, grad_weight, grad_bias, grad_param = grads
+    grad, x, rowptr, dst, position, attr, weight, bias = _contiguous(
+        grad, x, rowptr, dst, position, attr, weight, bias)
+    cut = plan(rowptr, dst, grad.size(0), position, dst.numel() if attr is None else attr.size(0))
+    channels, edge_dim = x.size(1), weight.size(1) if need_weight else 0
+    blocks = _blocks(channels, weight, elements=512)
+    block_d = blocks["BLOCK_D"]
+    num_blocks = triton.cdiv(channels, block_d)
+
+    def buffer(*shape):
+        return x.new_empty(shape, dtype=torch.float32)
+
+    with torch.cuda.device_of(x):
+        pairs = grad
+        if aggr != "add":
+            num_packs = triton.cdiv(grad.size(0), PACK_ROWS)
+            pairs, power_sums = buffer(grad.size(0), 2, channels), buffer(num_packs if aggr == "power" else 0, channels)
+            _launch(gpu_backward.pack, (num_packs, num_blocks), grad, out, stat, stat2, pairs, power_sums,
+                    grad.size(0), KIND=aggr, D=channels, BLOCK_N=PACK_ROWS, BLOCK_D=block_d, num_warps=4)
+
+        # Of raw features each block of channels has its own part of the gradient.
+        attr_parts = grad_attr
+        if need_attr and weight is not None and num_blocks > 1:
+            attr_parts = buffer(num_blocks, *attr.shape)
+        if need_attr and attr.size(0) != dst.numel():
+            attr_parts.zero_()
+        num_sums = (edge_dim + 1) * need_weight + (aggr == "softmax")
+        partial, sums = buffer(2 * cut.num_chunks, channels), buffer(cut.num_chunks, num_sums * channels)
+        grid = cut.num_chunks, num_blocks
+        _launch(gpu_backward.backward, grid, pairs, x, rowptr, cut.cuts, cut.rows, dst, position, attr, weight, bias,
+                param, grad_x, attr_parts, partial, sums, eps, attr.size(0) if need_attr else 0, KIND=aggr,
+                FEATURES=_features(attr, weight), NEED_ATTR=need_attr, NEED_WEIGHT=need_weight, WIDE=cut.wide, **blocks)
+        _launch(gpu_backward.merge_backward, grid, rowptr, cut.cuts, cut.rows, grad_x, partial, cut.chunk_items,
+                WIDE=cut.wide, D=channels, BLOCK_C=8, BLOCK_D=block_d, num_warps=1)
+
+        if attr_parts is not grad_attr:
+            grad_attr.copy_(_sum_rows(attr_parts.flatten(1)).view_as(grad_attr))
+        total = _sum_rows(sums).view(num_sums, channels)
+        if need_weight:
+            grad_weight.copy_(total[:edge_dim].t())
+            grad_bias.copy_(total[edge_dim])
+        if aggr == "softmax":
+            grad_param.copy_(total[-1].sum())
+        elif aggr == "power":
+            grad_param.copy_(_sum_rows(power_sums).sum())
+        else:
+            grad_param.zero_()
+    return tuple(grads)
+
+
+def _sum_rows(values: Tensor) -> Tensor:
+    """Sum of the rows of [num_rows, num_columns], in an order that no machine changes."""
+    while values.size(0) > 1 and values.size(1):
+        sums = values.new_empty((triton.cdiv(values.size(0), _GROUP), values.size(1)))
+        _launch(gpu_backward.sum_rows, (triton.cdiv(values.size(1), 64), sums.size(0)), values, sums, *values.shape,
+                GROUP=_GROUP, BLOCK_R=16, BLOCK_C=64, num_warps=1)
+        values = sums
+    return values.reshape(values.size(1))
+
+
+def sort_edges(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
+    """As :func:`models.aggregate.cpu.sort_edges`; waits for the device once, to check the edges."""
+    tensors = []
+    for key, num_keys in ((1, num_dst), (0, num_src)):
+        keys, position = edge_index[key].sort(stable=True)
+        if keys.numel():
+            least, greatest = keys[[0, -1]].tolist()
+            if least < 0 or greatest >= num_keys:
+                raise IndexError(f"edge_index[{key}] has values from {least} to {greatest}, "
+                                 f"but there are {num_keys} such nodes")
+        nodes = torch.arange(num_keys + 1, dtype=keys.dtype, device=keys.device)
+        indptr = torch.searchsorted(keys, nodes).to(keys.dtype)
+        tensors += [indptr, edge_index[1 - key][position], position.to(keys.dtype)]
+    return tensors
+
+
+for operator, kernel in ((cpu.forward, forward), (cpu.backward, backward), (cpu.sort_edges, sort_edges)):
+    operator.register_kernel("cuda", kernel)
+
+
+def interpret() -> None:
+    """Run the Triton kernels on CPU tensors too, from now on in this process; for tests under TRITON_INTERPRET=1."""
+    for operator, kernel in ((cpu.forward, forward), (cpu.backward, backward), (cpu.sort_edges, sort_edges)):
+        operator.register_kernel("cpu", kernel)

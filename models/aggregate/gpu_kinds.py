@@ -1,0 +1,140 @@
+"""What each aggregation does to the messages of one destination (forward) and to one edge (backward), in Triton.
+
+The counterpart of kinds.h. A destination's state is three vectors over the channels, (base, total, weighted):
+softmax and power keep sums of weights 2^(l - base), with base the greatest exponent l so far; max keeps the maximum's
+bits and the number of ties; add keeps its sum in `total`. What is not used stays constant and costs nothing.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+POWER_LOW, POWER_HIGH = tl.constexpr(1e-7), tl.constexpr(10.0)
+SMALLEST_NORMAL = tl.constexpr(1.17549435e-38)
+MAGNITUDE, SIGN = tl.constexpr(0x7FFFFFFF), tl.constexpr(-0x80000000)
+INF = tl.constexpr(float("inf"))
+
+
+@triton.jit
+def message(z, eps):
+    """relu(z) + eps; a NaN stays one, which a plain maximum would drop."""
+    return tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL) + eps
+
+
+@triton.jit
+def clamped(m):
+    low = tl.maximum(m, POWER_LOW, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(low, POWER_HIGH, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def no_messages(KIND: tl.constexpr, BLOCK_D: tl.constexpr):
+    zero = tl.zeros((BLOCK_D,), tl.float32)
+    if KIND == "max":
+        base = tl.full((BLOCK_D,), -1, tl.int32)
+    elif KIND == "add":
+        base = zero
+    else:
+        base = tl.full((BLOCK_D,), -INF, tl.float32)
+    return base, zero, zero
+
+
+@triton.jit
+def parts_of(m, valid, param, KIND: tl.constexpr):
+    """Each message of a block as the state of a destination that has only this one, [BLOCK_E, BLOCK_D]."""
+    one = tl.full(m.shape, 1.0, tl.float32)
+    if KIND == "add":
+        base = m
+        total = tl.where(valid, m, 0.0)
+        weighted = m
+    elif KIND == "max":
+        # Messages are not negative: their bits are in their order, and those of a NaN are above all.
+        base = tl.where(valid, m.to(tl.int32, bitcast=True) & MAGNITUDE, -1)
+        total = one
+        weighted = m
+    elif KIND == "power":
+        weighted = tl.log2(clamped(m))
+        base = tl.where(valid, weighted * param, -INF)
+        total = one
+    else:
+        weighted = m
+        base = tl.where(valid, m * (param * LOG2_E), -INF)
+        total = one
+    return base, total, weighted
+
+
+@triton.jit
+def merged(base, total, weighted, bases, totals, weighteds, KIND: tl.constexpr):
+    """A state with a block of others, along their first axis."""
+    if KIND == "add":
+        return base, total + tl.sum(totals, 0), weighted
+    elif KIND == "max":
+        top = tl.maximum(base, tl.max(bases, 0))
+        ties = tl.where(base == top, total, 0.0) + tl.sum(tl.where(bases == top[None, :], totals, 0.0), 0)
+        return top, ties, weighted
+    else:
+        top = tl.maximum(base, tl.max(bases, 0))
+        scale, scales = tl.exp2(base - top), tl.exp2(bases - top[None, :])
+        return top, total * scale + tl.sum(scales * totals, 0), weighted * scale + tl.sum(scales * weighteds, 0)
+
+
+@triton.jit
+def finished(base, total, weighted, degree, param, KIND: tl.constexpr):
+    """out, stat and stat2 as :func:`models.aggregate.cpu.forward` returns them; zeros without messages."""
+    empty = degree == 0
+    divisor = tl.where(empty, 1.0, total)
+    zero = tl.zeros_like(total)
+    if KIND == "add":
+        return total, zero, zero
+    elif KIND == "max":
+        return tl.where(empty, 0.0, base.to(tl.float32, bitcast=True)), total, zero
+    elif KIND == "power":
+        base = tl.where(empty, 0.0, base)
+        log_out = (base + tl.log2(divisor / tl.maximum(degree, 1).to(tl.float32))) / param
+        out = tl.where(empty, 0.0, tl.exp2(log_out))
+        return out, base + tl.log2(divisor), out * (LN_2 / param) * (weighted / divisor - log_out)
+    else:
+        return weighted / divisor, tl.where(empty, 0.0, base) + tl.log2(divisor), zero
+
+
+@triton.jit
+def packed(grad, out, stat, KIND: tl.constexpr):
+    """The two numbers of a destination that each of its edges reads in backward."""
+    if KIND == "max":
+        return grad / tl.maximum(stat, 1.0), out
+    elif KIND == "power":
+        return stat, grad * out
+    elif KIND == "softmax_sg":
+        return stat, grad
+    else:
+        # The gradient's magnitude goes into the exponent, its sign to `out`, which has none.
+        magnitude = tl.abs(grad)
+        first = tl.where(magnitude < SMALLEST_NORMAL, INF, stat - tl.log2(magnitude))
+        sign = grad.to(tl.int32, bitcast=True) & SIGN
+        return first, (out.to(tl.int32, bitcast=True) & MAGNITUDE | sign).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def gradient(m, first, second, param, KIND: tl.constexpr):
+    """Gradients for one message each, and their parts of the gradient for t (softmax alone)."""
+    if KIND == "add":
+        return first, first
+    elif KIND == "max":
+        q = tl.where(m == second, first, 0.0)
+        return q, q
+    elif KIND == "power":
+        inside = clamped(m)
+        q = second * tl.exp2(tl.log2(inside) * (param - 1.0) - first)
+        return tl.where(inside == m, q, 0.0), q
+    elif KIND == "softmax_sg":
+        q = tl.exp2(m * (param * LOG2_E) - first) * second
+        return q, q
+    else:
+        sign = second.to(tl.int32, bitcast=True) & SIGN
+        share = tl.exp2(m * (param * LOG2_E) - first)
+        share = (share.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+        above = m - tl.abs(second)
+        r = share * above
+        # Written as a variance: in the form share * m * (m - out) the rounding of `out` would not cancel.
+        return r * param + share, r * above
