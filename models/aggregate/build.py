@@ -17,7 +17,7 @@ from torch.utils import cpp_extension
 
 log = logging.getLogger(__name__)
 
-SOURCES = ("fused_cpu.cpp", "forward.h", "backward.h", "problem.h", "kinds.h", "encode.h", "tiles.h", "simd.h")
+SOURCES = ("fused_cpu.cpp", "forward.h", "backward.h", "norm.h", "problem.h", "kinds.h", "encode.h", "tiles.h", "simd.h")
 # Never -ffast-math: a NaN in the features has to reach the loss.
 FLAGS = ("-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-Wno-psabi")
 
