@@ -5,6 +5,7 @@ from torch import Tensor
 from torch_geometric import nn as pyg
 from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
 
+from models.activation import norm_relu_dropout
 from models.aggregate import AGGREGATIONS, aggregate
 
 # What PyG's class is told, so that it creates the parameter t or p under its own name.
@@ -82,4 +83,17 @@ class GENConv(pyg.GENConv):
             out = self.msg_norm(x_src if x_dst is None else x_dst, out)
         if x_dst is not None:
             out = out + (self.lin_dst(x_dst) if hasattr(self, "lin_dst") else x_dst)
-        return self.mlp(out)
+        return self._mlp(out)
+
+    def _mlp(self, out: Tensor) -> Tensor:
+        modules, at = list(self.mlp), 0
+        while at < len(modules):
+            # PyG's MLP is Linear, norm, ReLU, Dropout, Linear, ...
+            if isinstance(modules[at], torch.nn.LayerNorm):
+                norm, _, dropout = modules[at:at + 3]
+                out = norm_relu_dropout(out, norm, dropout=dropout.p, training=self.training, kernel=self.kernel)
+                at += 3
+            else:
+                out = modules[at](out)
+                at += 1
+        return out

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from models.activation import norm_relu_dropout
 from models.aggregate import AGGREGATIONS
 from models.conv import GENConv
 
@@ -40,7 +40,8 @@ class DeeperGCN(torch.nn.Module):
         dropout: probability in [0, 1).
         gradient_checkpointing: recompute each layer in backward instead of keeping its activations.
         fold_edge_encoder: fold the edge encoders as described; without it, edges x channels tensors are built.
-        kernel: what aggregates, "auto", "fused" or "reference", see :func:`models.aggregate.aggregate`.
+        kernel: what aggregates and normalises, "auto", "fused" or "reference", see
+            :func:`models.aggregate.aggregate` and :func:`models.activation.norm_relu_dropout`.
 
     Raises:
         ValueError: a name or a size outside of the above.
@@ -89,6 +90,7 @@ class DeeperGCN(torch.nn.Module):
         self.num_categories = num_categories
         self.gradient_checkpointing = gradient_checkpointing
         self.fold_edge_encoder = fold_edge_encoder
+        self.kernel = kernel
 
         if num_categories:
             self.category_encoder = torch.nn.Linear(num_categories, in_channels)
@@ -134,15 +136,15 @@ class DeeperGCN(torch.nn.Module):
             else:
                 h = self._layer(layer, h, edge_index, edge_attr)
         if self.block == "res+":
-            h = self._activate(self.norms[-1](h))
+            h = self._activate(self.norms[-1], h)
         return self.head(h)
 
     def _layer(self, layer: int, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
         if self.block == "res+":
             if layer == 0:
                 return self._conv(layer, h, edge_index, edge_attr)
-            return h + self._conv(layer, self._activate(self.norms[layer - 1](h)), edge_index, edge_attr)
-        out = self._activate(self.norms[layer](self._conv(layer, h, edge_index, edge_attr)))
+            return h + self._conv(layer, self._activate(self.norms[layer - 1], h), edge_index, edge_attr)
+        out = self._activate(self.norms[layer], self._conv(layer, h, edge_index, edge_attr))
         if self.block == "res":
             return h + out
         return torch.cat([h, out], dim=1) if self.block == "dense" else out
@@ -160,8 +162,8 @@ class DeeperGCN(torch.nn.Module):
             for norm, (momentum, num_batches_tracked) in zip(norms, before):
                 norm.momentum, norm.num_batches_tracked = momentum, num_batches_tracked
 
-    def _activate(self, h: Tensor) -> Tensor:
-        return F.dropout(h.relu(), self.dropout, self.training)
+    def _activate(self, norm: torch.nn.Module, h: Tensor) -> Tensor:
+        return norm_relu_dropout(h, norm, dropout=self.dropout, training=self.training, kernel=self.kernel)
 
     def _conv(self, layer: int, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
         conv = self.convs[layer]

@@ -246,14 +246,34 @@ def test_operators(aggr, encoded):
     torch.library.opcheck(cpu.backward, arguments)
 
 
-def test_compile_without_a_graph_break():
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("edges", ["plain", "col", "row", "filled col", "filled row"])
+def test_compile_without_a_graph_break(edges, precision):
+    torch._dynamo.reset()
     model = DeeperGCN(8, 16, 3, 3, edge_dim=8, learn_t=True)
     edge_index, inputs, _ = graph(40, 40, 500)
-    arguments = inputs["x"][:, :8], edge_index, inputs["edge_attr"]
-    expected = model(*arguments)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(*arguments), expected)
-    compiled(*arguments).sum().backward()
+    attr = inputs["edge_attr"]
+    if edges != "plain":
+        sorted_ = EdgeIndex(edge_index, sparse_size=(40, 40)).sort_by(edges.split()[-1])
+        edge_index, attr = sorted_.values, attr[sorted_.indices]
+        if "filled" in edges:
+            edge_index.fill_cache_()
+    arguments = inputs["x"].detach()[:, :8], edge_index, attr.detach()
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        expected = model(*arguments)
+        expected.float().sum().backward()
+        gradients = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        out = compiled(*arguments)
+    assert out.dtype == (torch.bfloat16 if precision == "bf16" else torch.float32)
+    # The compiler keeps products in float32 that eager rounds to bf16.
+    tolerance = dict(rtol=0.05, atol=0.05) if precision == "bf16" else dict(rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out, expected, **tolerance)
+    out.float().sum().backward()
+    for p, gradient in zip(model.parameters(), gradients, strict=True):
+        scale = gradient.abs().max().clamp(min=1)
+        torch.testing.assert_close(p.grad / scale, gradient / scale, **tolerance)
 
 
 def test_a_layer_inside_genconv():
@@ -316,5 +336,5 @@ def test_no_compiler(monkeypatch, tmp_path, caplog):
 def test_a_gpu_needs_triton(monkeypatch):
     monkeypatch.setattr(fused.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(fused, "_gpu", fused._gpu.__wrapped__)
-    assert fused._missing("cuda") == "no Triton for the GPU kernel (pip install triton)"
+    assert fused.missing("cuda") == "no Triton for the GPU kernel (pip install triton)"
     assert "'meta'" in backend(torch.empty(10, 3, device="meta"), torch.empty(2, 5, dtype=torch.int64, device="meta"))

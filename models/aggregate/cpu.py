@@ -14,7 +14,7 @@ from models.native import NativeLibrary
 
 LIBRARY = NativeLibrary(
     "fused aggregation", Path(__file__).with_name("fused_cpu.cpp"),
-    ("forward.h", "backward.h", "problem.h", "kinds.h", "encode.h", "tiles.h", "simd.h"),
+    ("forward.h", "backward.h", "norm.h", "problem.h", "kinds.h", "encode.h", "tiles.h", "simd.h"),
     otherwise="the reference aggregation runs instead")
 
 # What the kernels compute themselves; mean and the degree-scaled ones are made of these.

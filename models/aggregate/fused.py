@@ -44,11 +44,12 @@ def obstacle(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, wei
             return f"edge_attr has shape {tuple(edge_attr.shape)}, the kernel needs [num_edges, {columns}]"
     if eps < 0:
         return f"eps is {eps}, the kernel needs messages that are not negative"
-    return _missing(x.device.type)
+    return missing(x.device.type)
 
 
 @torch.compiler.assume_constant_result
-def _missing(device: str) -> str:
+def missing(device: str) -> str:
+    """What keeps the kernels of a device from running, empty if nothing does."""
     if device == "cuda":
         return "" if _gpu() is not None else "no Triton for the GPU kernel (pip install triton)"
     if device != "cpu":
@@ -144,12 +145,23 @@ def _structure(edge_index: Tensor, num_src: int, num_dst: int, *, by_source: boo
         return _sort(edge_index, num_src, num_dst)
     if edge_index.sort_order is None:
         return _sort(edge_index.as_tensor(), num_src, num_dst)
-    (indptr, src), position = edge_index.get_csc()
+    (indptr, src), position = _compressed(edge_index, by="col")
     structure = [_padded(indptr, num_dst, "destination"), src, position]
     if not by_source:
         return [*structure, None, None, None]
-    (rowptr, dst), position = edge_index.get_csr()
+    (rowptr, dst), position = _compressed(edge_index, by="row")
     return [*structure, _padded(rowptr, num_src, "source"), dst, position]
+
+
+def _compressed(edge_index: EdgeIndex, *, by: str) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+    """The ``EdgeIndex``'s CSC (by "col") or CSR (by "row")."""
+    in_order = edge_index.is_sorted_by_col if by == "col" else edge_index.is_sorted_by_row
+    if torch.compiler.is_compiling() and not in_order:
+        # PyG 2.8 hands a filled transpose to the compiler without its nodes, and then fails on that.
+        if edge_index._T_perm is not None and edge_index._T_indptr is not None:
+            perm = edge_index._T_perm
+            return (edge_index._T_indptr, edge_index.as_tensor()[1 if by == "row" else 0].index_select(0, perm)), perm
+    return edge_index.get_csc() if by == "col" else edge_index.get_csr()
 
 
 def _padded(indptr: Tensor, num_nodes: int, side: str) -> Tensor:

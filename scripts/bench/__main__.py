@@ -1,0 +1,51 @@
+"""Benchmarks. Outputs are compared with PyG's before anything is timed.
+
+Each measurement is one CSV row on standard output; what happens meanwhile goes to standard error.
+"""
+
+import argparse
+
+from scripts.bench.aggregate import bench_aggregate
+from scripts.bench.inference import bench_inference
+from scripts.bench.layer import bench_layer
+from scripts.bench.partition import bench_partition
+from scripts.bench.scale import bench_scale
+from scripts.bench.step import bench_step
+
+CLUSTER = {"num_nodes": 13_253, "num_edges": 791_225}  # what a random cluster out of 10 keeps of ogbn-proteins
+PROTEINS = {"num_nodes": 132_534, "num_edges": 79_122_504}
+PRODUCTS = {"num_nodes": 2_449_029, "num_edges": 123_718_280}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m scripts.bench", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    benches = parser.add_subparsers(dest="bench", required=True)
+
+    def add(function, about: str, sizes: dict, **numbers: int) -> argparse.ArgumentParser:
+        bench = benches.add_parser(function.__name__.removeprefix("bench_"), help=about, description=about)
+        for name, default in {**sizes, **numbers}.items():
+            bench.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"{default:,} if not given")
+        bench.set_defaults(function=function)
+        return bench
+
+    add(bench_partition, "all batches of a random partition, beside PyG's RandomNodeLoader",
+        {**PROTEINS, "num_edges": 30_000_000}, num_parts=10, repeat=5)
+    add(bench_scale, "a graph of ogbn-proteins' size through all that comes before training", PROTEINS, num_parts=10)
+    add(bench_aggregate, "one aggregation forward and backward, beside PyG's; the distance to the machine's limit",
+        CLUSTER, repeat=3)
+    layer = add(bench_layer, "one layer with its norm, activation and dropout, forward and backward, beside PyG's",
+                CLUSTER, channels=64, repeat=3)
+    layer.add_argument("--full", action="store_true", help="ogbn-proteins' whole graph, where PyG would need 74 GB")
+    add(bench_step, "a whole training step of DyResGEN-112, beside the same model of PyG's modules",
+        CLUSTER, pyg_layers=14, layers=112, repeat=3)
+    add(bench_inference, "exact inference on a whole graph of ogbn-products' size", PRODUCTS, layers=14, channels=128)
+    options = vars(parser.parse_args())
+    del options["bench"]
+    if options.pop("full", False):
+        options |= PROTEINS | {"full": True}
+    options.pop("function")(**options)
+
+
+if __name__ == "__main__":
+    main()

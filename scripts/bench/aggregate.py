@@ -1,0 +1,97 @@
+"""One GENConv aggregation, messages and edge encoder included, forward and backward, beside PyG's."""
+
+from dataclasses import dataclass
+
+import torch
+from torch_geometric import nn as pyg
+from torch_geometric.data import Data
+
+from models.aggregate import aggregate, backend
+from scripts.bench import graphs, machine
+from scripts.bench.measure import assert_close, extra_mib, say, side_by_side, write_row
+
+EPS = 1e-7
+# Floating-point operations for one message and channel, a fused multiply-add counted as two; two more for each edge
+# feature. An exponential is a range reduction, a polynomial of degree 5 and a scaling; a logarithm one of degree 9.
+_EXP, _LOG, _MESSAGE = 12, 21, 3  # relu, eps, and x added to the rest
+OPERATIONS = {"softmax": _MESSAGE + 2 + _EXP + 3, "power": _MESSAGE + 2 + _LOG + 1 + _EXP + 1, "max": _MESSAGE + 1}
+
+
+@dataclass
+class Case:
+    aggr: str = "softmax"
+    channels: int = 64
+    edge_dim: int = 8
+
+
+CASES = (Case(), Case(channels=128), Case(edge_dim=0), Case(aggr="max"), Case(aggr="power"))
+
+
+def bench_aggregate(num_nodes: int, num_edges: int, repeat: int) -> None:
+    data = graphs.proteins(num_nodes, num_edges // 2 * 2)
+    writer = None
+    for case in CASES:
+        writer = write_row(writer, _measure(case, data, repeat))
+
+
+def _measure(case: Case, data: Data, repeat: int) -> dict:
+    say(f"{case}, {backend(torch.empty(1, 1), data.edge_index)}")
+    torch.manual_seed(0)
+    channels, plain = case.channels, data.edge_index.as_tensor()
+    param = {"softmax": "t", "power": "p"}.get(case.aggr)
+    conv = pyg.GENConv(channels, channels, "powermean" if case.aggr == "power" else case.aggr, t=1.0, learn_t=True, p=1.5,
+                       learn_p=True, bias=True, edge_dim=case.edge_dim or None, eps=EPS)
+
+    def numbers(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        # PyG clamps to [1e-4, 100] what is raised to a power, we and the original to [1e-7, 10]: stay within both.
+        values = graphs.exact(*shape, scale=scale)
+        return values.abs() + 1 / 32 if case.aggr == "power" else values
+
+    x = numbers(data.num_nodes, channels).requires_grad_()
+    inputs, attr, weight, bias = {"x": x}, None, None, None
+    if case.edge_dim:
+        attr = data.edge_attr
+        weight, bias = conv.lin_edge.weight, conv.lin_edge.bias
+        with torch.no_grad():
+            weight.copy_(numbers(*weight.shape, scale=0.125))
+            bias.copy_(numbers(*bias.shape, scale=0.125))
+        inputs |= {"weight": weight, "bias": bias}
+    scalar = {}
+    if param:
+        inputs[param] = scalar[param] = getattr(conv.aggr_module, param)
+    gradient = graphs.exact(data.num_nodes, channels)
+    (indptr, src), _ = data.edge_index.get_csc()
+
+    def backward(out):
+        return dict(zip(["out", *inputs], (out.detach(), *torch.autograd.grad(out, list(inputs.values()), gradient))))
+
+    def theirs():
+        return backward(conv.propagate(plain, x=(x, x), edge_attr=attr, size=None))
+
+    def ours(grad: bool = True):
+        out = aggregate(x, data.edge_index, attr, weight, bias, aggr=case.aggr, eps=EPS, kernel="fused", **scalar)
+        return backward(out) if grad else out
+
+    a, b = ours(), theirs()
+    for side in (a, b):  # nodes without a neighbour: 0 with us, PyG's lower clamp where there is one
+        side["out"] = side["out"][indptr.diff() > 0]
+    assert_close(a, b, tolerance=1e-4)
+    del a, b
+    row = {"bench": "aggregate", "aggr": case.aggr, "channels": channels, "edge_dim": case.edge_dim,
+           "num_nodes": data.num_nodes, "num_edges": plain.size(1), **side_by_side(theirs, ours, repeat, inner=9)}
+    memory = {"pyg": extra_mib(theirs), "ours": extra_mib(ours)}
+    row |= {f"{name}_extra_mib": round(mib, 1) for name, mib in memory.items()}
+    row["extra_ratio"] = round(memory["pyg"] / max(memory["ours"], 0.1), 1)
+
+    limits, forward = machine.measure(lambda: ours(grad=False))
+    num_bytes = plain.size(1) * (4 * case.edge_dim + src.element_size()) + 3 * 4 * x.numel()
+    operations = plain.size(1) * channels * (OPERATIONS[case.aggr] + 2 * case.edge_dim)
+    limit = limits.limit(num_bytes, operations)
+    row |= {"forward_best_s": round(forward, 5), "gb_per_s": round(limits.bandwidth / 1e9, 1),
+            "gflops": round(limits.peak / 1e9, 1), "must_move_mb": round(num_bytes / 1e6, 1),
+            "bytes_s": round(num_bytes / limits.bandwidth, 5), "operations_s": round(operations / limits.peak, 5),
+            "fraction_of_limit": round(limit / forward, 3)}
+    say(f"extra memory: PyG {memory['pyg']:.0f} MiB, ours {memory['ours']:.1f} MiB; forward {1e3 * forward:.1f} ms, "
+        f"{limit / forward:.0%} of the limit of {1e3 * limit:.1f} ms ({row['must_move_mb']} MB at {row['gb_per_s']} GB/s, "
+        f"{operations / 1e9:.2f} G operations at {row['gflops']} G/s)")
+    return row

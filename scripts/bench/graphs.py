@@ -1,0 +1,53 @@
+"""Generated graphs for the benchmarks."""
+
+import numpy as np
+import torch
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
+
+from pipeline import graph
+from pipeline.synthetic import synthetic_proteins
+from scripts.bench.measure import say
+
+
+def proteins(num_nodes: int, num_edges: int, *, dtype: torch.dtype = torch.int64) -> Data:
+    """Communities with log-normal degrees and 8 edge features, as a batch of the pipeline holds them: CSC and CSR filled.
+
+    Features are multiples of 1/32. With `x` and `weight` such, messages are exact in float32 in whatever order they
+    are summed, and no relu or maximum is decided by rounding.
+
+    Args:
+        dtype: of the edges; batches are int64, the prepared whole graph is int32.
+    """
+    say(f"generating {num_nodes:,} nodes, {num_edges:,} directed edges")
+    data = synthetic_proteins(num_nodes=num_nodes, num_edges=num_edges, num_tasks=112)
+    edge_index = data.edge_index
+    if dtype != edge_index.dtype:
+        edge_index = graph.from_sorted(edge_index.as_tensor().to(dtype), edge_index.get_csc()[0][0])
+    data.edge_attr.mul_(32).round_().div_(32)
+    return Data(edge_index=graph.fill_transpose(edge_index), edge_attr=data.edge_attr, y=data.y, num_nodes=num_nodes)
+
+
+def exact(*shape: int, scale: float = 1.0) -> torch.Tensor:
+    """Normal random numbers rounded to multiples of 1/32, at most 4 * scale in magnitude."""
+    return (torch.randn(shape) * scale).clamp(-4 * scale, 4 * scale).mul(32).round().div(32)
+
+
+def heavy_tailed(num_nodes: int, num_edges: int, seed: int = 0) -> EdgeIndex:
+    """Random directed edges, int32, sorted by destination with the CSC filled; in- and out-degrees follow a power law.
+
+    Neither symmetric nor free of duplicates, and sources are drawn from everywhere: no cache helps to gather them.
+    """
+    rng = np.random.default_rng(seed)
+    degree = 1 / (1 - rng.random(num_nodes)) ** 0.5  # density ~ degree^-3
+    ends = np.floor(np.cumsum(np.concatenate([[0.0], degree / degree.sum()])) * num_edges + 0.5).astype(np.int64)
+    indptr = torch.from_numpy(ends)
+    edges = torch.empty(2, num_edges, dtype=torch.int32)
+    block = 1 << 24
+    for first in range(0, num_edges, block):
+        last = min(first + block, num_edges)
+        edges[1, first:last] = torch.from_numpy(np.searchsorted(ends, np.arange(first, last), side="right") - 1)
+        # The end of an edge drawn at random: popular nodes are sources more often too.
+        stub = rng.integers(0, num_edges, last - first)
+        edges[0, first:last] = torch.from_numpy(np.searchsorted(ends, stub, side="right") - 1)
+    return graph.from_sorted(edges, indptr)

@@ -1,0 +1,52 @@
+"""One GENConv layer of a res+ block, with its norm, activation, dropout and MLP, forward and backward."""
+
+import torch
+
+from models import DeeperGCN
+from scripts.bench import graphs
+from scripts.bench.measure import assert_close, extra_mib, resident_mib, say, side_by_side, spread_of, write_row
+from scripts.bench.pyg_model import PyGDeeperGCN
+
+
+def bench_layer(num_nodes: int, num_edges: int, channels: int, repeat: int, full: bool = False) -> None:
+    data = graphs.proteins(num_nodes, num_edges // 2 * 2, dtype=torch.int32 if full else torch.int64)
+    torch.manual_seed(0)
+    # Of two layers the second is a whole block; PyG's copy has the same parameters.
+    model = DeeperGCN(8, channels, 112, 2, edge_dim=8, learn_t=True, dropout=0.1, kernel="fused").eval()
+    h = torch.randn(num_nodes, channels, requires_grad=True)
+    gradient = torch.randn(num_nodes, channels)
+    block = [*model.convs[1].parameters(), *model.norms[0].parameters(), *model.edge_lins[1].parameters()]
+    encoder = list(model.edge_encoder.parameters())
+
+    def ours():
+        out = model._layer(1, h, data.edge_index, data.edge_attr)
+        return [out.detach(), *torch.autograd.grad(out, [h, *encoder, *block], gradient)]
+
+    row = {"bench": "layer", "num_nodes": num_nodes, "num_edges": data.edge_index.size(1), "channels": channels}
+    if full:
+        graph_mib = resident_mib()
+        model.train()
+        ours()
+        row |= spread_of(ours, repeat) | {"ours_extra_mib": round(extra_mib(ours), 1), "graph_mib": round(graph_mib, 1),
+                                          "beside": "PyG not run: it would need 74 GB"}
+        say(f"{row['ours_median_s']:.2f} s, {row['ours_extra_mib']:.0f} MiB beside the graph and the process, {graph_mib:.0f}")
+        write_row(None, row)
+        return
+
+    pyg = PyGDeeperGCN(model, checkpointing=False).eval()
+    plain, layer = data.edge_index.as_tensor(), pyg.layers[1]
+    their_block = [*(layer.conv.get_parameter(name) for name, _ in model.convs[1].named_parameters()),
+                   *layer.norm.parameters(), *layer.conv.lin_edge.parameters()]
+
+    def theirs():
+        out = layer(h, plain, pyg.edge_encoder(data.edge_attr))
+        return [out.detach(), *torch.autograd.grad(out, [h, *encoder, *their_block], gradient)]
+
+    names = ["out", "h", "edge encoder's weight", "edge encoder's bias"]
+    names += [name for name, _ in model.convs[1].named_parameters()] + ["norm's weight", "norm's bias", "weight", "bias"]
+    # Dropout off: the two draw different masks. A relu decided by rounding moves a sum by one of its terms.
+    assert_close(dict(zip(names, ours())), dict(zip(names, theirs())), tolerance=1e-3)
+    model.train(), pyg.train()
+    row |= side_by_side(theirs, ours, repeat, inner=5)
+    memory = {"pyg": extra_mib(theirs), "ours": extra_mib(ours)}
+    write_row(None, row | {f"{name}_extra_mib": round(mib, 1) for name, mib in memory.items()})

@@ -1,0 +1,55 @@
+"""All batches of a random partition, beside PyG's RandomNodeLoader on the same graph in the same process."""
+
+import statistics
+
+import torch
+from torch_geometric.data import Data
+from torch_geometric.loader import RandomNodeLoader
+
+from pipeline.config import SyntheticProteinsConfig
+from pipeline.data import prepare
+from pipeline.loader import ClusterLoader
+from pipeline.partition import random_partition, stream
+from pipeline.synthetic import synthetic_proteins
+from scripts.bench.measure import say, seconds_of, write_row
+
+
+def assert_same_subgraph(batch: Data, other: Data) -> None:
+    """Compare a batch with PyG's induced subgraph of the same nodes, whatever the order of nodes and edges."""
+    def canonical(n_id: torch.Tensor, part: Data) -> tuple[torch.Tensor, torch.Tensor]:
+        index = part.edge_index.as_tensor() if hasattr(part.edge_index, "as_tensor") else part.edge_index
+        key = n_id[index[1]] * (int(n_id.max()) + 1) + n_id[index[0]]
+        order = key.argsort()
+        return key[order], part.edge_attr[order]
+
+    for a, b in zip(canonical(batch.n_id, batch), canonical(other.n_id, other)):
+        if not torch.equal(a, b):
+            raise SystemExit("the batches differ from PyG's subgraphs: nothing is timed")
+
+
+def bench_partition(num_nodes: int, num_edges: int, num_parts: int, repeat: int) -> None:
+    say(f"generating {num_edges:,} directed edges")
+    generated = synthetic_proteins(num_nodes=num_nodes, num_edges=num_edges, num_tasks=8)
+    data = prepare(generated, SyntheticProteinsConfig())
+    plain = Data(edge_index=data.edge_index.as_tensor().long(), edge_attr=data.edge_attr, x=data.x, y=data.y,
+                 n_id=torch.arange(num_nodes), num_nodes=num_nodes)
+    loader = ClusterLoader(data)
+    pyg = RandomNodeLoader(plain, num_parts, shuffle=True)
+
+    partition = random_partition(num_nodes, num_parts, stream("bench", 0))
+    for batch in loader.batches(partition):
+        assert_same_subgraph(batch, plain.subgraph(batch.n_id))
+    say("outputs compared: every batch equals PyG's subgraph of its nodes")
+
+    ours, theirs = [], []
+    for round_ in range(repeat):
+        theirs.append(seconds_of(lambda: [None for _ in pyg]))
+        ours.append(seconds_of(lambda: [None for _ in loader.batches(
+            random_partition(num_nodes, num_parts, stream("bench", 1, round_)))]))
+        say(f"round {round_ + 1}: RandomNodeLoader {theirs[-1]:.2f} s, ours {ours[-1]:.2f} s, ratio {theirs[-1] / ours[-1]:.1f}")
+    ratios = sorted(a / b for a, b in zip(theirs, ours))
+    write_row(None, {
+        "bench": "partition", "num_nodes": num_nodes, "num_edges": data.edge_index.size(1), "num_parts": num_parts,
+        "pyg_median_s": round(statistics.median(theirs), 3), "ours_median_s": round(statistics.median(ours), 3),
+        "ratio_median": round(statistics.median(ratios), 2), "ratio_min": round(ratios[0], 2),
+        "ratio_max": round(ratios[-1], 2)})

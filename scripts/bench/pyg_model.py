@@ -1,0 +1,46 @@
+"""DeeperGCN from PyG's own modules, as PyG's example ogbn_proteins_deepgcn.py builds it, with our parameters."""
+
+import copy
+
+import torch
+from torch_geometric import nn as pyg
+
+from models import DeeperGCN
+
+
+class PyGDeeperGCN(torch.nn.Module):
+    """``res+`` blocks of softmax GENConvs; two of three layers are recomputed in backward, as in the example.
+
+    The example adds the shared encoding of the edges to every layer's messages as it is. DeepGCN and we have one more
+    linear map in each layer: it is ``lin_edge`` here, which PyG's GENConv makes itself only where sizes differ.
+
+    Args:
+        model: where the parameters come from.
+    """
+
+    def __init__(self, model: DeeperGCN, *, checkpointing: bool = True):
+        super().__init__()
+        self.node_encoder, self.head = model.node_encoder, model.head
+        self.edge_encoder = getattr(model, "edge_encoder", None)
+        self.layers = torch.nn.ModuleList()
+        channels = model.head.in_features
+        for layer, ours in enumerate(model.convs):
+            conv = pyg.GENConv(channels, channels, "softmax", t=1.0, learn_t=True, num_layers=2, norm="layer", bias=True)
+            conv.load_state_dict(ours.state_dict())
+            if self.edge_encoder:
+                conv.lin_edge = copy.deepcopy(model.edge_lins[layer])
+            norm = torch.nn.LayerNorm(channels)
+            norm.load_state_dict(model.norms[layer - 1].state_dict())
+            self.layers.append(pyg.DeepGCNLayer(conv, norm, torch.nn.ReLU(inplace=True), block="res+",
+                                                dropout=model.dropout, ckpt_grad=layer % 3 if checkpointing else False))
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor, edge_attr: torch.Tensor | None = None) -> torch.Tensor:
+        x = self.node_encoder(x)
+        if edge_attr is not None:
+            edge_attr = self.edge_encoder(edge_attr)
+        # The first block is a bare convolution, and its norm ends the network.
+        x = self.layers[0].conv(x, edge_index, edge_attr)
+        for layer in self.layers[1:]:
+            x = layer(x, edge_index, edge_attr)
+        x = self.layers[0].act(self.layers[0].norm(x))
+        return self.head(torch.nn.functional.dropout(x, self.layers[0].dropout, self.training))

@@ -1,0 +1,65 @@
+"""A whole training step of DyResGEN-112: forward, loss, backward and Adam, beside the same model of PyG's modules."""
+
+import torch
+
+from models import DeeperGCN
+from scripts.bench import graphs
+from scripts.bench.measure import assert_close, extra_mib, say, side_by_side, spread_of, write_row
+from scripts.bench.pyg_model import PyGDeeperGCN
+
+NUM_TASKS = 112
+
+
+def bench_step(num_nodes: int, num_edges: int, pyg_layers: int, layers: int, repeat: int) -> None:
+    data = graphs.proteins(num_nodes, num_edges // 2 * 2)
+    torch.manual_seed(0)
+    x, plain = torch.randn(num_nodes, 8), data.edge_index.as_tensor()
+
+    def build(num_layers: int) -> DeeperGCN:
+        return DeeperGCN(8, 64, NUM_TASKS, num_layers, edge_dim=8, learn_t=True, dropout=0.1, kernel="fused")
+
+    def stepper(model: torch.nn.Module, edge_index: torch.Tensor):
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+        def step() -> None:
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(model(x, edge_index, data.edge_attr), data.y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+        return step
+
+    model = build(pyg_layers)
+    pyg = PyGDeeperGCN(model)
+    _compare(model, pyg, data, x, plain)
+    row = {"bench": "step", "num_nodes": num_nodes, "num_edges": plain.size(1)}
+    pyg = PyGDeeperGCN(build(pyg_layers))
+    theirs, ours = stepper(pyg, plain), stepper(model, data.edge_index)
+    compared = side_by_side(theirs, ours, repeat, inner=3)
+    memory = {"pyg": extra_mib(theirs), "ours": extra_mib(ours)}
+    compared |= {f"{name}_extra_mib": round(mib, 1) for name, mib in memory.items()}
+    writer = write_row(None, {**row, "layers": pyg_layers, **compared})
+    if layers != pyg_layers:
+        del theirs, ours, model, pyg
+        say(f"{layers} layers, ours alone: PyG's step would keep one layer of three, 1.1 GiB each")
+        ours = stepper(build(layers), data.edge_index)
+        ours()
+        alone = spread_of(ours, repeat) | {"ours_extra_mib": round(extra_mib(ours), 1)}
+        write_row(writer, {**row, "layers": layers, **dict.fromkeys(compared, ""), **alone})
+
+
+def _compare(model: DeeperGCN, pyg: PyGDeeperGCN, data, x: torch.Tensor, plain: torch.Tensor) -> None:
+    """Logits and the gradients of the shared parameters, without dropout: the two draw different masks."""
+    sides = []
+    for side, edge_index in ((model, data.edge_index), (pyg, plain)):
+        side.eval()
+        logits = side(x, edge_index, data.edge_attr)
+        shared = {"node_encoder": side.node_encoder.weight, "edge_encoder": side.edge_encoder.weight,
+                  "head": side.head.weight}
+        for weight in shared.values():
+            weight.grad = None
+        # Reentrant checkpointing works with backward() alone.
+        torch.nn.functional.binary_cross_entropy_with_logits(logits, data.y).backward()
+        sides.append({"logits": logits.detach(), **{name: weight.grad for name, weight in shared.items()}})
+        side.train()
+    assert_close(*sides, tolerance=1e-3)
