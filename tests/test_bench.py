@@ -1,0 +1,34 @@
+import csv
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.aggregate import build
+from scripts.bench.measure import assert_close
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.skipif(build.library() is None, reason=build.missing() or "compiled")
+@pytest.mark.parametrize("bench, rows", [
+    (["aggregate", "--repeat", "1"], 5), (["layer", "--repeat", "1"], 1),
+    (["step", "--repeat", "1", "--pyg-layers", "3", "--layers", "4"], 2), (["inference", "--layers", "2"], 1)])
+def test_benchmarks_beside_pyg(bench, rows):
+    result = subprocess.run([sys.executable, "-m", "scripts.bench", *bench, "--num-nodes", "500", "--num-edges", "10000"],
+                            cwd=ROOT, capture_output=True, text=True, timeout=300,
+                            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+    assert result.returncode == 0, result.stderr
+    table = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert len(table) == rows and all(row["bench"] == bench[0] for row in table)
+
+
+def test_nothing_is_timed_where_outputs_differ():
+    assert_close({"out": torch.ones(3)}, {"out": torch.ones(3)}, tolerance=1e-6)
+    for other in (torch.tensor([1.0, 1.0, 1.1]), torch.tensor([1.0, 1.0, torch.nan])):
+        with pytest.raises(SystemExit, match="out differs .* nothing is timed"):
+            assert_close({"out": other}, {"out": torch.ones(3)}, tolerance=1e-3)
