@@ -24,7 +24,7 @@ def shrink(command: list[str], folder: Path) -> list[str]:
     """The same command on a graph that takes no time."""
     module, arguments = command[2], [a.replace("data.folder=DIR", f"data.folder={folder}") for a in command[3:]]
     if module == "scripts.bench":
-        return [module, *arguments, "--num-nodes", "500", "--num-edges", "5000"] + ["--repeat", "1"] * ("scale" not in arguments)
+        return [module, *arguments, "--num-nodes", "500", "--num-edges", "10000"] + ["--repeat", "1"] * ("scale" not in arguments)
     if module == "pipeline.prepare" or module == "pipeline.train" and not any(a.startswith("resume=") for a in arguments):
         if "+experiment=ogbn_proteins" in arguments and not any(a.startswith("data.folder=") for a in arguments):
             arguments.append(f"data.folder={folder}")
