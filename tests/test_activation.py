@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from models.activation import backward, forward, norm_relu_dropout
 from models.aggregate.cpu import LIBRARY
@@ -17,6 +17,8 @@ def layer_norm(channels: int, generator: torch.Generator) -> torch.nn.LayerNorm:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 300), st.integers(1, 140), st.integers(0, 10**6))
+@example(107, 2, 121)
+@example(262, 2, 27200)
 def test_output_and_gradients_are_the_references(num_rows, channels, seed):
     g = torch.Generator().manual_seed(seed)
     norm = layer_norm(channels, g)
@@ -35,8 +37,11 @@ def test_output_and_gradients_are_the_references(num_rows, channels, seed):
     names = ("out", "x", "weight", "bias")
     ours = (out, *torch.autograd.grad(out, [x, *norm.parameters()], gradient))
     theirs = (expected, *torch.autograd.grad(expected, [wide, *reference.parameters()], gradient.double()))
+    # A row whose values nearly coincide magnifies the rounding of its mean by one over their deviation.
+    deviation = (wide.detach().var(1, correction=0) + norm.eps).sqrt().min()
+    tolerance = 2e-5 * max(1, 0.1 / deviation)
     for name, a, b in zip(names, ours, theirs):
-        assert (a - b).abs().max() <= 2e-5 * b.abs().max().clamp(min=1), name
+        assert (a - b).abs().max() <= tolerance * b.abs().max().clamp(min=1), name
 
 
 def test_dropout_drops_its_share_and_backward_the_same_elements():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch_geometric import EdgeIndex
 
 from models.aggregate import AGGREGATIONS, aggregate, backend, cpu, fused
+from models.aggregate.reference import POWER_RANGE
 from models.native import NativeLibrary
 from models.conv import GENConv
 from models.deepgcn import DeeperGCN
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.skipif(cpu.LIBRARY.get() is None, reason=cpu.LIBRARY.mi
 
 NAMES = ("x", "edge_attr", "weight", "bias", "t", "p", "y")
 LEARNS = {"softmax": "t", "softmax_sg": "", "softmax_sum": "ty", "power": "p", "power_sum": "py",
-          "mean": "", "max": "", "add": ""}
+          "powermean": "p", "mean": "", "max": "", "add": ""}
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +92,47 @@ def check(edge_index, inputs, grad, **options):
     ours = run(edge_index, inputs, grad, kernel="fused", **options)
     exact = run(edge_index, inputs, grad, kernel="reference", dtype=torch.float64, **options)
     assert_close(ours, exact, grad=grad, exponent=inputs["p"])
+
+
+def wide_graph(p):
+    """Messages on both sides of both clamps of PyG's power mean, in rows of few edges or none."""
+    edge_index, inputs, grad = graph(30, 40, 100)
+    inputs["x"] *= torch.tensor([1 / 16, 1.0, 128.0])[torch.arange(30) % 3, None]
+    # Of a mean that is at a bound, rounding decides the side: these have no gradient.
+    x, attr, weight, bias = (inputs[name].double() for name in NAMES[:4])
+    message = (x[edge_index[0]] + torch.nn.functional.linear(attr, weight, bias)).relu() + 1e-7
+    assert (message < 1e-4).any() and (message > 100).any()
+    mean = torch.zeros(grad.shape, dtype=torch.float64).index_add(0, edge_index[1], message.clamp(1e-4, 100) ** p)
+    mean /= edge_index[1].bincount(minlength=40).clamp(min=1).unsqueeze(1)
+    grad[((mean / 1e-4 - 1).abs() < 1e-5) | ((mean / 100 - 1).abs() < 1e-5)] = 0
+    return edge_index, inputs | dict(p=torch.tensor([p])), grad
+
+
+@pytest.mark.parametrize("p", [-2.0, 0.5, 1.0, 3.0])
+def test_powermean_is_pygs(p):
+    edge_index, inputs, grad = wide_graph(p)
+    x, attr, weight, bias = (inputs[name].double().requires_grad_() for name in NAMES[:4])
+    pygs = torch_geometric.nn.PowerMeanAggregation(p, learn=True).double()
+    message = (x[edge_index[0]] + torch.nn.functional.linear(attr, weight, bias)).relu() + 1e-7
+    out = pygs(message, edge_index[1], dim_size=40)
+    out.backward(grad.double())
+    exact = {"out": out.detach()} | dict(zip(("x", "edge_attr", "weight", "bias", "p"),
+                                             (leaf.grad for leaf in (x, attr, weight, bias, pygs.p))))
+    for kernel, dtype in (("fused", torch.float32), ("reference", torch.float64)):
+        ours = run(edge_index, inputs, grad, aggr="powermean", kernel=kernel, dtype=dtype)
+        torch.testing.assert_close(ours["out"].double(), exact["out"], rtol=1e-5, atol=0)
+        assert_close(ours, exact, grad=grad, exponent=abs(p))
+
+
+@pytest.mark.parametrize("p, x, message", [(1.0, 200.0, 100.0), (-2.0, 200.0, 100.0), (1.0, 0.0, 1e-4)])
+def test_a_mean_at_its_bound_is_inside(p, x, message):
+    inputs = dict.fromkeys(NAMES) | {"x": torch.tensor([[x]]), "p": torch.tensor([p])}
+    dst = torch.arange(400).repeat_interleave(torch.arange(1, 401))
+    ours = run(torch.stack([torch.zeros_like(dst), dst]), inputs, torch.ones(400, 1), aggr="powermean", kernel="fused")
+    # Where all messages are the same, so is their power mean whatever p is, but its bound depends on p.
+    torch.testing.assert_close(ours["out"], torch.full((400, 1), message), rtol=1e-5, atol=0)
+    torch.testing.assert_close(ours["p"], torch.zeros(1), rtol=0, atol=0.01 * message)
+    assert ours["x"].item() == 0
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
@@ -236,13 +278,13 @@ def test_operators(aggr, encoded):
     structure = cpu.sort_edges(edge_index, 12, 12)
     x, attr, weight, bias = (None if value is None else value.requires_grad_() for value in list(inputs.values())[:4])
     t = torch.tensor([1.5], requires_grad=aggr not in ("add", "max", "softmax_sg"))
-    torch.library.opcheck(cpu.forward, (x, *structure, attr, weight, bias, t, aggr, 1e-7, True))
+    torch.library.opcheck(cpu.forward, (x, *structure, attr, weight, bias, t, aggr, 1e-7, *POWER_RANGE, True))
     torch.library.opcheck(cpu.sort_edges, (edge_index, 12, 12))
     with torch.no_grad():
-        out, stat, stat2 = cpu.forward(x, *structure, attr, weight, bias, t, aggr, 1e-7, True)
+        out, stat, stat2 = cpu.forward(x, *structure, attr, weight, bias, t, aggr, 1e-7, *POWER_RANGE, True)
         arguments = (grad, out, stat, stat2, x.detach(), *structure[3:],
                      *(None if value is None else value.detach() for value in (attr, weight, bias)), t.detach(), aggr,
-                     1e-7, True, weight is not None)
+                     1e-7, *POWER_RANGE, True, weight is not None)
     torch.library.opcheck(cpu.backward, arguments)
 
 

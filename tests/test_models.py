@@ -10,6 +10,7 @@ from torch_geometric import nn as pyg
 from models import DeeperGCN, GENConv
 from models.aggregate import AGGREGATIONS
 from models.aggregate.reference import aggregate
+from models.conv import _announce
 
 
 def by_hand(x, edges, edge_attr, *, aggr, t, p, y, eps=1e-7):
@@ -20,15 +21,18 @@ def by_hand(x, edges, edge_attr, *, aggr, t, p, y, eps=1e-7):
         for c in range(len(x[0])):
             m = [max(x[j][c] + edge_attr[k][c], 0.0) + eps for j, k in incoming]
             if not m:
+                out[i][c] = 1e-4 ** (1 / p) if aggr == "powermean" and p != 1 else 0.0
                 continue
             clamped = [min(max(v, 1e-7), 10.0) for v in m]
+            pyg_mean = sum(min(max(v, 1e-4), 100.0)**p for v in m) / len(m)
+            powermean = sum(m) / len(m) if p == 1 else min(max(pyg_mean, 1e-4), 100.0) ** (1 / p)
             top = max(t * v for v in m)
             w = [math.exp(t * v - top) for v in m]
             softmax = sum(a * b for a, b in zip(w, m)) / sum(w)
             power = (sum(v**p for v in clamped) / len(m)) ** (1 / p)
             degree = len(m) ** (1 / (1 + math.exp(-y)))
             out[i][c] = {"add": sum(m), "mean": sum(m) / len(m), "max": max(m), "softmax": softmax, "softmax_sg": softmax,
-                         "softmax_sum": softmax * degree, "power": power, "power_sum": power * degree}[aggr]
+                         "softmax_sum": softmax * degree, "power": power, "power_sum": power * degree, "powermean": powermean}[aggr]
     return torch.tensor(out, dtype=torch.float64)
 
 
@@ -104,23 +108,61 @@ def test_an_unknown_aggregation_names_the_known_ones():
 @pytest.mark.parametrize("options", [
     dict(), dict(learn_t=True, t=0.3, edge_dim=3), dict(aggr="softmax_sg", t=0.1, norm="layer"), dict(aggr="max", msg_norm=True),
     dict(aggr="mean", num_layers=1, bias=True), dict(aggr="add", msg_norm=True, learn_msg_scale=True, edge_dim=3),
-    dict(aggr="median"), dict(aggr=["mean", "max"]), dict(aggr="powermean", p=2.0),
+    dict(aggr="median"), dict(aggr=["mean", "max"]), dict(aggr="powermean"), dict(aggr="powermean", p=2.0),
+    *(dict(aggr="powermean", p=p, learn_p=True, norm="layer") for p in (-2.0, 0.5, 1.5, 3.0)),
+    dict(aggr="powermean", aggr_kwargs=dict(p=2.0, clamp_max=0.5)), dict(aggr_kwargs=dict(t=0.3, semi_grad=True)),
 ])
 @pytest.mark.parametrize("sizes", [(6, 6), (5, 6)])
-def test_genconv_is_pygs(options, sizes):
+@pytest.mark.parametrize("kernel", ["auto", "reference"])
+def test_genconv_is_pygs(options, sizes, kernel):
     if options.get("edge_dim") is None:
         options = {**options, "edge_dim": 3}
+    torch.manual_seed(0)
     theirs = pyg.GENConv(*sizes, **options)
-    ours = GENConv(*sizes, **options)
+    ours = GENConv(*sizes, **options, kernel=kernel)
     ours.load_state_dict(theirs.state_dict())
+    theirs.double()
     data = random_graph(30, 100, 0)
-    x, attr = torch.randn(30, sizes[0]), data.edge_attr
-    index = data.edge_index.as_tensor().long()
-    a, b = ours(x, index, attr), theirs(x, index, attr)
-    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    square = torch.randn(30, sizes[0]), data.edge_index.as_tensor().long(), data.edge_attr
     pair = torch.randn(30, sizes[0]), torch.randn(20, sizes[0])
-    index = torch.stack([torch.randint(30, (50,)), torch.randint(20, (50,))])
-    torch.testing.assert_close(ours(pair, index, attr[:50]), theirs(pair, index, attr[:50]), rtol=1e-4, atol=1e-5)
+    pair = pair, torch.stack([torch.randint(30, (50,)), torch.randint(20, (50,))]), data.edge_attr[:50]
+    for x, index, attr in (square, pair):
+        for side in (x if isinstance(x, tuple) else (x,)):
+            side[::3] *= 8  # beyond what the power mean clamps its mean to
+        a, b = (_with_gradients(conv, x, index, attr) for conv in (ours, theirs))
+        for name, expected in b.items():
+            error = (a[name].double() - expected).norm()
+            assert error <= 1e-4 * expected.norm() + 1e-5, f"{name}: {error:.1e} of {expected.norm():.1e}"
+
+
+def _with_gradients(conv, x, index, attr):
+    """The output and the gradients of everything, by name, in the precision of the layer."""
+    dtype = conv.mlp[0].weight.dtype
+    leaves = [value.to(dtype, copy=True).requires_grad_() for value in (*(x if isinstance(x, tuple) else (x,)), attr)]
+    out = conv(tuple(leaves[:-1]) if isinstance(x, tuple) else leaves[0], index, leaves[-1])
+    conv.zero_grad()
+    (out * torch.arange(out.numel()).view_as(out).cos()).sum().backward()
+    return {"out": out.detach()} | {str(i): leaf.grad for i, leaf in enumerate(leaves)} | {
+        name: parameter.grad for name, parameter in conv.named_parameters() if parameter.requires_grad}
+
+
+def test_genconv_says_when_pygs_own_code_runs(caplog):
+    caplog.set_level("INFO")
+    _announce.cache_clear()
+    x, index = torch.randn(30, 6), random_graph(30, 100, 0).edge_index.as_tensor().long()
+    adj_t = torch.sparse_coo_tensor(index.flip(0), torch.ones(index.size(1)), (30, 30), check_invariants=True).coalesce()
+    for options, edges, why in [
+        (dict(), index, ""), (dict(aggr="median"), index, "aggr=median"), (dict(aggr="median"), index, ""),
+        (dict(aggr=["mean", "max"]), index, "aggr=['mean', 'max']"), (dict(), adj_t, "edges are a torch.sparse tensor"),
+        (dict(flow="target_to_source"), index, "flow=target_to_source"),
+        (dict(aggr_kwargs=dict(t=0.3, semi_grad=True)), index, "aggr_kwargs with semi_grad"),
+    ]:
+        caplog.clear()
+        ours, theirs = GENConv(6, 6, **options), pyg.GENConv(6, 6, **options)
+        ours.load_state_dict(theirs.state_dict())
+        torch.testing.assert_close(ours(x, edges), theirs(x, edges), rtol=1e-4, atol=1e-5)
+        said = [line for line in caplog.messages if "PyG's own" in line]
+        assert said == ([f"aggregation: PyG's own ({why})"] if why else [])
 
 
 RECIPES = {

@@ -3,26 +3,68 @@
 import pytest
 import torch
 from conftest import TOY
+from torch_geometric import EdgeIndex
 from torch_geometric import nn as pyg
 
 from models import GENConv
+from models.conv import _edges_of
 from pipeline.data import load
 
 pytestmark = pytest.mark.system
 
 
-def test_genconv_takes_a_sparse_tensor(configure, tmp_path):
+@pytest.mark.parametrize("square", [True, False])
+@pytest.mark.parametrize("options", [dict(learn_t=True), dict(aggr="powermean", p=2.0, learn_p=True)])
+def test_genconv_takes_a_sparse_tensor(configure, tmp_path, options, square):
     from torch_sparse import SparseTensor
 
     data = load(configure(*TOY).data, tmp_path)
     src, dst = data.edge_index.as_tensor().long()
-    adj_t = SparseTensor(row=dst, col=src, value=data.edge_attr, sparse_sizes=(data.num_nodes, data.num_nodes))
-    theirs = pyg.GENConv(data.x.size(1), 6, edge_dim=8)
-    ours = GENConv(data.x.size(1), 6, edge_dim=8)
+    theirs = pyg.GENConv(data.x.size(1), 6, edge_dim=8, norm="layer", **options)
+    ours = GENConv(data.x.size(1), 6, edge_dim=8, norm="layer", **options, kernel="fused")
     ours.load_state_dict(theirs.state_dict())
-    expected = theirs(data.x, adj_t)
-    torch.testing.assert_close(ours(data.x, adj_t), expected)
-    torch.testing.assert_close(ours(data.x, data.edge_index, data.edge_attr), expected, rtol=1e-4, atol=1e-5)
+    results = []
+    num_dst = data.num_nodes if square else int(dst.max()) + 7
+    for conv in (ours, theirs.double()):
+        dtype = conv.mlp[0].weight.dtype
+        x, value = (tensor.to(dtype, copy=True).requires_grad_() for tensor in (data.x, data.edge_attr))
+        adj_t = SparseTensor(row=dst, col=src, value=value, sparse_sizes=(num_dst, data.num_nodes))
+        x_dst = x if square else None
+        out = conv((x, x_dst), adj_t)
+        out.square().sum().backward()
+        assert torch.equal(conv((x, x_dst), adj_t), out)
+        assert torch.equal(conv((x, x_dst), adj_t.set_value(None, layout=None), adj_t.storage.value()), out)
+        if square:
+            index = EdgeIndex(torch.stack([src, dst]), sparse_size=(data.num_nodes, data.num_nodes))
+            torch.testing.assert_close(conv(x, index, value), out, rtol=1e-4, atol=1e-5)
+        results.append({"out": out, "x": x.grad, "value": value.grad} | {
+            name: parameter.grad for name, parameter in conv.named_parameters() if parameter.grad is not None})
+    for name, expected in results[1].items():
+        error = (results[0][name].double() - expected).norm()
+        assert error <= 1e-4 * expected.norm() + 1e-5, f"{name}: {error:.1e} of {expected.norm():.1e}"
+
+
+def test_what_a_sparse_tensor_has_sorted_is_not_sorted_again(monkeypatch):
+    from torch_sparse import SparseTensor
+
+    index = torch.stack([torch.randint(30, (200,)), torch.randint(20, (200,))])
+    adj_t = SparseTensor(row=index[1], col=index[0], sparse_sizes=(20, 30))
+    adj_t.storage.csr2csc()
+    for name in ("sort", "argsort"):
+        monkeypatch.setattr(torch, name, None)
+        monkeypatch.setattr(torch.Tensor, name, None)
+    edges = _edges_of(adj_t)
+    assert edges is _edges_of(adj_t)
+    (rowptr, dst), perm = edges.get_csr()
+    (indptr, src), none = edges.get_csc()
+    assert none is None and torch.equal(edges.as_tensor()[:, perm], torch.stack([_of(rowptr), dst]))
+    assert torch.equal(edges.as_tensor(), torch.stack([src, _of(indptr)]))
+    edges.validate()
+
+
+def _of(ptr: torch.Tensor) -> torch.Tensor:
+    """The row of each entry."""
+    return torch.arange(ptr.numel() - 1).repeat_interleave(ptr.diff())
 
 
 @pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without a 'pyg-lib'")

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from test_fused import assert_close, graph, poisoned_memory, run  # noqa: F401 (a fixture)
+from test_fused import assert_close, graph, poisoned_memory, run, wide_graph  # noqa: F401 (a fixture)
 from torch_geometric import EdgeIndex
 
 from models.aggregate import AGGREGATIONS, cpu, fused, gpu, reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LIMITS = reference.POWER_RANGE
 if DEVICE == "cpu":
     gpu.interpret()
 
@@ -45,7 +46,9 @@ def problem(aggr, features, channels, num_edges=60, **options):
 def check(aggr, features, channels, **options):
     edge_index, inputs, grad = problem(aggr, features, channels, **options)
     ours = compute(edge_index, inputs, grad, aggr=aggr)
-    assert (ours["out"][-1] == 0).all() and (ours["x"][-1] == 0).all()  # nodes without edges
+    nothing = 1e-4 ** (1 / inputs["p"].item()) if aggr == "powermean" else 0.0
+    assert ours["out"][-1].tolist() == pytest.approx([nothing] * channels)  # nodes without edges
+    assert (ours["x"][-1] == 0).all()
     assert_close(ours, compute(edge_index, inputs, grad, aggr=aggr, exact=True), grad=grad, exponent=inputs["p"])
 
 
@@ -54,6 +57,13 @@ def check(aggr, features, channels, **options):
     (None, 5, torch.int64), (3, 20, torch.int32), ("encoded", 17, torch.int32), (17, 12, torch.int64)])
 def test_against_the_reference(aggr, features, channels, dtype):
     check(aggr, features, channels, dtype=dtype)
+
+
+@pytest.mark.parametrize("p", [-2.0, 0.5, 1.0, 3.0])
+def test_powermean_clamps_messages_and_mean(p):
+    edge_index, inputs, grad = wide_graph(p)
+    assert_close(compute(edge_index, inputs, grad, aggr="powermean"),
+                 compute(edge_index, inputs, grad, aggr="powermean", exact=True), grad=grad, exponent=abs(p))
 
 
 @pytest.mark.parametrize("edge_dim", [*range(10), 15, 16, 33, 64, 65])
@@ -165,7 +175,7 @@ def test_edges_outside_of_the_graph():
     if DEVICE == "cpu":  # on a GPU this is an assertion of the device, after which nothing else runs
         structure = cpu.sort_edges(edge_index, 12, 9)
         with pytest.raises(RuntimeError, match="outside of the graph"):
-            cpu.forward(inputs["x"][:5], *structure, None, None, None, torch.ones(1), "add", 1e-7, False)
+            cpu.forward(inputs["x"][:5], *structure, None, None, None, torch.ones(1), "add", 1e-7, *LIMITS, False)
 
 
 @pytest.mark.parametrize("aggr, features, dtype", [
@@ -177,12 +187,12 @@ def test_operators(aggr, features, dtype):
                              for name, kind in dtypes.items())
     structure = cpu.sort_edges(edge_index.to(DEVICE), 12, 9)
     param = torch.tensor([1.5], device=DEVICE, requires_grad=aggr != "max")
-    torch.library.opcheck(cpu.forward, (x, *structure, attr, weight, bias, param, aggr, 1e-7, True))
+    torch.library.opcheck(cpu.forward, (x, *structure, attr, weight, bias, param, aggr, 1e-7, *LIMITS, True))
     torch.library.opcheck(cpu.sort_edges, (edge_index.to(DEVICE), 12, 9))
     with torch.no_grad():
-        outputs = cpu.forward(x, *structure, attr, weight, bias, param, aggr, 1e-7, True)
+        outputs = cpu.forward(x, *structure, attr, weight, bias, param, aggr, 1e-7, *LIMITS, True)
     given = (None if value is None else value.detach() for value in (x, *structure[3:], attr, weight, bias, param))
-    torch.library.opcheck(cpu.backward, (grad.to(DEVICE), *outputs, *given, aggr, 1e-7, attr is not None,
+    torch.library.opcheck(cpu.backward, (grad.to(DEVICE), *outputs, *given, aggr, 1e-7, *LIMITS, attr is not None,
                                          weight is not None))
 
 

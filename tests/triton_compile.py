@@ -13,8 +13,9 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from models.aggregate import cpu, gpu
+from models.aggregate import cpu, gpu, reference
 
+LIMITS = reference.POWER_RANGE
 HOPPER = GPUTarget("cuda", 90, 32)
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64"}
 
@@ -57,9 +58,9 @@ def compile_problem(aggr, channels, edge_dim, *, encoded=False, dtype=torch.floa
         attr = torch.zeros(2000, edge_dim, dtype=dtype)
         weight, bias = torch.zeros(channels, edge_dim), torch.zeros(channels)
     param = torch.zeros(1)
-    out, stat, stat2 = gpu.forward(x, *structure, attr, weight, bias, param, aggr, 1e-7, True)
-    gpu.backward(out, out, stat, stat2, x, *structure[3:], attr, weight, bias, param, aggr, 1e-7, need_attr,
-                 weight is not None)
+    out, stat, stat2 = gpu.forward(x, *structure, attr, weight, bias, param, aggr, 1e-7, *LIMITS, True)
+    gpu.backward(out, out, stat, stat2, x, *structure[3:], attr, weight, bias, param, aggr, 1e-7, *LIMITS,
+                 need_attr, weight is not None)
 
 
 if __name__ == "__main__":

@@ -37,13 +37,13 @@ class Problem(ctypes.Structure):
             "num_rows", "num_others", "num_edges", "num_positions", "channels", "edge_dim",
             "aggregation", "features", "num_threads", "ptr_wide", "other_wide", "position_wide")]
         + [(name, ctypes.c_void_p) for name in ("ptr", "other", "position", "x", "attr", "weight", "bias")]
-        + [("param", ctypes.c_float), ("eps", ctypes.c_float)]
+        + [(name, ctypes.c_float) for name in ("param", "eps", "low", "high")]
         + [(name, ctypes.c_void_p) for name in (
             "out", "stat", "stat2", "gradient", "grad_x", "grad_attr", "grad_weight", "grad_bias", "grad_param")]
     )
 
 
-def _call(function, num_others, x, ptr, other, position, attr, weight, bias, param, aggr, eps, **arrays):
+def _call(function, num_others, x, ptr, other, position, attr, weight, bias, param, aggr, eps, low, high, **arrays):
     tensors = dict(ptr=ptr, other=other, position=position, x=x, attr=attr, weight=weight, bias=bias, **arrays)
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
     problem = Problem(
@@ -53,7 +53,8 @@ def _call(function, num_others, x, ptr, other, position, attr, weight, bias, par
         features=0 if attr is None else 1 if weight is not None else 2, num_threads=torch.get_num_threads(),
         ptr_wide=ptr.dtype == torch.int64, other_wide=other.dtype == torch.int64,
         position_wide=position is not None and position.dtype == torch.int64,
-        param=float(param), eps=eps, **{name: tensor.data_ptr() for name, tensor in tensors.items()})
+        param=float(param), eps=eps, low=low, high=high,
+        **{name: tensor.data_ptr() for name, tensor in tensors.items()})
     status = function(ctypes.byref(problem))
     if status == 2:
         raise MemoryError(f"no memory for {problem.num_rows} and {num_others} nodes of {problem.channels} channels")
@@ -66,7 +67,8 @@ def _call(function, num_others, x, ptr, other, position, attr, weight, bias, par
 def forward(
     x: Tensor, indptr: Tensor, src: Tensor, position: Tensor | None,
     rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
-    attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, param: Tensor, aggr: str, eps: float, save: bool,
+    attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, param: Tensor, aggr: str, eps: float,
+    low: float, high: float, save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Aggregate messages by destination.
 
@@ -77,6 +79,7 @@ def forward(
         rowptr, dst, position_by_src: the same edges sorted by source, only read by backward.
         attr, weight, bias: as in :func:`models.aggregate.aggregate`, float32.
         param: t or p, one element.
+        low, high: what power clamps messages to; the others do not read them.
         save: whether backward will follow.
 
     Returns:
@@ -86,7 +89,7 @@ def forward(
     out, *stats = outputs(x, indptr, aggr, save)
     given = {name: stat for name, stat in zip(("stat", "stat2"), stats) if stat.numel()}
     _call(LIBRARY.get().fused_forward, x.size(0), x, indptr, src, position, attr, weight, bias, param, aggr, eps,
-          out=out, **given)
+          low, high, out=out, **given)
     return out, *stats
 
 
@@ -98,7 +101,7 @@ def outputs(x, indptr, aggr, save):
 
 
 @forward.register_fake
-def _(x, indptr, src, position, rowptr, dst, position_by_src, attr, weight, bias, param, aggr, eps, save):
+def _(x, indptr, src, position, rowptr, dst, position_by_src, attr, weight, bias, param, aggr, eps, low, high, save):
     return outputs(x, indptr, aggr, save)
 
 
@@ -107,7 +110,7 @@ def backward(
     grad: Tensor, out: Tensor | None, stat: Tensor, stat2: Tensor, x: Tensor,
     rowptr: Tensor, dst: Tensor, position: Tensor | None,
     attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, param: Tensor, aggr: str, eps: float,
-    need_attr: bool, need_weight: bool,
+    low: float, high: float, need_attr: bool, need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of :func:`forward` for x, attr, weight, bias and param; without elements where there is none."""
     grads = gradients(x, attr, weight, param, need_attr, need_weight)
@@ -116,7 +119,7 @@ def backward(
     given |= {name: stat for name, stat in zip(("out", "stat", "stat2"), (out, stat, stat2))
               if stat is not None and stat.numel()}
     _call(LIBRARY.get().fused_backward, grad.size(0), x, rowptr, dst, position, attr, weight, bias, param, aggr, eps,
-          gradient=grad, **given)
+          low, high, gradient=grad, **given)
     return tuple(grads)
 
 
@@ -132,12 +135,13 @@ def gradients(x, attr, weight, param, need_attr, need_weight):
 
 
 @backward.register_fake
-def _(grad, out, stat, stat2, x, rowptr, dst, position, attr, weight, bias, param, aggr, eps, need_attr, need_weight):
+def _(grad, out, stat, stat2, x, rowptr, dst, position, attr, weight, bias, param, aggr, eps, low, high, need_attr,
+      need_weight):
     return tuple(gradients(x, attr, weight, param, need_attr, need_weight))
 
 
 def _setup_context(ctx, inputs, output):
-    x, _, _, _, rowptr, dst, position, attr, weight, bias, param, ctx.aggr, ctx.eps, save = inputs
+    x, _, _, _, rowptr, dst, position, attr, weight, bias, param, ctx.aggr, *ctx.numbers, save = inputs
     assert save and rowptr is not None, "backward needs the edges sorted by source and what forward saves for it"
     out, stat, stat2 = output
     ctx.mark_non_differentiable(stat, stat2)
@@ -148,14 +152,14 @@ def _setup_context(ctx, inputs, output):
 
 def _backward(ctx, grad, _, __):
     if grad is None:
-        return (None,) * 14
+        return (None,) * 16
     needs = ctx.needs_input_grad
     need_attr, need_weight, need_bias, need_param = needs[7:11]
-    grads = backward(grad, *ctx.saved_tensors, ctx.aggr, ctx.eps, need_attr, need_weight or need_bias)
+    grads = backward(grad, *ctx.saved_tensors, ctx.aggr, *ctx.numbers, need_attr, need_weight or need_bias)
     grad_x, grad_attr, grad_weight, grad_bias, grad_param = grads
     return (grad_x if needs[0] else None, None, None, None, None, None, None,
             grad_attr if need_attr else None, grad_weight if need_weight else None, grad_bias if need_bias else None,
-            grad_param if need_param and ctx.aggr != "softmax_sg" else None, None, None, None)
+            grad_param if need_param and ctx.aggr != "softmax_sg" else None, *(None,) * 5)
 
 
 forward.register_autograd(_backward, setup_context=_setup_context)

@@ -14,7 +14,7 @@ struct Forward {
 
   explicit Forward(const Problem& p_)
       : p(p_),
-        kind(p_.param),
+        kind(p_.param, p_.low, p_.high),
         edges(sorted_edges(p_)),
         encoder(Features(p_.features), p_.channels, p_.edge_dim, p_.attr, p_.weight, p_.bias),
         num_blocks(encoder.num_blocks),

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import math
 from importlib import metadata
 
 import torch
@@ -10,10 +11,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric import EdgeIndex
 
 from models.aggregate import cpu
+from models.aggregate.reference import POWER_RANGE, POWERMEAN_RANGE, without_power_of_one
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # More raw features than this the GPU kernel cannot encode itself.
 _MAX_EDGE_DIM = 64
+# What the kernel's rounding may add to a power mean, relative to it.
+_ROUNDING = 4e-6
 # Sorted structures of plain edge lists, kept as long as the edge list lives and is not written to.
 _sorted = WeakIdKeyDictionary()
 
@@ -94,6 +98,7 @@ def aggregate(
 ) -> Tensor:
     """As :func:`models.aggregate.reference.aggregate`, without a tensor of edges x channels."""
     num_dst = x.size(0) if num_dst is None else num_dst
+    aggr = without_power_of_one(aggr, p)
     attr = edge_attr
     if attr is None or weight is None:
         weight = bias = None
@@ -105,7 +110,7 @@ def aggregate(
     weight, bias = _in_float32(weight, bias)
     if not x.is_cuda:  # whose kernel reads 16 bits as they are
         x, attr = _in_float32(x, attr)
-    kind = {"mean": "add"}.get(aggr, aggr.removesuffix("_sum"))
+    kind = {"mean": "add", "powermean": "power"}.get(aggr, aggr.removesuffix("_sum"))
     param = {"power": p, "add": 1.0, "max": 1.0}.get(kind, t)
     if not isinstance(param, Tensor):
         param = torch.full((), param, dtype=torch.float32, device=x.device)
@@ -113,8 +118,11 @@ def aggregate(
     inputs = (x, attr, weight, bias, param)
     save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
     structure = _structure(edge_index, x.size(0), num_dst, by_source=save)
-    out, _, _ = cpu.forward(x, *structure, attr, weight, bias, param, kind, eps, save)
-    if aggr == "mean" or aggr.endswith("_sum"):
+    limits = POWERMEAN_RANGE if aggr == "powermean" else POWER_RANGE
+    out, _, _ = cpu.forward(x, *structure, attr, weight, bias, param, kind, eps, *limits, save)
+    if aggr == "powermean":
+        out = _with_mean_clamped(out, param, structure[0].diff().unsqueeze(1) == 0)
+    elif aggr == "mean" or aggr.endswith("_sum"):
         degree = structure[0].diff().clamp(min=1).unsqueeze(1).to(out.dtype)
         out = out / degree if aggr == "mean" else out * degree.pow(_exponent(y, num_dst))
     return out.to(dtype)
@@ -129,15 +137,28 @@ def _without_features(attr, weight, bias, x):
     return None, None, None, x if bias is None else x + bias
 
 
-def _exponent(y: float | Tensor, num_dst: int) -> Tensor | float:
-    """sigmoid(y), [num_dst, 1] where y is learned."""
-    y = torch.as_tensor(y, dtype=torch.float32)
-    if not y.requires_grad:
-        return y.sigmoid()
+def _with_mean_clamped(out: Tensor, p: Tensor, empty: Tensor) -> Tensor:
+    """`out` had its mean been clamped before the root of PyG's power mean; that of `empty` rows is 0."""
+    # No more than float32 holds: a bound out of all rows' reach must not make p's gradient NaN.
+    low, high = (_spread((math.log(bound) / p.float()).clamp(max=88).exp(), out.size(0)) for bound in POWERMEAN_RANGE)
+    least, greatest = (torch.where(empty, low, bound) for bound in (torch.minimum(low, high), torch.maximum(low, high)))
+    # At p = 1 messages at a bound have their mean there too, and PyG clamps what is beyond.
+    out = torch.where(out < least * (1 - _ROUNDING), least, out)
+    return torch.where(out > greatest * (1 + _ROUNDING), greatest, out)
+
+
+def _exponent(y: float | Tensor, num_dst: int) -> Tensor:
+    return _spread(torch.as_tensor(y, dtype=torch.float32).sigmoid(), num_dst)
+
+
+def _spread(scalar: Tensor, num_dst: int) -> Tensor:
+    """One element for every destination, [num_dst, 1], where it has a gradient."""
+    if not scalar.requires_grad:
+        return scalar
     # Expanded in two steps, so that the gradient is summed in blocks of 1024: one long sum by torch would depend on
     # the number of threads.
     blocks = (num_dst + 1023) // 1024
-    return y.sigmoid().reshape(1, 1).expand(blocks, 1).expand(blocks, 1024).reshape(-1, 1)[:num_dst]
+    return scalar.reshape(1, 1).expand(blocks, 1).expand(blocks, 1024).reshape(-1, 1)[:num_dst]
 
 
 def _structure(edge_index: Tensor, num_src: int, num_dst: int, *, by_source: bool) -> list[Tensor | None]:

@@ -98,7 +98,8 @@ def _launch(kernel, grid: tuple[int, int], *args, **options) -> None:
 def forward(
     x: Tensor, indptr: Tensor, src: Tensor, position: Tensor | None,
     rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
-    attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, param: Tensor, aggr: str, eps: float, save: bool,
+    attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, param: Tensor, aggr: str, eps: float,
+    low: float, high: float, save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As :func:`models.aggregate.cpu.forward`; x and attr in float32 or 16 bits, everything else in float32."""
     out, stat, stat2 = cpu.outputs(x, indptr, aggr, save)
@@ -112,7 +113,7 @@ def forward(
     options = dict(KIND=aggr, SAVE=save, WIDE=cut.wide)
     with torch.cuda.device_of(x):
         _launch(gpu_forward.forward, grid, x, indptr, cut.cuts, cut.rows, src, position, attr, weight, bias, param, out,
-                stat, stat2, partial, eps, FEATURES=_features(attr, weight), **options, **blocks)
+                stat, stat2, partial, eps, low, high, FEATURES=_features(attr, weight), **options, **blocks)
         _launch(gpu_forward.merge_forward, grid, indptr, cut.cuts, cut.rows, param, out, stat, stat2, partial,
                 cut.chunk_items, **options, D=x.size(1), BLOCK_C=8, BLOCK_D=blocks["BLOCK_D"], num_warps=1)
     return out, stat, stat2
@@ -122,7 +123,7 @@ def backward(
     grad: Tensor, out: Tensor | None, stat: Tensor, stat2: Tensor, x: Tensor,
     rowptr: Tensor, dst: Tensor, position: Tensor | None,
     attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, param: Tensor, aggr: str, eps: float,
-    need_attr: bool, need_weight: bool,
+    low: float, high: float, need_attr: bool, need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As :func:`models.aggregate.cpu.backward`."""
     grads = cpu.gradients(x, attr, weight, param, need_attr, need_weight)
@@ -158,8 +159,9 @@ def backward(
         partial, sums = buffer(2 * cut.num_chunks, channels), buffer(cut.num_chunks, num_sums * channels)
         grid = cut.num_chunks, num_blocks
         _launch(gpu_backward.backward, grid, pairs, x, rowptr, cut.cuts, cut.rows, dst, position, attr, weight, bias,
-                param, grad_x, attr_parts, partial, sums, eps, attr.size(0) if need_attr else 0, KIND=aggr,
-                FEATURES=_features(attr, weight), NEED_ATTR=need_attr, NEED_WEIGHT=need_weight, WIDE=cut.wide, **blocks)
+                param, grad_x, attr_parts, partial, sums, eps, low, high, attr.size(0) if need_attr else 0,
+                KIND=aggr, FEATURES=_features(attr, weight), NEED_ATTR=need_attr, NEED_WEIGHT=need_weight, WIDE=cut.wide,
+                **blocks)
         _launch(gpu_backward.merge_backward, grid, rowptr, cut.cuts, cut.rows, grad_x, partial, cut.chunk_items,
                 WIDE=cut.wide, D=channels, BLOCK_C=8, BLOCK_D=block_d, num_warps=1)
 

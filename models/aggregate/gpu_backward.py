@@ -33,9 +33,9 @@ def pack(grad, out, stat, stat2, into, sums, num_rows, KIND: tl.constexpr, D: tl
 
 @triton.jit(do_not_specialize=["num_edges"])
 def backward(pairs, x, ptr, cuts, rows, dst, position, attr, weight, bias, param, grad_x, grad_attr, partial, sums, eps,
-             num_edges, KIND: tl.constexpr, FEATURES: tl.constexpr, DOT: tl.constexpr, NEED_ATTR: tl.constexpr,
-             NEED_WEIGHT: tl.constexpr, WIDE: tl.constexpr, D: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
-             BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr):
+             low, high, num_edges, KIND: tl.constexpr, FEATURES: tl.constexpr, DOT: tl.constexpr,
+             NEED_ATTR: tl.constexpr, NEED_WEIGHT: tl.constexpr, WIDE: tl.constexpr, D: tl.constexpr, K: tl.constexpr,
+             BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr):
     chunk = tl.program_id(0)
     begin, end = tl.load(cuts + chunk).to(WIDE), tl.load(cuts + chunk + 1).to(WIDE)
     channel, in_d = channels_of(tl.program_id(1), D, BLOCK_D)
@@ -71,7 +71,7 @@ def backward(pairs, x, ptr, cuts, rows, dst, position, attr, weight, bias, param
             if KIND != "add":
                 second_of = tl.load(pairs + other[:, None] * stride + D + channel[None, :], mask=there, other=0.0)
             z = encoded(tl.broadcast_to(node[None, :], first_of.shape), features, columns, FEATURES, DOT, K)
-            q, dparam = gradient(message(z, eps), first_of, second_of, parameter, KIND)
+            q, dparam = gradient(message(z, eps), first_of, second_of, parameter, low, high, KIND)
             q = tl.where(there & (z > 0.0), q, 0.0)
             row_sum += tl.sum(q, 0)
             if KIND == "softmax":

@@ -14,7 +14,7 @@ from models.aggregate.gpu_kinds import finished, merged, message, no_messages, p
 
 
 @triton.jit
-def forward(x, ptr, cuts, rows, src, position, attr, weight, bias, param, out, stat, stat2, partial, eps,
+def forward(x, ptr, cuts, rows, src, position, attr, weight, bias, param, out, stat, stat2, partial, eps, low, high,
             KIND: tl.constexpr, FEATURES: tl.constexpr, DOT: tl.constexpr, SAVE: tl.constexpr, WIDE: tl.constexpr,
             D: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr):
     chunk = tl.program_id(0)
@@ -36,7 +36,7 @@ def forward(x, ptr, cuts, rows, src, position, attr, weight, bias, param, out, s
             features = features_of(attr, at, valid, channel, in_d, FEATURES, DOT, K, BLOCK_K, D)
             z = tl.load(x + node[:, None] * D + channel[None, :], mask=valid[:, None] & in_d[None, :], other=0.0)
             z = encoded(z.to(tl.float32) + b[None, :], features, columns, FEATURES, DOT, K)
-            bases, totals, weighteds = parts_of(message(z, eps), valid[:, None], parameter, KIND)
+            bases, totals, weighteds = parts_of(message(z, eps), valid[:, None], parameter, low, high, KIND)
             base, total, weighted = merged(base, total, weighted, bases, totals, weighteds, KIND)
         if begins & ends:
             store_row(out, stat, stat2, row, channel, in_d, base, total, weighted, degree, parameter, KIND, SAVE, D)

@@ -10,7 +10,6 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-POWER_LOW, POWER_HIGH = tl.constexpr(1e-7), tl.constexpr(10.0)
 SMALLEST_NORMAL = tl.constexpr(1.17549435e-38)
 MAGNITUDE, SIGN = tl.constexpr(0x7FFFFFFF), tl.constexpr(-0x80000000)
 INF = tl.constexpr(float("inf"))
@@ -23,9 +22,8 @@ def message(z, eps):
 
 
 @triton.jit
-def clamped(m):
-    low = tl.maximum(m, POWER_LOW, propagate_nan=tl.PropagateNan.ALL)
-    return tl.minimum(low, POWER_HIGH, propagate_nan=tl.PropagateNan.ALL)
+def clamped(m, low, high):
+    return tl.minimum(tl.maximum(m, low, propagate_nan=tl.PropagateNan.ALL), high, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -41,7 +39,7 @@ def no_messages(KIND: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def parts_of(m, valid, param, KIND: tl.constexpr):
+def parts_of(m, valid, param, low, high, KIND: tl.constexpr):
     """Each message of a block as the state of a destination that has only this one, [BLOCK_E, BLOCK_D]."""
     one = tl.full(m.shape, 1.0, tl.float32)
     if KIND == "add":
@@ -54,7 +52,7 @@ def parts_of(m, valid, param, KIND: tl.constexpr):
         total = one
         weighted = m
     elif KIND == "power":
-        weighted = tl.log2(clamped(m))
+        weighted = tl.log2(clamped(m, low, high))
         base = tl.where(valid, weighted * param, -INF)
         total = one
     else:
@@ -116,7 +114,7 @@ def packed(grad, out, stat, KIND: tl.constexpr):
 
 
 @triton.jit
-def gradient(m, first, second, param, KIND: tl.constexpr):
+def gradient(m, first, second, param, low, high, KIND: tl.constexpr):
     """Gradients for one message each, and their parts of the gradient for t (softmax alone)."""
     if KIND == "add":
         return first, first
@@ -124,7 +122,7 @@ def gradient(m, first, second, param, KIND: tl.constexpr):
         q = tl.where(m == second, first, 0.0)
         return q, q
     elif KIND == "power":
-        inside = clamped(m)
+        inside = clamped(m, low, high)
         q = second * tl.exp2(tl.log2(inside) * (param - 1.0) - first)
         return tl.where(inside == m, q, 0.0), q
     elif KIND == "softmax_sg":

@@ -7,7 +7,6 @@
 #include "simd.h"
 
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
-constexpr float POWER_LOW = 1e-7f, POWER_HIGH = 10.0f;
 constexpr float SMALLEST_NORMAL = 1.17549435e-38f;
 
 struct Output {
@@ -28,7 +27,7 @@ struct Softmax {
   static constexpr int packed = 2;
   static constexpr float LARGE = 1 << 24;
   float t, t2;
-  explicit Softmax(float t_) : t(t_), t2(t_ * LOG2_E) {}
+  Softmax(float t_, float, float) : t(t_), t2(t_ * LOG2_E) {}
 
   struct State {
     vf base = splat(-__builtin_inff()), total = {}, weighted = {};
@@ -113,14 +112,14 @@ struct SoftmaxSemiGrad : Softmax {
 struct Power {
   static constexpr int packed = 2;
   static constexpr float SMALL = 0x1p-100f, LARGE = 0x1p+100f;
-  float p;
-  explicit Power(float p_) : p(p_) {}
+  float p, low, high;  // messages are clamped to [low, high]
+  Power(float p_, float low_, float high_) : p(p_), low(low_), high(high_) {}
 
   struct State {
     vf base = splat(-__builtin_inff()), total = {}, log_total = {};
   };
 
-  static INLINE vf clamp(vf m) { return min(splat(POWER_HIGH), max(splat(POWER_LOW), m)); }
+  INLINE vf clamp(vf m) const { return min(splat(high), max(splat(low), m)); }
 
   template <int BLOCKS>
   INLINE void add(State* s, const float* messages, int n, bool) const {
@@ -185,7 +184,7 @@ struct Power {
 
 struct Add {
   static constexpr int packed = 1;
-  explicit Add(float) {}
+  Add(float, float, float) {}
 
   struct State {
     vf total = {};
@@ -207,7 +206,7 @@ struct Add {
 
 struct Max {
   static constexpr int packed = 2;
-  explicit Max(float) {}
+  Max(float, float, float) {}
 
   struct State {
     vf maximum = splat(-__builtin_inff()), ties = {};

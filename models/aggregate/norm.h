@@ -69,13 +69,13 @@ struct NormReluDropout {
     float* out = p.out + row * p.channels;
     vf total = {}, squares = {};
     for (int64_t b = 0; b < num_blocks; b++) total += load(x + b * LANES, lanes_of(b));
-    const float mean = float(sum(total) / p.channels);
+    const float mean = quick_sum(total) / p.channels;
     for (int64_t b = 0; b < num_blocks; b++) {
       const int lanes = lanes_of(b);
       vf a = masked(load(x + b * LANES, lanes) - mean, lanes);
       squares = fma(a, a, squares);
     }
-    const float scale = float(1 / __builtin_sqrt(sum(squares) / p.channels + p.eps));
+    const float scale = 1 / __builtin_sqrtf(quick_sum(squares) / p.channels + p.eps);
     const uint64_t key = key_of(p.seed, row);
     for (int64_t b = 0; b < num_blocks; b++) {
       const int lanes = lanes_of(b);
@@ -103,7 +103,7 @@ struct NormReluDropout {
       plain += q[b];
       along = fma(q[b], a, along);
     }
-    const float mean_q = float(sum(plain) / p.channels), mean_qa = float(sum(along) / p.channels);
+    const float mean_q = quick_sum(plain) / p.channels, mean_qa = quick_sum(along) / p.channels;
     for (int64_t b = 0; b < num_blocks; b++) {
       const int lanes = lanes_of(b);
       const vf a = normalised(x, b, lanes, mean, scale);

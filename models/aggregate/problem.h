@@ -9,7 +9,7 @@ struct Problem {  // mirrored by cpu.Problem, field by field
   int64_t ptr_wide, other_wide, position_wide;
   const void *ptr, *other, *position;
   const float *x, *attr, *weight, *bias;
-  float param, eps;
+  float param, eps, low, high;
   // forward
   float *out, *stat, *stat2;
   // backward

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-AGGREGATIONS = ("softmax", "softmax_sg", "softmax_sum", "power", "power_sum", "mean", "max", "add")
-POWER_RANGE = (1e-7, 10.0)
+AGGREGATIONS = ("softmax", "softmax_sg", "softmax_sum", "power", "power_sum", "powermean", "mean", "max", "add")
+POWER_RANGE, POWERMEAN_RANGE = (1e-7, 10.0), (1e-4, 100.0)
 
 
 def aggregate(
@@ -27,7 +27,8 @@ def aggregate(
 
     ``softmax`` weighs each message by ``softmax_j(t * m_ij)`` per channel, ``softmax_sg`` does so without a gradient
     through the weights, ``power`` is ``(mean_j clamp(m_ij, 1e-7, 10)^p)^(1/p)``, and ``softmax_sum`` and ``power_sum``
-    are multiplied by ``degree^sigmoid(y)``; ``max`` divides its gradient evenly among ties.
+    are multiplied by ``degree^sigmoid(y)``; ``max`` divides its gradient evenly among ties. ``powermean`` is PyG's:
+    messages and their mean are both clamped to [1e-4, 100], nothing is where p is the number 1.
     See "DeeperGCN: All You Need to Train Deeper GCNs" (https://arxiv.org/abs/2006.07739).
 
     Where no gradient is asked for and the edges are an ``EdgeIndex`` sorted by destination, destinations are taken in
@@ -47,7 +48,7 @@ def aggregate(
         num_dst: number of destination nodes; that of the source nodes if not given.
 
     Returns:
-        [num_dst, channels], zero for a destination without edges.
+        [num_dst, channels], zero for a destination without edges (``powermean``: 1e-4^(1/p)).
 
     Raises:
         ValueError: unknown `aggr`.
@@ -55,6 +56,7 @@ def aggregate(
     if aggr not in AGGREGATIONS:
         raise ValueError(f"unknown aggregation '{aggr}'; choose one of {', '.join(AGGREGATIONS)}")
     num_dst = x.size(0) if num_dst is None else num_dst
+    aggr = without_power_of_one(aggr, p)
     options = dict(aggr=aggr, t=t, p=p, y=y, eps=eps)
 
     sorted_by_dst = isinstance(edge_index, EdgeIndex) and edge_index.is_sorted_by_col
@@ -73,6 +75,11 @@ def aggregate(
             out = block.new_zeros(num_dst, block.size(1))
         out[first:last] = block
     return out
+
+
+def without_power_of_one(aggr: str, p: float | Tensor) -> str:
+    """The aggregation that ``powermean`` is for this p, or `aggr` itself."""
+    return "mean" if aggr == "powermean" and not isinstance(p, Tensor) and p == 1 else aggr
 
 
 def _blocks(indptr: Tensor, max_edges: int) -> list[tuple[int, int]]:
@@ -110,7 +117,10 @@ def _reduce(message, dst, num_dst, *, aggr, t, p, y):
     if aggr == "mean":
         return _sum(message, dst, num_dst) / degree.clamp(min=1)
     if aggr.startswith("power"):
-        mean = _sum(message.clamp(*POWER_RANGE).pow(p), dst, num_dst) / degree.clamp(min=1)
+        limits = POWERMEAN_RANGE if aggr == "powermean" else POWER_RANGE
+        mean = _sum(message.clamp(*limits).pow(p), dst, num_dst) / degree.clamp(min=1)
+        if aggr == "powermean":
+            return mean.clamp(*limits).pow(1 / p)
         # The power of an empty mean has no finite gradient; a one in its place is masked again below.
         out = mean.masked_fill(degree == 0, 1.0).pow(1 / p) * (degree > 0)
     else:
