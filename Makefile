@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train test test-system test-all
+.PHONY: train test test-system test-slurm test-all
 
 # The default run, set-up included.
 train: $(VENV)/.installed
@@ -17,7 +17,11 @@ test-system: $(VENV)/.installed-sparse
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }
 	$(BIN)/python -m pytest -m system
 
-test-all: test test-system
+test-slurm: $(VENV)/.installed-test
+	command -v slurmd >/dev/null || { apt-get update -qq && apt-get install -y -qq slurm-wlm munge >/dev/null; }
+	$(BIN)/python -m pytest -m slurm
+
+test-all: test test-system test-slurm
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -81,7 +81,7 @@ class ModelConfig:
     num_layers: int = 7
     hidden_channels: int = 64
     block: str = "res+"  # res+ | res | plain | dense
-    aggr: str = "softmax"  # softmax | softmax_sg | softmax_sum | power | power_sum | mean | max | add
+    aggr: str = "softmax"  # softmax | softmax_sg | softmax_sum | power | power_sum | powermean | mean | max | add
     t: float = 1.0
     learn_t: bool = False
     p: float = 1.0
@@ -98,16 +98,25 @@ class ModelConfig:
 
 @dataclass
 class TrainConfig:
-    epochs: int = 100
-    lr: float = 1e-3
+    epochs: int = 100  # passes over the graph, summed over the ranks
+    lr: float = 1e-3  # of one rank, see parallel.lr_scaling
     optimizer: str = "adam"  # adam | adamw
     weight_decay: float = 0.0
     warmup_steps: int = 0  # linear, from lr / warmup_steps
     clip_grad_norm: float = 0.0  # 0: no clipping
     label_input: float = 0.0  # fraction of the training labels shown as inputs in training; 0: labels are no inputs
     precision: str = "fp32"  # fp32 | bf16 (autocast)
-    eval_every: int = 1  # epochs; a checkpoint is saved at each evaluation
+    eval_every: int = 1  # passes over the graph; a checkpoint is saved at each evaluation
     patience: int = 0  # evaluations without a better validation metric before the run stops; 0: never
+
+
+@dataclass
+class ParallelConfig:
+    name: str = "epochs"  # epochs (each rank its own partition) | split (one partition shared out) | single
+    num_ranks: int = 1  # processes, one per GPU or CPU processes
+    lr_scaling: str = "linear"  # none | sqrt | linear: factor on train.lr for this many partitions at a time
+    threads_per_rank: int = 0  # 0: the machine's processors divided among its ranks
+    check_every: int = 100  # steps between two checks that all ranks have the same weights
 
 
 @dataclass
@@ -124,12 +133,14 @@ class Config:
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     kernel: str = "auto"  # auto | fused | reference: what aggregates messages, see models/aggregate
     resume: str | None = None  # a run directory to continue in place
+    resume_allow_rescale: bool = False  # with another number of ranks, the learning rate computed anew
     cache_dir: str = ".cache"
     tensorboard: bool = False
     data: DataConfig = field(default_factory=DataConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
 
@@ -196,6 +207,8 @@ def check(config: Config) -> None:
     choose("partition.name", config.partition.name, "random", "metis", "metis_random", "whole")
     choose("train.optimizer", config.train.optimizer, "adam", "adamw")
     choose("train.precision", config.train.precision, "fp32", "bf16")
+    choose("parallel.name", config.parallel.name, "epochs", "split", "single")
+    choose("parallel.lr_scaling", config.parallel.lr_scaling, "none", "sqrt", "linear")
     choose("evaluation.method", config.evaluation.method, "views", "exact")
     choose("data.node_features", config.data.node_features, "sum", "log_sum")
     if config.data.components not in ("all", "largest", "separate") and not (
@@ -216,6 +229,11 @@ def check(config: Config) -> None:
     at_least("train.patience", config.train.patience, 0)
     at_least("train.warmup_steps", config.train.warmup_steps, 0)
     at_least("train.clip_grad_norm", config.train.clip_grad_norm, 0)
+    at_least("parallel.num_ranks", config.parallel.num_ranks, 1)
+    at_least("parallel.threads_per_rank", config.parallel.threads_per_rank, 0)
+    at_least("parallel.check_every", config.parallel.check_every, 1)
+    if config.parallel.name == "single" and config.parallel.num_ranks > 1:
+        raise ValueError(f"parallel=single is one rank, not parallel.num_ranks={config.parallel.num_ranks}")
     at_least("evaluation.num_views", config.evaluation.num_views, 1)
     at_least("evaluation.num_parts", config.evaluation.num_parts, 1)
     if not 0 <= config.train.label_input < 1:

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
-from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
@@ -19,7 +17,7 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 from torch_geometric.utils import add_remaining_self_loops, to_undirected
 
-from pipeline import checkpoint, graph, ogb_folder, synthetic
+from pipeline import checkpoint, graph, synthetic
 from pipeline.config import DataConfig, DigitsConfig, FileConfig, OGBConfig, SyntheticProteinsConfig
 
 log = logging.getLogger(__name__)
@@ -29,8 +27,11 @@ FORMAT = 3
 MASKS = ("train_mask", "valid_mask", "test_mask")
 
 
-def load(config: DataConfig, cache_dir: str | Path) -> Data:
-    """The prepared graph of a dataset, from the cache if it is there.
+def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None) -> Data:
+    """The prepared graph of a dataset, from the cache if it is there. Processes share the memory of the cache's file.
+
+    Args:
+        content_hash: of the graph as another process loaded and checked it a moment ago; it is not checked again.
 
     Returns:
         ``edge_index``, an int32 ``EdgeIndex`` sorted by destination; ``x`` [num_nodes, channels], float32, the last
@@ -43,18 +44,20 @@ def load(config: DataConfig, cache_dir: str | Path) -> Data:
         ValueError: the dataset is absent, incomplete or inconsistent.
     """
     start = time.perf_counter()
-    content_hash = _content_hash(config)
+    verify = content_hash is None
+    content_hash = content_hash or _content_hash(config)
     path = Path(cache_dir) / "graphs" / f"{config.source}-{content_hash}.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path.parent, os.W_OK):
         raise ValueError(f"{path.parent} cannot be written to; set cache_dir")
-    data = _read_cache(path)
+    data = _read_cache(path, verify=verify)
     if data is None:
         data = prepare(_read(config), config)
         checkpoint.save(path, _pack(data))
         log.info("data: %s prepared in %.1f s, kept as %s", config.source, time.perf_counter() - start, path)
     else:
-        log.info("data: %s read from %s in %.1f s", config.source, path, time.perf_counter() - start)
+        log.log(logging.INFO if verify else logging.DEBUG, "data: %s read from %s in %.1f s", config.source, path,
+                time.perf_counter() - start)
     data.content_hash = content_hash
     return data
 
@@ -64,6 +67,7 @@ def _content_hash(config: DataConfig) -> str:
     keys = {key: value for key, value in asdict(config).items()
             if key not in ("components", "min_component_size", "root", "folder", "path")}
     if isinstance(config, OGBConfig):
+        ogb_folder = _ogb()
         keys["content"] = ogb_folder.content_hash(_ogb_folder(config), config.name)
     elif isinstance(config, FileConfig):
         if not Path(config.path).is_file():
@@ -81,11 +85,11 @@ def _pack(data: Data) -> dict:
     return packed
 
 
-def _read_cache(path: Path) -> Data | None:
+def _read_cache(path: Path, *, verify: bool) -> Data | None:
     if not path.exists():
         return None
     try:
-        packed = checkpoint.load(path, mmap=True)
+        packed = checkpoint.load(path, mmap=True, verify=verify)
     except ValueError as error:
         log.warning("%s; preparing the graph again", error)
         return None
@@ -101,11 +105,19 @@ def _read(config: DataConfig) -> Data:
     if isinstance(config, DigitsConfig):
         return digits(config.num_neighbors, config.train_fraction, config.valid_fraction, config.graph_seed)
     if isinstance(config, OGBConfig):
-        return ogb_folder.read(_ogb_folder(config), config.name)
+        return _ogb().read(_ogb_folder(config), config.name)
     return read_file(Path(config.path))
 
 
+def _ogb():
+    # ogb, pandas and scikit-learn take as long to import as torch; who does not need them should not wait, every rank
+    # of a run least of all.
+    from pipeline import ogb_folder
+    return ogb_folder
+
+
 def _ogb_folder(config: OGBConfig) -> Path:
+    ogb_folder = _ogb()
     ogb_folder.meta(config.name)
     if config.folder is not None:
         folder = Path(config.folder)
@@ -125,6 +137,9 @@ def digits(num_neighbors: int, train_fraction: float, valid_fraction: float, see
     Raises:
         ValueError: a fraction or a number of neighbours out of range.
     """
+    from sklearn.datasets import load_digits
+    from sklearn.neighbors import NearestNeighbors
+
     x, y = load_digits(return_X_y=True)
     if not 1 <= num_neighbors < len(x):
         raise ValueError(f"data.num_neighbors must be between 1 and {len(x) - 1}, not {num_neighbors}")

@@ -46,8 +46,8 @@ def run(options: EvaluateConfig) -> dict[str, float]:
     task = NodeTask(data, label_input=config.train.label_input)
     model = build_model(config.model, data, task, kernel=config.kernel).to(device)
     model.load_state_dict(state["model"])
-    logits = predictor(model, task, ClusterLoader(data), config, device)(state["epoch"])
-    scores = task.scores(logits, data)
+    logits = predictor(model, task, ClusterLoader(data, device=device), config)(state["epoch"])
+    scores = task.scores(logits, data, official=True)
     rows = [(f"{split} {task.metric}", f"{score:.4f}") for split, score in scores.items()]
     log.info("%s", table(rows, f"{options.checkpoint} checkpoint of {folder}, epoch {state['epoch'] + 1}, by {config.evaluation.method}"))
     if options.predictions is not None:

@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from torch_geometric.data import Data
 
 from pipeline import graph
 from pipeline.partition import Partition
+
+Draw = tuple[Partition, Iterable[int] | None]
 
 
 class ClusterLoader:
@@ -22,24 +24,24 @@ class ClusterLoader:
 
     Args:
         data: a graph whose ``edge_index`` is an ``EdgeIndex`` sorted by destination.
-        pin_memory: put the batches into page-locked memory, for a GPU to copy from.
+        device: where the batches will be used; for a GPU they are put into page-locked memory.
     """
 
-    def __init__(self, data: Data, *, pin_memory: bool = False):
+    def __init__(self, data: Data, *, device: torch.device = torch.device("cpu")):
         self.data = data
-        self.pin_memory = pin_memory
+        self.device = device
         self._whole: Data | None = None
 
-    def batches(self, partition: Partition) -> Iterator[Data]:
-        """The batch of each cluster in turn."""
-        for cluster in range(partition.num_parts):
+    def batches(self, partition: Partition, clusters: Iterable[int] | None = None) -> Iterator[Data]:
+        """The batch of each cluster in turn, or of those given."""
+        for cluster in range(partition.num_parts) if clusters is None else clusters:
             yield self._whole_batch() if partition.num_parts == 1 else self._batch(partition.nodes(cluster), cluster)
 
     def _batch(self, nodes: Tensor, cluster: int) -> Data:
         # int64, since SAGEConv and GINConv of PyG 2.8 fail on an int32 EdgeIndex.
         batch = graph.induced_subgraph(self.data, nodes, dtype=torch.int64)
         batch.cluster = cluster
-        return batch.pin_memory() if self.pin_memory else batch
+        return batch.pin_memory() if self.device.type == "cuda" else batch
 
     def _whole_batch(self) -> Data:
         """One cluster of all nodes is built once, in the nodes' own order: any other order would round differently."""
@@ -49,12 +51,15 @@ class ClusterLoader:
 
 
 class BackgroundEpochs:
-    """Draws and builds the epochs [first, last) in a thread, a few batches ahead of who consumes them.
+    """Draws and builds epochs in a thread, a few batches ahead of who consumes them.
 
     Use it in a ``with`` statement, which stops the thread. What goes wrong in the thread is raised by :meth:`epoch`.
+    Beside a model on the CPU the thread computes alone, without OpenMP threads of its own: with those, OpenMP counts
+    more threads than processors and puts the model's threads to sleep at every barrier.
 
     Args:
-        draw: the partition of an epoch.
+        draws: the number of each epoch, and a function that draws it: the partition, and which of its clusters to
+            build (none for all).
         prefetch: number of batches that may be ready and waiting.
 
     Attributes:
@@ -62,12 +67,12 @@ class BackgroundEpochs:
         wait_seconds: the part of it that the consumer had to wait.
     """
 
-    def __init__(self, loader: ClusterLoader, draw: Callable[[int], Partition], first: int, last: int, *,
-                 prefetch: int = 4):
-        self._loader, self._draw, self._first, self._last = loader, draw, first, last
+    def __init__(self, loader: ClusterLoader, draws: Iterable[tuple[int, Callable[[], Draw]]], *, prefetch: int = 4):
+        self._loader, self._draws = loader, draws
         self._queue: queue.Queue = queue.Queue(maxsize=prefetch)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="next-epoch", daemon=True)
+        self._num_threads = torch.get_num_threads()
         self.busy_seconds = self.wait_seconds = 0.0
 
     def __enter__(self) -> "BackgroundEpochs":
@@ -77,6 +82,7 @@ class BackgroundEpochs:
     def __exit__(self, *exc) -> None:
         self._stopped.set()
         self._thread.join()
+        torch.set_num_threads(self._num_threads)
 
     @property
     def hidden(self) -> float:
@@ -100,9 +106,11 @@ class BackgroundEpochs:
 
     def _produce(self) -> None:
         try:
-            for epoch in range(self._first, self._last):
+            if self._loader.device.type == "cpu":
+                torch.set_num_threads(1)  # of this thread, and of threads that begin later
+            for epoch, draw in self._draws:
                 start = time.perf_counter()
-                batches = self._loader.batches(self._draw(epoch))
+                batches = self._loader.batches(*draw())
                 while True:
                     batch = next(batches, None)
                     if not self._put((epoch, batch, time.perf_counter() - start)):
@@ -110,9 +118,6 @@ class BackgroundEpochs:
                     if batch is None:
                         break
                     start = time.perf_counter()
-            # While this thread lives, the OpenMP runtime counts more threads than processors and spins only briefly. Were
-            # it to end before the last epoch, that epoch would take 4 s instead of 0.16 s on a machine that is shared.
-            self._stopped.wait()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the consumer raises it
             self._put((None, error, 0.0))
 

@@ -23,7 +23,7 @@ class RunLog:
     """Writes ``metrics.jsonl`` (one JSON object a line, with its ``kind``) and a line an epoch.
 
     Args:
-        folder: the run directory.
+        folder: the run directory; none for a rank that writes nothing.
         metric: name of the metric, for the lines.
         first_epoch: a resumed run's records from this epoch on are written again, so the old ones are dropped.
         tensorboard: also write event files for TensorBoard.
@@ -32,8 +32,11 @@ class RunLog:
         ValueError: TensorBoard is asked for and not installed.
     """
 
-    def __init__(self, folder: Path, *, metric: str, first_epoch: int = 0, tensorboard: bool = False):
+    def __init__(self, folder: Path | None, *, metric: str, first_epoch: int = 0, tensorboard: bool = False):
         self.metric = metric
+        self._file = self._writer = None
+        if folder is None:
+            return
         path = folder / "metrics.jsonl"
         self.records = [r for r in read_records(path) if r["kind"] == "epoch" and r["epoch"] < first_epoch]
         temporary = path.with_suffix(".tmp")
@@ -46,12 +49,15 @@ class RunLog:
         return self
 
     def __exit__(self, *exc) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         if self._writer is not None:
             self._writer.close()
 
     def record(self, kind: str, **values) -> None:
         """Append one record."""
+        if self._file is None:
+            return
         record = without_nan({"kind": kind, **values})
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
@@ -64,18 +70,21 @@ class RunLog:
                     self._writer.add_scalar(key, value, values["epoch"])
 
     def epoch_line(self, *, epoch: int, epochs: int, loss: float, seconds: float, hidden: float,
-                   scores: dict[str, float] | None, best_epoch: int | None) -> None:
-        """One aligned line."""
-        parts = [f"epoch {epoch + 1:>{len(str(epochs))}}/{epochs}", f"loss {loss:8.5f}"]
+                   synced: float | None, scores: dict[str, float] | None, is_best: bool) -> None:
+        """One aligned line; `epoch` counts passes over the graph, `synced` is the share of the time in communication."""
+        parts = [f"epoch {epoch:>{len(str(epochs))}}/{epochs}", f"loss {loss:8.5f}"]
         if scores is not None:
             parts += [f"{split} {value:.4f}" for split, value in scores.items()]
-            parts.append("*" if best_epoch == epoch else " ")
+            parts.append("*" if is_best else " ")
         parts.append(f"{seconds:7.2f} s, drawing {hidden:4.0%} hidden")
+        if synced is not None:
+            parts.append(f"gradients {synced:4.1%}")
         log.info("  ".join(parts))
 
-    def progress(self, batches, total: int):
+    def progress(self, batches, total: int, done: int = 0):
         """The batches, behind a progress bar where somebody watches."""
-        return tqdm(batches, total=total, leave=False, unit="step", disable=not sys.stderr.isatty())
+        return tqdm(batches, total=total, initial=done, leave=False, unit="step",
+                    disable=self._file is None or not sys.stderr.isatty())
 
 
 def without_nan(value):

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.data import Data
 
-from pipeline.ogb_folder import evaluator
+from pipeline.metrics import rocauc
 
 SPLITS = ("train", "valid", "test")
 
@@ -74,19 +74,33 @@ class NodeTask:
     def _label_columns(self, y: Tensor) -> Tensor:
         return F.one_hot(y.squeeze(1), self.out_channels).float() if self.metric == "acc" else y
 
-    def scores(self, logits: Tensor, data: Data) -> dict[str, float]:
-        """The metric on the nodes of each split, by OGB's Evaluator; NaN for a split on which it is undefined.
+    def scores(self, logits: Tensor, data: Data, *, official: bool = False) -> dict[str, float]:
+        """The metric on the nodes of each split; NaN for a split on which it is undefined.
 
         Args:
             logits: of every node of `data`, [num_nodes, out_channels].
+            official: ask OGB's Evaluator, for the same numbers in ten times the time.
+
+        Raises:
+            FloatingPointError: a logit is not finite.
         """
-        prediction = logits.argmax(1, keepdim=True) if self.metric == "acc" else logits
-        return {split: self._score(prediction[data[f"{split}_mask"]], data.y[data[f"{split}_mask"]])
+        if not logits.isfinite().all():
+            raise FloatingPointError("the model's predictions are not finite; try a lower train.lr or "
+                                     "train.clip_grad_norm")
+        return {split: self._score(logits[data[f"{split}_mask"]], data.y[data[f"{split}_mask"]], official)
                 for split in SPLITS}
 
-    def _score(self, prediction: Tensor, y: Tensor) -> float:
-        # ROC-AUC needs a task with labels of both kinds.
-        if y.size(0) == 0 or self.metric == "rocauc" and not bool(((y == 0).any(0) & (y == 1).any(0)).any()):
+    def _score(self, logits: Tensor, y: Tensor, official: bool) -> float:
+        if official:
+            from pipeline.ogb_folder import evaluator  # takes as long to import as torch
+        if y.size(0) == 0:
             return math.nan
-        result = evaluator(self.metric, y.size(1)).eval({"y_true": y, "y_pred": prediction})
-        return float(result[self.metric])
+        if self.metric == "acc":
+            predicted = logits.argmax(1, keepdim=True)
+            if official:
+                return evaluator("acc", 1).eval({"y_true": y, "y_pred": predicted})["acc"]
+            return float((predicted == y).double().mean())
+        score = rocauc(y, logits)
+        if official and not math.isnan(score):
+            return float(evaluator("rocauc", y.size(1)).eval({"y_true": y, "y_pred": logits})["rocauc"])
+        return score

@@ -54,6 +54,15 @@ def random_graph(num_nodes: int, num_pairs: int, seed: int, *, symmetric: bool =
     return make_graph(pairs.tolist(), num_nodes, edge_attr=attr, x=x, y=y)
 
 
+def task_graph(train_nodes: list[int], num_nodes: int = 40) -> Data:
+    """A random graph, of which these nodes are for training and all others for validation and test."""
+    data = random_graph(num_nodes, 100, 0)
+    data.train_mask = torch.zeros(num_nodes, dtype=torch.bool)
+    data.train_mask[train_nodes] = True
+    data.valid_mask, data.test_mask = ~data.train_mask, ~data.train_mask
+    return data
+
+
 def write_csv(path: Path, table) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(path, "wt") as file:

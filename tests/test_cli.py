@@ -162,6 +162,25 @@ def test_hydra_multirun(tmp_path):
     assert sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json")) == ["0", "1"]
 
 
+def test_every_failure_of_a_sweep_is_in_its_log(tmp_path):
+    swept = shell("pipeline.train", "-m", "data.components=9,all,0", *TOY, "hydra.sweep.dir=sweep", cwd=tmp_path)
+    logs = [(tmp_path / "sweep" / str(i) / "train.log").read_text() for i in range(3)]
+    assert swept.returncode == 1 and "Traceback" not in swept.stderr
+    assert "ERROR error: data.components=9" in logs[0] and "ERROR" not in logs[1] and "ERROR error: data.components=0" in logs[2]
+    last = swept.stderr.splitlines()[-1]
+    assert last.startswith("error: data.components=9") and last.endswith(f"(log: {tmp_path}/sweep/0/train.log)")
+
+
+def test_what_the_slurm_launcher_lacks_is_one_line(tmp_path):
+    (tmp_path / "hydra_plugins").mkdir()
+    (tmp_path / "hydra_plugins" / "__init__.py").touch()  # hides the installed ones
+    for path, message in ((f"{tmp_path}:{ROOT}", "error: hydra/launcher=slurm needs submitit: pip install -e .[slurm]"),
+                          (str(ROOT), 'error: Could not detect "srun", are you indeed on a slurm cluster?')):
+        failed = subprocess.run([sys.executable, "-m", "pipeline.train", "-m", "hydra/launcher=slurm"], cwd=tmp_path,
+                                capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path, "PATH": "/nowhere"})
+        assert (failed.returncode, failed.stderr.strip()) == (1, message)
+
+
 def test_traceback_on_demand(tmp_path):
     failed = subprocess.run([sys.executable, "-m", "pipeline.train", "data.components=0"], cwd=tmp_path, capture_output=True,
                             text=True, env={**os.environ, "PIPELINE_TRACEBACK": "1", "PYTHONPATH": str(ROOT)})

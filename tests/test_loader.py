@@ -68,7 +68,8 @@ def test_epochs_come_in_order_and_the_thread_ends():
     def draw(epoch):
         return random_partition(30, 3, stream("test", epoch))
 
-    with BackgroundEpochs(loader, draw, 2, 5, prefetch=2) as epochs:
+    draws = ((epoch, lambda epoch=epoch: (draw(epoch), None)) for epoch in range(2, 5))
+    with BackgroundEpochs(loader, draws, prefetch=2) as epochs:
         for epoch in range(2, 5):
             got = [b.n_id for b in epochs.epoch(epoch)]
             expected = draw(epoch)
@@ -79,29 +80,45 @@ def test_epochs_come_in_order_and_the_thread_ends():
 
 def test_leaving_early_stops_the_thread():
     loader = ClusterLoader(random_graph(30, 100, 0))
-    with BackgroundEpochs(loader, lambda e: random_partition(30, 3, stream("test", e)), 0, 10**6) as epochs:
+    draws = ((epoch, lambda: (whole(30), None)) for epoch in range(10**6))
+    with BackgroundEpochs(loader, draws) as epochs:
         next(epochs.epoch(0))
     assert "next-epoch" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_an_error_in_the_thread_reaches_the_consumer():
-    def draw(epoch):
-        raise ValueError(f"no partition for epoch {epoch}")
+def test_the_thread_beside_a_cpu_model_leaves_openmp_alone():
+    loader = ClusterLoader(random_graph(30, 100, 0))
+    before, seen = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+    try:
+        with BackgroundEpochs(loader, [(0, lambda: (seen.append(torch.get_num_threads()) or whole(30), None))]) as epochs:
+            list(epochs.epoch(0))
+            assert seen == [1] and torch.get_num_threads() == 2
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
-    with BackgroundEpochs(ClusterLoader(random_graph(9, 9, 0)), draw, 0, 3) as epochs:
-        with pytest.raises(ValueError, match="no partition for epoch 0"):
+
+def test_an_error_in_the_thread_reaches_the_consumer():
+    def draw():
+        raise ValueError("no partition")
+
+    with BackgroundEpochs(ClusterLoader(random_graph(9, 9, 0)), [(0, draw)]) as epochs:
+        with pytest.raises(ValueError, match="no partition"):
             list(epochs.epoch(0))
 
 
 def test_hidden_tells_waiting_from_overlap():
     class Slow:
-        def batches(self, partition):
+        device = torch.device("cpu")
+
+        def batches(self, partition, clusters):
             for i in range(partition.num_parts):
                 time.sleep(0.02)
                 yield i
 
     partition = Partition(torch.arange(5), torch.arange(6))
-    with BackgroundEpochs(Slow(), lambda e: partition, 0, 2, prefetch=8) as epochs:
+    with BackgroundEpochs(Slow(), [(epoch, lambda: (partition, None)) for epoch in range(2)], prefetch=8) as epochs:
         assert list(epochs.epoch(0)) == [0, 1, 2, 3, 4]
         waited = epochs.hidden
         time.sleep(0.3)

@@ -10,14 +10,13 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import TOY, random_graph
+from conftest import TOY, random_graph, task_graph
 
-from models.aggregate import reference
 from pipeline import checkpoint, graph, loop
 from pipeline.config import Config
 from pipeline.log import read_records
 from pipeline.loader import ClusterLoader
-from pipeline.metrics import predict_exact, predict_views
+from pipeline.metrics import predict_exact
 from pipeline.task import NodeTask
 from pipeline.graph import select
 from pipeline.train import run
@@ -159,14 +158,6 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_before_the_optimizer_moves(
     assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["epoch"] == 0
 
 
-def task_graph(train_nodes: list[int], num_nodes: int = 40):
-    data = random_graph(num_nodes, 100, 0)
-    data.train_mask = torch.zeros(num_nodes, dtype=torch.bool)
-    data.train_mask[train_nodes] = True
-    data.valid_mask, data.test_mask = ~data.train_mask, ~data.train_mask
-    return data
-
-
 class Given(torch.nn.Module):
     """A model that returns what it was given and remembers its input."""
 
@@ -299,62 +290,6 @@ def test_patience_stops_the_run_and_stays_stopped(configure, tmp_path):
     assert train(configure(*overrides), tmp_path / "run")["weights_sha256"] == first["weights_sha256"]
 
 
-def test_views_average_and_exact_equals_one_view_of_one_cluster(configure):
-    data = task_graph(list(range(40)))
-    config = configure("model.num_layers=3", "model.hidden_channels=8")
-    model = loop.build_model(config.model, data, NodeTask(data))
-    loader = ClusterLoader(data)
-
-    task = NodeTask(data)
-    model.eval()
-    predict = partial(task.predict, model)
-
-    def views(num_views, num_parts, epoch=0):
-        return predict_views(predict, loader, num_views=num_views, num_parts=num_parts, seed=0, epoch=epoch, device=CPU)
-
-    exact = predict_exact(predict, data, device=CPU)
-    torch.testing.assert_close(views(1, 1), exact)
-    torch.testing.assert_close(views(3, 1), exact)
-    assert torch.equal(views(2, 4), views(2, 4)) and not torch.equal(views(2, 4), views(2, 4, epoch=1))
-    assert not torch.equal(views(2, 4), views(1, 4)) and not torch.allclose(views(2, 4), views(3, 4))
-    other = predict_views(predict, loader, num_views=1, num_parts=4, seed=1, epoch=0, device=CPU)
-    assert not torch.equal(other, views(1, 4))
-    # An average over many views predicts every node in each: no row is left at zero or counted twice.
-    single = views(1, 4)
-    assert single.shape == (40, 2) and bool((single != 0).all())
-
-
-def test_exact_evaluation_by_the_reference_takes_the_edges_in_blocks(configure, monkeypatch):
-    data = random_graph(300, 4000, 0)
-    config = configure("model.num_layers=3", "model.hidden_channels=8")
-    model = loop.build_model(config.model, data, NodeTask(data), kernel="reference").eval()
-    most = []
-    one_block = reference._aggregate_edges
-    monkeypatch.setattr(reference, "_aggregate_edges", lambda x, src, *args, **options: most.append(src.numel()) or one_block(
-        x, src, *args, **options))
-    monkeypatch.setitem(reference.aggregate.__kwdefaults__, "max_block_edges", 500)
-    whole = predict_exact(partial(NodeTask(data).predict, model), data, device=CPU)
-    assert len(most) >= 3 * 8000 // 500 and max(most) <= 500 and sum(most) == 3 * 8000
-    monkeypatch.undo()
-    with torch.no_grad():
-        torch.testing.assert_close(model(data.x, data.edge_index.as_tensor().long(), data.edge_attr), whole)
-
-
-def test_scores_are_ogbs():
-    data = task_graph(list(range(20)))
-    logits = torch.randn(40, 2)
-    logits[:, 0] = data.y[:, 0]
-    scores = NodeTask(data).scores(logits, data)
-    assert 0.5 < scores["train"] <= 1
-    logits[:, 1] = data.y[:, 1]
-    assert NodeTask(data).scores(logits, data) == {"train": 1.0, "valid": 1.0, "test": 1.0}
-    data.valid_mask[:] = False
-    assert math.isnan(NodeTask(data).scores(logits, data)["valid"])
-    data.metric, data.y = "acc", torch.arange(40).unsqueeze(1) % 3
-    scores = NodeTask(data).scores(torch.nn.functional.one_hot(torch.arange(40) % 3, 3).float(), data)
-    assert scores["train"] == scores["test"] == 1.0
-
-
 @pytest.mark.parametrize("method", ["views", "exact"])
 def test_components_separate_trains_each_and_reports_the_whole(method, configure, tmp_path, monkeypatch, caplog):
     data = random_graph(90, 400, 0)
@@ -386,7 +321,7 @@ def test_components_separate_trains_each_and_reports_the_whole(method, configure
         best = checkpoint.load(tmp_path / "run" / f"component_{number}" / "checkpoints" / "best.pt")
         model = loop.build_model(own.model, part, NodeTask(part))
         model.load_state_dict(best["model"])
-        predict = loop.predictor(model, NodeTask(part), ClusterLoader(part), own, CPU)
+        predict = loop.predictor(model, NodeTask(part), ClusterLoader(part), own)
         torch.testing.assert_close(logits[part.n_id], predict(best["epoch"]))
         assert len(part.n_id) == size
     again = train(config, tmp_path / "run")
