@@ -9,6 +9,7 @@ from scripts.bench.aggregate import bench_aggregate
 from scripts.bench.inference import bench_inference
 from scripts.bench.layer import bench_layer
 from scripts.bench.partition import bench_partition
+from scripts.bench.ranks import bench_memory, bench_ranks
 from scripts.bench.scale import bench_scale
 from scripts.bench.step import bench_step
 
@@ -40,6 +41,9 @@ def main() -> None:
     add(bench_step, "a whole training step of DyResGEN-112, beside the same model of PyG's modules",
         CLUSTER, pyg_layers=14, layers=112, repeat=3)
     add(bench_inference, "exact inference on a whole graph of ogbn-products' size", PRODUCTS, layers=14, channels=128)
+    add(bench_ranks, "training steps of several ranks of one thread beside those of one rank; the share of communication",
+        CLUSTER, layers=112, num_ranks=2, steps=3)
+    add(bench_memory, "memory of several ranks that share a graph, beside that of one", PROTEINS, num_parts=10, num_ranks=4)
     options = vars(parser.parse_args())
     del options["bench"]
     if options.pop("full", False):

@@ -1,0 +1,116 @@
+"""Sweeps: means and spreads over seeds, a table of what was searched, and the block for OGB's leaderboard."""
+
+import statistics
+import textwrap
+
+from scripts.report.runs import Run, comparable, differing, groups, short, shown
+
+OGB_SEEDS = 10
+FILL_IN = "(fill in)"
+
+
+def summary_of_sweep(runs: list[Run], left_out: list[str]) -> tuple[str, list[str]]:
+    """What a sweep comes to, as text, and a warning for each run that does not count.
+
+    Runs that differ in their seeds alone give one mean and the leaderboard's block, others a table with a line for each
+    setting. The text is empty where there is nothing to take a mean of.
+
+    Args:
+        left_out: warnings about members of the sweep that could not be read.
+    """
+    counted, warnings = [], [f"left out: {line}" for line in left_out]
+    seen = {}
+    for run in runs:
+        key = (run.seed, *(str(item) for item in sorted(run.settings.items())))
+        if not run.summary:
+            warnings.append(f"left out: {run.folder} did not finish: it has no summary.json, only curves")
+        elif run.summary.get("best_valid") is None or run.summary.get("test") is None:
+            warnings.append(f"left out: {run.folder} has no metric: it is undefined on this split")
+        elif key in seen:
+            warnings.append(f"left out: {run.folder} repeats {seen[key]}: the same settings and seed")
+        else:
+            seen[key] = run.folder
+            counted.append(run)
+    if len(counted) < 2 or not comparable(counted):
+        return "", warnings
+    keys = differing(counted)
+    return _table(counted, keys) if keys else _seeds(counted), warnings
+
+
+def mean_and_std(values: list[float]) -> str:
+    """Mean and unbiased standard deviation (divided by n - 1), which one value has not."""
+    mean = f"{statistics.fmean(values):.4f}"
+    return f"{mean} ± {statistics.stdev(values):.4f}" if len(values) > 1 else mean
+
+
+def _seeds(runs: list[Run]) -> str:
+    metric, seeds = runs[0].metric, sorted(run.seed for run in runs)
+    lines = [f"{len(runs)} seeds ({', '.join(map(str, seeds))}), mean ± unbiased standard deviation of {metric}",
+             f"  validation  {_score(runs, 'best_valid')}", f"  test        {_score(runs, 'test')}"]
+    if len(runs) < OGB_SEEDS:
+        lines.append(f"  The leaderboard asks for {OGB_SEEDS} seeds: {OGB_SEEDS - len(runs)} are missing.")
+    elif seeds != list(range(OGB_SEEDS)):
+        lines.append(f"  The leaderboard asks for {OGB_SEEDS} seeds, either not fixed or 0 to {OGB_SEEDS - 1}.")
+    return "\n".join([*lines, "", *_leaderboard(runs)])
+
+
+def _score(runs: list[Run], key: str) -> str:
+    return mean_and_std([run.summary[key] for run in runs])
+
+
+def _leaderboard(runs: list[Run]) -> list[str]:
+    """The fields of OGB's form, https://ogb.stanford.edu/docs/leader_overview/."""
+    settings, versions = runs[0].settings, _distinct(runs, "versions")
+    name = settings.get("model.name", "")
+    rows = [
+        ("Dataset", _dataset(settings)),
+        ("OGB version", "; ".join(v.get("ogb", "not recorded") for v in versions) or FILL_IN),
+        ("Method", f"{ {'deepergcn': 'DeeperGCN'}.get(name, name)} {FILL_IN}".strip()),
+        ("External data", f"{FILL_IN} yes or no; if yes, name it in the method"),
+        ("Test performance", f"{_score(runs, 'test')} ({len(runs)} seeds)"),
+        ("Validation performance", f"{_score(runs, 'best_valid')} ({len(runs)} seeds)"),
+        ("#Params", "; ".join(f"{n:,}" for n in _distinct(runs, "num_parameters"))),
+        ("Hardware", "; ".join(_distinct(runs, "hardware")) or f"{FILL_IN} not recorded in these runs"),
+        ("Versions", "; ".join(", ".join(f"{key} {value}" for key, value in v.items()) for v in versions)),
+        *(("Command", command) for command in _distinct(runs, "command")),
+        ("Code, paper, contact", FILL_IN),
+    ]
+    width = max(len(key) for key, _ in rows)
+    lines = ["For the form of https://ogb.stanford.edu/docs/leader_overview/"]
+    for key, value in rows:
+        # A command is copied, so it stays on one line.
+        parts = [value] if key == "Command" else textwrap.wrap(value, 100) or [""]
+        lines += [f"  {key if i == 0 else '':<{width}}  {part}" for i, part in enumerate(parts)]
+    return lines
+
+
+def _dataset(settings: dict) -> str:
+    name = settings.get("data.name")
+    if settings.get("data.source") != "ogb":
+        return f"none of OGB's: data={settings.get('data.source')}"
+    return f"none of OGB's, unless data.folder={settings['data.folder']} holds {name}" if settings.get("data.folder") else name
+
+
+def _distinct(runs: list[Run], key: str) -> list:
+    values = []
+    for run in runs:
+        value = run.summary.get(key)
+        if value is not None and value not in values:
+            values.append(value)
+    return values
+
+
+def _table(runs: list[Run], keys: list[str]) -> str:
+    """A line for each setting, the best mean validation metric first: the test metric must not choose."""
+    members = sorted((group for _, group in groups(runs)), key=lambda group: -statistics.fmean(
+        run.summary["best_valid"] for run in group))
+    rows = [[*(short(key, keys) for key in keys), "seeds", f"validation {runs[0].metric}", "test", "wall s"]]
+    for group in members:
+        rows.append([*(shown(group[0].settings.get(key)) for key in keys), str(len(group)), _score(group, "best_valid"),
+                     _score(group, "test"), f"{statistics.fmean(run.summary['wall_seconds'] for run in group):,.1f}"])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    head = f"{len(runs)} runs of {len(members)} settings, by validation metric"
+    if len(members) < len(runs):
+        head += "; mean ± unbiased standard deviation over seeds"
+    return "\n".join([head, *(f"  {line}" for line in lines)])

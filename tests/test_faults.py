@@ -1,0 +1,226 @@
+"""What hurts a run from outside: kills at the worst moments, full disks, damaged files, signals."""
+
+import contextlib
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TOY
+from test_parallel import epochs_of, start, summary_of, wait_for_epochs
+
+from pipeline import checkpoint
+from pipeline.distributed import EXIT_TRY_AGAIN, Stopped
+from pipeline.train import run
+
+RUN = [*TOY, "train.epochs=8"]
+
+
+def forked(function, *args) -> int:
+    """Call a function in a copy of this process, which is there at once and may be killed for real; returns its number.
+
+    It exits with 0, with EXIT_TRY_AGAIN if it was stopped, or with 1 and a traceback.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of forks beside threads: those of this process have ended or do nothing
+        pid = os.fork()
+    if pid == 0:
+        try:
+            function(*args)
+            os._exit(0)
+        except Stopped:
+            os._exit(EXIT_TRY_AGAIN)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return pid
+
+
+def status_of(pid: int) -> int:
+    """How a forked process ended: its exit status, or minus the signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def train(config, folder) -> dict:
+    folder.mkdir(exist_ok=True)
+    return run(config, folder, "test")
+
+
+def train_killed_while_saving(point: str, config, folder) -> None:
+    """Train; the process kills itself at a named point of the fifth save of last.pt."""
+    saves = 0
+    write, save, replace, link = checkpoint.write_atomically, torch.save, os.replace, os.link
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def counted(path, *args):
+        nonlocal saves
+        saves += path.name == "last.pt"
+        if saves == 5 and point == "before the temporary file":
+            die()
+        write(path, *args)
+
+    def halved(state, file):
+        if saves == 5 and point == "half-written":
+            whole = io.BytesIO()
+            save(state, whole)
+            file.write(whole.getvalue()[:whole.tell() // 2])
+            file.flush()
+            die()
+        save(state, file)
+
+    def renamed(source, target):
+        now = Path(target).name == "last.pt" and saves == 5
+        if now and point == "before the rename":
+            die()
+        replace(source, target)
+        if now and point == "after the rename":
+            die()
+
+    def pruned(source, target):
+        link(source, target)
+        if saves == 4 and point == "while pruning":
+            die()
+
+    checkpoint.write_atomically, torch.save, os.replace, os.link = counted, halved, renamed, pruned
+    train(config, folder)
+
+
+@pytest.fixture
+def undisturbed(configure, tmp_path):
+    """The configuration of a run, and what comes of it when nothing happens."""
+    config = configure(*RUN)
+    return config, train(config, tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("point", ["before the temporary file", "half-written", "before the rename", "after the rename",
+                                   "while pruning"])
+def test_a_kill_at_any_point_of_a_save_loses_nothing(point, undisturbed, tmp_path, caplog):
+    config, expected = undisturbed
+    folder = tmp_path / "run"
+    assert status_of(forked(train_killed_while_saving, point, config, folder)) == -signal.SIGKILL
+    left = checkpoint.load(folder / "checkpoints" / "last.pt")
+    assert left["epoch"] == (4 if point == "after the rename" else 3)
+    assert train(config, folder)["weights_sha256"] == expected["weights_sha256"]
+    assert "damaged" not in caplog.text and not list(folder.rglob("*.tmp"))
+    assert [e["epoch"] for e in epochs_of(folder)] == list(range(8))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_saves_in_the_middle_of_an_epoch(signum, configure, tmp_path):
+    # Of six epochs of 200 steps only the last would evaluate and save.
+    config = configure(*TOY, "partition.num_parts=200", "train.epochs=6", "train.eval_every=6")
+    expected, folder = train(config, tmp_path / "whole"), tmp_path / "stopped"
+    pid = forked(train, config, folder)
+    while len(epochs_of(folder)) < 1:
+        time.sleep(0.005)
+    os.kill(pid, signum)
+    assert status_of(pid) == EXIT_TRY_AGAIN
+    at = checkpoint.load(folder / "checkpoints" / "last.pt")["progress"]
+    assert 200 <= at["step"] < 1200 and not (folder / "summary.json").exists()
+    resumed = train(config, folder)
+    for key in ("weights_sha256", "test", "best_valid"):
+        assert resumed[key] == expected[key]
+    assert [e["loss"] for e in epochs_of(folder)] == [e["loss"] for e in epochs_of(tmp_path / "whole")]
+
+
+def test_a_stopped_command_says_how_to_go_on(tmp_path):
+    process = start([*RUN, "train.epochs=100000"], tmp_path / "run", tmp_path / "cache")
+    wait_for_epochs(tmp_path / "run", 1, process)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == EXIT_TRY_AGAIN
+    assert f"stopped by SIGTERM; continue with resume={tmp_path / 'run'}" in output
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of its own with 2 MiB, where this may be mounted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("may not mount")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.parametrize("hurt,message", [("full", "No space left on device"), ("read-only", "Read-only file system")])
+def test_a_disk_that_takes_no_more_is_loud_and_the_last_checkpoint_stays(hurt, message, configure, small_disk, tmp_path, capfd):
+    config = configure(*RUN, "train.epochs=400")
+    expected, folder = train(config, tmp_path / "whole"), small_disk / "run"
+    pid = forked(train, config, folder)
+    while len(epochs_of(folder)) < 3:
+        time.sleep(0.005)
+    if hurt == "full":
+        with open(small_disk / "filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"0" * 4096)
+    else:
+        # A remount is refused while a file is open for writing, as the run's log always is.
+        subprocess.run(["mount", "-o", "remount,ro,force", small_disk], capture_output=True)
+        if os.access(folder, os.W_OK):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            pytest.skip("a disk in use may not be made read-only")
+    assert status_of(pid) == 1 and message in capfd.readouterr().err
+    (small_disk / "filler").unlink(missing_ok=True)
+    subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
+    assert checkpoint.load_last(folder / "checkpoints")["epoch"] >= 1
+    assert train(config, folder)["weights_sha256"] == expected["weights_sha256"] and len(epochs_of(folder)) == 400
+
+
+def test_two_processes_that_build_the_same_cache_both_train(undisturbed, configure, tmp_path):
+    _, expected = undisturbed
+    config = configure(*RUN, f"cache_dir={tmp_path / 'another'}")
+    pids = [forked(train, config, tmp_path / name) for name in ("a", "b")]
+    assert [status_of(pid) for pid in pids] == [0, 0]
+    assert {summary_of(tmp_path / name)["weights_sha256"] for name in ("a", "b")} == {expected["weights_sha256"]}
+
+
+def test_a_damaged_cache_is_built_again(undisturbed, tmp_path, caplog):
+    config, expected = undisturbed
+    (graph,) = (tmp_path / "cache" / "graphs").glob("*.pt")
+    content = bytearray(graph.read_bytes())
+    content[len(content) // 2] ^= 255
+    graph.write_bytes(content)
+    assert train(config, tmp_path / "second")["weights_sha256"] == expected["weights_sha256"]
+    assert "damaged" in caplog.text and "preparing the graph again" in caplog.text
+
+
+def sweep(folder, cache, *overrides) -> list[str]:
+    return [sys.executable, "-m", "pipeline.train", "-m", *TOY, f"cache_dir={cache}", f"hydra.sweep.dir={folder}", *overrides]
+
+
+def test_a_killed_sweep_trains_what_is_missing(tmp_path):
+    folder, cache = tmp_path / "sweep", tmp_path / "cache"
+    command = sweep(folder, cache, "+sweep=seeds", "hydra.sweeper.params.seed='range(0,3)'", "train.epochs=40")
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    (folder / "1").mkdir(parents=True)
+    wait_for_epochs(folder / "1", 5, process)
+    process.kill()
+    process.wait()
+    before = (folder / "0" / "summary.json").stat().st_mtime_ns
+    again = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert (folder / "0" / "summary.json").stat().st_mtime_ns == before and "0 has been trained already" in again.stdout
+    assert "resumed after" in (folder / "1" / "train.log").read_text()
+    assert [summary_of(folder / str(i))["seed"] for i in range(3)] == [0, 1, 2]
+    assert all([e["epoch"] for e in epochs_of(folder / str(i))] == list(range(40)) for i in range(3))
+
+
+def test_a_failing_member_does_not_sink_the_others(tmp_path):
+    done = subprocess.run(sweep(tmp_path / "sweep", tmp_path / "cache", "partition.num_parts=2,9999,3"),
+                          capture_output=True, text=True, timeout=900)
+    assert done.returncode == 1
+    assert (tmp_path / "sweep" / "0" / "summary.json").exists() and (tmp_path / "sweep" / "2" / "summary.json").exists()
+    assert "9,999 clusters of 240 nodes" in (tmp_path / "sweep" / "1" / "train.log").read_text()
+    assert re.search(r"error: .*9,999 clusters", done.stderr)
