@@ -22,7 +22,11 @@ def commands() -> list[list[str]]:
 
 def shrink(command: list[str], folder: Path) -> list[str]:
     """The same command on a graph that takes no time."""
-    module, arguments = command[2], [a.replace("data.folder=DIR", f"data.folder={folder}") for a in command[3:]]
+    if command[0] == "torchrun":
+        at = command.index("-m")
+        return ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", *shrink(["python", *command[at:]], folder)]
+    replaced = {"data.folder=DIR": f"data.folder={folder}", "parallel.num_ranks=8": "parallel.num_ranks=2"}
+    module, arguments = command[2], [replaced.get(a, a) for a in command[3:]]
     if module == "scripts.bench":
         return [module, *arguments, "--num-nodes", "500", "--num-edges", "10000"] + ["--repeat", "1"] * ("scale" not in arguments)
     if module == "pipeline.prepare" or module == "pipeline.train" and not any(a.startswith("resume=") for a in arguments):
@@ -41,14 +45,14 @@ def test_every_command_of_the_readme_runs(tmp_path, ogb_toy):
                     test_mask=mask == 2), tmp_path / "graph.pt")
     found = commands()
     assert [c[1] for c in found if c[0] == "make"] == ["train", "test"]
-    python = [c for c in found if c[0] == "python"]
+    python = [c for c in found if c[0] in ("python", "torchrun")]
     assert len(python) >= 13 and len(python) + 2 == len(found)
     for command in python:
         result = subprocess.run([sys.executable, "-m", *shrink(command, folder)], cwd=tmp_path, capture_output=True, text=True,
-                                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, timeout=300)
+                                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, timeout=600)
         assert result.returncode == 0, f"{shlex.join(command)}\n{result.stdout}\n{result.stderr}"
 
 
 def test_the_makefile_has_the_targets():
-    for target in ("train", "test", "test-system", "test-all"):
+    for target in ("train", "test", "test-system", "test-slurm", "test-all"):
         assert subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True).returncode == 0
