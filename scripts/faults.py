@@ -28,7 +28,7 @@ def start(folder: Path, arguments: list[str]) -> subprocess.Popen:
 
 def ranks_of(parent: int) -> list[int]:
     """The processes of the ranks that a process has started."""
-    children = subprocess.run(["ps", "--ppid", str(parent), "-o", "pid=,args="], capture_output=True, text=True).stdout
+    children = subprocess.run(["ps", "-ww", "--ppid", str(parent), "-o", "pid=,args="], capture_output=True, text=True).stdout
     return sorted(int(line.split()[0]) for line in children.splitlines() if "resource_tracker" not in line)
 
 
