@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import forkserver
 
 import torch
 import torch.distributed as dist
@@ -65,7 +66,8 @@ class Ranks:
     def sum_(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over the ranks, the same bits on each."""
         if self.num_ranks > 1:
-            dist.all_reduce(tensor)
+            with _all_there():
+                dist.all_reduce(tensor)
 
     def wait(self) -> None:
         """Go on when all ranks have come here."""
@@ -76,7 +78,8 @@ class Ranks:
         if self.num_ranks == 1:
             return value
         values = [value]
-        dist.broadcast_object_list(values)
+        with _all_there():
+            dist.broadcast_object_list(values)
         return values[0]
 
     @contextlib.contextmanager
@@ -98,11 +101,22 @@ class Ranks:
             return
         mine = torch.frombuffer(bytearray.fromhex(sha256), dtype=torch.int64)
         everyones = [torch.empty_like(mine) for _ in range(self.num_ranks)]
-        dist.all_gather(everyones, mine)
+        with _all_there():
+            dist.all_gather(everyones, mine)
         differing = [rank for rank, theirs in enumerate(everyones) if not torch.equal(theirs, everyones[0])]
         if differing:
             raise RankError(f"{what} of rank {', '.join(map(str, differing))} differ from those of rank 0: the ranks have "
                             "parted. This is no mistake of yours; the last checkpoint was saved before")
+
+
+@contextlib.contextmanager
+def _all_there() -> Iterator[None]:
+    """If another rank has gone away, leave it the time to say why: it ends the run, and with it this rank."""
+    try:
+        yield
+    except RuntimeError:
+        time.sleep(5)
+        raise
 
 
 class GradientSync:
@@ -279,6 +293,7 @@ def launch(function: Callable, num_ranks: int, num_threads: int, stop: StopReque
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
         rdzv_endpoint="localhost:0", local_addr="localhost", max_restarts=0, monitor_interval=0.1,
+        start_method="forkserver",
         # The others of STOP_SIGNALS are ours: the ranks finish their step and save.
         signals_to_handle="SIGINT,SIGHUP,SIGQUIT")
     if "shutdown_timeout" in LaunchConfig.__dataclass_fields__:  # since torch 2.12
@@ -288,8 +303,9 @@ def launch(function: Callable, num_ranks: int, num_threads: int, stop: StopReque
     # The agent reports on failures at length; what the user needs of it is raised below.
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    prepare_launch()
     try:
-        return elastic_launch(config, _worker)(function, os.getpid(), num_threads, stop, *args)[0]
+        return elastic_launch(config, _worker)(function, num_threads, stop, *args)[0]
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         raise RankError(f"rank {rank} failed: {_reason(failure)}") from None
@@ -311,10 +327,9 @@ def _reason(failure: ProcessFailure) -> str:
 
 
 @record
-def _worker(function: Callable, parent: int, num_threads: int, stop: StopRequest, *args) -> object:
-    die_with(parent)
-    # The parent passes on what it is told; a signal to the whole process group must not end this process first.
-    for signum in STOP_SIGNALS:
+def _worker(function: Callable, num_threads: int, stop: StopRequest, *args) -> object:
+    die_with_parent()
+    for signum in STOP_SIGNALS:  # as in rank_server
         signal.signal(signum, signal.SIG_IGN)
     torch.set_num_threads(num_threads)
     result = function(environment(), stop, *args)
@@ -324,10 +339,17 @@ def _worker(function: Callable, parent: int, num_threads: int, stop: StopRequest
     return result
 
 
-def die_with(parent: int) -> None:
+def prepare_launch() -> None:
+    """Start the process that ranks are forked from; its imports take seconds, and it makes them once for all ranks."""
+    multiprocessing.set_forkserver_preload(["pipeline.rank_server"])
+    forkserver.ensure_running()
+
+
+def die_with_parent() -> None:
     """Let the system kill this process when its parent ends in whatever way."""
     if sys.platform == "linux":
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    launcher = multiprocessing.parent_process()
+    if launcher is not None and not launcher.is_alive():
         os._exit(1)

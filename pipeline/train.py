@@ -62,6 +62,7 @@ def run(config: Config, folder: Path, command: str, *, log_config: dict | None =
         num_ranks = config.parallel.num_ranks
         if num_ranks == 1:
             return _train(Ranks(), stop, config, folder, command)
+        distributed.prepare_launch()
         # Here rather than in every rank: what is wrong with the data, and the caches that the ranks share.
         device_of(config.device, Ranks(num_ranks=num_ranks, num_local=num_ranks))
         data, components, _ = _open(config)

@@ -28,8 +28,12 @@ def start(folder: Path, arguments: list[str]) -> subprocess.Popen:
 
 def ranks_of(parent: int) -> list[int]:
     """The processes of the ranks that a process has started."""
-    children = subprocess.run(["ps", "-ww", "--ppid", str(parent), "-o", "pid=,args="], capture_output=True, text=True).stdout
-    return sorted(int(line.split()[0]) for line in children.splitlines() if "resource_tracker" not in line)
+    return [rank for pid, command in _children(parent) if "forkserver" in command for rank, _ in _children(pid)]
+
+
+def _children(parent: int) -> list[tuple[int, str]]:
+    lines = subprocess.run(["ps", "-ww", "--ppid", str(parent), "-o", "pid=,args="], capture_output=True, text=True).stdout
+    return sorted((int(line.split()[0]), line) for line in lines.splitlines())
 
 
 def epochs_in(folder: Path) -> int:

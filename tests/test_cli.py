@@ -30,7 +30,7 @@ def test_train_evaluate_resume_and_report_as_a_user_types_them(tmp_path):
     valid = [line for out in (trained, evaluated) for line in out.stdout.splitlines() if line.startswith("  valid rocauc")]
     assert len(valid) == 2 and valid[0].split() == valid[1].split()
     resumed = shell("pipeline.train", "resume=run", "train.epochs=6", *[o for o in TOY if "epochs" not in o], cwd=tmp_path)
-    assert "resumed after epoch 4 of 6" in resumed.stdout and "epoch 6/6" in resumed.stdout, resumed.stderr
+    assert "resumed after 4 of 6 epochs" in resumed.stdout and "epoch 6/6" in resumed.stdout, resumed.stderr
     reported = shell("scripts.report", "run", cwd=tmp_path)
     assert reported.stdout.strip() == "run/report.html"
     assert "directed edges kept" in (tmp_path / "run" / "report.html").read_text()
@@ -172,9 +172,10 @@ def test_every_failure_of_a_sweep_is_in_its_log(tmp_path):
 
 
 def test_what_the_slurm_launcher_lacks_is_one_line(tmp_path):
-    (tmp_path / "hydra_plugins").mkdir()
-    (tmp_path / "hydra_plugins" / "__init__.py").touch()  # hides the installed ones
-    for path, message in ((f"{tmp_path}:{ROOT}", "error: hydra/launcher=slurm needs submitit: pip install -e .[slurm]"),
+    hidden = tmp_path / "hidden" / "hydra_plugins"
+    hidden.mkdir(parents=True)
+    (hidden / "__init__.py").touch()  # hides the installed ones
+    for path, message in ((f"{hidden.parent}:{ROOT}", "error: hydra/launcher=slurm needs submitit: pip install -e .[slurm]"),
                           (str(ROOT), 'error: Could not detect "srun", are you indeed on a slurm cluster?')):
         failed = subprocess.run([sys.executable, "-m", "pipeline.train", "-m", "hydra/launcher=slurm"], cwd=tmp_path,
                                 capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path, "PATH": "/nowhere"})

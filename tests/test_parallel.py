@@ -20,6 +20,7 @@ from pipeline.loop import build_model, partitioner_of
 from pipeline.loader import ClusterLoader
 from pipeline.schedule import Progress, Schedule
 from pipeline.task import NodeTask
+from pipeline.train import run
 from scripts.faults import ranks_of
 
 TWO = [*TOY, "parallel.num_ranks=2", "train.epochs=8"]
@@ -43,6 +44,12 @@ def finish(overrides, folder, cache, **environment) -> tuple[int, str]:
     process = start(overrides, folder, cache, **environment)
     output, _ = process.communicate(timeout=900)
     return process.returncode, output
+
+
+def train(config, folder) -> dict:
+    """The same by this process, which has the imports behind it."""
+    folder.mkdir(exist_ok=True)
+    return run(config, folder, "test")
 
 
 def summary_of(folder) -> dict:
@@ -186,32 +193,33 @@ def test_two_ranks_train_and_say_so(undisturbed):
 
 @pytest.mark.parametrize("overrides", [["parallel=split"], ["model.norm=batch", "evaluation=views", "train.eval_every=15"],
                                        ["partition=metis", "train.label_input=0.5"]])
-def test_a_stopped_run_of_ranks_ends_with_the_same_bits(overrides, tmp_path):
-    overrides = [*TWO, "train.epochs=300", "train.eval_every=10", *overrides]
-    assert finish(overrides, tmp_path / "whole", tmp_path / "cache")[0] == 0
-    process = start(overrides, tmp_path / "stopped", tmp_path / "cache")
-    wait_for_epochs(tmp_path / "stopped", 2, process)
+def test_a_stopped_run_of_ranks_ends_with_the_same_bits(overrides, configure, tmp_path):
+    overrides = [*TWO, "train.epochs=100", "train.eval_every=10", *overrides]
+    config, folder = configure(*overrides), tmp_path / "stopped"
+    whole = train(config, tmp_path / "whole")
+    process = start(overrides, folder, tmp_path / "cache")
+    wait_for_epochs(folder, 2, process)
     process.send_signal(signal.SIGUSR1)
     output = process.communicate(timeout=300)[0]
     assert process.returncode == EXIT_TRY_AGAIN, output
-    assert f"stopped by SIGUSR1; continue with resume={tmp_path / 'stopped'}" in output
-    assert not (tmp_path / "stopped" / "summary.json").exists()
-    code, output = finish(overrides, tmp_path / "stopped", tmp_path / "cache")
-    assert code == 0 and "resumed after" in output
-    whole, stopped = summary_of(tmp_path / "whole"), summary_of(tmp_path / "stopped")
-    assert stopped["weights_sha256"] == whole["weights_sha256"] and stopped["test"] == whole["test"]
-    assert [(e["epoch"], e["loss"]) for e in epochs_of(tmp_path / "stopped")] == [
-        (e["epoch"], e["loss"]) for e in epochs_of(tmp_path / "whole")]
+    assert f"stopped by SIGUSR1; continue with resume={folder}" in output
+    assert not (folder / "summary.json").exists()
+    done = checkpoint.load_last(folder / "checkpoints")["progress"]["data_epochs"]
+    assert 0 < done < 100
+    resumed = train(config, folder)
+    assert resumed["weights_sha256"] == whole["weights_sha256"] and resumed["test"] == whole["test"]
+    assert [(e["epoch"], e["loss"]) for e in epochs_of(folder)] == [(e["epoch"], e["loss"]) for e in epochs_of(tmp_path / "whole")]
 
 
 @pytest.mark.parametrize("victim", ["rank 0", "rank 1", "parent"])
-def test_kill_9_loses_nothing_and_leaves_nobody(victim, tmp_path):
-    overrides = [*TWO, "train.epochs=600", "train.eval_every=10"]
-    assert finish(overrides, tmp_path / "whole", tmp_path / "cache")[0] == 0
-    process = start(overrides, tmp_path / "killed", tmp_path / "cache")
-    wait_for_epochs(tmp_path / "killed", 3, process)
+def test_kill_9_loses_nothing_and_leaves_nobody(victim, configure, tmp_path):
+    overrides = [*TWO, "train.epochs=200", "train.eval_every=10"]
+    config, folder = configure(*overrides), tmp_path / "killed"
+    whole = train(config, tmp_path / "whole")
+    process = start(overrides, folder, tmp_path / "cache")
+    wait_for_epochs(folder, 3, process)
     ranks = ranks_of(process.pid)
-    assert len(ranks) == 2, f"{ranks}, {process.poll()}, {len(epochs_of(tmp_path / 'killed'))} epochs"
+    assert len(ranks) == 2, f"{ranks}, {process.poll()}, {len(epochs_of(folder))} epochs"
     os.kill(process.pid if victim == "parent" else ranks[int(victim[-1])], signal.SIGKILL)
     killed = time.monotonic()
     output = process.communicate(timeout=300)[0]
@@ -222,9 +230,7 @@ def test_kill_9_loses_nothing_and_leaves_nobody(victim, tmp_path):
         assert process.returncode == -signal.SIGKILL
     else:
         assert process.returncode == 1 and f"error: {victim} failed: Signal 9 (SIGKILL)" in output
-    code, output = finish(overrides, tmp_path / "killed", tmp_path / "cache")
-    assert code == 0, output
-    assert summary_of(tmp_path / "killed")["weights_sha256"] == summary_of(tmp_path / "whole")["weights_sha256"]
+    assert train(config, folder)["weights_sha256"] == whole["weights_sha256"]
 
 
 def test_a_nan_on_one_rank_stops_all_before_the_optimizer_moves(undisturbed, configure, tmp_path):
@@ -236,9 +242,8 @@ def test_a_nan_on_one_rank_stops_all_before_the_optimizer_moves(undisturbed, con
     with pytest.raises(RankError, match="rank . failed: loss is nan in epoch 2, step 2, of rank 1; the weights have not moved"):
         launch(rank_cases.poisoned, 2, 1, StopRequest(), config, tmp_path / "run", content_hash)
     assert len(epochs_of(tmp_path / "run")) == 1
-    code, output = finish(TWO, tmp_path / "run", cache)
-    assert code == 0 and "resumed after 2 of 8 epochs" in output, output
-    assert summary_of(tmp_path / "run")["weights_sha256"] == summary_of(whole)["weights_sha256"]
+    assert checkpoint.load_last(tmp_path / "run" / "checkpoints")["progress"]["data_epochs"] == 2
+    assert train(config, tmp_path / "run")["weights_sha256"] == summary_of(whole)["weights_sha256"]
 
 
 def test_another_number_of_ranks_is_refused_or_said(undisturbed, tmp_path):
@@ -277,13 +282,12 @@ def test_tasks_of_slurm_get_the_names_of_torchrun(monkeypatch):
     assert distributed.environment() is None
 
 
-def test_a_damaged_checkpoint_of_ranks_falls_back(undisturbed, tmp_path):
+def test_a_damaged_checkpoint_of_ranks_falls_back(undisturbed, configure, tmp_path):
     folder, cache, _ = undisturbed
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-r", folder, copy], check=True)
     last = copy / "checkpoints" / "last.pt"
     last.write_bytes(last.read_bytes()[:-100])
-    code, output = finish(TWO, copy, cache)
-    assert code == 0 and "last.pt is damaged" in output and "falling back to" in output, output
-    assert summary_of(copy)["weights_sha256"] == summary_of(folder)["weights_sha256"]
+    assert checkpoint.load_last(last.parent)["progress"]["data_epochs"] == 6
+    assert train(configure(*TWO, f"cache_dir={cache}"), copy)["weights_sha256"] == summary_of(folder)["weights_sha256"]
     assert checkpoint.load(last)["progress"]["data_epochs"] == 8

@@ -43,7 +43,8 @@ def main() -> None:
     add(bench_inference, "exact inference on a whole graph of ogbn-products' size", PRODUCTS, layers=14, channels=128)
     add(bench_ranks, "training steps of several ranks of one thread beside those of one rank; the share of communication",
         CLUSTER, layers=112, num_ranks=2, steps=3)
-    add(bench_memory, "memory of several ranks that share a graph, beside that of one", PROTEINS, num_parts=10, num_ranks=4)
+    add(bench_memory, "memory of a training run of several ranks that share a graph, beside that of one", PROTEINS,
+        num_parts=10, layers=3, num_ranks=4)
     options = vars(parser.parse_args())
     del options["bench"]
     if options.pop("full", False):

@@ -1,7 +1,10 @@
 """Ranks on one machine: what two of them gain over one, what their gradients cost, and what memory they share."""
 
+import os
 import re
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -9,11 +12,7 @@ from pathlib import Path
 import torch
 
 from models import DeeperGCN
-from pipeline.config import SyntheticProteinsConfig
-from pipeline.data import load
 from pipeline.distributed import GradientSync, Ranks, StopRequest, join, launch
-from pipeline.loader import BackgroundEpochs, ClusterLoader
-from pipeline.partition import random_partition, stream
 from scripts.bench import graphs
 from scripts.bench.measure import say, write_row
 
@@ -65,34 +64,50 @@ def _train_steps(ranks: Ranks, stop: StopRequest, num_nodes: int, num_edges: int
     return statistics.median(seconds[1:]), statistics.median(shares[1:]), sync.num_bytes
 
 
-def bench_memory(num_nodes: int, num_edges: int, num_parts: int, num_ranks: int) -> None:
-    """Memory of all ranks together, each of which draws and builds an epoch: shared pages are counted once (PSS)."""
+def bench_memory(num_nodes: int, num_edges: int, num_parts: int, layers: int, num_ranks: int) -> None:
+    """Memory of a whole training run of several ranks beside one: all its processes, shared pages counted once (PSS)."""
     writer, single = None, None
-    with tempfile.TemporaryDirectory() as cache:
-        config = SyntheticProteinsConfig(num_nodes=num_nodes, num_edges=num_edges, num_tasks=112)
+    with tempfile.TemporaryDirectory() as root:
+        graph = [f"cache_dir={root}/cache", f"data.num_nodes={num_nodes}", f"data.num_edges={num_edges}", "data.num_tasks=112"]
         say("generating the graph")
-        content_hash = load(config, cache).content_hash
+        subprocess.run([sys.executable, "-m", "pipeline.prepare", *graph], check=True, stdout=sys.stderr)
         for count in (1, num_ranks):
-            gib = launch(_pss, count, 1, StopRequest(), config, cache, content_hash, num_parts)
-            single = single or gib
+            highest, training = _memory_of([
+                sys.executable, "-m", "pipeline.train", *graph, f"hydra.run.dir={root}/{count}",
+                f"partition.num_parts={num_parts}", f"model.num_layers={layers}", f"parallel.num_ranks={count}",
+                "parallel.threads_per_rank=1", f"train.epochs={2 * count}", f"train.eval_every={2 * count}",
+            ], Path(root, str(count), "train.log"))
+            single = single or (highest, training)
             writer = write_row(writer, {
-                "bench": "memory", "num_nodes": num_nodes, "num_edges": num_edges, "num_parts": num_parts,
-                "num_ranks": count, "pss_gib": round(gib, 3), "ratio": round(gib / single, 3)})
+                "bench": "memory", "num_nodes": num_nodes, "num_edges": num_edges, "num_parts": num_parts, "layers": layers,
+                "num_ranks": count, "pss_gib": round(highest, 3), "ratio": round(highest / single[0], 3),
+                "training_pss_gib": round(training, 3), "training_ratio": round(training / single[1], 3)})
 
 
-def _pss(ranks: Ranks, stop: StopRequest, config: SyntheticProteinsConfig, cache: str, content_hash: str,
-         num_parts: int) -> float:
-    join(CPU)
-    data = load(config, cache, content_hash=content_hash)
-    loader = ClusterLoader(data)
-    draws = [(0, lambda: (random_partition(data.num_nodes, num_parts, stream("bench", ranks.rank)), None))]
-    highest = 0.0
-    with BackgroundEpochs(loader, draws) as epochs:
-        for _ in epochs.epoch(0):
-            time.sleep(0.5)  # as a step would: the thread has filled its queue
-            ranks.wait()
-            total = torch.tensor([int(re.search(r"Pss:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text())[1]) / 2**20])
-            ranks.sum_(total)
-            highest = max(highest, float(total))
-            ranks.wait()
-    return highest
+def _memory_of(command: list[str], log: Path) -> tuple[float, float]:
+    """The most memory of a command and its descendants, in GiB: over the run, and from the first partition on."""
+    highest = training = 0.0
+    with subprocess.Popen(command, stdout=sys.stderr, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+        while process.poll() is None:
+            gib = sum(_pss(pid) for pid in _descendants(process.pid)) / 2**20
+            highest = max(highest, gib)
+            if log.exists() and "partition: " in log.read_text():
+                training = max(training, gib)
+            time.sleep(0.2)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} failed")
+    return highest, training
+
+
+def _descendants(pid: int) -> list[int]:
+    """A process and all that came of it."""
+    children = subprocess.run(["ps", "--ppid", str(pid), "-o", "pid="], capture_output=True, text=True).stdout.split()
+    return [pid] + [descendant for child in children for descendant in _descendants(int(child))]
+
+
+def _pss(pid: int) -> int:
+    """Proportional set size in KiB; 0 of a process that has just ended."""
+    try:
+        return int(re.search(r"Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text())[1])
+    except (OSError, TypeError):
+        return 0

@@ -1,0 +1,17 @@
+"""What the process imports that ranks are forked from, so that no rank has to: see :func:`pipeline.distributed.launch`.
+
+It starts no thread and touches no GPU. Nothing else may import it, as whoever does ignores signals and dies with its parent.
+"""
+
+import gc
+import signal
+
+import pipeline.cli  # noqa: F401 - for the ranks
+import pipeline.loop  # noqa: F401
+from pipeline.distributed import STOP_SIGNALS, die_with_parent
+
+die_with_parent()
+# The parent passes on what it is told; a signal to the whole process group must not end the ranks first.
+for signum in STOP_SIGNALS:
+    signal.signal(signum, signal.SIG_IGN)
+gc.freeze()  # the collector of a rank leaves these objects alone, and their pages stay shared
