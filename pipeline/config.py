@@ -72,7 +72,7 @@ class PartitionConfig:
     num_parts: int = 10  # clusters in an epoch
     clusters_per_step: int = 1  # merged into one batch, with the edges between them
     num_micro_parts: int = 0  # of metis_random, regrouped into num_parts each epoch; 0: 20 x num_parts
-    prefetch: int = 4  # batches drawn ahead in the background
+    prefetch: int = 2  # batches drawn ahead in the background
 
 
 @dataclass

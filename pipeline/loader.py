@@ -67,7 +67,7 @@ class BackgroundEpochs:
         wait_seconds: the part of it that the consumer had to wait.
     """
 
-    def __init__(self, loader: ClusterLoader, draws: Iterable[tuple[int, Callable[[], Draw]]], *, prefetch: int = 4):
+    def __init__(self, loader: ClusterLoader, draws: Iterable[tuple[int, Callable[[], Draw]]], *, prefetch: int = 2):
         self._loader, self._draws = loader, draws
         self._queue: queue.Queue = queue.Queue(maxsize=prefetch)
         self._stopped = threading.Event()
