@@ -184,6 +184,11 @@ def fit(data: Data, task: NodeTask, config: Config, folder: Path, device: torch.
                 "progress": dataclasses.asdict(at), "num_ranks": ranks.num_ranks, "content_hash": data.get("content_hash"),
                 "arithmetic": arithmetic})
 
+    def stopped() -> Stopped:
+        save()
+        ranks.wait()  # who starts the ranks may end them all when the first of them has ended
+        return Stopped(stop.signum or signal.SIGTERM)
+
     def assert_same_weights() -> None:
         if ranks.num_ranks > 1:
             ranks.assert_equal(checkpoint.digest(model.state_dict()), "the weights")
@@ -240,9 +245,7 @@ def fit(data: Data, task: NodeTask, config: Config, folder: Path, device: torch.
                     if at.step % config.parallel.check_every == 0:
                         assert_same_weights()
                     if agreed.stop and at.steps_in_epoch < schedule.num_steps:
-                        save()
-                        ranks.wait()  # who starts the ranks may end them all when the first of them has ended
-                        raise Stopped(stop.signum or signal.SIGTERM)
+                        raise stopped()
                 seconds, hidden = time.perf_counter() - start, epochs.hidden
                 before, epoch = at.data_epochs, at.epoch
                 mean_loss = at.loss_sum / max(at.loss_count, 1)
@@ -268,11 +271,10 @@ def fit(data: Data, task: NodeTask, config: Config, folder: Path, device: torch.
                                    synced=sync.seconds / seconds if ranks.num_ranks > 1 else None, scores=scores,
                                    is_best=at.best_epoch == epoch)
                 # After the record: a resumed run drops the records behind its checkpoint, and could not add one.
-                if evaluates or agreed.stop:
+                if evaluates:
                     save()
                 if agreed.stop and at.data_epochs < train.epochs:
-                    ranks.wait()
-                    raise Stopped(stop.signum or signal.SIGTERM)
+                    raise stopped()
 
     return Result(best_epoch=at.best_epoch, best_scores=at.best_scores, data_epochs=at.data_epochs, epochs=at.epoch,
                   wall_seconds=time.perf_counter() - begun, num_parameters=num_parameters, kernel=kernel,

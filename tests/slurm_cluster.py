@@ -97,7 +97,7 @@ def slurm(environ: dict[str, str], *command: str) -> str:
     return subprocess.run(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=30).stdout
 
 
-def wait_for(condition: Callable[[], bool], what: str, logs: Path, seconds: float = 180) -> None:
+def wait_for(condition: Callable[[], bool], what: str, logs: Path, seconds: float = 600) -> None:
     """Look ten times a second whether a condition holds.
 
     Raises:

@@ -26,7 +26,7 @@ def environ():
 
 def train(*arguments: str, cwd: Path, environ: dict[str, str]) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-m", "pipeline.train", *arguments], cwd=cwd, env=environ, capture_output=True,
-                          text=True, timeout=300)
+                          text=True, timeout=900)
 
 
 def summary_of(folder: Path) -> dict:
@@ -109,7 +109,7 @@ def test_a_job_of_the_launcher_resumes_after_time_out_and_requeue(environ, tmp_p
     job = slurm(environ, "squeue", "--noheader", "--format=%A").strip()
     interrupt(run, run, "scancel", "--signal=USR2", job, environ=environ)
     interrupt(run, run, "scontrol", "requeue", job, environ=environ)
-    output, _ = waiting.communicate(timeout=300)
+    output, _ = waiting.communicate(timeout=900)
     assert waiting.returncode == 0, output
     assert summary_of(run)["weights_sha256"] == undisturbed
 
