@@ -144,7 +144,7 @@ def _log_scale(axis) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axis.set_xscale("log")
-    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 3), numticks=8))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
 
