@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-RUN = ["data.num_nodes=1200", "data.num_edges=40000", "model.num_layers=3", "model.hidden_channels=32", "train.epochs=1200",
+RUN = ["data.num_nodes=1200", "data.num_edges=40000", "model.num_layers=3", "model.hidden_channels=32", "train.epochs=480",
        "train.eval_every=8"]
 FAULTS = ("kill -9 of a rank", "kill -9 of the parent", "SIGTERM", "SIGUSR1")
 
