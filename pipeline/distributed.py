@@ -328,9 +328,7 @@ def _reason(failure: ProcessFailure) -> str:
 
 @record
 def _worker(function: Callable, num_threads: int, stop: StopRequest, *args) -> object:
-    die_with_parent()
-    for signum in STOP_SIGNALS:  # as in rank_server
-        signal.signal(signum, signal.SIG_IGN)
+    follow_parent()
     torch.set_num_threads(num_threads)
     result = function(environment(), stop, *args)
     # Not after a failure: the others would lose the connection, and report that, before this rank has reported its own.
@@ -345,8 +343,13 @@ def prepare_launch() -> None:
     forkserver.ensure_running()
 
 
-def die_with_parent() -> None:
-    """Let the system kill this process when its parent ends in whatever way."""
+def follow_parent() -> None:
+    """Let the system kill this process when its parent ends in whatever way, and leave signals to stop to the parent.
+
+    It passes on what it is told; a signal to the whole process group must not end this process first.
+    """
+    for signum in STOP_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
     if sys.platform == "linux":
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -83,7 +83,7 @@ def predict_exact(predict: Callable[[Data], Tensor], data: Data, *, device: torc
 def rocauc(y_true: Tensor, y_pred: Tensor) -> float:
     """Mean over the tasks of the area under the ROC curve, as OGB defines it.
 
-    A task without labels of both kinds is left out; labels that are NaN do not count. Computed for all tasks at once
+    A task without labels of both kinds is left out; labels that are NaN do not count. Computed for many tasks at once
     from the ranks of the positive nodes (the statistic of Mann and Whitney, 1947), a tenth of the time of OGB's
     Evaluator.
 

@@ -4,14 +4,10 @@ It starts no thread and touches no GPU. Nothing else may import it, as whoever d
 """
 
 import gc
-import signal
 
 import pipeline.cli  # noqa: F401 - for the ranks
 import pipeline.loop  # noqa: F401
-from pipeline.distributed import STOP_SIGNALS, die_with_parent
+from pipeline.distributed import follow_parent
 
-die_with_parent()
-# The parent passes on what it is told; a signal to the whole process group must not end the ranks first.
-for signum in STOP_SIGNALS:
-    signal.signal(signum, signal.SIG_IGN)
+follow_parent()
 gc.freeze()  # the collector of a rank leaves these objects alone, and their pages stay shared

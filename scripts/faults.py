@@ -28,10 +28,11 @@ def start(folder: Path, arguments: list[str]) -> subprocess.Popen:
 
 def ranks_of(parent: int) -> list[int]:
     """The processes of the ranks that a process has started."""
-    return [rank for pid, command in _children(parent) if "forkserver" in command for rank, _ in _children(pid)]
+    return [rank for pid, command in children(parent) if "forkserver" in command for rank, _ in children(pid)]
 
 
-def _children(parent: int) -> list[tuple[int, str]]:
+def children(parent: int) -> list[tuple[int, str]]:
+    """The processes that a process has started, with their command lines."""
     lines = subprocess.run(["ps", "-ww", "--ppid", str(parent), "-o", "pid=,args="], capture_output=True, text=True).stdout
     return sorted((int(line.split()[0]), line) for line in lines.splitlines())
 

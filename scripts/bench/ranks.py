@@ -15,6 +15,7 @@ from models import DeeperGCN
 from pipeline.distributed import GradientSync, Ranks, StopRequest, join, launch
 from scripts.bench import graphs
 from scripts.bench.measure import say, write_row
+from scripts.faults import children
 
 CPU = torch.device("cpu")
 
@@ -101,8 +102,7 @@ def _memory_of(command: list[str], log: Path) -> tuple[float, float]:
 
 def _descendants(pid: int) -> list[int]:
     """A process and all that came of it."""
-    children = subprocess.run(["ps", "--ppid", str(pid), "-o", "pid="], capture_output=True, text=True).stdout.split()
-    return [pid] + [descendant for child in children for descendant in _descendants(int(child))]
+    return [pid] + [descendant for child, _ in children(pid) for descendant in _descendants(child)]
 
 
 def _pss(pid: int) -> int:
