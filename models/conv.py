@@ -1,25 +1,24 @@
-"""GENConv with PyG's arguments and state_dict, all of DeepGCN's aggregations, and an edge encoder that may be folded."""
+"""GENConv with PyG's arguments and state_dict, all of DeepGCN's aggregations, and an edge encoder from outside."""
+# ruff: noqa: F722 (shapes are strings)
 
 import functools
 import logging
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
-from torch_geometric import EdgeIndex
 from torch_geometric import nn as pyg
-from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size, SparseTensor
+from torch_geometric.typing import OptPairTensor, OptTensor, SparseTensor  # noqa: F401 (PyG looks for them here)
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from models.activation import norm_relu_dropout
-from models.aggregate import AGGREGATIONS, aggregate
+from .activation import norm_relu_dropout
+from .aggregate import AGGREGATIONS, aggregate
+from .edges import from_sparse_tensor
 
 # What PyG's class is told, so that it creates the parameter t or p under its own name.
 _PYG_AGGR = {"softmax_sum": "softmax", "power_sum": "powermean"}
 # Of PyG's `aggr_kwargs`, those that are read here.
 _AGGR_KWARGS = {"t", "p", "learn"}
-# The edges of each SparseTensor, kept as long as its storage lives.
-_edges = WeakIdKeyDictionary()
 log = logging.getLogger(__name__)
 
 
@@ -27,9 +26,9 @@ class GENConv(pyg.GENConv):
     """Generalized graph convolution, ``MLP(x_i + aggregate_j(relu(x_j + e_ij) + eps))``.
 
     Takes the arguments of :class:`torch_geometric.nn.GENConv`, and more aggregations: see
-    :func:`models.aggregate.aggregate`. What only PyG knows (other aggregations and `aggr_kwargs`, torch.sparse tensors,
-    ``flow="target_to_source"``) runs PyG's own code, and a line of the log says so. PyG takes "power" for another name
-    of "powermean"; here it is DeepGCN's, with other clamps.
+    :func:`models.aggregate.aggregate`. For what only PyG implements (other aggregations and `aggr_kwargs`, torch.sparse
+    tensors, ``flow="target_to_source"``) PyG's own code runs, and one line of the log says so. In PyG "power" is
+    another name of "powermean"; here it is DeepGCN's power mean, which clamps to other bounds.
     Mathematics: "DeeperGCN: All You Need to Train Deeper GCNs" (https://arxiv.org/abs/2006.07739).
 
     Args:
@@ -50,13 +49,14 @@ class GENConv(pyg.GENConv):
 
     def forward(
         self,
-        x: Tensor | OptPairTensor,
-        edge_index: Adj,
-        edge_attr: OptTensor = None,
-        size: Size = None,
+        x: (Float[Tensor, "num_src in_channels"]
+            | tuple[Float[Tensor, "num_src in_channels"], Float[Tensor, "num_dst in_channels_dst"] | None]),
+        edge_index: Int[Tensor, "2 num_edges"] | SparseTensor | Float[Tensor, "num_dst num_src"],
+        edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None,
+        size: tuple[int, int] | None = None,
         *,
-        edge_encoder: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor:
+        edge_encoder: tuple[Float[Tensor, "out_channels edge_dim"], Float[Tensor, " out_channels"]] | None = None,
+    ) -> Float[Tensor, "num_out out_channels"]:
         """Convolve once.
 
         Args:
@@ -69,9 +69,9 @@ class GENConv(pyg.GENConv):
         Returns:
             [num_dst, out_channels]
         """
-        if obstacle := self._obstacle(edge_index):
+        if reason := self._why_pygs_own(edge_index):
             if not torch.compiler.is_compiling():
-                _announce(obstacle)
+                _announce(reason)
             if edge_encoder is not None:
                 edge_attr = torch.nn.functional.linear(edge_attr, *edge_encoder)
             # PyG writes the code of propagate from this line: propagate_type: (x: OptPairTensor, edge_attr: OptTensor)
@@ -80,7 +80,7 @@ class GENConv(pyg.GENConv):
         if isinstance(edge_index, SparseTensor):
             size = edge_index.size(1), edge_index.size(0)
             edge_attr = edge_index.storage.value() if edge_attr is None else edge_attr
-            edge_index = _edges_of(edge_index)
+            edge_index = from_sparse_tensor(edge_index)
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
         if x_dst is not None:
             num_dst = x_dst.size(0)
@@ -95,17 +95,17 @@ class GENConv(pyg.GENConv):
             elif hasattr(self, "lin_edge"):
                 weight, bias = self.lin_edge.weight, self.lin_edge.bias
         out = aggregate(
-            x_src, edge_index, edge_attr, weight, bias, aggr=self.aggr_name, eps=self.eps, num_dst=num_dst, kernel=self.kernel,
+            x_src, edge_index, edge_attr, weight, bias, aggr=self.aggr_name, eps=self.eps, num_dst=num_dst,
             t=getattr(self.aggr_module, "t", 1.0), p=getattr(self.aggr_module, "p", 1.0), y=getattr(self, "y", 0.0),
-        )
+            kernel=self.kernel)
         if hasattr(self, "msg_norm"):
             out = self.msg_norm(x_src if x_dst is None else x_dst, out)
         if x_dst is not None:
             out = out + (self.lin_dst(x_dst) if hasattr(self, "lin_dst") else x_dst)
-        return self._mlp(out)
+        return self._apply_mlp(out)
 
-    def _obstacle(self, edge_index: Adj) -> str:
-        """Why PyG's own code has to run, empty if it has not."""
+    def _why_pygs_own(self, edge_index: Tensor | SparseTensor) -> str:
+        """Say why PyG's own code has to run; empty if it has not."""
         if not isinstance(self.aggr_name, str) or self.aggr_name not in AGGREGATIONS:
             return f"aggr={self.aggr_name}"
         if self._pygs_kwargs:
@@ -114,33 +114,18 @@ class GENConv(pyg.GENConv):
             return f"flow={self.flow}"
         return "edges are a torch.sparse tensor" if is_torch_sparse_tensor(edge_index) else ""
 
-    def _mlp(self, out: Tensor) -> Tensor:
-        modules, at = list(self.mlp), 0
-        while at < len(modules):
-            # PyG's MLP is Linear, norm, ReLU, Dropout, Linear, ...
-            if isinstance(modules[at], torch.nn.LayerNorm):
-                norm, _, dropout = modules[at:at + 3]
-                out = norm_relu_dropout(out, norm, dropout=dropout.p, training=self.training, kernel=self.kernel)
-                at += 3
+    def _apply_mlp(self, out: Tensor) -> Tensor:
+        # PyG's MLP is Linear, norm, ReLU, Dropout, Linear, ...
+        modules = iter(self.mlp)
+        for module in modules:
+            if isinstance(module, torch.nn.LayerNorm):
+                _, dropout = next(modules), next(modules)
+                out = norm_relu_dropout(out, module, dropout=dropout.p, training=self.training, kernel=self.kernel)
             else:
-                out = modules[at](out)
-                at += 1
+                out = module(out)
         return out
 
 
-@torch.inference_mode(False)  # kept for steps that have gradients too
-def _edges_of(adj_t: SparseTensor) -> EdgeIndex:
-    """The edges in the order of the SparseTensor, which is by destination; what it has sorted is not sorted again."""
-    storage = adj_t.storage
-    if storage not in _edges:
-        src, dst, perm = storage.col(), storage.row(), storage.csr2csc()
-        edges = EdgeIndex(torch.stack([src, dst]), sparse_size=(adj_t.size(1), adj_t.size(0)), sort_order="col")
-        edges._indptr = storage.rowptr()
-        edges._T_perm, edges._T_index, edges._T_indptr = perm, (src[perm], dst[perm]), storage.colptr()
-        _edges[storage] = edges
-    return _edges[storage]
-
-
 @functools.cache
-def _announce(obstacle: str) -> None:
-    log.info("aggregation: PyG's own (%s)", obstacle)
+def _announce(reason: str) -> None:
+    log.info("aggregation: PyG's own (%s)", reason)

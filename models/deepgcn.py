@@ -1,18 +1,18 @@
 """DeeperGCN: very deep graph convolutions with residual blocks (https://arxiv.org/abs/2006.07739)."""
+# ruff: noqa: F722 (shapes are strings)
 
-import contextlib
-from collections.abc import Iterator
+import math
+from functools import partial
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from models.activation import norm_relu_dropout
-from models.aggregate import AGGREGATIONS
-from models.conv import GENConv
-
-BLOCKS = ("res+", "res", "plain", "dense")
-NORMS = {"layer": torch.nn.LayerNorm, "batch": torch.nn.BatchNorm1d}
+from .activation import norm_relu_dropout
+from .aggregate import AGGREGATIONS, KERNELS
+from .blocks import BLOCKS, NORMS, recompute
+from .conv import GENConv
+from .encoders import encode_nodes, fold
 
 
 class DeeperGCN(torch.nn.Module):
@@ -26,25 +26,36 @@ class DeeperGCN(torch.nn.Module):
     same parameters and same function, but no encoded tensor of edges x channels shared by the layers.
 
     Args:
-        in_channels: node features, without the one-hot columns of `num_categories`.
+        in_channels: number of node features, without the one-hot columns of `num_categories`.
         hidden_channels: width of every layer.
         out_channels: number of classes or tasks.
-        num_layers: number of convolutions, at least 1.
+        num_layers: number of convolutions.
         edge_dim: number of edge features, or none.
-        num_categories: the last columns of `x` are a one-hot category (a protein's species), encoded by a linear map
-            of its own before the node encoder.
-        block: one of "res+", "res", "plain", "dense".
-        aggr, t, learn_t, p, learn_p, y, learn_y, msg_norm, learn_msg_scale: see :class:`~models.conv.GENConv`.
-        norm: "layer" or "batch".
-        num_mlp_layers: linear layers in each convolution's MLP; with 2, its hidden width is `2 * hidden_channels`.
-        dropout: probability in [0, 1).
-        gradient_checkpointing: recompute each layer in backward instead of keeping its activations.
-        fold_edge_encoder: fold the edge encoders as described; without it, edges x channels tensors are built.
-        kernel: what aggregates and normalises, "auto", "fused" or "reference", see
+        num_categories: number of the last columns of `x` that hold a one-hot category (a protein's species), which
+            has a linear encoder of its own before the node encoder; 0 means no category.
+        block: how a layer's output joins its input: "res+", "res", "plain" or "dense".
+        aggr: aggregation of the messages: "softmax", "softmax_sg", "softmax_sum", "power", "power_sum", "powermean",
+            "mean", "max" or "add".
+        t: initial inverse temperature of the softmax aggregations.
+        learn_t: whether each layer learns its `t`; softmax_sg has no gradient for it.
+        p: initial exponent of the power aggregations, not 0.
+        learn_p: whether each layer learns its `p`.
+        y: initial logit of the degree's exponent in softmax_sum and power_sum.
+        learn_y: whether each layer learns its `y`.
+        msg_norm: whether each layer scales its aggregated messages to the norm of the node's own features.
+        learn_msg_scale: whether each layer learns the factor of `msg_norm`.
+        norm: norm between the layers and in their MLPs: "layer" or "batch".
+        num_mlp_layers: number of linear layers in each convolution's MLP; beyond one, hidden ones have
+            `2 * hidden_channels` channels.
+        dropout: probability that an activation between two layers is dropped in training, in [0, 1).
+        gradient_checkpointing: whether backward recomputes each layer, so that forward need not keep its activations.
+        fold_edge_encoder: whether the edge encoders are folded as described; otherwise each layer builds a tensor of
+            edges x channels.
+        kernel: what aggregates and normalises, "auto", "fused" or "reference": see
             :func:`models.aggregate.aggregate` and :func:`models.activation.norm_relu_dropout`.
 
     Raises:
-        ValueError: a name or a size outside of the above.
+        ValueError: an argument has another type or is out of its range; the message begins with its name.
     """
 
     def __init__(
@@ -59,7 +70,7 @@ class DeeperGCN(torch.nn.Module):
         block: str = "res+",
         aggr: str = "softmax",
         t: float = 1.0,
-        learn_t: bool = False,
+        learn_t: bool = True,
         p: float = 1.0,
         learn_p: bool = False,
         y: float = 0.0,
@@ -68,23 +79,29 @@ class DeeperGCN(torch.nn.Module):
         learn_msg_scale: bool = False,
         norm: str = "layer",
         num_mlp_layers: int = 2,
-        dropout: float = 0.0,
+        dropout: float = 0.1,
         gradient_checkpointing: bool = False,
         fold_edge_encoder: bool = True,
         kernel: str = "auto",
     ):
         super().__init__()
-        if block not in BLOCKS:
-            raise ValueError(f"unknown block '{block}'; choose one of {', '.join(BLOCKS)}")
-        if aggr not in AGGREGATIONS:
-            raise ValueError(f"unknown aggregation '{aggr}'; choose one of {', '.join(AGGREGATIONS)}")
-        if norm not in NORMS:
-            raise ValueError(f"unknown norm '{norm}'; choose one of {', '.join(NORMS)}")
-        if num_layers < 1 or hidden_channels < 1 or num_mlp_layers < 1:
-            raise ValueError(f"num_layers, hidden_channels and num_mlp_layers must be at least 1, "
-                             f"not {num_layers}, {hidden_channels} and {num_mlp_layers}")
+        _check_integers(1, in_channels=in_channels, hidden_channels=hidden_channels, out_channels=out_channels,
+                        num_layers=num_layers, num_mlp_layers=num_mlp_layers)
+        _check_integers(0, edge_dim=edge_dim or 0, num_categories=num_categories)
+        _check_choice("block", block, BLOCKS)
+        _check_choice("aggr", aggr, AGGREGATIONS)
+        _check_choice("norm", norm, NORMS)
+        _check_choice("kernel", kernel, KERNELS)
+        _check_finite(t=t, p=p, y=y, dropout=dropout)
+        _check_flags(learn_t=learn_t, learn_p=learn_p, learn_y=learn_y, msg_norm=msg_norm,
+                     learn_msg_scale=learn_msg_scale, gradient_checkpointing=gradient_checkpointing,
+                     fold_edge_encoder=fold_edge_encoder)
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), not {dropout}")
+        if p == 0:
+            raise ValueError("p must not be 0: the power mean divides by it")
+        if aggr == "softmax_sg" and learn_t:
+            raise ValueError("aggr=softmax_sg has no gradient for t: set learn_t=false")
         self.block = block
         self.dropout = dropout
         self.num_categories = num_categories
@@ -112,7 +129,12 @@ class DeeperGCN(torch.nn.Module):
         self.norms = torch.nn.ModuleList(NORMS[norm](hidden_channels) for _ in range(num_layers))
         self.head = torch.nn.Linear(hidden_channels + num_layers * growth, out_channels)
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Float[Tensor, "num_nodes in_channels_and_categories"],
+        edge_index: Int[Tensor, "2 num_edges"],
+        edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None,
+    ) -> Float[Tensor, "num_nodes out_channels"]:
         """Predict logits.
 
         Args:
@@ -123,55 +145,65 @@ class DeeperGCN(torch.nn.Module):
         Returns:
             [num_nodes, out_channels]
         """
-        if self.num_categories:
-            features, category = x.split([x.size(1) - self.num_categories, self.num_categories], dim=1)
-            x = torch.cat([features, self.category_encoder(category)], dim=1)
-        h = self.node_encoder(x)
+        h = encode_nodes(x, self.node_encoder, self.category_encoder if self.num_categories else None)
         if edge_attr is not None and not self.fold_edge_encoder:
             edge_attr = self.edge_encoder(edge_attr)
         for layer in range(len(self.convs)):
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                h = checkpoint(self._layer, layer, h, edge_index, edge_attr, use_reentrant=False,
-                               context_fn=lambda: (contextlib.nullcontext(), self._fixed_statistics()))
+                h = recompute(self, self.apply_layer, layer, h, edge_index, edge_attr)
             else:
-                h = self._layer(layer, h, edge_index, edge_attr)
+                h = self.apply_layer(layer, h, edge_index, edge_attr)
         if self.block == "res+":
             h = self._activate(self.norms[-1], h)
         return self.head(h)
 
-    def _layer(self, layer: int, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
-        if self.block == "res+":
-            if layer == 0:
-                return self._conv(layer, h, edge_index, edge_attr)
-            return h + self._conv(layer, self._activate(self.norms[layer - 1], h), edge_index, edge_attr)
-        out = self._activate(self.norms[layer], self._conv(layer, h, edge_index, edge_attr))
-        if self.block == "res":
-            return h + out
-        return torch.cat([h, out], dim=1) if self.block == "dense" else out
+    def apply_layer(self, layer: int, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
+        """Apply one layer, counted from 0, with its norm, activation, dropout and residual connection.
 
-    @contextlib.contextmanager
-    def _fixed_statistics(self) -> Iterator[None]:
-        """While a layer is recomputed for backward, its batch norms must not count the same batch again."""
-        norms = [module for module in self.modules() if isinstance(module, torch.nn.BatchNorm1d)]
-        before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
-        for norm in norms:
-            norm.momentum, norm.num_batches_tracked = 0.0, None
-        try:
-            yield
-        finally:
-            for norm, (momentum, num_batches_tracked) in zip(norms, before):
-                norm.momentum, norm.num_batches_tracked = momentum, num_batches_tracked
+        Args:
+            layer: number of the layer.
+            h: input of the layer [num_nodes, channels].
+            edge_index: as for :meth:`forward`.
+            edge_attr: as for :meth:`forward`; encoded [num_edges, hidden_channels] without `fold_edge_encoder`.
+        """
+        convolve = partial(self._convolve, layer, edge_index=edge_index, edge_attr=edge_attr)
+        if self.block == "res+" and layer == 0:
+            return convolve(h)  # the last of the norms comes before the head instead
+        norm = self.norms[layer - 1 if self.block == "res+" else layer]
+        return BLOCKS[self.block](h, convolve, partial(self._activate, norm))
 
     def _activate(self, norm: torch.nn.Module, h: Tensor) -> Tensor:
         return norm_relu_dropout(h, norm, dropout=self.dropout, training=self.training, kernel=self.kernel)
 
-    def _conv(self, layer: int, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
+    def _convolve(self, layer: int, h: Tensor, *, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
         conv = self.convs[layer]
         if edge_attr is None:
             return conv(h, edge_index)
-        lin = self.edge_lins[layer]
         if not self.fold_edge_encoder:
-            return conv(h, edge_index, lin(edge_attr))
-        weight = lin.weight @ self.edge_encoder.weight
-        bias = torch.addmv(lin.bias, lin.weight, self.edge_encoder.bias)
-        return conv(h, edge_index, edge_attr, edge_encoder=(weight, bias))
+            return conv(h, edge_index, self.edge_lins[layer](edge_attr))
+        return conv(h, edge_index, edge_attr, edge_encoder=fold(self.edge_lins[layer], self.edge_encoder))
+
+
+def _check_integers(least: int, **arguments: int) -> None:
+    for name, value in arguments.items():
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"{name} must be an integer, not {value!r}")
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, not {value}")
+
+
+def _check_finite(**arguments: float) -> None:
+    for name, value in arguments.items():
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+            raise ValueError(f"{name} must be a finite number, not {value!r}")
+
+
+def _check_flags(**arguments: bool) -> None:
+    for name, value in arguments.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be true or false, not {value!r}")
+
+
+def _check_choice(name: str, value: str, choices) -> None:
+    if value not in tuple(choices):
+        raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(choices)}")

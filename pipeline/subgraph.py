@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from models.native import NativeLibrary
+from models.kernels.native import NativeLibrary
 
 LIBRARY = NativeLibrary("induced subgraph", Path(__file__).with_name("subgraph.cpp"), otherwise="scipy selects instead")
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 from hypothesis import example, given, settings, strategies as st
 
-from models.activation import backward, forward, norm_relu_dropout
-from models.aggregate.cpu import LIBRARY
+from models.activation import norm_relu_dropout
+from models.kernels.norm import LIBRARY, backward, forward
 
 pytestmark = pytest.mark.skipif(LIBRARY.get() is None, reason=LIBRARY.missing() or "compiled")
 

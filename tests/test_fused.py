@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch_geometric import EdgeIndex
 
-from models.aggregate import AGGREGATIONS, aggregate, backend, cpu, fused
+from models.aggregate import AGGREGATIONS, aggregate, backend, cpu, fused, ops
 from models.aggregate.reference import POWER_RANGE
-from models.native import NativeLibrary
+from models.kernels.native import NativeLibrary
 from models.conv import GENConv
 from models.deepgcn import DeeperGCN
 
@@ -275,7 +275,7 @@ def test_16_bit_features(dtype):
 
 
 def test_autocast():
-    conv = DeeperGCN(8, 16, 3, 2, edge_dim=8, learn_t=True)
+    conv = DeeperGCN(8, 16, 3, 2, edge_dim=8, dropout=0.0)
     edge_index, inputs, _ = graph(40, 40, 500)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = conv(inputs["x"][:, :8], edge_index, inputs["edge_attr"])
@@ -283,28 +283,28 @@ def test_autocast():
     assert all(parameter.grad.isfinite().all() for parameter in conv.parameters() if parameter.grad is not None)
 
 
-@pytest.mark.parametrize("aggr", cpu.KINDS)
+@pytest.mark.parametrize("aggr", ops.KINDS)
 @pytest.mark.parametrize("encoded", [False, True])
 def test_operators(aggr, encoded):
     edge_index, inputs, grad = graph(12, 12, 40, encoded=encoded)
-    structure = cpu.sort_edges(edge_index, 12, 12)
+    structure = ops.sort_edges(edge_index, 12, 12)
     x, attr, weight, bias = (None if value is None else value.requires_grad_() for value in list(inputs.values())[:4])
     t = torch.tensor([1.5], requires_grad=aggr not in ("add", "max", "softmax_sg"))
-    torch.library.opcheck(cpu.forward, (x, *structure, attr, weight, bias, t, aggr, 1e-7, *POWER_RANGE, True))
-    torch.library.opcheck(cpu.sort_edges, (edge_index, 12, 12))
+    torch.library.opcheck(ops.forward, (x, *structure, attr, weight, bias, t, aggr, 1e-7, *POWER_RANGE, True))
+    torch.library.opcheck(ops.sort_edges, (edge_index, 12, 12))
     with torch.no_grad():
-        out, stat, stat2 = cpu.forward(x, *structure, attr, weight, bias, t, aggr, 1e-7, *POWER_RANGE, True)
+        out, stat, stat2 = ops.forward(x, *structure, attr, weight, bias, t, aggr, 1e-7, *POWER_RANGE, True)
         arguments = (grad, out, stat, stat2, x.detach(), *structure[3:],
                      *(None if value is None else value.detach() for value in (attr, weight, bias)), t.detach(), aggr,
                      1e-7, *POWER_RANGE, True, weight is not None)
-    torch.library.opcheck(cpu.backward, arguments)
+    torch.library.opcheck(ops.backward, arguments)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("edges", ["plain", "col", "row", "filled col", "filled row"])
 def test_compile_without_a_graph_break(edges, precision):
     torch._dynamo.reset()
-    model = DeeperGCN(8, 16, 3, 3, edge_dim=8, learn_t=True)
+    model = DeeperGCN(8, 16, 3, 3, edge_dim=8, dropout=0.0)
     edge_index, inputs, _ = graph(40, 40, 500)
     attr = inputs["edge_attr"]
     if edges != "plain":
@@ -359,14 +359,14 @@ def test_nothing_to_aggregate():
 def test_what_runs_and_why():
     edge_index, inputs, _ = graph(10, 10, 20)
     x = inputs["x"]
-    assert backend(x, edge_index) == f"fused-cpu ({fused.simd()})"
+    assert backend(x, edge_index) == f"fused-cpu ({fused.get_simd()})"
     assert "float64" in backend(x.double(), edge_index)
     assert backend(x, edge_index, kernel="reference") == "reference (asked for)"
-    with pytest.raises(ValueError, match="float64.*kernel='auto'"):
+    with pytest.raises(ValueError, match="float64.*kernel=auto"):
         aggregate(x.double(), edge_index, kernel="fused")
-    with pytest.raises(ValueError, match="unknown kernel 'fast'"):
+    with pytest.raises(ValueError, match="kernel=fast is unknown"):
         aggregate(x, edge_index, kernel="fast")
-    with pytest.raises(ValueError, match="unknown aggregation 'median'"):
+    with pytest.raises(ValueError, match="aggr=median is unknown"):
         aggregate(x, edge_index, aggr="median")
     with pytest.raises(IndexError, match="but there are 10 such nodes"):
         aggregate(x, edge_index + 100, kernel="fused")
@@ -389,6 +389,6 @@ def test_no_compiler(monkeypatch, tmp_path, caplog):
 
 def test_a_gpu_needs_triton(monkeypatch):
     monkeypatch.setattr(fused.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(fused, "_gpu", fused._gpu.__wrapped__)
-    assert fused.missing("cuda") == "no Triton for the GPU kernel (pip install triton)"
+    monkeypatch.setattr(fused, "_register_gpu", fused._register_gpu.__wrapped__)
+    assert fused.why_no_kernel("cuda") == "no Triton for the GPU kernel (pip install triton)"
     assert "'meta'" in backend(torch.empty(10, 3, device="meta"), torch.empty(2, 5, dtype=torch.int64, device="meta"))

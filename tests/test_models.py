@@ -1,4 +1,8 @@
+import ast
+import inspect
 import math
+import re
+import textwrap
 
 import pytest
 import torch
@@ -101,7 +105,7 @@ def test_sums_of_16_bit_inputs_are_exact_in_32():
 
 
 def test_an_unknown_aggregation_names_the_known_ones():
-    with pytest.raises(ValueError, match="unknown aggregation 'median'; choose one of softmax"):
+    with pytest.raises(ValueError, match="aggr=median is unknown; choose one of softmax"):
         aggregate(torch.ones(1, 1), torch.zeros(2, 0, dtype=torch.int64), aggr="median")
 
 
@@ -166,10 +170,10 @@ def test_genconv_says_when_pygs_own_code_runs(caplog):
 
 
 RECIPES = {
-    "ogbn-proteins": (2_374_568, (8, 64, 112, 112), dict(edge_dim=8, num_categories=8, learn_t=True, num_mlp_layers=2)),
-    "ogbn-arxiv": (491_176, (128, 128, 40, 28), dict(aggr="softmax_sg", t=0.1, num_mlp_layers=1, norm="batch")),
-    "ogbn-products": (253_743, (100, 128, 47, 14), dict(aggr="softmax_sg", t=0.1, num_mlp_layers=1, norm="batch")),
-    "ogbg-ppa": (2_336_421, (7, 128, 37, 28), dict(edge_dim=7, aggr="softmax_sg", t=0.01, num_mlp_layers=2)),
+    "ogbn-proteins": (2_374_568, (8, 64, 112, 112), dict(edge_dim=8, num_categories=8)),
+    "ogbn-arxiv": (491_176, (128, 128, 40, 28), dict(aggr="softmax_sg", t=0.1, learn_t=False, num_mlp_layers=1, norm="batch")),
+    "ogbn-products": (253_743, (100, 128, 47, 14), dict(aggr="softmax_sg", t=0.1, learn_t=False, num_mlp_layers=1, norm="batch")),
+    "ogbg-ppa": (2_336_421, (7, 128, 37, 28), dict(edge_dim=7, aggr="softmax_sg", t=0.01, learn_t=False)),
 }
 
 
@@ -187,8 +191,8 @@ def test_folded_edge_encoder_equals_the_unfolded(block, norm):
     models = []
     for fold in (True, False):
         torch.manual_seed(0)
-        models.append(DeeperGCN(5, 8, 2, 3, edge_dim=3, num_categories=3, block=block, norm=norm, learn_t=True, msg_norm=True,
-                                learn_msg_scale=True, fold_edge_encoder=fold).double())
+        models.append(DeeperGCN(5, 8, 2, 3, edge_dim=3, num_categories=3, block=block, norm=norm, dropout=0.0,
+                                msg_norm=True, learn_msg_scale=True, fold_edge_encoder=fold).double())
     losses = [model(x.double(), data.edge_index, data.edge_attr.double()).square().sum() for model in models]
     torch.testing.assert_close(*losses)
     for loss in losses:
@@ -247,14 +251,40 @@ def test_every_parameter_of_every_block_gets_a_gradient():
 
 
 @pytest.mark.parametrize("options, message", [
-    (dict(block="resnet"), "unknown block 'resnet'; choose one of res"), (dict(norm="group"), "unknown norm 'group'"),
-    (dict(dropout=1.0), "dropout must be in"), (dict(num_layers=0), "num_layers"),
-    (dict(aggr="sotfmax"), "unknown aggregation 'sotfmax'; choose one of softmax"),
+    (dict(block="resnet"), "block=resnet is unknown; choose one of res+, res, plain, dense"),
+    (dict(aggr="median"), "aggr=median is unknown; choose one of softmax, softmax_sg, "),
+    (dict(norm="group"), "norm=group is unknown; choose one of layer, batch"),
+    (dict(norm=["layer"]), "norm=['layer'] is unknown"),
+    (dict(kernel="fast"), "kernel=fast is unknown; choose one of auto, fused, reference"),
+    *((({name: 0}), f"{name} must be at least 1, not 0") for name in (
+        "in_channels", "hidden_channels", "out_channels", "num_layers", "num_mlp_layers")),
+    *((({name: -1}), f"{name} must be at least 0, not -1") for name in ("edge_dim", "num_categories")),
+    *((({name: 2.5}), f"{name} must be an integer, not 2.5") for name in (
+        "in_channels", "hidden_channels", "out_channels", "num_layers", "num_mlp_layers", "edge_dim", "num_categories")),
+    (dict(num_layers=True), "num_layers must be an integer, not True"),
+    *((({name: value}), f"{name} must be a finite number, not {value!r}")
+      for name in ("t", "p", "y", "dropout") for value in (math.nan, math.inf, "1", None)),
+    *((dict(dropout=value), f"dropout must be in [0, 1), not {value}") for value in (1.0, -0.1)),
+    (dict(p=0), "p must not be 0: the power mean divides by it"),
+    (dict(aggr="softmax_sg"), "aggr=softmax_sg has no gradient for t: set learn_t=false"),
+    *((({name: "false"}), f"{name} must be true or false, not 'false'") for name in (
+        "learn_t", "learn_p", "learn_y", "msg_norm", "learn_msg_scale", "gradient_checkpointing", "fold_edge_encoder")),
 ])
-def test_impossible_models(options, message):
+def test_impossible_models(options, message, monkeypatch):
+    monkeypatch.setattr(torch.nn, "Linear", None)  # nothing is created before all is checked
     sizes = dict(in_channels=5, hidden_channels=8, out_channels=2, num_layers=2)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         DeeperGCN(**{**sizes, **options})
+
+
+def test_every_option_is_documented_on_its_own():
+    section = inspect.getdoc(DeeperGCN).split("Args:\n")[1].split("\n\n")[0]
+    documented = re.findall(r"^    (\w+): ", section, flags=re.MULTILINE)
+    parameters = list(inspect.signature(DeeperGCN).parameters.values())
+    assert documented == [parameter.name for parameter in parameters]
+    init = ast.parse(textwrap.dedent(inspect.getsource(DeeperGCN.__init__))).body[0]
+    assert all(ast.literal_eval(default) == parameter.default
+               for default, parameter in zip(init.args.kw_defaults, parameters[4:], strict=True))
 
 
 def test_a_model_takes_any_edge_index():

@@ -7,7 +7,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric import nn as pyg
 
 from models import GENConv
-from models.conv import _edges_of
+from models.edges import from_sparse_tensor
 from pipeline.data import load
 
 pytestmark = pytest.mark.system
@@ -53,8 +53,8 @@ def test_what_a_sparse_tensor_has_sorted_is_not_sorted_again(monkeypatch):
     for name in ("sort", "argsort"):
         monkeypatch.setattr(torch, name, None)
         monkeypatch.setattr(torch.Tensor, name, None)
-    edges = _edges_of(adj_t)
-    assert edges is _edges_of(adj_t)
+    edges = from_sparse_tensor(adj_t)
+    assert edges is from_sparse_tensor(adj_t)
     (rowptr, dst), perm = edges.get_csr()
     (indptr, src), none = edges.get_csc()
     assert none is None and torch.equal(edges.as_tensor()[:, perm], torch.stack([_of(rowptr), dst]))

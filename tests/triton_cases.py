@@ -5,12 +5,12 @@ import torch
 from test_fused import assert_close, graph, poisoned_memory, run, wide_graph  # noqa: F401 (a fixture)
 from torch_geometric import EdgeIndex
 
-from models.aggregate import AGGREGATIONS, cpu, fused, gpu, reference
+from models.aggregate import AGGREGATIONS, fused, gpu, ops, reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LIMITS = reference.POWER_RANGE
 if DEVICE == "cpu":
-    gpu.interpret()
+    ops.register_gpu("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def test_any_number_of_channels(features, channels):
     check("softmax", features, channels, num_edges=30)
 
 
-@pytest.mark.parametrize("aggr, features", [*((aggr, 2) for aggr in cpu.KINDS), ("softmax", 16), ("max", 16)])
+@pytest.mark.parametrize("aggr, features", [*((aggr, 2) for aggr in ops.KINDS), ("softmax", 16), ("max", 16)])
 def test_a_row_of_many_chunks(aggr, features):
     check(aggr, features, 8, num_edges=320, hub=300)
     edge_index, inputs, grad = problem(aggr, features, 8, num_edges=320, hub=300)
@@ -106,7 +106,7 @@ def test_16_bits(aggr, features, dtype):
     assert_close(ours, exact, 2e-3 if dtype == torch.float16 else 1e-2, grad=grad)
 
 
-@pytest.mark.parametrize("aggr", cpu.KINDS)
+@pytest.mark.parametrize("aggr", ops.KINDS)
 def test_runs_agree_to_the_bit(aggr):
     arguments = problem(aggr, 3, 20, hub=40)
     first, second = (compute(*arguments, aggr=aggr) for _ in range(2))
@@ -148,7 +148,7 @@ def test_large_exponents_stay_finite_and_right(t):
     assert_close({"out": ours["out"]}, {"out": exact["out"]}, 1e-4)
 
 
-@pytest.mark.parametrize("aggr", cpu.KINDS)
+@pytest.mark.parametrize("aggr", ops.KINDS)
 def test_nan_reaches_its_destinations_and_only_these(aggr):
     edge_index, inputs, grad = problem(aggr, 2, 8)
     inputs["x"][3, 5] = float("nan")
@@ -159,7 +159,7 @@ def test_nan_reaches_its_destinations_and_only_these(aggr):
 
 def test_nothing_to_aggregate():
     none = torch.empty(2, 0, dtype=torch.int64)
-    for aggr in cpu.KINDS:
+    for aggr in ops.KINDS:
         for num_src, num_dst in ((0, 4), (2, 3), (2, 0)):
             inputs = dict.fromkeys(("edge_attr", "weight", "bias", "p", "y")) | {
                 "x": torch.ones(num_src, 3), "t": torch.ones(1)}
@@ -173,9 +173,9 @@ def test_edges_outside_of_the_graph():
     with pytest.raises(IndexError, match="but there are 9 such nodes"):
         compute(edge_index + 9, inputs, grad, aggr="add")
     if DEVICE == "cpu":  # on a GPU this is an assertion of the device, after which nothing else runs
-        structure = cpu.sort_edges(edge_index, 12, 9)
+        structure = ops.sort_edges(edge_index, 12, 9)
         with pytest.raises(RuntimeError, match="outside of the graph"):
-            cpu.forward(inputs["x"][:5], *structure, None, None, None, torch.ones(1), "add", 1e-7, *LIMITS, False)
+            ops.forward(inputs["x"][:5], *structure, None, None, None, torch.ones(1), "add", 1e-7, *LIMITS, False)
 
 
 @pytest.mark.parametrize("aggr, features, dtype", [
@@ -185,14 +185,14 @@ def test_operators(aggr, features, dtype):
     dtypes = dict(x=dtype, edge_attr=dtype, weight=torch.float32, bias=torch.float32)
     x, attr, weight, bias = (None if inputs[name] is None else inputs[name].to(DEVICE, kind).requires_grad_()
                              for name, kind in dtypes.items())
-    structure = cpu.sort_edges(edge_index.to(DEVICE), 12, 9)
+    structure = ops.sort_edges(edge_index.to(DEVICE), 12, 9)
     param = torch.tensor([1.5], device=DEVICE, requires_grad=aggr != "max")
-    torch.library.opcheck(cpu.forward, (x, *structure, attr, weight, bias, param, aggr, 1e-7, *LIMITS, True))
-    torch.library.opcheck(cpu.sort_edges, (edge_index.to(DEVICE), 12, 9))
+    torch.library.opcheck(ops.forward, (x, *structure, attr, weight, bias, param, aggr, 1e-7, *LIMITS, True))
+    torch.library.opcheck(ops.sort_edges, (edge_index.to(DEVICE), 12, 9))
     with torch.no_grad():
-        outputs = cpu.forward(x, *structure, attr, weight, bias, param, aggr, 1e-7, *LIMITS, True)
+        outputs = ops.forward(x, *structure, attr, weight, bias, param, aggr, 1e-7, *LIMITS, True)
     given = (None if value is None else value.detach() for value in (x, *structure[3:], attr, weight, bias, param))
-    torch.library.opcheck(cpu.backward, (grad.to(DEVICE), *outputs, *given, aggr, 1e-7, *LIMITS, attr is not None,
+    torch.library.opcheck(ops.backward, (grad.to(DEVICE), *outputs, *given, aggr, 1e-7, *LIMITS, attr is not None,
                                          weight is not None))
 
 

@@ -13,7 +13,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from models.aggregate import cpu, gpu, reference
+from models.aggregate import gpu, ops, reference
 
 LIMITS = reference.POWER_RANGE
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -50,7 +50,7 @@ def compile_problem(aggr, channels, edge_dim, *, encoded=False, dtype=torch.floa
                     need_attr=False):
     print(f"{aggr}, {channels} channels, {'encoded' if encoded else edge_dim} edge features, {dtype}, {index}")
     edge_index = torch.randint(100, (2, 2000)).to(index)
-    structure = cpu.sort_edges(edge_index, 100, 100)
+    structure = ops.sort_edges(edge_index, 100, 100)
     x, attr, weight, bias = torch.zeros(100, channels, dtype=dtype), None, None, None
     if encoded:
         attr = torch.zeros(2000, channels, dtype=dtype)
@@ -64,12 +64,12 @@ def compile_problem(aggr, channels, edge_dim, *, encoded=False, dtype=torch.floa
 
 
 if __name__ == "__main__":
-    gpu.interpret()  # only registers the functions for CPU tensors; their launches go to compile_launch
+    ops.register_gpu("cpu")  # only registers the functions for CPU tensors; their launches go to compile_launch
     gpu._launch = compile_launch
     if len(sys.argv) > 1:
         compile_problem(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
         sys.exit()
-    for aggr in cpu.KINDS:
+    for aggr in ops.KINDS:
         compile_problem(aggr, 64, 8 if aggr == "softmax" else 0)
     compile_problem("softmax", 112, 20, need_attr=True, index=torch.int64)
     compile_problem("softmax", 130, 8, need_attr=True, dtype=torch.bfloat16)

@@ -1,6 +1,6 @@
 // Messages before their relu: x of the source plus the encoded edge features, one tile and LANES channels at a time.
 #pragma once
-#include "tiles.h"
+#include "../kernels/tiles.h"
 
 #define INLINE_LAMBDA __attribute__((always_inline))
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric import EdgeIndex
 
-from models.aggregate import cpu
-from models.aggregate.reference import POWER_RANGE, POWERMEAN_RANGE, without_power_of_one
+from .. import edges
+from . import cpu, ops
+from .reference import POWER_RANGE, POWERMEAN_RANGE, replace_power_of_one
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # More raw features than this the GPU kernel cannot encode itself.
@@ -22,9 +23,9 @@ _ROUNDING = 4e-6
 _sorted = WeakIdKeyDictionary()
 
 
-def obstacle(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, weight: Tensor | None = None,
-             bias: Tensor | None = None, *, scalars: tuple = (), eps: float = 1e-7) -> str:
-    """Why the fused aggregation cannot take these arguments, empty if it can; `scalars` are t, p and y."""
+def why_not_fused(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, weight: Tensor | None = None,
+                  bias: Tensor | None = None, *, scalars: tuple = (), eps: float = 1e-7) -> str:
+    """Say why the fused aggregation cannot take these arguments; empty if it can. `scalars` are t, p and y."""
     scalar_tensors = (scalar for scalar in scalars if isinstance(scalar, Tensor))
     for tensor in (edge_index, edge_attr, weight, bias, *scalar_tensors):
         if tensor is not None and tensor.device != x.device:
@@ -48,38 +49,37 @@ def obstacle(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, wei
             return f"edge_attr has shape {tuple(edge_attr.shape)}, the kernel needs [num_edges, {columns}]"
     if eps < 0:
         return f"eps is {eps}, the kernel needs messages that are not negative"
-    return missing(x.device.type)
+    return why_no_kernel(x.device.type)
 
 
 @torch.compiler.assume_constant_result
-def missing(device: str) -> str:
-    """What keeps the kernels of a device from running, empty if nothing does."""
+def why_no_kernel(device: str) -> str:
+    """Say why the kernels cannot run on a device; empty if they can."""
     if device == "cuda":
-        return "" if _gpu() is not None else "no Triton for the GPU kernel (pip install triton)"
+        return "" if _register_gpu() else "no Triton for the GPU kernel (pip install triton)"
     if device != "cpu":
         return f"tensors are on '{device}', the kernels run on 'cpu' and 'cuda'"
     return cpu.LIBRARY.missing()
 
 
 @functools.cache
-def _gpu():
-    """The Triton kernels, registered with the operators by being imported, or none without Triton."""
+def _register_gpu() -> bool:
     if importlib.util.find_spec("triton") is None:
-        return None
-    from models.aggregate import gpu  # Triton takes a second to import and is not everywhere
-    return gpu
+        return False
+    ops.register_gpu()
+    return True
 
 
 @torch.compiler.assume_constant_result
-def name(device: str) -> str:
-    """What runs on a device: "fused-cpu (avx512)", "fused-gpu (triton 3.6.0)"."""
-    return f"fused-cpu ({simd()})" if device == "cpu" else f"fused-gpu (triton {metadata.version('triton')})"
+def name_kernel(device: str) -> str:
+    """Name what runs on a device: "fused-cpu (avx512)", "fused-gpu (triton 3.6.0)"."""
+    return f"fused-cpu ({get_simd()})" if device == "cpu" else f"fused-gpu (triton {metadata.version('triton')})"
 
 
 @torch.compiler.assume_constant_result
-def simd() -> str:
-    """Width of the compiled kernels: "avx512", "avx2" or "portable"."""
-    return cpu.simd()
+def get_simd() -> str:
+    """Return the width of the compiled kernels: "avx512", "avx2" or "portable"."""
+    return cpu.get_simd()
 
 
 def aggregate(
@@ -98,18 +98,18 @@ def aggregate(
 ) -> Tensor:
     """As :func:`models.aggregate.reference.aggregate`, without a tensor of edges x channels."""
     num_dst = x.size(0) if num_dst is None else num_dst
-    aggr = without_power_of_one(aggr, p)
+    aggr = replace_power_of_one(aggr, p)
     attr = edge_attr
     if attr is None or weight is None:
         weight = bias = None
     if attr is not None and attr.size(1) == 0:
-        attr, weight, bias, x = _without_features(attr, weight, bias, x)
+        attr, weight, bias, x = _drop_features(attr, weight, bias, x)
     if x.is_cuda and weight is not None and weight.size(1) > _MAX_EDGE_DIM:
         attr, weight, bias = torch.nn.functional.linear(attr.to(weight.dtype), weight, bias), None, None
     dtype = x.dtype
-    weight, bias = _in_float32(weight, bias)
+    weight, bias = _convert_to_float32(weight, bias)
     if not x.is_cuda:  # whose kernel reads 16 bits as they are
-        x, attr = _in_float32(x, attr)
+        x, attr = _convert_to_float32(x, attr)
     kind = {"mean": "add", "powermean": "power"}.get(aggr, aggr.removesuffix("_sum"))
     param = {"power": p, "add": 1.0, "max": 1.0}.get(kind, t)
     if not isinstance(param, Tensor):
@@ -117,27 +117,27 @@ def aggregate(
 
     inputs = (x, attr, weight, bias, param)
     save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
-    structure = _structure(edge_index, x.size(0), num_dst, by_source=save)
+    structure = _find_structure(edge_index, x.size(0), num_dst, by_source=save)
     limits = POWERMEAN_RANGE if aggr == "powermean" else POWER_RANGE
-    out, _, _ = cpu.forward(x, *structure, attr, weight, bias, param, kind, eps, *limits, save)
+    out, _, _ = ops.forward(x, *structure, attr, weight, bias, param, kind, eps, *limits, save)
     if aggr == "powermean":
-        out = _with_mean_clamped(out, param, structure[0].diff().unsqueeze(1) == 0)
+        out = _clamp_mean(out, param, structure[0].diff().unsqueeze(1) == 0)
     elif aggr == "mean" or aggr.endswith("_sum"):
         degree = structure[0].diff().clamp(min=1).unsqueeze(1).to(out.dtype)
         out = out / degree if aggr == "mean" else out * degree.pow(_exponent(y, num_dst))
     return out.to(dtype)
 
 
-def _in_float32(*tensors: Tensor | None) -> list[Tensor | None]:
+def _convert_to_float32(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if tensor is None else tensor.float() for tensor in tensors]
 
 
-def _without_features(attr, weight, bias, x):
+def _drop_features(attr, weight, bias, x):
     # The encoder of no features is its bias, the same for all edges.
     return None, None, None, x if bias is None else x + bias
 
 
-def _with_mean_clamped(out: Tensor, p: Tensor, empty: Tensor) -> Tensor:
+def _clamp_mean(out: Tensor, p: Tensor, empty: Tensor) -> Tensor:
     """`out` had its mean been clamped before the root of PyG's power mean; that of `empty` rows is 0."""
     # No more than float32 holds: a bound out of all rows' reach must not make p's gradient NaN.
     low, high = (_spread((math.log(bound) / p.float()).clamp(max=88).exp(), out.size(0)) for bound in POWERMEAN_RANGE)
@@ -161,31 +161,21 @@ def _spread(scalar: Tensor, num_dst: int) -> Tensor:
     return scalar.reshape(1, 1).expand(blocks, 1).expand(blocks, 1024).reshape(-1, 1)[:num_dst]
 
 
-def _structure(edge_index: Tensor, num_src: int, num_dst: int, *, by_source: bool) -> list[Tensor | None]:
+def _find_structure(edge_index: Tensor, num_src: int, num_dst: int, *, by_source: bool) -> list[Tensor | None]:
+    """Return the index tensors of :func:`ops.forward`; the last three are none unless `by_source`."""
     if not isinstance(edge_index, EdgeIndex):
         return _sort(edge_index, num_src, num_dst)
     if edge_index.sort_order is None:
         return _sort(edge_index.as_tensor(), num_src, num_dst)
-    (indptr, src), position = _compressed(edge_index, by="col")
-    structure = [_padded(indptr, num_dst, "destination"), src, position]
+    (indptr, src), position = edges.compress(edge_index, by="col")
+    structure = [_pad(indptr, num_dst, "destination"), src, position]
     if not by_source:
         return [*structure, None, None, None]
-    (rowptr, dst), position = _compressed(edge_index, by="row")
-    return [*structure, _padded(rowptr, num_src, "source"), dst, position]
+    (rowptr, dst), position = edges.compress(edge_index, by="row")
+    return [*structure, _pad(rowptr, num_src, "source"), dst, position]
 
 
-def _compressed(edge_index: EdgeIndex, *, by: str) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-    """The ``EdgeIndex``'s CSC (by "col") or CSR (by "row")."""
-    in_order = edge_index.is_sorted_by_col if by == "col" else edge_index.is_sorted_by_row
-    if torch.compiler.is_compiling() and not in_order:
-        # PyG 2.8 hands a filled transpose to the compiler without its nodes, and then fails on that.
-        if edge_index._T_perm is not None and edge_index._T_indptr is not None:
-            perm = edge_index._T_perm
-            return (edge_index._T_indptr, edge_index.as_tensor()[1 if by == "row" else 0].index_select(0, perm)), perm
-    return edge_index.get_csc() if by == "col" else edge_index.get_csr()
-
-
-def _padded(indptr: Tensor, num_nodes: int, side: str) -> Tensor:
+def _pad(indptr: Tensor, num_nodes: int, side: str) -> Tensor:
     missing = num_nodes + 1 - indptr.numel()
     if missing < 0:
         raise ValueError(f"the EdgeIndex has {indptr.numel() - 1} {side} nodes, but there are only {num_nodes}; "
@@ -195,9 +185,9 @@ def _padded(indptr: Tensor, num_nodes: int, side: str) -> Tensor:
 
 def _sort(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
     if torch.compiler.is_compiling() or edge_index.is_inference():
-        return cpu.sort_edges(edge_index, num_src, num_dst)
+        return ops.sort_edges(edge_index, num_src, num_dst)
     key = (edge_index._version, num_src, num_dst)
     known = _sorted.get(edge_index)
     if known is None or known[0] != key:
-        known = _sorted[edge_index] = key, cpu.sort_edges(edge_index, num_src, num_dst)
+        known = _sorted[edge_index] = key, ops.sort_edges(edge_index, num_src, num_dst)
     return known[1]

@@ -1,8 +1,7 @@
 // Aggregation of GENConv without a tensor of edges x channels: forward by destination, backward by source, each edge
-// visited once in each. models/aggregate/cpu.py calls the functions at the end of this file.
+// visited once in each. cpu.py calls the functions at the end of this file.
 #include "backward.h"
 #include "forward.h"
-#include "norm.h"
 
 template <template <class> class Pass>
 static int dispatch(const Problem& p) try {
@@ -38,15 +37,13 @@ static int sort_by(const T* key, const T* other, int64_t num_edges, int64_t num_
 
 extern "C" {
 
+int64_t fused_problem_size() { return sizeof(Problem); }
+
 const char* fused_simd() { return SIMD_NAME; }
 
 int fused_forward(const Problem* p) { return dispatch<Forward>(*p); }
 
 int fused_backward(const Problem* p) { return dispatch<Backward>(*p); }
-
-int norm_forward(const NormProblem* p) { return NormReluDropout(*p).forward(); }
-
-int norm_backward(const NormProblem* p) { return NormReluDropout(*p).backward(); }
 
 int fused_sort(const void* key, const void* other, int64_t num_edges, int64_t num_keys, int wide, void* ptr,
                void* sorted_other, void* position) {

@@ -1,4 +1,4 @@
-"""The Triton aggregation: CUDA kernels of the operators that cpu.py defines.
+"""The Triton aggregation: the CUDA kernels of the operators in ops.py.
 
 Everything that decides a rounding (chunks, blocks, the order of sums) is a function of the sizes alone, never of the
 machine, and nothing here waits for the device or copies from it, except :func:`sort_edges`, once per edge list.
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from models.aggregate import cpu, gpu_backward, gpu_forward
+from . import gpu_backward, gpu_forward, ops
 
 # A graph is cut into chunks of rows and edges, at most this many, and none smaller than this.
 MAX_CHUNKS, MIN_CHUNK = 8192, 256
@@ -101,8 +101,8 @@ def forward(
     attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, param: Tensor, aggr: str, eps: float,
     low: float, high: float, save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As :func:`models.aggregate.cpu.forward`; x and attr in float32 or 16 bits, everything else in float32."""
-    out, stat, stat2 = cpu.outputs(x, indptr, aggr, save)
+    """As :func:`models.aggregate.ops.forward`; x and attr in float32 or 16 bits, everything else in float32."""
+    out, stat, stat2 = ops.allocate_outputs(x, indptr, aggr, save)
     if out.numel() == 0:
         return out, stat, stat2
     x, indptr, src, position, attr, weight, bias = _contiguous(x, indptr, src, position, attr, weight, bias)
@@ -125,8 +125,8 @@ def backward(
     attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, param: Tensor, aggr: str, eps: float,
     low: float, high: float, need_attr: bool, need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As :func:`models.aggregate.cpu.backward`."""
-    grads = cpu.gradients(x, attr, weight, param, need_attr, need_weight)
+    """As :func:`models.aggregate.ops.backward`."""
+    grads = ops.allocate_gradients(x, attr, weight, param, need_attr, need_weight)
     if x.numel() == 0 or grad.numel() == 0:
         return tuple(tensor.zero_() for tensor in grads)
     grad_x, grad_attr, grad_weight, grad_bias, grad_param = grads
@@ -191,7 +191,7 @@ def _sum_rows(values: Tensor) -> Tensor:
 
 
 def sort_edges(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
-    """As :func:`models.aggregate.cpu.sort_edges`; waits for the device once, to check the edges."""
+    """As :func:`models.aggregate.ops.sort_edges`; waits for the device once, to check the edges."""
     tensors = []
     for key, num_keys in ((1, num_dst), (0, num_src)):
         keys, position = edge_index[key].sort(stable=True)
@@ -204,13 +204,3 @@ def sort_edges(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
         indptr = torch.searchsorted(keys, nodes).to(keys.dtype)
         tensors += [indptr, edge_index[1 - key][position], position.to(keys.dtype)]
     return tensors
-
-
-for operator, kernel in ((cpu.forward, forward), (cpu.backward, backward), (cpu.sort_edges, sort_edges)):
-    operator.register_kernel("cuda", kernel)
-
-
-def interpret() -> None:
-    """Run the Triton kernels on CPU tensors too, from now on in this process; for tests under TRITON_INTERPRET=1."""
-    for operator, kernel in ((cpu.forward, forward), (cpu.backward, backward), (cpu.sort_edges, sort_edges)):
-        operator.register_kernel("cpu", kernel)

@@ -7,8 +7,8 @@ and added up by `sum_rows` in an order that depends on nothing but the sizes.
 import triton
 import triton.language as tl
 
-from models.aggregate.gpu_encode import channels_of, encoded, encoder_of, features_of, span
-from models.aggregate.gpu_kinds import gradient, message, packed
+from .gpu_encode import channels_of, encoded, encoder_of, features_of, span
+from .gpu_kinds import gradient, message, packed
 
 
 @triton.jit(do_not_specialize=["num_rows"])

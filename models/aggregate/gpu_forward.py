@@ -9,8 +9,8 @@ in their order.
 import triton
 import triton.language as tl
 
-from models.aggregate.gpu_encode import channels_of, encoded, encoder_of, features_of, span
-from models.aggregate.gpu_kinds import finished, merged, message, no_messages, parts_of
+from .gpu_encode import channels_of, encoded, encoder_of, features_of, span
+from .gpu_kinds import finished, merged, message, no_messages, parts_of
 
 
 @triton.jit

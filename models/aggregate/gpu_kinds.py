@@ -79,7 +79,7 @@ def merged(base, total, weighted, bases, totals, weighteds, KIND: tl.constexpr):
 
 @triton.jit
 def finished(base, total, weighted, degree, param, KIND: tl.constexpr):
-    """out, stat and stat2 as :func:`models.aggregate.cpu.forward` returns them; zeros without messages."""
+    """out, stat and stat2 as :func:`models.aggregate.ops.forward` returns them; zeros without messages."""
     empty = degree == 0
     divisor = tl.where(empty, 1.0, total)
     zero = tl.zeros_like(total)

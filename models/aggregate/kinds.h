@@ -4,7 +4,7 @@
 // destination into the `packed` vectors that each of its edges reads: these reads are most of backward's memory
 // traffic, so there should be few of them.
 #pragma once
-#include "simd.h"
+#include "../kernels/simd.h"
 
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 constexpr float SMALLEST_NORMAL = 1.17549435e-38f;

@@ -3,7 +3,7 @@
 #include "encode.h"
 #include "kinds.h"
 
-struct Problem {  // mirrored by cpu.Problem, field by field
+struct Problem {  // mirrored by Problem in cpu.py, field by field
   int64_t num_rows, num_others, num_edges, num_positions, channels, edge_dim;
   int64_t aggregation, features, num_threads;
   int64_t ptr_wide, other_wide, position_wide;

@@ -1,6 +1,8 @@
 """The reference aggregation in plain torch: any device, autograd by torch, tensors of edges x channels."""
+# ruff: noqa: F722 (shapes are strings)
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
@@ -9,11 +11,11 @@ POWER_RANGE, POWERMEAN_RANGE = (1e-7, 10.0), (1e-4, 100.0)
 
 
 def aggregate(
-    x: Tensor,
-    edge_index: Tensor,
-    edge_attr: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    x: Float[Tensor, "num_src channels"],
+    edge_index: Int[Tensor, "2 num_edges"],
+    edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None,
+    weight: Float[Tensor, "channels edge_dim"] | None = None,
+    bias: Float[Tensor, " channels"] | None = None,
     *,
     aggr: str = "softmax",
     t: float | Tensor = 1.0,
@@ -22,30 +24,31 @@ def aggregate(
     eps: float = 1e-7,
     num_dst: int | None = None,
     max_block_edges: int = 1 << 18,
-) -> Tensor:
+) -> Float[Tensor, "num_dst channels"]:
     """Aggregate the messages ``relu(x_j + e_ij) + eps`` at every destination node.
 
     ``softmax`` weighs each message by ``softmax_j(t * m_ij)`` per channel, ``softmax_sg`` does so without a gradient
-    through the weights, ``power`` is ``(mean_j clamp(m_ij, 1e-7, 10)^p)^(1/p)``, and ``softmax_sum`` and ``power_sum``
-    are multiplied by ``degree^sigmoid(y)``; ``max`` divides its gradient evenly among ties. ``powermean`` is PyG's:
-    messages and their mean are both clamped to [1e-4, 100], nothing is where p is the number 1.
+    through the weights. ``power`` is ``(mean_j clamp(m_ij, 1e-7, 10)^p)^(1/p)``. ``softmax_sum`` and ``power_sum`` are
+    these, multiplied by ``degree^sigmoid(y)``. ``max`` divides its gradient evenly among ties. ``powermean`` is PyG's:
+    it clamps both the messages and their mean to [1e-4, 100]; where p is the number 1 it clamps nothing.
     See "DeeperGCN: All You Need to Train Deeper GCNs" (https://arxiv.org/abs/2006.07739).
 
-    Where no gradient is asked for and the edges are an ``EdgeIndex`` sorted by destination, destinations are taken in
-    blocks of at most ``max_block_edges`` edges (one node's edges are never divided), so that memory does not grow
-    with the number of edges.
+    Without gradients, and where the edges are an ``EdgeIndex`` sorted by destination, the destinations are aggregated
+    in blocks of at most `max_block_edges` edges, so that memory does not grow with the number of edges.
 
     Args:
         x: features of the source nodes, [num_src, channels], floating point.
         edge_index: source and destination of each edge, [2, num_edges], int32 or int64.
         edge_attr: features of the edges, [num_edges, edge_dim], or [num_edges, channels] if there is no `weight`.
-        weight, bias: linear encoder of the edge features, [channels, edge_dim] and [channels].
+        weight: linear encoder of the edge features, [channels, edge_dim].
+        bias: the encoder's bias, [channels].
         aggr: one of `AGGREGATIONS`.
         t: inverse temperature of softmax, a number or a tensor of one element.
         p: exponent of power, a number or a tensor of one element, not zero.
         y: logit of the degree's exponent, a number or a tensor of one element.
         eps: added to every message.
         num_dst: number of destination nodes; that of the source nodes if not given.
+        max_block_edges: most edges in a block; a node with more edges is a block of its own.
 
     Returns:
         [num_dst, channels], zero for a destination without edges (``powermean``: 1e-4^(1/p)).
@@ -53,10 +56,9 @@ def aggregate(
     Raises:
         ValueError: unknown `aggr`.
     """
-    if aggr not in AGGREGATIONS:
-        raise ValueError(f"unknown aggregation '{aggr}'; choose one of {', '.join(AGGREGATIONS)}")
+    check_aggr(aggr)
     num_dst = x.size(0) if num_dst is None else num_dst
-    aggr = without_power_of_one(aggr, p)
+    aggr = replace_power_of_one(aggr, p)
     options = dict(aggr=aggr, t=t, p=p, y=y, eps=eps)
 
     sorted_by_dst = isinstance(edge_index, EdgeIndex) and edge_index.is_sorted_by_col
@@ -67,7 +69,7 @@ def aggregate(
     (indptr, src), _ = edge_index.get_csc()
     dst = edge_index.as_tensor()[1]
     out = None
-    for first, last in _blocks(indptr, max_block_edges):
+    for first, last in _cut_into_blocks(indptr, max_block_edges):
         edges = slice(int(indptr[first]), int(indptr[last]))
         attr = None if edge_attr is None else edge_attr[edges]
         block = _aggregate_edges(x, src[edges], dst[edges] - first, attr, weight, bias, last - first, **options)
@@ -77,13 +79,19 @@ def aggregate(
     return out
 
 
-def without_power_of_one(aggr: str, p: float | Tensor) -> str:
-    """The aggregation that ``powermean`` is for this p, or `aggr` itself."""
+def check_aggr(aggr: str) -> None:
+    """Raise a ValueError that names the aggregations if `aggr` is none of them."""
+    if aggr not in AGGREGATIONS:
+        raise ValueError(f"aggr={aggr} is unknown; choose one of {', '.join(AGGREGATIONS)}")
+
+
+def replace_power_of_one(aggr: str, p: float | Tensor) -> str:
+    """Return "mean" for a ``powermean`` whose p is the number 1, else `aggr` itself."""
     return "mean" if aggr == "powermean" and not isinstance(p, Tensor) and p == 1 else aggr
 
 
-def _blocks(indptr: Tensor, max_edges: int) -> list[tuple[int, int]]:
-    """Consecutive ranges of rows with at most `max_edges` edges each, or a single row."""
+def _cut_into_blocks(indptr: Tensor, max_edges: int) -> list[tuple[int, int]]:
+    """Cut the rows into consecutive ranges of at most `max_edges` edges, or of a single row."""
     blocks, first, num_rows = [], 0, indptr.numel() - 1
     while first < num_rows:
         limit = indptr[first] + max_edges

@@ -32,8 +32,8 @@ def bench_inference(num_nodes: int, num_edges: int, layers: int, channels: int) 
 
 
 def _model(layers: int, channels: int, kernel: str) -> DeeperGCN:
-    return DeeperGCN(IN_CHANNELS, channels, NUM_CLASSES, layers, aggr="softmax_sg", t=0.1, norm="batch", num_mlp_layers=1,
-                     dropout=0.5, kernel=kernel).eval()
+    return DeeperGCN(IN_CHANNELS, channels, NUM_CLASSES, layers, aggr="softmax_sg", t=0.1, learn_t=False, norm="batch",
+                     num_mlp_layers=1, dropout=0.5, kernel=kernel).eval()
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ def bench_layer(num_nodes: int, num_edges: int, channels: int, repeat: int, full
     encoder = list(model.edge_encoder.parameters())
 
     def ours():
-        out = model._layer(1, h, data.edge_index, data.edge_attr)
+        out = model.apply_layer(1, h, data.edge_index, data.edge_attr)
         return [out.detach(), *torch.autograd.grad(out, [h, *encoder, *block], gradient)]
 
     row = {"bench": "layer", "num_nodes": num_nodes, "num_edges": data.edge_index.size(1), "channels": channels}

@@ -2,7 +2,7 @@
 #pragma once
 #include "tiles.h"
 
-struct NormProblem {  // mirrored by activation.Problem, field by field
+struct NormProblem {  // mirrored by Problem in norm.py, field by field
   int64_t num_rows, channels, num_threads, seed;
   float eps, dropout;
   const float *x, *weight, *bias;

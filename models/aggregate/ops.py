@@ -1,0 +1,181 @@
+"""The fused aggregation as torch custom operators: forward, backward and the sort of a plain edge list.
+
+Each operator has a C++ kernel for CPU tensors (cpu.py) and a Triton kernel for CUDA tensors (gpu.py). Both return the
+same shapes and dtypes and share the derivatives registered here.
+"""
+
+import torch
+from torch import Tensor
+
+from . import cpu
+from .cpu import KINDS
+
+__all__ = ["KINDS", "allocate_gradients", "allocate_outputs", "backward", "forward", "register_gpu", "sort_edges"]
+
+# The package's first name: the same files may be imported as `models` and as `parallel_epochs.models`.
+NAMESPACE = __name__.partition(".")[0]
+_NUM_STATS = {"softmax": 1, "softmax_sg": 1, "power": 2, "add": 0, "max": 1}
+
+
+@torch.library.custom_op(f"{NAMESPACE}::aggregate", mutates_args=(), device_types="cpu")
+def forward(
+    x: Tensor, indptr: Tensor, src: Tensor, position: Tensor | None,
+    rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
+    attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, param: Tensor, aggr: str, eps: float,
+    low: float, high: float, save: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Aggregate messages by destination.
+
+    Index tensors are int32 or int64, each for itself.
+
+    Args:
+        x: features of the source nodes [num_src, channels], float32 (on CUDA also 16 bits).
+        indptr: where each destination's edges begin [num_dst + 1].
+        src: sources of the edges sorted by destination [num_edges].
+        position: rows in `attr` of the edges sorted by destination [num_edges]; none: in order.
+        rowptr: where each source's edges begin [num_src + 1]; only backward reads it and the next two.
+        dst: destinations of the edges sorted by source [num_edges].
+        position_by_src: rows in `attr` of the edges sorted by source [num_edges]; none: in order.
+        attr: edge features [num_edges, edge_dim], or [num_edges, channels] without `weight`; dtype as `x`.
+        weight: linear encoder of the edge features [channels, edge_dim], float32.
+        bias: the encoder's bias [channels], float32.
+        param: t or p, one element.
+        aggr: one of `KINDS`.
+        eps: added to every message.
+        low: power clamps messages from below to this; the other kinds ignore it.
+        high: power clamps messages from above to this; the other kinds ignore it.
+        save: whether backward will follow.
+
+    Returns:
+        out [num_dst, channels], float32, and two tensors of its shape that backward needs. Softmax: log2 of the sum of
+        exponentials. Power: log2 of the sum of powers, and the derivative by p. Max: the number of ties. What a kind
+        does not need, or backward will not ask for, has no elements.
+    """
+    outputs = allocate_outputs(x, indptr, aggr, save)
+    cpu.forward(x, indptr, src, position, attr, weight, bias, param, aggr, eps, low, high, outputs)
+    return outputs
+
+
+def allocate_outputs(x, indptr, aggr, save):
+    """Return the three tensors that :func:`forward` fills."""
+    shape = (indptr.size(0) - 1, x.size(1))
+    num_stats = _NUM_STATS[aggr] if save else 0
+    shapes = (shape, *(shape if i < num_stats else (0,) for i in range(2)))
+    return tuple(x.new_empty(shape, dtype=torch.float32) for shape in shapes)
+
+
+@forward.register_fake
+def _(x, indptr, src, position, rowptr, dst, position_by_src, attr, weight, bias, param, aggr, eps, low, high, save):
+    return allocate_outputs(x, indptr, aggr, save)
+
+
+@torch.library.custom_op(f"{NAMESPACE}::aggregate_backward", mutates_args=(), device_types="cpu")
+def backward(
+    grad: Tensor, out: Tensor | None, stat: Tensor, stat2: Tensor, x: Tensor,
+    rowptr: Tensor, dst: Tensor, position: Tensor | None,
+    attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, param: Tensor, aggr: str, eps: float,
+    low: float, high: float, need_attr: bool, need_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Compute the gradients of :func:`forward` for x, attr, weight, bias and param.
+
+    Args:
+        grad: gradient of `out` [num_dst, channels].
+        out: what :func:`forward` returned first [num_dst, channels]; softmax, power and max need it.
+        stat: what :func:`forward` returned second.
+        stat2: what :func:`forward` returned third.
+        x: as for :func:`forward`, and so all that is not named here.
+        rowptr: where each source's edges begin [num_src + 1].
+        dst: destinations of the edges sorted by source [num_edges].
+        position: rows in `attr` of the edges sorted by source [num_edges]; none: in order.
+        need_attr: whether `attr` has a gradient.
+        need_weight: whether `weight` or `bias` has a gradient.
+
+    Returns:
+        One gradient of the shape and dtype of each; without elements where none is needed.
+    """
+    grads = allocate_gradients(x, attr, weight, param, need_attr, need_weight)
+    cpu.backward(grad, out, stat, stat2, x, rowptr, dst, position, attr, weight, bias, param, aggr, eps, low, high,
+                 grads)
+    return grads
+
+
+def allocate_gradients(x, attr, weight, param, need_attr, need_weight):
+    """Return the five tensors that :func:`backward` fills."""
+    nothing = x.new_empty((0,))
+    return (
+        x.new_empty(x.shape),
+        attr.new_empty(attr.shape) if need_attr else nothing,
+        weight.new_empty(weight.shape) if need_weight else nothing.clone(),
+        weight.new_empty((weight.size(0),)) if need_weight else nothing.clone(),
+        x.new_empty(param.shape, dtype=torch.float32),
+    )
+
+
+@backward.register_fake
+def _(grad, out, stat, stat2, x, rowptr, dst, position, attr, weight, bias, param, aggr, eps, low, high, need_attr,
+      need_weight):
+    return allocate_gradients(x, attr, weight, param, need_attr, need_weight)
+
+
+def _setup_context(ctx, inputs, output):
+    x, _, _, _, rowptr, dst, position, attr, weight, bias, param, ctx.aggr, *ctx.numbers, save = inputs
+    assert save and rowptr is not None, "backward needs the edges sorted by source and what forward saves for it"
+    out, stat, stat2 = output
+    ctx.mark_non_differentiable(stat, stat2)
+    ctx.set_materialize_grads(False)
+    kept = out if ctx.aggr in ("softmax", "power", "max") else None
+    ctx.save_for_backward(kept, stat, stat2, x, rowptr, dst, position, attr, weight, bias, param)
+
+
+def _backward(ctx, grad, _, __):
+    if grad is None:
+        return (None,) * 16
+    needs = ctx.needs_input_grad
+    need_attr, need_weight, need_bias, need_param = needs[7:11]
+    grads = backward(grad, *ctx.saved_tensors, ctx.aggr, *ctx.numbers, need_attr, need_weight or need_bias)
+    grad_x, grad_attr, grad_weight, grad_bias, grad_param = grads
+    return (grad_x if needs[0] else None, None, None, None, None, None, None,
+            grad_attr if need_attr else None, grad_weight if need_weight else None, grad_bias if need_bias else None,
+            grad_param if need_param and ctx.aggr != "softmax_sg" else None, *(None,) * 5)
+
+
+forward.register_autograd(_backward, setup_context=_setup_context)
+
+
+@torch.library.custom_op(f"{NAMESPACE}::sort_edges", mutates_args=(), device_types="cpu")
+def sort_edges(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
+    """Sort edges by destination and by source; edges of one node keep their order.
+
+    Args:
+        edge_index: source and destination of each edge [2, num_edges], int32 or int64.
+        num_src: number of source nodes.
+        num_dst: number of destination nodes.
+
+    Returns:
+        indptr, src, position, rowptr, dst and position_by_src as :func:`forward` takes them, in `edge_index`'s dtype.
+
+    Raises:
+        IndexError: a node of `edge_index` is out of range.
+    """
+    structure = _allocate_structure(edge_index, num_src, num_dst)
+    cpu.sort_edges(edge_index, num_src, num_dst, structure)
+    return structure
+
+
+def _allocate_structure(edge_index, num_src, num_dst):
+    num_edges = edge_index.size(1)
+    sizes = (num_dst + 1, num_edges, num_edges, num_src + 1, num_edges, num_edges)
+    return [edge_index.new_empty((size,)) for size in sizes]
+
+
+@sort_edges.register_fake
+def _(edge_index, num_src, num_dst):
+    return _allocate_structure(edge_index, num_src, num_dst)
+
+
+def register_gpu(device_type: str = "cuda") -> None:
+    """Register the Triton kernels for the tensors of a device; under TRITON_INTERPRET=1 it may be "cpu"."""
+    from . import gpu  # Triton takes a second to import and is not everywhere
+
+    for operator, kernel in ((forward, gpu.forward), (backward, gpu.backward), (sort_edges, gpu.sort_edges)):
+        operator.register_kernel(device_type, kernel)

@@ -1,0 +1,82 @@
+"""Edges with both sorted orders filled in: the only file that touches the private fields of PyG's ``EdgeIndex``.
+
+PyG sorts when a sorted order is asked for. Where an order is known already, it is stored here and nothing is sorted.
+"""
+# ruff: noqa: F722 (shapes are strings)
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+from torch_geometric import EdgeIndex
+from torch_geometric.typing import SparseTensor
+
+# The edges of each SparseTensor, kept as long as its storage lives.
+_known = WeakIdKeyDictionary()
+
+
+def from_csc(edge_index: Int[Tensor, "2 num_edges"], indptr: Int[Tensor, " num_dst_plus_1"], *,
+             num_src: int | None = None) -> EdgeIndex:
+    """Make an ``EdgeIndex`` of edges that are sorted by destination.
+
+    Args:
+        edge_index: sources and destinations [2, num_edges], sorted by destination.
+        indptr: where each destination's edges begin [num_dst + 1]; cast to `edge_index`'s dtype.
+        num_src: number of source nodes; that of the destinations if not given.
+
+    Returns:
+        The edges with their CSC filled.
+    """
+    num_dst = indptr.numel() - 1
+    out = EdgeIndex(edge_index, sparse_size=(num_dst if num_src is None else num_src, num_dst), sort_order="col")
+    out._indptr = indptr.to(edge_index.dtype)
+    return out
+
+
+def fill_csr(edge_index: EdgeIndex, *, perm: Int[Tensor, " num_edges"], src: Int[Tensor, " num_edges"],
+             dst: Int[Tensor, " num_edges"], rowptr: Int[Tensor, " num_src_plus_1"]) -> EdgeIndex:
+    """Fill the CSR of an ``EdgeIndex`` that is sorted by destination, in place.
+
+    Args:
+        edge_index: the edges, sorted by destination.
+        perm: positions in `edge_index` of the edges sorted by source [num_edges].
+        src: sources in that order [num_edges].
+        dst: destinations in that order [num_edges].
+        rowptr: where each source's edges begin in that order [num_src + 1].
+
+    Returns:
+        `edge_index` itself.
+    """
+    edge_index._T_perm, edge_index._T_index, edge_index._T_indptr = perm, (src, dst), rowptr
+    return edge_index
+
+
+@torch.inference_mode(False)  # kept for steps that have gradients too
+def from_sparse_tensor(adj_t: SparseTensor) -> EdgeIndex:
+    """Make an ``EdgeIndex`` of a SparseTensor [num_dst, num_src], with CSC and CSR filled.
+
+    The edges are in the SparseTensor's order, which is by destination. What the SparseTensor has sorted is not sorted
+    again, and the edges are kept as long as its storage lives.
+    """
+    storage = adj_t.storage
+    if storage not in _known:
+        src, dst, perm = storage.col(), storage.row(), storage.csr2csc()
+        edge_index = from_csc(torch.stack([src, dst]), storage.rowptr(), num_src=adj_t.size(1))
+        _known[storage] = fill_csr(edge_index, perm=perm, src=src[perm], dst=dst[perm], rowptr=storage.colptr())
+    return _known[storage]
+
+
+def compress(edge_index: EdgeIndex, *, by: str) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+    """Return the CSC (`by` "col") or the CSR (`by` "row") of a sorted ``EdgeIndex``, as PyG does; torch.compile too.
+
+    Returns:
+        The pointers [num_nodes + 1] with the nodes at the other ends [num_edges], and the positions in `edge_index` of
+        the edges in that order, or none if they are in that order.
+    """
+    in_order = edge_index.is_sorted_by_col if by == "col" else edge_index.is_sorted_by_row
+    if torch.compiler.is_compiling() and not in_order:
+        # PyG 2.8 hands a filled transpose to the compiler without its nodes, and then fails on that.
+        if edge_index._T_perm is not None and edge_index._T_indptr is not None:
+            perm = edge_index._T_perm
+            return (edge_index._T_indptr, edge_index.as_tensor()[1 if by == "row" else 0].index_select(0, perm)), perm
+    return edge_index.get_csc() if by == "col" else edge_index.get_csr()

@@ -1,0 +1,101 @@
+"""LayerNorm, relu and dropout of float32 rows on the CPU as one torch custom operator."""
+
+import ctypes
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .native import NativeLibrary
+
+# The package's first name: the same files may be imported as `models` and as `parallel_epochs.models`.
+NAMESPACE = __name__.partition(".")[0]
+
+
+class Problem(ctypes.Structure):
+    """Arguments of one call, field by field as in norm.h."""
+
+    _fields_ = ([(name, ctypes.c_int64) for name in ("num_rows", "channels", "num_threads", "seed")]
+                + [("eps", ctypes.c_float), ("dropout", ctypes.c_float)]
+                + [(name, ctypes.c_void_p) for name in (
+                    "x", "weight", "bias", "out", "mean", "scale", "gradient", "grad_x", "grad_weight", "grad_bias")])
+
+
+LIBRARY = NativeLibrary(
+    "fused norm", Path(__file__).with_name("norm.cpp"), otherwise="torch's own norm, relu and dropout run instead",
+    structures={"norm_problem_size": Problem})
+
+
+def _call(function, x, seed, eps, dropout, **tensors) -> None:
+    tensors = {"x": x, **tensors}
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    function(ctypes.byref(Problem(num_rows=x.size(0), channels=x.size(1), num_threads=torch.get_num_threads(),
+                                  seed=int(seed), eps=eps, dropout=dropout,
+                                  **{name: tensor.data_ptr() for name, tensor in tensors.items()})))
+
+
+@torch.library.custom_op(f"{NAMESPACE}::norm_relu_dropout", mutates_args=(), device_types="cpu")
+def forward(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, eps: float,
+            dropout: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute ``dropout(relu(layer_norm(x)))``.
+
+    Args:
+        x: [num_rows, channels], float32.
+        weight: [channels], float32.
+        bias: [channels], float32.
+        seed: one int64; it decides which elements are dropped.
+        eps: added to each row's variance.
+        dropout: probability that an element is dropped; 0 drops none.
+
+    Returns:
+        The result [num_rows, channels]; each row's mean, and one over its standard deviation [num_rows].
+    """
+    out, mean, scale = _allocate_outputs(x)
+    _call(LIBRARY.get().norm_forward, x, seed, eps, dropout, weight=weight, bias=bias, out=out, mean=mean, scale=scale)
+    return out, mean, scale
+
+
+def _allocate_outputs(x):
+    return x.new_empty(x.shape), x.new_empty(x.size(0)), x.new_empty(x.size(0))
+
+
+@forward.register_fake
+def _(x, weight, bias, seed, eps, dropout):
+    return _allocate_outputs(x)
+
+
+@torch.library.custom_op(f"{NAMESPACE}::norm_relu_dropout_backward", mutates_args=(), device_types="cpu")
+def backward(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, seed: Tensor,
+             eps: float, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the gradients of :func:`forward` for x, weight and bias from the gradient `grad` of its result."""
+    grads = _allocate_gradients(x, weight)
+    names = "grad_x", "grad_weight", "grad_bias"
+    _call(LIBRARY.get().norm_backward, x, seed, eps, dropout, weight=weight, bias=bias, mean=mean, scale=scale,
+          gradient=grad, **dict(zip(names, grads, strict=True)))
+    return grads
+
+
+def _allocate_gradients(x, weight):
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape)
+
+
+@backward.register_fake
+def _(grad, x, mean, scale, weight, bias, seed, eps, dropout):
+    return _allocate_gradients(x, weight)
+
+
+def _setup_context(ctx, inputs, output):
+    x, weight, bias, seed, ctx.eps, ctx.dropout = inputs
+    _, mean, scale = output
+    ctx.mark_non_differentiable(mean, scale)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, mean, scale, weight, bias, seed)
+
+
+def _backward(ctx, grad, _, __):
+    if grad is None:
+        return (None,) * 6
+    return *backward(grad, *ctx.saved_tensors, ctx.eps, ctx.dropout), None, None, None
+
+
+forward.register_autograd(_backward, setup_context=_setup_context)
