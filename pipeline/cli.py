@@ -1,4 +1,4 @@
-"""What the entry points share: Hydra, and errors that a user can read."""
+"""What the entry points share: Hydra, the help, and errors that a user can read. Nothing here imports torch."""
 
 import contextlib
 import logging
@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException
@@ -15,10 +16,14 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline import distributed
-from pipeline.config import DATA_SCHEMAS, Config, EvaluateConfig, one_line
+from pipeline import config as configuration, keys
+from pipeline.config import EvaluateConfig
+from pipeline.data.config import DATA_SCHEMAS
+from pipeline.run.errors import one_line
 
-CONF = str(Path(__file__).resolve().parent.parent / "conf")
+PACKAGE = Path(__file__).resolve().parent
+# Installed, conf/ is a folder of the package; in a checkout it lies beside it.
+CONF = str(PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf")
 USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, FloatingPointError, OSError)
 
 log = logging.getLogger(__name__)
@@ -27,22 +32,26 @@ log = logging.getLogger(__name__)
 def register_schema() -> None:
     """Make the schema and the resolvers of conf/ known to Hydra."""
     store = ConfigStore.instance()
-    store.store(name="config_schema", node=Config)
+    store.store(name="config_schema", node=configuration.open_schema())
     store.store(name="evaluate_schema", node=EvaluateConfig)
-    for source, schema in DATA_SCHEMAS.items():
-        store.store(group="schema", name=source, node=schema)
-    OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)
+    for group, schemas in (("schema", DATA_SCHEMAS), ("model_schema", configuration.MODEL_SCHEMAS)):
+        for name, schema in schemas.items():
+            store.store(group=group, name=name, node=schema)
+    OmegaConf.register_new_resolver("run_dir", choose_run_dir, replace=True)
 
 
-def run_dir(resume: str | None, default: str) -> str:
-    """The run directory: that of the run to resume, which must be there before Hydra would create it."""
-    if resume is not None and not (Path(resume) / "config.yaml").is_file():
-        raise ValueError(f"resume={resume} is not a run directory: it has no config.yaml")
-    return resume or distributed.agree("run_dir", default)
+def choose_run_dir(resume: str | None, default: str) -> str:
+    """Return the run directory: that of the run to resume, which must be there before Hydra would create it."""
+    if resume is not None:
+        if not (Path(resume) / "config.yaml").is_file():
+            raise ValueError(f"resume={resume} is not a run directory: it has no config.yaml")
+        return resume
+    from pipeline.run import ranks  # imports torch
+    return ranks.agree("run_dir", default)
 
 
 def is_readable(error: Exception) -> bool:
-    """Whether the message says it all: a mistake of the user's, or Slurm is missing, refused a job or lost one."""
+    """Tell whether the message says it all: a mistake of the user's, or Slurm is missing, refused a job or lost one."""
     if os.environ.get("PIPELINE_TRACEBACK") == "1":
         return False
     modules = [type(error).__module__, *(frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__))]
@@ -76,8 +85,12 @@ def run(main: Callable[[], None]) -> None:
     """Call an entry point; what is wrong with the configuration itself becomes one line."""
     # Hydra would print tracebacks and exit by itself.
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    register_schema()
     try:
-        main()
+        if {"--help", "-h"} & set(sys.argv[1:]):
+            print(help_text(main.__module__, [argument for argument in sys.argv[1:] if not argument.startswith("-")]))
+        else:
+            main()
     except Exception as error:
         if not is_readable(error):
             raise
@@ -85,3 +98,50 @@ def run(main: Callable[[], None]) -> None:
         if isinstance(error, MissingConfigException) and "submitit" in str(error.missing_cfg_file):
             lines = ["error: hydra/launcher=slurm needs submitit: pip install -e .[slurm]"]
         sys.exit(" ".join(lines))
+
+
+def help_text(module: str, overrides: list[str]) -> str:
+    """Describe every key of an entry point as it is composed: key=value and its meaning.
+
+    Args:
+        module: `__module__` of the entry point's main function.
+    """
+    module = getattr(sys.modules[module].__spec__, "name", module)
+    name = module.rpartition(".")[2]
+    if name in ("evaluate", "predict"):
+        config, groups = EvaluateConfig(), []
+    else:
+        with initialize_config_dir(CONF, version_base="1.3"):
+            config = configuration.to_object(compose("config", overrides))
+        groups = [f"  {group}={' | '.join(members)}" for group, members in config_groups().items()]
+    lines = [f"python -m {module} [key=value ...]", ""]
+    if groups:
+        lines += ["Groups, each a file in conf/:", *groups, "  hydra/launcher=slurm (with -m)", ""]
+    lines += ["Keys, as composed:", *format_keys(config)]
+    return "\n".join(lines)
+
+
+def config_groups() -> dict[str, list[str]]:
+    """List the groups of conf/ and their members; those that must be added to a run begin with a plus."""
+    groups = {}
+    for folder in sorted(path for path in Path(CONF).iterdir() if path.is_dir() and path.name != "hydra"):
+        if members := sorted(path.stem for path in folder.glob("*.yaml")):
+            groups[f"+{folder.name}" if folder.name in ("experiment", "sweep") else folder.name] = members
+    return groups
+
+
+def format_keys(config: object) -> list[str]:
+    """Format a line for each key: its value and its meaning."""
+    rows = []
+    for entry in keys.entries(config):
+        choices = f" ({' | '.join(entry.meaning.choices)})" if entry.meaning.choices else ""
+        rows.append((f"{entry.name}={_as_typed(entry.value)}", f"{entry.meaning.text}{choices}"))
+    width = max(len(left) for left, _ in rows)
+    return [f"  {left:<{width}}  {right}" for left, right in rows]
+
+
+def _as_typed(value: object) -> str:
+    """Format a value as one would type it on the command line."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
+    return str(value)

@@ -1,144 +1,145 @@
-"""The schema of conf/: every key, its type, unit and default. After composition the program sees only these classes."""
+"""Every key of conf/ with its type, default and meaning. After composition the program sees only these classes.
 
-import math
-from dataclasses import dataclass, field, fields
+Nothing here imports torch, so that ``--help`` answers at once.
+"""
+
+import importlib.util
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 
 import yaml
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from models.aggregate import AGGREGATIONS, KERNELS
-from models.deepgcn import BLOCKS, NORMS
-
-
-@dataclass
-class DataConfig:
-    """Keys of every dataset."""
-
-    source: str = MISSING  # synthetic_proteins | digits | ogb | file
-    components: str = "all"  # all | largest | K (the K-th largest, from 1) | separate
-    min_component_size: int = 100  # nodes; smaller components get no model of their own under `separate`
-    to_undirected: bool = False  # add the missing reverse edges
-    add_self_loops: bool = False
-    node_features: str = "sum"  # of a graph without any: sum | log_sum of the incident edges' features
-
-
-@dataclass
-class SyntheticProteinsConfig(DataConfig):
-    """A generated graph with the schema of ogbn-proteins."""
-
-    source: str = "synthetic_proteins"
-    num_nodes: int = 8000
-    num_edges: int = 400_000  # directed, twice the number of pairs
-    num_species: int = 8
-    num_groups: int = 100  # planted communities
-    num_tasks: int = 16
-    graph_seed: int = 0
-
-
-@dataclass
-class DigitsConfig(DataConfig):
-    """The k-nearest-neighbour graph of scikit-learn's 1,797 handwritten digits."""
-
-    source: str = "digits"
-    num_neighbors: int = 8
-    train_fraction: float = 0.6
-    valid_fraction: float = 0.2
-    graph_seed: int = 0
-
-
-@dataclass
-class OGBConfig(DataConfig):
-    """A node dataset of the Open Graph Benchmark, or any folder in its raw CSV layout."""
-
-    source: str = "ogb"
-    name: str = MISSING  # ogbn-proteins | ogbn-arxiv | ogbn-products
-    root: str = "dataset"  # where `prepare` downloads to
-    folder: str | None = None  # a folder with raw/ and split/, instead of root/name
-
-
-@dataclass
-class FileConfig(DataConfig):
-    """A `torch_geometric.data.Data` saved by torch.save."""
-
-    source: str = "file"
-    path: str = MISSING
+from pipeline import keys
+from pipeline.data.config import DATA_SCHEMAS, DataConfig, SyntheticProteinsConfig
+from pipeline.keys import key
+from pipeline.names import PARTITIONS
+from pipeline.run.errors import one_line
 
 
 @dataclass
 class PartitionConfig:
-    name: str = "random"  # random | metis | metis_random | whole
-    num_parts: int = 10  # clusters in an epoch
-    clusters_per_step: int = 1  # merged into one batch, with the edges between them
-    num_micro_parts: int = 0  # of metis_random, regrouped into num_parts each epoch; 0: 20 x num_parts
-    prefetch: int = 2  # batches drawn ahead in the background
+    """How the graph is cut into clusters."""
+
+    name: str = key("random", "how clusters are drawn", choices=PARTITIONS)
+    num_parts: int = key(4, "clusters of a partition", minimum=1)
+    clusters_per_step: int = key(1, "clusters merged into one batch, with the edges between them", minimum=1)
+    num_micro_parts: int = key(0, "METIS clusters of metis_random, regrouped into num_parts each round; 0: 20 x num_parts",
+                               minimum=0)
+    prefetch: int = key(2, "batches drawn ahead in the background", minimum=1, changes_numbers=False)
 
 
 @dataclass
 class ModelConfig:
-    name: str = "deepergcn"
-    num_layers: int = 7
-    hidden_channels: int = 64
-    block: str = "res+"  # res+ | res | plain | dense
-    aggr: str = "softmax"  # softmax | softmax_sg | softmax_sum | power | power_sum | powermean | mean | max | add
-    t: float = 1.0
-    learn_t: bool = False
-    p: float = 1.0
-    learn_p: bool = False
-    y: float = 0.0
-    learn_y: bool = False
-    msg_norm: bool = False
-    learn_msg_scale: bool = False
-    norm: str = "layer"  # layer | batch
-    num_mlp_layers: int = 2
-    dropout: float = 0.1
-    gradient_checkpointing: bool = False
+    """Keys of every model."""
+
+    name: str = key("", "the model")
+
+
+# Models by name: module and class. The options of a model are those of its constructor, written and checked there.
+MODELS = {"deepergcn": ("models.deepgcn", "DeeperGCN")}
+# What a constructor takes that is no key of a configuration: it depends on the graph, or has a key elsewhere.
+NO_KEYS = ("edge_dim", "num_categories", "fold_edge_encoder", "kernel")
+
+
+def _model_schema(name: str) -> type[ModelConfig]:
+    module, class_name = MODELS[name]
+    package, _, file = module.partition(".")
+    source = Path(importlib.util.find_spec(package).submodule_search_locations[0], f"{file}.py")
+    fields = keys.keys_of_constructor(source, class_name, leave_out=NO_KEYS, sizes={"num_layers": 4, "hidden_channels": 64})
+    schema = make_dataclass(f"{class_name}Config", [("name", str, key(name, "the model")), *fields], bases=(ModelConfig,),
+                            namespace={"__doc__": f"The options of :class:`{module}.{class_name}`."})
+    schema.__module__ = __name__  # where ranks find it
+    return schema
+
+
+MODEL_SCHEMAS = {name: _model_schema(name) for name in MODELS}
+globals().update({schema.__name__: schema for schema in MODEL_SCHEMAS.values()})
+
+
+@dataclass
+class TaskConfig:
+    """What is learned."""
+
+    name: str = key("node", "the task")
+
+
+@dataclass
+class LoaderConfig:
+    """What a batch is."""
+
+    name: str = key("cluster", "the loader of the batches")
+
+
+@dataclass
+class TrainerConfig:
+    """What a step is."""
+
+    name: str = key("gnn", "the trainer")
 
 
 @dataclass
 class TrainConfig:
-    epochs: int = 100  # passes over the graph, summed over the ranks
-    lr: float = 1e-3  # of one rank, see parallel.lr_scaling
-    optimizer: str = "adam"  # adam | adamw
-    weight_decay: float = 0.0
-    warmup_steps: int = 0  # linear, from lr / warmup_steps
-    clip_grad_norm: float = 0.0  # 0: no clipping
-    label_input: float = 0.0  # fraction of the training labels shown as inputs in training; 0: labels are no inputs
-    precision: str = "fp32"  # fp32 | bf16 (autocast)
-    eval_every: int = 1  # passes over the graph; a checkpoint is saved at each evaluation
-    patience: int = 0  # evaluations without a better validation metric before the run stops; 0: never
+    """How the model is trained."""
+
+    epochs: int = key(30, "passes over the graph, summed over the ranks", minimum=1, changes_numbers=False)
+    lr: float = key(0.005, "learning rate of one rank, see parallel.lr_scaling", above=0)
+    optimizer: str = key("adam", "the optimizer", choices=("adam", "adamw"))
+    weight_decay: float = key(0.0, "weight decay of the optimizer", minimum=0)
+    warmup_steps: int = key(0, "steps in which the learning rate rises linearly from lr / warmup_steps", minimum=0)
+    clip_grad_norm: float = key(0.0, "largest norm of the gradient; 0: no clipping", minimum=0)
+    label_input: float = key(0.0, "fraction of the training labels shown as inputs in training; 0: labels are no inputs",
+                             minimum=0, below=1)
+    precision: str = key("fp32", "fp32, or bf16 by autocast", choices=("fp32", "bf16"))
+    eval_every: int = key(1, "passes over the graph between two evaluations; each saves a checkpoint", minimum=1)
+    patience: int = key(0, "evaluations without a better validation metric before the run stops; 0: never", minimum=0)
 
 
 @dataclass
 class ParallelConfig:
-    name: str = "epochs"  # epochs (each rank its own partition) | split (one partition shared out) | single
-    num_ranks: int = 1  # processes, one per GPU or CPU processes
-    lr_scaling: str = "linear"  # none | sqrt | linear: factor on train.lr for this many partitions at a time
-    threads_per_rank: int = 0  # 0: the machine's processors divided among its ranks
-    check_every: int = 100  # steps between two checks that all ranks have the same weights
+    """Which ranks train, and on what."""
+
+    name: str = key("epochs", "epochs: each rank draws its own partition; split: one partition is shared out; single: one "
+                    "process", choices=("epochs", "split", "single"))
+    num_ranks: int = key(1, "processes that train together, one per GPU, or CPU processes", minimum=1)
+    lr_scaling: str = key("linear", "factor on train.lr for this many partitions at a time",
+                          choices=("none", "sqrt", "linear"))
+    threads_per_rank: int = key(0, "0: the machine's processors divided among its ranks", minimum=0)
+    check_every: int = key(100, "steps between two checks that all ranks have the same weights", minimum=1,
+                           changes_numbers=False)
 
 
 @dataclass
 class EvaluationConfig:
-    method: str = "views"  # views | exact
-    num_views: int = 1  # random partitions whose logits are averaged
-    num_parts: int = 5  # clusters of a view
+    """How every node is predicted."""
+
+    method: str = key("exact", "exact: the whole graph, layer by layer; views: random partitions, averaged",
+                      choices=("views", "exact"))
+    num_views: int = key(1, "random partitions whose logits are averaged", minimum=1)
+    num_parts: int = key(5, "clusters of a view", minimum=1)
 
 
 @dataclass
 class Config:
-    name: str = "default"
-    seed: int = 0
-    device: str = "auto"  # auto | cpu | cuda | cuda:N
-    kernel: str = "auto"  # auto | fused | reference: what aggregates messages, see models/aggregate
-    resume: str | None = None  # a run directory to continue in place
-    resume_allow_rescale: bool = False  # with another number of ranks, the learning rate computed anew
-    cache_dir: str = ".cache"
-    tensorboard: bool = False
-    data: DataConfig = field(default_factory=DataConfig)
+    """A run."""
+
+    name: str = key("default", "of the experiment")
+    seed: int = key(0, "of every random number", minimum=0, below=2**63)
+    device: str = key("auto", "auto, cpu, cuda or cuda:N")
+    kernel: str = key("auto", "what aggregates messages: fused where it can run, see models/aggregate",
+                      choices=("auto", "fused", "reference"))
+    resume: str | None = key(None, "a run directory to continue in place", changes_numbers=False)
+    resume_allow_rescale: bool = key(False, "resume with another number of ranks, the learning rate computed anew",
+                                     changes_numbers=False)
+    cache_dir: str = key(".cache", "folder of prepared graphs and METIS clusters", changes_numbers=False)
+    tensorboard: bool = key(False, "write event files for TensorBoard", changes_numbers=False)
+    data: DataConfig = field(default_factory=SyntheticProteinsConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: ModelConfig = field(default_factory=MODEL_SCHEMAS["deepergcn"])
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -146,33 +147,36 @@ class Config:
 
 @dataclass
 class EvaluateConfig:
-    """Keys of `python -m pipeline.evaluate`."""
+    """Keys of `python -m pipeline.evaluate` and `python -m pipeline.predict`."""
 
-    run: str = MISSING  # a run directory
-    checkpoint: str = "best"  # best | last
-    method: str | None = None  # views | exact; that of the run if not given
-    num_views: int | None = None
-    num_parts: int | None = None
-    predictions: str | None = None  # a file to save the logits to, in node order
-    device: str = "auto"
+    run: str = key(..., "a run directory")
+    checkpoint: str = key("best", "the checkpoint", choices=("best", "last"))
+    method: str | None = key(None, "views or exact; that of the run if not given")
+    num_views: int | None = key(None, "views to average; those of the run if not given")
+    num_parts: int | None = key(None, "clusters of a view; those of the run if not given")
+    predictions: str | None = key(None, "a file to save the logits to, in node order")
+    device: str = key("auto", "auto, cpu, cuda or cuda:N")
 
 
-DATA_SCHEMAS = {
-    schema.source: schema for schema in (SyntheticProteinsConfig, DigitsConfig, OGBConfig, FileConfig)
-}
+def open_schema() -> DictConfig:
+    """Return the schema with places for any dataset and model, for Hydra to compose into."""
+    schema = OmegaConf.structured(Config)
+    schema.data, schema.model = DataConfig, ModelConfig
+    return schema
 
 
 def to_object(cfg: DictConfig) -> Config:
-    """The composed configuration as plain dataclasses, every interpolation resolved.
+    """Turn the composed configuration into plain dataclasses, every interpolation resolved.
 
     Raises:
         ValueError: the dataset is unknown, or a key is missing, unknown or of the wrong type; the message names it.
     """
-    source = OmegaConf.select(cfg, "data.source")
-    if source not in DATA_SCHEMAS:
-        raise ValueError(f"unknown dataset: data.source={source}; choose one of {', '.join(DATA_SCHEMAS)}")
     schema = OmegaConf.structured(Config)
-    schema.data = OmegaConf.structured(DATA_SCHEMAS[source])
+    for part, name, schemas in (("data", "source", DATA_SCHEMAS), ("model", "name", MODEL_SCHEMAS)):
+        chosen = OmegaConf.select(cfg, f"{part}.{name}")
+        if chosen not in schemas:
+            raise ValueError(f"unknown {part}.{name}={chosen}; choose one of {', '.join(schemas)}")
+        schema[part] = OmegaConf.structured(schemas[chosen])
     try:
         merged = OmegaConf.merge(schema, OmegaConf.to_container(cfg, resolve=True))
         if missing := OmegaConf.missing_keys(merged):
@@ -190,67 +194,17 @@ def check(config: Config) -> None:
     Raises:
         ValueError: names the key.
     """
-
-    def choose(key: str, value: str, *choices: str) -> None:
-        if value not in choices:
-            raise ValueError(f"unknown {key}={value}; choose one of {', '.join(choices)}")
-
-    def at_least(key: str, value: float, minimum: float) -> None:
-        if value < minimum:
-            raise ValueError(f"{key} must be at least {minimum}, not {value}")
-
-    choose("kernel", config.kernel, *KERNELS)
-    choose("model.name", config.model.name, "deepergcn")
-    choose("model.block", config.model.block, *BLOCKS)
-    choose("model.aggr", config.model.aggr, *AGGREGATIONS)
-    choose("model.norm", config.model.norm, *NORMS)
-    choose("partition.name", config.partition.name, "random", "metis", "metis_random", "whole")
-    choose("train.optimizer", config.train.optimizer, "adam", "adamw")
-    choose("train.precision", config.train.precision, "fp32", "bf16")
-    choose("parallel.name", config.parallel.name, "epochs", "split", "single")
-    choose("parallel.lr_scaling", config.parallel.lr_scaling, "none", "sqrt", "linear")
-    choose("evaluation.method", config.evaluation.method, "views", "exact")
-    choose("data.node_features", config.data.node_features, "sum", "log_sum")
-    if config.data.components not in ("all", "largest", "separate") and not (
-            config.data.components.isdecimal() and int(config.data.components) >= 1):
-        raise ValueError(f"data.components={config.data.components}; choose all, largest, separate, "
-                         "or a number K for the K-th largest component")
-    at_least("model.num_layers", config.model.num_layers, 1)
-    at_least("model.hidden_channels", config.model.hidden_channels, 1)
-    at_least("model.num_mlp_layers", config.model.num_mlp_layers, 1)
-    if not 0 <= config.model.dropout < 1:
-        raise ValueError(f"model.dropout must be in [0, 1), not {config.model.dropout}")
-    at_least("partition.num_parts", config.partition.num_parts, 1)
-    at_least("partition.clusters_per_step", config.partition.clusters_per_step, 1)
-    at_least("partition.num_micro_parts", config.partition.num_micro_parts, 0)
-    at_least("partition.prefetch", config.partition.prefetch, 1)
-    at_least("train.epochs", config.train.epochs, 1)
-    at_least("train.eval_every", config.train.eval_every, 1)
-    at_least("train.patience", config.train.patience, 0)
-    at_least("train.warmup_steps", config.train.warmup_steps, 0)
-    at_least("train.clip_grad_norm", config.train.clip_grad_norm, 0)
-    at_least("parallel.num_ranks", config.parallel.num_ranks, 1)
-    at_least("parallel.threads_per_rank", config.parallel.threads_per_rank, 0)
-    at_least("parallel.check_every", config.parallel.check_every, 1)
+    keys.check(config)
+    components = config.data.components
+    if components not in ("all", "largest", "separate") and not (components.isdecimal() and int(components) >= 1):
+        raise ValueError(f"data.components={components}; choose all, largest, separate, or a number K for the K-th largest "
+                         "component")
     if config.parallel.name == "single" and config.parallel.num_ranks > 1:
         raise ValueError(f"parallel=single is one rank, not parallel.num_ranks={config.parallel.num_ranks}")
-    at_least("evaluation.num_views", config.evaluation.num_views, 1)
-    at_least("evaluation.num_parts", config.evaluation.num_parts, 1)
-    if not 0 <= config.train.label_input < 1:
-        raise ValueError(f"train.label_input must be in [0, 1), not {config.train.label_input}")
-    if not 0 < config.train.lr < math.inf:
-        raise ValueError(f"train.lr must be positive, not {config.train.lr}")
-    at_least("train.weight_decay", config.train.weight_decay, 0)
-    if config.model.p == 0:
-        raise ValueError("model.p must not be 0: the power mean divides by it")
-    if config.model.aggr == "softmax_sg" and config.model.learn_t:
-        raise ValueError("model.aggr=softmax_sg has no gradient for t: set model.learn_t=false")
-    if not 0 <= config.seed < 2**63:
-        raise ValueError(f"seed must be between 0 and 2^63 - 1, not {config.seed}")
 
 
 def to_yaml(config: Config) -> str:
-    """The configuration as YAML, for :func:`load`."""
+    """Write the configuration as YAML, for :func:`load`."""
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
@@ -267,31 +221,3 @@ def load(path: Path) -> Config:
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not a configuration: {one_line(error)}") from error
     return to_object(cfg)
-
-
-def differences(saved: object, given: object, prefix: str = "") -> list[str]:
-    """The keys whose values differ, as "key: saved -> given", in the order of the schema."""
-    if type(saved) is not type(given):
-        return [f"{prefix.rstrip('.')}: {type(saved).__name__} -> {type(given).__name__}"]
-    lines = []
-    for f in fields(saved):
-        a, b, key = getattr(saved, f.name), getattr(given, f.name), f"{prefix}{f.name}"
-        if hasattr(a, "__dataclass_fields__"):
-            lines += differences(a, b, f"{key}.")
-        elif a != b:
-            lines.append(f"{key}: {a} -> {b}")
-    return lines
-
-
-def one_line(error: BaseException) -> str:
-    """The message of an error and of what caused it, without the lines that only a programmer can use."""
-    if isinstance(error.__cause__, OSError):
-        return one_line(error.__cause__)
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    noise = ("object_type=", "reference_type=", "full_key:", "To append", "provider=", "Config search path")
-    lines = [line.strip() for line in str(error).splitlines()]
-    if isinstance(error.__cause__, OmegaConfBaseException):
-        lines += one_line(error.__cause__).splitlines()
-    lines = [line.removeprefix("ValueError raised while resolving interpolation: ") for line in lines]
-    return " ".join(line for line in lines if line and not line.startswith(noise))

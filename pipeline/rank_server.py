@@ -1,4 +1,4 @@
-"""What the process imports that ranks are forked from, so that no rank has to: see :func:`pipeline.distributed.launch`.
+"""What the process imports that ranks are forked from, so that no rank has to: see :func:`pipeline.run.launch.launch`.
 
 It starts no thread and touches no GPU. Nothing else may import it, as whoever does ignores signals and dies with its parent.
 """
@@ -6,8 +6,8 @@ It starts no thread and touches no GPU. Nothing else may import it, as whoever d
 import gc
 
 import pipeline.cli  # noqa: F401 - for the ranks
-import pipeline.loop  # noqa: F401
-from pipeline.distributed import follow_parent
+import pipeline.training  # noqa: F401
+from pipeline.run.launch import follow_parent
 
 follow_parent()
 gc.freeze()  # the collector of a rank leaves these objects alone, and their pages stay shared

@@ -1,94 +1,111 @@
-"""Who trains on what and when: partitions, steps, learning rate and evaluations of every rank."""
+"""Rounds, shares and learning rates of every rank: numbers only, no graph and no model."""
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
-
-from pipeline.config import Config
-from pipeline.distributed import Ranks
-from pipeline.partition import Partition, Partitioner
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 
-@dataclass
-class Progress:
-    """How far a run is: with the weights and the optimizer's state, all that a resumed run needs to know.
+@dataclass(frozen=True)
+class Share:
+    """A rank's part of a draw.
 
     Attributes:
-        epoch: wall epochs that are complete.
-        data_epochs: passes over the graph in them, summed over the ranks.
-        step: optimizer steps in all.
-        steps_in_epoch: of them in the wall epoch that has begun.
-        loss_sum, loss_count: over these.
-        evaluations: how often validation has not been better since the best epoch.
+        draw: which of a round's draws, a partition each: with parallel epochs a rank has its own, with split all have
+            the same.
+        first: number of the share's first batch in the draw.
+        stride: from one batch of the share to the next.
+        is_empty: whether this rank has nothing to do in the round.
     """
 
-    epoch: int = 0
-    data_epochs: int = 0
-    step: int = 0
-    steps_in_epoch: int = 0
-    loss_sum: float = 0.0
-    loss_count: float = 0.0
-    best_epoch: int | None = None
-    best_scores: dict[str, float] = field(default_factory=dict)
-    evaluations: int = 0
-    wall_seconds: float = 0.0
+    draw: int = 0
+    first: int = 0
+    stride: int = 1
+    is_empty: bool = False
+
+    def batches(self, num_batches: int) -> range:
+        """Return the numbers of the share's batches among the `num_batches` of the draw."""
+        return range(self.first, 0 if self.is_empty else num_batches, self.stride)
 
 
+@dataclass(frozen=True)
 class Schedule:
-    """Which rank trains on which clusters, and when: all ranks take the same number of steps.
+    """Which rank trains on which batches, and when: all ranks take the same number of steps.
 
-    With `parallel=epochs` each rank goes through a partition of its own, so that a wall epoch is as many data epochs
-    (passes over the graph) as there are ranks, or as remain. With `parallel=split` the clusters of one partition are
-    dealt out. Who has no cluster left in a step takes part in it with a weight of zero.
+    With parallel epochs each rank goes through a draw of its own, so that a round is as many epochs (passes over the
+    graph) as there are ranks, or as remain. With split the batches of one draw are dealt out. A rank that has no batch
+    left in a step takes part in it with a weight of zero.
 
     Attributes:
-        num_steps: steps of a wall epoch.
+        num_epochs: passes over the graph in all, summed over the ranks.
+        num_batches: batches of a draw.
+        rank, num_ranks: whose schedule it is.
+        split: whether one draw is shared out.
+        lr, lr_scaling, warmup_steps: see :meth:`learning_rate`.
+        eval_every: epochs between two evaluations.
     """
 
-    def __init__(self, config: Config, partitioner: Partitioner, ranks: Ranks):
-        self._config, self._partitioner, self._ranks = config, partitioner, ranks
-        self._split = config.parallel.name == "split"
-        num_batches = math.ceil(partitioner.num_parts / config.partition.clusters_per_step)
-        self.num_steps = math.ceil(num_batches / ranks.num_ranks) if self._split else num_batches
+    num_epochs: int
+    num_batches: int
+    rank: int = 0
+    num_ranks: int = 1
+    split: bool = False
+    lr: float = 1e-3
+    lr_scaling: str = "none"
+    warmup_steps: int = 0
+    eval_every: int = 1
 
-    def num_data_epochs(self, done: int) -> int:
-        """Passes over the graph in the next wall epoch, `done` of them being behind."""
-        return 1 if self._split else min(self._ranks.num_ranks, self._config.train.epochs - done)
+    @property
+    def num_steps(self) -> int:
+        """Steps of a round."""
+        return math.ceil(self.num_batches / self.num_ranks) if self.split else self.num_batches
 
-    def draw(self, epoch: int, done: int, first_step: int = 0) -> tuple[Partition, range]:
-        """A wall epoch's partition, and the clusters of it that are this rank's from `first_step` on."""
-        rank, num_ranks = self._ranks.rank, self._ranks.num_ranks
-        partition = self._partitioner.draw(epoch, 0 if self._split else rank)
-        partition = partition.merge(self._config.partition.clusters_per_step)
-        if self._split:
-            return partition, range(rank + first_step * num_ranks, partition.num_parts, num_ranks)
-        return partition, range(first_step, partition.num_parts if rank < self.num_data_epochs(done) else 0)
+    def epochs_of_round(self, epochs: int) -> int:
+        """Return the number of passes over the graph in the round that begins after `epochs` of them."""
+        return 1 if self.split else min(self.num_ranks, self.num_epochs - epochs)
 
-    def learning_rate(self, step: int, done: int) -> float:
-        """Of a step: scaled by the number of partitions, or of clusters, that are trained on at a time, and warmed up."""
-        train, scaling = self._config.train, self._config.parallel.lr_scaling
-        together = self._ranks.num_ranks if self._split else self.num_data_epochs(done)
-        scale = {"none": 1, "sqrt": math.sqrt(together), "linear": together}[scaling]
-        return train.lr * scale * min(1, (step + 1) / max(train.warmup_steps, 1))
+    def rounds_left(self, epochs: int) -> int:
+        """Return the number of rounds that remain after `epochs` passes over the graph."""
+        return max(math.ceil((self.num_epochs - epochs) / (1 if self.split else self.num_ranks)), 0)
 
-    def evaluates(self, done: int, before: int) -> bool:
-        """Whether to evaluate after `done` data epochs, `before` being the number at the end of the last wall epoch."""
-        train = self._config.train
-        return done // train.eval_every > before // train.eval_every or done >= train.epochs
+    def share(self, epochs: int, first_step: int = 0) -> Share:
+        """Return this rank's part of the round that begins after `epochs` passes, from `first_step` on."""
+        if self.split:
+            return Share(draw=0, first=self.rank + first_step * self.num_ranks, stride=self.num_ranks)
+        return Share(draw=self.rank, first=first_step, is_empty=self.rank >= self.epochs_of_round(epochs))
 
-    def describe(self) -> str:
-        num_ranks, scaling = self._ranks.num_ranks, self._config.parallel.lr_scaling
-        rate = f"learning rate {self._config.train.lr:g}"
-        if num_ranks == 1:
-            return rate
-        warmup = self._config.train.warmup_steps
-        return (f"{num_ranks} ranks, parallel={self._config.parallel.name}: {rate}, scaled ({scaling}) "
-                f"{self.learning_rate(warmup, 0):g}{f' after {warmup} steps' if warmup else ''}")
+    def learning_rate(self, step: int, epochs: int) -> float:
+        """Compute the learning rate of a step: `lr`, times a factor for the ranks, times a factor for the warm-up.
 
-    def remaining(self, at: Progress) -> Iterator[tuple[int, Callable[[], tuple[Partition, range]]]]:
-        """The wall epochs that are left, and a function that draws each."""
-        epoch, done, first_step = at.epoch, at.data_epochs, at.steps_in_epoch
-        while done < self._config.train.epochs:
-            yield epoch, partial(self.draw, epoch, done, first_step)
-            epoch, done, first_step = epoch + 1, done + self.num_data_epochs(done), 0
+        The factor for the ranks is 1 (none), the root (sqrt) or the number itself (linear) of the batches that all
+        ranks together train on in the step. The warm-up rises linearly to 1 over `warmup_steps` steps.
+
+        Args:
+            step: number of the step since the run began, from 0.
+            epochs: passes over the graph before its round.
+        """
+        together = self.num_ranks if self.split else self.epochs_of_round(epochs)
+        scale = {"none": 1, "sqrt": math.sqrt(together), "linear": together}[self.lr_scaling]
+        return self.lr * scale * min(1, (step + 1) / max(self.warmup_steps, 1))
+
+    def is_evaluation_due(self, before: int, after: int) -> bool:
+        """Tell whether to evaluate after a round that went from `before` to `after` passes over the graph."""
+        return after // self.eval_every > before // self.eval_every or after >= self.num_epochs
+
+    def remaining(self, round_: int, epochs: int, first_step: int = 0) -> Iterator[tuple[int, Share]]:
+        """Go through the rounds that are left, and this rank's share of each.
+
+        Args:
+            round_: number of the next round, which may have begun.
+            epochs: passes over the graph before it.
+            first_step: its first step that was not taken yet.
+        """
+        while epochs < self.num_epochs:
+            yield round_, self.share(epochs, first_step)
+            round_, epochs, first_step = round_ + 1, epochs + self.epochs_of_round(epochs), 0
+
+    def __str__(self) -> str:
+        if self.num_ranks == 1:
+            return f"learning rate {self.lr:g}"
+        warmup = f" after {self.warmup_steps} steps" if self.warmup_steps else ""
+        return (f"{self.num_ranks} ranks, parallel={'split' if self.split else 'epochs'}: learning rate {self.lr:g}, scaled "
+                f"({self.lr_scaling}) {self.learning_rate(self.warmup_steps, 0):g}{warmup}")

@@ -4,10 +4,18 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from pipeline import graph
+from pipeline.data.config import SyntheticProteinsConfig
+from pipeline.graph.edges import adjacency, sort_edges
 
 NUM_CHANNELS = 8
 BLOCK = 1 << 22  # pairs made at a time, so that temporary arrays stay small beside the graph
+
+
+def read(config: SyntheticProteinsConfig) -> Data:
+    """Generate the graph; see :func:`synthetic_proteins`."""
+    return synthetic_proteins(
+        num_nodes=config.num_nodes, num_edges=config.num_edges, num_species=config.num_species,
+        num_groups=config.num_groups, num_tasks=config.num_tasks, seed=config.graph_seed)
 
 
 def synthetic_proteins(*, num_nodes: int, num_edges: int, num_species: int = 8, num_groups: int = 40,
@@ -54,11 +62,11 @@ def synthetic_proteins(*, num_nodes: int, num_edges: int, num_species: int = 8, 
     edge_index[0, 0::2] = edge_index[1, 1::2] = torch.from_numpy(u)
     edge_index[0, 1::2] = edge_index[1, 0::2] = torch.from_numpy(v)
     del u, v, pairs
-    edge_index, perm = graph.sort_edges(edge_index, num_nodes)
+    edge_index, perm = sort_edges(edge_index, num_nodes)
     # Both directions of a pair stand next to each other before the sort.
     edge_attr = torch.from_numpy(evidence).index_select(0, perm >> 1)
 
-    matrix = graph.adjacency(edge_index)
+    matrix = adjacency(edge_index)
     matrix.data = np.ones(matrix.nnz, np.float32)
     degree = np.maximum(np.diff(matrix.indptr), 1)[:, None]
     around = (matrix @ activity) / degree
@@ -121,8 +129,8 @@ def _draw_pairs(rng: np.random.Generator, weight: np.ndarray, blocks: list[np.nd
         new = np.sort(np.concatenate(drawn))
         new = new[np.diff(new, prepend=-1) != 0]
         if len(keys):
-            at = np.minimum(np.searchsorted(keys, new), len(keys) - 1)
-            new = new[keys[at] != new]
+            nearest = np.minimum(np.searchsorted(keys, new), len(keys) - 1)
+            new = new[keys[nearest] != new]
         if len(new) < missing // 2:
             # The communities are full: draw everywhere from now on.
             limits[0] = limits[1] = limits[2]

@@ -14,7 +14,10 @@ import pandas as pd
 import torch
 from torch_geometric.data import Data
 
-from pipeline.checkpoint import UNREADABLE, file_digest
+from pipeline.data.config import OGB_NODE_NAMES, OGBConfig
+from pipeline.names import SPLITS
+from pipeline.run.checkpoint import UNREADABLE
+from pipeline.run.files import file_digest
 
 # ogb asks the network for a newer version of itself when imported, from a thread that outlives the process' work.
 sys.modules.setdefault("outdated", None)
@@ -22,8 +25,29 @@ import ogb.nodeproppred  # noqa: E402
 from ogb.io.read_graph_raw import read_csv_graph_raw  # noqa: E402
 from ogb.utils.url import download_url, extract_zip  # noqa: E402
 
-NAMES = ("ogbn-proteins", "ogbn-arxiv", "ogbn-products")
-SPLIT_PARTS = ("train", "valid", "test")
+
+def read(config: OGBConfig) -> Data:
+    """Read the dataset; see :func:`read_folder`."""
+    return read_folder(_folder(config), config.name)
+
+
+def hash_content(config: OGBConfig) -> str:
+    """Compute a digest of the dataset's files; see :func:`hash_folder`."""
+    return hash_folder(_folder(config), config.name)
+
+
+def _folder(config: OGBConfig) -> Path:
+    meta(config.name)
+    if config.folder is not None:
+        folder = Path(config.folder)
+        if not folder.is_dir():
+            raise ValueError(f"data.folder={config.folder} does not exist")
+        return folder
+    folder = folder_of(config.name, config.root)
+    if not folder.is_dir():
+        raise ValueError(f"{config.name} is not in {config.root}: run `python -m pipeline.prepare "
+                         f"+experiment={config.name.replace('-', '_')}` on a machine with a network, or set data.folder")
+    return folder
 
 
 def evaluator(metric: str, num_tasks: int) -> ogb.nodeproppred.Evaluator:
@@ -37,10 +61,10 @@ def meta(name: str) -> pd.Series:
     """What OGB's own table says about a dataset.
 
     Raises:
-        ValueError: not one of `NAMES`.
+        ValueError: not one of `OGB_NODE_NAMES`.
     """
-    if name not in NAMES:
-        raise ValueError(f"unknown dataset: data.name={name}; choose one of {', '.join(NAMES)}")
+    if name not in OGB_NODE_NAMES:
+        raise ValueError(f"unknown dataset: data.name={name}; choose one of {', '.join(OGB_NODE_NAMES)}")
     table = Path(ogb.nodeproppred.__file__).with_name("master.csv")
     return pd.read_csv(table, index_col=0, keep_default_na=False)[name]
 
@@ -81,11 +105,11 @@ def _split_files(folder: Path, split: str) -> list[Path]:
     saved = folder / "split" / split / "split_dict.pt"
     if saved.exists():
         return [saved]
-    return [folder / "split" / split / f"{part}.csv.gz" for part in SPLIT_PARTS]
+    return [folder / "split" / split / f"{part}.csv.gz" for part in SPLITS]
 
 
-def content_hash(folder: Path, name: str) -> str:
-    """A digest of the files that :func:`read` reads.
+def hash_folder(folder: Path, name: str) -> str:
+    """A digest of the files that :func:`read_folder` reads.
 
     Raises:
         ValueError: a file is missing or cut short; the message names it.
@@ -99,7 +123,7 @@ def content_hash(folder: Path, name: str) -> str:
     return digest.hexdigest()
 
 
-def read(folder: Path, name: str) -> Data:
+def read_folder(folder: Path, name: str) -> Data:
     """Read a dataset in OGB's raw CSV layout with OGB's own reader; nothing is written to the folder.
 
     Node and edge features, labels and species are taken as the files have them; whether each edge is stored once for
@@ -182,7 +206,7 @@ def _read_split(folder: Path, split: str) -> dict[str, np.ndarray]:
     files = _split_files(folder, split)
     if len(files) == 1:
         return _read_saved_split(files[0])
-    return {part: _read_nodes(path) for part, path in zip(SPLIT_PARTS, files)}
+    return {part: _read_nodes(path) for part, path in zip(SPLITS, files)}
 
 
 def _read_saved_split(path: Path) -> dict[str, np.ndarray]:
@@ -193,9 +217,9 @@ def _read_saved_split(path: Path) -> dict[str, np.ndarray]:
     try:
         with torch.serialization.safe_globals(allowed):
             saved = torch.load(path, weights_only=True)
-        return {part: np.asarray(saved[part]).reshape(-1).astype(np.int64) for part in SPLIT_PARTS}
+        return {part: np.asarray(saved[part]).reshape(-1).astype(np.int64) for part in SPLITS}
     except UNREADABLE as error:
-        raise ValueError(f"{path} is damaged, or no split into {', '.join(SPLIT_PARTS)} ({type(error).__name__})") from error
+        raise ValueError(f"{path} is damaged, or no split into {', '.join(SPLITS)} ({type(error).__name__})") from error
 
 
 def _read_nodes(path: Path) -> np.ndarray:

@@ -1,17 +1,16 @@
-"""Files that are whole or not there: written beside, synced, renamed; their content is checked when read."""
+"""Checkpoints: nested dicts of tensors and plain values in a file, with a checksum of their content."""
 
-import contextlib
-import fcntl
 import hashlib
 import logging
 import os
 import pickle
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from pipeline.run import files
 
 log = logging.getLogger(__name__)
 
@@ -20,23 +19,8 @@ UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, LookupError, TypeErro
               pickle.UnpicklingError, zipfile.BadZipFile)
 
 
-@contextlib.contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Hold a directory for this process; the system lets go of it however the process ends.
-
-    Raises:
-        ValueError: another process holds it.
-    """
-    with open(folder / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{folder} is in use by another process") from None
-        yield
-
-
 def digest(state: object) -> str:
-    """SHA-256 of a nested structure of dicts, lists, tensors and plain values: names and bytes, in order."""
+    """Compute SHA-256 of a nested structure of dicts, lists, tensors and plain values: names and bytes, in order."""
     sha = hashlib.sha256()
 
     def update(value: object) -> None:
@@ -59,52 +43,12 @@ def digest(state: object) -> str:
     return sha.hexdigest()
 
 
-def file_digest(file) -> str:
-    """BLAKE2b of the rest of a file opened in binary mode, read in blocks."""
-    blake = hashlib.blake2b(digest_size=16)
-    for block in iter(lambda: file.read(1 << 24), b""):
-        blake.update(block)
-    return blake.hexdigest()
-
-
 def save(path: Path, state: dict) -> None:
     """Write `state` with its digest; at any moment `path` holds the old content or the new.
 
     The result loads with ``torch.load(path, weights_only=True)``.
     """
-    write_atomically(path, lambda file: torch.save({**state, "sha256": digest(state)}, file))
-
-
-def write_atomically(path: Path, write) -> None:
-    """Call `write(file)` on a temporary file beside `path`, sync it to the disk, and rename it."""
-    _remove_stale(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
-def _remove_stale(path: Path) -> None:
-    """Delete what killed processes left of this file."""
-    for temporary in path.parent.glob(f".{path.name}.*.tmp"):
-        pid = temporary.name.removeprefix(f".{path.name}.").removesuffix(".tmp")
-        if pid.isdecimal() and not Path(f"/proc/{pid}").exists() and Path("/proc").exists():
-            temporary.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names of a folder durable."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    files.write_atomically(path, lambda file: torch.save({**state, "sha256": digest(state)}, file))
 
 
 def load(path: Path, *, mmap: bool = False, verify: bool = True) -> dict:
@@ -131,13 +75,12 @@ def load(path: Path, *, mmap: bool = False, verify: bool = True) -> dict:
 
 def save_last(folder: Path, state: dict) -> None:
     """Save ``last.pt``, keeping the one before as ``previous.pt``."""
-    last = folder / "last.pt"
+    last, previous = folder / "last.pt", folder / "previous.pt"
     if last.exists():
-        _remove_stale(folder / "previous.pt")
-        link = folder / f".previous.pt.{os.getpid()}.tmp"
-        link.unlink(missing_ok=True)
+        files.remove_stale(previous)
+        link = files.temporary_beside(previous)
         os.link(last, link)
-        os.replace(link, folder / "previous.pt")
+        os.replace(link, previous)
     save(last, state)
 
 
@@ -157,7 +100,7 @@ def load_last(folder: Path) -> dict | None:
             errors.append(str(error))
             continue
         if errors:
-            log.warning("%s; falling back to %s of epoch %d", errors[0], folder / name, state["epoch"] + 1)
+            log.warning("%s; falling back to %s of round %d", errors[0], folder / name, state["round"])
             # Or the next save would keep the damaged one as the previous.
             os.replace(folder / name, folder / "last.pt")
         return state

@@ -1,13 +1,14 @@
-"""What a run leaves to read: one line an epoch, metrics.jsonl, TensorBoard."""
+"""What a run leaves to read: a line an epoch, metrics.jsonl, TensorBoard."""
 
 import json
 import logging
-import math
 import os
 import sys
 from pathlib import Path
 
 from tqdm import tqdm
+
+from pipeline.run.files import without_nan
 
 log = logging.getLogger(__name__)
 
@@ -20,35 +21,34 @@ class BelowError(logging.Filter):
 
 
 class RunLog:
-    """Writes ``metrics.jsonl`` (one JSON object a line, with its ``kind``) and a line an epoch.
+    """Writes ``metrics.jsonl`` (one JSON object a line, with its ``kind``), a line an epoch, and a progress bar.
 
     Args:
         folder: the run directory; none for a rank that writes nothing.
         metric: name of the metric, for the lines.
-        first_epoch: a resumed run's records from this epoch on are written again, so the old ones are dropped.
+        first_round: a resumed run's records from this round on are written again, so the old ones are dropped.
         tensorboard: also write event files for TensorBoard.
 
     Raises:
         ValueError: TensorBoard is asked for and not installed.
     """
 
-    def __init__(self, folder: Path | None, *, metric: str, first_epoch: int = 0, tensorboard: bool = False):
+    def __init__(self, folder: Path | None, *, metric: str, first_round: int = 0, tensorboard: bool = False):
         self.metric = metric
-        self._file = self._writer = None
+        self._file = self._writer = self._bar = None
         if folder is None:
             return
         path = folder / "metrics.jsonl"
-        self.records = [r for r in read_records(path) if r["kind"] == "epoch" and r["epoch"] < first_epoch]
+        kept = [r for r in read_records(path) if r["kind"] == "round" and r["round"] < first_round]
         temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in self.records))
+        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
         os.replace(temporary, path)
-        self._file = open(path, "a")
-        self._writer = _tensorboard(folder, purge_step=first_epoch) if tensorboard else None
+        self._file = open(path, "a")  # noqa: SIM115 - closed by close()
+        self._writer = _open_tensorboard(folder, purge_step=first_round) if tensorboard else None
 
-    def __enter__(self) -> "RunLog":
-        return self
-
-    def __exit__(self, *exc) -> None:
+    def close(self) -> None:
+        """Close the files."""
+        self.end_bar()
         if self._file is not None:
             self._file.close()
         if self._writer is not None:
@@ -61,18 +61,21 @@ class RunLog:
         record = without_nan({"kind": kind, **values})
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
-        if kind != "epoch":
-            return
-        self.records.append(record)
-        if self._writer is not None:
+        if kind == "round" and self._writer is not None:
             for key, value in record.items():
-                if isinstance(value, (int, float)) and key != "epoch":
-                    self._writer.add_scalar(key, value, values["epoch"])
+                if isinstance(value, (int, float)) and key != "round":
+                    self._writer.add_scalar(key, value, values["round"])
 
-    def epoch_line(self, *, epoch: int, epochs: int, loss: float, seconds: float, hidden: float,
+    def epoch_line(self, *, epoch: int, num_epochs: int, loss: float, seconds: float, hidden: float,
                    synced: float | None, scores: dict[str, float] | None, is_best: bool) -> None:
-        """One aligned line; `epoch` counts passes over the graph, `synced` is the share of the time in communication."""
-        parts = [f"epoch {epoch:>{len(str(epochs))}}/{epochs}", f"loss {loss:8.5f}"]
+        """Log one aligned line.
+
+        Args:
+            epoch: passes over the graph so far, of `num_epochs`.
+            hidden: share of the drawing that nobody waited for.
+            synced: share of the time that went into communication.
+        """
+        parts = [f"epoch {epoch:>{len(str(num_epochs))}}/{num_epochs}", f"loss {loss:8.5f}"]
         if scores is not None:
             parts += [f"{split} {value:.4f}" for split, value in scores.items()]
             parts.append("*" if is_best else " ")
@@ -81,21 +84,24 @@ class RunLog:
             parts.append(f"gradients {synced:4.1%}")
         log.info("  ".join(parts))
 
-    def progress(self, batches, total: int, done: int = 0):
-        """The batches, behind a progress bar where somebody watches."""
-        return tqdm(batches, total=total, initial=done, leave=False, unit="step",
-                    disable=self._file is None or not sys.stderr.isatty())
+    def start_bar(self, total: int, initial: int = 0) -> None:
+        """Show a progress bar of a round's steps where somebody watches."""
+        self._bar = tqdm(total=total, initial=initial, leave=False, unit="step",
+                         disable=self._file is None or not sys.stderr.isatty())
 
+    def advance(self) -> None:
+        """Count a step."""
+        self._bar.update()
 
-def without_nan(value):
-    """The same dicts and values with None for what JSON cannot say: a metric that is undefined is null."""
-    if isinstance(value, dict):
-        return {key: without_nan(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    def end_bar(self) -> None:
+        """Take the progress bar away."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
 
 def read_records(path: Path) -> list[dict]:
-    """The records of a ``metrics.jsonl``; a last line cut short by a kill is left out."""
+    """Read the records of a ``metrics.jsonl``; a last line cut short by a kill is left out."""
     records = []
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
@@ -105,7 +111,7 @@ def read_records(path: Path) -> list[dict]:
     return records
 
 
-def _tensorboard(folder: Path, *, purge_step: int):
+def _open_tensorboard(folder: Path, *, purge_step: int):
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
@@ -113,7 +119,7 @@ def _tensorboard(folder: Path, *, purge_step: int):
     return SummaryWriter(folder / "tensorboard", purge_step=purge_step)
 
 
-def table(rows: list[tuple[str, str]], title: str) -> str:
-    """Two aligned columns under a title."""
+def format_table(rows: list[tuple[str, str]], title: str) -> str:
+    """Format two aligned columns under a title."""
     width = max(len(name) for name, _ in rows)
     return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows)])

@@ -1,0 +1,217 @@
+"""From a configuration to the objects of a run: the only file that knows every part."""
+
+import importlib
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from models.aggregate import backend
+from pipeline.config import MODELS, Config
+from pipeline.data.cache import load
+from pipeline.graph.components import Components, find_components, split_components
+from pipeline.graph.partitioner import Partitioner
+from pipeline.graph.structure import inspect
+from pipeline.inference import predict_exact, predict_views
+from pipeline.loaders.cluster import ClusterLoader
+from pipeline.run.ranks import Ranks
+from pipeline.run.session import Session, Trainer
+from pipeline.run.stop import StopRequest
+from pipeline.schedule import Schedule
+from pipeline.tasks.node import NodeTask
+from pipeline.trainers.gnn import GNNTrainer
+
+log = logging.getLogger(__name__)
+
+# One line for each member of tasks/, loaders/ and trainers/.
+TASKS = {"node": NodeTask}
+LOADERS = {"cluster": ClusterLoader}
+TRAINERS = {"gnn": GNNTrainer}
+OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+@dataclass
+class OpenGraph:
+    """A graph that is ready for training.
+
+    Attributes:
+        data: all of it.
+        components: its connected components; none where another process has told of them.
+        parts: the graphs that get a model each, with the number of their component where there are several.
+    """
+
+    data: Data
+    components: Components | None
+    parts: list[tuple[str | None, Data]]
+
+
+def check(config: Config) -> None:
+    """Refuse names and model options that nothing knows, before any long work.
+
+    Raises:
+        ValueError: names the key.
+    """
+    for key, name, members in (("task", config.task.name, TASKS), ("loader", config.loader.name, LOADERS),
+                               ("trainer", config.trainer.name, TRAINERS)):
+        if name not in members:
+            raise ValueError(f"unknown {key}.name={name}; choose one of {', '.join(members)}")
+    with torch.device("meta"):  # which allocates nothing
+        _construct(config, in_channels=1, out_channels=1, edge_dim=1, num_categories=0)
+
+
+def choose_device(name: str, ranks: Ranks = Ranks()) -> torch.device:
+    """Return the device of a name; "auto" takes a GPU if there is one, and each rank of a machine its own.
+
+    Raises:
+        ValueError: there is no such device here, or fewer GPUs than ranks.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"unknown device={name}; choose auto, cpu, cuda or cuda:N")
+    if name == "cpu":
+        return torch.device(name)
+    if not torch.cuda.is_available():
+        raise ValueError(f"device={name}: torch sees no GPU on this machine")
+    if ranks.num_local == 1:
+        return torch.device(name)
+    if name != "cuda" or torch.cuda.device_count() < ranks.num_local:
+        raise ValueError(f"device={name} for {ranks.num_local} ranks on a machine with {torch.cuda.device_count()} GPUs: "
+                         "every rank needs one of its own. Set parallel.num_ranks or device=cpu")
+    return torch.device("cuda", ranks.local_rank)
+
+
+def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
+    """Open the graph of a run: check it, find its components, and choose those to train on.
+
+    Args:
+        content_hash: of the graph, where another process has opened it a moment ago and told of it in the log.
+
+    Raises:
+        ValueError: the dataset is inconsistent, or the partition does not fit it.
+    """
+    check(config)
+    data = load(config.data, config.cache_dir, content_hash=content_hash)
+    checked = content_hash is not None
+    if checked and config.data.components == "all":
+        return OpenGraph(data, None, [(None, data)])
+    if not checked:
+        log.info("graph: %s", inspect(data.edge_index))
+    components = find_components(data)
+    if not checked:
+        log.info("%s", components)
+    parts = split_components(data, components, config.data.components, config.data.min_component_size)
+    for _, part in parts:
+        build_partitioner(config, part)  # what does not fit is refused before anything is written or trained
+    return OpenGraph(data, components, parts)
+
+
+def build_partitioner(config: Config, data: Data) -> Partitioner:
+    """Build what draws the partitions of a run.
+
+    Raises:
+        ValueError: the configured partition does not fit the graph.
+    """
+    return Partitioner(
+        data.edge_index, name=config.partition.name, num_parts=config.partition.num_parts, seed=config.seed,
+        num_micro_parts=config.partition.num_micro_parts, cache=Path(config.cache_dir) / "partitions")
+
+
+def build_task(config: Config, data: Data) -> NodeTask:
+    """Build what is learned on a graph."""
+    return TASKS[config.task.name](data, label_input=config.train.label_input)
+
+
+def build_loader(config: Config, data: Data, device: torch.device = torch.device("cpu")) -> ClusterLoader:
+    """Build what makes the batches."""
+    return LOADERS[config.loader.name](data, build_partitioner(config, data), device=device,
+                                       clusters_per_step=config.partition.clusters_per_step)
+
+
+def build_schedule(config: Config, num_batches: int, ranks: Ranks = Ranks()) -> Schedule:
+    """Build what shares out rounds and sets learning rates."""
+    train, parallel = config.train, config.parallel
+    return Schedule(num_epochs=train.epochs, num_batches=num_batches, rank=ranks.rank, num_ranks=ranks.num_ranks,
+                    split=parallel.name == "split", lr=train.lr, lr_scaling=parallel.lr_scaling,
+                    warmup_steps=train.warmup_steps, eval_every=train.eval_every)
+
+
+def build_model(config: Config, data: Data, task: NodeTask) -> torch.nn.Module:
+    """Build a model with the sizes that the graph and the task ask for, its weights drawn from torch's random state.
+
+    Raises:
+        ValueError: an unknown name or an impossible size.
+    """
+    return _construct(config, in_channels=task.in_channels, out_channels=task.out_channels,
+                      edge_dim=None if data.edge_attr is None else data.edge_attr.size(1),
+                      num_categories=data.num_categories)
+
+
+def _construct(config: Config, **sizes) -> torch.nn.Module:
+    module, class_name = MODELS[config.model.name]
+    options = {name: value for name, value in vars(config.model).items() if name != "name"}
+    try:
+        return getattr(importlib.import_module(module), class_name)(**sizes, **options, kernel=config.kernel)
+    except ValueError as error:
+        # A constructor's message begins with the argument; its options are the keys below "model".
+        is_key = re.split(r"[ =]", str(error))[0] in options
+        raise ValueError(f"model.{error}" if is_key else str(error)) from None
+
+
+def build_predictor(config: Config, model: torch.nn.Module, task: NodeTask, loader: ClusterLoader,
+                    ranks: Ranks = Ranks()) -> Callable[[int], Tensor]:
+    """Build a function from the round to the predictions of every row, by the method of the configuration."""
+    evaluation = config.evaluation
+
+    def predict_all(round_: int) -> Tensor:
+        model.eval()
+        predict, sizes = partial(task.predict, model), dict(num_rows=task.num_rows, out_channels=task.out_channels)
+        with torch.autocast(loader.device.type, torch.bfloat16, enabled=config.train.precision == "bf16"):
+            if evaluation.method == "exact":
+                return predict_exact(predict, loader.data, **sizes, device=loader.device, ranks=ranks)
+            return predict_views(predict, loader, **sizes, num_views=evaluation.num_views, num_parts=evaluation.num_parts,
+                                 seed=config.seed, round_=round_, prefetch=config.partition.prefetch, ranks=ranks)
+
+    return predict_all
+
+
+def build_trainer(config: Config, data: Data, device: torch.device, *, ranks: Ranks = Ranks(),
+                  stop: StopRequest | None = None) -> Trainer:
+    """Build what trains a model on a graph, for this rank.
+
+    Raises:
+        ValueError: the configuration does not fit the graph.
+    """
+    train = config.train
+    task, loader = build_task(config, data), build_loader(config, data, device)
+    schedule = build_schedule(config, loader.num_batches, ranks)
+    # Compiled here, on first use, rather than in the middle of the first step.
+    with ranks.first_then_others():
+        kernel = backend(torch.empty(1, 1, device=device), torch.empty(2, 0, dtype=torch.int64, device=device),
+                         kernel=config.kernel)
+    torch.manual_seed(config.seed)
+    model = build_model(config, data, task).to(device)
+    optimizer = OPTIMIZERS[train.optimizer](model.parameters(), lr=train.lr, weight_decay=train.weight_decay, fused=True)
+    predict_all = build_predictor(config, model, task, loader, ranks)
+    trainer = TRAINERS[config.trainer.name](
+        model, optimizer, task, loader, schedule, predict_all, device=device, precision=train.precision,
+        clip_grad_norm=train.clip_grad_norm, seed=config.seed, prefetch=config.partition.prefetch, kernel=kernel,
+        ranks=ranks, stop=stop)
+    log.info("model: %d layers x %d channels, %s parameters, on %s", config.model.num_layers, config.model.hidden_channels,
+             f"{trainer.num_parameters:,}", device)
+    log.info("%s", schedule)
+    return trainer
+
+
+def build_session(config: Config, folder: Path, data: Data, *, ranks: Ranks = Ranks(),
+                  stop: StopRequest | None = None) -> Session:
+    """Build what keeps a run in its directory."""
+    return Session(folder, data_hash=data.get("content_hash"), patience=config.train.patience,
+                   check_every=config.parallel.check_every, allow_rescale=config.resume_allow_rescale,
+                   tensorboard=config.tensorboard, ranks=ranks, stop=stop)

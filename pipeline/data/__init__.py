@@ -1,0 +1,1 @@
+"""Datasets: one reader a format, checked and prepared once, kept in a cache."""

@@ -1,0 +1,94 @@
+"""Opens a dataset: prepared once, kept under a hash of its content, shared by processes as a memory-mapped file."""
+
+import hashlib
+import importlib
+import json
+import logging
+import os
+import time
+from pathlib import Path
+from types import ModuleType
+
+from torch_geometric.data import Data
+
+from models.edges import from_csc
+from pipeline import keys
+from pipeline.data.config import DataConfig
+from pipeline.data.prepare import prepare
+from pipeline.run import checkpoint
+
+log = logging.getLogger(__name__)
+
+# Raise it when the same configuration and files shall give another graph than before.
+FORMAT = 3
+# The reader of each `data.source`: a module with `read(config) -> Data` and, if it reads files, `hash_content(config)`.
+# Imported when used: ogb, pandas and scikit-learn take as long to import as torch, and every rank would wait for them.
+READERS = {"synthetic_proteins": "synthetic", "digits": "digits", "ogb": "ogb_node", "file": "file"}
+
+
+def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None) -> Data:
+    """Open the prepared graph of a dataset, from the cache if it is there. Processes share the memory of its file.
+
+    Args:
+        content_hash: of the graph as another process loaded and checked it a moment ago; it is not checked again.
+
+    Returns:
+        ``edge_index``, an int32 ``EdgeIndex`` sorted by destination; ``x`` [num_nodes, channels], float32, the last
+        ``num_categories`` columns one-hot; ``edge_attr`` [num_edges, edge_dim], float32, or none; ``y``
+        [num_nodes, num_tasks], float32 of 0, 1 and NaN for "rocauc", [num_nodes, 1], int64 for "acc"; ``train_mask``,
+        ``valid_mask``, ``test_mask``; ``metric``; ``out_channels``, the number of classes or tasks;
+        ``content_hash``.
+
+    Raises:
+        ValueError: the dataset is absent, incomplete or inconsistent.
+    """
+    start = time.perf_counter()
+    verify = content_hash is None
+    content_hash = content_hash or _content_hash(config)
+    path = Path(cache_dir) / "graphs" / f"{config.source}-{content_hash}.pt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"{path.parent} cannot be written to; set cache_dir")
+    data = _read_cache(path, verify=verify)
+    if data is None:
+        data = prepare(_reader(config).read(config), config)
+        checkpoint.save(path, _pack(data))
+        log.info("data: %s prepared in %.1f s, kept as %s", config.source, time.perf_counter() - start, path)
+    else:
+        log.log(logging.INFO if verify else logging.DEBUG, "data: %s read from %s in %.1f s", config.source, path,
+                time.perf_counter() - start)
+    data.content_hash = content_hash
+    return data
+
+
+def _reader(config: DataConfig) -> ModuleType:
+    return importlib.import_module(f"pipeline.data.{READERS[config.source]}")
+
+
+def _content_hash(config: DataConfig) -> str:
+    """Hash what the prepared graph depends on: the keys that shape it, and the bytes of the files that it is read from."""
+    shaping = {entry.name: entry.value for entry in keys.entries(config) if entry.meaning.shapes_graph}
+    reader = _reader(config)
+    if hasattr(reader, "hash_content"):
+        shaping["content"] = reader.hash_content(config)
+    shaping["format"] = FORMAT
+    return hashlib.blake2b(json.dumps(shaping, sort_keys=True).encode(), digest_size=12).hexdigest()
+
+
+def _pack(data: Data) -> dict:
+    packed = {key: value for key, value in data.to_dict().items() if key != "edge_index"}
+    packed["edges"] = data.edge_index.as_tensor()
+    packed["indptr"] = data.edge_index.get_csc()[0][0]
+    return packed
+
+
+def _read_cache(path: Path, *, verify: bool) -> Data | None:
+    if not path.exists():
+        return None
+    try:
+        packed = checkpoint.load(path, mmap=True, verify=verify)
+    except ValueError as error:
+        log.warning("%s; preparing the graph again", error)
+        return None
+    edge_index = from_csc(packed.pop("edges"), packed.pop("indptr"))
+    return Data(edge_index=edge_index, **packed)

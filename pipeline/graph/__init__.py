@@ -1,0 +1,1 @@
+"""Edges, their structure, connected components, induced subgraphs and partitions."""

@@ -1,0 +1,69 @@
+"""Edges sorted by destination: sorting, matrices without copies, and the transpose."""
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+from models.edges import fill_csr, from_csc
+
+
+def counting_sort(keys: np.ndarray, num_keys: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sort integers below `num_keys` in linear time, keeping the order of equal ones.
+
+    Returns:
+        perm: positions in `keys`, sorted by key, [len(keys)].
+        ptr: the positions with key i are perm[ptr[i]:ptr[i + 1]], [num_keys + 1].
+    """
+    n = len(keys)
+    index_dtype = np.int32 if n < 2**31 else np.int64
+    one_per_row = sp.csr_array(
+        (np.zeros(n, np.int8), keys.astype(index_dtype, copy=False), np.arange(n + 1, dtype=index_dtype)),
+        shape=(n, num_keys))
+    by_column = one_per_row.tocsc()
+    return by_column.indices, by_column.indptr
+
+
+def sort_edges(edge_index: Int[Tensor, "2 num_edges"], num_nodes: int) -> tuple[EdgeIndex, Int[Tensor, " num_edges"]]:
+    """Sort edges by destination, then source.
+
+    Args:
+        edge_index: [2, num_edges], integers in [0, num_nodes).
+
+    Returns:
+        An int32 ``EdgeIndex`` sorted by column with its CSC filled, and the positions of its edges in `edge_index`.
+    """
+    src, dst = edge_index.numpy()
+    by_src, _ = counting_sort(src, num_nodes)
+    by_dst, ptr = counting_sort(dst[by_src], num_nodes)
+    perm = torch.from_numpy(by_src[by_dst])
+    # int32 halves the memory, as long as both nodes and the pointers to edges fit.
+    dtype = torch.int32 if max(num_nodes, edge_index.size(1)) < 2**31 else torch.int64
+    out = torch.empty(2, edge_index.size(1), dtype=dtype)
+    for row in (0, 1):
+        out[row] = edge_index[row].index_select(0, perm)
+    return from_csc(out, torch.from_numpy(ptr)), perm
+
+
+def adjacency(edge_index: EdgeIndex) -> sp.csr_array:
+    """View the sources of every destination as a scipy matrix without copies; its data are the edges' positions."""
+    (indptr, src), _ = edge_index.get_csc()
+    num_nodes = indptr.numel() - 1
+    positions = np.arange(src.numel(), dtype=src.numpy().dtype)
+    return sp.csr_array((positions, src.numpy(), indptr.numpy()), shape=(num_nodes, num_nodes))
+
+
+def transpose(edge_index: EdgeIndex) -> EdgeIndex:
+    """Fill the CSR of an ``EdgeIndex`` sorted by destination in linear time; PyG would sort."""
+    matrix = adjacency(edge_index).tocsc()
+    dtype, num_nodes = edge_index.dtype, matrix.shape[0]
+    rowptr, dst = torch.from_numpy(matrix.indptr).to(dtype), torch.from_numpy(matrix.indices).to(dtype)
+    src = torch.repeat_interleave(torch.arange(num_nodes, dtype=dtype), rowptr.diff(), output_size=dst.numel())
+    return fill_csr(edge_index, perm=torch.from_numpy(matrix.data).to(dtype), src=src, dst=dst, rowptr=rowptr)
+
+
+def plain_edges(edge_index: Int[Tensor, "2 num_edges"]) -> Int[Tensor, "2 num_edges"]:
+    """Return the edges as a plain tensor without the caches of an ``EdgeIndex``."""
+    return edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index

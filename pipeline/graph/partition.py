@@ -1,0 +1,130 @@
+"""Partitions of the nodes into clusters, and how well they cut a graph."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+from pipeline.graph.edges import counting_sort
+
+
+@dataclass
+class Partition:
+    """Nodes by cluster: ``perm[ptr[i]:ptr[i + 1]]`` are the nodes of cluster i.
+
+    Attributes:
+        perm: every node once, [num_nodes], int64.
+        ptr: [num_parts + 1], int64.
+    """
+
+    perm: Int[Tensor, " num_nodes"]
+    ptr: Int[Tensor, " num_parts_plus_1"]
+
+    @property
+    def num_parts(self) -> int:
+        return self.ptr.numel() - 1
+
+    def nodes(self, part: int) -> Int[Tensor, " num_nodes_of_part"]:
+        """Return the nodes of a cluster."""
+        return self.perm[self.ptr[part]:self.ptr[part + 1]]
+
+    def merge(self, clusters_per_step: int) -> "Partition":
+        """Merge every `clusters_per_step` consecutive clusters into one; the last may have fewer."""
+        ends = self.ptr[::clusters_per_step]
+        if ends[-1] != self.ptr[-1]:
+            ends = torch.cat([ends, self.ptr[-1:]])
+        return Partition(self.perm, ends)
+
+
+def random_partition(num_nodes: int, num_parts: int, rng: np.random.Generator) -> Partition:
+    """Divide the nodes at random into clusters whose sizes differ by at most one."""
+    perm = torch.from_numpy(rng.permutation(num_nodes))
+    return Partition(perm, torch.arange(num_parts + 1) * num_nodes // num_parts)
+
+
+def whole_partition(num_nodes: int) -> Partition:
+    """Put all nodes into one cluster, in their own order."""
+    return Partition(torch.arange(num_nodes), torch.tensor([0, num_nodes]))
+
+
+def from_assignment(part: np.ndarray, num_parts: int) -> Partition:
+    """Build the partition in which node i is in cluster part[i]."""
+    perm, ptr = counting_sort(part, num_parts)
+    return Partition(torch.from_numpy(perm).long(), torch.from_numpy(ptr).long())
+
+
+def shuffle_clusters(partition: Partition, rng: np.random.Generator) -> Partition:
+    """Put the same clusters into another order."""
+    return _reorder(partition, rng.permutation(partition.num_parts))
+
+
+def regroup(micro: Partition, num_parts: int, rng: np.random.Generator) -> Partition:
+    """Put micro-clusters together at random into `num_parts` clusters of about equal numbers of nodes."""
+    shuffled = shuffle_clusters(micro, rng)
+    num_nodes = int(shuffled.ptr[-1])
+    # Each cut goes to the boundary nearest to an even division, and leaves at least one micro-cluster to each part.
+    ends, first = [0], 0
+    for part in range(1, num_parts):
+        target = part * num_nodes / num_parts
+        choices = range(first + 1, micro.num_parts - (num_parts - part) + 1)
+        ptr = shuffled.ptr[choices.start:choices.stop].double()
+        first = choices.start + int((ptr - target).abs().argmin())
+        ends.append(first)
+    ends.append(micro.num_parts)
+    return Partition(shuffled.perm, shuffled.ptr[torch.tensor(ends)])
+
+
+def _reorder(partition: Partition, order: np.ndarray) -> Partition:
+    sizes = partition.ptr.diff()[order]
+    perm = torch.cat([partition.nodes(int(part)) for part in order])
+    return Partition(perm, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
+
+
+@dataclass
+class Quality:
+    """How a partition cuts a graph.
+
+    Attributes:
+        sizes: nodes in each cluster.
+        kept_edges: directed edges within each cluster.
+        num_edges: directed edges of the graph.
+        seconds: how long the partition took.
+    """
+
+    sizes: list[int]
+    kept_edges: list[int]
+    num_edges: int
+    seconds: float
+
+    @property
+    def cut(self) -> float:
+        """Fraction of the edges that run between clusters."""
+        return 1 - sum(self.kept_edges) / max(self.num_edges, 1)
+
+    @property
+    def imbalance(self) -> float:
+        """Nodes in the largest cluster over the mean."""
+        return max(self.sizes) * len(self.sizes) / sum(self.sizes)
+
+    def __str__(self) -> str:
+        return (f"{len(self.sizes):,} clusters, {self.seconds:.2f} s, {sum(self.kept_edges):,} of {self.num_edges:,} "
+                f"edges kept ({self.cut:.1%} cut), imbalance {self.imbalance:.3f}")
+
+
+def measure_partition(edge_index: EdgeIndex, partition: Partition, seconds: float) -> Quality:
+    """Count the edges that a partition keeps."""
+    part = np.empty(partition.perm.numel(), np.int32)
+    sizes = partition.ptr.diff()
+    part[partition.perm.numpy()] = np.repeat(np.arange(partition.num_parts, dtype=np.int32), sizes.numpy())
+    part = torch.from_numpy(part)
+    src, dst = edge_index.as_tensor()
+    kept = torch.zeros(partition.num_parts, dtype=torch.int64)
+    # In blocks, so that the full graph needs no further tensors of its size.
+    for first in range(0, src.numel(), 1 << 24):
+        block = slice(first, first + (1 << 24))
+        a, b = part.index_select(0, src[block]), part.index_select(0, dst[block])
+        kept += torch.bincount(a[a == b], minlength=partition.num_parts)
+    return Quality(sizes.tolist(), kept.tolist(), src.numel(), seconds)

@@ -1,0 +1,74 @@
+"""Draws partitions: pure functions of the graph, the seed, the round and the rank."""
+
+from pathlib import Path
+
+from torch_geometric import EdgeIndex
+
+from pipeline.graph.metis import cut_with_metis
+from pipeline.graph.partition import Partition, random_partition, regroup, shuffle_clusters, whole_partition
+from pipeline.graph.structure import inspect
+from pipeline.names import PARTITIONS
+from pipeline.run.seeds import stream
+
+class Partitioner:
+    """Draws the partition of any round and rank.
+
+    Args:
+        edge_index: edges sorted by destination.
+        name: "random" (equal sizes, redrawn each round), "metis" (cut once for each rank, in another order each
+            round), "metis_random" (METIS micro-clusters, regrouped each round) or "whole".
+        num_parts: clusters of a partition.
+        seed: of every random number here.
+        num_micro_parts: of "metis_random"; 0 for 20 x `num_parts`, or as many as the graph has nodes.
+        cache: a folder for METIS' results.
+
+    Raises:
+        ValueError: unknown name, fewer than one cluster, more clusters than nodes, or METIS on a directed graph.
+    """
+
+    def __init__(self, edge_index: EdgeIndex, *, name: str, num_parts: int, seed: int = 0, num_micro_parts: int = 0,
+                 cache: Path | None = None):
+        self.num_nodes = edge_index.get_sparse_size(1)
+        if name not in PARTITIONS:
+            raise ValueError(f"unknown partition '{name}'; choose one of {', '.join(PARTITIONS)}")
+        if num_parts < 1:
+            raise ValueError(f"partition.num_parts must be at least 1, not {num_parts}")
+        if num_parts > self.num_nodes:
+            raise ValueError(f"{num_parts:,} clusters of {self.num_nodes:,} nodes: partition.num_parts must not exceed "
+                             "the number of nodes")
+        if name == "metis_random":
+            num_micro_parts = num_micro_parts or min(20 * num_parts, self.num_nodes)
+            if not num_parts <= num_micro_parts <= self.num_nodes:
+                raise ValueError(f"partition.num_micro_parts must be between partition.num_parts ({num_parts:,}) and "
+                                 f"the number of nodes ({self.num_nodes:,}), not {num_micro_parts:,}")
+        if name.startswith("metis"):
+            # METIS crashes on a directed graph.
+            structure = inspect(edge_index)
+            if not structure.is_undirected:
+                raise ValueError(f"graph is directed: {structure.num_without_reverse:,} of {structure.num_edges:,} "
+                                 "edges have no reverse; METIS needs an undirected graph. Set data.to_undirected=true.")
+        self.edge_index = edge_index
+        self.name = name
+        self.num_parts = 1 if name == "whole" else num_parts
+        self.num_micro_parts = num_micro_parts
+        self.seed = seed
+        self.cache = cache
+        self._cut: dict[int, Partition] = {}
+
+    def draw(self, round_: int, rank: int = 0) -> Partition:
+        """Draw the partition of a round and rank, both from 0."""
+        if self.name == "whole":
+            return whole_partition(self.num_nodes)
+        rng = stream("partition", self.seed, round_, rank)
+        if self.name == "random":
+            return random_partition(self.num_nodes, self.num_parts, rng)
+        if self.name == "metis":
+            return shuffle_clusters(self._metis(self.num_parts, rank), rng)
+        # One cut serves all ranks here: the regrouping makes them differ.
+        return regroup(self._metis(self.num_micro_parts, 0), self.num_parts, rng)
+
+    def _metis(self, num_parts: int, rank: int) -> Partition:
+        if rank not in self._cut:
+            seed = int(stream("metis", self.seed, rank).integers(2**31))
+            self._cut[rank] = cut_with_metis(self.edge_index, num_parts, seed, self.cache)
+        return self._cut[rank]

@@ -1,0 +1,109 @@
+"""The subgraph that some nodes induce: one pass over their rows, in C++ where it compiles, by scipy elsewhere."""
+
+import ctypes
+from pathlib import Path
+
+import torch
+from jaxtyping import Int, Shaped
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
+
+from models.edges import fill_csr, from_csc
+from models.kernels.native import NativeLibrary
+from pipeline.graph.edges import adjacency, transpose
+
+LIBRARY = NativeLibrary("induced subgraph", Path(__file__).with_name("subgraph.cpp"), otherwise="scipy selects instead")
+NODE_KEYS = ("x", "y", "train_mask", "valid_mask", "test_mask")
+GRAPH_KEYS = ("metric", "num_categories", "out_channels", "content_hash")
+
+
+def induced_subgraph(data: Data, nodes: Int[Tensor, " num_selected"], *, dtype: torch.dtype = torch.int32) -> Data:
+    """Build the subgraph of some nodes, numbered in the order given; ``n_id`` holds their numbers in `data`.
+
+    Only the rows of `nodes` are read, so that all clusters of a partition together cost one pass over the edges.
+
+    Args:
+        nodes: distinct node numbers, [num_selected], int64.
+        dtype: of the new ``edge_index``, int32 with the CSC filled, or int64 with CSC and CSR filled.
+    """
+    if native := can_run(data.edge_index):
+        edge_index, position = induce(data.edge_index, nodes)
+    else:
+        edge_index, position = induce_with_scipy(data.edge_index, nodes)
+    if dtype != edge_index.dtype:
+        edge_index = from_csc(edge_index.as_tensor().to(dtype), edge_index.get_csc()[0][0])
+    out = Data(edge_index=edge_index, n_id=nodes, num_nodes=len(nodes))
+    if data.edge_attr is not None:
+        out.edge_attr = gather(data.edge_attr, position) if native else data.edge_attr.index_select(0, position)
+    for key in NODE_KEYS:
+        if data.get(key) is not None:
+            out[key] = data[key].index_select(0, nodes)
+    for key in GRAPH_KEYS:
+        if key in data:
+            out[key] = data[key]
+    return out
+
+
+def induce_with_scipy(edge_index: EdgeIndex, nodes: Tensor) -> tuple[EdgeIndex, Tensor]:
+    """Do what :func:`induce` does, on any machine and for int64 as well."""
+    rows = nodes.numpy()
+    matrix = adjacency(edge_index)[rows][:, rows]
+    indptr = torch.from_numpy(matrix.indptr).long()
+    edges = torch.empty(2, matrix.nnz, dtype=torch.int64)
+    edges[0] = torch.from_numpy(matrix.indices)
+    edges[1] = torch.repeat_interleave(torch.arange(len(nodes)), indptr.diff(), output_size=matrix.nnz)
+    return transpose(from_csc(edges, indptr)), torch.from_numpy(matrix.data)
+
+
+def can_run(edge_index: EdgeIndex) -> bool:
+    """Tell whether :func:`induce` takes this graph: int32, on a machine with a compiler."""
+    return edge_index.dtype == torch.int32 and edge_index.device.type == "cpu" and LIBRARY.get() is not None
+
+
+def induce(edge_index: EdgeIndex, nodes: Int[Tensor, " num_selected"]) -> tuple[EdgeIndex, Int[Tensor, " num_kept"]]:
+    """Select the edges between some nodes, numbered in the order given.
+
+    Args:
+        edge_index: edges sorted by destination, int32.
+        nodes: distinct node numbers, [num_selected], int64.
+
+    Returns:
+        An int64 ``EdgeIndex`` sorted by destination, CSC and CSR filled, and the positions of its edges in
+        `edge_index`, int64. Edges of a destination keep their order.
+    """
+    library, threads = LIBRARY.get(), torch.get_num_threads()
+    library.subgraph_select.restype = ctypes.c_void_p
+    (indptr, src), _ = edge_index.get_csc()
+    indptr, src, nodes = indptr.contiguous(), src.contiguous(), nodes.contiguous()
+    num_nodes, num_edges = nodes.numel(), ctypes.c_int64()
+    selected = ctypes.c_void_p(library.subgraph_select(
+        _pointer(indptr), _pointer(src), ctypes.c_int64(indptr.numel() - 1), _pointer(nodes), ctypes.c_int64(num_nodes),
+        threads, ctypes.byref(num_edges)))
+    if not selected:
+        raise MemoryError(f"no memory for the subgraph of {num_nodes:,} nodes")
+    try:
+        edges = torch.empty(2, num_edges.value, dtype=torch.int64)
+        transposed = torch.empty(2, num_edges.value, dtype=torch.int64)
+        position, perm = torch.empty(2, num_edges.value, dtype=torch.int64)
+        ptr, rowptr = torch.empty(2, num_nodes + 1, dtype=torch.int64)
+        library.subgraph_write(selected, threads, *map(_pointer, (
+            edges[0], edges[1], ptr, position, transposed[0], transposed[1], rowptr, perm)))
+    finally:
+        library.subgraph_free(selected)
+    out = from_csc(edges, ptr)
+    return fill_csr(out, perm=perm, src=transposed[0], dst=transposed[1], rowptr=rowptr), position
+
+
+def gather(values: Shaped[Tensor, "num_rows columns"], rows: Int[Tensor, " num_selected"]) -> Tensor:
+    """Compute ``values[rows]`` for a contiguous matrix on the CPU and rows of int64, all in range."""
+    assert values.is_contiguous() and values.dim() == 2 and rows.dtype == torch.int64
+    out = values.new_empty(rows.numel(), values.size(1))
+    LIBRARY.get().gather_rows(
+        _pointer(values), _pointer(rows), ctypes.c_int64(rows.numel()),
+        ctypes.c_int64(values.size(1) * values.element_size()), _pointer(out), torch.get_num_threads())
+    return out
+
+
+def _pointer(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())

@@ -1,0 +1,23 @@
+"""`python -m pipeline.predict run=DIR predictions=FILE`: the predictions of a checkpoint for every node."""
+
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from pipeline import cli
+
+
+@hydra.main(version_base="1.3", config_path=cli.CONF, config_name="evaluate")
+def main(cfg: DictConfig) -> None:
+    """Save a run's predictions."""
+    with cli.readable_errors():
+        if OmegaConf.is_missing(cfg, "run") or cfg.predictions is None:
+            raise ValueError("of which run, and where to? python -m pipeline.predict run=DIR predictions=FILE")
+        from pipeline import restore  # torch and PyG take seconds to import: --help does not wait for them
+        options = OmegaConf.to_object(cfg)
+        restore.save_predictions(Path(options.predictions), restore.restore(options))
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,95 @@
+"""A trained model again: the checkpoint of a run with the graph that it was trained on."""
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pipeline import build, config as configuration, keys
+from pipeline.config import Config, EvaluateConfig
+from pipeline.run import checkpoint, files
+from pipeline.run.log import format_table
+from pipeline.tasks.node import NodeTask
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Restored:
+    """A trained model and what it takes to use it.
+
+    Attributes:
+        config: of the run, with the evaluation that was asked for.
+        data: what the model was trained on.
+        round: after which the checkpoint was saved, from 0.
+        rows: predictions of every row, [num_rows, out_channels].
+    """
+
+    config: Config
+    data: Data
+    task: NodeTask
+    model: torch.nn.Module
+    round: int
+    rows: Tensor
+
+
+def restore(options: EvaluateConfig) -> Restored:
+    """Load a checkpoint of a run and predict every row with it.
+
+    Raises:
+        ValueError: no such run or checkpoint, a damaged checkpoint, or an unknown method.
+    """
+    keys.check(options)
+    folder = Path(options.run)
+    config = configuration.load(folder / "config.yaml")
+    if config.data.components == "separate":
+        raise ValueError(f"{folder} holds a model for each component: evaluate one of "
+                         f"{', '.join(sorted(str(path) for path in folder.glob('component_*')))}")
+    given = {key: getattr(options, key) for key in ("method", "num_views", "num_parts")
+             if getattr(options, key) is not None}
+    config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, **given))
+    configuration.check(config)
+    state = checkpoint.load(folder / "checkpoints" / f"{options.checkpoint}.pt")
+
+    _, data = build.open_graph(config).parts[0]
+    device = build.choose_device(options.device)
+    task, loader = build.build_task(config, data), build.build_loader(config, data, device)
+    model = build.build_model(config, data, task).to(device)
+    model.load_state_dict(state["model"])
+    # best.pt has the number of its round, last.pt the number of rounds that are complete.
+    round_ = state["round"] if options.checkpoint == "best" else max(state["round"] - 1, 0)
+    rows = build.build_predictor(config, model, task, loader)(round_)
+    return Restored(config, data, task, model, round_, rows)
+
+
+def evaluate(options: EvaluateConfig) -> dict[str, float]:
+    """Evaluate a checkpoint of a run by OGB's Evaluator, and save its predictions if asked to.
+
+    Returns:
+        The metric of each split.
+
+    Raises:
+        ValueError: see :func:`restore`.
+    """
+    restored = restore(options)
+    scores = restored.task.scores(restored.model, restored.rows, official=True)
+    title = (f"{options.checkpoint} checkpoint of {Path(options.run)}, epoch {restored.round + 1}, "
+             f"by {restored.config.evaluation.method}")
+    log.info("%s", format_table([(f"{split} {restored.task.metric}", f"{score:.4f}") for split, score in scores.items()],
+                                title))
+    if options.predictions is not None:
+        save_predictions(Path(options.predictions), restored)
+    return scores
+
+
+def save_predictions(path: Path, restored: Restored) -> None:
+    """Save predictions, and the nodes that they are of where these are not all nodes of the dataset."""
+    predictions = {"logits": restored.rows}
+    if "n_id" in restored.data:
+        predictions["n_id"] = restored.data.n_id
+    files.write_atomically(path, lambda file: torch.save(predictions, file))
+    log.info("logits of %s nodes in %s", f"{len(restored.rows):,}", path)

@@ -1,0 +1,103 @@
+"""Starting the ranks of one machine, and naming the one that failed."""
+
+import ctypes
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Callable
+from multiprocessing import forkserver
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from pipeline.run import ranks
+from pipeline.run.errors import RankError
+from pipeline.run.stop import STOP_SIGNALS, StopRequest
+from pipeline.run.threads import use_threads
+
+log = logging.getLogger(__name__)
+
+
+def launch(function: Callable, num_ranks: int, num_threads: int, stop: StopRequest, *args) -> object:
+    """Call ``function(ranks, stop, *args)`` in `num_ranks` processes on this machine and return rank 0's result.
+
+    If a rank fails the others are ended; if this process dies, so do they.
+
+    Args:
+        num_threads: threads of each rank.
+
+    Raises:
+        RankError: a rank failed; its traceback is in the log.
+    """
+    environ = {"OMP_NUM_THREADS": str(num_threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    if sys.platform == "linux":
+        environ["GLOO_SOCKET_IFNAME"] = "lo"  # no name to look up, no network to need
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0", local_addr="localhost", max_restarts=0, monitor_interval=0.1,
+        start_method="forkserver",
+        # The others of STOP_SIGNALS are ours: the ranks finish their step and save.
+        signals_to_handle="SIGINT,SIGHUP,SIGQUIT")
+    if "shutdown_timeout" in LaunchConfig.__dataclass_fields__:  # since torch 2.12
+        config.shutdown_timeout = 3  # seconds for the other ranks when one has failed
+    before = {name: os.environ.get(name) for name in environ}
+    os.environ.update({name: value for name, value in environ.items()
+                       if before[name] is None or name == "OMP_NUM_THREADS"})
+    # The agent reports on failures at length; what the user needs of it is raised below.
+    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    start_rank_server()
+    try:
+        return elastic_launch(config, _run_rank)(function, num_threads, stop, *args)[0]
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        raise RankError(f"rank {rank} failed: {_explain(failure)}") from None
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+
+
+def start_rank_server() -> None:
+    """Start the process that ranks are forked from; its imports take seconds, and it makes them once for all ranks."""
+    multiprocessing.set_forkserver_preload(["pipeline.rank_server"])
+    forkserver.ensure_running()
+
+
+def follow_parent() -> None:
+    """Let the system kill this process when its parent ends in whatever way, and leave signals to stop to the parent.
+
+    The parent passes on what it is told; a signal to the whole process group must not end this process first.
+    """
+    for signum in STOP_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+    if sys.platform == "linux":
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    launcher = multiprocessing.parent_process()
+    if launcher is not None and not launcher.is_alive():
+        os._exit(1)
+
+
+@record
+def _run_rank(function: Callable, num_threads: int, stop: StopRequest, *args) -> object:
+    follow_parent()
+    use_threads(num_threads)
+    result = function(ranks.from_environment(), stop, *args)
+    # Not after a failure: the others would lose the connection, and report that, before this rank has reported its own.
+    ranks.leave()
+    return result
+
+
+def _explain(failure: ProcessFailure) -> str:
+    """Say why a rank ended; a traceback goes to the log, unless it is the user's own mistake."""
+    report = failure.error_file_data.get("message", {})
+    if not isinstance(report, dict):  # it was killed
+        return failure.message.splitlines()[0]
+    kind, _, message = report["message"].partition(": ")
+    if kind in ("ValueError", "FloatingPointError", "RankError") and os.environ.get("PIPELINE_TRACEBACK") != "1":
+        return message
+    log.error("%s", report["extraInfo"]["py_callstack"].rstrip())
+    return report["message"]

@@ -1,0 +1,237 @@
+"""A session keeps what must not be lost: it resumes, saves, records and stops a run, and knows nothing of what is trained."""
+
+import logging
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pipeline.run import checkpoint
+from pipeline.run.errors import Stopped
+from pipeline.run.log import RunLog
+from pipeline.run.ranks import Ranks
+from pipeline.run.stop import StopRequest
+
+log = logging.getLogger(__name__)
+
+
+class Step(Protocol):
+    """An optimizer step that all ranks have taken: its number since the run began, and whether it ends a round."""
+
+    number: int
+    is_last: bool
+    stop: bool
+
+
+class Trainer(Protocol):
+    """What a session and :func:`pipeline.loop.fit` need of a trainer.
+
+    A round is what all ranks do together before an evaluation may happen, an epoch a pass over the data (summed over
+    the ranks). `progress` holds plain numbers, `state()` all that a resumed run needs, `weights()` what was learned.
+    """
+
+    metric: str
+    kernel: str
+    progress: Any
+
+    @property
+    def num_rounds(self) -> int: ...
+    @property
+    def num_epochs(self) -> int: ...
+    @property
+    def num_steps(self) -> int: ...
+    @property
+    def num_parameters(self) -> int: ...
+    @property
+    def arithmetic(self) -> str: ...
+    def steps(self) -> Iterator[Step]: ...
+    def evaluate(self) -> dict[str, float] | None: ...
+    def describe(self) -> dict[str, dict]: ...
+    def round_numbers(self) -> dict[str, float]: ...
+    def weights(self) -> dict: ...
+    def state(self) -> dict: ...
+    def load(self, state: dict) -> None: ...
+    def restart_round(self) -> None: ...
+
+
+@dataclass
+class Result:
+    """What a run achieved.
+
+    Attributes:
+        best_round: round with the best validation metric, from 0.
+        best_scores: metrics of each split after it.
+        epochs: passes over the data, summed over the ranks.
+        num_rounds: rounds in which they were made.
+        wall_seconds: time spent, by all starts of the run.
+        num_parameters: numbers that were learned.
+        kernel: what aggregated messages.
+        weights_sha256: digest of the last weights.
+    """
+
+    best_round: int
+    best_scores: dict[str, float]
+    epochs: int
+    num_rounds: int
+    wall_seconds: float
+    num_parameters: int
+    kernel: str
+    weights_sha256: str
+
+
+class Session:
+    """The directory of a run and what happens around its steps; used in a ``with`` statement, by all ranks together.
+
+    Args:
+        folder: the run directory, which exists; rank 0 writes to it.
+        data_hash: of what is trained on; a checkpoint of other data is refused.
+        patience: evaluations without a better validation metric before the run ends; 0 for never.
+        check_every: steps between two checks that all ranks have the same weights.
+        allow_rescale: whether a checkpoint of another number of ranks may be resumed.
+        tensorboard: write event files as well.
+        stop: asks for an end after the step in hand.
+    """
+
+    def __init__(self, folder: Path, *, data_hash: str | None = None, patience: int = 0, check_every: int = 100,
+                 allow_rescale: bool = False, tensorboard: bool = False, ranks: Ranks = Ranks(),
+                 stop: StopRequest | None = None):
+        self.folder, self.ranks = folder, ranks
+        self._data_hash, self._patience, self._check_every = data_hash, patience, check_every
+        self._allow_rescale, self._tensorboard = allow_rescale, tensorboard
+        self._stop = stop or StopRequest()
+        self._stop_agreed = False
+        self._run_log: RunLog | None = None
+        self._began = 0.0
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *exc) -> None:
+        if self._run_log is not None:
+            self._run_log.close()
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def resume(self, trainer: Trainer) -> None:
+        """Load the last checkpoint, if there is one, and open the log.
+
+        Raises:
+            ValueError: the checkpoint is of another dataset or number of ranks, or none is whole.
+        """
+        self._checkpoints.mkdir(exist_ok=True)
+        with self.ranks.first_then_others():  # the first repairs what is damaged
+            saved = checkpoint.load_last(self._checkpoints)
+        if saved is not None:
+            self._load(trainer, saved)
+        progress = trainer.progress
+        self._began = time.perf_counter() - progress.wall_seconds
+        self._assert_same_weights(trainer)
+        self._run_log = RunLog(self.folder if self.ranks.is_first else None, metric=trainer.metric,
+                               first_round=progress.round, tensorboard=self._tensorboard)
+        for kind, values in trainer.describe().items():
+            self._run_log.record(kind, **values)
+        self._start_bar(trainer)
+
+    def _load(self, trainer: Trainer, saved: dict) -> None:
+        same_ranks = saved["num_ranks"] == self.ranks.num_ranks
+        if not same_ranks and not self._allow_rescale:
+            raise ValueError(f"{self.folder} was trained by {saved['num_ranks']} ranks, not {self.ranks.num_ranks}: their "
+                             "number decides on the partitions and the learning rate. resume_allow_rescale=true goes on "
+                             "from the checkpoint with the learning rate of the new number")
+        if saved["data_hash"] != self._data_hash:
+            raise ValueError(f"{self.folder}: the dataset is not the one that this run was started with; restore it, or "
+                             "start a new run")
+        trainer.load(saved)
+        progress = trainer.progress
+        if not same_ranks and progress.step_in_round:
+            log.warning("the round that had begun starts again with the new number of ranks")
+            trainer.restart_round()
+        log.info("resumed after %d of %d epochs%s", progress.epochs, trainer.num_epochs,
+                 f" and {progress.step_in_round} steps" if progress.step_in_round else "")
+        if saved["arithmetic"] != trainer.arithmetic:
+            log.warning("started on %s, continued on %s: the last bits of the result may differ", saved["arithmetic"],
+                        trainer.arithmetic)
+
+    def finished(self, trainer: Trainer) -> bool:
+        """Tell whether nothing is left to do."""
+        if 0 < self._patience <= trainer.progress.num_worse and trainer.progress.round < trainer.num_rounds:
+            log.info("no better validation metric in %d evaluations: stopping", self._patience)
+            return True
+        return trainer.progress.round >= trainer.num_rounds
+
+    def after_step(self, trainer: Trainer, step: Step) -> None:
+        """Check that the ranks agree, and leave if one of them was asked to.
+
+        Raises:
+            RankError: the ranks' weights differ.
+            Stopped: the checkpoint is saved.
+        """
+        self._run_log.advance()
+        if step.number % self._check_every == 0:
+            self._assert_same_weights(trainer)
+        self._stop_agreed = step.stop
+        if step.stop and not step.is_last:
+            self._leave(trainer)
+
+    def close_round(self, trainer: Trainer, scores: dict[str, float] | None) -> None:
+        """Record a round, and after an evaluation remember the best one and save a checkpoint.
+
+        Raises:
+            RankError: the ranks' weights differ.
+            Stopped: the checkpoint is saved.
+        """
+        progress, number = trainer.progress, trainer.progress.round - 1
+        self._run_log.end_bar()
+        if scores is not None:
+            self._assert_same_weights(trainer)
+            progress.num_worse += 1
+            if progress.best_round is None or not scores["valid"] <= progress.best_scores["valid"]:
+                progress.best_round, progress.best_scores, progress.num_worse = number, scores, 0
+                if self.ranks.is_first:
+                    checkpoint.save(self._checkpoints / "best.pt",
+                                    {"model": trainer.weights(), "round": number, "scores": scores})
+        numbers = trainer.round_numbers()
+        self._run_log.record("round", round=number, epochs=progress.epochs, step=progress.step, **numbers,
+                             wall_seconds=time.perf_counter() - self._began, **(scores or {}))
+        synced = numbers["sync_seconds"] / numbers["seconds"] if self.ranks.num_ranks > 1 else None
+        self._run_log.epoch_line(epoch=progress.epochs, num_epochs=trainer.num_epochs, loss=numbers["loss"],
+                                 seconds=numbers["seconds"], hidden=numbers["hidden"], synced=synced, scores=scores,
+                                 is_best=progress.best_round == number)
+        # After the record: a resumed run drops the records behind its checkpoint, and could not add one.
+        if scores is not None:
+            self._save(trainer)
+        if self._stop_agreed and progress.round < trainer.num_rounds:
+            self._leave(trainer)
+        self._start_bar(trainer)
+
+    def result(self, trainer: Trainer) -> Result:
+        """Sum the run up."""
+        progress = trainer.progress
+        return Result(best_round=progress.best_round, best_scores=progress.best_scores, epochs=progress.epochs,
+                      num_rounds=progress.round, wall_seconds=time.perf_counter() - self._began,
+                      num_parameters=trainer.num_parameters, kernel=trainer.kernel,
+                      weights_sha256=checkpoint.digest(trainer.weights()))
+
+    def _start_bar(self, trainer: Trainer) -> None:
+        if trainer.progress.round < trainer.num_rounds:
+            self._run_log.start_bar(trainer.num_steps, trainer.progress.step_in_round)
+
+    def _assert_same_weights(self, trainer: Trainer) -> None:
+        if self.ranks.num_ranks > 1:
+            self.ranks.assert_equal(checkpoint.digest(trainer.weights()), "the weights")
+
+    def _save(self, trainer: Trainer) -> None:
+        if self.ranks.is_first:
+            trainer.progress.wall_seconds = time.perf_counter() - self._began
+            checkpoint.save_last(self._checkpoints, {
+                **trainer.state(), "round": trainer.progress.round, "num_ranks": self.ranks.num_ranks,
+                "data_hash": self._data_hash, "arithmetic": trainer.arithmetic})
+
+    def _leave(self, trainer: Trainer) -> None:
+        self._save(trainer)
+        self.ranks.wait()  # who starts the ranks may end them all when the first of them has ended
+        raise Stopped(self._stop.signum or signal.SIGTERM)

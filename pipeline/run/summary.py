@@ -1,0 +1,77 @@
+"""What is left of a run in numbers: summary.json, and the table at its end."""
+
+import os
+import platform
+import re
+import resource
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from pipeline.run.ranks import Ranks
+from pipeline.run.session import Result
+
+PACKAGES = ("torch", "torch_geometric", "pymetis", "ogb", "hydra-core")
+
+
+def summarise(result: Result, *, experiment: str, metric: str, parallel: str, lr_scaling: str, seed: int, command: str,
+              device: torch.device, ranks: Ranks) -> dict:
+    """Build the content of ``summary.json``; `best_epoch` is a round, from 1."""
+    return {
+        "experiment": experiment,
+        "metric": metric,
+        "best_epoch": result.best_round + 1,
+        "best_valid": result.best_scores["valid"],
+        "test": result.best_scores["test"],
+        "train": result.best_scores["train"],
+        "num_parameters": result.num_parameters,
+        "data_epochs": result.epochs,
+        "num_rounds": result.num_rounds,
+        "wall_seconds": round(result.wall_seconds, 2),
+        "peak_memory_bytes": peak_memory_bytes(device),
+        "num_ranks": ranks.num_ranks,
+        "parallel": parallel,
+        "lr_scaling": lr_scaling,
+        "kernel": result.kernel,
+        "seed": seed,
+        "weights_sha256": result.weights_sha256,
+        "versions": {name: metadata.version(name) for name in PACKAGES} | {"python": platform.python_version()},
+        "hardware": name_hardware(device),
+        "command": command,
+    }
+
+
+def tabulate(summary: dict) -> list[tuple[str, str]]:
+    """Choose what the log says of a summary, as names and texts."""
+    rows = [(f"{split} {summary['metric']}", f"{summary[key]:.4f}")
+            for split, key in (("train", "train"), ("valid", "best_valid"), ("test", "test"))]
+    for number, part in summary.get("components", {}).items():
+        rows.append((f"  component {number}", f"valid {part['best_valid']:.4f}, test {part['test']:.4f}, "
+                                            f"best epoch {part['best_epoch']}"))
+    if summary["best_epoch"] is not None:
+        rows.append(("best epoch", f"{summary['best_epoch']} of {summary['num_rounds']}"))
+    return [*rows,
+            ("ranks", f"{summary['num_ranks']} ({summary['parallel']}), {summary['data_epochs']} passes over the graph"),
+            ("parameters", f"{summary['num_parameters']:,}"),
+            ("aggregation", summary["kernel"]),
+            ("wall time", f"{summary['wall_seconds']:.1f} s"),
+            ("peak memory", f"{summary['peak_memory_bytes'] / 2**30:.2f} GiB"),
+            ("weights", summary["weights_sha256"][:16])]
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory in use so far: of the process, or of its tensors on a GPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def name_hardware(device: torch.device) -> str:
+    """Return the GPU's name, or the processor's with its number of cores and the memory."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cpuinfo = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.exists() else []
+    name = names[0] if names else platform.processor() or platform.machine()
+    return f"{os.cpu_count()} x {name}, {os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB"

@@ -1,0 +1,92 @@
+"""What the ranks exchange at every step: gradients, running statistics, losses and requests to stop."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pipeline.run.ranks import Ranks
+from pipeline.run.stop import StopRequest
+
+
+@dataclass
+class Agreement:
+    """What all ranks know after a step.
+
+    Attributes:
+        loss_sum: loss summed over the labels of all ranks.
+        count: number of these labels.
+        stop: whether any rank was asked to stop.
+        broken: the ranks whose loss or gradient is not finite; empty in a single process, which sees for itself.
+    """
+
+    loss_sum: float
+    count: float
+    stop: bool
+    broken: list[int]
+
+
+class GradientSync:
+    """Sums the gradients of all ranks at every step, and tells them all else that they must agree on.
+
+    Running statistics (of batch norms) become the mean over the ranks that had a batch, counters of batches that of
+    one of them.
+
+    Attributes:
+        seconds: time spent in it so far, waiting for slower ranks included.
+    """
+
+    def __init__(self, model: torch.nn.Module, ranks: Ranks, stop: StopRequest | None = None):
+        self._ranks, self._stop = ranks, stop or StopRequest()
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._statistics = [b for b in model.buffers() if b.is_floating_point()]
+        self._counters = [b for b in model.buffers() if not b.is_floating_point()]
+        self.seconds = 0.0
+
+    @property
+    def num_bytes(self) -> int:
+        """What a rank contributes to a step."""
+        return sum(4 * p.numel() for p in [*self._parameters, *self._statistics])
+
+    def __call__(self, loss_sum: Tensor | None, count: Tensor | None) -> Agreement:
+        """Replace every gradient by its sum over the ranks.
+
+        Args:
+            loss_sum: this rank's loss, of which backward was called, or none if it had no batch in this step.
+            count: number of labels in it.
+        """
+        ranks, stop = self._ranks, self._stop.signum != 0
+        if ranks.num_ranks == 1:
+            return Agreement(float(loss_sum.detach()), float(count), stop, [])
+        device = self._parameters[0].device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # the time of backward is not this method's
+        start = time.perf_counter()
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        statistics = [b if loss_sum is not None else torch.zeros_like(b) for b in self._statistics]
+
+        # In float64: losses, numbers of labels, flags, and counters, which are whole numbers below 2^53.
+        message = torch.zeros(4 + ranks.num_ranks, dtype=torch.float64, device=device)
+        counters = [b.flatten().double() * (loss_sum is not None) for b in self._counters]
+        if loss_sum is not None:
+            finite = (torch.nn.utils.get_total_norm(grads) + loss_sum.detach()).isfinite()
+            message[:3] = torch.stack([loss_sum.detach().double(), count.double(), torch.ones_like(message[0])])
+            message[4 + ranks.rank] = ~finite
+        message[3] = stop
+        message = torch.cat([message, *counters])
+        ranks.sum_(message)
+        flat = torch.cat([t.flatten() for t in (*grads, *statistics)])
+        ranks.sum_(flat)
+
+        message, *counters = message.split([4 + ranks.num_ranks, *(b.numel() for b in self._counters)])
+        loss, num_labels, num_active, stops, *broken = message.tolist()
+        parts = flat.split([t.numel() for t in (*grads, *statistics)])
+        for p, part in zip(self._parameters, parts, strict=False):
+            p.grad = part.view_as(p)
+        for b, part in zip(self._statistics, parts[len(grads):], strict=True):
+            b.copy_(part.view_as(b) / num_active)
+        for b, part in zip(self._counters, counters, strict=True):
+            b.copy_((part / num_active).round().view_as(b))
+        self.seconds += time.perf_counter() - start
+        return Agreement(loss, num_labels, stops > 0, [rank for rank, flag in enumerate(broken) if flag])

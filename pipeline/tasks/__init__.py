@@ -1,0 +1,1 @@
+"""Tasks: what is learned, its loss and its metric, from tensors alone."""

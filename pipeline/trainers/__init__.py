@@ -1,0 +1,1 @@
+"""Trainers: what a step is."""

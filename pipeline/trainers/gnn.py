@@ -1,0 +1,261 @@
+"""A step of a deep graph neural network: one batch, its loss, the ranks' gradients, the optimizer."""
+
+import contextlib
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pipeline.graph.partition import measure_partition
+from pipeline.loaders.background import BackgroundRounds
+from pipeline.loaders.cluster import ClusterLoader
+from pipeline.run.ranks import Ranks
+from pipeline.run.seeds import seed_torch
+from pipeline.run.stop import StopRequest
+from pipeline.run.sync import Agreement, GradientSync
+from pipeline.schedule import Schedule
+from pipeline.tasks.node import NodeTask
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Progress:
+    """How far a run is: with the weights and the optimizer's state, all that a resumed run needs to know.
+
+    Attributes:
+        round: rounds that are complete.
+        epochs: passes over the graph in them, summed over the ranks.
+        step: optimizer steps in all.
+        step_in_round: optimizer steps in the round that has begun.
+        loss_sum, loss_count: loss and number of labels, summed over these.
+        best_round: round of the best validation metric so far, from 0.
+        best_scores: metrics of each split after it.
+        num_worse: evaluations since then.
+        wall_seconds: time spent so far, by all starts of the run.
+    """
+
+    round: int = 0
+    epochs: int = 0
+    step: int = 0
+    step_in_round: int = 0
+    loss_sum: float = 0.0
+    loss_count: float = 0.0
+    best_round: int | None = None
+    best_scores: dict[str, float] = field(default_factory=dict)
+    num_worse: int = 0
+    wall_seconds: float = 0.0
+
+    @property
+    def mean_loss(self) -> float:
+        return self.loss_sum / max(self.loss_count, 1)
+
+
+@dataclass(frozen=True)
+class Step:
+    """An optimizer step that all ranks have taken.
+
+    Attributes:
+        number: since the run began, from 1.
+        is_last: whether it ends a round.
+        stop: whether any rank was asked to stop.
+    """
+
+    number: int
+    is_last: bool
+    stop: bool
+
+
+class GNNTrainer:
+    """Trains a model on the batches of a loader; a rank of several does so together with the others.
+
+    Args:
+        model: with weights on `device`.
+        optimizer: of the model's parameters.
+        task: what is learned.
+        loader: of the batches.
+        schedule: of this rank.
+        predict_all: predicts every row after a round, given its number; empty on other ranks than the first where
+            only the first can.
+        precision: "fp32" or "bf16".
+        clip_grad_norm: largest norm of the gradient; 0 for no clipping.
+        seed: of dropout and of the labels that are inputs.
+        prefetch: batches drawn ahead.
+        kernel: what aggregates messages, for the log.
+        stop: looked at in every step.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, task: NodeTask, loader: ClusterLoader,
+                 schedule: Schedule, predict_all: Callable[[int], Tensor], *, device: torch.device,
+                 precision: str = "fp32", clip_grad_norm: float = 0.0, seed: int = 0, prefetch: int = 2,
+                 kernel: str = "", ranks: Ranks = Ranks(), stop: StopRequest | None = None):
+        self.model, self.optimizer, self.task, self.loader, self.schedule = model, optimizer, task, loader, schedule
+        self.device, self.kernel, self.metric = device, kernel, task.metric
+        self.progress = Progress()
+        self._predict_all, self._ranks, self._prefetch, self._seed = predict_all, ranks, prefetch, seed
+        self._precision, self._clip_grad_norm = precision, clip_grad_norm
+        self._sync = GradientSync(model, ranks, stop)
+        self._background: BackgroundRounds | None = None
+        self._exit = contextlib.ExitStack()
+        self._round_numbers: dict[str, float] = {}
+        self._epochs_before = 0
+
+    def __enter__(self) -> "GNNTrainer":
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self._exit.close()
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of the whole run, as far as it can be told from here."""
+        return self.progress.round + self.schedule.rounds_left(self.progress.epochs)
+
+    @property
+    def num_epochs(self) -> int:
+        """Passes over the graph of the whole run, summed over the ranks."""
+        return self.schedule.num_epochs
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of a round."""
+        return self.schedule.num_steps
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+    @property
+    def arithmetic(self) -> str:
+        """What rounds sums: another device, or another number of threads outside of the fused kernel, rounds otherwise."""
+        return f"{self.device.type}, {torch.get_num_threads()} threads, {self.kernel}"
+
+    def steps(self) -> Iterator[Step]:
+        """Train on the rest of this round; :meth:`state` is whole after each step."""
+        progress, schedule = self.progress, self.schedule
+        start, self._sync.seconds = time.perf_counter(), 0.0
+        background = self._background_rounds()
+        self.model.train()
+        for batch in _padded(background.batches(progress.round), schedule.num_steps - progress.step_in_round):
+            lr = schedule.learning_rate(progress.step, progress.epochs)
+            agreed, norm = self._step(batch, lr)
+            progress.step += 1
+            progress.step_in_round += 1
+            progress.loss_sum += agreed.loss_sum
+            progress.loss_count += agreed.count
+            yield Step(progress.step, progress.step_in_round == schedule.num_steps, agreed.stop)
+
+        self._round_numbers = {
+            "loss": progress.mean_loss, "lr": lr, "grad_norm": float(norm), "seconds": time.perf_counter() - start,
+            "hidden": background.hidden, "draw_seconds": background.busy_seconds, "sync_seconds": self._sync.seconds}
+        self._epochs_before = progress.epochs
+        progress.epochs += schedule.epochs_of_round(progress.epochs)
+        progress.round += 1
+        progress.step_in_round, progress.loss_sum, progress.loss_count = 0, 0.0, 0.0
+
+    def _step(self, batch: Data | None, lr: float) -> tuple[Agreement, Tensor]:
+        """Take one step; a rank without a batch takes part with a weight of zero."""
+        progress = self.progress
+        # Every random number of the step comes from here.
+        rng = seed_torch("dropout", self._seed, progress.round, progress.step_in_round, self._ranks.rank)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.zero_grad()
+
+        # Forward and backward: the loss is a sum over labels, and so are its gradients.
+        loss_sum = count = None
+        if batch is not None:
+            batch = batch.to(self.device, non_blocking=True)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self._precision == "bf16"):
+                loss_sum, count = self.task.loss(self.model, batch, rng)
+            loss_sum.backward()
+
+        # Gradients of all ranks, divided by all their labels. Batches without a label have a gradient of zero, not NaN.
+        agreed = self._sync(loss_sum, count)
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        torch._foreach_mul_(grads, 1 / max(agreed.count, 1))
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_grad_norm or math.inf)
+        if not math.isfinite(agreed.loss_sum) or not torch.isfinite(norm):
+            raise self._not_finite(agreed, norm, batch)
+
+        self.optimizer.step()
+        return agreed, norm
+
+    def evaluate(self) -> dict[str, float] | None:
+        """Predict every row and compute the metric of each split, the same on all ranks; none if it is not due."""
+        if not self.schedule.is_evaluation_due(self._epochs_before, self.progress.epochs):
+            return None
+        rows = self._predict_all(self.progress.round - 1)
+        return self._ranks.broadcast(self.task.scores(self.model, rows) if self._ranks.is_first else None)
+
+    def describe(self) -> dict[str, dict]:
+        """Draw the next partition, measure it and say so: records for who writes them down."""
+        start = time.perf_counter()
+        with self._ranks.first_then_others():  # METIS leaves its cut in the cache
+            partition = self.loader.draw(self.progress.round, self.schedule.share(self.progress.epochs))
+        if not self._ranks.is_first:
+            return {}
+        quality = measure_partition(self.loader.data.edge_index, partition, time.perf_counter() - start)
+        log.info("partition: %s, %s", self.loader.partition_name, quality)
+        return {"partition": {
+            "name": self.loader.partition_name, "metric": self.metric, "round": self.progress.round,
+            "sizes": quality.sizes, "kept_edges": quality.kept_edges, "num_edges": quality.num_edges, "cut": quality.cut,
+            "imbalance": quality.imbalance, "seconds": quality.seconds}}
+
+    def round_numbers(self) -> dict[str, float]:
+        """Return what the round that has just ended is remembered by: loss, lr, grad_norm, and seconds of its phases."""
+        return self._round_numbers
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return what was learned."""
+        return self.model.state_dict()
+
+    def state(self) -> dict:
+        """Return all that a resumed run needs to go on with the same bits."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+                "progress": dataclasses.asdict(self.progress)}
+
+    def load(self, state: dict) -> None:
+        """Go on from what :meth:`state` returned."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.progress = Progress(**state["progress"])
+
+    def restart_round(self) -> None:
+        """Forget the steps of the round that has begun: another number of ranks shares it out otherwise."""
+        self.progress.step_in_round, self.progress.loss_sum, self.progress.loss_count = 0, 0.0, 0.0
+
+    def _background_rounds(self) -> BackgroundRounds:
+        """Return the thread that makes the batches, started when the first of them is needed."""
+        if self._background is None:
+            progress = self.progress
+            remaining = self.schedule.remaining(progress.round, progress.epochs, progress.step_in_round)
+            rounds = ((round_, lambda round_=round_, share=share: self.loader.batches(round_, share))
+                      for round_, share in remaining)
+            self._background = self._exit.enter_context(
+                BackgroundRounds(rounds, device=self.device, prefetch=self._prefetch))
+        return self._background
+
+    def _not_finite(self, agreed: Agreement, norm: Tensor, batch: Data | None) -> FloatingPointError:
+        what, value = ("gradient norm", norm) if math.isfinite(agreed.loss_sum) else ("loss", agreed.loss_sum)
+        where = f"round {self.progress.round + 1}, step {self.progress.step_in_round + 1}"
+        if self._ranks.num_ranks > 1:
+            where += f", of rank {', '.join(map(str, agreed.broken))}"
+        elif batch is not None:
+            where += f", cluster {batch.cluster + 1} ({batch.num_nodes:,} nodes)"
+        return FloatingPointError(f"{what} is {float(value)} in {where}; the weights have not moved. Try a lower "
+                                  "train.lr, train.clip_grad_norm or train.precision=fp32.")
+
+
+def _padded(batches: Iterator[Data], num_steps: int) -> Iterator[Data | None]:
+    """Yield the batches, and nothing for each step without one."""
+    count = 0
+    for count, batch in enumerate(batches, start=1):
+        yield batch
+    yield from [None] * (num_steps - count)
