@@ -1,9 +1,11 @@
 import gzip
+import os
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import shapes
 import torch
 from hydra import compose, initialize_config_dir
 from hypothesis import settings
@@ -16,6 +18,8 @@ TOY = ["data.num_nodes=240", "data.num_edges=4800", "data.num_species=4", "data.
        "model.num_layers=2", "model.hidden_channels=8", "train.epochs=4"]
 
 torch.set_num_threads(1)
+if os.environ.get("CHECK_SHAPES", "1") == "1":
+    shapes.check_package("models")
 cli.register_schema()
 # The same examples every time; --hypothesis-profile=default looks for new ones.
 settings.register_profile("repeatable", derandomize=True)
