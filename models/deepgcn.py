@@ -168,8 +168,8 @@ class DeeperGCN(torch.nn.Module):
         return conv(h, edge_index, edge_attr, edge_encoder=fold(self.edge_lins[layer], self.edge_encoder))
 
 
-_LEAST = {"in_channels": 1, "hidden_channels": 1, "out_channels": 1, "num_layers": 1, "num_mlp_layers": 1, "edge_dim": 0,
-          "num_categories": 0}
+_LEAST = {"in_channels": 1, "hidden_channels": 1, "out_channels": 1, "num_layers": 1, "num_mlp_layers": 1,
+          "edge_dim": 0, "num_categories": 0}
 _CHOICES = {"block": tuple(BLOCKS), "aggr": AGGREGATIONS, "norm": tuple(NORMS), "kernel": KERNELS}
 _NUMBERS = ("t", "p", "y", "dropout")
 

@@ -32,7 +32,8 @@ def check_package(name: str) -> None:
                        if inspect.isclass(value) and value.__module__ == module.__name__]
             for owner in (module, *classes):
                 for function in filter(inspect.isfunction, vars(owner).values()):
-                    if function.__module__ == module.__name__ and any(map(_has_shape, function.__annotations__.values())):
+                    ours = function.__module__ == module.__name__
+                    if ours and any(map(_has_shape, function.__annotations__.values())):
                         checked[id(function)] = _check(function)
             for owner in classes:
                 _replace(owner, checked)

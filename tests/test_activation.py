@@ -76,7 +76,8 @@ def test_dropout_drops_its_share_and_backward_the_same_elements():
 
 def test_any_number_of_threads_gives_the_same_bits():
     g = torch.Generator().manual_seed(0)
-    norm, x, gradient = layer_norm(40, g), torch.randn(3000, 40, generator=g).requires_grad_(), torch.randn(3000, 40, generator=g)
+    norm, x = layer_norm(40, g), torch.randn(3000, 40, generator=g).requires_grad_()
+    gradient = torch.randn(3000, 40, generator=g)
     results, threads = [], torch.get_num_threads()
     try:
         for number in (1, 2, 3):
@@ -87,7 +88,7 @@ def test_any_number_of_threads_gives_the_same_bits():
     finally:
         torch.set_num_threads(threads)
     for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other))
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 def test_nan_is_not_hidden():

@@ -19,8 +19,9 @@ ROOT = Path(__file__).resolve().parents[1]
     (["aggregate", "--repeat", "1"], 5), (["layer", "--repeat", "1"], 1),
     (["step", "--repeat", "1", "--pyg-layers", "3", "--layers", "4"], 2), (["inference", "--layers", "2"], 1)])
 def test_benchmarks_beside_pyg(bench, rows):
-    result = subprocess.run([sys.executable, "-m", "scripts.bench", *bench, "--num-nodes", "500", "--num-edges", "10000"],
-                            cwd=ROOT, capture_output=True, text=True, timeout=300,
+    sizes = ["--num-nodes", "500", "--num-edges", "10000"]
+    result = subprocess.run([sys.executable, "-m", "scripts.bench", *bench, *sizes], cwd=ROOT,
+                            capture_output=True, text=True, timeout=300,
                             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
     assert result.returncode == 0, result.stderr
     table = list(csv.DictReader(io.StringIO(result.stdout)))

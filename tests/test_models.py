@@ -37,17 +37,19 @@ def by_hand(x, edges, edge_attr, *, aggr, t, p, y, eps=1e-7):
             powermean = sum(m) / len(m) if p == 1 else min(max(pyg_mean, 1e-4), 100.0) ** (1 / p)
             top = max(t * v for v in m)
             w = [math.exp(t * v - top) for v in m]
-            softmax = sum(a * b for a, b in zip(w, m)) / sum(w)
+            softmax = sum(a * b for a, b in zip(w, m, strict=True)) / sum(w)
             power = (sum(v**p for v in clamped) / len(m)) ** (1 / p)
             degree = len(m) ** (1 / (1 + math.exp(-y)))
-            out[i][c] = {"add": sum(m), "mean": sum(m) / len(m), "max": max(m), "softmax": softmax, "softmax_sg": softmax,
-                         "softmax_sum": softmax * degree, "power": power, "power_sum": power * degree, "powermean": powermean}[aggr]
+            out[i][c] = {"add": sum(m), "mean": sum(m) / len(m), "max": max(m), "softmax": softmax,
+                         "softmax_sg": softmax, "softmax_sum": softmax * degree, "power": power,
+                         "power_sum": power * degree, "powermean": powermean}[aggr]
     return torch.tensor(out, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("aggr", AGGREGATIONS)
 @settings(max_examples=15, deadline=None)
-@given(st.integers(1, 8), st.integers(0, 30), st.integers(0, 10**6), st.floats(-4, 4), st.floats(0.3, 3), st.floats(-2, 2))
+@given(st.integers(1, 8), st.integers(0, 30), st.integers(0, 10**6), st.floats(-4, 4), st.floats(0.3, 3),
+       st.floats(-2, 2))
 def test_aggregations_by_hand(aggr, num_nodes, num_edges, seed, t, p, y):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(num_nodes, 3, generator=generator, dtype=torch.float64) * 4
@@ -73,7 +75,8 @@ def test_gradients_by_finite_differences(aggr):
         out = f(*tensors, t, p, y)
         (gx,) = torch.autograd.grad(out.sum(), tensors[0])
         message = (tensors[0][edges[0]] + tensors[1] @ tensors[2].T + tensors[3]).relu() + 1e-7
-        weights = torch.stack([torch.where(edges[1] == i, (t * message.detach()).T, -torch.inf).softmax(1).nan_to_num().T
+        logits = (t * message.detach()).T
+        weights = torch.stack([torch.where(edges[1] == i, logits, -torch.inf).softmax(1).nan_to_num().T
                                for i in range(4)])
         expected = torch.autograd.grad((weights * message).sum(), tensors[0])[0]
         torch.testing.assert_close(gx, expected)
@@ -115,8 +118,8 @@ def test_an_unknown_aggregation_names_the_known_ones():
 
 
 @pytest.mark.parametrize("options", [
-    dict(), dict(learn_t=True, t=0.3, edge_dim=3), dict(aggr="softmax_sg", t=0.1, norm="layer"), dict(aggr="max", msg_norm=True),
-    dict(aggr="mean", num_layers=1, bias=True), dict(aggr="add", msg_norm=True, learn_msg_scale=True, edge_dim=3),
+    dict(), dict(learn_t=True, t=0.3, edge_dim=3), dict(aggr="softmax_sg", t=0.1, norm="layer"),
+    dict(aggr="max", msg_norm=True), dict(aggr="mean", num_layers=1, bias=True), dict(aggr="add", msg_norm=True, learn_msg_scale=True, edge_dim=3),
     dict(aggr="median"), dict(aggr=["mean", "max"]), dict(aggr="powermean"), dict(aggr="powermean", p=2.0),
     *(dict(aggr="powermean", p=p, learn_p=True, norm="layer") for p in (-2.0, 0.5, 1.5, 3.0)),
     dict(aggr="powermean", aggr_kwargs=dict(p=2.0, clamp_max=0.5)), dict(aggr_kwargs=dict(t=0.3, semi_grad=True)),
@@ -163,7 +166,8 @@ def test_genconv_says_when_pygs_own_code_runs(caplog):
     caplog.set_level("INFO")
     _announce.cache_clear()
     x, index = torch.randn(30, 6), random_graph(30, 100, 0).edge_index.as_tensor().long()
-    adj_t = torch.sparse_coo_tensor(index.flip(0), torch.ones(index.size(1)), (30, 30), check_invariants=True).coalesce()
+    adj_t = torch.sparse_coo_tensor(index.flip(0), torch.ones(index.size(1)), (30, 30), check_invariants=True)
+    adj_t = adj_t.coalesce()
     for options, edges, why in [
         (dict(), index, ""), (dict(aggr="median"), index, "aggr=median"), (dict(aggr="median"), index, ""),
         (dict(aggr=["mean", "max"]), index, "aggr=['mean', 'max']"), (dict(), adj_t, "edges are a torch.sparse tensor"),
@@ -178,10 +182,11 @@ def test_genconv_says_when_pygs_own_code_runs(caplog):
         assert said == ([f"aggregation: PyG's own ({why})"] if why else [])
 
 
+SEMI_GRADIENT = dict(aggr="softmax_sg", t=0.1, learn_t=False, num_mlp_layers=1, norm="batch")
 RECIPES = {
     "ogbn-proteins": (2_374_568, (8, 64, 112, 112), dict(edge_dim=8, num_categories=8)),
-    "ogbn-arxiv": (491_176, (128, 128, 40, 28), dict(aggr="softmax_sg", t=0.1, learn_t=False, num_mlp_layers=1, norm="batch")),
-    "ogbn-products": (253_743, (100, 128, 47, 14), dict(aggr="softmax_sg", t=0.1, learn_t=False, num_mlp_layers=1, norm="batch")),
+    "ogbn-arxiv": (491_176, (128, 128, 40, 28), SEMI_GRADIENT),
+    "ogbn-products": (253_743, (100, 128, 47, 14), SEMI_GRADIENT),
     "ogbg-ppa": (2_336_421, (7, 128, 37, 28), dict(edge_dim=7, aggr="softmax_sg", t=0.01, learn_t=False)),
 }
 
@@ -206,8 +211,9 @@ def test_folded_edge_encoder_equals_the_unfolded(block, norm):
     torch.testing.assert_close(*losses)
     for loss in losses:
         loss.backward()
-    for (name, a), b in zip(models[0].named_parameters(), models[1].parameters()):
-        torch.testing.assert_close(a.grad, b.grad, msg=lambda text: f"{name}: {text}")
+    for (name, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        # The bias before a batch norm has a gradient of 0, for both but for their rounding.
+        assert (a.grad - b.grad).norm() <= 1e-9 * b.grad.norm() + 1e-12 * models[1].head.weight.grad.norm(), name
 
 
 def test_the_layers_of_ogbl_collab_have_the_published_count():
@@ -241,7 +247,7 @@ def test_gradient_checkpointing_changes_no_bit(block, norm):
     assert all(torch.equal(grads[0][name], grads[1][name]) for name in grads[0])
 
 
-def _saved_elements(model, x, *edges) -> int:
+def count_saved_elements(model, x, *edges) -> int:
     """Count what forward keeps for backward in tensors [num_nodes, channels]."""
     sizes = []
 
@@ -260,40 +266,20 @@ def test_gradient_checkpointing_keeps_little_and_recomputes_every_layer(monkeypa
     data = random_graph(40, 200, 0)
     arguments, kept, calls = (data.x, data.edge_index, data.edge_attr), {}, []
     forward = GENConv.forward
-    monkeypatch.setattr(GENConv, "forward", lambda self, *args, **kwargs: calls.append(self) or forward(self, *args, **kwargs))
+
+    def count(self, *args, **kwargs):
+        calls.append(self)
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(GENConv, "forward", count)
     for checkpointing in (False, True):
         model = DeeperGCN(5, 8, 2, 12, edge_dim=3, norm=norm, gradient_checkpointing=checkpointing)
-        kept[checkpointing] = _saved_elements(model, *arguments)
+        kept[checkpointing] = count_saved_elements(model, *arguments)
         calls.clear()
         model(*arguments).sum().backward()
         convs = list(model.convs)
         assert calls == (convs + convs[::-1] if checkpointing else convs)
     assert kept[True] < 0.2 * kept[False]
-
-
-@pytest.mark.parametrize("norm", ["layer", "batch"])
-@pytest.mark.parametrize("kernel", ["auto", "reference"])
-def test_compiled_gradient_checkpointing_changes_nothing(norm, kernel):
-    data = random_graph(40, 200, 0)
-    arguments = data.x, data.edge_index.as_tensor().long(), data.edge_attr
-    results, kept = [], []
-    for compiled, checkpointing in ((False, False), (True, False), (True, True)):
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        model = DeeperGCN(5, 8, 2, 6, edge_dim=3, norm=norm, dropout=0.5, gradient_checkpointing=checkpointing,
-                          kernel=kernel)
-        function = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
-        torch.manual_seed(1)
-        out = function(*arguments)
-        out.square().sum().backward()
-        # The same elements are dropped, in backward too, and no batch is counted twice.
-        results.append({"out": out.detach()} | {name: p.grad for name, p in model.named_parameters()}
-                       | dict(model.named_buffers()))
-        kept.append(_saved_elements(function, *arguments))
-    for name, expected in results[0].items():
-        for result in results[1:]:
-            torch.testing.assert_close(result[name], expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
-    assert kept[2] < 0.5 * kept[1]
 
 
 def test_res_plus_is_the_published_order():
@@ -324,7 +310,8 @@ def test_every_parameter_of_every_block_gets_a_gradient():
         "in_channels", "hidden_channels", "out_channels", "num_layers", "num_mlp_layers")),
     *((({name: -1}), f"{name} must be at least 0, not -1") for name in ("edge_dim", "num_categories")),
     *((({name: 2.5}), f"{name} must be an integer, not 2.5") for name in (
-        "in_channels", "hidden_channels", "out_channels", "num_layers", "num_mlp_layers", "edge_dim", "num_categories")),
+        "in_channels", "hidden_channels", "out_channels", "num_layers", "num_mlp_layers", "edge_dim",
+        "num_categories")),
     (dict(num_layers=True), "num_layers must be an integer, not True"),
     *((({name: value}), f"{name} must be a finite number, not {value!r}")
       for name in ("t", "p", "y", "dropout") for value in (math.nan, math.inf, "1", None)),
