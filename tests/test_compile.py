@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is No
 
 
 @pytest.mark.parametrize("edges, precision", [
-    ("plain", "fp32"), ("filled col", "bf16"), *(pytest.param(edges, precision, marks=pytest.mark.slow) for edges, precision in (
+    ("plain", "fp32"), ("filled col", "bf16"), *(pytest.param(*case, marks=pytest.mark.slow) for case in (
         ("plain", "bf16"), ("col", "fp32"), ("row", "fp32"), ("filled col", "fp32"), ("filled row", "fp32")))])
 def test_compile_without_a_graph_break(edges, precision):
     torch._dynamo.reset()

@@ -140,7 +140,7 @@ def _drop_features(attr, weight, bias, x):
 
 
 def _clamp_mean(out: Tensor, p: Tensor, empty: Tensor) -> Tensor:
-    """Turn `out`, the root of a mean, into the root of the clamped mean, as PyG has it; `empty` rows have a mean of 0."""
+    """Turn `out`, the root of a mean, into the root of the clamped mean, as in PyG; `empty` rows have a mean of 0."""
     # No more than float32 holds: a bound out of all rows' reach must not make p's gradient NaN.
     low, high = (_spread((math.log(bound) / p.float()).clamp(max=88).exp(), out.size(0)) for bound in POWERMEAN_RANGE)
     least, greatest = (torch.where(empty, low, bound) for bound in (torch.minimum(low, high), torch.maximum(low, high)))

@@ -1,7 +1,7 @@
 """The Triton aggregation: the CUDA kernels of the operators in ops.py.
 
-Everything that decides a rounding (chunks, blocks, the order of sums) is a function of the sizes alone, never of the
-machine, and nothing here waits for the device or copies from it, except :func:`sort_edges`, once per edge list.
+Chunks, blocks and the order of sums depend on the sizes alone, never on the machine, and so does every rounding.
+Nothing here waits for the device or copies from it but :func:`sort_edges`, once per edge list.
 """
 
 from typing import NamedTuple
@@ -24,10 +24,11 @@ _plans = WeakIdKeyDictionary()
 
 
 class Plan(NamedTuple):
-    """How rows and edges are cut into chunks: row r is items ptr[r] + r to ptr[r + 1] + r, its edges and one more.
+    """How the rows of a graph and their edges are cut into chunks.
 
-    A cut falls on every multiple of `chunk_items` that lies in a longer row, and at the beginning of the row where
-    that row is shorter: a chunk has fewer than twice as many items, and short rows are whole.
+    Row r has the items ptr[r] + r to ptr[r + 1] + r: its edges and a closing item. There is a cut near each multiple of
+    `chunk_items`: at the multiple itself where its row has more than `chunk_items` edges, else where that row begins.
+    So a chunk has fewer than 2 * `chunk_items` items, and short rows are never cut.
     """
 
     chunk_items: int
@@ -161,8 +162,8 @@ def backward(
         grid = cut.num_chunks, num_blocks
         _launch(gpu_backward.backward, grid, pairs, x, rowptr, cut.cuts, cut.rows, dst, position, attr, weight, bias,
                 param, grad_x, attr_parts, partial, sums, eps, low, high, attr.size(0) if need_attr else 0,
-                KIND=aggr, FEATURES=_describe_features(attr, weight), NEED_ATTR=need_attr, NEED_WEIGHT=need_weight, WIDE=cut.wide,
-                **blocks)
+                KIND=aggr, FEATURES=_describe_features(attr, weight), NEED_ATTR=need_attr, NEED_WEIGHT=need_weight,
+                WIDE=cut.wide, **blocks)
         _launch(gpu_backward.merge_backward, grid, rowptr, cut.cuts, cut.rows, grad_x, partial, cut.chunk_items,
                 WIDE=cut.wide, D=channels, BLOCK_C=8, BLOCK_D=block_d, num_warps=1)
 
@@ -191,7 +192,8 @@ def _pack(grad, out, stat, stat2, aggr, block_d) -> tuple[Tensor, Tensor | None]
         return grad, None
     num_dst, channels = grad.shape
     num_packs, num_blocks = triton.cdiv(num_dst, PACK_ROWS), triton.cdiv(channels, block_d)
-    pairs, power_sums = _allocate(grad, num_dst, 2, channels), _allocate(grad, num_packs if aggr == "power" else 0, channels)
+    pairs = _allocate(grad, num_dst, 2, channels)
+    power_sums = _allocate(grad, num_packs if aggr == "power" else 0, channels)
     _launch(gpu_backward.pack, (num_packs, num_blocks), grad, out, stat, stat2, pairs, power_sums, num_dst, KIND=aggr,
             D=channels, BLOCK_N=PACK_ROWS, BLOCK_D=block_d, num_warps=4)
     return pairs, power_sums

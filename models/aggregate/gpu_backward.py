@@ -52,7 +52,7 @@ def backward(pairs, x, ptr, cuts, rows, dst, position, attr, weight, bias, param
              low, high, num_edges, KIND: tl.constexpr, FEATURES: tl.constexpr, DOT: tl.constexpr,
              NEED_ATTR: tl.constexpr, NEED_WEIGHT: tl.constexpr, WIDE: tl.constexpr, D: tl.constexpr, K: tl.constexpr,
              BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Compute the gradients of one chunk's messages and sum them up by row, by chunk, or not at all.
+    """Compute the gradients of one chunk's messages: summed by row for x, by chunk for weight, bias and t.
 
     The grid is [num_chunks, number of blocks of channels]. All tensors are contiguous; a row is a source.
 
@@ -69,10 +69,10 @@ def backward(pairs, x, ptr, cuts, rows, dst, position, attr, weight, bias, param
         bias: the edge encoder's bias [D], float32; or none.
         param: t or p, one element, any floating point.
         grad_x: gradient for `x` [num_src, D], its dtype; written for rows that lie in one chunk.
-        grad_attr: gradient for `attr`; written if NEED_ATTR. Encoded: [num_positions, D]. Raw: the part of each block of
-            channels [blocks of channels, num_positions, K].
-        partial: sums of the rows that several chunks share [2 * num_chunks, D], float32; written: of the row that a chunk
-            begins inside of at 2 * chunk, of the row it ends inside of at 2 * chunk + 1.
+        grad_attr: gradient for `attr`, its dtype; written if NEED_ATTR. Encoded: [num_positions, D]. Raw: the part of
+            each block of channels [blocks of channels, num_positions, K], float32 if there are several.
+        partial: sums of the rows that several chunks share [2 * num_chunks, D], float32; written: of the row that a
+            chunk begins inside of at 2 * chunk, of the row it ends inside of at 2 * chunk + 1.
         sums: sums over each chunk [num_chunks, num_sums, D], float32; written: if NEED_WEIGHT the K columns of the
             weight's gradient and the bias's gradient, then t's if KIND is "softmax".
         eps: added to every message.
@@ -104,7 +104,7 @@ def backward(pairs, x, ptr, cuts, rows, dst, position, attr, weight, bias, param
         if DOT:
             weight_sums = (tl.zeros((BLOCK_K, BLOCK_D), tl.float32),)
         else:
-            for k in tl.static_range(K):
+            for _ in tl.static_range(K):
                 weight_sums = weight_sums + (tl.zeros((BLOCK_D,), tl.float32),)
 
     for row in range(tl.load(rows + chunk), tl.load(rows + tl.num_programs(0) + chunk) + 1):

@@ -17,7 +17,7 @@ def select_channels(block, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def load_encoder(weight, bias, channel, in_d, FEATURES: tl.constexpr, DOT: tl.constexpr, K: tl.constexpr,
-               BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr):
+                 BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr):
     """Read a block of channels of the edge encoder: the weight's columns as a tuple, or as one tile [BLOCK_K, BLOCK_D]
     for tl.dot; and the bias."""
     b = tl.zeros((BLOCK_D,), tl.float32)
@@ -37,7 +37,7 @@ def load_encoder(weight, bias, channel, in_d, FEATURES: tl.constexpr, DOT: tl.co
 
 @triton.jit
 def load_features(attr, attr_row, valid, channel, in_d, FEATURES: tl.constexpr, DOT: tl.constexpr, K: tl.constexpr,
-                BLOCK_K: tl.constexpr, D: tl.constexpr):
+                  BLOCK_K: tl.constexpr, D: tl.constexpr):
     """Read the features of a block of edges, rows `attr_row` of `attr`: a tuple of columns, or of one tile."""
     features = ()
     if FEATURES == "encoded":
@@ -56,7 +56,7 @@ def load_features(attr, attr_row, valid, channel, in_d, FEATURES: tl.constexpr, 
 
 @triton.jit
 def add_encoded(z, features, columns, FEATURES: tl.constexpr, DOT: tl.constexpr, K: tl.constexpr):
-    """Add the encoded features to z. Both passes round alike: max compares the messages of one with those of the other."""
+    """Add the encoded features to z. Both passes round alike: max compares the messages of one with the other's."""
     if FEATURES == "encoded":
         z += features[0]
     elif FEATURES == "raw":
@@ -71,8 +71,8 @@ def add_encoded(z, features, columns, FEATURES: tl.constexpr, DOT: tl.constexpr,
 
 @triton.jit
 def find_span(ptr, row, begin, end, WIDE: tl.constexpr):
-    """Return the first edge of a row inside of a chunk and the one after its last, the row's degree, and whether the row
-    begins and whether it ends in the chunk."""
+    """Return the first edge of a row inside of a chunk and the one after its last, the row's degree, and whether the
+    row begins and whether it ends in the chunk."""
     first, last = tl.load(ptr + row).to(WIDE), tl.load(ptr + row + 1).to(WIDE)
     inside_first, inside_last = tl.maximum(first, begin - row), tl.minimum(last, end - row)
     return inside_first, inside_last, last - first, first + row >= begin, last + row + 1 <= end
