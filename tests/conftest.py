@@ -1,9 +1,11 @@
 import gzip
+import os
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import shapes
 import torch
 from hydra import compose, initialize_config_dir
 from hypothesis import settings
@@ -15,6 +17,8 @@ from pipeline.graph.edges import sort_edges
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 torch.set_num_threads(1)
+if os.environ.get("CHECK_SHAPES", "1") == "1":
+    shapes.check_package("models")
 cli.register_schema()
 # The same examples every time; --hypothesis-profile=default looks for new ones.
 settings.register_profile("repeatable", derandomize=True)
