@@ -5,21 +5,24 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import running
 import shapes
 import torch
 from hydra import compose, initialize_config_dir
 from hypothesis import settings
 from torch_geometric.data import Data
 
-from pipeline import cli, config as configuration
+from pipeline import cli
+from pipeline import config as configuration
 from pipeline.graph.edges import sort_edges
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 torch.set_num_threads(1)
 if os.environ.get("CHECK_SHAPES", "1") == "1":
-    shapes.check_package("models")
+    shapes.check_packages("models", "pipeline.graph", "pipeline.data", "pipeline.loaders", "pipeline.tasks")
 cli.register_schema()
+running.start_server()
 # The same examples every time; --hypothesis-profile=default looks for new ones.
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")

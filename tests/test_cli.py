@@ -6,7 +6,8 @@ import pytest
 import torch
 from running import ROOT, TOY, shell
 
-from pipeline import build, cli, config as configuration, prepare, restore
+from pipeline import build, cli, prepare, restore
+from pipeline import config as configuration
 from pipeline.config import EvaluateConfig
 from pipeline.folder import resolve
 from pipeline.training import run
@@ -176,8 +177,7 @@ def test_what_the_slurm_launcher_lacks_is_one_line(tmp_path):
 
 
 def test_traceback_on_demand(tmp_path):
-    failed = subprocess.run([sys.executable, "-m", "pipeline.train", "data.components=0"], cwd=tmp_path, capture_output=True,
-                            text=True, env={**os.environ, "PIPELINE_TRACEBACK": "1", "PYTHONPATH": str(ROOT)})
+    failed = shell("pipeline.train", "data.components=0", cwd=tmp_path, PIPELINE_TRACEBACK="1")
     assert "Traceback" in failed.stderr and "ValueError: data.components=0" in failed.stderr
 
 

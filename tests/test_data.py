@@ -11,13 +11,19 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from torch_geometric.data import Data
 
+from pipeline.data import ogb_node, synthetic
 from pipeline.data import prepare as preparing
 from pipeline.data.cache import load
-from pipeline.data import ogb_node, synthetic
+from pipeline.data.config import (
+    OGB_NODE_NAMES,
+    DigitsConfig,
+    FileConfig,
+    OGBConfig,
+    SyntheticProteinsConfig,
+)
 from pipeline.graph.edges import adjacency
 from pipeline.graph.structure import inspect
 from pipeline.names import MASKS, SPLITS
-from pipeline.data.config import OGB_NODE_NAMES, DigitsConfig, FileConfig, OGBConfig, SyntheticProteinsConfig
 
 SMALL = dict(num_nodes=600, num_edges=12_000, num_groups=12, num_tasks=4)
 

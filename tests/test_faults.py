@@ -6,14 +6,22 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from running import (
-    TOY, forked, rounds_of, start, status_of, summary_of, train, wait_for_rounds,
+    TOY,
+    command,
+    forked,
+    rounds_of,
+    shell,
+    start,
+    status_of,
+    summary_of,
+    train,
+    wait_for_rounds,
 )
 
 from pipeline.run import checkpoint, files
@@ -164,19 +172,19 @@ def test_a_damaged_cache_is_built_again(undisturbed, tmp_path, caplog):
 
 
 def sweep(folder, cache, *overrides) -> list[str]:
-    return [sys.executable, "-m", "pipeline.train", "-m", *TOY, f"cache_dir={cache}", f"hydra.sweep.dir={folder}", *overrides]
+    return ["pipeline.train", "-m", *TOY, f"cache_dir={cache}", f"hydra.sweep.dir={folder}", *overrides]
 
 
 def test_a_killed_sweep_trains_what_is_missing(tmp_path):
     folder, cache = tmp_path / "sweep", tmp_path / "cache"
-    command = sweep(folder, cache, "+sweep=seeds", "hydra.sweeper.params.seed='range(0,3)'", "train.epochs=40")
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    arguments = sweep(folder, cache, "+sweep=seeds", "hydra.sweeper.params.seed='range(0,3)'", "train.epochs=40")
+    process = command(*arguments, cwd=tmp_path)
     (folder / "1").mkdir(parents=True)
     wait_for_rounds(folder / "1", 5, process)
     process.kill()
     process.wait()
     before = (folder / "0" / "summary.json").stat().st_mtime_ns
-    again = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    again = shell(*arguments, cwd=tmp_path)
     assert again.returncode == 0, again.stdout + again.stderr
     assert (folder / "0" / "summary.json").stat().st_mtime_ns == before and "0 has been trained already" in again.stdout
     assert "resumed after" in (folder / "1" / "train.log").read_text()
@@ -185,8 +193,7 @@ def test_a_killed_sweep_trains_what_is_missing(tmp_path):
 
 
 def test_a_failing_member_does_not_sink_the_others(tmp_path):
-    done = subprocess.run(sweep(tmp_path / "sweep", tmp_path / "cache", "partition.num_parts=2,9999,3"),
-                          capture_output=True, text=True, timeout=900)
+    done = shell(*sweep(tmp_path / "sweep", tmp_path / "cache", "partition.num_parts=2,9999,3"), cwd=tmp_path)
     assert done.returncode == 1
     assert (tmp_path / "sweep" / "0" / "summary.json").exists() and (tmp_path / "sweep" / "2" / "summary.json").exists()
     assert "9,999 clusters of 240 nodes" in (tmp_path / "sweep" / "1" / "train.log").read_text()

@@ -3,14 +3,11 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
 from conftest import random_graph, task_graph
-from running import TOY, rounds_of, train
+from running import TOY, rounds_of, start, train, wait_for_rounds
 
 from pipeline import build
 from pipeline.graph.components import find_components, select_component
@@ -74,18 +71,13 @@ def test_an_interrupted_run_ends_with_the_same_bits(overrides, epoch, configure,
 
 def test_killed_processes_lose_nothing(configure, tmp_path):
     """kill -9 of a real process, again and again, wherever it happens to be."""
-    overrides = [*TOY, "train.epochs=60", f"cache_dir={tmp_path / 'cache'}"]
+    overrides, folder = [*TOY, "train.epochs=60"], tmp_path / "killed"
     expected = train(configure(*overrides), tmp_path / "whole")
-    folder = tmp_path / "killed"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     kills = 0
-    for wait_for in (5, 23, None):
-        target = [f"resume={folder}"] if (folder / "config.yaml").exists() else [f"hydra.run.dir={folder}"]
-        process = subprocess.Popen([sys.executable, "-m", "pipeline.train", *overrides, *target], env=environment,
-                                   stdout=subprocess.DEVNULL)
-        while wait_for is not None and process.poll() is None and len(rounds_of(folder)) < wait_for:
-            time.sleep(0.005)
-        if wait_for is not None:
+    for rounds in (5, 23, None):
+        process = start(overrides, folder, tmp_path / "cache")
+        if rounds is not None:
+            wait_for_rounds(folder, rounds, process)
             process.send_signal(signal.SIGKILL)
         kills += process.wait(60) == -signal.SIGKILL
     assert kills == 2

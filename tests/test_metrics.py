@@ -1,10 +1,12 @@
+import inspect
 import math
 from functools import partial
 
 import pytest
 import torch
 from conftest import random_graph, task_graph
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from models.aggregate import reference
 from pipeline import build
@@ -49,7 +51,7 @@ def test_exact_evaluation_by_the_reference_takes_the_edges_in_blocks(configure, 
     one_block = reference._aggregate_edges
     monkeypatch.setattr(reference, "_aggregate_edges", lambda x, src, *args, **options: most.append(src.numel()) or one_block(
         x, src, *args, **options))
-    monkeypatch.setitem(reference.aggregate.__kwdefaults__, "max_block_edges", 500)
+    monkeypatch.setitem(inspect.unwrap(reference.aggregate).__kwdefaults__, "max_block_edges", 500)
     whole = predict_exact(partial(NodeTask(data).predict, model), data, num_rows=300, out_channels=2, device=CPU)
     assert len(most) >= 3 * 8000 // 500 and max(most) <= 500 and sum(most) == 3 * 8000
     monkeypatch.undo()

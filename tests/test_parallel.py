@@ -10,12 +10,22 @@ import pytest
 import rank_cases
 import torch
 from conftest import random_graph, task_graph
-from running import TOY, alive, finish, rounds_of, start, summary_of, train, wait_for_rounds
+from running import (
+    TOY,
+    alive,
+    finish,
+    rounds_of,
+    start,
+    summary_of,
+    train,
+    wait_for_rounds,
+)
 
 from pipeline import build
 from pipeline.data.cache import load
 from pipeline.loaders.cluster import ClusterLoader
-from pipeline.run import checkpoint, ranks as rank_tools
+from pipeline.run import checkpoint
+from pipeline.run import ranks as rank_tools
 from pipeline.run.errors import EXIT_TRY_AGAIN, RankError
 from pipeline.run.launch import launch
 from pipeline.run.ranks import Ranks
