@@ -65,7 +65,12 @@ class FileConfig(DataConfig):
     path: str = key(..., "the file")
 
 
-DATA_SCHEMAS = {
-    schema.__dataclass_fields__["source"].default: schema
-    for schema in (SyntheticProteinsConfig, DigitsConfig, OGBConfig, FileConfig)
+# Datasets by `data.source`: the module of pipeline/data/ that reads it, and its keys. The module has `read(config) -> Data`
+# and, if it reads files, `hash_content(config) -> str`.
+DATASETS = {
+    "synthetic_proteins": ("synthetic", SyntheticProteinsConfig),
+    "digits": ("digits", DigitsConfig),
+    "ogb": ("ogb_node", OGBConfig),
+    "file": ("file", FileConfig),
 }
+DATA_SCHEMAS = {source: schema for source, (_, schema) in DATASETS.items()}
