@@ -84,24 +84,8 @@ class DeeperGCN(torch.nn.Module):
         fold_edge_encoder: bool = True,
         kernel: str = "auto",
     ):
+        _check_options({name: value for name, value in locals().items() if name not in ("self", "__class__")})
         super().__init__()
-        _check_integers(1, in_channels=in_channels, hidden_channels=hidden_channels, out_channels=out_channels,
-                        num_layers=num_layers, num_mlp_layers=num_mlp_layers)
-        _check_integers(0, edge_dim=edge_dim or 0, num_categories=num_categories)
-        _check_choice("block", block, BLOCKS)
-        _check_choice("aggr", aggr, AGGREGATIONS)
-        _check_choice("norm", norm, NORMS)
-        _check_choice("kernel", kernel, KERNELS)
-        _check_finite(t=t, p=p, y=y, dropout=dropout)
-        _check_flags(learn_t=learn_t, learn_p=learn_p, learn_y=learn_y, msg_norm=msg_norm,
-                     learn_msg_scale=learn_msg_scale, gradient_checkpointing=gradient_checkpointing,
-                     fold_edge_encoder=fold_edge_encoder)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), not {dropout}")
-        if p == 0:
-            raise ValueError("p must not be 0: the power mean divides by it")
-        if aggr == "softmax_sg" and learn_t:
-            raise ValueError("aggr=softmax_sg has no gradient for t: set learn_t=false")
         self.block = block
         self.dropout = dropout
         self.num_categories = num_categories
@@ -184,26 +168,34 @@ class DeeperGCN(torch.nn.Module):
         return conv(h, edge_index, edge_attr, edge_encoder=fold(self.edge_lins[layer], self.edge_encoder))
 
 
-def _check_integers(least: int, **arguments: int) -> None:
-    for name, value in arguments.items():
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError(f"{name} must be an integer, not {value!r}")
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, not {value}")
+_LEAST = {"in_channels": 1, "hidden_channels": 1, "out_channels": 1, "num_layers": 1, "num_mlp_layers": 1,
+          "edge_dim": 0, "num_categories": 0}
+_CHOICES = {"block": tuple(BLOCKS), "aggr": AGGREGATIONS, "norm": tuple(NORMS), "kernel": KERNELS}
+_NUMBERS = ("t", "p", "y", "dropout")
 
 
-def _check_finite(**arguments: float) -> None:
-    for name, value in arguments.items():
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-            raise ValueError(f"{name} must be a finite number, not {value!r}")
-
-
-def _check_flags(**arguments: bool) -> None:
-    for name, value in arguments.items():
-        if not isinstance(value, bool):
+def _check_options(options: dict) -> None:
+    for name, value in options.items():
+        if name in _LEAST:
+            _check_integer(name, 0 if name == "edge_dim" and value is None else value, _LEAST[name])
+        elif name in _CHOICES:
+            if value not in _CHOICES[name]:
+                raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(_CHOICES[name])}")
+        elif name in _NUMBERS:
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number, not {value!r}")
+        elif not isinstance(value, bool):
             raise ValueError(f"{name} must be true or false, not {value!r}")
+    if not 0 <= options["dropout"] < 1:
+        raise ValueError(f"dropout must be in [0, 1), not {options['dropout']}")
+    if options["p"] == 0:
+        raise ValueError("p must not be 0: the power mean divides by it")
+    if options["aggr"] == "softmax_sg" and options["learn_t"]:
+        raise ValueError("aggr=softmax_sg has no gradient for t: set learn_t=false")
 
 
-def _check_choice(name: str, value: str, choices) -> None:
-    if value not in tuple(choices):
-        raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(choices)}")
+def _check_integer(name: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{name} must be an integer, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")

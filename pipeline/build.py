@@ -61,7 +61,7 @@ def check(config: Config) -> None:
                                ("partition", config.partition.name, PARTITIONS),
                                ("trainer", config.trainer.name, TRAINERS)):
         if name not in members:
-            raise ValueError(f"unknown {key}.name={name}; choose one of {', '.join(members)}")
+            raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")
     with torch.device("meta"):  # which allocates nothing
         _construct(config, in_channels=1, out_channels=1, edge_dim=1, num_categories=0)
 
@@ -75,7 +75,7 @@ def choose_device(name: str, ranks: Ranks = Ranks()) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise ValueError(f"unknown device={name}; choose auto, cpu, cuda or cuda:N")
+        raise ValueError(f"device={name} is unknown; choose auto, cpu, cuda or cuda:N")
     if name == "cpu":
         return torch.device(name)
     if not torch.cuda.is_available():

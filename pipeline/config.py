@@ -174,7 +174,7 @@ def to_object(cfg: DictConfig) -> Config:
     for part, name, schemas in (("data", "source", DATA_SCHEMAS), ("model", "name", MODEL_SCHEMAS)):
         chosen = OmegaConf.select(cfg, f"{part}.{name}")
         if chosen not in schemas:
-            raise ValueError(f"unknown {part}.{name}={chosen}; choose one of {', '.join(schemas)}")
+            raise ValueError(f"{part}.{name}={chosen} is unknown; choose one of {', '.join(schemas)}")
         schema[part] = OmegaConf.structured(schemas[chosen])
     try:
         merged = OmegaConf.merge(schema, OmegaConf.to_container(cfg, resolve=True))

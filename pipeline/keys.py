@@ -83,7 +83,7 @@ def check(config: object) -> None:
 def _check_entry(entry: Entry) -> None:
     name, value, meaning = entry.name, entry.value, entry.meaning
     if meaning.choices and value not in meaning.choices:
-        raise ValueError(f"unknown {name}={value}; choose one of {', '.join(meaning.choices)}")
+        raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(meaning.choices)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{name} must be a finite number, not {value}")
     if meaning.minimum is not None and meaning.below is not None:

@@ -1,21 +1,24 @@
 import gzip
+import os
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import shapes
 import torch
 from hydra import compose, initialize_config_dir
 from hypothesis import settings
 from torch_geometric.data import Data
 
-from pipeline import cli, config as configuration, graph
+from pipeline import cli, config as configuration
+from pipeline.graph.edges import sort_edges
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
-TOY = ["data.num_nodes=240", "data.num_edges=4800", "data.num_species=4", "data.num_groups=8", "data.num_tasks=3",
-       "model.num_layers=2", "model.hidden_channels=8", "train.epochs=4"]
 
 torch.set_num_threads(1)
+if os.environ.get("CHECK_SHAPES", "1") == "1":
+    shapes.check_package("models")
 cli.register_schema()
 # The same examples every time; --hypothesis-profile=default looks for new ones.
 settings.register_profile("repeatable", derandomize=True)
@@ -36,7 +39,7 @@ def configure(tmp_path):
 def make_graph(edges, num_nodes: int, **attributes) -> Data:
     """A graph ready for the pipeline from a list of (source, destination)."""
     raw = torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t().contiguous()
-    edge_index, perm = graph.sort_edges(raw, num_nodes)
+    edge_index, perm = sort_edges(raw, num_nodes)
     if "edge_attr" in attributes:
         attributes["edge_attr"] = attributes["edge_attr"][perm.long()]
     masks = dict(train_mask=torch.ones(num_nodes, dtype=torch.bool), valid_mask=torch.zeros(num_nodes, dtype=torch.bool),

@@ -4,14 +4,13 @@ import copy
 
 import torch
 
-from pipeline import train
-from pipeline.checkpoint import digest
+from pipeline import build, training
 from pipeline.config import Config
-from pipeline.distributed import GradientSync, Ranks, StopRequest, join
-from pipeline.loader import ClusterLoader
-from pipeline.loop import build_model, partitioner_of, predictor
-from pipeline.schedule import Schedule
-from pipeline.task import NodeTask
+from pipeline.run.checkpoint import digest
+from pipeline.run.ranks import Ranks, join
+from pipeline.run.stop import StopRequest
+from pipeline.run.sync import GradientSync
+from pipeline.tasks.node import NodeTask
 
 CPU = torch.device("cpu")
 
@@ -19,20 +18,20 @@ CPU = torch.device("cpu")
 def gradients(ranks: Ranks, stop: StopRequest, config: Config, data) -> list[list[torch.Tensor]]:
     """Every step's averaged gradients of a model that does not move."""
     join(CPU)
-    task = NodeTask(data)
-    torch.manual_seed(config.seed)
-    model = build_model(config.model, data, task)
+    task, loader = build.build_task(config, data), build.build_loader(config, data)
+    rng = torch.manual_seed(config.seed)
+    model = build.build_model(config, data, task)
     sync = GradientSync(model, ranks)
-    schedule = Schedule(config, partitioner_of(config, data), ranks)
-    batches = list(ClusterLoader(data).batches(*schedule.draw(0, 0)))
+    schedule = build.build_schedule(config, loader.num_batches, ranks)
+    batches = list(loader.batches(0, schedule.share(0)))
     out = []
     for step in range(schedule.num_steps):
         model.zero_grad()
         loss_sum = count = None
         if step < len(batches):
-            loss_sum, count = task.loss(model, batches[step])
+            loss_sum, count = task.loss(model, batches[step], rng)
             loss_sum.backward()
-        agreed = sync(loss_sum, count, False)
+        agreed = sync(loss_sum, count)
         out.append([p.grad / max(agreed.count, 1) for p in model.parameters()])
     return out
 
@@ -43,24 +42,24 @@ def predictions(ranks: Ranks, stop: StopRequest, config: Config, data) -> torch.
 
 
 def predict(config: Config, data, ranks: Ranks) -> torch.Tensor:
-    task = NodeTask(data)
+    task, loader = build.build_task(config, data), build.build_loader(config, data)
     torch.manual_seed(config.seed)
-    model = build_model(config.model, data, task)
-    return predictor(model, task, ClusterLoader(data), config, ranks)(3)
+    model = build.build_model(config, data, task)
+    return build.build_predictor(config, model, task, loader, ranks)(3)
 
 
 def poisoned(ranks: Ranks, stop: StopRequest, config: Config, folder, content_hash: str) -> None:
     """Train; the loss of rank 1 is not a number in its sixth step."""
     loss, calls = NodeTask.loss, []
 
-    def nan_once(self, model, batch):
+    def nan_once(self, model, batch, rng):
         calls.append(batch)
-        total, count = loss(self, model, batch)
+        total, count = loss(self, model, batch, rng)
         return total * torch.nan if len(calls) == 6 else total, count
 
     if ranks.rank == 1:
         NodeTask.loss = nan_once
-    train._train_rank(ranks, stop, config, folder, "test", content_hash, None)
+    training._train_launched(ranks, stop, config, folder, "test", content_hash, None)
 
 
 def drift(ranks: Ranks, stop: StopRequest) -> None:

@@ -1,15 +1,16 @@
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from pipeline import checkpoint
+from pipeline.run import checkpoint, files
 
 
-def state(epoch: int) -> dict:
-    return {"epoch": epoch, "model": {"weight": torch.arange(6.0).view(2, 3) + epoch, "steps": torch.tensor(epoch)},
+def state(round_: int) -> dict:
+    return {"round": round_, "model": {"weight": torch.arange(6.0).view(2, 3) + round_, "steps": torch.tensor(round_)},
             "list": [1, (2.5, None)]}
 
 
@@ -65,17 +66,34 @@ def test_any_changed_byte_is_found_or_harmless(tmp_path):
 
 
 def test_what_killed_processes_left_is_cleaned_up(tmp_path):
-    process = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
-    dead, alive = (tmp_path / f".a.pt.{pid}.tmp" for pid in (process.stdout.strip(), os.getppid()))
-    for path in (dead, alive):
-        path.write_bytes(b"half")
-    checkpoint.save(tmp_path / "a.pt", state(1))
-    assert sorted(os.listdir(tmp_path)) == sorted([alive.name, "a.pt"])
+    half_written = "\n".join([
+        "import os, pathlib, signal, sys, time", "from pipeline.run import files",
+        "def write(file):", "    file.write(b'half'); file.flush(); print('half', flush=True)",
+        "    os.kill(os.getpid(), signal.SIGKILL) if sys.argv[2] == 'dead' else time.sleep(100)",
+        "files.write_atomically(pathlib.Path(sys.argv[1]), write)"])
+    # The living one is in a process number space of its own where the machine allows that: as on another node, its
+    # number says nothing here.
+    unshare = ["unshare", "--pid", "--fork"]
+    allowed = subprocess.run([*unshare, "true"], capture_output=True).returncode == 0
+    command = [sys.executable, "-c", half_written, str(tmp_path / "a.pt")]
+    living = subprocess.Popen([*unshare * allowed, *command, "alive"], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert living.stdout.readline() == b"half\n"
+        (alive,) = os.listdir(tmp_path)
+        subprocess.run([*command, "dead"], stdout=subprocess.DEVNULL)
+        assert len(os.listdir(tmp_path)) == 2
+        checkpoint.save(tmp_path / "a.pt", state(1))
+        assert sorted(os.listdir(tmp_path)) == sorted([alive, "a.pt"])
+    finally:
+        os.killpg(living.pid, signal.SIGKILL)
+        living.communicate()
+    checkpoint.save(tmp_path / "a.pt", state(2))
+    assert os.listdir(tmp_path) == ["a.pt"]
 
 
 def test_a_directory_is_held_by_one_process(tmp_path):
-    code = f"import pathlib, pipeline.checkpoint as c\nwith c.lock(pathlib.Path({str(tmp_path)!r})): pass"
-    with checkpoint.lock(tmp_path):
+    code = f"import pathlib, pipeline.run.files as c\nwith c.lock(pathlib.Path({str(tmp_path)!r})): pass"
+    with files.lock(tmp_path):
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert "is in use by another process" in other.stderr
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -89,27 +107,27 @@ def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path):
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        checkpoint.write_atomically(tmp_path / "a.pt", write)
-    assert checkpoint.load(tmp_path / "a.pt")["epoch"] == 1 and os.listdir(tmp_path) == ["a.pt"]
+        files.write_atomically(tmp_path / "a.pt", write)
+    assert checkpoint.load(tmp_path / "a.pt")["round"] == 1 and os.listdir(tmp_path) == ["a.pt"]
 
 
 def test_last_falls_back_to_the_previous_and_says_so(tmp_path, caplog):
     assert checkpoint.load_last(tmp_path) is None
-    for epoch in (1, 2, 3):
-        checkpoint.save_last(tmp_path, state(epoch))
+    for round_ in (1, 2, 3):
+        checkpoint.save_last(tmp_path, state(round_))
     assert sorted(os.listdir(tmp_path)) == ["last.pt", "previous.pt"]
-    assert checkpoint.load_last(tmp_path)["epoch"] == 3
+    assert checkpoint.load_last(tmp_path)["round"] == 3
     content = (tmp_path / "last.pt").read_bytes()
     (tmp_path / "last.pt").write_bytes(content[:-200])
-    assert checkpoint.load_last(tmp_path)["epoch"] == 2
-    assert "last.pt is damaged" in caplog.text and "falling back to" in caplog.text and "of epoch 3" in caplog.text
+    assert checkpoint.load_last(tmp_path)["round"] == 2
+    assert "last.pt is damaged" in caplog.text and "falling back to" in caplog.text and "of round 2" in caplog.text
     # The whole one is the last one now: a kill in the middle of the next save leaves it.
     assert os.listdir(tmp_path) == ["last.pt"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint, "save", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             checkpoint.save_last(tmp_path, state(4))
-    assert checkpoint.load_last(tmp_path)["epoch"] == 2
+    assert checkpoint.load_last(tmp_path)["round"] == 2
     for name in ("last.pt", "previous.pt"):
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(ValueError, match="no checkpoint is left to resume from"):

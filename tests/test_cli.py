@@ -1,22 +1,15 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import TOY
+from running import ROOT, TOY, shell
 
-from pipeline import cli, config as configuration, evaluate, prepare
+from pipeline import build, cli, config as configuration, prepare, restore
 from pipeline.config import EvaluateConfig
-from pipeline.train import resolve, run
-
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def shell(module: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", module, *arguments], cwd=cwd, capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+from pipeline.folder import resolve
+from pipeline.training import run
 
 
 def test_train_evaluate_resume_and_report_as_a_user_types_them(tmp_path):
@@ -54,27 +47,27 @@ def test_mistakes_on_the_command_line_are_one_line_each(tmp_path):
 
 
 @pytest.mark.parametrize("overrides, message", [
-    (["data.source=web"], "unknown dataset: data.source=web; choose one of synthetic_proteins, digits, ogb, file"),
-    (["model.name=gat"], "unknown model.name=gat; choose one of deepergcn"),
-    (["model.aggr=median"], "unknown model.aggr=median; choose one of softmax,"),
-    (["model.block=skip"], "unknown model.block=skip"), (["model.norm=group"], "unknown model.norm=group"),
+    (["data.source=web"], "data.source=web is unknown; choose one of synthetic_proteins, digits, ogb, file"),
+    (["model.name=gat"], "model.name=gat is unknown; choose one of deepergcn"),
+    (["model.aggr=median"], "model.aggr=median is unknown; choose one of softmax,"),
+    (["model.block=skip"], "model.block=skip is unknown"), (["model.norm=group"], "model.norm=group is unknown"),
     (["model.num_layers=0"], "model.num_layers must be at least 1, not 0"), (["model.dropout=1"], "model.dropout must be in"),
-    (["partition.name=kmeans"], "unknown partition.name=kmeans; choose one of random, metis, metis_random, whole"),
+    (["partition.name=kmeans"], "partition.name=kmeans is unknown; choose one of random, metis, metis_random, whole"),
     (["partition.num_parts=0"], "partition.num_parts must be at least 1, not 0"),
-    (["train.epochs=0"], "train.epochs must be at least 1"), (["train.lr=0"], "train.lr must be positive, not 0"),
-    (["train.label_input=1"], "train.label_input must be in [0, 1), not 1"), (["train.lr=nan"], "train.lr must be positive, not nan"), (["train.optimizer=sgd"], "unknown train.optimizer=sgd"),
-    (["evaluation.method=guess"], "unknown evaluation.method=guess; choose one of views, exact"),
+    (["train.epochs=0"], "train.epochs must be at least 1"), (["train.lr=0"], "train.lr must be more than 0, not 0"),
+    (["train.label_input=1"], "train.label_input must be in [0, 1), not 1"), (["train.lr=nan"], "train.lr must be a finite number, not nan"), (["train.optimizer=sgd"], "train.optimizer=sgd is unknown"),
+    (["evaluation.method=guess"], "evaluation.method=guess is unknown; choose one of views, exact"),
     (["data.components=second"], "data.components=second; choose all, largest, separate, or a number K"),
-    (["data.components=0"], "data.components=0; choose"), (["seed=-1"], "seed must be between 0 and 2^63 - 1, not -1"),
-    (["model.p=0"], "model.p must not be 0"), (["train.lr=inf"], "train.lr must be positive, not inf"),
-    (["model.aggr=softmax_sg"], "model.aggr=softmax_sg has no gradient for t: set model.learn_t=false"),
-    (["kernel=fast"], "unknown kernel=fast; choose one of auto, fused, reference"),
+    (["data.components=0"], "data.components=0; choose"), (["seed=-1"], "seed must be in [0, 2^63), not -1"),
+    (["model.p=0"], "model.p must not be 0"), (["train.lr=inf"], "train.lr must be a finite number, not inf"),
+    (["model.aggr=softmax_sg"], "model.aggr=softmax_sg has no gradient for t: set learn_t=false"),
+    (["kernel=fast"], "kernel=fast is unknown; choose one of auto, fused, reference"),
     (["train.weight_decay=-1"], "train.weight_decay must be at least 0, not -1"),
     (["data=file"], "no value for data.path: give it on the command line"),
 ])
 def test_values_that_no_run_can_have(overrides, message, configure):
     with pytest.raises(ValueError) as error:
-        configure(*overrides)
+        build.check(configure(*overrides))
     assert message in str(error.value)
 
 
@@ -105,8 +98,8 @@ def test_resuming_another_configuration_names_the_keys(configure, tmp_path):
 
 
 def test_an_unknown_device(configure, tmp_path):
-    for device, message in (("tpu0", "unknown device=tpu0; choose auto, cpu, cuda or cuda:N"),
-                            ("meta", "unknown device=meta"),
+    for device, message in (("tpu0", "device=tpu0 is unknown; choose auto, cpu, cuda or cuda:N"),
+                            ("meta", "device=meta is unknown"),
                             ("cuda:0", None if torch.cuda.is_available() else "device=cuda:0: torch sees no GPU")):
         if message is not None:
             with pytest.raises(ValueError, match=message):
@@ -129,7 +122,7 @@ def test_every_experiment_composes_and_runs_at_toy_size(experiment, configure, t
     (tmp_path / "run").mkdir()
     summary = run(config, tmp_path / "run", "test")
     assert summary["experiment"] == experiment and summary["data_epochs"] == 2
-    scores = evaluate.run(EvaluateConfig(run=str(tmp_path / "run"), device="cpu"))
+    scores = restore.evaluate(EvaluateConfig(run=str(tmp_path / "run"), device="cpu"))
     assert scores["valid"] == summary["best_valid"] or scores["valid"] != scores["valid"]
 
 
@@ -142,18 +135,18 @@ def test_evaluate_by_both_methods_saves_predictions_and_explains(configure, tmp_
     (tmp_path / "run").mkdir()
     run(configure(*TOY), tmp_path / "run", "test")
     options = EvaluateConfig(run=str(tmp_path / "run"), device="cpu", predictions=str(tmp_path / "logits.pt"))
-    exact = evaluate.run(options)
+    exact = restore.evaluate(options)
     assert torch.load(tmp_path / "logits.pt", weights_only=True)["logits"].shape == (240, 3)
-    views = evaluate.run(EvaluateConfig(run=str(tmp_path / "run"), method="views", num_views=2, num_parts=3, device="cpu"))
+    views = restore.evaluate(EvaluateConfig(run=str(tmp_path / "run"), method="views", num_views=2, num_parts=3, device="cpu"))
     assert views != exact
-    for wrong, message in ((dict(checkpoint="first"), "unknown checkpoint=first"), (dict(method="guess"), "unknown evaluation.method"),
+    for wrong, message in ((dict(checkpoint="first"), "checkpoint=first is unknown"), (dict(method="guess"), "evaluation.method=guess is unknown"),
                            (dict(run=str(tmp_path)), "is not a run directory")):
         with pytest.raises(ValueError, match=message):
-            evaluate.run(EvaluateConfig(**{"run": str(tmp_path / "run"), **wrong}))
+            restore.evaluate(EvaluateConfig(**{"run": str(tmp_path / "run"), **wrong}))
     best = tmp_path / "run" / "checkpoints" / "best.pt"
     best.write_bytes(best.read_bytes()[:-50])
     with pytest.raises(ValueError, match="best.pt is damaged"):
-        evaluate.run(EvaluateConfig(run=str(tmp_path / "run")))
+        restore.evaluate(EvaluateConfig(run=str(tmp_path / "run")))
 
 
 def test_hydra_multirun(tmp_path):
@@ -189,6 +182,6 @@ def test_traceback_on_demand(tmp_path):
 
 
 def test_resume_directory_is_checked_before_hydra_makes_it(tmp_path):
-    assert cli.run_dir(None, "outputs/x") == "outputs/x"
+    assert cli.choose_run_dir(None, "outputs/x") == "outputs/x"
     with pytest.raises(ValueError, match="has no config.yaml"):
-        cli.run_dir(str(tmp_path), "outputs/x")
+        cli.choose_run_dir(str(tmp_path), "outputs/x")

@@ -11,9 +11,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from torch_geometric.data import Data
 
-from pipeline import data as datasets
-from pipeline import graph, ogb_folder, synthetic
-from pipeline.config import DigitsConfig, FileConfig, OGBConfig, SyntheticProteinsConfig
+from pipeline.data import prepare as preparing
+from pipeline.data.cache import load
+from pipeline.data import ogb_node, synthetic
+from pipeline.graph.edges import adjacency
+from pipeline.graph.structure import inspect
+from pipeline.names import MASKS, SPLITS
+from pipeline.data.config import OGB_NODE_NAMES, DigitsConfig, FileConfig, OGBConfig, SyntheticProteinsConfig
 
 SMALL = dict(num_nodes=600, num_edges=12_000, num_groups=12, num_tasks=4)
 
@@ -32,7 +36,7 @@ def test_synthetic_proteins_has_the_schema_and_is_reproducible():
     assert all(torch.equal(a[key], b[key]) for key in ("edge_attr", "y", "species", "train_mask"))
     assert torch.equal(a.edge_index.as_tensor(), b.edge_index.as_tensor())
     assert not torch.equal(a.y, synthetic.synthetic_proteins(**SMALL, seed=1).y)
-    found = graph.structure(a.edge_index)
+    found = inspect(a.edge_index)
     assert (found.num_edges, found.num_without_reverse, found.num_self_loops, found.num_duplicates) == (12_000, 0, 0, 0)
     assert a.edge_attr.shape == (12_000, 8) and 0 <= a.edge_attr.min() and a.edge_attr.max() <= 1
     assert a.y.shape == (600, 4) and set(a.y.unique().tolist()) == {0, 1}
@@ -52,8 +56,8 @@ def test_both_directions_of_a_pair_carry_the_same_evidence():
 
 def test_neighbours_tell_what_a_node_alone_does_not():
     data = synthetic.synthetic_proteins(num_nodes=3000, num_edges=150_000, num_groups=40, num_tasks=6)
-    x = datasets.incident_sum(data.edge_index, data.edge_attr, log=True).numpy()
-    matrix = graph.adjacency(data.edge_index)
+    x = preparing.incident_sum(data.edge_index, data.edge_attr, log=True).numpy()
+    matrix = adjacency(data.edge_index)
     matrix.data = np.ones(matrix.nnz, np.float32)
     with_neighbours = np.concatenate([x, matrix @ x / np.diff(matrix.indptr).clip(1)[:, None]], 1)
     train, test = data.train_mask.numpy(), data.test_mask.numpy()
@@ -78,29 +82,29 @@ def test_impossible_synthetic_sizes(sizes, message):
 def test_dense_and_edgeless_synthetic_graphs():
     most = 40 * 39 // 4
     dense = synthetic.synthetic_proteins(num_nodes=40, num_edges=most - most % 2, num_groups=4, num_tasks=2, num_species=4)
-    assert graph.structure(dense.edge_index).num_duplicates == 0 and dense.num_edges == most - most % 2
+    assert inspect(dense.edge_index).num_duplicates == 0 and dense.num_edges == most - most % 2
     empty = synthetic.synthetic_proteins(num_nodes=40, num_edges=0, num_groups=4, num_tasks=2, num_species=4)
     assert empty.num_edges == 0 and torch.isfinite(empty.y).all()
 
 
 def test_digits_is_an_undirected_graph_of_real_digits(tmp_path):
-    data = datasets.load(DigitsConfig(), tmp_path)
+    data = load(DigitsConfig(), tmp_path)
     assert data.num_nodes == 1797 and data.x.shape == (1797, 64) and data.metric == "acc" and data.edge_attr is None
-    assert graph.structure(data.edge_index).is_undirected and data.y.unique().tolist() == list(range(10))
-    assert [int(data[m].sum()) for m in datasets.MASKS] == [1078, 359, 360]
+    assert inspect(data.edge_index).is_undirected and data.y.unique().tolist() == list(range(10))
+    assert [int(data[m].sum()) for m in MASKS] == [1078, 359, 360]
 
 
-@pytest.mark.parametrize("name", ogb_folder.NAMES)
+@pytest.mark.parametrize("name", OGB_NODE_NAMES)
 def test_a_folder_in_ogbs_layout(name, ogb_toy, tmp_path):
     folder = ogb_toy(name)
     before = sorted(folder.rglob("*"))
-    data = datasets.load(OGBConfig(name=name, folder=str(folder)), tmp_path)
+    data = load(OGBConfig(name=name, folder=str(folder)), tmp_path)
     assert sorted(folder.rglob("*")) == before
-    assert [int(data[m].sum()) for m in datasets.MASKS] == [36, 12, 12]
+    assert [int(data[m].sum()) for m in MASKS] == [36, 12, 12]
     if name == "ogbn-proteins":
         assert (data.metric, data.y.shape, data.num_categories) == ("rocauc", (60, 5), 3)
         assert data.x.shape == (60, 8 + 3) and data.edge_index.size(1) == 600
-        assert graph.structure(data.edge_index).is_undirected
+        assert inspect(data.edge_index).is_undirected
         total = torch.zeros(60, 8).index_add_(0, data.edge_index.as_tensor()[1], data.edge_attr)
         torch.testing.assert_close(data.x[:, :8], total)
         assert bool((data.x[:, 8:].sum(1) == 1).all())
@@ -111,26 +115,26 @@ def test_a_folder_in_ogbs_layout(name, ogb_toy, tmp_path):
 
 def test_undirected_with_self_loops(ogb_toy, tmp_path):
     config = OGBConfig(name="ogbn-arxiv", folder=str(ogb_toy("ogbn-arxiv")), to_undirected=True, add_self_loops=True)
-    found = graph.structure(datasets.load(config, tmp_path).edge_index)
+    found = inspect(load(config, tmp_path).edge_index)
     assert found.is_undirected and found.num_self_loops == 60 and found.num_duplicates == 0
 
 
 def test_a_split_saved_as_numpy_arrays(ogb_toy, tmp_path):
     folder = ogb_toy()
     split = folder / "split" / "species"
-    parts = {part: ogb_folder._read_nodes(split / f"{part}.csv.gz") for part in ogb_folder.SPLIT_PARTS}
-    expected = datasets.load(OGBConfig(name="ogbn-proteins", folder=str(folder)), tmp_path / "a")
+    parts = {part: ogb_node._read_nodes(split / f"{part}.csv.gz") for part in SPLITS}
+    expected = load(OGBConfig(name="ogbn-proteins", folder=str(folder)), tmp_path / "a")
     torch.save(parts, split / "split_dict.pt")
     config = OGBConfig(name="ogbn-proteins", folder=str(folder))
-    data = datasets.load(config, tmp_path / "b")
-    assert all(torch.equal(data[mask], expected[mask]) for mask in datasets.MASKS)
+    data = load(config, tmp_path / "b")
+    assert all(torch.equal(data[mask], expected[mask]) for mask in MASKS)
     torch.save({key: nodes.astype(np.int32) for key, nodes in parts.items()}, split / "split_dict.pt")
-    assert torch.equal(datasets.load(config, tmp_path / "b").train_mask, expected.train_mask)
+    assert torch.equal(load(config, tmp_path / "b").train_mask, expected.train_mask)
     for broken in (lambda: torch.save({"train": parts["train"]}, split / "split_dict.pt"),
                    lambda: (split / "split_dict.pt").write_bytes(b"half")):
         broken()
         with pytest.raises(ValueError, match="split_dict.pt is damaged, or no split into train, valid, test"):
-            datasets.load(config, tmp_path / "b")
+            load(config, tmp_path / "b")
 
 
 @pytest.mark.parametrize("file, content, message", [
@@ -142,32 +146,32 @@ def test_files_that_hold_no_numbers_are_named(file, content, message, ogb_toy, t
     folder = ogb_toy()
     (folder / file).write_bytes(gzip.compress(content))
     with pytest.raises(ValueError, match=message):
-        datasets.load(OGBConfig(name="ogbn-proteins", folder=str(folder)), tmp_path)
+        load(OGBConfig(name="ogbn-proteins", folder=str(folder)), tmp_path)
 
 
 def test_every_key_that_shapes_the_graph_is_in_its_name(ogb_toy, tmp_path):
     config = OGBConfig(name="ogbn-arxiv", folder=str(ogb_toy("ogbn-arxiv")))
     changes = [{}, dict(to_undirected=True), dict(add_self_loops=True), dict(node_features="log_sum")]
-    assert len({datasets.load(dataclasses.replace(config, **change), tmp_path).content_hash for change in changes}) == 4
+    assert len({load(dataclasses.replace(config, **change), tmp_path).content_hash for change in changes}) == 4
     same = dataclasses.replace(config, components="largest", min_component_size=3)
-    assert datasets.load(same, tmp_path).content_hash == datasets.load(config, tmp_path).content_hash
+    assert load(same, tmp_path).content_hash == load(config, tmp_path).content_hash
 
 
 def test_reverse_edges_and_self_loops_get_the_mean_of_the_features():
     data = good()
     data.edge_index = torch.tensor([[0, 1, 2], [1, 0, 1]])
     data.edge_attr = torch.tensor([[1.0], [3.0], [5.0]])
-    found = datasets.prepare(data, SyntheticProteinsConfig(to_undirected=True, add_self_loops=True))
+    found = preparing.prepare(data, SyntheticProteinsConfig(to_undirected=True, add_self_loops=True))
     by_edge = {(u, v): a for u, v, a in zip(*found.edge_index.as_tensor().tolist(), found.edge_attr.squeeze(1).tolist())}
     assert by_edge == pytest.approx({(0, 1): 2, (1, 0): 2, (1, 2): 5, (2, 1): 5, (0, 0): 2, (1, 1): 3.5, (2, 2): 5, (3, 3): 0,
                                      (4, 4): 0, (5, 5): 0})
-    synthetic_with_loops = datasets.prepare(synthetic.synthetic_proteins(**SMALL), SyntheticProteinsConfig(add_self_loops=True))
-    assert graph.structure(synthetic_with_loops.edge_index).num_self_loops == 600
+    synthetic_with_loops = preparing.prepare(synthetic.synthetic_proteins(**SMALL), SyntheticProteinsConfig(add_self_loops=True))
+    assert inspect(synthetic_with_loops.edge_index).num_self_loops == 600
 
 @needs_shared("yeast")
 def test_the_real_yeast_graph(tmp_path):
-    data = datasets.load(OGBConfig(name="ogbn-proteins", folder=str(SHARED / "yeast")), tmp_path)
-    found = graph.structure(data.edge_index)
+    data = load(OGBConfig(name="ogbn-proteins", folder=str(SHARED / "yeast")), tmp_path)
+    found = inspect(data.edge_index)
     assert (found.num_nodes, found.num_edges, found.num_isolated) == (5911, 2 * 225_348, 225)
     assert found.is_undirected and data.y.shape == (5911, 112) and data.x.shape == (5911, 9)
 
@@ -176,22 +180,22 @@ def test_prepared_graphs_are_cached_by_content(ogb_toy, tmp_path, caplog):
     caplog.set_level("INFO")
     folder, cache = ogb_toy(), tmp_path / "cache"
     config = OGBConfig(name="ogbn-proteins", folder=str(folder))
-    first = datasets.load(config, cache)
-    again = datasets.load(config, cache)
+    first = load(config, cache)
+    again = load(config, cache)
     assert "prepared in" in caplog.text and "read from" in caplog.text
     assert torch.equal(first.edge_index.as_tensor(), again.edge_index.as_tensor())
-    assert all(torch.equal(first[key], again[key]) for key in ("x", "edge_attr", "y", *datasets.MASKS))
+    assert all(torch.equal(first[key], again[key]) for key in ("x", "edge_attr", "y", *MASKS))
     moved = folder.rename(tmp_path / "elsewhere")
-    datasets.load(OGBConfig(name="ogbn-proteins", folder=str(moved)), cache)
+    load(OGBConfig(name="ogbn-proteins", folder=str(moved)), cache)
     assert len(list(cache.rglob("*.pt"))) == 1
     write_csv(moved / "raw" / "node-label.csv.gz", np.ones((60, 5), int))
-    datasets.load(OGBConfig(name="ogbn-proteins", folder=str(moved)), cache)
+    load(OGBConfig(name="ogbn-proteins", folder=str(moved)), cache)
     assert len(list(cache.rglob("*.pt"))) == 2 and not list(cache.rglob("*.tmp"))
 
 
 def test_a_damaged_graph_cache_is_rebuilt(tmp_path, caplog):
     config = SyntheticProteinsConfig(**SMALL)
-    first = datasets.load(config, tmp_path)
+    first = load(config, tmp_path)
     (path,) = tmp_path.rglob("*.pt")
     content = bytearray(path.read_bytes())
     flipped = bytearray(content)
@@ -199,7 +203,7 @@ def test_a_damaged_graph_cache_is_rebuilt(tmp_path, caplog):
     for broken in (content[:5000], flipped):
         caplog.clear()
         path.write_bytes(broken)
-        again = datasets.load(config, tmp_path)
+        again = load(config, tmp_path)
         assert "preparing the graph again" in caplog.text and torch.equal(first.edge_attr, again.edge_attr)
 
 
@@ -209,15 +213,15 @@ def test_a_file_of_the_users(tmp_path):
     del data.valid_mask, data.metric
     data.y = data.y.squeeze(1)
     torch.save(data, tmp_path / "graph.pt")
-    loaded = datasets.load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path / "cache")
+    loaded = load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path / "cache")
     assert loaded.metric == "acc" and torch.equal(loaded.x, data.x) and torch.equal(loaded.valid_mask, data.val_mask)
-    torch.save({"edge_index": data.edge_index, "y": torch.ones(6, 2), **{m: torch.arange(6) % 3 == i for i, m in enumerate(datasets.MASKS)}}, tmp_path / "dict.pt")
-    loaded = datasets.load(FileConfig(path=str(tmp_path / "dict.pt")), tmp_path / "cache")
+    torch.save({"edge_index": data.edge_index, "y": torch.ones(6, 2), **{m: torch.arange(6) % 3 == i for i, m in enumerate(MASKS)}}, tmp_path / "dict.pt")
+    loaded = load(FileConfig(path=str(tmp_path / "dict.pt")), tmp_path / "cache")
     assert loaded.metric == "rocauc" and loaded.x.tolist() == [[2.0]] * 6
 
 
 def test_log_sums_are_standardised():
-    data = datasets.prepare(synthetic.synthetic_proteins(**SMALL), SyntheticProteinsConfig(node_features="log_sum"))
+    data = preparing.prepare(synthetic.synthetic_proteins(**SMALL), SyntheticProteinsConfig(node_features="log_sum"))
     torch.testing.assert_close(data.x[:, :8].mean(0), torch.zeros(8), atol=1e-5, rtol=0)
     torch.testing.assert_close(data.x[:, :8].std(0, correction=0), torch.ones(8))
 
@@ -251,29 +255,29 @@ def broken(**changes) -> Data:
 ])
 def test_broken_graphs_are_refused(data, message):
     with pytest.raises(ValueError, match=message):
-        datasets.prepare(data, SyntheticProteinsConfig())
+        preparing.prepare(data, SyntheticProteinsConfig())
 
 
 def test_an_empty_valid_split_is_said(caplog):
-    data = datasets.prepare(broken(valid_mask=torch.zeros(6, dtype=torch.bool)), SyntheticProteinsConfig())
+    data = preparing.prepare(broken(valid_mask=torch.zeros(6, dtype=torch.bool)), SyntheticProteinsConfig())
     assert "the valid split is empty" in caplog.text and data.num_nodes == 6
 
 
 def test_missing_datasets_name_the_way_out(tmp_path):
     with pytest.raises(ValueError, match=r"python -m pipeline.prepare \+experiment=ogbn_proteins"):
-        datasets.load(OGBConfig(name="ogbn-proteins", root=str(tmp_path)), tmp_path)
+        load(OGBConfig(name="ogbn-proteins", root=str(tmp_path)), tmp_path)
     with pytest.raises(ValueError, match="data.folder=.*nowhere does not exist"):
-        datasets.load(OGBConfig(name="ogbn-proteins", folder=str(tmp_path / "nowhere")), tmp_path)
+        load(OGBConfig(name="ogbn-proteins", folder=str(tmp_path / "nowhere")), tmp_path)
     with pytest.raises(ValueError, match="unknown dataset: data.name=ogbn-mag; choose one of ogbn-proteins"):
-        datasets.load(OGBConfig(name="ogbn-mag"), tmp_path)
+        load(OGBConfig(name="ogbn-mag"), tmp_path)
     with pytest.raises(ValueError, match="data.path=.*graph.pt does not exist"):
-        datasets.load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path)
+        load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path)
     torch.save({"edge_index": torch.zeros(2, 0)}, tmp_path / "graph.pt")
     with pytest.raises(ValueError, match="graph.pt has no y, train_mask, valid_mask, test_mask"):
-        datasets.load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path)
+        load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path)
     (tmp_path / "graph.pt").write_text("no graph")
     with pytest.raises(ValueError, match="graph.pt is no saved torch_geometric Data"):
-        datasets.load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path)
+        load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path)
 
 
 @pytest.mark.parametrize("file", ["raw/edge.csv.gz", "raw/edge-feat.csv.gz", "raw/node-label.csv.gz", "raw/num-node-list.csv.gz",
@@ -285,10 +289,10 @@ def test_missing_and_truncated_files_are_named(file, ogb_toy, tmp_path):
     path.write_bytes(content[:-9])
     config = OGBConfig(name="ogbn-proteins", folder=str(folder))
     with pytest.raises(ValueError, match=f"{file} is damaged or cut short"):
-        datasets.load(config, tmp_path / "cache")
+        load(config, tmp_path / "cache")
     path.unlink()
     with pytest.raises(ValueError, match=f"{file} is missing"):
-        datasets.load(config, tmp_path / "cache")
+        load(config, tmp_path / "cache")
     assert not list(tmp_path.glob("cache/**/*.pt"))
 
 
@@ -299,19 +303,19 @@ def test_files_that_do_not_fit_each_other_are_named(ogb_toy, tmp_path):
     rows = gzip.decompress(feat.read_bytes()).splitlines()
     feat.write_bytes(gzip.compress(b"\n".join(rows[:-10])))
     with pytest.raises(ValueError, match="edge-feat.csv.gz has 290 rows, num-edge-list.csv.gz says 300"):
-        datasets.load(config, tmp_path)
+        load(config, tmp_path)
     feat.write_bytes(gzip.compress(b"\n".join(rows)))
     write_csv(folder / "raw" / "num-edge-list.csv.gz", [299])
     with pytest.raises(ValueError, match="edge.csv.gz has 300 rows, num-edge-list.csv.gz says 299"):
-        datasets.load(config, tmp_path)
+        load(config, tmp_path)
     write_csv(folder / "raw" / "num-edge-list.csv.gz", [300])
     write_csv(folder / "split" / "species" / "test.csv.gz", [60])
     with pytest.raises(ValueError, match="node 60 of the test split is not one of 60 nodes"):
-        datasets.load(config, tmp_path)
+        load(config, tmp_path)
 
 
 def test_importing_ogb_asks_no_network():
-    code = "import pipeline.ogb_folder, threading, ogb.version as v; assert v.check_outdated is None; print(threading.active_count())"
+    code = "import pipeline.data.ogb_node, threading, ogb.version as v; assert v.check_outdated is None; print(threading.active_count())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "1"
 
 
@@ -319,10 +323,10 @@ def test_download_asks_nothing_and_leaves_no_half(tmp_path, monkeypatch):
     def fail(url, folder):
         raise OSError("no network")
 
-    monkeypatch.setattr(ogb_folder, "download_url", fail)
+    monkeypatch.setattr(ogb_node, "download_url", fail)
     with pytest.raises(OSError, match="no network"):
-        ogb_folder.download("ogbn-proteins", str(tmp_path / "dataset"))
-    assert not ogb_folder.folder_of("ogbn-proteins", str(tmp_path / "dataset")).exists()
+        ogb_node.download("ogbn-proteins", str(tmp_path / "dataset"))
+    assert not ogb_node.folder_of("ogbn-proteins", str(tmp_path / "dataset")).exists()
     fetched = []
 
     def fetch(url, folder):
@@ -330,9 +334,9 @@ def test_download_asks_nothing_and_leaves_no_half(tmp_path, monkeypatch):
         (tmp_path / "proteins.zip").write_bytes(b"")
         return str(tmp_path / "proteins.zip")
 
-    monkeypatch.setattr(ogb_folder, "download_url", fetch)
-    monkeypatch.setattr(ogb_folder, "extract_zip", lambda archive, root: (tmp_path / "dataset" / "proteins").mkdir())
+    monkeypatch.setattr(ogb_node, "download_url", fetch)
+    monkeypatch.setattr(ogb_node, "extract_zip", lambda archive, root: (tmp_path / "dataset" / "proteins").mkdir())
     for _ in range(2):
-        ogb_folder.download("ogbn-proteins", str(tmp_path / "dataset"))
+        ogb_node.download("ogbn-proteins", str(tmp_path / "dataset"))
     assert fetched == ["http://snap.stanford.edu/ogb/data/nodeproppred/proteins.zip"]
     assert (tmp_path / "dataset" / "ogbn_proteins").is_dir()

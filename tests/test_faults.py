@@ -8,50 +8,24 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
-import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import TOY
-from test_parallel import epochs_of, start, summary_of, train, wait_for_epochs
+from running import (
+    TOY, forked, rounds_of, start, status_of, summary_of, train, wait_for_rounds,
+)
 
-from pipeline import checkpoint
-from pipeline.distributed import EXIT_TRY_AGAIN, Stopped
+from pipeline.run import checkpoint, files
+from pipeline.run.errors import EXIT_TRY_AGAIN
 
 RUN = [*TOY, "train.epochs=8"]
-
-
-def forked(function, *args) -> int:
-    """Call a function in a copy of this process, which is there at once and may be killed for real; returns its number.
-
-    It exits with 0, with EXIT_TRY_AGAIN if it was stopped, or with 1 and a traceback.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of forks beside threads: those of this process have ended or do nothing
-        pid = os.fork()
-    if pid == 0:
-        try:
-            function(*args)
-            os._exit(0)
-        except Stopped:
-            os._exit(EXIT_TRY_AGAIN)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    return pid
-
-
-def status_of(pid: int) -> int:
-    """How a forked process ended: its exit status, or minus the signal."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def train_killed_while_saving(point: str, config, folder) -> None:
     """Train; the process kills itself at a named point of the fifth save of last.pt."""
     saves = 0
-    write, save, replace, link = checkpoint.write_atomically, torch.save, os.replace, os.link
+    write, save, replace, link = files.write_atomically, torch.save, os.replace, os.link
 
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -85,7 +59,7 @@ def train_killed_while_saving(point: str, config, folder) -> None:
         if saves == 4 and point == "while pruning":
             die()
 
-    checkpoint.write_atomically, torch.save, os.replace, os.link = counted, halved, renamed, pruned
+    files.write_atomically, torch.save, os.replace, os.link = counted, halved, renamed, pruned
     train(config, folder)
 
 
@@ -103,10 +77,10 @@ def test_a_kill_at_any_point_of_a_save_loses_nothing(point, undisturbed, tmp_pat
     folder = tmp_path / "run"
     assert status_of(forked(train_killed_while_saving, point, config, folder)) == -signal.SIGKILL
     left = checkpoint.load(folder / "checkpoints" / "last.pt")
-    assert left["epoch"] == (4 if point == "after the rename" else 3)
+    assert left["round"] == (5 if point == "after the rename" else 4)
     assert train(config, folder)["weights_sha256"] == expected["weights_sha256"]
     assert "damaged" not in caplog.text and not list(folder.rglob("*.tmp"))
-    assert [e["epoch"] for e in epochs_of(folder)] == list(range(8))
+    assert [e["round"] for e in rounds_of(folder)] == list(range(8))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
@@ -115,7 +89,7 @@ def test_a_signal_saves_in_the_middle_of_an_epoch(signum, configure, tmp_path):
     config = configure(*TOY, "partition.num_parts=100", "train.epochs=6", "train.eval_every=6")
     expected, folder = train(config, tmp_path / "whole"), tmp_path / "stopped"
     pid = forked(train, config, folder)
-    while len(epochs_of(folder)) < 1:
+    while len(rounds_of(folder)) < 1:
         time.sleep(0.005)
     os.kill(pid, signum)
     assert status_of(pid) == EXIT_TRY_AGAIN
@@ -124,12 +98,12 @@ def test_a_signal_saves_in_the_middle_of_an_epoch(signum, configure, tmp_path):
     resumed = train(config, folder)
     for key in ("weights_sha256", "test", "best_valid"):
         assert resumed[key] == expected[key]
-    assert [e["loss"] for e in epochs_of(folder)] == [e["loss"] for e in epochs_of(tmp_path / "whole")]
+    assert [e["loss"] for e in rounds_of(folder)] == [e["loss"] for e in rounds_of(tmp_path / "whole")]
 
 
 def test_a_stopped_command_says_how_to_go_on(tmp_path):
     process = start([*RUN, "train.epochs=100000"], tmp_path / "run", tmp_path / "cache")
-    wait_for_epochs(tmp_path / "run", 1, process)
+    wait_for_rounds(tmp_path / "run", 1, process)
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=300)[0]
     assert process.returncode == EXIT_TRY_AGAIN
@@ -153,7 +127,7 @@ def test_a_disk_that_takes_no_more_is_loud_and_the_last_checkpoint_stays(hurt, m
     expected, folder = train(config, tmp_path / "whole"), small_disk / "run"
     checkpoints = folder / "checkpoints"
     pid = forked(train, config, folder)
-    while len(epochs_of(folder)) < 3:
+    while len(rounds_of(folder)) < 3:
         time.sleep(0.005)
     if hurt == "full":
         with open(small_disk / "filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
@@ -167,8 +141,8 @@ def test_a_disk_that_takes_no_more_is_loud_and_the_last_checkpoint_stays(hurt, m
         (small_disk / "filler").unlink()
     else:
         subprocess.run(["umount", checkpoints], check=True)
-    assert checkpoint.load_last(checkpoints)["epoch"] >= 1
-    assert train(config, folder)["weights_sha256"] == expected["weights_sha256"] and len(epochs_of(folder)) == 120
+    assert checkpoint.load_last(checkpoints)["round"] >= 2
+    assert train(config, folder)["weights_sha256"] == expected["weights_sha256"] and len(rounds_of(folder)) == 120
 
 
 def test_two_processes_that_build_the_same_cache_both_train(undisturbed, configure, tmp_path):
@@ -198,7 +172,7 @@ def test_a_killed_sweep_trains_what_is_missing(tmp_path):
     command = sweep(folder, cache, "+sweep=seeds", "hydra.sweeper.params.seed='range(0,3)'", "train.epochs=40")
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     (folder / "1").mkdir(parents=True)
-    wait_for_epochs(folder / "1", 5, process)
+    wait_for_rounds(folder / "1", 5, process)
     process.kill()
     process.wait()
     before = (folder / "0" / "summary.json").stat().st_mtime_ns
@@ -207,7 +181,7 @@ def test_a_killed_sweep_trains_what_is_missing(tmp_path):
     assert (folder / "0" / "summary.json").stat().st_mtime_ns == before and "0 has been trained already" in again.stdout
     assert "resumed after" in (folder / "1" / "train.log").read_text()
     assert [summary_of(folder / str(i))["seed"] for i in range(3)] == [0, 1, 2]
-    assert all([e["epoch"] for e in epochs_of(folder / str(i))] == list(range(40)) for i in range(3))
+    assert all([e["round"] for e in rounds_of(folder / str(i))] == list(range(40)) for i in range(3))
 
 
 def test_a_failing_member_does_not_sink_the_others(tmp_path):

@@ -9,8 +9,10 @@ from hypothesis import given, settings, strategies as st
 from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 from torch_geometric.utils import subgraph
 
-from pipeline.loader import BackgroundEpochs, ClusterLoader
-from pipeline.partition import Partition, random_partition, stream, whole
+from pipeline.graph.partition import random_partition, whole_partition
+from pipeline.loaders.background import BackgroundRounds
+from pipeline.loaders.cluster import ClusterLoader
+from pipeline.run.seeds import stream
 
 
 @settings(max_examples=30, deadline=None)
@@ -18,7 +20,7 @@ from pipeline.partition import Partition, random_partition, stream, whole
 def test_batches_equal_brute_force_subgraphs(num_nodes, num_pairs, num_parts, clusters_per_step, seed):
     data = random_graph(num_nodes, num_pairs, seed)
     partition = random_partition(num_nodes, min(num_parts, num_nodes), stream("test", seed)).merge(clusters_per_step)
-    batches = list(ClusterLoader(data).batches(partition))
+    batches = list(ClusterLoader(data).batches_of(partition))
     assert sorted(torch.cat([b.n_id for b in batches]).tolist()) == list(range(num_nodes))
     for i, batch in enumerate(batches):
         assert batch.cluster == i and set(batch.n_id.tolist()) == set(partition.nodes(i).tolist())
@@ -31,7 +33,7 @@ def test_batches_equal_brute_force_subgraphs(num_nodes, num_pairs, num_parts, cl
 
 
 def test_csr_and_csc_are_ready():
-    batch = next(ClusterLoader(random_graph(30, 100, 0)).batches(random_partition(30, 2, stream("test", 0))))
+    batch = next(ClusterLoader(random_graph(30, 100, 0)).batches_of(random_partition(30, 2, stream("test", 0))))
     index = batch.edge_index
     assert index.dtype == torch.int64 and index._indptr is not None and index._T_indptr is not None
     (rowptr, col), perm = index.get_csr()
@@ -41,7 +43,7 @@ def test_csr_and_csc_are_ready():
 
 @pytest.mark.parametrize("conv", [SAGEConv(5, 4), GCNConv(5, 4), GATConv(5, 4), GINConv(torch.nn.Linear(5, 4))])
 def test_pyg_layers_take_our_batches(conv):
-    batch = next(ClusterLoader(random_graph(30, 100, 0)).batches(random_partition(30, 2, stream("test", 0))))
+    batch = next(ClusterLoader(random_graph(30, 100, 0)).batches_of(random_partition(30, 2, stream("test", 0))))
     x = batch.x.requires_grad_()
     ours = conv(x, batch.edge_index)
     ours.sum().backward()
@@ -51,48 +53,55 @@ def test_pyg_layers_take_our_batches(conv):
 def test_merged_clusters_keep_the_edges_between_them():
     data = random_graph(30, 200, 0)
     partition = random_partition(30, 2, stream("test", 0))
-    apart = sum(b.num_edges for b in ClusterLoader(data).batches(partition))
-    (together,) = ClusterLoader(data).batches(partition.merge(2))
+    apart = sum(b.num_edges for b in ClusterLoader(data).batches_of(partition))
+    (together,) = ClusterLoader(data).batches_of(partition.merge(2))
     assert apart < together.num_edges == data.num_edges
 
 
 def test_the_whole_graph_is_one_batch_built_once_in_the_order_of_its_nodes():
     loader = ClusterLoader(random_graph(20, 50, 0))
-    (first,), (second,) = loader.batches(whole(20)), loader.batches(random_partition(20, 1, stream("test", 0)))
+    (first,), (second,) = loader.batches_of(whole_partition(20)), loader.batches_of(random_partition(20, 1, stream("test", 0)))
     assert first is second and first.n_id.tolist() == list(range(20))
 
 
-def test_epochs_come_in_order_and_the_thread_ends():
+def rounds_of(loader, draw, numbers):
+    return ((number, lambda number=number: loader.batches_of(draw(number))) for number in numbers)
+
+
+def test_rounds_come_in_order_and_the_thread_ends():
     loader = ClusterLoader(random_graph(30, 100, 0))
 
-    def draw(epoch):
-        return random_partition(30, 3, stream("test", epoch))
+    def draw(number):
+        return random_partition(30, 3, stream("test", number))
 
-    draws = ((epoch, lambda epoch=epoch: (draw(epoch), None)) for epoch in range(2, 5))
-    with BackgroundEpochs(loader, draws, prefetch=2) as epochs:
-        for epoch in range(2, 5):
-            got = [b.n_id for b in epochs.epoch(epoch)]
-            expected = draw(epoch)
+    with BackgroundRounds(rounds_of(loader, draw, range(2, 5)), prefetch=2) as rounds:
+        for number in range(2, 5):
+            got = [b.n_id for b in rounds.batches(number)]
+            expected = draw(number)
             assert [n.tolist() for n in got] == [expected.nodes(i).tolist() for i in range(3)]
-            assert 0 <= epochs.hidden <= 1 and epochs.busy_seconds > 0
-    assert "next-epoch" not in {thread.name for thread in threading.enumerate()}
+            assert 0 <= rounds.hidden <= 1 and rounds.busy_seconds > 0
+    assert "next-round" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_leaving_early_stops_the_thread():
     loader = ClusterLoader(random_graph(30, 100, 0))
-    draws = ((epoch, lambda: (whole(30), None)) for epoch in range(10**6))
-    with BackgroundEpochs(loader, draws) as epochs:
-        next(epochs.epoch(0))
-    assert "next-epoch" not in {thread.name for thread in threading.enumerate()}
+    with BackgroundRounds(rounds_of(loader, lambda number: whole_partition(30), range(10**6))) as rounds:
+        next(rounds.batches(0))
+    assert "next-round" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_the_thread_beside_a_cpu_model_leaves_openmp_alone():
     loader = ClusterLoader(random_graph(30, 100, 0))
     before, seen = torch.get_num_threads(), []
+
+    def draw(number):
+        seen.append(torch.get_num_threads())
+        return whole_partition(30)
+
     torch.set_num_threads(2)
     try:
-        with BackgroundEpochs(loader, [(0, lambda: (seen.append(torch.get_num_threads()) or whole(30), None))]) as epochs:
-            list(epochs.epoch(0))
+        with BackgroundRounds(rounds_of(loader, draw, [0])) as rounds:
+            list(rounds.batches(0))
             assert seen == [1] and torch.get_num_threads() == 2
         assert torch.get_num_threads() == 2
     finally:
@@ -100,30 +109,26 @@ def test_the_thread_beside_a_cpu_model_leaves_openmp_alone():
 
 
 def test_an_error_in_the_thread_reaches_the_consumer():
-    def draw():
+    def draw(number):
         raise ValueError("no partition")
 
-    with BackgroundEpochs(ClusterLoader(random_graph(9, 9, 0)), [(0, draw)]) as epochs:
+    with BackgroundRounds(rounds_of(ClusterLoader(random_graph(9, 9, 0)), draw, [0])) as rounds:
         with pytest.raises(ValueError, match="no partition"):
-            list(epochs.epoch(0))
+            list(rounds.batches(0))
 
 
 def test_hidden_tells_waiting_from_overlap():
-    class Slow:
-        device = torch.device("cpu")
+    def slow():
+        for i in range(5):
+            time.sleep(0.02)
+            yield i
 
-        def batches(self, partition, clusters):
-            for i in range(partition.num_parts):
-                time.sleep(0.02)
-                yield i
-
-    partition = Partition(torch.arange(5), torch.arange(6))
-    with BackgroundEpochs(Slow(), [(epoch, lambda: (partition, None)) for epoch in range(2)], prefetch=8) as epochs:
-        assert list(epochs.epoch(0)) == [0, 1, 2, 3, 4]
-        waited = epochs.hidden
+    with BackgroundRounds([(0, slow), (1, slow)], prefetch=8) as rounds:
+        assert list(rounds.batches(0)) == [0, 1, 2, 3, 4]
+        waited = rounds.hidden
         time.sleep(0.3)
-        assert list(epochs.epoch(1)) == [0, 1, 2, 3, 4]
-        assert waited < 0.5 < 0.9 < epochs.hidden
+        assert list(rounds.batches(1)) == [0, 1, 2, 3, 4]
+        assert waited < 0.5 < 0.9 < rounds.hidden
 
 
 def test_streams_of_different_purposes_and_lengths_differ():

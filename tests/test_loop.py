@@ -6,31 +6,25 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 
 import pytest
 import torch
-from conftest import TOY, random_graph, task_graph
+from conftest import random_graph, task_graph
+from running import TOY, rounds_of, train
 
-from pipeline import checkpoint, graph, loop
-from pipeline.config import Config
-from pipeline.log import read_records
-from pipeline.loader import ClusterLoader
-from pipeline.metrics import predict_exact
-from pipeline.task import NodeTask
-from pipeline.graph import select
-from pipeline.train import run
+from pipeline import build
+from pipeline.graph.components import find_components, select_component
+from pipeline.graph.edges import sort_edges
+from pipeline.graph.partitioner import Partitioner
+from pipeline.graph.structure import inspect
+from pipeline.graph.subgraph import induced_subgraph
+from pipeline.loaders.cluster import ClusterLoader
+from pipeline.run import checkpoint
+from pipeline.tasks.node import NodeTask
+from pipeline.training import train_one
 
 CPU = torch.device("cpu")
-
-
-def train(config: Config, folder) -> dict:
-    folder.mkdir(exist_ok=True)
-    return run(config, folder, "test")
-
-
-def epochs_of(folder) -> list[dict]:
-    return [r for r in read_records(folder / "metrics.jsonl") if r["kind"] == "epoch"]
+RNG = torch.Generator()
 
 
 class Interrupted(Exception):
@@ -43,11 +37,11 @@ def interrupt(monkeypatch):
     def at(epoch: int):
         loss, calls = NodeTask.loss, []
 
-        def failing(self, model, batch):
+        def failing(self, model, batch, rng):
             calls.append(batch.cluster)
             if len(calls) == 4 * epoch + 2:
                 raise Interrupted
-            return loss(self, model, batch)
+            return loss(self, model, batch, rng)
 
         monkeypatch.setattr(NodeTask, "loss", failing)
 
@@ -72,7 +66,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(overrides, epoch, configure,
     resumed = train(config, tmp_path / "parts")
     for key in ("weights_sha256", "best_valid", "test", "best_epoch", "data_epochs"):
         assert resumed[key] == expected[key]
-    logged = [[(e["epoch"], e["loss"], e.get("valid")) for e in epochs_of(tmp_path / name)] for name in ("whole", "parts")]
+    logged = [[(e["round"], e["loss"], e.get("valid")) for e in rounds_of(tmp_path / name)] for name in ("whole", "parts")]
     assert logged[0] == logged[1] and len(logged[0]) == 4
     best = [checkpoint.digest(checkpoint.load(tmp_path / name / "checkpoints" / "best.pt")) for name in ("whole", "parts")]
     assert best[0] == best[1]
@@ -89,7 +83,7 @@ def test_killed_processes_lose_nothing(configure, tmp_path):
         target = [f"resume={folder}"] if (folder / "config.yaml").exists() else [f"hydra.run.dir={folder}"]
         process = subprocess.Popen([sys.executable, "-m", "pipeline.train", *overrides, *target], env=environment,
                                    stdout=subprocess.DEVNULL)
-        while wait_for is not None and process.poll() is None and len(epochs_of(folder)) < wait_for:
+        while wait_for is not None and process.poll() is None and len(rounds_of(folder)) < wait_for:
             time.sleep(0.005)
         if wait_for is not None:
             process.send_signal(signal.SIGKILL)
@@ -97,7 +91,7 @@ def test_killed_processes_lose_nothing(configure, tmp_path):
     assert kills == 2
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["weights_sha256"] == expected["weights_sha256"] and summary["test"] == expected["test"]
-    assert [e["epoch"] for e in epochs_of(folder)] == list(range(60))
+    assert [e["round"] for e in rounds_of(folder)] == list(range(60))
 
 
 def test_a_run_directory_is_complete(configure, tmp_path):
@@ -108,8 +102,8 @@ def test_a_run_directory_is_complete(configure, tmp_path):
             "peak_memory_bytes", "num_ranks", "kernel", "seed", "weights_sha256", "versions", "command"} <= set(summary)
     assert sorted(os.listdir(folder / "checkpoints")) == ["best.pt", "last.pt", "previous.pt"]
     assert list((folder / "tensorboard").glob("events*")) and (folder / "config.yaml").exists()
-    best = epochs_of(folder)[summary["best_epoch"] - 1]
-    assert best["valid"] == max(e["valid"] for e in epochs_of(folder)) == summary["best_valid"]
+    best = rounds_of(folder)[summary["best_epoch"] - 1]
+    assert best["valid"] == max(e["valid"] for e in rounds_of(folder)) == summary["best_valid"]
     assert best["test"] == summary["test"]
     last = checkpoint.load(folder / "checkpoints" / "last.pt")
     assert checkpoint.digest(last["model"]) == summary["weights_sha256"]
@@ -125,8 +119,8 @@ def test_seeds_differ_and_the_same_seed_repeats(configure, tmp_path):
 def test_training_learns(configure, tmp_path):
     overrides = [*TOY, "data.num_nodes=600", "data.num_edges=30000", "train.epochs=60", "train.lr=0.02", "model.hidden_channels=32"]
     train(configure(*overrides), tmp_path / "run")
-    losses = [e["loss"] for e in epochs_of(tmp_path / "run")]
-    assert losses[-1] < 0.75 * losses[0] and epochs_of(tmp_path / "run")[-1]["train"] > 0.85
+    losses = [e["loss"] for e in rounds_of(tmp_path / "run")]
+    assert losses[-1] < 0.75 * losses[0] and rounds_of(tmp_path / "run")[-1]["train"] > 0.85
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient norm"])
@@ -143,19 +137,19 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_before_the_optimizer_moves(
         def backward(ctx, grad):
             return grad * math.inf
 
-    def poisoned(self, model, batch):
+    def poisoned(self, model, batch, rng):
         models.append(model)
         calls.append(checkpoint.digest(model.state_dict()))
-        total, count = original(self, model, batch)
+        total, count = original(self, model, batch, rng)
         if len(calls) == 6:
             total = total * math.nan if what == "loss" else Infinite.apply(total)
         return total, count
 
     monkeypatch.setattr(NodeTask, "loss", poisoned)
-    with pytest.raises(FloatingPointError, match=f"{what} is (nan|inf) in epoch 2, step 2, cluster 2 .60 nodes."):
+    with pytest.raises(FloatingPointError, match=f"{what} is (nan|inf) in round 2, step 2, cluster 2 .60 nodes."):
         train(config, tmp_path / "run")
     assert checkpoint.digest(models[0].state_dict()) == calls[-1] != calls[-2]
-    assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["epoch"] == 0
+    assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["round"] == 1
 
 
 class Given(torch.nn.Module):
@@ -172,13 +166,13 @@ class Given(torch.nn.Module):
 
 def test_a_cluster_without_a_labelled_node_has_weight_zero(configure, tmp_path):
     data = task_graph([3])
-    result = loop.fit(data, NodeTask(data), configure("partition.num_parts=8", "train.epochs=2", "model.num_layers=2"),
-                      tmp_path, CPU)
-    assert math.isfinite(epochs_of(tmp_path)[0]["loss"]) and result.epochs == 2
-    batch = next(b for b in ClusterLoader(data).batches(
-        loop.Partitioner(data.edge_index, name="random", num_parts=8).draw(0)) if not b.train_mask.any())
+    config = configure("partition.num_parts=8", "train.epochs=2", "model.num_layers=2")
+    summary = train_one(config, data, tmp_path, CPU, "test")
+    assert math.isfinite(rounds_of(tmp_path)[0]["loss"]) and summary["num_rounds"] == 2
+    batch = next(b for b in ClusterLoader(data).batches_of(
+        Partitioner(data.edge_index, name="random", num_parts=8).draw(0)) if not b.train_mask.any())
     model = Given(torch.randn(batch.num_nodes, 2))
-    total, count = NodeTask(data).loss(model, batch)
+    total, count = NodeTask(data).loss(model, batch, RNG)
     total.backward()
     assert total == 0 and count == 0 and bool((model.logits.grad == 0).all())
 
@@ -186,24 +180,26 @@ def test_a_cluster_without_a_labelled_node_has_weight_zero(configure, tmp_path):
 def test_isolated_nodes_are_predicted(configure, tmp_path):
     data = task_graph(list(range(20)))
     nodes = torch.arange(40)
-    lonely = graph.induced_subgraph(data, nodes)
+    lonely = induced_subgraph(data, nodes)
     keep = (lonely.edge_index.as_tensor() != 39).all(0)
-    edge_index, perm = graph.sort_edges(lonely.edge_index.as_tensor()[:, keep], 40)
+    edge_index, perm = sort_edges(lonely.edge_index.as_tensor()[:, keep], 40)
     lonely.edge_index, lonely.edge_attr = edge_index, lonely.edge_attr[keep][perm.long()]
-    assert graph.structure(edge_index).num_isolated >= 1
+    assert inspect(edge_index).num_isolated >= 1
     config = configure("partition.num_parts=4", "train.epochs=1", "model.num_layers=2")
-    loop.fit(lonely, NodeTask(lonely), config, tmp_path, CPU)
-    model = loop.build_model(config.model, lonely, NodeTask(lonely))
-    assert torch.isfinite(predict_exact(partial(NodeTask(lonely).predict, model), lonely, device=CPU)).all()
+    train_one(config, lonely, tmp_path, CPU, "test")
+    task = NodeTask(lonely)
+    model = build.build_model(config, lonely, task)
+    assert torch.isfinite(build.build_predictor(config, model, task, ClusterLoader(lonely))(0)).all()
 
 
 def test_missing_labels_are_left_out_of_the_loss():
     data = task_graph(list(range(40)))
+    data.target = torch.ones(40, dtype=torch.bool)
     model = Given(torch.randn(40, 2))
-    full, count = NodeTask(data).loss(model, data)
+    full, count = NodeTask(data).loss(model, data, RNG)
     term = torch.nn.functional.binary_cross_entropy_with_logits(model.logits[5, 1], data.y[5, 1])
     data.y[5, 1] = math.nan
-    part, fewer = NodeTask(data).loss(model, data)
+    part, fewer = NodeTask(data).loss(model, data, RNG)
     assert count == 80 and fewer == 79
     torch.testing.assert_close(part, full - term)
 
@@ -213,12 +209,12 @@ def test_labels_as_inputs_are_never_those_that_are_learned(metric):
     data = task_graph(list(range(30)))
     if metric == "acc":
         data.metric, data.y, data.out_channels = "acc", (torch.arange(40) % 3).unsqueeze(1), 3
+    data.target, data.n_id = torch.ones(40, dtype=torch.bool), torch.arange(40)
     task = NodeTask(data, label_input=0.5)
     columns = data.out_channels
     model = Given(torch.zeros(40, columns))
     assert task.in_channels == 5 + columns + 1
-    torch.manual_seed(0)
-    total, count = task.loss(model, data)
+    total, count = task.loss(model, data, RNG.manual_seed(0))
     total.backward()
     learned = (model.logits.grad != 0).any(1)
     shown = model.x[:, columns] == 1
@@ -234,7 +230,7 @@ def test_labels_as_inputs_are_never_those_that_are_learned(metric):
 
 def test_warm_up_is_linear_and_clipping_clips(configure, tmp_path):
     train(configure(*TOY, "train.warmup_steps=8", "train.lr=0.1"), tmp_path / "run")
-    assert [e["lr"] for e in epochs_of(tmp_path / "run")] == pytest.approx([0.05, 0.1, 0.1, 0.1])
+    assert [e["lr"] for e in rounds_of(tmp_path / "run")] == pytest.approx([0.05, 0.1, 0.1, 0.1])
 
 
 def test_every_choice_of_the_optimizer_changes_the_result(configure, tmp_path):
@@ -262,11 +258,11 @@ def test_another_dataset_under_a_resumed_run_is_refused(configure, tmp_path):
     data = task_graph(list(range(20)))
     data.content_hash = "one"
     config = configure("partition.num_parts=4", "train.epochs=1", "model.num_layers=2")
-    loop.fit(data, NodeTask(data), config, tmp_path, CPU)
-    loop.fit(data, NodeTask(data), config, tmp_path, CPU)
+    train_one(config, data, tmp_path, CPU, "test")
+    train_one(config, data, tmp_path, CPU, "test")
     data.content_hash = "other"
     with pytest.raises(ValueError, match="the dataset is not the one that this run was started with"):
-        loop.fit(data, NodeTask(data), config, tmp_path, CPU)
+        train_one(config, data, tmp_path, CPU, "test")
 
 
 def test_a_kill_between_record_and_checkpoint_loses_no_record(configure, tmp_path, monkeypatch):
@@ -276,9 +272,9 @@ def test_a_kill_between_record_and_checkpoint_loses_no_record(configure, tmp_pat
         patch.setattr(checkpoint, "save_last", lambda *args: (_ for _ in ()).throw(Interrupted))
         with pytest.raises(Interrupted):
             train(config, tmp_path / "parts")
-    assert len(epochs_of(tmp_path / "parts")) == 1
+    assert len(rounds_of(tmp_path / "parts")) == 1
     assert train(config, tmp_path / "parts")["weights_sha256"] == expected["weights_sha256"]
-    assert [e["epoch"] for e in epochs_of(tmp_path / "parts")] == list(range(4))
+    assert [e["round"] for e in rounds_of(tmp_path / "parts")] == list(range(4))
 
 
 def test_patience_stops_the_run_and_stays_stopped(configure, tmp_path):
@@ -295,18 +291,18 @@ def test_components_separate_trains_each_and_reports_the_whole(method, configure
     data = random_graph(90, 400, 0)
     left = data.edge_index.as_tensor()
     keep = ((left < 50).all(0)) | (((left >= 50) & (left < 85)).all(0))
-    edge_index, perm = graph.sort_edges(left[:, keep], 90)
+    edge_index, perm = sort_edges(left[:, keep], 90)
     data.edge_attr, data.edge_index = data.edge_attr[keep][perm.long()], edge_index
     generator = torch.Generator().manual_seed(0)
     part = torch.randint(3, (90,), generator=generator)
     data.train_mask, data.valid_mask, data.test_mask = part == 0, part == 1, part == 2
-    monkeypatch.setattr("pipeline.train.load", lambda *args: data)
+    monkeypatch.setattr("pipeline.build.load", lambda *args, **kwargs: data)
     separate = ["data.min_component_size=30", "train.epochs=2", "model.num_layers=2", "partition.num_parts=2"]
     config = configure("data.components=separate", *separate, f"evaluation={method}")
     caplog.set_level("INFO")
     seen = []
     scores = NodeTask.scores
-    monkeypatch.setattr(NodeTask, "scores", lambda self, logits, data: seen.append((logits, data)) or scores(self, logits, data))
+    monkeypatch.setattr(NodeTask, "scores", lambda self, model, rows: seen.append((rows, self._data)) or scores(self, model, rows))
     summary = train(config, tmp_path / "run")
     logits = next(logits for logits, of in reversed(seen) if of is data)
     assert len(logits) == 90 and bool((logits != 0).all()) and torch.isfinite(logits).all()
@@ -317,21 +313,21 @@ def test_components_separate_trains_each_and_reports_the_whole(method, configure
         assert own["test"] == summary["components"][rank]["test"]
     for number, size in (("1", 50), ("2", 35)):
         own = configure(*separate, f"evaluation={method}", f"data.components={number}")
-        part = select(data, graph.connected_components(data), number)
+        part = select_component(data, find_components(data), number)
         best = checkpoint.load(tmp_path / "run" / f"component_{number}" / "checkpoints" / "best.pt")
-        model = loop.build_model(own.model, part, NodeTask(part))
+        model = build.build_model(own, part, NodeTask(part))
         model.load_state_dict(best["model"])
-        predict = loop.predictor(model, NodeTask(part), ClusterLoader(part), own)
-        torch.testing.assert_close(logits[part.n_id], predict(best["epoch"]))
+        predict = build.build_predictor(own, model, NodeTask(part), ClusterLoader(part))
+        torch.testing.assert_close(logits[part.n_id], predict(best["round"]))
         assert len(part.n_id) == size
     again = train(config, tmp_path / "run")
     assert again["weights_sha256"] == summary["weights_sha256"] and again["test"] == summary["test"]
 
-    components = graph.connected_components(data)
-    assert select(data, components, "all") is data
-    assert select(data, components, "largest").num_nodes == 50 and select(data, components, "2").num_nodes == 35
+    components = find_components(data)
+    assert select_component(data, components, "all") is data
+    assert select_component(data, components, "largest").num_nodes == 50 and select_component(data, components, "2").num_nodes == 35
     with pytest.raises(ValueError, match="data.components=9: the graph has 7 components"):
-        select(data, components, "9")
+        select_component(data, components, "9")
     data.train_mask[50:] = False
     with pytest.raises(ValueError, match="data.components=2: its 35 nodes hold none of the train split"):
-        select(data, graph.connected_components(data), "2")
+        select_component(data, find_components(data), "2")

@@ -7,10 +7,10 @@ from conftest import random_graph, task_graph
 from hypothesis import given, settings, strategies as st
 
 from models.aggregate import reference
-from pipeline.loader import ClusterLoader
-from pipeline.loop import build_model
-from pipeline.metrics import predict_exact, predict_views
-from pipeline.task import NodeTask
+from pipeline import build
+from pipeline.inference import predict_exact, predict_views
+from pipeline.loaders.cluster import ClusterLoader
+from pipeline.tasks.node import NodeTask
 
 CPU = torch.device("cpu")
 
@@ -18,22 +18,23 @@ CPU = torch.device("cpu")
 def test_views_average_and_exact_equals_one_view_of_one_cluster(configure):
     data = task_graph(list(range(40)))
     config = configure("model.num_layers=3", "model.hidden_channels=8")
-    model = build_model(config.model, data, NodeTask(data))
+    model = build.build_model(config, data, NodeTask(data))
     loader = ClusterLoader(data)
 
     task = NodeTask(data)
     model.eval()
     predict = partial(task.predict, model)
 
-    def views(num_views, num_parts, epoch=0):
-        return predict_views(predict, loader, out_channels=2, num_views=num_views, num_parts=num_parts, seed=0, epoch=epoch)
+    def views(num_views, num_parts, round_=0):
+        return predict_views(predict, loader, num_rows=40, out_channels=2, num_views=num_views, num_parts=num_parts, seed=0,
+                             round_=round_)
 
-    exact = predict_exact(predict, data, device=CPU)
+    exact = predict_exact(predict, data, num_rows=40, out_channels=2, device=CPU)
     torch.testing.assert_close(views(1, 1), exact)
     torch.testing.assert_close(views(3, 1), exact)
-    assert torch.equal(views(2, 4), views(2, 4)) and not torch.equal(views(2, 4), views(2, 4, epoch=1))
+    assert torch.equal(views(2, 4), views(2, 4)) and not torch.equal(views(2, 4), views(2, 4, round_=1))
     assert not torch.equal(views(2, 4), views(1, 4)) and not torch.allclose(views(2, 4), views(3, 4))
-    other = predict_views(predict, loader, out_channels=2, num_views=1, num_parts=4, seed=1, epoch=0)
+    other = predict_views(predict, loader, num_rows=40, out_channels=2, num_views=1, num_parts=4, seed=1, round_=0)
     assert not torch.equal(other, views(1, 4))
     # An average over many views predicts every node in each: no row is left at zero or counted twice.
     single = views(1, 4)
@@ -42,14 +43,14 @@ def test_views_average_and_exact_equals_one_view_of_one_cluster(configure):
 
 def test_exact_evaluation_by_the_reference_takes_the_edges_in_blocks(configure, monkeypatch):
     data = random_graph(300, 4000, 0)
-    config = configure("model.num_layers=3", "model.hidden_channels=8")
-    model = build_model(config.model, data, NodeTask(data), kernel="reference").eval()
+    config = configure("model.num_layers=3", "model.hidden_channels=8", "kernel=reference")
+    model = build.build_model(config, data, NodeTask(data)).eval()
     most = []
     one_block = reference._aggregate_edges
     monkeypatch.setattr(reference, "_aggregate_edges", lambda x, src, *args, **options: most.append(src.numel()) or one_block(
         x, src, *args, **options))
     monkeypatch.setitem(reference.aggregate.__kwdefaults__, "max_block_edges", 500)
-    whole = predict_exact(partial(NodeTask(data).predict, model), data, device=CPU)
+    whole = predict_exact(partial(NodeTask(data).predict, model), data, num_rows=300, out_channels=2, device=CPU)
     assert len(most) >= 3 * 8000 // 500 and max(most) <= 500 and sum(most) == 3 * 8000
     monkeypatch.undo()
     with torch.no_grad():
@@ -67,20 +68,20 @@ def test_scores_are_those_of_ogbs_evaluator(seed, num_test, unlabelled, ties):
     data.y = y.where(torch.rand(40, 3, generator=g) >= unlabelled, math.nan)
     data.test_mask = torch.arange(40) < num_test
     task = NodeTask(data)
-    assert task.scores(logits, data) == pytest.approx(task.scores(logits, data, official=True), abs=1e-12, nan_ok=True)
+    assert task.scores(None, logits) == pytest.approx(task.scores(None, logits, official=True), abs=1e-12, nan_ok=True)
 
 
 def test_scores_of_perfect_predictions_and_of_splits_without_any():
     data = task_graph(list(range(20)))
     logits = data.y.clone()
-    assert NodeTask(data).scores(logits, data) == {"train": 1.0, "valid": 1.0, "test": 1.0}
+    assert NodeTask(data).scores(None, logits) == {"train": 1.0, "valid": 1.0, "test": 1.0}
     data.valid_mask[:] = False
-    assert math.isnan(NodeTask(data).scores(logits, data)["valid"])
+    assert math.isnan(NodeTask(data).scores(None, logits)["valid"])
     with pytest.raises(FloatingPointError, match="not finite"):
-        NodeTask(data).scores(logits / 0, data)
+        NodeTask(data).scores(None, logits / 0)
     data.metric, data.y = "acc", torch.arange(40).unsqueeze(1) % 3
     logits = torch.nn.functional.one_hot(torch.arange(40) % 3, 3).float()
     logits[:10] = 1 - logits[:10]
-    scores = NodeTask(data).scores(logits, data)
+    scores = NodeTask(data).scores(None, logits)
     assert 0 < scores["train"] < 1
-    assert scores == pytest.approx(NodeTask(data).scores(logits, data, official=True), nan_ok=True)
+    assert scores == pytest.approx(NodeTask(data).scores(None, logits, official=True), nan_ok=True)

@@ -1,13 +1,18 @@
 import ast
 import inspect
 import math
+import os
 import re
+import subprocess
+import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import random_graph
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch_geometric import EdgeIndex
 from torch_geometric import nn as pyg
 
@@ -32,17 +37,19 @@ def by_hand(x, edges, edge_attr, *, aggr, t, p, y, eps=1e-7):
             powermean = sum(m) / len(m) if p == 1 else min(max(pyg_mean, 1e-4), 100.0) ** (1 / p)
             top = max(t * v for v in m)
             w = [math.exp(t * v - top) for v in m]
-            softmax = sum(a * b for a, b in zip(w, m)) / sum(w)
+            softmax = sum(a * b for a, b in zip(w, m, strict=True)) / sum(w)
             power = (sum(v**p for v in clamped) / len(m)) ** (1 / p)
             degree = len(m) ** (1 / (1 + math.exp(-y)))
-            out[i][c] = {"add": sum(m), "mean": sum(m) / len(m), "max": max(m), "softmax": softmax, "softmax_sg": softmax,
-                         "softmax_sum": softmax * degree, "power": power, "power_sum": power * degree, "powermean": powermean}[aggr]
+            out[i][c] = {"add": sum(m), "mean": sum(m) / len(m), "max": max(m), "softmax": softmax,
+                         "softmax_sg": softmax, "softmax_sum": softmax * degree, "power": power,
+                         "power_sum": power * degree, "powermean": powermean}[aggr]
     return torch.tensor(out, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("aggr", AGGREGATIONS)
 @settings(max_examples=15, deadline=None)
-@given(st.integers(1, 8), st.integers(0, 30), st.integers(0, 10**6), st.floats(-4, 4), st.floats(0.3, 3), st.floats(-2, 2))
+@given(st.integers(1, 8), st.integers(0, 30), st.integers(0, 10**6), st.floats(-4, 4), st.floats(0.3, 3),
+       st.floats(-2, 2))
 def test_aggregations_by_hand(aggr, num_nodes, num_edges, seed, t, p, y):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(num_nodes, 3, generator=generator, dtype=torch.float64) * 4
@@ -68,7 +75,8 @@ def test_gradients_by_finite_differences(aggr):
         out = f(*tensors, t, p, y)
         (gx,) = torch.autograd.grad(out.sum(), tensors[0])
         message = (tensors[0][edges[0]] + tensors[1] @ tensors[2].T + tensors[3]).relu() + 1e-7
-        weights = torch.stack([torch.where(edges[1] == i, (t * message.detach()).T, -torch.inf).softmax(1).nan_to_num().T
+        logits = (t * message.detach()).T
+        weights = torch.stack([torch.where(edges[1] == i, logits, -torch.inf).softmax(1).nan_to_num().T
                                for i in range(4)])
         expected = torch.autograd.grad((weights * message).sum(), tensors[0])[0]
         torch.testing.assert_close(gx, expected)
@@ -110,9 +118,10 @@ def test_an_unknown_aggregation_names_the_known_ones():
 
 
 @pytest.mark.parametrize("options", [
-    dict(), dict(learn_t=True, t=0.3, edge_dim=3), dict(aggr="softmax_sg", t=0.1, norm="layer"), dict(aggr="max", msg_norm=True),
-    dict(aggr="mean", num_layers=1, bias=True), dict(aggr="add", msg_norm=True, learn_msg_scale=True, edge_dim=3),
-    dict(aggr="median"), dict(aggr=["mean", "max"]), dict(aggr="powermean"), dict(aggr="powermean", p=2.0),
+    dict(), dict(learn_t=True, t=0.3, edge_dim=3), dict(aggr="softmax_sg", t=0.1, norm="layer"),
+    dict(aggr="max", msg_norm=True), dict(aggr="mean", num_layers=1, bias=True),
+    dict(aggr="add", msg_norm=True, learn_msg_scale=True, edge_dim=3), dict(aggr="median"),
+    dict(aggr=["mean", "max"]), dict(aggr="powermean"), dict(aggr="powermean", p=2.0),
     *(dict(aggr="powermean", p=p, learn_p=True, norm="layer") for p in (-2.0, 0.5, 1.5, 3.0)),
     dict(aggr="powermean", aggr_kwargs=dict(p=2.0, clamp_max=0.5)), dict(aggr_kwargs=dict(t=0.3, semi_grad=True)),
 ])
@@ -129,14 +138,18 @@ def test_genconv_is_pygs(options, sizes, kernel):
     data = random_graph(30, 100, 0)
     square = torch.randn(30, sizes[0]), data.edge_index.as_tensor().long(), data.edge_attr
     pair = torch.randn(30, sizes[0]), torch.randn(20, sizes[0])
-    pair = pair, torch.stack([torch.randint(30, (50,)), torch.randint(20, (50,))]), data.edge_attr[:50]
+    # The last nodes have no edges.
+    pair = pair, torch.stack([torch.randint(30, (50,)), torch.randint(18, (50,))]), data.edge_attr[:50]
     for x, index, attr in (square, pair):
         for side in (x if isinstance(x, tuple) else (x,)):
             side[::3] *= 8  # beyond what the power mean clamps its mean to
         a, b = (_with_gradients(conv, x, index, attr) for conv in (ours, theirs))
+        largest = max(expected.norm() for expected in b.values())
         for name, expected in b.items():
-            error = (a[name].double() - expected).norm()
-            assert error <= 1e-4 * expected.norm() + 1e-5, f"{name}: {error:.1e} of {expected.norm():.1e}"
+            error, scale = (a[name].double() - expected).norm(), expected.norm()
+            # The bias before a batch norm has a gradient of 0, for both but for their rounding.
+            scale = scale if scale > 1e-10 * largest else 0.1 * largest
+            assert error <= 1e-4 * scale, f"{name}: {error:.1e} of {scale:.1e}"
 
 
 def _with_gradients(conv, x, index, attr):
@@ -154,7 +167,8 @@ def test_genconv_says_when_pygs_own_code_runs(caplog):
     caplog.set_level("INFO")
     _announce.cache_clear()
     x, index = torch.randn(30, 6), random_graph(30, 100, 0).edge_index.as_tensor().long()
-    adj_t = torch.sparse_coo_tensor(index.flip(0), torch.ones(index.size(1)), (30, 30), check_invariants=True).coalesce()
+    adj_t = torch.sparse_coo_tensor(index.flip(0), torch.ones(index.size(1)), (30, 30), check_invariants=True)
+    adj_t = adj_t.coalesce()
     for options, edges, why in [
         (dict(), index, ""), (dict(aggr="median"), index, "aggr=median"), (dict(aggr="median"), index, ""),
         (dict(aggr=["mean", "max"]), index, "aggr=['mean', 'max']"), (dict(), adj_t, "edges are a torch.sparse tensor"),
@@ -169,10 +183,11 @@ def test_genconv_says_when_pygs_own_code_runs(caplog):
         assert said == ([f"aggregation: PyG's own ({why})"] if why else [])
 
 
+SEMI_GRADIENT = dict(aggr="softmax_sg", t=0.1, learn_t=False, num_mlp_layers=1, norm="batch")
 RECIPES = {
     "ogbn-proteins": (2_374_568, (8, 64, 112, 112), dict(edge_dim=8, num_categories=8)),
-    "ogbn-arxiv": (491_176, (128, 128, 40, 28), dict(aggr="softmax_sg", t=0.1, learn_t=False, num_mlp_layers=1, norm="batch")),
-    "ogbn-products": (253_743, (100, 128, 47, 14), dict(aggr="softmax_sg", t=0.1, learn_t=False, num_mlp_layers=1, norm="batch")),
+    "ogbn-arxiv": (491_176, (128, 128, 40, 28), SEMI_GRADIENT),
+    "ogbn-products": (253_743, (100, 128, 47, 14), SEMI_GRADIENT),
     "ogbg-ppa": (2_336_421, (7, 128, 37, 28), dict(edge_dim=7, aggr="softmax_sg", t=0.01, learn_t=False)),
 }
 
@@ -197,8 +212,9 @@ def test_folded_edge_encoder_equals_the_unfolded(block, norm):
     torch.testing.assert_close(*losses)
     for loss in losses:
         loss.backward()
-    for (name, a), b in zip(models[0].named_parameters(), models[1].parameters()):
-        torch.testing.assert_close(a.grad, b.grad, msg=lambda text: f"{name}: {text}")
+    for (name, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        # The bias before a batch norm has a gradient of 0, for both but for their rounding.
+        assert (a.grad - b.grad).norm() <= 1e-9 * b.grad.norm() + 1e-12 * models[1].head.weight.grad.norm(), name
 
 
 def test_the_layers_of_ogbl_collab_have_the_published_count():
@@ -232,6 +248,41 @@ def test_gradient_checkpointing_changes_no_bit(block, norm):
     assert all(torch.equal(grads[0][name], grads[1][name]) for name in grads[0])
 
 
+def count_saved_elements(model, x, *edges) -> int:
+    """Count what forward keeps for backward in tensors [num_nodes, channels]."""
+    sizes = []
+
+    def pack(tensor):
+        if tensor.dim() == 2 and tensor.size(0) == x.size(0):
+            sizes.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(x, *edges)
+    return sum(sizes)
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+def test_gradient_checkpointing_keeps_little_and_recomputes_every_layer(monkeypatch, norm):
+    data = random_graph(40, 200, 0)
+    arguments, kept, calls = (data.x, data.edge_index, data.edge_attr), {}, []
+    forward = GENConv.forward
+
+    def count(self, *args, **kwargs):
+        calls.append(self)
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(GENConv, "forward", count)
+    for checkpointing in (False, True):
+        model = DeeperGCN(5, 8, 2, 12, edge_dim=3, norm=norm, gradient_checkpointing=checkpointing)
+        kept[checkpointing] = count_saved_elements(model, *arguments)
+        calls.clear()
+        model(*arguments).sum().backward()
+        convs = list(model.convs)
+        assert calls == (convs + convs[::-1] if checkpointing else convs)
+    assert kept[True] < 0.2 * kept[False]
+
+
 def test_res_plus_is_the_published_order():
     torch.manual_seed(0)
     data = random_graph(20, 60, 0)
@@ -260,7 +311,8 @@ def test_every_parameter_of_every_block_gets_a_gradient():
         "in_channels", "hidden_channels", "out_channels", "num_layers", "num_mlp_layers")),
     *((({name: -1}), f"{name} must be at least 0, not -1") for name in ("edge_dim", "num_categories")),
     *((({name: 2.5}), f"{name} must be an integer, not 2.5") for name in (
-        "in_channels", "hidden_channels", "out_channels", "num_layers", "num_mlp_layers", "edge_dim", "num_categories")),
+        "in_channels", "hidden_channels", "out_channels", "num_layers", "num_mlp_layers", "edge_dim",
+        "num_categories")),
     (dict(num_layers=True), "num_layers must be an integer, not True"),
     *((({name: value}), f"{name} must be a finite number, not {value!r}")
       for name in ("t", "p", "y", "dropout") for value in (math.nan, math.inf, "1", None)),
@@ -297,3 +349,24 @@ def test_a_model_takes_any_edge_index():
     torch.testing.assert_close(model(data.x, plain[:, shuffled], data.edge_attr[shuffled]), expected)
     unsorted = EdgeIndex(plain[:, shuffled], sparse_size=(20, 20))
     torch.testing.assert_close(model(data.x, unsorted, data.edge_attr[shuffled]), expected)
+
+
+def test_the_package_has_two_names_in_one_process():
+    code = """
+import torch, models, parallel_epochs.models as other
+from parallel_epochs.models.aggregate import ops
+assert models.__file__ == other.__file__ and models.DeeperGCN is not other.DeeperGCN
+assert "parallel_epochs::aggregate" in str(ops.forward)
+results = []
+for package in (models, other):
+    torch.manual_seed(0)
+    model = package.DeeperGCN(3, 4, 2, 2, edge_dim=2)
+    x, edge_index, edge_attr = torch.randn(5, 3), torch.randint(5, (2, 9)), torch.rand(9, 2)
+    model(x, edge_index, edge_attr).sum().backward()
+    results.append(model.head.weight.grad)
+assert torch.equal(*results)
+"""
+    root = Path(__file__).resolve().parents[1]
+    result = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(root)}, cwd=root,
+                            capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

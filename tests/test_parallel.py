@@ -1,6 +1,5 @@
 """Several ranks in real processes, and what happens when they are hurt."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,17 +9,17 @@ import time
 import pytest
 import rank_cases
 import torch
-from conftest import TOY, random_graph, task_graph
+from conftest import random_graph, task_graph
+from running import TOY, alive, finish, rounds_of, start, summary_of, train, wait_for_rounds
 
-from pipeline import checkpoint, distributed
-from pipeline.data import load
-from pipeline.distributed import EXIT_TRY_AGAIN, RankError, Ranks, StopRequest, launch
-from pipeline.log import read_records
-from pipeline.loop import build_model, partitioner_of
-from pipeline.loader import ClusterLoader
-from pipeline.schedule import Progress, Schedule
-from pipeline.task import NodeTask
-from pipeline.train import run
+from pipeline import build
+from pipeline.data.cache import load
+from pipeline.loaders.cluster import ClusterLoader
+from pipeline.run import checkpoint, ranks as rank_tools
+from pipeline.run.errors import EXIT_TRY_AGAIN, RankError
+from pipeline.run.launch import launch
+from pipeline.run.ranks import Ranks
+from pipeline.run.stop import StopRequest
 from scripts.faults import ranks_of
 
 TWO = [*TOY, "parallel.num_ranks=2", "train.epochs=8"]
@@ -30,47 +29,6 @@ TWO = [*TOY, "parallel.num_ranks=2", "train.epochs=8"]
 def importable(monkeypatch):
     """The ranks' processes find the tests' modules."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]))
-
-
-def start(overrides, folder, cache, **environment) -> subprocess.Popen:
-    """`python -m pipeline.train` in a process of its own."""
-    target = [f"resume={folder}"] if (folder / "config.yaml").exists() else [f"hydra.run.dir={folder}"]
-    return subprocess.Popen([sys.executable, "-m", "pipeline.train", *overrides, f"cache_dir={cache}", *target],
-                            env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-
-def finish(overrides, folder, cache, **environment) -> tuple[int, str]:
-    process = start(overrides, folder, cache, **environment)
-    output, _ = process.communicate(timeout=900)
-    return process.returncode, output
-
-
-def train(config, folder) -> dict:
-    """The same by this process, which has the imports behind it."""
-    folder.mkdir(exist_ok=True)
-    return run(config, folder, "test")
-
-
-def summary_of(folder) -> dict:
-    return json.loads((folder / "summary.json").read_text())
-
-
-def epochs_of(folder) -> list[dict]:
-    return [r for r in read_records(folder / "metrics.jsonl") if r["kind"] == "epoch"]
-
-
-def wait_for_epochs(folder, number: int, process: subprocess.Popen) -> None:
-    while process.poll() is None and len(epochs_of(folder)) < number:
-        time.sleep(0.01)
-
-
-def alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.fixture(scope="module")
@@ -84,16 +42,16 @@ def undisturbed(tmp_path_factory):
 
 def gradients_of_one(config, data, clusters_of_steps) -> list[list[torch.Tensor]]:
     """Of a single process that adds up the clusters of a step; a cluster is (rank's partition, number)."""
-    task = NodeTask(data)
-    torch.manual_seed(config.seed)
-    model = build_model(config.model, data, task)
-    partitioner, loader, out = partitioner_of(config, data), ClusterLoader(data), []
+    task = build.build_task(config, data)
+    rng = torch.manual_seed(config.seed)
+    model = build.build_model(config, data, task)
+    partitioner, loader, out = build.build_partitioner(config, data), ClusterLoader(data), []
     for clusters in clusters_of_steps:
         model.zero_grad()
         total = torch.zeros(())
         for rank, cluster in clusters:
-            (batch,) = loader.batches(partitioner.draw(0, rank), [cluster])
-            loss_sum, count = task.loss(model, batch)
+            (batch,) = loader.batches_of(partitioner.draw(0, rank), [cluster])
+            loss_sum, count = task.loss(model, batch, rng)
             loss_sum.backward()
             total += count
         out.append([p.grad / total.clamp(min=1) for p in model.parameters()])
@@ -106,7 +64,8 @@ def test_gradients_are_those_of_one_process_that_accumulates_the_clusters(num_ra
     data = task_graph([0, 1, 2, 7, 30], num_nodes=40)
     config = configure(*TOY, f"parallel={mode}", f"parallel.num_ranks={num_ranks}", f"partition.num_parts={num_parts}",
                        "model.dropout=0")
-    assert num_parts < 5 or any(not b.train_mask.any() for b in ClusterLoader(data).batches(partitioner_of(config, data).draw(0)))
+    partition = build.build_partitioner(config, data).draw(0)
+    assert num_parts < 5 or any(not b.train_mask.any() for b in ClusterLoader(data).batches_of(partition))
     if mode == "epochs":
         clusters = [[(rank, step) for rank in range(num_ranks)] for step in range(num_parts)]
     else:
@@ -132,31 +91,29 @@ def test_partitions_of_ranks_differ_for_every_kind(configure):
     data = random_graph(200, 900, 0)
     for partition in ("random", "metis", "metis_random"):
         config = configure(*TOY, f"partition={partition}", "partition.num_parts=4", "parallel.num_ranks=3")
-        draws = [Schedule(config, partitioner_of(config, data), Ranks(rank, 3)).draw(0, 0)[0] for rank in range(3)]
+        loader = build.build_loader(config, data)
+        schedules = [build.build_schedule(config, loader.num_batches, Ranks(rank, 3)) for rank in range(3)]
+        draws = [loader.draw(0, schedule.share(0)) for schedule in schedules]
         clusters = [{tuple(sorted(p.nodes(i).tolist())) for i in range(4)} for p in draws]
         assert clusters[0] != clusters[1] != clusters[2] != clusters[0]
 
 
-@pytest.mark.parametrize("num_ranks,epochs,wall", [(1, 5, 5), (2, 5, 3), (8, 5, 1), (3, 9, 3)])
-def test_every_epoch_is_trained_also_those_that_do_not_divide(num_ranks, epochs, wall, configure):
-    data = random_graph(60, 300, 0)
-    config = configure(*TOY, f"parallel.num_ranks={num_ranks}", f"train.epochs={epochs}", "partition.num_parts=3")
-    partitioner = partitioner_of(config, data)
+@pytest.mark.parametrize("num_ranks,epochs,rounds", [(1, 5, 5), (2, 5, 3), (8, 5, 1), (3, 9, 3)])
+def test_every_epoch_is_trained_also_those_that_do_not_divide(num_ranks, epochs, rounds, configure):
+    config = configure(*TOY, f"parallel.num_ranks={num_ranks}", f"train.epochs={epochs}")
     passes = 0
     for rank in range(num_ranks):
-        schedule = Schedule(config, partitioner, Ranks(rank, num_ranks))
-        drawn = [draw() for _, draw in schedule.remaining(Progress())]
-        assert len(drawn) == wall and schedule.num_steps == 3
-        passes += sum(len(clusters) == 3 for _, clusters in drawn)
+        schedule = build.build_schedule(config, 3, Ranks(rank, num_ranks))
+        shares = [share for _, share in schedule.remaining(0, 0)]
+        assert len(shares) == rounds == schedule.rounds_left(0) and schedule.num_steps == 3
+        passes += sum(len(share.batches(3)) == 3 for share in shares)
     assert passes == epochs
 
 
 def test_learning_rates(configure):
-    def rate(step=9, done=0, *overrides):
+    def rate(step=9, epochs=0, *overrides):
         config = configure(*TOY, "train.epochs=10", "train.lr=0.1", "train.warmup_steps=4", *overrides)
-        data = random_graph(60, 300, 0)
-        ranks = Ranks(0, config.parallel.num_ranks)
-        return Schedule(config, partitioner_of(config, data), ranks).learning_rate(step, done)
+        return build.build_schedule(config, 4, Ranks(0, config.parallel.num_ranks)).learning_rate(step, epochs)
 
     four = "parallel.num_ranks=4"
     assert rate() == pytest.approx(0.1) and rate(0) == pytest.approx(0.025)
@@ -183,8 +140,8 @@ def test_a_failing_rank_is_named_with_its_traceback(caplog):
 def test_two_ranks_train_and_say_so(undisturbed):
     folder, _, output = undisturbed
     summary = summary_of(folder)
-    assert summary["num_ranks"] == 2 and summary["data_epochs"] == 8 and summary["epochs"] == 4
-    assert [(e["epoch"], e["data_epochs"], e["step"]) for e in epochs_of(folder)] == [(i, 2 * i + 2, 4 * i + 4) for i in range(4)]
+    assert summary["num_ranks"] == 2 and summary["data_epochs"] == 8 and summary["num_rounds"] == 4
+    assert [(e["round"], e["epochs"], e["step"]) for e in rounds_of(folder)] == [(i, 2 * i + 2, 4 * i + 4) for i in range(4)]
     assert "starting 2 ranks of 1 threads" in output and "scaled (linear) 0.01" in output
     assert output.count("epoch 8/8") == 1 and "gradients" in output
     log = (folder / "train.log").read_text()
@@ -198,17 +155,17 @@ def test_a_stopped_run_of_ranks_ends_with_the_same_bits(overrides, configure, tm
     config, folder = configure(*overrides), tmp_path / "stopped"
     whole = train(config, tmp_path / "whole")
     process = start(overrides, folder, tmp_path / "cache")
-    wait_for_epochs(folder, 2, process)
+    wait_for_rounds(folder, 2, process)
     process.send_signal(signal.SIGUSR1)
     output = process.communicate(timeout=300)[0]
     assert process.returncode == EXIT_TRY_AGAIN, output
     assert f"stopped by SIGUSR1; continue with resume={folder}" in output
     assert not (folder / "summary.json").exists()
-    done = checkpoint.load_last(folder / "checkpoints")["progress"]["data_epochs"]
-    assert 0 < done < 100
+    epochs = checkpoint.load_last(folder / "checkpoints")["progress"]["epochs"]
+    assert 0 < epochs < 100
     resumed = train(config, folder)
     assert resumed["weights_sha256"] == whole["weights_sha256"] and resumed["test"] == whole["test"]
-    assert [(e["epoch"], e["loss"]) for e in epochs_of(folder)] == [(e["epoch"], e["loss"]) for e in epochs_of(tmp_path / "whole")]
+    assert [(e["round"], e["loss"]) for e in rounds_of(folder)] == [(e["round"], e["loss"]) for e in rounds_of(tmp_path / "whole")]
 
 
 @pytest.mark.parametrize("victim", ["rank 0", "rank 1", "parent"])
@@ -217,9 +174,9 @@ def test_kill_9_loses_nothing_and_leaves_nobody(victim, configure, tmp_path):
     config, folder = configure(*overrides), tmp_path / "killed"
     whole = train(config, tmp_path / "whole")
     process = start(overrides, folder, tmp_path / "cache")
-    wait_for_epochs(folder, 3, process)
+    wait_for_rounds(folder, 3, process)
     ranks = ranks_of(process.pid)
-    assert len(ranks) == 2, f"{ranks}, {process.poll()}, {len(epochs_of(folder))} epochs"
+    assert len(ranks) == 2, f"{ranks}, {process.poll()}, {len(rounds_of(folder))} epochs"
     os.kill(process.pid if victim == "parent" else ranks[int(victim[-1])], signal.SIGKILL)
     killed = time.monotonic()
     output = process.communicate(timeout=300)[0]
@@ -239,10 +196,10 @@ def test_a_nan_on_one_rank_stops_all_before_the_optimizer_moves(undisturbed, con
     (tmp_path / "run").mkdir()
     subprocess.run(["cp", whole / "config.yaml", tmp_path / "run"], check=True)
     content_hash = load(config.data, cache).content_hash
-    with pytest.raises(RankError, match="rank . failed: loss is nan in epoch 2, step 2, of rank 1; the weights have not moved"):
+    with pytest.raises(RankError, match="rank . failed: loss is nan in round 2, step 2, of rank 1; the weights have not moved"):
         launch(rank_cases.poisoned, 2, 1, StopRequest(), config, tmp_path / "run", content_hash)
-    assert len(epochs_of(tmp_path / "run")) == 1
-    assert checkpoint.load_last(tmp_path / "run" / "checkpoints")["progress"]["data_epochs"] == 2
+    assert len(rounds_of(tmp_path / "run")) == 1
+    assert checkpoint.load_last(tmp_path / "run" / "checkpoints")["progress"]["epochs"] == 2
     assert train(config, tmp_path / "run")["weights_sha256"] == summary_of(whole)["weights_sha256"]
 
 
@@ -255,7 +212,7 @@ def test_another_number_of_ranks_is_refused_or_said(undisturbed, tmp_path):
     subprocess.run(["cp", "-r", folder, copy], check=True)
     code, output = finish([*three, "resume_allow_rescale=true"], copy, cache)
     assert code == 0 and "3 ranks, parallel=epochs: learning rate 0.005, scaled (linear) 0.015" in output
-    assert summary_of(copy)["data_epochs"] == 11 and epochs_of(copy)[-1]["step"] == 4 * 4 + 4
+    assert summary_of(copy)["data_epochs"] == 11 and rounds_of(copy)[-1]["step"] == 4 * 4 + 4
 
 
 def test_under_torchrun(tmp_path):
@@ -274,12 +231,12 @@ def test_tasks_of_slurm_get_the_names_of_torchrun(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     for name, value in dict(PROCID=5, NTASKS=8, LOCALID=1, NNODES=2).items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
-    assert distributed.environment() is None
+    assert rank_tools.from_environment() is None
     monkeypatch.setenv("MASTER_ADDR", "n1")
-    assert distributed.environment() == Ranks(5, 8, 1, 4)
+    assert rank_tools.from_environment() == Ranks(5, 8, 1, 4)
     assert [os.environ.pop(name) for name in torchrun] == ["5", "8", "1", "4"]
     monkeypatch.setenv("SLURM_NTASKS", "1")
-    assert distributed.environment() is None
+    assert rank_tools.from_environment() is None
 
 
 def test_a_damaged_checkpoint_of_ranks_falls_back(undisturbed, configure, tmp_path):
@@ -288,6 +245,6 @@ def test_a_damaged_checkpoint_of_ranks_falls_back(undisturbed, configure, tmp_pa
     subprocess.run(["cp", "-r", folder, copy], check=True)
     last = copy / "checkpoints" / "last.pt"
     last.write_bytes(last.read_bytes()[:-100])
-    assert checkpoint.load_last(last.parent)["progress"]["data_epochs"] == 6
+    assert checkpoint.load_last(last.parent)["progress"]["epochs"] == 6
     assert train(configure(*TWO, f"cache_dir={cache}"), copy)["weights_sha256"] == summary_of(folder)["weights_sha256"]
-    assert checkpoint.load(last)["progress"]["data_epochs"] == 8
+    assert checkpoint.load(last)["progress"]["epochs"] == 8

@@ -4,8 +4,10 @@ import torch
 from conftest import make_graph, random_graph
 from hypothesis import given, settings, strategies as st
 
-from pipeline import partition as partitions
-from pipeline.partition import Partition, Partitioner
+from pipeline.graph import metis, partition as partitions
+from pipeline.graph.partition import Partition
+from pipeline.graph.partitioner import Partitioner
+from pipeline.run.seeds import stream
 
 GRID = [(i * 10 + j, a * 10 + b) for i in range(10) for j in range(10)
         for a, b in ((i + 1, j), (i - 1, j), (i, j + 1), (i, j - 1)) if 0 <= a < 10 and 0 <= b < 10]
@@ -54,11 +56,11 @@ def test_metis_random_gives_every_epoch_its_own_clusters():
 
 
 def test_metis_seeds_0_and_1_differ():
-    assert not torch.equal(partitions.metis(grid(), 4, 0).perm, partitions.metis(grid(), 4, 1).perm)
+    assert not torch.equal(metis.cut_with_metis(grid(), 4, 0).perm, metis.cut_with_metis(grid(), 4, 1).perm)
 
 
 def test_metis_cuts_far_fewer_edges_than_chance():
-    cut = {name: partitions.describe(grid(), Partitioner(grid(), name=name, num_parts=4).draw(0), 0.0).cut
+    cut = {name: partitions.measure_partition(grid(), Partitioner(grid(), name=name, num_parts=4).draw(0), 0.0).cut
            for name in ("random", "metis")}
     assert cut["metis"] < 0.2 < 0.6 < cut["random"]
 
@@ -66,14 +68,14 @@ def test_metis_cuts_far_fewer_edges_than_chance():
 def test_metis_on_loops_duplicates_and_tiny_graphs():
     odd = make_graph([(0, 1), (1, 0), (0, 1), (1, 0), (2, 2), (1, 2), (2, 1)], 3).edge_index
     for num_parts in (2, 3):
-        p = partitions.metis(odd, num_parts, 0)
+        p = metis.cut_with_metis(odd, num_parts, 0)
         assert is_partition(p, 3) and bool((p.ptr.diff() > 0).all())
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 200), st.integers(1, 30), st.integers(1, 8), st.integers(0, 2**31))
 def test_random_partition_is_balanced_and_merges(num_nodes, num_parts, clusters_per_step, seed):
-    p = partitions.random_partition(num_nodes, min(num_parts, num_nodes), partitions.stream("test", seed))
+    p = partitions.random_partition(num_nodes, min(num_parts, num_nodes), stream("test", seed))
     assert is_partition(p, num_nodes)
     sizes = p.ptr.diff()
     assert sizes.max() - sizes.min() <= 1 and sizes.min() >= 1
@@ -88,7 +90,7 @@ def test_random_partition_is_balanced_and_merges(num_nodes, num_parts, clusters_
 def test_regrouping_keeps_micro_clusters_whole(sizes, num_parts, seed):
     ptr = torch.tensor([0, *np.cumsum(sizes)])
     micro = Partition(torch.arange(int(ptr[-1])), ptr)
-    p = partitions.regroup(micro, num_parts, partitions.stream("test", seed))
+    p = partitions.regroup(micro, num_parts, stream("test", seed))
     assert is_partition(p, int(ptr[-1])) and p.num_parts == num_parts and bool((p.ptr.diff() > 0).all())
     for i in range(num_parts):
         inside = set(p.nodes(i).tolist())
@@ -97,29 +99,29 @@ def test_regrouping_keeps_micro_clusters_whole(sizes, num_parts, seed):
 
 def test_describe_counts_kept_edges():
     data = make_graph([(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)], 4)
-    quality = partitions.describe(data.edge_index, Partition(torch.tensor([0, 1, 2, 3]), torch.tensor([0, 3, 4])), 0.0)
+    quality = partitions.measure_partition(data.edge_index, Partition(torch.tensor([0, 1, 2, 3]), torch.tensor([0, 3, 4])), 0.0)
     assert quality.sizes == [3, 1] and quality.kept_edges == [4, 0]
     assert quality.cut == pytest.approx(1 / 3) and quality.imbalance == 1.5
     assert "4 of 6 edges kept (33.3% cut), imbalance 1.500" in str(quality)
 
 
 def test_a_broken_metis_cache_is_detected_and_rebuilt(tmp_path, caplog):
-    good = partitions.metis(grid(), 4, 0, tmp_path)
+    good = metis.cut_with_metis(grid(), 4, 0, tmp_path)
     (path,) = tmp_path.glob("metis-*.pt")
     content = path.read_bytes()
     for broken in (content[:100], content[:len(content) // 2] + b"\x01" + content[len(content) // 2 + 1:], b""):
         path.write_bytes(broken)
         caplog.clear()
-        again = partitions.metis(grid(), 4, 0, tmp_path)
+        again = metis.cut_with_metis(grid(), 4, 0, tmp_path)
         assert torch.equal(good.perm, again.perm) and "cutting the graph again" in caplog.text
         assert path.read_bytes() == content
 
 
 def test_the_metis_cache_knows_graph_parts_and_seed(tmp_path):
-    partitions.metis(grid(), 4, 0, tmp_path)
-    partitions.metis(grid(), 5, 0, tmp_path)
-    partitions.metis(grid(), 4, 1, tmp_path)
-    partitions.metis(random_graph(100, 300, 0).edge_index, 4, 0, tmp_path)
+    metis.cut_with_metis(grid(), 4, 0, tmp_path)
+    metis.cut_with_metis(grid(), 5, 0, tmp_path)
+    metis.cut_with_metis(grid(), 4, 1, tmp_path)
+    metis.cut_with_metis(random_graph(100, 300, 0).edge_index, 4, 0, tmp_path)
     assert len(list(tmp_path.glob("metis-*.pt"))) == 4
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from conftest import TOY
+from running import TOY
 from torch_geometric.data import Data
 
 ROOT = Path(__file__).resolve().parents[1]

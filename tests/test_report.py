@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import TOY
+from running import TOY
 
-from pipeline.train import run
+from pipeline.training import run
 from scripts import report
 from scripts.report import __main__ as command, figures, runs as report_runs
 from scripts.report.sweep import summary_of_sweep
@@ -32,7 +32,7 @@ def write_run(folder: Path, valid: list[float | None], *, seed: int = 0, num_ran
     config = {"seed": seed, "cache_dir": str(folder), "data": {"source": data}, "model": {"name": "deepergcn"},
               "train": {"lr": lr, "epochs": len(valid)}, "parallel": {"num_ranks": num_ranks}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    records = [{"kind": "epoch", "epoch": i, "data_epochs": num_ranks * (i + 1), "step": 2 * (i + 1), "loss": 1 / (i + 1),
+    records = [{"kind": "round", "round": i, "epochs": num_ranks * (i + 1), "step": 2 * (i + 1), "loss": 1 / (i + 1),
                 "wall_seconds": i + 1.0, **({} if value is None else {"valid": value, "test": value - 0.01})}
                for i, value in enumerate(valid)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -97,7 +97,7 @@ def test_what_is_no_run_is_refused(tmp_path, two_runs):
         with pytest.raises(ValueError, match="is not a run directory: it has no config.yaml"):
             read(tmp_path / "nothing")
         (two_runs[0] / "metrics.jsonl").write_text("")
-        with pytest.raises(ValueError, match="has no epoch to show"):
+        with pytest.raises(ValueError, match="has no round to show"):
             read(two_runs[0])
 
 
@@ -107,7 +107,7 @@ def test_two_real_runs_overlaid_from_the_command_line(configure, two_runs, tmp_p
     run(configure(*TOY, "train.lr=0.02", "train.eval_every=2"), other, "test")
     for figure in ("curves.svg", "curves.png"):
         monkeypatch.setattr("sys.argv", ["report", str(two_runs[0]), str(other), "--figure", str(tmp_path / figure), "--out",
-                                         str(tmp_path / "page.html"), "--against", "step", "data_epochs"])
+                                         str(tmp_path / "page.html"), "--against", "step", "epochs"])
         command.main()
         assert capsys.readouterr().out.endswith(f"{tmp_path / figure}\n{tmp_path / 'page.html'}\n")
     page = (tmp_path / "page.html").read_text()
@@ -144,7 +144,7 @@ def test_speed_up_at_equal_quality(tmp_path):
     first = report.read_run(write_run(tmp_path / "first", [0.5, 0.7, 0.8, 0.8], hardware="2 x Some CPU, 4 GiB"))
     fast = report.read_run(write_run(tmp_path / "fast", [0.6, 0.9], num_ranks=4, hardware="2 x Some CPU, 4 GiB"))
     page = text_of(report.page([first, fast]))
-    assert ("Validation acc 0.8000, the best of the first run: run steps data epochs wall seconds "
+    assert ("Validation acc 0.8000, the best of the first run: run steps epochs wall seconds "
             "1 rank 6 (1.00×) 3 (1.00×) 3 (1.00×) 4 ranks 4 (1.50×) 8 (0.38×) 2 (1.50×)") in page
     assert "Ranks shared the cores" in page and "highest that all" not in page
     slow = report.read_run(write_run(tmp_path / "slow", [0.5, None, 0.75], num_ranks=2, lr_scaling="linear"))
@@ -236,13 +236,13 @@ def test_members_of_a_sweep_are_in_order_and_failures_are_named(tmp_path):
         write_run(tmp_path / str(number), [0.5], seed=number)
     (tmp_path / "9" / "metrics.jsonl").write_text("")
     runs, left_out = report.find_runs([tmp_path])
-    assert [run.folder.name for run in runs] == ["0", "10"] and left_out == [f"{tmp_path / '9'} has no epoch to show"]
+    assert [run.folder.name for run in runs] == ["0", "10"] and left_out == [f"{tmp_path / '9'} has no round to show"]
     for number in (0, 10):
         (tmp_path / str(number) / "metrics.jsonl").write_text("")
-    with pytest.raises(ValueError, match="nothing to show: .*0 has no epoch to show; .*9 has"):
+    with pytest.raises(ValueError, match="nothing to show: .*0 has no round to show; .*9 has"):
         report.find_runs([tmp_path])
     (tmp_path / "0" / "config.yaml").write_text("a: [")
-    (tmp_path / "0" / "metrics.jsonl").write_text('{"kind": "epoch"}\n')
+    (tmp_path / "0" / "metrics.jsonl").write_text('{"kind": "round"}\n')
     with pytest.raises(ValueError, match="config.yaml is not a configuration"):
         report.find_runs([tmp_path / "0"])
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import TOY
+from running import TOY
 from slurm_cluster import slurm, slurm_cluster, wait_for
 
 pytestmark = pytest.mark.slurm

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from conftest import TOY
+from running import TOY
 from torch_geometric import EdgeIndex
 from torch_geometric import nn as pyg
 
 from models import GENConv
 from models.edges import from_sparse_tensor
-from pipeline.data import load
+from pipeline.data.cache import load
 
 pytestmark = pytest.mark.system
 

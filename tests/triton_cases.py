@@ -1,5 +1,7 @@
 """Cases for the Triton kernels, run by test_triton.py in a process of their own: on a GPU, or interpreted on a CPU."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from test_fused import assert_close, graph, poisoned_memory, run, wide_graph  # noqa: F401 (a fixture)
@@ -217,7 +219,7 @@ def test_chunks_cover_every_row_and_edge_once(degrees):
     row_of = torch.arange(len(degrees)).repeat_interleave(torch.tensor(degrees) + 1)  # of each item
     cuts = cut.cuts.tolist()
     assert cuts[0] == 0 and cuts[-1] == cut.num_items == row_of.numel()
-    for chunk, (begin, end) in enumerate(zip(cuts, cuts[1:])):
+    for chunk, (begin, end) in enumerate(pairwise(cuts)):
         assert begin < end < begin + 2 * cut.chunk_items
         assert cut.rows[:, chunk].tolist() == [row_of[begin], row_of[end - 1]]
     for row, degree in enumerate(degrees):

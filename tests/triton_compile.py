@@ -22,7 +22,7 @@ TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", t
 
 def compile_launch(kernel, grid, *args, num_warps, **constants) -> None:
     signature, aligned = dict.fromkeys(constants, "constexpr"), {}
-    for i, (name, value) in enumerate(zip(kernel.arg_names, args)):
+    for i, (name, value) in enumerate(zip(kernel.arg_names, args, strict=False)):
         if value is None:
             signature[name], constants[name] = "constexpr", None
         elif isinstance(value, torch.Tensor):

@@ -1,4 +1,5 @@
 """The fused aggregation with the reference's meaning: finds the edges' structure and calls the kernels."""
+# ruff: noqa: F722 (shapes are strings)
 
 import functools
 import importlib.util
@@ -6,6 +7,7 @@ import math
 from importlib import metadata
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric import EdgeIndex
@@ -83,11 +85,11 @@ def get_simd() -> str:
 
 
 def aggregate(
-    x: Tensor,
-    edge_index: Tensor,
-    edge_attr: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
+    x: Float[Tensor, "num_src channels"],
+    edge_index: Int[Tensor, "2 num_edges"],
+    edge_attr: Float[Tensor, "num_edges edge_dim"] | None,
+    weight: Float[Tensor, "channels edge_dim"] | None,
+    bias: Float[Tensor, " channels"] | None,
     *,
     aggr: str,
     t: float | Tensor,
@@ -95,8 +97,8 @@ def aggregate(
     y: float | Tensor,
     eps: float,
     num_dst: int | None,
-) -> Tensor:
-    """As :func:`models.aggregate.reference.aggregate`, without a tensor of edges x channels."""
+) -> Float[Tensor, "num_dst channels"]:
+    """Aggregate as :func:`models.aggregate.reference.aggregate` does, without a tensor of edges x channels."""
     num_dst = x.size(0) if num_dst is None else num_dst
     aggr = replace_power_of_one(aggr, p)
     attr = edge_attr
@@ -138,7 +140,7 @@ def _drop_features(attr, weight, bias, x):
 
 
 def _clamp_mean(out: Tensor, p: Tensor, empty: Tensor) -> Tensor:
-    """`out` had its mean been clamped before the root of PyG's power mean; that of `empty` rows is 0."""
+    """Turn `out`, the root of a mean, into the root of the clamped mean, as in PyG; `empty` rows have a mean of 0."""
     # No more than float32 holds: a bound out of all rows' reach must not make p's gradient NaN.
     low, high = (_spread((math.log(bound) / p.float()).clamp(max=88).exp(), out.size(0)) for bound in POWERMEAN_RANGE)
     least, greatest = (torch.where(empty, low, bound) for bound in (torch.minimum(low, high), torch.maximum(low, high)))
@@ -152,7 +154,7 @@ def _exponent(y: float | Tensor, num_dst: int) -> Tensor:
 
 
 def _spread(scalar: Tensor, num_dst: int) -> Tensor:
-    """One element for every destination, [num_dst, 1], where it has a gradient."""
+    """Repeat a scalar that has a gradient for every destination, [num_dst, 1]."""
     if not scalar.requires_grad:
         return scalar
     # Expanded in two steps, so that the gradient is summed in blocks of 1024: one long sum by torch would depend on

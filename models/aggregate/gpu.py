@@ -1,7 +1,7 @@
 """The Triton aggregation: the CUDA kernels of the operators in ops.py.
 
-Everything that decides a rounding (chunks, blocks, the order of sums) is a function of the sizes alone, never of the
-machine, and nothing here waits for the device or copies from it, except :func:`sort_edges`, once per edge list.
+Chunks, blocks and the order of sums depend on the sizes alone, never on the machine, and so does every rounding.
+Nothing here waits for the device or copies from it but :func:`sort_edges`, once per edge list.
 """
 
 from typing import NamedTuple
@@ -24,10 +24,11 @@ _plans = WeakIdKeyDictionary()
 
 
 class Plan(NamedTuple):
-    """How rows and edges are cut into chunks: row r is items ptr[r] + r to ptr[r + 1] + r, its edges and one more.
+    """How the rows of a graph and their edges are cut into chunks.
 
-    A cut falls on every multiple of `chunk_items` that lies in a longer row, and at the beginning of the row where
-    that row is shorter: a chunk has fewer than twice as many items, and short rows are whole.
+    Row r has the items ptr[r] + r to ptr[r + 1] + r: its edges and a closing item. There is a cut near each multiple of
+    `chunk_items`: at the multiple itself where its row has more than `chunk_items` edges, else where that row begins.
+    So a chunk has fewer than 2 * `chunk_items` items, and short rows are never cut.
     """
 
     chunk_items: int
@@ -45,7 +46,15 @@ class Plan(NamedTuple):
 
 
 def plan(ptr: Tensor, other: Tensor, num_others: int, position: Tensor | None, num_positions: int) -> Plan:
-    """The chunks of a structure, computed on its device when first seen and kept as long as `ptr` lives."""
+    """Cut a graph into chunks on its device; the plan is kept as long as `ptr` lives and is not changed.
+
+    Args:
+        ptr: where each row's edges begin [num_rows + 1].
+        other: node at the other end of each edge [num_edges].
+        num_others: number of such nodes.
+        position: row of the edge features of each edge [num_edges]; none: in order.
+        num_positions: number of rows of edge features.
+    """
     if ptr.is_inference():
         return _plan(ptr, other, num_others, position, num_positions)
     key = (ptr._version, other.numel(), num_others, num_positions, MIN_CHUNK)
@@ -72,8 +81,8 @@ def _plan(ptr, other, num_others, position, num_positions) -> Plan:
     return Plan(chunk_items, num_items, cuts, rows)
 
 
-def _blocks(channels: int, weight: Tensor | None, *, elements: int) -> dict:
-    """Block sizes of a pass whose one warp holds `elements` = edges x channels at a time."""
+def _choose_blocks(channels: int, weight: Tensor | None, *, elements: int) -> dict:
+    """Choose the block sizes of a pass whose one warp holds `elements` = edges x channels at a time."""
     edge_dim = 0 if weight is None else weight.size(1)
     dot = edge_dim >= DOT_FROM
     # Weights and their gradients lie in registers: 128 channels of 64 features would spill.
@@ -82,11 +91,11 @@ def _blocks(channels: int, weight: Tensor | None, *, elements: int) -> dict:
                 BLOCK_K=triton.next_power_of_2(max(edge_dim, 1)), num_warps=4 if dot else 1)
 
 
-def _features(attr: Tensor | None, weight: Tensor | None) -> str:
+def _describe_features(attr: Tensor | None, weight: Tensor | None) -> str:
     return "none" if attr is None else "encoded" if weight is None else "raw"
 
 
-def _contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
+def _make_contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if tensor is None else tensor.contiguous() for tensor in tensors]
 
 
@@ -101,19 +110,19 @@ def forward(
     attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, param: Tensor, aggr: str, eps: float,
     low: float, high: float, save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As :func:`models.aggregate.ops.forward`; x and attr in float32 or 16 bits, everything else in float32."""
+    """Compute :func:`models.aggregate.ops.forward`; x and attr in float32 or 16 bits, everything else in float32."""
     out, stat, stat2 = ops.allocate_outputs(x, indptr, aggr, save)
     if out.numel() == 0:
         return out, stat, stat2
-    x, indptr, src, position, attr, weight, bias = _contiguous(x, indptr, src, position, attr, weight, bias)
+    x, indptr, src, position, attr, weight, bias = _make_contiguous(x, indptr, src, position, attr, weight, bias)
     cut = plan(indptr, src, x.size(0), position, src.numel() if attr is None else attr.size(0))
-    blocks = _blocks(x.size(1), weight, elements=1024)
+    blocks = _choose_blocks(x.size(1), weight, elements=1024)
     grid = cut.num_chunks, triton.cdiv(x.size(1), blocks["BLOCK_D"])
     partial = x.new_empty((2 * cut.num_chunks, 3, x.size(1)), dtype=torch.float32)
     options = dict(KIND=aggr, SAVE=save, WIDE=cut.wide)
     with torch.cuda.device_of(x):
         _launch(gpu_forward.forward, grid, x, indptr, cut.cuts, cut.rows, src, position, attr, weight, bias, param, out,
-                stat, stat2, partial, eps, low, high, FEATURES=_features(attr, weight), **options, **blocks)
+                stat, stat2, partial, eps, low, high, FEATURES=_describe_features(attr, weight), **options, **blocks)
         _launch(gpu_forward.merge_forward, grid, indptr, cut.cuts, cut.rows, param, out, stat, stat2, partial,
                 cut.chunk_items, **options, D=x.size(1), BLOCK_C=8, BLOCK_D=blocks["BLOCK_D"], num_warps=1)
     return out, stat, stat2
@@ -125,43 +134,36 @@ def backward(
     attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, param: Tensor, aggr: str, eps: float,
     low: float, high: float, need_attr: bool, need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As :func:`models.aggregate.ops.backward`."""
+    """Compute :func:`models.aggregate.ops.backward`."""
     grads = ops.allocate_gradients(x, attr, weight, param, need_attr, need_weight)
     if x.numel() == 0 or grad.numel() == 0:
         return tuple(tensor.zero_() for tensor in grads)
     grad_x, grad_attr, grad_weight, grad_bias, grad_param = grads
-    grad, x, rowptr, dst, position, attr, weight, bias = _contiguous(
+    grad, x, rowptr, dst, position, attr, weight, bias = _make_contiguous(
         grad, x, rowptr, dst, position, attr, weight, bias)
     cut = plan(rowptr, dst, grad.size(0), position, dst.numel() if attr is None else attr.size(0))
     channels, edge_dim = x.size(1), weight.size(1) if need_weight else 0
-    blocks = _blocks(channels, weight, elements=512)
+    blocks = _choose_blocks(channels, weight, elements=512)
     block_d = blocks["BLOCK_D"]
     num_blocks = triton.cdiv(channels, block_d)
 
-    def buffer(*shape):
-        return x.new_empty(shape, dtype=torch.float32)
-
     with torch.cuda.device_of(x):
-        pairs = grad
-        if aggr != "add":
-            num_packs = triton.cdiv(grad.size(0), PACK_ROWS)
-            pairs, power_sums = buffer(grad.size(0), 2, channels), buffer(num_packs if aggr == "power" else 0, channels)
-            _launch(gpu_backward.pack, (num_packs, num_blocks), grad, out, stat, stat2, pairs, power_sums,
-                    grad.size(0), KIND=aggr, D=channels, BLOCK_N=PACK_ROWS, BLOCK_D=block_d, num_warps=4)
+        pairs, power_sums = _pack(grad, out, stat, stat2, aggr, block_d)
 
         # Of raw features each block of channels has its own part of the gradient.
         attr_parts = grad_attr
         if need_attr and weight is not None and num_blocks > 1:
-            attr_parts = buffer(num_blocks, *attr.shape)
+            attr_parts = _allocate(x, num_blocks, *attr.shape)
         if need_attr and attr.size(0) != dst.numel():
             attr_parts.zero_()
         num_sums = (edge_dim + 1) * need_weight + (aggr == "softmax")
-        partial, sums = buffer(2 * cut.num_chunks, channels), buffer(cut.num_chunks, num_sums * channels)
+        partial = _allocate(x, 2 * cut.num_chunks, channels)
+        sums = _allocate(x, cut.num_chunks, num_sums * channels)
         grid = cut.num_chunks, num_blocks
         _launch(gpu_backward.backward, grid, pairs, x, rowptr, cut.cuts, cut.rows, dst, position, attr, weight, bias,
                 param, grad_x, attr_parts, partial, sums, eps, low, high, attr.size(0) if need_attr else 0,
-                KIND=aggr, FEATURES=_features(attr, weight), NEED_ATTR=need_attr, NEED_WEIGHT=need_weight, WIDE=cut.wide,
-                **blocks)
+                KIND=aggr, FEATURES=_describe_features(attr, weight), NEED_ATTR=need_attr, NEED_WEIGHT=need_weight,
+                WIDE=cut.wide, **blocks)
         _launch(gpu_backward.merge_backward, grid, rowptr, cut.cuts, cut.rows, grad_x, partial, cut.chunk_items,
                 WIDE=cut.wide, D=channels, BLOCK_C=8, BLOCK_D=block_d, num_warps=1)
 
@@ -180,8 +182,25 @@ def backward(
     return tuple(grads)
 
 
+def _allocate(x: Tensor, *shape: int) -> Tensor:
+    return x.new_empty(shape, dtype=torch.float32)
+
+
+def _pack(grad, out, stat, stat2, aggr, block_d) -> tuple[Tensor, Tensor | None]:
+    """Return what the edges of each destination read, and power's parts of the gradient for p."""
+    if aggr == "add":
+        return grad, None
+    num_dst, channels = grad.shape
+    num_packs, num_blocks = triton.cdiv(num_dst, PACK_ROWS), triton.cdiv(channels, block_d)
+    pairs = _allocate(grad, num_dst, 2, channels)
+    power_sums = _allocate(grad, num_packs if aggr == "power" else 0, channels)
+    _launch(gpu_backward.pack, (num_packs, num_blocks), grad, out, stat, stat2, pairs, power_sums, num_dst, KIND=aggr,
+            D=channels, BLOCK_N=PACK_ROWS, BLOCK_D=block_d, num_warps=4)
+    return pairs, power_sums
+
+
 def _sum_rows(values: Tensor) -> Tensor:
-    """Sum of the rows of [num_rows, num_columns], in an order that no machine changes."""
+    """Sum the rows of [num_rows, num_columns] in an order that no machine changes."""
     while values.size(0) > 1 and values.size(1):
         sums = values.new_empty((triton.cdiv(values.size(0), _GROUP), values.size(1)))
         _launch(gpu_backward.sum_rows, (triton.cdiv(values.size(1), 64), sums.size(0)), values, sums, *values.shape,
@@ -191,7 +210,7 @@ def _sum_rows(values: Tensor) -> Tensor:
 
 
 def sort_edges(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
-    """As :func:`models.aggregate.ops.sort_edges`; waits for the device once, to check the edges."""
+    """Compute :func:`models.aggregate.ops.sort_edges`; wait for the device once, to check the edges."""
     tensors = []
     for key, num_keys in ((1, num_dst), (0, num_src)):
         keys, position = edge_index[key].sort(stable=True)

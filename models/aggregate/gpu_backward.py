@@ -1,33 +1,49 @@
 """Backward by source in Triton, each edge recomputed once; chunks and partial rows as in gpu_forward.py.
 
-What is summed over all edges (weight, bias, t) stays in a program's registers until its end, is written once per chunk,
-and added up by `sum_rows` in an order that depends on nothing but the sizes.
+Sums over all edges (for weight, bias and t) stay in a program's registers until its end and are written once for each
+chunk. `sum_rows` adds them up in an order that depends on nothing but the sizes.
 """
 
 import triton
 import triton.language as tl
 
-from .gpu_encode import channels_of, encoded, encoder_of, features_of, span
-from .gpu_kinds import gradient, message, packed
+from .gpu_encode import add_encoded, find_span, load_encoder, load_features, select_channels
+from .gpu_kinds import differentiate, make_message, pack_pair
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def pack(grad, out, stat, stat2, into, sums, num_rows, KIND: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr,
          BLOCK_D: tl.constexpr):
-    """All that a destination's edges will read, side by side, [num_dst, 2, D]; and power's gradient for p."""
+    """Write side by side what each edge of a destination will read; and sum power's gradient for p.
+
+    The grid is [blocks of destinations, blocks of channels].
+
+    Args:
+        grad: gradient of `out` [num_dst, D], float32.
+        out: the first result of forward [num_dst, D], float32; softmax_sg does not read it.
+        stat: the second result of forward [num_dst, D], float32.
+        stat2: the third result of forward [num_dst, D], float32; power alone reads it.
+        into: [num_dst, 2, D], float32; written.
+        sums: sums over a block of destinations [blocks of destinations, D], float32; written if KIND is "power".
+        num_rows: number of destinations.
+        KIND: the aggregation, one of `ops.KINDS` but "add".
+        D: number of channels.
+        BLOCK_N: destinations of a program.
+        BLOCK_D: channels of a program.
+    """
     row = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
-    channel, in_d = channels_of(tl.program_id(1), D, BLOCK_D)
+    channel, in_d = select_channels(tl.program_id(1), D, BLOCK_D)
     there = (row < num_rows)[:, None] & in_d[None, :]
-    at = row[:, None] * D + channel[None, :]
-    g = tl.load(grad + at, mask=there, other=0.0)
-    s = tl.load(stat + at, mask=there, other=0.0)
-    o = s if KIND == "softmax_sg" else tl.load(out + at, mask=there, other=0.0)
-    first, second = packed(g, o, s, KIND)
+    offset = row[:, None] * D + channel[None, :]
+    g = tl.load(grad + offset, mask=there, other=0.0)
+    s = tl.load(stat + offset, mask=there, other=0.0)
+    o = s if KIND == "softmax_sg" else tl.load(out + offset, mask=there, other=0.0)
+    first, second = pack_pair(g, o, s, KIND)
     to = into + row[:, None] * 2 * D + channel[None, :]
     tl.store(to, first, mask=there)
     tl.store(to + D, second, mask=there)
     if KIND == "power":
-        slope = tl.load(stat2 + at, mask=there, other=0.0)
+        slope = tl.load(stat2 + offset, mask=there, other=0.0)
         tl.store(sums + tl.program_id(0).to(tl.int64) * D + channel, tl.sum(g * slope, 0), mask=in_d)
 
 
@@ -36,10 +52,49 @@ def backward(pairs, x, ptr, cuts, rows, dst, position, attr, weight, bias, param
              low, high, num_edges, KIND: tl.constexpr, FEATURES: tl.constexpr, DOT: tl.constexpr,
              NEED_ATTR: tl.constexpr, NEED_WEIGHT: tl.constexpr, WIDE: tl.constexpr, D: tl.constexpr, K: tl.constexpr,
              BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Compute the gradients of one chunk's messages: summed by row for x, by chunk for weight, bias and t.
+
+    The grid is [num_chunks, number of blocks of channels]. All tensors are contiguous; a row is a source.
+
+    Args:
+        pairs: what :func:`pack` wrote [num_dst, 2, D], float32; of "add" the gradient of the result [num_dst, D].
+        x: features of the source nodes [num_src, D], float32, bfloat16 or float16.
+        ptr: where each row's edges begin [num_src + 1], int32 or int64.
+        cuts: first item of each chunk, and the number of items [num_chunks + 1], int64; see :class:`gpu.Plan`.
+        rows: first and last row of each chunk [2, num_chunks], int32.
+        dst: destination of each edge, edges sorted by source [num_edges], int32 or int64.
+        position: row in `attr` of each edge [num_edges], int32 or int64; none: in order.
+        attr: edge features [num_positions, K], encoded ones [num_positions, D]; float32, bfloat16 or float16; or none.
+        weight: the edge encoder's weight [D, K], float32; or none.
+        bias: the edge encoder's bias [D], float32; or none.
+        param: t or p, one element, any floating point.
+        grad_x: gradient for `x` [num_src, D], its dtype; written for rows that lie in one chunk.
+        grad_attr: gradient for `attr`, its dtype; written if NEED_ATTR. Encoded: [num_positions, D]. Raw: the part of
+            each block of channels [blocks of channels, num_positions, K], float32 if there are several.
+        partial: sums of the rows that several chunks share [2 * num_chunks, D], float32; written: of the row that a
+            chunk begins inside of at 2 * chunk, of the row it ends inside of at 2 * chunk + 1.
+        sums: sums over each chunk [num_chunks, num_sums, D], float32; written: if NEED_WEIGHT the K columns of the
+            weight's gradient and the bias's gradient, then t's if KIND is "softmax".
+        eps: added to every message.
+        low: power clamps messages from below to this.
+        high: power clamps messages from above to this.
+        num_edges: num_positions, the number of rows of `attr`; 0 unless NEED_ATTR.
+        KIND: the aggregation, one of `ops.KINDS`.
+        FEATURES: "none", "raw" (multiplied with `weight`) or "encoded" (added as they are).
+        DOT: whether raw features are multiplied by tl.dot, not one by one.
+        NEED_ATTR: whether `attr` has a gradient.
+        NEED_WEIGHT: whether `weight` or `bias` has a gradient.
+        WIDE: tl.int32 or tl.int64, what holds numbers of items.
+        D: number of channels.
+        K: number of raw edge features.
+        BLOCK_K: K rounded up to a power of two.
+        BLOCK_E: edges of a row that are read at a time.
+        BLOCK_D: channels of a program.
+    """
     chunk = tl.program_id(0)
     begin, end = tl.load(cuts + chunk).to(WIDE), tl.load(cuts + chunk + 1).to(WIDE)
-    channel, in_d = channels_of(tl.program_id(1), D, BLOCK_D)
-    columns, b = encoder_of(weight, bias, channel, in_d, FEATURES, DOT, K, BLOCK_K, BLOCK_D)
+    channel, in_d = select_channels(tl.program_id(1), D, BLOCK_D)
+    columns, b = load_encoder(weight, bias, channel, in_d, FEATURES, DOT, K, BLOCK_K, BLOCK_D)
     parameter = tl.load(param).to(tl.float32)
     stride: tl.constexpr = D if KIND == "add" else 2 * D
 
@@ -49,40 +104,41 @@ def backward(pairs, x, ptr, cuts, rows, dst, position, attr, weight, bias, param
         if DOT:
             weight_sums = (tl.zeros((BLOCK_K, BLOCK_D), tl.float32),)
         else:
-            for k in tl.static_range(K):
+            for _ in tl.static_range(K):
                 weight_sums = weight_sums + (tl.zeros((BLOCK_D,), tl.float32),)
 
     for row in range(tl.load(rows + chunk), tl.load(rows + tl.num_programs(0) + chunk) + 1):
-        first, last, degree, begins, ends = span(ptr, row, begin, end, WIDE)
-        row_at = tl.cast(row, tl.int64) * D + channel
-        node = tl.load(x + row_at, mask=in_d, other=0.0).to(tl.float32) + b
+        first, last, degree, begins, ends = find_span(ptr, row, begin, end, WIDE)
+        row_offset = tl.cast(row, tl.int64) * D + channel
+        node = tl.load(x + row_offset, mask=in_d, other=0.0).to(tl.float32) + b
         row_sum = tl.zeros((BLOCK_D,), tl.float32)
         for block in range(first, last, BLOCK_E):
             edge = block + tl.arange(0, BLOCK_E)
             valid = edge < last
             there = valid[:, None] & in_d[None, :]
             other = tl.load(dst + edge, mask=valid, other=0).to(tl.int64)
-            at = edge.to(tl.int64)
+            attr_row = edge.to(tl.int64)
             if position is not None:
-                at = tl.load(position + edge, mask=valid, other=0).to(tl.int64)
-            features = features_of(attr, at, valid, channel, in_d, FEATURES, DOT, K, BLOCK_K, D)
+                attr_row = tl.load(position + edge, mask=valid, other=0).to(tl.int64)
+            features = load_features(attr, attr_row, valid, channel, in_d, FEATURES, DOT, K, BLOCK_K, D)
             first_of = tl.load(pairs + other[:, None] * stride + channel[None, :], mask=there, other=0.0)
             second_of = first_of
             if KIND != "add":
                 second_of = tl.load(pairs + other[:, None] * stride + D + channel[None, :], mask=there, other=0.0)
-            z = encoded(tl.broadcast_to(node[None, :], first_of.shape), features, columns, FEATURES, DOT, K)
-            q, dparam = gradient(message(z, eps), first_of, second_of, parameter, low, high, KIND)
+            z = add_encoded(tl.broadcast_to(node[None, :], first_of.shape), features, columns, FEATURES, DOT, K)
+            q, dparam = differentiate(make_message(z, eps), first_of, second_of, parameter, low, high, KIND)
             q = tl.where(there & (z > 0.0), q, 0.0)
             row_sum += tl.sum(q, 0)
             if KIND == "softmax":
                 param_sum += tl.sum(tl.where(there, dparam, 0.0), 0)
             if NEED_WEIGHT:
-                weight_sums = with_products(weight_sums, features, q, DOT, K)
+                weight_sums = add_products(weight_sums, features, q, DOT, K)
             if NEED_ATTR:
-                store_features(grad_attr, at, valid, channel, in_d, columns, q, num_edges, FEATURES, DOT, K, BLOCK_K, D)
+                store_features(grad_attr, attr_row, valid, channel, in_d, columns, q, num_edges, FEATURES, DOT, K,
+                               BLOCK_K, D)
         bias_sum += row_sum
         if begins & ends:
-            tl.store(grad_x + row_at, row_sum, mask=in_d)
+            tl.store(grad_x + row_offset, row_sum, mask=in_d)
         else:
             tl.store(partial + (2 * chunk + begins.to(tl.int32)).to(tl.int64) * D + channel, row_sum, mask=in_d)
 
@@ -102,7 +158,8 @@ def backward(pairs, x, ptr, cuts, rows, dst, position, attr, weight, bias, param
 
 
 @triton.jit
-def with_products(weight_sums, features, q, DOT: tl.constexpr, K: tl.constexpr):
+def add_products(weight_sums, features, q, DOT: tl.constexpr, K: tl.constexpr):
+    """Add a block of edges to the sums of features times gradients: a tuple of K columns, or one tile for tl.dot."""
     products = ()
     if DOT:
         products = (tl.dot(tl.trans(features[0]), q, acc=weight_sums[0], input_precision="ieee"),)
@@ -113,13 +170,13 @@ def with_products(weight_sums, features, q, DOT: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
-def store_features(grad_attr, at, valid, channel, in_d, columns, q, num_edges, FEATURES: tl.constexpr,
+def store_features(grad_attr, attr_row, valid, channel, in_d, columns, q, num_edges, FEATURES: tl.constexpr,
                    DOT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, D: tl.constexpr):
-    """Gradients for the features of a block of edges; of raw ones each block of channels has its own."""
+    """Write the gradients for the features of a block of edges; of raw ones each block of channels has its own part."""
     if FEATURES == "encoded":
-        tl.store(grad_attr + at[:, None] * D + channel[None, :], q, mask=valid[:, None] & in_d[None, :])
+        tl.store(grad_attr + attr_row[:, None] * D + channel[None, :], q, mask=valid[:, None] & in_d[None, :])
     else:
-        to = grad_attr + (tl.program_id(1).to(tl.int64) * num_edges + at) * K
+        to = grad_attr + (tl.program_id(1).to(tl.int64) * num_edges + attr_row) * K
         if DOT:
             k = tl.arange(0, BLOCK_K)
             tl.store(to[:, None] + k[None, :], tl.dot(q, tl.trans(columns[0]), input_precision="ieee"),
@@ -132,13 +189,20 @@ def store_features(grad_attr, at, valid, channel, in_d, columns, q, num_edges, F
 @triton.jit(do_not_specialize=["chunk_items"])
 def merge_backward(ptr, cuts, rows, grad_x, partial, chunk_items, WIDE: tl.constexpr, D: tl.constexpr,
                    BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr):
-    """As merge_forward: the row that begins in this program's chunk and ends in a later one."""
+    """Sum up the row that begins in this program's chunk and ends in a later one, if there is one.
+
+    The grid and the arguments are those of :func:`backward`, but for two.
+
+    Args:
+        chunk_items: number of items between two cuts inside of a long row.
+        BLOCK_C: chunks whose sums are read at a time.
+    """
     chunk = tl.program_id(0)
     begin, end = tl.load(cuts + chunk).to(WIDE), tl.load(cuts + chunk + 1).to(WIDE)
     row = tl.load(rows + tl.num_programs(0) + chunk)
-    first, last, degree, begins, ends = span(ptr, row, begin, end, WIDE)
+    first, last, degree, begins, ends = find_span(ptr, row, begin, end, WIDE)
     if begins & (ends == 0):
-        channel, in_d = channels_of(tl.program_id(1), D, BLOCK_D)
+        channel, in_d = select_channels(tl.program_id(1), D, BLOCK_D)
         last_chunk = (first + degree + row) // chunk_items
         total = tl.zeros((BLOCK_D,), tl.float32)
         for block in range(chunk, last_chunk + 1, BLOCK_C):
@@ -151,7 +215,19 @@ def merge_backward(ptr, cuts, rows, grad_x, partial, chunk_items, WIDE: tl.const
 
 @triton.jit(do_not_specialize=["num_rows"])
 def sum_rows(values, out, num_rows, num_columns, GROUP: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Sums of GROUP rows each, [num_rows, num_columns] to [num_rows / GROUP, num_columns]."""
+    """Sum up groups of rows.
+
+    The grid is [blocks of columns, groups].
+
+    Args:
+        values: [num_rows, num_columns], float32.
+        out: [num_rows / GROUP rounded up, num_columns], float32; written.
+        num_rows: number of rows.
+        num_columns: number of columns.
+        GROUP: rows of a group.
+        BLOCK_R: rows that are read at a time.
+        BLOCK_C: columns of a program.
+    """
     group = tl.program_id(1)
     column = tl.program_id(0).to(tl.int64) * BLOCK_C + tl.arange(0, BLOCK_C)
     total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)

@@ -9,15 +9,17 @@ import triton.language as tl
 
 
 @triton.jit
-def channels_of(block, D: tl.constexpr, BLOCK_D: tl.constexpr):
+def select_channels(block, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Return the channels of a block, and which of them exist."""
     channel = block * BLOCK_D + tl.arange(0, BLOCK_D)
     return channel, channel < D
 
 
 @triton.jit
-def encoder_of(weight, bias, channel, in_d, FEATURES: tl.constexpr, DOT: tl.constexpr, K: tl.constexpr,
-               BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Columns of the weight as a tuple, or all as [BLOCK_K, BLOCK_D] for tl.dot; and the bias."""
+def load_encoder(weight, bias, channel, in_d, FEATURES: tl.constexpr, DOT: tl.constexpr, K: tl.constexpr,
+                 BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Read a block of channels of the edge encoder: the weight's columns as a tuple, or as one tile [BLOCK_K, BLOCK_D]
+    for tl.dot; and the bias."""
     b = tl.zeros((BLOCK_D,), tl.float32)
     columns = ()
     if FEATURES == "raw":
@@ -34,27 +36,27 @@ def encoder_of(weight, bias, channel, in_d, FEATURES: tl.constexpr, DOT: tl.cons
 
 
 @triton.jit
-def features_of(attr, at, valid, channel, in_d, FEATURES: tl.constexpr, DOT: tl.constexpr, K: tl.constexpr,
-                BLOCK_K: tl.constexpr, D: tl.constexpr):
-    """Features of a block of edges: a tuple of columns, or one tile."""
+def load_features(attr, attr_row, valid, channel, in_d, FEATURES: tl.constexpr, DOT: tl.constexpr, K: tl.constexpr,
+                  BLOCK_K: tl.constexpr, D: tl.constexpr):
+    """Read the features of a block of edges, rows `attr_row` of `attr`: a tuple of columns, or of one tile."""
     features = ()
     if FEATURES == "encoded":
-        features = (tl.load(attr + at[:, None] * D + channel[None, :], mask=valid[:, None] & in_d[None, :],
+        features = (tl.load(attr + attr_row[:, None] * D + channel[None, :], mask=valid[:, None] & in_d[None, :],
                             other=0.0).to(tl.float32),)
     elif FEATURES == "raw":
         if DOT:
             k = tl.arange(0, BLOCK_K)
-            features = (tl.load(attr + at[:, None] * K + k[None, :], mask=valid[:, None] & (k < K)[None, :],
+            features = (tl.load(attr + attr_row[:, None] * K + k[None, :], mask=valid[:, None] & (k < K)[None, :],
                                 other=0.0).to(tl.float32),)
         else:
             for k in tl.static_range(K):
-                features = features + (tl.load(attr + at * K + k, mask=valid, other=0.0).to(tl.float32),)
+                features = features + (tl.load(attr + attr_row * K + k, mask=valid, other=0.0).to(tl.float32),)
     return features
 
 
 @triton.jit
-def encoded(z, features, columns, FEATURES: tl.constexpr, DOT: tl.constexpr, K: tl.constexpr):
-    """z plus the encoded features. The roundings are the same in both passes: max compares their messages."""
+def add_encoded(z, features, columns, FEATURES: tl.constexpr, DOT: tl.constexpr, K: tl.constexpr):
+    """Add the encoded features to z. Both passes round alike: max compares the messages of one with the other's."""
     if FEATURES == "encoded":
         z += features[0]
     elif FEATURES == "raw":
@@ -68,8 +70,9 @@ def encoded(z, features, columns, FEATURES: tl.constexpr, DOT: tl.constexpr, K: 
 
 
 @triton.jit
-def span(ptr, row, begin, end, WIDE: tl.constexpr):
-    """A row's edges inside of a chunk, its degree, and whether it begins and whether it ends there."""
+def find_span(ptr, row, begin, end, WIDE: tl.constexpr):
+    """Return the first edge of a row inside of a chunk and the one after its last, the row's degree, and whether the
+    row begins and whether it ends in the chunk."""
     first, last = tl.load(ptr + row).to(WIDE), tl.load(ptr + row + 1).to(WIDE)
     inside_first, inside_last = tl.maximum(first, begin - row), tl.minimum(last, end - row)
     return inside_first, inside_last, last - first, first + row >= begin, last + row + 1 <= end

@@ -9,35 +9,69 @@ in their order.
 import triton
 import triton.language as tl
 
-from .gpu_encode import channels_of, encoded, encoder_of, features_of, span
-from .gpu_kinds import finished, merged, message, no_messages, parts_of
+from .gpu_encode import add_encoded, find_span, load_encoder, load_features, select_channels
+from .gpu_kinds import finish_state, make_message, make_states, merge_states, start_state
 
 
 @triton.jit
 def forward(x, ptr, cuts, rows, src, position, attr, weight, bias, param, out, stat, stat2, partial, eps, low, high,
             KIND: tl.constexpr, FEATURES: tl.constexpr, DOT: tl.constexpr, SAVE: tl.constexpr, WIDE: tl.constexpr,
             D: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Aggregate the rows that lie in one chunk, and leave partial states of those that do not lie in it alone.
+
+    The grid is [num_chunks, number of blocks of channels]. All tensors are contiguous; a row is a destination.
+
+    Args:
+        x: features of the source nodes [num_src, D], float32, bfloat16 or float16.
+        ptr: where each row's edges begin [num_dst + 1], int32 or int64.
+        cuts: first item of each chunk, and the number of items [num_chunks + 1], int64; see :class:`gpu.Plan`.
+        rows: first and last row of each chunk [2, num_chunks], int32.
+        src: source of each edge, edges sorted by destination [num_edges], int32 or int64.
+        position: row in `attr` of each edge [num_edges], int32 or int64; none: in order.
+        attr: edge features [num_positions, K], encoded ones [num_positions, D]; float32, bfloat16 or float16; or none.
+        weight: the edge encoder's weight [D, K], float32; or none.
+        bias: the edge encoder's bias [D], float32; or none.
+        param: t or p, one element, any floating point.
+        out: the result [num_dst, D], float32; written.
+        stat: the second result of :func:`ops.forward` [num_dst, D], float32; written if SAVE and KIND has it.
+        stat2: the third result of :func:`ops.forward` [num_dst, D], float32; written if SAVE and KIND has it.
+        partial: states of the rows that several chunks share [2 * num_chunks, 3, D], float32; written: the state of the
+            row that a chunk begins inside of at 2 * chunk, that of the row it ends inside of at 2 * chunk + 1.
+        eps: added to every message.
+        low: power clamps messages from below to this.
+        high: power clamps messages from above to this.
+        KIND: the aggregation, one of `ops.KINDS`.
+        FEATURES: "none", "raw" (multiplied with `weight`) or "encoded" (added as they are).
+        DOT: whether raw features are multiplied by tl.dot, not one by one.
+        SAVE: whether backward will follow.
+        WIDE: tl.int32 or tl.int64, what holds numbers of items.
+        D: number of channels.
+        K: number of raw edge features.
+        BLOCK_K: K rounded up to a power of two.
+        BLOCK_E: edges of a row that are read at a time.
+        BLOCK_D: channels of a program.
+    """
     chunk = tl.program_id(0)
     begin, end = tl.load(cuts + chunk).to(WIDE), tl.load(cuts + chunk + 1).to(WIDE)
-    channel, in_d = channels_of(tl.program_id(1), D, BLOCK_D)
-    columns, b = encoder_of(weight, bias, channel, in_d, FEATURES, DOT, K, BLOCK_K, BLOCK_D)
+    channel, in_d = select_channels(tl.program_id(1), D, BLOCK_D)
+    columns, b = load_encoder(weight, bias, channel, in_d, FEATURES, DOT, K, BLOCK_K, BLOCK_D)
     parameter = tl.load(param).to(tl.float32)
 
     for row in range(tl.load(rows + chunk), tl.load(rows + tl.num_programs(0) + chunk) + 1):
-        first, last, degree, begins, ends = span(ptr, row, begin, end, WIDE)
-        base, total, weighted = no_messages(KIND, BLOCK_D)
+        first, last, degree, begins, ends = find_span(ptr, row, begin, end, WIDE)
+        base, total, weighted = start_state(KIND, BLOCK_D)
         for block in range(first, last, BLOCK_E):
             edge = block + tl.arange(0, BLOCK_E)
             valid = edge < last
             node = tl.load(src + edge, mask=valid, other=0).to(tl.int64)
-            at = edge.to(tl.int64)
+            attr_row = edge.to(tl.int64)
             if position is not None:
-                at = tl.load(position + edge, mask=valid, other=0).to(tl.int64)
-            features = features_of(attr, at, valid, channel, in_d, FEATURES, DOT, K, BLOCK_K, D)
+                attr_row = tl.load(position + edge, mask=valid, other=0).to(tl.int64)
+            features = load_features(attr, attr_row, valid, channel, in_d, FEATURES, DOT, K, BLOCK_K, D)
             z = tl.load(x + node[:, None] * D + channel[None, :], mask=valid[:, None] & in_d[None, :], other=0.0)
-            z = encoded(z.to(tl.float32) + b[None, :], features, columns, FEATURES, DOT, K)
-            bases, totals, weighteds = parts_of(message(z, eps), valid[:, None], parameter, low, high, KIND)
-            base, total, weighted = merged(base, total, weighted, bases, totals, weighteds, KIND)
+            z = add_encoded(z.to(tl.float32) + b[None, :], features, columns, FEATURES, DOT, K)
+            bases, totals, weighteds = make_states(make_message(z, eps), valid[:, None], parameter, low, high, KIND)
+            base, total, weighted = merge_states(base, total, weighted, bases, totals, weighteds, KIND)
         if begins & ends:
             store_row(out, stat, stat2, row, channel, in_d, base, total, weighted, degree, parameter, KIND, SAVE, D)
         else:
@@ -47,17 +81,19 @@ def forward(x, ptr, cuts, rows, src, position, attr, weight, bias, param, out, s
 @triton.jit
 def store_row(out, stat, stat2, row, channel, in_d, base, total, weighted, degree, parameter, KIND: tl.constexpr,
               SAVE: tl.constexpr, D: tl.constexpr):
-    result, first, second = finished(base, total, weighted, degree, parameter, KIND)
-    at = tl.cast(row, tl.int64) * D + channel
-    tl.store(out + at, result, mask=in_d)
+    """Write a row's result, and what backward needs of it, from its whole state."""
+    result, first, second = finish_state(base, total, weighted, degree, parameter, KIND)
+    offset = tl.cast(row, tl.int64) * D + channel
+    tl.store(out + offset, result, mask=in_d)
     if SAVE and KIND != "add":
-        tl.store(stat + at, first, mask=in_d)
+        tl.store(stat + offset, first, mask=in_d)
     if SAVE and KIND == "power":
-        tl.store(stat2 + at, second, mask=in_d)
+        tl.store(stat2 + offset, second, mask=in_d)
 
 
 @triton.jit
 def store_state(partial, slot, channel, in_d, base, total, weighted, KIND: tl.constexpr, D: tl.constexpr):
+    """Write a row's unfinished state into a slot of `partial`."""
     to = partial + slot.to(tl.int64) * 3 * D + channel
     tl.store(to + D, total, mask=in_d)
     if KIND != "add":
@@ -70,29 +106,36 @@ def store_state(partial, slot, channel, in_d, base, total, weighted, KIND: tl.co
 def merge_forward(ptr, cuts, rows, param, out, stat, stat2, partial, chunk_items, KIND: tl.constexpr,
                   SAVE: tl.constexpr, WIDE: tl.constexpr, D: tl.constexpr, BLOCK_C: tl.constexpr,
                   BLOCK_D: tl.constexpr):
-    """Finishes the row that begins in this program's chunk and ends in a later one, if there is one."""
+    """Finish the row that begins in this program's chunk and ends in a later one, if there is one.
+
+    The grid and the arguments are those of :func:`forward`, but for two.
+
+    Args:
+        chunk_items: number of items between two cuts inside of a long row.
+        BLOCK_C: chunks whose states are read at a time.
+    """
     chunk = tl.program_id(0)
     begin, end = tl.load(cuts + chunk).to(WIDE), tl.load(cuts + chunk + 1).to(WIDE)
     row = tl.load(rows + tl.num_programs(0) + chunk)
-    first, last, degree, begins, ends = span(ptr, row, begin, end, WIDE)
+    first, last, degree, begins, ends = find_span(ptr, row, begin, end, WIDE)
     if begins & (ends == 0):
-        channel, in_d = channels_of(tl.program_id(1), D, BLOCK_D)
+        channel, in_d = select_channels(tl.program_id(1), D, BLOCK_D)
         parameter = tl.load(param).to(tl.float32)
         last_chunk = (first + degree + row) // chunk_items
-        base, total, weighted = no_messages(KIND, BLOCK_D)
+        base, total, weighted = start_state(KIND, BLOCK_D)
         # The parts lie in slots 2 * chunk + 1, 2 * (chunk + 1), 2 * (chunk + 2) and so on.
         for block in range(chunk, last_chunk + 1, BLOCK_C):
             part = block + tl.arange(0, BLOCK_C)
             there = (part <= last_chunk)[:, None] & in_d[None, :]
             slot = 2 * part.to(tl.int64) + (part == chunk).to(tl.int64)
-            at = partial + slot[:, None] * 3 * D + channel[None, :]
-            totals = tl.load(at + D, mask=there, other=0.0)
+            state = partial + slot[:, None] * 3 * D + channel[None, :]
+            totals = tl.load(state + D, mask=there, other=0.0)
             bases, weighteds = totals, totals
             if KIND == "max":
-                bases = tl.load(at, mask=there, other=0.0).to(tl.int32, bitcast=True)
+                bases = tl.load(state, mask=there, other=0.0).to(tl.int32, bitcast=True)
                 bases = tl.where(there, bases, -1)
             elif KIND != "add":
-                bases = tl.load(at, mask=there, other=-float("inf"))
-                weighteds = tl.load(at + 2 * D, mask=there, other=0.0)
-            base, total, weighted = merged(base, total, weighted, bases, totals, weighteds, KIND)
+                bases = tl.load(state, mask=there, other=-float("inf"))
+                weighteds = tl.load(state + 2 * D, mask=there, other=0.0)
+            base, total, weighted = merge_states(base, total, weighted, bases, totals, weighteds, KIND)
         store_row(out, stat, stat2, row, channel, in_d, base, total, weighted, degree, parameter, KIND, SAVE, D)

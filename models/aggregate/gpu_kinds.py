@@ -2,7 +2,8 @@
 
 The counterpart of kinds.h. A destination's state is three vectors over the channels, (base, total, weighted):
 softmax and power keep sums of weights 2^(l - base), with base the greatest exponent l so far; max keeps the maximum's
-bits and the number of ties; add keeps its sum in `total`. What is not used stays constant and costs nothing.
+bits and the number of ties; add keeps its sum in `total`. Vectors that a kind does not use stay constant and cost
+nothing.
 """
 
 import triton
@@ -16,18 +17,20 @@ INF = tl.constexpr(float("inf"))
 
 
 @triton.jit
-def message(z, eps):
-    """relu(z) + eps; a NaN stays one, which a plain maximum would drop."""
+def make_message(z, eps):
+    """Compute relu(z) + eps; a NaN stays one, which a plain maximum would drop."""
     return tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL) + eps
 
 
 @triton.jit
-def clamped(m, low, high):
+def clamp(m, low, high):
+    """Clamp messages to [low, high]; a NaN stays one."""
     return tl.minimum(tl.maximum(m, low, propagate_nan=tl.PropagateNan.ALL), high, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def no_messages(KIND: tl.constexpr, BLOCK_D: tl.constexpr):
+def start_state(KIND: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Return the state of a destination without messages."""
     zero = tl.zeros((BLOCK_D,), tl.float32)
     if KIND == "max":
         base = tl.full((BLOCK_D,), -1, tl.int32)
@@ -39,8 +42,8 @@ def no_messages(KIND: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def parts_of(m, valid, param, low, high, KIND: tl.constexpr):
-    """Each message of a block as the state of a destination that has only this one, [BLOCK_E, BLOCK_D]."""
+def make_states(m, valid, param, low, high, KIND: tl.constexpr):
+    """Turn each message of a block into the state of a destination that has only this one, [BLOCK_E, BLOCK_D]."""
     one = tl.full(m.shape, 1.0, tl.float32)
     if KIND == "add":
         base = m
@@ -52,7 +55,7 @@ def parts_of(m, valid, param, low, high, KIND: tl.constexpr):
         total = one
         weighted = m
     elif KIND == "power":
-        weighted = tl.log2(clamped(m, low, high))
+        weighted = tl.log2(clamp(m, low, high))
         base = tl.where(valid, weighted * param, -INF)
         total = one
     else:
@@ -63,8 +66,8 @@ def parts_of(m, valid, param, low, high, KIND: tl.constexpr):
 
 
 @triton.jit
-def merged(base, total, weighted, bases, totals, weighteds, KIND: tl.constexpr):
-    """A state with a block of others, along their first axis."""
+def merge_states(base, total, weighted, bases, totals, weighteds, KIND: tl.constexpr):
+    """Merge a state [BLOCK_D] with a block of others, along their first axis."""
     if KIND == "add":
         return base, total + tl.sum(totals, 0), weighted
     elif KIND == "max":
@@ -78,8 +81,8 @@ def merged(base, total, weighted, bases, totals, weighteds, KIND: tl.constexpr):
 
 
 @triton.jit
-def finished(base, total, weighted, degree, param, KIND: tl.constexpr):
-    """out, stat and stat2 as :func:`models.aggregate.ops.forward` returns them; zeros without messages."""
+def finish_state(base, total, weighted, degree, param, KIND: tl.constexpr):
+    """Return out, stat and stat2 as :func:`models.aggregate.ops.forward` does; zeros without messages."""
     empty = degree == 0
     divisor = tl.where(empty, 1.0, total)
     zero = tl.zeros_like(total)
@@ -97,8 +100,8 @@ def finished(base, total, weighted, degree, param, KIND: tl.constexpr):
 
 
 @triton.jit
-def packed(grad, out, stat, KIND: tl.constexpr):
-    """The two numbers of a destination that each of its edges reads in backward."""
+def pack_pair(grad, out, stat, KIND: tl.constexpr):
+    """Return the two numbers of a destination that each of its edges reads in backward."""
     if KIND == "max":
         return grad / tl.maximum(stat, 1.0), out
     elif KIND == "power":
@@ -114,15 +117,15 @@ def packed(grad, out, stat, KIND: tl.constexpr):
 
 
 @triton.jit
-def gradient(m, first, second, param, low, high, KIND: tl.constexpr):
-    """Gradients for one message each, and their parts of the gradient for t (softmax alone)."""
+def differentiate(m, first, second, param, low, high, KIND: tl.constexpr):
+    """Compute the gradient for each message, and its part of the gradient for t (softmax alone)."""
     if KIND == "add":
         return first, first
     elif KIND == "max":
         q = tl.where(m == second, first, 0.0)
         return q, q
     elif KIND == "power":
-        inside = clamped(m, low, high)
+        inside = clamp(m, low, high)
         q = second * tl.exp2(tl.log2(inside) * (param - 1.0) - first)
         return tl.where(inside == m, q, 0.0), q
     elif KIND == "softmax_sg":

@@ -149,7 +149,8 @@ def _softmax(message: Tensor, dst: Tensor, num_dst: int, t: float | Tensor, *, s
         # The maximum only guards exp against overflow: the result does not depend on it, so it needs no gradient.
         with torch.no_grad():
             index = dst.long().unsqueeze(1).expand_as(logit)
-            maximum = logit.new_zeros(num_dst, logit.size(1)).scatter_reduce(0, index, logit, "amax", include_self=False)
+            zeros = logit.new_zeros(num_dst, logit.size(1))
+            maximum = zeros.scatter_reduce(0, index, logit, "amax", include_self=False)
         share = (logit - maximum.index_select(0, dst)).exp()
         total = _sum(share, dst, num_dst)
         total = total.masked_fill(total == 0, 1.0)

@@ -91,8 +91,8 @@ class NativeLibrary:
             function.restype = ctypes.c_int64
             if function() != ctypes.sizeof(structure):
                 raise RuntimeError(
-                    f"{self.name}: {structure.__module__}.{structure.__qualname__} has {ctypes.sizeof(structure)} bytes, "
-                    f"but {name}() of {self.source.name} returns {function()}; give both the same fields")
+                    f"{self.name}: {structure.__module__}.{structure.__qualname__} has {ctypes.sizeof(structure)} "
+                    f"bytes, but {name}() of {self.source.name} returns {function()}; give both the same fields")
 
     def _build(self) -> None:
         import fcntl  # POSIX only

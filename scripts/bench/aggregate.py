@@ -38,9 +38,11 @@ def bench_aggregate(num_nodes: int, num_edges: int, repeat: int) -> None:
         limit = best.limit(row["must_move_bytes"], row["operations"])
         row |= {"bytes_per_s": best.bandwidth, "operations_per_s": best.peak, "limit_s": round(limit, 5),
                 "fraction_of_limit": round(limit / row["forward_best_s"], 3)}
-        say(f"{row['aggr']}, {row['channels']} channels, {row['edge_dim']} features: forward {row['forward_best_s']:.4f} s, "
+        say(f"{row['aggr']}, {row['channels']} channels, {row['edge_dim']} features: "
+            f"forward {row['forward_best_s']:.4f} s, "
             f"limit {limit:.4f} s ({row['must_move_bytes'] / 1e6:.0f} MB at {best.bandwidth / 1e9:.1f} GB/s, "
-            f"{row['operations'] / 1e9:.2f} G operations at {best.peak / 1e9:.0f} G/s), {row['fraction_of_limit']:.0%} of it")
+            f"{row['operations'] / 1e9:.2f} G operations at {best.peak / 1e9:.0f} G/s), "
+            f"{row['fraction_of_limit']:.0%} of it")
         writer = write_row(writer, row)
 
 
@@ -49,8 +51,8 @@ def _measure(case: Case, data: Data, repeat: int) -> dict:
     torch.manual_seed(0)
     channels, plain = case.channels, data.edge_index.as_tensor()
     param = {"softmax": "t", "power": "p"}.get(case.aggr)
-    conv = pyg.GENConv(channels, channels, "powermean" if case.aggr == "power" else case.aggr, t=1.0, learn_t=True, p=1.5,
-                       learn_p=True, bias=True, edge_dim=case.edge_dim or None, eps=EPS)
+    conv = pyg.GENConv(channels, channels, "powermean" if case.aggr == "power" else case.aggr, t=1.0, learn_t=True,
+                       p=1.5, learn_p=True, bias=True, edge_dim=case.edge_dim or None, eps=EPS)
 
     def numbers(*shape: int, scale: float = 1.0) -> torch.Tensor:
         # PyG clamps to [1e-4, 100] what is raised to a power, we and the original to [1e-7, 10]: stay within both.
@@ -73,7 +75,8 @@ def _measure(case: Case, data: Data, repeat: int) -> dict:
     (indptr, src), _ = data.edge_index.get_csc()
 
     def backward(out):
-        return dict(zip(["out", *inputs], (out.detach(), *torch.autograd.grad(out, list(inputs.values()), gradient))))
+        gradients = torch.autograd.grad(out, list(inputs.values()), gradient)
+        return {"out": out.detach(), **dict(zip(inputs, gradients, strict=True))}
 
     def theirs():
         return backward(conv.propagate(plain, x=(x, x), edge_attr=attr, size=None))

@@ -5,8 +5,9 @@ import torch
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from pipeline import graph
-from pipeline.synthetic import synthetic_proteins
+from models.edges import from_csc
+from pipeline.data.synthetic import synthetic_proteins
+from pipeline.graph.edges import transpose
 from scripts.bench.measure import say
 
 
@@ -23,9 +24,9 @@ def proteins(num_nodes: int, num_edges: int, *, dtype: torch.dtype = torch.int64
     data = synthetic_proteins(num_nodes=num_nodes, num_edges=num_edges, num_tasks=112)
     edge_index = data.edge_index
     if dtype != edge_index.dtype:
-        edge_index = graph.from_sorted(edge_index.as_tensor().to(dtype), edge_index.get_csc()[0][0])
+        edge_index = from_csc(edge_index.as_tensor().to(dtype), edge_index.get_csc()[0][0])
     data.edge_attr.mul_(32).round_().div_(32)
-    return Data(edge_index=graph.fill_transpose(edge_index), edge_attr=data.edge_attr, y=data.y, num_nodes=num_nodes)
+    return Data(edge_index=transpose(edge_index), edge_attr=data.edge_attr, y=data.y, num_nodes=num_nodes)
 
 
 def exact(*shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -50,4 +51,4 @@ def heavy_tailed(num_nodes: int, num_edges: int, seed: int = 0) -> EdgeIndex:
         # The end of an edge drawn at random: popular nodes are sources more often too.
         stub = rng.integers(0, num_edges, last - first)
         edges[0, first:last] = torch.from_numpy(np.searchsorted(ends, stub, side="right") - 1)
-    return graph.from_sorted(edges, indptr)
+    return from_csc(edges, indptr)

@@ -29,7 +29,8 @@ def bench_layer(num_nodes: int, num_edges: int, channels: int, repeat: int, full
         ours()
         row |= spread_of(ours, repeat) | {"ours_extra_mib": round(extra_mib(ours), 1), "graph_mib": round(graph_mib, 1),
                                           "beside": "PyG not run: it would need 74 GB"}
-        say(f"{row['ours_median_s']:.2f} s, {row['ours_extra_mib']:.0f} MiB beside the graph and the process, {graph_mib:.0f}")
+        say(f"{row['ours_median_s']:.2f} s, {row['ours_extra_mib']:.0f} MiB beside the graph and the process, "
+            f"{graph_mib:.0f}")
         write_row(None, row)
         return
 
@@ -43,9 +44,10 @@ def bench_layer(num_nodes: int, num_edges: int, channels: int, repeat: int, full
         return [out.detach(), *torch.autograd.grad(out, [h, *encoder, *their_block], gradient)]
 
     names = ["out", "h", "edge encoder's weight", "edge encoder's bias"]
-    names += [name for name, _ in model.convs[1].named_parameters()] + ["norm's weight", "norm's bias", "weight", "bias"]
+    names += [name for name, _ in model.convs[1].named_parameters()]
+    names += ["norm's weight", "norm's bias", "weight", "bias"]
     # Dropout off: the two draw different masks. A relu decided by rounding moves a sum by one of its terms.
-    assert_close(dict(zip(names, ours())), dict(zip(names, theirs())), tolerance=1e-3)
+    assert_close(dict(zip(names, ours(), strict=True)), dict(zip(names, theirs(), strict=True)), tolerance=1e-3)
     model.train(), pyg.train()
     row |= side_by_side(theirs, ours, repeat, inner=5)
     memory = {"pyg": extra_mib(theirs), "ours": extra_mib(ours)}

@@ -6,11 +6,12 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.loader import RandomNodeLoader
 
-from pipeline.config import SyntheticProteinsConfig
-from pipeline.data import prepare
-from pipeline.loader import ClusterLoader
-from pipeline.partition import random_partition, stream
-from pipeline.synthetic import synthetic_proteins
+from pipeline.data.config import SyntheticProteinsConfig
+from pipeline.data.prepare import prepare
+from pipeline.data.synthetic import synthetic_proteins
+from pipeline.graph.partition import random_partition
+from pipeline.loaders.cluster import ClusterLoader
+from pipeline.run.seeds import stream
 from scripts.bench.measure import say, seconds_of, write_row
 
 
@@ -22,7 +23,7 @@ def assert_same_subgraph(batch: Data, other: Data) -> None:
         order = key.argsort()
         return key[order], part.edge_attr[order]
 
-    for a, b in zip(canonical(batch.n_id, batch), canonical(other.n_id, other)):
+    for a, b in zip(canonical(batch.n_id, batch), canonical(other.n_id, other), strict=True):
         if not torch.equal(a, b):
             raise SystemExit("the batches differ from PyG's subgraphs: nothing is timed")
 
@@ -30,24 +31,24 @@ def assert_same_subgraph(batch: Data, other: Data) -> None:
 def bench_partition(num_nodes: int, num_edges: int, num_parts: int, repeat: int) -> None:
     say(f"generating {num_edges:,} directed edges")
     generated = synthetic_proteins(num_nodes=num_nodes, num_edges=num_edges, num_tasks=8)
-    data = prepare(generated, SyntheticProteinsConfig())
+    data = prepare(generated, SyntheticProteinsConfig(node_features="sum"))
     plain = Data(edge_index=data.edge_index.as_tensor().long(), edge_attr=data.edge_attr, x=data.x, y=data.y,
                  n_id=torch.arange(num_nodes), num_nodes=num_nodes)
     loader = ClusterLoader(data)
     pyg = RandomNodeLoader(plain, num_parts, shuffle=True)
 
     partition = random_partition(num_nodes, num_parts, stream("bench", 0))
-    for batch in loader.batches(partition):
+    for batch in loader.batches_of(partition):
         assert_same_subgraph(batch, plain.subgraph(batch.n_id))
     say("outputs compared: every batch equals PyG's subgraph of its nodes")
 
     ours, theirs = [], []
     for round_ in range(repeat):
         theirs.append(seconds_of(lambda: [None for _ in pyg]))
-        ours.append(seconds_of(lambda: [None for _ in loader.batches(
+        ours.append(seconds_of(lambda: [None for _ in loader.batches_of(
             random_partition(num_nodes, num_parts, stream("bench", 1, round_)))]))
         say(f"round {round_ + 1}: RandomNodeLoader {theirs[-1]:.2f} s, ours {ours[-1]:.2f} s, ratio {theirs[-1] / ours[-1]:.1f}")
-    ratios = sorted(a / b for a, b in zip(theirs, ours))
+    ratios = sorted(a / b for a, b in zip(theirs, ours, strict=True))
     write_row(None, {
         "bench": "partition", "num_nodes": num_nodes, "num_edges": data.edge_index.size(1), "num_parts": num_parts,
         "pyg_median_s": round(statistics.median(theirs), 3), "ours_median_s": round(statistics.median(ours), 3),

@@ -25,7 +25,8 @@ class PyGDeeperGCN(torch.nn.Module):
         self.layers = torch.nn.ModuleList()
         channels = model.head.in_features
         for layer, ours in enumerate(model.convs):
-            conv = pyg.GENConv(channels, channels, "softmax", t=1.0, learn_t=True, num_layers=2, norm="layer", bias=True)
+            conv = pyg.GENConv(channels, channels, "softmax", t=1.0, learn_t=True, num_layers=2, norm="layer",
+                               bias=True)
             conv.load_state_dict(ours.state_dict())
             if self.edge_encoder:
                 conv.lin_edge = copy.deepcopy(model.edge_lins[layer])

@@ -12,7 +12,10 @@ from pathlib import Path
 import torch
 
 from models import DeeperGCN
-from pipeline.distributed import GradientSync, Ranks, StopRequest, join, launch
+from pipeline.run.launch import launch
+from pipeline.run.ranks import Ranks, join
+from pipeline.run.stop import StopRequest
+from pipeline.run.sync import GradientSync
 from scripts.bench import graphs
 from scripts.bench.measure import say, write_row
 from scripts.faults import children
@@ -53,7 +56,7 @@ def _train_steps(ranks: Ranks, stop: StopRequest, num_nodes: int, num_edges: int
         arrived = time.perf_counter()
         ranks.wait()
         waited, sync.seconds = time.perf_counter() - arrived, 0.0
-        sync(loss, torch.tensor(data.y.numel()), False)
+        sync(loss, torch.tensor(data.y.numel()))
         torch._foreach_mul_([p.grad for p in model.parameters()], 1 / (data.y.numel() * ranks.num_ranks))
         optimizer.step()
         total = time.perf_counter() - start

@@ -4,11 +4,13 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from pipeline import graph
-from pipeline.config import SyntheticProteinsConfig
-from pipeline.data import load
-from pipeline.loader import ClusterLoader
-from pipeline.partition import describe, random_partition, stream
+from pipeline.data.cache import load
+from pipeline.data.config import SyntheticProteinsConfig
+from pipeline.graph.components import find_components
+from pipeline.graph.partition import measure_partition, random_partition
+from pipeline.graph.structure import inspect
+from pipeline.loaders.cluster import ClusterLoader
+from pipeline.run.seeds import stream
 from scripts.bench.measure import peak_gib, say, write_row
 
 
@@ -25,13 +27,13 @@ def bench_scale(num_nodes: int, num_edges: int, num_parts: int) -> None:
         return result
 
     with tempfile.TemporaryDirectory() as cache:
-        config = SyntheticProteinsConfig(num_nodes=num_nodes, num_edges=num_edges, num_tasks=112)
+        config = SyntheticProteinsConfig(node_features="sum", num_nodes=num_nodes, num_edges=num_edges, num_tasks=112)
         step("prepare", lambda: load(config, cache))
         data = step("read the prepared graph", lambda: load(config, cache))
-        say(str(step("structure", lambda: graph.structure(data.edge_index))))
-        say(str(step("components", lambda: graph.connected_components(data))))
+        say(str(step("structure", lambda: inspect(data.edge_index))))
+        say(str(step("components", lambda: find_components(data))))
         partition = step("partition", lambda: random_partition(num_nodes, num_parts, stream("bench", 0)))
-        say(str(step("describe the partition", lambda: describe(data.edge_index, partition, 0.0))))
+        say(str(step("describe the partition", lambda: measure_partition(data.edge_index, partition, 0.0))))
         loader = step("loader", lambda: ClusterLoader(data))
-        step("one epoch of batches", lambda: [None for _ in loader.batches(partition)])
-        step("another epoch of batches", lambda: [None for _ in loader.batches(partition)])
+        step("one epoch of batches", lambda: [None for _ in loader.batches_of(partition)])
+        step("another epoch of batches", lambda: [None for _ in loader.batches_of(partition)])

@@ -8,7 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from pipeline.checkpoint import write_atomically
+from pipeline.run.files import write_atomically
 from scripts.report import figures, find_runs, page
 from scripts.report.runs import AXES
 from scripts.report.sweep import summary_of_sweep

@@ -12,9 +12,9 @@ MAX_GROUPS = 2 * len(COLOURS)
 
 
 def curves(run: Run, keys: list[str], label: str):
-    """One run's loss or metrics against data epochs and wall time."""
+    """One run's loss or metrics against epochs and wall time."""
     figure, axes = _figure(1, 2)
-    for axis, x_key in zip(axes[0], ("data_epochs", "wall_seconds")):
+    for axis, x_key in zip(axes[0], ("epochs", "wall_seconds")):
         for key, colour in zip(keys, COLOURS):
             points = _points(run, x_key, key)
             if points:
@@ -26,7 +26,7 @@ def curves(run: Run, keys: list[str], label: str):
 
 
 def overlay(runs: list[Run], against: list[str] | None = None, keys: tuple[str, ...] = ("loss", "valid")):
-    """Several runs in one figure: loss and metric, a row each, against steps, data epochs and wall time, a column each.
+    """Several runs in one figure: loss and metric, a row each, against steps, epochs and wall time, a column each.
 
     Runs that differ in their seeds alone share a colour. Axes are logarithmic: a run that gets to the same quality k
     times sooner lies the same distance to the left everywhere. A ring shows where a run first reaches the quality at
@@ -129,7 +129,7 @@ def _figure(rows: int, columns: int, *, width: float = 5.2, height: float = 3.3)
 
 
 def _points(run: Run, x_key: str, y_key: str) -> list[tuple[float, float]]:
-    return [(e[x_key], e[y_key]) for e in run.epochs if e.get(y_key) is not None and e.get(x_key) is not None]
+    return [(e[x_key], e[y_key]) for e in run.rounds if e.get(y_key) is not None and e.get(x_key) is not None]
 
 
 def _shown(found: list[tuple[str, list[Run]]]) -> tuple[list[tuple[str, list[Run]]], int]:

@@ -18,10 +18,10 @@ pre { padding: .8rem; font-size: 13px; overflow-x: auto; } svg { max-width: 100%
 ROWS = ("experiment", "metric", "best_valid", "test", "train", "best_epoch", "data_epochs", "num_parameters", "wall_seconds",
         "peak_memory_bytes", "num_ranks", "parallel", "lr_scaling", "hardware", "kernel", "seed", "weights_sha256", "command",
         "versions")
-COLUMNS = {"best_valid": "validation", "test": "test", "best_epoch": "best epoch", "data_epochs": "data epochs",
+COLUMNS = {"best_valid": "validation", "test": "test", "best_epoch": "best epoch", "data_epochs": "epochs",
            "wall_seconds": "wall s", "peak_memory_bytes": "peak memory"}
-SPEED_COLUMNS = {"step": "steps", "data_epochs": "data epochs", "wall_seconds": "wall seconds"}
-SHARED_CORES = ("Ranks shared the cores of a CPU: compare runs by steps and data epochs; their wall time is not that of as many "
+SPEED_COLUMNS = {"step": "steps", "epochs": "epochs", "wall_seconds": "wall seconds"}
+SHARED_CORES = ("Ranks shared the cores of a CPU: compare runs by steps and epochs; their wall time is not that of as many "
                 "machines.")
 
 
@@ -148,7 +148,7 @@ def _value(key: str, value: object) -> str:
 
 
 def _partition(part: dict) -> str:
-    return (f"<p>{html.escape(part['name'])}, epoch {part['epoch'] + 1}: {len(part['sizes']):,} clusters, "
+    return (f"<p>{html.escape(part['name'])}, round {part['round'] + 1}: {len(part['sizes']):,} clusters, "
             f"{sum(part['kept_edges']):,} of {part['num_edges']:,} directed edges kept ({part['cut']:.1%} cut), imbalance "
             f"{part['imbalance']:.3f}, drawn in {part['seconds']:.2f} s.</p>{figures.svg(figures.partition(part))}")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.log import read_records
+from pipeline.run.log import read_records
 
 # Keys that say where things lie, not what is computed.
 NO_SETTING = ("resume", "resume_allow_rescale", "cache_dir", "tensorboard", "partition.prefetch", "data.root")
@@ -15,7 +15,7 @@ NO_SETTING = ("resume", "resume_allow_rescale", "cache_dir", "tensorboard", "par
 SECONDARY = ("name", "train.epochs", "train.eval_every")
 # The parallel settings, which the summary knows best; runs of before have none of them.
 RANKS, MODE, SCALING = "num_ranks", "parallel", "lr_scaling"
-AXES = {"step": "steps of each rank", "data_epochs": "data epochs (passes over the graph, all ranks)",
+AXES = {"step": "steps of each rank", "epochs": "epochs (passes over the graph, all ranks)",
         "wall_seconds": "wall time [s]"}
 
 
@@ -25,7 +25,7 @@ class Run:
 
     folder: Path
     name: str
-    epochs: list[dict]
+    rounds: list[dict]
     partition: dict | None
     components: dict | None
     summary: dict
@@ -49,25 +49,25 @@ class Run:
 
     def best(self) -> float | None:
         """The best validation metric."""
-        return max((e["valid"] for e in self.epochs if e.get("valid") is not None), default=None)
+        return max((e["valid"] for e in self.rounds if e.get("valid") is not None), default=None)
 
     def reached(self, quality: float) -> dict | None:
-        """The first evaluated epoch whose validation metric is at least this."""
-        return next((e for e in self.epochs if e.get("valid") is not None and e["valid"] >= quality), None)
+        """The first evaluated round whose validation metric is at least this."""
+        return next((e for e in self.rounds if e.get("valid") is not None and e["valid"] >= quality), None)
 
 
 def read_run(folder: Path) -> Run:
     """Read a run directory.
 
     Raises:
-        ValueError: it is not one, or it has no epoch yet.
+        ValueError: it is not one, or it has no round yet.
     """
     if not (folder / "config.yaml").is_file():
         raise ValueError(f"{folder} is not a run directory: it has no config.yaml")
     records = read_records(folder / "metrics.jsonl")
-    epochs = [r for r in records if r["kind"] == "epoch"]
-    if not epochs:
-        raise ValueError(f"{folder} has no epoch to show")
+    rounds = [r for r in records if r["kind"] == "round"]
+    if not rounds:
+        raise ValueError(f"{folder} has no round to show")
     partitions = [r for r in records if r["kind"] == "partition"]
     summary = _read_json(folder / "summary.json") or {}
     name = " ".join(filter(None, [summary.get("experiment"), folder.resolve().name]))
@@ -76,7 +76,7 @@ def read_run(folder: Path) -> Run:
         config = _flat(yaml.safe_load((folder / "config.yaml").read_text()) or {})
     except yaml.YAMLError as error:
         raise ValueError(f"{folder / 'config.yaml'} is not a configuration: {' '.join(str(error).split())}") from None
-    return Run(folder, name, epochs, partitions[-1] if partitions else None, _read_json(folder / "components.json"), summary,
+    return Run(folder, name, rounds, partitions[-1] if partitions else None, _read_json(folder / "components.json"), summary,
                _settings(config, summary), summary.get("seed", config.get("seed")))
 
 

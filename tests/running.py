@@ -1,0 +1,94 @@
+"""Starts real processes for the tests, and trains in this one."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+from pipeline.config import Config
+from pipeline.run.errors import EXIT_TRY_AGAIN, Stopped
+from pipeline.run.log import read_records
+from pipeline.training import run
+
+ROOT = Path(__file__).resolve().parents[1]
+TOY = ["data.num_nodes=240", "data.num_edges=4800", "data.num_species=4", "data.num_groups=8", "data.num_tasks=3",
+       "model.num_layers=2", "model.hidden_channels=8", "train.epochs=4"]
+
+
+def train(config: Config, folder: Path) -> dict:
+    """Train in this process, which has the imports behind it."""
+    folder.mkdir(exist_ok=True)
+    return run(config, folder, "test")
+
+
+def shell(module: str, *arguments: str, cwd: Path, **environment) -> subprocess.CompletedProcess:
+    """Run `python -m module` to its end, in a folder that is not the checkout."""
+    return subprocess.run([sys.executable, "-m", module, *arguments], cwd=cwd, capture_output=True, text=True, timeout=900,
+                          env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment})
+
+
+def start(overrides: list[str], folder: Path, cache: Path, **environment) -> subprocess.Popen:
+    """Start `python -m pipeline.train` in a process of its own, or resume what it left."""
+    target = [f"resume={folder}"] if (folder / "config.yaml").exists() else [f"hydra.run.dir={folder}"]
+    return subprocess.Popen([sys.executable, "-m", "pipeline.train", *overrides, f"cache_dir={cache}", *target],
+                            env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def finish(overrides: list[str], folder: Path, cache: Path, **environment) -> tuple[int, str]:
+    """Run what :func:`start` starts to its end; returns its status and output."""
+    process = start(overrides, folder, cache, **environment)
+    output, _ = process.communicate(timeout=900)
+    return process.returncode, output
+
+
+def forked(function, *args) -> int:
+    """Call a function in a copy of this process, which is there at once and may be killed for real; returns its number.
+
+    It exits with 0, with EXIT_TRY_AGAIN if it was stopped, or with 1 and a traceback.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of forks beside threads: those of this process have ended or do nothing
+        pid = os.fork()
+    if pid == 0:
+        try:
+            function(*args)
+            os._exit(0)
+        except Stopped:
+            os._exit(EXIT_TRY_AGAIN)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return pid
+
+
+def status_of(pid: int) -> int:
+    """How a forked process ended: its exit status, or minus the signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def summary_of(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def rounds_of(folder: Path) -> list[dict]:
+    """The records of the rounds of a run."""
+    return [r for r in read_records(folder / "metrics.jsonl") if r["kind"] == "round"]
+
+
+def wait_for_rounds(folder: Path, number: int, process: subprocess.Popen) -> None:
+    """Wait until a run has recorded this many rounds, or has ended."""
+    while process.poll() is None and len(rounds_of(folder)) < number:
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

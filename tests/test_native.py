@@ -1,0 +1,111 @@
+"""How C++ is compiled and loaded, and the kernels compiled for processors with other vectors than this one's."""
+
+import ctypes
+import os
+import platform
+import shutil
+
+import pytest
+import torch
+from test_fused import check, graph, off_the_bounds
+
+from models.aggregate import AGGREGATIONS, aggregate, backend, cpu
+from models.kernels import norm
+from models.kernels.native import NativeLibrary, find_included
+
+pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
+
+
+def test_no_compiler(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    library = NativeLibrary("fused aggregation", cpu.LIBRARY.source, otherwise="the reference runs")
+    monkeypatch.setattr(cpu, "LIBRARY", library)
+    edge_index, inputs, _ = graph(10, 10, 20)
+    assert "no C++ compiler 'no-such-compiler'" in backend(inputs["x"], edge_index)
+    assert "no-such-compiler" in caplog.text
+    expected = aggregate(inputs["x"], edge_index, kernel="reference")
+    assert torch.equal(aggregate(inputs["x"], edge_index), expected)
+
+
+class LongerProblem(ctypes.Structure):
+    _fields_ = [*cpu.Problem._fields_, ("more", ctypes.c_int64)]
+
+
+@pytest.mark.parametrize("library, function", [
+    (cpu.LIBRARY, "fused_problem_size"), (norm.LIBRARY, "norm_problem_size")])
+def test_structures_have_the_sizes_of_their_counterparts(library, function):
+    assert list(library.structures) == [function]
+    wrong = NativeLibrary(library.name, library.source, otherwise="", structures={function: LongerProblem})
+    size = ctypes.sizeof(library.structures[function])
+    ours = ctypes.sizeof(LongerProblem)
+    with pytest.raises(RuntimeError, match=rf"LongerProblem has {ours} bytes.* returns {size}; "):
+        wrong.get()
+
+
+def test_a_changed_header_is_another_library(tmp_path):
+    headers = {file.name for file in find_included(cpu.LIBRARY.source)}
+    assert headers == {"fused_cpu.cpp", "forward.h", "backward.h", "problem.h", "encode.h", "kinds.h", "tiles.h",
+                       "simd.h"}
+    assert {file.name for file in find_included(norm.LIBRARY.source)} == {"norm.cpp", "norm.h", "tiles.h", "simd.h"}
+    (tmp_path / "a.cpp").write_text('#include "b.h"\n')
+    (tmp_path / "b.h").write_text('#include "sub/c.h"\n')
+    (tmp_path / "sub").mkdir()
+    paths = []
+    for text in ("int c = 1;", "int c = 2;"):
+        (tmp_path / "sub" / "c.h").write_text(text)
+        paths.append(NativeLibrary("a", tmp_path / "a.cpp", otherwise="")._path)
+    assert paths[0] != paths[1]
+
+
+needs_x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="has the portable kernels alone")
+# Which of the first twelve elements are dropped, by the number of channels.
+DROPPED = {3: [1, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 1], 4: [1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 1],
+           21: [1, 0, 0, 0, 1, 0, 0, 1, 1, 1, 1, 0]}
+WIDTHS = {"avx2": ("-mno-avx512f",), "portable": ("-mno-avx",)}
+
+
+@pytest.fixture(params=WIDTHS)
+def width(request, monkeypatch):
+    for module in (cpu, norm):
+        library = module.LIBRARY
+        monkeypatch.setattr(module, "LIBRARY", NativeLibrary(
+            library.name, library.source, otherwise="", flags=WIDTHS[request.param], structures=library.structures))
+        assert module.LIBRARY.get() is not None, module.LIBRARY.missing()
+    return request.param
+
+
+@pytest.mark.slow
+@needs_x86
+def test_other_widths_of_vectors(width):
+    assert cpu.get_simd() == width
+    for aggr in AGGREGATIONS:
+        for features in (None, 3, 8, "encoded"):
+            edge_index, inputs, grad = graph(40, 30, 600, channels=21, hub=150, encoded=features == "encoded",
+                                             edge_dim=features if isinstance(features, int) else None)
+            if aggr.startswith("power"):
+                inputs = {name: value if value is None else value.abs() for name, value in inputs.items()}
+                inputs["x"] += 0.125
+            inputs |= dict(t=torch.tensor([1.3]), p=torch.tensor([1.7]), y=torch.tensor([0.2]))
+            if aggr == "powermean":
+                grad = off_the_bounds(edge_index, inputs, grad)
+            check(edge_index, inputs, grad, aggr=aggr)
+
+
+@pytest.mark.slow
+@needs_x86
+@pytest.mark.parametrize("channels", [3, 4, 21])
+def test_other_widths_of_norms(width, channels):
+    layer = torch.nn.LayerNorm(channels)
+    x, grad = torch.randn(100, channels, requires_grad=True), torch.randn(100, channels)
+    exact = [value.detach().double().requires_grad_() for value in (x, *layer.parameters())]
+    expected = torch.nn.functional.layer_norm(exact[0], (channels,), *exact[1:]).relu()
+    grad *= expected.abs() > 1e-4  # whether smaller ones are positive is decided by rounding
+    expected = [expected, *torch.autograd.grad(expected, exact, grad.double())]
+    seed = torch.tensor([7])
+    out = norm.forward(x, layer.weight, layer.bias, seed, layer.eps, 0.0)[0]
+    for a, b in zip([out, *torch.autograd.grad(out, [x, *layer.parameters()], grad)], expected, strict=True):
+        assert (a - b).norm() <= 1e-5 * b.norm()
+    # Which elements are dropped is the same on all machines.
+    dropped = norm.forward(x, layer.weight, layer.bias + 10, seed, layer.eps, 0.5)[0] == 0
+    assert dropped.flatten()[:12].int().tolist() == DROPPED[channels]
