@@ -26,7 +26,7 @@ class SyntheticProteinsConfig(DataConfig):
     """A generated graph with the schema of ogbn-proteins."""
 
     source: str = key("synthetic_proteins", "a generated graph with the schema of ogbn-proteins", shapes_graph=True)
-    node_features: str = key("log_sum", "sum | log_sum: how incident edges' features become the nodes'",
+    node_features: str = key("log_sum", "how the features of incident edges become the nodes'",
                              choices=("sum", "log_sum"), shapes_graph=True)
     num_nodes: int = key(8000, "nodes", shapes_graph=True)
     num_edges: int = key(400_000, "directed edges, twice the number of pairs", shapes_graph=True)
