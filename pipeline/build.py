@@ -16,7 +16,7 @@ from models.aggregate import backend
 from pipeline.config import MODELS, Config
 from pipeline.data.cache import load
 from pipeline.graph.components import Components, find_components, split_components
-from pipeline.graph.partitioner import Partitioner
+from pipeline.graph.partitioner import PARTITIONS, Partitioner
 from pipeline.graph.structure import inspect
 from pipeline.inference import predict_exact, predict_views
 from pipeline.loaders.cluster import ClusterLoader
@@ -58,6 +58,7 @@ def check(config: Config) -> None:
         ValueError: names the key.
     """
     for key, name, members in (("task", config.task.name, TASKS), ("loader", config.loader.name, LOADERS),
+                               ("partition", config.partition.name, PARTITIONS),
                                ("trainer", config.trainer.name, TRAINERS)):
         if name not in members:
             raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")

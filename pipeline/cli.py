@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -132,8 +132,13 @@ def config_groups() -> dict[str, list[str]]:
 
 def format_keys(config: object) -> list[str]:
     """Format a line for each key: its value and its meaning."""
+    return format_entries(keys.entries(config))
+
+
+def format_entries(entries: Iterable[keys.Entry]) -> list[str]:
+    """Format a line for each of some keys."""
     rows = []
-    for entry in keys.entries(config):
+    for entry in entries:
         choices = f" ({' | '.join(entry.meaning.choices)})" if entry.meaning.choices else ""
         rows.append((f"{entry.name}={_as_typed(entry.value)}", f"{entry.meaning.text}{choices}"))
     width = max(len(left) for left, _ in rows)

@@ -14,7 +14,6 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline import keys
 from pipeline.data.config import DATA_SCHEMAS, DataConfig, SyntheticProteinsConfig
 from pipeline.keys import key
-from pipeline.names import PARTITIONS
 from pipeline.run.errors import one_line
 
 
@@ -22,7 +21,7 @@ from pipeline.run.errors import one_line
 class PartitionConfig:
     """How the graph is cut into clusters."""
 
-    name: str = key("random", "how clusters are drawn", choices=PARTITIONS)
+    name: str = key("random", "how clusters are drawn")
     num_parts: int = key(4, "clusters of a partition", minimum=1)
     clusters_per_step: int = key(1, "clusters merged into one batch, with the edges between them", minimum=1)
     num_micro_parts: int = key(0, "METIS clusters of metis_random, regrouped into num_parts each round; 0: 20 x num_parts",

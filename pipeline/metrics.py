@@ -1,4 +1,6 @@
-"""Metrics: numbers from tensors, no model."""
+"""Metrics: numbers from tensors, no model; more is better."""
+
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -40,3 +42,10 @@ def _areas(y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
     defined = (num_positive > 0) & (num_negative > 0)
     wins = np.where(positive, ranks, 0).sum(0) - num_positive * (num_positive + 1) / 2
     return wins[defined] / (num_positive * num_negative)[defined]
+
+
+# One line for each metric: of binary tasks, [num_nodes, num_tasks] of 0, 1 and NaN; of one class for each node,
+# [num_nodes, 1]. The second argument are logits.
+TASK_METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"rocauc": rocauc}
+CLASS_METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"acc": accuracy}
+METRICS = TASK_METRICS | CLASS_METRICS

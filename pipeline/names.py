@@ -2,4 +2,3 @@
 
 SPLITS = ("train", "valid", "test")
 MASKS = tuple(f"{split}_mask" for split in SPLITS)
-PARTITIONS = ("random", "metis", "metis_random", "whole")

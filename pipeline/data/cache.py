@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 
 from models.edges import from_csc
 from pipeline import keys
-from pipeline.data.config import DataConfig
+from pipeline.data.config import DATASETS, DataConfig
 from pipeline.data.prepare import prepare
 from pipeline.run import checkpoint
 
@@ -21,9 +21,6 @@ log = logging.getLogger(__name__)
 
 # Raise it when the same configuration and files shall give another graph than before.
 FORMAT = 3
-# The reader of each `data.source`: a module with `read(config) -> Data` and, if it reads files, `hash_content(config)`.
-# Imported when used: ogb, pandas and scikit-learn take as long to import as torch, and every rank would wait for them.
-READERS = {"synthetic_proteins": "synthetic", "digits": "digits", "ogb": "ogb_node", "file": "file"}
 
 
 def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None) -> Data:
@@ -62,7 +59,9 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
 
 
 def _reader(config: DataConfig) -> ModuleType:
-    return importlib.import_module(f"pipeline.data.{READERS[config.source]}")
+    # Imported when used: ogb, pandas and scikit-learn take as long as torch, and every rank would wait for them.
+    module, _ = DATASETS[config.source]
+    return importlib.import_module(f"pipeline.data.{module}")
 
 
 def _content_hash(config: DataConfig) -> str:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pipeline.graph.edges import plain_edges
+from pipeline.metrics import CLASS_METRICS
 from pipeline.names import MASKS
 
 log = logging.getLogger(__name__)
@@ -66,15 +67,15 @@ def _check_splits(masks: Tensor) -> None:
 def _check_labels(data: Data, masks: Tensor) -> None:
     if data.get("species") is not None and int(data.species.min()) < 0:
         raise ValueError(f"species holds {int(data.species.min())}; species are numbered from 0")
-    if data.metric == "acc":
+    if data.metric in CLASS_METRICS:
         if data.y.size(1) != 1:
-            raise ValueError(f"y must have one column of classes for the metric acc, not {data.y.size(1)}")
+            raise ValueError(f"y must have one column of classes for the metric {data.metric}, not {data.y.size(1)}")
         labels = data.y[masks.any(0)]
         if int(labels.min()) < 0:
             raise ValueError(f"y holds the class {int(labels.min())} in a split; classes are numbered from 0")
     else:
         known = data.y[~data.y.isnan()]
         if not bool(((known == 0) | (known == 1)).all()):
-            raise ValueError("y must hold 0, 1 or NaN for the metric rocauc")
+            raise ValueError(f"y must hold 0, 1 or NaN for the metric {data.metric}")
         if bool(data.y[masks[0]].isnan().all()):
             raise ValueError("y is NaN for every node of the train split: there is nothing to learn")

@@ -26,7 +26,7 @@ class SyntheticProteinsConfig(DataConfig):
     """A generated graph with the schema of ogbn-proteins."""
 
     source: str = key("synthetic_proteins", "a generated graph with the schema of ogbn-proteins", shapes_graph=True)
-    node_features: str = key("log_sum", "sum | log_sum: how incident edges' features become the nodes'",
+    node_features: str = key("log_sum", "how the features of incident edges become the nodes'",
                              choices=("sum", "log_sum"), shapes_graph=True)
     num_nodes: int = key(8000, "nodes", shapes_graph=True)
     num_edges: int = key(400_000, "directed edges, twice the number of pairs", shapes_graph=True)
@@ -65,7 +65,12 @@ class FileConfig(DataConfig):
     path: str = key(..., "the file")
 
 
-DATA_SCHEMAS = {
-    schema.__dataclass_fields__["source"].default: schema
-    for schema in (SyntheticProteinsConfig, DigitsConfig, OGBConfig, FileConfig)
+# Datasets by `data.source`: the module of pipeline/data/ that reads it, and its keys. The module has `read(config) -> Data`
+# and, if it reads files, `hash_content(config) -> str`.
+DATASETS = {
+    "synthetic_proteins": ("synthetic", SyntheticProteinsConfig),
+    "digits": ("digits", DigitsConfig),
+    "ogb": ("ogb_node", OGBConfig),
+    "file": ("file", FileConfig),
 }
+DATA_SCHEMAS = {source: schema for source, (_, schema) in DATASETS.items()}

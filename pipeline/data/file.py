@@ -10,6 +10,7 @@ from torch_geometric.data.storage import GlobalStorage
 
 from pipeline.data.config import FileConfig
 from pipeline.graph.edges import plain_edges
+from pipeline.metrics import CLASS_METRICS, METRICS
 from pipeline.names import MASKS
 from pipeline.run import files
 from pipeline.run.checkpoint import UNREADABLE
@@ -35,7 +36,7 @@ def hash_content(config: FileConfig) -> str:
 def read_file(path: Path) -> Data:
     """Read a graph saved with torch.save as a ``Data``, or as a dict of its attributes.
 
-    ``valid_mask`` may be called ``val_mask``. ``metric`` may be "rocauc" or "acc"; without it, integer labels in one
+    ``valid_mask`` may be called ``val_mask``. ``metric`` may be one of :mod:`pipeline.metrics`; without it, integer labels in one
     column mean accuracy.
 
     Raises:
@@ -54,9 +55,9 @@ def read_file(path: Path) -> Data:
     y = saved["y"]
     y = y.unsqueeze(1) if y.dim() == 1 else y
     metric = saved.get("metric", "rocauc" if y.size(1) > 1 or y.is_floating_point() else "acc")
-    if metric not in ("rocauc", "acc"):
-        raise ValueError(f"{path} has the metric {metric!r}; choose rocauc or acc")
-    classify = metric == "acc"
+    if metric not in METRICS:
+        raise ValueError(f"{path} has the metric {metric!r}; choose {' or '.join(METRICS)}")
+    classify = metric in CLASS_METRICS
     num_nodes = (saved["x"] if saved.get("x") is not None else saved["train_mask"]).size(0)
     keep = {key: saved[key] for key in ("x", "edge_attr", "species", *MASKS) if saved.get(key) is not None}
     if "edge_attr" in keep and keep["edge_attr"].dim() == 1:

@@ -1,22 +1,23 @@
 """Draws partitions: pure functions of the graph, the seed, the round and the rank."""
 
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 from torch_geometric import EdgeIndex
 
 from pipeline.graph.metis import cut_with_metis
 from pipeline.graph.partition import Partition, random_partition, regroup, shuffle_clusters, whole_partition
 from pipeline.graph.structure import inspect
-from pipeline.names import PARTITIONS
 from pipeline.run.seeds import stream
+
 
 class Partitioner:
     """Draws the partition of any round and rank.
 
     Args:
         edge_index: edges sorted by destination.
-        name: "random" (equal sizes, redrawn each round), "metis" (cut once for each rank, in another order each
-            round), "metis_random" (METIS micro-clusters, regrouped each round) or "whole".
+        name: one of ``PARTITIONS``.
         num_parts: clusters of a partition.
         seed: of every random number here.
         num_micro_parts: of "metis_random"; 0 for 20 x `num_parts`, or as many as the graph has nodes.
@@ -57,18 +58,40 @@ class Partitioner:
 
     def draw(self, round_: int, rank: int = 0) -> Partition:
         """Draw the partition of a round and rank, both from 0."""
-        if self.name == "whole":
-            return whole_partition(self.num_nodes)
-        rng = stream("partition", self.seed, round_, rank)
-        if self.name == "random":
-            return random_partition(self.num_nodes, self.num_parts, rng)
-        if self.name == "metis":
-            return shuffle_clusters(self._metis(self.num_parts, rank), rng)
-        # One cut serves all ranks here: the regrouping makes them differ.
-        return regroup(self._metis(self.num_micro_parts, 0), self.num_parts, rng)
+        return PARTITIONS[self.name](self, rank, stream("partition", self.seed, round_, rank))
 
-    def _metis(self, num_parts: int, rank: int) -> Partition:
+    def cut(self, num_parts: int, rank: int) -> Partition:
+        """Cut the graph with METIS, once for each rank."""
         if rank not in self._cut:
             seed = int(stream("metis", self.seed, rank).integers(2**31))
             self._cut[rank] = cut_with_metis(self.edge_index, num_parts, seed, self.cache)
         return self._cut[rank]
+
+
+def draw_random(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:
+    """Draw clusters of equal sizes, other ones each round."""
+    return random_partition(partitioner.num_nodes, partitioner.num_parts, rng)
+
+
+def draw_metis(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:
+    """Put the clusters of METIS, cut once for each rank, into another order each round."""
+    return shuffle_clusters(partitioner.cut(partitioner.num_parts, rank), rng)
+
+
+def draw_metis_random(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:
+    """Regroup micro-clusters of METIS each round; one cut serves all ranks, as the regrouping makes them differ."""
+    return regroup(partitioner.cut(partitioner.num_micro_parts, 0), partitioner.num_parts, rng)
+
+
+def draw_whole(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:
+    """Put all nodes into one cluster."""
+    return whole_partition(partitioner.num_nodes)
+
+
+# One line for each partition: a pure function of the graph, the rank and the random numbers of its round.
+PARTITIONS: dict[str, Callable[[Partitioner, int, np.random.Generator], Partition]] = {
+    "random": draw_random,
+    "metis": draw_metis,
+    "metis_random": draw_metis_random,
+    "whole": draw_whole,
+}

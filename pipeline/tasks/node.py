@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.data import Data
 
-from pipeline.metrics import accuracy, rocauc
+from pipeline.metrics import CLASS_METRICS, METRICS
 from pipeline.names import SPLITS
 
 
 class NodeTask:
-    """Predicts the labels of nodes: binary tasks (metric "rocauc") or one class (metric "acc").
+    """Predicts the labels of nodes: binary tasks (such as metric "rocauc") or one class (such as metric "acc").
 
     Labels may be inputs too: in training a random part of the training nodes shows its labels and the loss is taken
     on the others; in prediction all training nodes show them. See "Masked Label Prediction: Unified Message Passing
@@ -71,7 +71,7 @@ class NodeTask:
             learned = learned & ~shown
         logits = model(self._inputs(batch, shown), batch.edge_index, batch.edge_attr)[learned].float()
         y = batch.y[learned]
-        if self.metric == "acc":
+        if self.metric in CLASS_METRICS:
             return F.cross_entropy(logits, y.squeeze(1), reduction="sum"), torch.tensor(y.size(0), device=y.device)
         known = ~y.isnan()
         each = F.binary_cross_entropy_with_logits(logits, y.nan_to_num(), reduction="none")
@@ -84,7 +84,7 @@ class NodeTask:
         Args:
             model: not needed here; a task whose rows are embeddings decodes them with it.
             rows: logits of every node.
-            official: ask OGB's Evaluator, for the same numbers in ten times the time.
+            official: ask OGB's Evaluator where it knows the metric, for the same numbers in ten times the time.
 
         Raises:
             FloatingPointError: a logit is not finite.
@@ -103,14 +103,16 @@ class NodeTask:
         return torch.cat([torch.where(shown, labels.nan_to_num(), 0.0), shown.float(), batch.x], dim=1)
 
     def _label_columns(self, y: Shaped[Tensor, "num_nodes columns"]) -> Float[Tensor, "num_nodes out_channels"]:
-        return F.one_hot(y.squeeze(1), self.out_channels).float() if self.metric == "acc" else y
+        return F.one_hot(y.squeeze(1), self.out_channels).float() if self.metric in CLASS_METRICS else y
 
     def _score(self, logits: Tensor, y: Tensor, official: bool) -> float:
         if y.size(0) == 0:
             return math.nan
-        score = accuracy(y, logits) if self.metric == "acc" else rocauc(y, logits)
+        score = METRICS[self.metric](y, logits)
         if not official or math.isnan(score):
             return score
-        from pipeline.data.ogb_node import evaluator  # takes as long to import as torch
-        y_pred = logits.argmax(1, keepdim=True) if self.metric == "acc" else logits
+        from pipeline.data.ogb_node import OFFICIAL, evaluator  # takes as long to import as torch
+        if self.metric not in OFFICIAL:
+            return score
+        y_pred = logits.argmax(1, keepdim=True) if self.metric in CLASS_METRICS else logits
         return float(evaluator(self.metric, y.size(1)).eval({"y_true": y, "y_pred": y_pred})[self.metric])

@@ -1,0 +1,103 @@
+"""Installed from a wheel and run from elsewhere, also beside a project that has a `models/` of its own."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+ENVIRON = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+SIZE = ["data.num_nodes=240", "data.num_edges=4800", "data.num_species=4", "data.num_groups=8", "data.num_tasks=3",
+        "model.num_layers=2", "model.hidden_channels=8", "train.epochs=2"]
+
+
+def test_every_package_is_listed():
+    found = {".".join(path.parent.relative_to(ROOT).parts)
+             for top in ("models", "pipeline", "scripts") for path in (ROOT / top).glob("**/__init__.py")}
+    assert found | {"pipeline.conf"} == set(PROJECT["tool"]["setuptools"]["packages"])
+
+
+@pytest.fixture(scope="module")
+def install(tmp_path_factory) -> Path:
+    """Build the wheel, and install it into an environment of its own that sees the dependencies of this one."""
+    folder = tmp_path_factory.mktemp("install")
+    # A copy: setuptools leaves build/ behind, and would pack what an older one left there.
+    source = shutil.copytree(ROOT, folder / "source", ignore=shutil.ignore_patterns(
+        ".*", "build", "outputs", "multirun", "dataset", "*.egg-info", "__pycache__"))
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source], check=True, env=ENVIRON)
+    (wheel,) = folder.glob("*.whl")
+    environment = folder / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    subprocess.run([*pip, "--python", environment / "bin" / "python", "install", "--no-deps", "--no-index", wheel],
+                   check=True, env=ENVIRON)
+    # A path in a .pth file is not searched for .pth files itself, so that this checkout stays out of sight.
+    (site_packages,) = environment.glob("lib/python*/site-packages")
+    (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    return environment / "bin"
+
+
+@pytest.fixture
+def elsewhere(tmp_path) -> Path:
+    """A folder with packages of the names that ours have."""
+    for name in ("models", "scripts"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("OWNER = 'the user'\n")
+    return tmp_path
+
+
+def run(*command, cwd: Path) -> subprocess.CompletedProcess:
+    result = subprocess.run([str(part) for part in command], cwd=cwd, env=ENVIRON, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result
+
+
+@pytest.mark.slow
+def test_the_console_command_trains_ranks_beside_a_models_folder(install, elsewhere):
+    run(install / "parallel-epochs", "train", *SIZE, "parallel.num_ranks=2", "hydra.run.dir=run", cwd=elsewhere)
+    assert json.loads((elsewhere / "run" / "summary.json").read_text())["num_ranks"] == 2
+    evaluated = run(install / "parallel-epochs", "evaluate", "run=run", cwd=elsewhere)
+    assert "test rocauc" in evaluated.stdout
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_console_command_beside_a_models_folder(install, elsewhere):
+    run(install / "python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python",
+        install / "parallel-epochs", "train", *SIZE, "hydra.run.dir=run", cwd=elsewhere)
+    assert json.loads((elsewhere / "run" / "summary.json").read_text())["num_ranks"] == 2
+
+
+@pytest.mark.slow
+def test_layers_are_imported_beside_a_models_folder(install, elsewhere):
+    (elsewhere / "program.py").write_text(
+        "import torch, models\n"
+        "from parallel_epochs.models import GENConv\n"
+        "import parallel_epochs.models\n"
+        "out = GENConv(4, 5)(torch.randn(3, 4), torch.tensor([[0, 1], [1, 2]]))\n"
+        "print(models.OWNER, tuple(out.shape), parallel_epochs.models.__file__)\n")
+    said = run(install / "python", "program.py", cwd=elsewhere).stdout
+    assert said.startswith("the user (3, 5)") and str(install.parent) in said
+
+
+@pytest.mark.slow
+def test_modules_run_from_another_folder(install, tmp_path):
+    run(install / "python", "-m", "pipeline.train", *SIZE, "hydra.run.dir=run", cwd=tmp_path)
+    # The C++ sources were there to be compiled.
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["kernel"].startswith("fused" if shutil.which("c++") else "reference")
+    packaged = run(install / "python", "-c", "import pipeline.cli; print(pipeline.cli.CONF)", cwd=tmp_path).stdout.strip()
+    assert packaged.endswith("pipeline/conf") and Path(packaged, "config.yaml").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [[], ["fly"]])
+def test_the_console_command_explains_itself(install, tmp_path, arguments):
+    result = subprocess.run([install / "parallel-epochs", *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 1 and "usage: parallel-epochs train | evaluate" in result.stderr
