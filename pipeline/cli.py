@@ -7,13 +7,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import cast
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import config as configuration, keys
@@ -98,6 +99,11 @@ def run(main: Callable[[], None]) -> None:
         if isinstance(error, MissingConfigException) and "submitit" in str(error.missing_cfg_file):
             lines = ["error: hydra/launcher=slurm needs submitit: pip install -e .[slurm]"]
         sys.exit(" ".join(lines))
+
+
+def as_options(cfg: DictConfig) -> EvaluateConfig:
+    """Turn the composed configuration of `evaluate` or `predict` into its dataclass."""
+    return cast(EvaluateConfig, OmegaConf.to_object(cfg))
 
 
 def help_text(module: str, overrides: list[str]) -> str:

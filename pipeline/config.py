@@ -6,6 +6,7 @@ Nothing here imports torch, so that ``--help`` answers at once.
 import importlib.util
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
+from typing import cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -34,8 +35,11 @@ class ModelConfig:
     """Keys of every model."""
 
     name: str = key("", "the model")
+    num_layers: int = key(4, "layers")
+    hidden_channels: int = key(64, "channels of a layer")
 
 
+SIZES = {"num_layers": ModelConfig.num_layers, "hidden_channels": ModelConfig.hidden_channels}
 # Models by name: module and class. The options of a model are those of its constructor, written and checked there.
 MODELS = {"deepergcn": ("models.deepgcn", "DeeperGCN")}
 # What a constructor takes that is no key of a configuration: it depends on the graph, or has a key elsewhere.
@@ -46,7 +50,7 @@ def _model_schema(name: str) -> type[ModelConfig]:
     module, class_name = MODELS[name]
     package, _, file = module.partition(".")
     source = Path(importlib.util.find_spec(package).submodule_search_locations[0], f"{file}.py")
-    fields = keys.keys_of_constructor(source, class_name, leave_out=NO_KEYS, sizes={"num_layers": 4, "hidden_channels": 64})
+    fields = keys.keys_of_constructor(source, class_name, leave_out=NO_KEYS, sizes=SIZES)
     schema = make_dataclass(f"{class_name}Config", [("name", str, key(name, "the model")), *fields], bases=(ModelConfig,),
                             namespace={"__doc__": f"The options of :class:`{module}.{class_name}`."})
     schema.__module__ = __name__  # where ranks find it
@@ -180,7 +184,7 @@ def to_object(cfg: DictConfig) -> Config:
         merged = OmegaConf.merge(schema, OmegaConf.to_container(cfg, resolve=True))
         if missing := OmegaConf.missing_keys(merged):
             raise ValueError(f"no value for {', '.join(sorted(missing))}: give it on the command line")
-        config = OmegaConf.to_object(merged)
+        config = cast(Config, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         raise ValueError(one_line(error)) from None
     check(config)
@@ -219,4 +223,6 @@ def load(path: Path) -> Config:
         cfg = OmegaConf.load(path)
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not a configuration: {one_line(error)}") from error
+    if not isinstance(cfg, DictConfig):
+        raise ValueError(f"{path} is not a configuration: it holds a list")
     return to_object(cfg)

@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 from torch_geometric.data import Data
 
-from pipeline import build
-from pipeline import folder as run_folder
+from pipeline import build, folder as run_folder
 from pipeline.build import OpenGraph
 from pipeline.config import Config
 from pipeline.graph.subgraph import induced_subgraph

@@ -12,8 +12,7 @@ from hydra import compose, initialize_config_dir
 from hypothesis import settings
 from torch_geometric.data import Data
 
-from pipeline import cli
-from pipeline import config as configuration
+from pipeline import cli, config as configuration
 from pipeline.graph.edges import sort_edges
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"

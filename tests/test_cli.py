@@ -6,8 +6,7 @@ import pytest
 import torch
 from running import ROOT, TOY, shell
 
-from pipeline import build, cli, prepare, restore
-from pipeline import config as configuration
+from pipeline import build, cli, config as configuration, prepare, restore
 from pipeline.config import EvaluateConfig
 from pipeline.folder import resolve
 from pipeline.training import run

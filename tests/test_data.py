@@ -11,8 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from torch_geometric.data import Data
 
-from pipeline.data import ogb_node, synthetic
-from pipeline.data import prepare as preparing
+from pipeline.data import ogb_node, prepare as preparing, synthetic
 from pipeline.data.cache import load
 from pipeline.data.config import (
     OGB_NODE_NAMES,

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_graph, random_graph
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch_geometric.utils import subgraph
 
 from pipeline.graph import subgraph as subgraph_module

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_graph
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 from torch_geometric.utils import subgraph
 

@@ -5,8 +5,7 @@ from functools import partial
 import pytest
 import torch
 from conftest import random_graph, task_graph
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from models.aggregate import reference
 from pipeline import build

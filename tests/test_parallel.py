@@ -24,8 +24,7 @@ from running import (
 from pipeline import build
 from pipeline.data.cache import load
 from pipeline.loaders.cluster import ClusterLoader
-from pipeline.run import checkpoint
-from pipeline.run import ranks as rank_tools
+from pipeline.run import checkpoint, ranks as rank_tools
 from pipeline.run.errors import EXIT_TRY_AGAIN, RankError
 from pipeline.run.launch import launch
 from pipeline.run.ranks import Ranks

@@ -2,11 +2,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_graph, random_graph
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from pipeline.graph import metis
-from pipeline.graph import partition as partitions
+from pipeline.graph import metis, partition as partitions
 from pipeline.graph.partition import Partition
 from pipeline.graph.partitioner import Partitioner
 from pipeline.run.seeds import stream

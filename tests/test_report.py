@@ -12,9 +12,7 @@ from running import TOY
 
 from pipeline.training import run
 from scripts import report
-from scripts.report import __main__ as command
-from scripts.report import figures
-from scripts.report import runs as report_runs
+from scripts.report import __main__ as command, figures, runs as report_runs
 from scripts.report.sweep import summary_of_sweep
 
 

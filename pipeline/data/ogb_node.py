@@ -215,7 +215,7 @@ def _read_split(folder: Path, split: str) -> dict[str, np.ndarray]:
 
 def _read_saved_split(path: Path) -> dict[str, np.ndarray]:
     # ogb saves numpy arrays, which torch's safe loader has to be told about, under the names of numpy 1 and 2.
-    reconstruct = np._core.multiarray._reconstruct
+    reconstruct = np._core.multiarray._reconstruct  # type: ignore[attr-defined]
     allowed = [np.ndarray, np.dtype, np.dtypes.Int64DType, np.dtypes.Int32DType, reconstruct,
                (reconstruct, "numpy.core.multiarray._reconstruct")]
     try:

@@ -20,9 +20,12 @@ log = logging.getLogger(__name__)
 class Step(Protocol):
     """An optimizer step that all ranks have taken: its number since the run began, and whether it ends a round."""
 
-    number: int
-    is_last: bool
-    stop: bool
+    @property
+    def number(self) -> int: ...
+    @property
+    def is_last(self) -> bool: ...
+    @property
+    def stop(self) -> bool: ...
 
 
 class Trainer(Protocol):
@@ -36,6 +39,8 @@ class Trainer(Protocol):
     kernel: str
     progress: Any
 
+    def __enter__(self) -> "Trainer": ...
+    def __exit__(self, *exc) -> None: ...
     @property
     def num_rounds(self) -> int: ...
     @property

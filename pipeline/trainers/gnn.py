@@ -255,7 +255,7 @@ class GNNTrainer:
 
 def _padded(batches: Iterator[Data], num_steps: int) -> Iterator[Data | None]:
     """Yield the batches, and nothing for each step without one."""
-    count = 0
-    for count, batch in enumerate(batches, start=1):
+    for batch in batches:
+        num_steps -= 1
         yield batch
-    yield from [None] * (num_steps - count)
+    yield from [None] * num_steps

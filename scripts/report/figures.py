@@ -135,7 +135,7 @@ def _points(run: Run, x_key: str, y_key: str) -> list[tuple[float, float]]:
 def _shown(found: list[tuple[str, list[Run]]]) -> tuple[list[tuple[str, list[Run]]], int]:
     """The groups to draw: the first, with which all are compared, and the best of the others."""
     first, *others = found
-    best = sorted(others, key=lambda group: -max((run.best() or 0 for run in group[1])))[:MAX_GROUPS - 1]
+    best = sorted(others, key=lambda group: -max(run.best() or 0 for run in group[1]))[:MAX_GROUPS - 1]
     return [first, *(group for group in others if group in best)], len(others) - len(best)
 
 
