@@ -44,6 +44,7 @@ def test_damage_anywhere_is_found(at, tmp_path):
         checkpoint.load(tmp_path / "a.pt")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 def test_any_changed_byte_is_found_or_harmless(tmp_path):
     path = tmp_path / "a.pt"

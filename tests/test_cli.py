@@ -149,12 +149,14 @@ def test_evaluate_by_both_methods_saves_predictions_and_explains(configure, tmp_
         restore.evaluate(EvaluateConfig(run=str(tmp_path / "run")))
 
 
+@pytest.mark.slow
 def test_hydra_multirun(tmp_path):
     swept = shell("pipeline.train", "-m", "seed=0,1", *TOY, "hydra.sweep.dir=sweep", cwd=tmp_path)
     assert swept.returncode == 0, swept.stderr
     assert sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json")) == ["0", "1"]
 
 
+@pytest.mark.slow
 def test_every_failure_of_a_sweep_is_in_its_log(tmp_path):
     swept = shell("pipeline.train", "-m", "data.components=9,all,0", *TOY, "hydra.sweep.dir=sweep", cwd=tmp_path)
     logs = [(tmp_path / "sweep" / str(i) / "train.log").read_text() for i in range(3)]
@@ -164,6 +166,7 @@ def test_every_failure_of_a_sweep_is_in_its_log(tmp_path):
     assert last.startswith("error: data.components=9") and last.endswith(f"(log: {tmp_path}/sweep/0/train.log)")
 
 
+@pytest.mark.slow
 def test_what_the_slurm_launcher_lacks_is_one_line(tmp_path):
     hidden = tmp_path / "hidden" / "hydra_plugins"
     hidden.mkdir(parents=True)

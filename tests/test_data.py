@@ -319,6 +319,7 @@ def test_files_that_do_not_fit_each_other_are_named(ogb_toy, tmp_path):
         load(config, tmp_path)
 
 
+@pytest.mark.slow
 def test_importing_ogb_asks_no_network():
     code = "import pipeline.data.ogb_node, threading, ogb.version as v; assert v.check_outdated is None; print(threading.active_count())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "1"

@@ -91,7 +91,7 @@ def test_a_kill_at_any_point_of_a_save_loses_nothing(point, undisturbed, tmp_pat
     assert [e["round"] for e in rounds_of(folder)] == list(range(8))
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, *(pytest.param(s, marks=pytest.mark.slow) for s in (signal.SIGUSR1, signal.SIGUSR2))])
 def test_a_signal_saves_in_the_middle_of_an_epoch(signum, configure, tmp_path):
     # Of six epochs of 100 steps only the last would evaluate and save.
     config = configure(*TOY, "partition.num_parts=100", "train.epochs=6", "train.eval_every=6")
@@ -109,6 +109,7 @@ def test_a_signal_saves_in_the_middle_of_an_epoch(signum, configure, tmp_path):
     assert [e["loss"] for e in rounds_of(folder)] == [e["loss"] for e in rounds_of(tmp_path / "whole")]
 
 
+@pytest.mark.slow
 def test_a_stopped_command_says_how_to_go_on(tmp_path):
     process = start([*RUN, "train.epochs=100000"], tmp_path / "run", tmp_path / "cache")
     wait_for_rounds(tmp_path / "run", 1, process)
@@ -129,6 +130,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", folder], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hurt,message", [("full", "No space left on device"), ("read-only", "Read-only file system")])
 def test_a_disk_that_takes_no_more_is_loud_and_the_last_checkpoint_stays(hurt, message, configure, small_disk, tmp_path, capfd):
     config = configure(*RUN, "train.epochs=120")
@@ -175,6 +177,7 @@ def sweep(folder, cache, *overrides) -> list[str]:
     return ["pipeline.train", "-m", *TOY, f"cache_dir={cache}", f"hydra.sweep.dir={folder}", *overrides]
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_trains_what_is_missing(tmp_path):
     folder, cache = tmp_path / "sweep", tmp_path / "cache"
     arguments = sweep(folder, cache, "+sweep=seeds", "hydra.sweeper.params.seed='range(0,3)'", "train.epochs=40")
@@ -192,6 +195,7 @@ def test_a_killed_sweep_trains_what_is_missing(tmp_path):
     assert all([e["round"] for e in rounds_of(folder / str(i))] == list(range(40)) for i in range(3))
 
 
+@pytest.mark.slow
 def test_a_failing_member_does_not_sink_the_others(tmp_path):
     done = shell(*sweep(tmp_path / "sweep", tmp_path / "cache", "partition.num_parts=2,9999,3"), cwd=tmp_path)
     assert done.returncode == 1

@@ -51,7 +51,7 @@ def interrupt(monkeypatch):
     ["train.optimizer=adamw", "train.weight_decay=0.1", "train.warmup_steps=7", "train.clip_grad_norm=0.1"],
     ["model.norm=batch"], ["train.precision=bf16"], ["train.label_input=0.5"],
 ])
-@pytest.mark.parametrize("epoch", [0, 1, 3])
+@pytest.mark.parametrize("epoch", [1, *(pytest.param(epoch, marks=pytest.mark.slow) for epoch in (0, 3))])
 def test_an_interrupted_run_ends_with_the_same_bits(overrides, epoch, configure, tmp_path, interrupt, monkeypatch):
     config = configure(*TOY, *overrides)
     expected = train(config, tmp_path / "whole")

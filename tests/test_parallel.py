@@ -139,6 +139,7 @@ def test_weights_that_part_stop_the_run():
         launch(rank_cases.drift, 4, 1, StopRequest())
 
 
+@pytest.mark.slow
 def test_a_failing_rank_is_named_with_its_traceback(caplog):
     start = time.monotonic()
     with pytest.raises(RankError, match="rank 1 failed: KeyError: 'a reason'"):
@@ -146,6 +147,7 @@ def test_a_failing_rank_is_named_with_its_traceback(caplog):
     assert "in fail" in caplog.text and time.monotonic() - start < 60
 
 
+@pytest.mark.slow
 def test_two_ranks_train_and_say_so(undisturbed):
     folder, _, output = undisturbed
     summary = summary_of(folder)
@@ -157,6 +159,7 @@ def test_two_ranks_train_and_say_so(undisturbed):
     assert log.count("epoch 8/8") == 1 and log.count("result of default") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [["parallel=split"], ["model.norm=batch", "evaluation=views", "train.eval_every=15"],
                                        ["partition=metis", "train.label_input=0.5"]])
 def test_a_stopped_run_of_ranks_ends_with_the_same_bits(overrides, configure, tmp_path):
@@ -177,6 +180,7 @@ def test_a_stopped_run_of_ranks_ends_with_the_same_bits(overrides, configure, tm
     assert [(e["round"], e["loss"]) for e in rounds_of(folder)] == [(e["round"], e["loss"]) for e in rounds_of(tmp_path / "whole")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["rank 0", "rank 1", "parent"])
 def test_kill_9_loses_nothing_and_leaves_nobody(victim, configure, tmp_path):
     overrides = [*TWO, "train.epochs=200", "train.eval_every=10"]
@@ -199,6 +203,7 @@ def test_kill_9_loses_nothing_and_leaves_nobody(victim, configure, tmp_path):
     assert train(config, folder)["weights_sha256"] == whole["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_a_nan_on_one_rank_stops_all_before_the_optimizer_moves(undisturbed, configure, tmp_path):
     whole, cache, _ = undisturbed
     config = configure(*TWO, f"cache_dir={cache}")
@@ -212,6 +217,7 @@ def test_a_nan_on_one_rank_stops_all_before_the_optimizer_moves(undisturbed, con
     assert train(config, tmp_path / "run")["weights_sha256"] == summary_of(whole)["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks_is_refused_or_said(undisturbed, tmp_path):
     folder, cache, _ = undisturbed
     three = [*TWO, "parallel.num_ranks=3", "train.epochs=11"]
@@ -224,6 +230,7 @@ def test_another_number_of_ranks_is_refused_or_said(undisturbed, tmp_path):
     assert summary_of(copy)["data_epochs"] == 11 and rounds_of(copy)[-1]["step"] == 4 * 4 + 4
 
 
+@pytest.mark.slow
 def test_under_torchrun(tmp_path):
     arguments = [*TOY, f"cache_dir={tmp_path / 'cache'}", f"hydra.run.dir={tmp_path / 'run'}"]
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
@@ -248,6 +255,7 @@ def test_tasks_of_slurm_get_the_names_of_torchrun(monkeypatch):
     assert rank_tools.from_environment() is None
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_of_ranks_falls_back(undisturbed, configure, tmp_path):
     folder, cache, _ = undisturbed
     copy = tmp_path / "copy"
