@@ -55,7 +55,8 @@ def is_readable(error: Exception) -> bool:
     """Tell whether the message says it all: a mistake of the user's, or Slurm is missing, refused a job or lost one."""
     if os.environ.get("PIPELINE_TRACEBACK") == "1":
         return False
-    modules = [type(error).__module__, *(frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__))]
+    modules = [type(error).__module__,
+               *(frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__))]
     return isinstance(error, USER_ERRORS) or any(module.startswith("submitit.") for module in modules)
 
 

@@ -25,8 +25,8 @@ class PartitionConfig:
     name: str = key("random", "how clusters are drawn")
     num_parts: int = key(4, "clusters of a partition", minimum=1)
     clusters_per_step: int = key(1, "clusters merged into one batch, with the edges between them", minimum=1)
-    num_micro_parts: int = key(0, "METIS clusters of metis_random, regrouped into num_parts each round; 0: 20 x num_parts",
-                               minimum=0)
+    num_micro_parts: int = key(0, "METIS clusters of metis_random, regrouped into num_parts each round; "
+                               "0: 20 x num_parts", minimum=0)
     prefetch: int = key(2, "batches drawn ahead in the background", minimum=1, changes_numbers=False)
 
 
@@ -51,7 +51,8 @@ def _model_schema(name: str) -> type[ModelConfig]:
     package, _, file = module.partition(".")
     source = Path(importlib.util.find_spec(package).submodule_search_locations[0], f"{file}.py")
     fields = keys.keys_of_constructor(source, class_name, leave_out=NO_KEYS, sizes=SIZES)
-    schema = make_dataclass(f"{class_name}Config", [("name", str, key(name, "the model")), *fields], bases=(ModelConfig,),
+    schema = make_dataclass(f"{class_name}Config", [("name", str, key(name, "the model")), *fields],
+                            bases=(ModelConfig,),
                             namespace={"__doc__": f"The options of :class:`{module}.{class_name}`."})
     schema.__module__ = __name__  # where ranks find it
     return schema
@@ -92,8 +93,8 @@ class TrainConfig:
     weight_decay: float = key(0.0, "weight decay of the optimizer", minimum=0)
     warmup_steps: int = key(0, "steps in which the learning rate rises linearly from lr / warmup_steps", minimum=0)
     clip_grad_norm: float = key(0.0, "largest norm of the gradient; 0: no clipping", minimum=0)
-    label_input: float = key(0.0, "fraction of the training labels shown as inputs in training; 0: labels are no inputs",
-                             minimum=0, below=1)
+    label_input: float = key(0.0, "fraction of the training labels shown as inputs in training; "
+                             "0: labels are no inputs", minimum=0, below=1)
     precision: str = key("fp32", "fp32, or bf16 by autocast", choices=("fp32", "bf16"))
     eval_every: int = key(1, "passes over the graph between two evaluations; each saves a checkpoint", minimum=1)
     patience: int = key(0, "evaluations without a better validation metric before the run stops; 0: never", minimum=0)
@@ -103,8 +104,8 @@ class TrainConfig:
 class ParallelConfig:
     """Which ranks train, and on what."""
 
-    name: str = key("epochs", "epochs: each rank draws its own partition; split: one partition is shared out; single: one "
-                    "process", choices=("epochs", "split", "single"))
+    name: str = key("epochs", "epochs: each rank draws its own partition; split: one partition is shared out; "
+                    "single: one process", choices=("epochs", "split", "single"))
     num_ranks: int = key(1, "processes that train together, one per GPU, or CPU processes", minimum=1)
     lr_scaling: str = key("linear", "factor on train.lr for this many partitions at a time",
                           choices=("none", "sqrt", "linear"))
@@ -200,8 +201,8 @@ def check(config: Config) -> None:
     keys.check(config)
     components = config.data.components
     if components not in ("all", "largest", "separate") and not (components.isdecimal() and int(components) >= 1):
-        raise ValueError(f"data.components={components}; choose all, largest, separate, or a number K for the K-th largest "
-                         "component")
+        raise ValueError(f"data.components={components}; choose all, largest, separate, or a number K for the K-th "
+                         "largest component")
     if config.parallel.name == "single" and config.parallel.num_ranks > 1:
         raise ValueError(f"parallel=single is one rank, not parallel.num_ranks={config.parallel.num_ranks}")
 

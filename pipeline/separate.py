@@ -21,8 +21,9 @@ from pipeline.run.stop import StopRequest
 log = logging.getLogger(__name__)
 
 
-def train_components(train_one: Callable[..., dict], config: Config, graph: OpenGraph, folder: Path, device: torch.device,
-                     command: str, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> dict:
+def train_components(train_one: Callable[..., dict], config: Config, graph: OpenGraph, folder: Path,
+                     device: torch.device, command: str, *, ranks: Ranks = Ranks(),
+                     stop: StopRequest | None = None) -> dict:
     """Train a model for each component; the largest one's model predicts the nodes of the small ones.
 
     Args:
@@ -78,7 +79,8 @@ def predict_part(config: Config, part: Data, folder: Path, device: torch.device)
 def merge_summaries(summaries: dict[str, dict], scores: dict[str, float]) -> dict:
     """Sum the components' summaries up; the metrics are those of all nodes together."""
     each = list(summaries.values())
-    return {**each[0], "best_epoch": None, "best_valid": scores["valid"], "train": scores["train"], "test": scores["test"],
+    return {**each[0], "best_epoch": None, "best_valid": scores["valid"], "train": scores["train"],
+            "test": scores["test"],
             "weights_sha256": checkpoint.digest([s["weights_sha256"] for s in each]),
             "num_parameters": sum(s["num_parameters"] for s in each),
             "wall_seconds": sum(s["wall_seconds"] for s in each),

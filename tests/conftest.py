@@ -44,11 +44,13 @@ def make_graph(edges, num_nodes: int, **attributes) -> Data:
     edge_index, perm = sort_edges(raw, num_nodes)
     if "edge_attr" in attributes:
         attributes["edge_attr"] = attributes["edge_attr"][perm.long()]
-    masks = dict(train_mask=torch.ones(num_nodes, dtype=torch.bool), valid_mask=torch.zeros(num_nodes, dtype=torch.bool),
+    masks = dict(train_mask=torch.ones(num_nodes, dtype=torch.bool),
+                 valid_mask=torch.zeros(num_nodes, dtype=torch.bool),
                  test_mask=torch.zeros(num_nodes, dtype=torch.bool))
     if "y" in attributes:
         attributes["out_channels"] = attributes["y"].size(1)
-    return Data(**{**masks, **dict(edge_index=edge_index, num_nodes=num_nodes, num_categories=0, metric="rocauc"), **attributes})
+    return Data(**{**masks, **dict(edge_index=edge_index, num_nodes=num_nodes, num_categories=0, metric="rocauc"),
+                   **attributes})
 
 
 def random_graph(num_nodes: int, num_pairs: int, seed: int, *, symmetric: bool = True, edge_dim: int = 3) -> Data:

@@ -18,8 +18,8 @@ import warnings
 import torch
 
 # What commands import when they need it, beside what the tests have imported.
-PRELOAD = ("pipeline.training", "pipeline.restore", "pipeline.data.ogb_node", "scripts.report.figures", "scripts.faults",
-           "sklearn.datasets", "sklearn.neighbors")
+PRELOAD = ("pipeline.training", "pipeline.restore", "pipeline.data.ogb_node", "scripts.report.figures",
+           "scripts.faults", "sklearn.datasets", "sklearn.neighbors")
 
 
 class Server:
@@ -109,7 +109,8 @@ def _run(module: str, arguments: list[str], cwd: str, env: dict[str, str], outpu
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(opened, fd)
         os.close(opened)
-    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(fd, mode, closefd=False) for fd, mode in ((0, "r"), (1, "w"), (2, "w")))
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(fd, mode, closefd=False)
+                                         for fd, mode in ((0, "r"), (1, "w"), (2, "w")))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     warnings.resetwarnings()
     warnings.simplefilter("ignore")

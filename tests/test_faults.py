@@ -132,7 +132,8 @@ def small_disk(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hurt,message", [("full", "No space left on device"), ("read-only", "Read-only file system")])
-def test_a_disk_that_takes_no_more_is_loud_and_the_last_checkpoint_stays(hurt, message, configure, small_disk, tmp_path, capfd):
+def test_a_disk_that_takes_no_more_is_loud_and_the_last_checkpoint_stays(hurt, message, configure, small_disk,
+                                                                         tmp_path, capfd):
     config = configure(*RUN, "train.epochs=120")
     expected, folder = train(config, tmp_path / "whole"), small_disk / "run"
     checkpoints = folder / "checkpoints"

@@ -63,9 +63,11 @@ def test_an_interrupted_run_ends_with_the_same_bits(overrides, epoch, configure,
     resumed = train(config, tmp_path / "parts")
     for key in ("weights_sha256", "best_valid", "test", "best_epoch", "data_epochs"):
         assert resumed[key] == expected[key]
-    logged = [[(e["round"], e["loss"], e.get("valid")) for e in rounds_of(tmp_path / name)] for name in ("whole", "parts")]
+    logged = [[(e["round"], e["loss"], e.get("valid")) for e in rounds_of(tmp_path / name)]
+              for name in ("whole", "parts")]
     assert logged[0] == logged[1] and len(logged[0]) == 4
-    best = [checkpoint.digest(checkpoint.load(tmp_path / name / "checkpoints" / "best.pt")) for name in ("whole", "parts")]
+    best = [checkpoint.digest(checkpoint.load(tmp_path / name / "checkpoints" / "best.pt"))
+            for name in ("whole", "parts")]
     assert best[0] == best[1]
 
 
@@ -109,7 +111,8 @@ def test_seeds_differ_and_the_same_seed_repeats(configure, tmp_path):
 
 
 def test_training_learns(configure, tmp_path):
-    overrides = [*TOY, "data.num_nodes=600", "data.num_edges=30000", "train.epochs=60", "train.lr=0.02", "model.hidden_channels=32"]
+    overrides = [*TOY, "data.num_nodes=600", "data.num_edges=30000", "train.epochs=60", "train.lr=0.02",
+                 "model.hidden_channels=32"]
     train(configure(*overrides), tmp_path / "run")
     losses = [e["loss"] for e in rounds_of(tmp_path / "run")]
     assert losses[-1] < 0.75 * losses[0] and rounds_of(tmp_path / "run")[-1]["train"] > 0.85
@@ -226,8 +229,8 @@ def test_warm_up_is_linear_and_clipping_clips(configure, tmp_path):
 
 
 def test_every_choice_of_the_optimizer_changes_the_result(configure, tmp_path):
-    choices = [[], ["train.clip_grad_norm=0.01"], ["train.weight_decay=0.1"], ["train.weight_decay=0.1", "train.optimizer=adamw"],
-               ["model.dropout=0.5"], ["train.precision=bf16"]]
+    choices = [[], ["train.clip_grad_norm=0.01"], ["train.weight_decay=0.1"],
+               ["train.weight_decay=0.1", "train.optimizer=adamw"], ["model.dropout=0.5"], ["train.precision=bf16"]]
     hashes = {train(configure(*TOY, *choice), tmp_path / str(i))["weights_sha256"] for i, choice in enumerate(choices)}
     assert len(hashes) == len(choices)
 
@@ -294,7 +297,8 @@ def test_components_separate_trains_each_and_reports_the_whole(method, configure
     caplog.set_level("INFO")
     seen = []
     scores = NodeTask.scores
-    monkeypatch.setattr(NodeTask, "scores", lambda self, model, rows: seen.append((rows, self._data)) or scores(self, model, rows))
+    monkeypatch.setattr(NodeTask, "scores", lambda self, model, rows: seen.append((rows, self._data))
+                        or scores(self, model, rows))
     summary = train(config, tmp_path / "run")
     logits = next(logits for logits, of in reversed(seen) if of is data)
     assert len(logits) == 90 and bool((logits != 0).all()) and torch.isfinite(logits).all()
@@ -317,7 +321,8 @@ def test_components_separate_trains_each_and_reports_the_whole(method, configure
 
     components = find_components(data)
     assert select_component(data, components, "all") is data
-    assert select_component(data, components, "largest").num_nodes == 50 and select_component(data, components, "2").num_nodes == 35
+    assert select_component(data, components, "largest").num_nodes == 50 \
+        and select_component(data, components, "2").num_nodes == 35
     with pytest.raises(ValueError, match="data.components=9: the graph has 7 components"):
         select_component(data, components, "9")
     data.train_mask[50:] = False

@@ -67,7 +67,8 @@ def gradients_of_one(config, data, clusters_of_steps) -> list[list[torch.Tensor]
     return out
 
 
-@pytest.mark.parametrize("num_ranks,mode,num_parts", [(2, "epochs", 3), (4, "epochs", 2), (2, "split", 5), (4, "split", 6)])
+@pytest.mark.parametrize("num_ranks,mode,num_parts", [(2, "epochs", 3), (4, "epochs", 2), (2, "split", 5),
+                                                      (4, "split", 6)])
 def test_gradients_are_those_of_one_process_that_accumulates_the_clusters(num_ranks, mode, num_parts, configure):
     # Few labels: there are clusters without any.
     data = task_graph([0, 1, 2, 7, 30], num_nodes=40)
@@ -78,7 +79,8 @@ def test_gradients_are_those_of_one_process_that_accumulates_the_clusters(num_ra
     if mode == "epochs":
         clusters = [[(rank, step) for rank in range(num_ranks)] for step in range(num_parts)]
     else:
-        clusters = [[(0, c) for c in range(first, min(first + num_ranks, num_parts))] for first in range(0, num_parts, num_ranks)]
+        clusters = [[(0, c) for c in range(first, min(first + num_ranks, num_parts))]
+                    for first in range(0, num_parts, num_ranks)]
     expected = gradients_of_one(config, data, clusters)
     got = launch(rank_cases.gradients, num_ranks, 1, StopRequest(), config, data)
     assert len(got) == len(expected)
@@ -152,7 +154,8 @@ def test_two_ranks_train_and_say_so(undisturbed):
     folder, _, output = undisturbed
     summary = summary_of(folder)
     assert summary["num_ranks"] == 2 and summary["data_epochs"] == 8 and summary["num_rounds"] == 4
-    assert [(e["round"], e["epochs"], e["step"]) for e in rounds_of(folder)] == [(i, 2 * i + 2, 4 * i + 4) for i in range(4)]
+    assert [(e["round"], e["epochs"], e["step"]) for e in rounds_of(folder)] \
+        == [(i, 2 * i + 2, 4 * i + 4) for i in range(4)]
     assert "starting 2 ranks of 1 threads" in output and "scaled (linear) 0.01" in output
     assert output.count("epoch 8/8") == 1 and "gradients" in output
     log = (folder / "train.log").read_text()
@@ -160,7 +163,8 @@ def test_two_ranks_train_and_say_so(undisturbed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [["parallel=split"], ["model.norm=batch", "evaluation=views", "train.eval_every=15"],
+@pytest.mark.parametrize("overrides", [["parallel=split"],
+                                       ["model.norm=batch", "evaluation=views", "train.eval_every=15"],
                                        ["partition=metis", "train.label_input=0.5"]])
 def test_a_stopped_run_of_ranks_ends_with_the_same_bits(overrides, configure, tmp_path):
     overrides = [*TWO, "train.epochs=100", "train.eval_every=10", *overrides]
@@ -177,7 +181,8 @@ def test_a_stopped_run_of_ranks_ends_with_the_same_bits(overrides, configure, tm
     assert 0 < epochs < 100
     resumed = train(config, folder)
     assert resumed["weights_sha256"] == whole["weights_sha256"] and resumed["test"] == whole["test"]
-    assert [(e["round"], e["loss"]) for e in rounds_of(folder)] == [(e["round"], e["loss"]) for e in rounds_of(tmp_path / "whole")]
+    assert [(e["round"], e["loss"]) for e in rounds_of(folder)] \
+        == [(e["round"], e["loss"]) for e in rounds_of(tmp_path / "whole")]
 
 
 @pytest.mark.slow
@@ -210,7 +215,8 @@ def test_a_nan_on_one_rank_stops_all_before_the_optimizer_moves(undisturbed, con
     (tmp_path / "run").mkdir()
     subprocess.run(["cp", whole / "config.yaml", tmp_path / "run"], check=True)
     content_hash = load(config.data, cache).content_hash
-    with pytest.raises(RankError, match="rank . failed: loss is nan in round 2, step 2, of rank 1; the weights have not moved"):
+    with pytest.raises(RankError, match="rank . failed: loss is nan in round 2, step 2, of rank 1; "
+                                        "the weights have not moved"):
         launch(rank_cases.poisoned, 2, 1, StopRequest(), config, tmp_path / "run", content_hash)
     assert len(rounds_of(tmp_path / "run")) == 1
     assert checkpoint.load_last(tmp_path / "run" / "checkpoints")["progress"]["epochs"] == 2

@@ -34,7 +34,8 @@ def test_within_a_node_the_network_does_not_matter():
     assert all_reduce_seconds(9, GRADIENT, slow) > 1
     # One rank a node is a flat ring.
     flat = Network(ranks_per_node=1, start=0)
-    assert all_reduce_seconds(64, GRADIENT, flat) == ring_seconds(64, GRADIENT, flat.network_bandwidth, flat.network_latency)
+    assert all_reduce_seconds(64, GRADIENT, flat) \
+        == ring_seconds(64, GRADIENT, flat.network_bandwidth, flat.network_latency)
 
 
 def test_more_ranks_cost_more_and_finish_sooner():

@@ -1,4 +1,6 @@
-"""A session keeps what must not be lost: it resumes, saves, records and stops a run, and knows nothing of what is trained."""
+"""A session keeps what must not be lost: it resumes, saves, records and stops a run, and knows nothing of what is
+trained.
+"""
 
 import logging
 import signal
@@ -144,12 +146,13 @@ class Session:
     def _load(self, trainer: Trainer, saved: dict) -> None:
         same_ranks = saved["num_ranks"] == self.ranks.num_ranks
         if not same_ranks and not self._allow_rescale:
-            raise ValueError(f"{self.folder} was trained by {saved['num_ranks']} ranks, not {self.ranks.num_ranks}: their "
-                             "number decides on the partitions and the learning rate. resume_allow_rescale=true goes on "
-                             "from the checkpoint with the learning rate of the new number")
+            raise ValueError(f"{self.folder} was trained by {saved['num_ranks']} ranks, not {self.ranks.num_ranks}: "
+                             "their number decides on the partitions and the learning rate. "
+                             "resume_allow_rescale=true goes on from the checkpoint with the learning rate of the new "
+                             "number")
         if saved["data_hash"] != self._data_hash:
-            raise ValueError(f"{self.folder}: the dataset is not the one that this run was started with; restore it, or "
-                             "start a new run")
+            raise ValueError(f"{self.folder}: the dataset is not the one that this run was started with; restore it, "
+                             "or start a new run")
         trainer.load(saved)
         progress = trainer.progress
         if not same_ranks and progress.step_in_round:
