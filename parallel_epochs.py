@@ -21,3 +21,7 @@ def main() -> None:
     # The processes that this one starts (ranks, Slurm jobs) shall not find the folder's own models/ either.
     os.environ["PYTHONSAFEPATH"] = "1"
     runpy.run_module(COMMANDS[sys.argv.pop(1)], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The examples of CONTRIBUTING.md, put into a copy of the repository, train."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from running import TOY, rounds_of, summary_of
+from test_docs import RUNNER, SMALL
+from torch_geometric.data import Data
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = ("dataset", "partition", "model", "task", "loader", "trainer", "metric")
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def section_of(part: str) -> list[tuple[str, str]]:
+    """The code blocks that add a part, each with its language."""
+    section = re.search(rf"^### A {part}\n(.*?)(?=^###|\Z)", TEXT, re.DOTALL | re.MULTILINE)[1]
+    return re.findall(r"^```(\w+)\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+
+
+def insert(file: Path, name: str, lines: list[str]) -> None:
+    """Put lines into a dict of a file, and imports beside its imports."""
+    text = file.read_text()
+    for line in lines:
+        if line.startswith(("from ", "import ")):
+            text, count = re.subn(r"^from ", f"{line}\nfrom ", text, count=1, flags=re.MULTILINE)
+        else:
+            text, count = re.subn(rf"^({name}\b.*= \{{)", lambda found: found[1] + line, text, flags=re.MULTILINE)
+        assert count == 1, f"no place in {file} for {line}"
+    file.write_text(text)
+
+
+def apply(part: str, root: Path) -> list[str]:
+    """Write the files and lines that add a part, and return its command."""
+    for language, block in section_of(part):
+        header, _, body = block.partition("\n")
+        if language == "bash":
+            command = shlex.split(block)
+        elif ": " in header:
+            file, name = header.removeprefix("# ").split(": ")
+            insert(root / file, name, body.splitlines())
+        else:
+            (root / header.removeprefix("# ")).write_text(body)
+    return command
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("copy")
+    for name in ("conf", "models", "pipeline"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return root
+
+
+def test_every_part_is_one_file_one_conf_file_and_one_line():
+    for part in PARTS:
+        blocks = section_of(part)
+        new = [block for language, block in blocks if re.match(r"# [\w/.]+\n", block)]
+        (change,) = [block for language, block in blocks if re.match(r"# [\w/.]+: [A-Z_]+\n", block)]
+        assert len(new) == (1 if part == "metric" else 2), part
+        assert len([line for line in change.splitlines()[1:] if not line.startswith("from ")]) == 1, part
+
+
+@pytest.mark.slow
+def test_the_examples_train(copy, tmp_path):
+    mask = torch.arange(60) % 3
+    torch.save({**Data(x=torch.randn(60, 4), edge_index=torch.randint(60, (2, 200)), y=mask).to_dict(), "metric": "top2",
+                "train_mask": mask == 0, "val_mask": mask == 1, "test_mask": mask == 2}, tmp_path / "graph.pt")
+    steps = []
+    for part in PARTS:
+        _, _, module, *overrides = apply(part, copy)
+        own = part in ("dataset", "metric")
+        small = [o for o in (SMALL if own else TOY) if o.split("=")[0] not in {o.split("=")[0] for o in overrides}]
+        steps.append([module, *overrides, *small, f"hydra.run.dir={part}"])
+    # All of them at once, by two ranks that are split over processes of their own.
+    steps.append(["pipeline.train", "data=ring", "partition=slices", "model=sage", "task=denoise", "loader=halves",
+                  "trainer=watched", "train.epochs=4", "parallel.num_ranks=2", "hydra.run.dir=together"])
+    result = subprocess.run(
+        [sys.executable, "-c", RUNNER], input=json.dumps(steps), cwd=tmp_path, capture_output=True, text=True, timeout=900,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy)})
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert summary_of(tmp_path / "dataset")["metric"] == "acc"
+    assert "partition: slices, 4 clusters" in (tmp_path / "partition" / "train.log").read_text()
+    assert "aggr: max" in (tmp_path / "model" / "config.yaml").read_text()
+    assert all(record["weight_norm"] > 0 for record in rounds_of(tmp_path / "trainer"))
+    assert summary_of(tmp_path / "metric")["metric"] == "top2"
+    assert summary_of(tmp_path / "together")["num_ranks"] == 2
+    # Each of the others changes what is learned.
+    weights = {part: summary_of(tmp_path / part)["weights_sha256"] for part in PARTS}
+    assert weights["trainer"] not in (weights[part] for part in ("partition", "model", "task", "loader"))

@@ -1,0 +1,231 @@
+"""The pages say what is true: every command is composed, and run at toy size; links lead somewhere; keys exist."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from running import TOY, shell
+
+from pipeline import cli, config as configuration, keys
+from pipeline.config import MODEL_SCHEMAS, Config, EvaluateConfig
+from pipeline.data.config import DATA_SCHEMAS
+from scripts.keys import write_page
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EVERYWHERE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SMALL = ["model.num_layers=2", "model.hidden_channels=8", "train.epochs=2", "train.eval_every=1"]
+# The other benchmarks are run by test_bench.py.
+SMALL_BENCH = {"partition": ["--repeat=1"], "scale": [], "ranks": ["--layers=2", "--steps=1"],
+               "memory": ["--layers=1", "--num-ranks=2"]}
+# Runs commands one after the other, each in a fork that has the imports behind it.
+RUNNER = """
+import json, os, runpy, sys
+import pipeline.restore, pipeline.training
+for module, *arguments in json.load(sys.stdin):
+    if (pid := os.fork()) == 0:
+        sys.argv = [module, *arguments]
+        exec(arguments[0], {}) if module == "-c" else runpy.run_module(module, run_name="__main__", alter_sys=True)
+        sys.exit()
+    if status := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
+        sys.exit(f"{module} {arguments} ended with status {status}")
+"""
+
+
+def blocks_of(page: Path) -> list[tuple[str, str]]:
+    """The code blocks of a page, each with its language."""
+    return re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """The commands of a page's shell blocks, and those in the middle of a sentence or table."""
+    lines = [line for language, block in blocks_of(page) if language == "bash" for line in block.splitlines()]
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for code in re.findall(r"`([^`\n]+)`", prose):
+        if code.startswith(("python -m ", "pip install", "make ", "sbatch ")):
+            lines.append(code)
+        elif code.startswith("+experiment="):
+            lines.append(f"python -m pipeline.train {code}")
+    return [shlex.split(line, comments=True) for line in lines if line.strip()]
+
+
+def assert_composes(overrides: list[str], name: str = "config") -> None:
+    """Compose a configuration; of the values of a sweep, the first."""
+    overrides = [re.sub(r"=([^,\[(]*),.*", r"=\1", override) for override in overrides if override not in ("-m", "--help")]
+    with initialize_config_dir(cli.CONF, version_base="1.3"):
+        if name == "config":
+            configuration.to_object(compose(name, overrides))
+        else:
+            compose(name, overrides)
+
+
+def assert_sound(command: list[str]) -> None:
+    """Check a command without running it."""
+    program, *arguments = command
+    if program == "make":
+        assert subprocess.run(["make", "-n", *arguments], cwd=ROOT, capture_output=True).returncode == 0
+    elif program == "pip":
+        assert arguments[0] == "install"
+        for extra in re.findall(r"\[(.*)\]", command[-1]):
+            assert set(extra.split(",")) <= set(PROJECT["project"]["optional-dependencies"])
+    elif program == ".":
+        assert arguments == [".venv/bin/activate"] and "VENV ?= .venv\n" in (ROOT / "Makefile").read_text()
+    elif program == "sbatch":
+        script = next(i for i, argument in enumerate(arguments) if argument.endswith(".sbatch"))
+        assert (ROOT / arguments[script]).is_file()
+        assert_composes(arguments[script + 1:])
+    elif program == "torchrun":
+        start = next(i for i, argument in enumerate(arguments) if not argument.startswith("--"))
+        assert_sound(["python", *arguments[start:]] if arguments[start] == "-m" else arguments[start:])
+    elif program == "parallel-epochs":
+        import parallel_epochs
+        assert_sound(["python", "-m", parallel_epochs.COMMANDS[arguments[0]], *arguments[1:]])
+    else:
+        assert program == "python" and arguments[0] == "-m", command
+        module, *options = arguments[1:]
+        spec = importlib.util.find_spec(module)
+        assert spec is not None, f"{module} does not exist"
+        if module.startswith("pipeline."):
+            assert_composes(options, {"pipeline.evaluate": "evaluate", "pipeline.predict": "evaluate"}.get(module, "config"))
+        else:
+            main = spec.submodule_search_locations[0] + "/__main__.py" if spec.submodule_search_locations else spec.origin
+            for option in re.findall(r"--[a-z-]+", " ".join(options)):
+                assert f'"{option}"' in Path(main).read_text(), f"{module} has no {option}"
+
+
+@pytest.mark.parametrize("page", EVERYWHERE, ids=lambda page: page.name)
+def test_every_command_is_sound(page):
+    for command in commands_of(page):
+        try:
+            assert_sound(command)
+        except Exception as error:
+            raise AssertionError(f"{page.name}: {shlex.join(command)}: {error}") from error
+
+
+def test_a_command_that_is_wrong_is_found():
+    for wrong in ("python -m pipeline.train train.lrr=1", "python -m pipeline.trian", "make tset", "pip install -e .[reprot]",
+                  "python -m scripts.report runs --figrue x", "sbatch scripts/train.sbatch +experiment=none",
+                  "torchrun --nproc-per-node=2 -m pipeline.train model=none", "parallel-epochs fly"):
+        with pytest.raises(Exception):
+            assert_sound(shlex.split(wrong))
+
+
+def test_a_command_of_the_readme_runs_as_it_stands(tmp_path):
+    assert ["python", "-m", "pipeline.train", "hydra.run.dir=runs/first"] in commands_of(PAGES[0])
+    result = shell("pipeline.train", "hydra.run.dir=runs/first", *TOY, cwd=tmp_path)
+    assert result.returncode == 0 and (tmp_path / "runs" / "first" / "summary.json").is_file(), result.stderr
+
+
+def test_the_readme_is_one_page_and_tells_what_a_newcomer_needs():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 150
+    assert [c[1] for c in commands_of(PAGES[0]) if c[0] == "make"][:2] == ["train", "test"]
+    for extra in PROJECT["project"]["optional-dependencies"]:
+        assert f"`{extra}`" in text, f"the README does not name the extra {extra}"
+    assert f"Python {PROJECT['project']['requires-python'].removeprefix('>=')} or newer" in text
+    for page in [*(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
+        assert f"]({page.relative_to(ROOT)})" in text, f"the README does not lead to {page.name}"
+
+
+@pytest.mark.parametrize("page", EVERYWHERE, ids=lambda page: page.name)
+def test_links_lead_to_files(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", EVERYWHERE, ids=lambda page: page.name)
+def test_keys_and_files_in_the_prose_exist(page):
+    if page.name == "log.md":  # is dated, and speaks of files that were
+        return
+    configs = [Config(), *(dataclasses.replace(Config(), data=schema()) for schema in DATA_SCHEMAS.values()),
+               *(dataclasses.replace(Config(), model=schema()) for schema in MODEL_SCHEMAS.values()), EvaluateConfig()]
+    known = {entry.name for config in configs for entry in keys.entries(config)}
+    parts = {field.name for field in dataclasses.fields(Config)}
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for code in re.findall(r"`([^`\n]+)`", text):
+        name = re.fullmatch(r"([a-z_]+\.[a-z_]+)(=\S*)?", code)
+        if name and code != "train.log" and name[1].split(".")[0] in parts:
+            assert name[1] in known, f"{page.name}: {code}"
+        if re.fullmatch(r"(pipeline|models|scripts|tests|conf)/[\w/.]+", code):
+            assert (ROOT / code).exists(), f"{page.name}: {code}"
+
+
+def test_the_reference_of_keys_is_that_of_the_schema():
+    assert (ROOT / "docs" / "keys.md").read_text() == write_page(), "write it again: python -m scripts.keys"
+
+
+def test_the_changelog_begins_with_this_version():
+    version = re.search(r"^## \[?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
+    assert version == PROJECT["project"]["version"]
+
+
+def test_the_makefile_has_the_targets():
+    for target in ("train", "test", "test-system", "test-slurm", "test-all"):
+        assert subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True).returncode == 0
+
+
+def shrink(command: list[str], folder: Path) -> list[str] | None:
+    """The same command on a graph that takes no time, as a module and its arguments; none where it cannot run here."""
+    program, *arguments = command
+    if program == "torchrun":
+        start = next(i for i, argument in enumerate(arguments) if not argument.startswith("--"))
+        inner = ["python", *arguments[start:]] if arguments[start] == "-m" else arguments[start:]
+        return ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", *shrink(inner, folder)]
+    if program == "parallel-epochs":
+        import parallel_epochs
+        _, *small = shrink(["python", "-m", parallel_epochs.COMMANDS[arguments[0]], *arguments[1:]], folder)
+        return ["parallel_epochs", arguments[0], *small]
+    if program != "python" or "hydra/launcher=slurm" in arguments or "scripts.faults" in arguments:
+        return None  # real Slurm and real faults have tests of their own
+    module, *arguments = arguments[1:]
+    arguments = [re.sub(r"^data\.folder=.*", f"data.folder={folder}", argument) for argument in arguments]
+    arguments = [re.sub(r"^parallel\.num_ranks=.*", "parallel.num_ranks=2", argument) for argument in arguments]
+    if module == "scripts.bench":
+        if arguments[0] not in SMALL_BENCH:
+            return None
+        return [module, arguments[0], "--num-nodes=500", "--num-edges=10000", *SMALL_BENCH[arguments[0]]]
+    if module in ("pipeline.prepare", "pipeline.train") and not any(a.startswith(("resume=", "--help")) for a in arguments):
+        if "+experiment=ogbn_proteins" in arguments and f"data.folder={folder}" not in arguments:
+            arguments.append(f"data.folder={folder}")
+        own_data = any(a.startswith(("data=", "+experiment=")) for a in arguments)
+        arguments += [*(SMALL if own_data else TOY), *(["seed=0,1"] if "+sweep=seeds" in arguments else [])]
+    return [module, *arguments]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory) -> tuple[Path, set]:
+    """A folder for all pages, and the commands that have been run there: pages that train the same run share it."""
+    return tmp_path_factory.mktemp("pages"), set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in ("log.md", "scaling.md", "slurm.md")],
+                         ids=lambda page: page.name)
+def test_every_command_runs(page, shared, ogb_toy):
+    folder, been_run = shared
+    toy, steps = ogb_toy(), []
+    for language, block in blocks_of(page):
+        if language == "python":
+            steps.append(["-c", block])
+        elif language == "bash":
+            for line in filter(str.strip, block.splitlines()):
+                command = shlex.split(line, comments=True)
+                small = None if tuple(command) in been_run else shrink(command, toy)
+                if small is not None:
+                    steps.append(small)
+                    been_run.add(tuple(command))
+    assert len(steps) >= (12 if page.name == "README.md" else 1)
+    result = subprocess.run(
+        [sys.executable, "-c", RUNNER], input=json.dumps(steps), cwd=folder, capture_output=True, text=True, timeout=900,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+    assert result.returncode == 0, result.stdout + result.stderr
