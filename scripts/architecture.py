@@ -62,7 +62,8 @@ def draw() -> str:
             texts.setdefault(room, docstring)
     rows = []
     for room in _sorted_downwards(arrows):
-        members = "" if room.endswith(".py") else ": " + ", ".join(f for f in files[room] if f not in ("__init__", "__main__"))
+        members = ", ".join(f for f in files[room] if f not in ("__init__", "__main__"))
+        members = "" if room.endswith(".py") else f": {members}"
         others = ", ".join(other.removeprefix("pipeline/") for other in sorted(arrows[room]) if other != "pipeline/")
         rows.append(f"| `{room}` | {texts.get(room, '').rstrip('.')}{members} | {others} |")
     return HEAD + "\n".join(rows) + "\n"
@@ -75,7 +76,8 @@ def _sorted_downwards(arrows: dict[str, set[str]]) -> list[str]:
         ValueError: rooms import each other in a circle.
     """
     order: list[str] = []
-    left = {room: {other for other in others if other != "pipeline/"} for room, others in arrows.items() if room != "pipeline/"}
+    package = "pipeline/"  # which sets one variable of the environment, and is imported with everything
+    left = {room: others - {package} for room, others in arrows.items() if room != package}
     while left:
         imported = set().union(*left.values())
         free = sorted(room for room in left if room not in imported)

@@ -91,7 +91,8 @@ def test_a_kill_at_any_point_of_a_save_loses_nothing(point, undisturbed, tmp_pat
     assert [e["round"] for e in rounds_of(folder)] == list(range(8))
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, *(pytest.param(s, marks=pytest.mark.slow) for s in (signal.SIGUSR1, signal.SIGUSR2))])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, *(
+    pytest.param(signum, marks=pytest.mark.slow) for signum in (signal.SIGUSR1, signal.SIGUSR2))])
 def test_a_signal_saves_in_the_middle_of_an_epoch(signum, configure, tmp_path):
     # Of six epochs of 100 steps only the last would evaluate and save.
     config = configure(*TOY, "partition.num_parts=100", "train.epochs=6", "train.eval_every=6")
