@@ -83,7 +83,7 @@ def readable_errors() -> Iterator[None]:
         raise
 
 
-def run(main: Callable[[], None]) -> None:
+def call(main: Callable[[], None]) -> None:
     """Call an entry point; what is wrong with the configuration itself becomes one line."""
     # Hydra would print tracebacks and exit by itself.
     os.environ["HYDRA_FULL_ERROR"] = "1"

@@ -13,7 +13,7 @@ from pipeline.data.config import OGBConfig
 log = logging.getLogger(__name__)
 
 
-def run(config: Config) -> None:
+def fill_caches(config: Config) -> None:
     """Fill the caches for a configuration: dataset, prepared graph, METIS cut.
 
     Raises:
@@ -38,8 +38,8 @@ def run(config: Config) -> None:
 def main(cfg: DictConfig) -> None:
     """Prepare what a run needs."""
     with cli.readable_errors():
-        run(configuration.to_object(cfg))
+        fill_caches(configuration.to_object(cfg))
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.call(main)

@@ -25,7 +25,7 @@ class Restored:
     Attributes:
         config: of the run, with the evaluation that was asked for.
         data: what the model was trained on.
-        round: after which the checkpoint was saved, from 0.
+        epoch: passes over the graph when the checkpoint was saved.
         rows: predictions of every row, [num_rows, out_channels].
     """
 
@@ -33,7 +33,7 @@ class Restored:
     data: Data
     task: NodeTask
     model: torch.nn.Module
-    round: int
+    epoch: int
     rows: Tensor
 
 
@@ -60,10 +60,12 @@ def restore(options: EvaluateConfig) -> Restored:
     task, loader = build.build_task(config, data), build.build_loader(config, data, device)
     model = build.build_model(config, data, task).to(device)
     model.load_state_dict(state["model"])
-    # best.pt has the number of its round, last.pt the number of rounds that are complete.
-    round_ = state["round"] if options.checkpoint == "best" else max(state["round"] - 1, 0)
+    if options.checkpoint == "best":
+        round_, epoch = state["round"], state["epoch"]
+    else:  # which holds the number of rounds that are complete
+        round_, epoch = max(state["round"] - 1, 0), state["progress"]["epochs"]
     rows = build.build_predictor(config, model, task, loader)(round_)
-    return Restored(config, data, task, model, round_, rows)
+    return Restored(config, data, task, model, epoch, rows)
 
 
 def evaluate(options: EvaluateConfig) -> dict[str, float]:
@@ -77,7 +79,7 @@ def evaluate(options: EvaluateConfig) -> dict[str, float]:
     """
     restored = restore(options)
     scores = restored.task.scores(restored.model, restored.rows, official=True)
-    title = (f"{options.checkpoint} checkpoint of {Path(options.run)}, epoch {restored.round + 1}, "
+    title = (f"{options.checkpoint} checkpoint of {Path(options.run)}, epoch {restored.epoch}, "
              f"by {restored.config.evaluation.method}")
     log.info("%s", format_table([(f"{split} {restored.task.metric}", f"{score:.4f}")
                                  for split, score in scores.items()], title))

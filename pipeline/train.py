@@ -59,4 +59,4 @@ def main(cfg: DictConfig) -> float | None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.call(main)

@@ -127,7 +127,7 @@ def test_every_experiment_composes_and_runs_at_toy_size(experiment, configure, t
     if experiment.startswith("ogbn"):
         overrides.append(f"data.folder={ogb_toy(experiment.replace('_', '-'))}")
     config = configure(f"+experiment={experiment}", *overrides)
-    prepare.run(config)
+    prepare.fill_caches(config)
     (tmp_path / "run").mkdir()
     summary = run(config, tmp_path / "run", "test")
     assert summary["experiment"] == experiment and summary["data_epochs"] == 2
@@ -136,7 +136,7 @@ def test_every_experiment_composes_and_runs_at_toy_size(experiment, configure, t
 
 
 def test_prepare_fills_the_metis_cache(configure, tmp_path):
-    prepare.run(configure(*TOY, "partition=metis"))
+    prepare.fill_caches(configure(*TOY, "partition=metis"))
     assert len(list((tmp_path / "cache" / "partitions").glob("metis-*.pt"))) == 1
 
 

@@ -68,7 +68,7 @@ class Result:
     """What a run achieved.
 
     Attributes:
-        best_round: round with the best validation metric, from 0.
+        best_epoch: passes over the data at the best validation metric.
         best_scores: metrics of each split after it.
         epochs: passes over the data, summed over the ranks.
         num_rounds: rounds in which they were made.
@@ -78,7 +78,7 @@ class Result:
         weights_sha256: digest of the last weights.
     """
 
-    best_round: int
+    best_epoch: int
     best_scores: dict[str, float]
     epochs: int
     num_rounds: int
@@ -197,18 +197,18 @@ class Session:
         if scores is not None:
             self._assert_same_weights(trainer)
             progress.num_worse += 1
-            if progress.best_round is None or not scores["valid"] <= progress.best_scores["valid"]:
-                progress.best_round, progress.best_scores, progress.num_worse = number, scores, 0
+            if progress.best_epoch is None or not scores["valid"] <= progress.best_scores["valid"]:
+                progress.best_epoch, progress.best_scores, progress.num_worse = progress.epochs, scores, 0
                 if self.ranks.is_first:
                     checkpoint.save(self._checkpoints / "best.pt",
-                                    {"model": trainer.weights(), "round": number, "scores": scores})
+                                    {"model": trainer.weights(), "round": number, "epoch": progress.epochs, "scores": scores})
         numbers = trainer.round_numbers()
         self._run_log.record("round", round=number, epochs=progress.epochs, step=progress.step, **numbers,
                              wall_seconds=time.perf_counter() - self._began, **(scores or {}))
         synced = numbers["sync_seconds"] / numbers["seconds"] if self.ranks.num_ranks > 1 else None
         self._run_log.epoch_line(epoch=progress.epochs, num_epochs=trainer.num_epochs, loss=numbers["loss"],
                                  seconds=numbers["seconds"], hidden=numbers["hidden"], synced=synced, scores=scores,
-                                 is_best=progress.best_round == number)
+                                 is_best=progress.best_epoch == progress.epochs)
         # After the record: a resumed run drops the records behind its checkpoint, and could not add one.
         if scores is not None:
             self._save(trainer)
@@ -219,7 +219,7 @@ class Session:
     def result(self, trainer: Trainer) -> Result:
         """Sum the run up."""
         progress = trainer.progress
-        return Result(best_round=progress.best_round, best_scores=progress.best_scores, epochs=progress.epochs,
+        return Result(best_epoch=progress.best_epoch, best_scores=progress.best_scores, epochs=progress.epochs,
                       num_rounds=progress.round, wall_seconds=time.perf_counter() - self._began,
                       num_parameters=trainer.num_parameters, kernel=trainer.kernel,
                       weights_sha256=checkpoint.digest(trainer.weights()))

@@ -17,11 +17,11 @@ PACKAGES = ("torch", "torch_geometric", "pymetis", "ogb", "hydra-core")
 
 def summarise(result: Result, *, experiment: str, metric: str, parallel: str, lr_scaling: str, seed: int, command: str,
               device: torch.device, ranks: Ranks) -> dict:
-    """Build the content of ``summary.json``; `best_epoch` is a round, from 1."""
+    """Build the content of ``summary.json``."""
     return {
         "experiment": experiment,
         "metric": metric,
-        "best_epoch": result.best_round + 1,
+        "best_epoch": result.best_epoch,
         "best_valid": result.best_scores["valid"],
         "test": result.best_scores["test"],
         "train": result.best_scores["train"],
@@ -50,7 +50,7 @@ def tabulate(summary: dict) -> list[tuple[str, str]]:
         rows.append((f"  component {number}", f"valid {part['best_valid']:.4f}, test {part['test']:.4f}, "
                                             f"best epoch {part['best_epoch']}"))
     if summary["best_epoch"] is not None:
-        rows.append(("best epoch", f"{summary['best_epoch']} of {summary['num_rounds']}"))
+        rows.append(("best epoch", f"{summary['best_epoch']} of {summary['data_epochs']}"))
     return [*rows,
             ("ranks",
              f"{summary['num_ranks']} ({summary['parallel']}), {summary['data_epochs']} passes over the graph"),

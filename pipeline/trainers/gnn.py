@@ -35,7 +35,7 @@ class Progress:
         step: optimizer steps in all.
         step_in_round: optimizer steps in the round that has begun.
         loss_sum, loss_count: loss and number of labels, summed over these.
-        best_round: round of the best validation metric so far, from 0.
+        best_epoch: passes over the graph at the best validation metric so far.
         best_scores: metrics of each split after it.
         num_worse: evaluations since then.
         wall_seconds: time spent so far, by all starts of the run.
@@ -47,7 +47,7 @@ class Progress:
     step_in_round: int = 0
     loss_sum: float = 0.0
     loss_count: float = 0.0
-    best_round: int | None = None
+    best_epoch: int | None = None
     best_scores: dict[str, float] = field(default_factory=dict)
     num_worse: int = 0
     wall_seconds: float = 0.0
