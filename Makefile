@@ -3,14 +3,21 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train test test-system test-slurm test-all
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+
+.PHONY: train test test-slow test-system test-slurm test-all lint
 
 # The default run, set-up included.
 train: $(VENV)/.installed
 	$(BIN)/python -m pipeline.train
 
+# What a newcomer waits for: a few minutes on two cores.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+# Real processes that are hurt, every benchmark, Triton's interpreter, torch.compile, the README's commands.
+test-slow: $(VENV)/.installed-test
+	$(PYTEST) -m "slow and not system and not slurm" --durations=20
 
 # What needs system packages or long builds: Chromium, and torch_sparse (10 to 15 minutes to compile, once).
 test-system: $(VENV)/.installed-sparse
@@ -21,7 +28,12 @@ test-slurm: $(VENV)/.installed-test
 	command -v slurmd >/dev/null || { apt-get update -qq && apt-get install -y -qq slurm-wlm munge >/dev/null; }
 	$(BIN)/python -m pytest -m slurm
 
-test-all: test test-system test-slurm
+test-all: lint test test-slow test-system test-slurm
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

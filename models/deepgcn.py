@@ -165,9 +165,10 @@ class DeeperGCN(torch.nn.Module):
         conv = self.convs[layer]
         if edge_attr is None:
             return conv(h, edge_index)
+        lin = self.edge_lins[layer]
         if not self.fold_edge_encoder:
-            return conv(h, edge_index, self.edge_lins[layer](edge_attr))
-        return conv(h, edge_index, edge_attr, edge_encoder=fold(self.edge_lins[layer], self.edge_encoder))
+            return conv(h, edge_index, lin(edge_attr))
+        return conv(h, edge_index, edge_attr, edge_encoder=fold(lin, self.edge_encoder))  # type: ignore[arg-type]
 
 
 _LEAST = {"in_channels": 1, "hidden_channels": 1, "out_channels": 1, "num_layers": 1, "num_mlp_layers": 1,

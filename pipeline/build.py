@@ -85,8 +85,8 @@ def choose_device(name: str, ranks: Ranks = Ranks()) -> torch.device:
     if ranks.num_local == 1:
         return torch.device(name)
     if name != "cuda" or torch.cuda.device_count() < ranks.num_local:
-        raise ValueError(f"device={name} for {ranks.num_local} ranks on a machine with {torch.cuda.device_count()} GPUs: "
-                         "every rank needs one of its own. Set parallel.num_ranks or device=cpu")
+        raise ValueError(f"device={name} for {ranks.num_local} ranks on a machine with {torch.cuda.device_count()} "
+                         "GPUs: every rank needs one of its own. Set parallel.num_ranks or device=cpu")
     return torch.device("cuda", ranks.local_rank)
 
 
@@ -186,8 +186,9 @@ def build_predictor(config: Config, model: torch.nn.Module, task: NodeTask, load
         with torch.autocast(loader.device.type, torch.bfloat16, enabled=config.train.precision == "bf16"):
             if evaluation.method == "exact":
                 return predict_exact(predict, whole_graph(), **sizes, device=loader.device, ranks=ranks)
-            return predict_views(predict, loader, **sizes, num_views=evaluation.num_views, num_parts=evaluation.num_parts,
-                                 seed=config.seed, round_=round_, prefetch=config.partition.prefetch, ranks=ranks)
+            return predict_views(predict, loader, **sizes, num_views=evaluation.num_views,
+                                 num_parts=evaluation.num_parts, seed=config.seed, round_=round_,
+                                 prefetch=config.partition.prefetch, ranks=ranks)
 
     return predict_all
 
@@ -208,14 +209,15 @@ def build_trainer(config: Config, data: Data, device: torch.device, *, ranks: Ra
                          kernel=config.kernel)
     torch.manual_seed(config.seed)
     model = build_model(config, data, task).to(device)
-    optimizer = OPTIMIZERS[train.optimizer](model.parameters(), lr=train.lr, weight_decay=train.weight_decay, fused=True)
+    optimizer = OPTIMIZERS[train.optimizer](model.parameters(), lr=train.lr, weight_decay=train.weight_decay,
+                                            fused=True)
     predict_all = build_predictor(config, model, task, loader, ranks)
     trainer = TRAINERS[config.trainer.name](
         model, optimizer, task, loader, schedule, predict_all, device=device, precision=train.precision,
         clip_grad_norm=train.clip_grad_norm, seed=config.seed, prefetch=config.partition.prefetch, kernel=kernel,
         ranks=ranks, stop=stop)
-    log.info("model: %d layers x %d channels, %s parameters, on %s", config.model.num_layers, config.model.hidden_channels,
-             f"{trainer.num_parameters:,}", device)
+    log.info("model: %d layers x %d channels, %s parameters, on %s", config.model.num_layers,
+             config.model.hidden_channels, f"{trainer.num_parameters:,}", device)
     log.info("%s", schedule)
     return trainer
 

@@ -7,13 +7,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import cast
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import config as configuration, keys
@@ -54,7 +55,8 @@ def is_readable(error: Exception) -> bool:
     """Tell whether the message says it all: a mistake of the user's, or Slurm is missing, refused a job or lost one."""
     if os.environ.get("PIPELINE_TRACEBACK") == "1":
         return False
-    modules = [type(error).__module__, *(frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__))]
+    modules = [type(error).__module__,
+               *(frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__))]
     return isinstance(error, USER_ERRORS) or any(module.startswith("submitit.") for module in modules)
 
 
@@ -98,6 +100,11 @@ def run(main: Callable[[], None]) -> None:
         if isinstance(error, MissingConfigException) and "submitit" in str(error.missing_cfg_file):
             lines = ["error: hydra/launcher=slurm needs submitit: pip install -e .[slurm]"]
         sys.exit(" ".join(lines))
+
+
+def as_options(cfg: DictConfig) -> EvaluateConfig:
+    """Turn the composed configuration of `evaluate` or `predict` into its dataclass."""
+    return cast(EvaluateConfig, OmegaConf.to_object(cfg))
 
 
 def help_text(module: str, overrides: list[str]) -> str:

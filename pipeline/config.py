@@ -6,6 +6,7 @@ Nothing here imports torch, so that ``--help`` answers at once.
 import importlib.util
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
+from typing import cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -24,8 +25,8 @@ class PartitionConfig:
     name: str = key("random", "how clusters are drawn")
     num_parts: int = key(4, "clusters of a partition", minimum=1)
     clusters_per_step: int = key(1, "clusters merged into one batch, with the edges between them", minimum=1)
-    num_micro_parts: int = key(0, "METIS clusters of metis_random, regrouped into num_parts each round; 0: 20 x num_parts",
-                               minimum=0)
+    num_micro_parts: int = key(0, "METIS clusters of metis_random, regrouped into num_parts each round; "
+                               "0: 20 x num_parts", minimum=0)
     prefetch: int = key(2, "batches drawn ahead in the background", minimum=1, changes_numbers=False)
 
 
@@ -34,8 +35,11 @@ class ModelConfig:
     """Keys of every model."""
 
     name: str = key("", "the model")
+    num_layers: int = key(4, "layers")
+    hidden_channels: int = key(64, "channels of a layer")
 
 
+SIZES = {"num_layers": ModelConfig.num_layers, "hidden_channels": ModelConfig.hidden_channels}
 # Models by name: module and class. The options of a model are those of its constructor, written and checked there.
 MODELS = {"deepergcn": ("models.deepgcn", "DeeperGCN")}
 # What a constructor takes that is no key of a configuration: it depends on the graph, or has a key elsewhere.
@@ -46,8 +50,9 @@ def _model_schema(name: str) -> type[ModelConfig]:
     module, class_name = MODELS[name]
     package, _, file = module.partition(".")
     source = Path(importlib.util.find_spec(package).submodule_search_locations[0], f"{file}.py")
-    fields = keys.keys_of_constructor(source, class_name, leave_out=NO_KEYS, sizes={"num_layers": 4, "hidden_channels": 64})
-    schema = make_dataclass(f"{class_name}Config", [("name", str, key(name, "the model")), *fields], bases=(ModelConfig,),
+    fields = keys.keys_of_constructor(source, class_name, leave_out=NO_KEYS, sizes=SIZES)
+    schema = make_dataclass(f"{class_name}Config", [("name", str, key(name, "the model")), *fields],
+                            bases=(ModelConfig,),
                             namespace={"__doc__": f"The options of :class:`{module}.{class_name}`."})
     schema.__module__ = __name__  # where ranks find it
     return schema
@@ -88,8 +93,8 @@ class TrainConfig:
     weight_decay: float = key(0.0, "weight decay of the optimizer", minimum=0)
     warmup_steps: int = key(0, "steps in which the learning rate rises linearly from lr / warmup_steps", minimum=0)
     clip_grad_norm: float = key(0.0, "largest norm of the gradient; 0: no clipping", minimum=0)
-    label_input: float = key(0.0, "fraction of the training labels shown as inputs in training; 0: labels are no inputs",
-                             minimum=0, below=1)
+    label_input: float = key(0.0, "fraction of the training labels shown as inputs in training; "
+                             "0: labels are no inputs", minimum=0, below=1)
     precision: str = key("fp32", "fp32, or bf16 by autocast", choices=("fp32", "bf16"))
     eval_every: int = key(1, "passes over the graph between two evaluations; each saves a checkpoint", minimum=1)
     patience: int = key(0, "evaluations without a better validation metric before the run stops; 0: never", minimum=0)
@@ -99,8 +104,8 @@ class TrainConfig:
 class ParallelConfig:
     """Which ranks train, and on what."""
 
-    name: str = key("epochs", "epochs: each rank draws its own partition; split: one partition is shared out; single: one "
-                    "process", choices=("epochs", "split", "single"))
+    name: str = key("epochs", "epochs: each rank draws its own partition; split: one partition is shared out; "
+                    "single: one process", choices=("epochs", "split", "single"))
     num_ranks: int = key(1, "processes that train together, one per GPU, or CPU processes", minimum=1)
     lr_scaling: str = key("linear", "factor on train.lr for this many partitions at a time",
                           choices=("none", "sqrt", "linear"))
@@ -180,7 +185,7 @@ def to_object(cfg: DictConfig) -> Config:
         merged = OmegaConf.merge(schema, OmegaConf.to_container(cfg, resolve=True))
         if missing := OmegaConf.missing_keys(merged):
             raise ValueError(f"no value for {', '.join(sorted(missing))}: give it on the command line")
-        config = OmegaConf.to_object(merged)
+        config = cast(Config, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         raise ValueError(one_line(error)) from None
     check(config)
@@ -196,8 +201,8 @@ def check(config: Config) -> None:
     keys.check(config)
     components = config.data.components
     if components not in ("all", "largest", "separate") and not (components.isdecimal() and int(components) >= 1):
-        raise ValueError(f"data.components={components}; choose all, largest, separate, or a number K for the K-th largest "
-                         "component")
+        raise ValueError(f"data.components={components}; choose all, largest, separate, or a number K for the K-th "
+                         "largest component")
     if config.parallel.name == "single" and config.parallel.num_ranks > 1:
         raise ValueError(f"parallel=single is one rank, not parallel.num_ranks={config.parallel.num_ranks}")
 
@@ -219,4 +224,6 @@ def load(path: Path) -> Config:
         cfg = OmegaConf.load(path)
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not a configuration: {one_line(error)}") from error
+    if not isinstance(cfg, DictConfig):
+        raise ValueError(f"{path} is not a configuration: it holds a list")
     return to_object(cfg)

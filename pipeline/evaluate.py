@@ -13,7 +13,7 @@ def main(cfg: DictConfig) -> None:
         if OmegaConf.is_missing(cfg, "run"):
             raise ValueError("which run? python -m pipeline.evaluate run=DIR")
         from pipeline import restore  # torch and PyG take seconds to import: --help does not wait for them
-        restore.evaluate(OmegaConf.to_object(cfg))
+        restore.evaluate(cli.as_options(cfg))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ def resolve(config: Config, folder: Path, *, has_overrides: bool, continues: boo
         if not any(folder.glob("**/checkpoints/*.pt")):
             return config
         if not continues:
-            raise ValueError(f"{folder} already holds a run: continue it with resume={folder}, or choose another directory")
+            raise ValueError(f"{folder} already holds a run: continue it with resume={folder}, or choose another "
+                             "directory")
     saved = configuration.load(folder / "config.yaml")
     if not has_overrides:
         return saved
@@ -49,10 +50,10 @@ def resolve(config: Config, folder: Path, *, has_overrides: bool, continues: boo
         free |= {"parallel.num_ranks", "parallel.threads_per_rank"}
     differing = {name: text for name, text in keys.differences(saved, config).items() if name not in free}
     if differing:
-        hint = ". Another number of ranks draws other partitions: resume_allow_rescale=true allows it, with the learning " \
-               "rate computed anew" if "parallel.num_ranks" in differing else ""
-        raise ValueError(f"{folder} was configured otherwise: {'; '.join(differing.values())}{hint}. Give the command that "
-                         "started it, or resume=DIR alone")
+        hint = ". Another number of ranks draws other partitions: resume_allow_rescale=true allows it, with the " \
+               "learning rate computed anew" if "parallel.num_ranks" in differing else ""
+        raise ValueError(f"{folder} was configured otherwise: {'; '.join(differing.values())}{hint}. Give the command "
+                         "that started it, or resume=DIR alone")
     return config
 
 
@@ -73,6 +74,6 @@ def with_ranks_of(config: Config, ranks: Ranks) -> Config:
         ValueError: the configuration asks for another number.
     """
     if config.parallel.num_ranks not in (1, ranks.num_ranks):
-        raise ValueError(f"torchrun has started {ranks.num_ranks} ranks, parallel.num_ranks={config.parallel.num_ranks} "
-                         "asks for others")
+        raise ValueError(f"torchrun has started {ranks.num_ranks} ranks, "
+                         f"parallel.num_ranks={config.parallel.num_ranks} asks for others")
     return dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, num_ranks=ranks.num_ranks))

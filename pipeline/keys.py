@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import EllipsisType
+from typing import Any
 
 from omegaconf import MISSING
 
@@ -34,7 +35,7 @@ class Meaning:
     shapes_graph: bool = False
 
 
-def key(default: object | EllipsisType, text: str, **meaning) -> dataclasses.Field:
+def key(default: object | EllipsisType, text: str, **meaning) -> Any:  # as dataclasses.field, for type checkers
     """Declare a key of a configuration dataclass.
 
     Args:
@@ -55,12 +56,12 @@ class Entry:
     """
 
     name: str
-    value: object
-    type: object
+    value: Any
+    type: Any
     meaning: Meaning
 
 
-def entries(config: object, prefix: str = "") -> Iterator[Entry]:
+def entries(config: Any, prefix: str = "") -> Iterator[Entry]:
     """Go through the keys of a configuration and of its parts, in the order of the schema."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -70,7 +71,7 @@ def entries(config: object, prefix: str = "") -> Iterator[Entry]:
             yield Entry(f"{prefix}{field.name}", value, field.type, field.metadata["meaning"])
 
 
-def check(config: object) -> None:
+def check(config: Any) -> None:
     """Refuse values that are not allowed.
 
     Raises:
@@ -99,12 +100,12 @@ def _power_of_two(bound: float) -> str:
     return f"2^{int(math.log2(bound))}" if bound >= 2**31 else f"{bound:g}"
 
 
-def differences(saved: object, given: object, prefix: str = "") -> dict[str, str]:
+def differences(saved: Any, given: Any, prefix: str = "") -> dict[str, str]:
     """Find the keys whose values differ, with a text "key: saved -> given" for each, in the order of the schema."""
     if type(saved) is not type(given):
         name = prefix.rstrip(".")
         return {name: f"{name}: {type(saved).__name__} -> {type(given).__name__}"}
-    out = {}
+    out: dict[str, str] = {}
     for field in dataclasses.fields(saved):
         a, b, name = getattr(saved, field.name), getattr(given, field.name), f"{prefix}{field.name}"
         if dataclasses.is_dataclass(a):

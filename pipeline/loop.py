@@ -6,8 +6,8 @@ from pipeline.run.session import Result, Session, Trainer
 def fit(trainer: Trainer, session: Session) -> Result:
     """Train round by round, from the last checkpoint if there is one.
 
-    Every random number is a function of (purpose, seed, round, step, rank): a run that was killed and resumed on the same
-    machine with as many threads and ranks ends with the same bits.
+    Every random number is a function of (purpose, seed, round, step, rank): a run that was killed and resumed on the
+    same machine with as many threads and ranks ends with the same bits.
 
     Raises:
         ValueError: the checkpoint is of another dataset or number of ranks.

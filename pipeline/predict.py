@@ -15,7 +15,7 @@ def main(cfg: DictConfig) -> None:
         if OmegaConf.is_missing(cfg, "run") or cfg.predictions is None:
             raise ValueError("of which run, and where to? python -m pipeline.predict run=DIR predictions=FILE")
         from pipeline import restore  # torch and PyG take seconds to import: --help does not wait for them
-        options = OmegaConf.to_object(cfg)
+        options = cli.as_options(cfg)
         restore.save_predictions(Path(options.predictions), restore.restore(options))
 
 

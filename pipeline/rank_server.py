@@ -1,6 +1,7 @@
 """What the process imports that ranks are forked from, so that no rank has to: see :func:`pipeline.run.launch.launch`.
 
-It starts no thread and touches no GPU. Nothing else may import it, as whoever does ignores signals and dies with its parent.
+It starts no thread and touches no GPU. Nothing else may import it, as whoever does ignores signals and dies with its
+parent.
 """
 
 import gc

@@ -79,8 +79,8 @@ def evaluate(options: EvaluateConfig) -> dict[str, float]:
     scores = restored.task.scores(restored.model, restored.rows, official=True)
     title = (f"{options.checkpoint} checkpoint of {Path(options.run)}, epoch {restored.round + 1}, "
              f"by {restored.config.evaluation.method}")
-    log.info("%s", format_table([(f"{split} {restored.task.metric}", f"{score:.4f}") for split, score in scores.items()],
-                                title))
+    log.info("%s", format_table([(f"{split} {restored.task.metric}", f"{score:.4f}")
+                                 for split, score in scores.items()], title))
     if options.predictions is not None:
         save_predictions(Path(options.predictions), restored)
     return scores

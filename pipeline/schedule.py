@@ -107,5 +107,5 @@ class Schedule:
         if self.num_ranks == 1:
             return f"learning rate {self.lr:g}"
         warmup = f" after {self.warmup_steps} steps" if self.warmup_steps else ""
-        return (f"{self.num_ranks} ranks, parallel={'split' if self.split else 'epochs'}: learning rate {self.lr:g}, scaled "
-                f"({self.lr_scaling}) {self.learning_rate(self.warmup_steps, 0):g}{warmup}")
+        return (f"{self.num_ranks} ranks, parallel={'split' if self.split else 'epochs'}: learning rate {self.lr:g}, "
+                f"scaled ({self.lr_scaling}) {self.learning_rate(self.warmup_steps, 0):g}{warmup}")

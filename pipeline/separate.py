@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 from torch_geometric.data import Data
 
-from pipeline import build
-from pipeline import folder as run_folder
+from pipeline import build, folder as run_folder
 from pipeline.build import OpenGraph
 from pipeline.config import Config
 from pipeline.graph.subgraph import induced_subgraph
@@ -22,8 +21,9 @@ from pipeline.run.stop import StopRequest
 log = logging.getLogger(__name__)
 
 
-def train_components(train_one: Callable[..., dict], config: Config, graph: OpenGraph, folder: Path, device: torch.device,
-                     command: str, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> dict:
+def train_components(train_one: Callable[..., dict], config: Config, graph: OpenGraph, folder: Path,
+                     device: torch.device, command: str, *, ranks: Ranks = Ranks(),
+                     stop: StopRequest | None = None) -> dict:
     """Train a model for each component; the largest one's model predicts the nodes of the small ones.
 
     Args:
@@ -56,8 +56,9 @@ def train_components(train_one: Callable[..., dict], config: Config, graph: Open
         return {}
     rest = (~predicted).nonzero().squeeze(1)
     if len(rest):
-        logits[rest] = predict_exact(predict_largest, induced_subgraph(data, rest, dtype=torch.int64), num_rows=len(rest),
-                                     out_channels=data.out_channels, device=device)
+        small = induced_subgraph(data, rest, dtype=torch.int64)
+        logits[rest] = predict_exact(predict_largest, small, num_rows=len(rest), out_channels=data.out_channels,
+                                     device=device)
         log.info("%s nodes of small components are predicted by the model of the largest", f"{len(rest):,}")
     return merge_summaries(summaries, build.build_task(config, data).scores(None, logits))
 
@@ -79,7 +80,8 @@ def predict_part(config: Config, part: Data, folder: Path, device: torch.device)
 def merge_summaries(summaries: dict[str, dict], scores: dict[str, float]) -> dict:
     """Sum the components' summaries up; the metrics are those of all nodes together."""
     each = list(summaries.values())
-    return {**each[0], "best_epoch": None, "best_valid": scores["valid"], "train": scores["train"], "test": scores["test"],
+    return {**each[0], "best_epoch": None, "best_valid": scores["valid"], "train": scores["train"],
+            "test": scores["test"],
             "weights_sha256": checkpoint.digest([s["weights_sha256"] for s in each]),
             "num_parameters": sum(s["num_parameters"] for s in each),
             "wall_seconds": sum(s["wall_seconds"] for s in each),

@@ -6,6 +6,7 @@ import shlex
 import signal
 import sys
 from pathlib import Path
+from typing import cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -46,7 +47,7 @@ def main(cfg: DictConfig) -> float | None:
         # In a sweep, what runs this member alone.
         arguments = settings.overrides.task if settings.mode == RunMode.MULTIRUN else sys.argv[1:]
         command = shlex.join(["python", "-m", "pipeline.train", *arguments])
-        log_config = OmegaConf.to_container(settings.job_logging, resolve=True)
+        log_config = cast(dict, OmegaConf.to_container(settings.job_logging, resolve=True))
         try:
             return training.run(config, folder, command, log_config=log_config).get("best_valid")
         except Stopped as stopped:

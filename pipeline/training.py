@@ -99,7 +99,8 @@ def train_as_rank(ranks: Ranks, stop: StopRequest, config: Config, folder: Path,
         if not opens:
             graph = build.open_graph(config, content_hash=content_hash)
         if config.data.components == "separate":
-            summary = separate.train_components(train_one, config, graph, folder, device, command, ranks=ranks, stop=stop)
+            summary = separate.train_components(train_one, config, graph, folder, device, command, ranks=ranks,
+                                                stop=stop)
         else:
             summary = train_one(config, graph.parts[0][1], folder, device, command, ranks=ranks, stop=stop)
         if ranks.is_first:

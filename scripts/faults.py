@@ -1,7 +1,7 @@
 """`python -m scripts.faults`: hurt a training run at random moments, again and again, and see whether anything is lost.
 
-Each fault strikes a run of several ranks some seconds after it began or was resumed, until it was struck as often as asked;
-then the run is let to its end, which must have the bits of an undisturbed one.
+Each fault strikes a run of several ranks some seconds after it began or was resumed, until it was struck as often as
+asked; then the run is let to its end, which must have the bits of an undisturbed one.
 """
 
 import argparse
@@ -15,8 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-RUN = ["data.num_nodes=1200", "data.num_edges=40000", "model.num_layers=3", "model.hidden_channels=32", "train.epochs=480",
-       "train.eval_every=8"]
+RUN = ["data.num_nodes=1200", "data.num_edges=40000", "model.num_layers=3", "model.hidden_channels=32",
+       "train.epochs=480", "train.eval_every=8"]
 FAULTS = ("kill -9 of a rank", "kill -9 of the parent", "SIGTERM", "SIGUSR1")
 
 
@@ -33,7 +33,8 @@ def ranks_of(parent: int) -> list[int]:
 
 def children(parent: int) -> list[tuple[int, str]]:
     """The processes that a process has started, with their command lines."""
-    lines = subprocess.run(["ps", "-ww", "--ppid", str(parent), "-o", "pid=,args="], capture_output=True, text=True).stdout
+    lines = subprocess.run(["ps", "-ww", "--ppid", str(parent), "-o", "pid=,args="], capture_output=True,
+                           text=True).stdout
     return sorted((int(line.split()[0]), line) for line in lines.splitlines())
 
 

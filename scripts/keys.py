@@ -19,8 +19,10 @@ Written by `python -m scripts.keys` from the schema, [`pipeline/config.py`](../p
 python -m pipeline.train +experiment=digits --help
 ```
 
-Give a key as `key=value`, a group as `group=member`; a group that is not part of every run begins with a plus. Behind each
-key stands its default. An asterisk marks keys that do not change the numbers of a run: it may be resumed with other values
+Give a key as `key=value`, a group as `group=member`; a group that is not part of every run begins with a plus. \
+Behind each
+key stands its default. An asterisk marks keys that do not change the numbers of a run: it may be resumed with other \
+values
 of them.
 
 ## Groups
@@ -28,14 +30,18 @@ of them.
 
 
 def write_page() -> str:
-    """Write the page: groups, then the keys of a run by part, of each dataset and model, and of the other entry points."""
+    """Write the page: groups, then the keys of a run by part, of each dataset and model, and of the other entry
+    points.
+    """
     config = Config()
     sections = [("A run", Config, [entry for entry in keys.entries(config) if "." not in entry.name])]
     for field in dataclasses.fields(Config):
         if field.name == "data":
-            sections += [(f"`data={source}`", schema, keys.entries(schema(), "data.")) for source, schema in DATA_SCHEMAS.items()]
+            sections += [(f"`data={source}`", schema, keys.entries(schema(), "data."))
+                         for source, schema in DATA_SCHEMAS.items()]
         elif field.name == "model":
-            sections += [(f"`model={name}`", schema, keys.entries(schema(), "model.")) for name, schema in MODEL_SCHEMAS.items()]
+            sections += [(f"`model={name}`", schema, keys.entries(schema(), "model."))
+                         for name, schema in MODEL_SCHEMAS.items()]
         elif dataclasses.is_dataclass(part := getattr(config, field.name)):
             sections.append((f"`{field.name}`", type(part), keys.entries(part, f"{field.name}.")))
     sections.append(("`python -m pipeline.evaluate` and `python -m pipeline.predict`", EvaluateConfig,

@@ -1,7 +1,8 @@
-"""`python -m scripts.reference_runs record FILE | compare FILE`: small runs whose results a refactoring must not change.
+"""`python -m scripts.reference_runs record FILE | compare FILE`: small runs whose results a refactoring must not
+change.
 
-Record them before anything moves; compare after every commit. Results are bit-exact on one machine with as many threads, not
-across machines, so the file is not kept in the repository.
+Record them before anything moves; compare after every commit. Results are bit-exact on one machine with as many
+threads, not across machines, so the file is not kept in the repository.
 """
 
 import argparse
@@ -27,18 +28,22 @@ RUNS = {
     "batch norm": [*TOY, "model.norm=batch", "model.num_mlp_layers=1"],
     "label input": [*TOY, "train.label_input=0.5"],
     "two ranks, epochs": [*TOY, "parallel.num_ranks=2", "parallel.lr_scaling=sqrt", "train.epochs=7"],
-    "two ranks, split": [*TOY, "parallel=split", "parallel.num_ranks=2", "partition.num_parts=5", "train.label_input=0.3"],
-    "two ranks, batch norm, views": [*TOY, "parallel.num_ranks=2", "model.norm=batch", "evaluation=views", "evaluation.num_views=2"],
+    "two ranks, split": [*TOY, "parallel=split", "parallel.num_ranks=2", "partition.num_parts=5",
+                         "train.label_input=0.3"],
+    "two ranks, batch norm, views": [*TOY, "parallel.num_ranks=2", "model.norm=batch", "evaluation=views",
+                                     "evaluation.num_views=2"],
     "views": [*TOY, "evaluation=views", "evaluation.num_views=3", "evaluation.num_parts=4"],
     "bf16": [*TOY, "train.precision=bf16"],
     "reference kernel": [*TOY, "kernel=reference", "model.aggr=softmax_sum", "model.learn_y=true"],
-    "optimizer": [*TOY, "train.optimizer=adamw", "train.weight_decay=0.1", "train.warmup_steps=7", "train.clip_grad_norm=0.1"],
+    "optimizer": [*TOY, "train.optimizer=adamw", "train.weight_decay=0.1", "train.warmup_steps=7",
+                  "train.clip_grad_norm=0.1"],
     "dense, checkpointing, power": [*TOY, "model.block=dense", "model.aggr=power", "model.learn_p=true",
                                     "model.gradient_checkpointing=true"],
     "digits": ["+experiment=digits", "train.epochs=3"],
     "separate": ["data=file", "data.path=COMPONENTS", "data.components=separate", "data.min_component_size=30",
                  "data.node_features=log_sum", "partition.num_parts=2", "train.epochs=3", "model.num_layers=2"],
-    "largest": ["data=file", "data.path=COMPONENTS", "data.components=largest", "partition.num_parts=2", "train.epochs=3"],
+    "largest": ["data=file", "data.path=COMPONENTS", "data.components=largest", "partition.num_parts=2",
+                "train.epochs=3"],
     "stopped in an epoch": [*TOY, "partition.num_parts=60", "train.epochs=40", "train.eval_every=40"],
     "two ranks, stopped in an epoch": [*TOY, "partition.num_parts=60", "train.epochs=60", "train.eval_every=60",
                                        "parallel.num_ranks=2"],
@@ -49,7 +54,8 @@ KEYS = ("weights_sha256", "best_valid", "test", "best_epoch", "data_epochs", "nu
 def write_components(path: Path) -> None:
     """Save a graph of two large components and a few single nodes."""
     rng = torch.Generator().manual_seed(0)
-    pairs = torch.cat([torch.randint(0, 120, (2, 500), generator=rng), torch.randint(120, 190, (2, 250), generator=rng)], dim=1)
+    pairs = torch.cat([torch.randint(0, 120, (2, 500), generator=rng),
+                       torch.randint(120, 190, (2, 250), generator=rng)], dim=1)
     edges, part = torch.cat([pairs, pairs.flip(0)], dim=1), torch.randint(0, 3, (195,), generator=rng)
     torch.save({"edge_index": edges, "edge_attr": torch.rand(500 + 250, 3, generator=rng).repeat(2, 1),
                 "y": torch.randint(0, 2, (195, 2), generator=rng).float(),
@@ -65,7 +71,8 @@ def train(name: str, root: Path, num_threads: int) -> dict:
                f"parallel.threads_per_rank={num_threads}"]
 
     def start(target: str) -> subprocess.Popen:
-        return subprocess.Popen([*command, target], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen([*command, target], env=environment, stdout=subprocess.DEVNULL,
+                                stderr=subprocess.PIPE, text=True)
 
     process = start(f"hydra.run.dir={folder}")
     if "stopped" in name:
@@ -100,7 +107,8 @@ def main() -> None:
         options.file.write_text(json.dumps(results, indent=2) + "\n")
         return
     recorded = json.loads(options.file.read_text())
-    differing = [f"{name}: {recorded.get(name)} -> {result}" for name, result in results.items() if recorded.get(name) != result]
+    differing = [f"{name}: {recorded.get(name)} -> {result}" for name, result in results.items()
+                 if recorded.get(name) != result]
     if differing:
         raise SystemExit("\n".join(differing))
     print(f"{len(results)} reference runs are the same")

@@ -1,6 +1,8 @@
-"""`python -m scripts.simulate_scaling`: what parallel epochs on 1 to 512 ranks would take, by formula (docs/scaling.md).
+"""`python -m scripts.simulate_scaling`: what parallel epochs on 1 to 512 ranks would take, by formula \
+(docs/scaling.md).
 
-Nothing is trained: a step's time, the gradient's size and the network's bandwidths go in, a table in Markdown comes out.
+Nothing is trained: a step's time, the gradient's size and the network's bandwidths go in, a table in Markdown comes
+out.
 """
 
 import argparse
@@ -52,8 +54,8 @@ def slowest_seconds(num_ranks: int, step_seconds: float, spread: float, *, draws
     return step_seconds * (1 + spread * float(times.max(1).mean() if num_ranks > 1 else 0))
 
 
-def simulate(num_ranks: int, *, step_seconds: float, spread: float, num_bytes: float, network: Network, data_epochs: int,
-             steps_per_epoch: int) -> dict[str, float]:
+def simulate(num_ranks: int, *, step_seconds: float, spread: float, num_bytes: float, network: Network,
+             data_epochs: int, steps_per_epoch: int) -> dict[str, float]:
     """One line of the table; times in seconds, and nothing of a step's communication hidden behind its computation."""
     communication = all_reduce_seconds(num_ranks, num_bytes, network)
     step = slowest_seconds(num_ranks, step_seconds, spread) + communication
@@ -66,12 +68,13 @@ def simulate(num_ranks: int, *, step_seconds: float, spread: float, num_bytes: f
 
 def table(rows: list[dict[str, float]]) -> str:
     """The lines as Markdown."""
-    lines = ["| ranks | all-reduce, ms | step, ms | efficiency | graphs in a step | wall epochs | steps of a rank | training | data speed-up |",
+    lines = ["| ranks | all-reduce, ms | step, ms | efficiency | graphs in a step | wall epochs | steps of a rank "
+             "| training | data speed-up |",
              "|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
-        lines.append(f"| {row['num_ranks']} | {row['all_reduce'] * 1e3:.2f} | {row['step'] * 1e3:,.1f} | {row['efficiency']:.1%} | "
-                     f"{row['graphs_per_step']:g} | {row['wall_epochs']:,} | {row['steps']:,} | {_duration(row['training'])} | "
-                     f"{row['speed_up']:.3g} |")
+        lines.append(f"| {row['num_ranks']} | {row['all_reduce'] * 1e3:.2f} | {row['step'] * 1e3:,.1f} | "
+                     f"{row['efficiency']:.1%} | {row['graphs_per_step']:g} | {row['wall_epochs']:,} | "
+                     f"{row['steps']:,} | {_duration(row['training'])} | {row['speed_up']:.3g} |")
     return "\n".join(lines)
 
 
@@ -86,21 +89,27 @@ def main() -> None:
     default = Network()
     parser = argparse.ArgumentParser(prog="python -m scripts.simulate_scaling", description=__doc__.split("\n")[0],
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2**i for i in range(10)], metavar="W", help="numbers of ranks")
-    parser.add_argument("--step-ms", type=float, nargs="+", default=[100.0], metavar="MS", help="times of a step on one rank")
-    parser.add_argument("--spread", type=float, default=0.03, help="standard deviation of a step's time, as a fraction of it")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2**i for i in range(10)], metavar="W",
+                        help="numbers of ranks")
+    parser.add_argument("--step-ms", type=float, nargs="+", default=[100.0], metavar="MS",
+                        help="times of a step on one rank")
+    parser.add_argument("--spread", type=float, default=0.03,
+                        help="standard deviation of a step's time, as a fraction of it")
     parser.add_argument("--parameters", type=int, default=2_374_568, help="of the model, in float32")
     parser.add_argument("--data-epochs", type=int, default=1000, help="passes over the graph, summed over the ranks")
     parser.add_argument("--steps-per-epoch", type=int, default=10, help="clusters of a partition")
     parser.add_argument("--ranks-per-node", type=int, default=default.ranks_per_node, help="ranks of one node")
-    parser.add_argument("--node-gbytes", type=float, default=default.node_bandwidth / 1e9, help="GB/s between ranks of a node")
-    parser.add_argument("--network-gbytes", type=float, default=default.network_bandwidth / 1e9, help="GB/s out of a node")
-    parser.add_argument("--node-us", type=float, default=default.node_latency * 1e6, help="latency within a node, microseconds")
+    parser.add_argument("--node-gbytes", type=float, default=default.node_bandwidth / 1e9,
+                        help="GB/s between ranks of a node")
+    parser.add_argument("--network-gbytes", type=float, default=default.network_bandwidth / 1e9,
+                        help="GB/s out of a node")
+    parser.add_argument("--node-us", type=float, default=default.node_latency * 1e6,
+                        help="latency within a node, microseconds")
     parser.add_argument("--network-us", type=float, default=default.network_latency * 1e6,
                         help="latency between nodes, microseconds")
     options = parser.parse_args()
-    network = Network(options.ranks_per_node, options.node_gbytes * 1e9, options.node_us * 1e-6, options.network_gbytes * 1e9,
-                      options.network_us * 1e-6)
+    network = Network(options.ranks_per_node, options.node_gbytes * 1e9, options.node_us * 1e-6,
+                      options.network_gbytes * 1e9, options.network_us * 1e-6)
     for step_ms in options.step_ms:
         print(f"\nstep {step_ms:g} ms, spread {options.spread:.1%}, gradient {options.parameters * 4 / 1e6:.1f} MB, "
               f"{options.data_epochs:,} data epochs of {options.steps_per_epoch} steps\n")

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import running
 import shapes
 import torch
 from hydra import compose, initialize_config_dir
@@ -18,8 +19,9 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 torch.set_num_threads(1)
 if os.environ.get("CHECK_SHAPES", "1") == "1":
-    shapes.check_package("models")
+    shapes.check_packages("models", "pipeline.graph", "pipeline.data", "pipeline.loaders", "pipeline.tasks")
 cli.register_schema()
+running.start_server()
 # The same examples every time; --hypothesis-profile=default looks for new ones.
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
@@ -42,11 +44,13 @@ def make_graph(edges, num_nodes: int, **attributes) -> Data:
     edge_index, perm = sort_edges(raw, num_nodes)
     if "edge_attr" in attributes:
         attributes["edge_attr"] = attributes["edge_attr"][perm.long()]
-    masks = dict(train_mask=torch.ones(num_nodes, dtype=torch.bool), valid_mask=torch.zeros(num_nodes, dtype=torch.bool),
+    masks = dict(train_mask=torch.ones(num_nodes, dtype=torch.bool),
+                 valid_mask=torch.zeros(num_nodes, dtype=torch.bool),
                  test_mask=torch.zeros(num_nodes, dtype=torch.bool))
     if "y" in attributes:
         attributes["out_channels"] = attributes["y"].size(1)
-    return Data(**{**masks, **dict(edge_index=edge_index, num_nodes=num_nodes, num_categories=0, metric="rocauc"), **attributes})
+    return Data(**{**masks, **dict(edge_index=edge_index, num_nodes=num_nodes, num_categories=0, metric="rocauc"),
+                   **attributes})
 
 
 def random_graph(num_nodes: int, num_pairs: int, seed: int, *, symmetric: bool = True, edge_dim: int = 3) -> Data:

@@ -1,13 +1,16 @@
 """Starts real processes for the tests, and trains in this one."""
 
+import functools
 import json
 import os
 import subprocess
-import sys
+import tempfile
 import time
 import traceback
 import warnings
 from pathlib import Path
+
+from server import Command, Server
 
 from pipeline.config import Config
 from pipeline.run.errors import EXIT_TRY_AGAIN, Stopped
@@ -25,18 +28,39 @@ def train(config: Config, folder: Path) -> dict:
     return run(config, folder, "test")
 
 
+def command(module: str, *arguments: str, cwd: Path, together: bool = False, **environment) -> Command:
+    """Start `python -m module` in a process of its own, from a folder that need not be the checkout.
+
+    Args:
+        together: standard error goes where standard output goes.
+    """
+    output = Path(tempfile.mkdtemp(prefix="command-"))
+    return Command(_server(), module, list(arguments), cwd=str(cwd), output=str(output / "output"),
+                   errors=str(output / ("output" if together else "errors")),
+                   env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment})
+
+
+def start_server() -> None:
+    """Fork the server of the commands, before any test has changed this process."""
+    _server()
+
+
+@functools.cache
+def _server() -> Server:
+    return Server()
+
+
 def shell(module: str, *arguments: str, cwd: Path, **environment) -> subprocess.CompletedProcess:
-    """Run `python -m module` to its end, in a folder that is not the checkout."""
-    return subprocess.run([sys.executable, "-m", module, *arguments], cwd=cwd, capture_output=True, text=True, timeout=900,
-                          env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment})
+    """Run `python -m module` to its end."""
+    process = command(module, *arguments, cwd=cwd, **environment)
+    output, errors = process.communicate(timeout=900)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
-def start(overrides: list[str], folder: Path, cache: Path, **environment) -> subprocess.Popen:
-    """Start `python -m pipeline.train` in a process of its own, or resume what it left."""
-    target = [f"resume={folder}"] if (folder / "config.yaml").exists() else [f"hydra.run.dir={folder}"]
-    return subprocess.Popen([sys.executable, "-m", "pipeline.train", *overrides, f"cache_dir={cache}", *target],
-                            env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+def start(overrides: list[str], folder: Path, cache: Path, **environment) -> Command:
+    """Start `python -m pipeline.train`, or resume what it left."""
+    target = f"resume={folder}" if (folder / "config.yaml").exists() else f"hydra.run.dir={folder}"
+    return command("pipeline.train", *overrides, f"cache_dir={cache}", target, cwd=ROOT, together=True, **environment)
 
 
 def finish(overrides: list[str], folder: Path, cache: Path, **environment) -> tuple[int, str]:

@@ -1,6 +1,6 @@
-"""Lets the tests check the shapes that stand in the signatures of models/: every call, arguments and result.
+"""Lets the tests check the shapes that stand in the signatures of public functions: every call, arguments and result.
 
-conftest.py calls :func:`check_package` unless CHECK_SHAPES=0. Where torch.compile traces a call, nothing is checked.
+conftest.py calls :func:`check_packages` unless CHECK_SHAPES=0. Where torch.compile traces a call, nothing is checked.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import importlib
 import inspect
 import pkgutil
 import sys
+import types
 import typing
 
 import jaxtyping
@@ -18,16 +19,17 @@ from beartype import BeartypeConf, beartype
 _typechecker = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int will do for a float
 
 
-def check_package(name: str) -> None:
-    """Check every function and method of a package whose signature has shapes, in whatever module it was imported."""
-    package = importlib.import_module(name)
-    for module in pkgutil.walk_packages(package.__path__, f"{name}."):
-        if ".gpu" not in module.name:  # Triton may be missing, and its kernels have no shapes
-            importlib.import_module(module.name)
+def check_packages(*names: str) -> None:
+    """Check every function and method of packages whose signature has shapes, in whatever module it was imported."""
+    for name in names:
+        package = importlib.import_module(name)
+        for module in pkgutil.walk_packages(package.__path__, f"{name}."):
+            if ".gpu" not in module.name:  # Triton may be missing, and its kernels have no shapes
+                importlib.import_module(module.name)
     checked = {}
-    modules = list(sys.modules.values())
+    modules = [module for module in sys.modules.values() if isinstance(module, types.ModuleType)]
     for module in modules:
-        if getattr(module, "__name__", "").split(".")[0] == name:
+        if any(f"{module.__name__}.".startswith(f"{name}.") for name in names):
             classes = [value for value in vars(module).values()
                        if inspect.isclass(value) and value.__module__ == module.__name__]
             for owner in (module, *classes):

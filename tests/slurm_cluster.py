@@ -67,18 +67,20 @@ def slurm_cluster() -> Iterator[dict[str, str]]:
         key.touch(0o600)
         key.write_bytes(secrets.token_bytes(128))
         conf = folder / "slurm.conf"
-        conf.write_text(CONF.format(folder=folder, host=socket.gethostname(), user=getpass.getuser(), ports=free_ports(3)))
+        conf.write_text(CONF.format(folder=folder, host=socket.gethostname(), user=getpass.getuser(),
+                                    ports=free_ports(3)))
         environ["SLURM_CONF"] = str(conf)
 
         def start(*command: str) -> None:
             with open(folder / f"{command[0]}.log", "a") as log:
                 # The system ends the daemon if this process dies.
-                process = subprocess.Popen(["setpriv", "--pdeathsig", "TERM", *command], env=environ, stdout=log, stderr=log)
+                process = subprocess.Popen(["setpriv", "--pdeathsig", "TERM", *command], env=environ, stdout=log,
+                                           stderr=log)
             daemons.callback(process.wait)
             daemons.callback(process.terminate)
 
-        start("munged", "--foreground", f"--key-file={key}", f"--socket={folder}/munge.socket", f"--pid-file={folder}/munge.pid",
-              f"--seed-file={folder}/munge.seed")
+        start("munged", "--foreground", f"--key-file={key}", f"--socket={folder}/munge.socket",
+              f"--pid-file={folder}/munge.pid", f"--seed-file={folder}/munge.seed")
         wait_for((folder / "munge.socket").exists, "munged", folder)
         start("slurmctld", "-D")
         for node in ("n1", "n2"):
@@ -94,7 +96,8 @@ def slurm_cluster() -> Iterator[dict[str, str]]:
 
 def slurm(environ: dict[str, str], *command: str) -> str:
     """What a command prints; nothing if it fails."""
-    return subprocess.run(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=30).stdout
+    return subprocess.run(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                          timeout=30).stdout
 
 
 def wait_for(condition: Callable[[], bool], what: str, logs: Path, seconds: float = 600) -> None:

@@ -3,8 +3,7 @@ import shutil
 
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from models.activation import norm_relu_dropout
 from models.kernels.norm import LIBRARY, backward, forward

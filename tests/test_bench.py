@@ -14,6 +14,7 @@ from scripts.bench.measure import assert_close
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
 @pytest.mark.parametrize("bench, rows", [
     (["aggregate", "--repeat", "1"], 5), (["layer", "--repeat", "1"], 1),

@@ -15,14 +15,18 @@ from pipeline.training import run
 def test_train_evaluate_resume_and_report_as_a_user_types_them(tmp_path):
     trained = shell("pipeline.train", *TOY, "hydra.run.dir=run", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
-    for part in ("components: 1", "partition: random, 4 clusters", "epoch 4/4", "result of default", "test rocauc", "weights"):
+    for part in ("components: 1", "partition: random, 4 clusters", "epoch 4/4", "result of default", "test rocauc",
+                 "weights"):
         assert part in trained.stdout
     logged = (tmp_path / "run" / "train.log").read_text().splitlines(keepends=True)
-    assert "\r" not in trained.stdout and trained.stdout == "".join(line.partition(" INFO ")[2] or line for line in logged)
+    assert "\r" not in trained.stdout \
+        and trained.stdout == "".join(line.partition(" INFO ")[2] or line for line in logged)
     evaluated = shell("pipeline.evaluate", "run=run", cwd=tmp_path)
-    valid = [line for out in (trained, evaluated) for line in out.stdout.splitlines() if line.startswith("  valid rocauc")]
+    valid = [line for out in (trained, evaluated) for line in out.stdout.splitlines()
+             if line.startswith("  valid rocauc")]
     assert len(valid) == 2 and valid[0].split() == valid[1].split()
-    resumed = shell("pipeline.train", "resume=run", "train.epochs=6", *[o for o in TOY if "epochs" not in o], cwd=tmp_path)
+    resumed = shell("pipeline.train", "resume=run", "train.epochs=6", *[o for o in TOY if "epochs" not in o],
+                    cwd=tmp_path)
     assert "resumed after 4 of 6 epochs" in resumed.stdout and "epoch 6/6" in resumed.stdout, resumed.stderr
     reported = shell("scripts.report", "run", cwd=tmp_path)
     assert reported.stdout.strip() == "run/report.html"
@@ -32,7 +36,8 @@ def test_train_evaluate_resume_and_report_as_a_user_types_them(tmp_path):
 def test_mistakes_on_the_command_line_are_one_line_each(tmp_path):
     expected = {
         "train.lrr=1": "error: Could not override 'train.lrr'. Key 'lrr' not in 'TrainConfig'",
-        "train.lr=fast": "error: Error merging override train.lr=fast Value 'fast' of type 'str' could not be converted to Float",
+        "train.lr=fast": "error: Error merging override train.lr=fast Value 'fast' of type 'str' could not be "
+                         "converted to Float",
         "partition=foo": "error: In 'config': Could not find 'partition/foo' Available options in 'partition': metis "
                          "metis_random random whole",
         "hydra.run.dir=/dev/null/run": "error: /dev/null/run: Not a directory",
@@ -51,11 +56,14 @@ def test_mistakes_on_the_command_line_are_one_line_each(tmp_path):
     (["model.name=gat"], "model.name=gat is unknown; choose one of deepergcn"),
     (["model.aggr=median"], "model.aggr=median is unknown; choose one of softmax,"),
     (["model.block=skip"], "model.block=skip is unknown"), (["model.norm=group"], "model.norm=group is unknown"),
-    (["model.num_layers=0"], "model.num_layers must be at least 1, not 0"), (["model.dropout=1"], "model.dropout must be in"),
+    (["model.num_layers=0"], "model.num_layers must be at least 1, not 0"),
+    (["model.dropout=1"], "model.dropout must be in"),
     (["partition.name=kmeans"], "partition.name=kmeans is unknown; choose one of random, metis, metis_random, whole"),
     (["partition.num_parts=0"], "partition.num_parts must be at least 1, not 0"),
     (["train.epochs=0"], "train.epochs must be at least 1"), (["train.lr=0"], "train.lr must be more than 0, not 0"),
-    (["train.label_input=1"], "train.label_input must be in [0, 1), not 1"), (["train.lr=nan"], "train.lr must be a finite number, not nan"), (["train.optimizer=sgd"], "train.optimizer=sgd is unknown"),
+    (["train.label_input=1"], "train.label_input must be in [0, 1), not 1"),
+    (["train.lr=nan"], "train.lr must be a finite number, not nan"),
+    (["train.optimizer=sgd"], "train.optimizer=sgd is unknown"),
     (["evaluation.method=guess"], "evaluation.method=guess is unknown; choose one of views, exact"),
     (["data.components=second"], "data.components=second; choose all, largest, separate, or a number K"),
     (["data.components=0"], "data.components=0; choose"), (["seed=-1"], "seed must be in [0, 2^63), not -1"),
@@ -84,7 +92,8 @@ def test_resuming_another_configuration_names_the_keys(configure, tmp_path):
     folder.mkdir()
     (folder / "config.yaml").write_text(configuration.to_yaml(configure(*TOY)))
     resumed = [*TOY, f"resume={folder}"]
-    with pytest.raises(ValueError, match=r"model.t: 1.0 -> 0.5; train.lr: 0.005 -> 0.1\. Give the command that started it"):
+    with pytest.raises(ValueError, match=r"model.t: 1.0 -> 0.5; train.lr: 0.005 -> 0.1\. Give the command that "
+                                         "started it"):
         resolve(configure(*resumed, "train.lr=0.1", "model.t=0.5"), folder, has_overrides=True)
     with pytest.raises(ValueError, match="data: SyntheticProteinsConfig -> DigitsConfig"):
         resolve(configure("data=digits", f"resume={folder}"), folder, has_overrides=True)
@@ -137,9 +146,11 @@ def test_evaluate_by_both_methods_saves_predictions_and_explains(configure, tmp_
     options = EvaluateConfig(run=str(tmp_path / "run"), device="cpu", predictions=str(tmp_path / "logits.pt"))
     exact = restore.evaluate(options)
     assert torch.load(tmp_path / "logits.pt", weights_only=True)["logits"].shape == (240, 3)
-    views = restore.evaluate(EvaluateConfig(run=str(tmp_path / "run"), method="views", num_views=2, num_parts=3, device="cpu"))
+    views = restore.evaluate(EvaluateConfig(run=str(tmp_path / "run"), method="views", num_views=2, num_parts=3,
+                                            device="cpu"))
     assert views != exact
-    for wrong, message in ((dict(checkpoint="first"), "checkpoint=first is unknown"), (dict(method="guess"), "evaluation.method=guess is unknown"),
+    for wrong, message in ((dict(checkpoint="first"), "checkpoint=first is unknown"),
+                           (dict(method="guess"), "evaluation.method=guess is unknown"),
                            (dict(run=str(tmp_path)), "is not a run directory")):
         with pytest.raises(ValueError, match=message):
             restore.evaluate(EvaluateConfig(**{"run": str(tmp_path / "run"), **wrong}))
@@ -149,35 +160,40 @@ def test_evaluate_by_both_methods_saves_predictions_and_explains(configure, tmp_
         restore.evaluate(EvaluateConfig(run=str(tmp_path / "run")))
 
 
+@pytest.mark.slow
 def test_hydra_multirun(tmp_path):
     swept = shell("pipeline.train", "-m", "seed=0,1", *TOY, "hydra.sweep.dir=sweep", cwd=tmp_path)
     assert swept.returncode == 0, swept.stderr
     assert sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json")) == ["0", "1"]
 
 
+@pytest.mark.slow
 def test_every_failure_of_a_sweep_is_in_its_log(tmp_path):
     swept = shell("pipeline.train", "-m", "data.components=9,all,0", *TOY, "hydra.sweep.dir=sweep", cwd=tmp_path)
     logs = [(tmp_path / "sweep" / str(i) / "train.log").read_text() for i in range(3)]
     assert swept.returncode == 1 and "Traceback" not in swept.stderr
-    assert "ERROR error: data.components=9" in logs[0] and "ERROR" not in logs[1] and "ERROR error: data.components=0" in logs[2]
+    assert "ERROR error: data.components=9" in logs[0] and "ERROR" not in logs[1] \
+        and "ERROR error: data.components=0" in logs[2]
     last = swept.stderr.splitlines()[-1]
     assert last.startswith("error: data.components=9") and last.endswith(f"(log: {tmp_path}/sweep/0/train.log)")
 
 
+@pytest.mark.slow
 def test_what_the_slurm_launcher_lacks_is_one_line(tmp_path):
     hidden = tmp_path / "hidden" / "hydra_plugins"
     hidden.mkdir(parents=True)
     (hidden / "__init__.py").touch()  # hides the installed ones
-    for path, message in ((f"{hidden.parent}:{ROOT}", "error: hydra/launcher=slurm needs submitit: pip install -e .[slurm]"),
+    for path, message in ((f"{hidden.parent}:{ROOT}",
+                           "error: hydra/launcher=slurm needs submitit: pip install -e .[slurm]"),
                           (str(ROOT), 'error: Could not detect "srun", are you indeed on a slurm cluster?')):
         failed = subprocess.run([sys.executable, "-m", "pipeline.train", "-m", "hydra/launcher=slurm"], cwd=tmp_path,
-                                capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path, "PATH": "/nowhere"})
+                                capture_output=True, text=True,
+                                env={**os.environ, "PYTHONPATH": path, "PATH": "/nowhere"})
         assert (failed.returncode, failed.stderr.strip()) == (1, message)
 
 
 def test_traceback_on_demand(tmp_path):
-    failed = subprocess.run([sys.executable, "-m", "pipeline.train", "data.components=0"], cwd=tmp_path, capture_output=True,
-                            text=True, env={**os.environ, "PIPELINE_TRACEBACK": "1", "PYTHONPATH": str(ROOT)})
+    failed = shell("pipeline.train", "data.components=0", cwd=tmp_path, PIPELINE_TRACEBACK="1")
     assert "Traceback" in failed.stderr and "ValueError: data.components=0" in failed.stderr
 
 

@@ -11,13 +11,18 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from torch_geometric.data import Data
 
-from pipeline.data import prepare as preparing
+from pipeline.data import ogb_node, prepare as preparing, synthetic
 from pipeline.data.cache import load
-from pipeline.data import ogb_node, synthetic
+from pipeline.data.config import (
+    OGB_NODE_NAMES,
+    DigitsConfig,
+    FileConfig,
+    OGBConfig,
+    SyntheticProteinsConfig,
+)
 from pipeline.graph.edges import adjacency
 from pipeline.graph.structure import inspect
 from pipeline.names import MASKS, SPLITS
-from pipeline.data.config import OGB_NODE_NAMES, DigitsConfig, FileConfig, OGBConfig, SyntheticProteinsConfig
 
 SMALL = dict(num_nodes=600, num_edges=12_000, num_groups=12, num_tasks=4)
 
@@ -81,7 +86,8 @@ def test_impossible_synthetic_sizes(sizes, message):
 
 def test_dense_and_edgeless_synthetic_graphs():
     most = 40 * 39 // 4
-    dense = synthetic.synthetic_proteins(num_nodes=40, num_edges=most - most % 2, num_groups=4, num_tasks=2, num_species=4)
+    dense = synthetic.synthetic_proteins(num_nodes=40, num_edges=most - most % 2, num_groups=4, num_tasks=2,
+                                         num_species=4)
     assert inspect(dense.edge_index).num_duplicates == 0 and dense.num_edges == most - most % 2
     empty = synthetic.synthetic_proteins(num_nodes=40, num_edges=0, num_groups=4, num_tasks=2, num_species=4)
     assert empty.num_edges == 0 and torch.isfinite(empty.y).all()
@@ -162,10 +168,12 @@ def test_reverse_edges_and_self_loops_get_the_mean_of_the_features():
     data.edge_index = torch.tensor([[0, 1, 2], [1, 0, 1]])
     data.edge_attr = torch.tensor([[1.0], [3.0], [5.0]])
     found = preparing.prepare(data, SyntheticProteinsConfig(to_undirected=True, add_self_loops=True))
-    by_edge = {(u, v): a for u, v, a in zip(*found.edge_index.as_tensor().tolist(), found.edge_attr.squeeze(1).tolist())}
-    assert by_edge == pytest.approx({(0, 1): 2, (1, 0): 2, (1, 2): 5, (2, 1): 5, (0, 0): 2, (1, 1): 3.5, (2, 2): 5, (3, 3): 0,
-                                     (4, 4): 0, (5, 5): 0})
-    synthetic_with_loops = preparing.prepare(synthetic.synthetic_proteins(**SMALL), SyntheticProteinsConfig(add_self_loops=True))
+    by_edge = {(u, v): a
+               for u, v, a in zip(*found.edge_index.as_tensor().tolist(), found.edge_attr.squeeze(1).tolist())}
+    assert by_edge == pytest.approx({(0, 1): 2, (1, 0): 2, (1, 2): 5, (2, 1): 5, (0, 0): 2, (1, 1): 3.5, (2, 2): 5,
+                                     (3, 3): 0, (4, 4): 0, (5, 5): 0})
+    synthetic_with_loops = preparing.prepare(synthetic.synthetic_proteins(**SMALL),
+                                             SyntheticProteinsConfig(add_self_loops=True))
     assert inspect(synthetic_with_loops.edge_index).num_self_loops == 600
 
 @needs_shared("yeast")
@@ -215,7 +223,8 @@ def test_a_file_of_the_users(tmp_path):
     torch.save(data, tmp_path / "graph.pt")
     loaded = load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path / "cache")
     assert loaded.metric == "acc" and torch.equal(loaded.x, data.x) and torch.equal(loaded.valid_mask, data.val_mask)
-    torch.save({"edge_index": data.edge_index, "y": torch.ones(6, 2), **{m: torch.arange(6) % 3 == i for i, m in enumerate(MASKS)}}, tmp_path / "dict.pt")
+    torch.save({"edge_index": data.edge_index, "y": torch.ones(6, 2),
+                **{m: torch.arange(6) % 3 == i for i, m in enumerate(MASKS)}}, tmp_path / "dict.pt")
     loaded = load(FileConfig(path=str(tmp_path / "dict.pt")), tmp_path / "cache")
     assert loaded.metric == "rocauc" and loaded.x.tolist() == [[2.0]] * 6
 
@@ -234,7 +243,8 @@ def broken(**changes) -> Data:
 
 
 @pytest.mark.parametrize("data, message", [
-    (broken(edge_index=torch.tensor([[0, 6], [1, 0]]), edge_attr=None), "edge_index is out of range: it names node 6, .* 0 to 5"),
+    (broken(edge_index=torch.tensor([[0, 6], [1, 0]]), edge_attr=None),
+     "edge_index is out of range: it names node 6, .* 0 to 5"),
     (broken(edge_index=torch.tensor([[0, -1], [1, 0]]), edge_attr=None), "names node -1"),
     (broken(edge_index=torch.rand(2, 12)), "edge_index must be integers of shape"),
     (broken(x=torch.tensor([[1.0]] * 5 + [[float("nan")]])), r"x is not finite: row 5 holds \[nan\]"),
@@ -280,8 +290,8 @@ def test_missing_datasets_name_the_way_out(tmp_path):
         load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path)
 
 
-@pytest.mark.parametrize("file", ["raw/edge.csv.gz", "raw/edge-feat.csv.gz", "raw/node-label.csv.gz", "raw/num-node-list.csv.gz",
-                                  "split/species/train.csv.gz"])
+@pytest.mark.parametrize("file", ["raw/edge.csv.gz", "raw/edge-feat.csv.gz", "raw/node-label.csv.gz",
+                                  "raw/num-node-list.csv.gz", "split/species/train.csv.gz"])
 def test_missing_and_truncated_files_are_named(file, ogb_toy, tmp_path):
     folder = ogb_toy()
     path = folder / file
@@ -314,9 +324,12 @@ def test_files_that_do_not_fit_each_other_are_named(ogb_toy, tmp_path):
         load(config, tmp_path)
 
 
+@pytest.mark.slow
 def test_importing_ogb_asks_no_network():
-    code = "import pipeline.data.ogb_node, threading, ogb.version as v; assert v.check_outdated is None; print(threading.active_count())"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "1"
+    code = ("import pipeline.data.ogb_node, threading, ogb.version as v; assert v.check_outdated is None; "
+            "print(threading.active_count())")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          check=True).stdout.strip() == "1"
 
 
 def test_download_asks_nothing_and_leaves_no_half(tmp_path, monkeypatch):

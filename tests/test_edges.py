@@ -21,7 +21,8 @@ def test_filled_orders_are_pygs(dtype):
     edge_index.validate()
     theirs = EdgeIndex(EDGES.to(dtype), sparse_size=(4, 3), sort_order="col")
     for by in ("col", "row"):
-        for ours, expected in zip(_flatten(compress(edge_index, by=by)), _flatten(compress(theirs, by=by)), strict=True):
+        pairs = zip(_flatten(compress(edge_index, by=by)), _flatten(compress(theirs, by=by)), strict=True)
+        for ours, expected in pairs:
             assert expected is None and ours is None or torch.equal(ours, expected.to(ours.dtype))
         assert compress(edge_index, by=by)[0][0].dtype == dtype
 

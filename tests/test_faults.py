@@ -6,14 +6,22 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from running import (
-    TOY, forked, rounds_of, start, status_of, summary_of, train, wait_for_rounds,
+    TOY,
+    command,
+    forked,
+    rounds_of,
+    shell,
+    start,
+    status_of,
+    summary_of,
+    train,
+    wait_for_rounds,
 )
 
 from pipeline.run import checkpoint, files
@@ -83,7 +91,8 @@ def test_a_kill_at_any_point_of_a_save_loses_nothing(point, undisturbed, tmp_pat
     assert [e["round"] for e in rounds_of(folder)] == list(range(8))
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, *(
+    pytest.param(signum, marks=pytest.mark.slow) for signum in (signal.SIGUSR1, signal.SIGUSR2))])
 def test_a_signal_saves_in_the_middle_of_an_epoch(signum, configure, tmp_path):
     # Of six epochs of 100 steps only the last would evaluate and save.
     config = configure(*TOY, "partition.num_parts=100", "train.epochs=6", "train.eval_every=6")
@@ -101,6 +110,7 @@ def test_a_signal_saves_in_the_middle_of_an_epoch(signum, configure, tmp_path):
     assert [e["loss"] for e in rounds_of(folder)] == [e["loss"] for e in rounds_of(tmp_path / "whole")]
 
 
+@pytest.mark.slow
 def test_a_stopped_command_says_how_to_go_on(tmp_path):
     process = start([*RUN, "train.epochs=100000"], tmp_path / "run", tmp_path / "cache")
     wait_for_rounds(tmp_path / "run", 1, process)
@@ -121,8 +131,10 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", folder], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hurt,message", [("full", "No space left on device"), ("read-only", "Read-only file system")])
-def test_a_disk_that_takes_no_more_is_loud_and_the_last_checkpoint_stays(hurt, message, configure, small_disk, tmp_path, capfd):
+def test_a_disk_that_takes_no_more_is_loud_and_the_last_checkpoint_stays(hurt, message, configure, small_disk,
+                                                                         tmp_path, capfd):
     config = configure(*RUN, "train.epochs=120")
     expected, folder = train(config, tmp_path / "whole"), small_disk / "run"
     checkpoints = folder / "checkpoints"
@@ -164,19 +176,20 @@ def test_a_damaged_cache_is_built_again(undisturbed, tmp_path, caplog):
 
 
 def sweep(folder, cache, *overrides) -> list[str]:
-    return [sys.executable, "-m", "pipeline.train", "-m", *TOY, f"cache_dir={cache}", f"hydra.sweep.dir={folder}", *overrides]
+    return ["pipeline.train", "-m", *TOY, f"cache_dir={cache}", f"hydra.sweep.dir={folder}", *overrides]
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_trains_what_is_missing(tmp_path):
     folder, cache = tmp_path / "sweep", tmp_path / "cache"
-    command = sweep(folder, cache, "+sweep=seeds", "hydra.sweeper.params.seed='range(0,3)'", "train.epochs=40")
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    arguments = sweep(folder, cache, "+sweep=seeds", "hydra.sweeper.params.seed='range(0,3)'", "train.epochs=40")
+    process = command(*arguments, cwd=tmp_path)
     (folder / "1").mkdir(parents=True)
     wait_for_rounds(folder / "1", 5, process)
     process.kill()
     process.wait()
     before = (folder / "0" / "summary.json").stat().st_mtime_ns
-    again = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    again = shell(*arguments, cwd=tmp_path)
     assert again.returncode == 0, again.stdout + again.stderr
     assert (folder / "0" / "summary.json").stat().st_mtime_ns == before and "0 has been trained already" in again.stdout
     assert "resumed after" in (folder / "1" / "train.log").read_text()
@@ -184,9 +197,9 @@ def test_a_killed_sweep_trains_what_is_missing(tmp_path):
     assert all([e["round"] for e in rounds_of(folder / str(i))] == list(range(40)) for i in range(3))
 
 
+@pytest.mark.slow
 def test_a_failing_member_does_not_sink_the_others(tmp_path):
-    done = subprocess.run(sweep(tmp_path / "sweep", tmp_path / "cache", "partition.num_parts=2,9999,3"),
-                          capture_output=True, text=True, timeout=900)
+    done = shell(*sweep(tmp_path / "sweep", tmp_path / "cache", "partition.num_parts=2,9999,3"), cwd=tmp_path)
     assert done.returncode == 1
     assert (tmp_path / "sweep" / "0" / "summary.json").exists() and (tmp_path / "sweep" / "2" / "summary.json").exists()
     assert "9,999 clusters of 240 nodes" in (tmp_path / "sweep" / "1" / "train.log").read_text()

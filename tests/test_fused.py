@@ -6,8 +6,7 @@ import shutil
 import pytest
 import torch
 import torch_geometric
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from shapes import unchecked
 from torch_geometric import EdgeIndex
 

@@ -5,10 +5,10 @@ from conftest import make_graph, random_graph
 from hypothesis import given, settings, strategies as st
 from torch_geometric.utils import subgraph
 
+from pipeline.graph import subgraph as subgraph_module
 from pipeline.graph.components import Component, find_components
 from pipeline.graph.edges import counting_sort, sort_edges, transpose
 from pipeline.graph.structure import Structure, hash_structure, inspect
-from pipeline.graph import subgraph as subgraph_module
 from pipeline.graph.subgraph import induce_with_scipy, induced_subgraph
 
 # 0 - 1 - 2 and 3 - 4 in both directions, 5 alone, a self-loop at 4, and the edge 0 -> 1 twice.

@@ -60,7 +60,8 @@ def test_merged_clusters_keep_the_edges_between_them():
 
 def test_the_whole_graph_is_one_batch_built_once_in_the_order_of_its_nodes():
     loader = ClusterLoader(random_graph(20, 50, 0))
-    (first,), (second,) = loader.batches_of(whole_partition(20)), loader.batches_of(random_partition(20, 1, stream("test", 0)))
+    (first,), (second,) = (loader.batches_of(whole_partition(20)),
+                           loader.batches_of(random_partition(20, 1, stream("test", 0))))
     assert first is second and first.n_id.tolist() == list(range(20))
 
 

@@ -3,14 +3,11 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
 from conftest import random_graph, task_graph
-from running import TOY, rounds_of, train
+from running import TOY, rounds_of, start, train, wait_for_rounds
 
 from pipeline import build
 from pipeline.graph.components import find_components, select_component
@@ -54,7 +51,7 @@ def interrupt(monkeypatch):
     ["train.optimizer=adamw", "train.weight_decay=0.1", "train.warmup_steps=7", "train.clip_grad_norm=0.1"],
     ["model.norm=batch"], ["train.precision=bf16"], ["train.label_input=0.5"],
 ])
-@pytest.mark.parametrize("epoch", [0, 1, 3])
+@pytest.mark.parametrize("epoch", [1, *(pytest.param(epoch, marks=pytest.mark.slow) for epoch in (0, 3))])
 def test_an_interrupted_run_ends_with_the_same_bits(overrides, epoch, configure, tmp_path, interrupt, monkeypatch):
     config = configure(*TOY, *overrides)
     expected = train(config, tmp_path / "whole")
@@ -66,26 +63,23 @@ def test_an_interrupted_run_ends_with_the_same_bits(overrides, epoch, configure,
     resumed = train(config, tmp_path / "parts")
     for key in ("weights_sha256", "best_valid", "test", "best_epoch", "data_epochs"):
         assert resumed[key] == expected[key]
-    logged = [[(e["round"], e["loss"], e.get("valid")) for e in rounds_of(tmp_path / name)] for name in ("whole", "parts")]
+    logged = [[(e["round"], e["loss"], e.get("valid")) for e in rounds_of(tmp_path / name)]
+              for name in ("whole", "parts")]
     assert logged[0] == logged[1] and len(logged[0]) == 4
-    best = [checkpoint.digest(checkpoint.load(tmp_path / name / "checkpoints" / "best.pt")) for name in ("whole", "parts")]
+    best = [checkpoint.digest(checkpoint.load(tmp_path / name / "checkpoints" / "best.pt"))
+            for name in ("whole", "parts")]
     assert best[0] == best[1]
 
 
 def test_killed_processes_lose_nothing(configure, tmp_path):
     """kill -9 of a real process, again and again, wherever it happens to be."""
-    overrides = [*TOY, "train.epochs=60", f"cache_dir={tmp_path / 'cache'}"]
+    overrides, folder = [*TOY, "train.epochs=60"], tmp_path / "killed"
     expected = train(configure(*overrides), tmp_path / "whole")
-    folder = tmp_path / "killed"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     kills = 0
-    for wait_for in (5, 23, None):
-        target = [f"resume={folder}"] if (folder / "config.yaml").exists() else [f"hydra.run.dir={folder}"]
-        process = subprocess.Popen([sys.executable, "-m", "pipeline.train", *overrides, *target], env=environment,
-                                   stdout=subprocess.DEVNULL)
-        while wait_for is not None and process.poll() is None and len(rounds_of(folder)) < wait_for:
-            time.sleep(0.005)
-        if wait_for is not None:
+    for rounds in (5, 23, None):
+        process = start(overrides, folder, tmp_path / "cache")
+        if rounds is not None:
+            wait_for_rounds(folder, rounds, process)
             process.send_signal(signal.SIGKILL)
         kills += process.wait(60) == -signal.SIGKILL
     assert kills == 2
@@ -117,7 +111,8 @@ def test_seeds_differ_and_the_same_seed_repeats(configure, tmp_path):
 
 
 def test_training_learns(configure, tmp_path):
-    overrides = [*TOY, "data.num_nodes=600", "data.num_edges=30000", "train.epochs=60", "train.lr=0.02", "model.hidden_channels=32"]
+    overrides = [*TOY, "data.num_nodes=600", "data.num_edges=30000", "train.epochs=60", "train.lr=0.02",
+                 "model.hidden_channels=32"]
     train(configure(*overrides), tmp_path / "run")
     losses = [e["loss"] for e in rounds_of(tmp_path / "run")]
     assert losses[-1] < 0.75 * losses[0] and rounds_of(tmp_path / "run")[-1]["train"] > 0.85
@@ -234,8 +229,8 @@ def test_warm_up_is_linear_and_clipping_clips(configure, tmp_path):
 
 
 def test_every_choice_of_the_optimizer_changes_the_result(configure, tmp_path):
-    choices = [[], ["train.clip_grad_norm=0.01"], ["train.weight_decay=0.1"], ["train.weight_decay=0.1", "train.optimizer=adamw"],
-               ["model.dropout=0.5"], ["train.precision=bf16"]]
+    choices = [[], ["train.clip_grad_norm=0.01"], ["train.weight_decay=0.1"],
+               ["train.weight_decay=0.1", "train.optimizer=adamw"], ["model.dropout=0.5"], ["train.precision=bf16"]]
     hashes = {train(configure(*TOY, *choice), tmp_path / str(i))["weights_sha256"] for i, choice in enumerate(choices)}
     assert len(hashes) == len(choices)
 
@@ -302,7 +297,8 @@ def test_components_separate_trains_each_and_reports_the_whole(method, configure
     caplog.set_level("INFO")
     seen = []
     scores = NodeTask.scores
-    monkeypatch.setattr(NodeTask, "scores", lambda self, model, rows: seen.append((rows, self._data)) or scores(self, model, rows))
+    monkeypatch.setattr(NodeTask, "scores", lambda self, model, rows: seen.append((rows, self._data))
+                        or scores(self, model, rows))
     summary = train(config, tmp_path / "run")
     logits = next(logits for logits, of in reversed(seen) if of is data)
     assert len(logits) == 90 and bool((logits != 0).all()) and torch.isfinite(logits).all()
@@ -325,7 +321,8 @@ def test_components_separate_trains_each_and_reports_the_whole(method, configure
 
     components = find_components(data)
     assert select_component(data, components, "all") is data
-    assert select_component(data, components, "largest").num_nodes == 50 and select_component(data, components, "2").num_nodes == 35
+    assert select_component(data, components, "largest").num_nodes == 50 \
+        and select_component(data, components, "2").num_nodes == 35
     with pytest.raises(ValueError, match="data.components=9: the graph has 7 components"):
         select_component(data, components, "9")
     data.train_mask[50:] = False

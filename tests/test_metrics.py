@@ -1,3 +1,4 @@
+import inspect
 import math
 from functools import partial
 
@@ -26,8 +27,8 @@ def test_views_average_and_exact_equals_one_view_of_one_cluster(configure):
     predict = partial(task.predict, model)
 
     def views(num_views, num_parts, round_=0):
-        return predict_views(predict, loader, num_rows=40, out_channels=2, num_views=num_views, num_parts=num_parts, seed=0,
-                             round_=round_)
+        return predict_views(predict, loader, num_rows=40, out_channels=2, num_views=num_views, num_parts=num_parts,
+                             seed=0, round_=round_)
 
     exact = predict_exact(predict, data, num_rows=40, out_channels=2, device=CPU)
     torch.testing.assert_close(views(1, 1), exact)
@@ -47,9 +48,9 @@ def test_exact_evaluation_by_the_reference_takes_the_edges_in_blocks(configure, 
     model = build.build_model(config, data, NodeTask(data)).eval()
     most = []
     one_block = reference._aggregate_edges
-    monkeypatch.setattr(reference, "_aggregate_edges", lambda x, src, *args, **options: most.append(src.numel()) or one_block(
-        x, src, *args, **options))
-    monkeypatch.setitem(reference.aggregate.__kwdefaults__, "max_block_edges", 500)
+    monkeypatch.setattr(reference, "_aggregate_edges", lambda x, src, *args, **options: most.append(src.numel())
+                        or one_block(x, src, *args, **options))
+    monkeypatch.setitem(inspect.unwrap(reference.aggregate).__kwdefaults__, "max_block_edges", 500)
     whole = predict_exact(partial(NodeTask(data).predict, model), data, num_rows=300, out_channels=2, device=CPU)
     assert len(most) >= 3 * 8000 // 500 and max(most) <= 500 and sum(most) == 3 * 8000
     monkeypatch.undo()

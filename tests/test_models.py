@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import random_graph
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch_geometric import EdgeIndex
-from torch_geometric import nn as pyg
+from hypothesis import given, settings, strategies as st
+from torch_geometric import EdgeIndex, nn as pyg
 
 from models import DeeperGCN, GENConv
 from models.aggregate import AGGREGATIONS

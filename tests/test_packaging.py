@@ -32,7 +32,8 @@ def install(tmp_path_factory) -> Path:
     source = shutil.copytree(ROOT, folder / "source", ignore=shutil.ignore_patterns(
         ".*", "build", "outputs", "multirun", "dataset", "*.egg-info", "__pycache__"))
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source], check=True, env=ENVIRON)
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source], check=True,
+                   env=ENVIRON)
     (wheel,) = folder.glob("*.whl")
     environment = folder / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
@@ -54,7 +55,8 @@ def elsewhere(tmp_path) -> Path:
 
 
 def run(*command, cwd: Path) -> subprocess.CompletedProcess:
-    result = subprocess.run([str(part) for part in command], cwd=cwd, env=ENVIRON, capture_output=True, text=True, timeout=600)
+    result = subprocess.run([str(part) for part in command], cwd=cwd, env=ENVIRON, capture_output=True, text=True,
+                            timeout=600)
     assert result.returncode == 0, result.stdout + result.stderr
     return result
 
@@ -92,7 +94,8 @@ def test_modules_run_from_another_folder(install, tmp_path):
     # The C++ sources were there to be compiled.
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["kernel"].startswith("fused" if shutil.which("c++") else "reference")
-    packaged = run(install / "python", "-c", "import pipeline.cli; print(pipeline.cli.CONF)", cwd=tmp_path).stdout.strip()
+    packaged = run(install / "python", "-c", "import pipeline.cli; print(pipeline.cli.CONF)",
+                   cwd=tmp_path).stdout.strip()
     assert packaged.endswith("pipeline/conf") and Path(packaged, "config.yaml").is_file()
 
 

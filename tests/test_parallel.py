@@ -10,7 +10,16 @@ import pytest
 import rank_cases
 import torch
 from conftest import random_graph, task_graph
-from running import TOY, alive, finish, rounds_of, start, summary_of, train, wait_for_rounds
+from running import (
+    TOY,
+    alive,
+    finish,
+    rounds_of,
+    start,
+    summary_of,
+    train,
+    wait_for_rounds,
+)
 
 from pipeline import build
 from pipeline.data.cache import load
@@ -58,7 +67,8 @@ def gradients_of_one(config, data, clusters_of_steps) -> list[list[torch.Tensor]
     return out
 
 
-@pytest.mark.parametrize("num_ranks,mode,num_parts", [(2, "epochs", 3), (4, "epochs", 2), (2, "split", 5), (4, "split", 6)])
+@pytest.mark.parametrize("num_ranks,mode,num_parts", [(2, "epochs", 3), (4, "epochs", 2), (2, "split", 5),
+                                                      (4, "split", 6)])
 def test_gradients_are_those_of_one_process_that_accumulates_the_clusters(num_ranks, mode, num_parts, configure):
     # Few labels: there are clusters without any.
     data = task_graph([0, 1, 2, 7, 30], num_nodes=40)
@@ -69,7 +79,8 @@ def test_gradients_are_those_of_one_process_that_accumulates_the_clusters(num_ra
     if mode == "epochs":
         clusters = [[(rank, step) for rank in range(num_ranks)] for step in range(num_parts)]
     else:
-        clusters = [[(0, c) for c in range(first, min(first + num_ranks, num_parts))] for first in range(0, num_parts, num_ranks)]
+        clusters = [[(0, c) for c in range(first, min(first + num_ranks, num_parts))]
+                    for first in range(0, num_parts, num_ranks)]
     expected = gradients_of_one(config, data, clusters)
     got = launch(rank_cases.gradients, num_ranks, 1, StopRequest(), config, data)
     assert len(got) == len(expected)
@@ -130,6 +141,7 @@ def test_weights_that_part_stop_the_run():
         launch(rank_cases.drift, 4, 1, StopRequest())
 
 
+@pytest.mark.slow
 def test_a_failing_rank_is_named_with_its_traceback(caplog):
     start = time.monotonic()
     with pytest.raises(RankError, match="rank 1 failed: KeyError: 'a reason'"):
@@ -137,18 +149,22 @@ def test_a_failing_rank_is_named_with_its_traceback(caplog):
     assert "in fail" in caplog.text and time.monotonic() - start < 60
 
 
+@pytest.mark.slow
 def test_two_ranks_train_and_say_so(undisturbed):
     folder, _, output = undisturbed
     summary = summary_of(folder)
     assert summary["num_ranks"] == 2 and summary["data_epochs"] == 8 and summary["num_rounds"] == 4
-    assert [(e["round"], e["epochs"], e["step"]) for e in rounds_of(folder)] == [(i, 2 * i + 2, 4 * i + 4) for i in range(4)]
+    assert [(e["round"], e["epochs"], e["step"]) for e in rounds_of(folder)] \
+        == [(i, 2 * i + 2, 4 * i + 4) for i in range(4)]
     assert "starting 2 ranks of 1 threads" in output and "scaled (linear) 0.01" in output
     assert output.count("epoch 8/8") == 1 and "gradients" in output
     log = (folder / "train.log").read_text()
     assert log.count("epoch 8/8") == 1 and log.count("result of default") == 1
 
 
-@pytest.mark.parametrize("overrides", [["parallel=split"], ["model.norm=batch", "evaluation=views", "train.eval_every=15"],
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [["parallel=split"],
+                                       ["model.norm=batch", "evaluation=views", "train.eval_every=15"],
                                        ["partition=metis", "train.label_input=0.5"]])
 def test_a_stopped_run_of_ranks_ends_with_the_same_bits(overrides, configure, tmp_path):
     overrides = [*TWO, "train.epochs=100", "train.eval_every=10", *overrides]
@@ -165,9 +181,11 @@ def test_a_stopped_run_of_ranks_ends_with_the_same_bits(overrides, configure, tm
     assert 0 < epochs < 100
     resumed = train(config, folder)
     assert resumed["weights_sha256"] == whole["weights_sha256"] and resumed["test"] == whole["test"]
-    assert [(e["round"], e["loss"]) for e in rounds_of(folder)] == [(e["round"], e["loss"]) for e in rounds_of(tmp_path / "whole")]
+    assert [(e["round"], e["loss"]) for e in rounds_of(folder)] \
+        == [(e["round"], e["loss"]) for e in rounds_of(tmp_path / "whole")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["rank 0", "rank 1", "parent"])
 def test_kill_9_loses_nothing_and_leaves_nobody(victim, configure, tmp_path):
     overrides = [*TWO, "train.epochs=200", "train.eval_every=10"]
@@ -190,19 +208,22 @@ def test_kill_9_loses_nothing_and_leaves_nobody(victim, configure, tmp_path):
     assert train(config, folder)["weights_sha256"] == whole["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_a_nan_on_one_rank_stops_all_before_the_optimizer_moves(undisturbed, configure, tmp_path):
     whole, cache, _ = undisturbed
     config = configure(*TWO, f"cache_dir={cache}")
     (tmp_path / "run").mkdir()
     subprocess.run(["cp", whole / "config.yaml", tmp_path / "run"], check=True)
     content_hash = load(config.data, cache).content_hash
-    with pytest.raises(RankError, match="rank . failed: loss is nan in round 2, step 2, of rank 1; the weights have not moved"):
+    with pytest.raises(RankError, match="rank . failed: loss is nan in round 2, step 2, of rank 1; "
+                                        "the weights have not moved"):
         launch(rank_cases.poisoned, 2, 1, StopRequest(), config, tmp_path / "run", content_hash)
     assert len(rounds_of(tmp_path / "run")) == 1
     assert checkpoint.load_last(tmp_path / "run" / "checkpoints")["progress"]["epochs"] == 2
     assert train(config, tmp_path / "run")["weights_sha256"] == summary_of(whole)["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks_is_refused_or_said(undisturbed, tmp_path):
     folder, cache, _ = undisturbed
     three = [*TWO, "parallel.num_ranks=3", "train.epochs=11"]
@@ -215,6 +236,7 @@ def test_another_number_of_ranks_is_refused_or_said(undisturbed, tmp_path):
     assert summary_of(copy)["data_epochs"] == 11 and rounds_of(copy)[-1]["step"] == 4 * 4 + 4
 
 
+@pytest.mark.slow
 def test_under_torchrun(tmp_path):
     arguments = [*TOY, f"cache_dir={tmp_path / 'cache'}", f"hydra.run.dir={tmp_path / 'run'}"]
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
@@ -239,6 +261,7 @@ def test_tasks_of_slurm_get_the_names_of_torchrun(monkeypatch):
     assert rank_tools.from_environment() is None
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_of_ranks_falls_back(undisturbed, configure, tmp_path):
     folder, cache, _ = undisturbed
     copy = tmp_path / "copy"

@@ -94,12 +94,14 @@ def test_regrouping_keeps_micro_clusters_whole(sizes, num_parts, seed):
     assert is_partition(p, int(ptr[-1])) and p.num_parts == num_parts and bool((p.ptr.diff() > 0).all())
     for i in range(num_parts):
         inside = set(p.nodes(i).tolist())
-        assert all(len(inside & set(micro.nodes(j).tolist())) in (0, len(micro.nodes(j))) for j in range(micro.num_parts))
+        assert all(len(inside & set(micro.nodes(j).tolist())) in (0, len(micro.nodes(j)))
+                   for j in range(micro.num_parts))
 
 
 def test_describe_counts_kept_edges():
     data = make_graph([(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)], 4)
-    quality = partitions.measure_partition(data.edge_index, Partition(torch.tensor([0, 1, 2, 3]), torch.tensor([0, 3, 4])), 0.0)
+    quality = partitions.measure_partition(
+        data.edge_index, Partition(torch.tensor([0, 1, 2, 3]), torch.tensor([0, 3, 4])), 0.0)
     assert quality.sizes == [3, 1] and quality.kept_edges == [4, 0]
     assert quality.cut == pytest.approx(1 / 3) and quality.imbalance == 1.5
     assert "4 of 6 edges kept (33.3% cut), imbalance 1.500" in str(quality)

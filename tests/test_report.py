@@ -39,8 +39,9 @@ def write_run(folder: Path, valid: list[float | None], *, seed: int = 0, num_ran
     if finished:
         best = max(value for value in valid if value is not None)
         (folder / "summary.json").write_text(json.dumps({
-            "experiment": "toy", "metric": "acc", "best_epoch": 1, "best_valid": best, "test": best - 0.01, "seed": seed,
-            "data_epochs": len(valid) * num_ranks, "wall_seconds": float(len(valid)), "num_ranks": num_ranks,
+            "experiment": "toy", "metric": "acc", "best_epoch": 1, "best_valid": best, "test": best - 0.01,
+            "seed": seed, "data_epochs": len(valid) * num_ranks, "wall_seconds": float(len(valid)),
+            "num_ranks": num_ranks,
             "num_parameters": 1234, "kernel": "fused-cpu (avx2)", "versions": {"torch": "2.13", "ogb": "1.3.6"},
             "command": "python -m pipeline.train -m seed=0,1,2", **summary}))
     return folder
@@ -106,8 +107,8 @@ def test_two_real_runs_overlaid_from_the_command_line(configure, two_runs, tmp_p
     other.mkdir()
     run(configure(*TOY, "train.lr=0.02", "train.eval_every=2"), other, "test")
     for figure in ("curves.svg", "curves.png"):
-        monkeypatch.setattr("sys.argv", ["report", str(two_runs[0]), str(other), "--figure", str(tmp_path / figure), "--out",
-                                         str(tmp_path / "page.html"), "--against", "step", "epochs"])
+        monkeypatch.setattr("sys.argv", ["report", str(two_runs[0]), str(other), "--figure", str(tmp_path / figure),
+                                         "--out", str(tmp_path / "page.html"), "--against", "step", "epochs"])
         command.main()
         assert capsys.readouterr().out.endswith(f"{tmp_path / figure}\n{tmp_path / 'page.html'}\n")
     page = (tmp_path / "page.html").read_text()
@@ -150,7 +151,8 @@ def test_speed_up_at_equal_quality(tmp_path):
     slow = report.read_run(write_run(tmp_path / "slow", [0.5, None, 0.75], num_ranks=2, lr_scaling="linear"))
     page = text_of(report.page([first, fast, slow]))
     assert "4 ranks, unscaled 4 (1.50×) 8 (0.38×) 2 (1.50×) 2 ranks, linear not reached" in page
-    assert "Validation acc 0.7500, the highest that all runs reached:" in page and "2 ranks, linear 6 (1.00×) 6 (0.50×)" in page
+    assert "Validation acc 0.7500, the highest that all runs reached:" in page \
+        and "2 ranks, linear 6 (1.00×) 6 (0.50×)" in page
     other = report.read_run(write_run(tmp_path / "other", [0.9], data="file"))
     assert "None: the runs are of different data" in text_of(report.page([first, other]))
 
@@ -170,10 +172,12 @@ def test_seeds_give_what_the_leaderboard_asks_for(tmp_path):
     spread = statistics.stdev(best)
     assert spread == pytest.approx((sum((v - statistics.fmean(best)) ** 2 for v in best) / 2) ** 0.5)
     for line in ("3 seeds (0, 1, 2), mean ± unbiased standard deviation of acc", "validation  0.8167 ± 0.0208",
-                 "test        0.8067 ± 0.0208", "asks for 10 seeds: 7 are missing", "Test performance        0.8067 ± 0.0208 (3 seeds)",
+                 "test        0.8067 ± 0.0208", "asks for 10 seeds: 7 are missing",
+                 "Test performance        0.8067 ± 0.0208 (3 seeds)",
                  "#Params                 1,234", "OGB version             1.3.6", "Hardware                (fill in)",
                  "Dataset                 none of OGB's: data=digits", "Versions                torch 2.13, ogb 1.3.6",
-                 "Command                 python -m pipeline.train -m seed=0,1,2", "Method                  DeeperGCN (fill in)"):
+                 "Command                 python -m pipeline.train -m seed=0,1,2",
+                 "Method                  DeeperGCN (fill in)"):
         assert line in text, text
     page = report.page(runs, left_out)
     Balanced().feed(page)
@@ -182,7 +186,8 @@ def test_seeds_give_what_the_leaderboard_asks_for(tmp_path):
 
 @pytest.mark.parametrize("data, expected", [
     ({"source": "ogb", "name": "ogbn-proteins"}, "ogbn-proteins"),
-    ({"source": "ogb", "name": "ogbn-proteins", "folder": "x"}, "none of OGB's, unless data.folder=x holds ogbn-proteins")])
+    ({"source": "ogb", "name": "ogbn-proteins", "folder": "x"},
+     "none of OGB's, unless data.folder=x holds ogbn-proteins")])
 def test_ten_seeds_of_a_dataset_of_ogb(tmp_path, data, expected):
     for first in (0, 1):
         sweep = tmp_path / str(first)
@@ -191,7 +196,8 @@ def test_ten_seeds_of_a_dataset_of_ogb(tmp_path, data, expected):
             config = yaml.safe_load((folder / "config.yaml").read_text())
             (folder / "config.yaml").write_text(yaml.safe_dump(config | {"data": data}))
         text, warnings = summary_of_sweep(*report.find_runs([sweep]))
-        assert f"Dataset                 {expected}\n" in text and "Hardware                Some GPU\n" in text and not warnings
+        assert f"Dataset                 {expected}\n" in text and "Hardware                Some GPU\n" in text \
+            and not warnings
         assert ("either not fixed or 0 to 9" in text) == (first == 1) and "missing" not in text
 
 
@@ -200,7 +206,8 @@ def test_a_search_is_a_table_by_setting(tmp_path):
     for lr, quality in ((0.01, 0.7), (0.02, 0.8)):
         for num_ranks in (1, 8):
             for seed in range(2):
-                write_run(tmp_path / str(number), [quality + num_ranks / 1000 + seed / 100], seed=seed, lr=lr, num_ranks=num_ranks)
+                write_run(tmp_path / str(number), [quality + num_ranks / 1000 + seed / 100], seed=seed, lr=lr,
+                          num_ranks=num_ranks)
                 number += 1
     runs, left_out = report.find_runs([tmp_path])
     assert report_runs.differing(runs) == ["num_ranks", "train.lr"]
@@ -253,13 +260,15 @@ def test_a_browser_draws_the_page(two_runs, tmp_path):
     assert chromium, "make test-all installs chromium"
     page = two_runs[0] / "report.html"
     page.write_text(report.page([report.read_run(folder) for folder in two_runs]))
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync",
-             "--disable-component-update", f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=2000"]
-    dom = subprocess.run([chromium, *flags, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120).stdout
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+             "--disable-sync", "--disable-component-update", f"--user-data-dir={tmp_path / 'profile'}",
+             "--virtual-time-budget=2000"]
+    dom = subprocess.run([chromium, *flags, "--dump-dom", page.as_uri()], capture_output=True, text=True,
+                         timeout=120).stdout
     assert dom.count("<svg") == 3 and "Connected components" in dom
     shot = tmp_path / "shot.png"
-    subprocess.run([chromium, *flags, "--window-size=1100,2600", f"--screenshot={shot}", page.as_uri()], capture_output=True,
-                   timeout=120, check=True)
+    subprocess.run([chromium, *flags, "--window-size=1100,2600", f"--screenshot={shot}", page.as_uri()],
+                   capture_output=True, timeout=120, check=True)
     from matplotlib.image import imread
 
     pixels = imread(shot)[..., :3]

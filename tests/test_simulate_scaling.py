@@ -1,12 +1,16 @@
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from running import ROOT, shell
 
-from scripts.simulate_scaling import Network, all_reduce_seconds, ring_seconds, simulate, slowest_seconds, table
+from scripts.simulate_scaling import (
+    Network,
+    all_reduce_seconds,
+    ring_seconds,
+    simulate,
+    slowest_seconds,
+    table,
+)
 
-ROOT = Path(__file__).resolve().parents[1]
 GRADIENT = 4 * 2_374_568
 RUN = dict(step_seconds=0.1, spread=0.03, num_bytes=GRADIENT, network=Network(), data_epochs=1000, steps_per_epoch=10)
 
@@ -30,7 +34,8 @@ def test_within_a_node_the_network_does_not_matter():
     assert all_reduce_seconds(9, GRADIENT, slow) > 1
     # One rank a node is a flat ring.
     flat = Network(ranks_per_node=1, start=0)
-    assert all_reduce_seconds(64, GRADIENT, flat) == ring_seconds(64, GRADIENT, flat.network_bandwidth, flat.network_latency)
+    assert all_reduce_seconds(64, GRADIENT, flat) \
+        == ring_seconds(64, GRADIENT, flat.network_bandwidth, flat.network_latency)
 
 
 def test_more_ranks_cost_more_and_finish_sooner():
@@ -48,6 +53,6 @@ def test_without_spread_nobody_waits():
 
 
 def test_the_document_shows_what_the_script_prints():
-    printed = subprocess.run([sys.executable, "-m", "scripts.simulate_scaling"], cwd=ROOT, capture_output=True, text=True, check=True)
+    printed = shell("scripts.simulate_scaling", cwd=ROOT)
     expected = table([simulate(2**i, **RUN) for i in range(10)])
     assert expected in printed.stdout and expected in (ROOT / "docs" / "scaling.md").read_text()

@@ -25,8 +25,8 @@ def environ():
 
 
 def train(*arguments: str, cwd: Path, environ: dict[str, str]) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "pipeline.train", *arguments], cwd=cwd, env=environ, capture_output=True,
-                          text=True, timeout=900)
+    return subprocess.run([sys.executable, "-m", "pipeline.train", *arguments], cwd=cwd, env=environ,
+                          capture_output=True, text=True, timeout=900)
 
 
 def summary_of(folder: Path) -> dict:
@@ -51,7 +51,9 @@ def submit(*arguments: str, cwd: Path, environ: dict[str, str]) -> str:
 
 
 def interrupt(run: Path, logs: Path, *command: str, environ: dict[str, str]) -> None:
-    """Run a command that sends the job back into the queue, in the middle of training, and wait until it trains again."""
+    """Run a command that sends the job back into the queue, in the middle of training, and wait until it trains
+    again.
+    """
     def lines() -> int:
         return len(metrics.read_text().splitlines()) if metrics.exists() else 0
 
@@ -73,7 +75,8 @@ def ended(job: str, environ: dict[str, str]) -> bool:
 
 def test_the_script_starts_a_rank_on_each_of_two_nodes(environ, tmp_path):
     job = submit("--nodes=2", "--output=job.log", SCRIPT, *TOY, cwd=tmp_path, environ=environ)
-    same = train(*TOY, "parallel.num_ranks=2", "parallel.threads_per_rank=1", "hydra.run.dir=same", cwd=tmp_path, environ=environ)
+    same = train(*TOY, "parallel.num_ranks=2", "parallel.threads_per_rank=1", "hydra.run.dir=same", cwd=tmp_path,
+                 environ=environ)
     assert same.returncode == 0, same.stderr
     wait_for(lambda: ended(job, environ), "the job", tmp_path)
     summary = summary_of(tmp_path / "outputs" / f"slurm-{job}")

@@ -3,8 +3,7 @@
 import pytest
 import torch
 from running import TOY
-from torch_geometric import EdgeIndex
-from torch_geometric import nn as pyg
+from torch_geometric import EdgeIndex, nn as pyg
 
 from models import GENConv
 from models.edges import from_sparse_tensor

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 TESTS = Path(__file__).parent
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None,
-                                reason="no Triton (pip install parallel-epochs[triton])")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(importlib.util.find_spec("triton") is None,
+                                                   reason="no Triton (pip install parallel-epochs[triton])")]
 
 
 def run(*command: str, **environment: str) -> None:

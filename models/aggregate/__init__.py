@@ -3,6 +3,7 @@
 
 import functools
 import logging
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -47,7 +48,7 @@ def aggregate(
         IndexError: an edge points outside of the graph.
     """
     reference.check_aggr(aggr)
-    options = dict(aggr=aggr, t=t, p=p, y=y, eps=eps, num_dst=num_dst)
+    options: dict[str, Any] = dict(aggr=aggr, t=t, p=p, y=y, eps=eps, num_dst=num_dst)
     if _why_reference(x, edge_index, edge_attr, weight, bias, (t, p, y), eps, kernel):
         return reference.aggregate(x, edge_index, edge_attr, weight, bias, **options)
     return fused.aggregate(x, edge_index, edge_attr, weight, bias, **options)

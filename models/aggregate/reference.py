@@ -61,9 +61,11 @@ def aggregate(
     aggr = replace_power_of_one(aggr, p)
     options = dict(aggr=aggr, t=t, p=p, y=y, eps=eps)
 
-    sorted_by_dst = isinstance(edge_index, EdgeIndex) and edge_index.is_sorted_by_col
-    if torch.is_grad_enabled() or not sorted_by_dst or edge_index.size(1) <= max_block_edges:
-        src, dst = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+    if not isinstance(edge_index, EdgeIndex):
+        src, dst = edge_index
+        return _aggregate_edges(x, src, dst, edge_attr, weight, bias, num_dst, **options)
+    if torch.is_grad_enabled() or not edge_index.is_sorted_by_col or edge_index.size(1) <= max_block_edges:
+        src, dst = edge_index.as_tensor()
         return _aggregate_edges(x, src, dst, edge_attr, weight, bias, num_dst, **options)
 
     (indptr, src), _ = edge_index.get_csc()

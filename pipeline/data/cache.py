@@ -65,7 +65,9 @@ def _reader(config: DataConfig) -> ModuleType:
 
 
 def _content_hash(config: DataConfig) -> str:
-    """Hash what the prepared graph depends on: the keys that shape it, and the bytes of the files that it is read from."""
+    """Hash what the prepared graph depends on: the keys that shape it, and the bytes of the files that it is read
+    from.
+    """
     shaping = {entry.name: entry.value for entry in keys.entries(config) if entry.meaning.shapes_graph}
     reader = _reader(config)
     if hasattr(reader, "hash_content"):

@@ -34,15 +34,16 @@ def _check_edges(data: Data) -> None:
     if edge_index.numel():
         low, high = (int(bound) for bound in torch.aminmax(plain_edges(edge_index)))
         if low < 0 or high >= data.num_nodes:
-            raise ValueError(f"edge_index is out of range: it names node {low if low < 0 else high}, the graph has nodes "
-                             f"0 to {data.num_nodes - 1}")
+            raise ValueError(f"edge_index is out of range: it names node {low if low < 0 else high}, the graph has "
+                             f"nodes 0 to {data.num_nodes - 1}")
 
 
 def _check_attributes(data: Data) -> None:
     num_nodes = data.num_nodes
     for key, rows, unit, dims in (
-            ("x", num_nodes, "nodes", 2), ("edge_attr", data.edge_index.size(1), "edges", 2), ("y", num_nodes, "nodes", 2),
-            ("species", num_nodes, "nodes", 1), *((mask, num_nodes, "nodes", 1) for mask in MASKS)):
+            ("x", num_nodes, "nodes", 2), ("edge_attr", data.edge_index.size(1), "edges", 2),
+            ("y", num_nodes, "nodes", 2), ("species", num_nodes, "nodes", 1),
+            *((mask, num_nodes, "nodes", 1) for mask in MASKS)):
         value = data.get(key)
         if value is None:
             continue

@@ -14,7 +14,8 @@ class DataConfig:
     source: str = key("", "the reader of the dataset", shapes_graph=True)
     components: str = key("all", "connected components to train on: all, largest, K for the K-th largest (from 1), or "
                           "separate for a model each")
-    min_component_size: int = key(100, "nodes; under `separate`, smaller components get no model of their own", minimum=1)
+    min_component_size: int = key(100, "nodes; under `separate`, smaller components get no model of their own",
+                                  minimum=1)
     to_undirected: bool = key(False, "add the missing reverse edges", shapes_graph=True)
     add_self_loops: bool = key(False, "add the missing self-loops", shapes_graph=True)
     node_features: str = key("sum", "for a graph without any: the features of the incident edges summed, or log_sum, "
@@ -40,7 +41,8 @@ class SyntheticProteinsConfig(DataConfig):
 class DigitsConfig(DataConfig):
     """The k-nearest-neighbour graph of scikit-learn's 1,797 handwritten digits."""
 
-    source: str = key("digits", "the nearest-neighbour graph of scikit-learn's 1,797 handwritten digits", shapes_graph=True)
+    source: str = key("digits", "the nearest-neighbour graph of scikit-learn's 1,797 handwritten digits",
+                      shapes_graph=True)
     num_neighbors: int = key(8, "nearest neighbours of each digit", shapes_graph=True)
     train_fraction: float = key(0.6, "fraction of the digits for training", shapes_graph=True)
     valid_fraction: float = key(0.2, "fraction for validation; the rest is for the test", shapes_graph=True)
@@ -51,7 +53,8 @@ class DigitsConfig(DataConfig):
 class OGBConfig(DataConfig):
     """A node dataset of the Open Graph Benchmark, or any folder in its raw CSV layout."""
 
-    source: str = key("ogb", "a node dataset of the Open Graph Benchmark, or a folder in its raw layout", shapes_graph=True)
+    source: str = key("ogb", "a node dataset of the Open Graph Benchmark, or a folder in its raw layout",
+                      shapes_graph=True)
     name: str = key("ogbn-proteins", "of the dataset", choices=OGB_NODE_NAMES, shapes_graph=True)
     root: str = key("dataset", "folder that `prepare` downloads to", changes_numbers=False)
     folder: str | None = key(None, "folder with raw/ and split/, instead of root/name")
@@ -65,8 +68,8 @@ class FileConfig(DataConfig):
     path: str = key(..., "the file")
 
 
-# Datasets by `data.source`: the module of pipeline/data/ that reads it, and its keys. The module has `read(config) -> Data`
-# and, if it reads files, `hash_content(config) -> str`.
+# Datasets by `data.source`: the module of pipeline/data/ that reads it, and its keys. The module has
+# `read(config) -> Data` and, if it reads files, `hash_content(config) -> str`.
 DATASETS = {
     "synthetic_proteins": ("synthetic", SyntheticProteinsConfig),
     "digits": ("digits", DigitsConfig),

@@ -11,7 +11,8 @@ from pipeline.names import MASKS
 
 def read(config: DigitsConfig) -> Data:
     """Build the graph; see :func:`nearest_neighbor_digits`."""
-    return nearest_neighbor_digits(config.num_neighbors, config.train_fraction, config.valid_fraction, config.graph_seed)
+    return nearest_neighbor_digits(config.num_neighbors, config.train_fraction, config.valid_fraction,
+                                   config.graph_seed)
 
 
 def nearest_neighbor_digits(num_neighbors: int, train_fraction: float, valid_fraction: float, seed: int) -> Data:

@@ -36,8 +36,8 @@ def hash_content(config: FileConfig) -> str:
 def read_file(path: Path) -> Data:
     """Read a graph saved with torch.save as a ``Data``, or as a dict of its attributes.
 
-    ``valid_mask`` may be called ``val_mask``. ``metric`` may be one of :mod:`pipeline.metrics`; without it, integer labels in one
-    column mean accuracy.
+    ``valid_mask`` may be called ``val_mask``. ``metric`` may be one of :mod:`pipeline.metrics`; without it, integer
+    labels in one column mean accuracy.
 
     Raises:
         ValueError: not such a file, or an attribute is missing.
@@ -46,7 +46,8 @@ def read_file(path: Path) -> Data:
         with torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage, EdgeIndex]):
             saved = torch.load(path, weights_only=True)
     except UNREADABLE as error:
-        raise ValueError(f"{path} is no saved torch_geometric Data: it cannot be read ({type(error).__name__})") from error
+        raise ValueError(f"{path} is no saved torch_geometric Data: it cannot be read "
+                         f"({type(error).__name__})") from error
     saved = saved if isinstance(saved, dict) else saved.to_dict()
     saved = {{"val_mask": "valid_mask"}.get(key, key): value for key, value in saved.items()}
     missing = [key for key in ("edge_index", "y", *MASKS) if saved.get(key) is None]

@@ -46,7 +46,8 @@ def _folder(config: OGBConfig) -> Path:
     folder = folder_of(config.name, config.root)
     if not folder.is_dir():
         raise ValueError(f"{config.name} is not in {config.root}: run `python -m pipeline.prepare "
-                         f"+experiment={config.name.replace('-', '_')}` on a machine with a network, or set data.folder")
+                         f"+experiment={config.name.replace('-', '_')}` on a machine with a network, or set "
+                         "data.folder")
     return folder
 
 
@@ -162,8 +163,9 @@ def read_folder(folder: Path, name: str) -> Data:
         data.species = torch.from_numpy(np.unique(graph["node_species"], return_inverse=True)[1].reshape(-1))
     for part, nodes in _read_split(folder, info["split"]).items():
         if nodes.size and not (0 <= nodes.min() and nodes.max() < num_nodes):
-            raise ValueError(f"{folder / 'split' / info['split']}: node {nodes.max() if nodes.min() >= 0 else nodes.min()} "
-                             f"of the {part} split is not one of {num_nodes:,} nodes")
+            raise ValueError(f"{folder / 'split' / info['split']}: node "
+                             f"{nodes.max() if nodes.min() >= 0 else nodes.min()} of the {part} split is not one of "
+                             f"{num_nodes:,} nodes")
         data[f"{part}_mask"] = torch.zeros(num_nodes, dtype=torch.bool)
         data[f"{part}_mask"][torch.from_numpy(nodes)] = True
     return data
@@ -215,7 +217,7 @@ def _read_split(folder: Path, split: str) -> dict[str, np.ndarray]:
 
 def _read_saved_split(path: Path) -> dict[str, np.ndarray]:
     # ogb saves numpy arrays, which torch's safe loader has to be told about, under the names of numpy 1 and 2.
-    reconstruct = np._core.multiarray._reconstruct
+    reconstruct = np._core.multiarray._reconstruct  # type: ignore[attr-defined]
     allowed = [np.ndarray, np.dtype, np.dtypes.Int64DType, np.dtypes.Int32DType, reconstruct,
                (reconstruct, "numpy.core.multiarray._reconstruct")]
     try:

@@ -39,7 +39,8 @@ def prepare(data: Data, config: DataConfig) -> Data:
     if "species" in data:
         num_categories = int(data.species.max()) + 1
         x = torch.cat([x, torch.nn.functional.one_hot(data.species.long(), num_categories).float()], dim=1)
-    y = data.y.clamp(min=0) if data.metric in CLASS_METRICS else data.y  # -1 may stand for no label outside of the splits
+    # -1 may stand for no label outside of the splits.
+    y = data.y.clamp(min=0) if data.metric in CLASS_METRICS else data.y
     out_channels = int(y.max()) + 1 if data.metric in CLASS_METRICS else y.size(1)
     return Data(x=x, edge_index=edge_index, edge_attr=edge_attr, y=y, num_nodes=num_nodes, metric=data.metric,
                 num_categories=num_categories, out_channels=out_channels, **{key: data[key].bool() for key in MASKS})

@@ -1,4 +1,6 @@
-"""Generated graphs with the schema of ogbn-proteins: no node features, 8 evidence channels on each edge, binary tasks."""
+"""Generated graphs with the schema of ogbn-proteins: no node features, 8 evidence channels on each edge, binary
+tasks.
+"""
 
 import numpy as np
 import torch
@@ -78,7 +80,8 @@ def synthetic_proteins(*, num_nodes: int, num_edges: int, num_species: int = 8, 
     threshold = np.array([np.quantile(column, 1 - q) for column, q in zip(score.T, prevalence)], np.float32)
     y = torch.from_numpy((score > threshold).astype(np.float32))
 
-    split = np.repeat([0, 1, 2], [max(1, num_species - 4), (min(4, num_species - 1) + 1) // 2, min(4, num_species - 1) // 2])
+    split = np.repeat([0, 1, 2], [max(1, num_species - 4), (min(4, num_species - 1) + 1) // 2,
+                                  min(4, num_species - 1) // 2])
     split = torch.from_numpy(split[species] if num_species >= 3 else rng.choice(3, num_nodes, p=[0.6, 0.2, 0.2]))
     return Data(edge_index=edge_index, edge_attr=edge_attr, y=y, species=torch.from_numpy(species), num_nodes=num_nodes,
                 train_mask=split == 0, valid_mask=split == 1, test_mask=split == 2, metric="rocauc")
@@ -90,8 +93,8 @@ def _check_sizes(num_nodes: int, num_edges: int, num_species: int, num_groups: i
                          f"data.num_groups={num_groups}, and these and data.num_tasks={num_tasks} at least 1")
     most = num_nodes * (num_nodes - 1) // 4
     if not 0 <= num_edges <= most:
-        raise ValueError(f"data.num_edges={num_edges:,} must be between 0 and {most:,} for {num_nodes:,} nodes, half of "
-                         "all directed edges that they can have")
+        raise ValueError(f"data.num_edges={num_edges:,} must be between 0 and {most:,} for {num_nodes:,} nodes, half "
+                         "of all directed edges that they can have")
 
 
 def _draw_pairs(rng: np.random.Generator, weight: np.ndarray, blocks: list[np.ndarray], count: int) -> np.ndarray:

@@ -27,7 +27,7 @@ def digest(state: object) -> str:
         if isinstance(value, Tensor):
             value = value.detach().cpu().contiguous()
             sha.update(f"{value.dtype}{list(value.shape)}".encode())
-            sha.update(value.flatten().view(torch.uint8).numpy())
+            sha.update(value.flatten().view(torch.uint8).numpy().data)
         elif isinstance(value, dict):
             for key, item in value.items():
                 sha.update(f"{key!r}:".encode())

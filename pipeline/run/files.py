@@ -9,7 +9,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 @contextlib.contextmanager
@@ -90,7 +90,7 @@ def write_json(path: Path, value: dict) -> None:
     write_text(path, json.dumps(without_nan(value), indent=2) + "\n")
 
 
-def without_nan(value: object) -> object:
+def without_nan(value: Any) -> Any:
     """Replace every NaN and infinity in nested dicts by None: a metric that is undefined is null in JSON."""
     if isinstance(value, dict):
         return {key: without_nan(item) for key, item in value.items()}

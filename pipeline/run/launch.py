@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections.abc import Callable
 from multiprocessing import forkserver
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -21,7 +22,7 @@ from pipeline.run.threads import use_threads
 log = logging.getLogger(__name__)
 
 
-def launch(function: Callable, num_ranks: int, num_threads: int, stop: StopRequest, *args) -> object:
+def launch(function: Callable, num_ranks: int, num_threads: int, stop: StopRequest, *args) -> Any:
     """Call ``function(ranks, stop, *args)`` in `num_ranks` processes on this machine and return rank 0's result.
 
     If a rank fails the others are ended; if this process dies, so do they.
@@ -82,7 +83,7 @@ def follow_parent() -> None:
 
 
 @record
-def _run_rank(function: Callable, num_threads: int, stop: StopRequest, *args) -> object:
+def _run_rank(function: Callable, num_threads: int, stop: StopRequest, *args) -> Any:
     follow_parent()
     use_threads(num_threads)
     result = function(ranks.from_environment(), stop, *args)

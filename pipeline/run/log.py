@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -35,7 +36,9 @@ class RunLog:
 
     def __init__(self, folder: Path | None, *, metric: str, first_round: int = 0, tensorboard: bool = False):
         self.metric = metric
-        self._file = self._writer = self._bar = None
+        self._file: TextIO | None = None
+        self._writer: Any = None
+        self._bar: tqdm | None = None
         if folder is None:
             return
         path = folder / "metrics.jsonl"
@@ -58,7 +61,7 @@ class RunLog:
         """Append one record."""
         if self._file is None:
             return
-        record = without_nan({"kind": kind, **values})
+        record: dict[str, Any] = without_nan({"kind": kind, **values})
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
         if kind == "round" and self._writer is not None:

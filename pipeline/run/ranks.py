@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from pipeline.run.errors import RankError
 
+T = TypeVar("T")
 # How long a rank waits for another: one may evaluate the whole graph or run METIS on it.
 TIMEOUT = datetime.timedelta(hours=2)
 
@@ -49,7 +51,7 @@ class Ranks:
         """Go on when all ranks have come here."""
         self.sum_(torch.zeros(1))
 
-    def broadcast(self, value: object) -> object:
+    def broadcast(self, value: T) -> T:
         """Return the value that rank 0 has."""
         if self.num_ranks == 1:
             return value

@@ -1,4 +1,6 @@
-"""A session keeps what must not be lost: it resumes, saves, records and stops a run, and knows nothing of what is trained."""
+"""A session keeps what must not be lost: it resumes, saves, records and stops a run, and knows nothing of what is
+trained.
+"""
 
 import logging
 import signal
@@ -20,9 +22,12 @@ log = logging.getLogger(__name__)
 class Step(Protocol):
     """An optimizer step that all ranks have taken: its number since the run began, and whether it ends a round."""
 
-    number: int
-    is_last: bool
-    stop: bool
+    @property
+    def number(self) -> int: ...
+    @property
+    def is_last(self) -> bool: ...
+    @property
+    def stop(self) -> bool: ...
 
 
 class Trainer(Protocol):
@@ -36,6 +41,8 @@ class Trainer(Protocol):
     kernel: str
     progress: Any
 
+    def __enter__(self) -> "Trainer": ...
+    def __exit__(self, *exc) -> None: ...
     @property
     def num_rounds(self) -> int: ...
     @property
@@ -139,12 +146,13 @@ class Session:
     def _load(self, trainer: Trainer, saved: dict) -> None:
         same_ranks = saved["num_ranks"] == self.ranks.num_ranks
         if not same_ranks and not self._allow_rescale:
-            raise ValueError(f"{self.folder} was trained by {saved['num_ranks']} ranks, not {self.ranks.num_ranks}: their "
-                             "number decides on the partitions and the learning rate. resume_allow_rescale=true goes on "
-                             "from the checkpoint with the learning rate of the new number")
+            raise ValueError(f"{self.folder} was trained by {saved['num_ranks']} ranks, not {self.ranks.num_ranks}: "
+                             "their number decides on the partitions and the learning rate. "
+                             "resume_allow_rescale=true goes on from the checkpoint with the learning rate of the new "
+                             "number")
         if saved["data_hash"] != self._data_hash:
-            raise ValueError(f"{self.folder}: the dataset is not the one that this run was started with; restore it, or "
-                             "start a new run")
+            raise ValueError(f"{self.folder}: the dataset is not the one that this run was started with; restore it, "
+                             "or start a new run")
         trainer.load(saved)
         progress = trainer.progress
         if not same_ranks and progress.step_in_round:

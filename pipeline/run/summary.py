@@ -52,7 +52,8 @@ def tabulate(summary: dict) -> list[tuple[str, str]]:
     if summary["best_epoch"] is not None:
         rows.append(("best epoch", f"{summary['best_epoch']} of {summary['num_rounds']}"))
     return [*rows,
-            ("ranks", f"{summary['num_ranks']} ({summary['parallel']}), {summary['data_epochs']} passes over the graph"),
+            ("ranks",
+             f"{summary['num_ranks']} ({summary['parallel']}), {summary['data_epochs']} passes over the graph"),
             ("parameters", f"{summary['num_parameters']:,}"),
             ("aggregation", summary["kernel"]),
             ("wall time", f"{summary['wall_seconds']:.1f} s"),

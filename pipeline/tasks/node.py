@@ -58,7 +58,8 @@ class NodeTask:
         logits = model(self._inputs(batch, batch.train_mask), batch.edge_index, batch.edge_attr)
         return batch.n_id[batch.target], logits[batch.target]
 
-    def loss(self, model: torch.nn.Module, batch: Data, rng: torch.Generator) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+    def loss(self, model: torch.nn.Module, batch: Data,
+             rng: torch.Generator) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
         """Compute the loss of a batch, summed over the labels that its targets have for training, and their number.
 
         Args:

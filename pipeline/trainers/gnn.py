@@ -133,7 +133,9 @@ class GNNTrainer:
 
     @property
     def arithmetic(self) -> str:
-        """What rounds sums: another device, or another number of threads outside of the fused kernel, rounds otherwise."""
+        """What rounds sums: another device, or another number of threads outside of the fused kernel, rounds
+        otherwise.
+        """
         return f"{self.device.type}, {torch.get_num_threads()} threads, {self.kernel}"
 
     def steps(self) -> Iterator[Step]:
@@ -205,11 +207,13 @@ class GNNTrainer:
         log.info("partition: %s, %s", self.loader.partition_name, quality)
         return {"partition": {
             "name": self.loader.partition_name, "metric": self.metric, "round": self.progress.round,
-            "sizes": quality.sizes, "kept_edges": quality.kept_edges, "num_edges": quality.num_edges, "cut": quality.cut,
-            "imbalance": quality.imbalance, "seconds": quality.seconds}}
+            "sizes": quality.sizes, "kept_edges": quality.kept_edges, "num_edges": quality.num_edges,
+            "cut": quality.cut, "imbalance": quality.imbalance, "seconds": quality.seconds}}
 
     def round_numbers(self) -> dict[str, float]:
-        """Return what the round that has just ended is remembered by: loss, lr, grad_norm, and seconds of its phases."""
+        """Return what the round that has just ended is remembered by: loss, lr, grad_norm, and seconds of its
+        phases.
+        """
         return self._round_numbers
 
     def weights(self) -> dict[str, Tensor]:
@@ -255,7 +259,7 @@ class GNNTrainer:
 
 def _padded(batches: Iterator[Data], num_steps: int) -> Iterator[Data | None]:
     """Yield the batches, and nothing for each step without one."""
-    count = 0
-    for count, batch in enumerate(batches, start=1):
+    for batch in batches:
+        num_steps -= 1
         yield batch
-    yield from [None] * (num_steps - count)
+    yield from [None] * num_steps

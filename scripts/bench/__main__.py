@@ -26,7 +26,8 @@ def main() -> None:
     def add(function, about: str, sizes: dict, **numbers: int) -> argparse.ArgumentParser:
         bench = benches.add_parser(function.__name__.removeprefix("bench_"), help=about, description=about)
         for name, default in {**sizes, **numbers}.items():
-            bench.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"{default:,} if not given")
+            bench.add_argument(f"--{name.replace('_', '-')}", type=int, default=default,
+                               help=f"{default:,} if not given")
         bench.set_defaults(function=function)
         return bench
 
@@ -41,8 +42,8 @@ def main() -> None:
     add(bench_step, "a whole training step of DyResGEN-112, beside the same model of PyG's modules",
         CLUSTER, pyg_layers=14, layers=112, repeat=3)
     add(bench_inference, "exact inference on a whole graph of ogbn-products' size", PRODUCTS, layers=14, channels=128)
-    add(bench_ranks, "training steps of several ranks of one thread beside those of one rank; the share of communication",
-        CLUSTER, layers=112, num_ranks=2, steps=3)
+    add(bench_ranks, "training steps of several ranks of one thread beside those of one rank; the share of "
+        "communication", CLUSTER, layers=112, num_ranks=2, steps=3)
     add(bench_memory, "memory of a training run of several ranks that share a graph, beside that of one", PROTEINS,
         num_parts=10, layers=3, num_ranks=4)
     options = vars(parser.parse_args())

@@ -12,7 +12,8 @@ from scripts.bench.measure import say
 
 
 def proteins(num_nodes: int, num_edges: int, *, dtype: torch.dtype = torch.int64) -> Data:
-    """Communities with log-normal degrees and 8 edge features, as a batch of the pipeline holds them: CSC and CSR filled.
+    """Communities with log-normal degrees and 8 edge features, as a batch of the pipeline holds them: CSC and CSR
+    filled.
 
     Features are multiples of 1/32. With `x` and `weight` such, messages are exact in float32 in whatever order they
     are summed, and no relu or maximum is decided by rounding.

@@ -45,9 +45,10 @@ def bench_partition(num_nodes: int, num_edges: int, num_parts: int, repeat: int)
     ours, theirs = [], []
     for round_ in range(repeat):
         theirs.append(seconds_of(lambda: [None for _ in pyg]))
-        ours.append(seconds_of(lambda: [None for _ in loader.batches_of(
+        ours.append(seconds_of(lambda round_=round_: [None for _ in loader.batches_of(
             random_partition(num_nodes, num_parts, stream("bench", 1, round_)))]))
-        say(f"round {round_ + 1}: RandomNodeLoader {theirs[-1]:.2f} s, ours {ours[-1]:.2f} s, ratio {theirs[-1] / ours[-1]:.1f}")
+        say(f"round {round_ + 1}: RandomNodeLoader {theirs[-1]:.2f} s, ours {ours[-1]:.2f} s, "
+            f"ratio {theirs[-1] / ours[-1]:.1f}")
     ratios = sorted(a / b for a, b in zip(theirs, ours, strict=True))
     write_row(None, {
         "bench": "partition", "num_nodes": num_nodes, "num_edges": data.edge_index.size(1), "num_parts": num_parts,

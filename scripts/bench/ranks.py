@@ -61,18 +61,21 @@ def _train_steps(ranks: Ranks, stop: StopRequest, num_nodes: int, num_edges: int
         optimizer.step()
         total = time.perf_counter() - start
         if step and ranks.is_first:
-            say(f"{ranks.num_ranks} ranks, step {step}: {total:.2f} s, of which {waited:.3f} s waiting for the others and "
-                f"{sync.seconds:.3f} s adding up gradients")
+            say(f"{ranks.num_ranks} ranks, step {step}: {total:.2f} s, of which {waited:.3f} s waiting for the others "
+                f"and {sync.seconds:.3f} s adding up gradients")
         seconds.append(total)
         shares.append(sync.seconds / total)
     return statistics.median(seconds[1:]), statistics.median(shares[1:]), sync.num_bytes
 
 
 def bench_memory(num_nodes: int, num_edges: int, num_parts: int, layers: int, num_ranks: int) -> None:
-    """Memory of a whole training run of several ranks beside one: all its processes, shared pages counted once (PSS)."""
+    """Memory of a whole training run of several ranks beside one: all its processes, shared pages counted once
+    (PSS).
+    """
     writer, single = None, None
     with tempfile.TemporaryDirectory() as root:
-        graph = [f"cache_dir={root}/cache", f"data.num_nodes={num_nodes}", f"data.num_edges={num_edges}", "data.num_tasks=112"]
+        graph = [f"cache_dir={root}/cache", f"data.num_nodes={num_nodes}", f"data.num_edges={num_edges}",
+                 "data.num_tasks=112"]
         say("generating the graph")
         subprocess.run([sys.executable, "-m", "pipeline.prepare", *graph], check=True, stdout=sys.stderr)
         for count in (1, num_ranks):
@@ -83,9 +86,10 @@ def bench_memory(num_nodes: int, num_edges: int, num_parts: int, layers: int, nu
             ], Path(root, str(count), "train.log"))
             single = single or (highest, training)
             writer = write_row(writer, {
-                "bench": "memory", "num_nodes": num_nodes, "num_edges": num_edges, "num_parts": num_parts, "layers": layers,
-                "num_ranks": count, "pss_gib": round(highest, 3), "ratio": round(highest / single[0], 3),
-                "training_pss_gib": round(training, 3), "training_ratio": round(training / single[1], 3)})
+                "bench": "memory", "num_nodes": num_nodes, "num_edges": num_edges, "num_parts": num_parts,
+                "layers": layers, "num_ranks": count, "pss_gib": round(highest, 3),
+                "ratio": round(highest / single[0], 3), "training_pss_gib": round(training, 3),
+                "training_ratio": round(training / single[1], 3)})
 
 
 def _memory_of(command: list[str], log: Path) -> tuple[float, float]:

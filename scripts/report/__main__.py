@@ -1,7 +1,7 @@
 """`python -m scripts.report DIR...`: one self-contained HTML page of a run, or of several runs overlaid.
 
-Several runs are compared with the first. A directory of a sweep stands for all its members; runs that differ in their seeds
-alone give mean, standard deviation and what OGB's leaderboard asks for.
+Several runs are compared with the first. A directory of a sweep stands for all its members; runs that differ in their
+seeds alone give mean, standard deviation and what OGB's leaderboard asks for.
 """
 
 import argparse
@@ -18,7 +18,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.report", description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run directories, or directories of sweeps")
     parser.add_argument("--out", type=Path, help="the page; report.html in the first directory if not given")
-    parser.add_argument("--figure", type=Path, metavar="PATH", help="also write the overlaid curves alone, as .svg or .png")
+    parser.add_argument("--figure", type=Path, metavar="PATH",
+                        help="also write the overlaid curves alone, as .svg or .png")
     parser.add_argument("--against", nargs="+", choices=AXES, metavar="AXIS", default=list(AXES),
                         help=f"columns of that figure, of {', '.join(AXES)}; all if not given")
     options = parser.parse_args()

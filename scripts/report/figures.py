@@ -18,7 +18,8 @@ def curves(run: Run, keys: list[str], label: str):
         for key, colour in zip(keys, COLOURS):
             points = _points(run, x_key, key)
             if points:
-                axis.plot(*zip(*points), color=colour, linewidth=1.4, label=key, marker="." if len(points) < 3 else None)
+                axis.plot(*zip(*points), color=colour, linewidth=1.4, label=key,
+                          marker="." if len(points) < 3 else None)
         axis.set(xlabel=AXES[x_key], ylabel=label)
         if len(keys) > 1 and axis.get_legend_handles_labels()[0]:
             axis.legend(frameon=False, fontsize=9)
@@ -46,9 +47,9 @@ def overlay(runs: list[Run], against: list[str] | None = None, keys: tuple[str, 
     names = {"loss": "training loss", "valid": f"validation {runs[0].metric}", "test": f"test {runs[0].metric}"}
     for row, key in zip(axes, keys):
         for axis, x_key in zip(row, against):
-            for i, (label, members) in enumerate(shown):
-                style = dict(color=COLOURS[i % len(COLOURS)], linestyle="-" if i < len(COLOURS) else "--", linewidth=1.4,
-                             alpha=1 if len(members) == 1 else 0.6)
+            for i, (_, members) in enumerate(shown):
+                style = dict(color=COLOURS[i % len(COLOURS)], linestyle="-" if i < len(COLOURS) else "--",
+                             linewidth=1.4, alpha=1 if len(members) == 1 else 0.6)
                 for run in members:
                     points = _points(run, x_key, key)
                     if points:
@@ -135,7 +136,7 @@ def _points(run: Run, x_key: str, y_key: str) -> list[tuple[float, float]]:
 def _shown(found: list[tuple[str, list[Run]]]) -> tuple[list[tuple[str, list[Run]]], int]:
     """The groups to draw: the first, with which all are compared, and the best of the others."""
     first, *others = found
-    best = sorted(others, key=lambda group: -max((run.best() or 0 for run in group[1])))[:MAX_GROUPS - 1]
+    best = sorted(others, key=lambda group: -max(run.best() or 0 for run in group[1]))[:MAX_GROUPS - 1]
     return [first, *(group for group in others if group in best)], len(others) - len(best)
 
 
@@ -162,8 +163,10 @@ def _legend(figure, shown: list[tuple[str, list[Run]]]) -> None:
     for i, (label, members) in enumerate(shown):
         if len(members) > 1:
             label = f"{label} ({len(members)} seeds)" if label else f"{len(members)} seeds"
-        entries.append(Line2D([], [], color=COLOURS[i % len(COLOURS)], linestyle="-" if i < len(COLOURS) else "--", label=label))
-    # Inches of a line and of a letter at the default size, so that long labels take more rows instead of leaving the figure.
+        entries.append(Line2D([], [], color=COLOURS[i % len(COLOURS)], linestyle="-" if i < len(COLOURS) else "--",
+                              label=label))
+    # Inches of a line and of a letter at the default size, so that long labels take more rows instead of leaving the
+    # figure.
     widest = 0.7 + 0.09 * max(len(entry.get_label()) for entry in entries)
     columns = max(1, min(len(entries), int(figure.get_figwidth() / widest)))
     figure.legend(handles=entries, loc="outside upper center", ncols=columns, frameon=False)

@@ -15,14 +15,14 @@ tr + tr td { border-top: 1px solid #eee; } td { font-variant-numeric: tabular-nu
 code, pre { background: #f4f4f4; padding: .1rem .3rem; } code { overflow-wrap: anywhere; }
 pre { padding: .8rem; font-size: 13px; overflow-x: auto; } svg { max-width: 100%; height: auto; }
 """
-ROWS = ("experiment", "metric", "best_valid", "test", "train", "best_epoch", "data_epochs", "num_parameters", "wall_seconds",
-        "peak_memory_bytes", "num_ranks", "parallel", "lr_scaling", "hardware", "kernel", "seed", "weights_sha256", "command",
-        "versions")
+ROWS = ("experiment", "metric", "best_valid", "test", "train", "best_epoch", "data_epochs", "num_parameters",
+        "wall_seconds", "peak_memory_bytes", "num_ranks", "parallel", "lr_scaling", "hardware", "kernel", "seed",
+        "weights_sha256", "command", "versions")
 COLUMNS = {"best_valid": "validation", "test": "test", "best_epoch": "best epoch", "data_epochs": "epochs",
            "wall_seconds": "wall s", "peak_memory_bytes": "peak memory"}
 SPEED_COLUMNS = {"step": "steps", "epochs": "epochs", "wall_seconds": "wall seconds"}
-SHARED_CORES = ("Ranks shared the cores of a CPU: compare runs by steps and epochs; their wall time is not that of as many "
-                "machines.")
+SHARED_CORES = ("Ranks shared the cores of a CPU: compare runs by steps and epochs; their wall time is not that of as "
+                "many machines.")
 
 
 def page(runs: list[Run], left_out: list[str] = ()) -> str:
@@ -36,11 +36,12 @@ def page(runs: list[Run], left_out: list[str] = ()) -> str:
         sections.append(("Partition", _partition(runs[0].partition)))
     if runs[0].components:
         sections.append(("Connected components", _components(runs[0].components)))
-    named = ", ".join(run.name for run in runs) if len(runs) <= 4 else f"{len(runs)} runs, {runs[0].name} to {runs[-1].name}"
+    named = (", ".join(run.name for run in runs) if len(runs) <= 4
+             else f"{len(runs)} runs, {runs[0].name} to {runs[-1].name}")
     title = html.escape(named)
     body = "".join(f"<h2>{html.escape(heading)}</h2>{content}" for heading, content in sections)
-    return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style></head>'
-            f"<body><h1>{title}</h1>{body}</body></html>")
+    return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+            f"<style>{STYLE}</style></head><body><h1>{title}</h1>{body}</body></html>")
 
 
 def _one(run: Run) -> list[tuple[str, str]]:
@@ -112,8 +113,8 @@ def _speed_up(runs: list[Run]) -> str:
         tables.append(f"<p>Validation {html.escape(runs[0].metric)} {quality:.4f}, {what}:</p>"
                       + _html_table(["run", *SPEED_COLUMNS.values()], rows))
     shared = any(run.shares_cores for run in runs)
-    note = ("When an evaluation first showed the quality, and in brackets how many times sooner than the first run. Wall time "
-            "includes evaluations. " + (SHARED_CORES if shared else ""))
+    note = ("When an evaluation first showed the quality, and in brackets how many times sooner than the first run. "
+            "Wall time includes evaluations. " + (SHARED_CORES if shared else ""))
     return f"<p>{html.escape(note)}</p>" + "".join(tables)
 
 
@@ -149,13 +150,15 @@ def _value(key: str, value: object) -> str:
 
 def _partition(part: dict) -> str:
     return (f"<p>{html.escape(part['name'])}, round {part['round'] + 1}: {len(part['sizes']):,} clusters, "
-            f"{sum(part['kept_edges']):,} of {part['num_edges']:,} directed edges kept ({part['cut']:.1%} cut), imbalance "
-            f"{part['imbalance']:.3f}, drawn in {part['seconds']:.2f} s.</p>{figures.svg(figures.partition(part))}")
+            f"{sum(part['kept_edges']):,} of {part['num_edges']:,} directed edges kept ({part['cut']:.1%} cut), "
+            f"imbalance {part['imbalance']:.3f}, drawn in {part['seconds']:.2f} s.</p>"
+            f"{figures.svg(figures.partition(part))}")
 
 
 def _components(components: dict) -> str:
     largest = components["largest"]
-    text = f"<p>{components['num_components']:,} components, of which {components['num_single_nodes']:,} are single nodes.</p>"
+    text = (f"<p>{components['num_components']:,} components, of which {components['num_single_nodes']:,} are single "
+            "nodes.</p>")
     rows = [[str(rank), *(f"{c[key]:,}" for key in ("num_nodes", "num_edges", "num_labelled", "num_train"))]
             for rank, c in enumerate(largest[:5], start=1)]
     return (text + _html_table(["", "nodes", "directed edges", "labelled", "for training"], rows)

@@ -76,8 +76,8 @@ def read_run(folder: Path) -> Run:
         config = _flat(yaml.safe_load((folder / "config.yaml").read_text()) or {})
     except yaml.YAMLError as error:
         raise ValueError(f"{folder / 'config.yaml'} is not a configuration: {' '.join(str(error).split())}") from None
-    return Run(folder, name, rounds, partitions[-1] if partitions else None, _read_json(folder / "components.json"), summary,
-               _settings(config, summary), summary.get("seed", config.get("seed")))
+    return Run(folder, name, rounds, partitions[-1] if partitions else None, _read_json(folder / "components.json"),
+               summary, _settings(config, summary), summary.get("seed", config.get("seed")))
 
 
 def find_runs(folders: list[Path]) -> tuple[list[Run], list[str]]:
@@ -108,8 +108,10 @@ def find_runs(folders: list[Path]) -> tuple[list[Run], list[str]]:
 def _members(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if path.is_dir() and (path.name.isdecimal() or (path / "config.yaml").is_file())]
-    return sorted(found, key=lambda path: (not path.name.isdecimal(), int(path.name) if path.name.isdecimal() else 0, path.name))
+    found = [path for path in folder.iterdir()
+             if path.is_dir() and (path.name.isdecimal() or (path / "config.yaml").is_file())]
+    return sorted(found, key=lambda path: (
+        not path.name.isdecimal(), int(path.name) if path.name.isdecimal() else 0, path.name))
 
 
 def _with_components(folder: Path) -> list[Run]:
@@ -163,7 +165,8 @@ def groups(runs: list[Run]) -> list[tuple[str, list[Run]]]:
         if len({run.seed for run in members}) == len(members) and (label or len(members) > 1):
             found_groups.append((label, members))
         else:
-            found_groups += [(", ".join(filter(None, [label, name])), [run]) for name, run in zip(_names(members), members)]
+            found_groups += [(", ".join(filter(None, [label, name])), [run])
+                             for name, run in zip(_names(members), members)]
     return found_groups
 
 
@@ -208,7 +211,9 @@ def comparable(runs: list[Run]) -> bool:
 
 
 def qualities(runs: list[Run]) -> list[float]:
-    """The validation metrics at which to compare: the best of the first run and, if not all reached it, what all did."""
+    """The validation metrics at which to compare: the best of the first run and, if not all reached it, what all
+    did.
+    """
     best = [run.best() for run in runs if run.best() is not None]
     if len(best) < 2 or runs[0].best() is None:
         return []

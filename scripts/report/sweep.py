@@ -88,7 +88,8 @@ def _dataset(settings: dict) -> str:
     name = settings.get("data.name")
     if settings.get("data.source") != "ogb":
         return f"none of OGB's: data={settings.get('data.source')}"
-    return f"none of OGB's, unless data.folder={settings['data.folder']} holds {name}" if settings.get("data.folder") else name
+    return (f"none of OGB's, unless data.folder={settings['data.folder']} holds {name}" if settings.get("data.folder")
+            else name)
 
 
 def _distinct(runs: list[Run], key: str) -> list:
