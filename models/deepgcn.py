@@ -58,6 +58,8 @@ class DeeperGCN(torch.nn.Module):
         ValueError: an argument has another type or is out of its range; the message begins with its name.
     """
 
+    takes_int32_edges = True  # not every layer of PyG's does
+
     def __init__(
         self,
         in_channels: int,

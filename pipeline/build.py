@@ -1,5 +1,7 @@
 """From a configuration to the objects of a run: the only file that knows every part."""
 
+import copy
+import functools
 import importlib
 import logging
 import re
@@ -170,12 +172,20 @@ def build_predictor(config: Config, model: torch.nn.Module, task: NodeTask, load
     """Build a function from the round to the predictions of every row, by the method of the configuration."""
     evaluation = config.evaluation
 
+    @functools.cache
+    def whole_graph() -> Data:
+        # SAGEConv and GINConv of PyG 2.8 fail on an int32 EdgeIndex; a model that does not says so.
+        data = copy.copy(loader.data)
+        if not getattr(model, "takes_int32_edges", False):
+            data.edge_index = data.edge_index.long()
+        return data
+
     def predict_all(round_: int) -> Tensor:
         model.eval()
         predict, sizes = partial(task.predict, model), dict(num_rows=task.num_rows, out_channels=task.out_channels)
         with torch.autocast(loader.device.type, torch.bfloat16, enabled=config.train.precision == "bf16"):
             if evaluation.method == "exact":
-                return predict_exact(predict, loader.data, **sizes, device=loader.device, ranks=ranks)
+                return predict_exact(predict, whole_graph(), **sizes, device=loader.device, ranks=ranks)
             return predict_views(predict, loader, **sizes, num_views=evaluation.num_views,
                                  num_parts=evaluation.num_parts, seed=config.seed, round_=round_,
                                  prefetch=config.partition.prefetch, ranks=ranks)

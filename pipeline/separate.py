@@ -56,8 +56,9 @@ def train_components(train_one: Callable[..., dict], config: Config, graph: Open
         return {}
     rest = (~predicted).nonzero().squeeze(1)
     if len(rest):
-        logits[rest] = predict_exact(predict_largest, induced_subgraph(data, rest), num_rows=len(rest),
-                                     out_channels=data.out_channels, device=device)
+        small = induced_subgraph(data, rest, dtype=torch.int64)
+        logits[rest] = predict_exact(predict_largest, small, num_rows=len(rest), out_channels=data.out_channels,
+                                     device=device)
         log.info("%s nodes of small components are predicted by the model of the largest", f"{len(rest):,}")
     return merge_summaries(summaries, build.build_task(config, data).scores(None, logits))
 

@@ -33,7 +33,7 @@ def insert(file: Path, name: str, lines: list[str]) -> None:
         if line.startswith(("from ", "import ")):
             text, count = re.subn(r"^from ", f"{line}\nfrom ", text, count=1, flags=re.MULTILINE)
         else:
-            text, count = re.subn(rf"^({name}\b.*= \{{)", lambda found: found[1] + line, text, flags=re.MULTILINE)
+            text, count = re.subn(rf"^({name}\b.*= \{{)", rf"\g<1>{line}", text, flags=re.MULTILINE)
         assert count == 1, f"no place in {file} for {line}"
     file.write_text(text)
 
@@ -72,20 +72,21 @@ def test_every_part_is_one_file_one_conf_file_and_one_line():
 @pytest.mark.slow
 def test_the_examples_train(copy, tmp_path):
     mask = torch.arange(60) % 3
-    torch.save({**Data(x=torch.randn(60, 4), edge_index=torch.randint(60, (2, 200)), y=mask).to_dict(), "metric": "top2",
-                "train_mask": mask == 0, "val_mask": mask == 1, "test_mask": mask == 2}, tmp_path / "graph.pt")
+    torch.save(Data(x=torch.randn(60, 4), edge_index=torch.randint(60, (2, 200)), y=mask, metric="top2",
+                    train_mask=mask == 0, val_mask=mask == 1, test_mask=mask == 2), tmp_path / "graph.pt")
     steps = []
     for part in PARTS:
         _, _, module, *overrides = apply(part, copy)
         own = part in ("dataset", "metric")
-        small = [o for o in (SMALL if own else TOY) if o.split("=")[0] not in {o.split("=")[0] for o in overrides}]
+        given = {override.split("=")[0] for override in overrides}
+        small = [override for override in (SMALL if own else TOY) if override.split("=")[0] not in given]
         steps.append([module, *overrides, *small, f"hydra.run.dir={part}"])
     # All of them at once, by two ranks that are split over processes of their own.
     steps.append(["pipeline.train", "data=ring", "partition=slices", "model=sage", "task=denoise", "loader=halves",
                   "trainer=watched", "train.epochs=4", "parallel.num_ranks=2", "hydra.run.dir=together"])
     result = subprocess.run(
-        [sys.executable, "-c", RUNNER], input=json.dumps(steps), cwd=tmp_path, capture_output=True, text=True, timeout=900,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy)})
+        [sys.executable, "-c", RUNNER], input=json.dumps(steps), cwd=tmp_path, capture_output=True, text=True,
+        timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy)})
     assert result.returncode == 0, result.stdout + result.stderr
     assert summary_of(tmp_path / "dataset")["metric"] == "acc"
     assert "partition: slices, 4 clusters" in (tmp_path / "partition" / "train.log").read_text()
