@@ -1,16 +1,14 @@
 """What hurts a run from outside: kills at the worst moments, full disks, damaged files, signals."""
 
 import contextlib
-import io
 import os
 import re
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
-import torch
+from guard_cases import die_while_saving
 from running import (
     TOY,
     command,
@@ -24,7 +22,7 @@ from running import (
     wait_for_rounds,
 )
 
-from pipeline.run import checkpoint, files
+from pipeline.run import checkpoint
 from pipeline.run.errors import EXIT_TRY_AGAIN
 
 RUN = [*TOY, "train.epochs=8"]
@@ -32,42 +30,7 @@ RUN = [*TOY, "train.epochs=8"]
 
 def train_killed_while_saving(point: str, config, folder) -> None:
     """Train; the process kills itself at a named point of the fifth save of last.pt."""
-    saves = 0
-    write, save, replace, link = files.write_atomically, torch.save, os.replace, os.link
-
-    def die() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def counted(path, *args):
-        nonlocal saves
-        saves += path.name == "last.pt"
-        if saves == 5 and point == "before the temporary file":
-            die()
-        write(path, *args)
-
-    def halved(state, file):
-        if saves == 5 and point == "half-written":
-            whole = io.BytesIO()
-            save(state, whole)
-            file.write(whole.getvalue()[:whole.tell() // 2])
-            file.flush()
-            die()
-        save(state, file)
-
-    def renamed(source, target):
-        now = Path(target).name == "last.pt" and saves == 5
-        if now and point == "before the rename":
-            die()
-        replace(source, target)
-        if now and point == "after the rename":
-            die()
-
-    def pruned(source, target):
-        link(source, target)
-        if saves == 4 and point == "while pruning":
-            die()
-
-    files.write_atomically, torch.save, os.replace, os.link = counted, halved, renamed, pruned
+    die_while_saving(point, 5)
     train(config, folder)
 
 

@@ -114,8 +114,8 @@ class Quality:
                 f"edges kept ({self.cut:.1%} cut), imbalance {self.imbalance:.3f}")
 
 
-def measure_partition(edge_index: EdgeIndex, partition: Partition, seconds: float) -> Quality:
-    """Count the edges that a partition keeps."""
+def measure_partition(edge_index: EdgeIndex, partition: Partition, seconds: float, *, block_edges: int = 1 << 24) -> Quality:
+    """Count the edges that a partition keeps, `block_edges` at a time."""
     part = np.empty(partition.perm.numel(), np.int32)
     sizes = partition.ptr.diff()
     part[partition.perm.numpy()] = np.repeat(np.arange(partition.num_parts, dtype=np.int32), sizes.numpy())
@@ -123,8 +123,8 @@ def measure_partition(edge_index: EdgeIndex, partition: Partition, seconds: floa
     src, dst = edge_index.as_tensor()
     kept = torch.zeros(partition.num_parts, dtype=torch.int64)
     # In blocks, so that the full graph needs no further tensors of its size.
-    for first in range(0, src.numel(), 1 << 24):
-        block = slice(first, first + (1 << 24))
+    for first in range(0, src.numel(), block_edges):
+        block = slice(first, first + block_edges)
         a, b = part.index_select(0, src[block]), part.index_select(0, dst[block])
         kept += torch.bincount(a[a == b], minlength=partition.num_parts)
     return Quality(sizes.tolist(), kept.tolist(), src.numel(), seconds)

@@ -1,0 +1,83 @@
+"""The cases at the edge of a bound, where an off-by-one would hide: found by putting such faults in."""
+
+import numpy as np
+import pymetis
+import pytest
+import torch
+from conftest import make_graph, random_graph
+
+from pipeline.graph import metis
+from pipeline.graph.components import find_components, select_component, split_components
+from pipeline.graph.partition import Partition, measure_partition, random_partition, regroup
+from pipeline.graph.partitioner import Partitioner
+from pipeline.run.seeds import stream
+
+
+def sizes_of(partition: Partition) -> list[int]:
+    return partition.ptr.diff().tolist()
+
+
+def test_micro_clusters_of_one_size_are_regrouped_into_clusters_of_one_size():
+    micro = Partition(torch.arange(60), torch.arange(0, 61, 3))
+    assert sizes_of(regroup(micro, 4, stream("test", 0))) == [15, 15, 15, 15]
+
+
+def test_edges_are_counted_in_any_blocks():
+    data = random_graph(40, 150, 0)
+    partition = random_partition(40, 3, stream("test", 0))
+    src, dst = data.edge_index.as_tensor().long()
+    part = torch.empty(40, dtype=torch.int64)
+    for i in range(3):
+        part[partition.nodes(i)] = i
+    expected = [int(((part[src] == i) & (part[dst] == i)).sum()) for i in range(3)]
+    for block_edges in (1, 7, src.numel() - 1, src.numel(), 1 << 24):
+        assert measure_partition(data.edge_index, partition, 0.0, block_edges=block_edges).kept_edges == expected
+    loop = make_graph([(0, 0)], 1).edge_index
+    assert measure_partition(loop, Partition(torch.arange(1), torch.tensor([0, 1])), 0.0).kept_edges == [1]
+
+
+@pytest.mark.parametrize("name", ["random", "metis_random"])
+def test_as_many_clusters_as_nodes(name):
+    edge_index = random_graph(30, 100, 0).edge_index
+    assert sizes_of(Partitioner(edge_index, name=name, num_parts=30).draw(0)) == [1] * 30
+    # By default there are 20 micro-clusters for each cluster, if there are nodes for them.
+    assert [Partitioner(edge_index, name="metis_random", num_parts=n).num_micro_parts for n in (1, 2)] == [20, 30]
+
+
+def test_metis_sees_neither_loops_nor_duplicates(monkeypatch):
+    seen = []
+    part_graph = pymetis.part_graph
+    monkeypatch.setattr(pymetis, "part_graph", lambda num_parts, adjacency, **options: seen.append(
+        (adjacency.adj_starts.tolist(), adjacency.adjacent.tolist())) or part_graph(num_parts, adjacency, **options))
+    path = [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)]
+    for more in ([], [(0, 0), (3, 3)], [(0, 1), (1, 0)], [(1, 1), (1, 2), (2, 1), (1, 1)]):
+        metis.cut_with_metis(make_graph(path + more, 4).edge_index, 2, 0)
+    assert seen == [([0, 1, 3, 5, 6], [1, 0, 2, 1, 3, 2])] * 4
+
+
+@pytest.mark.parametrize("left", [[0, 0, 1, 1], [1, 1, 3, 3], [2, 2, 2, 2]])
+def test_what_metis_leaves_empty_is_filled_from_the_largest(left, monkeypatch):
+    class Cut:
+        vertex_part = left
+
+    monkeypatch.setattr(pymetis, "part_graph", lambda *args, **options: Cut)
+    ring = make_graph([(i, (i + d) % 4) for i in range(4) for d in (1, 3)], 4).edge_index
+    assert sizes_of(metis.cut_with_metis(ring, 4, 0)) == [1, 1, 1, 1]
+
+
+def test_components_of_exactly_the_least_size_and_the_last_by_number():
+    # Paths of 4, 3 and 2 nodes, of which the second has no training node.
+    nodes = np.split(np.arange(9), [4, 7])
+    pairs = [(int(u), int(v)) for path in nodes for a, b in zip(path, path[1:], strict=False) for u, v in ((a, b), (b, a))]
+    data = make_graph(pairs, 9, x=torch.zeros(9, 1))
+    components = find_components(data)
+    for min_size, expected in ((1, ["1", "2", "3"]), (2, ["1", "2", "3"]), (3, ["1", "2"]), (4, ["1"]), (5, ["1"])):
+        assert [number for number, _ in split_components(data, components, "separate", min_size)] == expected
+    assert select_component(data, components, "3").n_id.tolist() == [7, 8]
+    with pytest.raises(ValueError, match="data.components=4: the graph has 3 components"):
+        select_component(data, components, "4")
+    data.train_mask[4:7], data.valid_mask[4:7] = False, True
+    components = find_components(data)
+    assert [number for number, _ in split_components(data, components, "separate", 1)] == ["1", "3"]
+    with pytest.raises(ValueError, match="data.components=2: its 3 nodes hold none of the train split"):
+        select_component(data, components, "2")
