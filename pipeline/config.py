@@ -3,6 +3,7 @@
 Nothing here imports torch, so that ``--help`` answers at once.
 """
 
+import dataclasses
 import importlib.util
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
@@ -167,6 +168,12 @@ def open_schema() -> DictConfig:
     schema = OmegaConf.structured(Config)
     schema.data, schema.model = DataConfig, ModelConfig
     return schema
+
+
+def keys_without_effect() -> set[str]:
+    """Return the keys that change where things lie and how long a run trains, not what a step computes."""
+    configs = [dataclasses.replace(Config(), data=schema()) for schema in DATA_SCHEMAS.values()]
+    return {entry.name for config in configs for entry in keys.entries(config) if not entry.meaning.changes_numbers}
 
 
 def to_object(cfg: DictConfig) -> Config:

@@ -45,7 +45,7 @@ def resolve(config: Config, folder: Path, *, has_overrides: bool, continues: boo
     saved = configuration.load(folder / "config.yaml")
     if not has_overrides:
         return saved
-    free = {entry.name for entry in keys.entries(config) if not entry.meaning.changes_numbers}
+    free = configuration.keys_without_effect()
     if config.resume_allow_rescale:
         free |= {"parallel.num_ranks", "parallel.threads_per_rank"}
     differing = {name: text for name, text in keys.differences(saved, config).items() if name not in free}

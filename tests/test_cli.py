@@ -1,13 +1,19 @@
+import dataclasses
+import inspect
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from running import ROOT, TOY, shell
 
+from models import DeeperGCN
+from models.aggregate import KERNELS
 from pipeline import build, cli, config as configuration, prepare, restore
-from pipeline.config import EvaluateConfig
+from pipeline.config import Config, EvaluateConfig
 from pipeline.folder import resolve
 from pipeline.training import run
 
@@ -77,6 +83,36 @@ def test_values_that_no_run_can_have(overrides, message, configure):
     with pytest.raises(ValueError) as error:
         build.check(configure(*overrides))
     assert message in str(error.value)
+
+
+def test_the_stated_defaults_are_the_default_run(tmp_path):
+    with initialize_config_dir(cli.CONF, version_base="1.3"):
+        assert configuration.to_object(compose("config")) == Config()
+
+
+def test_options_of_the_model_are_those_of_its_constructor():
+    parameters = inspect.signature(DeeperGCN.__init__).parameters
+    schema = {field.name: field.default for field in dataclasses.fields(configuration.MODEL_SCHEMAS["deepergcn"])}
+    options = {name: p.default for name, p in parameters.items() if p.kind == p.KEYWORD_ONLY}
+    assert {name: options[name] for name in schema.keys() - {"name", "num_layers", "hidden_channels"}} == {
+        name: value for name, value in schema.items() if name in options}
+    assert options.keys() - schema.keys() == {"edge_dim", "num_categories", "fold_edge_encoder", "kernel"}
+
+
+def test_choices_of_the_kernel_are_those_of_the_aggregation():
+    assert Config.__dataclass_fields__["kernel"].metadata["meaning"].choices == KERNELS
+
+
+def test_help_needs_no_torch_and_explains_every_key(tmp_path):
+    code = ("import sys\nfrom pipeline import train, cli\nsys.argv = ['train', '--help', '+experiment=digits']\n"
+            "cli.call(train.main)\nassert not {'torch', 'torch_geometric', 'scipy'} & set(sys.modules)")
+    shown = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True,
+                           env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert shown.returncode == 0, shown.stderr
+    keys = dict(line.strip().split("=", 1) for line in shown.stdout.splitlines() if re.match(r"  [a-z_.]+=", line))
+    assert keys["train.lr"].startswith("0.003 ") and keys["data.source"].startswith("digits ")
+    assert keys.keys() >= {entry.name for entry in configuration.keys.entries(Config()) if "data." not in entry.name}
+    assert all(len(text.split(maxsplit=1)) == 2 for name, text in keys.items() if "." in name)
 
 
 def test_configuration_survives_a_round_trip(configure, tmp_path):

@@ -2,6 +2,7 @@
 
 import html
 
+from pipeline.names import SPLITS
 from scripts.report import figures
 from scripts.report.runs import AXES, SECONDARY, Run, comparable, differing, groups, qualities, short, shown
 from scripts.report.sweep import summary_of_sweep
@@ -49,7 +50,7 @@ def _one(run: Run) -> list[tuple[str, str]]:
     return [
         ("Result", _html_table(["", html.escape(run.name)], rows)),
         ("Loss", figures.svg(figures.curves(run, ["loss"], "loss of the training steps"))),
-        (f"Metric: {run.metric}", figures.svg(figures.curves(run, ["train", "valid", "test"], run.metric))),
+        (f"Metric: {run.metric}", figures.svg(figures.curves(run, list(SPLITS), run.metric))),
     ]
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import yaml
 
+from pipeline.config import keys_without_effect
 from pipeline.run.log import read_records
 
-# Keys that say where things lie, not what is computed.
-NO_SETTING = ("resume", "resume_allow_rescale", "cache_dir", "tensorboard", "partition.prefetch", "data.root")
+# Keys that say where things lie, not what is computed; how long a run trained is told.
+NO_SETTING = keys_without_effect() - {"train.epochs"}
 # Keys that rarely are what a comparison is about: a label names them only if nothing else tells the runs apart.
 SECONDARY = ("name", "train.epochs", "train.eval_every")
 # The parallel settings, which the summary knows best; runs of before have none of them.
