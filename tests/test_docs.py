@@ -229,18 +229,19 @@ def shared(tmp_path_factory) -> tuple[Path, set]:
                          ids=lambda page: page.name)
 def test_every_command_runs(page, shared, ogb_toy):
     folder, been_run = shared
-    toy, steps = ogb_toy(), []
+    toy, steps, num_checked = ogb_toy(), [], 0
     for language, block in blocks_of(page):
         if language == "python":
             steps.append(["-c", block])
         elif language == "bash":
             for line in filter(str.strip, block.splitlines()):
                 command = shlex.split(line, comments=True)
-                small = None if tuple(command) in been_run else shrink(command, toy)
-                if small is not None:
+                small = shrink(command, toy)
+                num_checked += small is not None
+                if small is not None and tuple(command) not in been_run:
                     steps.append(small)
                     been_run.add(tuple(command))
-    assert len(steps) >= (12 if page.name == "README.md" else 1)
+    assert num_checked >= (12 if page.name == "README.md" else 1)
     result = subprocess.run(
         [sys.executable, "-c", RUNNER], input=json.dumps(steps), cwd=folder, capture_output=True, text=True,
         timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
