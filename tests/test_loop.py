@@ -260,6 +260,15 @@ def test_another_dataset_under_a_resumed_run_is_refused(configure, tmp_path):
         train_one(config, data, tmp_path, CPU, "test")
 
 
+def test_a_checkpoint_of_another_version_is_refused(configure, tmp_path):
+    config = configure(*TOY)
+    train(config, tmp_path / "run")
+    path = tmp_path / "run" / "checkpoints" / "last.pt"
+    checkpoint.save(path, {key: value for key, value in checkpoint.load(path).items() if key != "format"})
+    with pytest.raises(ValueError, match="run was trained by another version of this program.* start a new run"):
+        train(config, tmp_path / "run")
+
+
 def test_a_kill_between_record_and_checkpoint_loses_no_record(configure, tmp_path, monkeypatch):
     config = configure(*TOY)
     expected = train(config, tmp_path / "whole")

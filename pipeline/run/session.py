@@ -18,6 +18,9 @@ from pipeline.run.stop import StopRequest
 
 log = logging.getLogger(__name__)
 
+# Of the checkpoints; raise it when those of before cannot be resumed.
+FORMAT = 2
+
 
 class Step(Protocol):
     """An optimizer step that all ranks have taken: its number since the run began, and whether it ends a round."""
@@ -144,6 +147,9 @@ class Session:
         self._start_bar(trainer)
 
     def _load(self, trainer: Trainer, saved: dict) -> None:
+        if saved.get("format") != FORMAT:
+            raise ValueError(f"{self.folder} was trained by another version of this program, whose checkpoints cannot be "
+                             "resumed: continue with that version, or start a new run")
         same_ranks = saved["num_ranks"] == self.ranks.num_ranks
         if not same_ranks and not self._allow_rescale:
             raise ValueError(f"{self.folder} was trained by {saved['num_ranks']} ranks, not {self.ranks.num_ranks}: "
@@ -236,7 +242,7 @@ class Session:
         if self.ranks.is_first:
             trainer.progress.wall_seconds = time.perf_counter() - self._began
             checkpoint.save_last(self._checkpoints, {
-                **trainer.state(), "round": trainer.progress.round, "num_ranks": self.ranks.num_ranks,
+                **trainer.state(), "format": FORMAT, "round": trainer.progress.round, "num_ranks": self.ranks.num_ranks,
                 "data_hash": self._data_hash, "arithmetic": trainer.arithmetic})
 
     def _leave(self, trainer: Trainer) -> None:
