@@ -114,7 +114,8 @@ class Quality:
                 f"edges kept ({self.cut:.1%} cut), imbalance {self.imbalance:.3f}")
 
 
-def measure_partition(edge_index: EdgeIndex, partition: Partition, seconds: float, *, block_edges: int = 1 << 24) -> Quality:
+def measure_partition(edge_index: EdgeIndex, partition: Partition, seconds: float, *,
+                      block_edges: int = 1 << 24) -> Quality:
     """Count the edges that a partition keeps, `block_edges` at a time."""
     part = np.empty(partition.perm.numel(), np.int32)
     sizes = partition.ptr.diff()

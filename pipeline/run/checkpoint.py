@@ -100,7 +100,7 @@ def load_last(folder: Path) -> dict | None:
             errors.append(str(error))
             continue
         if errors:
-            log.warning("%s; falling back to %s of round %d", errors[0], folder / name, state["round"])
+            log.warning("%s; falling back to %s of round %s", errors[0], folder / name, state.get("round"))
             # Or the next save would keep the damaged one as the previous.
             os.replace(folder / name, folder / "last.pt")
         return state

@@ -148,8 +148,8 @@ class Session:
 
     def _load(self, trainer: Trainer, saved: dict) -> None:
         if saved.get("format") != FORMAT:
-            raise ValueError(f"{self.folder} was trained by another version of this program, whose checkpoints cannot be "
-                             "resumed: continue with that version, or start a new run")
+            raise ValueError(f"{self.folder} was trained by another version of this program, whose checkpoints cannot "
+                             "be resumed: continue with that version, or start a new run")
         same_ranks = saved["num_ranks"] == self.ranks.num_ranks
         if not same_ranks and not self._allow_rescale:
             raise ValueError(f"{self.folder} was trained by {saved['num_ranks']} ranks, not {self.ranks.num_ranks}: "
@@ -206,8 +206,8 @@ class Session:
             if progress.best_epoch is None or not scores["valid"] <= progress.best_scores["valid"]:
                 progress.best_epoch, progress.best_scores, progress.num_worse = progress.epochs, scores, 0
                 if self.ranks.is_first:
-                    checkpoint.save(self._checkpoints / "best.pt",
-                                    {"model": trainer.weights(), "round": number, "epoch": progress.epochs, "scores": scores})
+                    checkpoint.save(self._checkpoints / "best.pt", {
+                        "model": trainer.weights(), "round": number, "epoch": progress.epochs, "scores": scores})
         numbers = trainer.round_numbers()
         self._run_log.record("round", round=number, epochs=progress.epochs, step=progress.step, **numbers,
                              wall_seconds=time.perf_counter() - self._began, **(scores or {}))
