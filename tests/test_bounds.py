@@ -1,16 +1,36 @@
 """The cases at the edge of a bound, where an off-by-one would hide: found by putting such faults in."""
 
+import itertools
+import math
+import os
+
 import numpy as np
 import pymetis
 import pytest
 import torch
-from conftest import make_graph, random_graph
+from conftest import make_graph, random_graph, task_graph
+from running import TOY, rounds_of, train
 
 from pipeline.graph import metis
-from pipeline.graph.components import find_components, select_component, split_components
-from pipeline.graph.partition import Partition, measure_partition, random_partition, regroup
+from pipeline.graph.components import (
+    find_components,
+    select_component,
+    split_components,
+)
+from pipeline.graph.partition import (
+    Partition,
+    measure_partition,
+    random_partition,
+    regroup,
+)
 from pipeline.graph.partitioner import Partitioner
+from pipeline.graph.structure import hash_structure
+from pipeline.inference import predict_exact, predict_views
+from pipeline.loaders.cluster import ClusterLoader
+from pipeline.run import checkpoint, files
+from pipeline.run.ranks import Ranks
 from pipeline.run.seeds import stream
+from pipeline.tasks.node import NodeTask
 
 
 def sizes_of(partition: Partition) -> list[int]:
@@ -68,7 +88,7 @@ def test_what_metis_leaves_empty_is_filled_from_the_largest(left, monkeypatch):
 def test_components_of_exactly_the_least_size_and_the_last_by_number():
     # Paths of 4, 3 and 2 nodes, of which the second has no training node.
     nodes = np.split(np.arange(9), [4, 7])
-    pairs = [(int(u), int(v)) for path in nodes for a, b in zip(path, path[1:], strict=False) for u, v in ((a, b), (b, a))]
+    pairs = [(int(u), int(v)) for path in nodes for a, b in itertools.pairwise(path) for u, v in ((a, b), (b, a))]
     data = make_graph(pairs, 9, x=torch.zeros(9, 1))
     components = find_components(data)
     for min_size, expected in ((1, ["1", "2", "3"]), (2, ["1", "2", "3"]), (3, ["1", "2"]), (4, ["1"]), (5, ["1"])):
@@ -81,3 +101,82 @@ def test_components_of_exactly_the_least_size_and_the_last_by_number():
     assert [number for number, _ in split_components(data, components, "separate", 1)] == ["1", "3"]
     with pytest.raises(ValueError, match="data.components=2: its 3 nodes hold none of the train split"):
         select_component(data, components, "2")
+
+
+def test_graphs_of_the_same_degrees_have_different_digests():
+    pairs = [(0, 1), (1, 0), (2, 3), (3, 2)]
+    crossed = [(0, 2), (2, 0), (1, 3), (3, 1)]
+    assert hash_structure(make_graph(pairs, 4).edge_index) != hash_structure(make_graph(crossed, 4).edge_index)
+
+
+def test_views_of_more_clusters_than_nodes_have_one_node_each():
+    data = task_graph(list(range(20)))
+    sizes = []
+
+    def predict(batch):
+        sizes.append(batch.num_nodes)
+        return batch.n_id, batch.x[:, :2]
+
+    rows = predict_views(predict, ClusterLoader(data), num_rows=40, out_channels=2, num_views=3, num_parts=99, seed=0, round_=0)
+    assert sizes == [1] * 120
+    torch.testing.assert_close(rows, data.x[:, :2])
+
+
+def test_exact_evaluation_borrows_the_threads_of_the_ranks_that_wait():
+    data, seen, before = task_graph(list(range(20))), [], torch.get_num_threads()
+
+    def predict(batch):
+        seen.append(torch.get_num_threads())
+        return batch.n_id[batch.target], batch.x[:, :2]
+
+    rows = predict_exact(predict, data, num_rows=40, out_channels=2, device=torch.device("cpu"), ranks=Ranks(0, 1, 0, 3))
+    assert seen == [3 * before] and torch.get_num_threads() == before and torch.equal(rows, data.x[:, :2])
+
+
+def test_the_loss_and_the_predictions_are_those_of_the_targets():
+    data = task_graph(list(range(30)))
+    data.n_id, data.target = torch.arange(40) + 100, torch.arange(40) % 2 == 0
+    logits = torch.randn(40, 2)
+
+    class Given(torch.nn.Module):
+        def forward(self, x, edge_index, edge_attr):
+            return logits
+
+    model = Given()
+    _, count = NodeTask(data).loss(model, data, torch.Generator())
+    assert count == 2 * 15
+    n_id, predicted = NodeTask(data).predict(model, data)
+    assert n_id.tolist() == list(range(100, 140, 2)) and torch.equal(predicted, logits[::2])
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_before_the_write_is_over(tmp_path, monkeypatch):
+    calls = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: calls.append(os.readlink(f"/proc/self/fd/{fd}")) or fsync(fd))
+    monkeypatch.setattr(os, "replace", lambda a, b: calls.append("rename") or replace(a, b))
+    files.write_text(tmp_path / "a", "text")
+    file, rename, folder = calls
+    assert file.endswith(".tmp") and rename == "rename" and folder == str(tmp_path)
+
+
+def test_what_json_cannot_say_is_null():
+    value = {"a": math.nan, "b": {"c": math.inf, "d": -math.inf, "e": 1.5}, "f": 2, "g": "nan", "h": None}
+    assert files.without_nan(value) == {"a": None, "b": {"c": None, "d": None, "e": 1.5}, "f": 2, "g": "nan", "h": None}
+
+
+@pytest.mark.parametrize("valid, best", [([0.4, 0.5, 0.5, 0.3], 2), ([math.nan] * 4, 4)])
+def test_of_equal_evaluations_the_first_is_the_best_and_of_undefined_ones_the_last(valid, best, configure, tmp_path, monkeypatch):
+    scores = iter(valid)
+    monkeypatch.setattr(NodeTask, "scores", lambda self, model, rows: dict.fromkeys(("train", "valid", "test"), next(scores)))
+    assert train(configure(*TOY), tmp_path / "run")["best_epoch"] == best and len(rounds_of(tmp_path / "run")) == 4
+
+
+def test_time_is_added_up_over_the_starts_of_a_run(configure, tmp_path):
+    config = configure(*TOY)
+    train(config, tmp_path / "run")
+    path = tmp_path / "run" / "checkpoints" / "last.pt"
+    saved = checkpoint.load(path)
+    assert 0 < saved["progress"]["wall_seconds"] < 600
+    saved["progress"]["wall_seconds"] = 1000.0
+    checkpoint.save(path, saved)
+    assert 1000 <= train(config, tmp_path / "run")["wall_seconds"] < 1600
