@@ -159,6 +159,11 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_before_the_wr
     assert file.endswith(".tmp") and rename == "rename" and folder == str(tmp_path)
 
 
+def test_the_digest_sees_where_a_list_ends():
+    states = [[[1, 2], [3]], [[1], [2, 3]], [1, 2, 3], [[1, 2, 3]], [1, [2, 3]], [1, 23], [(1,), (2,), (3,)]]
+    assert len({checkpoint.digest({"a": state}) for state in states}) == len(states)
+
+
 def test_what_json_cannot_say_is_null():
     value = {"a": math.nan, "b": {"c": math.inf, "d": -math.inf, "e": 1.5}, "f": 2, "g": "nan", "h": None}
     assert files.without_nan(value) == {"a": None, "b": {"c": None, "d": None, "e": 1.5}, "f": 2, "g": "nan", "h": None}

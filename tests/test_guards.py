@@ -20,6 +20,7 @@ from pipeline.data.cache import load
 from pipeline.run import checkpoint
 from pipeline.run.errors import EXIT_TRY_AGAIN, RankError, Stopped
 from pipeline.run.threads import threads_per_rank
+from pipeline.tasks.node import NodeTask
 from pipeline.trainers.gnn import GNNTrainer
 
 TWO = [*TOY, "parallel.num_ranks=2", "train.epochs=8"]
@@ -80,6 +81,15 @@ def test_threads_are_those_asked_for_or_the_processors_shared_out(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(12)), raising=False)
     assert [threads_per_rank(ranks) for ranks in (1, 2, 5, 12, 13)] == [12, 6, 2, 1, 1]
     assert threads_per_rank(4, 7) == 7
+
+
+def test_a_single_process_has_the_threads_asked_for(configure, tmp_path, monkeypatch):
+    before, seen, loss = torch.get_num_threads(), [], NodeTask.loss
+    monkeypatch.setattr(NodeTask, "loss", lambda *args: seen.append(torch.get_num_threads()) or loss(*args))
+    for overrides, expected in (([], before), ([f"parallel.threads_per_rank={before + 1}"], before + 1)):
+        train(configure(*TOY, "train.epochs=1", *overrides), tmp_path / str(expected))
+        assert seen == [expected] * 4 and torch.get_num_threads() == before
+        seen.clear()
 
 
 @linux
