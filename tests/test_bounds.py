@@ -159,6 +159,14 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_before_the_wr
     assert file.endswith(".tmp") and rename == "rename" and folder == str(tmp_path)
 
 
+def test_a_save_after_one_that_was_killed_between_its_two_names_leaves_no_third(tmp_path):
+    checkpoint.save_last(tmp_path, {"round": 1})
+    os.link(tmp_path / "last.pt", tmp_path / "previous.pt")
+    checkpoint.save_last(tmp_path, {"round": 2})
+    assert sorted(os.listdir(tmp_path)) == ["last.pt", "previous.pt"]
+    assert [checkpoint.load(tmp_path / name)["round"] for name in ("previous.pt", "last.pt")] == [1, 2]
+
+
 def test_the_digest_sees_where_a_list_ends():
     states = [[[1, 2], [3]], [[1], [2, 3]], [1, 2, 3], [[1, 2, 3]], [1, [2, 3]], [1, 23], [(1,), (2,), (3,)]]
     assert len({checkpoint.digest({"a": state}) for state in states}) == len(states)
