@@ -1,8 +1,10 @@
 """The cases at the edge of a bound, where an off-by-one would hide: found by putting such faults in."""
 
+import copy
 import itertools
 import math
 import os
+import time
 
 import numpy as np
 import pymetis
@@ -11,6 +13,7 @@ import torch
 from conftest import make_graph, random_graph, task_graph
 from running import TOY, rounds_of, train
 
+from pipeline import build
 from pipeline.graph import metis
 from pipeline.graph.components import (
     find_components,
@@ -26,6 +29,7 @@ from pipeline.graph.partition import (
 from pipeline.graph.partitioner import Partitioner
 from pipeline.graph.structure import hash_structure
 from pipeline.inference import predict_exact, predict_views
+from pipeline.loaders.background import BackgroundRounds
 from pipeline.loaders.cluster import ClusterLoader
 from pipeline.run import checkpoint, files
 from pipeline.run.ranks import Ranks
@@ -122,6 +126,41 @@ def test_views_of_more_clusters_than_nodes_have_one_node_each():
     torch.testing.assert_close(rows, data.x[:, :2])
 
 
+def test_the_clusters_of_all_views_are_dealt_out_to_the_ranks(monkeypatch):
+    data, dealt = task_graph(list(range(20))), []
+    monkeypatch.setattr(Ranks, "sum_", lambda self, tensor: None)
+
+    def predict(batch):
+        dealt[-1].append(batch.num_nodes)
+        return batch.n_id, batch.x[:, :2]
+
+    for rank in range(3):
+        dealt.append([])
+        predict_views(predict, ClusterLoader(data), num_rows=40, out_channels=2, num_views=5, num_parts=2, seed=0, round_=0,
+                      ranks=Ranks(rank, 3))
+    assert [len(of_rank) for of_rank in dealt] == [4, 3, 3] and sum(map(sum, dealt)) == 5 * 40
+
+
+def test_no_more_batches_than_asked_for_are_made_ahead():
+    made = []
+
+    def batches():
+        for i in range(50):
+            made.append(i)
+            yield i
+
+    with BackgroundRounds([(0, batches)], prefetch=3) as rounds:
+        taken = rounds.batches(0)
+        for i in range(5):
+            assert next(taken) == i
+        # Those that were taken, those that wait, and the one in the thread's hand.
+        deadline = time.monotonic() + 30
+        while len(made) < 5 + 3 + 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        assert len(made) == 5 + 3 + 1
+
+
 def test_exact_evaluation_borrows_the_threads_of_the_ranks_that_wait():
     data, seen, before = task_graph(list(range(20))), [], torch.get_num_threads()
 
@@ -147,6 +186,33 @@ def test_the_loss_and_the_predictions_are_those_of_the_targets():
     assert count == 2 * 15
     n_id, predicted = NodeTask(data).predict(model, data)
     assert n_id.tolist() == list(range(100, 140, 2)) and torch.equal(predicted, logits[::2])
+
+
+def test_splits_of_one_node_and_of_none():
+    data = task_graph([3])
+    data.metric, data.y, data.out_channels = "acc", (torch.arange(40) % 3).unsqueeze(1), 3
+    data.valid_mask, data.test_mask = torch.arange(40) == 5, torch.zeros(40, dtype=torch.bool)
+    logits = torch.nn.functional.one_hot(torch.arange(40) % 3, 3).float()
+    logits[5] = -logits[5]
+    scores = NodeTask(data).scores(None, logits)
+    assert scores["train"] == 1 and scores["valid"] == 0 and math.isnan(scores["test"])
+
+
+def test_a_step_follows_the_gradient_of_the_mean_over_the_labels(configure):
+    data = task_graph([3, 8, 20])
+    data.y[8, 0] = math.nan
+    config = configure("partition=whole", "model.num_layers=2", "model.hidden_channels=8", "model.dropout=0", "train.epochs=1")
+    with build.build_trainer(config, data, torch.device("cpu")) as trainer:
+        before = copy.deepcopy(trainer.model)
+        (step,) = trainer.steps()
+        (batch,) = trainer.loader.batches(0, trainer.schedule.share(0))
+    logits, y = before(batch.x, batch.edge_index, batch.edge_attr)[batch.train_mask], batch.y[batch.train_mask]
+    known = ~y.isnan()
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits[known], y[known])
+    loss.backward()
+    assert step.is_last and known.sum() == 5 and trainer.round_numbers()["loss"] == pytest.approx(loss.item())
+    for ours, theirs in zip(trainer.model.parameters(), before.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_before_the_write_is_over(tmp_path, monkeypatch):
