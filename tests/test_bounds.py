@@ -215,6 +215,21 @@ def test_a_step_follows_the_gradient_of_the_mean_over_the_labels(configure):
         torch.testing.assert_close(ours.grad, theirs.grad)
 
 
+def test_the_loss_of_a_round_is_the_mean_over_its_labels(configure, tmp_path, monkeypatch):
+    taken, loss = [], NodeTask.loss
+
+    def watched(self, model, batch, rng):
+        total, count = loss(self, model, batch, rng)
+        taken.append((total.item(), count.item()))
+        return total, count
+
+    monkeypatch.setattr(NodeTask, "loss", watched)
+    train(configure(*TOY, "train.epochs=2"), tmp_path / "run")
+    assert len({count for _, count in taken}) > 1
+    of_rounds = [map(sum, zip(*taken[first:first + 4], strict=True)) for first in (0, 4)]
+    assert [e["loss"] for e in rounds_of(tmp_path / "run")] == pytest.approx([total / count for total, count in of_rounds])
+
+
 def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_before_the_write_is_over(tmp_path, monkeypatch):
     calls = []
     fsync, replace = os.fsync, os.replace
