@@ -13,6 +13,7 @@ import torch
 from conftest import make_graph, random_graph, task_graph
 from running import TOY, rounds_of, train
 
+from models.aggregate import fused, reference
 from pipeline import build
 from pipeline.graph import metis
 from pipeline.graph.components import (
@@ -34,6 +35,7 @@ from pipeline.loaders.cluster import ClusterLoader
 from pipeline.run import checkpoint, files
 from pipeline.run.ranks import Ranks
 from pipeline.run.seeds import stream
+from pipeline.schedule import Share
 from pipeline.tasks.node import NodeTask
 
 
@@ -228,6 +230,24 @@ def test_the_loss_of_a_round_is_the_mean_over_its_labels(configure, tmp_path, mo
     assert len({count for _, count in taken}) > 1
     of_rounds = [map(sum, zip(*taken[first:first + 4], strict=True)) for first in (0, 4)]
     assert [e["loss"] for e in rounds_of(tmp_path / "run")] == pytest.approx([total / count for total, count in of_rounds])
+
+
+def test_the_last_batch_may_have_fewer_clusters():
+    data = random_graph(30, 100, 0)
+    loader = ClusterLoader(data, Partitioner(data.edge_index, name="random", num_parts=5), clusters_per_step=2)
+    assert loader.num_batches == len(list(loader.batches(0, Share()))) == 3
+
+
+def test_a_block_of_edges_ends_before_a_row_that_is_too_many():
+    assert reference._cut_into_blocks(torch.tensor([0, 5, 6, 7, 20, 20]), 4) == [(0, 1), (1, 3), (3, 4), (4, 5)]
+    assert reference._cut_into_blocks(torch.tensor([0, 2, 4, 6]), 4) == [(0, 2), (2, 3)]
+
+
+def test_what_the_fused_kernel_does_not_take():
+    x, edge_index = torch.ones(3, 2), torch.zeros(2, 1, dtype=torch.int64)
+    assert "eps is -1e-07" in fused.why_not_fused(x, edge_index, eps=-1e-7)
+    assert "more than one element" in fused.why_not_fused(x, edge_index, scalars=(torch.ones(2), 1.0, 0.0))
+    assert fused._pad(torch.tensor([0, 2, 3]), 4, "destination").tolist() == [0, 2, 3, 3, 3]
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_before_the_write_is_over(tmp_path, monkeypatch):
