@@ -118,6 +118,7 @@ def test_a_sweeper_gets_the_best_validation_metric(tmp_path):
         (tmp_path / "returned.jsonl").unlink()
 
 
+@pytest.mark.slow
 def test_batch_norm_with_an_uneven_last_round(configure, tmp_path, train_hurt):
     # Of the second round's two ranks only the first has an epoch left; the run is stopped in it.
     config, folder = configure(*TWO, "train.epochs=3", "model.norm=batch"), tmp_path / "stopped"
