@@ -17,7 +17,7 @@ from pipeline.run.launch import launch, start_rank_server
 from pipeline.run.log import format_table
 from pipeline.run.ranks import Ranks
 from pipeline.run.stop import StopRequest
-from pipeline.run.threads import threads_per_rank
+from pipeline.run.threads import restored_threads, threads_per_rank, use_threads
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,10 @@ def run(config: Config, folder: Path, command: str, *, log_config: dict | None =
     with StopRequest() as stop:
         ranks = rank_tools.from_environment()  # torchrun's, who has started the others as well
         if ranks is not None or config.parallel.num_ranks == 1:
-            return train_as_rank(ranks or Ranks(), stop, config, folder, command)
+            with restored_threads():
+                if config.parallel.threads_per_rank:
+                    use_threads(config.parallel.threads_per_rank)
+                return train_as_rank(ranks or Ranks(), stop, config, folder, command)
         return _launch_ranks(config, folder, command, stop, log_config)
 
 

@@ -19,7 +19,9 @@ from pipeline import training
 from pipeline.data.cache import load
 from pipeline.run import checkpoint
 from pipeline.run.errors import EXIT_TRY_AGAIN, RankError, Stopped
+from pipeline.run.stop import STOP_SIGNALS, StopRequest
 from pipeline.run.threads import threads_per_rank
+from pipeline.tasks.node import NodeTask
 from pipeline.trainers.gnn import GNNTrainer
 
 TWO = [*TOY, "parallel.num_ranks=2", "train.epochs=8"]
@@ -82,6 +84,15 @@ def test_threads_are_those_asked_for_or_the_processors_shared_out(monkeypatch):
     assert threads_per_rank(4, 7) == 7
 
 
+def test_a_single_process_has_the_threads_asked_for(configure, tmp_path, monkeypatch):
+    before, seen, loss = torch.get_num_threads(), [], NodeTask.loss
+    monkeypatch.setattr(NodeTask, "loss", lambda *args: seen.append(torch.get_num_threads()) or loss(*args))
+    for overrides, expected in (([], before), ([f"parallel.threads_per_rank={before + 1}"], before + 1)):
+        train(configure(*TOY, "train.epochs=1", *overrides), tmp_path / str(expected))
+        assert seen == [expected] * 4 and torch.get_num_threads() == before
+        seen.clear()
+
+
 @linux
 @pytest.mark.parametrize("verified", [True, False])
 def test_a_graph_from_the_cache_is_a_mapped_file(verified, configure, tmp_path):
@@ -107,6 +118,7 @@ def test_a_sweeper_gets_the_best_validation_metric(tmp_path):
         (tmp_path / "returned.jsonl").unlink()
 
 
+@pytest.mark.slow
 def test_batch_norm_with_an_uneven_last_round(configure, tmp_path, train_hurt):
     # Of the second round's two ranks only the first has an epoch left; the run is stopped in it.
     config, folder = configure(*TWO, "train.epochs=3", "model.norm=batch"), tmp_path / "stopped"
@@ -127,26 +139,59 @@ def test_batch_norm_with_an_uneven_last_round(configure, tmp_path, train_hurt):
     assert counts and all(count == 8 for count in counts)
 
 
-@pytest.mark.slow
+@pytest.fixture
+def signalled(monkeypatch):
+    """Train; this process gets a signal before an optimizer step of the run, from 1."""
+    def train_signalled(config, folder, number):
+        step = GNNTrainer._step
+
+        def changed(self, batch, lr):
+            if self.progress.step + 1 == number:
+                signal.raise_signal(signal.SIGUSR1)
+            return step(self, batch, lr)
+
+        with monkeypatch.context() as patch, pytest.raises(Stopped):
+            patch.setattr(GNNTrainer, "_step", changed)
+            train(config, folder)
+
+    return train_signalled
+
+
+@pytest.mark.parametrize("number, left", [(7, (1, 3)), (8, (2, 0)), (9, (2, 1))])
+def test_a_request_in_the_last_step_of_a_round_closes_the_round_first(number, left, configure, tmp_path, signalled):
+    # Rounds have four steps.
+    config, folder = configure(*TOY, "train.epochs=3"), tmp_path / "stopped"
+    whole = train(config, tmp_path / "whole")
+    signalled(config, folder, number)
+    saved = checkpoint.load(folder / "checkpoints" / "last.pt")["progress"]
+    assert (saved["round"], saved["step_in_round"]) == left and len(rounds_of(folder)) == left[0]
+    assert train(config, folder)["weights_sha256"] == whole["weights_sha256"]
+    assert [(e["round"], e["valid"]) for e in rounds_of(folder)] == [(e["round"], e["valid"]) for e in rounds_of(tmp_path / "whole")]
+
+
+def test_signals_are_noted_and_given_back():
+    before = [signal.signal(signum, signal.SIG_IGN) for signum in STOP_SIGNALS]
+    try:
+        with StopRequest() as stop:
+            assert stop.signum == 0
+            signal.raise_signal(signal.SIGUSR2)
+            assert stop.signum == signal.SIGUSR2
+        assert [signal.getsignal(signum) for signum in STOP_SIGNALS] == [signal.SIG_IGN] * 3
+    finally:
+        for signum, handler in zip(STOP_SIGNALS, before, strict=True):
+            signal.signal(signum, handler)
+
+
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
-def test_two_threads_stopped_in_the_middle_of_a_round_end_with_the_same_bits(kernel, configure, tmp_path, monkeypatch):
+def test_two_threads_stopped_in_the_middle_of_a_round_end_with_the_same_bits(kernel, configure, tmp_path, signalled):
     # Big enough that torch divides its sums among threads.
     config = configure(*TOY, "data.num_nodes=1200", "data.num_edges=24000", "model.hidden_channels=32", "train.epochs=2",
                        f"kernel={kernel}")
-    step = GNNTrainer._step
-
-    def signalled(self, batch, lr):
-        if self.progress.step + 1 == 6:
-            signal.raise_signal(signal.SIGUSR1)
-        return step(self, batch, lr)
-
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         whole = train(config, tmp_path / "whole")
-        with monkeypatch.context() as patch, pytest.raises(Stopped):
-            patch.setattr(GNNTrainer, "_step", signalled)
-            train(config, tmp_path / "stopped")
+        signalled(config, tmp_path / "stopped", 6)
         saved = checkpoint.load(tmp_path / "stopped" / "checkpoints" / "last.pt")
         assert saved["progress"]["step_in_round"] == 2 and "2 threads" in saved["arithmetic"]
         resumed = train(config, tmp_path / "stopped")

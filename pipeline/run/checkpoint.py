@@ -81,6 +81,8 @@ def save_last(folder: Path, state: dict) -> None:
         link = files.temporary_beside(previous)
         os.link(last, link)
         os.replace(link, previous)
+        # A save that was killed here has given the file both names, and then the system renames nothing.
+        link.unlink(missing_ok=True)
     save(last, state)
 
 
