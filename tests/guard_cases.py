@@ -21,8 +21,9 @@ from pipeline.tasks.node import NodeTask
 from pipeline.trainers.gnn import GNNTrainer
 
 
-def train_hurt(hurt: Callable | None, ranks: Ranks, stop: StopRequest, config: Config, folder: Path, *args) -> dict | None:
-    """Train as one of the ranks, write down what it sees, and let ``hurt(ranks, stop, folder)`` change the program first."""
+def train_hurt(hurt: Callable | None, ranks: Ranks, stop: StopRequest, config: Config, folder: Path,
+               *args) -> dict | None:
+    """Train as a rank, write down what it sees, and let ``hurt(ranks, stop, folder)`` change the program first."""
     watch(folder / f"rank-{ranks.rank}.jsonl")
     if hurt is not None:
         hurt(ranks, stop, folder)

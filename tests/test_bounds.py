@@ -32,6 +32,7 @@ from pipeline.graph.structure import hash_structure
 from pipeline.inference import predict_exact, predict_views
 from pipeline.loaders.background import BackgroundRounds
 from pipeline.loaders.cluster import ClusterLoader
+from pipeline.names import SPLITS
 from pipeline.run import checkpoint, files
 from pipeline.run.ranks import Ranks
 from pipeline.run.seeds import stream
@@ -123,7 +124,8 @@ def test_views_of_more_clusters_than_nodes_have_one_node_each():
         sizes.append(batch.num_nodes)
         return batch.n_id, batch.x[:, :2]
 
-    rows = predict_views(predict, ClusterLoader(data), num_rows=40, out_channels=2, num_views=3, num_parts=99, seed=0, round_=0)
+    rows = predict_views(predict, ClusterLoader(data), num_rows=40, out_channels=2, num_views=3, num_parts=99, seed=0,
+                         round_=0)
     assert sizes == [1] * 120
     torch.testing.assert_close(rows, data.x[:, :2])
 
@@ -138,7 +140,8 @@ def test_the_clusters_of_all_views_are_dealt_out_to_the_ranks(monkeypatch):
 
     for rank in range(3):
         dealt.append([])
-        predict_views(predict, ClusterLoader(data), num_rows=40, out_channels=2, num_views=5, num_parts=2, seed=0, round_=0,
+        predict_views(predict, ClusterLoader(data), num_rows=40, out_channels=2, num_views=5, num_parts=2, seed=0,
+                      round_=0,
                       ranks=Ranks(rank, 3))
     assert [len(of_rank) for of_rank in dealt] == [4, 3, 3] and sum(map(sum, dealt)) == 5 * 40
 
@@ -170,7 +173,8 @@ def test_exact_evaluation_borrows_the_threads_of_the_ranks_that_wait():
         seen.append(torch.get_num_threads())
         return batch.n_id[batch.target], batch.x[:, :2]
 
-    rows = predict_exact(predict, data, num_rows=40, out_channels=2, device=torch.device("cpu"), ranks=Ranks(0, 1, 0, 3))
+    rows = predict_exact(predict, data, num_rows=40, out_channels=2, device=torch.device("cpu"),
+                         ranks=Ranks(0, 1, 0, 3))
     assert seen == [3 * before] and torch.get_num_threads() == before and torch.equal(rows, data.x[:, :2])
 
 
@@ -203,7 +207,8 @@ def test_splits_of_one_node_and_of_none():
 def test_a_step_follows_the_gradient_of_the_mean_over_the_labels(configure):
     data = task_graph([3, 8, 20])
     data.y[8, 0] = math.nan
-    config = configure("partition=whole", "model.num_layers=2", "model.hidden_channels=8", "model.dropout=0", "train.epochs=1")
+    config = configure("partition=whole", "model.num_layers=2", "model.hidden_channels=8", "model.dropout=0",
+                       "train.epochs=1")
     with build.build_trainer(config, data, torch.device("cpu")) as trainer:
         before = copy.deepcopy(trainer.model)
         (step,) = trainer.steps()
@@ -229,7 +234,8 @@ def test_the_loss_of_a_round_is_the_mean_over_its_labels(configure, tmp_path, mo
     train(configure(*TOY, "train.epochs=2"), tmp_path / "run")
     assert len({count for _, count in taken}) > 1
     of_rounds = [map(sum, zip(*taken[first:first + 4], strict=True)) for first in (0, 4)]
-    assert [e["loss"] for e in rounds_of(tmp_path / "run")] == pytest.approx([total / count for total, count in of_rounds])
+    losses = [e["loss"] for e in rounds_of(tmp_path / "run")]
+    assert losses == pytest.approx([total / count for total, count in of_rounds])
 
 
 def test_the_last_batch_may_have_fewer_clusters():
@@ -279,9 +285,10 @@ def test_what_json_cannot_say_is_null():
 
 
 @pytest.mark.parametrize("valid, best", [([0.4, 0.5, 0.5, 0.3], 2), ([math.nan] * 4, 4)])
-def test_of_equal_evaluations_the_first_is_the_best_and_of_undefined_ones_the_last(valid, best, configure, tmp_path, monkeypatch):
+def test_of_equal_evaluations_the_first_is_the_best_and_of_undefined_ones_the_last(valid, best, configure, tmp_path,
+                                                                                        monkeypatch):
     scores = iter(valid)
-    monkeypatch.setattr(NodeTask, "scores", lambda self, model, rows: dict.fromkeys(("train", "valid", "test"), next(scores)))
+    monkeypatch.setattr(NodeTask, "scores", lambda self, model, rows: dict.fromkeys(SPLITS, next(scores)))
     assert train(configure(*TOY), tmp_path / "run")["best_epoch"] == best and len(rounds_of(tmp_path / "run")) == 4
 
 

@@ -28,6 +28,7 @@ def test_digest_sees_names_order_types_and_bits():
               {"a": torch.zeros(2).double(), "b": torch.zeros(2)},
               {"a": torch.tensor([0.0, -0.0]), "b": torch.zeros(2)}, {"a": torch.zeros(1, 2), "b": torch.zeros(2)}]
     assert len({checkpoint.digest(s) for s in [base, *others]}) == 6
+    assert checkpoint.digest([1, 23]) != checkpoint.digest([12, 3])
     assert checkpoint.digest(base) == checkpoint.digest({k: v.clone() for k, v in base.items()})
 
 

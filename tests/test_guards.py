@@ -108,7 +108,8 @@ def test_a_graph_from_the_cache_is_a_mapped_file(verified, configure, tmp_path):
 
 def test_a_sweeper_gets_the_best_validation_metric(tmp_path):
     sweep = ["-m", *TOY, "train.epochs=1", "seed=0,1", f"cache_dir={tmp_path / 'cache'}", f"hydra.sweep.dir={tmp_path}",
-             "+hydra.callbacks.returned._target_=guard_cases.ReturnValues", f"+hydra.callbacks.returned.folder={tmp_path}"]
+             "+hydra.callbacks.returned._target_=guard_cases.ReturnValues",
+             f"+hydra.callbacks.returned.folder={tmp_path}"]
     for _ in ("trained", "trained already"):
         done = shell("pipeline.train", *sweep, cwd=tmp_path, PYTHONPATH=os.environ["PYTHONPATH"])
         assert done.returncode == 0, done.stdout + done.stderr
@@ -130,7 +131,8 @@ def test_batch_norm_with_an_uneven_last_round(configure, tmp_path, train_hurt):
     assert (saved["round"], saved["epochs"], saved["step_in_round"]) == (1, 2, 2)
     resumed = train_hurt(config, folder)
     assert resumed["weights_sha256"] == whole["weights_sha256"] and resumed["test"] == whole["test"]
-    assert [(e["round"], e["loss"]) for e in rounds_of(folder)] == [(e["round"], e["loss"]) for e in rounds_of(tmp_path / "whole")]
+    losses = [[(e["round"], e["loss"]) for e in rounds_of(run)] for run in (folder, tmp_path / "whole")]
+    assert losses[0] == losses[1]
     for of_run in (folder, tmp_path / "whole"):
         digests = [seen_by(rank, of_run, "weights") for rank in (0, 1)]
         assert digests[0] == digests[1] and len(set(digests[0])) == 2
@@ -166,7 +168,8 @@ def test_a_request_in_the_last_step_of_a_round_closes_the_round_first(number, le
     saved = checkpoint.load(folder / "checkpoints" / "last.pt")["progress"]
     assert (saved["round"], saved["step_in_round"]) == left and len(rounds_of(folder)) == left[0]
     assert train(config, folder)["weights_sha256"] == whole["weights_sha256"]
-    assert [(e["round"], e["valid"]) for e in rounds_of(folder)] == [(e["round"], e["valid"]) for e in rounds_of(tmp_path / "whole")]
+    valid = [[(e["round"], e["valid"]) for e in rounds_of(run)] for run in (folder, tmp_path / "whole")]
+    assert valid[0] == valid[1]
 
 
 def test_signals_are_noted_and_given_back():
@@ -185,7 +188,8 @@ def test_signals_are_noted_and_given_back():
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
 def test_two_threads_stopped_in_the_middle_of_a_round_end_with_the_same_bits(kernel, configure, tmp_path, signalled):
     # Big enough that torch divides its sums among threads.
-    config = configure(*TOY, "data.num_nodes=1200", "data.num_edges=24000", "model.hidden_channels=32", "train.epochs=2",
+    config = configure(*TOY, "data.num_nodes=1200", "data.num_edges=24000", "model.hidden_channels=32",
+                       "train.epochs=2",
                        f"kernel={kernel}")
     before = torch.get_num_threads()
     torch.set_num_threads(2)

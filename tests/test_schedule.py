@@ -71,4 +71,5 @@ def test_learning_rates_by_hand(scaling, factors):
     schedule = Schedule(num_epochs=6, num_batches=3, num_ranks=4, lr=0.1, lr_scaling=scaling, warmup_steps=4)
     # Six epochs of four ranks: a round of four, and one of two.
     assert [schedule.learning_rate(10, epochs) / 0.1 for epochs in (0, 4)] == pytest.approx(factors)
-    assert [schedule.learning_rate(step, 0) / (0.1 * factors[0]) for step in range(5)] == pytest.approx([0.25, 0.5, 0.75, 1, 1])
+    warmup = [schedule.learning_rate(step, 0) / (0.1 * factors[0]) for step in range(5)]
+    assert warmup == pytest.approx([0.25, 0.5, 0.75, 1, 1])

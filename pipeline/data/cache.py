@@ -20,7 +20,7 @@ from pipeline.run import checkpoint
 log = logging.getLogger(__name__)
 
 # Raise it when the same configuration and files shall give another graph than before.
-FORMAT = 3
+FORMAT = 4
 
 
 def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None) -> Data:

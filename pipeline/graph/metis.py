@@ -66,5 +66,4 @@ def _run_metis(edge_index: EdgeIndex, num_parts: int, seed: int) -> np.ndarray:
         largest = int(sizes.argmax())
         part[np.flatnonzero(part == largest)[-1]] = empty
         sizes[largest] -= 1
-        sizes[empty] += 1
     return part

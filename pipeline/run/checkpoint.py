@@ -37,7 +37,7 @@ def digest(state: object) -> str:
             for item in value:
                 update(item)
         else:
-            sha.update(repr(value).encode())
+            sha.update(f"{value!r};".encode())
 
     update(state)
     return sha.hexdigest()

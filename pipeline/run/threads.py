@@ -31,7 +31,7 @@ def borrowed_threads(factor: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def restored_threads() -> Iterator[None]:
-    """Restore the number of threads, which :func:`use_threads` changes, and :func:`compute_alone` for threads that begin later."""
+    """Restore the number of threads afterwards; :func:`compute_alone` sets it for threads that begin later."""
     num_threads = torch.get_num_threads()
     try:
         yield
