@@ -110,8 +110,8 @@ class ParallelConfig:
     num_ranks: int = key(1, "processes that train together, one per GPU, or CPU processes", minimum=1)
     lr_scaling: str = key("linear", "factor on train.lr for this many partitions at a time",
                           choices=("none", "sqrt", "linear"))
-    threads_per_rank: int = key(0, "threads of each rank; 0: the machine's processors divided among its ranks, and torch's "
-                                "own number for a single process or under torchrun", minimum=0)
+    threads_per_rank: int = key(0, "threads of each rank; 0: the machine's processors divided among its ranks, and "
+                                "torch's own number for a single process or under torchrun", minimum=0)
     check_every: int = key(100, "steps between two checks that all ranks have the same weights", minimum=1,
                            changes_numbers=False)
 
