@@ -15,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from pipeline.run.log import read_records
+
 RUN = ["data.num_nodes=1200", "data.num_edges=40000", "model.num_layers=3", "model.hidden_channels=32",
        "train.epochs=480", "train.eval_every=8"]
 FAULTS = ("kill -9 of a rank", "kill -9 of the parent", "SIGTERM", "SIGUSR1")
@@ -38,9 +40,9 @@ def children(parent: int) -> list[tuple[int, str]]:
     return sorted((int(line.split()[0]), line) for line in lines.splitlines())
 
 
-def epochs_in(folder: Path) -> int:
-    path = folder / "metrics.jsonl"
-    return path.read_text().count('"epoch"') if path.exists() else 0
+def rounds_in(folder: Path) -> int:
+    """How many rounds a run has recorded."""
+    return sum(record["kind"] == "round" for record in read_records(folder / "metrics.jsonl"))
 
 
 def strike(fault: str, process: subprocess.Popen) -> bool:
@@ -79,9 +81,9 @@ def main() -> None:
         for fault in FAULTS:
             folder, tried = Path(root, fault.replace(" ", "-")), 0
             while tried < options.times and not (folder / "summary.json").exists():
-                process, before = start(folder, arguments), epochs_in(folder)
+                process, before = start(folder, arguments), rounds_in(folder)
                 # Anywhere from the first steps on; a run that never gets further would never end.
-                while process.poll() is None and epochs_in(folder) <= before:
+                while process.poll() is None and rounds_in(folder) <= before:
                     time.sleep(0.01)
                 time.sleep(random.random())
                 tried += strike(fault, process)

@@ -55,25 +55,25 @@ def slowest_seconds(num_ranks: int, step_seconds: float, spread: float, *, draws
 
 
 def simulate(num_ranks: int, *, step_seconds: float, spread: float, num_bytes: float, network: Network,
-             data_epochs: int, steps_per_epoch: int) -> dict[str, float]:
+             epochs: int, steps_per_epoch: int) -> dict[str, float]:
     """One line of the table; times in seconds, and nothing of a step's communication hidden behind its computation."""
     communication = all_reduce_seconds(num_ranks, num_bytes, network)
     step = slowest_seconds(num_ranks, step_seconds, spread) + communication
-    wall_epochs = math.ceil(data_epochs / num_ranks)
-    steps = wall_epochs * steps_per_epoch
+    rounds = math.ceil(epochs / num_ranks)
+    steps = rounds * steps_per_epoch
     return {"num_ranks": num_ranks, "all_reduce": communication, "step": step, "efficiency": step_seconds / step,
-            "graphs_per_step": num_ranks / steps_per_epoch, "wall_epochs": wall_epochs, "steps": steps,
-            "training": steps * step, "speed_up": data_epochs * steps_per_epoch * step_seconds / (steps * step)}
+            "graphs_per_step": num_ranks / steps_per_epoch, "rounds": rounds, "steps": steps,
+            "training": steps * step, "speed_up": epochs * steps_per_epoch * step_seconds / (steps * step)}
 
 
 def table(rows: list[dict[str, float]]) -> str:
     """The lines as Markdown."""
-    lines = ["| ranks | all-reduce, ms | step, ms | efficiency | graphs in a step | wall epochs | steps of a rank "
+    lines = ["| ranks | all-reduce, ms | step, ms | efficiency | graphs in a step | rounds | steps of a rank "
              "| training | data speed-up |",
              "|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
         lines.append(f"| {row['num_ranks']} | {row['all_reduce'] * 1e3:.2f} | {row['step'] * 1e3:,.1f} | "
-                     f"{row['efficiency']:.1%} | {row['graphs_per_step']:g} | {row['wall_epochs']:,} | "
+                     f"{row['efficiency']:.1%} | {row['graphs_per_step']:g} | {row['rounds']:,} | "
                      f"{row['steps']:,} | {_duration(row['training'])} | {row['speed_up']:.3g} |")
     return "\n".join(lines)
 
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--spread", type=float, default=0.03,
                         help="standard deviation of a step's time, as a fraction of it")
     parser.add_argument("--parameters", type=int, default=2_374_568, help="of the model, in float32")
-    parser.add_argument("--data-epochs", type=int, default=1000, help="passes over the graph, summed over the ranks")
+    parser.add_argument("--epochs", type=int, default=1000, help="passes over the graph, summed over the ranks")
     parser.add_argument("--steps-per-epoch", type=int, default=10, help="clusters of a partition")
     parser.add_argument("--ranks-per-node", type=int, default=default.ranks_per_node, help="ranks of one node")
     parser.add_argument("--node-gbytes", type=float, default=default.node_bandwidth / 1e9,
@@ -112,9 +112,9 @@ def main() -> None:
                       options.network_gbytes * 1e9, options.network_us * 1e-6)
     for step_ms in options.step_ms:
         print(f"\nstep {step_ms:g} ms, spread {options.spread:.1%}, gradient {options.parameters * 4 / 1e6:.1f} MB, "
-              f"{options.data_epochs:,} data epochs of {options.steps_per_epoch} steps\n")
+              f"{options.epochs:,} epochs of {options.steps_per_epoch} steps\n")
         print(table([simulate(w, step_seconds=step_ms / 1e3, spread=options.spread, num_bytes=4 * options.parameters,
-                              network=network, data_epochs=options.data_epochs, steps_per_epoch=options.steps_per_epoch)
+                              network=network, epochs=options.epochs, steps_per_epoch=options.steps_per_epoch)
                      for w in options.ranks]))
 
 

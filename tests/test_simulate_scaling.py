@@ -12,7 +12,7 @@ from scripts.simulate_scaling import (
 )
 
 GRADIENT = 4 * 2_374_568
-RUN = dict(step_seconds=0.1, spread=0.03, num_bytes=GRADIENT, network=Network(), data_epochs=1000, steps_per_epoch=10)
+RUN = dict(step_seconds=0.1, spread=0.03, num_bytes=GRADIENT, network=Network(), epochs=1000, steps_per_epoch=10)
 
 
 def test_one_rank_is_the_run_itself():
@@ -43,7 +43,7 @@ def test_more_ranks_cost_more_and_finish_sooner():
     for before, after in zip(rows, rows[1:]):
         assert after["all_reduce"] > before["all_reduce"] and after["step"] > before["step"]
         assert after["efficiency"] < before["efficiency"] and after["training"] < before["training"]
-    assert rows[-1]["wall_epochs"] == 2 and rows[-1]["steps"] == 20
+    assert rows[-1]["rounds"] == 2 and rows[-1]["steps"] == 20
 
 
 def test_without_spread_nobody_waits():
