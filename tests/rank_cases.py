@@ -1,4 +1,4 @@
-"""What test_parallel.py lets every rank do; the processes import it by name."""
+"""What test_ranks.py lets every rank do; the processes import it by name."""
 
 import copy
 

@@ -14,7 +14,7 @@ class StopRequest:
     Child processes that are handed the object see what their parent was told.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         # Not locked: a signal may arrive while the lock is held.
         self._signum = multiprocessing.get_context("spawn").RawValue(ctypes.c_int, 0)
         self._before: dict = {}
