@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from conftest import random_graph
-from test_fused import graph
+from test_aggregate import graph
 from test_models import count_saved_elements
 from torch_geometric import EdgeIndex
 

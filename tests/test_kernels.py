@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from test_fused import check, graph, off_the_bounds
+from test_aggregate import check, graph, off_the_bounds
 
 from models.aggregate import AGGREGATIONS, aggregate, backend, cpu
 from models.kernels import norm

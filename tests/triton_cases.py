@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from test_fused import assert_close, graph, poisoned_memory, run, wide_graph  # noqa: F401 (a fixture)
+from test_aggregate import assert_close, graph, poisoned_memory, run, wide_graph  # noqa: F401 (a fixture)
 from torch_geometric import EdgeIndex
 
 from models.aggregate import AGGREGATIONS, fused, gpu, ops, reference
@@ -30,7 +30,7 @@ def compute(edge_index, inputs, grad, *, aggr, dtype=torch.float32, exact=False)
     device = "cpu" if exact else DEVICE
     place = {name: None if value is None else value.to(device) for name, value in inputs.items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("test_fused.aggregate", aggregate)
+        patch.setattr("test_aggregate.aggregate", aggregate)
         results = run(edge_index.to(device), place, grad.to(device), aggr=aggr, kernel="",
                       dtype=torch.float64 if exact else dtype)
     return {name: None if value is None else value.cpu() for name, value in results.items()}
