@@ -12,7 +12,7 @@ from models.aggregate import AGGREGATIONS, fused, gpu, ops, reference
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LIMITS = reference.POWER_RANGE
 if DEVICE == "cpu":
-    ops.register_gpu("cpu")
+    gpu.register("cpu")
 
 
 @pytest.fixture(autouse=True)

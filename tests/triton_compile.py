@@ -64,7 +64,7 @@ def compile_problem(aggr, channels, edge_dim, *, encoded=False, dtype=torch.floa
 
 
 if __name__ == "__main__":
-    ops.register_gpu("cpu")  # only registers the functions for CPU tensors; their launches go to compile_launch
+    gpu.register("cpu")  # only registers the functions for CPU tensors; their launches go to compile_launch
     gpu._launch = compile_launch
     if len(sys.argv) > 1:
         compile_problem(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -68,7 +68,8 @@ def why_no_kernel(device: str) -> str:
 def _register_gpu() -> bool:
     if importlib.util.find_spec("triton") is None:
         return False
-    ops.register_gpu()
+    from . import gpu  # Triton takes a second to import and is not everywhere
+    gpu.register()
     return True
 
 

@@ -223,3 +223,9 @@ def sort_edges(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
         indptr = torch.searchsorted(keys, nodes).to(keys.dtype)
         tensors += [indptr, edge_index[1 - key][position], position.to(keys.dtype)]
     return tensors
+
+
+def register(device_type: str = "cuda") -> None:
+    """Register these kernels for the tensors of a device; under TRITON_INTERPRET=1 it may be "cpu"."""
+    for operator, kernel in ((ops.forward, forward), (ops.backward, backward), (ops.sort_edges, sort_edges)):
+        operator.register_kernel(device_type, kernel)

@@ -10,7 +10,7 @@ from torch import Tensor
 from . import cpu
 from .cpu import KINDS
 
-__all__ = ["KINDS", "allocate_gradients", "allocate_outputs", "backward", "forward", "register_gpu", "sort_edges"]
+__all__ = ["KINDS", "allocate_gradients", "allocate_outputs", "backward", "forward", "sort_edges"]
 
 # The package's first name: the same files may be imported as `models` and as `parallel_epochs.models`.
 NAMESPACE = __name__.partition(".")[0]
@@ -171,11 +171,3 @@ def _allocate_structure(edge_index, num_src, num_dst):
 @sort_edges.register_fake
 def _(edge_index, num_src, num_dst):
     return _allocate_structure(edge_index, num_src, num_dst)
-
-
-def register_gpu(device_type: str = "cuda") -> None:
-    """Register the Triton kernels for the tensors of a device; under TRITON_INTERPRET=1 it may be "cpu"."""
-    from . import gpu  # Triton takes a second to import and is not everywhere
-
-    for operator, kernel in ((forward, gpu.forward), (backward, gpu.backward), (sort_edges, gpu.sort_edges)):
-        operator.register_kernel(device_type, kernel)
