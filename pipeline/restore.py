@@ -41,7 +41,7 @@ def restore(options: EvaluateConfig) -> Restored:
     """Load a checkpoint of a run and predict every row with it.
 
     Raises:
-        ValueError: no such run or checkpoint, a damaged checkpoint, or an unknown method.
+        ValueError: no such run or checkpoint, a damaged checkpoint, another dataset, or an unknown method.
     """
     keys.check(options)
     folder = Path(options.run)
@@ -56,6 +56,9 @@ def restore(options: EvaluateConfig) -> Restored:
     state = checkpoint.load(folder / "checkpoints" / f"{options.checkpoint}.pt")
 
     _, data = build.open_graph(config).parts[0]
+    if state.get("data_hash") != data.get("content_hash"):
+        raise ValueError(f"{folder}: the dataset is not the one that this run was trained on; restore it to evaluate "
+                         "the run")
     device = build.choose_device(options.device)
     task, loader = build.build_task(config, data), build.build_loader(config, data, device)
     model = build.build_model(config, data, task).to(device)

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from conftest import random_graph
 from hydra import compose, initialize_config_dir
 from running import ROOT, TOY, shell
 
@@ -174,6 +175,23 @@ def test_every_experiment_composes_and_runs_at_toy_size(experiment, configure, t
 def test_prepare_fills_the_metis_cache(configure, tmp_path):
     prepare.fill_caches(configure(*TOY, "partition=metis"))
     assert len(list((tmp_path / "cache" / "partitions").glob("metis-*.pt"))) == 1
+
+
+def test_a_file_that_changed_since_is_not_evaluated(configure, tmp_path):
+    data = random_graph(60, 300, 0)
+    data.edge_index = data.edge_index.as_tensor().long()
+    data.train_mask = torch.arange(60) < 40
+    data.valid_mask, data.test_mask = torch.arange(60) >= 50, (torch.arange(60) >= 40) & (torch.arange(60) < 50)
+    torch.save(data, tmp_path / "graph.pt")
+    (tmp_path / "run").mkdir()
+    file = ["data=file", f"data.path={tmp_path / 'graph.pt'}", "train.epochs=2", "model.num_layers=2"]
+    summary = run(configure(*file), tmp_path / "run", "test")
+    options = EvaluateConfig(run=str(tmp_path / "run"), device="cpu")
+    assert restore.evaluate(options)["valid"] == pytest.approx(summary["best_valid"])
+    data.x[0, 0] += 1
+    torch.save(data, tmp_path / "graph.pt")
+    with pytest.raises(ValueError, match="the dataset is not the one that this run was trained on"):
+        restore.evaluate(options)
 
 
 def test_evaluate_by_both_methods_saves_predictions_and_explains(configure, tmp_path):

@@ -229,6 +229,18 @@ def test_a_file_of_the_users(tmp_path):
     assert loaded.metric == "rocauc" and loaded.x.tolist() == [[2.0]] * 6
 
 
+def test_nothing_that_a_user_saved_is_dropped_in_silence(tmp_path, caplog):
+    caplog.set_level("INFO")
+    data = good()
+    weights = torch.rand(data.num_edges)
+    del data.edge_attr
+    data.edge_weight, data.pos, data.train_pos = weights, torch.zeros(6, 2), None
+    torch.save(data, tmp_path / "graph.pt")
+    loaded = load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path / "cache")
+    assert sorted(loaded.edge_attr.squeeze(1).tolist()) == sorted(weights.tolist())
+    assert f"{tmp_path / 'graph.pt'}: not used: pos" in caplog.messages
+
+
 def test_log_sums_are_standardised():
     data = preparing.prepare(synthetic.synthetic_proteins(**SMALL), SyntheticProteinsConfig(node_features="log_sum"))
     torch.testing.assert_close(data.x[:, :8].mean(0), torch.zeros(8), atol=1e-5, rtol=0)

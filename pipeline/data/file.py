@@ -1,5 +1,6 @@
 """Graphs that users saved themselves with torch.save."""
 
+import logging
 from pathlib import Path
 
 import torch
@@ -14,6 +15,10 @@ from pipeline.metrics import CLASS_METRICS, METRICS
 from pipeline.names import MASKS
 from pipeline.run import files
 from pipeline.run.checkpoint import UNREADABLE
+
+log = logging.getLogger(__name__)
+
+USED = ("x", "edge_index", "edge_attr", "y", "species", "metric", "num_nodes", *MASKS)
 
 
 def read(config: FileConfig) -> Data:
@@ -36,8 +41,9 @@ def hash_content(config: FileConfig) -> str:
 def read_file(path: Path) -> Data:
     """Read a graph saved with torch.save as a ``Data``, or as a dict of its attributes.
 
-    ``valid_mask`` may be called ``val_mask``. ``metric`` may be one of :mod:`pipeline.metrics`; without it, integer
-    labels in one column mean accuracy.
+    ``valid_mask`` may be called ``val_mask``, and without ``edge_attr`` the ``edge_weight`` is the feature of the edges.
+    A line of the log names the attributes that are not used. ``metric`` may be one of :mod:`pipeline.metrics`; without
+    it, integer labels in one column mean accuracy.
 
     Raises:
         ValueError: not such a file, or an attribute is missing.
@@ -49,8 +55,12 @@ def read_file(path: Path) -> Data:
         raise ValueError(f"{path} is no saved torch_geometric Data: it cannot be read "
                          f"({type(error).__name__})") from error
     saved = saved if isinstance(saved, dict) else saved.to_dict()
-    saved = {{"val_mask": "valid_mask"}.get(key, key): value for key, value in saved.items()}
-    missing = [key for key in ("edge_index", "y", *MASKS) if saved.get(key) is None]
+    saved = {{"val_mask": "valid_mask"}.get(key, key): value for key, value in saved.items() if value is not None}
+    if "edge_weight" in saved and "edge_attr" not in saved:
+        saved["edge_attr"] = saved.pop("edge_weight")
+    if unused := [key for key in saved if key not in USED]:
+        log.info("%s: not used: %s", path, ", ".join(unused))
+    missing = [key for key in ("edge_index", "y", *MASKS) if key not in saved]
     if missing:
         raise ValueError(f"{path} has no {', '.join(missing)}")
     y = saved["y"]
@@ -59,8 +69,8 @@ def read_file(path: Path) -> Data:
     if metric not in METRICS:
         raise ValueError(f"{path} has the metric {metric!r}; choose {' or '.join(METRICS)}")
     classify = metric in CLASS_METRICS
-    num_nodes = (saved["x"] if saved.get("x") is not None else saved["train_mask"]).size(0)
-    keep = {key: saved[key] for key in ("x", "edge_attr", "species", *MASKS) if saved.get(key) is not None}
+    num_nodes = (saved["x"] if "x" in saved else saved["train_mask"]).size(0)
+    keep = {key: saved[key] for key in ("x", "edge_attr", "species", *MASKS) if key in saved}
     if "edge_attr" in keep and keep["edge_attr"].dim() == 1:
         keep["edge_attr"] = keep["edge_attr"].unsqueeze(1)
     if "species" in keep:

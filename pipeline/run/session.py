@@ -207,7 +207,8 @@ class Session:
                 progress.best_epoch, progress.best_scores, progress.num_worse = progress.epochs, scores, 0
                 if self.ranks.is_first:
                     checkpoint.save(self._checkpoints / "best.pt", {
-                        "model": trainer.weights(), "round": number, "epoch": progress.epochs, "scores": scores})
+                        "model": trainer.weights(), "round": number, "epoch": progress.epochs, "scores": scores,
+                        "data_hash": self._data_hash})
         numbers = trainer.round_numbers()
         self._run_log.record("round", round=number, epochs=progress.epochs, step=progress.step, **numbers,
                              wall_seconds=time.perf_counter() - self._began, **(scores or {}))
