@@ -41,7 +41,7 @@ def hash_content(config: FileConfig) -> str:
 def read_file(path: Path) -> Data:
     """Read a graph saved with torch.save as a ``Data``, or as a dict of its attributes.
 
-    ``valid_mask`` may be called ``val_mask``, and without ``edge_attr`` the ``edge_weight`` is the feature of the edges.
+    ``valid_mask`` may be called ``val_mask``, and without ``edge_attr`` the ``edge_weight`` is the edges' feature.
     A line of the log names the attributes that are not used. ``metric`` may be one of :mod:`pipeline.metrics`; without
     it, integer labels in one column mean accuracy.
 
