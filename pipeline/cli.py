@@ -124,7 +124,7 @@ def help_text(module: str, overrides: list[str]) -> str:
     lines = [f"python -m {module} [key=value ...]", ""]
     if groups:
         lines += ["Groups, each a file in conf/:", *groups, "  hydra/launcher=slurm (with -m)", ""]
-    lines += ["Keys, as composed:", *format_keys(config)]
+    lines += ["Keys, as composed:", *format_entries(keys.entries(config))]
     return "\n".join(lines)
 
 
@@ -135,11 +135,6 @@ def config_groups() -> dict[str, list[str]]:
         if members := sorted(path.stem for path in folder.glob("*.yaml")):
             groups[f"+{folder.name}" if folder.name in ("experiment", "sweep") else folder.name] = members
     return groups
-
-
-def format_keys(config: object) -> list[str]:
-    """Format a line for each key: its value and its meaning."""
-    return format_entries(keys.entries(config))
 
 
 def format_entries(entries: Iterable[keys.Entry]) -> list[str]:

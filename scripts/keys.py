@@ -19,11 +19,9 @@ Written by `python -m scripts.keys` from the schema, [`pipeline/config.py`](../p
 python -m pipeline.train +experiment=digits --help
 ```
 
-Give a key as `key=value`, a group as `group=member`; a group that is not part of every run begins with a plus. \
-Behind each
-key stands its default. An asterisk marks keys that do not change the numbers of a run: it may be resumed with other \
-values
-of them.
+Give a key as `key=value`, a group as `group=member`; a group that is not part of every run begins with a plus. Behind
+each key stands its default. An asterisk marks keys that do not change the numbers of a run: it may be resumed with
+other values of them.
 
 ## Groups
 """

@@ -4,14 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from running import ROOT
 
 from scripts.bench.measure import assert_close
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.slow

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import TOY, rounds_of, summary_of
+from running import ROOT, TOY, rounds_of, summary_of
 from test_docs import RUNNER, SMALL
 from torch_geometric.data import Data
 
-ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("dataset", "partition", "model", "task", "loader", "trainer", "metric")
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 

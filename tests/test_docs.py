@@ -14,14 +14,13 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from running import TOY, shell
+from running import ROOT, TOY, shell
 
 from pipeline import cli, config as configuration, keys
 from pipeline.config import MODEL_SCHEMAS, Config, EvaluateConfig
 from pipeline.data.config import DATA_SCHEMAS
 from scripts.keys import write_page
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EVERYWHERE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

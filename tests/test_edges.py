@@ -1,13 +1,12 @@
 import re
-from pathlib import Path
 
 import pytest
 import torch
+from running import ROOT
 from torch_geometric import EdgeIndex
 
 from models.edges import compress, fill_csr, from_csc
 
-ROOT = Path(__file__).resolve().parents[1]
 EDGES = torch.tensor([[2, 0, 1, 3, 0], [0, 1, 1, 1, 2]])  # 4 sources, 3 destinations
 
 

@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import TOY
+from running import ROOT, TOY
 from slurm_cluster import slurm, slurm_cluster, wait_for
 
 pytestmark = pytest.mark.slurm
-ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = str(ROOT / "scripts" / "train.sbatch")
 LONG = [*(o for o in TOY if not o.startswith("train.epochs")), "train.epochs=120"]
 LAUNCHER = ["-m", "hydra/launcher=slurm", "hydra.launcher.cpus_per_task=1", "hydra.sweep.dir=sweep"]
