@@ -19,8 +19,9 @@ test: $(VENV)/.installed-test
 test-slow: $(VENV)/.installed-test
 	$(PYTEST) -m "slow and not system and not slurm" --durations=20
 
-# What needs system packages or long builds: Chromium, and torch_sparse (10 to 15 minutes to compile, once).
-test-system: $(VENV)/.installed-sparse
+# What needs system packages, long builds or large packages: Chromium, torch_sparse (10 to 15 minutes to compile, once),
+# and the trackers wandb and mlflow (about 150 MB).
+test-system: $(VENV)/.installed-sparse $(VENV)/.installed-trackers
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }
 	$(BIN)/python -m pytest -m system
 
@@ -48,6 +49,10 @@ $(VENV)/.installed-test: $(VENV)/.installed
 
 $(VENV)/.installed-sparse: $(VENV)/.installed-test build/sparse
 	$(INSTALL) --no-index build/sparse/*.whl
+	touch $@
+
+$(VENV)/.installed-trackers: $(VENV)/.installed-test
+	$(INSTALL) -e .[wandb,mlflow]
 	touch $@
 
 # Neither package has a wheel on PyPI, and both compile one file after the other.

@@ -11,7 +11,8 @@ import sys
 __path__ = [os.path.dirname(os.path.abspath(__file__))]
 
 COMMANDS = {"train": "pipeline.train", "evaluate": "pipeline.evaluate", "predict": "pipeline.predict",
-            "prepare": "pipeline.prepare", "report": "scripts.report", "bench": "scripts.bench"}
+            "prepare": "pipeline.prepare", "tune": "pipeline.tune", "report": "scripts.report",
+            "bench": "scripts.bench"}
 
 
 def main() -> None:

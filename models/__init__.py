@@ -2,5 +2,7 @@
 
 from .conv import GENConv
 from .deepgcn import DeeperGCN
+from .equilibrium import EquilibriumGNN
+from .reversible import RevGNN
 
-__all__ = ["DeeperGCN", "GENConv"]
+__all__ = ["DeeperGCN", "EquilibriumGNN", "GENConv", "RevGNN"]

@@ -6,11 +6,14 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from .aggregate.reference import is_transformed
 from .kernels import norm as fused
+from .plain import is_plain
 
 
 def norm_relu_dropout(x: Float[Tensor, "num_nodes channels"], norm: torch.nn.Module, *, dropout: float = 0.0,
-                      training: bool = False, kernel: str = "auto") -> Float[Tensor, "num_nodes channels"]:
+                      training: bool = False, kernel: str = "auto",
+                      mask: Tensor | None = None) -> Float[Tensor, "num_nodes channels"]:
     """Compute ``dropout(relu(norm(x)))``.
 
     The fused kernel saves `x` and two numbers of each row for backward. It draws one number from torch's global random
@@ -23,21 +26,46 @@ def norm_relu_dropout(x: Float[Tensor, "num_nodes channels"], norm: torch.nn.Mod
         training: whether elements are dropped.
         kernel: "reference" for torch's own operators, "auto" or "fused" for the fused kernel where it can run: a
             LayerNorm in float32 on the CPU.
+        mask: what :func:`draw_mask` returned for the same arguments: which elements are dropped, instead of a new draw.
 
     Returns:
         [num_nodes, channels]
     """
-    if kernel == "reference" or not _can_fuse(x, norm):
-        return F.dropout(norm(x).relu(), dropout, training)
+    if not _runs_fused(x, norm, kernel):
+        out = norm(x).relu()
+        return F.dropout(out, dropout, training) if mask is None else out * mask
     dropout = dropout if training else 0.0
-    seed = torch.randint(2**62, (1,)) if dropout else torch.zeros(1, dtype=torch.int64)
+    seed = mask
+    if seed is None:
+        seed = torch.randint(2**62, (1,)) if dropout else torch.zeros(1, dtype=torch.int64)
     # As autocast has it: norms compute and return float32.
     return fused.forward(x.float(), norm.weight, norm.bias, seed, norm.eps, dropout)[0]
 
 
+def draw_mask(x: Float[Tensor, "num_nodes channels"], norm: torch.nn.Module, *, dropout: float = 0.0,
+              training: bool = False, kernel: str = "auto") -> Tensor | None:
+    """Draw once which elements several calls of :func:`norm_relu_dropout` drop.
+
+    Returns:
+        The seed of the fused kernel, where that will run; otherwise the factor of each element [num_nodes, channels].
+        None where nothing is dropped.
+    """
+    if not (training and dropout):
+        return None
+    if _runs_fused(x, norm, kernel):
+        return torch.randint(2**62, (1,))
+    return x.new_empty(x.shape).bernoulli_(1 - dropout).div_(1 - dropout)
+
+
+def _runs_fused(x: Tensor, norm: torch.nn.Module, kernel: str) -> bool:
+    transformed = is_transformed() and not torch.compiler.is_compiling()
+    return kernel != "reference" and not transformed and _can_fuse(x, norm)
+
+
 def _can_fuse(x: Tensor, norm: torch.nn.Module) -> bool:
     dtypes = (torch.float32, torch.bfloat16) if torch.is_autocast_enabled("cpu") else (torch.float32,)
-    return (type(norm) is torch.nn.LayerNorm and norm.bias is not None and norm.weight.dtype == torch.float32
+    return (is_plain(norm, torch.nn.LayerNorm) and norm.weight is not None and norm.bias is not None
+            and norm.weight.dtype == torch.float32
             and x.device.type == norm.weight.device.type == "cpu" and x.dtype in dtypes and x.dim() == 2
             and norm.normalized_shape == (x.size(1),) and _is_compiled())
 

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ NORMS = {"layer": torch.nn.LayerNorm, "batch": torch.nn.BatchNorm1d}
 
 # From [num_nodes, channels] to [num_nodes, hidden_channels]: a convolution, or a norm with its relu and dropout.
 Map = Callable[[Tensor], Tensor]
+Result = TypeVar("Result")
 
 
 def add_preactivated(h: Tensor, convolve: Map, activate: Map) -> Tensor:
@@ -36,7 +38,7 @@ def concatenate(h: Tensor, convolve: Map, activate: Map) -> Tensor:
 BLOCKS = {"res+": add_preactivated, "res": add_activated, "plain": replace, "dense": concatenate}
 
 
-def recompute(model: torch.nn.Module, function: Callable[..., Tensor], *args) -> Tensor:
+def recompute(model: torch.nn.Module, function: Callable[..., Result], *args) -> Result:
     """Call a function whose intermediate tensors are not kept for backward but computed again.
 
     Args:

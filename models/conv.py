@@ -1,99 +1,118 @@
 """GENConv with PyG's arguments and state_dict, all of DeepGCN's aggregations, and an edge encoder from outside."""
 # ruff: noqa: F722 (shapes are strings)
 
-import functools
-import logging
+import copy
+from typing import Optional
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch_geometric import nn as pyg
+from torch_geometric import EdgeIndex, nn as pyg
+from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import OptPairTensor, OptTensor, SparseTensor  # noqa: F401 (PyG looks for them here)
 from torch_geometric.utils import is_torch_sparse_tensor
 
+from . import notice
 from .activation import norm_relu_dropout
-from .aggregate import AGGREGATIONS, aggregate
-from .edges import from_sparse_tensor
+from .aggregate import AGGREGATIONS, KERNELS, aggregate, check_rows
+from .aggregate.reduce import reduce
+from .edges import from_sparse_tensor, from_torch_sparse
+from .plain import has_hooks, is_plain
 
 # What PyG's class is told, so that it creates the parameter t or p under its own name.
 _PYG_AGGR = {"softmax_sum": "softmax", "power_sum": "powermean"}
+# Those that PyG does not have, or has under another name.
+_OURS = ("power", *_PYG_AGGR)
 # Of PyG's `aggr_kwargs`, those that are read here.
 _AGGR_KWARGS = {"t", "p", "learn"}
-log = logging.getLogger(__name__)
+# What PyG calls on the way from the nodes to the aggregated messages: a subclass may have its own.
+_STEPS = ("message", "aggregate", "update", "message_and_aggregate", "edge_update")
+_HOOKS = tuple(f"_{step}_forward_{kind}" for step in ("propagate", *_STEPS[:2], *_STEPS[3:])
+               for kind in ("pre_hooks", "hooks"))
 
 
 class GENConv(pyg.GENConv):
     """Generalized graph convolution, ``MLP(x_i + aggregate_j(relu(x_j + e_ij) + eps))``.
 
     Takes the arguments of :class:`torch_geometric.nn.GENConv`, and more aggregations: see
-    :func:`models.aggregate.aggregate`. For what only PyG implements (other aggregations and `aggr_kwargs`, torch.sparse
-    tensors, ``flow="target_to_source"``) PyG's own code runs, and one line of the log says so. In PyG "power" is
-    another name of "powermean"; here it is DeepGCN's power mean, which clamps to other bounds.
+    :func:`models.aggregate.aggregate`. Where only PyG's own code does what is asked for, it runs, and a warning says
+    so once: other aggregations and `aggr_kwargs`, ``flow="target_to_source"``, `x` of three dimensions,
+    `decomposed_layers`, an explainer's mask, hooks on the steps of message passing, subclasses with steps of their own.
+    ``torch.jit.script`` is given PyG's layer with the same parameters.
+    In PyG "power" is another name of "powermean"; here it is DeepGCN's power mean, which clamps to other bounds.
     Mathematics: "DeeperGCN: All You Need to Train Deeper GCNs" (https://arxiv.org/abs/2006.07739).
 
     Args:
         y: initial logit of the degree's exponent in ``softmax_sum`` and ``power_sum``.
         learn_y: whether `y` is learned.
         kernel: "auto", "fused" or "reference", see :func:`models.aggregate.aggregate`.
+
+    Raises:
+        ValueError: unknown `kernel`.
     """
 
     def __init__(self, in_channels, out_channels, aggr="softmax", *args, y: float = 0.0, learn_y: bool = False,
                  kernel: str = "auto", **kwargs):
+        if kernel not in KERNELS:
+            raise ValueError(f"kernel={kernel} is unknown; choose one of {', '.join(KERNELS)}")
         super().__init__(in_channels, out_channels, _PYG_AGGR.get(aggr, aggr) if isinstance(aggr, str) else aggr,
                          *args, **kwargs)
-        self.aggr_name = aggr
+        self.aggr_name = aggr if isinstance(aggr, str) else self.aggr
         self._pygs_kwargs = sorted(set(kwargs.get("aggr_kwargs") or ()) - _AGGR_KWARGS)
+        self._aggr_kind = type(self.aggr_module)
         self.kernel = kernel
         if isinstance(aggr, str) and aggr.endswith("_sum"):
             self.y = torch.nn.Parameter(torch.tensor([y])) if learn_y else y
+        if _is_made_by_pyg(type(self)._orig_propagate):
+            # PyG takes what the class inherits, which may be the code made for another class: without explanations.
+            type(self)._orig_propagate = MessagePassing.propagate
 
     def forward(
         self,
-        x: (Float[Tensor, "num_src in_channels"]
-            | tuple[Float[Tensor, "num_src in_channels"], Float[Tensor, "num_dst in_channels_dst"] | None]),
-        edge_index: Int[Tensor, "2 num_edges"] | SparseTensor | Float[Tensor, "num_dst num_src"],
-        edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None,
+        x: (Float[Tensor, "*batch num_src in_channels"]
+            | tuple[Float[Tensor, "*batch num_src in_channels"],
+                    Float[Tensor, "*batch num_dst in_channels_dst"] | None]),
+        edge_index: Int[Tensor, "2 num_edges"] | SparseTensor | Float[Tensor, "num_dst num_src *value"],
+        edge_attr: Float[Tensor, "..."] | None = None,
         size: tuple[int, int] | None = None,
         *,
         edge_encoder: tuple[Float[Tensor, "out_channels edge_dim"], Float[Tensor, " out_channels"]] | None = None,
-    ) -> Float[Tensor, "num_out out_channels"]:
+    ) -> Float[Tensor, "*batch num_out out_channels"]:
         """Convolve once.
 
         Args:
             x: [num_nodes, in_channels], or a pair (source, destination) for a bipartite graph.
-            edge_index: [2, num_edges], an ``EdgeIndex``, or a SparseTensor [num_dst, num_src].
-            edge_attr: [num_edges, edge_dim] or none, which for a SparseTensor means its values.
+            edge_index: [2, num_edges], an ``EdgeIndex``, or a SparseTensor or torch.sparse tensor [num_dst, num_src].
+            edge_attr: [num_edges, edge_dim] or none, which for a sparse tensor means its values if they have columns.
             size: (num_src, num_dst) of a bipartite graph.
             edge_encoder: weight [out_channels, edge_dim] and bias [out_channels] to use in place of ``lin_edge``.
 
         Returns:
             [num_dst, out_channels]
+
+        Raises:
+            ValueError: sizes that do not fit each other, or ``kernel="fused"`` where PyG's own code has to run.
         """
-        if reason := self._why_pygs_own(edge_index):
-            if not torch.compiler.is_compiling():
-                _announce(reason)
-            if edge_encoder is not None:
-                edge_attr = torch.nn.functional.linear(edge_attr, *edge_encoder)
-            # PyG writes the code of propagate from this line: propagate_type: (x: OptPairTensor, edge_attr: OptTensor)
-            return super().forward(x, edge_index, edge_attr, size)
+        if reason := self._why_pygs_own(x):
+            if self.kernel == "fused":
+                raise ValueError(f"kernel=fused cannot run: {reason}. Use kernel=auto to run PyG's own code.")
+            notice.warn(f"{type(self).__name__}: PyG's own code runs ({reason})")
+            return self._run_pygs_own(x, edge_index, edge_attr, size, edge_encoder)
 
         if isinstance(edge_index, SparseTensor):
-            size = edge_index.size(1), edge_index.size(0)
-            edge_attr = edge_index.storage.value() if edge_attr is None else edge_attr
+            value = edge_index.storage.value()
             edge_index = from_sparse_tensor(edge_index)
-        x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
-        if x_dst is not None:
-            num_dst = x_dst.size(0)
+        elif is_torch_sparse_tensor(edge_index):
+            edge_index, value = from_torch_sparse(edge_index)
         else:
-            num_dst = size[1] if size is not None else x_src.size(0)
+            value = None
+        if edge_attr is None and value is not None and value.dim() > 1:  # as PyG has it
+            edge_attr = value
+        x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
+        num_dst = _count_destinations(x_src, x_dst, edge_index, size)
         if hasattr(self, "lin_src"):
             x_src = self.lin_src(x_src)
-        weight = bias = None
-        if edge_attr is not None:
-            if edge_encoder is not None:
-                weight, bias = edge_encoder
-            elif hasattr(self, "lin_edge"):
-                weight, bias = self.lin_edge.weight, self.lin_edge.bias
+        edge_attr, weight, bias = self._choose_encoder(edge_attr, edge_encoder)
         out = aggregate(
             x_src, edge_index, edge_attr, weight, bias, aggr=self.aggr_name, eps=self.eps, num_dst=num_dst,
             t=getattr(self.aggr_module, "t", 1.0), p=getattr(self.aggr_module, "p", 1.0), y=getattr(self, "y", 0.0),
@@ -104,7 +123,18 @@ class GENConv(pyg.GENConv):
             out = out + (self.lin_dst(x_dst) if hasattr(self, "lin_dst") else x_dst)
         return self._apply_mlp(out)
 
-    def _why_pygs_own(self, edge_index: Tensor | SparseTensor) -> str:
+    def aggregate(self, inputs: Tensor, index: Tensor, ptr: OptTensor = None,
+                  dim_size: Optional[int] = None) -> Tensor:  # noqa: UP045 (PyG reads it)
+        """Aggregate messages where PyG's own code runs; see :class:`torch_geometric.nn.conv.MessagePassing`."""
+        if self.aggr_name not in _OURS:
+            return super().aggregate(inputs, index, ptr, dim_size)
+        if inputs.dim() != 2:
+            raise ValueError(f"messages have {inputs.dim()} dimensions, but aggr={self.aggr_name} takes 2")
+        return reduce(inputs, index, index.max() + 1 if dim_size is None else dim_size, aggr=self.aggr_name,
+                      t=getattr(self.aggr_module, "t", 1.0), p=getattr(self.aggr_module, "p", 1.0),
+                      y=getattr(self, "y", 0.0))
+
+    def _why_pygs_own(self, x: Tensor | tuple[Tensor, Tensor | None]) -> str:
         """Say why PyG's own code has to run; empty if it has not."""
         if not isinstance(self.aggr_name, str) or self.aggr_name not in AGGREGATIONS:
             return f"aggr={self.aggr_name}"
@@ -112,20 +142,89 @@ class GENConv(pyg.GENConv):
             return f"aggr_kwargs with {', '.join(self._pygs_kwargs)}"
         if self.flow != "source_to_target":
             return f"flow={self.flow}"
-        return "edges are a torch.sparse tensor" if is_torch_sparse_tensor(edge_index) else ""
+        if (x if isinstance(x, Tensor) else x[0]).dim() != 2 or self.node_dim not in (-2, 0):
+            return "x has another number of dimensions than 2, or node_dim is another than -2"
+        if self.explain:
+            return "an explainer's mask"
+        if self.decomposed_layers != 1:
+            return f"decomposed_layers={self.decomposed_layers}"
+        if any(getattr(self, name) for name in _HOOKS):
+            return "hooks on the steps of message passing"
+        if not is_plain(self.aggr_module, self._aggr_kind):
+            return "another aggr_module, or one with hooks"
+        own = [step for step in _STEPS if step in vars(self) or getattr(type(self), step) is not _step_of_ours(step)]
+        if "propagate" in vars(self) or not _is_made_by_pyg(type(self).propagate):
+            own.append("propagate")
+        return f"{', '.join(own)} of its own" if own else ""
+
+    def _run_pygs_own(self, x, edge_index, edge_attr, size, edge_encoder):
+        if edge_attr is not None and isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
+            check_rows(edge_index, edge_attr)  # PyG repeats a single row
+        if edge_encoder is not None and edge_attr is not None:
+            if hasattr(self, "lin_edge"):
+                raise ValueError("edge_encoder is given, but the layer has a lin_edge of its own: build it without "
+                                 "edge_dim")
+            edge_attr = torch.nn.functional.linear(edge_attr, *edge_encoder)
+        # PyG writes the code of propagate from this line: propagate_type: (x: OptPairTensor, edge_attr: OptTensor)
+        return super().forward(x, edge_index, edge_attr, size)
+
+    def _choose_encoder(self, edge_attr, edge_encoder):
+        """Return the edge features with the weight and bias that encode them, or encoded ones."""
+        if edge_attr is None:
+            return None, None, None
+        if edge_encoder is not None:
+            return edge_attr, *edge_encoder
+        if not hasattr(self, "lin_edge"):
+            return edge_attr, None, None
+        if is_plain(self.lin_edge, pyg.Linear):
+            return edge_attr, self.lin_edge.weight, self.lin_edge.bias
+        return self.lin_edge(edge_attr), None, None
 
     def _apply_mlp(self, out: Tensor) -> Tensor:
         # PyG's MLP is Linear, norm, ReLU, Dropout, Linear, ...
-        modules = iter(self.mlp)
-        for module in modules:
-            if isinstance(module, torch.nn.LayerNorm):
-                _, dropout = next(modules), next(modules)
-                out = norm_relu_dropout(out, module, dropout=dropout.p, training=self.training, kernel=self.kernel)
+        if has_hooks(self.mlp):
+            return self.mlp(out)
+        modules = list(self.mlp)
+        while modules:
+            module = modules.pop(0)
+            if (len(modules) > 1 and is_plain(module, torch.nn.LayerNorm) and is_plain(modules[0], torch.nn.ReLU)
+                    and is_plain(modules[1], torch.nn.Dropout)):
+                dropout = modules[1]
+                out = norm_relu_dropout(out, module, dropout=dropout.p, training=dropout.training, kernel=self.kernel)
+                del modules[:2]
             else:
                 out = module(out)
         return out
 
+    def __prepare_scriptable__(self) -> MessagePassing:
+        """Return PyG's layer with the same parameters, for torch.jit.script, which cannot read this one."""
+        if type(self) is not GENConv or self.aggr_name in _OURS:
+            raise ValueError(f"torch.jit.script knows PyG's layers alone, not {type(self).__name__} with "
+                             f"aggr={self.aggr_name}")
+        notice.warn("GENConv: PyG's own code runs (torch.jit.script)")
+        template = pyg.GENConv(1, 1)  # PyG writes the code that is scripted when it first makes a layer
+        twin = copy.copy(self)
+        twin.__class__ = pyg.GENConv
+        twin.inspector = template.inspector
+        return twin
 
-@functools.cache
-def _announce(reason: str) -> None:
-    log.info("aggregation: PyG's own (%s)", reason)
+
+def _step_of_ours(step: str):
+    return getattr(GENConv, step)
+
+
+def _is_made_by_pyg(propagate) -> bool:
+    return propagate is MessagePassing.propagate or propagate.__module__.endswith("_propagate")
+
+
+def _count_destinations(x_src, x_dst, edge_index, size) -> int:
+    if isinstance(edge_index, EdgeIndex):
+        size = edge_index.sparse_size()
+    num_src, num_dst = (None, None) if size is None else size
+    for name, x, expected in (("source", x_src, num_src), ("destination", x_dst, num_dst)):
+        if x is not None and expected is not None and x.size(0) != expected:
+            raise ValueError(f"x has {x.size(0)} {name} nodes, but the edges are between {num_src} source and "
+                             f"{num_dst} destination nodes")
+    if x_dst is not None:
+        return x_dst.size(0)
+    return x_src.size(0) if num_dst is None else num_dst

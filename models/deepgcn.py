@@ -1,18 +1,20 @@
 """DeeperGCN: very deep graph convolutions with residual blocks (https://arxiv.org/abs/2006.07739)."""
 # ruff: noqa: F722 (shapes are strings)
 
-import math
 from functools import partial
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from .activation import norm_relu_dropout
-from .aggregate import AGGREGATIONS, KERNELS
 from .blocks import BLOCKS, NORMS, recompute
 from .conv import GENConv
-from .encoders import encode_nodes, fold
+from .encoders import create_node_encoders, encode_nodes, fold
+from .options import check_inputs, check_options
+from .plain import is_plain
+from .virtual import VirtualNode, spread
 
 
 class DeeperGCN(torch.nn.Module):
@@ -47,6 +49,8 @@ class DeeperGCN(torch.nn.Module):
         norm: norm between the layers and in their MLPs: "layer" or "batch".
         num_mlp_layers: number of linear layers in each convolution's MLP; beyond one, hidden ones have
             `2 * hidden_channels` channels.
+        virtual_node: what a virtual node, which all nodes read, reads of each graph's nodes: their sum ("add"), their
+            "mean", which clusters of any size have alike, or "none" for no virtual node.
         dropout: probability that an activation between two layers is dropped in training, in [0, 1).
         gradient_checkpointing: whether backward recomputes each layer, so that forward need not keep its activations.
         fold_edge_encoder: whether the edge encoders are folded as described; otherwise each layer builds a tensor of
@@ -81,25 +85,22 @@ class DeeperGCN(torch.nn.Module):
         learn_msg_scale: bool = False,
         norm: str = "layer",
         num_mlp_layers: int = 2,
+        virtual_node: str = "none",
         dropout: float = 0.1,
         gradient_checkpointing: bool = False,
         fold_edge_encoder: bool = True,
         kernel: str = "auto",
     ):
-        _check_options({name: value for name, value in locals().items() if name not in ("self", "__class__")})
+        check_options({name: value for name, value in locals().items() if name not in ("self", "__class__")})
         super().__init__()
         self.block = block
         self.dropout = dropout
-        self.num_categories = num_categories
+        self.num_columns = in_channels + num_categories
         self.gradient_checkpointing = gradient_checkpointing
         self.fold_edge_encoder = fold_edge_encoder
         self.kernel = kernel
 
-        if num_categories:
-            self.category_encoder = torch.nn.Linear(num_categories, in_channels)
-            self.node_encoder = torch.nn.Linear(2 * in_channels, hidden_channels)
-        else:
-            self.node_encoder = torch.nn.Linear(in_channels, hidden_channels)
+        self.node_encoder, self.category_encoder = create_node_encoders(in_channels, num_categories, hidden_channels)
         if edge_dim:
             self.edge_encoder = torch.nn.Linear(edge_dim, hidden_channels)
             self.edge_lins = torch.nn.ModuleList(
@@ -113,6 +114,8 @@ class DeeperGCN(torch.nn.Module):
                     num_layers=num_mlp_layers, bias=True, kernel=kernel)
             for layer in range(num_layers))
         self.norms = torch.nn.ModuleList(NORMS[norm](hidden_channels) for _ in range(num_layers))
+        self.virtual = None if virtual_node == "none" else VirtualNode(
+            hidden_channels, num_layers - 1, pool=virtual_node, norm=norm, dropout=dropout)
         self.head = torch.nn.Linear(hidden_channels + num_layers * growth, out_channels)
 
     def forward(
@@ -120,6 +123,7 @@ class DeeperGCN(torch.nn.Module):
         x: Float[Tensor, "num_nodes in_channels_and_categories"],
         edge_index: Int[Tensor, "2 num_edges"],
         edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None,
+        ptr: Int[Tensor, " num_graphs_plus_1"] | None = None,
     ) -> Float[Tensor, "num_nodes out_channels"]:
         """Predict logits.
 
@@ -127,18 +131,28 @@ class DeeperGCN(torch.nn.Module):
             x: [num_nodes, in_channels + num_categories]
             edge_index: [2, num_edges], a tensor or an ``EdgeIndex``.
             edge_attr: [num_edges, edge_dim] or none.
+            ptr: where each graph's nodes begin [num_graphs + 1], for the virtual nodes; none: one graph.
 
         Returns:
             [num_nodes, out_channels]
+
+        Raises:
+            ValueError: features of other widths than the model was made for.
         """
-        h = encode_nodes(x, self.node_encoder, self.category_encoder if self.num_categories else None)
+        check_inputs(self, x, edge_attr)
+        h = encode_nodes(x, self.node_encoder, self.category_encoder)
         if edge_attr is not None and not self.fold_edge_encoder:
             edge_attr = self.edge_encoder(edge_attr)
+        state = None
+        if self.virtual is not None:
+            ptr = torch.tensor([0, h.size(0)], device=h.device) if ptr is None else ptr
+            state = self.virtual.start(ptr)
+            h = h + spread(state, ptr, h.size(0))
         for layer in range(len(self.convs)):
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                h = recompute(self, self.apply_layer, layer, h, edge_index, edge_attr)
+                h, state = recompute(self, self._apply_layer, layer, h, edge_index, edge_attr, state, ptr)
             else:
-                h = self.apply_layer(layer, h, edge_index, edge_attr)
+                h, state = self._apply_layer(layer, h, edge_index, edge_attr, state, ptr)
         if self.block == "res+":
             h = self._activate(self.norms[-1], h)
         return self.head(h)
@@ -152,11 +166,21 @@ class DeeperGCN(torch.nn.Module):
             edge_index: as for :meth:`forward`.
             edge_attr: as for :meth:`forward`; encoded [num_edges, hidden_channels] without `fold_edge_encoder`.
         """
-        convolve = partial(self._convolve, layer, edge_index=edge_index, edge_attr=edge_attr)
+        return self._apply_layer(layer, h, edge_index, edge_attr)[0]
+
+    def _apply_layer(self, layer: int, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None,
+                     state: Tensor | None = None, ptr: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        def convolve(h: Tensor) -> Tensor:
+            nonlocal state
+            if self.virtual is not None and layer and state is not None:
+                state = self.virtual(layer - 1, state, h, ptr)
+                h = h + spread(state, cast(Tensor, ptr), h.size(0))
+            return self._convolve(layer, h, edge_index=edge_index, edge_attr=edge_attr)
+
         if self.block == "res+" and layer == 0:
-            return convolve(h)  # the last of the norms comes before the head instead
+            return convolve(h), state  # the last of the norms comes before the head instead
         norm = self.norms[layer - 1 if self.block == "res+" else layer]
-        return BLOCKS[self.block](h, convolve, partial(self._activate, norm))
+        return BLOCKS[self.block](h, convolve, partial(self._activate, norm)), state
 
     def _activate(self, norm: torch.nn.Module, h: Tensor) -> Tensor:
         return norm_relu_dropout(h, norm, dropout=self.dropout, training=self.training, kernel=self.kernel)
@@ -168,37 +192,6 @@ class DeeperGCN(torch.nn.Module):
         lin = self.edge_lins[layer]
         if not self.fold_edge_encoder:
             return conv(h, edge_index, lin(edge_attr))
+        if not (is_plain(lin, torch.nn.Linear) and is_plain(self.edge_encoder, torch.nn.Linear)):
+            return conv(h, edge_index, lin(self.edge_encoder(edge_attr)))
         return conv(h, edge_index, edge_attr, edge_encoder=fold(lin, self.edge_encoder))  # type: ignore[arg-type]
-
-
-_LEAST = {"in_channels": 1, "hidden_channels": 1, "out_channels": 1, "num_layers": 1, "num_mlp_layers": 1,
-          "edge_dim": 0, "num_categories": 0}
-_CHOICES = {"block": tuple(BLOCKS), "aggr": AGGREGATIONS, "norm": tuple(NORMS), "kernel": KERNELS}
-_NUMBERS = ("t", "p", "y", "dropout")
-
-
-def _check_options(options: dict) -> None:
-    for name, value in options.items():
-        if name in _LEAST:
-            _check_integer(name, 0 if name == "edge_dim" and value is None else value, _LEAST[name])
-        elif name in _CHOICES:
-            if value not in _CHOICES[name]:
-                raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(_CHOICES[name])}")
-        elif name in _NUMBERS:
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-                raise ValueError(f"{name} must be a finite number, not {value!r}")
-        elif not isinstance(value, bool):
-            raise ValueError(f"{name} must be true or false, not {value!r}")
-    if not 0 <= options["dropout"] < 1:
-        raise ValueError(f"dropout must be in [0, 1), not {options['dropout']}")
-    if options["p"] == 0:
-        raise ValueError("p must not be 0: the power mean divides by it")
-    if options["aggr"] == "softmax_sg" and options["learn_t"]:
-        raise ValueError("aggr=softmax_sg has no gradient for t: set learn_t=false")
-
-
-def _check_integer(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{name} must be an integer, not {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")

@@ -11,8 +11,23 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric import EdgeIndex
 from torch_geometric.typing import SparseTensor
 
-# The edges of each SparseTensor, kept as long as its storage lives.
+# Integers from here on do not fit into int32.
+INT32_END = 2**31
+# The edges of each sparse tensor, kept as long as it or its storage lives.
 _known = WeakIdKeyDictionary()
+
+
+def choose_dtype(*counts: int) -> torch.dtype:
+    """Choose what holds the numbers of as many nodes and edges, and pointers to them: int32 if it can, else int64."""
+    return torch.int32 if max(counts) < INT32_END else torch.int64
+
+
+def check_int32(edge_index: Tensor, *num_nodes: int) -> None:
+    """Raise a ValueError if edges [2, num_edges] are int32 but too many for it, or their nodes are."""
+    counts = edge_index.size(1), *num_nodes
+    if edge_index.dtype == torch.int32 and choose_dtype(*counts) != torch.int32:
+        raise ValueError(f"edge_index is int32, which cannot count to {max(counts):,}, the number of edges or nodes: "
+                         f"make it int64")
 
 
 def from_csc(edge_index: Int[Tensor, "2 num_edges"], indptr: Int[Tensor, " num_dst_plus_1"], *,
@@ -26,8 +41,12 @@ def from_csc(edge_index: Int[Tensor, "2 num_edges"], indptr: Int[Tensor, " num_d
 
     Returns:
         The edges with their CSC filled.
+
+    Raises:
+        ValueError: `edge_index` is int32, and there are 2**31 edges or nodes or more.
     """
     num_dst = indptr.numel() - 1
+    check_int32(edge_index, num_dst, num_src or 0)
     out = EdgeIndex(edge_index, sparse_size=(num_dst if num_src is None else num_src, num_dst), sort_order="col")
     out._indptr = indptr.to(edge_index.dtype)
     return out
@@ -66,6 +85,34 @@ def from_sparse_tensor(adj_t: SparseTensor) -> EdgeIndex:
     return _known[storage]
 
 
+def from_torch_sparse(adj_t: Tensor) -> tuple[EdgeIndex, Tensor]:
+    """Make an ``EdgeIndex`` of a torch.sparse tensor [num_dst, num_src], coalesced COO, CSR or CSC.
+
+    The edges are in the tensor's order. They are kept as long as it lives, and are compared with it each time.
+
+    Returns:
+        The edges, and their values [num_edges, ...] with their gradient.
+    """
+    if adj_t.layout == torch.sparse_coo:
+        dst, src = adj_t.indices()
+    elif adj_t.layout == torch.sparse_csr:
+        src, dst = adj_t.col_indices(), _expand(adj_t.crow_indices())
+    else:
+        src, dst = _expand(adj_t.ccol_indices()), adj_t.row_indices()
+    known = _known.get(adj_t)
+    if known is None or not (torch.equal(known.as_tensor()[0], src) and torch.equal(known.as_tensor()[1], dst)):
+        with torch.inference_mode(False):
+            order = "row" if adj_t.layout == torch.sparse_csc else "col"
+            known = EdgeIndex(torch.stack([src, dst]), sparse_size=(adj_t.size(1), adj_t.size(0)), sort_order=order)
+        _known[adj_t] = known
+    return known, adj_t.values()
+
+
+def _expand(ptr: Tensor) -> Tensor:
+    """Return the row of each entry."""
+    return torch.arange(ptr.numel() - 1, dtype=ptr.dtype, device=ptr.device).repeat_interleave(ptr.diff())
+
+
 def compress(edge_index: EdgeIndex, *, by: str) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
     """Return the CSC (`by` "col") or the CSR (`by` "row") of a sorted ``EdgeIndex``, as PyG does; torch.compile too.
 
@@ -73,6 +120,7 @@ def compress(edge_index: EdgeIndex, *, by: str) -> tuple[tuple[Tensor, Tensor], 
         The pointers [num_nodes + 1] with the nodes at the other ends [num_edges], and the positions in `edge_index` of
         the edges in that order, or none if they are in that order.
     """
+    check_int32(edge_index)
     in_order = edge_index.is_sorted_by_col if by == "col" else edge_index.is_sorted_by_row
     if torch.compiler.is_compiling() and not in_order:
         # PyG 2.8 hands a filled transpose to the compiler without its nodes, and then fails on that.
@@ -80,3 +128,16 @@ def compress(edge_index: EdgeIndex, *, by: str) -> tuple[tuple[Tensor, Tensor], 
             perm = edge_index._T_perm
             return (edge_index._T_indptr, edge_index.as_tensor()[1 if by == "row" else 0].index_select(0, perm)), perm
     return edge_index.get_csc() if by == "col" else edge_index.get_csr()
+
+
+def pad(indptr: Tensor, num_nodes: int, side: str) -> Tensor:
+    """Append nodes without edges to pointers [n + 1], so that there are `num_nodes`; `side` names them in errors.
+
+    Raises:
+        ValueError: there are more already.
+    """
+    missing = num_nodes + 1 - indptr.numel()
+    if missing < 0:
+        raise ValueError(f"the EdgeIndex has {indptr.numel() - 1} {side} nodes, but there are only {num_nodes}; "
+                         f"build it with sparse_size=(num_src, num_dst)")
+    return indptr if missing == 0 else torch.cat([indptr, indptr[-1:].expand(missing)])

@@ -6,6 +6,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 
+def create_node_encoders(in_channels: int, num_categories: int,
+                         hidden_channels: int) -> tuple[torch.nn.Linear, torch.nn.Linear | None]:
+    """Create what :func:`encode_nodes` takes: the node encoder, and the category encoder if there is a category."""
+    if not num_categories:
+        return torch.nn.Linear(in_channels, hidden_channels), None
+    category_encoder = torch.nn.Linear(num_categories, in_channels)
+    return torch.nn.Linear(2 * in_channels, hidden_channels), category_encoder
+
+
 def encode_nodes(x: Float[Tensor, "num_nodes in_channels"], node_encoder: torch.nn.Linear,
                  category_encoder: torch.nn.Linear | None) -> Float[Tensor, "num_nodes hidden_channels"]:
     """Encode node features, whose last columns are a one-hot category if there is a `category_encoder`.

@@ -9,32 +9,42 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
 from models.aggregate import backend
-from pipeline.config import MODELS, Config
-from pipeline.data.cache import load
+from pipeline import arguments, estimate, keys
+from pipeline.config import MODELS, Config, settings
+from pipeline.data.cache import load, pack, path_of, unpack
+from pipeline.data.prepare import describe_inputs
 from pipeline.graph.components import Components, find_components, split_components
 from pipeline.graph.partitioner import PARTITIONS, Partitioner
 from pipeline.graph.structure import inspect
-from pipeline.inference import predict_exact, predict_views
+from pipeline.inference import largest_stack, predict_exact, predict_views
 from pipeline.loaders.cluster import ClusterLoader
+from pipeline.loaders.neighbor import NeighborLoader, check_pyg
+from pipeline.run import checkpoint
 from pipeline.run.ranks import Ranks
 from pipeline.run.session import Session, Trainer
 from pipeline.run.stop import StopRequest
+from pipeline.run.tracker import CsvTracker, MlflowTracker, TensorBoardTracker, WandbTracker
 from pipeline.schedule import Schedule
 from pipeline.tasks.node import NodeTask
-from pipeline.trainers.gnn import GNNTrainer
+from pipeline.trainers.gnn import GNNTrainer, Loader
 
 log = logging.getLogger(__name__)
 
 # One line for each member of tasks/, loaders/ and trainers/.
 TASKS = {"node": NodeTask}
-LOADERS = {"cluster": ClusterLoader}
+LOADERS: dict[str, type] = {"cluster": ClusterLoader, "neighbor": NeighborLoader}
 TRAINERS = {"gnn": GNNTrainer}
+TRACKERS: dict[str, Any] = {
+    "none": None, "csv": CsvTracker, "tensorboard": TensorBoardTracker, "wandb": WandbTracker, "mlflow": MlflowTracker}
+# From here on it takes seconds to look through a graph, and the log says so beforehand.
+MANY_EDGES = 2_000_000
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
@@ -54,18 +64,33 @@ class OpenGraph:
 
 
 def check(config: Config) -> None:
-    """Refuse names and model options that nothing knows, before any long work.
+    """Refuse names and model options that nothing knows, and sizes that the machine cannot hold, before any long work.
 
     Raises:
         ValueError: names the key.
     """
     for key, name, members in (("task", config.task.name, TASKS), ("loader", config.loader.name, LOADERS),
                                ("partition", config.partition.name, PARTITIONS),
-                               ("trainer", config.trainer.name, TRAINERS)):
+                               ("trainer", config.trainer.name, TRAINERS), ("tracker", config.tracker.name, TRACKERS)):
         if name not in members:
             raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")
-    with torch.device("meta"):  # which allocates nothing
-        _construct(config, in_channels=1, out_channels=1, edge_dim=1, num_categories=0)
+    if config.loader.name == "neighbor" and config.loader.backend == "pyg":
+        check_pyg()
+    arguments.check_folder("cache_dir", Path(config.cache_dir))
+    estimate.check_ranks(config)
+    estimate.check_model(config, lambda sizes: _construct(
+        keys.replaced(config, {f"model.{name}": size for name, size in sizes.items()}), in_channels=1, out_channels=1,
+        edge_dim=1, num_categories=0))
+
+
+def check_tracker(config: Config) -> None:
+    """Refuse a tracker that cannot run here, before any long work.
+
+    Raises:
+        ValueError: its package is not installed, or nobody is logged in.
+    """
+    if tracker := TRACKERS.get(config.tracker.name):
+        tracker.check()
 
 
 def choose_device(name: str, ranks: Ranks = Ranks()) -> torch.device:
@@ -105,13 +130,29 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
     if checked and config.data.components == "all":
         return OpenGraph(data, None, [(None, data)])
     if not checked:
+        if data.num_edges >= MANY_EDGES:
+            log.info("graph: looking for odd edges and connected components among %s edges", f"{data.num_edges:,}")
         log.info("graph: %s", inspect(data.edge_index))
-    components = find_components(data)
+        log.info("%s", describe_inputs(data, config.data, label_input=config.train.label_input))
+
+    def keep(part: str, build: Callable[[], dict]) -> dict:
+        if "content_hash" not in data:
+            return build()
+        path = path_of(config.data, config.cache_dir, data.content_hash, part)
+        return checkpoint.keep(path, build, again="selecting it again", verify=not checked)
+
+    if config.data.components == "all":
+        components = find_components(data)
+    else:
+        components = Components.unpack(keep("-components", lambda: find_components(data).pack()))
     if not checked:
         log.info("%s", components)
-    parts = split_components(data, components, config.data.components, config.data.min_component_size)
+    parts = split_components(
+        data, components, config.data.components, config.data.min_component_size,
+        lambda number, build: unpack(keep(f"-component-{number}", lambda: pack(build()))))
     for _, part in parts:
-        build_partitioner(config, part)  # what does not fit is refused before anything is written or trained
+        build_loader(config, part)  # what does not fit is refused before anything is written or trained
+        estimate.check_activations(config, part)
     return OpenGraph(data, components, parts)
 
 
@@ -131,10 +172,28 @@ def build_task(config: Config, data: Data) -> NodeTask:
     return TASKS[config.task.name](data, label_input=config.train.label_input)
 
 
-def build_loader(config: Config, data: Data, device: torch.device = torch.device("cpu")) -> ClusterLoader:
-    """Build what makes the batches."""
-    return LOADERS[config.loader.name](data, build_partitioner(config, data), device=device,
-                                       clusters_per_step=config.partition.clusters_per_step)
+def build_loader(config: Config, data: Data, device: torch.device = torch.device("cpu")) -> Loader:
+    """Build what makes the batches.
+
+    Raises:
+        ValueError: it does not fit the graph.
+    """
+    loader = LOADERS[config.loader.name]
+    if loader is NeighborLoader:
+        return NeighborLoader(data, config.loader.num_neighbors, batch_size=config.loader.batch_size, seed=config.seed,
+                              backend=config.loader.backend, device=device)
+    return loader(data, build_partitioner(config, data), device=device,
+                  clusters_per_step=config.partition.clusters_per_step)
+
+
+def build_view_loader(config: Config, loader: Loader) -> ClusterLoader | NeighborLoader:
+    """Build what makes the batches of views, clusters or every node with sampled neighbours, unless `loader` does."""
+    data, device = loader.data, loader.device
+    if config.evaluation.method == "neighbor":
+        return NeighborLoader(data, config.evaluation.num_neighbors or config.loader.num_neighbors,
+                              batch_size=config.loader.batch_size, nodes=torch.arange(data.num_nodes),
+                              purpose="evaluation", seed=config.seed, device=device)
+    return loader if isinstance(loader, ClusterLoader) else ClusterLoader(data, device=device)
 
 
 def build_schedule(config: Config, num_batches: int, ranks: Ranks = Ranks()) -> Schedule:
@@ -167,10 +226,10 @@ def _construct(config: Config, **sizes) -> torch.nn.Module:
         raise ValueError(f"model.{error}" if is_key else str(error)) from None
 
 
-def build_predictor(config: Config, model: torch.nn.Module, task: NodeTask, loader: ClusterLoader,
-                    ranks: Ranks = Ranks()) -> Callable[[int], Tensor]:
+def build_predictor(config: Config, model: torch.nn.Module, task: NodeTask, loader: Loader,
+                    ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> Callable[[int], Tensor]:
     """Build a function from the round to the predictions of every row, by the method of the configuration."""
-    evaluation = config.evaluation
+    evaluation, view_loader = config.evaluation, build_view_loader(config, loader)
 
     @functools.cache
     def whole_graph() -> Data:
@@ -182,13 +241,15 @@ def build_predictor(config: Config, model: torch.nn.Module, task: NodeTask, load
 
     def predict_all(round_: int) -> Tensor:
         model.eval()
-        predict, sizes = partial(task.predict, model), dict(num_rows=task.num_rows, out_channels=task.out_channels)
+        predict = partial(task.predict, model)
+        common: dict[str, Any] = dict(num_rows=task.num_rows, out_channels=task.out_channels,
+                                      layers=largest_stack(model), ranks=ranks, stop=stop)
         with torch.autocast(loader.device.type, torch.bfloat16, enabled=config.train.precision == "bf16"):
             if evaluation.method == "exact":
-                return predict_exact(predict, whole_graph(), **sizes, device=loader.device, ranks=ranks)
-            return predict_views(predict, loader, **sizes, num_views=evaluation.num_views,
+                return predict_exact(predict, whole_graph(), **common, device=loader.device)
+            return predict_views(predict, view_loader, **common, num_views=evaluation.num_views,
                                  num_parts=evaluation.num_parts, seed=config.seed, round_=round_,
-                                 prefetch=config.partition.prefetch, ranks=ranks)
+                                 prefetch=config.partition.prefetch)
 
     return predict_all
 
@@ -203,15 +264,16 @@ def build_trainer(config: Config, data: Data, device: torch.device, *, ranks: Ra
     train = config.train
     task, loader = build_task(config, data), build_loader(config, data, device)
     schedule = build_schedule(config, loader.num_batches, ranks)
-    # Compiled here, on first use, rather than in the middle of the first step.
+    # Compiled and kept here, on first use, rather than in the middle of the first step.
     with ranks.first_then_others():
+        loader.prepare()
         kernel = backend(torch.empty(1, 1, device=device), torch.empty(2, 0, dtype=torch.int64, device=device),
                          kernel=config.kernel)
     torch.manual_seed(config.seed)
     model = build_model(config, data, task).to(device)
     optimizer = OPTIMIZERS[train.optimizer](model.parameters(), lr=train.lr, weight_decay=train.weight_decay,
                                             fused=True)
-    predict_all = build_predictor(config, model, task, loader, ranks)
+    predict_all = build_predictor(config, model, task, loader, ranks, stop)
     trainer = TRAINERS[config.trainer.name](
         model, optimizer, task, loader, schedule, predict_all, device=device, precision=train.precision,
         clip_grad_norm=train.clip_grad_norm, seed=config.seed, prefetch=config.partition.prefetch, kernel=kernel,
@@ -225,6 +287,10 @@ def build_trainer(config: Config, data: Data, device: torch.device, *, ranks: Ra
 def build_session(config: Config, folder: Path, data: Data, *, ranks: Ranks = Ranks(),
                   stop: StopRequest | None = None) -> Session:
     """Build what keeps a run in its directory."""
-    return Session(folder, data_hash=data.get("content_hash"), patience=config.train.patience,
-                   check_every=config.parallel.check_every, allow_rescale=config.resume_allow_rescale,
-                   tensorboard=config.tensorboard, ranks=ranks, stop=stop)
+    tracker, name = TRACKERS[config.tracker.name], "/".join(folder.resolve().parts[-2:])
+    open_tracker = None if tracker is None else partial(
+        tracker, folder, name=name, project=config.tracker.project,
+        settings={entry.name: entry.value for entry in keys.entries(config)})
+    return Session(folder, data_hash=data.get("content_hash"), settings=settings(config),
+                   patience=config.train.patience, check_every=config.parallel.check_every,
+                   allow_rescale=config.resume_allow_rescale, open_tracker=open_tracker, ranks=ranks, stop=stop)

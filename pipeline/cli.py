@@ -3,6 +3,8 @@
 import contextlib
 import logging
 import os
+import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -17,10 +19,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline import config as configuration, keys
-from pipeline.config import EvaluateConfig
+from pipeline import arguments, config as configuration, keys
+from pipeline.config import Config, EvaluateConfig, TuneConfig
 from pipeline.data.config import DATA_SCHEMAS
-from pipeline.run.errors import one_line
+from pipeline.run.errors import EXIT_INTERRUPTED, one_line
 
 PACKAGE = Path(__file__).resolve().parent
 # Installed, conf/ is a folder of the package; in a checkout it lies beside it.
@@ -44,11 +46,30 @@ def register_schema() -> None:
 def choose_run_dir(resume: str | None, default: str) -> str:
     """Return the run directory: that of the run to resume, which must be there before Hydra would create it."""
     if resume is not None:
-        if not (Path(resume) / "config.yaml").is_file():
+        folder = Path(resume).expanduser()
+        if not (folder / "config.yaml").is_file():
             raise ValueError(f"resume={resume} is not a run directory: it has no config.yaml")
-        return resume
+        return str(folder)
     from pipeline.run import ranks  # imports torch
     return ranks.agree("run_dir", default)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Tell whether the machine or a GPU had no memory left; torch says so in a RuntimeError."""
+    return isinstance(error, MemoryError) or isinstance(error, RuntimeError) and any(
+        words in str(error) for words in ("can't allocate memory", "out of memory"))
+
+
+def explain(error: Exception) -> str:
+    """Say what is wrong in one line."""
+    if is_out_of_memory(error):
+        return "out of memory: raise partition.num_parts, or lower model.hidden_channels or parallel.num_ranks " \
+               f"({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+    if found := re.search(r"Could not override '(data\.\w+)'", str(error)):
+        owners = [source for source, schema in DATA_SCHEMAS.items()
+                  if found[1] in {entry.name for entry in keys.entries(schema(), "data.")}]
+        return f"{found[1]} is a key of {' and '.join(f'data={source}' for source in owners)} alone"
+    return arguments.explain(error) or one_line(error)
 
 
 def is_readable(error: Exception) -> bool:
@@ -57,7 +78,8 @@ def is_readable(error: Exception) -> bool:
         return False
     modules = [type(error).__module__,
                *(frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__))]
-    return isinstance(error, USER_ERRORS) or any(module.startswith("submitit.") for module in modules)
+    return isinstance(error, USER_ERRORS) or is_out_of_memory(error) \
+        or any(module.startswith("submitit.") for module in modules)
 
 
 @contextlib.contextmanager
@@ -74,7 +96,7 @@ def readable_errors() -> Iterator[None]:
         in_sweep = settings.mode == RunMode.MULTIRUN
         readable = is_readable(error)
         if readable or in_sweep:
-            log.error("error: %s", one_line(error), exc_info=not readable)
+            log.error("error: %s", explain(error), exc_info=not readable)
         if readable and not in_sweep:
             sys.exit(1)
         if in_sweep:
@@ -83,48 +105,119 @@ def readable_errors() -> Iterator[None]:
         raise
 
 
-def call(main: Callable[[], None]) -> None:
-    """Call an entry point; what is wrong with the configuration itself becomes one line."""
+def call(main: Callable[[], object], check: Callable[[Config], None] | None = None) -> None:
+    """Call an entry point; what is wrong with the configuration itself becomes one line.
+
+    Args:
+        check: raises a ValueError for a configuration that no run can have, before Hydra makes a run directory.
+    """
     # Hydra would print tracebacks and exit by itself.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     register_schema()
+    interrupted = _note_interrupts()
+    module = getattr(sys.modules[main.__module__].__spec__, "name", main.__module__)
     try:
+        sys.argv[1:] = arguments.complete(sys.argv[1:], config_groups())
         if {"--help", "-h"} & set(sys.argv[1:]):
-            print(help_text(main.__module__, [argument for argument in sys.argv[1:] if not argument.startswith("-")]))
+            print(help_text(module, [argument for argument in sys.argv[1:] if not argument.startswith("-")]))
         else:
+            check_command(module, check)
             main()
-    except Exception as error:
-        if not is_readable(error):
+    except (Exception, KeyboardInterrupt) as error:
+        if interrupted:  # in the middle of an import, say, it arrives as another error
+            print("interrupted", file=sys.stderr)
+            sys.exit(EXIT_INTERRUPTED)
+        if not isinstance(error, Exception) or not is_readable(error):
             raise
-        lines = [f"error: {one_line(error)}", *getattr(error, "__notes__", [])]
+        lines = [f"error: {explain(error)}", *getattr(error, "__notes__", [])]
         if isinstance(error, MissingConfigException) and "submitit" in str(error.missing_cfg_file):
             lines = ["error: hydra/launcher=slurm needs submitit: pip install -e .[slurm]"]
         sys.exit(" ".join(lines))
 
 
+def _note_interrupts() -> list[int]:
+    """Let the first Ctrl-C raise KeyboardInterrupt and leave a note in the list, and the second end the process."""
+    notes: list[int] = []
+
+    def note(signum: int, frame) -> None:
+        signal.signal(signum, signal.SIG_DFL)
+        notes.append(signum)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # a script ignores it in its background
+        signal.signal(signal.SIGINT, note)
+    return notes
+
+
+def check_command(module: str, check: Callable[[Config], None] | None) -> None:
+    """Check the arguments of an entry point, and the configuration that they compose.
+
+    Raises:
+        ValueError: names the argument or the key.
+        HydraException: what Hydra does not compose.
+    """
+    options = arguments.parse(sys.argv[1:])
+    if _takes_a_run(module):
+        arguments.check(options, {}, [entry.name for entry in keys.entries(EvaluateConfig())])
+        return
+    if _searches(module):
+        options.multirun = True
+        arguments.check(options, config_groups(),
+                        configuration.all_keys() | {entry.name for entry in keys.entries(TuneConfig())})
+        return
+    arguments.check(options, config_groups(), configuration.all_keys())
+    if check is not None and arguments.is_plain_run(options):
+        check(_compose(options.overrides))
+
+
+def _takes_a_run(module: str) -> bool:
+    return module.rpartition(".")[2] in ("evaluate", "predict")
+
+
+def _searches(module: str) -> bool:
+    return module.rpartition(".")[2] == "tune"
+
+
+def _compose(overrides: list[str]) -> Config:
+    with initialize_config_dir(CONF, version_base="1.3"):
+        return configuration.to_object(compose("config", overrides))
+
+
+def named_keys(overrides: list[str]) -> set[str]:
+    """Return the names of the keys that overrides give a value."""
+    return {override.lstrip("+").partition("=")[0] for override in overrides} & configuration.all_keys()
+
+
 def as_options(cfg: DictConfig) -> EvaluateConfig:
     """Turn the composed configuration of `evaluate` or `predict` into its dataclass."""
-    return cast(EvaluateConfig, OmegaConf.to_object(cfg))
+    options = cast(EvaluateConfig, OmegaConf.to_object(cfg))
+    keys.check(options)
+    options = keys.expand_paths(options)
+    if options.predictions is not None:
+        arguments.check_output("predictions", Path(options.predictions))
+    return options
 
 
 def help_text(module: str, overrides: list[str]) -> str:
     """Describe every key of an entry point as it is composed: key=value and its meaning.
 
     Args:
-        module: `__module__` of the entry point's main function.
+        module: the name of the entry point's module.
     """
-    module = getattr(sys.modules[module].__spec__, "name", module)
-    name = module.rpartition(".")[2]
-    if name in ("evaluate", "predict"):
-        config, groups = EvaluateConfig(), []
+    groups, more = list[str](), list[str]()
+    if _takes_a_run(module):
+        config = EvaluateConfig()
+    elif _searches(module):
+        config = TuneConfig()
+        more = ["", "Every other argument is one of python -m pipeline.train; those with several values are searched:",
+                "  'train.lr=tag(log,interval(1e-4,1e-2))' model.num_layers=2,3,4 'train.epochs=range(10,31,10)'"]
     else:
-        with initialize_config_dir(CONF, version_base="1.3"):
-            config = configuration.to_object(compose("config", overrides))
+        config = _compose(overrides)
         groups = [f"  {group}={' | '.join(members)}" for group, members in config_groups().items()]
     lines = [f"python -m {module} [key=value ...]", ""]
     if groups:
         lines += ["Groups, each a file in conf/:", *groups, "  hydra/launcher=slurm (with -m)", ""]
-    lines += ["Keys, as composed:", *format_entries(keys.entries(config))]
+    lines += ["Keys, as composed:", *format_entries(keys.entries(config)), *more]
     return "\n".join(lines)
 
 
@@ -151,4 +244,6 @@ def _as_typed(value: object) -> str:
     """Format a value as one would type it on the command line."""
     if value is None or isinstance(value, bool):
         return str(value).lower().replace("none", "null")
+    if isinstance(value, list):
+        return f"[{','.join(map(str, value))}]"
     return str(value)

@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -16,7 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline import keys
 from pipeline.data.config import DATA_SCHEMAS, DataConfig, SyntheticProteinsConfig
 from pipeline.keys import key
-from pipeline.run.errors import one_line
+from pipeline.run import files
+from pipeline.run.errors import DamagedFile, one_line
 
 
 @dataclass
@@ -28,7 +29,7 @@ class PartitionConfig:
     clusters_per_step: int = key(1, "clusters merged into one batch, with the edges between them", minimum=1)
     num_micro_parts: int = key(0, "METIS clusters of metis_random, regrouped into num_parts each round; "
                                "0: 20 x num_parts", minimum=0)
-    prefetch: int = key(2, "batches drawn ahead in the background", minimum=1, changes_numbers=False)
+    prefetch: int = key(2, "batches drawn ahead in the background", minimum=1, below=1000, changes_numbers=False)
 
 
 @dataclass
@@ -42,7 +43,8 @@ class ModelConfig:
 
 SIZES = {"num_layers": ModelConfig.num_layers, "hidden_channels": ModelConfig.hidden_channels}
 # Models by name: module and class. The options of a model are those of its constructor, written and checked there.
-MODELS = {"deepergcn": ("models.deepgcn", "DeeperGCN")}
+MODELS = {"deepergcn": ("models.deepgcn", "DeeperGCN"), "revgnn": ("models.reversible", "RevGNN"),
+          "equilibrium": ("models.equilibrium", "EquilibriumGNN")}
 # What a constructor takes that is no key of a configuration: it depends on the graph, or has a key elsewhere.
 NO_KEYS = ("edge_dim", "num_categories", "fold_edge_encoder", "kernel")
 
@@ -74,7 +76,13 @@ class TaskConfig:
 class LoaderConfig:
     """What a batch is."""
 
-    name: str = key("cluster", "the loader of the batches")
+    name: str = key("cluster", "cluster: what the clusters of partition induce; neighbor: training nodes with sampled "
+                               "neighbours")
+    num_neighbors: list[int] = key([15, 10, 5, 5], "neighbours drawn at most for a node, at each hop of neighbor; "
+                                                   "-1: all")
+    batch_size: int = key(1024, "nodes of a batch of neighbor that count", minimum=1)
+    backend: str = key("native", "what draws the neighbours: native, or PyG's NeighborLoader with pyg-lib or "
+                                 "torch_sparse, which does not repeat its draws", choices=("native", "pyg"))
 
 
 @dataclass
@@ -111,19 +119,36 @@ class ParallelConfig:
     lr_scaling: str = key("linear", "factor on train.lr for this many partitions at a time",
                           choices=("none", "sqrt", "linear"))
     threads_per_rank: int = key(0, "threads of each rank; 0: the machine's processors divided among its ranks, and "
-                                "torch's own number for a single process or under torchrun", minimum=0)
+                                "torch's own number for a single process or under torchrun", minimum=0, below=1024)
     check_every: int = key(100, "steps between two checks that all ranks have the same weights", minimum=1,
                            changes_numbers=False)
+    warn_after: float = key(30.0, "seconds without a sign of life of a rank after which the log names it; ten times as "
+                                  "many in phases that may take minutes", above=0, changes_numbers=False)
+    timeout: float = key(600.0, "seconds without a sign of life of a rank, or ten times as many in phases that may "
+                                "take minutes, after which the run is ended, with the rank's traceback and status 75",
+                         above=0, changes_numbers=False)
+    stop_timeout: float = key(12.0, "seconds from a signal to stop until the run is ended even if the step in hand "
+                                    "is not; the last checkpoint remains", above=0, changes_numbers=False)
 
 
 @dataclass
 class EvaluationConfig:
     """How every node is predicted."""
 
-    method: str = key("exact", "exact: the whole graph, layer by layer; views: random partitions, averaged",
-                      choices=("views", "exact"))
-    num_views: int = key(1, "random partitions whose logits are averaged", minimum=1)
+    method: str = key("exact", "exact: the whole graph, layer by layer; views: random partitions, averaged; neighbor: "
+                               "sampled neighbours, averaged", choices=("views", "exact", "neighbor"))
+    num_views: int = key(1, "random partitions, or draws of neighbours, whose logits are averaged", minimum=1,
+                         below=10_000)
     num_parts: int = key(5, "clusters of a view", minimum=1)
+    num_neighbors: list[int] = key([], "of evaluation=neighbor, as loader.num_neighbors; []: the same as there")
+
+
+@dataclass
+class TrackerConfig:
+    """What the numbers of every round go to, beside metrics.jsonl."""
+
+    name: str = key("none", "the tracker", changes_numbers=False)
+    project: str = key("parallel-epochs", "project of Weights & Biases, experiment of MLflow", changes_numbers=False)
 
 
 @dataclass
@@ -135,11 +160,11 @@ class Config:
     device: str = key("auto", "auto, cpu, cuda or cuda:N")
     kernel: str = key("auto", "what aggregates messages: fused where it can run, see models/aggregate",
                       choices=("auto", "fused", "reference"))
-    resume: str | None = key(None, "a run directory to continue in place", changes_numbers=False)
+    resume: str | None = key(None, "a run directory to continue in place", changes_numbers=False, is_path=True)
     resume_allow_rescale: bool = key(False, "resume with another number of ranks, the learning rate computed anew",
                                      changes_numbers=False)
-    cache_dir: str = key(".cache", "folder of prepared graphs and METIS clusters", changes_numbers=False)
-    tensorboard: bool = key(False, "write event files for TensorBoard", changes_numbers=False)
+    cache_dir: str = key(".cache", "folder of prepared graphs and METIS clusters", changes_numbers=False,
+                          is_path=True)
     data: DataConfig = field(default_factory=SyntheticProteinsConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)
@@ -149,19 +174,34 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
 
 
 @dataclass
 class EvaluateConfig:
     """Keys of `python -m pipeline.evaluate` and `python -m pipeline.predict`."""
 
-    run: str = key(..., "a run directory")
+    run: str = key(..., "a run directory", is_path=True)
     checkpoint: str = key("best", "the checkpoint", choices=("best", "last"))
-    method: str | None = key(None, "views or exact; that of the run if not given")
-    num_views: int | None = key(None, "views to average; those of the run if not given")
-    num_parts: int | None = key(None, "clusters of a view; those of the run if not given")
-    predictions: str | None = key(None, "a file to save the logits to, in node order")
+    method: str | None = key(None, "that of the run if not given", choices=("views", "exact", "neighbor"))
+    num_views: int | None = key(None, "views to average; those of the run if not given", minimum=1, below=10_000)
+    num_parts: int | None = key(None, "clusters of a view; those of the run if not given", minimum=1)
+    num_neighbors: list[int] | None = key(None, "neighbours drawn at each hop; those of the run if not given")
+    predictions: str | None = key(None, "a file to save the logits to, in node order", is_path=True)
     device: str = key("auto", "auto, cpu, cuda or cuda:N")
+
+
+@dataclass
+class TuneConfig:
+    """Keys of `python -m pipeline.tune`, beside those of a run."""
+
+    study: str = key(..., "folder of the study: its file study.journal, and a run directory for each trial")
+    trials: int = key(20, "trials of the study, those of other workers included", minimum=1)
+    pruner: str = key("median", "which trials are stopped early: median, those below the median of the others at the "
+                      "same epoch", choices=("median", "hyperband", "none"))
+    startup_trials: int = key(5, "trials before the median prunes any", minimum=1)
+    warmup_epochs: int = key(0, "epochs before the median prunes a trial", minimum=0)
+    sampler_seed: int = key(0, "of the sampler (TPE)", minimum=0, below=2**31)
 
 
 def open_schema() -> DictConfig:
@@ -171,10 +211,38 @@ def open_schema() -> DictConfig:
     return schema
 
 
-def keys_without_effect() -> set[str]:
-    """Return the keys that change where things lie and how long a run trains, not what a step computes."""
+def keys_without_effect(config: Config | None = None) -> set[str]:
+    """Return the keys that change where things lie and how long a run trains, not what a step computes.
+
+    Args:
+        config: of a run; then those that its loader does not look at are among them.
+    """
     configs = [dataclasses.replace(Config(), data=schema()) for schema in DATA_SCHEMAS.values()]
-    return {entry.name for config in configs for entry in keys.entries(config) if not entry.meaning.changes_numbers}
+    names = {entry.name for config in configs for entry in keys.entries(config) if not entry.meaning.changes_numbers}
+    if config is not None and config.loader.name == "neighbor":
+        names |= {f"partition.{field.name}" for field in dataclasses.fields(config.partition)}
+    return names
+
+
+# What another number of ranks may change; a checkpoint says how many there were.
+RESCALED = {"parallel.num_ranks", "parallel.threads_per_rank"}
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """Return the keys that change numbers, for the checkpoints of a run: who edits its config.yaml is told.
+
+    Not those that say where files lie, whose content is compared, nor those of the ranks, whose number is.
+    """
+    left_out = keys_without_effect(config) | RESCALED
+    return {entry.name: entry.value for entry in keys.entries(config)
+            if entry.name not in left_out and not entry.meaning.names_files}
+
+
+def all_keys() -> set[str]:
+    """Return the names of the keys of all datasets and models."""
+    configs = [dataclasses.replace(Config(), data=schema()) for schema in DATA_SCHEMAS.values()]
+    configs += [dataclasses.replace(Config(), model=schema()) for schema in MODEL_SCHEMAS.values()]
+    return {entry.name for config in configs for entry in keys.entries(config)}
 
 
 def to_object(cfg: DictConfig) -> Config:
@@ -197,7 +265,7 @@ def to_object(cfg: DictConfig) -> Config:
     except OmegaConfBaseException as error:
         raise ValueError(one_line(error)) from None
     check(config)
-    return config
+    return keys.expand_paths(config)
 
 
 def check(config: Config) -> None:
@@ -213,6 +281,64 @@ def check(config: Config) -> None:
                          "largest component")
     if config.parallel.name == "single" and config.parallel.num_ranks > 1:
         raise ValueError(f"parallel=single is one rank, not parallel.num_ranks={config.parallel.num_ranks}")
+    if config.loader.name == "neighbor":
+        _check_num_neighbors("loader", config.loader.num_neighbors, config.model.num_layers)
+    if config.evaluation.method == "neighbor":
+        part = "evaluation" if config.evaluation.num_neighbors else "loader"
+        _check_num_neighbors(part, getattr(config, part).num_neighbors, config.model.num_layers)
+
+
+def _check_num_neighbors(part: str, num_neighbors: list[int], num_layers: int) -> None:
+    name = f"{part}.num_neighbors=[{','.join(map(str, num_neighbors))}]"
+    if len(num_neighbors) != num_layers:
+        example = ",".join(["15", "10", *["5"] * (num_layers - 2)][:num_layers])
+        raise ValueError(f"{name} has {len(num_neighbors)} numbers for model.num_layers={num_layers}: give one for "
+                         f"each layer, as in {part}.num_neighbors=[{example if num_layers <= 8 else '15,10,...'}]")
+    if wrong := [number for number in num_neighbors if not (isinstance(number, int) and (number > 0 or number == -1))]:
+        raise ValueError(f"{name}: {wrong[0]} neighbours cannot be drawn; give at least 1, or -1 for all of them")
+
+
+def changed_keys(config: Config) -> set[str]:
+    """Return the keys that have another value than in the default run."""
+    default = dataclasses.replace(Config(), data=type(config.data)(), model=type(config.model)())
+    values = {entry.name: entry.value for entry in keys.entries(config)}
+    chosen = {name for name, part, usual in (("data.source", config.data, Config().data),
+                                             ("model.name", config.model, Config().model))
+              if type(part) is not type(usual)}
+    return chosen | {entry.name for entry in keys.entries(default) if values[entry.name] != entry.value}
+
+
+# Keys that count only where another has one of some values.
+COUNTS_WHERE: dict[str, tuple[str, tuple]] = {
+    "partition.num_micro_parts": ("partition.name", ("metis_random",)),
+    "loader.backend": ("loader.name", ("neighbor",)),
+    "evaluation.num_views": ("evaluation.method", ("views", "neighbor")),
+    "evaluation.num_neighbors": ("evaluation.method", ("neighbor",)),
+    "evaluation.num_parts": ("evaluation.method", ("views",)),
+    "data.min_component_size": ("data.components", ("separate",)),
+    "model.t": ("model.aggr", ("softmax", "softmax_sg", "softmax_sum")),
+    "model.p": ("model.aggr", ("power", "power_sum", "powermean")),
+    "model.learn_p": ("model.aggr", ("power", "power_sum", "powermean")),
+    "model.y": ("model.aggr", ("softmax_sum", "power_sum")),
+    "model.learn_y": ("model.aggr", ("softmax_sum", "power_sum")),
+    "model.learn_msg_scale": ("model.msg_norm", (True,)),
+}
+
+
+def explain_idle_keys(config: Config) -> str | None:
+    """Name the keys that have been given a value and do nothing, and why; none if there are none."""
+    values, changed = {entry.name: entry.value for entry in keys.entries(config)}, changed_keys(config)
+    idle = [f"{name}={values[name]} with {other}={values[other]}" for name, (other, counts) in COUNTS_WHERE.items()
+            if name in changed and values[other] not in counts]
+    unused: set[str] = set()
+    if config.loader.name == "neighbor":
+        unused = {name for name in changed if name.startswith("partition.")} - {"partition.prefetch"}
+    elif config.loader.name == "cluster" and config.evaluation.method != "neighbor":
+        unused = changed & {"loader.num_neighbors", "loader.batch_size"}
+    idle += [f"{name}={values[name]} with loader.name={config.loader.name}" for name in sorted(unused)]
+    if config.partition.name == "whole" and config.partition.num_parts > 1:
+        idle.append(f"partition.num_parts={config.partition.num_parts} with partition.name=whole")
+    return f"without effect: {', '.join(idle)}" if idle else None
 
 
 def to_yaml(config: Config) -> str:
@@ -226,12 +352,17 @@ def load(path: Path) -> Config:
     Raises:
         ValueError: there is no such file, or it is not a configuration.
     """
-    if not path.is_file():
+    if not files.is_there(path):
         raise ValueError(f"{path.parent} is not a run directory: it has no {path.name}")
     try:
-        cfg = OmegaConf.load(path)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not a configuration: {one_line(error)}") from error
-    if not isinstance(cfg, DictConfig):
-        raise ValueError(f"{path} is not a configuration: it holds a list")
-    return to_object(cfg)
+        cfg = OmegaConf.create(files.read_text(path))
+        if not isinstance(cfg, DictConfig) or not cfg:
+            raise ValueError("it holds no keys")
+        if cfg.pop("tensorboard", False):  # the key of version 0.2.0
+            cfg.tracker = {"name": "tensorboard"}
+        return to_object(cfg)
+    except DamagedFile:
+        raise
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError, AssertionError) as error:
+        reason = one_line(error) or "it holds no keys"  # OmegaConf asserts that without a word
+        raise ValueError(f"{path} is not the configuration of a run: {reason}") from error

@@ -1,15 +1,19 @@
 """The configuration of a run directory: written when the run begins, compared when it is resumed."""
 
 import dataclasses
-import json
+import logging
 import os
+from collections.abc import Set
 from pathlib import Path
 
 from pipeline import config as configuration, keys
 from pipeline.config import Config
 from pipeline.graph.components import Components
 from pipeline.run import files
+from pipeline.run.errors import DamagedFile
 from pipeline.run.ranks import Ranks
+
+log = logging.getLogger(__name__)
 
 
 def write_config(folder: Path, config: Config) -> None:
@@ -23,11 +27,12 @@ def write_start(folder: Path, config: Config, components: Components) -> None:
     files.write_json(folder / "components.json", components.record())
 
 
-def resolve(config: Config, folder: Path, *, has_overrides: bool, continues: bool = False) -> Config:
+def resolve(config: Config, folder: Path, *, named: Set[str] = frozenset(), continues: bool = False) -> Config:
     """Choose the configuration to run in `folder`: the saved one if a run is resumed there.
 
     Args:
-        has_overrides: whether the command gives more than ``resume=DIR``.
+        named: the keys that the command names. Where `config.resume` says that the run is resumed, these and those
+            that its groups change are compared with the saved configuration, and all others are taken from there.
         continues: a run that the folder holds is meant to be continued, though `config.resume` does not say so.
 
     Raises:
@@ -43,28 +48,40 @@ def resolve(config: Config, folder: Path, *, has_overrides: bool, continues: boo
             raise ValueError(f"{folder} already holds a run: continue it with resume={folder}, or choose another "
                              "directory")
     saved = configuration.load(folder / "config.yaml")
-    if not has_overrides:
-        return saved
-    free = configuration.keys_without_effect()
+    if config.resume is not None:
+        given = (named | configuration.changed_keys(config)) - {"resume"}
+        if unknown := given - {entry.name for entry in keys.entries(saved)}:
+            raise ValueError(f"{folder} was trained with data={saved.data.source} and model={saved.model.name}, which "
+                             f"have no {', '.join(sorted(unknown))}")
+        config = keys.replaced(saved, {entry.name: entry.value for entry in keys.entries(config)
+                                       if entry.name in given})
+    free = configuration.keys_without_effect(saved) | {entry.name for entry in keys.entries(config)
+                                                       if entry.meaning.names_files}
     if config.resume_allow_rescale:
-        free |= {"parallel.num_ranks", "parallel.threads_per_rank"}
+        free |= configuration.RESCALED
     differing = {name: text for name, text in keys.differences(saved, config).items() if name not in free}
     if differing:
         hint = ". Another number of ranks draws other partitions: resume_allow_rescale=true allows it, with the " \
                "learning rate computed anew" if "parallel.num_ranks" in differing else ""
-        raise ValueError(f"{folder} was configured otherwise: {'; '.join(differing.values())}{hint}. Give the command "
-                         "that started it, or resume=DIR alone")
+        raise ValueError(f"{folder} was configured otherwise: {'; '.join(differing.values())}{hint}. Leave out what "
+                         "differs: resume=DIR takes the configuration from there")
     return config
 
 
 def read_finished(config: Config, folder: Path) -> dict | None:
     """Read the summary of a run that has nothing left to do; none of any other."""
     path = folder / "summary.json"
-    if not path.is_file() or not (folder / "config.yaml").is_file():
+    if not files.is_there(path) or not files.is_there(folder / "config.yaml"):
         return None
     if keys.differences(configuration.load(folder / "config.yaml"), config):
         return None
-    return json.loads(path.read_text())
+    try:
+        summary = files.read_json(path)
+        summary["best_valid"]
+    except (DamagedFile, KeyError) as error:
+        log.warning("%s has no result that can be read (%s): it is written again", path, error)
+        return None
+    return summary
 
 
 def with_ranks_of(config: Config, ranks: Ranks) -> Config:
@@ -73,6 +90,9 @@ def with_ranks_of(config: Config, ranks: Ranks) -> Config:
     Raises:
         ValueError: the configuration asks for another number.
     """
+    if config.parallel.name == "single" and ranks.num_ranks > 1:
+        raise ValueError(f"parallel=single is one rank, torchrun has started {ranks.num_ranks}: start "
+                         "python -m pipeline.train without torchrun, or choose parallel=epochs or parallel=split")
     if config.parallel.num_ranks not in (1, ranks.num_ranks):
         raise ValueError(f"torchrun has started {ranks.num_ranks} ranks, "
                          f"parallel.num_ranks={config.parallel.num_ranks} asks for others")

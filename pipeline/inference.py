@@ -1,80 +1,154 @@
-"""Predictions of every row: averaged over random partitions, or exact on the whole graph."""
+"""Predictions of every row: averaged over random partitions or drawn neighbours, or exact on the whole graph."""
 
+import contextlib
 import copy
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 from torch_geometric.data import Data
 
 from pipeline.graph.partition import random_partition
 from pipeline.loaders.background import BackgroundRounds
 from pipeline.loaders.cluster import ClusterLoader
+from pipeline.loaders.neighbor import NeighborLoader
+from pipeline.run import pulse
+from pipeline.run.errors import Stopped
+from pipeline.run.progress import Bar
 from pipeline.run.ranks import Ranks
 from pipeline.run.seeds import stream
+from pipeline.run.stop import StopRequest
 from pipeline.run.threads import borrowed_threads
+from pipeline.schedule import Share
 
 # Row numbers [n] and their predictions [n, out_channels] for a batch, by a model in evaluation mode.
 Predict = Callable[[Data], tuple[Tensor, Tensor]]
 
 
 @torch.no_grad()
-def predict_views(predict: Predict, loader: ClusterLoader, *, num_rows: int, out_channels: int, num_views: int,
-                  num_parts: int, seed: int, round_: int, prefetch: int = 2, ranks: Ranks = Ranks()) -> Tensor:
-    """Predict every row once in each view, a random partition, and average the predictions over the views.
+def predict_views(predict: Predict, loader: ClusterLoader | NeighborLoader, *, num_rows: int, out_channels: int,
+                  num_views: int, num_parts: int = 1, seed: int, round_: int, prefetch: int = 2,
+                  layers: Sequence[torch.nn.Module] = (), ranks: Ranks = Ranks(),
+                  stop: StopRequest | None = None) -> Tensor:
+    """Predict every row once in each view and average the predictions over the views.
 
-    The result is a function of `predict`, `seed` and `round_`. The clusters of all views are shared out among the
-    ranks, and their predictions summed.
+    A view is a random partition of a cluster loader, or a draw of a neighbour loader whose seeds are all nodes. The
+    result is a function of `predict`, `seed` and `round_`. The batches of all views are shared out among the ranks, and
+    their predictions summed.
 
     Args:
         num_rows: number of rows to predict.
         out_channels: columns of the predictions.
-        num_views: number of partitions.
-        num_parts: clusters of each; no more than there are nodes are made.
+        num_views: number of partitions or draws.
+        num_parts: clusters of a partition; no more than there are nodes are made.
+        seed: of the partitions; a neighbour loader has its own.
+        layers: modules that each run once a batch; a request to stop is looked at before each.
+        stop: asks for an end.
 
     Returns:
         Predictions in order, [num_rows, out_channels], float32, on the CPU.
+
+    Raises:
+        Stopped: a rank was asked to stop; all ranks raise it.
     """
     num_nodes = loader.data.num_nodes
-    num_parts = min(num_parts, num_nodes)
+    num_batches = loader.num_batches if isinstance(loader, NeighborLoader) else min(num_parts, num_nodes)
 
     def start_view(view: int) -> Iterator[Data]:
-        mine = [part for part in range(num_parts) if (view * num_parts + part) % ranks.num_ranks == ranks.rank]
-        return loader.batches_of(random_partition(num_nodes, num_parts, stream("view", seed, round_, view)), mine)
+        mine = [part for part in range(num_batches) if (view * num_batches + part) % ranks.num_ranks == ranks.rank]
+        if isinstance(loader, NeighborLoader):
+            return loader.batches_of(loader.draw(round_, Share(draw=view)), mine)
+        return loader.batches_of(random_partition(num_nodes, num_batches, stream("view", seed, round_, view)), mine)
 
     views = [(view, lambda view=view: start_view(view)) for view in range(num_views)]
     total = torch.zeros(num_rows, out_channels)
-    with BackgroundRounds(views, device=loader.device, prefetch=prefetch) as background:
+    share = math.ceil(num_views * num_parts / ranks.num_ranks)
+    with _stopped_together(stop, ranks, layers), \
+            BackgroundRounds(views, device=loader.device, prefetch=prefetch) as background, \
+            Bar("evaluating", share, "clusters", show=ranks.is_first) as bar:
         for view in range(num_views):
             for batch in background.batches(view):
                 rows, predictions = predict(batch.to(loader.device, non_blocking=True))
                 total[rows.cpu()] += predictions.float().cpu()
+                bar.advance()
     ranks.sum_(total)
     return total / num_views
 
 
 @torch.no_grad()
 def predict_exact(predict: Predict, data: Data, *, num_rows: int, out_channels: int, device: torch.device,
-                  ranks: Ranks = Ranks()) -> Tensor:
+                  layers: Sequence[torch.nn.Module] = (), ranks: Ranks = Ranks(),
+                  stop: StopRequest | None = None) -> Tensor:
     """Predict every row from the whole graph, layer by layer.
 
     The aggregation takes a bounded number of edges at a time, so that memory holds a few tensors of nodes x channels
     beside the graph. One pass can not be shared out: rank 0 makes it, on a CPU with the threads of all ranks of its
     machine, while the others wait.
 
+    Args:
+        layers: modules that each run once: they tell how far the pass is, and a request to stop is looked at before
+            each.
+
     Returns:
         Predictions in order, [num_rows, out_channels], float32, on the CPU; on other ranks than the first nothing is
         computed, and the result is empty.
+
+    Raises:
+        Stopped: a rank was asked to stop; all ranks raise it.
     """
     if not ranks.is_first:
-        ranks.wait()
-        return torch.empty(0)
+        with _stopped_together(stop, ranks, layers):
+            return torch.empty(0)
     # Data.to works in place; the graph itself stays where it is.
     batch = copy.copy(data)
     batch.n_id, batch.target = torch.arange(data.num_nodes), torch.ones(data.num_nodes, dtype=torch.bool)
-    with borrowed_threads(ranks.num_local):
+    with _stopped_together(stop, ranks, layers), borrowed_threads(ranks.num_local), \
+            Bar("evaluating", len(layers), "layers") as bar, \
+            _hooked(layer.register_forward_hook(lambda *_: bar.advance()) for layer in layers):
         rows, predictions = predict(batch.to(device))
         total = torch.zeros(num_rows, out_channels)
         total[rows.cpu()] = predictions.float().cpu()
-    ranks.wait()
     return total
+
+
+@contextlib.contextmanager
+def _stopped_together(stop: StopRequest | None, ranks: Ranks, layers: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Leave the block where a request to stop meets it, between two layers of a model, and its end if any rank did.
+
+    Raises:
+        Stopped: on all ranks, if one was asked to stop.
+    """
+    def look(*_) -> None:
+        pulse.renew()
+        if stop is not None:
+            stop.check()
+
+    left = None
+    try:
+        with _hooked(layer.register_forward_pre_hook(look) for layer in layers):
+            yield
+    except Stopped as stopped:
+        left = stopped
+    asked = torch.tensor([0.0 if left is None else left.signum])
+    ranks.max_(asked)
+    if asked:
+        raise Stopped(int(asked))
+
+
+@contextlib.contextmanager
+def _hooked(hooks: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks at the end of the block."""
+    handles = list(hooks)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def largest_stack(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the layers of a model: the ``ModuleList`` with the most parameters, or the model's own modules."""
+    stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
+    return list(max(stacks, key=lambda stack: sum(p.numel() for p in stack.parameters()), default=model.children()))

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,9 @@ from types import EllipsisType
 from typing import Any
 
 from omegaconf import MISSING
+
+# What training computes in.
+LARGEST_FLOAT32 = 3.4e38
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,8 @@ class Meaning:
         changes_numbers: whether another value gives another result; a run may be resumed with other values of those
             that do not.
         shapes_graph: whether the prepared graph depends on it.
+        names_files: whether it says where files lie whose content is compared instead.
+        is_path: whether a tilde at its beginning stands for the home directory.
     """
 
     text: str
@@ -33,6 +39,8 @@ class Meaning:
     below: float | None = None
     changes_numbers: bool = True
     shapes_graph: bool = False
+    names_files: bool = False
+    is_path: bool = False
 
 
 def key(default: object | EllipsisType, text: str, **meaning) -> Any:  # as dataclasses.field, for type checkers
@@ -43,7 +51,10 @@ def key(default: object | EllipsisType, text: str, **meaning) -> Any:  # as data
         text: see :class:`Meaning`, as are the others.
     """
     default = MISSING if default is ... else default
-    return dataclasses.field(default=default, metadata={"meaning": Meaning(text, **meaning)})
+    metadata = {"meaning": Meaning(text, **meaning)}
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -83,10 +94,17 @@ def check(config: Any) -> None:
 
 def _check_entry(entry: Entry) -> None:
     name, value, meaning = entry.name, entry.value, entry.meaning
+    if value is None:
+        return
+    if meaning.is_path and value == "":
+        raise ValueError(f"no value for {name}: give a path")
     if meaning.choices and value not in meaning.choices:
         raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(meaning.choices)}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, not {value}")
+    if isinstance(value, float) and not abs(value) <= LARGEST_FLOAT32:
+        kind = "number of float32" if math.isfinite(value) else "finite number"
+        raise ValueError(f"{name} must be a {kind}, not {value}")
+    if type(value) is int and not -2**63 <= value < (meaning.below or 2**63):
+        raise ValueError(f"{name} must be less than {_power_of_two(meaning.below or 2**63)}, not {value}")
     if meaning.minimum is not None and meaning.below is not None:
         if not meaning.minimum <= value < meaning.below:
             raise ValueError(f"{name} must be in [{meaning.minimum:g}, {_power_of_two(meaning.below)}), not {value}")
@@ -98,6 +116,24 @@ def _check_entry(entry: Entry) -> None:
 
 def _power_of_two(bound: float) -> str:
     return f"2^{int(math.log2(bound))}" if bound >= 2**31 else f"{bound:g}"
+
+
+def replaced(config: Any, values: dict[str, Any], prefix: str = "") -> Any:
+    """Return a configuration with other values of some keys; names that it does not have are left out."""
+    changes = {}
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(value):
+            changes[field.name] = replaced(value, values, f"{name}.")
+        elif name in values:
+            changes[field.name] = values[name]
+    return dataclasses.replace(config, **changes)
+
+
+def expand_paths(config: Any) -> Any:
+    """Return a configuration in which a tilde at the beginning of a path is the home directory."""
+    return replaced(config, {entry.name: os.path.expanduser(entry.value) for entry in entries(config)
+                             if entry.meaning.is_path and isinstance(entry.value, str)})
 
 
 def differences(saved: Any, given: Any, prefix: str = "") -> dict[str, str]:

@@ -13,11 +13,11 @@ def fit(trainer: Trainer, session: Session) -> Result:
         ValueError: the checkpoint is of another dataset or number of ranks.
         FloatingPointError: a loss or a gradient is not finite; the weights have not moved.
         RankError: the ranks' weights differ.
-        Stopped: somebody asked for it; the checkpoint is saved.
+        Stopped: somebody asked for it; the checkpoint is saved. An evaluation that was stopped is due again.
     """
     session.resume(trainer)
     while not session.finished(trainer):
         for step in trainer.steps():
             session.after_step(trainer, step)
-        session.close_round(trainer, trainer.evaluate())
+        session.close_round(trainer, session.evaluate(trainer))
     return session.result(trainer)

@@ -21,17 +21,25 @@ def fill_caches(config: Config) -> None:
         OSError: a download failed.
     """
     from pipeline import build
-    from pipeline.graph.partition import measure_partition
+    from pipeline.schedule import Share
 
     if isinstance(config.data, OGBConfig) and config.data.folder is None:
         from pipeline.data import ogb_node
         ogb_node.download(config.data.name, config.data.root)
     for _, part in build.open_graph(config).parts:
-        partitioner = build.build_partitioner(config, part)
-        start = time.perf_counter()
-        partition = partitioner.draw(0)
-        seconds = time.perf_counter() - start
-        log.info("partition: %s, %s", config.partition.name, measure_partition(part.edge_index, partition, seconds))
+        loader, start = build.build_loader(config, part), time.perf_counter()
+        drawn = loader.draw(0, Share())
+        loader.measure(drawn, time.perf_counter() - start)
+
+
+def check(config: Config) -> None:
+    """Refuse a configuration that no run can have, before anything is downloaded.
+
+    Raises:
+        ValueError: names the key.
+    """
+    from pipeline import build
+    build.check(config)
 
 
 @hydra.main(version_base="1.3", config_path=cli.CONF, config_name="prepare")
@@ -42,4 +50,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    cli.call(main)
+    cli.call(main, check)

@@ -13,6 +13,7 @@ from pipeline import build, config as configuration, keys
 from pipeline.config import Config, EvaluateConfig
 from pipeline.run import checkpoint, files
 from pipeline.run.log import format_table
+from pipeline.run.session import check_data, check_settings
 from pipeline.tasks.node import NodeTask
 
 log = logging.getLogger(__name__)
@@ -49,16 +50,15 @@ def restore(options: EvaluateConfig) -> Restored:
     if config.data.components == "separate":
         raise ValueError(f"{folder} holds a model for each component: evaluate one of "
                          f"{', '.join(sorted(str(path) for path in folder.glob('component_*')))}")
-    given = {key: getattr(options, key) for key in ("method", "num_views", "num_parts")
+    state = checkpoint.load(folder / "checkpoints" / f"{options.checkpoint}.pt")
+    check_settings(folder, state, configuration.settings(config))
+    given = {key: getattr(options, key) for key in ("method", "num_views", "num_parts", "num_neighbors")
              if getattr(options, key) is not None}
     config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, **given))
     configuration.check(config)
-    state = checkpoint.load(folder / "checkpoints" / f"{options.checkpoint}.pt")
 
     _, data = build.open_graph(config).parts[0]
-    if state.get("data_hash") != data.get("content_hash"):
-        raise ValueError(f"{folder}: the dataset is not the one that this run was trained on; restore it to evaluate "
-                         "the run")
+    check_data(folder, state, data.get("content_hash"))
     device = build.choose_device(options.device)
     task, loader = build.build_task(config, data), build.build_loader(config, data, device)
     model = build.build_model(config, data, task).to(device)

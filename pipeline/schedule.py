@@ -73,7 +73,7 @@ class Schedule:
             return Share(draw=0, first=self.rank + first_step * self.num_ranks, stride=self.num_ranks)
         return Share(draw=self.rank, first=first_step, is_empty=self.rank >= self.epochs_of_round(epochs))
 
-    def learning_rate(self, step: int, epochs: int) -> float:
+    def learning_rate(self, step: int, epochs: int, step_in_round: int = 0) -> float:
         """Compute the learning rate of a step: `lr`, times a factor for the ranks, times a factor for the warm-up.
 
         The factor for the ranks is 1 (none), the root (sqrt) or the number itself (linear) of the batches that all
@@ -82,8 +82,10 @@ class Schedule:
         Args:
             step: number of the step since the run began, from 0.
             epochs: passes over the graph before its round.
+            step_in_round: number of the step in it, from 0; the last one of split may have fewer batches than ranks.
         """
-        together = self.num_ranks if self.split else self.epochs_of_round(epochs)
+        left = self.num_batches - step_in_round * self.num_ranks
+        together = min(self.num_ranks, left) if self.split else self.epochs_of_round(epochs)
         scale = {"none": 1, "sqrt": math.sqrt(together), "linear": together}[self.lr_scaling]
         return self.lr * scale * min(1, (step + 1) / max(self.warmup_steps, 1))
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 def train_components(train_one: Callable[..., dict], config: Config, graph: OpenGraph, folder: Path,
                      device: torch.device, command: str, *, ranks: Ranks = Ranks(),
                      stop: StopRequest | None = None) -> dict:
-    """Train a model for each component; the largest one's model predicts the nodes of the small ones.
+    """Train a model for each component; the largest one's model predicts all other nodes.
 
     Args:
         train_one: trains one model on a graph, as :func:`pipeline.training.train_one`.
@@ -59,7 +59,8 @@ def train_components(train_one: Callable[..., dict], config: Config, graph: Open
         small = induced_subgraph(data, rest, dtype=torch.int64)
         logits[rest] = predict_exact(predict_largest, small, num_rows=len(rest), out_channels=data.out_channels,
                                      device=device)
-        log.info("%s nodes of small components are predicted by the model of the largest", f"{len(rest):,}")
+        log.info("%s nodes of small components and of those without training nodes are predicted by the model of "
+                 "component %s", f"{len(rest):,}", graph.parts[0][0])
     return merge_summaries(summaries, build.build_task(config, data).scores(None, logits))
 
 

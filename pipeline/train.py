@@ -14,9 +14,26 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline import cli, config as configuration
-from pipeline.run.errors import EXIT_TRY_AGAIN, Stopped
+from pipeline.run.errors import Stopped
 
 log = logging.getLogger(__name__)
+
+
+def check(config: configuration.Config) -> None:
+    """Refuse a configuration that no run can have, before any directory is made.
+
+    Raises:
+        ValueError: names the key or the file.
+    """
+    from pipeline import build
+    from pipeline.run import ranks as rank_tools
+
+    if config.resume is not None:
+        return  # what else it takes is known when the run's own configuration is read
+    build.check(config)
+    build.choose_device(config.device, rank_tools.from_environment() or rank_tools.Ranks(
+        num_ranks=config.parallel.num_ranks, num_local=config.parallel.num_ranks))
+    config.data.check()
 
 
 @hydra.main(version_base="1.3", config_path=cli.CONF, config_name="config")
@@ -30,20 +47,22 @@ def main(cfg: DictConfig) -> float | None:
         config = configuration.to_object(cfg)
         settings = HydraConfig.get()
         folder = Path(settings.runtime.output_dir)
-        has_overrides = any(not override.startswith("resume=") for override in settings.overrides.task)
+        named = cli.named_keys(settings.overrides.task)
         # Started again, a sweep trains what is missing, and a job that Slurm put back into its queue goes on.
         continues = settings.mode == RunMode.MULTIRUN or os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
         ranks = rank_tools.from_environment()
         if ranks is not None:
             config = run_folder.with_ranks_of(config, ranks)
         if ranks is None or ranks.is_first:
-            config = run_folder.resolve(config, folder, has_overrides=has_overrides, continues=continues)
+            config = run_folder.resolve(config, folder, named=named, continues=continues)
         if ranks is not None:
-            rank_tools.join(build.choose_device(config.device, ranks))
+            rank_tools.join(build.choose_device(config.device, ranks), config.parallel.timeout)
             config = ranks.broadcast(config)
         if continues and (summary := run_folder.read_finished(config, folder)) is not None:
             log.info("%s has been trained already", folder)
             return summary["best_valid"]
+        if (ranks is None or ranks.is_first) and (idle := configuration.explain_idle_keys(config)):
+            log.info("%s", idle)
         # In a sweep, what runs this member alone.
         arguments = settings.overrides.task if settings.mode == RunMode.MULTIRUN else sys.argv[1:]
         command = shlex.join(["python", "-m", "pipeline.train", *arguments])
@@ -51,12 +70,13 @@ def main(cfg: DictConfig) -> float | None:
         try:
             return training.run(config, folder, command, log_config=log_config).get("best_valid")
         except Stopped as stopped:
-            log.info("%s; continue with resume=%s", stopped, folder)
+            begun = (folder / "config.yaml").exists()
+            log.info("%s; %s", stopped, f"continue with resume={folder}" if begun else "training had not begun")
             # Who started this process may have plans for the signal: submitit puts the job back into Slurm's queue.
-            if callable(signal.getsignal(stopped.signum)):
+            if stopped.signum not in (0, signal.SIGINT) and callable(signal.getsignal(stopped.signum)):
                 signal.raise_signal(stopped.signum)
-            sys.exit(EXIT_TRY_AGAIN)
+            sys.exit(stopped.exit_status)
 
 
 if __name__ == "__main__":
-    cli.call(main)
+    cli.call(main, check)

@@ -3,21 +3,24 @@
 import contextlib
 import logging
 import logging.config
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch_geometric.data import Data
 
 from pipeline import build, folder as run_folder, separate
-from pipeline.config import Config
+from pipeline.config import Config, ParallelConfig
 from pipeline.loop import fit
-from pipeline.run import files, ranks as rank_tools, summary as summaries
+from pipeline.run import files, pulse, ranks as rank_tools, summary as summaries
 from pipeline.run.errors import Stopped
 from pipeline.run.launch import launch, start_rank_server
 from pipeline.run.log import format_table
 from pipeline.run.ranks import Ranks
 from pipeline.run.stop import StopRequest
 from pipeline.run.threads import restored_threads, threads_per_rank, use_threads
+from pipeline.run.watchdog import Limits, watch
 
 log = logging.getLogger(__name__)
 
@@ -37,16 +40,42 @@ def run(config: Config, folder: Path, command: str, *, log_config: dict | None =
         ValueError: the configuration or the dataset is wrong, or another process uses the directory.
         FloatingPointError: the training diverged.
         RankError: a rank failed.
-        Stopped: a signal asked for it; the checkpoint is saved.
+        Stopped: a signal asked for it, or the watchdog ended it; there is a checkpoint if training had begun.
     """
+    parallel = config.parallel
     with StopRequest() as stop:
         ranks = rank_tools.from_environment()  # torchrun's, who has started the others as well
-        if ranks is not None or config.parallel.num_ranks == 1:
-            with restored_threads():
-                if config.parallel.threads_per_rank:
-                    use_threads(config.parallel.threads_per_rank)
-                return train_as_rank(ranks or Ranks(), stop, config, folder, command)
-        return _launch_ranks(config, folder, command, stop, log_config)
+        if ranks is None or ranks.is_first:
+            build.check_tracker(config)
+        if ranks is not None or parallel.num_ranks == 1:
+            ranks = ranks or Ranks()
+            with restored_threads(), _watched(parallel, folder, ranks):
+                if parallel.threads_per_rank:
+                    use_threads(parallel.threads_per_rank)
+                return train_as_rank(ranks, stop, config, folder, command)
+        with _watched(parallel, folder, None):
+            return _launch_ranks(config, folder, command, stop, log_config)
+
+
+@contextlib.contextmanager
+def _watched(parallel: ParallelConfig, folder: Path, ranks: Ranks | None) -> Iterator[None]:
+    """Give signs of life, and have the ranks of this machine watched.
+
+    Args:
+        ranks: this process among them; none if it starts them.
+    """
+    launches = ranks is None
+    if launches:
+        board, place, rank = pulse.Board.create(parallel.num_ranks + 1), parallel.num_ranks, -1
+    else:
+        board, place, rank = rank_tools.share_board(ranks), ranks.local_rank, ranks.rank
+    with contextlib.ExitStack() as stack:
+        pulse.join(board, place, rank)
+        stack.callback(pulse.leave)
+        if launches or ranks.local_rank == 0:
+            limits = Limits(parallel.warn_after, parallel.timeout, parallel.stop_timeout)
+            stack.enter_context(watch(board, folder, limits, launches=launches))
+        yield
 
 
 def _launch_ranks(config: Config, folder: Path, command: str, stop: StopRequest, log_config: dict | None) -> dict:
@@ -60,10 +89,12 @@ def _launch_ranks(config: Config, folder: Path, command: str, stop: StopRequest,
         run_folder.write_start(folder, config, graph.components)
         threads = threads_per_rank(num_ranks, config.parallel.threads_per_rank)
         log.info("starting %d ranks of %d threads", num_ranks, threads)
-        summary = launch(_train_launched, num_ranks, threads, stop, config, folder, command, graph.data.content_hash,
-                         log_config)
+        stop.defer()  # the ranks obey it
+        with pulse.waiting("waiting for the ranks"):
+            summary = launch(_train_launched, num_ranks, threads, stop, config, folder, command,
+                             graph.data.content_hash, log_config)
     if summary is None:
-        raise Stopped(stop.signum)
+        raise Stopped(stop.signum or signal.SIGTERM)
     return summary
 
 
@@ -92,7 +123,7 @@ def train_as_rank(ranks: Ranks, stop: StopRequest, config: Config, folder: Path,
         logging.getLogger().setLevel(logging.WARNING)
     device = build.choose_device(config.device, ranks)
     if ranks.num_ranks > 1:
-        rank_tools.join(device)
+        rank_tools.join(device, config.parallel.timeout)
     with contextlib.ExitStack() as stack:
         if opens := ranks.is_first and content_hash is None:
             stack.enter_context(files.lock(folder))
@@ -106,6 +137,7 @@ def train_as_rank(ranks: Ranks, stop: StopRequest, config: Config, folder: Path,
                                                 stop=stop)
         else:
             summary = train_one(config, graph.parts[0][1], folder, device, command, ranks=ranks, stop=stop)
+        pulse.beat("summing up")
         if ranks.is_first:
             files.write_json(folder / "summary.json", summary)
             log.info("%s", format_table(summaries.tabulate(summary), f"result of {config.name}, in {folder}"))

@@ -1,97 +1,214 @@
-"""`python -m scripts.faults`: hurt a training run at random moments, again and again, and see whether anything is lost.
+"""`python -m scripts.faults`: hurt training runs at random moments, again and again, and see whether anything is lost.
 
-Each fault strikes a run of several ranks some seconds after it began or was resumed, until it was struck as often as
-asked; then the run is let to its end, which must have the bits of an undisturbed one.
+Each fault strikes a run some time after it began or was resumed, until it was struck as often as asked; whenever the
+run comes to its end it must have the bits of an undisturbed one. After a strike all processes must be gone in time, the
+exit status must be the one that is documented, and who asked for a stop must read no traceback.
 """
 
 import argparse
 import json
 import os
 import random
+import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.run.log import read_records
+from scripts.strikes import FAULTS, SITE, Fault, Run, is_alive
 
-RUN = ["data.num_nodes=1200", "data.num_edges=40000", "model.num_layers=3", "model.hidden_channels=32",
-       "train.epochs=480", "train.eval_every=8"]
-FAULTS = ("kill -9 of a rank", "kill -9 of the parent", "SIGTERM", "SIGUSR1")
-
-
-def start(folder: Path, arguments: list[str]) -> subprocess.Popen:
-    target = f"resume={folder}" if (folder / "config.yaml").exists() else f"hydra.run.dir={folder}"
-    with open(folder.with_suffix(".log"), "a") as log:
-        return subprocess.Popen([sys.executable, "-m", "pipeline.train", *arguments, target], stdout=log, stderr=log)
+RUN = ["data.num_nodes=240", "data.num_edges=4800", "data.num_species=4", "data.num_groups=8", "data.num_tasks=3",
+       "model.num_layers=2", "model.hidden_channels=8", "model.norm=batch", "train.epochs=160", "train.eval_every=4"]
+SECONDS_TO_END = 20
 
 
-def ranks_of(parent: int) -> list[int]:
-    """The processes of the ranks that a process has started."""
-    return [rank for pid, command in children(parent) if "forkserver" in command for rank, _ in children(pid)]
+class Problem(Exception):
+    """What a strike has shown to be wrong."""
 
 
-def children(parent: int) -> list[tuple[int, str]]:
-    """The processes that a process has started, with their command lines."""
-    lines = subprocess.run(["ps", "-ww", "--ppid", str(parent), "-o", "pid=,args="], capture_output=True,
-                           text=True).stdout
-    return sorted((int(line.split()[0]), line) for line in lines.splitlines())
+class Campaign:
+    """Strikes runs below a folder, and compares what comes of them."""
+
+    def __init__(self, root: Path):
+        self.root = root
+
+    def overrides(self, fault: Fault) -> list[str]:
+        cache = f"cache-{fault.name.replace(' ', '-')}" if fault.unprepared else "cache"
+        ranks = [] if fault.torchrun else [f"parallel.num_ranks={fault.num_ranks}"]
+        return [*RUN, *ranks, *fault.overrides, f"cache_dir={self.root / cache}"]
+
+    def reference(self, fault: Fault) -> Path:
+        """The folder of the undisturbed run that a fault's must equal."""
+        return self.root / f"undisturbed-{fault.num_ranks}-{FAULTS.index(fault) if fault.overrides else 0}"
+
+    def train_reference(self, fault: Fault) -> bool:
+        """Train an undisturbed run, if it is not there."""
+        folder = self.reference(fault)
+        if not (folder / "summary.json").exists():
+            run = Run(folder, [*RUN, f"parallel.num_ranks={fault.num_ranks}", *fault.overrides,
+                               f"cache_dir={self.root / 'cache'}"])
+            if run.wait(600) != 0:
+                print(f"undisturbed: {run.log.read_text()}", file=sys.stderr)
+                return False
+        return True
+
+    def try_fault(self, fault: Fault, times: int) -> tuple[int, int, int]:
+        """Strike as often as asked.
+
+        Returns:
+            Strikes, runs that came to their end, and those of them that have lost something.
+        """
+        tried = runs = lost = 0
+        folder = self._new_folder(fault, runs)
+        while True:
+            struck = tried < times
+            if fault.unprepared and struck:
+                shutil.rmtree(self.overrides(fault)[-1].partition("=")[2], ignore_errors=True)
+            limits = list(fault.limits) if struck else []
+            run = Run(folder, [*self.overrides(fault), *limits], fault.torchrun and fault.num_ranks)
+            if struck and self._wait_for_the_moment(fault, run) and self._strike(fault, run):
+                tried += 1
+                continue
+            if run.wait(600) != 0:
+                if run.status is None:
+                    os.killpg(run.pid, signal.SIGKILL)
+                raise Problem(f"a run that nothing happened to ended with {run.status}: {run.log.read_text()[-2000:]}")
+            runs, lost = runs + 1, lost + self._is_lost(fault, folder)
+            shutil.rmtree(folder)
+            folder = self._new_folder(fault, runs)
+            if not struck:
+                return tried, runs, lost
+
+    def _new_folder(self, fault: Fault, number: int) -> Path:
+        return self.root / f"{FAULTS.index(fault)}-{number}"
+
+    def _wait_for_the_moment(self, fault: Fault, run: Run) -> bool:
+        """Wait until the run is worth striking; whether it still goes on."""
+        if fault.unprepared:
+            time.sleep(0.8 * random.random())
+            return run.poll() is None
+        # A run that never gets further would never end: two saves, one of which may be cut short.
+        last, saves = run.folder / "checkpoints" / "last.pt", set()
+        end = time.monotonic() + 300
+        while len(saves) < 3 and run.poll() is None and time.monotonic() < end:
+            if last.exists():
+                saves.add(last.stat().st_mtime_ns)
+            time.sleep(0.001)
+        time.sleep(0.2 * random.random())
+        while fault.during and run.poll() is None and time.monotonic() < end:
+            if any(sign.doing.startswith(fault.during) for sign in run.signs() if sign.rank >= 0):
+                time.sleep(0.02 * random.random())
+                break
+        return run.poll() is None and len(run.ranks()) == fault.num_ranks
+
+    def _strike(self, fault: Fault, run: Run) -> bool:
+        """Strike, and see how the run ends; whether it was hurt before it came to its end.
+
+        Raises:
+            Problem: not as it should.
+        """
+        pids = [sign.pid for sign in run.signs()]
+        try:
+            fault.strike(run)
+        except ProcessLookupError:
+            run.wait(SECONDS_TO_END)
+            return False
+        end = time.monotonic() + SECONDS_TO_END
+        status = run.wait(SECONDS_TO_END)
+        while any(map(is_alive, pids)) and time.monotonic() < end:
+            time.sleep(0.005)
+        if status is None or any(map(is_alive, pids)):
+            for pid in {run.pid, *pids}:
+                if is_alive(pid):
+                    os.kill(pid, signal.SIGKILL)
+            raise Problem(f"a process outlived the strike by {SECONDS_TO_END} seconds: {run.log.read_text()[-2000:]}")
+        if status == 0:
+            return False
+        output = run.log.read_text()
+        if status not in fault.statuses:
+            raise Problem(f"exit status {status}, not one of {[*map(int, fault.statuses)]}: {output[-2000:]}")
+        if fault.quiet and "Traceback (most recent call last)" in output:
+            raise Problem(f"a traceback on the screen: {output[-2000:]}")
+        if fault.damage is not None:
+            fault.damage(run.folder)
+        return True
+
+    def _is_lost(self, fault: Fault, folder: Path) -> bool:
+        ours, expected = (json.loads((path / "summary.json").read_text()) for path in (folder, self.reference(fault)))
+        return any(ours[key] != expected[key] for key in ("weights_sha256", "best_epoch", "best_valid", "test",
+                                                          "data_epochs"))
 
 
-def rounds_in(folder: Path) -> int:
-    """How many rounds a run has recorded."""
-    return sum(record["kind"] == "round" for record in read_records(folder / "metrics.jsonl"))
+def work(campaign: Campaign, faults: list[Fault], times: int, seed: int) -> bool:
+    """Try some faults one after the other, with a row of the table for each; whether nothing was lost."""
+    good = True
+    for fault in faults:
+        random.seed(f"{seed} {fault.name}")
+        start, problem = time.monotonic(), ""
+        try:
+            tried, runs, lost = campaign.try_fault(fault, times)
+            print(f"| {fault.name} | {tried} | {lost} |", flush=True)
+            good &= lost == 0
+        except Problem as error:
+            good, problem = False, str(error)
+            print(f"| {fault.name} | failed | |", flush=True)
+            print(f"{fault.name}: {problem}", file=sys.stderr, flush=True)
+        print(f"{fault.name}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+    return good
 
 
-def strike(fault: str, process: subprocess.Popen) -> bool:
-    """Whether there was somebody to hurt."""
-    ranks = ranks_of(process.pid)
-    if not ranks or process.poll() is not None:
-        return False
-    if fault == "kill -9 of a rank":
-        os.kill(random.choice(ranks), signal.SIGKILL)
-    else:
-        process.send_signal(signal.SIGKILL if "parent" in fault else signal.Signals[fault])
-    process.wait()
-    gone = time.monotonic() + 10
-    while any(Path(f"/proc/{rank}").exists() for rank in ranks):
-        if time.monotonic() > gone:
-            raise SystemExit(f"{fault}: a rank outlived the run by more than ten seconds")
-        time.sleep(0.05)
-    return True
+def in_processes(jobs: list[Callable[[], bool]]) -> bool:
+    """Call functions side by side, each in a fork of this process; whether all returned true."""
+    pids = []
+    for job in jobs:
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                status = 0 if job() else 1
+            except Exception:
+                traceback.print_exc()
+            sys.stdout.flush()
+            os._exit(status)
+        pids.append(pid)
+    return not any([os.waitpid(pid, 0)[1] for pid in pids])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.faults", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=10, help="strikes of each fault")
-    parser.add_argument("--num-ranks", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=2, help="runs that are struck side by side")
+    parser.add_argument("--only", default="", help="faults whose name contains this")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     options = parser.parse_args()
-    random.seed(options.seed)
+    import torch.distributed.run  # noqa: F401 - what the forks need
+
+    import pipeline.training  # noqa: F401
+    faults = [fault for fault in FAULTS if options.only in fault.name]
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    start = time.monotonic()
     with tempfile.TemporaryDirectory() as root:
-        arguments = [*RUN, f"parallel.num_ranks={options.num_ranks}", f"cache_dir={root}/cache"]
-        folder = Path(root, "undisturbed")
-        if start(folder, arguments).wait():
-            raise SystemExit(folder.with_suffix(".log").read_text())
-        expected = json.loads((folder / "summary.json").read_text())
+        site = Path(root, "site")
+        site.mkdir()
+        (site / "sitecustomize.py").write_text(SITE)
+        paths = [str(site), str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        campaign = Campaign(Path(root))
+        references = list({campaign.reference(fault): fault for fault in faults}.values())
+        campaign.train_reference(references[0])  # which prepares the graph
+        split = [references[job + 1::options.jobs] for job in range(options.jobs)]
+        if not in_processes([lambda mine=mine: all(map(campaign.train_reference, mine)) for mine in split]):
+            sys.exit(1)
         print("| fault | times tried | lost |\n|---|---|---|", flush=True)
-        for fault in FAULTS:
-            folder, tried = Path(root, fault.replace(" ", "-")), 0
-            while tried < options.times and not (folder / "summary.json").exists():
-                process, before = start(folder, arguments), rounds_in(folder)
-                # Anywhere from the first steps on; a run that never gets further would never end.
-                while process.poll() is None and rounds_in(folder) <= before:
-                    time.sleep(0.01)
-                time.sleep(random.random())
-                tried += strike(fault, process)
-            if start(folder, arguments).wait():
-                raise SystemExit(folder.with_suffix(".log").read_text())
-            summary = json.loads((folder / "summary.json").read_text())
-            lost = any(summary[key] != expected[key] for key in ("weights_sha256", "best_valid", "test", "data_epochs"))
-            print(f"| {fault} | {tried} | {int(lost)} |", flush=True)
+        good = in_processes([lambda mine=faults[job::options.jobs]: work(campaign, mine, options.times, options.seed)
+                             for job in range(options.jobs)])
+    print(f"{time.monotonic() - start:.0f} seconds", file=sys.stderr)
+    sys.exit(0 if good else 1)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline import keys
 from pipeline.cli import config_groups, format_entries
-from pipeline.config import MODEL_SCHEMAS, Config, EvaluateConfig
+from pipeline.config import MODEL_SCHEMAS, Config, EvaluateConfig, TuneConfig
 from pipeline.data.config import DATA_SCHEMAS
 
 INTRODUCTION = """# Every key
@@ -44,6 +44,7 @@ def write_page() -> str:
             sections.append((f"`{field.name}`", type(part), keys.entries(part, f"{field.name}.")))
     sections.append(("`python -m pipeline.evaluate` and `python -m pipeline.predict`", EvaluateConfig,
                      keys.entries(EvaluateConfig())))
+    sections.append(("`python -m pipeline.tune`", TuneConfig, keys.entries(TuneConfig())))
     groups = [f"{group}={' | '.join(members)}" for group, members in config_groups().items()]
     lines = [INTRODUCTION, "```", *groups, "hydra/launcher=slurm (with -m)", "```"]
     for title, schema, entries in sections:

@@ -11,7 +11,7 @@ from shapes import unchecked
 from torch_geometric import EdgeIndex
 
 from models.aggregate import AGGREGATIONS, aggregate, backend, cpu, fused, ops
-from models.aggregate.reference import POWER_RANGE
+from models.aggregate.reduce import POWER_RANGE
 from models.conv import GENConv
 from models.deepgcn import DeeperGCN
 

@@ -13,7 +13,8 @@ import torch
 from conftest import make_graph, random_graph, task_graph
 from running import TOY, rounds_of, train
 
-from models.aggregate import fused, reference
+from models import edges
+from models.aggregate import blocks, fused
 from pipeline import build
 from pipeline.graph import metis
 from pipeline.graph.components import (
@@ -133,6 +134,7 @@ def test_views_of_more_clusters_than_nodes_have_one_node_each():
 def test_the_clusters_of_all_views_are_dealt_out_to_the_ranks(monkeypatch):
     data, dealt = task_graph(list(range(20))), []
     monkeypatch.setattr(Ranks, "sum_", lambda self, tensor: None)
+    monkeypatch.setattr(Ranks, "max_", lambda self, tensor: None)
 
     def predict(batch):
         dealt[-1].append(batch.num_nodes)
@@ -245,15 +247,15 @@ def test_the_last_batch_may_have_fewer_clusters():
 
 
 def test_a_block_of_edges_ends_before_a_row_that_is_too_many():
-    assert reference._cut_into_blocks(torch.tensor([0, 5, 6, 7, 20, 20]), 4) == [(0, 1), (1, 3), (3, 4), (4, 5)]
-    assert reference._cut_into_blocks(torch.tensor([0, 2, 4, 6]), 4) == [(0, 2), (2, 3)]
+    assert blocks.cut_into_blocks(torch.tensor([0, 5, 6, 7, 20, 20]), 4) == [(0, 1), (1, 3), (3, 4), (4, 5)]
+    assert blocks.cut_into_blocks(torch.tensor([0, 2, 4, 6]), 4) == [(0, 2), (2, 3)]
 
 
 def test_what_the_fused_kernel_does_not_take():
     x, edge_index = torch.ones(3, 2), torch.zeros(2, 1, dtype=torch.int64)
     assert "eps is -1e-07" in fused.why_not_fused(x, edge_index, eps=-1e-7)
     assert "more than one element" in fused.why_not_fused(x, edge_index, scalars=(torch.ones(2), 1.0, 0.0))
-    assert fused._pad(torch.tensor([0, 2, 3]), 4, "destination").tolist() == [0, 2, 3, 3, 3]
+    assert edges.pad(torch.tensor([0, 2, 3]), 4, "destination").tolist() == [0, 2, 3, 3, 3]
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_before_the_write_is_over(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 import dataclasses
 import inspect
+import math
 import os
 import re
 import subprocess
@@ -11,9 +12,9 @@ from conftest import random_graph
 from hydra import compose, initialize_config_dir
 from running import ROOT, TOY, shell
 
-from models import DeeperGCN
+from models import DeeperGCN, EquilibriumGNN, RevGNN
 from models.aggregate import KERNELS
-from pipeline import build, cli, config as configuration, prepare, restore
+from pipeline import cli, config as configuration, prepare, restore
 from pipeline.config import Config, EvaluateConfig
 from pipeline.folder import resolve
 from pipeline.training import run
@@ -40,64 +41,20 @@ def test_train_evaluate_resume_and_report_as_a_user_types_them(tmp_path):
     assert "directed edges kept" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_mistakes_on_the_command_line_are_one_line_each(tmp_path):
-    expected = {
-        "train.lrr=1": "error: Could not override 'train.lrr'. Key 'lrr' not in 'TrainConfig'",
-        "train.lr=fast": "error: Error merging override train.lr=fast Value 'fast' of type 'str' could not be "
-                         "converted to Float",
-        "partition=foo": "error: In 'config': Could not find 'partition/foo' Available options in 'partition': metis "
-                         "metis_random random whole",
-        "hydra.run.dir=/dev/null/run": "error: /dev/null/run: Not a directory",
-        "resume=nowhere": "error: resume=nowhere is not a run directory: it has no config.yaml",
-        "+experiment=ogbn_proteins": "error: ogbn-proteins is not in dataset: run `python -m pipeline.prepare "
-                                     "+experiment=ogbn_proteins` on a machine with a network, or set data.folder",
-    }
-    for override, message in expected.items():
-        failed = shell("pipeline.train", override, cwd=tmp_path)
-        assert (failed.returncode, failed.stderr.strip()) == (1, message)
-    assert not (tmp_path / "nowhere").exists() and not (tmp_path / ".cache").exists()
-
-
-@pytest.mark.parametrize("overrides, message", [
-    (["data.source=web"], "data.source=web is unknown; choose one of synthetic_proteins, digits, ogb, file"),
-    (["model.name=gat"], "model.name=gat is unknown; choose one of deepergcn"),
-    (["model.aggr=median"], "model.aggr=median is unknown; choose one of softmax,"),
-    (["model.block=skip"], "model.block=skip is unknown"), (["model.norm=group"], "model.norm=group is unknown"),
-    (["model.num_layers=0"], "model.num_layers must be at least 1, not 0"),
-    (["model.dropout=1"], "model.dropout must be in"),
-    (["partition.name=kmeans"], "partition.name=kmeans is unknown; choose one of random, metis, metis_random, whole"),
-    (["partition.num_parts=0"], "partition.num_parts must be at least 1, not 0"),
-    (["train.epochs=0"], "train.epochs must be at least 1"), (["train.lr=0"], "train.lr must be more than 0, not 0"),
-    (["train.label_input=1"], "train.label_input must be in [0, 1), not 1"),
-    (["train.lr=nan"], "train.lr must be a finite number, not nan"),
-    (["train.optimizer=sgd"], "train.optimizer=sgd is unknown"),
-    (["evaluation.method=guess"], "evaluation.method=guess is unknown; choose one of views, exact"),
-    (["data.components=second"], "data.components=second; choose all, largest, separate, or a number K"),
-    (["data.components=0"], "data.components=0; choose"), (["seed=-1"], "seed must be in [0, 2^63), not -1"),
-    (["model.p=0"], "model.p must not be 0"), (["train.lr=inf"], "train.lr must be a finite number, not inf"),
-    (["model.aggr=softmax_sg"], "model.aggr=softmax_sg has no gradient for t: set learn_t=false"),
-    (["kernel=fast"], "kernel=fast is unknown; choose one of auto, fused, reference"),
-    (["train.weight_decay=-1"], "train.weight_decay must be at least 0, not -1"),
-    (["data=file"], "no value for data.path: give it on the command line"),
-])
-def test_values_that_no_run_can_have(overrides, message, configure):
-    with pytest.raises(ValueError) as error:
-        build.check(configure(*overrides))
-    assert message in str(error.value)
-
-
 def test_the_stated_defaults_are_the_default_run(tmp_path):
     with initialize_config_dir(cli.CONF, version_base="1.3"):
         assert configuration.to_object(compose("config")) == Config()
 
 
-def test_options_of_the_model_are_those_of_its_constructor():
-    parameters = inspect.signature(DeeperGCN.__init__).parameters
-    schema = {field.name: field.default for field in dataclasses.fields(configuration.MODEL_SCHEMAS["deepergcn"])}
+@pytest.mark.parametrize("name, model", [("deepergcn", DeeperGCN), ("revgnn", RevGNN), ("equilibrium", EquilibriumGNN)])
+def test_options_of_the_model_are_those_of_its_constructor(name, model):
+    parameters = inspect.signature(model.__init__).parameters
+    schema = {field.name: field.default for field in dataclasses.fields(configuration.MODEL_SCHEMAS[name])}
     options = {name: p.default for name, p in parameters.items() if p.kind == p.KEYWORD_ONLY}
     assert {name: options[name] for name in schema.keys() - {"name", "num_layers", "hidden_channels"}} == {
         name: value for name, value in schema.items() if name in options}
-    assert options.keys() - schema.keys() == {"edge_dim", "num_categories", "fold_edge_encoder", "kernel"}
+    assert options.keys() - schema.keys() == {"edge_dim", "num_categories", "kernel"} | (
+        {"fold_edge_encoder"} if name == "deepergcn" else set())
 
 
 def test_choices_of_the_kernel_are_those_of_the_aggregation():
@@ -129,27 +86,33 @@ def test_resuming_another_configuration_names_the_keys(configure, tmp_path):
     folder.mkdir()
     (folder / "config.yaml").write_text(configuration.to_yaml(configure(*TOY)))
     resumed = [*TOY, f"resume={folder}"]
-    with pytest.raises(ValueError, match=r"model.t: 1.0 -> 0.5; train.lr: 0.005 -> 0.1\. Give the command that "
-                                         "started it"):
-        resolve(configure(*resumed, "train.lr=0.1", "model.t=0.5"), folder, has_overrides=True)
-    with pytest.raises(ValueError, match="data: SyntheticProteinsConfig -> DigitsConfig"):
-        resolve(configure("data=digits", f"resume={folder}"), folder, has_overrides=True)
-    assert resolve(configure(*resumed, "train.epochs=9"), folder, has_overrides=True).train.epochs == 9
-    assert resolve(configure(f"resume={folder}"), folder, has_overrides=False) == configure(*TOY)
-    assert resolve(configure(*TOY), folder, has_overrides=True) == configure(*TOY)  # nothing is lost yet
+    with pytest.raises(ValueError, match=r"model.t: 1.0 -> 0.5; train.lr: 0.005 -> 0.1\. Leave out what "
+                                         "differs"):
+        resolve(configure(*resumed, "train.lr=0.1", "model.t=0.5"), folder)
+    with pytest.raises(ValueError, match="data.source: synthetic_proteins -> digits"):
+        resolve(configure("data=digits", f"resume={folder}"), folder)
+    assert resolve(configure(*resumed, "train.epochs=9"), folder).train.epochs == 9
+    assert resolve(configure(f"resume={folder}"), folder) == configure(*TOY)
+    assert resolve(configure(f"resume={folder}", "train.epochs=9"), folder) == configure(
+        *[override for override in TOY if "epochs" not in override], "train.epochs=9")
+    # A key that is named counts though its value is that of the default run; one of a group that is not named does not.
+    with pytest.raises(ValueError, match=r"configured otherwise: model.num_layers: 2 -> 4\. Leave"):
+        resolve(configure(f"resume={folder}", "model.num_layers=4"), folder, named={"model.num_layers"})
+    with pytest.raises(ValueError, match=r"configured otherwise: partition.name: random -> metis\. Leave"):
+        resolve(configure(f"resume={folder}", "partition=metis"), folder)
+    with pytest.raises(ValueError, match=r"data=synthetic_proteins and model=deepergcn, which have no data.num_neigh"):
+        resolve(configure(f"resume={folder}", "data=digits", "data.num_neighbors=3"), folder)
+    assert resolve(configure(*TOY), folder) == configure(*TOY)  # nothing is lost yet
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "last.pt").touch()
     with pytest.raises(ValueError, match="already holds a run: continue it with resume="):
-        resolve(configure(*TOY), folder, has_overrides=True)
+        resolve(configure(*TOY), folder)
 
 
-def test_an_unknown_device(configure, tmp_path):
-    for device, message in (("tpu0", "device=tpu0 is unknown; choose auto, cpu, cuda or cuda:N"),
-                            ("meta", "device=meta is unknown"),
-                            ("cuda:0", None if torch.cuda.is_available() else "device=cuda:0: torch sees no GPU")):
-        if message is not None:
-            with pytest.raises(ValueError, match=message):
-                run(configure(*TOY, f"device={device}"), tmp_path, "test")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there(configure, tmp_path):
+    with pytest.raises(ValueError, match="device=cuda:0: torch sees no GPU"):
+        run(configure(*TOY, "device=cuda:0"), tmp_path, "test")
 
 
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
@@ -162,14 +125,15 @@ def test_every_experiment_composes_and_runs_at_toy_size(experiment, configure, t
     assert full.name == experiment
     overrides = list(SHRINK)
     if experiment.startswith("ogbn"):
-        overrides.append(f"data.folder={ogb_toy(experiment.replace('_', '-'))}")
+        overrides.append(f"data.folder={ogb_toy(full.data.name)}")
     config = configure(f"+experiment={experiment}", *overrides)
     prepare.fill_caches(config)
     (tmp_path / "run").mkdir()
     summary = run(config, tmp_path / "run", "test")
     assert summary["experiment"] == experiment and summary["data_epochs"] == 2
     scores = restore.evaluate(EvaluateConfig(run=str(tmp_path / "run"), device="cpu"))
-    assert scores["valid"] == summary["best_valid"] or scores["valid"] != scores["valid"]
+    # OGB's evaluator averages the tasks in an order of its own.
+    assert scores["valid"] == pytest.approx(summary["best_valid"], rel=1e-15, abs=0) or math.isnan(scores["valid"])
 
 
 def test_prepare_fills_the_metis_cache(configure, tmp_path):
@@ -190,7 +154,7 @@ def test_a_file_that_changed_since_is_not_evaluated(configure, tmp_path):
     assert restore.evaluate(options)["valid"] == pytest.approx(summary["best_valid"])
     data.x[0, 0] += 1
     torch.save(data, tmp_path / "graph.pt")
-    with pytest.raises(ValueError, match="the dataset is not the one that this run was trained on"):
+    with pytest.raises(ValueError, match="the dataset is not the one that this run was started with"):
         restore.evaluate(options)
 
 
@@ -204,7 +168,7 @@ def test_evaluate_by_both_methods_saves_predictions_and_explains(configure, tmp_
                                             device="cpu"))
     assert views != exact
     for wrong, message in ((dict(checkpoint="first"), "checkpoint=first is unknown"),
-                           (dict(method="guess"), "evaluation.method=guess is unknown"),
+                           (dict(method="guess"), "method=guess is unknown"),
                            (dict(run=str(tmp_path)), "is not a run directory")):
         with pytest.raises(ValueError, match=message):
             restore.evaluate(EvaluateConfig(**{"run": str(tmp_path / "run"), **wrong}))

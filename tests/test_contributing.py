@@ -15,7 +15,7 @@ from running import ROOT, TOY, rounds_of, summary_of
 from test_docs import RUNNER, SMALL
 from torch_geometric.data import Data
 
-PARTS = ("dataset", "partition", "model", "task", "loader", "trainer", "metric")
+PARTS = ("dataset", "partition", "model", "task", "loader", "trainer", "tracker", "metric")
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 
 
@@ -82,7 +82,8 @@ def test_the_examples_train(copy, tmp_path):
         steps.append([module, *overrides, *small, f"hydra.run.dir={part}"])
     # All of them at once, by two ranks that are split over processes of their own.
     steps.append(["pipeline.train", "data=ring", "partition=slices", "model=sage", "task=denoise", "loader=halves",
-                  "trainer=watched", "train.epochs=4", "parallel.num_ranks=2", "hydra.run.dir=together"])
+                  "trainer=watched", "tracker=lines", "train.epochs=4", "parallel.num_ranks=2",
+                  "hydra.run.dir=together"])
     result = subprocess.run(
         [sys.executable, "-c", RUNNER], input=json.dumps(steps), cwd=tmp_path, capture_output=True, text=True,
         timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy)})
@@ -91,6 +92,9 @@ def test_the_examples_train(copy, tmp_path):
     assert "partition: slices, 4 clusters" in (tmp_path / "partition" / "train.log").read_text()
     assert "aggr: max" in (tmp_path / "model" / "config.yaml").read_text()
     assert all(record["weight_norm"] > 0 for record in rounds_of(tmp_path / "trainer"))
+    for name in ("tracker", "together"):
+        lines = (tmp_path / name / "lines.txt").read_text().splitlines()
+        assert lines[0].endswith(f"/{name}") and lines[1].startswith("after ") and len(lines) == 3
     assert summary_of(tmp_path / "metric")["metric"] == "top2"
     assert summary_of(tmp_path / "together")["num_ranks"] == 2
     # Each of the others changes what is learned.

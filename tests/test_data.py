@@ -210,6 +210,7 @@ def test_a_damaged_graph_cache_is_rebuilt(tmp_path, caplog):
     flipped[len(content) // 2] ^= 1
     for broken in (content[:5000], flipped):
         caplog.clear()
+        path.unlink()  # what was read before is mapped into memory
         path.write_bytes(broken)
         again = load(config, tmp_path)
         assert "preparing the graph again" in caplog.text and torch.equal(first.edge_attr, again.edge_attr)
@@ -247,59 +248,16 @@ def test_log_sums_are_standardised():
     torch.testing.assert_close(data.x[:, :8].std(0, correction=0), torch.ones(8))
 
 
-def broken(**changes) -> Data:
-    data = good()
-    for key, value in changes.items():
-        data[key] = value
-    return data
-
-
-@pytest.mark.parametrize("data, message", [
-    (broken(edge_index=torch.tensor([[0, 6], [1, 0]]), edge_attr=None),
-     "edge_index is out of range: it names node 6, .* 0 to 5"),
-    (broken(edge_index=torch.tensor([[0, -1], [1, 0]]), edge_attr=None), "names node -1"),
-    (broken(edge_index=torch.rand(2, 12)), "edge_index must be integers of shape"),
-    (broken(x=torch.tensor([[1.0]] * 5 + [[float("nan")]])), r"x is not finite: row 5 holds \[nan\]"),
-    (broken(edge_attr=torch.full((12, 3), float("inf"))), "edge_attr is not finite: row 0"),
-    (broken(edge_attr=torch.rand(11, 3)), "edge_attr has 11 rows for 12 edges"),
-    (broken(y=torch.zeros(5, 1, dtype=torch.int64)), "y has 5 rows for 6 nodes"),
-    (broken(train_mask=torch.zeros(6, dtype=torch.bool)), "the train split is empty"),
-    (broken(test_mask=torch.zeros(4, dtype=torch.bool)), "test_mask has 4 rows for 6 nodes"),
-    (broken(y=torch.tensor([[-1]] * 6)), "y holds the class -1 in a split"),
-    (broken(x=torch.rand(6)), r"x must have 2 dimensions, not the shape \[6\]"),
-    (broken(valid_mask=torch.ones(6, 2) > 0), "valid_mask must have 1 dimensions"),
-    (broken(valid_mask=torch.ones(6) > 0), "the splits overlap: node 0 is in more than one"),
-    (broken(species=torch.tensor([0, 1, 2])), "species has 3 rows for 6 nodes"),
-    (broken(species=torch.tensor([0, 1, 2, -1, 0, 0])), "species holds -1"),
-    (broken(y=torch.zeros(6, 2, dtype=torch.int64)), "y must have one column of classes"),
-    (broken(y=torch.full((6, 2), float("nan")), metric="rocauc"), "y is NaN for every node of the train split"),
-    (broken(y=torch.full((6, 2), 0.5), metric="rocauc"), "y must hold 0, 1 or NaN"),
-])
-def test_broken_graphs_are_refused(data, message):
-    with pytest.raises(ValueError, match=message):
-        preparing.prepare(data, SyntheticProteinsConfig())
-
-
 def test_an_empty_valid_split_is_said(caplog):
-    data = preparing.prepare(broken(valid_mask=torch.zeros(6, dtype=torch.bool)), SyntheticProteinsConfig())
+    data = good()
+    data.valid_mask = torch.zeros(6, dtype=torch.bool)
+    data = preparing.prepare(data, SyntheticProteinsConfig())
     assert "the valid split is empty" in caplog.text and data.num_nodes == 6
 
 
-def test_missing_datasets_name_the_way_out(tmp_path):
-    with pytest.raises(ValueError, match=r"python -m pipeline.prepare \+experiment=ogbn_proteins"):
-        load(OGBConfig(name="ogbn-proteins", root=str(tmp_path)), tmp_path)
-    with pytest.raises(ValueError, match="data.folder=.*nowhere does not exist"):
-        load(OGBConfig(name="ogbn-proteins", folder=str(tmp_path / "nowhere")), tmp_path)
+def test_an_unknown_dataset_is_named(tmp_path):
     with pytest.raises(ValueError, match="unknown dataset: data.name=ogbn-mag; choose one of ogbn-proteins"):
         load(OGBConfig(name="ogbn-mag"), tmp_path)
-    with pytest.raises(ValueError, match="data.path=.*graph.pt does not exist"):
-        load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path)
-    torch.save({"edge_index": torch.zeros(2, 0)}, tmp_path / "graph.pt")
-    with pytest.raises(ValueError, match="graph.pt has no y, train_mask, valid_mask, test_mask"):
-        load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path)
-    (tmp_path / "graph.pt").write_text("no graph")
-    with pytest.raises(ValueError, match="graph.pt is no saved torch_geometric Data"):
-        load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path)
 
 
 @pytest.mark.parametrize("file", ["raw/edge.csv.gz", "raw/edge-feat.csv.gz", "raw/node-label.csv.gz",
@@ -342,26 +300,3 @@ def test_importing_ogb_asks_no_network():
             "print(threading.active_count())")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                           check=True).stdout.strip() == "1"
-
-
-def test_download_asks_nothing_and_leaves_no_half(tmp_path, monkeypatch):
-    def fail(url, folder):
-        raise OSError("no network")
-
-    monkeypatch.setattr(ogb_node, "download_url", fail)
-    with pytest.raises(OSError, match="no network"):
-        ogb_node.download("ogbn-proteins", str(tmp_path / "dataset"))
-    assert not ogb_node.folder_of("ogbn-proteins", str(tmp_path / "dataset")).exists()
-    fetched = []
-
-    def fetch(url, folder):
-        fetched.append(url)
-        (tmp_path / "proteins.zip").write_bytes(b"")
-        return str(tmp_path / "proteins.zip")
-
-    monkeypatch.setattr(ogb_node, "download_url", fetch)
-    monkeypatch.setattr(ogb_node, "extract_zip", lambda archive, root: (tmp_path / "dataset" / "proteins").mkdir())
-    for _ in range(2):
-        ogb_node.download("ogbn-proteins", str(tmp_path / "dataset"))
-    assert fetched == ["http://snap.stanford.edu/ogb/data/nodeproppred/proteins.zip"]
-    assert (tmp_path / "dataset" / "ogbn_proteins").is_dir()

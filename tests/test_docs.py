@@ -16,7 +16,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from running import ROOT, TOY, shell
 
-from pipeline import cli, config as configuration, keys
+from pipeline import cli, config as configuration, keys, space
 from pipeline.config import MODEL_SCHEMAS, Config, EvaluateConfig
 from pipeline.data.config import DATA_SCHEMAS
 from scripts.keys import write_page
@@ -105,7 +105,10 @@ def assert_sound(command: list[str]) -> None:
         module, *options = arguments[1:]
         spec = importlib.util.find_spec(module)
         assert spec is not None, f"{module} does not exist"
-        if module.startswith("pipeline."):
+        if module == "pipeline.tune" and options:
+            _, search = space.read_command(options)
+            assert not search.space or space.check_space(search) is not None
+        elif module.startswith("pipeline."):
             assert_composes(options, "evaluate" if module in ("pipeline.evaluate", "pipeline.predict") else "config")
         else:
             (folder,) = spec.submodule_search_locations or [None]
@@ -127,7 +130,8 @@ def test_a_command_that_is_wrong_is_found():
     for wrong, error in (
             ("python -m pipeline.train train.lrr=1", HydraException), ("python -m pipeline.trian", AssertionError),
             ("make tset", AssertionError), ("pip install -e .[reprot]", AssertionError),
-            ("parallel-epochs fly", KeyError),
+            ("parallel-epochs fly", KeyError), ("python -m pipeline.tune study=runs/s train.lrr=1,2", HydraException),
+            ("python -m pipeline.tune trials=3", ValueError),
             ("python -m scripts.report runs --figrue x", AssertionError), ("cd nowhere", AssertionError),
             ("sbatch scripts/train.sbatch +experiment=none", HydraException),
             ("torchrun --nproc-per-node=2 -m pipeline.train model=none", HydraException)):
@@ -214,6 +218,10 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
             arguments.append(f"data.folder={folder}")
         own_data = any(a.startswith(("data=", "+experiment=")) for a in arguments)
         arguments += [*(SMALL if own_data else TOY), *(["seed=0,1"] if "+sweep=seeds" in arguments else [])]
+    if module == "pipeline.tune":
+        searched = any("interval" in argument for argument in arguments)
+        arguments = [*(a for a in arguments if not a.startswith("trials=")), *(["trials=1"] if searched else []),
+                     *((SMALL[2:] if "+experiment=digits" in arguments else TOY[:-3] + TOY[-1:]) if searched else [])]
     return [module, *arguments]
 
 

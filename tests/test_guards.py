@@ -120,9 +120,12 @@ def test_a_sweeper_gets_the_best_validation_metric(tmp_path):
 
 
 @pytest.mark.slow
-def test_batch_norm_with_an_uneven_last_round(configure, tmp_path, train_hurt):
+@pytest.mark.parametrize("model", ["deepergcn", "revgnn", "equilibrium"])
+@pytest.mark.parametrize("evaluation", ["exact", "views"])
+def test_batch_norm_with_an_uneven_last_round(model, evaluation, configure, tmp_path, train_hurt):
     # Of the second round's two ranks only the first has an epoch left; the run is stopped in it.
-    config, folder = configure(*TWO, "train.epochs=3", "model.norm=batch"), tmp_path / "stopped"
+    config, folder = configure(*TWO, f"model={model}", "train.epochs=3", "model.norm=batch",
+                               f"evaluation={evaluation}"), tmp_path / "stopped"
     whole = train_hurt(config, tmp_path / "whole")
     assert whole["data_epochs"] == 3 and whole["num_rounds"] == 2
     with pytest.raises(Stopped):
@@ -159,8 +162,9 @@ def signalled(monkeypatch):
     return train_signalled
 
 
-@pytest.mark.parametrize("number, left", [(7, (1, 3)), (8, (2, 0)), (9, (2, 1))])
-def test_a_request_in_the_last_step_of_a_round_closes_the_round_first(number, left, configure, tmp_path, signalled):
+@pytest.mark.parametrize("number, left", [(7, (1, 3)), (8, (1, 4)), (9, (2, 1))])
+def test_a_request_in_the_last_step_of_a_round_leaves_the_evaluation_for_later(number, left, configure, tmp_path,
+                                                                               signalled):
     # Rounds have four steps.
     config, folder = configure(*TOY, "train.epochs=3"), tmp_path / "stopped"
     whole = train(config, tmp_path / "whole")
@@ -176,13 +180,57 @@ def test_signals_are_noted_and_given_back():
     before = [signal.signal(signum, signal.SIG_IGN) for signum in STOP_SIGNALS]
     try:
         with StopRequest() as stop:
+            stop.defer()
             assert stop.signum == 0
             signal.raise_signal(signal.SIGUSR2)
             assert stop.signum == signal.SIGUSR2
-        assert [signal.getsignal(signum) for signum in STOP_SIGNALS] == [signal.SIG_IGN] * 3
+        assert [signal.getsignal(signum) for signum in STOP_SIGNALS] == [signal.SIG_IGN] * len(STOP_SIGNALS)
     finally:
         for signum, handler in zip(STOP_SIGNALS, before, strict=True):
             signal.signal(signum, handler)
+
+
+def test_before_there_is_anything_to_save_a_signal_ends_the_run_at_once():
+    with pytest.raises(Stopped, match="stopped by SIGUSR1"), StopRequest():
+        signal.raise_signal(signal.SIGUSR1)
+
+
+def test_the_second_ctrl_c_is_not_noted():
+    with StopRequest() as stop:
+        stop.defer()
+        signal.raise_signal(signal.SIGINT)
+        assert stop.signum == signal.SIGINT and signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+    assert Stopped(signal.SIGINT).exit_status == 130 and Stopped(signal.SIGTERM).exit_status == EXIT_TRY_AGAIN
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+@pytest.mark.parametrize("overrides", [["evaluation=exact"], ["evaluation=views", "evaluation.num_views=2"],
+                                       ["evaluation=views", "train.eval_every=2", "train.patience=2"]])
+def test_a_stopped_evaluation_is_repeated_with_the_same_result(overrides, configure, tmp_path, monkeypatch):
+    config, folder = configure(*TOY, "train.epochs=4", *overrides), tmp_path / "stopped"
+    whole, calls, evaluate = train(config, tmp_path / "whole"), [], GNNTrainer.evaluate
+
+    def signalled(self):
+        # In every evaluation there is a request, in the middle of its first batch.
+        if self.model.head not in calls:
+            calls.append(self.model.head)
+            self.model.convs[1].register_forward_pre_hook(
+                lambda module, inputs: None if module.training else signal.raise_signal(signal.SIGTERM))
+        return evaluate(self)
+
+    for _ in range(2):
+        with monkeypatch.context() as patch, pytest.raises(Stopped):
+            patch.setattr(GNNTrainer, "evaluate", signalled)
+            train(config, folder)
+        saved = checkpoint.load(folder / "checkpoints" / "last.pt")["progress"]
+        first = 1 if config.train.eval_every == 2 else 0
+        assert (saved["round"], saved["step_in_round"]) == (first, 4) and len(rounds_of(folder)) == first
+    resumed = train(config, folder)
+    for key in ("weights_sha256", "test", "best_valid", "best_epoch", "data_epochs"):
+        assert resumed[key] == whole[key]
+    numbers = [[(e["round"], e["loss"], e["lr"], e["grad_norm"], e.get("valid")) for e in rounds_of(run)]
+               for run in (folder, tmp_path / "whole")]
+    assert numbers[0] == numbers[1]
 
 
 @pytest.mark.parametrize("kernel", ["auto", "reference"])

@@ -3,7 +3,9 @@
 import ctypes
 import os
 import platform
+import re
 import shutil
+import subprocess
 
 import pytest
 import torch
@@ -109,3 +111,100 @@ def test_other_widths_of_norms(width, channels):
     # Which elements are dropped is the same on all machines.
     dropped = norm.forward(x, layer.weight, layer.bias + 10, seed, layer.eps, 0.5)[0] == 0
     assert dropped.flatten()[:12].int().tolist() == DROPPED[channels]
+
+
+@pytest.fixture(scope="module")
+def small_library(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "answer.cpp").write_text('extern "C" int answer() { return 42; }\n')
+    compiler = os.environ.get("CXX", "c++")
+    subprocess.run([compiler, "-shared", "-fPIC", "answer.cpp", "-o", "a.so"], cwd=folder, check=True)
+    return folder / "a.so"
+
+
+@pytest.fixture
+def answer(tmp_path, monkeypatch):
+    """Asks a small library of its own cache for its number; says whether it was compiled, and what was warned of."""
+    (tmp_path / "cache").mkdir()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
+    source = tmp_path / "answer.cpp"
+    source.write_text('extern "C" int answer() { return 42; }\n')
+
+    def ask(caplog) -> tuple[int | None, bool, list[str]]:
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            loaded = NativeLibrary("answer", source, otherwise="another answers").get()
+        warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        return loaded and loaded.answer(), "compiled with" in caplog.text, warned
+
+    ask.path = NativeLibrary("answer", source, otherwise="")._path
+    ask.source = source
+    return ask
+
+
+@pytest.fixture
+def quick(small_library, monkeypatch):
+    """A compiler that is done at once."""
+    monkeypatch.setattr(NativeLibrary, "_run_compiler", lambda self, folder: shutil.copy(small_library, folder))
+
+
+def rewrite(path, content: bytes) -> None:
+    path.unlink()  # what is loaded is mapped into memory
+    path.write_bytes(content)
+
+
+def test_only_what_was_compiled_here_is_loaded(answer, quick, caplog):
+    assert answer(caplog) == (42, True, []) and answer(caplog) == (42, False, [])
+    path, record = answer.path, answer.path.with_suffix(".sha256")
+    content = path.read_bytes()
+    altered = content[:-100] + bytes([content[-100] ^ 1]) + content[-99:]
+    for hurt in (lambda: rewrite(path, content[:len(content) // 2]), lambda: rewrite(path, altered),
+                 lambda: rewrite(path, b""), lambda: path.chmod(0o777), lambda: path.parent.chmod(0o770),
+                 lambda: record.write_text("0" * 64)):
+        hurt()
+        assert answer(caplog) == (42, True, [f"answer: {path} is not as it was compiled; compiling again"])
+        assert answer(caplog) == (42, False, [])
+    record.unlink()  # as versions of before left it
+    assert answer(caplog) == (42, True, [])
+    assert {entry.name for entry in path.parents[1].iterdir()} == {"lock", path.parent.name}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_nothing_of_another_user_is_loaded(at, answer, quick, caplog):
+    answer(caplog)
+    foreign = [answer.path, *answer.path.parents][at]
+    os.chown(foreign, 65534, 65534)
+    number, compiled, warned = answer(caplog)
+    assert number == 42 and compiled and len(warned) == 1
+    assert ("is not as it was compiled" if at < 2 else "does not belong to you alone") in warned[0]
+    assert answer(caplog)[1] == (at >= 2)  # in a folder of another's nothing is kept either
+
+
+def test_a_cache_that_everybody_may_write_to_is_used_where_only_owners_may_rename(answer, quick, caplog):
+    cache = answer.path.parents[2]
+    cache.chmod(0o777)
+    assert answer(caplog)[1:] == (True, [
+        f"answer: {cache} does not belong to you alone, so nothing there is loaded and every process compiles for "
+        "itself; set TORCH_EXTENSIONS_DIR to a folder of your own"])
+    cache.chmod(0o1777)
+    assert answer(caplog)[1:] == (True, []) and answer(caplog)[1:] == (False, [])
+
+
+def test_a_compiler_that_fails_is_one_warning(answer, caplog, monkeypatch):
+    assert answer(caplog) == (42, True, [])
+    answer.source.write_text('extern "C" int answer() { return 42 }\n')
+    log = answer.path.parents[1] / "compiler.log"
+    for _ in range(2):
+        number, _, (warning,) = answer(caplog)
+        assert number is None
+        assert re.fullmatch(rf"answer is not available: compiling failed: .*answer.cpp:1:.*error: .* \(all that the "
+                            rf"compiler said: {log}\); another answers", warning)
+    assert "-O3" in log.read_text()
+    compiler = answer.source.with_name("compiler")
+    compiler.write_text("#!/bin/sh\necho 'no licence' >&2\nexit 3\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert answer(caplog)[2] == [f"answer is not available: compiling failed: no licence (all that the compiler said: "
+                                 f"{NativeLibrary('answer', answer.source, otherwise='')._path.parents[1]}"
+                                 "/compiler.log); another answers"]

@@ -89,7 +89,7 @@ def test_killed_processes_lose_nothing(configure, tmp_path):
 
 
 def test_a_run_directory_is_complete(configure, tmp_path):
-    summary = train(configure(*TOY, "tensorboard=true"), tmp_path / "run")
+    summary = train(configure(*TOY, "tracker=tensorboard"), tmp_path / "run")
     folder = tmp_path / "run"
     assert json.loads((folder / "summary.json").read_text()) == summary
     assert {"experiment", "metric", "best_epoch", "best_valid", "test", "num_parameters", "data_epochs", "wall_seconds",
@@ -141,7 +141,7 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_before_the_optimizer_moves(
         return total, count
 
     monkeypatch.setattr(NodeTask, "loss", poisoned)
-    with pytest.raises(FloatingPointError, match=f"{what} is (nan|inf) in round 2, step 2, cluster 2 .60 nodes."):
+    with pytest.raises(FloatingPointError, match=f"{what} is (nan|inf) in round 2, step 2, batch 2 .60 nodes."):
         train(config, tmp_path / "run")
     assert checkpoint.digest(models[0].state_dict()) == calls[-1] != calls[-2]
     assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["round"] == 1

@@ -1,4 +1,3 @@
-import inspect
 import math
 from functools import partial
 
@@ -7,7 +6,7 @@ import torch
 from conftest import random_graph, task_graph
 from hypothesis import given, settings, strategies as st
 
-from models.aggregate import reference
+from models.aggregate import blocks, reference
 from pipeline import build
 from pipeline.inference import predict_exact, predict_views
 from pipeline.loaders.cluster import ClusterLoader
@@ -47,10 +46,10 @@ def test_exact_evaluation_by_the_reference_takes_the_edges_in_blocks(configure, 
     config = configure("model.num_layers=3", "model.hidden_channels=8", "kernel=reference")
     model = build.build_model(config, data, NodeTask(data)).eval()
     most = []
-    one_block = reference._aggregate_edges
-    monkeypatch.setattr(reference, "_aggregate_edges", lambda x, src, *args, **options: most.append(src.numel())
-                        or one_block(x, src, *args, **options))
-    monkeypatch.setitem(inspect.unwrap(reference.aggregate).__kwdefaults__, "max_block_edges", 500)
+    one_block = blocks.aggregate_edges
+    monkeypatch.setattr(blocks, "aggregate_edges", lambda x_j, *args, **options: most.append(len(x_j))
+                        or one_block(x_j, *args, **options))
+    monkeypatch.setattr(reference, "MAX_BLOCK_EDGES", 500)
     whole = predict_exact(partial(NodeTask(data).predict, model), data, num_rows=300, out_channels=2, device=CPU)
     assert len(most) >= 3 * 8000 // 500 and max(most) <= 500 and sum(most) == 3 * 8000
     monkeypatch.undo()

@@ -14,10 +14,9 @@ from conftest import random_graph
 from hypothesis import given, settings, strategies as st
 from torch_geometric import EdgeIndex, nn as pyg
 
-from models import DeeperGCN, GENConv
+from models import DeeperGCN, EquilibriumGNN, GENConv, RevGNN
 from models.aggregate import AGGREGATIONS
 from models.aggregate.reference import aggregate
-from models.conv import _announce
 
 
 def by_hand(x, edges, edge_attr, *, aggr, t, p, y, eps=1e-7):
@@ -159,26 +158,6 @@ def _with_gradients(conv, x, index, attr):
     (out * torch.arange(out.numel()).view_as(out).cos()).sum().backward()
     return {"out": out.detach()} | {str(i): leaf.grad for i, leaf in enumerate(leaves)} | {
         name: parameter.grad for name, parameter in conv.named_parameters() if parameter.requires_grad}
-
-
-def test_genconv_says_when_pygs_own_code_runs(caplog):
-    caplog.set_level("INFO")
-    _announce.cache_clear()
-    x, index = torch.randn(30, 6), random_graph(30, 100, 0).edge_index.as_tensor().long()
-    adj_t = torch.sparse_coo_tensor(index.flip(0), torch.ones(index.size(1)), (30, 30), check_invariants=True)
-    adj_t = adj_t.coalesce()
-    for options, edges, why in [
-        (dict(), index, ""), (dict(aggr="median"), index, "aggr=median"), (dict(aggr="median"), index, ""),
-        (dict(aggr=["mean", "max"]), index, "aggr=['mean', 'max']"), (dict(), adj_t, "edges are a torch.sparse tensor"),
-        (dict(flow="target_to_source"), index, "flow=target_to_source"),
-        (dict(aggr_kwargs=dict(t=0.3, semi_grad=True)), index, "aggr_kwargs with semi_grad"),
-    ]:
-        caplog.clear()
-        ours, theirs = GENConv(6, 6, **options), pyg.GENConv(6, 6, **options)
-        ours.load_state_dict(theirs.state_dict())
-        torch.testing.assert_close(ours(x, edges), theirs(x, edges), rtol=1e-4, atol=1e-5)
-        said = [line for line in caplog.messages if "PyG's own" in line]
-        assert said == ([f"aggregation: PyG's own ({why})"] if why else [])
 
 
 SEMI_GRADIENT = dict(aggr="softmax_sg", t=0.1, learn_t=False, num_mlp_layers=1, norm="batch")
@@ -327,12 +306,13 @@ def test_impossible_models(options, message, monkeypatch):
         DeeperGCN(**{**sizes, **options})
 
 
-def test_every_option_is_documented_on_its_own():
-    section = inspect.getdoc(DeeperGCN).split("Args:\n")[1].split("\n\n")[0]
+@pytest.mark.parametrize("model", [DeeperGCN, RevGNN, EquilibriumGNN])
+def test_every_option_is_documented_on_its_own(model):
+    section = inspect.getdoc(model).split("Args:\n")[1].split("\n\n")[0]
     documented = re.findall(r"^    (\w+): ", section, flags=re.MULTILINE)
-    parameters = list(inspect.signature(DeeperGCN).parameters.values())
+    parameters = list(inspect.signature(model).parameters.values())
     assert documented == [parameter.name for parameter in parameters]
-    init = ast.parse(textwrap.dedent(inspect.getsource(DeeperGCN.__init__))).body[0]
+    init = ast.parse(textwrap.dedent(inspect.getsource(model.__init__))).body[0]
     assert all(ast.literal_eval(default) == parameter.default
                for default, parameter in zip(init.args.kw_defaults, parameters[4:], strict=True))
 

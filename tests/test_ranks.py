@@ -29,7 +29,7 @@ from pipeline.run.errors import EXIT_TRY_AGAIN, RankError
 from pipeline.run.launch import launch
 from pipeline.run.ranks import Ranks
 from pipeline.run.stop import StopRequest
-from scripts.faults import ranks_of
+from scripts.strikes import ranks_of
 
 TWO = [*TOY, "parallel.num_ranks=2", "train.epochs=8"]
 

@@ -66,6 +66,13 @@ def check_resumed_rounds(num_epochs, num_batches, num_ranks, split) -> None:
             assert schedule.rounds_left(epochs) == len(resumed)
 
 
+def test_learning_rates_of_split_are_scaled_by_the_batches_of_a_step():
+    schedule = Schedule(num_epochs=2, num_batches=6, num_ranks=4, split=True, lr=0.1, lr_scaling="linear")
+    assert [schedule.learning_rate(9, 0, step) for step in range(2)] == pytest.approx([0.4, 0.2])
+    few = Schedule(num_epochs=2, num_batches=3, num_ranks=8, split=True, lr=0.1, lr_scaling="sqrt")
+    assert few.learning_rate(9, 1) == pytest.approx(0.1 * 3**0.5) and "scaled (sqrt) 0.173205" in str(few)
+
+
 @pytest.mark.parametrize("scaling, factors", [("none", [1, 1]), ("sqrt", [2, 2**0.5]), ("linear", [4, 2])])
 def test_learning_rates_by_hand(scaling, factors):
     schedule = Schedule(num_epochs=6, num_batches=3, num_ranks=4, lr=0.1, lr_scaling=scaling, warmup_steps=4)

@@ -22,5 +22,5 @@ def test_wrong_shapes_are_found():
     for call in calls:
         with pytest.raises(TypeCheckError):
             call()
-    with unchecked(), pytest.raises(RuntimeError):
+    with unchecked(), pytest.raises(ValueError, match="weight has shape"):
         calls[0]()

@@ -52,6 +52,7 @@ def step(losses: list[float | None], *, grads: list[float] | None = None, stoppe
     threads = []
     for rank, loss in enumerate(losses):
         model, stop = torch.nn.BatchNorm1d(2), StopRequest()
+        stop.defer()
         model.running_mean += 10.0 * (rank + 1)
         model.num_batches_tracked += 5 + (loss is not None)
         if loss is not None:

@@ -7,10 +7,10 @@ import torch
 from test_aggregate import assert_close, graph, poisoned_memory, run, wide_graph  # noqa: F401 (a fixture)
 from torch_geometric import EdgeIndex
 
-from models.aggregate import AGGREGATIONS, fused, gpu, ops, reference
+from models.aggregate import AGGREGATIONS, fused, gpu, ops, reduce, reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-LIMITS = reference.POWER_RANGE
+LIMITS = reduce.POWER_RANGE
 if DEVICE == "cpu":
     gpu.register("cpu")
 
@@ -226,3 +226,19 @@ def test_chunks_cover_every_row_and_edge_once(degrees):
         inside = [item for item in cuts[1:-1] if row_of[item] == row == row_of[item - 1]]
         assert not inside or degree + 1 > cut.chunk_items == gpu.MIN_CHUNK
     assert gpu.plan(ptr, other, 1, None, 0) is cut
+
+
+@pytest.mark.parametrize("t", [1e6, 1e10, -1e12])
+def test_steep_weights_are_right_forward_and_refused_backward(t):
+    edge_index, inputs, grad = problem("softmax", None, 8, hub=40)
+    x = inputs["x"].to(DEVICE)
+    options = dict(aggr="softmax", t=torch.tensor([t], device=DEVICE), p=1.0, y=0.0, eps=1e-7, num_dst=9)
+    ours = fused.aggregate(x, edge_index.to(DEVICE), None, None, None, **options)
+    exact = reference.aggregate(x.double(), edge_index.to(DEVICE), **options)
+    torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
+    if DEVICE == "cpu":  # on a GPU this is an assertion of the device, after which nothing else runs
+        out = fused.aggregate(x.requires_grad_(), edge_index, None, None, None, **options)
+        with pytest.raises(RuntimeError, match="t times the messages is too large"):
+            out.sum().backward()
+        with pytest.raises(RuntimeError, match="p is beyond 64"):
+            fused.aggregate(x, edge_index, None, None, None, **options | dict(aggr="power", p=torch.tensor([65.0])))

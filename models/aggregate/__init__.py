@@ -9,10 +9,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from .. import notice
 from . import fused, reference
-from .reference import AGGREGATIONS
+from .cpu import SteepError
+from .reference import AGGREGATIONS, is_transformed
 
-__all__ = ["AGGREGATIONS", "KERNELS", "aggregate", "backend"]
+__all__ = ["AGGREGATIONS", "KERNELS", "aggregate", "backend", "check_rows"]
 
 KERNELS = ("auto", "fused", "reference")
 log = logging.getLogger(__name__)
@@ -37,21 +39,58 @@ def aggregate(
 
     The arguments and the result are those of :func:`models.aggregate.reference.aggregate`. An ``EdgeIndex`` sorted by
     row or column is used as it is. A plain `edge_index` is sorted on its first use; the sorted edges are kept until
-    that tensor is changed or freed.
+    that tensor is freed or its values change, be it through ``.data`` or an array of numpy that shares its memory: a
+    checksum tells.
 
     Args:
         kernel: "fused" (no tensor of edges x channels, float32 inside; C++ on a CPU, Triton on a GPU), "reference"
-            (plain torch), or "auto": fused where it can run, else the reference.
+            (plain torch), or "auto": fused where it can run, else the reference. Where t times a message is so large
+            that the fused kernel would round too much, the reference runs, and a warning says so.
 
     Raises:
-        ValueError: unknown `aggr` or `kernel`, or `kernel` is "fused" and the fused kernel cannot run.
+        ValueError: unknown `aggr` or `kernel`, tensors that do not fit each other, or `kernel` is "fused" and the
+            fused kernel cannot run.
         IndexError: an edge points outside of the graph.
     """
     reference.check_aggr(aggr)
+    check_tensors(x, edge_index, edge_attr, weight, bias)
     options: dict[str, Any] = dict(aggr=aggr, t=t, p=p, y=y, eps=eps, num_dst=num_dst)
-    if _why_reference(x, edge_index, edge_attr, weight, bias, (t, p, y), eps, kernel):
-        return reference.aggregate(x, edge_index, edge_attr, weight, bias, **options)
-    return fused.aggregate(x, edge_index, edge_attr, weight, bias, **options)
+    if not _why_reference(x, edge_index, edge_attr, weight, bias, (t, p, y), eps, kernel):
+        try:
+            return fused.aggregate(x, edge_index, edge_attr, weight, bias, **options)
+        except SteepError as error:
+            notice.warn(f"aggr={aggr}, {error}: the reference aggregation runs where this is so", once=f"steep {aggr}")
+    return reference.aggregate(x, edge_index, edge_attr, weight, bias, **options)
+
+
+def check_tensors(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, weight: Tensor | None = None,
+                  bias: Tensor | None = None) -> None:
+    """Raise a ValueError that names both shapes, dtypes or devices if tensors do not fit each other."""
+    if x.dim() != 2 or not x.is_floating_point():
+        raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}, but must be floating point [num_nodes, channels]")
+    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"edge_index is {edge_index.dtype} of shape {tuple(edge_index.shape)}, but must be int32 or "
+                         f"int64 [2, num_edges]")
+    for tensor in (edge_index, edge_attr, weight, bias):
+        if tensor is not None and tensor.device != x.device:
+            raise ValueError(f"tensors are on '{x.device}' and '{tensor.device}': move them to one device")
+    if edge_attr is None:
+        return
+    channels = x.size(1)
+    if weight is not None and (weight.dim() != 2 or weight.size(0) != channels):
+        raise ValueError(f"weight has shape {tuple(weight.shape)}, but x has {channels} channels")
+    if weight is not None and bias is not None and bias.shape != (channels,):
+        raise ValueError(f"bias has shape {tuple(bias.shape)}, but x has {channels} channels")
+    columns = channels if weight is None else weight.size(1)
+    if edge_attr.dim() != 2 or edge_attr.size(1) != columns:
+        raise ValueError(f"edge_attr has shape {tuple(edge_attr.shape)}, but must be [num_edges, {columns}]")
+    check_rows(edge_index, edge_attr)
+
+
+def check_rows(edge_index: Tensor, edge_attr: Tensor) -> None:
+    """Raise a ValueError unless there are as many rows of edge features as edges [2, num_edges]."""
+    if edge_attr.size(0) != edge_index.size(-1):
+        raise ValueError(f"edge_attr has {edge_attr.size(0)} rows, but edge_index has {edge_index.size(-1)} edges")
 
 
 def backend(
@@ -75,12 +114,18 @@ def _why_reference(x, edge_index, edge_attr, weight, bias, scalars, eps, kernel)
         raise ValueError(f"kernel={kernel} is unknown; choose one of {', '.join(KERNELS)}")
     if kernel == "reference":
         return "asked for"
-    reason = fused.why_not_fused(x, edge_index, edge_attr, weight, bias, scalars=scalars, eps=eps)
+    reason = _why_transformed() or fused.why_not_fused(x, edge_index, edge_attr, weight, bias, scalars=scalars, eps=eps)
     if reason and kernel == "fused":
         raise ValueError(f"kernel=fused cannot run: {reason}. Use kernel=auto to fall back to the reference.")
     if not torch.compiler.is_compiling():
         _announce(reason, x.device.type)
     return reason
+
+
+def _why_transformed() -> str:
+    if torch.compiler.is_compiling() or not is_transformed():
+        return ""
+    return "the kernel knows neither torch.func nor torch.jit.trace nor forward-mode derivatives"
 
 
 def _describe(reason: str, device: str) -> str:

@@ -1,6 +1,7 @@
 """Calls the compiled C++ aggregation; what each function computes is documented with the operators in ops.py."""
 
 import ctypes
+import math
 from pathlib import Path
 
 import torch
@@ -12,6 +13,16 @@ from ..kernels.native import NativeLibrary
 KINDS = ("softmax", "softmax_sg", "power", "add", "max")
 
 
+# Exponents of softmax beyond these are rounded to less than a thousandth: with gradients and without.
+STEEP, STEEP_FORWARD = 2.0**14, 2.0**20
+# The same for the exponents of power.
+MAX_POWER = 64.0
+
+
+class SteepError(ValueError):
+    """Weights so steep that the kernel's float32 cannot hold their exponents."""
+
+
 class Problem(ctypes.Structure):
     """Arguments of one call, field by field as in problem.h."""
 
@@ -20,7 +31,7 @@ class Problem(ctypes.Structure):
             "num_rows", "num_others", "num_edges", "num_positions", "channels", "edge_dim",
             "aggregation", "features", "num_threads", "ptr_wide", "other_wide", "position_wide")]
         + [(name, ctypes.c_void_p) for name in ("ptr", "other", "position", "x", "attr", "weight", "bias")]
-        + [(name, ctypes.c_float) for name in ("param", "eps", "low", "high")]
+        + [(name, ctypes.c_float) for name in ("param", "eps", "low", "high", "limit")]
         + [(name, ctypes.c_void_p) for name in (
             "out", "stat", "stat2", "gradient", "grad_x", "grad_attr", "grad_weight", "grad_bias", "grad_param")]
     )
@@ -40,9 +51,11 @@ def get_simd() -> str:
 
 def forward(x, indptr, src, position, attr, weight, bias, param, aggr, eps, low, high, outputs) -> None:
     """Fill `outputs`: out, and stat and stat2 where they have elements."""
+    if aggr == "power" and abs(float(param)) > MAX_POWER:
+        raise SteepError(f"p={float(param):g}: the kernel raises to powers up to {MAX_POWER:g}")
     written = _nonempty(zip(("out", "stat", "stat2"), outputs, strict=True)) | {"out": outputs[0]}
     _call(LIBRARY.get().fused_forward, x.size(0), x, indptr, src, position, attr, weight, bias, param, aggr, eps,
-          low, high, **written)
+          low, high, limit=STEEP if "stat" in written else STEEP_FORWARD, **written)
 
 
 def backward(grad, out, stat, stat2, x, rowptr, dst, position, attr, weight, bias, param, aggr, eps, low, high,
@@ -59,7 +72,8 @@ def _nonempty(named) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in named if tensor is not None and tensor.numel()}
 
 
-def _call(function, num_others, x, ptr, other, position, attr, weight, bias, param, aggr, eps, low, high, **arrays):
+def _call(function, num_others, x, ptr, other, position, attr, weight, bias, param, aggr, eps, low, high, limit=0.0,
+          **arrays):
     tensors = dict(ptr=ptr, other=other, position=position, x=x, attr=attr, weight=weight, bias=bias, **arrays)
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
     problem = Problem(
@@ -69,14 +83,26 @@ def _call(function, num_others, x, ptr, other, position, attr, weight, bias, par
         features=0 if attr is None else 1 if weight is not None else 2, num_threads=torch.get_num_threads(),
         ptr_wide=ptr.dtype == torch.int64, other_wide=other.dtype == torch.int64,
         position_wide=position is not None and position.dtype == torch.int64,
-        param=float(param), eps=eps, low=low, high=high,
+        param=float(param), eps=eps, low=low, high=high, limit=limit,
         **{name: tensor.data_ptr() for name, tensor in tensors.items()})
     status = function(ctypes.byref(problem))
     if status == 2:
         raise MemoryError(f"no memory for {problem.num_rows} and {num_others} nodes of {problem.channels} channels")
+    if status == 3:
+        raise SteepError(f"t={float(param):g} times the messages is beyond {limit * math.log(2):,.0f}, "
+                         f"where the kernel's float32 rounds too much")
     if status:
         raise IndexError(f"an edge points outside of the graph: {problem.num_rows} and {num_others} nodes, "
                          f"{problem.num_edges} edges, {problem.num_positions} rows of edge features")
+
+
+def hash_tensor(tensor: Tensor) -> int:
+    """Compute a checksum of a tensor's values."""
+    tensor = tensor.contiguous()
+    function = LIBRARY.get().fused_hash
+    function.restype = ctypes.c_uint64
+    return function(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_int64(tensor.numel() * tensor.element_size()),
+                    ctypes.c_int64(torch.get_num_threads()))
 
 
 def sort_edges(edge_index, num_src, num_dst, structure) -> None:

@@ -11,6 +11,7 @@ struct Forward {
   Encoder encoder;
   const int64_t num_blocks;
   Partials<State> partials;
+  int steep = 0;
 
   explicit Forward(const Problem& p_)
       : p(p_),
@@ -23,6 +24,7 @@ struct Forward {
   void write(int64_t row, int64_t block, const State& state) {
     const int lanes = int(std::min<int64_t>(LANES, p.channels - block * LANES));
     const int64_t at = row * p.channels + block * LANES;
+    if (kind.is_steep(state, p.limit)) __atomic_store_n(&steep, 1, __ATOMIC_RELAXED);
     const Output result = kind.finish(state, float(edges.ptr[row + 1] - edges.ptr[row]));
     store(p.out + at, result.out, lanes);
     if (p.stat) store(p.stat + at, result.stat, lanes);
@@ -84,6 +86,6 @@ struct Forward {
         [&](int64_t row, const State* states) {
           for (int64_t b = 0; b < num_blocks; b++) write(row, b, states[b]);
         });
-    return OK;
+    return steep ? TOO_STEEP : OK;
   }
 };

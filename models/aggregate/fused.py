@@ -12,13 +12,16 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric import EdgeIndex
 
-from .. import edges
+from .. import edges, notice
 from . import cpu, ops
-from .reference import POWER_RANGE, POWERMEAN_RANGE, replace_power_of_one
+from .reduce import POWER_RANGE, POWERMEAN_RANGE
+from .reference import replace_power_of_one
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # More raw features than this the GPU kernel cannot encode itself.
 _MAX_EDGE_DIM = 64
+# From here on even small messages times t are rounded too much.
+_MAX_GPU_T = 1e5
 # What the kernel's rounding may add to a power mean, relative to it.
 _ROUNDING = 4e-6
 # Sorted structures of plain edge lists, kept as long as the edge list lives and is not written to.
@@ -28,27 +31,17 @@ _sorted = WeakIdKeyDictionary()
 def why_not_fused(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, weight: Tensor | None = None,
                   bias: Tensor | None = None, *, scalars: tuple = (), eps: float = 1e-7) -> str:
     """Say why the fused aggregation cannot take these arguments; empty if it can. `scalars` are t, p and y."""
-    scalar_tensors = (scalar for scalar in scalars if isinstance(scalar, Tensor))
-    for tensor in (edge_index, edge_attr, weight, bias, *scalar_tensors):
-        if tensor is not None and tensor.device != x.device:
+    for tensor in scalars:
+        if isinstance(tensor, Tensor) and tensor.device != x.device:
             return f"tensors are on '{x.device}' and '{tensor.device}', the kernel needs one device"
     for tensor in (x, edge_attr, weight, bias):
         if tensor is not None and tensor.dtype not in _DTYPES:
             return f"a tensor has dtype {tensor.dtype}, the kernel computes in float32"
-    if x.dim() != 2:
-        return f"x has {x.dim()} dimensions, not 2"
-    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in (torch.int32, torch.int64):
-        return (f"edge_index is {edge_index.dtype} of shape {tuple(edge_index.shape)}, "
-                "the kernel needs int32 or int64 [2, num_edges]")
     if any(isinstance(scalar, Tensor) and scalar.numel() != 1 for scalar in scalars):
         return "t, p or y has more than one element"
-    if edge_attr is not None:
-        for name, tensor in (("weight", weight), ("bias", bias if weight is not None else None)):
-            if tensor is not None and tensor.size(0) != x.size(1):
-                return f"{name} has shape {tuple(tensor.shape)}, but x has {x.size(1)} channels"
-        columns = x.size(1) if weight is None else weight.size(1)
-        if edge_attr.dim() != 2 or edge_attr.size(1) != columns:
-            return f"edge_attr has shape {tuple(edge_attr.shape)}, the kernel needs [num_edges, {columns}]"
+    if x.is_cuda and any(not isinstance(scalar, Tensor) and abs(scalar) > limit
+                         for scalar, limit in zip(scalars, (_MAX_GPU_T, cpu.MAX_POWER), strict=False)):
+        return f"t={scalars[0]} or p={scalars[1]} is too large for the GPU kernel's float32"
     if eps < 0:
         return f"eps is {eps}, the kernel needs messages that are not negative"
     return why_no_kernel(x.device.type)
@@ -108,6 +101,8 @@ def aggregate(
     if attr is not None and attr.size(1) == 0:
         attr, weight, bias, x = _drop_features(attr, weight, bias, x)
     if x.is_cuda and weight is not None and weight.size(1) > _MAX_EDGE_DIM:
+        notice.warn(f"edge_attr has {weight.size(1)} features, and the GPU kernel encodes up to {_MAX_EDGE_DIM}: "
+                    f"every layer builds a tensor of edges x channels")
         attr, weight, bias = torch.nn.functional.linear(attr.to(weight.dtype), weight, bias), None, None
     dtype = x.dtype
     weight, bias = _convert_to_float32(weight, bias)
@@ -171,26 +166,28 @@ def _find_structure(edge_index: Tensor, num_src: int, num_dst: int, *, by_source
     if edge_index.sort_order is None:
         return _sort(edge_index.as_tensor(), num_src, num_dst)
     (indptr, src), position = edges.compress(edge_index, by="col")
-    structure = [_pad(indptr, num_dst, "destination"), src, position]
+    structure = [edges.pad(indptr, num_dst, "destination"), src, position]
     if not by_source:
         return [*structure, None, None, None]
     (rowptr, dst), position = edges.compress(edge_index, by="row")
-    return [*structure, _pad(rowptr, num_src, "source"), dst, position]
-
-
-def _pad(indptr: Tensor, num_nodes: int, side: str) -> Tensor:
-    missing = num_nodes + 1 - indptr.numel()
-    if missing < 0:
-        raise ValueError(f"the EdgeIndex has {indptr.numel() - 1} {side} nodes, but there are only {num_nodes}; "
-                         f"build it with sparse_size=(num_src, num_dst)")
-    return indptr if missing == 0 else torch.cat([indptr, indptr[-1:].expand(missing)])
+    return [*structure, edges.pad(rowptr, num_src, "source"), dst, position]
 
 
 def _sort(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
+    edges.check_int32(edge_index, num_src, num_dst)
     if torch.compiler.is_compiling() or edge_index.is_inference():
         return ops.sort_edges(edge_index, num_src, num_dst)
-    key = (edge_index._version, num_src, num_dst)
+    # torch counts neither writes through `.data` nor those of numpy: the values have to tell.
+    checksum = _hash_on_gpu(edge_index) if edge_index.is_cuda else cpu.hash_tensor(edge_index)
+    key = (edge_index._version, num_src, num_dst) if edge_index.is_cuda else (checksum, num_src, num_dst)
     known = _sorted.get(edge_index)
     if known is None or known[0] != key:
-        known = _sorted[edge_index] = key, ops.sort_edges(edge_index, num_src, num_dst)
-    return known[1]
+        known = _sorted[edge_index] = key, checksum, ops.sort_edges(edge_index, num_src, num_dst)
+    elif edge_index.is_cuda:  # comparing here would wait for the device
+        torch._assert_async(known[1] == checksum, "edge_index was changed through .data: use a new tensor")
+    return known[2]
+
+
+def _hash_on_gpu(edge_index: Tensor) -> Tensor:
+    numbers = edge_index.flatten().long()
+    return ((numbers + 1) * (torch.arange(numbers.numel(), device=numbers.device) * -7046029254386353131 + 1)).sum()

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..edges import INT32_END
 from . import gpu_backward, gpu_forward, ops
 
 # A graph is cut into chunks of rows and edges, at most this many, and none smaller than this.
@@ -20,6 +21,8 @@ MAX_CHUNKS, MIN_CHUNK = 8192, 256
 DOT_FROM = 16
 PACK_ROWS = 16
 _GROUP = 128
+# Beyond these t times a message, in powers of two, or p is refused: float32 would round gradients by more than 0.6 %.
+STEEP, MAX_POWER = 2.0**17, 64.0
 _plans = WeakIdKeyDictionary()
 
 
@@ -70,6 +73,8 @@ def _plan(ptr, other, num_others, position, num_positions) -> Plan:
             torch._assert_async(((index >= 0) & (index < limit)).all(),
                                 f"an edge points outside of the graph: there are {limit} such rows")
     num_rows = ptr.numel() - 1
+    if num_rows >= INT32_END:
+        raise ValueError(f"there are {num_rows:,} nodes, and the GPU kernel counts them in int32: use kernel=reference")
     num_items = num_rows + other.numel()
     chunk_items = max(MIN_CHUNK, -(-num_items // MAX_CHUNKS))
     begins = ptr + torch.arange(num_rows + 1, device=ptr.device)
@@ -114,6 +119,9 @@ def forward(
     out, stat, stat2 = ops.allocate_outputs(x, indptr, aggr, save)
     if out.numel() == 0:
         return out, stat, stat2
+    if aggr == "power":
+        torch._assert_async(~(param.abs() > MAX_POWER).any(),
+                            f"p is beyond {MAX_POWER:g}, too large for the GPU kernel's float32: use kernel=reference")
     x, indptr, src, position, attr, weight, bias = _make_contiguous(x, indptr, src, position, attr, weight, bias)
     cut = plan(indptr, src, x.size(0), position, src.numel() if attr is None else attr.size(0))
     blocks = _choose_blocks(x.size(1), weight, elements=1024)
@@ -139,6 +147,10 @@ def backward(
     if x.numel() == 0 or grad.numel() == 0:
         return tuple(tensor.zero_() for tensor in grads)
     grad_x, grad_attr, grad_weight, grad_bias, grad_param = grads
+    if aggr in ("softmax", "softmax_sg"):
+        # An infinite or NaN stat has to reach the loss as it is.
+        torch._assert_async(~((stat.abs() > STEEP) & stat.isfinite()).any(),
+                            "t times the messages is too large for the GPU kernel's float32: use kernel=reference")
     grad, x, rowptr, dst, position, attr, weight, bias = _make_contiguous(
         grad, x, rowptr, dst, position, attr, weight, bias)
     cut = plan(rowptr, dst, grad.size(0), position, dst.numel() if attr is None else attr.size(0))

@@ -71,7 +71,7 @@ def forward(x, ptr, cuts, rows, src, position, attr, weight, bias, param, out, s
             z = tl.load(x + node[:, None] * D + channel[None, :], mask=valid[:, None] & in_d[None, :], other=0.0)
             z = add_encoded(z.to(tl.float32) + b[None, :], features, columns, FEATURES, DOT, K)
             bases, totals, weighteds = make_states(make_message(z, eps), valid[:, None], parameter, low, high, KIND)
-            base, total, weighted = merge_states(base, total, weighted, bases, totals, weighteds, KIND)
+            base, total, weighted = merge_states(base, total, weighted, bases, totals, weighteds, parameter, KIND)
         if begins & ends:
             store_row(out, stat, stat2, row, channel, in_d, base, total, weighted, degree, parameter, KIND, SAVE, D)
         else:
@@ -137,5 +137,5 @@ def merge_forward(ptr, cuts, rows, param, out, stat, stat2, partial, chunk_items
             elif KIND != "add":
                 bases = tl.load(state, mask=there, other=-float("inf"))
                 weighteds = tl.load(state + 2 * D, mask=there, other=0.0)
-            base, total, weighted = merge_states(base, total, weighted, bases, totals, weighteds, KIND)
+            base, total, weighted = merge_states(base, total, weighted, bases, totals, weighteds, parameter, KIND)
         store_row(out, stat, stat2, row, channel, in_d, base, total, weighted, degree, parameter, KIND, SAVE, D)

@@ -1,9 +1,10 @@
 """What each aggregation does to the messages of one destination (forward) and to one edge (backward), in Triton.
 
 The counterpart of kinds.h. A destination's state is three vectors over the channels, (base, total, weighted):
-softmax and power keep sums of weights 2^(l - base), with base the greatest exponent l so far; max keeps the maximum's
-bits and the number of ties; add keeps its sum in `total`. Vectors that a kind does not use stay constant and cost
-nothing.
+power keeps sums of weights 2^(l - base), with base the greatest exponent l so far; softmax keeps sums of weights
+2^((u - base) * |t| * log2(e)), with u the message, negated where t is, and base the greatest so far; max keeps the
+maximum's bits and the number of ties; add keeps its sum in `total`. Vectors that a kind does not use stay constant and
+cost nothing.
 """
 
 import triton
@@ -60,13 +61,23 @@ def make_states(m, valid, param, low, high, KIND: tl.constexpr):
         total = one
     else:
         weighted = m
-        base = tl.where(valid, m * (param * LOG2_E), -INF)
+        base = tl.where(valid, tl.where(param < 0, -m, m), -INF)
         total = one
     return base, total, weighted
 
 
 @triton.jit
-def merge_states(base, total, weighted, bases, totals, weighteds, KIND: tl.constexpr):
+def find_slope(param, KIND: tl.constexpr):
+    """Return by how much a base of one more makes the exponent greater; not 0, which times infinity would be NaN."""
+    if KIND == "power":
+        slope = 1.0
+    else:
+        slope = tl.where(param == 0, 1e-30, tl.abs(param) * LOG2_E)
+    return slope
+
+
+@triton.jit
+def merge_states(base, total, weighted, bases, totals, weighteds, param, KIND: tl.constexpr):
     """Merge a state [BLOCK_D] with a block of others, along their first axis."""
     if KIND == "add":
         return base, total + tl.sum(totals, 0), weighted
@@ -76,7 +87,8 @@ def merge_states(base, total, weighted, bases, totals, weighteds, KIND: tl.const
         return top, ties, weighted
     else:
         top = tl.maximum(base, tl.max(bases, 0))
-        scale, scales = tl.exp2(base - top), tl.exp2(bases - top[None, :])
+        slope = find_slope(param, KIND)
+        scale, scales = tl.exp2((base - top) * slope), tl.exp2((bases - top[None, :]) * slope)
         return top, total * scale + tl.sum(scales * totals, 0), weighted * scale + tl.sum(scales * weighteds, 0)
 
 
@@ -96,7 +108,7 @@ def finish_state(base, total, weighted, degree, param, KIND: tl.constexpr):
         out = tl.where(empty, 0.0, tl.exp2(log_out))
         return out, base + tl.log2(divisor), out * (LN_2 / param) * (weighted / divisor - log_out)
     else:
-        return weighted / divisor, tl.where(empty, 0.0, base) + tl.log2(divisor), zero
+        return weighted / divisor, tl.where(empty, 0.0, base) * find_slope(param, KIND) + tl.log2(divisor), zero
 
 
 @triton.jit

@@ -81,6 +81,11 @@ struct Softmax {
     return {s.weighted / s.total, s.base + log2(s.total), vf{}};
   }
 
+  // Whether exponents are so large that their rounding counts: of `limit` or more.
+  INLINE bool is_steep(const State& s, float limit) const {
+    return !all_less(absolute(s.base) >= limit ? splat(1.0f) : vf{}, splat(0.5f));
+  }
+
   // Two vectors instead of three: the gradient's magnitude goes into the exponent, its sign to `out`, which has none.
   INLINE void pack(const Arriving& d, vf* into, vf&) const {
     vf magnitude = absolute(d.gradient);
@@ -161,6 +166,8 @@ struct Power {
     s.base = base;
   }
 
+  INLINE bool is_steep(const State&, float) const { return false; }
+
   // stat: log2 of the sum of m^p. stat2: the derivative by p.
   INLINE Output finish(const State& s, float degree) const {
     vf log_sum = s.base + log2(s.total);
@@ -199,6 +206,7 @@ struct Add {
   }
 
   INLINE void merge(State& s, const State& o) const { s.total += o.total; }
+  INLINE bool is_steep(const State&, float) const { return false; }
   INLINE Output finish(const State& s, float) const { return {s.total, vf{}, vf{}}; }
   INLINE void pack(const Arriving& d, vf* into, vf&) const { into[0] = d.gradient; }
   INLINE vf gradient(vf, const vf* at, vf&) const { return at[0]; }
@@ -229,6 +237,7 @@ struct Max {
   }
 
   INLINE void merge(State& s, const State& o) const { add_one(s.maximum, s.ties, o.maximum, o.ties); }
+  INLINE bool is_steep(const State&, float) const { return false; }
   INLINE Output finish(const State& s, float) const { return {s.maximum, s.ties, vf{}}; }
   INLINE void pack(const Arriving& d, vf* into, vf&) const {
     into[0] = d.gradient / d.stat;

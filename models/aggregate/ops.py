@@ -7,13 +7,17 @@ same shapes and dtypes and share the derivatives registered here.
 import torch
 from torch import Tensor
 
+from .. import notice
 from . import cpu
 from .cpu import KINDS
+from .reduce import aggregate_edges
 
 __all__ = ["KINDS", "allocate_gradients", "allocate_outputs", "backward", "forward", "sort_edges"]
 
 # The package's first name: the same files may be imported as `models` and as `parallel_epochs.models`.
 NAMESPACE = __name__.partition(".")[0]
+# Which of forward's arguments have gradients: x, attr, weight, bias and param.
+_DIFFERENTIABLE = (0, 7, 8, 9, 10)
 _NUM_STATS = {"softmax": 1, "softmax_sg": 1, "power": 2, "add": 0, "max": 1}
 
 
@@ -130,13 +134,32 @@ def _setup_context(ctx, inputs, output):
 def _backward(ctx, grad, _, __):
     if grad is None:
         return (None,) * 16
-    needs = ctx.needs_input_grad
-    need_attr, need_weight, need_bias, need_param = needs[7:11]
+    differentiate = _differentiate_twice if torch.is_grad_enabled() else _differentiate
+    grad_x, grad_attr, grad_weight, grad_bias, grad_param = differentiate(ctx, grad)
+    return grad_x, *(None,) * 6, grad_attr, grad_weight, grad_bias, grad_param, *(None,) * 5
+
+
+def _differentiate(ctx, grad):
+    need_x, need_attr, need_weight, need_bias, need_param = (ctx.needs_input_grad[i] for i in _DIFFERENTIABLE)
     grads = backward(grad, *ctx.saved_tensors, ctx.aggr, *ctx.numbers, need_attr, need_weight or need_bias)
-    grad_x, grad_attr, grad_weight, grad_bias, grad_param = grads
-    return (grad_x if needs[0] else None, None, None, None, None, None, None,
-            grad_attr if need_attr else None, grad_weight if need_weight else None, grad_bias if need_bias else None,
-            grad_param if need_param and ctx.aggr != "softmax_sg" else None, *(None,) * 5)
+    needed = need_x, need_attr, need_weight, need_bias, need_param and ctx.aggr != "softmax_sg"
+    return [value if need else None for value, need in zip(grads, needed, strict=True)]
+
+
+def _differentiate_twice(ctx, grad):
+    """Compute gradients that have gradients themselves, in plain torch and with tensors of edges x channels."""
+    notice.warn("aggregation: the reference computes gradients of gradients, with tensors of edges x channels")
+    *_, x, rowptr, dst, position, attr, weight, bias, param = ctx.saved_tensors
+    eps, low, high = ctx.numbers
+    src = torch.arange(x.size(0), device=x.device).repeat_interleave(rowptr.diff().long())
+    rows = attr if attr is None or position is None else attr.index_select(0, position)
+    out = aggregate_edges(x.index_select(0, src), dst, rows, weight, bias, param, param, 0.0, aggr=ctx.aggr, eps=eps,
+                          num_dst=grad.size(0), limits=(low, high))
+    inputs = x, attr, weight, bias, param
+    needed = [i for i, at in enumerate(_DIFFERENTIABLE) if ctx.needs_input_grad[at]]
+    grads = torch.autograd.grad(out, [inputs[i] for i in needed], grad, create_graph=True, allow_unused=True)
+    grads = dict(zip(needed, grads, strict=True))
+    return [grads.get(i) for i in range(len(inputs))]
 
 
 forward.register_autograd(_backward, setup_context=_setup_context)

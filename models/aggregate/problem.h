@@ -9,7 +9,7 @@ struct Problem {  // mirrored by Problem in cpu.py, field by field
   int64_t ptr_wide, other_wide, position_wide;
   const void *ptr, *other, *position;
   const float *x, *attr, *weight, *bias;
-  float param, eps, low, high;
+  float param, eps, low, high, limit;
   // forward
   float *out, *stat, *stat2;
   // backward
@@ -18,7 +18,7 @@ struct Problem {  // mirrored by Problem in cpu.py, field by field
 };
 
 enum Aggregation { SOFTMAX = 0, SOFTMAX_SG = 1, POWER = 2, ADD = 3, MAX = 4 };
-constexpr int OK = 0, BROKEN_INDEX = 1, OUT_OF_MEMORY = 2;
+constexpr int OK = 0, BROKEN_INDEX = 1, OUT_OF_MEMORY = 2, TOO_STEEP = 3;
 
 static Sorted sorted_edges(const Problem& p) {
   return {p.num_rows, p.num_others, p.num_edges, {p.ptr, bool(p.ptr_wide)}, {p.other, bool(p.other_wide)},

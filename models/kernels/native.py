@@ -8,9 +8,12 @@ import os
 import platform
 import re
 import shutil
+import stat
+import subprocess
 import sysconfig
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,7 +30,8 @@ class NativeLibrary:
     """A C++ file that exports C functions, compiled when the library is first asked for.
 
     The compiled library is kept under a key made of the file, every header it includes by name in quotes, the flags,
-    torch's version and the processor.
+    torch's version and the processor. Its code runs in this process, so it is loaded only if it has the checksum that
+    was recorded beside it and nobody else can have written either; it is compiled again otherwise.
 
     Args:
         name: name of the library in messages, and of its folder in the cache.
@@ -59,31 +63,51 @@ class NativeLibrary:
 
     @functools.cached_property
     def _loaded(self) -> tuple[ctypes.CDLL | None, str]:
-        reason = self._find_missing_tool()
+        reason = "" if may_load(self._path) else self._find_missing_tool()
         if not reason:
             try:
-                if not self._path.exists():
-                    self._build()
-                library = ctypes.CDLL(str(self._path))
-            except (RuntimeError, OSError) as error:
-                reason = f"compiling failed: {error}"
+                library = self._load()
+            except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+                output = [str(error), (getattr(error, "output", None) or b"").decode(errors="replace")]
+                reason = f"compiling failed: {self._explain(output)}"
             else:
                 self._compare_sizes(library)
                 return library, ""
         log.warning("%s is not available: %s; %s", self.name, reason, self.otherwise)
         return None, reason
 
+    def _load(self) -> ctypes.CDLL:
+        path = self._path
+        if may_load(path) or self._has_own_cache() and self._build():
+            return ctypes.CDLL(str(path))
+        log.warning("%s: %s does not belong to you alone, so nothing there is loaded and every process compiles for "
+                    "itself; set TORCH_EXTENSIONS_DIR to a folder of your own", self.name, path.parents[2])
+        with tempfile.TemporaryDirectory() as folder:
+            return ctypes.CDLL(str(self._compile(Path(folder))))
+
     def _find_missing_tool(self) -> str:
         if os.name != "posix":
             return f"only built on POSIX systems, not on '{os.name}'"
-        if self._path.exists():
-            return ""
         compiler = os.environ.get("CXX", "c++")
         if shutil.which(compiler) is None:
             return f"no C++ compiler '{compiler}' (set CXX, or apt-get install g++)"
         if shutil.which("ninja", path=_path_with_scripts()) is None:
             return "no 'ninja' to run the compiler (pip install ninja)"
         return ""
+
+    def _explain(self, output: list[str]) -> str:
+        """Choose the line that says why a compiler failed, and leave the others in a file."""
+        lines = [line.strip() for text in output for line in text.splitlines()
+                 if line.strip() and not line.startswith("ninja:")]
+        reason = next((line for line in reversed(lines) if "error" in line.lower()), lines[-1] if lines else "")
+        if len(lines) > 1:
+            try:
+                path = self._path.parents[1] / "compiler.log"
+                path.write_text("\n".join(lines))
+                reason += f" (all that the compiler said: {path})"
+            except OSError:
+                pass
+        return reason
 
     def _compare_sizes(self, library: ctypes.CDLL) -> None:
         for name, structure in self.structures.items():
@@ -94,30 +118,63 @@ class NativeLibrary:
                     f"{self.name}: {structure.__module__}.{structure.__qualname__} has {ctypes.sizeof(structure)} "
                     f"bytes, but {name}() of {self.source.name} returns {function()}; give both the same fields")
 
-    def _build(self) -> None:
+    def _has_own_cache(self) -> bool:
+        """Make the library's folder in the cache; tell whether nobody else can put anything there."""
+        root = self._path.parents[1]
+        root.mkdir(mode=0o755, parents=True, exist_ok=True)
+        mode = root.lstat().st_mode
+        if root.lstat().st_uid == os.geteuid() and mode & 0o022:
+            root.chmod(stat.S_IMODE(mode) & ~0o022)  # as earlier versions made it, where the umask let others write
+        return _is_own(root) and _is_safe(root.parent)
+
+    def _build(self) -> bool:
+        """Compile into the cache, unless another process has done so meanwhile."""
         import fcntl  # POSIX only
 
-        root = self._path.parent.parent
-        root.mkdir(parents=True, exist_ok=True)
+        root, target = self._path.parents[1], self._path.parent
         # The lock spares a second process the work and dies with its holder; the rename makes it safe without the lock.
         with open(root / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if self._path.exists():
-                return
-            start = time.perf_counter()
-            folder = tempfile.mkdtemp(dir=root)
-            search_path = os.environ.get("PATH", "")
-            os.environ["PATH"] = _path_with_scripts()
+            if may_load(self._path):
+                return True
+            if _record_of(self._path).exists():
+                log.warning("%s: %s is not as it was compiled; compiling again", self.name, self._path)
+            folder, old = (Path(tempfile.mkdtemp(dir=root)) for _ in range(2))
+            log.info("%s: compiling, once on this machine", self.name)
             try:
+                self._compile(folder)
+                if target.exists():
+                    os.replace(target, old)
+                os.replace(folder, target)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(old, ignore_errors=True)
+        return True
+
+    def _compile(self, folder: Path) -> Path:
+        """Compile into an empty folder of our own, and record the checksum."""
+        start = time.perf_counter()
+        self._run_compiler(folder)
+        (built,) = folder.glob("*.so")  # torch's loader names a second one in the same process otherwise
+        built = built.rename(folder / self._path.name)
+        record = _record_of(built)
+        record.write_bytes(_checksum(built))
+        built.chmod(0o755)
+        record.chmod(0o644)
+        log.info("%s: compiled with %s in %.1f s to %s", self.name, " ".join(self.flags), time.perf_counter() - start,
+                 self._path.parents[1])
+        return built
+
+    def _run_compiler(self, folder: Path) -> None:
+        search_path = os.environ.get("PATH", "")
+        os.environ["PATH"] = _path_with_scripts()
+        try:
+            with warnings.catch_warnings(action="ignore"):  # of a compiler that does not tell its version
                 cpp_extension.load(
                     self._path.stem, [str(self.source)], extra_cflags=self.flags, extra_ldflags=["-fopenmp"],
-                    build_directory=folder, is_python_module=False, with_cuda=False)
-                os.replace(folder, self._path.parent)
-            finally:
-                os.environ["PATH"] = search_path
-                shutil.rmtree(folder, ignore_errors=True)
-            log.info("%s: compiled with %s in %.1f s to %s", self.name, " ".join(self.flags),
-                     time.perf_counter() - start, self._path)
+                    build_directory=str(folder), is_python_module=False, with_cuda=False)
+        finally:
+            os.environ["PATH"] = search_path
 
     @functools.cached_property
     def _path(self) -> Path:
@@ -130,6 +187,36 @@ class NativeLibrary:
         folder, key = self.name.replace(" ", "_"), sha256.hexdigest()[:16]
         # torch's loader gives a second library of the same name in one process another file name.
         return Path(root) / f"deepgcn_{folder}" / key / f"{self.source.stem}_{key}.so"
+
+
+def may_load(path: Path) -> bool:
+    """Tell whether a library is what was compiled: it has its checksum, and nobody else can have written either."""
+    try:
+        own = [_is_own(entry) for entry in (path.parents[1], path.parent, path, _record_of(path))]
+        return all(own) and _is_safe(path.parents[2]) and _checksum(path) == _record_of(path).read_bytes()
+    except OSError:
+        return False
+
+
+def _is_own(path: Path) -> bool:
+    """Tell whether a file or folder is this user's, or the system's, and nobody else may write to it."""
+    status = path.lstat()
+    kind = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+    return kind and status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
+
+
+def _is_safe(folder: Path) -> bool:
+    """Tell whether nobody else can rename what a user has in a folder."""
+    status = folder.stat()
+    return status.st_uid in (0, os.geteuid()) and (not status.st_mode & 0o002 or bool(status.st_mode & stat.S_ISVTX))
+
+
+def _record_of(path: Path) -> Path:
+    return path.with_suffix(".sha256")
+
+
+def _checksum(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).hexdigest().encode()
 
 
 def find_included(source: Path) -> list[Path]:

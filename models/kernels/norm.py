@@ -95,7 +95,23 @@ def _setup_context(ctx, inputs, output):
 def _backward(ctx, grad, _, __):
     if grad is None:
         return (None,) * 6
+    if torch.is_grad_enabled():
+        return *_differentiate_twice(ctx, grad), None, None, None
     return *backward(grad, *ctx.saved_tensors, ctx.eps, ctx.dropout), None, None, None
+
+
+def _differentiate_twice(ctx, grad):
+    """Compute gradients that have gradients themselves, in plain torch."""
+    x, _, _, weight, bias, seed = ctx.saved_tensors
+    # What each element was multiplied by, which depends on nothing but the seed.
+    ones, zeros = torch.ones_like(bias), torch.zeros_like(weight)
+    kept = forward(torch.zeros_like(x), zeros, ones, seed, ctx.eps, ctx.dropout)[0]
+    out = torch.nn.functional.layer_norm(x, weight.shape, weight, bias, ctx.eps).relu() * kept
+    inputs = x, weight, bias
+    needed = [i for i in range(3) if ctx.needs_input_grad[i]]
+    grads = torch.autograd.grad(out, [inputs[i] for i in needed], grad, create_graph=True)
+    grads = dict(zip(needed, grads, strict=True))
+    return [grads.get(i) for i in range(3)]
 
 
 forward.register_autograd(_backward, setup_context=_setup_context)

@@ -4,7 +4,6 @@ import hashlib
 import importlib
 import json
 import logging
-import os
 import time
 from pathlib import Path
 from types import ModuleType
@@ -16,11 +15,14 @@ from pipeline import keys
 from pipeline.data.config import DATASETS, DataConfig
 from pipeline.data.prepare import prepare
 from pipeline.run import checkpoint
+from pipeline.run.progress import Bar
 
 log = logging.getLogger(__name__)
 
 # Raise it when the same configuration and files shall give another graph than before.
 FORMAT = 4
+# From here on it takes seconds to read a file and compare its checksum, and the log says so beforehand.
+MANY_BYTES = 2**28
 
 
 def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None) -> Data:
@@ -34,28 +36,41 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
         ``num_categories`` columns one-hot; ``edge_attr`` [num_edges, edge_dim], float32, or none; ``y``
         [num_nodes, num_tasks], float32 of 0, 1 and NaN for "rocauc", [num_nodes, 1], int64 for "acc"; ``train_mask``,
         ``valid_mask``, ``test_mask``; ``metric``; ``out_channels``, the number of classes or tasks;
-        ``content_hash``.
+        ``content_hash``; ``x_source``, see :func:`prepare`, if it was prepared by a version that kept it.
 
     Raises:
         ValueError: the dataset is absent, incomplete or inconsistent.
+        FileError: the cache cannot be read or written.
     """
     start = time.perf_counter()
     verify = content_hash is None
     content_hash = content_hash or _content_hash(config)
-    path = Path(cache_dir) / "graphs" / f"{config.source}-{content_hash}.pt"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(path.parent, os.W_OK):
-        raise ValueError(f"{path.parent} cannot be written to; set cache_dir")
-    data = _read_cache(path, verify=verify)
-    if data is None:
-        data = prepare(_reader(config).read(config), config)
-        checkpoint.save(path, _pack(data))
-        log.info("data: %s prepared in %.1f s, kept as %s", config.source, time.perf_counter() - start, path)
+    path = path_of(config, cache_dir, content_hash)
+    if verify and path.exists() and path.stat().st_size >= MANY_BYTES:
+        log.info("data: reading %s, %.1f GiB", path, path.stat().st_size / 2**30)
+    prepared = False
+
+    def build() -> dict:
+        nonlocal prepared
+        prepared = True
+        log.info("data: preparing %s", config.source)
+        with Bar("reading", 4, "stages") as bar:
+            return pack(prepare(_reader(config).read(config), config, on_stage=bar.advance))
+
+    data = unpack(checkpoint.keep(path, build, again="preparing the graph again", verify=verify))
+    seconds = time.perf_counter() - start
+    if prepared:
+        log.info("data: %s prepared in %.1f s, kept as %s", config.source, seconds, path)
     else:
         log.log(logging.INFO if verify else logging.DEBUG, "data: %s read from %s in %.1f s", config.source, path,
-                time.perf_counter() - start)
+                seconds)
     data.content_hash = content_hash
     return data
+
+
+def path_of(config: DataConfig, cache_dir: str | Path, content_hash: str, part: str = "") -> Path:
+    """Return where a prepared graph is kept, or a `part` of it."""
+    return Path(cache_dir) / "graphs" / f"{config.source}-{content_hash}{part}.pt"
 
 
 def _reader(config: DataConfig) -> ModuleType:
@@ -76,20 +91,15 @@ def _content_hash(config: DataConfig) -> str:
     return hashlib.blake2b(json.dumps(shaping, sort_keys=True).encode(), digest_size=12).hexdigest()
 
 
-def _pack(data: Data) -> dict:
+def pack(data: Data) -> dict:
+    """Take a graph apart into tensors and plain values, for :func:`unpack`."""
     packed = {key: value for key, value in data.to_dict().items() if key != "edge_index"}
     packed["edges"] = data.edge_index.as_tensor()
     packed["indptr"] = data.edge_index.get_csc()[0][0]
     return packed
 
 
-def _read_cache(path: Path, *, verify: bool) -> Data | None:
-    if not path.exists():
-        return None
-    try:
-        packed = checkpoint.load(path, mmap=True, verify=verify)
-    except ValueError as error:
-        log.warning("%s; preparing the graph again", error)
-        return None
-    edge_index = from_csc(packed.pop("edges"), packed.pop("indptr"))
-    return Data(edge_index=edge_index, **packed)
+def unpack(packed: dict) -> Data:
+    """Put a graph together again, its edges with their CSC."""
+    rest = {key: value for key, value in packed.items() if key not in ("edges", "indptr")}
+    return Data(edge_index=from_csc(packed["edges"], packed["indptr"]), **rest)

@@ -1,6 +1,7 @@
 """Refuses graphs that would fail later or train on nonsense."""
 
 import logging
+import math
 
 import torch
 from torch import Tensor
@@ -12,13 +13,20 @@ from pipeline.names import MASKS
 
 log = logging.getLogger(__name__)
 
+# A class or a species that no node has costs memory as any other; so many more of them than nodes have are a mistake.
+SPARSE_NUMBERING = 10
+
 
 def check(data: Data) -> None:
     """Check that edges, features, labels and splits fit each other.
 
     Raises:
-        ValueError: edges or labels that do not fit the nodes, features that are not finite, no training node.
+        ValueError: what is no dense tensor of numbers, edges or labels that do not fit the nodes, features that are
+            not finite, no training node.
     """
+    for key in ("x", "edge_index", "edge_attr", "y", "species", *MASKS):
+        if data.get(key) is not None:
+            check_tensor(key, data[key])
     _check_edges(data)
     _check_attributes(data)
     masks = torch.stack([data[mask].bool() for mask in MASKS])
@@ -26,11 +34,42 @@ def check(data: Data) -> None:
     _check_labels(data, masks)
 
 
+def check_tensor(key: str, value: object) -> None:
+    """Check that an attribute of a graph is a dense tensor of real numbers with a row for each node or edge.
+
+    Raises:
+        ValueError: names the attribute, and says how to save it.
+    """
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{key} must be a tensor, not {_describe(value)}")
+    if value.is_nested or value.is_quantized or value.is_meta:
+        raise ValueError(f"{key} must be a plain tensor, not one that is "
+                         f"{'nested' if value.is_nested else 'quantized' if value.is_quantized else 'without content'}")
+    if value.layout != torch.strided:
+        way_out = "the indices() of its COO form" if key == "edge_index" else f"{key}.to_dense()"
+        raise ValueError(f"{key} is sparse; it must be a dense tensor: save {way_out}")
+    if value.is_complex():
+        raise ValueError(f"{key} holds complex numbers: save their real and imaginary parts as columns")
+    if value.dim() == 0:
+        raise ValueError(f"{key} is a single number; it must have a row for each {'edge' if 'edge' in key else 'node'}")
+
+
+def _describe(value: object) -> str:
+    kind = type(value).__name__
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}: save " + (
+        "torch.tensor(...) of it" if isinstance(value, (list, tuple)) else "a torch.Tensor")
+
+
+def _is_integer(value: Tensor) -> bool:
+    return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+
+
 def _check_edges(data: Data) -> None:
     edge_index = data.edge_index
-    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.is_floating_point():
+    if edge_index.dim() != 2 or edge_index.size(0) != 2 or not _is_integer(edge_index):
+        turned = edge_index.dim() == 2 and edge_index.size(1) == 2 and _is_integer(edge_index)
         raise ValueError(f"edge_index must be integers of shape [2, num_edges], not {edge_index.dtype} of "
-                         f"{list(edge_index.shape)}")
+                         f"{list(edge_index.shape)}{': save edge_index.t()' if turned else ''}")
     if edge_index.numel():
         low, high = (int(bound) for bound in torch.aminmax(plain_edges(edge_index)))
         if low < 0 or high >= data.num_nodes:
@@ -48,12 +87,24 @@ def _check_attributes(data: Data) -> None:
         if value is None:
             continue
         if value.dim() != dims:
-            raise ValueError(f"{key} must have {dims} dimensions, not the shape {list(value.shape)}")
+            raise ValueError(f"{key} must have {dims} dimension{'s' if dims > 1 else ''}, not the shape "
+                             f"{list(value.shape)}")
         if value.size(0) != rows:
             raise ValueError(f"{key} has {value.size(0):,} rows for {rows:,} {unit}")
-        if key in ("x", "edge_attr") and not torch.isfinite(value).all():
-            bad = int((~torch.isfinite(value)).any(1).nonzero()[0])
-            raise ValueError(f"{key} is not finite: row {bad} holds {value[bad].tolist()[:8]}")
+        if dims == 2 and value.size(1) == 0:
+            raise ValueError(f"{key} has no columns" + ("" if key == "y" else ": leave it out"))
+        if key in ("x", "edge_attr"):
+            _check_features(key, value)
+
+
+def _check_features(key: str, value: Tensor) -> None:
+    wrong = ~torch.isfinite(value.float())
+    if bool(wrong.any()):
+        row, column = (int(place) for place in wrong.nonzero()[0])
+        found = value[row, column].item()
+        # Training computes in float32, which holds less than float64.
+        beyond = " in float32, which ends at 3.4e38" if math.isfinite(found) else ""
+        raise ValueError(f"{key} is not finite{beyond}: row {row}, column {column} holds {found:g}")
 
 
 def _check_splits(masks: Tensor) -> None:
@@ -66,17 +117,31 @@ def _check_splits(masks: Tensor) -> None:
 
 
 def _check_labels(data: Data, masks: Tensor) -> None:
-    if data.get("species") is not None and int(data.species.min()) < 0:
-        raise ValueError(f"species holds {int(data.species.min())}; species are numbered from 0")
+    if data.get("species") is not None:
+        _check_numbering("species", "species", data.species)
     if data.metric in CLASS_METRICS:
         if data.y.size(1) != 1:
             raise ValueError(f"y must have one column of classes for the metric {data.metric}, not {data.y.size(1)}")
-        labels = data.y[masks.any(0)]
-        if int(labels.min()) < 0:
-            raise ValueError(f"y holds the class {int(labels.min())} in a split; classes are numbered from 0")
+        _check_numbering("y", "class", data.y[masks.any(0), 0])
     else:
-        known = data.y[~data.y.isnan()]
-        if not bool(((known == 0) | (known == 1)).all()):
-            raise ValueError(f"y must hold 0, 1 or NaN for the metric {data.metric}")
-        if bool(data.y[masks[0]].isnan().all()):
+        y = data.y.float()
+        if not bool(((y == 0) | (y == 1) | y.isnan()).all()):
+            raise ValueError(f"y must hold 0, 1 or NaN for the metric {data.metric}; for classes save whole numbers "
+                             'in one column, with metric="acc"')
+        if bool(y[masks[0]].isnan().all()):
             raise ValueError("y is NaN for every node of the train split: there is nothing to learn")
+
+
+def _check_numbering(key: str, what: str, numbers: Tensor) -> None:
+    """Check numbers of classes or species: whole, from 0, and not far beyond as many as there are."""
+    numbers = numbers.double() if numbers.is_floating_point() else numbers.long()
+    if len(wrong := numbers[(numbers != numbers.round()) | ~torch.isfinite(numbers)]):
+        raise ValueError(f"{key} holds {wrong[0].item():g}; each {what} must be a whole number")
+    if int(numbers.min()) < 0:
+        where = " in a split" if what == "class" else ""
+        raise ValueError(f"{key} holds {'the class ' if what == 'class' else ''}{int(numbers.min())}{where}; "
+                         f"{'classes' if what == 'class' else what} are numbered from 0")
+    largest, found = int(numbers.max()), numbers.unique().numel()
+    if largest >= max(1000, SPARSE_NUMBERING * found):
+        raise ValueError(f"{key} holds the {what} {largest:,}, but only {found:,} different ones: number them from 0 "
+                         f"without gaps, as torch.unique({key}, return_inverse=True)[1] does")

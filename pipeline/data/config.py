@@ -1,8 +1,11 @@
 """The keys of every dataset; see :mod:`pipeline.config` for how they are collected."""
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipeline.keys import key
+from pipeline.run.memory import format_bytes, machine_memory
 
 OGB_NODE_NAMES = ("ogbn-proteins", "ogbn-arxiv", "ogbn-products")
 
@@ -21,6 +24,17 @@ class DataConfig:
     node_features: str = key("sum", "for a graph without any: the features of the incident edges summed, or log_sum, "
                              "their logarithms standardised", choices=("sum", "log_sum"), shapes_graph=True)
 
+    def origin(self) -> str:
+        """Say where the graph comes from, for messages."""
+        return f"data={self.source}"
+
+    def check(self) -> None:
+        """Refuse a dataset whose files are not there, or whose sizes are impossible.
+
+        Raises:
+            ValueError: names the key, and says where files were looked for and how to get them.
+        """
+
 
 @dataclass
 class SyntheticProteinsConfig(DataConfig):
@@ -36,6 +50,29 @@ class SyntheticProteinsConfig(DataConfig):
     num_tasks: int = key(16, "binary tasks", shapes_graph=True)
     graph_seed: int = key(0, "seed of the graph", minimum=0, shapes_graph=True)
 
+    def check(self) -> None:
+        check_synthetic_sizes(self.num_nodes, self.num_edges, self.num_species, self.num_groups, self.num_tasks)
+
+
+def check_synthetic_sizes(num_nodes: int, num_edges: int, num_species: int, num_groups: int, num_tasks: int) -> None:
+    """Refuse sizes that no generated graph has, or that the machine cannot hold.
+
+    Raises:
+        ValueError: names the keys.
+    """
+    if min(num_species, num_groups, num_tasks) < 1 or num_nodes < 4 * max(num_species, num_groups):
+        raise ValueError(f"data.num_nodes={num_nodes:,} must be at least four times data.num_species={num_species} and "
+                         f"data.num_groups={num_groups}, and these and data.num_tasks={num_tasks} at least 1")
+    most = num_nodes * (num_nodes - 1) // 4
+    if not 0 <= num_edges <= most:
+        raise ValueError(f"data.num_edges={num_edges:,} must be between 0 and {most:,} for {num_nodes:,} nodes, half "
+                         "of all directed edges that they can have")
+    # The graph itself: int32 edges and their 8 features; the nodes' activities, labels and their scores.
+    needed, available = 40 * num_edges + (100 + 8 * num_tasks) * num_nodes, machine_memory()
+    if needed > available:
+        raise ValueError(f"data.num_nodes={num_nodes:,}, data.num_edges={num_edges:,} and data.num_tasks={num_tasks:,} "
+                         f"take at least {format_bytes(needed)}, this machine has {format_bytes(available)}")
+
 
 @dataclass
 class DigitsConfig(DataConfig):
@@ -48,6 +85,13 @@ class DigitsConfig(DataConfig):
     valid_fraction: float = key(0.2, "fraction for validation; the rest is for the test", shapes_graph=True)
     graph_seed: int = key(0, "seed of the split", minimum=0, shapes_graph=True)
 
+    def check(self) -> None:
+        if not 1 <= self.num_neighbors < 1797:
+            raise ValueError(f"data.num_neighbors must be between 1 and 1796, not {self.num_neighbors}")
+        if not (self.train_fraction > 0 and self.valid_fraction > 0 and self.train_fraction + self.valid_fraction < 1):
+            raise ValueError("data.train_fraction and data.valid_fraction must be positive and leave something for the "
+                             f"test, not {self.train_fraction} and {self.valid_fraction}")
+
 
 @dataclass
 class OGBConfig(DataConfig):
@@ -56,16 +100,53 @@ class OGBConfig(DataConfig):
     source: str = key("ogb", "a node dataset of the Open Graph Benchmark, or a folder in its raw layout",
                       shapes_graph=True)
     name: str = key("ogbn-proteins", "of the dataset", choices=OGB_NODE_NAMES, shapes_graph=True)
-    root: str = key("dataset", "folder that `prepare` downloads to", changes_numbers=False)
-    folder: str | None = key(None, "folder with raw/ and split/, instead of root/name")
+    root: str = key("dataset", "folder that `prepare` downloads to", changes_numbers=False, is_path=True)
+    folder: str | None = key(None, "folder with raw/ and split/, instead of root/name", is_path=True,
+                             names_files=True)
+
+    def origin(self) -> str:
+        return str(self.directory())
+
+    def directory(self) -> Path:
+        """Return the folder that holds raw/ and split/."""
+        return Path(self.folder) if self.folder is not None else Path(self.root) / self.name.replace("-", "_")
+
+    def check(self) -> None:
+        if self.directory().is_dir():
+            return
+        if self.folder is not None:
+            raise ValueError(f"data.folder={self.folder} does not exist, or is no folder")
+        raise ValueError(f"{self.name} is not in {self.root}: run `python -m pipeline.prepare "
+                         f"+experiment={self.name.replace('-', '_')}` on a machine with a network, or set data.folder")
 
 
 @dataclass
 class FileConfig(DataConfig):
-    """A `torch_geometric.data.Data` saved by torch.save."""
+    """A `torch_geometric.data.Data`, a dict of tensors or an `InMemoryDataset` of one graph, saved by torch.save."""
 
     source: str = key("file", "a torch_geometric Data saved by torch.save", shapes_graph=True)
-    path: str = key(..., "the file")
+    path: str = key(..., "the file", is_path=True, names_files=True)
+    mask_column: int | None = key(None, "for masks with a column for each of several splits: the column, from 0",
+                                  minimum=0, shapes_graph=True)
+
+    def origin(self) -> str:
+        return self.path
+
+    def check(self) -> None:
+        path = Path(self.path)
+        if path.is_file():
+            return
+        if re.match(r"\w+:/", self.path):
+            problem = "is an address: download the file, and give its path"
+        elif path.is_dir():
+            inside = next(iter(sorted(path.glob("**/data.pt"))), "FILE")
+            problem = f"is a directory: give the file in it, as data.path={inside}"
+        elif path.exists():
+            problem = "is a pipe or a device: copy its content into a file"
+        else:
+            where = "" if path.is_absolute() else f" in {Path.cwd()}"
+            problem = f"does not exist{where}; save a torch_geometric Data there with torch.save"
+        raise ValueError(f"data.path={self.path} {problem}")
 
 
 # Datasets by `data.source`: the module of pipeline/data/ that reads it, and its keys. The module has

@@ -1,16 +1,20 @@
 """Graphs that users saved themselves with torch.save."""
 
 import logging
+import re
+import warnings
+import zipfile
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
+from pipeline.data.check import check_tensor
 from pipeline.data.config import FileConfig
-from pipeline.graph.edges import plain_edges
 from pipeline.metrics import CLASS_METRICS, METRICS
 from pipeline.names import MASKS
 from pipeline.run import files
@@ -19,11 +23,15 @@ from pipeline.run.checkpoint import UNREADABLE
 log = logging.getLogger(__name__)
 
 USED = ("x", "edge_index", "edge_attr", "y", "species", "metric", "num_nodes", *MASKS)
+OTHER_NAMES = {"val_mask": "valid_mask", "edge_weight": "edge_attr"}
+# How files begin that torch.save has not written.
+FORMATS = {b"PK": "a zip archive", b"\x1f\x8b": "a gzip file", b"BZh": "a bzip2 file", b"\xfd7zXZ": "an xz file",
+           b"\x93NUMPY": "a numpy array", b"\x89HDF": "an HDF5 file", b"PAR1": "a Parquet file", b"\x80": "a pickle"}
 
 
 def read(config: FileConfig) -> Data:
     """Read the file; see :func:`read_file`."""
-    return read_file(Path(config.path))
+    return read_file(Path(config.path), config.mask_column)
 
 
 def hash_content(config: FileConfig) -> str:
@@ -32,48 +40,168 @@ def hash_content(config: FileConfig) -> str:
     Raises:
         ValueError: there is no such file.
     """
-    if not Path(config.path).is_file():
-        raise ValueError(f"data.path={config.path} does not exist; save a torch_geometric Data there with torch.save")
+    config.check()
     with open(config.path, "rb") as file:
         return files.file_digest(file)
 
 
-def read_file(path: Path) -> Data:
-    """Read a graph saved with torch.save as a ``Data``, or as a dict of its attributes.
+def read_file(path: Path, mask_column: int | None = None) -> Data:
+    """Read a graph saved with torch.save: a ``Data``, a dict of its attributes, or an ``InMemoryDataset`` of one graph.
 
     ``valid_mask`` may be called ``val_mask``, and without ``edge_attr`` the ``edge_weight`` is the edges' feature.
-    A line of the log names the attributes that are not used. ``metric`` may be one of :mod:`pipeline.metrics`; without
-    it, integer labels in one column mean accuracy.
+    Masks may also be the numbers of their nodes. A line of the log names the attributes that are not used. ``metric``
+    may be one of :mod:`pipeline.metrics`; without it, integer labels in one column mean accuracy.
+
+    Args:
+        mask_column: which column of masks that have several, one for each of several splits.
 
     Raises:
-        ValueError: not such a file, or an attribute is missing.
+        ValueError: not such a file, or an attribute is missing, or is none that a graph can have.
     """
+    saved = _attributes(path, _load(path))
     try:
-        with torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage, EdgeIndex]):
-            saved = torch.load(path, weights_only=True)
+        for other, name in OTHER_NAMES.items():
+            if name not in saved and other in saved:
+                check_tensor(other, saved[other])
+                saved[name] = saved.pop(other)
+        if unused := [key for key in saved if key not in USED]:
+            log.info("%s: not used: %s", path, ", ".join(unused))
+        missing = [key for key in ("edge_index", "y", *MASKS) if key not in saved]
+        if missing:
+            raise ValueError(f"no {', '.join(missing)}; there is {', '.join(saved) or 'nothing'}")
+        return _as_data(saved, mask_column)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _load(path: Path) -> object:
+    try:
+        with warnings.catch_warnings(), \
+                torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage, EdgeIndex]):
+            warnings.simplefilter("ignore")  # of what is refused below
+            return torch.load(path, map_location="cpu", weights_only=True)
     except UNREADABLE as error:
-        raise ValueError(f"{path} is no saved torch_geometric Data: it cannot be read "
-                         f"({type(error).__name__})") from error
-    saved = saved if isinstance(saved, dict) else saved.to_dict()
-    saved = {{"val_mask": "valid_mask"}.get(key, key): value for key, value in saved.items() if value is not None}
-    if "edge_weight" in saved and "edge_attr" not in saved:
-        saved["edge_attr"] = saved.pop("edge_weight")
-    if unused := [key for key in saved if key not in USED]:
-        log.info("%s: not used: %s", path, ", ".join(unused))
-    missing = [key for key in ("edge_index", "y", *MASKS) if key not in saved]
-    if missing:
-        raise ValueError(f"{path} has no {', '.join(missing)}")
-    y = saved["y"]
+        if class_ := re.search(r"GLOBAL (\S+) was not an allowed global", str(error)):
+            raise ValueError(f"{path} {_explain_class(class_[1])}") from None
+        if isinstance(error, OSError) and error.strerror:
+            raise
+        raise ValueError(f"{path} is no saved torch_geometric Data: {_explain_content(path)}; save one with "
+                         "torch.save") from error
+
+
+def _explain_class(name: str) -> str:
+    """Say what to do about a class that is not loaded, because that could run code."""
+    if name.endswith(".HeteroData") or ".data.storage." in name:
+        return "holds a HeteroData, which is not supported: save the Data that its to_homogeneous() gives"
+    if name.startswith("numpy."):
+        return "holds a numpy array: save torch.from_numpy(...) of it"
+    return f"names {name}, which is not loaded, as it could run code: save a torch_geometric Data of tensors"
+
+
+def _explain_content(path: Path) -> str:
+    with open(path, "rb") as file:
+        start = file.read(1024)
+    if not start:
+        return "it is empty"
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+                return "it is a TorchScript module"
+            if any(name.endswith("/data.pkl") for name in archive.namelist()):
+                return "it is damaged"
+    elif start.startswith(b"PK"):
+        return "it is damaged or cut short"
+    if start[257:262] == b"ustar":
+        return "it is a tar archive"
+    for magic, name in FORMATS.items():
+        if start.startswith(magic):
+            return f"it is {name}"
+    return "it is text" if start.isascii() and b"\0" not in start else "it cannot be read"
+
+
+def _attributes(path: Path, saved: object) -> dict:
+    """Take the attributes out of what was saved; those that are None are left out."""
+    if isinstance(saved, (tuple, list)) and saved and isinstance(saved[0], (Data, dict)):
+        if _num_graphs(saved) > 1:
+            raise ValueError(f"{path} holds {_num_graphs(saved):,} graphs: save the one to train on")
+        saved = saved[0]
+    if isinstance(saved, Data):
+        saved = saved.to_dict()
+    if not isinstance(saved, dict):
+        raise ValueError(f"{path} holds a {type(saved).__name__}, no graph: save a torch_geometric Data, or a dict of "
+                         "its attributes")
+    if "_global_store" in saved or not all(isinstance(key, str) for key in saved):
+        raise ValueError(f"{path} {_explain_class('torch_geometric.data.HeteroData')}")
+    return {key: value for key, value in saved.items() if value is not None}
+
+
+def _num_graphs(saved: tuple | list) -> int:
+    """Count the graphs of a list of them, or of (data, slices) and perhaps the class, as InMemoryDataset saves them."""
+    if len(saved) == 1 or saved[1] is None:
+        return 1
+    if isinstance(saved, tuple) and isinstance(saved[1], dict):
+        return max((len(ends) - 1 for ends in saved[1].values() if isinstance(ends, Tensor)), default=1)
+    return len(saved)
+
+
+def _as_data(saved: dict, mask_column: int | None) -> Data:
+    tensors = {key: saved[key] for key in USED if key in saved and key not in ("metric", "num_nodes")}
+    for key, value in tensors.items():
+        check_tensor(key, value)
+        value = (value.as_tensor() if isinstance(value, EdgeIndex) else value).detach()
+        # Of unsigned integers torch knows little but how to convert them.
+        tensors[key] = value.long() if value.dtype in (torch.uint16, torch.uint32, torch.uint64) else value
+    y = tensors.pop("y")
     y = y.unsqueeze(1) if y.dim() == 1 else y
     metric = saved.get("metric", "rocauc" if y.size(1) > 1 or y.is_floating_point() else "acc")
-    if metric not in METRICS:
-        raise ValueError(f"{path} has the metric {metric!r}; choose {' or '.join(METRICS)}")
-    classify = metric in CLASS_METRICS
-    num_nodes = (saved["x"] if "x" in saved else saved["train_mask"]).size(0)
-    keep = {key: saved[key] for key in ("x", "edge_attr", "species", *MASKS) if key in saved}
-    if "edge_attr" in keep and keep["edge_attr"].dim() == 1:
-        keep["edge_attr"] = keep["edge_attr"].unsqueeze(1)
-    if "species" in keep:
-        keep["species"] = keep["species"].reshape(-1)
-    return Data(edge_index=plain_edges(saved["edge_index"]), y=y.long() if classify else y.float(),
-                num_nodes=num_nodes, metric=metric, **keep)
+    if not isinstance(metric, str) or metric not in METRICS:
+        raise ValueError(f"the metric is {metric!r}; choose {' or '.join(METRICS)}")
+    num_nodes = _num_nodes(saved, tensors, y)
+    if mask_column is not None and all(tensors[mask].dim() < 2 for mask in MASKS):
+        raise ValueError(f"data.mask_column={mask_column}, but the masks have no columns: leave it out")
+    for mask in MASKS:
+        tensors[mask] = _as_mask(mask, tensors[mask], num_nodes, mask_column)
+    if "edge_attr" in tensors and tensors["edge_attr"].dim() == 1:
+        tensors["edge_attr"] = tensors["edge_attr"].unsqueeze(1)
+    if "species" in tensors:
+        tensors["species"] = tensors["species"].reshape(-1)
+    return Data(y=y if metric in CLASS_METRICS else y.float(), num_nodes=num_nodes, metric=metric, **tensors)
+
+
+def _num_nodes(saved: dict, tensors: dict[str, Tensor], y: Tensor) -> int:
+    rows = tensors["x"].size(0) if "x" in tensors else y.size(0)
+    stated = saved.get("num_nodes", rows)
+    if isinstance(stated, Tensor) and stated.numel() == 1:
+        stated = stated.item()
+    if isinstance(stated, bool) or not isinstance(stated, int) or stated != rows:
+        raise ValueError(f"num_nodes is {stated!r}, but {'x' if 'x' in tensors else 'y'} has {rows:,} rows: correct "
+                         "it, or leave it out")
+    return rows
+
+
+def _as_mask(key: str, value: Tensor, num_nodes: int, column: int | None) -> Tensor:
+    """Turn a mask, a column of several or the numbers of its nodes into a mask."""
+    if value.dim() == 2 and value.size(1):
+        last = value.size(1) - 1
+        if last and column is None:
+            raise ValueError(f"{key} has {last + 1} columns, one for each split: choose one with data.mask_column=0 to "
+                             f"{last}")
+        if last and column > last:
+            raise ValueError(f"data.mask_column={column}: {key} has the columns 0 to {last}")
+        value = value[:, column if last else 0]
+    if value.dim() != 1 or value.dtype == torch.bool:  # check says what is wrong with its shape
+        return value
+    if value.is_floating_point():
+        raise ValueError(f"{key} holds {str(value.dtype).removeprefix('torch.')}: save a mask of bool, or the numbers "
+                         "of its nodes as integers")
+    if value.size(0) == num_nodes and bool(((value == 0) | (value == 1)).all()):
+        return value.bool()
+    nodes = value.long()
+    if len(wrong := nodes[(nodes < 0) | (nodes >= num_nodes)]):
+        raise ValueError(f"{key} is out of range: it names node {int(wrong[0])}, the graph has nodes 0 to "
+                         f"{num_nodes - 1}")
+    if len(nodes.unique()) < len(nodes):
+        raise ValueError(f"{key} names a node twice; save each node of the split once, or a mask of bool")
+    mask = torch.zeros(num_nodes, dtype=torch.bool)
+    mask[nodes] = True
+    return mask

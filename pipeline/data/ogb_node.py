@@ -3,9 +3,15 @@
 import contextlib
 import gzip
 import hashlib
+import http.client
 import io
+import logging
 import os
+import shutil
 import sys
+import urllib.error
+import urllib.request
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -13,18 +19,24 @@ import numpy as np
 import pandas as pd
 import torch
 from torch_geometric.data import Data
+from tqdm import tqdm
 
 from pipeline.data.config import OGB_NODE_NAMES, OGBConfig
 from pipeline.names import SPLITS
+from pipeline.run import files
 from pipeline.run.checkpoint import UNREADABLE
+from pipeline.run.errors import FileError
 from pipeline.run.files import file_digest
 
 # ogb asks the network for a newer version of itself when imported, from a thread that outlives the process' work.
 sys.modules.setdefault("outdated", None)
 import ogb.nodeproppred  # noqa: E402
 from ogb.io.read_graph_raw import read_csv_graph_raw  # noqa: E402
-from ogb.utils.url import download_url, extract_zip  # noqa: E402
 
+log = logging.getLogger(__name__)
+
+# What comes of a download that is not whole; the first is _fetch's own.
+CUT_SHORT = (http.client.HTTPException, ConnectionError, TimeoutError, zipfile.BadZipFile, zlib.error, EOFError)
 
 def read(config: OGBConfig) -> Data:
     """Read the dataset; see :func:`read_folder`."""
@@ -38,17 +50,8 @@ def hash_content(config: OGBConfig) -> str:
 
 def _folder(config: OGBConfig) -> Path:
     meta(config.name)
-    if config.folder is not None:
-        folder = Path(config.folder)
-        if not folder.is_dir():
-            raise ValueError(f"data.folder={config.folder} does not exist")
-        return folder
-    folder = folder_of(config.name, config.root)
-    if not folder.is_dir():
-        raise ValueError(f"{config.name} is not in {config.root}: run `python -m pipeline.prepare "
-                         f"+experiment={config.name.replace('-', '_')}` on a machine with a network, or set "
-                         "data.folder")
-    return folder
+    config.check()
+    return config.directory()
 
 
 # Metrics that OGB's Evaluator knows, and a dataset that it knows them by.
@@ -81,18 +84,62 @@ def folder_of(name: str, root: str) -> Path:
 def download(name: str, root: str) -> None:
     """Fetch and unpack a dataset, without ogb's question whether to; an existing one is left alone.
 
+    What arrives cut short or damaged is fetched once more. Nothing is left of a download that fails.
+
     Raises:
-        OSError: no network.
+        ValueError: no network, or the dataset arrives damaged; the message says what else can be done.
+        FileError: the folder cannot be written to.
     """
     folder = folder_of(name, root)
     if folder.exists():
         return
-    Path(root).mkdir(parents=True, exist_ok=True)
-    archive = download_url(meta(name)["url"], root)
-    extract_zip(archive, root)
-    os.remove(archive)
-    # The archive's own folder has another name; its renaming says that it was unpacked whole.
-    os.rename(Path(root) / meta(name)["download_name"], folder)
+    url, target = meta(name)["url"], Path(root) / f".{folder.name}.download"
+    with files.naming(target, "made"):
+        target.mkdir(parents=True, exist_ok=True)
+    with files.lock(target), files.naming(folder, "written"):
+        try:
+            for is_last in (False, True):
+                log.info("%s: downloading %s", name, url)
+                try:
+                    _fetch(url, target / "archive.zip")
+                    with zipfile.ZipFile(target / "archive.zip") as archive:
+                        archive.extractall(target)
+                    break
+                except CUT_SHORT as error:
+                    reason = f"what {url} sends is damaged or cut short ({error or type(error).__name__})"
+                    if is_last:
+                        raise ValueError(f"{name}: {reason}. Try again later. {_by_hand(name)}") from error
+                    log.warning("%s: %s; downloading it again", name, reason)
+            # The archive's own folder has another name; its renaming says that it was unpacked whole.
+            os.rename(target / meta(name)["download_name"], folder)
+        except urllib.error.URLError as error:
+            reason = getattr(error.reason, "strerror", None) or str(error)
+            raise ValueError(f"{name} cannot be downloaded from {url}: {reason}. {_by_hand(name)}") from error
+        finally:
+            shutil.rmtree(target, ignore_errors=True)
+
+
+def _fetch(url: str, path: Path) -> None:
+    """Copy what an address sends into a file.
+
+    Raises:
+        http.client.IncompleteRead: it ends before its stated length.
+    """
+    with urllib.request.urlopen(url, timeout=60) as response, open(path, "wb") as file:
+        stated = int(response.headers.get("Content-Length", 0))
+        with tqdm(total=stated or None, unit="B", unit_scale=True, leave=False, disable=None) as bar:
+            while block := response.read(1 << 20):
+                file.write(block)
+                bar.update(len(block))
+        if file.tell() < stated:
+            raise http.client.IncompleteRead(b"", stated - file.tell())
+
+
+def _by_hand(name: str) -> str:
+    """Say how a dataset gets here without a network."""
+    wanted = [str(path) for path in _needed(Path(), name)]
+    return (f"Without a network here, unpack it elsewhere and set data.folder=DIR to the folder that holds "
+            f"{', '.join(wanted)}")
 
 
 def _needed(folder: Path, name: str) -> list[Path]:
@@ -139,6 +186,7 @@ def read_folder(folder: Path, name: str) -> Data:
     """
     info = meta(name)
     raw = folder / "raw"
+    log.info("data: reading the tables in %s", raw)
     _check_rows(raw, {path.name: _count_rows(path) for path in _needed(folder, name)})
     has_species = (raw / "node_species.csv.gz").exists()
     try:
@@ -179,18 +227,18 @@ def _count_rows(path: Path) -> int | None:
         return None
     rows, last = 0, b"\n"
     try:
-        with gzip.open(path) as file:
+        with files.naming(path, "read"), gzip.open(path) as file:
             while block := file.read(1 << 24):
                 rows, last = rows + block.count(b"\n"), block[-1:]
-    except (EOFError, OSError, zlib.error) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged or cut short: {error}") from error
     return rows + (last != b"\n")
 
 
 def _check_rows(raw: Path, rows: dict[str, int | None]) -> None:
-    for unit, files in (("node", ("node-label", "node-feat", "node_species")), ("edge", ("edge", "edge-feat"))):
+    for unit, stems in (("node", ("node-label", "node-feat", "node_species")), ("edge", ("edge", "edge-feat"))):
         stated = int(_read_numbers(raw / f"num-{unit}-list.csv.gz")[0, 0])
-        for stem in files:
+        for stem in stems:
             found = rows.get(f"{stem}.csv.gz", stated)
             if found != stated:
                 raise ValueError(f"{raw / stem}.csv.gz has {found:,} rows, num-{unit}-list.csv.gz says {stated:,}")
@@ -199,7 +247,7 @@ def _check_rows(raw: Path, rows: dict[str, int | None]) -> None:
 def _read_numbers(path: Path) -> np.ndarray:
     try:
         table = pd.read_csv(path, compression="gzip", header=None).values
-    except pd.errors.ParserError as error:
+    except (pd.errors.ParserError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is no table: {error}") from error
     except pd.errors.EmptyDataError:
         raise ValueError(f"{path} is empty") from None
@@ -209,10 +257,10 @@ def _read_numbers(path: Path) -> np.ndarray:
 
 
 def _read_split(folder: Path, split: str) -> dict[str, np.ndarray]:
-    files = _split_files(folder, split)
-    if len(files) == 1:
-        return _read_saved_split(files[0])
-    return {part: _read_nodes(path) for part, path in zip(SPLITS, files)}
+    paths = _split_files(folder, split)
+    if len(paths) == 1:
+        return _read_saved_split(paths[0])
+    return {part: _read_nodes(path) for part, path in zip(SPLITS, paths)}
 
 
 def _read_saved_split(path: Path) -> dict[str, np.ndarray]:
@@ -222,8 +270,10 @@ def _read_saved_split(path: Path) -> dict[str, np.ndarray]:
                (reconstruct, "numpy.core.multiarray._reconstruct")]
     try:
         with torch.serialization.safe_globals(allowed):
-            saved = torch.load(path, weights_only=True)
+            saved = torch.load(io.BytesIO(files.read_bytes(path)), weights_only=True)
         return {part: np.asarray(saved[part]).reshape(-1).astype(np.int64) for part in SPLITS}
+    except FileError:
+        raise
     except UNREADABLE as error:
         raise ValueError(f"{path} is damaged, or no split into {', '.join(SPLITS)} ({type(error).__name__})") from error
 

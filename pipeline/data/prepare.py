@@ -1,5 +1,7 @@
 """From a dataset as it was read to a graph that is ready for training."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -14,14 +16,27 @@ from pipeline.metrics import CLASS_METRICS
 from pipeline.names import MASKS
 
 
-def prepare(data: Data, config: DataConfig) -> Data:
+def prepare(data: Data, config: DataConfig, *, on_stage: Callable[[str], None] = lambda stage: None) -> Data:
     """Check a graph, sort its edges by destination, and give every node features.
 
+    Args:
+        on_stage: told of each stage when it begins.
+
+    Returns:
+        The graph, with ``x_source``: where its ``x`` is from, "data", "edges" or "degree".
+
     Raises:
-        ValueError: see :func:`check`.
+        ValueError: see :func:`check`; the message begins with where the graph comes from.
     """
-    check(data)
+    on_stage("checking")
+    try:
+        check(data)
+    except ValueError as error:
+        raise ValueError(f"{config.origin()}: {error}") from None
+    on_stage("sorting edges")
     num_nodes, edge_index, edge_attr = data.num_nodes, data.edge_index, data.edge_attr
+    if edge_attr is not None and not edge_attr.is_floating_point():
+        edge_attr = edge_attr.float()
     if config.to_undirected and edge_attr is None:
         edge_index = to_undirected(plain_edges(edge_index).long(), num_nodes=num_nodes)
     elif config.to_undirected:
@@ -31,19 +46,24 @@ def prepare(data: Data, config: DataConfig) -> Data:
     if not isinstance(edge_index, EdgeIndex):
         edge_index, perm = sort_edges(edge_index, num_nodes)
         edge_attr = None if edge_attr is None else edge_attr.float().index_select(0, perm)
+    on_stage("building node features")
     if data.x is not None:
-        x = data.x.float()
+        x, x_source = data.x.float(), "data"
     else:
+        x_source = "degree" if edge_attr is None else "edges"
         x = incident_sum(edge_index, edge_attr, log=config.node_features == "log_sum")
     num_categories = 0
     if "species" in data:
         num_categories = int(data.species.max()) + 1
         x = torch.cat([x, torch.nn.functional.one_hot(data.species.long(), num_categories).float()], dim=1)
-    # -1 may stand for no label outside of the splits.
-    y = data.y.clamp(min=0) if data.metric in CLASS_METRICS else data.y
-    out_channels = int(y.max()) + 1 if data.metric in CLASS_METRICS else y.size(1)
+    y, out_channels = data.y, data.y.size(1)
+    if data.metric in CLASS_METRICS:
+        # Outside of the splits anything may stand for no label.
+        y = torch.where(torch.stack([data[mask].bool() for mask in MASKS]).any(0).unsqueeze(1), y, 0).long()
+        out_channels = int(y.max()) + 1
     return Data(x=x, edge_index=edge_index, edge_attr=edge_attr, y=y, num_nodes=num_nodes, metric=data.metric,
-                num_categories=num_categories, out_channels=out_channels, **{key: data[key].bool() for key in MASKS})
+                num_categories=num_categories, out_channels=out_channels, x_source=x_source,
+                **{key: data[key].bool() for key in MASKS})
 
 
 def incident_sum(edge_index: EdgeIndex, edge_attr: Float[Tensor, "num_edges edge_dim"] | None, *,
@@ -67,3 +87,31 @@ def incident_sum(edge_index: EdgeIndex, edge_attr: Float[Tensor, "num_edges edge
         total = total.clamp(min=0).log1p()
         total = (total - total.mean(0)) / total.std(0, correction=0).clamp(min=1e-6)
     return total.float()
+
+
+def describe_inputs(data: Data, config: DataConfig, *, label_input: float) -> str:
+    """Say what a model gets to see of a prepared graph, and what else it could see where that is the degree alone.
+
+    Args:
+        label_input: fraction of the training labels that are inputs.
+    """
+    num_features, source = data.x.size(1) - data.num_categories, data.get("x_source")
+    if source == "degree":
+        log = ", its logarithm, standardised" if config.node_features == "log_sum" else ""
+        text = f"no node features: degree only{log}"
+    else:
+        where = {"data": " from the file" if config.source in ("file", "ogb") else " of the dataset",
+                 "edges": f" from the edges (data.node_features={config.node_features})"}
+        text = f"x: {num_features:,} features{where.get(source, '')}"
+    more = [f"{data.num_categories} species, one-hot"] if data.num_categories else []
+    if data.edge_attr is not None:
+        more.append(f"{data.edge_attr.size(1)} features of each edge")
+    if label_input:
+        more.append(f"labels of training nodes (train.label_input={label_input:g})")
+    text = " + ".join([text, *more])
+    if source == "degree" and not more:
+        better = ["give the file an x", "train.label_input=0.5 shows training labels to the model"]
+        if config.node_features == "sum":
+            better.append("data.node_features=log_sum takes the degree's logarithm, standardised")
+        text += f". Better: {'; '.join(better)}"
+    return text

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from pipeline.data.config import SyntheticProteinsConfig
+from models.edges import choose_dtype
+from pipeline.data.config import SyntheticProteinsConfig, check_synthetic_sizes
 from pipeline.graph.edges import adjacency, sort_edges
 
 NUM_CHANNELS = 8
@@ -40,7 +41,7 @@ def synthetic_proteins(*, num_nodes: int, num_edges: int, num_species: int = 8, 
     Raises:
         ValueError: sizes that no such graph has.
     """
-    _check_sizes(num_nodes, num_edges, num_species, num_groups, num_tasks)
+    check_synthetic_sizes(num_nodes, num_edges, num_species, num_groups, num_tasks)
     rng = np.random.default_rng(seed)
     # Sizes between one and three shares, so that the largest species is for training as in ogbn-proteins.
     share = np.linspace(3, 1, num_species)
@@ -59,7 +60,7 @@ def synthetic_proteins(*, num_nodes: int, num_edges: int, num_species: int = 8, 
         noise = rng.random((len(u), NUM_CHANNELS), dtype=np.float32)
         evidence[first:first + BLOCK] = np.clip(activity[u] + activity[v] - noise, 0, 1)
 
-    edge_index = torch.empty(2, 2 * len(pairs), dtype=torch.int32)
+    edge_index = torch.empty(2, 2 * len(pairs), dtype=choose_dtype(num_nodes, 2 * len(pairs)))
     u, v = np.divmod(pairs, num_nodes)
     edge_index[0, 0::2] = edge_index[1, 1::2] = torch.from_numpy(u)
     edge_index[0, 1::2] = edge_index[1, 0::2] = torch.from_numpy(v)
@@ -85,16 +86,6 @@ def synthetic_proteins(*, num_nodes: int, num_edges: int, num_species: int = 8, 
     split = torch.from_numpy(split[species] if num_species >= 3 else rng.choice(3, num_nodes, p=[0.6, 0.2, 0.2]))
     return Data(edge_index=edge_index, edge_attr=edge_attr, y=y, species=torch.from_numpy(species), num_nodes=num_nodes,
                 train_mask=split == 0, valid_mask=split == 1, test_mask=split == 2, metric="rocauc")
-
-
-def _check_sizes(num_nodes: int, num_edges: int, num_species: int, num_groups: int, num_tasks: int) -> None:
-    if min(num_species, num_groups, num_tasks) < 1 or num_nodes < 4 * max(num_species, num_groups):
-        raise ValueError(f"data.num_nodes={num_nodes:,} must be at least four times data.num_species={num_species} and "
-                         f"data.num_groups={num_groups}, and these and data.num_tasks={num_tasks} at least 1")
-    most = num_nodes * (num_nodes - 1) // 4
-    if not 0 <= num_edges <= most:
-        raise ValueError(f"data.num_edges={num_edges:,} must be between 0 and {most:,} for {num_nodes:,} nodes, half "
-                         "of all directed edges that they can have")
 
 
 def _draw_pairs(rng: np.random.Generator, weight: np.ndarray, blocks: list[np.ndarray], count: int) -> np.ndarray:

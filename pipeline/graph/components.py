@@ -1,7 +1,8 @@
 """Connected components, and the parts of a graph that get a model each."""
 
 import logging
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, astuple, dataclass
 
 import numpy as np
 import scipy.sparse as sp
@@ -13,6 +14,9 @@ from torch_geometric.data import Data
 from pipeline.graph.subgraph import induced_subgraph
 
 log = logging.getLogger(__name__)
+
+# Opens the part of a graph with this number, which the function builds if it is not kept somewhere.
+Share = Callable[[int, Callable[[], Data]], Data]
 
 
 @dataclass
@@ -49,6 +53,15 @@ class Components:
             lines.append(f"  and {len(rest):,} more of {min(rest):,} to {max(rest):,} nodes")
         return "\n".join(lines)
 
+    def pack(self) -> dict:
+        """Take this apart into tensors, for :meth:`unpack`."""
+        return {"index": self.index, "table": torch.tensor([astuple(c) for c in self.components]).reshape(-1, 4)}
+
+    @classmethod
+    def unpack(cls, packed: dict) -> "Components":
+        """Put together what :meth:`pack` took apart."""
+        return cls(packed["index"], [Component(*row) for row in packed["table"].tolist()])
+
     def record(self) -> dict:
         """For components.json: the hundred largest and the number of all."""
         return {"num_components": len(self.components), "largest": [asdict(c) for c in self.components[:100]],
@@ -77,8 +90,16 @@ def find_components(data: Data) -> Components:
     return Components(torch.from_numpy(index), [Component(*row) for row in zip(*columns)])
 
 
-def select_component(data: Data, components: Components, which: str) -> Data:
+def build_now(number: int, build: Callable[[], Data]) -> Data:
+    """Keep no part of a graph."""
+    return build()
+
+
+def select_component(data: Data, components: Components, which: str, share: Share = build_now) -> Data:
     """The part of a graph to train on: "all", "largest", or the K-th largest component.
+
+    Args:
+        share: keeps the parts for other processes.
 
     Raises:
         ValueError: there are fewer than K components, or the K-th holds no training node.
@@ -94,18 +115,29 @@ def select_component(data: Data, components: Components, which: str) -> Data:
     left_out = sum(c.num_labelled for c in components.components) - component.num_labelled
     log.info("component %d: %s nodes; the others hold %s labelled nodes, which are left out", number,
              f"{component.num_nodes:,}", f"{left_out:,}")
-    return induced_subgraph(data, (components.index == number - 1).nonzero().squeeze(1))
+    return share(number, lambda: induced_subgraph(data, (components.index == number - 1).nonzero().squeeze(1)))
 
 
-def split_components(data: Data, components: Components, which: str, min_size: int) -> list[tuple[str | None, Data]]:
+def split_components(data: Data, components: Components, which: str, min_size: int,
+                     share: Share = build_now) -> list[tuple[str | None, Data]]:
     """The graphs to train a model on each, with the number of its component where there are several.
 
     Args:
-        which: "separate" for the largest component and every further one with `min_size` nodes and a training node;
+        which: "separate" for the largest component with a training node and every further one of `min_size` nodes;
             else as for :func:`select_component`.
+        share: keeps the parts for other processes.
+
+    Raises:
+        ValueError: no component holds a training node; or as :func:`select_component`.
     """
     if which != "separate":
-        return [(None, select_component(data, components, which))]
-    chosen = [str(number) for number, component in enumerate(components.components, start=1)
-              if number == 1 or component.num_nodes >= min_size and component.num_train]
-    return [(number, select_component(data, components, number)) for number in chosen]
+        return [(None, select_component(data, components, which, share))]
+    trained = [number for number, component in enumerate(components.components, start=1) if component.num_train]
+    if not trained:
+        raise ValueError("data.components=separate: no component holds a node of the train split")
+    for number, component in enumerate(components.components, start=1):
+        if component.num_nodes >= min_size and not component.num_train:
+            log.info("component %d: %s nodes, none of the train split: the model of component %d will predict them",
+                     number, f"{component.num_nodes:,}", trained[0])
+    return [(str(number), select_component(data, components, str(number), share)) for number in trained
+            if number == trained[0] or components.components[number - 1].num_nodes >= min_size]

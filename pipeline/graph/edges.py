@@ -7,7 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from models.edges import fill_csr, from_csc
+from models.edges import choose_dtype, fill_csr, from_csc
 
 
 def counting_sort(keys: np.ndarray, num_keys: int) -> tuple[np.ndarray, np.ndarray]:
@@ -18,7 +18,7 @@ def counting_sort(keys: np.ndarray, num_keys: int) -> tuple[np.ndarray, np.ndarr
         ptr: the positions with key i are perm[ptr[i]:ptr[i + 1]], [num_keys + 1].
     """
     n = len(keys)
-    index_dtype = np.int32 if n < 2**31 else np.int64
+    index_dtype = np.int32 if choose_dtype(n, num_keys) == torch.int32 else np.int64
     one_per_row = sp.csr_array(
         (np.zeros(n, np.int8), keys.astype(index_dtype, copy=False), np.arange(n + 1, dtype=index_dtype)),
         shape=(n, num_keys))
@@ -33,14 +33,15 @@ def sort_edges(edge_index: Int[Tensor, "2 num_edges"], num_nodes: int) -> tuple[
         edge_index: [2, num_edges], integers in [0, num_nodes).
 
     Returns:
-        An int32 ``EdgeIndex`` sorted by column with its CSC filled, and the positions of its edges in `edge_index`.
+        An ``EdgeIndex``, int32 below 2**31 nodes and edges, sorted by column with its CSC filled, and the positions of
+        its edges in `edge_index`.
     """
     src, dst = edge_index.numpy()
     by_src, _ = counting_sort(src, num_nodes)
     by_dst, ptr = counting_sort(dst[by_src], num_nodes)
     perm = torch.from_numpy(by_src[by_dst])
     # int32 halves the memory, as long as both nodes and the pointers to edges fit.
-    dtype = torch.int32 if max(num_nodes, edge_index.size(1)) < 2**31 else torch.int64
+    dtype = choose_dtype(num_nodes, edge_index.size(1))
     out = torch.empty(2, edge_index.size(1), dtype=dtype)
     for row in (0, 1):
         out[row] = edge_index[row].index_select(0, perm)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pymetis
+import torch
 from torch_geometric import EdgeIndex
 
+from models.edges import choose_dtype
 from pipeline.graph.partition import Partition, from_assignment, measure_partition, whole_partition
 from pipeline.graph.structure import hash_structure
 from pipeline.run import checkpoint
@@ -29,23 +31,19 @@ def cut_with_metis(edge_index: EdgeIndex, num_parts: int, seed: int, cache: Path
     """
     if num_parts == 1:
         return whole_partition(edge_index.get_sparse_size(1))
-    path = None
-    if cache is not None:
-        key = f"{hash_structure(edge_index)}-{num_parts}-{seed}-{CACHE_VERSION}"
-        path = cache / f"metis-{key}.pt"
-        if path.exists():
-            try:
-                return Partition(**checkpoint.load(path))
-            except ValueError as error:
-                log.warning("%s; cutting the graph again", error)
-    start = time.perf_counter()
-    part = _run_metis(edge_index, num_parts, seed)
-    partition = from_assignment(part, num_parts)
-    log.info("METIS: %s", measure_partition(edge_index, partition, time.perf_counter() - start))
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        checkpoint.save(path, {"perm": partition.perm, "ptr": partition.ptr})
-    return partition
+
+    def cut() -> dict:
+        start = time.perf_counter()
+        log.info("METIS: cutting %s nodes into %s clusters%s", f"{edge_index.get_sparse_size(1):,}", f"{num_parts:,}",
+                 "" if cache is None else f", kept in {cache} for the next run")
+        partition = from_assignment(_run_metis(edge_index, num_parts, seed), num_parts)
+        log.info("METIS: %s", measure_partition(edge_index, partition, time.perf_counter() - start))
+        return {"perm": partition.perm, "ptr": partition.ptr}
+
+    if cache is None:
+        return Partition(**cut())
+    path = cache / f"metis-{hash_structure(edge_index)}-{num_parts}-{seed}-{CACHE_VERSION}.pt"
+    return Partition(**checkpoint.keep(path, cut, again="cutting the graph again", mmap=False))
 
 
 def _run_metis(edge_index: EdgeIndex, num_parts: int, seed: int) -> np.ndarray:
@@ -59,6 +57,7 @@ def _run_metis(edge_index: EdgeIndex, num_parts: int, seed: int) -> np.ndarray:
         src = src[keep]
     # METIS treats the seeds 0 and 1 alike, and takes no more than 31 bits.
     options = pymetis.Options(seed=2 + seed % (2**31 - 3))
+    check_counts(len(indptr) - 1, len(src))
     adjacency = pymetis.CSRAdjacency(indptr.astype(np.int32, copy=False), src.astype(np.int32, copy=False))
     part = np.asarray(pymetis.part_graph(num_parts, adjacency, options=options).vertex_part, dtype=np.int64)
     sizes = np.bincount(part, minlength=num_parts)
@@ -67,3 +66,10 @@ def _run_metis(edge_index: EdgeIndex, num_parts: int, seed: int) -> np.ndarray:
         part[np.flatnonzero(part == largest)[-1]] = empty
         sizes[largest] -= 1
     return part
+
+
+def check_counts(num_nodes: int, num_edges: int) -> None:
+    """Raise a ValueError if METIS cannot number as many nodes and edges."""
+    if choose_dtype(num_nodes + 1, num_edges) != torch.int32:
+        raise ValueError(f"METIS counts in int32, but the graph has {num_nodes:,} nodes and {num_edges:,} edges. "
+                         f"Set partition=random.")

@@ -1,12 +1,17 @@
-"""What is odd about a graph's edges: directed ones, self-loops, duplicates; and their digest."""
+"""What is odd about a graph's edges: directed ones, self-loops, duplicates; their digest; their both orders."""
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from torch_geometric import EdgeIndex
+
+from models.edges import choose_dtype, fill_csr, from_csc
+from pipeline.graph.edges import transpose
+from pipeline.run import checkpoint
 
 
 @dataclass
@@ -61,6 +66,28 @@ def hash_structure(edge_index: EdgeIndex) -> str:
     """Compute a digest of edges sorted by destination: equal graphs, equal digests."""
     (indptr, src), _ = edge_index.get_csc()
     digest = hashlib.blake2b(digest_size=16)
+    dtype = np.int32 if choose_dtype(indptr.numel(), src.numel()) == torch.int32 else np.int64
     for array in (indptr, src):
-        digest.update(array.numpy().astype(np.int32, copy=False))
+        digest.update(array.numpy().astype(dtype, copy=False))
     return digest.hexdigest()
+
+
+def keep_both_orders(edge_index: EdgeIndex, cache: Path | None = None) -> EdgeIndex:
+    """Return edges sorted by destination as int64 with CSC and CSR filled, which any PyG layer takes.
+
+    Args:
+        cache: a folder to keep them in, under the digest of the graph; processes share the memory of the file.
+    """
+    def build() -> dict:
+        (indptr, _), _ = edge_index.get_csc()
+        both = transpose(from_csc(edge_index.as_tensor().long(), indptr))
+        (rowptr, dst), perm = both.get_csr()
+        return {"edges": both.as_tensor(), "indptr": indptr.long(), "perm": perm, "rowptr": rowptr, "dst": dst,
+                "src": both.as_tensor()[0].index_select(0, perm)}
+
+    if cache is None:
+        kept = build()
+    else:
+        kept = checkpoint.keep(cache / f"whole-{hash_structure(edge_index)}.pt", build, again="sorting the edges again")
+    return fill_csr(from_csc(kept["edges"], kept["indptr"]), perm=kept["perm"], src=kept["src"], dst=kept["dst"],
+                    rowptr=kept["rowptr"])

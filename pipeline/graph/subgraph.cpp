@@ -1,9 +1,11 @@
-// The subgraph that some nodes induce, in one pass over their rows. pipeline/subgraph.py calls the functions below.
+// The subgraph that some nodes induce, in one pass over their rows. pipeline/graph/subgraph.py calls the functions below.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <vector>
+
+#include "transpose.h"
 
 namespace {
 
@@ -23,12 +25,6 @@ std::vector<int64_t> divide(const std::vector<int64_t>& begin) {
   for (int64_t c = 0; c < NUM_CHUNKS; c++)
     first[c] = std::lower_bound(begin.begin(), begin.end() - 1, begin[rows] * c / NUM_CHUNKS) - begin.begin();
   return first;
-}
-
-// Writes the number of its row to every edge.
-template <class Value>
-void write_rows(const int64_t* ptr, int64_t rows, Value value, int64_t* to) {
-  for (int64_t row = 0; row < rows; row++) std::fill(to + ptr[row], to + ptr[row + 1], value(row));
 }
 
 }  // namespace
@@ -97,16 +93,7 @@ void subgraph_write(const Subgraph* graph, int num_threads, int64_t* src, int64_
     std::copy_n(graph->edge[c].data(), count, edge + to);
     write_rows(indptr + first, last - first, [=](int64_t row) { return first + row; }, dst);
   }
-  std::fill_n(T_indptr, rows + 1, 0);
-  for (int64_t e = 0; e < graph->num_edges; e++) T_indptr[src[e] + 1]++;
-  for (int64_t row = 0; row < rows; row++) T_indptr[row + 1] += T_indptr[row];
-  std::vector<int64_t> next(T_indptr, T_indptr + rows);
-  for (int64_t e = 0; e < graph->num_edges; e++) {
-    const int64_t to = next[src[e]]++;
-    T_perm[to] = e;
-    T_dst[to] = dst[e];
-  }
-  write_rows(T_indptr, rows, [](int64_t row) { return row; }, T_src);
+  transpose(src, dst, graph->num_edges, rows, T_src, T_dst, T_indptr, T_perm);
 }
 
 // Copies rows of `bytes` bytes each. They lie far apart, so that each is fetched some rows ahead.

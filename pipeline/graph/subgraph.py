@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from models.edges import fill_csr, from_csc
+from models.edges import choose_dtype, fill_csr, from_csc
 from models.kernels.native import NativeLibrary
 from pipeline.graph.edges import adjacency, transpose
 
@@ -25,16 +25,30 @@ def induced_subgraph(data: Data, nodes: Int[Tensor, " num_selected"], *, dtype: 
 
     Args:
         nodes: distinct node numbers, [num_selected], int64.
-        dtype: of the new ``edge_index``, int32 with the CSC filled, or int64 with CSC and CSR filled.
+        dtype: of the new ``edge_index``, int32 (where it holds the numbers of all edges) with the CSC filled, or int64
+            with CSC and CSR filled.
     """
-    if native := can_run(data.edge_index):
+    if can_run(data.edge_index):
         edge_index, position = induce(data.edge_index, nodes)
     else:
         edge_index, position = induce_with_scipy(data.edge_index, nodes)
-    if dtype != edge_index.dtype:
+    if dtype != edge_index.dtype and dtype == choose_dtype(len(nodes), edge_index.size(1)):
         edge_index = from_csc(edge_index.as_tensor().to(dtype), edge_index.get_csc()[0][0])
+    return attach(data, edge_index, nodes, position)
+
+
+def attach(data: Data, edge_index: EdgeIndex, nodes: Int[Tensor, " num_selected"],
+           position: Int[Tensor, " num_kept"]) -> Data:
+    """Build a part of a graph: some edges between some nodes, with what `data` knows of them.
+
+    Args:
+        edge_index: the edges, between nodes numbered in the order given.
+        nodes: their numbers in `data`, int64; they become ``n_id``.
+        position: of the edges in `data`, integers.
+    """
     out = Data(edge_index=edge_index, n_id=nodes, num_nodes=len(nodes))
     if data.edge_attr is not None:
+        native = LIBRARY.get() is not None and position.dtype == torch.int64
         out.edge_attr = gather(data.edge_attr, position) if native else data.edge_attr.index_select(0, position)
     for key in NODE_KEYS:
         if data.get(key) is not None:

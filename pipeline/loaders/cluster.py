@@ -1,15 +1,20 @@
 """Batches of clusters: the subgraphs that a partition's clusters induce."""
 
+import copy
+import logging
 from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pipeline.graph.partition import Partition
+from pipeline.graph.partition import Partition, measure_partition
 from pipeline.graph.partitioner import Partitioner
+from pipeline.graph.structure import keep_both_orders
 from pipeline.graph.subgraph import induced_subgraph
 from pipeline.schedule import Share
+
+log = logging.getLogger(__name__)
 
 
 class ClusterLoader:
@@ -34,14 +39,14 @@ class ClusterLoader:
         self._whole: Data | None = None
 
     @property
-    def partition_name(self) -> str:
-        """How the clusters are drawn."""
-        return self._partitioner.name
-
-    @property
     def num_batches(self) -> int:
         """Batches of a draw."""
         return -(-self._partitioner.num_parts // self._clusters_per_step)
+
+    def prepare(self) -> None:
+        """Leave in the cache what other processes will find there."""
+        if self.num_batches == 1:
+            self._whole_batch()
 
     def draw(self, round_: int, share: Share) -> Partition:
         """Draw the partition that a share is a part of, its clusters merged into batches."""
@@ -57,15 +62,36 @@ class ClusterLoader:
         for cluster in range(partition.num_parts) if clusters is None else clusters:
             yield self._whole_batch() if partition.num_parts == 1 else self._batch(partition.nodes(cluster), cluster)
 
+    def measure(self, partition: Partition, seconds: float) -> dict[str, dict]:
+        """Measure a draw and say so: a record for who writes it down.
+
+        Args:
+            seconds: how long the draw took.
+        """
+        quality = measure_partition(self.data.edge_index, partition, seconds)
+        log.info("partition: %s, %s", self._partitioner.name, quality)
+        return {"partition": {
+            "name": self._partitioner.name, "sizes": quality.sizes, "kept_edges": quality.kept_edges,
+            "num_edges": quality.num_edges, "cut": quality.cut, "imbalance": quality.imbalance,
+            "seconds": quality.seconds}}
+
     def _batch(self, nodes: Tensor, cluster: int) -> Data:
         # int64, since SAGEConv and GINConv of PyG 2.8 fail on an int32 EdgeIndex.
-        batch = induced_subgraph(self.data, nodes, dtype=torch.int64)
+        return self._finish(induced_subgraph(self.data, nodes, dtype=torch.int64), cluster)
+
+    def _finish(self, batch: Data, cluster: int) -> Data:
         batch.cluster = cluster
-        batch.target = torch.ones(len(nodes), dtype=torch.bool)
+        batch.target = torch.ones(batch.num_nodes, dtype=torch.bool)
         return batch.pin_memory() if self.device.type == "cuda" else batch
 
     def _whole_batch(self) -> Data:
-        """Build one cluster of all nodes once, in the nodes' own order: any other order would round differently."""
+        """Build one cluster of all nodes once, in the nodes' own order: any other order would round differently.
+
+        It is the graph itself, and its edges lie in the cache if there is one: processes share the memory of both.
+        """
         if self._whole is None:
-            self._whole = self._batch(torch.arange(self.data.num_nodes), 0)
+            batch, cache = copy.copy(self.data), None if self._partitioner is None else self._partitioner.cache
+            batch.edge_index = keep_both_orders(self.data.edge_index, cache)
+            batch.n_id = torch.arange(self.data.num_nodes)
+            self._whole = self._finish(batch, 0)
         return self._whole

@@ -1,15 +1,123 @@
-"""Files that are whole or not there: written beside, synced, renamed."""
+"""Files that are whole or not there: written beside, synced, renamed. Every error names the file."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import math
 import os
 import secrets
+import shutil
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
+
+from pipeline.run.errors import DamagedFile, FileError
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def naming(path: Path, doing: str, *, size: Callable[[], int] = lambda: 0) -> Iterator[None]:
+    """Turn what the system says about a file into an error that names it.
+
+    Args:
+        doing: what cannot be done to the file: "read", "written".
+        size: bytes that were to be written, if that is known when it fails.
+
+    Raises:
+        FileError: in place of any other OSError and MemoryError.
+    """
+    try:
+        yield
+    except FileError:
+        raise
+    except (OSError, MemoryError) as error:
+        number = error.errno if isinstance(error, OSError) else errno.ENOMEM
+        if number in NO_SPACE:
+            raise FileError(_no_space(path, number, size()), number) from error
+        reason = getattr(error, "strerror", None) or str(error) or "no memory"
+        raise FileError(f"{path} cannot be {doing}: {reason}", number) from error
+
+
+def _no_space(path: Path, number: int, size: int) -> str:
+    if number == errno.EFBIG:
+        return f"{path} would be larger than the disk or your limit on files (ulimit -f) allows"
+    needs = f" for the {format_bytes(size)} of {path.name}" if size else f" for {path.name}"
+    if number == errno.EDQUOT:
+        return f"{path.parent}: your disk quota leaves no space{needs}; delete something, or choose another directory"
+    with contextlib.suppress(OSError):
+        needs += f", {format_bytes(shutil.disk_usage(path.parent).free)} are free"
+    return f"{path.parent} has no space left{needs}; delete something, or choose another directory"
+
+
+def format_bytes(size: int) -> str:
+    """Write a number of bytes for people."""
+    if size < 1024:
+        return f"{size} bytes"
+    power = min(int(math.log(size, 1024)), 4)
+    return f"{size / 1024**power:.1f} {'KMGT'[power - 1]}iB"
+
+
+def is_there(path: Path) -> bool:
+    """Tell whether there is a file; opening a pipe would wait, and replacing a device would destroy it.
+
+    Raises:
+        FileError: there is something else, or the system does not tell.
+    """
+    with naming(path, "read"):
+        try:
+            mode = path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    if stat.S_ISREG(mode):
+        return True
+    kinds = {stat.S_IFDIR: "directory", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+    raise FileError(f"{path} is a {kinds.get(stat.S_IFMT(mode), 'device')}, not a file")
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a whole file.
+
+    Raises:
+        ValueError: there is none.
+        FileError: it cannot be read.
+    """
+    if not is_there(path):
+        raise ValueError(f"{path} does not exist")
+    with naming(path, "read"):
+        return path.read_bytes()
+
+
+def read_text(path: Path) -> str:
+    """Read a text file; raises as :func:`read_bytes`, and DamagedFile if it is no text."""
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError:
+        raise DamagedFile(f"{path} is damaged: it is no text") from None
+
+
+def read_json(path: Path) -> dict:
+    """Read a JSON file that holds an object; raises as :func:`read_bytes`, and DamagedFile if it holds none."""
+    text = read_text(path)
+    try:
+        value = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        what = f"it is no JSON, {error}" if text.strip() else "it is empty"
+        raise DamagedFile(f"{path} is damaged: {what}") from None
+    if not isinstance(value, dict):
+        raise DamagedFile(f"{path} is damaged: it holds no JSON object")
+    return value
+
+
+def keep_aside(path: Path) -> Path:
+    """Rename a damaged file, for who wants to look at it; one that was kept before makes room."""
+    aside = path.with_name(f"{path.name}.damaged")
+    with naming(path, "renamed"):
+        os.replace(path, aside)
+    return aside
 
 
 @contextlib.contextmanager
@@ -18,28 +126,74 @@ def lock(folder: Path) -> Iterator[None]:
 
     Raises:
         ValueError: another process holds it.
+        FileError: it cannot be written to.
     """
-    with open(folder / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{folder} is in use by another process") from None
+    path = folder / ".lock"
+    is_there(path)
+    with contextlib.ExitStack() as stack:
+        with naming(path, "locked"):
+            file = stack.enter_context(open(path, "w"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"{folder} is in use by another process") from None
         yield
 
 
+class _Sink:
+    """Takes what is written to a file; the first failure is raised in the end, as C++ that writes here would turn it
+    into an error of its own (torch.save).
+    """
+
+    def __init__(self, file: BinaryIO):
+        self.size, self._file, self._error = 0, file, cast(OSError | None, None)
+
+    def write(self, data: bytes) -> int:
+        size = memoryview(data).nbytes
+        self.size += size
+        self._try(lambda: self._file.write(data))
+        return size
+
+    def flush(self) -> None:
+        self._try(self._file.flush)
+
+    def _try(self, function: Callable[[], object]) -> None:
+        if self._error is None:
+            try:
+                function()
+            except OSError as error:
+                self._error = error
+
+    def finish(self) -> None:
+        """Bring everything to the disk, or say what failed."""
+        self.flush()
+        if self._error is not None:
+            raise self._error
+        os.fsync(self._file.fileno())
+
+
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Call `write(file)` on a temporary file beside `path`, sync it to the disk, and rename it."""
-    remove_stale(path)
-    with _locked_temporary(path) as file:
-        temporary = Path(file.name)
+    """Call `write(file)` on a temporary file beside `path`, sync it to the disk, and rename it.
+
+    Raises:
+        FileError: it cannot be written; what was there before is there still, and nothing else.
+    """
+    is_there(path)
+    size = 0
+    with naming(path, "written", size=lambda: size):
+        remove_stale(path)
+        file = _locked_temporary(path)
+        temporary, sink = Path(file.name), _Sink(file)
         try:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
+            write(cast(BinaryIO, sink))
+            sink.finish()
             os.replace(temporary, path)
         finally:
+            size = sink.size
             temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+            with contextlib.suppress(OSError):  # what is left to write is what failed before
+                file.close()
+        sync_folder(path.parent)
 
 
 def temporary_beside(path: Path) -> Path:
@@ -65,10 +219,10 @@ def remove_stale(path: Path) -> None:
     its process number is not.
     """
     for temporary in path.parent.glob(f".{path.name}.*.tmp"):
-        with contextlib.suppress(FileNotFoundError), open(temporary, "rb") as file:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                temporary.unlink(missing_ok=True)
+        # One that has gone meanwhile, is locked, or belongs to another user.
+        with contextlib.suppress(OSError), open(temporary, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            temporary.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
@@ -98,8 +252,13 @@ def without_nan(value: Any) -> Any:
 
 
 def file_digest(file: BinaryIO) -> str:
-    """Compute BLAKE2b of the rest of a file opened in binary mode, read in blocks."""
+    """Compute BLAKE2b of the rest of a file opened in binary mode, read in blocks.
+
+    Raises:
+        FileError: it cannot be read.
+    """
     blake = hashlib.blake2b(digest_size=16)
-    for block in iter(lambda: file.read(1 << 24), b""):
-        blake.update(block)
+    with naming(Path(file.name), "read"):
+        for block in iter(lambda: file.read(1 << 24), b""):
+            blake.update(block)
     return blake.hexdigest()

@@ -9,29 +9,35 @@ import sys
 import uuid
 from collections.abc import Callable
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from pipeline.run import ranks
-from pipeline.run.errors import RankError
+from pipeline.run import pulse, ranks
+from pipeline.run.errors import RankError, Stopped
 from pipeline.run.stop import STOP_SIGNALS, StopRequest
 from pipeline.run.threads import use_threads
 
 log = logging.getLogger(__name__)
 
+# Errors whose message says it all.
+READABLE = ("ValueError", "DamagedFile", "FileError", "FloatingPointError", "RankError")
+
 
 def launch(function: Callable, num_ranks: int, num_threads: int, stop: StopRequest, *args) -> Any:
     """Call ``function(ranks, stop, *args)`` in `num_ranks` processes on this machine and return rank 0's result.
 
-    If a rank fails the others are ended; if this process dies, so do they.
+    If a rank fails the others are ended; if this process dies, so do they. If this process has a place on a board of
+    signs of life, so have they.
 
     Args:
         num_threads: threads of each rank.
 
     Raises:
         RankError: a rank failed; its traceback is in the log.
+        Stopped: the watchdog ended the ranks.
     """
     environ = {"OMP_NUM_THREADS": str(num_threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     if sys.platform == "linux":
@@ -41,7 +47,7 @@ def launch(function: Callable, num_ranks: int, num_threads: int, stop: StopReque
         rdzv_endpoint="localhost:0", local_addr="localhost", max_restarts=0, monitor_interval=0.1,
         start_method="forkserver",
         # The others of STOP_SIGNALS are ours: the ranks finish their step and save.
-        signals_to_handle="SIGINT,SIGHUP,SIGQUIT")
+        signals_to_handle="SIGHUP,SIGQUIT")
     if "shutdown_timeout" in LaunchConfig.__dataclass_fields__:  # since torch 2.12
         config.shutdown_timeout = 3  # seconds for the other ranks when one has failed
     before = {name: os.environ.get(name) for name in environ}
@@ -51,9 +57,12 @@ def launch(function: Callable, num_ranks: int, num_threads: int, stop: StopReque
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     start_rank_server()
+    board = pulse.board()
     try:
-        return elastic_launch(config, _run_rank)(function, num_threads, stop, *args)[0]
+        return elastic_launch(config, _run_rank)(function, num_threads, stop, board and board.folder, *args)[0]
     except ChildFailedError as error:
+        if board is not None and (verdict := board.verdict) is not None:
+            raise Stopped(verdict["signum"], verdict["message"]) from None
         rank, failure = error.get_first_failure()
         raise RankError(f"rank {rank} failed: {_explain(failure)}") from None
     finally:
@@ -83,12 +92,16 @@ def follow_parent() -> None:
 
 
 @record
-def _run_rank(function: Callable, num_threads: int, stop: StopRequest, *args) -> Any:
+def _run_rank(function: Callable, num_threads: int, stop: StopRequest, board: Path | None, *args) -> Any:
     follow_parent()
     use_threads(num_threads)
-    result = function(ranks.from_environment(), stop, *args)
+    me = ranks.from_environment()
+    if board is not None:
+        pulse.join(pulse.Board(board), me.local_rank, me.rank)
+    result = function(me, stop, *args)
     # Not after a failure: the others would lose the connection, and report that, before this rank has reported its own.
     ranks.leave()
+    pulse.leave()
     return result
 
 
@@ -98,7 +111,7 @@ def _explain(failure: ProcessFailure) -> str:
     if not isinstance(report, dict):  # it was killed
         return failure.message.splitlines()[0]
     kind, _, message = report["message"].partition(": ")
-    if kind in ("ValueError", "FloatingPointError", "RankError") and os.environ.get("PIPELINE_TRACEBACK") != "1":
+    if kind in READABLE and os.environ.get("PIPELINE_TRACEBACK") != "1":
         return message
     log.error("%s", report["extraInfo"]["py_callstack"].rstrip())
     return report["message"]

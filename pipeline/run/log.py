@@ -1,15 +1,19 @@
-"""What a run leaves to read: a line an epoch, metrics.jsonl, TensorBoard."""
+"""What a run leaves to read: a line an epoch, metrics.jsonl, a tracker."""
 
+import contextlib
+import functools
 import json
 import logging
-import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from tqdm import tqdm
-
+from pipeline.run import files
 from pipeline.run.files import without_nan
+from pipeline.run.progress import Bar, Pace, format_seconds
+from pipeline.run.tracker import Tracker, TrackerFeed
 
 log = logging.getLogger(__name__)
 
@@ -21,80 +25,138 @@ class BelowError(logging.Filter):
         return record.levelno < logging.ERROR
 
 
+class LogFile(logging.FileHandler):
+    """The log of a run. On a disk that takes no more it says so once, and the messages are on the terminal alone."""
+
+    failed = False
+
+    def _open(self):
+        files.is_there(Path(self.baseFilename))  # opening a pipe would wait
+        return super()._open()
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say why a message could not be written."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self.failed:
+            self.failed = True
+            print(f"{self.baseFilename} cannot be written: {error.strerror or error}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Close the file; what could not be written is lost."""
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 class RunLog:
     """Writes ``metrics.jsonl`` (one JSON object a line, with its ``kind``), a line an epoch, and a progress bar.
 
     Args:
         folder: the run directory; none for a rank that writes nothing.
         metric: name of the metric, for the lines.
-        first_round: a resumed run's records from this round on are written again, so the old ones are dropped.
-        tensorboard: also write event files for TensorBoard.
+        first_round: a resumed run's records from this round on are written again, so the old ones are dropped. What
+            earlier starts recorded beside their rounds stays.
+        open_tracker: opens what the rounds go to as well, given `began` by keyword; see
+            :class:`pipeline.run.tracker.Tracker`.
 
     Raises:
-        ValueError: TensorBoard is asked for and not installed.
+        FileError: ``metrics.jsonl`` cannot be read or written.
     """
 
-    def __init__(self, folder: Path | None, *, metric: str, first_round: int = 0, tensorboard: bool = False):
+    def __init__(self, folder: Path | None, *, metric: str, first_round: int = 0,
+                 open_tracker: Callable[..., Tracker] | None = None):
         self.metric = metric
         self._file: TextIO | None = None
-        self._writer: Any = None
-        self._bar: tqdm | None = None
+        self._tracker: TrackerFeed | None = None
+        self._bar: Bar | None = None
+        self._pace: Pace | None = None
+        self._seconds_left: float | None = None
         if folder is None:
             return
-        path = folder / "metrics.jsonl"
-        kept = [r for r in read_records(path) if r["kind"] == "round" and r["round"] < first_round]
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        os.replace(temporary, path)
-        self._file = open(path, "a")  # noqa: SIM115 - closed by close()
-        self._writer = _open_tensorboard(folder, purge_step=first_round) if tensorboard else None
+        self._path = path = folder / "metrics.jsonl"
+        records, damaged = _parse_records(path)
+        earlier = [r for r in records if r.get("round", first_round) < first_round]
+        kept = [r for r in earlier if r["kind"] == "round"]
+        others = [r for r in earlier if r["kind"] != "round"]
+        if damaged:
+            log.warning("%s is damaged and kept as %s: line %d is no record", path, files.keep_aside(path).name,
+                        damaged[0])
+        if len(kept) < first_round:
+            log.warning("%s: the records of %d of %d rounds are lost", path, first_round - len(kept), first_round)
+        files.write_text(path, "".join(json.dumps(record) + "\n" for record in [*others, *kept]))
+        with files.naming(path, "written"):
+            self._file = open(path, "a")  # noqa: SIM115 - closed by close()
+        if open_tracker is not None:
+            began = time.time() - (kept[-1]["wall_seconds"] if kept else 0.0)
+            self._tracker = TrackerFeed(functools.partial(open_tracker, began=began), kept)
 
-    def close(self) -> None:
-        """Close the files."""
+    def close(self, status: str = "finished") -> None:
+        """Close the files.
+
+        Args:
+            status: of the run: "finished", "stopped" or "failed".
+        """
         self.end_bar()
         if self._file is not None:
-            self._file.close()
-        if self._writer is not None:
-            self._writer.close()
+            with files.naming(self._path, "written"):
+                self._file.close()
+        if self._tracker is not None:
+            self._tracker.close(status)
 
     def record(self, kind: str, **values) -> None:
         """Append one record."""
         if self._file is None:
             return
         record: dict[str, Any] = without_nan({"kind": kind, **values})
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-        if kind == "round" and self._writer is not None:
-            for key, value in record.items():
-                if isinstance(value, (int, float)) and key != "round":
-                    self._writer.add_scalar(key, value, values["round"])
+        with files.naming(self._path, "written"):
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+        if kind == "round" and self._tracker is not None:
+            self._tracker.log(record)
 
-    def epoch_line(self, *, epoch: int, num_epochs: int, loss: float, seconds: float, hidden: float,
-                   synced: float | None, scores: dict[str, float] | None, is_best: bool) -> None:
+    def epoch_line(self, *, epoch: int, num_epochs: int, loss: float, seconds: float, evaluation_seconds: float | None,
+                   hidden: float, synced: float | None, scores: dict[str, float] | None, is_best: bool) -> None:
         """Log one aligned line.
 
         Args:
             epoch: passes over the graph so far, of `num_epochs`.
-            hidden: share of the drawing that nobody waited for.
+            seconds: of training, since the line before.
+            hidden: share of the drawing of clusters that nobody waited for.
             synced: share of the time that went into communication.
         """
         parts = [f"epoch {epoch:>{len(str(num_epochs))}}/{num_epochs}", f"loss {loss:8.5f}"]
         if scores is not None:
             parts += [f"{split} {value:.4f}" for split, value in scores.items()]
             parts.append("*" if is_best else " ")
-        parts.append(f"{seconds:7.2f} s, drawing {hidden:4.0%} hidden")
+        times = f"{seconds:7.2f} s"
+        if evaluation_seconds is not None:
+            times += f" + {evaluation_seconds:.2f} s evaluation"
+        parts.append(times)
+        if hidden < 0.9:
+            parts.append(f"drawing {hidden:.0%} hidden")
         if synced is not None:
             parts.append(f"gradients {synced:4.1%}")
+        if self._pace is not None and epoch < num_epochs:
+            self._seconds_left = self._pace.seconds_left(epoch, num_epochs)
+            parts.append(f"{format_seconds(self._seconds_left)} left")
         log.info("  ".join(parts))
 
-    def start_bar(self, total: int, initial: int = 0) -> None:
-        """Show a progress bar of a round's steps where somebody watches."""
-        self._bar = tqdm(total=total, initial=initial, leave=False, unit="step",
-                         disable=self._file is None or not sys.stderr.isatty())
+    def start_bar(self, total: int, *, initial: int, epoch: int, num_epochs: int) -> None:
+        """Show how far a round is.
+
+        Args:
+            total: steps of the round, of which `initial` have been taken.
+            epoch: passes over the graph so far, of `num_epochs`.
+        """
+        self._pace = self._pace or Pace(epoch)
+        self._bar = Bar(f"training, epochs {epoch}/{num_epochs}", total, "steps", initial=initial,
+                        show=self._file is not None, note=self._say_time_left)
 
     def advance(self) -> None:
         """Count a step."""
-        self._bar.update()
+        if self._bar is not None:
+            self._bar.advance()
 
     def end_bar(self) -> None:
         """Take the progress bar away."""
@@ -102,24 +164,41 @@ class RunLog:
             self._bar.close()
             self._bar = None
 
+    def _say_time_left(self) -> str:
+        return "" if self._seconds_left is None else f"run {format_seconds(self._seconds_left)}"
+
 
 def read_records(path: Path) -> list[dict]:
-    """Read the records of a ``metrics.jsonl``; a last line cut short by a kill is left out."""
-    records = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
+    """Read the records of a ``metrics.jsonl``; a last line cut short by a kill is left out.
+
+    A warning names other lines that are no records, and they are left out as well.
+
+    Raises:
+        FileError: it cannot be read.
+    """
+    records, damaged = _parse_records(path)
+    if damaged:
+        log.warning("%s is damaged: %d lines are left out, line %d is the first", path, len(damaged), damaged[0])
     return records
 
 
-def _open_tensorboard(folder: Path, *, purge_step: int):
+def _parse_records(path: Path) -> tuple[list[dict], list[int]]:
+    """Read the records of a file, and the numbers from 1 of the lines that are none."""
+    *lines, last = files.read_bytes(path).split(b"\n") if files.is_there(path) else [b""]
+    values = [_parse_record(line) for line in lines]
+    records = [value for value in [*values, _parse_record(last)] if value is not None]
+    return records, [number for number, value in enumerate(values, start=1) if value is None]
+
+
+def _parse_record(line: bytes) -> dict | None:
+    """Read a record; none if it is none. That of a round says which round it was."""
     try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ValueError("tensorboard=true needs TensorBoard: pip install -e .[tensorboard]") from error
-    return SummaryWriter(folder / "tensorboard", purge_step=purge_step)
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+        return None
+    return record if record["kind"] != "round" or type(record.get("round")) is int else None
 
 
 def format_table(rows: list[tuple[str, str]], title: str) -> str:

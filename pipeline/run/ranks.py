@@ -4,9 +4,11 @@ import contextlib
 import datetime
 import functools
 import os
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -14,11 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from pipeline.run.errors import RankError
+from pipeline.run import pulse
+from pipeline.run.errors import RankError, Stopped
+from pipeline.run.watchdog import LONG_FACTOR, Limits
 
 T = TypeVar("T")
-# How long a rank waits for another: one may evaluate the whole graph or run METIS on it.
-TIMEOUT = datetime.timedelta(hours=2)
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,14 @@ class Ranks:
     def sum_(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over the ranks, the same bits on each."""
         if self.num_ranks > 1:
-            with _time_to_explain():
+            with _together():
                 dist.all_reduce(tensor)
+
+    def max_(self, tensor: Tensor) -> None:
+        """Replace a tensor by its largest values over the ranks."""
+        if self.num_ranks > 1:
+            with _together():
+                dist.all_reduce(tensor, dist.ReduceOp.MAX)
 
     def wait(self) -> None:
         """Go on when all ranks have come here."""
@@ -56,7 +64,7 @@ class Ranks:
         if self.num_ranks == 1:
             return value
         values = [value]
-        with _time_to_explain():
+        with _together():
             dist.broadcast_object_list(values)
         return values[0]
 
@@ -79,7 +87,7 @@ class Ranks:
             return
         mine = torch.frombuffer(bytearray.fromhex(sha256), dtype=torch.int64)
         everyones = [torch.empty_like(mine) for _ in range(self.num_ranks)]
-        with _time_to_explain():
+        with _together():
             dist.all_gather(everyones, mine)
         differing = [rank for rank, theirs in enumerate(everyones) if not torch.equal(theirs, everyones[0])]
         if differing:
@@ -88,12 +96,23 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def _time_to_explain() -> Iterator[None]:
-    """If another rank has gone away, leave it the time to say why: it ends the run, and with it this rank."""
+def _together() -> Iterator[None]:
+    """Wait for the other ranks. If one has gone away, leave it the time to say why: it ends the run, and this rank.
+
+    Raises:
+        Stopped: it was silent for too long.
+    """
     try:
-        yield
-    except RuntimeError:
-        time.sleep(5)
+        with pulse.waiting():
+            yield
+    except RuntimeError as error:
+        if "timed out" in str(error).lower():
+            raise Stopped(0, "the ranks of other machines were silent for longer than parallel.timeout") from error
+        board, end = pulse.board(), time.monotonic() + 5
+        while time.monotonic() < end:
+            if board is not None and (verdict := board.verdict) is not None:
+                raise Stopped(verdict["signum"], verdict["message"]) from None
+            time.sleep(0.05)
         raise
 
 
@@ -134,14 +153,35 @@ def agree(key: str, value: str) -> str:
     return _store().get(key).decode()
 
 
-def join(device: torch.device) -> None:
-    """Meet the other ranks."""
+def share_board(ranks: Ranks) -> pulse.Board:
+    """Open the board on which the ranks of this machine, started by others, give their signs of life.
+
+    Its first rank makes it, and tells the others where it is.
+    """
+    if ranks.num_local == 1:
+        return pulse.Board.create(1)
+    key = f"board of {socket.gethostname()}"
+    if ranks.local_rank == 0:
+        board = pulse.Board.create(ranks.num_local)
+        _store().set(key, str(board.folder))
+        return board
+    return pulse.Board(Path(_store().get(key).decode()))
+
+
+def join(device: torch.device, timeout: float = Limits.timeout) -> None:
+    """Meet the other ranks.
+
+    Args:
+        timeout: see :class:`pipeline.run.watchdog.Limits`. A rank waits for those of other machines as long as their
+            watchdogs leave them in a long phase; those of its own machine a watchdog ends first.
+    """
     ranks = from_environment()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=TIMEOUT, store=_store(), rank=ranks.rank, world_size=ranks.num_ranks)
+        longest = datetime.timedelta(seconds=timeout * LONG_FACTOR)
+        dist.init_process_group(backend, timeout=longest, store=_store(), rank=ranks.rank, world_size=ranks.num_ranks)
 
 
 def leave() -> None:

@@ -5,16 +5,17 @@ trained.
 import logging
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
-from pipeline.run import checkpoint
+from pipeline.run import checkpoint, pulse
 from pipeline.run.errors import Stopped
 from pipeline.run.log import RunLog
 from pipeline.run.ranks import Ranks
 from pipeline.run.stop import StopRequest
+from pipeline.run.tracker import Tracker
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,33 @@ class Trainer(Protocol):
     def restart_round(self) -> None: ...
 
 
+def check_settings(folder: Path, saved: dict, settings: dict[str, Any]) -> None:
+    """Compare the settings that a checkpoint was trained with and those of now.
+
+    Args:
+        saved: the checkpoint; one of before settings were saved has none.
+
+    Raises:
+        ValueError: the message names those that differ.
+    """
+    trained = saved.get("settings", {})
+    if edited := [f"{name}: {trained[name]} -> {value}" for name, value in settings.items()
+                  if name in trained and trained[name] != value]:
+        raise ValueError(f"{folder / 'config.yaml'} is not what this run was trained with ({'; '.join(edited)}): put "
+                         "the old values back, or start a new run")
+
+
+def check_data(folder: Path, saved: dict, data_hash: str | None) -> None:
+    """Compare the dataset that a checkpoint was trained on and that of now.
+
+    Raises:
+        ValueError: it is another one.
+    """
+    if saved.get("data_hash") != data_hash:
+        raise ValueError(f"{folder}: the dataset is not the one that this run was started with: restore it, or "
+                         "start a new run")
+
+
 @dataclass
 class Result:
     """What a run achieved.
@@ -97,30 +125,33 @@ class Session:
     Args:
         folder: the run directory, which exists; rank 0 writes to it.
         data_hash: of what is trained on; a checkpoint of other data is refused.
+        settings: what the numbers depend on; a checkpoint of other settings is refused.
         patience: evaluations without a better validation metric before the run ends; 0 for never.
         check_every: steps between two checks that all ranks have the same weights.
         allow_rescale: whether a checkpoint of another number of ranks may be resumed.
-        tensorboard: write event files as well.
+        open_tracker: opens what the rounds are recorded by as well, see :class:`pipeline.run.log.RunLog`.
         stop: asks for an end after the step in hand.
     """
 
-    def __init__(self, folder: Path, *, data_hash: str | None = None, patience: int = 0, check_every: int = 100,
-                 allow_rescale: bool = False, tensorboard: bool = False, ranks: Ranks = Ranks(),
+    def __init__(self, folder: Path, *, data_hash: str | None = None, settings: dict[str, Any] | None = None,
+                 patience: int = 0, check_every: int = 100, allow_rescale: bool = False,
+                 open_tracker: Callable[..., Tracker] | None = None, ranks: Ranks = Ranks(),
                  stop: StopRequest | None = None):
         self.folder, self.ranks = folder, ranks
-        self._data_hash, self._patience, self._check_every = data_hash, patience, check_every
-        self._allow_rescale, self._tensorboard = allow_rescale, tensorboard
+        self._origin: dict[str, Any] = {"data_hash": data_hash, "settings": settings or {}}
+        self._patience, self._check_every = patience, check_every
+        self._allow_rescale, self._open_tracker = allow_rescale, open_tracker
         self._stop = stop or StopRequest()
         self._stop_agreed = False
         self._run_log: RunLog | None = None
-        self._began = 0.0
+        self._began = self._trained = 0.0
 
     def __enter__(self) -> "Session":
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, kind, *exc) -> None:
         if self._run_log is not None:
-            self._run_log.close()
+            self._run_log.close("finished" if kind is None else "stopped" if kind is Stopped else "failed")
 
     @property
     def _checkpoints(self) -> Path:
@@ -130,7 +161,9 @@ class Session:
         """Load the last checkpoint, if there is one, and open the log.
 
         Raises:
-            ValueError: the checkpoint is of another dataset or number of ranks, or none is whole.
+            ValueError: the checkpoint is of another dataset, other settings or another number of ranks, or none is
+                whole.
+            FileError: a checkpoint cannot be read; it is left alone.
         """
         self._checkpoints.mkdir(exist_ok=True)
         with self.ranks.first_then_others():  # the first repairs what is damaged
@@ -141,10 +174,11 @@ class Session:
         self._began = time.perf_counter() - progress.wall_seconds
         self._assert_same_weights(trainer)
         self._run_log = RunLog(self.folder if self.ranks.is_first else None, metric=trainer.metric,
-                               first_round=progress.round, tensorboard=self._tensorboard)
+                               first_round=progress.round, open_tracker=self._open_tracker)
         for kind, values in trainer.describe().items():
             self._run_log.record(kind, **values)
         self._start_bar(trainer)
+        self._stop.defer()
 
     def _load(self, trainer: Trainer, saved: dict) -> None:
         if saved.get("format") != FORMAT:
@@ -156,9 +190,8 @@ class Session:
                              "their number decides on the partitions and the learning rate. "
                              "resume_allow_rescale=true goes on from the checkpoint with the learning rate of the new "
                              "number")
-        if saved["data_hash"] != self._data_hash:
-            raise ValueError(f"{self.folder}: the dataset is not the one that this run was started with; restore it, "
-                             "or start a new run")
+        check_settings(self.folder, saved, self._origin["settings"])
+        check_data(self.folder, saved, self._origin["data_hash"])
         trainer.load(saved)
         progress = trainer.progress
         if not same_ranks and progress.step_in_round:
@@ -185,11 +218,25 @@ class Session:
             Stopped: the checkpoint is saved.
         """
         self._run_log.advance()
+        if step.is_last:
+            self._run_log.end_bar()
+            self._trained = time.perf_counter()
         if step.number % self._check_every == 0:
             self._assert_same_weights(trainer)
         self._stop_agreed = step.stop
         if step.stop and not step.is_last:
             self._leave(trainer)
+
+    def evaluate(self, trainer: Trainer) -> dict[str, float] | None:
+        """Let the trainer evaluate; asked to leave meanwhile, save a checkpoint from which it is done again.
+
+        Raises:
+            Stopped: the checkpoint is saved.
+        """
+        try:
+            return trainer.evaluate()
+        except Stopped:
+            return self._leave(trainer)
 
     def close_round(self, trainer: Trainer, scores: dict[str, float] | None) -> None:
         """Record a round, and after an evaluation remember the best one and save a checkpoint.
@@ -199,7 +246,7 @@ class Session:
             Stopped: the checkpoint is saved.
         """
         progress, number = trainer.progress, trainer.progress.round - 1
-        self._run_log.end_bar()
+        evaluated = None if scores is None else time.perf_counter() - self._trained
         if scores is not None:
             self._assert_same_weights(trainer)
             progress.num_worse += 1
@@ -208,14 +255,15 @@ class Session:
                 if self.ranks.is_first:
                     checkpoint.save(self._checkpoints / "best.pt", {
                         "model": trainer.weights(), "round": number, "epoch": progress.epochs, "scores": scores,
-                        "data_hash": self._data_hash})
+                        **self._origin})
         numbers = trainer.round_numbers()
         self._run_log.record("round", round=number, epochs=progress.epochs, step=progress.step, **numbers,
+                             **({} if scores is None else {"evaluation_seconds": evaluated}),
                              wall_seconds=time.perf_counter() - self._began, **(scores or {}))
         synced = numbers["sync_seconds"] / numbers["seconds"] if self.ranks.num_ranks > 1 else None
         self._run_log.epoch_line(epoch=progress.epochs, num_epochs=trainer.num_epochs, loss=numbers["loss"],
-                                 seconds=numbers["seconds"], hidden=numbers["hidden"], synced=synced, scores=scores,
-                                 is_best=progress.best_epoch == progress.epochs)
+                                 seconds=numbers["seconds"], evaluation_seconds=evaluated, hidden=numbers["hidden"],
+                                 synced=synced, scores=scores, is_best=progress.best_epoch == progress.epochs)
         # After the record: a resumed run drops the records behind its checkpoint, and could not add one.
         if scores is not None:
             self._save(trainer)
@@ -233,7 +281,8 @@ class Session:
 
     def _start_bar(self, trainer: Trainer) -> None:
         if trainer.progress.round < trainer.num_rounds:
-            self._run_log.start_bar(trainer.num_steps, trainer.progress.step_in_round)
+            self._run_log.start_bar(trainer.num_steps, initial=trainer.progress.step_in_round,
+                                    epoch=trainer.progress.epochs, num_epochs=trainer.num_epochs)
 
     def _assert_same_weights(self, trainer: Trainer) -> None:
         if self.ranks.num_ranks > 1:
@@ -241,12 +290,13 @@ class Session:
 
     def _save(self, trainer: Trainer) -> None:
         if self.ranks.is_first:
+            pulse.beat("saving")
             trainer.progress.wall_seconds = time.perf_counter() - self._began
             checkpoint.save_last(self._checkpoints, {
                 **trainer.state(), "format": FORMAT, "round": trainer.progress.round, "num_ranks": self.ranks.num_ranks,
-                "data_hash": self._data_hash, "arithmetic": trainer.arithmetic})
+                "arithmetic": trainer.arithmetic, **self._origin})
 
-    def _leave(self, trainer: Trainer) -> None:
+    def _leave(self, trainer: Trainer) -> NoReturn:
         self._save(trainer)
         self.ranks.wait()  # who starts the ranks may end them all when the first of them has ended
         raise Stopped(self._stop.signum or signal.SIGTERM)

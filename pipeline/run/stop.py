@@ -5,25 +5,30 @@ import multiprocessing
 import signal
 import threading
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+from pipeline.run.errors import Stopped
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 
 class StopRequest:
-    """Notes a SIGTERM, SIGUSR1 or SIGUSR2 instead of dying from it, while used in a ``with`` statement.
+    """Notes a SIGTERM, SIGUSR1, SIGUSR2 or SIGINT (Ctrl-C), while used in a ``with`` statement.
 
-    Child processes that are handed the object see what their parent was told.
+    Before :meth:`defer` there is nothing to save, and a signal raises :class:`Stopped` at once. After it the work in
+    hand is ended first. A second Ctrl-C ends the process at once. Child processes that are handed the object see what
+    their parent was told.
     """
 
     def __init__(self) -> None:
         # Not locked: a signal may arrive while the lock is held.
         self._signum = multiprocessing.get_context("spawn").RawValue(ctypes.c_int, 0)
         self._before: dict = {}
+        self._deferred = False
 
     def __getstate__(self):
         return self._signum
 
     def __setstate__(self, signum):
-        self._signum, self._before = signum, {}
+        self._signum, self._before, self._deferred = signum, {}, True
 
     @property
     def signum(self) -> int:
@@ -32,12 +37,31 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            self._before = {signum: signal.signal(signum, self._note) for signum in STOP_SIGNALS}
+            # In the background of a script Ctrl-C is ignored, and means another process.
+            self._before = {signum: signal.signal(signum, self._note) for signum in STOP_SIGNALS
+                            if signum != signal.SIGINT or signal.getsignal(signum) != signal.SIG_IGN}
         return self
 
     def __exit__(self, *exc) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
 
+    def defer(self) -> None:
+        """From now on only note what is asked: there is something to save, and who looks at :attr:`signum` saves it."""
+        self._deferred = True
+
+    def check(self) -> None:
+        """Leave if it was asked for.
+
+        Raises:
+            Stopped: it was.
+        """
+        if self.signum:
+            raise Stopped(self.signum)
+
     def _note(self, signum: int, frame) -> None:
         self._signum.value = signum
+        if signum == signal.SIGINT:
+            signal.signal(signum, signal.SIG_DFL)
+        if not self._deferred:
+            raise Stopped(signum)

@@ -2,27 +2,25 @@
 
 import contextlib
 import dataclasses
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pipeline.graph.partition import measure_partition
+from pipeline.graph.partition import Partition
 from pipeline.loaders.background import BackgroundRounds
-from pipeline.loaders.cluster import ClusterLoader
+from pipeline.run import pulse
 from pipeline.run.ranks import Ranks
 from pipeline.run.seeds import seed_torch
 from pipeline.run.stop import StopRequest
 from pipeline.run.sync import Agreement, GradientSync
-from pipeline.schedule import Schedule
+from pipeline.schedule import Schedule, Share
 from pipeline.tasks.node import NodeTask
-
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -35,6 +33,7 @@ class Progress:
         step: optimizer steps in all.
         step_in_round: optimizer steps in the round that has begun.
         loss_sum, loss_count: loss and number of labels, summed over these.
+        lr, grad_norm: learning rate of the last of them, and norm of its gradient.
         best_epoch: passes over the graph at the best validation metric so far.
         best_scores: metrics of each split after it.
         num_worse: evaluations since then.
@@ -47,6 +46,8 @@ class Progress:
     step_in_round: int = 0
     loss_sum: float = 0.0
     loss_count: float = 0.0
+    lr: float = 0.0
+    grad_norm: float = 0.0
     best_epoch: int | None = None
     best_scores: dict[str, float] = field(default_factory=dict)
     num_worse: int = 0
@@ -72,6 +73,25 @@ class Step:
     stop: bool
 
 
+class Loader(Protocol):
+    """What a trainer needs of a loader: batches that are a pure function of the seed, the round and the share.
+
+    `prepare` leaves what other processes of the machine will find, before any of them needs it; `draw` draws what a
+    share is a part of, the same for all ranks that share it; `measure` says in the log what was drawn, and returns a
+    record of it under its kind.
+    """
+
+    data: Data
+    device: torch.device
+
+    @property
+    def num_batches(self) -> int: ...
+    def prepare(self) -> None: ...
+    def draw(self, round_: int, share: Share) -> Any: ...
+    def measure(self, drawn: Any, seconds: float) -> dict[str, dict]: ...
+    def batches(self, round_: int, share: Share) -> Iterator[Data]: ...
+
+
 class GNNTrainer:
     """Trains a model on the batches of a loader; a rank of several does so together with the others.
 
@@ -91,10 +111,10 @@ class GNNTrainer:
         stop: looked at in every step.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, task: NodeTask, loader: ClusterLoader,
-                 schedule: Schedule, predict_all: Callable[[int], Tensor], *, device: torch.device,
-                 precision: str = "fp32", clip_grad_norm: float = 0.0, seed: int = 0, prefetch: int = 2,
-                 kernel: str = "", ranks: Ranks = Ranks(), stop: StopRequest | None = None):
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, task: NodeTask,
+                 loader: Loader, schedule: Schedule, predict_all: Callable[[int], Tensor], *,
+                 device: torch.device, precision: str = "fp32", clip_grad_norm: float = 0.0, seed: int = 0,
+                 prefetch: int = 2, kernel: str = "", ranks: Ranks = Ranks(), stop: StopRequest | None = None):
         self.model, self.optimizer, self.task, self.loader, self.schedule = model, optimizer, task, loader, schedule
         self.device, self.kernel, self.metric = device, kernel, task.metric
         self.progress = Progress()
@@ -104,7 +124,6 @@ class GNNTrainer:
         self._background: BackgroundRounds | None = None
         self._exit = contextlib.ExitStack()
         self._round_numbers: dict[str, float] = {}
-        self._epochs_before = 0
 
     def __enter__(self) -> "GNNTrainer":
         return self
@@ -139,27 +158,26 @@ class GNNTrainer:
         return f"{self.device.type}, {torch.get_num_threads()} threads, {self.kernel}"
 
     def steps(self) -> Iterator[Step]:
-        """Train on the rest of this round; :meth:`state` is whole after each step."""
+        """Train on the rest of this round; :meth:`state` is whole after each step. :meth:`evaluate` closes it."""
         progress, schedule = self.progress, self.schedule
         start, self._sync.seconds = time.perf_counter(), 0.0
         background = self._background_rounds()
         self.model.train()
         for batch in _padded(background.batches(progress.round), schedule.num_steps - progress.step_in_round):
-            lr = schedule.learning_rate(progress.step, progress.epochs)
-            agreed, norm = self._step(batch, lr)
+            pulse.beat(f"step {progress.step_in_round + 1} of round {progress.round + 1}")
+            progress.lr = schedule.learning_rate(progress.step, progress.epochs, progress.step_in_round)
+            agreed, norm = self._step(batch, progress.lr)
             progress.step += 1
             progress.step_in_round += 1
             progress.loss_sum += agreed.loss_sum
             progress.loss_count += agreed.count
+            progress.grad_norm = float(norm)
             yield Step(progress.step, progress.step_in_round == schedule.num_steps, agreed.stop)
 
         self._round_numbers = {
-            "loss": progress.mean_loss, "lr": lr, "grad_norm": float(norm), "seconds": time.perf_counter() - start,
-            "hidden": background.hidden, "draw_seconds": background.busy_seconds, "sync_seconds": self._sync.seconds}
-        self._epochs_before = progress.epochs
-        progress.epochs += schedule.epochs_of_round(progress.epochs)
-        progress.round += 1
-        progress.step_in_round, progress.loss_sum, progress.loss_count = 0, 0.0, 0.0
+            "loss": progress.mean_loss, "lr": progress.lr, "grad_norm": progress.grad_norm,
+            "seconds": time.perf_counter() - start, "hidden": background.hidden,
+            "draw_seconds": background.busy_seconds, "sync_seconds": self._sync.seconds}
 
     def _step(self, batch: Data | None, lr: float) -> tuple[Agreement, Tensor]:
         """Take one step; a rank without a batch takes part with a weight of zero."""
@@ -190,25 +208,42 @@ class GNNTrainer:
         return agreed, norm
 
     def evaluate(self) -> dict[str, float] | None:
-        """Predict every row and compute the metric of each split, the same on all ranks; none if it is not due."""
-        if not self.schedule.is_evaluation_due(self._epochs_before, self.progress.epochs):
-            return None
-        rows = self._predict_all(self.progress.round - 1)
-        return self._ranks.broadcast(self.task.scores(self.model, rows) if self._ranks.is_first else None)
+        """Predict every row and compute the metric of each split, the same on all ranks; none if it is not due.
+
+        Raises:
+            Stopped: a rank was asked to stop, and the round is as open as after its last step.
+        """
+        progress, scores = self.progress, None
+        epochs = progress.epochs + self.schedule.epochs_of_round(progress.epochs)
+        if self.schedule.is_evaluation_due(progress.epochs, epochs):
+            pulse.beat(f"evaluating round {progress.round + 1}")
+            rows = self._predict_all(progress.round)
+            scores = self._ranks.broadcast(self.task.scores(self.model, rows) if self._ranks.is_first else None)
+        progress.epochs, progress.round = epochs, progress.round + 1
+        progress.step_in_round, progress.loss_sum, progress.loss_count = 0, 0.0, 0.0
+        return scores
 
     def describe(self) -> dict[str, dict]:
-        """Draw the next partition, measure it and say so: records for who writes them down."""
+        """Measure what the next round draws and say so: records for who writes them down."""
         start = time.perf_counter()
+        pulse.beat("drawing the first partition", pulse.State.LONG)
         with self._ranks.first_then_others():  # METIS leaves its cut in the cache
-            partition = self.loader.draw(self.progress.round, self.schedule.share(self.progress.epochs))
+            drawn = self.loader.draw(self.progress.round, self.schedule.share(self.progress.epochs))
+        self._check_sizes(drawn)
         if not self._ranks.is_first:
             return {}
-        quality = measure_partition(self.loader.data.edge_index, partition, time.perf_counter() - start)
-        log.info("partition: %s, %s", self.loader.partition_name, quality)
-        return {"partition": {
-            "name": self.loader.partition_name, "metric": self.metric, "round": self.progress.round,
-            "sizes": quality.sizes, "kept_edges": quality.kept_edges, "num_edges": quality.num_edges,
-            "cut": quality.cut, "imbalance": quality.imbalance, "seconds": quality.seconds}}
+        records = self.loader.measure(drawn, time.perf_counter() - start)
+        return {kind: {"metric": self.metric, "round": self.progress.round, **values}
+                for kind, values in records.items()}
+
+    def _check_sizes(self, partition: Any) -> None:
+        if not isinstance(partition, Partition):
+            return
+        smallest = int(partition.ptr.diff().min())
+        if smallest < 2 and any(isinstance(module, torch.nn.BatchNorm1d) for module in self.model.modules()):
+            raise ValueError(f"{partition.num_parts:,} batches of {partition.perm.numel():,} nodes: the smallest has "
+                             f"{smallest}, and batch norm needs two nodes to train. Lower partition.num_parts, or "
+                             "raise partition.clusters_per_step")
 
     def round_numbers(self) -> dict[str, float]:
         """Return what the round that has just ended is remembered by: loss, lr, grad_norm, and seconds of its
@@ -252,7 +287,7 @@ class GNNTrainer:
         if self._ranks.num_ranks > 1:
             where += f", of rank {', '.join(map(str, agreed.broken))}"
         elif batch is not None:
-            where += f", cluster {batch.cluster + 1} ({batch.num_nodes:,} nodes)"
+            where += f", batch {batch.cluster + 1} ({batch.num_nodes:,} nodes)"
         return FloatingPointError(f"{what} is {float(value)} in {where}; the weights have not moved. Try a lower "
                                   "train.lr, train.clip_grad_norm or train.precision=fp32.")
 

@@ -4,13 +4,19 @@ Each measurement is one CSV row on standard output; what happens meanwhile goes 
 """
 
 import argparse
+import sys
 
+from pipeline.arguments import Parser, positive
+from pipeline.run.errors import one_line
 from scripts.bench.aggregate import bench_aggregate
+from scripts.bench.depth import bench_depth
 from scripts.bench.inference import bench_inference
 from scripts.bench.layer import bench_layer
 from scripts.bench.partition import bench_partition
 from scripts.bench.ranks import bench_memory, bench_ranks
+from scripts.bench.sampling import bench_sampling
 from scripts.bench.scale import bench_scale
+from scripts.bench.steady import bench_steady
 from scripts.bench.step import bench_step
 
 CLUSTER = {"num_nodes": 13_253, "num_edges": 791_225}  # what a random cluster out of 10 keeps of ogbn-proteins
@@ -19,20 +25,23 @@ PRODUCTS = {"num_nodes": 2_449_029, "num_edges": 123_718_280}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m scripts.bench", description=__doc__,
+    parser = Parser(prog="python -m scripts.bench", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     benches = parser.add_subparsers(dest="bench", required=True)
 
     def add(function, about: str, sizes: dict, **numbers: int) -> argparse.ArgumentParser:
         bench = benches.add_parser(function.__name__.removeprefix("bench_"), help=about, description=about)
         for name, default in {**sizes, **numbers}.items():
-            bench.add_argument(f"--{name.replace('_', '-')}", type=int, default=default,
+            bench.add_argument(f"--{name.replace('_', '-')}", type=positive, default=default,
                                help=f"{default:,} if not given")
         bench.set_defaults(function=function)
         return bench
 
     add(bench_partition, "all batches of a random partition, beside PyG's RandomNodeLoader",
         {**PROTEINS, "num_edges": 30_000_000}, num_parts=10, repeat=5)
+    sampling = add(bench_sampling, "all batches of an epoch by neighbour sampling, beside PyG's NeighborLoader",
+                   {**PROTEINS, "num_edges": 6_000_000}, batch_size=1024, num_seeds=5_120, repeat=3)
+    sampling.add_argument("--num-neighbors", type=int, nargs="+", default=[15, 10, 5], help="15 10 5 if not given")
     add(bench_scale, "a graph of ogbn-proteins' size through all that comes before training", PROTEINS, num_parts=10)
     add(bench_aggregate, "one aggregation forward and backward, beside PyG's; the distance to the machine's limit",
         CLUSTER, repeat=3)
@@ -41,16 +50,26 @@ def main() -> None:
     layer.add_argument("--full", action="store_true", help="ogbn-proteins' whole graph, where PyG would need 74 GB")
     add(bench_step, "a whole training step of DyResGEN-112, beside the same model of PyG's modules",
         CLUSTER, pyg_layers=14, layers=112, repeat=3)
+    depth = add(bench_depth, "parameters, memory and time of a step of models of 7 to 1001 layers, beside PyG's "
+                "GroupAddRev", CLUSTER, channels=64, repeat=3)
+    depth.add_argument("--layers", type=int, nargs="+", default=[7, 28, 112, 448, 1001])
+    depth.add_argument("--models", nargs="+", default=[""], help="parts of their names; all if not given")
     add(bench_inference, "exact inference on a whole graph of ogbn-products' size", PRODUCTS, layers=14, channels=128)
     add(bench_ranks, "training steps of several ranks of one thread beside those of one rank; the share of "
         "communication", CLUSTER, layers=112, num_ranks=2, steps=3)
     add(bench_memory, "memory of a training run of several ranks that share a graph, beside that of one", PROTEINS,
         num_parts=10, layers=3, num_ranks=4)
+    steady = add(bench_steady, "memory, open files and threads of a long training run, ten epochs after ten epochs", {},
+                 epochs=200, num_ranks=1)
+    steady.add_argument("overrides", nargs="*", help="what else follows python -m pipeline.train")
     options = vars(parser.parse_args())
     del options["bench"]
     if options.pop("full", False):
         options |= PROTEINS | {"full": True}
-    options.pop("function")(**options)
+    try:
+        options.pop("function")(**options)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {one_line(error)}")
 
 
 if __name__ == "__main__":

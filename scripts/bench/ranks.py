@@ -1,7 +1,5 @@
 """Ranks on one machine: what two of them gain over one, what their gradients cost, and what memory they share."""
 
-import os
-import re
 import statistics
 import subprocess
 import sys
@@ -18,7 +16,7 @@ from pipeline.run.stop import StopRequest
 from pipeline.run.sync import GradientSync
 from scripts.bench import graphs
 from scripts.bench.measure import say, write_row
-from scripts.faults import children
+from scripts.bench.processes import watch
 
 CPU = torch.device("cpu")
 
@@ -95,26 +93,9 @@ def bench_memory(num_nodes: int, num_edges: int, num_parts: int, layers: int, nu
 def _memory_of(command: list[str], log: Path) -> tuple[float, float]:
     """The most memory of a command and its descendants, in GiB: over the run, and from the first partition on."""
     highest = training = 0.0
-    with subprocess.Popen(command, stdout=sys.stderr, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
-        while process.poll() is None:
-            gib = sum(_pss(pid) for pid in _descendants(process.pid)) / 2**20
-            highest = max(highest, gib)
-            if log.exists() and "partition: " in log.read_text():
-                training = max(training, gib)
-            time.sleep(0.2)
-    if process.returncode:
-        raise SystemExit(f"{' '.join(command)} failed")
+    for held in watch(command):
+        gib = held.pss_kib / 2**20
+        highest = max(highest, gib)
+        if log.exists() and "partition: " in log.read_text():
+            training = max(training, gib)
     return highest, training
-
-
-def _descendants(pid: int) -> list[int]:
-    """A process and all that came of it."""
-    return [pid] + [descendant for child, _ in children(pid) for descendant in _descendants(child)]
-
-
-def _pss(pid: int) -> int:
-    """Proportional set size in KiB; 0 of a process that has just ended."""
-    try:
-        return int(re.search(r"Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text())[1])
-    except (OSError, TypeError):
-        return 0

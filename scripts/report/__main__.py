@@ -4,44 +4,63 @@ Several runs are compared with the first. A directory of a sweep stands for all 
 seeds alone give mean, standard deviation and what OGB's leaderboard asks for.
 """
 
-import argparse
 import sys
+from argparse import Namespace
 from pathlib import Path
 
-from pipeline.run.files import write_atomically
-from scripts.report import figures, find_runs, page
+from pipeline.arguments import Parser, check_output
+from scripts.report import figures, find_runs
 from scripts.report.runs import AXES
 from scripts.report.sweep import summary_of_sweep
+from scripts.report.watch import choose_output, watch, write_page
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m scripts.report", description=__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run directories, or directories of sweeps")
-    parser.add_argument("--out", type=Path, help="the page; report.html in the first directory if not given")
-    parser.add_argument("--figure", type=Path, metavar="PATH",
-                        help="also write the overlaid curves alone, as .svg or .png")
-    parser.add_argument("--against", nargs="+", choices=AXES, metavar="AXIS", default=list(AXES),
-                        help=f"columns of that figure, of {', '.join(AXES)}; all if not given")
-    options = parser.parse_args()
-    out = options.out or options.runs[0] / "report.html"
+    options = _options()
+    output = options.output or choose_output(options.runs)
     try:
+        for name, path in (("--output", options.output), ("--figure", options.figure)):
+            if path is not None:
+                check_output(name, path)
+        if options.watch:
+            sys.exit(watch(options.runs, output, options.every))
         runs, left_out = find_runs(options.runs)
         text, warnings = summary_of_sweep(runs, left_out) if len(runs) > 1 or left_out else ("", [])
-        for line in warnings:
+        for line in warnings + [f"{run.folder}: {problem}" for run in runs for problem in run.problems]:
             print(line, file=sys.stderr)
         if text:
             print(text, end="\n\n")
-        document = page(runs, left_out)
-        write_atomically(out, lambda file: file.write(document.encode()))
+        write_page(output, runs, left_out)
         if options.figure is not None:
             figures.save(figures.overlay(runs, options.against)[0], options.figure)
     except ImportError as error:
-        sys.exit(f"error: the report draws with matplotlib ({error}): pip install -e .[report]")
+        sys.exit(f"error: the report draws with Plotly and matplotlib ({error}): pip install -e .[report]")
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     if options.figure is not None:
         print(options.figure)
-    print(out)
+    print(output)
+
+
+def _options() -> Namespace:
+    parser = Parser(prog="python -m scripts.report", description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run directories, or directories of sweeps")
+    parser.add_argument("--output", type=Path, metavar="FILE",
+                        help="the page; report.html in the directory if not given, in the first of several a name of "
+                             "their own")
+    parser.add_argument("--watch", action="store_true", help="write the page again and again until the runs have ended")
+    parser.add_argument("--every", type=float, default=10.0, metavar="SECONDS",
+                        help="between two pages of --watch; 10")
+    parser.add_argument("--figure", type=Path, metavar="FILE",
+                        help="also write the overlaid curves alone, as .svg or .png")
+    parser.add_argument("--against", nargs="+", choices=AXES, metavar="AXIS", default=list(AXES),
+                        help=f"columns of that figure, of {', '.join(AXES)}; all if not given")
+    options = parser.parse_args()
+    if not options.every >= 1:
+        parser.error("--every must be at least 1 second")
+    if options.watch and options.figure:
+        parser.error("--watch writes the page only: leave out --figure")
+    return options
 
 
 if __name__ == "__main__":

@@ -1,29 +1,14 @@
-"""Figures as matplotlib draws them; as SVG for the page."""
+"""A figure for a README or a paper, which no browser draws: the overlaid curves of several runs, by matplotlib."""
 
-import io
 import statistics
 from pathlib import Path
 
 from scripts.report.runs import AXES, Run, comparable, groups, qualities
+from scripts.report.words import metric_name
 
 # Okabe and Ito's colours, which colour-blind readers tell apart, without the yellow that white paper swallows.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 MAX_GROUPS = 2 * len(COLOURS)
-
-
-def curves(run: Run, keys: list[str], label: str):
-    """One run's loss or metrics against epochs and wall time."""
-    figure, axes = _figure(1, 2)
-    for axis, x_key in zip(axes[0], ("epochs", "wall_seconds")):
-        for key, colour in zip(keys, COLOURS):
-            points = _points(run, x_key, key)
-            if points:
-                axis.plot(*zip(*points), color=colour, linewidth=1.4, label=key,
-                          marker="." if len(points) < 3 else None)
-        axis.set(xlabel=AXES[x_key], ylabel=label)
-        if len(keys) > 1 and axis.get_legend_handles_labels()[0]:
-            axis.legend(frameon=False, fontsize=9)
-    return figure
 
 
 def overlay(runs: list[Run], against: list[str] | None = None, keys: tuple[str, ...] = ("loss", "valid")):
@@ -31,11 +16,11 @@ def overlay(runs: list[Run], against: list[str] | None = None, keys: tuple[str, 
 
     Runs that differ in their seeds alone share a colour. Axes are logarithmic: a run that gets to the same quality k
     times sooner lies the same distance to the left everywhere. A ring shows where a run first reaches the quality at
-    which runs are compared.
+    which runs are compared. Runs of another metric have rows of their own.
 
     Args:
         against: columns, some keys of AXES; all if not given.
-        keys: rows.
+        keys: rows of each metric.
 
     Returns:
         The figure and the number of settings left out because nobody could tell so many lines apart.
@@ -43,11 +28,12 @@ def overlay(runs: list[Run], against: list[str] | None = None, keys: tuple[str, 
     against = against or list(AXES)
     shown, hidden = _shown(groups(runs))
     quality = min(qualities(runs), default=None) if comparable(runs) and len(shown) > 1 else None
-    figure, axes = _figure(len(keys), len(against), width=4.0, height=2.7)
-    names = {"loss": "training loss", "valid": f"validation {runs[0].metric}", "test": f"test {runs[0].metric}"}
-    for row, key in zip(axes, keys):
+    rows = [(metric, key) for metric in dict.fromkeys(run.metric for run in runs) for key in keys]
+    figure, axes = _figure(len(rows), len(against))
+    for row, (metric, key) in zip(axes, rows):
         for axis, x_key in zip(row, against):
             for i, (_, members) in enumerate(shown):
+                members = [run for run in members if run.metric == metric]
                 style = dict(color=COLOURS[i % len(COLOURS)], linestyle="-" if i < len(COLOURS) else "--",
                              linewidth=1.4, alpha=1 if len(members) == 1 else 0.6)
                 for run in members:
@@ -60,8 +46,10 @@ def overlay(runs: list[Run], against: list[str] | None = None, keys: tuple[str, 
             if key == "valid" and quality is not None:
                 axis.axhline(quality, color="#999999", linewidth=0.8, linestyle=":", zorder=0)
             if key != "loss":
-                axis.set_ylim(_bottom(runs, key), None)
-        row[0].set_ylabel(names[key])
+                axis.set_ylim(_bottom([run for run in runs if run.metric == metric], key), None)
+        name = {"valid": "validation ", "test": "test "}.get(key, "")
+        of = f" ({metric_name(metric)})" if len(rows) > len(keys) else ""
+        row[0].set_ylabel(f"{name}{metric_name(metric)}" if name else f"training loss{of}")
     for column, x_key in enumerate(against):
         shared = x_key == "wall_seconds" and any(run.shares_cores for run in runs)
         axes[-1, column].set_xlabel(AXES[x_key] + (", ranks share cores" if shared else ""))
@@ -70,57 +58,24 @@ def overlay(runs: list[Run], against: list[str] | None = None, keys: tuple[str, 
     return figure, hidden
 
 
-def partition(part: dict):
-    """Nodes and kept edges of each cluster."""
-    figure, axes = _figure(1, 2)
-    index = range(1, len(part["sizes"]) + 1)
-    for axis, key, label in zip(axes[0], ("sizes", "kept_edges"), ("nodes", "edges kept within the cluster")):
-        axis.bar(index, part[key], width=0.8 if len(index) < 100 else 1.0, color=COLOURS[0])
-        axis.set(xlabel="cluster", ylabel=label)
-        axis.xaxis.get_major_locator().set_params(integer=True)
-    return figure
-
-
-def components(largest: list[dict]):
-    """Sizes of the largest components."""
-    figure, axes = _figure(1, 1)
-    axis = axes[0, 0]
-    axis.bar(range(1, len(largest) + 1), [c["num_nodes"] for c in largest], color=COLOURS[0])
-    axis.set(xlabel=f"component, the {len(largest):,} largest" if len(largest) > 1 else "component", ylabel="nodes",
-             yscale="log")
-    axis.xaxis.get_major_locator().set_params(integer=True)
-    return figure
-
-
-def svg(figure) -> str:
-    """The figure as an element of a page."""
-    buffer = io.StringIO()
-    _save(figure, buffer, "svg")
-    text = buffer.getvalue()
-    return text[text.index("<svg"):]
-
-
 def save(figure, path: Path) -> None:
     """Write the figure to a file.
 
     Raises:
         ValueError: matplotlib does not write the format that the name ends in.
     """
-    _save(figure, path, path.suffix.removeprefix(".") or "svg")
-
-
-def _save(figure, target, format: str) -> None:
     import matplotlib
 
+    format = path.suffix.removeprefix(".") or "svg"
     # Without the date and with fixed names of its parts, equal runs give equal figures.
     with matplotlib.rc_context({"svg.hashsalt": "report"}):
-        figure.savefig(target, format=format, dpi=150, metadata={"Date": None} if format == "svg" else None)
+        figure.savefig(path, format=format, dpi=150, metadata={"Date": None} if format == "svg" else None)
 
 
-def _figure(rows: int, columns: int, *, width: float = 5.2, height: float = 3.3):
+def _figure(rows: int, columns: int):
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    figure = Figure(figsize=(4.0 * columns, 2.7 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharex="col")
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)

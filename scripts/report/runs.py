@@ -1,14 +1,19 @@
 """Run directories: what they hold, what differs between them, and when each reached a quality."""
 
-import json
+import functools
+import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from pipeline.config import keys_without_effect
+from pipeline.run import files
 from pipeline.run.log import read_records
+from scripts.report.states import State, is_going_on, last_error, state_of
+from scripts.report.words import setting
 
 # Keys that say where things lie, not what is computed; how long a run trained is told.
 NO_SETTING = keys_without_effect() - {"train.epochs"}
@@ -17,25 +22,69 @@ SECONDARY = ("name", "train.epochs", "train.eval_every")
 # The parallel settings, which the summary knows best; runs of before have none of them.
 RANKS, MODE, SCALING = "num_ranks", "parallel", "lr_scaling"
 AXES = {"step": "steps of each rank", "epochs": "epochs (passes over the graph, all ranks)",
-        "wall_seconds": "wall time [s]"}
+        "wall_seconds": "wall time (s)"}
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_number, value))
+
+
+def _are_components(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) and all(map(_is_number, item.values()))
+                                           and "num_nodes" in item for item in value)
+
+
+# What the pages count with or show of each record; of a summary any may be missing.
+CONTENT: dict[str, dict[Callable[[object], bool], tuple[str, ...]]] = {
+    "summary.json": {_is_number: ("best_epoch", "best_valid", "test", "train", "num_parameters", "data_epochs",
+                                  "wall_seconds", "peak_memory_bytes", "num_ranks", "seed"),
+                     _is_text: ("experiment", "metric", "parallel", "lr_scaling", "kernel", "weights_sha256",
+                                "hardware", "command"),
+                     lambda value: isinstance(value, dict): ("versions",)},
+    "components.json": {_is_number: ("num_components", "num_single_nodes"), _are_components: ("largest",)},
+    "metrics.jsonl": {_is_number: ("round", "num_edges", "cut", "imbalance", "seconds"), _is_text: ("name", "metric"),
+                      _are_numbers: ("sizes", "kept_edges")},
+    "sampling": {_is_number: ("num_batches", "num_seeds", "mean_nodes", "mean_edges", "seconds"),
+                 _is_text: ("name", "metric"), _are_numbers: ("num_neighbors",)},
+}
 
 
 @dataclass
 class Run:
-    """What a run directory tells; a run that has not ended yet has no summary."""
+    """What a run directory tells.
+
+    Attributes:
+        rounds: the records of the rounds; of each, the values that are finite numbers.
+        partition: the first partition that the run trained on.
+        sampling: what the first batches of sampled neighbours held.
+        summary: empty while the run has not ended.
+        settings: the configuration with dotted keys, without the seed and without NO_SETTING.
+        config: the whole configuration, with dotted keys.
+        problems: what could not be read.
+    """
 
     folder: Path
     name: str
     rounds: list[dict]
     partition: dict | None
+    sampling: dict | None
     components: dict | None
     summary: dict
-    settings: dict  # the configuration with dotted keys, without the seed and without NO_SETTING
+    settings: dict
+    config: dict
     seed: int | None
+    state: State
+    problems: list[str]
 
     @property
     def metric(self) -> str:
-        return self.summary.get("metric") or (self.partition or {}).get("metric", "metric")
+        return self.summary.get("metric") or (self.partition or self.sampling or {}).get("metric", "metric")
 
     @property
     def source(self) -> dict:
@@ -48,61 +97,129 @@ class Run:
         on_cpu = "cpu" in self.summary.get("kernel", "") or re.match(r"\d+ x ", self.summary.get("hardware") or "")
         return self.settings[RANKS] > 1 and bool(on_cpu)
 
+    @property
+    def result(self) -> dict:
+        """What the run came to, or has come to so far: the summary, and the rounds for what it does not say."""
+        best, last = self.best_round() or {}, self.rounds[-1] if self.rounds else {}
+        so_far = {"best_valid": best.get("valid"), "test": best.get("test"), "train": best.get("train"),
+                  "best_epoch": best.get("epochs"), "data_epochs": last.get("epochs"),
+                  "wall_seconds": last.get("wall_seconds")}
+        return so_far | self.summary if self.state.kind == "finished" else self.summary | so_far
+
+    @functools.cached_property
+    def phases(self) -> list[dict[str, float]]:
+        """The seconds of each phase, a dict for each round that says them."""
+        found, before = [], 0.0
+        for record in self.rounds:
+            if {"seconds", "wall_seconds"} <= record.keys():
+                draw = record.get("draw_seconds", 0.0) * (1 - record.get("hidden", 0.0))
+                sync = record.get("sync_seconds", 0.0)
+                found.append({"train": max(record["seconds"] - draw - sync, 0.0), "draw": draw, "sync": sync,
+                              "evaluate": max(record["wall_seconds"] - before - record["seconds"], 0.0)})
+                before = record["wall_seconds"]
+        return found
+
     def best(self) -> float | None:
         """The best validation metric."""
-        return max((e["valid"] for e in self.rounds if e.get("valid") is not None), default=None)
+        return (self.best_round() or {}).get("valid")
+
+    def best_round(self) -> dict | None:
+        """The first round with the best validation metric."""
+        return max((e for e in self.rounds if "valid" in e), key=lambda e: e["valid"], default=None)
 
     def reached(self, quality: float) -> dict | None:
         """The first evaluated round whose validation metric is at least this."""
-        return next((e for e in self.rounds if e.get("valid") is not None and e["valid"] >= quality), None)
+        return next((e for e in self.rounds if "valid" in e and e["valid"] >= quality), None)
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run directory.
+    """Read a run directory. What is damaged beside the configuration and the rounds is left out and named.
 
     Raises:
-        ValueError: it is not one, or it has no round yet.
+        ValueError: it is not one, or it has no round and none is coming.
     """
-    if not (folder / "config.yaml").is_file():
+    if not files.is_there(folder / "config.yaml"):
         raise ValueError(f"{folder} is not a run directory: it has no config.yaml")
-    records = read_records(folder / "metrics.jsonl")
-    rounds = [r for r in records if r["kind"] == "round"]
-    if not rounds:
-        raise ValueError(f"{folder} has no round to show")
-    partitions = [r for r in records if r["kind"] == "partition"]
-    summary = _read_json(folder / "summary.json") or {}
-    name = " ".join(filter(None, [summary.get("experiment"), folder.resolve().name]))
     # Read as plain YAML: a run of an older version, whose keys are no longer those of the schema, has curves as well.
     try:
-        config = _flat(yaml.safe_load((folder / "config.yaml").read_text()) or {})
+        config = yaml.safe_load(files.read_text(folder / "config.yaml"))
     except yaml.YAMLError as error:
         raise ValueError(f"{folder / 'config.yaml'} is not a configuration: {' '.join(str(error).split())}") from None
-    return Run(folder, name, rounds, partitions[-1] if partitions else None, _read_json(folder / "components.json"),
-               summary, _settings(config, summary), summary.get("seed", config.get("seed")))
+    if not isinstance(config, dict) or not config:
+        raise ValueError(f"{folder / 'config.yaml'} is not a configuration: it holds no keys")
+    config = _flat(config)
+    records = read_records(folder / "metrics.jsonl")
+    rounds = [_finite(r) for r in records if r["kind"] == "round"]
+    if not rounds and not is_going_on(folder):
+        error = last_error(folder)
+        raise ValueError(f"{folder} has no round to show{f': {error}' if error else ''}")
+    problems = _missing_rounds(rounds)
+    partitions = [r for r in records if r["kind"] == "partition"]
+    partition = _whole(problems, folder / "metrics.jsonl", lambda _: partitions[0] if partitions else None)
+    samplings = [r for r in records if r["kind"] == "sampling"]
+    sampling = _whole(problems, folder / "metrics.jsonl", lambda _: samplings[0] if samplings else None, "sampling")
+    summary = _whole(problems, folder / "summary.json", _read_json) or {}
+    components = _whole(problems, folder / "components.json", _read_json)
+    name = " ".join(filter(None, [summary.get("experiment", config.get("name")), folder.resolve().name]))
+    return Run(folder, name, rounds, partition, sampling, components, summary, _settings(config, summary), config,
+               summary.get("seed", config.get("seed")), state_of(folder, rounds, summary, config.get("train.epochs")),
+               problems)
+
+
+def _whole(problems: list[str], path: Path, read: Callable[[Path], dict | None], content: str = "") -> dict | None:
+    """Read a record; nothing if it is damaged, which is added to the problems."""
+    try:
+        record = read(path)
+        if path.name == "summary.json" and record is not None:
+            record = {key: value for key, value in record.items() if value is not None and value == value}  # not NaN
+        for is_whole, keys in CONTENT[content or path.name].items() if record is not None else ():
+            for key in keys:
+                if not is_whole(record.get(key)) and (key in record or path.name != "summary.json"):
+                    raise ValueError(f"{key} is {record.get(key)!r:.80}")
+    except (ValueError, AttributeError, OSError) as error:
+        text = str(error)
+        problems.append(text if str(path) in text else f"{path} is damaged: {text}")
+        return None
+    return record
+
+
+def _finite(record: dict) -> dict:
+    """Leave out what is no finite number."""
+    return {key: value for key, value in record.items() if _is_number(value)}
+
+
+def _missing_rounds(rounds: list[dict]) -> list[str]:
+    numbers = sorted({int(r["round"]) for r in rounds if "round" in r})
+    if not numbers or numbers[-1] + 1 == len(numbers):
+        return []
+    first = next(i for i, number in enumerate(numbers) if number != i)
+    return [f"metrics.jsonl lacks {numbers[-1] + 1 - len(numbers):,} of {numbers[-1] + 1:,} rounds, the first of them "
+            f"round {first + 1:,}"]
 
 
 def find_runs(folders: list[Path]) -> tuple[list[Run], list[str]]:
     """The runs in these directories: run directories, directories of Hydra's multirun, or of runs by component.
 
     Returns:
-        The runs, and a line for each member of a multirun that has nothing to show.
+        The runs, and a line for each of them that has nothing to show.
 
     Raises:
-        ValueError: a directory is no run and holds none.
+        ValueError: a directory is no run and holds none, or none has anything to show.
     """
     runs, left_out = [], []
     for folder in folders:
-        if (folder / "config.yaml").is_file() or not (members := _members(folder)):
-            runs += _with_components(folder)
-            continue
-        for member in members:
-            # One member that failed early must not hide the others.
+        is_run = files.is_there(folder / "config.yaml")
+        members = [] if is_run else _members(folder)
+        if not members and not is_run:
+            raise ValueError(f"{folder} is not a run directory: it has no config.yaml")
+        for member in members or [folder]:
+            # One that failed early must not hide the others.
             try:
                 runs += _with_components(member)
-            except ValueError as error:
+            except (ValueError, OSError) as error:
                 left_out.append(str(error))
     if not runs:
-        raise ValueError("nothing to show: " + "; ".join(left_out))
+        raise ValueError("nothing to show: " + "; ".join(left_out) if len(left_out) > 1 else left_out[0])
     return runs, left_out
 
 
@@ -120,7 +237,7 @@ def _with_components(folder: Path) -> list[Run]:
 
 
 def _read_json(path: Path) -> dict | None:
-    return json.loads(path.read_text()) if path.exists() else None
+    return files.read_json(path) if files.is_there(path) else None
 
 
 def _flat(value: dict, prefix: str = "") -> dict:
@@ -189,13 +306,8 @@ def _label(run: Run, keys: list[str], *, full: bool = False) -> str:
         elif key == SCALING:
             parts += [{"none": "unscaled"}.get(value, value)] if several else []
         else:
-            parts.append(f"{short(key, keys)} {shown(value)}")
+            parts.append(f"{short(key, keys)} {setting(key, value)}")
     return ", ".join(parts)
-
-
-def shown(value: object) -> str:
-    """A setting's value, in tables and labels."""
-    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def short(key: str, keys: list[str]) -> str:

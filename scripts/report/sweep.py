@@ -3,7 +3,8 @@
 import statistics
 import textwrap
 
-from scripts.report.runs import Run, comparable, differing, groups, short, shown
+from scripts.report.runs import Run, comparable, differing, groups, short
+from scripts.report.words import setting
 
 OGB_SEEDS = 10
 FILL_IN = "(fill in)"
@@ -18,23 +19,37 @@ def summary_of_sweep(runs: list[Run], left_out: list[str]) -> tuple[str, list[st
     Args:
         left_out: warnings about members of the sweep that could not be read.
     """
+    counted, warnings = _counted(runs, left_out)
+    if len(counted) < 2 or not comparable(counted):
+        return "", warnings
+    keys = differing(counted)
+    return _table(counted, keys) if keys else "\n".join([*_seeds(counted), "", *_leaderboard(counted)]), warnings
+
+
+def leaderboard(runs: list[Run], left_out: list[str]) -> str:
+    """Fill in OGB's form, as far as runs that differ in their seeds alone can; empty for others."""
+    counted, _ = _counted(runs, left_out)
+    if len(counted) < 2 or not comparable(counted) or differing(counted):
+        return ""
+    return "\n".join([*_seeds(counted), "", *_leaderboard(counted)])
+
+
+def _counted(runs: list[Run], left_out: list[str]) -> tuple[list[Run], list[str]]:
+    """The runs that count, and a warning for each of the others."""
     counted, warnings = [], [f"left out: {line}" for line in left_out]
     seen = {}
     for run in runs:
         key = (run.seed, *(str(item) for item in sorted(run.settings.items())))
-        if not run.summary:
-            warnings.append(f"left out: {run.folder} did not finish: it has no summary.json, only curves")
+        if run.state.kind != "finished":
+            warnings.append(f"left out of means: {run.folder} {run.state.text}")
         elif run.summary.get("best_valid") is None or run.summary.get("test") is None:
-            warnings.append(f"left out: {run.folder} has no metric: it is undefined on this split")
+            warnings.append(f"left out of means: {run.folder} has no metric: it is undefined on this split")
         elif key in seen:
-            warnings.append(f"left out: {run.folder} repeats {seen[key]}: the same settings and seed")
+            warnings.append(f"left out of means: {run.folder} repeats {seen[key]}: the same settings and seed")
         else:
             seen[key] = run.folder
             counted.append(run)
-    if len(counted) < 2 or not comparable(counted):
-        return "", warnings
-    keys = differing(counted)
-    return _table(counted, keys) if keys else _seeds(counted), warnings
+    return counted, warnings
 
 
 def mean_and_std(values: list[float]) -> str:
@@ -43,7 +58,7 @@ def mean_and_std(values: list[float]) -> str:
     return f"{mean} ± {statistics.stdev(values):.4f}" if len(values) > 1 else mean
 
 
-def _seeds(runs: list[Run]) -> str:
+def _seeds(runs: list[Run]) -> list[str]:
     metric, seeds = runs[0].metric, sorted(run.seed for run in runs)
     lines = [f"{len(runs)} seeds ({', '.join(map(str, seeds))}), mean ± unbiased standard deviation of {metric}",
              f"  validation  {_score(runs, 'best_valid')}", f"  test        {_score(runs, 'test')}"]
@@ -51,7 +66,7 @@ def _seeds(runs: list[Run]) -> str:
         lines.append(f"  The leaderboard asks for {OGB_SEEDS} seeds: {OGB_SEEDS - len(runs)} are missing.")
     elif seeds != list(range(OGB_SEEDS)):
         lines.append(f"  The leaderboard asks for {OGB_SEEDS} seeds, either not fixed or 0 to {OGB_SEEDS - 1}.")
-    return "\n".join([*lines, "", *_leaderboard(runs)])
+    return lines
 
 
 def _score(runs: list[Run], key: str) -> str:
@@ -107,8 +122,9 @@ def _table(runs: list[Run], keys: list[str]) -> str:
         run.summary["best_valid"] for run in group))
     rows = [[*(short(key, keys) for key in keys), "seeds", f"validation {runs[0].metric}", "test", "wall s"]]
     for group in members:
-        rows.append([*(shown(group[0].settings.get(key)) for key in keys), str(len(group)), _score(group, "best_valid"),
-                     _score(group, "test"), f"{statistics.fmean(run.summary['wall_seconds'] for run in group):,.1f}"])
+        rows.append([*(setting(key, group[0].settings.get(key)) for key in keys), str(len(group)),
+                     _score(group, "best_valid"), _score(group, "test"),
+                     f"{statistics.fmean(run.summary.get('wall_seconds') or 0 for run in group):,.1f}"])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
     head = f"{len(runs)} runs of {len(members)} settings, by validation metric"

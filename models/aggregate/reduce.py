@@ -1,0 +1,121 @@
+"""What each aggregation computes, in plain torch: from the messages of all edges to the destinations."""
+
+import torch
+from torch import Tensor
+
+POWER_RANGE, POWERMEAN_RANGE = (1e-7, 10.0), (1e-4, 100.0)
+# Powers up to this of all that is in these ranges, and sums of millions of them, are within float32's range.
+_MILD_POWER = 4.0
+# A logit of this size is rounded in float32 to 3e-5.
+_STEEP_LOGIT = 1024.0
+
+
+def aggregate_edges(x_j, dst, edge_attr, weight, bias, t, p, y, *, aggr, eps, num_dst, limits=POWER_RANGE):
+    """Aggregate at once, from the sources' features of each edge [num_edges, channels]; else as :func:`aggregate`."""
+    message = x_j
+    if edge_attr is not None:
+        message = message + (edge_attr if weight is None else torch.nn.functional.linear(edge_attr, weight, bias))
+    message = message.relu() + eps
+    # Sums of many terms lose too much in 16 bits.
+    message = message.to(torch.promote_types(message.dtype, torch.float32))
+    return reduce(message, dst, num_dst, aggr=aggr, t=t, p=p, y=y, limits=limits).to(x_j.dtype)
+
+
+def reduce(message, dst, num_dst, *, aggr, t, p, y, limits=POWER_RANGE):
+    """Reduce messages [num_edges, channels] at their destinations to [num_dst, channels].
+
+    ``power`` and ``power_sum`` clamp messages to `limits`.
+    """
+    if aggr == "add":
+        return _sum(message, dst, num_dst)
+    if aggr == "max":
+        index = dst.long().unsqueeze(1).expand_as(message)
+        zeros = message.new_zeros(num_dst, message.size(1))
+        return zeros.scatter_reduce(0, index, message, "amax", include_self=False)
+
+    degree = torch.zeros(num_dst, dtype=message.dtype, device=message.device)
+    degree = degree.index_add_(0, dst, torch.ones_like(dst, dtype=message.dtype)).unsqueeze(1)
+    if aggr == "mean":
+        return _sum(message, dst, num_dst) / degree.clamp(min=1)
+    if aggr.startswith("power"):
+        limits = POWERMEAN_RANGE if aggr == "powermean" else limits
+        message = message.clamp(*limits)
+        base = _find_base_of_powers(message, dst, num_dst, p)
+        if base is not None:
+            message = message / base.index_select(0, dst)
+        mean = _sum(message.pow(p), dst, num_dst) / degree.clamp(min=1)
+        if aggr == "powermean":
+            return _clamp_mean(mean, base, limits, p)
+        # The power of an empty mean has no finite gradient; a one in its place is masked again below.
+        out = mean.masked_fill(degree == 0, 1.0).pow(1 / p) * (degree > 0)
+        out = out if base is None else out * base
+    else:
+        out = _softmax(message, dst, num_dst, t, semi_grad=aggr == "softmax_sg")
+    if aggr.endswith("_sum"):
+        exponent = torch.sigmoid(torch.as_tensor(y, dtype=message.dtype, device=message.device))
+        out = out * degree.clamp(min=1).pow(exponent)
+    return out
+
+
+def _sum(message: Tensor, dst: Tensor, num_dst: int) -> Tensor:
+    return message.new_zeros(num_dst, message.size(1)).index_add(0, dst, message)
+
+
+def _find_extreme(message: Tensor, dst: Tensor, num_dst: int, sign: float | Tensor) -> Tensor:
+    """Find the largest message of each destination, the smallest if `sign` is negative; 0 where there is none."""
+    index = dst.long().unsqueeze(1).expand_as(message)
+    zeros = message.new_zeros(num_dst, message.size(1))
+    sign = sign.to(message.dtype) if isinstance(sign, Tensor) else sign
+    return zeros.scatter_reduce(0, index, message * sign, "amax", include_self=False) * sign
+
+
+@torch.no_grad()
+def _find_base_of_powers(message: Tensor, dst: Tensor, num_dst: int, p: float | Tensor) -> Tensor | None:
+    """Find what to divide messages by, [num_dst, channels], so that none of their powers leaves float32's range.
+
+    A power mean is as many times larger as its messages are: the result does not depend on it. None or 1 where p is so
+    small that nothing can leave the range.
+    """
+    if not isinstance(p, Tensor) and abs(p) <= _MILD_POWER:
+        return None
+    p = torch.as_tensor(p, dtype=message.dtype, device=message.device)
+    base = _find_extreme(message, dst, num_dst, p.sign())
+    return torch.where((p.abs() <= _MILD_POWER) | (base == 0), 1.0, base)
+
+
+def _clamp_mean(mean: Tensor, base: Tensor | None, limits: tuple[float, float], p: float | Tensor) -> Tensor:
+    """Compute PyG's ``mean.clamp(*limits) ** (1 / p)`` where `mean` is that of messages divided by `base`."""
+    mild = mean.clamp(*limits).pow(1 / p)
+    if base is None:
+        return mild
+    p = torch.as_tensor(p, dtype=mean.dtype, device=mean.device)
+    is_mild = p.abs() <= _MILD_POWER
+    p = p.masked_fill(is_mild, _MILD_POWER)  # else powers of 1 / p that nobody asks for make its gradient NaN
+    low, high = (torch.full_like(p, limit) for limit in limits)
+    with torch.no_grad():
+        log_mean = mean.log() + p * base.log()
+    out = mean.masked_fill(mean == 0, 1.0).pow(1 / p) * base
+    out = torch.where(log_mean < low.log(), low.pow(1 / p), out)
+    out = torch.where(log_mean > high.log(), high.pow(1 / p), out)
+    return torch.where(is_mild, mild, out)
+
+
+def _softmax(message: Tensor, dst: Tensor, num_dst: int, t: float | Tensor, *, semi_grad: bool) -> Tensor:
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not semi_grad):
+        # Neither the largest logit nor what messages are taken relative to changes the result: they need no gradient.
+        # The one guards exp against overflow. The other guards large logits against rounding: differences of logits
+        # are what counts, and gradients are those of a difference from the mean.
+        with torch.no_grad():
+            sign = t.sign() if isinstance(t, Tensor) else float(t > 0) - float(t < 0)
+            extreme = _find_extreme(message, dst, num_dst, sign)
+            maximum = extreme * t
+            steep = maximum.abs() > _STEEP_LOGIT
+            base = torch.where(steep, extreme, 0.0)
+            maximum = torch.where(steep, 0.0, maximum).index_select(0, dst)
+        above = message - base.index_select(0, dst)
+        share = (above * t - maximum).exp()
+        total = _sum(share, dst, num_dst)
+        total = total.masked_fill(total == 0, 1.0)
+    if semi_grad:
+        above = message - base.index_select(0, dst)
+    return base + _sum(share * above, dst, num_dst) / total

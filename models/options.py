@@ -1,0 +1,72 @@
+"""What the constructors of the models refuse, checked before anything is created."""
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from .aggregate import AGGREGATIONS, KERNELS
+from .blocks import BLOCKS, NORMS
+from .virtual import VIRTUAL_NODES
+
+_LEAST = {"in_channels": 1, "hidden_channels": 1, "out_channels": 1, "num_layers": 1, "num_mlp_layers": 1,
+          "edge_dim": 0, "num_categories": 0, "num_groups": 2}
+_CHOICES = {"block": tuple(BLOCKS), "aggr": AGGREGATIONS, "norm": tuple(NORMS), "kernel": KERNELS,
+            "virtual_node": VIRTUAL_NODES}
+_NUMBERS = ("t", "p", "y", "dropout", "tolerance")
+
+
+def check_options(options: dict) -> None:
+    """Refuse options of a model that have another type or are out of range; those not named here are booleans.
+
+    Raises:
+        ValueError: the message begins with the name of the option.
+    """
+    for name, value in options.items():
+        if name in _LEAST:
+            _check_integer(name, 0 if name == "edge_dim" and value is None else value, _LEAST[name])
+        elif name in _CHOICES:
+            if value not in _CHOICES[name]:
+                raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(_CHOICES[name])}")
+        elif name in _NUMBERS:
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number, not {value!r}")
+        elif not isinstance(value, bool):
+            raise ValueError(f"{name} must be true or false, not {value!r}")
+    if options.get("virtual_node", "none") != "none" and options["block"] == "dense":
+        raise ValueError(f"virtual_node={options['virtual_node']} needs layers of one width: not block=dense")
+    if not 0 <= options["dropout"] < 1:
+        raise ValueError(f"dropout must be in [0, 1), not {options['dropout']}")
+    if options.get("tolerance", 1) <= 0:
+        raise ValueError(f"tolerance must be more than 0, not {options['tolerance']}")
+    if options["p"] == 0:
+        raise ValueError("p must not be 0: the power mean divides by it")
+    if options["aggr"] == "softmax_sg" and options["learn_t"]:
+        raise ValueError("aggr=softmax_sg has no gradient for t: set learn_t=false")
+
+
+def check_inputs(model: Any, x: Tensor, edge_attr: Tensor | None) -> None:
+    """Refuse features of other widths than a model was made for.
+
+    Args:
+        model: a module with the number of columns of its `x` as ``num_columns`` and, if it was made with edge features,
+            an ``edge_encoder``.
+
+    Raises:
+        ValueError: names both widths.
+    """
+    if x.dim() != 2 or x.size(1) != model.num_columns:
+        raise ValueError(f"x has shape {tuple(x.shape)}, but the model was made for {model.num_columns} columns "
+                         f"(in_channels + num_categories)")
+    if edge_attr is not None and not hasattr(model, "edge_encoder"):
+        raise ValueError(f"edge_attr has shape {tuple(edge_attr.shape)}, but the model was made without edge_dim")
+    if edge_attr is not None and (edge_attr.dim() != 2 or edge_attr.size(1) != model.edge_encoder.in_features):
+        raise ValueError(f"edge_attr has shape {tuple(edge_attr.shape)}, but the model was made for "
+                         f"edge_dim={model.edge_encoder.in_features}")
+
+
+def _check_integer(name: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{name} must be an integer, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")

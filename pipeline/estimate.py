@@ -1,0 +1,119 @@
+"""What a run takes at least, by arithmetic, before anything is built: absurd sizes are refused by name."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch_geometric.data import Data
+
+from pipeline.config import Config
+from pipeline.keys import entries
+from pipeline.run.memory import format_bytes, machine_memory
+
+# A weight, its gradient and the optimizer's two moments, float32.
+BYTES_PER_PARAMETER = 16
+# An object of Python's for each module and parameter; and a process with torch, most of it shared with the others.
+BYTES_PER_MODULE, BYTES_PER_RANK = 4_000, 50_000_000
+# Sizes up to the first are built, on the device that allocates nothing; beyond it, a curve goes on from some
+# of at least the second.
+LARGEST_BUILT, SMALLEST_BUILT = 64, 6
+
+Sizes = dict[str, int]
+
+
+def extrapolate(count: Callable[[Sizes], int], sizes: Sizes, step: int = 1) -> int:
+    """Compute what is at most quadratic in each of some sizes, without the cost of large ones: exact in integers.
+
+    Args:
+        step: small sizes differ from large ones by multiples of it, so that what it divides stays divisible.
+    """
+    large = next((name for name, size in sizes.items() if size > LARGEST_BUILT), None)
+    if large is None:
+        return count(sizes)
+    least = sizes[large] % step + step * math.ceil(SMALLEST_BUILT / step)
+    a, b, c = (extrapolate(count, {**sizes, large: least + i * step}, step) for i in range(3))
+    n = (sizes[large] - least) // step
+    return a + n * (b - a) + n * (n - 1) // 2 * (c - 2 * b + a)
+
+
+def check_model(config: Config, construct: Callable[[Sizes], torch.nn.Module]) -> None:
+    """Refuse a model that the machine cannot hold for training.
+
+    Args:
+        construct: builds the model with other values of some of its keys.
+
+    Raises:
+        ValueError: names the keys whose sizes are to blame, or says what `construct` does of impossible options.
+    """
+    default = {entry.name: entry.value for entry in entries(type(config.model)())}
+    sizes = {name: value for name, value in vars(config.model).items() if type(value) is int and name != "num_groups"}
+    step = getattr(config.model, "num_groups", 1)  # which divides the channels
+
+    def measure(sizes: Sizes) -> int:
+        with torch.device("meta"):
+            model = construct(sizes)
+        each = BYTES_PER_PARAMETER * sum(weight.numel() for weight in model.parameters())
+        return each + BYTES_PER_MODULE * (len(list(model.modules())) + len(list(model.parameters())))
+
+    def total(sizes: Sizes) -> int:
+        return extrapolate(measure, sizes, step) * _ranks_of_machine(config)
+
+    available = _available(config)
+    needed = total(sizes)
+    if needed <= available:
+        return
+    larger = {name: size for name, size in sizes.items() if size > default[name]}
+    to_blame = [name for name in larger if total({**sizes, name: default[name]}) <= available] or list(larger)
+    named = " and ".join(f"model.{name}={sizes[name]}" for name in to_blame) or "parallel.num_ranks"
+    raise ValueError(f"{named}: weights, gradients and optimizer take at least {format_bytes(needed)}, "
+                     f"{_holder(config)} has {format_bytes(available)}")
+
+
+def check_ranks(config: Config) -> None:
+    """Refuse more ranks than the machine can hold.
+
+    Raises:
+        ValueError: names the key.
+    """
+    num_ranks, available = config.parallel.num_ranks, machine_memory()
+    if num_ranks * BYTES_PER_RANK > available:
+        raise ValueError(f"parallel.num_ranks={num_ranks}: a rank takes at least {format_bytes(BYTES_PER_RANK)}, this "
+                         f"machine has {format_bytes(available)}")
+
+
+def check_activations(config: Config, data: Data) -> None:
+    """Refuse batches of which training cannot keep what backward needs: at least the input of every layer.
+
+    Raises:
+        ValueError: names the keys.
+    """
+    model, partition = config.model, config.partition
+    num_parts, mend = 1 if partition.name == "whole" else partition.num_parts, "raise partition.num_parts"
+    num_nodes = math.ceil(data.num_nodes / num_parts) * min(partition.clusters_per_step, num_parts)
+    if config.loader.name == "neighbor":  # and their neighbours, if there are any
+        num_nodes, mend = min(config.loader.batch_size, int(data.train_mask.sum())), "lower loader.batch_size"
+    layers = 1 if model.name == "equilibrium" or getattr(model, "reversible", False) else model.num_layers
+    bytes_each = 2 if config.train.precision == "bf16" else 4
+    training = num_nodes * layers * model.hidden_channels * bytes_each * _ranks_of_machine(config)
+    available = _available(config)
+    if training > available:
+        raise ValueError(f"a batch of {num_nodes:,} nodes x {'' if layers == 1 else f'model.num_layers={layers} x '}"
+                         f"model.hidden_channels={model.hidden_channels} takes at least {format_bytes(training)} in "
+                         f"training, {_holder(config)} has {format_bytes(available)}: {mend}, or "
+                         "lower these")
+
+
+def _ranks_of_machine(config: Config) -> int:
+    return 1 if _on_gpu(config) else config.parallel.num_ranks
+
+
+def _available(config: Config) -> int:
+    return torch.cuda.get_device_properties(0).total_memory if _on_gpu(config) else machine_memory()
+
+
+def _holder(config: Config) -> str:
+    return "the GPU" if _on_gpu(config) else "this machine"
+
+
+def _on_gpu(config: Config) -> bool:
+    return config.device != "cpu" and torch.cuda.is_available()

@@ -1,0 +1,95 @@
+// Neighbours drawn without replacement. pipeline/graph/sampling.py calls the functions below and has them in numpy too.
+#include <cstdint>
+#include <vector>
+
+#include "transpose.h"
+
+namespace {
+
+constexpr int64_t AHEAD = 16;  // rows or edges that are fetched before they are needed
+
+// The finaliser of SplitMix64: every bit of the result depends on every bit of z.
+uint64_t mix(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+template <class Index>
+void draw(const Index* indptr, const int64_t* nodes, int64_t num_nodes, const int64_t* ptr, uint64_t key,
+          int64_t* position, int num_threads) {
+#pragma omp parallel num_threads(num_threads)
+  {
+    std::vector<char> taken;  // which neighbours of a node; all zero between two nodes
+#pragma omp for schedule(dynamic, 64)
+    for (int64_t i = 0; i < num_nodes; i++) {
+      if (i + AHEAD < num_nodes) __builtin_prefetch(indptr + nodes[i + AHEAD]);
+      const int64_t first = indptr[nodes[i]], degree = indptr[nodes[i] + 1] - first, count = ptr[i + 1] - ptr[i];
+      int64_t* const to = position + ptr[i];
+      if (count == degree) {
+        for (int64_t j = 0; j < count; j++) to[j] = first + j;
+        continue;
+      }
+      if (int64_t(taken.size()) < degree) taken.resize(degree);
+      // Floyd's algorithm: the j-th number is below degree - count + j + 1, or that itself if it was drawn before.
+      const uint64_t state = mix(key ^ mix(nodes[i]));
+      for (int64_t j = 0; j < count; j++) {
+        const int64_t last = degree - count + j;
+        const uint64_t random = mix(state + (j + 1) * 0x9e3779b97f4a7c15u);
+        int64_t at = int64_t((unsigned __int128)random * (last + 1) >> 64);
+        if (taken[at]) at = last;
+        taken[at] = 1;
+        to[j] = at;
+      }
+      for (int64_t j = 0; j < count; j++) taken[to[j]] = 0, to[j] += first;
+      std::sort(to, to + count);
+    }
+  }
+}
+
+template <class Index>
+int64_t number(const Index* src, const int64_t* position, int64_t num_edges, int64_t num_known, int32_t* local,
+               int64_t* fresh, int64_t* local_src) {
+  int64_t num_fresh = 0;
+  for (int64_t e = 0; e < num_edges; e++) {
+    if (e + 2 * AHEAD < num_edges) __builtin_prefetch(src + position[e + 2 * AHEAD]);
+    if (e + AHEAD < num_edges) __builtin_prefetch(local + src[position[e + AHEAD]], 1);
+    const Index node = src[position[e]];
+    if (local[node] < 0) {
+      local[node] = int32_t(num_known + num_fresh);
+      fresh[num_fresh++] = node;
+    }
+    local_src[e] = local[node];
+  }
+  return num_fresh;
+}
+
+}  // namespace
+
+extern "C" {
+
+// Draws ptr[i + 1] - ptr[i] edges that enter each node; their positions in the graph are written in ascending order.
+void sampling_draw(const void* indptr, int bytes, const int64_t* nodes, int64_t num_nodes, const int64_t* ptr,
+                   uint64_t key, int64_t* position, int num_threads) {
+  if (bytes == 4)
+    draw(static_cast<const int32_t*>(indptr), nodes, num_nodes, ptr, key, position, num_threads);
+  else
+    draw(static_cast<const int64_t*>(indptr), nodes, num_nodes, ptr, key, position, num_threads);
+}
+
+// Numbers the sources of edges in the order in which they appear, after those that `local` knows; returns how many are
+// new. `local` holds -1 for a node without a number.
+int64_t sampling_number(const void* src, int bytes, const int64_t* position, int64_t num_edges, int64_t num_known,
+                        int32_t* local, int64_t* fresh, int64_t* local_src) {
+  if (bytes == 4)
+    return number(static_cast<const int32_t*>(src), position, num_edges, num_known, local, fresh, local_src);
+  return number(static_cast<const int64_t*>(src), position, num_edges, num_known, local, fresh, local_src);
+}
+
+// Writes the destination of every edge, and the same edges by source.
+void sampling_transpose(const int64_t* src, const int64_t* indptr, int64_t num_nodes, int64_t* dst, int64_t* T_src,
+                        int64_t* T_dst, int64_t* T_indptr, int64_t* T_perm) {
+  write_rows(indptr, num_nodes, [](int64_t row) { return row; }, dst);
+  transpose(src, dst, indptr[num_nodes], num_nodes, T_src, T_dst, T_indptr, T_perm);
+}
+}

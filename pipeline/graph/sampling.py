@@ -1,0 +1,166 @@
+"""Neighbours of nodes, drawn without replacement, hop by hop: in C++ where it compiles, by numpy elsewhere.
+
+The sampling of GraphSAGE, "Inductive Representation Learning on Large Graphs" (https://arxiv.org/abs/1706.02216). Each
+random number is a hash of a key, the hop, the node and a counter: no draw depends on threads, on the order of the nodes
+or on the draws before it.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+from models.edges import fill_csr, from_csc
+from models.kernels.native import NativeLibrary
+from pipeline.graph.edges import transpose
+
+LIBRARY = NativeLibrary("neighbour sampling", Path(__file__).with_name("sampling.cpp"), otherwise="numpy draws instead")
+GOLDEN, BITS = 0x9e3779b97f4a7c15, 2**64
+
+
+class NeighborSampler:
+    """Draws the subgraphs that predictions of some nodes are computed from.
+
+    A sampler belongs to one thread: it keeps a number for each node of the graph from call to call.
+
+    Args:
+        edge_index: edges sorted by destination, int32 or int64, on the CPU.
+        num_neighbors: the largest number of neighbours drawn for a node at each hop; -1 for all of them.
+        native: whether C++ draws, where it compiles; the draws are the same.
+    """
+
+    def __init__(self, edge_index: EdgeIndex, num_neighbors: Sequence[int], *, native: bool = True):
+        (indptr, src), _ = edge_index.get_csc()
+        self._indptr, self._src = indptr.contiguous(), src.contiguous()
+        self._num_neighbors = tuple(num_neighbors)
+        self._library = LIBRARY.get() if native else None
+        self._local = torch.full((indptr.numel() - 1,), -1, dtype=torch.int32)
+
+    def sample(self, seeds: Int[Tensor, " num_seeds"],
+               key: int) -> tuple[EdgeIndex, Int[Tensor, " num_nodes"], Int[Tensor, " num_edges"]]:
+        """Draw the neighbours of nodes, then of those that are new, and so on.
+
+        A node draws once, in the hop after the one that reached it. Each of the edges that enter it is drawn with
+        the same probability, several between the same two nodes each for itself.
+
+        Args:
+            seeds: distinct node numbers, int64.
+            key: 64 bits, of which every random number is a hash.
+
+        Returns:
+            An int64 ``EdgeIndex`` from the drawn nodes towards the seeds, sorted by destination, CSC and CSR filled;
+            the numbers of its nodes in the graph, the seeds first, each hop behind the one before; and the positions
+            of its edges in the graph, ascending for each destination. All int64.
+        """
+        hops, ptrs, positions, sources = [seeds], [torch.zeros(1, dtype=torch.int64)], [], []
+        num_nodes, num_edges = seeds.numel(), 0
+        self._local[seeds] = torch.arange(num_nodes, dtype=torch.int32)
+        try:
+            for hop, most in enumerate(self._num_neighbors):
+                ptr = self._count(hops[-1], most)
+                positions.append(self._draw(hops[-1], ptr, _hop_key(key, hop)))
+                fresh, local_src = self._number(positions[-1], num_nodes)
+                ptrs.append(ptr[1:] + num_edges)
+                sources.append(local_src)
+                hops.append(fresh)
+                num_nodes, num_edges = num_nodes + fresh.numel(), num_edges + local_src.numel()
+        finally:
+            for nodes in hops:
+                self._local[nodes] = -1
+        ptrs.append(torch.full((hops[-1].numel(),), num_edges))
+        return self._edges(torch.cat(sources), torch.cat(ptrs)), torch.cat(hops), torch.cat(positions)
+
+    def _count(self, nodes: Tensor, most: int) -> Tensor:
+        """Count the neighbours to draw, summed up to each node."""
+        degree = (self._indptr[nodes + 1] - self._indptr[nodes]).long()
+        count = degree if most < 0 else degree.clamp(max=most)
+        return torch.cat([count.new_zeros(1), count.cumsum(0)])
+
+    def _draw(self, nodes: Tensor, ptr: Tensor, key: int) -> Tensor:
+        """Draw positions of edges that enter each node."""
+        if self._library is None:
+            return draw_with_numpy(self._indptr, nodes, ptr, key)
+        position = torch.empty(int(ptr[-1]), dtype=torch.int64)
+        self._library.sampling_draw(
+            _pointer(self._indptr), self._indptr.element_size(), _pointer(nodes), ctypes.c_int64(nodes.numel()),
+            _pointer(ptr), ctypes.c_uint64(key), _pointer(position), torch.get_num_threads())
+        return position
+
+    def _number(self, position: Tensor, num_known: int) -> tuple[Tensor, Tensor]:
+        """Number the sources of edges; returns the nodes that had no number yet, and the numbers."""
+        if self._library is None:
+            return number_with_numpy(self._src, position, num_known, self._local)
+        fresh, local_src = torch.empty(2, position.numel(), dtype=torch.int64)
+        self._library.sampling_number.restype = ctypes.c_int64
+        num_fresh = self._library.sampling_number(
+            _pointer(self._src), self._src.element_size(), _pointer(position), ctypes.c_int64(position.numel()),
+            ctypes.c_int64(num_known), _pointer(self._local), _pointer(fresh), _pointer(local_src))
+        return fresh[:num_fresh].clone(), local_src
+
+    def _edges(self, src: Tensor, ptr: Tensor) -> EdgeIndex:
+        num_nodes = ptr.numel() - 1
+        edges = torch.empty(2, src.numel(), dtype=torch.int64)
+        edges[0] = src
+        if self._library is None:
+            edges[1] = torch.repeat_interleave(torch.arange(num_nodes), ptr.diff(), output_size=src.numel())
+            return transpose(from_csc(edges, ptr))
+        T_src, T_dst, perm = torch.empty(3, src.numel(), dtype=torch.int64)
+        rowptr = torch.empty(num_nodes + 1, dtype=torch.int64)
+        self._library.sampling_transpose(_pointer(src), _pointer(ptr), ctypes.c_int64(num_nodes), *map(_pointer, (
+            edges[1], T_src, T_dst, rowptr, perm)))
+        return fill_csr(from_csc(edges, ptr), perm=perm, src=T_src, dst=T_dst, rowptr=rowptr)
+
+
+def draw_with_numpy(indptr: Int[Tensor, " num_nodes_plus_1"], nodes: Int[Tensor, " num_drawing"],
+                    ptr: Int[Tensor, " num_drawing_plus_1"], key: int) -> Int[Tensor, " num_drawn"]:
+    """Draw as sampling.cpp does: ``ptr[i + 1] - ptr[i]`` of the edges that enter node i, by Floyd's algorithm."""
+    nodes, count = nodes.numpy(), ptr.diff().numpy()
+    first = indptr.numpy()[nodes].astype(np.int64)
+    degree = indptr.numpy()[nodes + 1] - first
+    begin = np.concatenate([[0], degree.cumsum()])
+    taken = np.repeat(count == degree, degree)  # of all edges that enter these nodes
+    rows = np.flatnonzero(count < degree)
+    state = mix(np.uint64(key) ^ mix(nodes[rows].astype(np.uint64)))
+    for j in range(count[rows].max(initial=0)):  # they all draw as many
+        last = degree[rows] - count[rows] + j
+        at = begin[rows] + _below(mix(state + np.uint64((j + 1) * GOLDEN % BITS)), last + 1)
+        taken[np.where(taken[at], begin[rows] + last, at)] = True
+    drawn = np.flatnonzero(taken)
+    return torch.from_numpy(drawn + np.repeat(first - begin[:-1], count))
+
+
+def number_with_numpy(src: Int[Tensor, " num_edges"], position: Int[Tensor, " num_drawn"], num_known: int,
+                      local: Int[Tensor, " num_nodes"]) -> tuple[Int[Tensor, " num_fresh"], Int[Tensor, " num_drawn"]]:
+    """Number the sources of edges as sampling.cpp does, in the order in which they appear."""
+    nodes = src[position].long()
+    new = nodes[local[nodes] < 0].numpy()
+    _, at = np.unique(new, return_index=True)
+    fresh = torch.from_numpy(new[np.sort(at)])
+    local[fresh] = torch.arange(num_known, num_known + fresh.numel(), dtype=torch.int32)
+    return fresh, local[nodes].long()
+
+
+def mix(z: np.ndarray) -> np.ndarray:
+    """Hash 64 bits: the finaliser of SplitMix64."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xbf58476d1ce4e5b9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94d049bb133111eb)
+    return z ^ (z >> np.uint64(31))
+
+
+def _below(random: np.ndarray, bound: np.ndarray) -> np.ndarray:
+    """Scale 64 random bits to integers below a bound, which is below 2^32: the high half of their product."""
+    low, high, bound = random & np.uint64(0xffffffff), random >> np.uint64(32), bound.astype(np.uint64)
+    return ((high * bound + (low * bound >> np.uint64(32))) >> np.uint64(32)).astype(np.int64)
+
+
+def _hop_key(key: int, hop: int) -> int:
+    return int(mix(np.array([(key + (hop + 1) * GOLDEN) % BITS], dtype=np.uint64))[0])
+
+
+def _pointer(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())

@@ -1,0 +1,111 @@
+"""How far a phase is: a bar where somebody watches, elsewhere a line when a minute has gone by."""
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+
+from tqdm import tqdm
+
+log = logging.getLogger(__name__)
+
+LINE_EVERY = 60.0  # seconds between two lines of a log file
+
+
+class Bar:
+    """A phase of `total` units, closed by a ``with`` statement or :meth:`close`.
+
+    On a terminal (standard error) it is a bar that goes away when the phase has ended. Elsewhere a phase that takes
+    longer than a minute logs a line a minute.
+
+    Args:
+        text: what is going on, as a participle.
+        unit: what is counted, in the plural.
+        initial: units that are done already.
+        show: false for ranks that do not speak.
+        note: says more behind the numbers, such as the time left of the whole run.
+    """
+
+    def __init__(self, text: str, total: int, unit: str, *, initial: int = 0, show: bool = True,
+                 note: Callable[[], str] = str):
+        self._text, self._total, self._unit, self._show, self._note = text, total, unit, show, note
+        self._done = self._initial = initial
+        self._began = self._said = time.monotonic()
+        on_terminal = show and sys.stderr.isatty()
+        self._tqdm = tqdm(total=total, initial=initial, desc=text, unit=f" {unit}", leave=False, dynamic_ncols=True,
+                          bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit}, {remaining} left"
+                                     "{postfix}") if on_terminal else None
+
+    def __enter__(self) -> "Bar":
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()
+
+    def advance(self, text: str | None = None) -> None:
+        """Count a unit.
+
+        Args:
+            text: what is going on from now on, where it changes.
+        """
+        self._done += 1
+        self._text = text or self._text
+        if self._tqdm is not None:
+            if text:
+                self._tqdm.set_description_str(text, refresh=False)
+            if note := self._note():
+                self._tqdm.set_postfix_str(note, refresh=False)
+            self._tqdm.update()
+        elif self._show and (now := time.monotonic()) - self._said >= LINE_EVERY:
+            self._said = now
+            left = (now - self._began) / (self._done - self._initial) * (self._total - self._done)
+            notes = ", ".join(filter(None, (f"{format_seconds(left)} left", self._note())))
+            log.info("%s: %s of %s %s, %s", self._text, f"{self._done:,}", f"{self._total:,}", self._unit, notes)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._tqdm is not None:
+            self._tqdm.close()
+
+
+class TerminalHandler(logging.StreamHandler):
+    """Writes messages above a bar instead of into it (conf/hydra/job_logging)."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with tqdm.external_write_mode(file=sys.stdout):
+            super().emit(record)
+
+
+class Pace:
+    """Tells how long the rest of a run takes, from the epochs since it was started.
+
+    The first round is left out as soon as there is another: it compiles kernels and fills caches.
+
+    Args:
+        epochs: passes over the graph at the start.
+    """
+
+    def __init__(self, epochs: int):
+        self._time, self._epochs, self._rounds = time.monotonic(), epochs, 0
+
+    def seconds_left(self, epochs: int, num_epochs: int) -> float:
+        """Count a round and estimate the seconds from `epochs` passes over the graph to all `num_epochs`."""
+        now = time.monotonic()
+        left = (now - self._time) / max(epochs - self._epochs, 1) * (num_epochs - epochs)
+        self._rounds += 1
+        if self._rounds == 1:
+            self._time, self._epochs = now, epochs
+        return left
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a duration with two units at most: "8 s", "3 min", "2 h 5 min", "3 d 4 h"."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    hours = round(minutes / 60)
+    return f"{hours // 24} d {hours % 24} h"

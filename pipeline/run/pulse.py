@@ -1,0 +1,198 @@
+"""Signs of life: what each process of a run is doing, in memory that a watchdog reads while the process hangs."""
+
+import contextlib
+import dataclasses
+import enum
+import faulthandler
+import json
+import mmap
+import os
+import shutil
+import signal
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+# At this signal a process writes where its threads are, even while one of them holds the interpreter's lock.
+TRACE_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGQUIT)
+
+
+class State(enum.IntEnum):
+    """What kind of thing a process is doing: `LONG` may take minutes without a sign of life."""
+
+    ABSENT, BUSY, LONG, WAITING, ENDED = range(5)
+
+
+@dataclass
+class Sign:
+    """What a process was last seen doing.
+
+    Attributes:
+        rank: its number among all ranks; -1 for the process that starts the ranks.
+        beat: when it gave the sign, in seconds of the system's monotonic clock.
+        since: when it began to do what it does.
+        alive: when another of its threads last had the interpreter's lock: while it waits for others, say.
+    """
+
+    pid: int = 0
+    rank: int = 0
+    state: State = State.ABSENT
+    beat: float = 0.0
+    since: float = 0.0
+    doing: str = ""
+    alive: float = 0.0
+
+    def __str__(self) -> str:
+        return "the process that starts the ranks" if self.rank < 0 else f"rank {self.rank}"
+
+
+_LAYOUT = struct.Struct("<qiidd88sd")
+_BEAT, _BEAT_OFFSET = struct.Struct("<idd88s"), 12
+_ALIVE, _ALIVE_OFFSET = struct.Struct("<d"), 120
+# Seconds between two signs of the interpreter.
+PERIOD = 0.25
+
+
+class Board:
+    """A file in memory with a place for each process of a run on this machine.
+
+    Args:
+        folder: holds the file, the traces of hanging processes, and the verdict of the watchdog.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        with open(folder / "board", "r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), 0)
+
+    @classmethod
+    def create(cls, num_places: int) -> "Board":
+        """Make a board, in memory where the system has a folder there."""
+        shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        folder = Path(tempfile.mkdtemp(prefix="parallel-epochs-", dir=shared))
+        (folder / "board").write_bytes(bytes(num_places * _LAYOUT.size))
+        return cls(folder)
+
+    def remove(self) -> None:
+        """Delete the folder; who has it open may go on."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def signs(self) -> list[Sign]:
+        """Read what every process was last seen doing."""
+        signs = []
+        for pid, rank, state, beat, since, doing, alive in _LAYOUT.iter_unpack(self._memory[:]):
+            text = doing.rstrip(b"\0").decode(errors="replace")
+            signs.append(Sign(pid, rank, State(state), beat, since, text, alive))
+        return signs
+
+    def write(self, place: int, sign: Sign) -> None:
+        """Write a whole sign."""
+        _LAYOUT.pack_into(self._memory, place * _LAYOUT.size, sign.pid, sign.rank, sign.state, sign.beat, sign.since,
+                          sign.doing.encode(), sign.alive)
+
+    def write_alive(self, place: int) -> None:
+        """Write that the interpreter runs."""
+        _ALIVE.pack_into(self._memory, place * _LAYOUT.size + _ALIVE_OFFSET, time.monotonic())
+
+    def write_beat(self, place: int, sign: Sign) -> None:
+        """Write what changes."""
+        _BEAT.pack_into(self._memory, place * _LAYOUT.size + _BEAT_OFFSET, sign.state, sign.beat, sign.since,
+                        sign.doing.encode())
+
+    def trace(self, place: int) -> Path:
+        """Return where the process of a place writes a trace."""
+        return self.folder / f"trace-{place}"
+
+    @property
+    def verdict(self) -> dict | None:
+        """Why the watchdog ended the run: `message` and `signum`; none while it has not."""
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads((self.folder / "verdict").read_text())
+        return None
+
+    def judge(self, message: str, signum: int) -> None:
+        """Write the verdict."""
+        temporary = self.folder / ".verdict"
+        temporary.write_text(json.dumps({"message": message, "signum": signum}))
+        temporary.replace(self.folder / "verdict")
+
+
+class Pulse:
+    """The signs of life of this process; without a board it gives none."""
+
+    def __init__(self) -> None:
+        self.board: Board | None = None
+        self._place, self._sign = 0, Sign()
+        self._trace: BinaryIO | None = None
+        self._left = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def join(self, board: Board, place: int, rank: int) -> None:
+        """Take a place on a board."""
+        now = time.monotonic()
+        self.board, self._place = board, place
+        self._sign = Sign(os.getpid(), rank, State.LONG, now, now, "starting", now)
+        board.write(place, self._sign)
+        self._trace = open(board.trace(place), "wb")  # noqa: SIM115 - open as long as a trace may be asked for
+        faulthandler.register(TRACE_SIGNAL, file=self._trace, all_threads=True)
+        self._left.clear()
+        self._thread = threading.Thread(target=self._live, args=(board, place), name="pulse", daemon=True)
+        self._thread.start()
+
+    def _live(self, board: Board, place: int) -> None:
+        while not self._left.wait(PERIOD):
+            board.write_alive(place)
+
+    def leave(self) -> None:
+        """Give no more signs."""
+        if self.board is not None:
+            self.beat("", State.ENDED)
+            self._left.set()
+            self._thread.join()
+            faulthandler.unregister(TRACE_SIGNAL)
+            self._trace.close()
+            self.board = None
+
+    def beat(self, doing: str, state: State = State.BUSY) -> None:
+        """Give a sign of life.
+
+        Args:
+            doing: as in "rank 3 was last seen in ...".
+        """
+        if self.board is None:
+            return
+        sign = self._sign
+        sign.beat = time.monotonic()
+        if doing != sign.doing:
+            sign.doing, sign.since = doing, sign.beat
+        sign.state = state
+        self.board.write_beat(self._place, sign)
+
+    def renew(self) -> None:
+        """Give a sign of life that says the same as the last."""
+        self.beat(self._sign.doing, self._sign.state)
+
+    @contextlib.contextmanager
+    def waiting(self, doing: str = "waiting for the other ranks") -> Iterator[None]:
+        """Say that this process waits for others, and afterwards again what it did before."""
+        before = dataclasses.replace(self._sign)
+        self.beat(f"{before.doing}, {doing}" if before.doing else doing, State.WAITING)
+        try:
+            yield
+        finally:
+            self.beat(before.doing, before.state)
+
+
+# There is one for each process: whoever works gives its signs, without being handed anything.
+_pulse = Pulse()
+join, leave, beat, renew, waiting = _pulse.join, _pulse.leave, _pulse.beat, _pulse.renew, _pulse.waiting
+
+
+def board() -> Board | None:
+    """Return the board on which this process has a place."""
+    return _pulse.board

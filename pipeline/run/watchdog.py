@@ -1,0 +1,256 @@
+"""Watches the processes of a run, from one of its own: names those that are silent, and ends a run that hangs.
+
+A process of its own sees what a thread can not: processes that are stopped, or in which a thread holds the
+interpreter's lock. It imports nothing but Python's own library, and ends with the process that it was started by.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pipeline.run.pulse import PERIOD, TRACE_SIGNAL, Board, Sign, State
+
+log = logging.getLogger(__name__)
+ROOT = Path(__file__).resolve().parents[2]
+# Phases that may be silent for minutes have as many times `warn_after` and `timeout`.
+LONG_FACTOR = 10
+# For who starts the ranks, and for healthy ranks of torchrun, when the guilty ones were ended.
+SECONDS_TO_LEAVE = 5
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a watchdog allows, in seconds.
+
+    Attributes:
+        warn_after: silence of a process after which it says so; LONG_FACTOR times that in long phases.
+        timeout: silence after which it ends the run; likewise.
+        stop_timeout: from a request to stop until it ends the run itself.
+    """
+
+    warn_after: float = 30.0
+    timeout: float = 600.0
+    stop_timeout: float = 12.0
+
+
+@contextlib.contextmanager
+def watch(board: Board, run_folder: Path, limits: Limits, *, launches: bool = False) -> Iterator[None]:
+    """Have the processes on a board watched until the end of the block; the board is removed then.
+
+    Signals reach the watchdog as well, also while this process can not react to them.
+
+    Args:
+        run_folder: where the run's checkpoints lie.
+        launches: whether this process has started the others, and ends when they do.
+    """
+    from pipeline.run.stop import STOP_SIGNALS  # what it imports is not there in the process of its own
+
+    files = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.FileHandler)]
+    settings = {"board": str(board.folder), "run_folder": str(run_folder), "launches": launches, "owner": os.getpid(),
+                "stop_signals": [*STOP_SIGNALS], "log_file": files[0].baseFilename if files else None,
+                "limits": asdict(limits)}
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from pipeline.run import watchdog; watchdog.main()"
+    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", code, json.dumps(settings)], stdin=subprocess.PIPE,
+                               start_new_session=True)  # Ctrl-C is not meant for it
+    os.set_blocking(process.stdin.fileno(), False)
+    notes_signals = threading.current_thread() is threading.main_thread()
+    if notes_signals:
+        before = signal.set_wakeup_fd(process.stdin.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        if notes_signals:
+            signal.set_wakeup_fd(before)
+        process.stdin.close()
+        process.wait()
+        board.remove()
+
+
+class Watchdog:
+    """Looks at a board again and again.
+
+    Args:
+        owner: the process that started this one.
+    """
+
+    def __init__(self, board: str, run_folder: str, launches: bool, owner: int, stop_signals: list[int], limits: dict):
+        self.board, self.run_folder, self.launches, self.owner = Board(Path(board)), Path(run_folder), launches, owner
+        self.limits, self._stop_signals = Limits(**limits), stop_signals
+        self._tick = min(0.25, self.limits.timeout / 10, self.limits.stop_timeout / 10)
+        self._looked = time.monotonic()
+        self._beats: dict[int, float] = {}
+        self._alive: dict[int, float] = {}
+        self._silent: dict[int, float] = {}
+        self._frozen: dict[int, float] = {}
+        self._warned: dict[int, float] = {}
+        self._stop_signum, self._stopping = 0, 0.0
+
+    def run(self) -> None:
+        """Watch until the owner lets go of this process' standard input or has ended."""
+        while os.getppid() == self.owner:
+            if select.select([0], [], [], self._tick)[0]:
+                heard = os.read(0, 4096)
+                if not heard:
+                    return
+                self._hear(heard)
+            if self.look():
+                return
+
+    def _hear(self, signums: bytes) -> None:
+        for signum in signums:
+            if signum in self._stop_signals:
+                # A second Ctrl-C: the owner has not come to reacting to the first.
+                if signum == self._stop_signum == signal.SIGINT:
+                    self._stopping = self.limits.stop_timeout
+                self._stop_signum = signum
+
+    def look(self) -> bool:
+        """Look at the board once; tells whether the run was ended."""
+        now = time.monotonic()
+        # Not the time in which this process, or the whole job, was stopped itself.
+        elapsed, self._looked = min(now - self._looked, 4 * self._tick), now
+        if _is_stopped(self.owner):
+            return False
+        signs = self.board.signs()
+        for place, sign in enumerate(signs):
+            self._silent[place] = 0.0 if self._beats.get(place) != sign.beat else self._silent[place] + elapsed
+            self._frozen[place] = 0.0 if self._alive.get(place) != sign.alive else self._frozen[place] + elapsed
+            self._beats[place], self._alive[place] = sign.beat, sign.alive
+        silent = self._suspects(signs)
+        for place in silent:
+            self._warn(place, signs[place])
+        if self._stop_signum:
+            self._stopping += elapsed
+            if self._stopping >= self.limits.stop_timeout:
+                name = signal.Signals(self._stop_signum).name
+                self._end(f"stopped by {name}, after {self._stopping:.0f} s in which the step in hand did not end: "
+                          f"{self._describe(silent, signs)}", signs, silent)
+                return True
+        late = [place for place in silent if self._silent[place] >= self.limits.timeout * _patience(signs[place])]
+        if late:
+            self._end(f"{self._describe(late, signs)}. parallel.timeout={self.limits.timeout:g} ends the run", signs,
+                      late)
+        return bool(late)
+
+    def _suspects(self, signs: list[Sign]) -> list[int]:
+        """Return who keeps the others waiting: where no Python runs, who does not wait itself, or all of them."""
+        present = [place for place, sign in enumerate(signs) if sign.state not in (State.ABSENT, State.ENDED)]
+        ranks = [place for place in present if signs[place].rank >= 0] or present
+        frozen = [place for place in ranks if self._frozen[place] >= 4 * PERIOD]
+        busy = [place for place in ranks if signs[place].state != State.WAITING]
+        return frozen or busy or ranks
+
+    def _describe(self, places: list[int], signs: list[Sign]) -> str:
+        return "; ".join(self._describe_one(place, signs[place]) for place in places)
+
+    def _describe_one(self, place: int, sign: Sign) -> str:
+        return (f"{sign} has been silent for {self._silent[place]:.0f} s{_state_of(sign.pid)}, last seen: "
+                f"{sign.doing}")
+
+    def _warn(self, place: int, sign: Sign) -> None:
+        """Say that a process is silent; again when it has been so for twice as long."""
+        first = self.limits.warn_after * _patience(sign)
+        if self._silent[place] < first:
+            if self._warned.pop(place, None):
+                log.warning("%s goes on", sign)
+        elif self._silent[place] >= self._warned.get(place, first):
+            log.warning("%s", self._describe_one(place, sign))
+            self._warned[place] = 2 * self._silent[place]
+
+    def _end(self, message: str, signs: list[Sign], guilty: list[int]) -> None:
+        """End the run: say why, where the guilty hang, and leave the others the time to say how to go on."""
+        log.error("%s; %s", message, self._last_checkpoint())
+        self.board.judge(message, self._stop_signum)
+        for place in guilty:
+            # Who has asked for the end has no need of it on the screen.
+            log.log(logging.INFO if self._stop_signum else logging.ERROR, "where %s is:\n%s", signs[place],
+                    self._trace(place, signs[place].pid))
+        ranks = [sign.pid for sign in signs if sign.pid and sign.rank >= 0 and sign.state != State.ENDED]
+        # Ranks that torchrun or Slurm have started see the connection break and end by themselves.
+        victims = set(ranks if self.launches else [signs[place].pid for place in guilty])
+        for pid in victims:
+            _kill(pid, signal.SIGKILL)
+        left, end = {*ranks, self.owner}, time.monotonic() + SECONDS_TO_LEAVE
+        while left and time.monotonic() < end:
+            if self.owner in left and select.select([0], [], [], 0.02)[0] and not os.read(0, 4096):
+                left.remove(self.owner)  # it waits for this process only
+            left = set(filter(_is_alive, left))
+        for pid in left:
+            _kill(pid, signal.SIGKILL)
+
+    def _trace(self, place: int, pid: int) -> str:
+        """Return where the threads of a process are."""
+        _kill(pid, TRACE_SIGNAL)
+        _kill(pid, signal.SIGCONT)
+        path, size = self.board.trace(place), -1
+        for _ in range(20):
+            time.sleep(0.05)
+            before, size = size, path.stat().st_size
+            if 0 < before == size:
+                break
+        _kill(pid, signal.SIGSTOP)
+        return path.read_text(errors="replace").strip() or "(it does not say)"
+
+    def _last_checkpoint(self) -> str:
+        saved = [(path.stat().st_mtime, path) for path in self.run_folder.glob("**/checkpoints/last.pt")]
+        if not saved:
+            return "there is no checkpoint yet"
+        written, path = max(saved)
+        return f"the last checkpoint is {path}, {max(time.time() - written, 0):.0f} s old"
+
+
+def _patience(sign: Sign) -> int:
+    """How many times the usual a process may be silent: who starts the ranks waits for their imports."""
+    return LONG_FACTOR if sign.state == State.LONG or sign.rank < 0 else 1
+
+
+def _kill(pid: int, signum: int) -> None:
+    if pid:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+
+
+def _stat(pid: int) -> str:
+    """Return the system's letter for the state of a process, "" if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def _is_alive(pid: int) -> bool:
+    return _stat(pid) not in ("", "Z", "X")
+
+
+def _is_stopped(pid: int) -> bool:
+    return _stat(pid) in ("T", "t")
+
+
+def _state_of(pid: int) -> str:
+    return {"T": " (stopped by a signal)", "t": " (stopped by a debugger)", "D": " (waiting for a disk)"}.get(
+        _stat(pid), "")
+
+
+def main() -> None:
+    """Be the watchdog; the settings are the first argument."""
+    settings = json.loads(sys.argv[1])
+    console, formatter = logging.StreamHandler(sys.stderr), "%(asctime)s %(levelname)s %(message)s"
+    handlers: list[logging.Handler] = [console]
+    if (path := settings.pop("log_file")) is not None:
+        handlers.append(logging.FileHandler(path, delay=True))
+    logging.basicConfig(handlers=handlers, format=formatter, level=logging.INFO)
+    console.setLevel(logging.WARNING)
+    console.setFormatter(logging.Formatter("%(message)s"))
+    watchdog = Watchdog(**settings)
+    watchdog.run()
+    watchdog.board.remove()

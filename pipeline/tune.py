@@ -1,0 +1,288 @@
+"""`python -m pipeline.tune study=DIR`: search keys for the best validation metric, by Optuna.
+
+Each trial is an ordinary run in a process of its own, `DIR/trial_N`. Its validation metric is told to Optuna while it
+trains; a trial that promises little is stopped. The study is a file, which several such commands may share, and what
+was killed is continued by the next command that is given the same study.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import json
+import logging
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from pipeline import cli
+from pipeline.config import TuneConfig
+from pipeline.run import files
+from pipeline.run.errors import EXIT_TRY_AGAIN, Stopped
+from pipeline.run.log import format_table, read_records
+from pipeline.space import Search, check_space, read_command, suggest, to_options
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.5
+MAX_FAILURES = 3  # in a row
+
+
+def open_study(given: dict, search: Search) -> tuple[Any, Search, TuneConfig]:
+    """Open the study in its folder, or make it.
+
+    Args:
+        given: keys of :class:`TuneConfig`; the others are those that the study was begun with.
+
+    Returns:
+        The study, what it searches, and how.
+
+    Raises:
+        ValueError: Optuna is not installed, or the study searches something else.
+    """
+    try:
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
+    except ImportError:
+        raise ValueError("this needs Optuna: pip install 'parallel-epochs[optuna]', in a checkout "
+                         "pip install -e '.[optuna]'") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    folder = Path(given["study"])
+    with _held(folder / ".study", wait=True):
+        journal = JournalFileBackend(str(folder / "study.journal"), cast(Any, JournalLock(folder)))
+        study = optuna.create_study(study_name="study", storage=optuna.storages.JournalStorage(journal),
+                                    direction="maximize", load_if_exists=True)
+        known = study.user_attrs.get("search")
+        if known is None:
+            check_space(search)
+            known = dataclasses.asdict(search)
+            study.set_user_attr("search", known)
+        options = to_options({**study.user_attrs.get("options", {}), **given})
+        study.set_user_attr("options", {**dataclasses.asdict(options), "study": str(folder)})
+    pruners: dict[str, Callable] = {
+        "median": lambda: optuna.pruners.MedianPruner(options.startup_trials, options.warmup_epochs),
+        "hyperband": optuna.pruners.HyperbandPruner, "none": optuna.pruners.NopPruner}
+    study.pruner = pruners[options.pruner]()
+    if (search.fixed or search.space) and search != Search(**known):
+        command = shlex.join([*known["fixed"], *(f"{key}={values}" for key, values in known["space"].items())])
+        raise ValueError(f"{folder} searches something else: {command}. Give study={folder} alone to continue it, or "
+                         "another folder")
+    return study, Search(**known), options
+
+
+class JournalLock:
+    """Optuna's lock of its journal by the system's own, which a killed process does not leave behind."""
+
+    def __init__(self, folder: Path):
+        self._path, self._held = folder / ".journal", contextlib.ExitStack()
+
+    def acquire(self) -> bool:
+        """Wait for the lock."""
+        self._held.enter_context(_held(self._path, wait=True))
+        return True
+
+    def release(self) -> None:
+        """Let go of it."""
+        self._held.close()
+
+
+@contextlib.contextmanager
+def _held(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold a folder as :func:`pipeline.run.files.lock` does, if need be when another process lets go of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(files.lock(folder))
+                break
+            except ValueError:
+                if not wait:
+                    raise
+                time.sleep(0.02)
+        yield
+
+
+class Worker:
+    """Takes trials of a study, one after the other."""
+
+    def __init__(self, study: Any, search: Search, options: TuneConfig):
+        self._study, self._search, self._options = study, search, options
+        self._folder = Path(options.study)
+        self._types = check_space(search)
+        self._child: subprocess.Popen | None = None
+        self._signum = 0
+        self._num_failed = 0
+
+    def work(self) -> None:
+        """Continue what was killed, then begin trials until the study has enough.
+
+        Raises:
+            ValueError: several trials in a row have failed.
+            Stopped: a signal asked for it; the trial goes on when the study does.
+        """
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(signum, self._note)
+        while not self._signum:
+            with contextlib.ExitStack() as held:
+                taken = self._take(held)
+                if taken is None:
+                    return
+                self._run(*taken)
+        raise Stopped(self._signum)
+
+    def _take(self, held: contextlib.ExitStack) -> tuple[Any, list[str]] | None:
+        """Take over a trial whose worker is gone, or begin one; none if the study has enough.
+
+        Args:
+            held: gets the lock that tells others that the worker of the trial lives.
+
+        Returns:
+            The trial, and the overrides with its values.
+        """
+        import optuna
+        with _held(self._folder / ".study", wait=True):  # one worker at a time
+            trials = self._study.get_trials(deepcopy=False)
+            for known in trials:
+                if known.state == optuna.trial.TrialState.RUNNING:
+                    with contextlib.suppress(ValueError):  # its worker lives
+                        held.enter_context(_held(self._worker_folder(known.number)))
+                        log.info("trial %d was interrupted and goes on", known.number)
+                        trial = optuna.trial.Trial(self._study, known._trial_id)
+                        return trial, self._choose(trial)
+            if len(trials) >= self._options.trials:
+                return None
+            trial = self._study.ask()
+            held.enter_context(_held(self._worker_folder(trial.number)))
+            return trial, self._choose(trial)
+
+    def _choose(self, trial: Any) -> list[str]:
+        """Return the overrides of a trial; their values are drawn if it has none yet."""
+        import optuna
+        if "overrides" not in trial.user_attrs:
+            # A function of the trial, the seed and the results so far: the study of one worker can be repeated.
+            self._study.sampler = optuna.samplers.TPESampler(seed=self._options.sampler_seed + trial.number)
+            trial.set_user_attr("overrides", suggest(trial, self._search, self._types))
+        return trial.user_attrs["overrides"]
+
+    def _worker_folder(self, number: int) -> Path:
+        return self._folder / ".workers" / str(number)
+
+    def _note(self, signum: int, frame) -> None:
+        self._signum = signum
+        if self._child is not None:
+            self._child.send_signal(signal.SIGTERM)
+
+    def _run(self, trial: Any, chosen: list[str]) -> None:
+        """Train a trial to its end, or until it is pruned, and tell the study."""
+        from optuna.trial import TrialState
+        folder = self._folder / f"trial_{trial.number:03d}"
+        with _held(folder, wait=True):  # a run that lost its worker ends by itself, and saves first
+            pass
+        is_resumed = any(folder.glob("**/checkpoints/last.pt")) and (folder / "config.yaml").is_file()
+        overrides = [f"resume={folder}"] if is_resumed else \
+            [*self._search.fixed, *chosen, f"hydra.run.dir={_quote(str(folder))}"]
+        log.info("trial %d: %s", trial.number, " ".join(chosen))
+        start, is_pruned = time.perf_counter(), False
+        with tempfile.TemporaryFile("w+") as output:
+            self._child = subprocess.Popen([sys.executable, "-m", "pipeline.train", *overrides], stdout=output,
+                                           stderr=output, stdin=subprocess.DEVNULL, start_new_session=True,
+                                           preexec_fn=_end_with(os.getpid()))
+            while (status := self._wait()) is None:
+                if not is_pruned and self._report(trial, folder) and trial.should_prune():
+                    is_pruned = True
+                    self._child.send_signal(signal.SIGTERM)
+            self._child = None
+            output.seek(0)
+            said = output.read().strip().splitlines()
+        self._report(trial, folder)
+        seconds = time.perf_counter() - start
+        if is_pruned:
+            self._study.tell(trial, state=TrialState.PRUNED)
+            log.info("trial %d: pruned after %.0f s", trial.number, seconds)
+        elif status == 0:
+            value = json.loads((folder / "summary.json").read_text())["best_valid"]
+            self._study.tell(trial, value)
+            self._num_failed = 0
+            log.info("trial %d: valid %.4f, %.0f s; best %.4f of trial %d", trial.number, value, seconds,
+                     self._study.best_value, self._study.best_trial.number)
+        elif status == EXIT_TRY_AGAIN:  # somebody stopped it, or this command
+            self._signum = self._signum or signal.SIGTERM
+        else:
+            self._fail(trial, said[-1] if said else f"ended with status {status}")
+
+    def _fail(self, trial: Any, reason: str) -> None:
+        from optuna.trial import TrialState
+        self._study.tell(trial, state=TrialState.FAIL)
+        self._num_failed += 1
+        log.warning("trial %d failed: %s", trial.number, reason)
+        if self._num_failed >= MAX_FAILURES:
+            raise ValueError(f"{MAX_FAILURES} trials in a row have failed, the last one so: {reason}")
+
+    def _wait(self) -> int | None:
+        """Return the status of the run, or none after a moment in which it has not ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._child.wait(POLL_SECONDS)
+        return None
+
+    def _report(self, trial: Any, folder: Path) -> bool:
+        """Tell the study the validation metrics that are new."""
+        known = self._study._storage.get_trial(trial._trial_id).intermediate_values
+        new = {record["epochs"]: record["valid"] for record in read_records(folder / "metrics.jsonl")
+               if record["kind"] == "round" and record.get("valid") is not None and record["epochs"] not in known}
+        for epoch, valid in new.items():
+            trial.report(valid, epoch)
+        return bool(new)
+
+
+def _quote(value: str) -> str:
+    return value if value.replace("/", "").replace("_", "").replace("-", "").replace(".", "").isalnum() \
+        else "'" + value.replace("'", "\\'") + "'"
+
+
+def _end_with(parent: int) -> Callable[[], None]:
+    """Return what makes a child stop, as by SIGTERM, when its parent ends in whatever way."""
+    def arrange() -> None:
+        if sys.platform == "linux":
+            PR_SET_PDEATHSIG = 1
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != parent:
+                os._exit(1)
+
+    return arrange
+
+
+def tabulate(study: Any) -> str:
+    """Format the trials, the best first, and the command of the best one."""
+    rows = []
+    finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+    for trial in sorted(finished, key=lambda trial: (trial.state.name != "COMPLETE", -(trial.value or 0))):
+        value = f"{trial.value:.4f}" if trial.state.name == "COMPLETE" else \
+            f"{trial.state.name.lower()} after {trial.last_step or 0} epochs"
+        rows.append((f"trial {trial.number}", f"{value}  {' '.join(trial.user_attrs.get('overrides', []))}"))
+    return format_table(rows or [("no trial", "has ended")], "trials, the best validation metric first")
+
+
+def main() -> None:
+    """Search."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    study, search, options = open_study(*read_command(sys.argv[1:]))
+    try:
+        Worker(study, search, options).work()
+    except Stopped as stopped:
+        log.info("%s; continue with python -m pipeline.tune study=%s", stopped, options.study)
+        sys.exit(EXIT_TRY_AGAIN)
+    log.info("%s", tabulate(study))
+    if any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
+        best = study.best_trial
+        log.info("best: trial %d, in %s", best.number, Path(options.study) / f"trial_{best.number:03d}")
+        log.info("%s", shlex.join(["python", "-m", "pipeline.train", *search.fixed, *best.user_attrs["overrides"]]))
+
+
+if __name__ == "__main__":
+    cli.call(main)

@@ -1,0 +1,94 @@
+"""Parameters, memory and time of a training step of models as deep as one likes; each in a process of its own."""
+
+import multiprocessing
+import statistics
+from concurrent.futures import ProcessPoolExecutor
+
+import torch
+
+from models import DeeperGCN, EquilibriumGNN, RevGNN
+from scripts.bench import graphs
+from scripts.bench.measure import assert_close, extra_mib, say, seconds_of, write_row
+from scripts.bench.pyg_rev import PyGRevGNN
+
+NUM_TASKS = 112
+OPTIONS = dict(edge_dim=8, aggr="max", learn_t=False, dropout=0.1)
+
+
+def _revgnn(channels: int, layers: int, **options) -> torch.nn.Module:
+    return RevGNN(8, channels, NUM_TASKS, layers, **OPTIONS, **options)
+
+
+def _deepergcn(channels: int, layers: int, **options) -> torch.nn.Module:
+    return DeeperGCN(8, channels, NUM_TASKS, layers, **OPTIONS, **options)
+
+
+MODELS = {
+    "DeeperGCN": _deepergcn,
+    "DeeperGCN, recomputed": lambda *sizes: _deepergcn(*sizes, gradient_checkpointing=True),
+    "RevGNN": _revgnn,
+    "RevGNN, tied": lambda *sizes: _revgnn(*sizes, tied=True),
+    "EquilibriumGNN": lambda channels, layers: EquilibriumGNN(8, channels, NUM_TASKS, layers, **OPTIONS),
+    "RevGNN of PyG's GroupAddRev": lambda *sizes: PyGRevGNN(_revgnn(*sizes)),
+}
+
+
+def bench_depth(num_nodes: int, num_edges: int, channels: int, repeat: int, layers: list[int],
+                models: list[str]) -> None:
+    """Measure a training step of every model at every depth.
+
+    Args:
+        layers: depths.
+        models: those of `MODELS` whose names contain one of these.
+    """
+    _compare(num_nodes, num_edges, channels)
+    writer = None
+    for name in (name for name in MODELS if any(part.lower() in name.lower() for part in models)):
+        for depth in layers:
+            # What other models left behind would blur their memory.
+            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+                row = process.submit(_measure, name, num_nodes, num_edges, channels, depth, repeat,
+                                     torch.get_num_threads()).result()
+            say(f"{name}, {depth} layers: {row['step_median_s']} s, {row['activations_mib']} MiB")
+            writer = write_row(writer, {"bench": "depth", "num_nodes": num_nodes, "num_edges": num_edges,
+                                        "channels": channels, "model": name, "layers": depth, **row})
+
+
+def _measure(name: str, num_nodes: int, num_edges: int, channels: int, depth: int, repeat: int,
+             num_threads: int) -> dict:
+    """Columns of a row: what a step takes beside weights, gradients and Adam's two moments, which are counted apart."""
+    torch.set_num_threads(num_threads)
+    data = graphs.proteins(num_nodes, num_edges // 2 * 2)
+    torch.manual_seed(0)
+    model, x = MODELS[name](channels, depth), torch.randn(num_nodes, 8)
+    edge_index = data.edge_index.as_tensor() if "PyG" in name else data.edge_index
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+    weights_mib = sum(4 * p.numel() for p in model.parameters()) / 2**20
+
+    def step() -> None:
+        logits = model(x, edge_index, data.edge_attr)
+        torch.nn.functional.binary_cross_entropy_with_logits(logits, data.y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    seconds = [seconds_of(step) for _ in range(repeat)]
+    return {"parameters": sum(p.numel() for p in model.parameters()),
+            "step_median_s": round(statistics.median(seconds), 3), "step_min_s": round(min(seconds), 3),
+            "step_max_s": round(max(seconds), 3), "activations_mib": round(extra_mib(step) - weights_mib, 1),
+            "weights_gradients_adam_mib": round(4 * weights_mib, 1)}
+
+
+def _compare(num_nodes: int, num_edges: int, channels: int) -> None:
+    """Logits and gradients of seven reversible layers without dropout: the two draw different masks."""
+    data = graphs.proteins(num_nodes, num_edges // 2 * 2)
+    torch.manual_seed(0)
+    ours, x = _revgnn(channels, 7).eval(), torch.randn(num_nodes, 8)
+    sides = []
+    for side, edge_index in ((ours, data.edge_index), (PyGRevGNN(ours).eval(), data.edge_index.as_tensor())):
+        side.zero_grad()
+        logits = side(x, edge_index, data.edge_attr)
+        torch.nn.functional.binary_cross_entropy_with_logits(logits, data.y).backward()
+        sides.append({"logits": logits.detach(), "head": side.head.weight.grad.clone(),
+                      "node_encoder": side.node_encoder.weight.grad.clone()})
+    assert_close(*sides, tolerance=1e-3)

@@ -1,0 +1,64 @@
+"""All batches of an epoch by neighbour sampling, beside PyG's NeighborLoader on the same graph in the same process."""
+
+import statistics
+
+import torch
+from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader as PyGNeighborLoader
+
+from pipeline.data.config import SyntheticProteinsConfig
+from pipeline.data.prepare import prepare
+from pipeline.data.synthetic import synthetic_proteins
+from pipeline.loaders.neighbor import NeighborLoader, check_pyg
+from pipeline.schedule import Share
+from scripts.bench.measure import say, seconds_of, write_row
+from scripts.bench.partition import assert_same_subgraph
+
+
+def bench_sampling(num_nodes: int, num_edges: int, batch_size: int, num_seeds: int, repeat: int,
+                   num_neighbors: list[int]) -> None:
+    """Time both loaders on the same seeds; with all neighbours drawn, their batches are the same subgraphs.
+
+    Raises:
+        SystemExit: PyG's loader has nothing to sample with, or the batches differ.
+    """
+    try:
+        check_pyg()
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    say(f"generating {num_nodes:,} nodes, {num_edges:,} directed edges")
+    generated = synthetic_proteins(num_nodes=num_nodes, num_edges=num_edges, num_tasks=8)
+    data = prepare(generated, SyntheticProteinsConfig(node_features="sum"))
+    plain = Data(edge_index=data.edge_index.as_tensor().long(), edge_attr=data.edge_attr, x=data.x, y=data.y,
+                 num_nodes=num_nodes)
+    seeds = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(0))[:num_seeds]
+
+    def ours(sizes: list[int], nodes: torch.Tensor = seeds) -> NeighborLoader:
+        return NeighborLoader(data, sizes, batch_size=batch_size, nodes=nodes)
+
+    def theirs(sizes: list[int], nodes: torch.Tensor = seeds) -> PyGNeighborLoader:
+        return PyGNeighborLoader(plain, sizes, input_nodes=nodes, batch_size=batch_size, is_sorted=True)
+
+    few, everything = seeds[:8].sort().values, [-1] * min(len(num_neighbors), 2)
+    for batch, other in zip(ours(everything, few).batches(0, Share()), theirs(everything, few), strict=True):
+        assert_same_subgraph(batch, other)
+        if not torch.equal(batch.n_id[batch.target].sort().values, other.n_id[:other.batch_size]):
+            raise SystemExit("the seeds differ from those of PyG's loader: nothing is timed")
+    sizes = [sum(batch.num_edges for batch in loader) for loader in
+             (ours(num_neighbors).batches(0, Share()), theirs(num_neighbors))]
+    say(f"outputs compared: with all neighbours drawn the batches are the same; {sizes[0]:,} and {sizes[1]:,} edges of "
+        "an epoch")
+
+    rounds = []
+    for round_ in range(repeat):
+        rounds.append((seconds_of(lambda: [None for _ in theirs(num_neighbors)]),
+                       seconds_of(lambda round_=round_: [None for _ in ours(num_neighbors).batches(round_, Share())])))
+        say("round {}: PyG {:.2f} s, ours {:.3f} s".format(round_ + 1, *rounds[-1]))
+    pyg, own = zip(*rounds)
+    ratios = sorted(a / b for a, b in rounds)
+    write_row(None, {
+        "bench": "sampling", "num_nodes": num_nodes, "num_edges": data.edge_index.size(1),
+        "num_neighbors": " ".join(map(str, num_neighbors)), "num_seeds": len(seeds), "batch_size": batch_size,
+        "pyg_edges": sizes[1], "ours_edges": sizes[0], "pyg_median_s": round(statistics.median(pyg), 3),
+        "ours_median_s": round(statistics.median(own), 3), "ratio_median": round(statistics.median(ratios), 2),
+        "ratio_min": round(ratios[0], 2), "ratio_max": round(ratios[-1], 2)})

@@ -1,0 +1,41 @@
+"""Whether a long run holds more and more: memory, open files and threads, ten epochs after ten epochs."""
+
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from pipeline.run.log import read_records
+from scripts.bench.measure import say, write_row
+from scripts.bench.processes import Held, watch
+
+WINDOW = 10  # epochs that a row is about
+
+
+def bench_steady(epochs: int, num_ranks: int, overrides: list[str]) -> None:
+    """Memory (PSS), open files and threads of a training run in every ten epochs, beside those of the second ten.
+
+    Args:
+        overrides: what else follows ``python -m pipeline.train``.
+    """
+    windows: dict[int, list[Held]] = {}
+    with tempfile.TemporaryDirectory() as root:
+        run = Path(root, "run")
+        for held in watch([sys.executable, "-m", "pipeline.train", f"parallel.num_ranks={num_ranks}",
+                           "parallel.threads_per_rank=1", f"train.epochs={epochs}", *overrides,
+                           f"hydra.run.dir={run}"], every=0.02):
+            trained = max((record["epochs"] for record in read_records(run / "metrics.jsonl")
+                           if record["kind"] == "round"), default=0)
+            if WINDOW <= trained < epochs:
+                windows.setdefault(trained // WINDOW, []).append(held)
+    writer, first = None, None
+    for window, samples in windows.items():
+        # Medians: an evaluation, or a checkpoint that is being written, takes more for a moment.
+        pss, files, threads = map(statistics.median_low, zip(*(
+            (held.pss_kib, held.num_files, held.num_threads) for held in samples)))
+        first = first or pss
+        say(f"epochs {WINDOW * window} to {WINDOW * (window + 1)}: {len(samples)} samples")
+        writer = write_row(writer, {
+            "bench": "steady", "num_ranks": num_ranks, "epoch": WINDOW * window, "pss_mib": round(pss / 2**10, 1),
+            "ratio": round(pss / first, 4), "highest_mib": round(max(held.pss_kib for held in samples) / 2**10, 1),
+            "files": files, "process_threads": threads})

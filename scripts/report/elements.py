@@ -1,0 +1,119 @@
+"""Parts of a page as HTML. Every text that comes from a run is escaped here."""
+
+import html
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scripts.report.words import NOTHING
+
+NUM_COLOURS = 7  # of page.css
+
+escape = html.escape
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    Attributes:
+        html: what it shows.
+        value: what its column is sorted by; the text if none is given.
+    """
+
+    html: str
+    value: float | str | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        is_number: aligned right, with figures of one width.
+        hint: shown on hover.
+    """
+
+    title: str
+    is_number: bool = False
+    hint: str = ""
+
+
+def text(value: object) -> Cell:
+    """Build a cell of words."""
+    return Cell(escape(str(value)))
+
+
+def number(value: float | None, written: str) -> Cell:
+    """Build a cell of a number."""
+    return Cell(escape(written) if value is not None else NOTHING, value if value is not None else "")
+
+
+def code(value: object) -> str:
+    """Mark what a user types or reads in a terminal."""
+    return f"<code>{escape(str(value))}</code>"
+
+
+def paragraph(words: str, kind: str = "") -> str:
+    """Build a paragraph of plain words."""
+    return f'<p class="{kind}">{escape(words)}</p>' if kind else f"<p>{escape(words)}</p>"
+
+
+def table(columns: list[Column], rows: list[list[Cell]], *, label: str, is_sortable: bool = True) -> str:
+    """Build a table whose first column names its rows.
+
+    Args:
+        label: for who does not see it.
+    """
+    is_sortable = is_sortable and len(rows) > 1
+    head = "".join(_heading(column, is_sortable) for column in columns)
+    body = "".join(f"<tr>{_row(columns, row)}</tr>" for row in rows)
+    return (f'<div class="wide" tabindex="0" role="region" aria-label="{escape(label)}">'
+            f"<table{' data-sortable' if is_sortable else ''}>"
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>")
+
+
+def _heading(column: Column, is_sortable: bool) -> str:
+    kind = ' class="number"' if column.is_number else ""
+    hint = f' title="{escape(column.hint)}"' if column.hint else ""
+    title = escape(column.title)
+    if is_sortable:
+        return f'<th scope="col"{kind} aria-sort="none"><button type="button"{hint}>{title}</button></th>'
+    return f'<th scope="col"{kind}{hint}>{title}</th>'
+
+
+def _row(columns: list[Column], row: list[Cell]) -> str:
+    cells = []
+    for i, (column, cell) in enumerate(zip(columns, row)):
+        kind = ' class="number"' if column.is_number else ""
+        value = "" if cell.value is None else f' data-value="{escape(str(cell.value))}"'
+        tag = 'th scope="row"' if i == 0 else "td"
+        cells.append(f"<{tag}{kind}{value}>{cell.html}</{tag.split()[0]}>")
+    return "".join(cells)
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> str:
+    """Build a list of names and values; the values are HTML."""
+    return "<dl>" + "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in pairs) + "</dl>"
+
+
+def tiles(entries: Iterable[tuple[str, str, str]]) -> str:
+    """Build the numbers that are read first: a name, a value and a note for each."""
+    return '<dl class="tiles">' + "".join(
+        f'<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class="note">{escape(note)}</dd></div>'
+        for name, value, note in entries) + "</dl>"
+
+
+def copyable(words: str, name: str) -> str:
+    """Build a text with a button that copies it.
+
+    Args:
+        name: of what is copied, for who does not see it.
+    """
+    return (f'<div class="copyable"><pre tabindex="0">{escape(words)}</pre><button type="button" class="copy" '
+            f'aria-label="Copy {escape(name)}">Copy</button></div>')
+
+
+def swatch(number: int) -> str:
+    """Build the mark of a curve: its colour, dashed when the colours are used up."""
+    dashed = " dashed" if number >= NUM_COLOURS else ""
+    return f'<i class="swatch{dashed}" data-colour="{number % NUM_COLOURS}"></i>'

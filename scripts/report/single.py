@@ -1,0 +1,176 @@
+"""What a page says of one run."""
+
+from scripts.report import charts, words
+from scripts.report.charts import Figures, Line
+from scripts.report.elements import Cell, Column, code, copyable, escape, facts, number, paragraph, table, text, tiles
+from scripts.report.runs import AXES, Run
+from scripts.report.states import State
+
+Section = tuple[str, str, str]  # anchor, heading, content
+AXIS_BUTTONS = {"epochs": "Epochs", "step": "Steps", "wall_seconds": "Time"}
+
+
+def describe(run: Run, figures: Figures) -> tuple[str, list[Section]]:
+    """Describe a run: a title, and sections of which the first stands above the others."""
+    if run.settings["num_ranks"] == 1:
+        figures.axes = {"epochs": "epochs", "step": "optimizer steps", "wall_seconds": AXES["wall_seconds"]}
+    return run.name, [
+        ("", "", _state(run) + warnings(run.problems) + _tiles(run) + _command(run)),
+        ("curves", "Curves", _curves(run, figures)),
+        ("time", "Where the time went", _time(run, figures)),
+        *graph_sections(run, figures),
+        ("environment", "Hardware and versions", _environment(run)),
+        ("configuration", "Configuration", _configuration(run)),
+    ]
+
+
+def badge(state: State) -> str:
+    """Say how a run stands, in a word."""
+    return f'<span class="badge {state.kind}" title="{escape(state.text)}">{escape(state.name)}</span>'
+
+
+def _state(run: Run) -> str:
+    sentence = run.state.text[:1].upper() + run.state.text[1:].removesuffix(".")
+    return f'<p class="state">{badge(run.state)} {escape(sentence)}.</p>'
+
+
+def warnings(lines: list[str]) -> str:
+    """Build a list of what is wrong."""
+    return f'<ul class="warning">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ul>' if lines else ""
+
+
+def _tiles(run: Run) -> str:
+    result, name = run.result, words.metric_name(run.metric)
+    epoch, last = result.get("best_epoch"), (run.rounds or [{}])[-1]
+    entries = [
+        (f"Validation {name}", words.score(result.get("best_valid")),
+         f"best, after epoch {epoch:,}" if epoch is not None else ""),
+        (f"Test {name}", words.score(result.get("test")), "at the best validation"),
+        (f"Training {name}", words.score(result.get("train")), "at the best validation"),
+        ("Training loss", f"{last['loss']:.4g}" if "loss" in last else words.NOTHING, "of the last round"),
+        ("Wall time", words.duration(result.get("wall_seconds")),
+         words.count(result.get("data_epochs"), "epoch")),
+        ("Peak memory", words.memory(result.get("peak_memory_bytes")),
+         "" if run.summary else "known when the run has ended"),
+        ("Parameters", words.count(result.get("num_parameters")), f"seed {run.seed}"),
+        ("Ranks", words.count(run.settings["num_ranks"]),
+         words.setting("parallel", run.settings["parallel"]) if run.settings["num_ranks"] != 1 else ""),
+    ]
+    return tiles(entries)
+
+
+def _command(run: Run) -> str:
+    if command := run.summary.get("command"):
+        return copyable(command, "the command")
+    if run.state.kind == "running":
+        return ""
+    return paragraph("To continue it:", "note") + copyable(f"python -m pipeline.train resume={run.folder}",
+                                                           "the command")
+
+
+def _curves(run: Run, figures: Figures) -> str:
+    if not run.rounds:
+        return paragraph("No round has ended yet.")
+    legend = charts.legend_of([(split, words.SPLITS[split], i, 1) for i, split in enumerate(("valid", "test", "train"))
+                               if any(split in r for r in run.rounds)])
+    line = [Line("run", "", [run], 0)]
+    drawn = [charts.metric_curves(figures, run, legend) if legend.count("<li>") else "",
+             *(charts.curves(figures, line, key, with_seeds=False) for key in ("loss", "lr", "grad_norm"))]
+    rates = {r["lr"] for r in run.rounds if "lr" in r}
+    note = paragraph(f"The learning rate was {rates.pop():g} throughout.", "note") if len(rates) == 1 else ""
+    return axis_switch() + f'<div class="charts block">{"".join(drawn)}</div>{note}'
+
+
+def axis_switch() -> str:
+    """Build the buttons that choose what curves are drawn against."""
+    buttons = "".join(f'<button type="button" data-axis="{key}" aria-pressed="{str(key == "epochs").lower()}" '
+                      f'title="{escape(AXES[key])}">{name}</button>' for key, name in AXIS_BUTTONS.items())
+    return (f'<div class="toolbar"><div class="switch" role="group" aria-label="Horizontal axis">{buttons}</div>'
+            '<button type="button" class="toggle" data-log aria-pressed="false" title="Equal distances are equal '
+            'ratios">Logarithmic</button></div>')
+
+
+def _time(run: Run, figures: Figures) -> str:
+    sums = {key: sum(phase[key] for phase in run.phases) for key in charts.PHASES}
+    total, epochs = sum(sums.values()), run.rounds[-1].get("epochs") if run.rounds else None
+    if not total or not epochs:
+        return ""
+    columns = [Column("Phase"), *(Column(title, True) for title in ("Seconds", "Per epoch", "Share"))]
+    rows = [[text(name), number(sums[key], f"{sums[key]:,.2f}"), number(sums[key], f"{sums[key] / epochs:.4f}"),
+             number(sums[key], f"{sums[key] / total:.1%}")] for key, name in charts.PHASES.items() if sums[key]]
+    drawn = sum(r.get("draw_seconds", 0) for r in run.rounds)
+    note = paragraph(f"Batches are drawn by a thread of their own, {words.duration(drawn)} in all; listed is what "
+                     "training waited for.", "note")
+    return (f'<div class="pair"><div>{table(columns, rows, label="Seconds of each phase")}{note}</div>'
+            f"{charts.phase_areas(figures, run)}</div>")
+
+
+def graph_sections(run: Run, figures: Figures, whose: str = "") -> list[Section]:
+    """Describe the graph of a run: how it was cut at first, and its components.
+
+    Args:
+        whose: of which run, where there are others.
+    """
+    return [("partition", f"Partition{whose}", _partition(run.partition, figures) if run.partition else ""),
+            ("sampling", f"Neighbour sampling{whose}", _sampling(run.sampling) if run.sampling else ""),
+            ("components", f"Connected components{whose}", _components(run.components, figures)
+             if run.components else "")]
+
+
+def _partition(part: dict, figures: Figures) -> str:
+    sizes, kept = part["sizes"], part["kept_edges"]
+    told = (f"{part['name'].capitalize()}, as drawn for round {part['round'] + 1:,}: "
+            f"{words.count(len(sizes), 'cluster')}, {sum(kept):,} of {part['num_edges']:,} directed edges kept "
+            f"({part['cut']:.1%} cut), imbalance {part['imbalance']:.3f}, drawn in {words.duration(part['seconds'])}.")
+    if len(sizes) < 2:
+        return paragraph(told)
+    return paragraph(told) + '<div class="charts">' + "".join(
+        charts.bars(figures, values, title=title, of="cluster", unit=unit)
+        for values, title, unit in ((sizes, "Nodes of each cluster", "nodes"),
+                                    (kept, "Edges kept within each cluster", "edges"))) + "</div>"
+
+
+def _sampling(drawn: dict) -> str:
+    numbers = ", ".join("all" if number < 0 else f"{number:,}" for number in drawn["num_neighbors"])
+    return paragraph(
+        f"{drawn['name'].capitalize()}, at most {numbers} neighbours of a node at the hops: "
+        f"{words.count(drawn['num_seeds'], 'seed')} in {words.count(drawn['num_batches'], 'batch', 'batches')}, "
+        f"with {drawn['mean_nodes']:,.0f} nodes and {drawn['mean_edges']:,.0f} directed edges on average, drawn in "
+        f"{words.duration(drawn['seconds'])} each.")
+
+
+def _components(components: dict, figures: Figures) -> str:
+    largest, total = components["largest"], components["num_components"]
+    if total == 1:
+        one = largest[0] if largest else {}
+        size = f": {one['num_nodes']:,} nodes and {one['num_edges']:,} directed edges" if "num_edges" in one else ""
+        return paragraph(f"The graph is connected{size}.")
+    keys = {"num_nodes": "Nodes", "num_edges": "Directed edges", "num_labelled": "Labelled",
+            "num_train": "For training"}
+    columns = [Column("Component"), *(Column(title, True) for title in keys.values())]
+    rows = [[Cell(str(rank), rank), *(number(c.get(key), words.count(c.get(key))) for key in keys)]
+            for rank, c in enumerate(largest[:5], start=1)]
+    which = f"the {len(largest):,} largest components" if total > len(largest) else "each component"
+    drawn = charts.bars(figures, [c["num_nodes"] for c in largest], title=f"Nodes of {which}", of="component",
+                        unit="nodes", log=True) if len(largest) > 1 else ""
+    return (paragraph(f"{total:,} components, of which {components['num_single_nodes']:,} are single nodes."
+                      + (f" The {len(rows)} largest:" if total > len(rows) else ""))
+            + f'<div class="pair">{table(columns, rows, label="The largest components")}{drawn}</div>')
+
+
+def _environment(run: Run) -> str:
+    summary = run.summary
+    rows = [("Hardware", escape(summary.get("hardware", ""))), ("Peak memory", words.memory(
+        summary.get("peak_memory_bytes")) if summary else ""), ("Aggregation", escape(summary.get("kernel", ""))),
+        ("Versions", escape(words.versions(summary.get("versions", {})))),
+        ("Weights (SHA-256)", code(summary["weights_sha256"][:16]) if summary.get("weights_sha256") else ""),
+        ("Directory", code(run.folder))]
+    note = "" if summary else paragraph("Hardware, memory and versions are recorded when a run ends.", "note")
+    return note + facts((name, value) for name, value in rows if value)
+
+
+def _configuration(run: Run) -> str:
+    rows = [[Cell(code(key), key), Cell(code(words.setting("", value))), text(words.meanings().get(key, ""))]
+            for key, value in run.config.items()]
+    return (f"<details><summary>All {len(rows)} keys</summary>"
+            f'{table([Column("Key"), Column("Value"), Column("Meaning")], rows, label="Configuration")}</details>')

@@ -1,0 +1,56 @@
+"""Run directories written by hand, for the tests of the report."""
+
+import json
+import math
+from pathlib import Path
+
+import yaml
+
+
+def write_run(folder: Path, valid: list[float | None], *, seed: int = 0, num_ranks: int = 1, lr: float = 0.01,
+              epochs: int | None = None, finished: bool = True, data: str = "digits", lrs: list[float] | None = None,
+              **summary) -> Path:
+    """Write a run: two steps and a second an epoch, half of it training, the test metric .01 below that of validation.
+
+    Args:
+        valid: the validation metric of each round; none where it was not evaluated.
+        epochs: passes over the graph that were asked for, if not as many as rounds.
+        lrs: the learning rate of each round.
+        summary: what the summary says otherwise.
+    """
+    folder.mkdir(parents=True)
+    config = {"seed": seed, "cache_dir": str(folder), "data": {"source": data}, "model": {"name": "deepergcn"},
+              "train": {"lr": lr, "epochs": epochs or len(valid)}, "parallel": {"num_ranks": num_ranks}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    records = [partition(0) | {"metric": summary.get("metric", "acc")}]
+    records += [{"kind": "round", "round": i, "epochs": num_ranks * (i + 1), "step": 2 * (i + 1), "loss": 1 / (i + 1),
+                 "lr": (lrs or [lr] * len(valid))[i], "grad_norm": 1.0, "seconds": 0.5, "draw_seconds": 0.2,
+                 "hidden": 0.5, "sync_seconds": 0.1, "wall_seconds": i + 1.0,
+                 **({} if value is None else {"valid": value, "test": value - 0.01, "train": value})}
+                for i, value in enumerate(valid)]
+    write_records(folder, records)
+    (folder / "components.json").write_text(json.dumps(components([20])))
+    if finished:
+        best = max((value for value in valid if value is not None), default=math.nan)
+        (folder / "summary.json").write_text(json.dumps({
+            "experiment": "toy", "metric": "acc", "best_epoch": 1, "best_valid": best, "test": best - 0.01,
+            "train": best, "seed": seed, "data_epochs": len(valid) * num_ranks, "wall_seconds": float(len(valid)),
+            "num_ranks": num_ranks, "peak_memory_bytes": 2**30, "num_parameters": 1234, "kernel": "fused-cpu (avx2)",
+            "versions": {"torch": "2.13", "ogb": "1.3.6"}, "command": "python -m pipeline.train -m seed=0,1,2",
+            **summary}))
+    return folder
+
+
+def write_records(folder: Path, records: list[dict]) -> None:
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def partition(round_: int, sizes: tuple[int, ...] = (11, 9)) -> dict:
+    return {"kind": "partition", "name": "random", "metric": "acc", "round": round_, "sizes": list(sizes),
+            "kept_edges": list(sizes), "num_edges": 100, "cut": 0.8, "imbalance": 1.1, "seconds": 0.002}
+
+
+def components(sizes: list[int]) -> dict:
+    return {"num_components": len(sizes), "num_single_nodes": sizes.count(1),
+            "largest": [{"num_nodes": size, "num_edges": 2 * size, "num_labelled": size, "num_train": size}
+                        for size in sizes]}
