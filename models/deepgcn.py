@@ -100,7 +100,7 @@ class DeeperGCN(torch.nn.Module):
         self.fold_edge_encoder = fold_edge_encoder
         self.kernel = kernel
 
-        self.node_encoder, self.category_encoder = create_node_encoders(in_channels, num_categories, hidden_channels)
+        self.category_encoder, self.node_encoder = create_node_encoders(in_channels, num_categories, hidden_channels)
         if edge_dim:
             self.edge_encoder = torch.nn.Linear(edge_dim, hidden_channels)
             self.edge_lins = torch.nn.ModuleList(

@@ -7,12 +7,15 @@ from torch import Tensor
 
 
 def create_node_encoders(in_channels: int, num_categories: int,
-                         hidden_channels: int) -> tuple[torch.nn.Linear, torch.nn.Linear | None]:
-    """Create what :func:`encode_nodes` takes: the node encoder, and the category encoder if there is a category."""
+                         hidden_channels: int) -> tuple[torch.nn.Linear | None, torch.nn.Linear]:
+    """Create what :func:`encode_nodes` takes: the category encoder, if there is a category, and the node encoder.
+
+    A model keeps them in this order: the digest of its weights depends on it.
+    """
     if not num_categories:
-        return torch.nn.Linear(in_channels, hidden_channels), None
+        return None, torch.nn.Linear(in_channels, hidden_channels)
     category_encoder = torch.nn.Linear(num_categories, in_channels)
-    return torch.nn.Linear(2 * in_channels, hidden_channels), category_encoder
+    return category_encoder, torch.nn.Linear(2 * in_channels, hidden_channels)
 
 
 def encode_nodes(x: Float[Tensor, "num_nodes in_channels"], node_encoder: torch.nn.Linear,

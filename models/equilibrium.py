@@ -95,7 +95,7 @@ class EquilibriumGNN(torch.nn.Module):
         self.max_applications, self.tolerance, self.dropout, self.kernel = num_layers, tolerance, dropout, kernel
         self.residual = 0.0
         self._has_said = False
-        self.node_encoder, self.category_encoder = create_node_encoders(in_channels, num_categories, hidden_channels)
+        self.category_encoder, self.node_encoder = create_node_encoders(in_channels, num_categories, hidden_channels)
         if edge_dim:
             self.edge_encoder = torch.nn.Linear(edge_dim, hidden_channels)
             self.edge_lins = torch.nn.ModuleList(torch.nn.Linear(hidden_channels, hidden_channels) for _ in range(2))

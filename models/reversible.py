@@ -105,7 +105,7 @@ class RevGNN(torch.nn.Module):
         self.num_layers, self.num_groups, self.reversible = num_layers, num_groups, reversible
         self.dropout, self.kernel, self.num_columns = dropout, kernel, in_channels + num_categories
 
-        self.node_encoder, self.category_encoder = create_node_encoders(in_channels, num_categories, hidden_channels)
+        self.category_encoder, self.node_encoder = create_node_encoders(in_channels, num_categories, hidden_channels)
         if edge_dim:
             self.edge_encoder = torch.nn.Linear(edge_dim, hidden_channels)
 

@@ -1,6 +1,8 @@
 """How a run stands: going on, finished, stopped, or ended by an error."""
 
+import contextlib
 import fcntl
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,13 +55,14 @@ def is_going_on(folder: Path) -> bool:
 
 
 def _is_locked(folder: Path) -> bool:
-    try:
-        with open(folder / ".lock") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go of at once
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    with contextlib.suppress(OSError):
+        fd = os.open(folder / ".lock", os.O_RDONLY | os.O_NONBLOCK)  # a pipe is not waited for
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go of at once
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
     return False
 
 
