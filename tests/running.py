@@ -34,7 +34,7 @@ def command(module: str, *arguments: str, cwd: Path, together: bool = False, **e
     Args:
         together: standard error goes where standard output goes.
     """
-    output = Path(tempfile.mkdtemp(prefix="command-"))
+    output = Path(tempfile.mkdtemp(dir=_outputs().name))
     return Command(_server(), module, list(arguments), cwd=str(cwd), output=str(output / "output"),
                    errors=str(output / ("output" if together else "errors")),
                    env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment})
@@ -43,6 +43,11 @@ def command(module: str, *arguments: str, cwd: Path, together: bool = False, **e
 def start_server() -> None:
     """Fork the server of the commands, before any test has changed this process."""
     _server()
+
+
+@functools.cache
+def _outputs() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="commands-")  # gone with the last test
 
 
 @functools.cache
