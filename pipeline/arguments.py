@@ -86,7 +86,11 @@ def _refuse(message: str) -> NoReturn:
 def is_plain_run(options: argparse.Namespace) -> bool:
     """Tell whether the command is one run of what lies in conf/, and asks for no other service of Hydra's."""
     changed = {name for name, value in vars(options).items() if value != vars(parse([]))[name]}
-    return changed <= {"overrides"} and not any(argument.startswith("hydra.mode=") for argument in options.overrides)
+    return changed <= {"overrides"} and not _is_sweep(options)
+
+
+def _is_sweep(options: argparse.Namespace) -> bool:
+    return options.multirun or any(argument.startswith(("+sweep=", "hydra.mode=")) for argument in options.overrides)
 
 
 def check(options: argparse.Namespace, groups: dict[str, list[str]], keys: Iterable[str]) -> None:
@@ -109,7 +113,7 @@ def check(options: argparse.Namespace, groups: dict[str, list[str]], keys: Itera
         name = override.key_or_group
         if name.startswith("hydra"):
             continue
-        if override.is_sweep_override() and not options.multirun:
+        if override.is_sweep_override() and not _is_sweep(options):
             raise ValueError(f"{argument} is a list of values: add -m to run each, or quote it: "
                              f"{shlex.quote(_quoted(argument))}")
         if name in {group.lstrip("+") for group in groups}:

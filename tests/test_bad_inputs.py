@@ -19,7 +19,7 @@ import torch
 from running import TOY, shell, train
 from torch_geometric.data import Data, HeteroData, InMemoryDataset
 
-from pipeline import arguments, cli, evaluate, predict, prepare as preparing, train as training
+from pipeline import arguments, cli, config as configuration, evaluate, predict, prepare as preparing, train as training
 from pipeline.data.cache import load
 from pipeline.data.config import FileConfig
 from pipeline.data.file import read_file
@@ -502,6 +502,11 @@ def test_labels_outside_of_the_splits_do_not_count(tmp_path):
     torch.save(ring(y=nodes(0, 1, 2, 0, -9, 10**12), test_mask=torch.zeros(6) > 0), tmp_path / "graph.pt")
     data = load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path)
     assert data.out_channels == 3 and data.y[:4].flatten().tolist() == [0, 1, 2, 0]
+
+
+@pytest.mark.parametrize("sweep", ["-m", "+sweep=seeds", "hydra.mode=MULTIRUN"])
+def test_a_sweep_takes_lists_of_values(sweep):
+    arguments.check(arguments.parse([sweep, "seed=0,1"]), cli.config_groups(), configuration.all_keys())
 
 
 def test_a_group_may_be_given_without_its_plus(tmp_path):
