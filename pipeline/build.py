@@ -26,6 +26,8 @@ from pipeline.graph.structure import inspect
 from pipeline.inference import largest_stack, predict_exact, predict_views
 from pipeline.loaders.cluster import ClusterLoader
 from pipeline.loaders.neighbor import NeighborLoader, check_pyg
+from pipeline.metrics import KINDS, METRICS, kind_of
+from pipeline.names import LOWER_IS_BETTER
 from pipeline.run import checkpoint
 from pipeline.run.ranks import Ranks
 from pipeline.run.session import Session, Trainer
@@ -71,9 +73,11 @@ def check(config: Config) -> None:
     """
     for key, name, members in (("task", config.task.name, TASKS), ("loader", config.loader.name, LOADERS),
                                ("partition", config.partition.name, PARTITIONS),
-                               ("trainer", config.trainer.name, TRAINERS), ("tracker", config.tracker.name, TRACKERS)):
+                               ("trainer", config.trainer.name, TRAINERS), ("tracker", config.tracker.name, TRACKERS),
+                               ("task.metric", config.task.metric or "acc", METRICS)):
         if name not in members:
-            raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")
+            key = key if "." in key else f"{key}.name"
+            raise ValueError(f"{key}={name} is unknown; choose one of {', '.join(members)}")
     if config.loader.name == "neighbor" and config.loader.backend == "pyg":
         check_pyg()
     arguments.check_folder("cache_dir", Path(config.cache_dir))
@@ -81,6 +85,20 @@ def check(config: Config) -> None:
     estimate.check_model(config, lambda sizes: _construct(
         keys.replaced(config, {f"model.{name}": size for name, size in sizes.items()}), in_channels=1, out_channels=1,
         edge_dim=1, num_categories=0))
+
+
+def check_metric(chosen: str | None, metric: str) -> None:
+    """Refuse a metric of other labels than the dataset has.
+
+    Args:
+        metric: that of the dataset.
+
+    Raises:
+        ValueError: names those that fit.
+    """
+    if chosen is not None and kind_of(chosen) != kind_of(metric):
+        raise ValueError(f"task.metric={chosen} is of {kind_of(chosen)}, the dataset ({metric}) has {kind_of(metric)}: "
+                         f"choose one of {', '.join(KINDS[kind_of(metric)])}")
 
 
 def check_tracker(config: Config) -> None:
@@ -127,6 +145,7 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
     check(config)
     data = load(config.data, config.cache_dir, content_hash=content_hash)
     checked = content_hash is not None
+    check_metric(config.task.metric, data.metric)
     if checked and config.data.components == "all":
         return OpenGraph(data, None, [(None, data)])
     if not checked:
@@ -169,6 +188,9 @@ def build_partitioner(config: Config, data: Data) -> Partitioner:
 
 def build_task(config: Config, data: Data) -> NodeTask:
     """Build what is learned on a graph."""
+    if config.task.metric is not None:
+        data = copy.copy(data)
+        data.metric = config.task.metric
     return TASKS[config.task.name](data, label_input=config.train.label_input)
 
 
@@ -290,6 +312,7 @@ def build_session(config: Config, folder: Path, data: Data, *, ranks: Ranks = Ra
     tracker, name = TRACKERS[config.tracker.name], "/".join(folder.resolve().parts[-2:])
     open_tracker = None if tracker is None else partial(
         tracker, folder, name=name, project=config.tracker.project,
+        best="min" if (config.task.metric or data.metric) in LOWER_IS_BETTER else "max",
         settings={entry.name: entry.value for entry in keys.entries(config)})
     return Session(folder, data_hash=data.get("content_hash"), settings=settings(config),
                    patience=config.train.patience, check_every=config.parallel.check_every,

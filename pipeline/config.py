@@ -70,6 +70,8 @@ class TaskConfig:
     """What is learned."""
 
     name: str = key("node", "the task")
+    metric: str | None = key(None, "rocauc, ap or micro_f1 of binary tasks, acc of classes, mae or rmse of real "
+                                   "values; null: that of the dataset")
 
 
 @dataclass

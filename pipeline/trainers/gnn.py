@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 
 from pipeline.graph.partition import Partition
 from pipeline.loaders.background import BackgroundRounds
+from pipeline.names import LOWER_IS_BETTER
 from pipeline.run import pulse
 from pipeline.run.ranks import Ranks
 from pipeline.run.seeds import seed_torch
@@ -117,6 +118,7 @@ class GNNTrainer:
                  prefetch: int = 2, kernel: str = "", ranks: Ranks = Ranks(), stop: StopRequest | None = None):
         self.model, self.optimizer, self.task, self.loader, self.schedule = model, optimizer, task, loader, schedule
         self.device, self.kernel, self.metric = device, kernel, task.metric
+        self.lower_is_better = task.metric in LOWER_IS_BETTER
         self.progress = Progress()
         self._predict_all, self._ranks, self._prefetch, self._seed = predict_all, ranks, prefetch, seed
         self._precision, self._clip_grad_norm = precision, clip_grad_norm
