@@ -44,7 +44,10 @@ class ModelConfig:
 SIZES = {"num_layers": ModelConfig.num_layers, "hidden_channels": ModelConfig.hidden_channels}
 # Models by name: module and class. The options of a model are those of its constructor, written and checked there.
 MODELS = {"deepergcn": ("models.deepgcn", "DeeperGCN"), "revgnn": ("models.reversible", "RevGNN"),
-          "equilibrium": ("models.equilibrium", "EquilibriumGNN")}
+          "equilibrium": ("models.equilibrium", "EquilibriumGNN"),
+          "pyg": ("models.pyg", "PyGModel"), "custom": ("models.custom", "CustomModel")}
+# Those whose layers others wrote: they are tried on a tiny graph before long work.
+FOREIGN = ("pyg", "custom")
 # What a constructor takes that is no key of a configuration: it depends on the graph, or has a key elsewhere.
 NO_KEYS = ("edge_dim", "num_categories", "fold_edge_encoder", "kernel")
 
@@ -211,6 +214,15 @@ def open_schema() -> DictConfig:
     schema = OmegaConf.structured(Config)
     schema.data, schema.model = DataConfig, ModelConfig
     return schema
+
+
+def open_mappings(schema: type) -> DictConfig:
+    """Return a schema whose mappings, such as model.kwargs, take any names."""
+    node = OmegaConf.structured(schema)
+    for name in node:
+        if isinstance(node._get_node(name), DictConfig):
+            OmegaConf.set_struct(node._get_node(name), False)
+    return node
 
 
 def keys_without_effect(config: Config | None = None) -> set[str]:
