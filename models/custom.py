@@ -64,7 +64,7 @@ class CustomModel(torch.nn.Module):
             self.edge_argument = positional[2].name if len(positional) > 2 else "a third argument"
 
     def forward(self, x: Float[Tensor, "num_nodes in_channels"], edge_index: Tensor,
-                edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None) -> Tensor:
+                edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None) -> Any:
         """Call the model; it is to return logits or values, [num_nodes, out_channels]."""
         if self._by_place:
             return self.model(x, edge_index, edge_attr)

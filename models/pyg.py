@@ -209,10 +209,10 @@ def find(name: str) -> type[torch.nn.Module]:
     if isinstance(kind, type) and issubclass(kind, BasicGNN):
         raise ValueError(f"conv={name} is a whole model: set model=custom model.path=torch_geometric.nn.{name}")
     if not isinstance(kind, type) or not issubclass(kind, pyg.MessagePassing):
-        known = [other for other in dir(pyg) if other.endswith("Conv")]
-        near = difflib.get_close_matches(name, known, n=3)
+        known = {other.lower(): other for other in dir(pyg) if other.endswith("Conv")}
+        near = difflib.get_close_matches(name.lower(), known, n=1)
         raise ValueError(f"conv={name} is no convolution of torch_geometric.nn"
-                         f"{f'; did you mean {chr(32).join(near)}?' if near else ''}")
+                         f"{f'; did you mean {known[near[0]]}?' if near else ''}")
     parameters = inspect.signature(getattr(kind, "forward")).parameters  # noqa: B009
     needed = [key for key, parameter in list(parameters.items())[1:]
               if parameter.default is inspect.Parameter.empty]

@@ -39,7 +39,7 @@ from pipeline.run.stop import StopRequest
 from pipeline.run.tracker import CsvTracker, MlflowTracker, TensorBoardTracker, WandbTracker
 from pipeline.schedule import Schedule
 from pipeline.tasks.node import NodeTask
-from pipeline.trainers.gnn import GNNTrainer, Loader
+from pipeline.trainers.gnn import GNNTrainer, Loader, autocast
 
 log = logging.getLogger(__name__)
 
@@ -309,7 +309,7 @@ def build_predictor(config: Config, model: torch.nn.Module, task: NodeTask, load
         predict = partial(task.predict, model)
         common: dict[str, Any] = dict(num_rows=task.num_rows, out_channels=task.out_channels,
                                       layers=largest_stack(model), ranks=ranks, stop=stop)
-        with torch.autocast(loader.device.type, torch.bfloat16, enabled=config.train.precision == "bf16"):
+        with autocast(loader.device, config.train.precision):
             if evaluation.method == "exact":
                 return predict_exact(predict, whole_graph(), **common, device=loader.device)
             return predict_views(predict, view_loader, **common, num_views=evaluation.num_views,

@@ -109,7 +109,8 @@ class TrainConfig:
     clip_grad_norm: float = key(0.0, "largest norm of the gradient; 0: no clipping", minimum=0)
     label_input: float = key(0.0, "fraction of the training labels shown as inputs in training; "
                              "0: labels are no inputs", minimum=0, below=1)
-    precision: str = key("fp32", "fp32, or bf16 by autocast", choices=("fp32", "bf16"))
+    precision: str = key("fp32", "fp32; bf16 by autocast; fp16 by autocast with a scaled loss, whose scale is found as "
+                                    "training goes", choices=("fp32", "bf16", "fp16"))
     eval_every: int = key(1, "passes over the graph between two evaluations; each saves a checkpoint", minimum=1)
     patience: int = key(0, "evaluations without a better validation metric before the run stops; 0: never", minimum=0)
 

@@ -97,7 +97,7 @@ def check_activations(config: Config, data: Data) -> None:
     if config.loader.name == "neighbor":  # and their neighbours, if there are any
         num_nodes, mend = min(config.loader.batch_size, int(data.train_mask.sum())), "lower loader.batch_size"
     layers = 1 if model.name == "equilibrium" or getattr(model, "reversible", False) else model.num_layers
-    bytes_each = 2 if config.train.precision == "bf16" else 4
+    bytes_each = 4 if config.train.precision == "fp32" else 2
     training = num_nodes * layers * model.hidden_channels * bytes_each * _ranks_of_machine(config)
     available = _available(config)
     if training > available:
