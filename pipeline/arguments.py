@@ -192,6 +192,8 @@ def _check_key(override: Override, groups: dict[str, list[str]], keys: list[str]
     name = override.key_or_group
     if not name:
         raise ValueError(f"{override.input_line} names no key: write KEY=VALUE, see --help")
+    if (mapping := name.rpartition(".")[0]) in keys and mapping.endswith("kwargs"):
+        return
     if name in keys:
         if override.is_delete():
             raise ValueError(f"~{name}: a key cannot be removed; give it a value: {name}=...")

@@ -1,11 +1,12 @@
 """From a configuration to the objects of a run: the only file that knows every part."""
 
+import contextlib
 import copy
 import functools
 import importlib
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,9 +16,12 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from models import custom
 from models.aggregate import backend
+from models.foreign import Tried, try_forward
+from models.pyg import PyGModel
 from pipeline import arguments, estimate, keys
-from pipeline.config import MODELS, Config, settings
+from pipeline.config import FOREIGN, MODELS, Config, settings
 from pipeline.data.cache import load, pack, path_of, unpack
 from pipeline.data.prepare import describe_inputs
 from pipeline.graph.components import Components, find_components, split_components
@@ -26,6 +30,8 @@ from pipeline.graph.structure import inspect
 from pipeline.inference import largest_stack, predict_exact, predict_views
 from pipeline.loaders.cluster import ClusterLoader
 from pipeline.loaders.neighbor import NeighborLoader, check_pyg
+from pipeline.metrics import KINDS, METRICS, kind_of
+from pipeline.names import LOWER_IS_BETTER
 from pipeline.run import checkpoint
 from pipeline.run.ranks import Ranks
 from pipeline.run.session import Session, Trainer
@@ -33,7 +39,7 @@ from pipeline.run.stop import StopRequest
 from pipeline.run.tracker import CsvTracker, MlflowTracker, TensorBoardTracker, WandbTracker
 from pipeline.schedule import Schedule
 from pipeline.tasks.node import NodeTask
-from pipeline.trainers.gnn import GNNTrainer, Loader
+from pipeline.trainers.gnn import GNNTrainer, Loader, autocast
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +51,7 @@ TRACKERS: dict[str, Any] = {
     "none": None, "csv": CsvTracker, "tensorboard": TensorBoardTracker, "wandb": WandbTracker, "mlflow": MlflowTracker}
 # From here on it takes seconds to look through a graph, and the log says so beforehand.
 MANY_EDGES = 2_000_000
+OWN_KERNELS = "the model's own"  # what aggregates messages where others wrote the layers
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
@@ -71,16 +78,36 @@ def check(config: Config) -> None:
     """
     for key, name, members in (("task", config.task.name, TASKS), ("loader", config.loader.name, LOADERS),
                                ("partition", config.partition.name, PARTITIONS),
-                               ("trainer", config.trainer.name, TRAINERS), ("tracker", config.tracker.name, TRACKERS)):
+                               ("trainer", config.trainer.name, TRAINERS), ("tracker", config.tracker.name, TRACKERS),
+                               ("task.metric", config.task.metric or "acc", METRICS)):
         if name not in members:
-            raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")
+            key = key if "." in key else f"{key}.name"
+            raise ValueError(f"{key}={name} is unknown; choose one of {', '.join(members)}")
     if config.loader.name == "neighbor" and config.loader.backend == "pyg":
         check_pyg()
     arguments.check_folder("cache_dir", Path(config.cache_dir))
     estimate.check_ranks(config)
+    if config.model.name == "custom":
+        with _naming_keys(config):
+            custom.find(getattr(config.model, "path"))  # noqa: B009 - of this model's schema
+        return
     estimate.check_model(config, lambda sizes: _construct(
         keys.replaced(config, {f"model.{name}": size for name, size in sizes.items()}), in_channels=1, out_channels=1,
         edge_dim=1, num_categories=0))
+
+
+def check_metric(chosen: str | None, metric: str) -> None:
+    """Refuse a metric of other labels than the dataset has.
+
+    Args:
+        metric: that of the dataset.
+
+    Raises:
+        ValueError: names those that fit.
+    """
+    if chosen is not None and kind_of(chosen) != kind_of(metric):
+        raise ValueError(f"task.metric={chosen} is of {kind_of(chosen)}, the dataset ({metric}) has {kind_of(metric)}: "
+                         f"choose one of {', '.join(KINDS[kind_of(metric)])}")
 
 
 def check_tracker(config: Config) -> None:
@@ -126,7 +153,10 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
     """
     check(config)
     data = load(config.data, config.cache_dir, content_hash=content_hash)
+    if config.model.name in FOREIGN:
+        try_model(config, data)
     checked = content_hash is not None
+    check_metric(config.task.metric, data.metric)
     if checked and config.data.components == "all":
         return OpenGraph(data, None, [(None, data)])
     if not checked:
@@ -169,6 +199,9 @@ def build_partitioner(config: Config, data: Data) -> Partitioner:
 
 def build_task(config: Config, data: Data) -> NodeTask:
     """Build what is learned on a graph."""
+    if config.task.metric is not None:
+        data = copy.copy(data)
+        data.metric = config.task.metric
     return TASKS[config.task.name](data, label_input=config.train.label_input)
 
 
@@ -210,19 +243,51 @@ def build_model(config: Config, data: Data, task: NodeTask) -> torch.nn.Module:
     Raises:
         ValueError: an unknown name or an impossible size.
     """
-    return _construct(config, in_channels=task.in_channels, out_channels=task.out_channels,
-                      edge_dim=None if data.edge_attr is None else data.edge_attr.size(1),
-                      num_categories=data.num_categories)
+    edge_dim = None if data.edge_attr is None else data.edge_attr.size(1)
+    model = _construct(config, in_channels=task.in_channels, out_channels=task.out_channels, edge_dim=edge_dim,
+                       num_categories=data.num_categories)
+    if config.model.name in FOREIGN:  # lazy parameters get their shapes
+        _try(config, model, data, task)
+    return model
+
+
+def try_model(config: Config, data: Data) -> None:
+    """Call a model whose layers others wrote on a tiny graph, before long work.
+
+    Raises:
+        ValueError: it fails, returns something else than predictions, or is too large for the evaluation.
+    """
+    task = build_task(config, data)
+    with torch.random.fork_rng():
+        model = _construct(config, in_channels=task.in_channels, out_channels=task.out_channels,
+                           edge_dim=None if data.edge_attr is None else data.edge_attr.size(1),
+                           num_categories=data.num_categories)
+        tried = _try(config, model, data, task)
+    if config.evaluation.method == "exact" and not (isinstance(model, PyGModel) and model.splits()):
+        estimate.check_whole_graph(config, data.num_edges, tried.bytes_per_edge)
+
+
+def _try(config: Config, model: torch.nn.Module, data: Data, task: NodeTask) -> Tried:
+    with _naming_keys(config):
+        return try_forward(model, str(model.title), num_columns=task.in_channels + data.num_categories,
+                           out_channels=task.out_channels,
+                           edge_dim=None if data.edge_attr is None else data.edge_attr.size(1))
 
 
 def _construct(config: Config, **sizes) -> torch.nn.Module:
     module, class_name = MODELS[config.model.name]
     options = {name: value for name, value in vars(config.model).items() if name != "name"}
-    try:
+    with _naming_keys(config):
         return getattr(importlib.import_module(module), class_name)(**sizes, **options, kernel=config.kernel)
+
+
+@contextlib.contextmanager
+def _naming_keys(config: Config) -> Iterator[None]:
+    """Let messages of a constructor, which begin with the argument, name the key below "model"."""
+    try:
+        yield
     except ValueError as error:
-        # A constructor's message begins with the argument; its options are the keys below "model".
-        is_key = re.split(r"[ =]", str(error))[0] in options
+        is_key = re.split(r"[ =:]", str(error))[0] in vars(config.model)
         raise ValueError(f"model.{error}" if is_key else str(error)) from None
 
 
@@ -244,7 +309,7 @@ def build_predictor(config: Config, model: torch.nn.Module, task: NodeTask, load
         predict = partial(task.predict, model)
         common: dict[str, Any] = dict(num_rows=task.num_rows, out_channels=task.out_channels,
                                       layers=largest_stack(model), ranks=ranks, stop=stop)
-        with torch.autocast(loader.device.type, torch.bfloat16, enabled=config.train.precision == "bf16"):
+        with autocast(loader.device, config.train.precision):
             if evaluation.method == "exact":
                 return predict_exact(predict, whole_graph(), **common, device=loader.device)
             return predict_views(predict, view_loader, **common, num_views=evaluation.num_views,
@@ -267,8 +332,9 @@ def build_trainer(config: Config, data: Data, device: torch.device, *, ranks: Ra
     # Compiled and kept here, on first use, rather than in the middle of the first step.
     with ranks.first_then_others():
         loader.prepare()
-        kernel = backend(torch.empty(1, 1, device=device), torch.empty(2, 0, dtype=torch.int64, device=device),
-                         kernel=config.kernel)
+        kernel = OWN_KERNELS if config.model.name in FOREIGN else backend(
+            torch.empty(1, 1, device=device), torch.empty(2, 0, dtype=torch.int64, device=device),
+            kernel=config.kernel)
     torch.manual_seed(config.seed)
     model = build_model(config, data, task).to(device)
     optimizer = OPTIMIZERS[train.optimizer](model.parameters(), lr=train.lr, weight_decay=train.weight_decay,
@@ -278,10 +344,23 @@ def build_trainer(config: Config, data: Data, device: torch.device, *, ranks: Ra
         model, optimizer, task, loader, schedule, predict_all, device=device, precision=train.precision,
         clip_grad_norm=train.clip_grad_norm, seed=config.seed, prefetch=config.partition.prefetch, kernel=kernel,
         ranks=ranks, stop=stop)
-    log.info("model: %d layers x %d channels, %s parameters, on %s", config.model.num_layers,
-             config.model.hidden_channels, f"{trainer.num_parameters:,}", device)
+    title = getattr(model, "title", f"{config.model.num_layers} layers x {config.model.hidden_channels} channels")
+    log.info("model: %s, %s parameters, on %s", title, f"{trainer.num_parameters:,}", device)
+    if config.model.name in FOREIGN:
+        log.info("%s", _describe_foreign(config, model, data))
     log.info("%s", schedule)
     return trainer
+
+
+def _describe_foreign(config: Config, model: torch.nn.Module, data: Data) -> str:
+    """Say what a model whose layers others wrote does with edge features, and how it is evaluated."""
+    name = getattr(config.model, "conv", model.title)
+    used = f"to {name} as {model.edge_argument}" if model.edge_argument else f"not used by {name}"
+    text = "" if data.edge_attr is None else f"the {data.edge_attr.size(1)} edge features: {used}; "
+    exact = "layer by layer, in blocks of edges where the graph is large" \
+        if isinstance(model, PyGModel) and model.splits() else "by one forward over the whole graph"
+    how = {"exact": exact, "views": "by views"}.get(config.evaluation.method, "by sampled neighbours")
+    return f"{text}evaluation: {how}"
 
 
 def build_session(config: Config, folder: Path, data: Data, *, ranks: Ranks = Ranks(),
@@ -290,6 +369,7 @@ def build_session(config: Config, folder: Path, data: Data, *, ranks: Ranks = Ra
     tracker, name = TRACKERS[config.tracker.name], "/".join(folder.resolve().parts[-2:])
     open_tracker = None if tracker is None else partial(
         tracker, folder, name=name, project=config.tracker.project,
+        best="min" if (config.task.metric or data.metric) in LOWER_IS_BETTER else "max",
         settings={entry.name: entry.value for entry in keys.entries(config)})
     return Session(folder, data_hash=data.get("content_hash"), settings=settings(config),
                    patience=config.train.patience, check_every=config.parallel.check_every,

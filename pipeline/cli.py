@@ -39,7 +39,7 @@ def register_schema() -> None:
     store.store(name="evaluate_schema", node=EvaluateConfig)
     for group, schemas in (("schema", DATA_SCHEMAS), ("model_schema", configuration.MODEL_SCHEMAS)):
         for name, schema in schemas.items():
-            store.store(group=group, name=name, node=schema)
+            store.store(group=group, name=name, node=configuration.open_mappings(schema))
     OmegaConf.register_new_resolver("run_dir", choose_run_dir, replace=True)
 
 

@@ -44,7 +44,10 @@ class ModelConfig:
 SIZES = {"num_layers": ModelConfig.num_layers, "hidden_channels": ModelConfig.hidden_channels}
 # Models by name: module and class. The options of a model are those of its constructor, written and checked there.
 MODELS = {"deepergcn": ("models.deepgcn", "DeeperGCN"), "revgnn": ("models.reversible", "RevGNN"),
-          "equilibrium": ("models.equilibrium", "EquilibriumGNN")}
+          "equilibrium": ("models.equilibrium", "EquilibriumGNN"),
+          "pyg": ("models.pyg", "PyGModel"), "custom": ("models.custom", "CustomModel")}
+# Those whose layers others wrote: they are tried on a tiny graph before long work.
+FOREIGN = ("pyg", "custom")
 # What a constructor takes that is no key of a configuration: it depends on the graph, or has a key elsewhere.
 NO_KEYS = ("edge_dim", "num_categories", "fold_edge_encoder", "kernel")
 
@@ -70,6 +73,8 @@ class TaskConfig:
     """What is learned."""
 
     name: str = key("node", "the task")
+    metric: str | None = key(None, "rocauc, ap or micro_f1 of binary tasks, acc of classes, mae or rmse of real "
+                                   "values; null: that of the dataset")
 
 
 @dataclass
@@ -104,7 +109,8 @@ class TrainConfig:
     clip_grad_norm: float = key(0.0, "largest norm of the gradient; 0: no clipping", minimum=0)
     label_input: float = key(0.0, "fraction of the training labels shown as inputs in training; "
                              "0: labels are no inputs", minimum=0, below=1)
-    precision: str = key("fp32", "fp32, or bf16 by autocast", choices=("fp32", "bf16"))
+    precision: str = key("fp32", "fp32; bf16 by autocast; fp16 by autocast with a scaled loss, whose scale is found as "
+                                    "training goes", choices=("fp32", "bf16", "fp16"))
     eval_every: int = key(1, "passes over the graph between two evaluations; each saves a checkpoint", minimum=1)
     patience: int = key(0, "evaluations without a better validation metric before the run stops; 0: never", minimum=0)
 
@@ -209,6 +215,15 @@ def open_schema() -> DictConfig:
     schema = OmegaConf.structured(Config)
     schema.data, schema.model = DataConfig, ModelConfig
     return schema
+
+
+def open_mappings(schema: type) -> DictConfig:
+    """Return a schema whose mappings, such as model.kwargs, take any names."""
+    node = OmegaConf.structured(schema)
+    for name in node:
+        if isinstance(node._get_node(name), DictConfig):
+            OmegaConf.set_struct(node._get_node(name), False)
+    return node
 
 
 def keys_without_effect(config: Config | None = None) -> set[str]:

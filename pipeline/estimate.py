@@ -48,6 +48,8 @@ def check_model(config: Config, construct: Callable[[Sizes], torch.nn.Module]) -
     default = {entry.name: entry.value for entry in entries(type(config.model)())}
     sizes = {name: value for name, value in vars(config.model).items() if type(value) is int and name != "num_groups"}
     step = getattr(config.model, "num_groups", 1)  # which divides the channels
+    heads = getattr(config.model, "kwargs", {}).get("heads", 1)
+    step = heads if isinstance(heads, int) and heads > 1 else step
 
     def measure(sizes: Sizes) -> int:
         with torch.device("meta"):
@@ -88,12 +90,14 @@ def check_activations(config: Config, data: Data) -> None:
         ValueError: names the keys.
     """
     model, partition = config.model, config.partition
+    if model.name == "custom":  # whose layers and channels nobody knows
+        return
     num_parts, mend = 1 if partition.name == "whole" else partition.num_parts, "raise partition.num_parts"
     num_nodes = math.ceil(data.num_nodes / num_parts) * min(partition.clusters_per_step, num_parts)
     if config.loader.name == "neighbor":  # and their neighbours, if there are any
         num_nodes, mend = min(config.loader.batch_size, int(data.train_mask.sum())), "lower loader.batch_size"
     layers = 1 if model.name == "equilibrium" or getattr(model, "reversible", False) else model.num_layers
-    bytes_each = 2 if config.train.precision == "bf16" else 4
+    bytes_each = 4 if config.train.precision == "fp32" else 2
     training = num_nodes * layers * model.hidden_channels * bytes_each * _ranks_of_machine(config)
     available = _available(config)
     if training > available:
@@ -101,6 +105,22 @@ def check_activations(config: Config, data: Data) -> None:
                          f"model.hidden_channels={model.hidden_channels} takes at least {format_bytes(training)} in "
                          f"training, {_holder(config)} has {format_bytes(available)}: {mend}, or "
                          "lower these")
+
+
+def check_whole_graph(config: Config, num_edges: int, bytes_per_edge: int) -> None:
+    """Refuse an exact evaluation by one forward that makes larger tensors of edges x channels than the machine holds.
+
+    Args:
+        bytes_per_edge: of the largest of them; another is made from it.
+
+    Raises:
+        ValueError: names the key.
+    """
+    needed, available = 2 * num_edges * bytes_per_edge, _available(config)
+    if needed > available:
+        raise ValueError(f"evaluation=exact: one forward over {num_edges:,} edges takes at least "
+                         f"{format_bytes(needed)}, {_holder(config)} has {format_bytes(available)}: choose "
+                         "evaluation=views")
 
 
 def _ranks_of_machine(config: Config) -> int:

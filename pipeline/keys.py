@@ -1,6 +1,7 @@
 """Keys of the configuration: a default, a meaning and the values that are allowed, written once for each."""
 
 import ast
+import copy
 import dataclasses
 import math
 import os
@@ -52,8 +53,8 @@ def key(default: object | EllipsisType, text: str, **meaning) -> Any:  # as data
     """
     default = MISSING if default is ... else default
     metadata = {"meaning": Meaning(text, **meaning)}
-    if isinstance(default, list):
-        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    if isinstance(default, (list, dict)):
+        return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -173,8 +174,10 @@ def keys_of_constructor(file: Path, class_name: str, *, leave_out: tuple[str, ..
                 for argument, default in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)}
     defaults = {**(sizes or {}), **{option: value for option, value in defaults.items() if option not in leave_out}}
     texts = _documented_arguments(ast.get_docstring(class_))
-    python_types = {"int": int, "float": float, "str": str, "bool": bool}
-    return [(option, python_types[types[option]], key(default, texts[option])) for option, default in defaults.items()]
+    python_types = {"int": int, "float": float, "str": str, "bool": bool, "dict | None": dict[str, Any]}
+    return [(option, python_types[types[option]],
+             key({} if types[option] == "dict | None" else default, texts[option]))
+            for option, default in defaults.items()]
 
 
 def _documented_arguments(docstring: str) -> dict[str, str]:

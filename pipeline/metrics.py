@@ -1,4 +1,4 @@
-"""Metrics: numbers from tensors, no model; more is better."""
+"""Metrics: numbers from tensors, no model; more is better but for those of :mod:`pipeline.names`."""
 
 from collections.abc import Callable
 
@@ -44,8 +44,92 @@ def _areas(y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
     return wins[defined] / (num_positive * num_negative)[defined]
 
 
+def average_precision(y_true: Float[Tensor, "num_rows num_tasks"],
+                      y_pred: Float[Tensor, "num_rows num_tasks"]) -> float:
+    """Compute the mean over the tasks of the average precision, as OGB and scikit-learn define it.
+
+    That of a task is the mean over its positive rows of the precision among all rows that score at least as high: the
+    area under the precision-recall curve by steps. A task without labels of both kinds is left out; labels that are NaN
+    do not count.
+
+    Args:
+        y_true: 0, 1 or NaN, [num_rows, num_tasks]
+        y_pred: finite, of the same shape.
+
+    Returns:
+        In [0, 1], or NaN if no task has labels of both kinds.
+    """
+    each = [_average_precision(truth, predicted)
+            for truth, predicted in zip(y_true.t().numpy(), y_pred.t().numpy(), strict=True)
+            if (truth == 1).any() and (truth == 0).any()]
+    return float(np.mean(each)) if each else float("nan")
+
+
+def _average_precision(y_true: np.ndarray, y_pred: np.ndarray) -> float:
+    known, positive = np.sort(y_pred[~np.isnan(y_true)]), np.sort(y_pred[y_true == 1])
+    rank = len(known) - np.searchsorted(known, positive)
+    return float(((len(positive) - np.searchsorted(positive, positive)) / rank).mean())
+
+
+def micro_f1(y_true: Float[Tensor, "num_rows num_tasks"], y_pred: Float[Tensor, "num_rows num_tasks"]) -> float:
+    """Compute F1 over the labels of all tasks together, as scikit-learn's micro average of a multilabel problem.
+
+    A positive logit predicts the label 1. Labels that are NaN do not count. Of one class a row, the micro average of F1
+    is the accuracy.
+
+    Args:
+        y_true: 0, 1 or NaN, [num_rows, num_tasks]
+        y_pred: logits of the same shape.
+
+    Returns:
+        In [0, 1]; 0 without any positive label or prediction, NaN without any label.
+    """
+    known, predicted = ~y_true.isnan(), y_pred > 0
+    if not known.any():
+        return float("nan")
+    hits = int((predicted & (y_true == 1)).sum())
+    return 2 * hits / max(int((predicted & known).sum()) + int((y_true == 1).sum()), 1)
+
+
+def mean_absolute_error(y_true: Float[Tensor, "num_rows num_tasks"],
+                        y_pred: Float[Tensor, "num_rows num_tasks"]) -> float:
+    """Compute the mean over the targets of each one's mean absolute error, as scikit-learn does.
+
+    A target without any value is left out; values that are NaN do not count.
+
+    Returns:
+        In the targets' own unit, or NaN if no target has a value.
+    """
+    return _mean_over_targets((y_pred.double() - y_true.double()).abs())
+
+
+def root_mean_squared_error(y_true: Float[Tensor, "num_rows num_tasks"],
+                            y_pred: Float[Tensor, "num_rows num_tasks"]) -> float:
+    """Compute the mean over the targets of each one's root mean squared error, as OGB and scikit-learn do.
+
+    A target without any value is left out; values that are NaN do not count.
+
+    Returns:
+        In the targets' own unit, or NaN if no target has a value.
+    """
+    return _mean_over_targets((y_pred.double() - y_true.double()).square(), Tensor.sqrt)
+
+
+def _mean_over_targets(errors: Tensor, finish: Callable[[Tensor], Tensor] = lambda means: means) -> float:
+    return float(finish(errors.nanmean(0)).nanmean())
+
+
 # One line for each metric: of binary tasks, [num_nodes, num_tasks] of 0, 1 and NaN; of one class for each node,
-# [num_nodes, 1]. The second argument are logits.
-TASK_METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"rocauc": rocauc}
-CLASS_METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"acc": accuracy}
-METRICS = TASK_METRICS | CLASS_METRICS
+# [num_nodes, 1]; of real values, [num_nodes, num_tasks] with NaN for unknown ones. The second argument are logits, or
+# values in the unit of the first.
+Metric = Callable[[Tensor, Tensor], float]
+TASK_METRICS: dict[str, Metric] = {"rocauc": rocauc, "ap": average_precision, "micro_f1": micro_f1}
+CLASS_METRICS: dict[str, Metric] = {"acc": accuracy}
+VALUE_METRICS: dict[str, Metric] = {"mae": mean_absolute_error, "rmse": root_mean_squared_error}
+METRICS = TASK_METRICS | CLASS_METRICS | VALUE_METRICS
+KINDS = {"binary tasks": TASK_METRICS, "classes": CLASS_METRICS, "real values": VALUE_METRICS}
+
+
+def kind_of(metric: str) -> str:
+    """Say what labels a metric is of."""
+    return next(kind for kind, members in KINDS.items() if metric in members)

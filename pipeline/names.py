@@ -2,3 +2,10 @@
 
 SPLITS = ("train", "valid", "test")
 MASKS = tuple(f"{split}_mask" for split in SPLITS)
+# Metrics of which less is better; of all others more is.
+LOWER_IS_BETTER = ("mae", "rmse")
+
+
+def merit(metric: str, value: float) -> float:
+    """Return the value of a metric as a number of which more is better, to compare by; twice gives the value again."""
+    return -value if metric in LOWER_IS_BETTER else value

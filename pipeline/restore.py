@@ -11,8 +11,9 @@ from torch_geometric.data import Data
 
 from pipeline import build, config as configuration, keys
 from pipeline.config import Config, EvaluateConfig
+from pipeline.metrics import VALUE_METRICS
 from pipeline.run import checkpoint, files
-from pipeline.run.log import format_table
+from pipeline.run.log import format_score, format_table
 from pipeline.run.session import check_data, check_settings
 from pipeline.tasks.node import NodeTask
 
@@ -84,7 +85,7 @@ def evaluate(options: EvaluateConfig) -> dict[str, float]:
     scores = restored.task.scores(restored.model, restored.rows, official=True)
     title = (f"{options.checkpoint} checkpoint of {Path(options.run)}, epoch {restored.epoch}, "
              f"by {restored.config.evaluation.method}")
-    log.info("%s", format_table([(f"{split} {restored.task.metric}", f"{score:.4f}")
+    log.info("%s", format_table([(f"{split} {restored.task.metric}", format_score(score))
                                  for split, score in scores.items()], title))
     if options.predictions is not None:
         save_predictions(Path(options.predictions), restored)
@@ -93,8 +94,9 @@ def evaluate(options: EvaluateConfig) -> dict[str, float]:
 
 def save_predictions(path: Path, restored: Restored) -> None:
     """Save predictions, and the nodes that they are of where these are not all nodes of the dataset."""
-    predictions = {"logits": restored.rows}
+    kind = "values" if restored.task.metric in VALUE_METRICS else "logits"
+    predictions = {kind: restored.rows}
     if "n_id" in restored.data:
         predictions["n_id"] = restored.data.n_id
     files.write_atomically(path, lambda file: torch.save(predictions, file))
-    log.info("logits of %s nodes in %s", f"{len(restored.rows):,}", path)
+    log.info("%s of %s nodes in %s", kind, f"{len(restored.rows):,}", path)

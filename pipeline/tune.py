@@ -23,9 +23,10 @@ from typing import Any, cast
 
 from pipeline import cli
 from pipeline.config import TuneConfig
+from pipeline.names import merit
 from pipeline.run import files
 from pipeline.run.errors import EXIT_TRY_AGAIN, Stopped
-from pipeline.run.log import format_table, read_records
+from pipeline.run.log import format_score, format_table, read_records
 from pipeline.space import Search, check_space, read_command, suggest, to_options
 
 log = logging.getLogger(__name__)
@@ -206,11 +207,8 @@ class Worker:
             self._study.tell(trial, state=TrialState.PRUNED)
             log.info("trial %d: pruned after %.0f s", trial.number, seconds)
         elif status == 0:
-            value = json.loads((folder / "summary.json").read_text())["best_valid"]
-            self._study.tell(trial, value)
-            self._num_failed = 0
-            log.info("trial %d: valid %.4f, %.0f s; best %.4f of trial %d", trial.number, value, seconds,
-                     self._study.best_value, self._study.best_trial.number)
+            summary = json.loads((folder / "summary.json").read_text())
+            self._tell(trial, summary.get("metric", ""), summary["best_valid"], seconds)
         elif status == EXIT_TRY_AGAIN:  # somebody stopped it, or this command
             self._signum = self._signum or signal.SIGTERM
         else:
@@ -224,6 +222,21 @@ class Worker:
         if self._num_failed >= MAX_FAILURES:
             raise ValueError(f"{MAX_FAILURES} trials in a row have failed, the last one so: {reason}")
 
+    def _tell(self, trial: Any, metric: str, valid: float | None, seconds: float) -> None:
+        """Tell the study what a trial has come to: the metric, or minus a metric of which less is better.
+
+        Raises:
+            ValueError: the metric is undefined on the validation split.
+        """
+        if valid is None:
+            raise ValueError(f"{metric} is undefined on the validation split of trial {trial.number}: there is nothing "
+                             "to search by; choose another task.metric, or give the split labels of both kinds")
+        trial.set_user_attr("metric", metric)
+        self._study.tell(trial, merit(metric, valid))
+        self._num_failed = 0
+        log.info("trial %d: valid %s, %.0f s; best %s of trial %d", trial.number, format_score(valid), seconds,
+                 format_score(merit(metric, self._study.best_value)), self._study.best_trial.number)
+
     def _wait(self) -> int | None:
         """Return the status of the run, or none after a moment in which it has not ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -233,10 +246,12 @@ class Worker:
     def _report(self, trial: Any, folder: Path) -> bool:
         """Tell the study the validation metrics that are new."""
         known = self._study._storage.get_trial(trial._trial_id).intermediate_values
-        new = {record["epochs"]: record["valid"] for record in read_records(folder / "metrics.jsonl")
+        records = read_records(folder / "metrics.jsonl")
+        metric = next((record["metric"] for record in records if "metric" in record), "")
+        new = {record["epochs"]: record["valid"] for record in records
                if record["kind"] == "round" and record.get("valid") is not None and record["epochs"] not in known}
         for epoch, valid in new.items():
-            trial.report(valid, epoch)
+            trial.report(merit(metric, valid), epoch)
         return bool(new)
 
 
@@ -262,8 +277,9 @@ def tabulate(study: Any) -> str:
     rows = []
     finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
     for trial in sorted(finished, key=lambda trial: (trial.state.name != "COMPLETE", -(trial.value or 0))):
-        value = f"{trial.value:.4f}" if trial.state.name == "COMPLETE" else \
-            f"{trial.state.name.lower()} after {trial.last_step or 0} epochs"
+        value = f"{trial.state.name.lower()} after {trial.last_step or 0} epochs"
+        if trial.state.name == "COMPLETE":
+            value = format_score(merit(trial.user_attrs.get("metric", ""), trial.value))
         rows.append((f"trial {trial.number}", f"{value}  {' '.join(trial.user_attrs.get('overrides', []))}"))
     return format_table(rows or [("no trial", "has ended")], "trials, the best validation metric first")
 

@@ -42,10 +42,10 @@ COMMANDS = [
                                "mean metis?"),
     (TRAIN, "data=fiel", "data=fiel is unknown; choose one of digits, file, ogb, synthetic_proteins; did you mean "
                          "file?"),
-    (TRAIN, "model=gcn", "model=gcn is unknown; choose one of deepergcn, equilibrium, revgnn"),
+    (TRAIN, "model=gcn", "model=gcn is unknown; choose one of custom, deepergcn, equilibrium, pyg, revgnn"),
     (TRAIN, "experiment=digit", "experiment=digit is unknown; choose one of digits, ogbn_arxiv, ogbn_products, "
-                                "ogbn_proteins, ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide; did you mean "
-                                "digits?"),
+                                "ogbn_proteins, ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide, "
+                                "proteins_labels, proteins_small; did you mean digits?"),
     (TRAIN, "+experiment=cora", "experiment=cora is unknown; choose one of digits, ogbn_arxiv, ogbn_products, "
                                 "ogbn_proteins, ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide"),
     (TRAIN, "sweep=seed", "sweep=seed is unknown; choose one of search, seeds; did you mean seeds?"),
@@ -112,7 +112,7 @@ COMMANDS = [
     (TRAIN, "device=tpu0", "device=tpu0 is unknown; choose auto, cpu, cuda or cuda:N"),
     (TRAIN, "device=meta", "device=meta is unknown; choose auto, cpu, cuda or cuda:N"),
     (TRAIN, "data.source=web", "data.source=web is unknown; choose one of synthetic_proteins, digits, ogb, file"),
-    (TRAIN, "model.name=gat", "model.name=gat is unknown; choose one of deepergcn, revgnn, equilibrium"),
+    (TRAIN, "model.name=gat", "model.name=gat is unknown; choose one of deepergcn, revgnn, equilibrium, pyg, custom"),
     (TRAIN, "model.aggr=median", f"model.aggr=median is unknown; choose one of {AGGREGATIONS}"),
     (TRAIN, "model.block=skip", "model.block=skip is unknown; choose one of res+, res, plain, dense"),
     (TRAIN, "model.norm=group", "model.norm=group is unknown; choose one of layer, batch"),

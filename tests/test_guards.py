@@ -120,12 +120,14 @@ def test_a_sweeper_gets_the_best_validation_metric(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["deepergcn", "revgnn", "equilibrium"])
+@pytest.mark.parametrize("model", [
+    *([f"model={name}", "model.norm=batch"] for name in ("deepergcn", "revgnn", "equilibrium")),
+    ["model=pyg", "model.norm=batch", "model.kwargs.heads=2"],
+    ["model=custom", "model.path=foreign_cases.Net"], ["model.norm=batch", "train.precision=fp16"]], ids=" ".join)
 @pytest.mark.parametrize("evaluation", ["exact", "views"])
 def test_batch_norm_with_an_uneven_last_round(model, evaluation, configure, tmp_path, train_hurt):
     # Of the second round's two ranks only the first has an epoch left; the run is stopped in it.
-    config, folder = configure(*TWO, f"model={model}", "train.epochs=3", "model.norm=batch",
-                               f"evaluation={evaluation}"), tmp_path / "stopped"
+    config, folder = configure(*TWO, *model, "train.epochs=3", f"evaluation={evaluation}"), tmp_path / "stopped"
     whole = train_hurt(config, tmp_path / "whole")
     assert whole["data_epochs"] == 3 and whole["num_rounds"] == 2
     with pytest.raises(Stopped):

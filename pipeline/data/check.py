@@ -8,7 +8,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pipeline.graph.edges import plain_edges
-from pipeline.metrics import CLASS_METRICS
+from pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from pipeline.names import MASKS
 
 log = logging.getLogger(__name__)
@@ -123,13 +123,18 @@ def _check_labels(data: Data, masks: Tensor) -> None:
         if data.y.size(1) != 1:
             raise ValueError(f"y must have one column of classes for the metric {data.metric}, not {data.y.size(1)}")
         _check_numbering("y", "class", data.y[masks.any(0), 0])
-    else:
-        y = data.y.float()
-        if not bool(((y == 0) | (y == 1) | y.isnan()).all()):
-            raise ValueError(f"y must hold 0, 1 or NaN for the metric {data.metric}; for classes save whole numbers "
-                             'in one column, with metric="acc"')
-        if bool(y[masks[0]].isnan().all()):
-            raise ValueError("y is NaN for every node of the train split: there is nothing to learn")
+        return
+    y = data.y.float()
+    if data.metric in VALUE_METRICS:
+        if len(wrong := y.isinf().nonzero()):
+            row, column = (int(place) for place in wrong[0])
+            raise ValueError(f"y is infinite in float32: row {row}, column {column} holds {data.y[row, column]:g}; NaN "
+                             "stands for an unknown value")
+    elif not bool(((y == 0) | (y == 1) | y.isnan()).all()):
+        raise ValueError(f"y must hold 0, 1 or NaN for the metric {data.metric}; for classes save whole numbers "
+                         'in one column, with metric="acc", and for real values any with metric="rmse" or "mae"')
+    if bool(y[masks[0]].isnan().all()):
+        raise ValueError("y is NaN for every node of the train split: there is nothing to learn")
 
 
 def _check_numbering(key: str, what: str, numbers: Tensor) -> None:

@@ -12,7 +12,7 @@ from torch_geometric.utils import add_remaining_self_loops, to_undirected
 from pipeline.data.check import check
 from pipeline.data.config import DataConfig
 from pipeline.graph.edges import plain_edges, sort_edges
-from pipeline.metrics import CLASS_METRICS
+from pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from pipeline.names import MASKS
 
 
@@ -61,6 +61,8 @@ def prepare(data: Data, config: DataConfig, *, on_stage: Callable[[str], None] =
         # Outside of the splits anything may stand for no label.
         y = torch.where(torch.stack([data[mask].bool() for mask in MASKS]).any(0).unsqueeze(1), y, 0).long()
         out_channels = int(y.max()) + 1
+    elif data.metric in VALUE_METRICS:
+        y = y.float()
     return Data(x=x, edge_index=edge_index, edge_attr=edge_attr, y=y, num_nodes=num_nodes, metric=data.metric,
                 num_categories=num_categories, out_channels=out_channels, x_source=x_source,
                 **{key: data[key].bool() for key in MASKS})

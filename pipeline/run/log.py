@@ -127,7 +127,7 @@ class RunLog:
         """
         parts = [f"epoch {epoch:>{len(str(num_epochs))}}/{num_epochs}", f"loss {loss:8.5f}"]
         if scores is not None:
-            parts += [f"{split} {value:.4f}" for split, value in scores.items()]
+            parts += [f"{split} {format_score(value)}" for split, value in scores.items()]
             parts.append("*" if is_best else " ")
         times = f"{seconds:7.2f} s"
         if evaluation_seconds is not None:
@@ -166,6 +166,11 @@ class RunLog:
 
     def _say_time_left(self) -> str:
         return "" if self._seconds_left is None else f"run {format_seconds(self._seconds_left)}"
+
+
+def format_score(value: float) -> str:
+    """Format a metric: four decimals, or four digits of a small number."""
+    return f"{value:.4f}" if not 0 < abs(value) < 0.01 else f"{value:.4g}"
 
 
 def read_records(path: Path) -> list[dict]:

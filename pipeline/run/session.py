@@ -42,6 +42,7 @@ class Trainer(Protocol):
     """
 
     metric: str
+    lower_is_better: bool
     kernel: str
     progress: Any
 
@@ -142,7 +143,7 @@ class Session:
         self._patience, self._check_every = patience, check_every
         self._allow_rescale, self._open_tracker = allow_rescale, open_tracker
         self._stop = stop or StopRequest()
-        self._stop_agreed = False
+        self._stop_agreed = self._has_explained = False
         self._run_log: RunLog | None = None
         self._began = self._trained = 0.0
 
@@ -249,8 +250,9 @@ class Session:
         evaluated = None if scores is None else time.perf_counter() - self._trained
         if scores is not None:
             self._assert_same_weights(trainer)
+            self._explain_undefined(trainer, scores)
             progress.num_worse += 1
-            if progress.best_epoch is None or not scores["valid"] <= progress.best_scores["valid"]:
+            if self._is_best(trainer, scores["valid"]):
                 progress.best_epoch, progress.best_scores, progress.num_worse = progress.epochs, scores, 0
                 if self.ranks.is_first:
                     checkpoint.save(self._checkpoints / "best.pt", {
@@ -278,6 +280,23 @@ class Session:
                       num_rounds=progress.round, wall_seconds=time.perf_counter() - self._began,
                       num_parameters=trainer.num_parameters, kernel=trainer.kernel,
                       weights_sha256=checkpoint.digest(trainer.weights()))
+
+    @staticmethod
+    def _is_best(trainer: Trainer, score: float) -> bool:
+        """Tell whether a validation metric is better than all before; one that is undefined (NaN) counts as better."""
+        if trainer.progress.best_epoch is None:
+            return True
+        best = trainer.progress.best_scores["valid"]
+        return not (score >= best if trainer.lower_is_better else score <= best)
+
+    def _explain_undefined(self, trainer: Trainer, scores: dict[str, float]) -> None:
+        """Say once of which splits the metric is undefined."""
+        undefined = [split for split, score in scores.items() if score != score]
+        if undefined and self.ranks.is_first and not self._has_explained:
+            self._has_explained = True
+            log.warning("%s is undefined on the %s split, whose labels are all of one kind or unknown%s",
+                        trainer.metric, " and the ".join(undefined),
+                        ": the last epoch counts as the best one" if "valid" in undefined else "")
 
     def _start_bar(self, trainer: Trainer) -> None:
         if trainer.progress.round < trainer.num_rounds:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from pipeline.run.log import format_score
 from pipeline.run.ranks import Ranks
 from pipeline.run.session import Result
 
@@ -44,10 +45,11 @@ def summarise(result: Result, *, experiment: str, metric: str, parallel: str, lr
 
 def tabulate(summary: dict) -> list[tuple[str, str]]:
     """Choose what the log says of a summary, as names and texts."""
-    rows = [(f"{split} {summary['metric']}", f"{summary[key]:.4f}")
+    rows = [(f"{split} {summary['metric']}", format_score(summary[key]))
             for split, key in (("train", "train"), ("valid", "best_valid"), ("test", "test"))]
     for number, part in summary.get("components", {}).items():
-        rows.append((f"  component {number}", f"valid {part['best_valid']:.4f}, test {part['test']:.4f}, "
+        rows.append((f"  component {number}", f"valid {format_score(part['best_valid'])}, test "
+                                            f"{format_score(part['test'])}, "
                                             f"best epoch {part['best_epoch']}"))
     if summary["best_epoch"] is not None:
         rows.append(("best epoch", f"{summary['best_epoch']} of {summary['data_epochs']}"))

@@ -27,8 +27,8 @@ class Tracker(Protocol):
     """Where records go. It is opened, used and closed in one thread, by the first rank alone.
 
     The constructor takes the run directory, and by keyword `name` of the run, `project` that it belongs to,
-    `settings` (every key of the configuration) and `began` (seconds of the epoch at which the run would have begun, had
-    it never been stopped).
+    `settings` (every key of the configuration), `best` ("max" or "min", of the metric) and `began` (seconds of the
+    epoch at which the run would have begun, had it never been stopped).
 
     Attributes:
         last_epoch: passes over the graph up to which it holds the records of an earlier start; 0 if it begins anew.
@@ -211,7 +211,7 @@ class TensorBoardTracker:
 class WandbTracker:
     """Logs to Weights & Biases; with WANDB_MODE=offline to files in the run directory, for ``wandb sync``."""
 
-    def __init__(self, folder: Path, *, name: str, project: str, settings: dict, **options):
+    def __init__(self, folder: Path, *, name: str, project: str, settings: dict, best: str = "max", **options):
         import wandb
 
         self._ids = RunIds(folder, "wandb")
@@ -224,6 +224,7 @@ class WandbTracker:
         self._ids.write(id=self._id, epochs=self.last_epoch)
         self._run.define_metric("epochs")
         self._run.define_metric("*", step_metric="epochs")
+        self._run.define_metric("valid", step_metric="epochs", summary=f"{best},last")
 
     @staticmethod
     def check() -> None:

@@ -1,4 +1,4 @@
-"""Node classification: the labels of nodes, binary tasks or one class."""
+"""The labels of nodes: binary tasks, one class, or real values."""
 
 import math
 
@@ -8,12 +8,16 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.data import Data
 
-from pipeline.metrics import CLASS_METRICS, METRICS
+from pipeline.metrics import CLASS_METRICS, METRICS, VALUE_METRICS
 from pipeline.names import SPLITS
 
 
 class NodeTask:
-    """Predicts the labels of nodes: binary tasks (such as metric "rocauc") or one class (such as metric "acc").
+    """Predicts the labels of nodes: binary tasks (such as metric "rocauc"), one class ("acc") or real values ("rmse").
+
+    Real values are learned as multiples of their standard deviation from their mean, both of the training nodes, with
+    the squared error as the loss for "rmse" and the absolute one for "mae"; predictions are in their own unit. The two
+    numbers are a function of the graph, whose digest stands in the checkpoint.
 
     Labels may be inputs too: in training a random part of the training nodes shows its labels and the loss is taken
     on the others; in prediction all training nodes show them. See "Masked Label Prediction: Unified Message Passing
@@ -25,7 +29,7 @@ class NodeTask:
         label_input: fraction of the training nodes that show their labels in training, in [0, 1); 0 for no such input.
 
     Attributes:
-        metric: name of the metric, of which more is better.
+        metric: name of the metric.
         in_channels: columns of what the model gets, without one-hot categories.
         out_channels: columns of what it returns.
         num_rows: number of nodes to predict.
@@ -38,8 +42,11 @@ class NodeTask:
         self.num_rows: int = data.num_nodes
         self.in_channels = data.x.size(1) - data.num_categories
         self._data = data
+        if self.metric in VALUE_METRICS:
+            self._mean, self._std = _standard(data.y[data.train_mask])
         if label_input:
             self.in_channels += self.out_channels + 1
+        if label_input and self.metric not in VALUE_METRICS:
             labels = self._label_columns(data.y[data.train_mask])
             known = ~labels.isnan()
             # Rare labels are brought to the same scale as frequent ones.
@@ -53,10 +60,12 @@ class NodeTask:
         """Predict the targets of a batch.
 
         Returns:
-            The numbers of these nodes in the graph, and their logits.
+            The numbers of these nodes in the graph, and their logits, or their values in the targets' own unit.
         """
-        logits = model(self._inputs(batch, batch.train_mask), batch.edge_index, batch.edge_attr)
-        return batch.n_id[batch.target], logits[batch.target]
+        rows = model(self._inputs(batch, batch.train_mask), batch.edge_index, batch.edge_attr)[batch.target]
+        if self.metric in VALUE_METRICS:
+            rows = rows.float() * self._std.to(rows.device) + self._mean.to(rows.device)
+        return batch.n_id[batch.target], rows
 
     def loss(self, model: torch.nn.Module, batch: Data,
              rng: torch.Generator) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
@@ -75,6 +84,9 @@ class NodeTask:
         if self.metric in CLASS_METRICS:
             return F.cross_entropy(logits, y.squeeze(1), reduction="sum"), torch.tensor(y.size(0), device=y.device)
         known = ~y.isnan()
+        if self.metric in VALUE_METRICS:
+            errors = (logits - ((y - self._mean.to(y.device)) / self._std.to(y.device)).nan_to_num()) * known
+            return (errors.abs() if self.metric == "mae" else errors.square()).sum(), known.sum()
         each = F.binary_cross_entropy_with_logits(logits, y.nan_to_num(), reduction="none")
         return (each * known).sum(), known.sum()
 
@@ -84,7 +96,7 @@ class NodeTask:
 
         Args:
             model: not needed here; a task whose rows are embeddings decodes them with it.
-            rows: logits of every node.
+            rows: logits or values of every node.
             official: ask OGB's Evaluator where it knows the metric, for the same numbers in ten times the time.
 
         Raises:
@@ -113,7 +125,17 @@ class NodeTask:
         if not official or math.isnan(score):
             return score
         from pipeline.data.ogb_node import OFFICIAL, evaluator  # takes as long to import as torch
-        if self.metric not in OFFICIAL:
+        if self.metric not in OFFICIAL:  # it has no other for nodes
             return score
         y_pred = logits.argmax(1, keepdim=True) if self.metric in CLASS_METRICS else logits
         return float(evaluator(self.metric, y.size(1)).eval({"y_true": y, "y_pred": y_pred})[self.metric])
+
+
+def _standard(y: Float[Tensor, "num_nodes columns"]) -> tuple[Float[Tensor, " columns"], Float[Tensor, " columns"]]:
+    """Compute mean and standard deviation of each column's known values; 0 and 1 of a column without, 1 of a constant.
+    """
+    mean = y.double().nanmean(0).nan_to_num()
+    deviation = (y - mean).square().nanmean(0).sqrt().nan_to_num()
+    # What float32 makes of equal values is no spread.
+    constant = deviation <= 1e-6 * mean.abs()
+    return mean.float(), deviation.where(~constant, 1.0).float()

@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 
 from pipeline.graph.partition import Partition
 from pipeline.loaders.background import BackgroundRounds
+from pipeline.names import LOWER_IS_BETTER
 from pipeline.run import pulse
 from pipeline.run.ranks import Ranks
 from pipeline.run.seeds import seed_torch
@@ -21,6 +22,16 @@ from pipeline.run.stop import StopRequest
 from pipeline.run.sync import Agreement, GradientSync
 from pipeline.schedule import Schedule, Share
 from pipeline.tasks.node import NodeTask
+
+# Of autocast, by train.precision.
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# Of a loss whose gradients overflow float16: with a smaller one, it is not the scale's fault.
+SMALLEST_SCALE = 2.0**-14
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Return the context in which a model computes in a precision."""
+    return torch.autocast(device.type, DTYPES.get(precision, torch.bfloat16), enabled=precision in DTYPES)
 
 
 @dataclass
@@ -103,7 +114,7 @@ class GNNTrainer:
         schedule: of this rank.
         predict_all: predicts every row after a round, given its number; empty on other ranks than the first where
             only the first can.
-        precision: "fp32" or "bf16".
+        precision: "fp32", "bf16" by autocast, or "fp16" by autocast with a scaled loss.
         clip_grad_norm: largest norm of the gradient; 0 for no clipping.
         seed: of dropout and of the labels that are inputs.
         prefetch: batches drawn ahead.
@@ -117,10 +128,12 @@ class GNNTrainer:
                  prefetch: int = 2, kernel: str = "", ranks: Ranks = Ranks(), stop: StopRequest | None = None):
         self.model, self.optimizer, self.task, self.loader, self.schedule = model, optimizer, task, loader, schedule
         self.device, self.kernel, self.metric = device, kernel, task.metric
+        self.lower_is_better = task.metric in LOWER_IS_BETTER
         self.progress = Progress()
         self._predict_all, self._ranks, self._prefetch, self._seed = predict_all, ranks, prefetch, seed
         self._precision, self._clip_grad_norm = precision, clip_grad_norm
         self._sync = GradientSync(model, ranks, stop)
+        self._scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
         self._background: BackgroundRounds | None = None
         self._exit = contextlib.ExitStack()
         self._round_numbers: dict[str, float] = {}
@@ -192,20 +205,28 @@ class GNNTrainer:
         loss_sum = count = None
         if batch is not None:
             batch = batch.to(self.device, non_blocking=True)
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self._precision == "bf16"):
+            with autocast(self.device, self._precision):
                 loss_sum, count = self.task.loss(self.model, batch, rng)
-            loss_sum.backward()
+        # The scale is a number that all ranks have, also those without a batch.
+        scaled = self._scaler.scale(torch.zeros((), device=self.device) if loss_sum is None else loss_sum)
+        if batch is not None:
+            scaled.backward()
 
         # Gradients of all ranks, divided by all their labels. Batches without a label have a gradient of zero, not NaN.
         agreed = self._sync(loss_sum, count)
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         torch._foreach_mul_(grads, 1 / max(agreed.count, 1))
+        if self._scaler.is_enabled():
+            self._scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_grad_norm or math.inf)
-        if not math.isfinite(agreed.loss_sum) or not torch.isfinite(norm):
+        # Beyond what float16 holds: the scaler leaves the step out and halves the scale, of which some is left.
+        is_overflow = self._scaler.is_enabled() and self._scaler.get_scale() > SMALLEST_SCALE
+        if not math.isfinite(agreed.loss_sum) or not torch.isfinite(norm) and not is_overflow:
             raise self._not_finite(agreed, norm, batch)
 
-        self.optimizer.step()
-        return agreed, norm
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        return agreed, norm if torch.isfinite(norm) else torch.tensor(progress.grad_norm)
 
     def evaluate(self) -> dict[str, float] | None:
         """Predict every row and compute the metric of each split, the same on all ranks; none if it is not due.
@@ -258,12 +279,15 @@ class GNNTrainer:
     def state(self) -> dict:
         """Return all that a resumed run needs to go on with the same bits."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
-                "progress": dataclasses.asdict(self.progress)}
+                "progress": dataclasses.asdict(self.progress),
+                **({"scaler": self._scaler.state_dict()} if self._scaler.is_enabled() else {})}
 
     def load(self, state: dict) -> None:
         """Go on from what :meth:`state` returned."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        if self._scaler.is_enabled():
+            self._scaler.load_state_dict(state["scaler"])
         self.progress = Progress(**state["progress"])
 
     def restart_round(self) -> None:

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from pipeline.names import LOWER_IS_BETTER, merit
 from scripts.report.elements import NUM_COLOURS, escape, paragraph, swatch
 from scripts.report.runs import AXES, Run
 from scripts.report.words import SPLITS, duration, metric_name, score
@@ -115,8 +116,8 @@ def curves(figures: Figures, lines: list[Line], key: str, *, with_seeds: bool, q
     layout: dict = {"yaxis": {"title": {"text": unit}}}
     if key in ("lr", "grad_norm"):
         layout["yaxis"]["rangemode"] = "tozero"
-    if is_metric and len(lines) > 1 and (bottom := _bottom(lines, key)) is not None:
-        layout["yaxis"] |= {"range": [bottom, None], "autorange": "max"}
+    if is_metric and len(lines) > 1 and (bounds := _bounds(lines, key)) is not None:
+        layout["yaxis"] |= bounds
     if key == "valid" and quality is not None:
         layout["shapes"] = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": quality, "y1": quality,
                              "line": {"width": 1, "dash": "dot"}}]
@@ -134,7 +135,7 @@ def phase_areas(figures: Figures, run: Run) -> str:
     phases = run.phases
     if len(phases) < 2 or len(phases) != len(run.rounds):
         return ""
-    kept = _thin(run.rounds, figures.num_points)
+    kept = _thin(run.rounds, figures.num_points, run.metric)
     figures.xs["phases"] = {key: [_short(run.rounds[i].get(key)) for i in kept] for key in AXES}
     shown = [key for key in PHASES if any(phase[key] for phase in phases)]
     traces = [{"type": "scatter", "mode": "lines", "name": PHASES[key], "y": [_short(phases[i][key]) for i in kept],
@@ -209,7 +210,8 @@ def _curve(figures: Figures, line: Line, key: str, *, with_seeds: bool, digits: 
     """The traces of one quantity: the mean, a band of a standard deviation, and each seed's own."""
     several = len(line.members) > 1
     aligned = _aligned(line.members)
-    kept = [aligned[i] for i in _thin([records[0] for records in aligned], figures.num_points)]
+    kept = [aligned[i] for i in _thin([records[0] for records in aligned], figures.num_points,
+                                          line.members[0].metric)]
     found = [[r[key] for r in records if key in r] for records in kept]
     if not any(found):
         return []
@@ -232,7 +234,7 @@ def _curve(figures: Figures, line: Line, key: str, *, with_seeds: bool, digits: 
                       "hovertemplate": f"%{{y:{form}}} ± %{{customdata[0]:{form}}} (mean of %{{customdata[1]}})",
                       "meta": meta | {"role": "mean"}}]
     for run in line.members if with_seeds else []:
-        records = [run.rounds[i] for i in _thin(run.rounds, figures.num_points)]
+        records = [run.rounds[i] for i in _thin(run.rounds, figures.num_points, run.metric)]
         own = _share_positions(figures, [[r] for r in records])
         traces.append(base | {"name": html.escape(f"{line.label}, seed {run.seed}".lstrip(", ")),
                               "y": [_short(r.get(key)) for r in records], "hovertemplate": f"%{{y:{form}}}",
@@ -272,23 +274,29 @@ def _aligned(members: list[Run]) -> list[list[dict]]:
     return [records for _, records in sorted(found.items()) if 2 * len(records) > len(members)]
 
 
-def _thin(rounds: list[dict], num_points: int) -> list[int]:
+def _thin(rounds: list[dict], num_points: int, metric: str) -> list[int]:
     """Choose the rounds to draw: with and without an evaluation as many, the best one and the last in any case."""
     if len(rounds) <= num_points:
         return list(range(len(rounds)))
     evaluated = [i for i, r in enumerate(rounds) if "valid" in r]
     others = [i for i, r in enumerate(rounds) if "valid" not in r]
-    chosen = {len(rounds) - 1, *([max(evaluated, key=lambda i: rounds[i]["valid"])] if evaluated else [])}
+    best = max(evaluated, key=lambda i: merit(metric, rounds[i]["valid"]), default=None)
+    chosen = {len(rounds) - 1, *([best] if best is not None and evaluated else [])}
     share = num_points // (2 if evaluated and others else 1)
     for indices in (evaluated, others):
         chosen |= set(indices[::max(-(-len(indices) // max(share, 1)), 1)])
     return sorted(chosen)
 
 
-def _bottom(lines: list[Line], key: str) -> float | None:
-    """Where the axis of a metric begins: above the climb from chance, which would press what differs into a strip."""
+def _bounds(lines: list[Line], key: str) -> dict | None:
+    """Bound the axis of a metric: without the way from chance, which would press what differs into a strip."""
     values = [r[key] for line in lines for run in line.members for r in run.rounds if key in r]
-    return _short(statistics.quantiles(values, n=10)[0]) if len(values) > 20 else None
+    if len(values) <= 20:
+        return None
+    quantiles = statistics.quantiles(values, n=10)
+    if lines[0].members[0].metric in LOWER_IS_BETTER:
+        return {"range": [None, _short(quantiles[-1])], "autorange": "min"}
+    return {"range": [_short(quantiles[0]), None], "autorange": "max"}
 
 
 def _short(value: float | None) -> float | None:

@@ -2,6 +2,7 @@
 
 import statistics
 
+from pipeline.names import LOWER_IS_BETTER
 from scripts.report import charts, words
 from scripts.report.charts import Figures, Line
 from scripts.report.elements import (
@@ -99,7 +100,7 @@ def _number(lines: list[Line]) -> None:
     """
     for metric in {line.members[0].metric for line in lines}:
         ours = [line for line in lines if line.members[0].metric == metric]
-        best = sorted(ours[1:], key=lambda line: -max(run.best() or 0 for run in line.members))[:charts.MAX_LINES - 1]
+        best = sorted(ours[1:], key=lambda line: -max(run.merit() for run in line.members))[:charts.MAX_LINES - 1]
         drawn = [*ours[:1], *(line for line in ours[1:] if line in best)]
         for line in ours:
             line.number = drawn.index(line) if line in drawn else charts.MAX_LINES
@@ -115,10 +116,11 @@ def _curves(lines: list[Line], figures: Figures, *, with_seeds: bool) -> str:
         ours = [line for line in lines if line.members[0].metric == metric]
         drawn = [line for line in ours if line.number < charts.MAX_LINES]
         if hidden := len(ours) - len(drawn):
-            notes.append(f"{words.count(hidden, 'setting')} with a lower validation metric "
+            worse = "higher" if metric in LOWER_IS_BETTER else "lower"
+            notes.append(f"{words.count(hidden, 'setting')} with a {worse} validation metric "
                          f"{'is' if hidden == 1 else 'are'} not drawn.")
         runs = [run for line in drawn for run in line.members]
-        quality = min(qualities(runs), default=None) if comparable(runs) and len(drawn) > 1 else None
+        quality = next(reversed(qualities(runs)), None) if comparable(runs) and len(drawn) > 1 else None
         legend = charts.legend_of([(line.key, line.label or f"{len(line.members)} seeds", line.number,
                                     len(line.members) if with_seeds else 1) for line in drawn])
         found = [charts.curves(figures, drawn, key, with_seeds=with_seeds, quality=quality) for key in charts.CURVES]
@@ -191,14 +193,14 @@ def _speed_up(runs: list[Run], labels: list[str]) -> str:
     tables = []
     for quality in qualities(runs):
         what = ("the best of the first run" if quality == runs[0].best() else
-                "the highest that all runs reached")
+                f"the {'lowest' if runs[0].metric in LOWER_IS_BETTER else 'highest'} that all runs reached")
         first = runs[0].reached(quality)
         rows = []
         for label, run in zip(labels, runs):
             at = run.reached(quality)
             cells = [_against(at, first, key) for key in AXES] if at else [Cell("not reached", "")] * len(AXES)
             rows.append([text(label), *cells])
-        tables.append(paragraph(f"Validation {words.metric_name(runs[0].metric)} {quality:.4f}, {what}:")
+        tables.append(paragraph(f"Validation {words.metric_name(runs[0].metric)} {words.score(quality)}, {what}:")
                       + table([Column("Run"), *(Column(title, True) for title in SPEED_COLUMNS.values())], rows,
                               label="Speed-up"))
     if not tables:

@@ -3,6 +3,7 @@
 import statistics
 from pathlib import Path
 
+from pipeline.names import LOWER_IS_BETTER
 from scripts.report.runs import AXES, Run, comparable, groups, qualities
 from scripts.report.words import metric_name
 
@@ -27,7 +28,7 @@ def overlay(runs: list[Run], against: list[str] | None = None, keys: tuple[str, 
     """
     against = against or list(AXES)
     shown, hidden = _shown(groups(runs))
-    quality = min(qualities(runs), default=None) if comparable(runs) and len(shown) > 1 else None
+    quality = next(reversed(qualities(runs)), None) if comparable(runs) and len(shown) > 1 else None
     rows = [(metric, key) for metric in dict.fromkeys(run.metric for run in runs) for key in keys]
     figure, axes = _figure(len(rows), len(against))
     for row, (metric, key) in zip(axes, rows):
@@ -46,7 +47,7 @@ def overlay(runs: list[Run], against: list[str] | None = None, keys: tuple[str, 
             if key == "valid" and quality is not None:
                 axis.axhline(quality, color="#999999", linewidth=0.8, linestyle=":", zorder=0)
             if key != "loss":
-                axis.set_ylim(_bottom([run for run in runs if run.metric == metric], key), None)
+                _leave_out_the_start(axis, [run for run in runs if run.metric == metric], key)
         name = {"valid": "validation ", "test": "test "}.get(key, "")
         of = f" ({metric_name(metric)})" if len(rows) > len(keys) else ""
         row[0].set_ylabel(f"{name}{metric_name(metric)}" if name else f"training loss{of}")
@@ -91,7 +92,7 @@ def _points(run: Run, x_key: str, y_key: str) -> list[tuple[float, float]]:
 def _shown(found: list[tuple[str, list[Run]]]) -> tuple[list[tuple[str, list[Run]]], int]:
     """The groups to draw: the first, with which all are compared, and the best of the others."""
     first, *others = found
-    best = sorted(others, key=lambda group: -max(run.best() or 0 for run in group[1]))[:MAX_GROUPS - 1]
+    best = sorted(others, key=lambda group: -max(run.merit() for run in group[1]))[:MAX_GROUPS - 1]
     return [first, *(group for group in others if group in best)], len(others) - len(best)
 
 
@@ -105,10 +106,15 @@ def _log_scale(axis) -> None:
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
 
 
-def _bottom(runs: list[Run], key: str) -> float | None:
-    """Where the axis of a metric begins: above the climb from chance, which would press what differs into a strip."""
+def _leave_out_the_start(axis, runs: list[Run], key: str) -> None:
+    """Bound the axis of a metric: without the way from chance, which would press what differs into a strip."""
     values = [value for run in runs for _, value in _points(run, "step", key)]
-    return statistics.quantiles(values, n=5)[0] if len(values) > 20 else None
+    if len(values) > 20:
+        quantiles = statistics.quantiles(values, n=5)
+        if runs[0].metric in LOWER_IS_BETTER:
+            axis.set_ylim(None, quantiles[-1])
+        else:
+            axis.set_ylim(quantiles[0], None)
 
 
 def _legend(figure, shown: list[tuple[str, list[Run]]]) -> None:

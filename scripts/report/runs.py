@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from pipeline.config import keys_without_effect
+from pipeline.names import merit
 from pipeline.run import files
 from pipeline.run.log import read_records
 from scripts.report.states import State, is_going_on, last_error, state_of
@@ -125,11 +126,17 @@ class Run:
 
     def best_round(self) -> dict | None:
         """The first round with the best validation metric."""
-        return max((e for e in self.rounds if "valid" in e), key=lambda e: e["valid"], default=None)
+        return max((e for e in self.rounds if "valid" in e), key=lambda e: merit(self.metric, e["valid"]), default=None)
+
+    def merit(self) -> float:
+        """The best validation metric as a number of which more is better; less than any if there is none."""
+        best = self.best()
+        return -math.inf if best is None else merit(self.metric, best)
 
     def reached(self, quality: float) -> dict | None:
-        """The first evaluated round whose validation metric is at least this."""
-        return next((e for e in self.rounds if "valid" in e and e["valid"] >= quality), None)
+        """The first evaluated round whose validation metric is at least as good as this."""
+        return next((e for e in self.rounds
+                     if "valid" in e and merit(self.metric, e["valid"]) >= merit(self.metric, quality)), None)
 
 
 def read_run(folder: Path) -> Run:
@@ -327,7 +334,12 @@ def qualities(runs: list[Run]) -> list[float]:
     """The validation metrics at which to compare: the best of the first run and, if not all reached it, what all
     did.
     """
-    best = [run.best() for run in runs if run.best() is not None]
+    best = [run for run in runs if run.best() is not None]
     if len(best) < 2 or runs[0].best() is None:
         return []
-    return list(dict.fromkeys([best[0], min(best)]))
+    return list(dict.fromkeys([best[0].best(), common_quality(best)]))
+
+
+def common_quality(runs: list[Run]) -> float:
+    """The best validation metric that all of these runs have reached."""
+    return min(runs, key=Run.merit).best()

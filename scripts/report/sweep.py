@@ -3,6 +3,8 @@
 import statistics
 import textwrap
 
+from pipeline.names import merit
+from pipeline.run.log import format_score
 from scripts.report.runs import Run, comparable, differing, groups, short
 from scripts.report.words import setting
 
@@ -54,8 +56,8 @@ def _counted(runs: list[Run], left_out: list[str]) -> tuple[list[Run], list[str]
 
 def mean_and_std(values: list[float]) -> str:
     """Mean and unbiased standard deviation (divided by n - 1), which one value has not."""
-    mean = f"{statistics.fmean(values):.4f}"
-    return f"{mean} ± {statistics.stdev(values):.4f}" if len(values) > 1 else mean
+    mean = format_score(statistics.fmean(values))
+    return f"{mean} ± {format_score(statistics.stdev(values))}" if len(values) > 1 else mean
 
 
 def _seeds(runs: list[Run]) -> list[str]:
@@ -118,8 +120,8 @@ def _distinct(runs: list[Run], key: str) -> list:
 
 def _table(runs: list[Run], keys: list[str]) -> str:
     """A line for each setting, the best mean validation metric first: the test metric must not choose."""
-    members = sorted((group for _, group in groups(runs)), key=lambda group: -statistics.fmean(
-        run.summary["best_valid"] for run in group))
+    members = sorted((group for _, group in groups(runs)), key=lambda group: -merit(group[0].metric, statistics.fmean(
+        run.summary["best_valid"] for run in group)))
     rows = [[*(short(key, keys) for key in keys), "seeds", f"validation {runs[0].metric}", "test", "wall s"]]
     for group in members:
         rows.append([*(setting(key, group[0].settings.get(key)) for key in keys), str(len(group)),

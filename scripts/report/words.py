@@ -5,9 +5,11 @@ import functools
 from pipeline import keys
 from pipeline.config import MODEL_SCHEMAS, Config
 from pipeline.data.config import DATA_SCHEMAS
+from pipeline.run.log import format_score
 
 NOTHING = "–"
-METRICS = {"rocauc": "ROC-AUC", "acc": "accuracy"}
+METRICS = {"rocauc": "ROC-AUC", "acc": "accuracy", "ap": "average precision", "micro_f1": "micro-F1", "mae": "MAE",
+           "rmse": "RMSE"}
 SPLITS = {"train": "Training", "valid": "Validation", "test": "Test"}
 # Settings that the report takes from the summary, under the keys that a user types.
 KEYS = {"num_ranks": "parallel.num_ranks", "parallel": "parallel", "lr_scaling": "parallel.lr_scaling"}
@@ -29,7 +31,7 @@ def count(value: float | None, noun: str = "", plural: str = "") -> str:
 
 def score(value: float | None) -> str:
     """Write a metric."""
-    return NOTHING if value is None else f"{value:.4f}"
+    return NOTHING if value is None else format_score(value)
 
 
 def duration(seconds: float | None) -> str:

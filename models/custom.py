@@ -1,0 +1,94 @@
+"""A user's own class as a model, found by its dotted path."""
+# ruff: noqa: F722 (shapes are strings)
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+
+from .foreign import choose_edge_argument, construct, name_edges, one_line
+
+
+class CustomModel(torch.nn.Module):
+    """Any module that predicts nodes from ``(x, edge_index, edge_attr)``.
+
+    Its constructor is given, of what it names, `in_channels` (columns of `x`, categories included), `out_channels`,
+    `hidden_channels`, `num_layers` and `edge_dim`. Edge features are the third argument of its forward, or go to the
+    one that is called ``edge_attr`` or, if there is one for each edge, ``edge_weight``. Its weights are those of
+    :attr:`model`.
+
+    Args:
+        in_channels: number of node features, without the one-hot columns of `num_categories`.
+        hidden_channels: given to a constructor that takes it.
+        out_channels: number of classes or tasks.
+        num_layers: given to a constructor that takes it.
+        edge_dim: number of edge features, or none.
+        num_categories: number of the last columns of `x` that hold a one-hot category.
+        kernel: not used.
+        path: the class, as package.module.Class
+        kwargs: what else its constructor is given
+
+    Raises:
+        ValueError: the class cannot be imported, or does not take the arguments; the message begins with "path" or
+            "kwargs".
+    """
+
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
+                 edge_dim: int | None = None, num_categories: int = 0, kernel: str = "auto", path: str = "",
+                 kwargs: dict | None = None):
+        super().__init__()
+        make, self.title = find(path), path
+        known: dict[str, Any] = dict(in_channels=in_channels + num_categories, hidden_channels=hidden_channels,
+                                     out_channels=out_channels, num_layers=num_layers, edge_dim=edge_dim)
+        given = dict(kwargs or {})
+        whole = isinstance(make, type) and issubclass(make, BasicGNN)
+        reads_attr, reads_weight = (not whole or getattr(make, f"supports_edge_{what}") for what in ("attr", "weight"))
+        if whole and reads_attr and edge_dim:
+            given = {"edge_dim": edge_dim} | given  # it takes what its layers take
+        self.model = construct(make, path, given, known)
+        if not isinstance(self.model, torch.nn.Module):
+            raise ValueError(f"path={path} makes a {type(self.model).__name__}, no torch.nn.Module")
+        parameters = inspect.signature(self.model.forward).parameters
+        self.edge_argument = choose_edge_argument(parameters, edge_dim, attr=reads_attr, weight=reads_weight)
+        positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        # A third argument by any other name.
+        self._by_place = not self.edge_argument and not whole and (
+            len(positional) > 2 and positional[2].name != "edge_weight"
+            or any(p.kind == p.VAR_POSITIONAL for p in parameters.values()))
+        if self._by_place and edge_dim:
+            self.edge_argument = positional[2].name if len(positional) > 2 else "a third argument"
+
+    def forward(self, x: Float[Tensor, "num_nodes in_channels"], edge_index: Tensor,
+                edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None) -> Any:
+        """Call the model; it is to return logits or values, [num_nodes, out_channels]."""
+        if self._by_place:
+            return self.model(x, edge_index, edge_attr)
+        return self.model(x, edge_index, **name_edges(self.edge_argument, edge_attr))
+
+
+def find(path: str) -> Callable[..., Any]:
+    """Import a class, or a function that makes a module, by its dotted path.
+
+    Raises:
+        ValueError: there is none; the message begins with "path".
+    """
+    module_name, _, name = path.rpartition(".")
+    if not module_name or not all(part.isidentifier() for part in path.split(".")):
+        raise ValueError(f"path={path} is no class: give it as package.module.Class")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        # What of it is missing: the module itself, or one that it imports.
+        hint = "; it must be installed, or in the current folder or PYTHONPATH" \
+            if isinstance(error, ModuleNotFoundError) and module_name.startswith(error.name or " ") else ""
+        raise ValueError(f"path={path} cannot be imported: {one_line(error)}{hint}") from error
+    found = getattr(module, name, None)
+    if not callable(found) or isinstance(found, type) and not issubclass(found, torch.nn.Module):
+        raise ValueError(f"path={path}: {module_name} has no {name}" if found is None else
+                         f"path={path} is no torch.nn.Module")
+    return found
