@@ -44,8 +44,31 @@ def _areas(y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
     return wins[defined] / (num_positive * num_negative)[defined]
 
 
+def average_precision(y_true: Float[Tensor, "num_rows num_tasks"],
+                      y_pred: Float[Tensor, "num_rows num_tasks"]) -> float:
+    """Compute the mean over the tasks of the average precision, as OGB and scikit-learn define it.
+
+    That of a task is the mean, over its positive rows, of the precision among the rows that score at least as high. A
+    task without labels of both kinds is left out; labels that are NaN do not count.
+
+    Args:
+        y_true: 0, 1 or NaN, [num_rows, num_tasks]
+        y_pred: finite, of the same shape.
+
+    Returns:
+        In [0, 1], or NaN if no task has labels of both kinds.
+    """
+    each = []
+    for truth, predicted in zip(y_true.t().numpy(), y_pred.t().numpy(), strict=True):
+        positive, known = truth == 1, ~np.isnan(truth)
+        if positive.any() and (truth == 0).any():
+            rank = rankdata(np.where(known, -predicted, np.inf), method="max")[positive]
+            each.append(np.mean(rankdata(-predicted[positive], method="max") / rank))
+    return float(np.mean(each)) if each else float("nan")
+
+
 # One line for each metric: of binary tasks, [num_nodes, num_tasks] of 0, 1 and NaN; of one class for each node,
 # [num_nodes, 1]. The second argument are logits.
-TASK_METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"rocauc": rocauc}
+TASK_METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"rocauc": rocauc, "ap": average_precision}
 CLASS_METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"acc": accuracy}
 METRICS = TASK_METRICS | CLASS_METRICS

@@ -97,4 +97,4 @@ def save_predictions(path: Path, restored: Restored) -> None:
     if "n_id" in restored.data:
         predictions["n_id"] = restored.data.n_id
     files.write_atomically(path, lambda file: torch.save(predictions, file))
-    log.info("logits of %s nodes in %s", f"{len(restored.rows):,}", path)
+    log.info("logits of %s %s in %s", f"{len(restored.rows):,}", restored.task.unit, path)
