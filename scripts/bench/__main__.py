@@ -44,7 +44,8 @@ def main() -> None:
                    {**PROTEINS, "num_edges": 6_000_000}, batch_size=1024, num_seeds=5_120, repeat=3)
     sampling.add_argument("--num-neighbors", type=int, nargs="+", default=[15, 10, 5], help="15 10 5 if not given")
     graphs = add(bench_graphs, "batches of ogbg-molhiv and training steps on them, beside PyG's DataLoader over a list "
-                 "and the same model of its modules", {}, num_batches=50, batch_size=32, layers=7, channels=256, repeat=3)
+                 "and the same model of its modules", {"num_batches": 50, "batch_size": 32}, layers=7, channels=256,
+                 repeat=3)
     graphs.add_argument("--folder", default="dataset/ogbg_molhiv", help="in OGB's raw layout; %(default)s if not given")
     add(bench_scale, "a graph of ogbn-proteins' size through all that comes before training", PROTEINS, num_parts=10)
     add(bench_aggregate, "one aggregation forward and backward, beside PyG's; the distance to the machine's limit",
