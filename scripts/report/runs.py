@@ -88,7 +88,8 @@ class Run:
 
     @property
     def metric(self) -> str:
-        return self.summary.get("metric") or (self.partition or self.sampling or self.graphs or {}).get("metric", "metric")
+        drawn = self.partition or self.sampling or self.graphs or {}
+        return self.summary.get("metric") or drawn.get("metric", "metric")
 
     @property
     def source(self) -> dict:
