@@ -76,7 +76,8 @@ class GENConv(pyg.GENConv):
         edge_attr: Float[Tensor, "..."] | None = None,
         size: tuple[int, int] | None = None,
         *,
-        edge_encoder: tuple[Float[Tensor, "out_channels edge_dim"], Float[Tensor, " out_channels"]] | None = None,
+        edge_encoder: (tuple[Float[Tensor, "out_channels edge_dim"], Float[Tensor, " out_channels"] | None]
+                       | None) = None,
     ) -> Float[Tensor, "*batch num_out out_channels"]:
         """Convolve once.
 
@@ -85,7 +86,8 @@ class GENConv(pyg.GENConv):
             edge_index: [2, num_edges], an ``EdgeIndex``, or a SparseTensor or torch.sparse tensor [num_dst, num_src].
             edge_attr: [num_edges, edge_dim] or none, which for a sparse tensor means its values if they have columns.
             size: (num_src, num_dst) of a bipartite graph.
-            edge_encoder: weight [out_channels, edge_dim] and bias [out_channels] to use in place of ``lin_edge``.
+            edge_encoder: weight [out_channels, edge_dim] and bias [out_channels] or none to use in place of
+                ``lin_edge``.
 
         Returns:
             [num_dst, out_channels]

@@ -5,15 +5,18 @@ from functools import partial
 from typing import cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from torch import Tensor
+from torch.nn import functional as F
 
 from .activation import norm_relu_dropout
 from .blocks import BLOCKS, NORMS, recompute
 from .conv import GENConv
-from .encoders import create_node_encoders, encode_nodes, fold
+from .encoders import create_edge_encoder, create_node_encoders, encode_nodes, fold, prepare_edges
+from .heads import pool_graphs
 from .options import check_inputs, check_options
 from .plain import is_plain
+from .tables import TableEncoder
 from .virtual import VirtualNode, spread
 
 
@@ -25,7 +28,11 @@ class DeeperGCN(torch.nn.Module):
 
     Edge features go through one linear map shared by all layers and one of each layer. There is no nonlinearity
     between the two, so `forward` folds them into a single map from `edge_dim` to `hidden_channels` for each layer:
-    same parameters and same function, but no encoded tensor of edges x channels shared by the layers.
+    same parameters and same function, but no encoded tensor of edges x channels shared by the layers. Categories of
+    edges (`edge_tables`) have tables in each layer and no shared map; the aggregation reads their one-hot columns.
+
+    With `pool` the nodes of each graph become one row in front of the head, and ``res+`` has no relu after its last
+    norm, as DeepGCN's models of whole graphs.
 
     Args:
         in_channels: number of node features, without the one-hot columns of `num_categories`.
@@ -35,6 +42,9 @@ class DeeperGCN(torch.nn.Module):
         edge_dim: number of edge features, or none.
         num_categories: number of the last columns of `x` that hold a one-hot category (a protein's species), which
             has a linear encoder of its own before the node encoder; 0 means no category.
+        node_tables: for an `x` of categories, their number in each column; none if it holds numbers.
+        edge_tables: the same of `edge_attr`.
+        pool: what makes one row of each graph's nodes, "mean", "sum" or "max"; "none" for a row of each node.
         block: how a layer's output joins its input: "res+", "res", "plain" or "dense".
         aggr: aggregation of the messages: "softmax", "softmax_sg", "softmax_sum", "power", "power_sum", "powermean",
             "mean", "max" or "add".
@@ -73,6 +83,9 @@ class DeeperGCN(torch.nn.Module):
         *,
         edge_dim: int | None = None,
         num_categories: int = 0,
+        node_tables: list[int] | None = None,
+        edge_tables: list[int] | None = None,
+        pool: str = "none",
         block: str = "res+",
         aggr: str = "softmax",
         t: float = 1.0,
@@ -95,13 +108,18 @@ class DeeperGCN(torch.nn.Module):
         super().__init__()
         self.block = block
         self.dropout = dropout
-        self.num_columns = in_channels + num_categories
+        self.pool = pool
+        self.num_columns, self.num_edge_columns = in_channels + num_categories, edge_dim or 0
         self.gradient_checkpointing = gradient_checkpointing
         self.fold_edge_encoder = fold_edge_encoder
         self.kernel = kernel
 
-        self.category_encoder, self.node_encoder = create_node_encoders(in_channels, num_categories, hidden_channels)
-        if edge_dim:
+        self.category_encoder, self.node_encoder = create_node_encoders(
+            in_channels, num_categories, hidden_channels, node_tables)
+        if edge_dim and edge_tables is not None:
+            self.edge_lins = torch.nn.ModuleList(
+                create_edge_encoder(edge_dim, hidden_channels, edge_tables) for _ in range(num_layers))
+        elif edge_dim:
             self.edge_encoder = torch.nn.Linear(edge_dim, hidden_channels)
             self.edge_lins = torch.nn.ModuleList(
                 torch.nn.Linear(hidden_channels, hidden_channels) for _ in range(num_layers))
@@ -120,28 +138,30 @@ class DeeperGCN(torch.nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "num_nodes in_channels_and_categories"],
+        x: Num[Tensor, "num_nodes in_channels_and_categories"],
         edge_index: Int[Tensor, "2 num_edges"],
-        edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None,
+        edge_attr: Num[Tensor, "num_edges edge_dim"] | None = None,
         ptr: Int[Tensor, " num_graphs_plus_1"] | None = None,
-    ) -> Float[Tensor, "num_nodes out_channels"]:
+    ) -> Float[Tensor, "num_rows out_channels"]:
         """Predict logits.
 
         Args:
             x: [num_nodes, in_channels + num_categories]
             edge_index: [2, num_edges], a tensor or an ``EdgeIndex``.
             edge_attr: [num_edges, edge_dim] or none.
-            ptr: where each graph's nodes begin [num_graphs + 1], for the virtual nodes; none: one graph.
+            ptr: where each graph's nodes begin [num_graphs + 1], for the virtual nodes and `pool`; none: one graph.
 
         Returns:
-            [num_nodes, out_channels]
+            [num_nodes, out_channels]; with `pool` [num_graphs, out_channels]
 
         Raises:
             ValueError: features of other widths than the model was made for.
         """
         check_inputs(self, x, edge_attr)
         h = encode_nodes(x, self.node_encoder, self.category_encoder)
-        if edge_attr is not None and not self.fold_edge_encoder:
+        if edge_attr is not None and self.fold_edge_encoder:
+            edge_attr = prepare_edges(edge_attr, self.edge_lins[0])
+        elif edge_attr is not None and hasattr(self, "edge_encoder"):
             edge_attr = self.edge_encoder(edge_attr)
         state = None
         if self.virtual is not None:
@@ -153,9 +173,11 @@ class DeeperGCN(torch.nn.Module):
                 h, state = recompute(self, self._apply_layer, layer, h, edge_index, edge_attr, state, ptr)
             else:
                 h, state = self._apply_layer(layer, h, edge_index, edge_attr, state, ptr)
-        if self.block == "res+":
+        if self.block == "res+" and self.pool == "none":
             h = self._activate(self.norms[-1], h)
-        return self.head(h)
+        elif self.block == "res+":
+            h = F.dropout(self.norms[-1](h), self.dropout, self.training)
+        return self.head(pool_graphs(h, ptr, self.pool))
 
     def apply_layer(self, layer: int, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
         """Apply one layer, counted from 0, with its norm, activation, dropout and residual connection.
@@ -164,7 +186,8 @@ class DeeperGCN(torch.nn.Module):
             layer: number of the layer.
             h: input of the layer [num_nodes, channels].
             edge_index: as for :meth:`forward`.
-            edge_attr: as for :meth:`forward`; encoded [num_edges, hidden_channels] without `fold_edge_encoder`.
+            edge_attr: as for :meth:`forward`, categories as one-hot columns; encoded [num_edges, hidden_channels]
+                without `fold_edge_encoder`, where categories stay as they are.
         """
         return self._apply_layer(layer, h, edge_index, edge_attr)[0]
 
@@ -192,6 +215,8 @@ class DeeperGCN(torch.nn.Module):
         lin = self.edge_lins[layer]
         if not self.fold_edge_encoder:
             return conv(h, edge_index, lin(edge_attr))
+        if isinstance(lin, TableEncoder):
+            return conv(h, edge_index, edge_attr, edge_encoder=(lin.weight.t(), None))
         if not (is_plain(lin, torch.nn.Linear) and is_plain(self.edge_encoder, torch.nn.Linear)):
             return conv(h, edge_index, lin(self.edge_encoder(edge_attr)))
         return conv(h, edge_index, edge_attr, edge_encoder=fold(lin, self.edge_encoder))  # type: ignore[arg-type]

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from .activation import draw_mask, norm_relu_dropout
 from .blocks import NORMS, fix_statistics
 from .conv import GENConv
-from .encoders import create_node_encoders, encode_nodes, fold
+from .encoders import create_edge_encoder, create_node_encoders, encode_nodes, fold, prepare_edges
+from .heads import pool_graphs
 from .options import check_inputs, check_options
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,10 @@ class EquilibriumGNN(torch.nn.Module):
         edge_dim: number of edge features, or none.
         num_categories: number of the last columns of `x` that hold a one-hot category (a protein's species), which
             has a linear encoder of its own before the node encoder; 0 means no category.
+        node_tables: for an `x` of categories, their number in each column; none if it holds numbers.
+        edge_tables: the same of `edge_attr`.
+        pool: what makes one row of each graph's nodes in front of the head, "mean", "sum" or "max"; "none" for a row
+            of each node.
         tolerance: distance between a state and the block's result, relative to the result, at which a search ends.
         aggr: aggregation of the messages: "softmax", "softmax_sg", "softmax_sum", "power", "power_sum", "powermean",
             "mean", "max" or "add".
@@ -74,6 +79,9 @@ class EquilibriumGNN(torch.nn.Module):
         *,
         edge_dim: int | None = None,
         num_categories: int = 0,
+        node_tables: list[int] | None = None,
+        edge_tables: list[int] | None = None,
+        pool: str = "none",
         tolerance: float = 0.001,
         aggr: str = "max",
         t: float = 1.0,
@@ -91,13 +99,14 @@ class EquilibriumGNN(torch.nn.Module):
     ):
         check_options({name: value for name, value in locals().items() if name not in ("self", "__class__")})
         super().__init__()
-        self.num_columns = in_channels + num_categories
+        self.num_columns, self.num_edge_columns, self.pool = in_channels + num_categories, edge_dim or 0, pool
         self.max_applications, self.tolerance, self.dropout, self.kernel = num_layers, tolerance, dropout, kernel
         self.residual = 0.0
         self._has_said = False
-        self.category_encoder, self.node_encoder = create_node_encoders(in_channels, num_categories, hidden_channels)
+        self.category_encoder, self.node_encoder = create_node_encoders(
+            in_channels, num_categories, hidden_channels, node_tables)
         if edge_dim:
-            self.edge_encoder = torch.nn.Linear(edge_dim, hidden_channels)
+            self.edge_encoder = create_edge_encoder(edge_dim, hidden_channels, edge_tables)
             self.edge_lins = torch.nn.ModuleList(torch.nn.Linear(hidden_channels, hidden_channels) for _ in range(2))
         self.convs = torch.nn.ModuleList(
             GENConv(hidden_channels, hidden_channels, aggr, t=t, learn_t=learn_t, p=p, learn_p=learn_p, y=y,
@@ -110,21 +119,24 @@ class EquilibriumGNN(torch.nn.Module):
     @torch.compiler.disable  # how often the block is applied depends on numbers
     def forward(
         self,
-        x: Float[Tensor, "num_nodes in_channels_and_categories"],
+        x: Num[Tensor, "num_nodes in_channels_and_categories"],
         edge_index: Int[Tensor, "2 num_edges"],
-        edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None,
-    ) -> Float[Tensor, "num_nodes out_channels"]:
+        edge_attr: Num[Tensor, "num_edges edge_dim"] | None = None,
+        ptr: Int[Tensor, " num_graphs_plus_1"] | None = None,
+    ) -> Float[Tensor, "num_rows out_channels"]:
         """Predict logits.
 
         Args:
             x: [num_nodes, in_channels + num_categories]
             edge_index: [2, num_edges], a tensor or an ``EdgeIndex``.
             edge_attr: [num_edges, edge_dim] or none.
+            ptr: where each graph's nodes begin [num_graphs + 1], for `pool`; none: one graph.
 
         Returns:
-            [num_nodes, out_channels]
+            [num_nodes, out_channels]; with `pool` [num_graphs, out_channels]
         """
         check_inputs(self, x, edge_attr)
+        edge_attr = prepare_edges(edge_attr, getattr(self, "edge_encoder", None))
         u = encode_nodes(x, self.node_encoder, self.category_encoder)
         u = u.to(torch.promote_types(u.dtype, torch.float32))
         mask = draw_mask(u, self.norms[0], dropout=self.dropout, training=self.training, kernel=self.kernel)
@@ -138,7 +150,7 @@ class EquilibriumGNN(torch.nn.Module):
             h = self.convs[1](h, edge_index, edge_attr, edge_encoder=maps[1])
             return self.norms[1]((c + h).relu()).to(u.dtype)
 
-        return self.head(self._find_equilibrium(block, torch.zeros_like(u)))
+        return self.head(pool_graphs(self._find_equilibrium(block, torch.zeros_like(u)), ptr, self.pool))
 
     def _find_equilibrium(self, block: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
         with torch.no_grad(), fix_statistics(self):

@@ -7,12 +7,14 @@ from torch import Tensor
 
 from .aggregate import AGGREGATIONS, KERNELS
 from .blocks import BLOCKS, NORMS
+from .heads import POOLS
 from .virtual import VIRTUAL_NODES
 
 _LEAST = {"in_channels": 1, "hidden_channels": 1, "out_channels": 1, "num_layers": 1, "num_mlp_layers": 1,
           "edge_dim": 0, "num_categories": 0, "num_groups": 2}
 _CHOICES = {"block": tuple(BLOCKS), "aggr": AGGREGATIONS, "norm": tuple(NORMS), "kernel": KERNELS,
-            "virtual_node": VIRTUAL_NODES}
+            "virtual_node": VIRTUAL_NODES, "pool": POOLS}
+_TABLES = {"node_tables": "in_channels", "edge_tables": "edge_dim"}
 _NUMBERS = ("t", "p", "y", "dropout", "tolerance")
 
 
@@ -28,6 +30,8 @@ def check_options(options: dict) -> None:
         elif name in _CHOICES:
             if value not in _CHOICES[name]:
                 raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(_CHOICES[name])}")
+        elif name in _TABLES:
+            _check_tables(name, value, _TABLES[name], options[_TABLES[name]])
         elif name in _NUMBERS:
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
                 raise ValueError(f"{name} must be a finite number, not {value!r}")
@@ -49,8 +53,8 @@ def check_inputs(model: Any, x: Tensor, edge_attr: Tensor | None) -> None:
     """Refuse features of other widths than a model was made for.
 
     Args:
-        model: a module with the number of columns of its `x` as ``num_columns`` and, if it was made with edge features,
-            an ``edge_encoder``.
+        model: a module with the number of columns of its `x` as ``num_columns``, and of its `edge_attr`, perhaps 0, as
+            ``num_edge_columns``.
 
     Raises:
         ValueError: names both widths.
@@ -58,11 +62,20 @@ def check_inputs(model: Any, x: Tensor, edge_attr: Tensor | None) -> None:
     if x.dim() != 2 or x.size(1) != model.num_columns:
         raise ValueError(f"x has shape {tuple(x.shape)}, but the model was made for {model.num_columns} columns "
                          f"(in_channels + num_categories)")
-    if edge_attr is not None and not hasattr(model, "edge_encoder"):
+    if edge_attr is not None and not model.num_edge_columns:
         raise ValueError(f"edge_attr has shape {tuple(edge_attr.shape)}, but the model was made without edge_dim")
-    if edge_attr is not None and (edge_attr.dim() != 2 or edge_attr.size(1) != model.edge_encoder.in_features):
+    if edge_attr is not None and (edge_attr.dim() != 2 or edge_attr.size(1) != model.num_edge_columns):
         raise ValueError(f"edge_attr has shape {tuple(edge_attr.shape)}, but the model was made for "
-                         f"edge_dim={model.edge_encoder.in_features}")
+                         f"edge_dim={model.num_edge_columns}")
+
+
+def _check_tables(name: str, sizes: list[int] | None, columns: str, num_columns: int | None) -> None:
+    if sizes is None:
+        return
+    if len(sizes) != num_columns:
+        raise ValueError(f"{name} has {len(sizes)} sizes for {columns}={num_columns}")
+    for size in sizes:
+        _check_integer(f"{name}: each", size, 1)
 
 
 def _check_integer(name: str, value: int, least: int) -> None:

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .activation import draw_mask, norm_relu_dropout
 from .blocks import NORMS, fix_statistics
 from .conv import GENConv
-from .encoders import create_node_encoders, encode_nodes, fold
+from .encoders import create_edge_encoder, create_node_encoders, encode_nodes, fold, prepare_edges
+from .heads import pool_graphs
 from .options import check_inputs, check_options
 
 # The residual stream: its inverse then rounds below what the branches, which read float32, can see.
@@ -45,6 +46,10 @@ class RevGNN(torch.nn.Module):
         edge_dim: number of edge features, or none.
         num_categories: number of the last columns of `x` that hold a one-hot category (a protein's species), which
             has a linear encoder of its own before the node encoder; 0 means no category.
+        node_tables: for an `x` of categories, their number in each column; none if it holds numbers.
+        edge_tables: the same of `edge_attr`.
+        pool: what makes one row of each graph's nodes in front of the head, "mean", "sum" or "max"; "none" for a row
+            of each node.
         num_groups: groups of channels; it divides `hidden_channels`.
         tied: whether all layers share the weights of one.
         reversible: whether backward computes each layer's input from its output; otherwise autograd keeps it all.
@@ -81,6 +86,9 @@ class RevGNN(torch.nn.Module):
         *,
         edge_dim: int | None = None,
         num_categories: int = 0,
+        node_tables: list[int] | None = None,
+        edge_tables: list[int] | None = None,
+        pool: str = "none",
         num_groups: int = 2,
         tied: bool = False,
         reversible: bool = True,
@@ -103,11 +111,13 @@ class RevGNN(torch.nn.Module):
             raise ValueError(f"hidden_channels={hidden_channels} is not a multiple of num_groups={num_groups}")
         super().__init__()
         self.num_layers, self.num_groups, self.reversible = num_layers, num_groups, reversible
-        self.dropout, self.kernel, self.num_columns = dropout, kernel, in_channels + num_categories
+        self.dropout, self.kernel, self.pool = dropout, kernel, pool
+        self.num_columns, self.num_edge_columns = in_channels + num_categories, edge_dim or 0
 
-        self.category_encoder, self.node_encoder = create_node_encoders(in_channels, num_categories, hidden_channels)
+        self.category_encoder, self.node_encoder = create_node_encoders(
+            in_channels, num_categories, hidden_channels, node_tables)
         if edge_dim:
-            self.edge_encoder = torch.nn.Linear(edge_dim, hidden_channels)
+            self.edge_encoder = create_edge_encoder(edge_dim, hidden_channels, edge_tables)
 
         def create_branch() -> Branch:
             conv = GENConv(channels, channels, aggr, t=t, learn_t=learn_t, p=p, learn_p=learn_p, y=y, learn_y=learn_y,
@@ -127,25 +137,28 @@ class RevGNN(torch.nn.Module):
     @torch.compiler.disable  # a compiled graph keeps all that its backward reads
     def forward(
         self,
-        x: Float[Tensor, "num_nodes in_channels_and_categories"],
+        x: Num[Tensor, "num_nodes in_channels_and_categories"],
         edge_index: Int[Tensor, "2 num_edges"],
-        edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None,
-    ) -> Float[Tensor, "num_nodes out_channels"]:
+        edge_attr: Num[Tensor, "num_edges edge_dim"] | None = None,
+        ptr: Int[Tensor, " num_graphs_plus_1"] | None = None,
+    ) -> Float[Tensor, "num_rows out_channels"]:
         """Predict logits.
 
         Args:
             x: [num_nodes, in_channels + num_categories]
             edge_index: [2, num_edges], a tensor or an ``EdgeIndex``.
             edge_attr: [num_edges, edge_dim] or none.
+            ptr: where each graph's nodes begin [num_graphs + 1], for `pool`; none: one graph.
 
         Returns:
-            [num_nodes, out_channels]
+            [num_nodes, out_channels]; with `pool` [num_graphs, out_channels]
         """
         check_inputs(self, x, edge_attr)
+        edge_attr = prepare_edges(edge_attr, getattr(self, "edge_encoder", None))
         h = encode_nodes(x, self.node_encoder, self.category_encoder)
         h = self._apply_layers(h.to(torch.promote_types(h.dtype, torch.float32)), edge_index, edge_attr)
-        return self.head(norm_relu_dropout(h, self.norm, dropout=self.dropout, training=self.training,
-                                           kernel=self.kernel))
+        h = norm_relu_dropout(h, self.norm, dropout=self.dropout, training=self.training, kernel=self.kernel)
+        return self.head(pool_graphs(h, ptr, self.pool))
 
     def _apply_layers(self, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
         groups = [group.contiguous() for group in h.chunk(self.num_groups, dim=1)]

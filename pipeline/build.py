@@ -27,8 +27,9 @@ from pipeline.data.prepare import describe_inputs
 from pipeline.graph.components import Components, find_components, split_components
 from pipeline.graph.partitioner import PARTITIONS, Partitioner
 from pipeline.graph.structure import inspect
-from pipeline.inference import largest_stack, predict_exact, predict_views
+from pipeline.inference import largest_stack, predict_exact, predict_graphs, predict_views
 from pipeline.loaders.cluster import ClusterLoader
+from pipeline.loaders.graph import GraphLoader
 from pipeline.loaders.neighbor import NeighborLoader, check_pyg
 from pipeline.metrics import KINDS, METRICS, kind_of
 from pipeline.names import LOWER_IS_BETTER
@@ -38,14 +39,15 @@ from pipeline.run.session import Session, Trainer
 from pipeline.run.stop import StopRequest
 from pipeline.run.tracker import CsvTracker, MlflowTracker, TensorBoardTracker, WandbTracker
 from pipeline.schedule import Schedule
+from pipeline.tasks.graph import GraphTask
 from pipeline.tasks.node import NodeTask
 from pipeline.trainers.gnn import GNNTrainer, Loader, autocast
 
 log = logging.getLogger(__name__)
 
 # One line for each member of tasks/, loaders/ and trainers/.
-TASKS = {"node": NodeTask}
-LOADERS: dict[str, type] = {"cluster": ClusterLoader, "neighbor": NeighborLoader}
+TASKS: dict[str, type[NodeTask]] = {"node": NodeTask, "graph": GraphTask}
+LOADERS: dict[str, type] = {"cluster": ClusterLoader, "neighbor": NeighborLoader, "graph": GraphLoader}
 TRAINERS = {"gnn": GNNTrainer}
 TRACKERS: dict[str, Any] = {
     "none": None, "csv": CsvTracker, "tensorboard": TensorBoardTracker, "wandb": WandbTracker, "mlflow": MlflowTracker}
@@ -61,7 +63,7 @@ class OpenGraph:
 
     Attributes:
         data: all of it.
-        components: its connected components; none where another process has told of them.
+        components: its connected components; none where another process has told of them, and of many graphs.
         parts: the graphs that get a model each, with the number of their component where there are several.
     """
 
@@ -159,6 +161,13 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
     check_metric(config.task.metric, data.metric)
     if checked and config.data.components == "all":
         return OpenGraph(data, None, [(None, data)])
+    if "ptr" in data:
+        log.info("graphs: %s, with %s nodes and %s directed edges in all", f"{data.ptr.numel() - 1:,}",
+                 f"{data.num_nodes:,}", f"{data.num_edges:,}")
+        log.info("%s", describe_inputs(data, config.data, label_input=0))
+        build_loader(config, data)
+        estimate.check_activations(config, data)
+        return OpenGraph(data, None, [(None, data)])
     if not checked:
         if data.num_edges >= MANY_EDGES:
             log.info("graph: looking for odd edges and connected components among %s edges", f"{data.num_edges:,}")
@@ -202,6 +211,8 @@ def build_task(config: Config, data: Data) -> NodeTask:
     if config.task.metric is not None:
         data = copy.copy(data)
         data.metric = config.task.metric
+    if config.task.name == "graph":
+        return GraphTask(data)
     return TASKS[config.task.name](data, label_input=config.train.label_input)
 
 
@@ -215,8 +226,20 @@ def build_loader(config: Config, data: Data, device: torch.device = torch.device
     if loader is NeighborLoader:
         return NeighborLoader(data, config.loader.num_neighbors, batch_size=config.loader.batch_size, seed=config.seed,
                               backend=config.loader.backend, device=device)
+    if loader is GraphLoader:
+        return _build_graph_loader(config, data, device)
     return loader(data, build_partitioner(config, data), device=device,
                   clusters_per_step=config.partition.clusters_per_step)
+
+
+def _build_graph_loader(config: Config, data: Data, device: torch.device) -> GraphLoader:
+    loader = GraphLoader(data, batch_size=config.loader.batch_size, pack=config.loader.pack, seed=config.seed,
+                         device=device)
+    if getattr(config.model, "norm", None) == "batch" and loader.least_graphs < 2:
+        raise ValueError(f"loader.batch_size={config.loader.batch_size}: of {int(data.train_mask.sum()):,} training "
+                         "graphs a batch holds one alone, and batch norm needs two to train. Raise loader.batch_size, "
+                         "or set model.norm=layer")
+    return loader
 
 
 def build_view_loader(config: Config, loader: Loader) -> ClusterLoader | NeighborLoader:
@@ -243,12 +266,21 @@ def build_model(config: Config, data: Data, task: NodeTask) -> torch.nn.Module:
     Raises:
         ValueError: an unknown name or an impossible size.
     """
-    edge_dim = None if data.edge_attr is None else data.edge_attr.size(1)
-    model = _construct(config, in_channels=task.in_channels, out_channels=task.out_channels, edge_dim=edge_dim,
-                       num_categories=data.num_categories)
+    model = _construct(config, **_sizes(config, data, task))
     if config.model.name in FOREIGN:  # lazy parameters get their shapes
         _try(config, model, data, task)
     return model
+
+
+def _sizes(config: Config, data: Data, task: NodeTask) -> dict[str, Any]:
+    """Collect what a model's constructor takes that depends on the data."""
+    sizes = {"in_channels": task.in_channels, "out_channels": task.out_channels,
+             "edge_dim": None if data.edge_attr is None else data.edge_attr.size(1),
+             "num_categories": data.num_categories}
+    if config.task.name == "graph":
+        sizes |= {"pool": config.task.pool, "node_tables": data.get("x_tables"),
+                  "edge_tables": data.get("edge_tables")}
+    return sizes
 
 
 def try_model(config: Config, data: Data) -> None:
@@ -259,9 +291,7 @@ def try_model(config: Config, data: Data) -> None:
     """
     task = build_task(config, data)
     with torch.random.fork_rng():
-        model = _construct(config, in_channels=task.in_channels, out_channels=task.out_channels,
-                           edge_dim=None if data.edge_attr is None else data.edge_attr.size(1),
-                           num_categories=data.num_categories)
+        model = _construct(config, **_sizes(config, data, task))
         tried = _try(config, model, data, task)
     if config.evaluation.method == "exact" and not (isinstance(model, PyGModel) and model.splits()):
         estimate.check_whole_graph(config, data.num_edges, tried.bytes_per_edge)
@@ -294,7 +324,9 @@ def _naming_keys(config: Config) -> Iterator[None]:
 def build_predictor(config: Config, model: torch.nn.Module, task: NodeTask, loader: Loader,
                     ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> Callable[[int], Tensor]:
     """Build a function from the round to the predictions of every row, by the method of the configuration."""
-    evaluation, view_loader = config.evaluation, build_view_loader(config, loader)
+    evaluation = config.evaluation
+    graphs, view_loader = (loader, None) if isinstance(loader, GraphLoader) else (
+        None, build_view_loader(config, loader))
 
     @functools.cache
     def whole_graph() -> Data:
@@ -310,6 +342,8 @@ def build_predictor(config: Config, model: torch.nn.Module, task: NodeTask, load
         common: dict[str, Any] = dict(num_rows=task.num_rows, out_channels=task.out_channels,
                                       layers=largest_stack(model), ranks=ranks, stop=stop)
         with autocast(loader.device, config.train.precision):
+            if graphs is not None:
+                return predict_graphs(predict, graphs, **common, prefetch=config.partition.prefetch)
             if evaluation.method == "exact":
                 return predict_exact(predict, whole_graph(), **common, device=loader.device)
             return predict_views(predict, view_loader, **common, num_views=evaluation.num_views,

@@ -49,7 +49,7 @@ MODELS = {"deepergcn": ("models.deepgcn", "DeeperGCN"), "revgnn": ("models.rever
 # Those whose layers others wrote: they are tried on a tiny graph before long work.
 FOREIGN = ("pyg", "custom")
 # What a constructor takes that is no key of a configuration: it depends on the graph, or has a key elsewhere.
-NO_KEYS = ("edge_dim", "num_categories", "fold_edge_encoder", "kernel")
+NO_KEYS = ("edge_dim", "num_categories", "node_tables", "edge_tables", "pool", "fold_edge_encoder", "kernel")
 
 
 def _model_schema(name: str) -> type[ModelConfig]:
@@ -72,9 +72,10 @@ globals().update({schema.__name__: schema for schema in MODEL_SCHEMAS.values()})
 class TaskConfig:
     """What is learned."""
 
-    name: str = key("node", "the task")
+    name: str = key("node", "the task: labels of nodes (node), or of whole graphs (graph)")
     metric: str | None = key(None, "rocauc, ap or micro_f1 of binary tasks, acc of classes, mae or rmse of real "
                                    "values; null: that of the dataset")
+    pool: str = key("mean", "of graph: what makes one row of the nodes of each graph", choices=("mean", "sum", "max"))
 
 
 @dataclass
@@ -82,10 +83,12 @@ class LoaderConfig:
     """What a batch is."""
 
     name: str = key("cluster", "cluster: what the clusters of partition induce; neighbor: training nodes with sampled "
-                               "neighbours")
+                               "neighbours; graph: whole graphs")
     num_neighbors: list[int] = key([15, 10, 5, 5], "neighbours drawn at most for a node, at each hop of neighbor; "
                                                    "-1: all")
-    batch_size: int = key(1024, "nodes of a batch of neighbor that count", minimum=1)
+    batch_size: int = key(1024, "nodes of a batch of neighbor that count, or graphs of a batch of graph", minimum=1)
+    pack: str = key("graphs", "of graph: what the batches hold equally many of, graphs or nodes",
+                    choices=("graphs", "nodes"))
     backend: str = key("native", "what draws the neighbours: native, or PyG's NeighborLoader with pyg-lib or "
                                  "torch_sparse, which does not repeat its draws", choices=("native", "pyg"))
 
@@ -234,7 +237,7 @@ def keys_without_effect(config: Config | None = None) -> set[str]:
     """
     configs = [dataclasses.replace(Config(), data=schema()) for schema in DATA_SCHEMAS.values()]
     names = {entry.name for config in configs for entry in keys.entries(config) if not entry.meaning.changes_numbers}
-    if config is not None and config.loader.name == "neighbor":
+    if config is not None and config.loader.name in ("neighbor", "graph"):
         names |= {f"partition.{field.name}" for field in dataclasses.fields(config.partition)}
     return names
 
@@ -296,11 +299,34 @@ def check(config: Config) -> None:
                          "largest component")
     if config.parallel.name == "single" and config.parallel.num_ranks > 1:
         raise ValueError(f"parallel=single is one rank, not parallel.num_ranks={config.parallel.num_ranks}")
+    _check_graphs(config)
     if config.loader.name == "neighbor":
         _check_num_neighbors("loader", config.loader.num_neighbors, config.model.num_layers)
     if config.evaluation.method == "neighbor":
         part = "evaluation" if config.evaluation.num_neighbors else "loader"
         _check_num_neighbors(part, getattr(config, part).num_neighbors, config.model.num_layers)
+
+
+def _check_graphs(config: Config) -> None:
+    whole = {"task": config.task.name == "graph", "loader": config.loader.name == "graph",
+             "data": config.data.whole_graphs}
+    if not any(whole.values()):
+        return
+    if not all(whole.values()):
+        given = f"data={config.data.source}, task={config.task.name} and loader={config.loader.name}"
+        raise ValueError(f"{given} do not fit each other: labels of whole graphs need task=graph, loader=graph and a "
+                         "dataset of many graphs (data=ogb_graph), labels of nodes none of these")
+    if config.partition.name.startswith("metis"):
+        raise ValueError(f"partition={config.partition.name}: whole graphs are not cut; leave it out")
+    if config.evaluation.method != "exact":
+        raise ValueError(f"evaluation={config.evaluation.method}: whole graphs are predicted exactly; set "
+                         "evaluation=exact")
+    if config.model.name in FOREIGN:
+        raise ValueError(f"model={config.model.name}: nothing pools the nodes of each graph for it; choose one of "
+                         f"{', '.join(name for name in MODELS if name not in FOREIGN)}")
+    if config.train.label_input:
+        raise ValueError(f"train.label_input={config.train.label_input:g}: labels of graphs are no inputs of nodes; "
+                         "leave it out")
 
 
 def _check_num_neighbors(part: str, num_neighbors: list[int], num_layers: int) -> None:
@@ -327,6 +353,8 @@ def changed_keys(config: Config) -> set[str]:
 COUNTS_WHERE: dict[str, tuple[str, tuple]] = {
     "partition.num_micro_parts": ("partition.name", ("metis_random",)),
     "loader.backend": ("loader.name", ("neighbor",)),
+    "loader.pack": ("loader.name", ("graph",)),
+    "task.pool": ("task.name", ("graph",)),
     "evaluation.num_views": ("evaluation.method", ("views", "neighbor")),
     "evaluation.num_neighbors": ("evaluation.method", ("neighbor",)),
     "evaluation.num_parts": ("evaluation.method", ("views",)),
@@ -346,8 +374,10 @@ def explain_idle_keys(config: Config) -> str | None:
     idle = [f"{name}={values[name]} with {other}={values[other]}" for name, (other, counts) in COUNTS_WHERE.items()
             if name in changed and values[other] not in counts]
     unused: set[str] = set()
-    if config.loader.name == "neighbor":
+    if config.loader.name in ("neighbor", "graph"):
         unused = {name for name in changed if name.startswith("partition.")} - {"partition.prefetch"}
+        if config.loader.name == "graph":
+            unused |= changed & {"loader.num_neighbors"}
     elif config.loader.name == "cluster" and config.evaluation.method != "neighbor":
         unused = changed & {"loader.num_neighbors", "loader.batch_size"}
     idle += [f"{name}={values[name]} with loader.name={config.loader.name}" for name in sorted(unused)]

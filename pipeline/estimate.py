@@ -96,6 +96,9 @@ def check_activations(config: Config, data: Data) -> None:
     num_nodes = math.ceil(data.num_nodes / num_parts) * min(partition.clusters_per_step, num_parts)
     if config.loader.name == "neighbor":  # and their neighbours, if there are any
         num_nodes, mend = min(config.loader.batch_size, int(data.train_mask.sum())), "lower loader.batch_size"
+    elif config.loader.name == "graph":
+        num_nodes = math.ceil(data.num_nodes / (data.ptr.numel() - 1) * config.loader.batch_size)
+        mend = "lower loader.batch_size"
     layers = 1 if model.name == "equilibrium" or getattr(model, "reversible", False) else model.num_layers
     bytes_each = 4 if config.train.precision == "fp32" else 2
     training = num_nodes * layers * model.hidden_channels * bytes_each * _ranks_of_machine(config)

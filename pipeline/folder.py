@@ -21,10 +21,11 @@ def write_config(folder: Path, config: Config) -> None:
     files.write_text(folder / "config.yaml", configuration.to_yaml(config))
 
 
-def write_start(folder: Path, config: Config, components: Components) -> None:
+def write_start(folder: Path, config: Config, components: Components | None) -> None:
     """Write what is known before the first step."""
     write_config(folder, config)
-    files.write_json(folder / "components.json", components.record())
+    if components is not None:
+        files.write_json(folder / "components.json", components.record())
 
 
 def resolve(config: Config, folder: Path, *, named: Set[str] = frozenset(), continues: bool = False) -> Config:

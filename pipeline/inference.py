@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 from pipeline.graph.partition import random_partition
 from pipeline.loaders.background import BackgroundRounds
 from pipeline.loaders.cluster import ClusterLoader
+from pipeline.loaders.graph import GraphLoader
 from pipeline.loaders.neighbor import NeighborLoader
 from pipeline.run import pulse
 from pipeline.run.errors import Stopped
@@ -65,16 +66,39 @@ def predict_views(predict: Predict, loader: ClusterLoader | NeighborLoader, *, n
     views = [(view, lambda view=view: start_view(view)) for view in range(num_views)]
     total = torch.zeros(num_rows, out_channels)
     share = math.ceil(num_views * num_parts / ranks.num_ranks)
-    with _stopped_together(stop, ranks, layers), \
-            BackgroundRounds(views, device=loader.device, prefetch=prefetch) as background, \
-            Bar("evaluating", share, "clusters", show=ranks.is_first) as bar:
-        for view in range(num_views):
-            for batch in background.batches(view):
-                rows, predictions = predict(batch.to(loader.device, non_blocking=True))
-                total[rows.cpu()] += predictions.float().cpu()
-                bar.advance()
+    with _stopped_together(stop, ranks, layers), Bar("evaluating", share, "clusters", show=ranks.is_first) as bar:
+        _add_predictions(total, predict, views, loader.device, prefetch, bar)
     ranks.sum_(total)
     return total / num_views
+
+
+@torch.no_grad()
+def predict_graphs(predict: Predict, loader: GraphLoader, *, num_rows: int, out_channels: int, prefetch: int = 2,
+                   layers: Sequence[torch.nn.Module] = (), ranks: Ranks = Ranks(),
+                   stop: StopRequest | None = None) -> Tensor:
+    """Predict every whole graph once: exact, as no graph knows of another, and shared out among the ranks.
+
+    Arguments, result and errors are those of :func:`predict_views`.
+    """
+    everything = loader.all_graphs()
+    mine = range(ranks.rank, everything.num_parts, ranks.num_ranks)
+    total = torch.zeros(num_rows, out_channels)
+    with _stopped_together(stop, ranks, layers), Bar("evaluating", len(mine), "batches", show=ranks.is_first) as bar:
+        _add_predictions(total, predict, [(0, lambda: loader.batches_of(everything, mine))], loader.device, prefetch,
+                         bar)
+    ranks.sum_(total)
+    return total
+
+
+def _add_predictions(total: Tensor, predict: Predict, rounds: Sequence[tuple[int, Callable[..., Iterator[Data]]]],
+                     device: torch.device, prefetch: int, bar: Bar) -> None:
+    """Add the predictions of the batches of some rounds to the rows that they are of."""
+    with BackgroundRounds(rounds, device=device, prefetch=prefetch) as background:
+        for round_, _ in rounds:
+            for batch in background.batches(round_):
+                rows, predictions = predict(batch.to(device, non_blocking=True))
+                total[rows.cpu()] += predictions.float().cpu()
+                bar.advance()
 
 
 @torch.no_grad()

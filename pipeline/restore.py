@@ -99,4 +99,4 @@ def save_predictions(path: Path, restored: Restored) -> None:
     if "n_id" in restored.data:
         predictions["n_id"] = restored.data.n_id
     files.write_atomically(path, lambda file: torch.save(predictions, file))
-    log.info("%s of %s nodes in %s", kind, f"{len(restored.rows):,}", path)
+    log.info("%s of %s %s in %s", kind, f"{len(restored.rows):,}", restored.task.unit, path)

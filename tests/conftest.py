@@ -84,6 +84,9 @@ def write_csv(path: Path, table) -> None:
 def ogb_toy(tmp_path):
     """Write a small folder in OGB's raw layout, in the manner of one of its datasets."""
     def write(name: str = "ogbn-proteins") -> Path:
+        if name.startswith("ogbg"):
+            from graph_toys import write_graphs  # which writes by this file's means
+            return write_graphs(tmp_path / "toy" / name, name)
         rng = np.random.default_rng(0)
         folder, n, pairs = tmp_path / "toy" / name, 60, 300
         raw = folder / "raw"

@@ -40,14 +40,15 @@ COMMANDS = [
     (TRAIN, "partion=metis", "partion is unknown; did you mean partition?"),
     (TRAIN, "partition=metsi", "partition=metsi is unknown; choose one of metis, metis_random, random, whole; did you "
                                "mean metis?"),
-    (TRAIN, "data=fiel", "data=fiel is unknown; choose one of digits, file, ogb, synthetic_proteins; did you mean "
-                         "file?"),
+    (TRAIN, "data=fiel", "data=fiel is unknown; choose one of digits, file, ogb, ogb_graph, synthetic_proteins; did "
+                         "you mean file?"),
     (TRAIN, "model=gcn", "model=gcn is unknown; choose one of custom, deepergcn, equilibrium, pyg, revgnn"),
-    (TRAIN, "experiment=digit", "experiment=digit is unknown; choose one of digits, ogbn_arxiv, ogbn_products, "
-                                "ogbn_proteins, ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide, "
-                                "proteins_labels, proteins_small; did you mean digits?"),
-    (TRAIN, "+experiment=cora", "experiment=cora is unknown; choose one of digits, ogbn_arxiv, ogbn_products, "
-                                "ogbn_proteins, ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide"),
+    (TRAIN, "experiment=digit", "experiment=digit is unknown; choose one of digits, ogbg_molhiv, ogbg_molpcba, "
+                                "ogbg_ppa, ogbn_arxiv, ogbn_products, ogbn_proteins, ogbn_proteins_revgnn_deep, "
+                                "ogbn_proteins_revgnn_wide, proteins_labels, proteins_small; did you mean digits?"),
+    (TRAIN, "+experiment=cora", "experiment=cora is unknown; choose one of digits, ogbg_molhiv, ogbg_molpcba, "
+                                "ogbg_ppa, ogbn_arxiv, ogbn_products, ogbn_proteins, ogbn_proteins_revgnn_deep, "
+                                "ogbn_proteins_revgnn_wide, proteins_labels, proteins_small"),
     (TRAIN, "sweep=seed", "sweep=seed is unknown; choose one of search, seeds; did you mean seeds?"),
     (TRAIN, "-m partition=metis,radnom", "partition=radnom is unknown; choose one of metis, metis_random, random, "
                                          "whole; did you mean random?"),

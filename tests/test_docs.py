@@ -18,7 +18,7 @@ from running import ROOT, TOY, shell
 
 from pipeline import cli, config as configuration, keys, space
 from pipeline.config import MODEL_SCHEMAS, Config, EvaluateConfig
-from pipeline.data.config import DATA_SCHEMAS
+from pipeline.data.config import DATA_SCHEMAS, OGB_GRAPH_NAMES
 from scripts.keys import write_page
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -206,6 +206,8 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
     if program != "python" or "hydra/launcher=slurm" in arguments or "scripts.faults" in arguments:
         return None  # real Slurm and real faults have tests of their own
     module, *arguments = arguments[1:]
+    graphs = next((a.partition("=")[2].replace("_", "-") for a in arguments if a.startswith("+experiment=ogbg")), "")
+    folder = folder.with_name(graphs) if graphs else folder
     arguments = [re.sub(r"^data\.folder=.*", f"data.folder={folder}", argument) for argument in arguments]
     arguments = [re.sub(r"^parallel\.num_ranks=.*", "parallel.num_ranks=2", argument) for argument in arguments]
     if module == "scripts.bench":
@@ -237,6 +239,8 @@ def shared(tmp_path_factory) -> tuple[Path, set]:
 def test_every_command_runs(page, shared, ogb_toy):
     folder, been_run = shared
     toy, steps, num_checked = ogb_toy(), [], 0
+    for name in OGB_GRAPH_NAMES:
+        ogb_toy(name)
     for language, block in blocks_of(page):
         if language == "python":
             steps.append(["-c", block])

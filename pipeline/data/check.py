@@ -27,11 +27,12 @@ def check(data: Data) -> None:
     for key in ("x", "edge_index", "edge_attr", "y", "species", *MASKS):
         if data.get(key) is not None:
             check_tensor(key, data[key])
+    unit = "graph" if "ptr" in data else "node"
     _check_edges(data)
-    _check_attributes(data)
+    _check_attributes(data, unit)
     masks = torch.stack([data[mask].bool() for mask in MASKS])
-    _check_splits(masks)
-    _check_labels(data, masks)
+    _check_splits(masks, unit)
+    _check_labels(data, masks, unit)
 
 
 def check_tensor(key: str, value: object) -> None:
@@ -77,12 +78,13 @@ def _check_edges(data: Data) -> None:
                              f"nodes 0 to {data.num_nodes - 1}")
 
 
-def _check_attributes(data: Data) -> None:
+def _check_attributes(data: Data, unit: str) -> None:
     num_nodes = data.num_nodes
-    for key, rows, unit, dims in (
+    labelled = data.ptr.numel() - 1 if unit == "graph" else num_nodes
+    for key, rows, of, dims in (
             ("x", num_nodes, "nodes", 2), ("edge_attr", data.edge_index.size(1), "edges", 2),
-            ("y", num_nodes, "nodes", 2), ("species", num_nodes, "nodes", 1),
-            *((mask, num_nodes, "nodes", 1) for mask in MASKS)):
+            ("y", labelled, f"{unit}s", 2), ("species", num_nodes, "nodes", 1),
+            *((mask, labelled, f"{unit}s", 1) for mask in MASKS)):
         value = data.get(key)
         if value is None:
             continue
@@ -90,7 +92,7 @@ def _check_attributes(data: Data) -> None:
             raise ValueError(f"{key} must have {dims} dimension{'s' if dims > 1 else ''}, not the shape "
                              f"{list(value.shape)}")
         if value.size(0) != rows:
-            raise ValueError(f"{key} has {value.size(0):,} rows for {rows:,} {unit}")
+            raise ValueError(f"{key} has {value.size(0):,} rows for {rows:,} {of}")
         if dims == 2 and value.size(1) == 0:
             raise ValueError(f"{key} has no columns" + ("" if key == "y" else ": leave it out"))
         if key in ("x", "edge_attr"):
@@ -107,16 +109,16 @@ def _check_features(key: str, value: Tensor) -> None:
         raise ValueError(f"{key} is not finite{beyond}: row {row}, column {column} holds {found:g}")
 
 
-def _check_splits(masks: Tensor) -> None:
+def _check_splits(masks: Tensor, unit: str) -> None:
     if not bool(masks[0].any()):
-        raise ValueError("the train split is empty: train_mask selects no node")
+        raise ValueError(f"the train split is empty: train_mask selects no {unit}")
     if bool((masks.sum(0) > 1).any()):
-        raise ValueError(f"the splits overlap: node {int((masks.sum(0) > 1).nonzero()[0])} is in more than one")
+        raise ValueError(f"the splits overlap: {unit} {int((masks.sum(0) > 1).nonzero()[0])} is in more than one")
     if not bool(masks[1].any()):
         log.warning("the valid split is empty: the last epoch counts as the best one")
 
 
-def _check_labels(data: Data, masks: Tensor) -> None:
+def _check_labels(data: Data, masks: Tensor, unit: str) -> None:
     if data.get("species") is not None:
         _check_numbering("species", "species", data.species)
     if data.metric in CLASS_METRICS:
@@ -134,7 +136,7 @@ def _check_labels(data: Data, masks: Tensor) -> None:
         raise ValueError(f"y must hold 0, 1 or NaN for the metric {data.metric}; for classes save whole numbers "
                          'in one column, with metric="acc", and for real values any with metric="rmse" or "mae"')
     if bool(y[masks[0]].isnan().all()):
-        raise ValueError("y is NaN for every node of the train split: there is nothing to learn")
+        raise ValueError(f"y is NaN for every {unit} of the train split: there is nothing to learn")
 
 
 def _check_numbering(key: str, what: str, numbers: Tensor) -> None:

@@ -3,17 +3,24 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from pipeline.keys import key
 from pipeline.run.memory import format_bytes, machine_memory
 
 OGB_NODE_NAMES = ("ogbn-proteins", "ogbn-arxiv", "ogbn-products")
+OGB_GRAPH_NAMES = ("ogbg-molhiv", "ogbg-molpcba", "ogbg-ppa")
 
 
 @dataclass
 class DataConfig:
-    """Keys of every dataset."""
+    """Keys of every dataset.
 
+    Attributes:
+        whole_graphs: whether it holds many graphs, each with labels of its own.
+    """
+
+    whole_graphs: ClassVar[bool] = False
     source: str = key("", "the reader of the dataset", shapes_graph=True)
     components: str = key("all", "connected components to train on: all, largest, K for the K-th largest (from 1), or "
                           "separate for a model each")
@@ -121,6 +128,22 @@ class OGBConfig(DataConfig):
 
 
 @dataclass
+class OGBGraphConfig(OGBConfig):
+    """A graph dataset of the Open Graph Benchmark, or any folder in its raw CSV layout."""
+
+    whole_graphs: ClassVar[bool] = True
+    source: str = key("ogb_graph", "a graph dataset of the Open Graph Benchmark, or a folder in its raw layout",
+                      shapes_graph=True)
+    name: str = key("ogbg-molhiv", "of the dataset", choices=OGB_GRAPH_NAMES, shapes_graph=True)
+
+    def check(self) -> None:
+        for name, usual in (("components", "all"), ("to_undirected", False), ("add_self_loops", False)):
+            if (value := getattr(self, name)) != usual:
+                raise ValueError(f"data.{name}={value}: many graphs are taken as they are; leave it out")
+        super().check()
+
+
+@dataclass
 class FileConfig(DataConfig):
     """A `torch_geometric.data.Data`, a dict of tensors or an `InMemoryDataset` of one graph, saved by torch.save."""
 
@@ -155,6 +178,7 @@ DATASETS = {
     "synthetic_proteins": ("synthetic", SyntheticProteinsConfig),
     "digits": ("digits", DigitsConfig),
     "ogb": ("ogb_node", OGBConfig),
+    "ogb_graph": ("ogb_graph", OGBGraphConfig),
     "file": ("file", FileConfig),
 }
 DATA_SCHEMAS = {source: schema for source, (_, schema) in DATASETS.items()}

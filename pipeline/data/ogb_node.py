@@ -21,7 +21,7 @@ import torch
 from torch_geometric.data import Data
 from tqdm import tqdm
 
-from pipeline.data.config import OGB_NODE_NAMES, OGBConfig
+from pipeline.data.config import OGB_GRAPH_NAMES, OGB_NODE_NAMES, OGBConfig
 from pipeline.names import SPLITS
 from pipeline.run import files
 from pipeline.run.checkpoint import UNREADABLE
@@ -30,6 +30,7 @@ from pipeline.run.files import file_digest
 
 # ogb asks the network for a newer version of itself when imported, from a thread that outlives the process' work.
 sys.modules.setdefault("outdated", None)
+import ogb.graphproppred  # noqa: E402
 import ogb.nodeproppred  # noqa: E402
 from ogb.io.read_graph_raw import read_csv_graph_raw  # noqa: E402
 
@@ -69,11 +70,13 @@ def meta(name: str) -> pd.Series:
     """What OGB's own table says about a dataset.
 
     Raises:
-        ValueError: not one of `OGB_NODE_NAMES`.
+        ValueError: not one of `OGB_NODE_NAMES` and `OGB_GRAPH_NAMES`.
     """
-    if name not in OGB_NODE_NAMES:
-        raise ValueError(f"unknown dataset: data.name={name}; choose one of {', '.join(OGB_NODE_NAMES)}")
-    table = Path(ogb.nodeproppred.__file__).with_name("master.csv")
+    names = OGB_NODE_NAMES + OGB_GRAPH_NAMES
+    if name not in names:
+        raise ValueError(f"unknown dataset: data.name={name}; choose one of {', '.join(names)}")
+    package = ogb.graphproppred if name in OGB_GRAPH_NAMES else ogb.nodeproppred
+    table = Path(package.__file__).with_name("master.csv")
     return pd.read_csv(table, index_col=0, keep_default_na=False)[name]
 
 
@@ -145,7 +148,7 @@ def _by_hand(name: str) -> str:
 def _needed(folder: Path, name: str) -> list[Path]:
     """The files that a dataset must have by OGB's table, and those further ones that are read if they are there."""
     raw, info = folder / "raw", meta(name)
-    stems = ["edge", "num-node-list", "num-edge-list", "node-label"]
+    stems = ["edge", "num-node-list", "num-edge-list", "graph-label" if name in OGB_GRAPH_NAMES else "node-label"]
     for stem, needed in (("node-feat", info["has_node_attr"] == "True"), ("edge-feat", info["has_edge_attr"] == "True"),
                          ("node_species", False)):
         if needed or (raw / f"{stem}.csv.gz").exists():
@@ -187,7 +190,7 @@ def read_folder(folder: Path, name: str) -> Data:
     info = meta(name)
     raw = folder / "raw"
     log.info("data: reading the tables in %s", raw)
-    _check_rows(raw, {path.name: _count_rows(path) for path in _needed(folder, name)})
+    _check_rows(raw, {path.name: count_rows(path) for path in _needed(folder, name)})
     has_species = (raw / "node_species.csv.gz").exists()
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -198,7 +201,7 @@ def read_folder(folder: Path, name: str) -> Data:
     graph = graphs[0]
     num_nodes = graph["num_nodes"]
 
-    label = _read_numbers(raw / "node-label.csv.gz")
+    label = read_numbers(raw / "node-label.csv.gz")
     classify = info["task type"] == "multiclass classification"
     data = Data(edge_index=torch.from_numpy(graph["edge_index"]), num_nodes=num_nodes, metric=info["eval metric"],
                 y=torch.from_numpy(label.astype(np.int64 if classify else np.float32)))
@@ -209,7 +212,7 @@ def read_folder(folder: Path, name: str) -> Data:
     if has_species:
         # Species are taxonomy numbers; what matters is which nodes share one.
         data.species = torch.from_numpy(np.unique(graph["node_species"], return_inverse=True)[1].reshape(-1))
-    for part, nodes in _read_split(folder, info["split"]).items():
+    for part, nodes in read_split(folder, info["split"]).items():
         if nodes.size and not (0 <= nodes.min() and nodes.max() < num_nodes):
             raise ValueError(f"{folder / 'split' / info['split']}: node "
                              f"{nodes.max() if nodes.min() >= 0 else nodes.min()} of the {part} split is not one of "
@@ -219,7 +222,7 @@ def read_folder(folder: Path, name: str) -> Data:
     return data
 
 
-def _count_rows(path: Path) -> int | None:
+def count_rows(path: Path) -> int | None:
     """Rows of a CSV file, read to its end, where gzip keeps a checksum: the reader itself would not name the file."""
     if not path.is_file():
         raise ValueError(f"{path} is missing; data.folder must hold raw/ and split/ as OGB lays them out")
@@ -237,14 +240,15 @@ def _count_rows(path: Path) -> int | None:
 
 def _check_rows(raw: Path, rows: dict[str, int | None]) -> None:
     for unit, stems in (("node", ("node-label", "node-feat", "node_species")), ("edge", ("edge", "edge-feat"))):
-        stated = int(_read_numbers(raw / f"num-{unit}-list.csv.gz")[0, 0])
+        stated = int(read_numbers(raw / f"num-{unit}-list.csv.gz")[0, 0])
         for stem in stems:
             found = rows.get(f"{stem}.csv.gz", stated)
             if found != stated:
                 raise ValueError(f"{raw / stem}.csv.gz has {found:,} rows, num-{unit}-list.csv.gz says {stated:,}")
 
 
-def _read_numbers(path: Path) -> np.ndarray:
+def read_numbers(path: Path) -> np.ndarray:
+    """Read a table of numbers, or raise a ValueError that names the file."""
     try:
         table = pd.read_csv(path, compression="gzip", header=None).values
     except (pd.errors.ParserError, UnicodeDecodeError) as error:
@@ -256,7 +260,8 @@ def _read_numbers(path: Path) -> np.ndarray:
     return table
 
 
-def _read_split(folder: Path, split: str) -> dict[str, np.ndarray]:
+def read_split(folder: Path, split: str) -> dict[str, np.ndarray]:
+    """Read the numbers of the rows of each split, or raise a ValueError that names the file."""
     paths = _split_files(folder, split)
     if len(paths) == 1:
         return _read_saved_split(paths[0])
@@ -279,9 +284,9 @@ def _read_saved_split(path: Path) -> dict[str, np.ndarray]:
 
 
 def _read_nodes(path: Path) -> np.ndarray:
-    if _count_rows(path) == 0:
+    if count_rows(path) == 0:
         return np.empty(0, np.int64)
-    nodes = _read_numbers(path).reshape(-1)
+    nodes = read_numbers(path).reshape(-1)
     if not np.issubdtype(nodes.dtype, np.integer):
         raise ValueError(f"{path} holds something else than whole numbers")
     return nodes.astype(np.int64)

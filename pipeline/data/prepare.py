@@ -11,9 +11,12 @@ from torch_geometric.utils import add_remaining_self_loops, to_undirected
 
 from pipeline.data.check import check
 from pipeline.data.config import DataConfig
-from pipeline.graph.edges import plain_edges, sort_edges
+from pipeline.graph.edges import plain_edges, sort_edges, transpose
 from pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from pipeline.names import MASKS
+
+# Of many graphs in one: where each begins, and the number of categories in the columns of nodes and of edges.
+GRAPH_KEYS = ("ptr", "x_tables", "edge_tables")
 
 
 def prepare(data: Data, config: DataConfig, *, on_stage: Callable[[str], None] = lambda stage: None) -> Data:
@@ -35,7 +38,7 @@ def prepare(data: Data, config: DataConfig, *, on_stage: Callable[[str], None] =
         raise ValueError(f"{config.origin()}: {error}") from None
     on_stage("sorting edges")
     num_nodes, edge_index, edge_attr = data.num_nodes, data.edge_index, data.edge_attr
-    if edge_attr is not None and not edge_attr.is_floating_point():
+    if edge_attr is not None and not edge_attr.is_floating_point() and "edge_tables" not in data:
         edge_attr = edge_attr.float()
     if config.to_undirected and edge_attr is None:
         edge_index = to_undirected(plain_edges(edge_index).long(), num_nodes=num_nodes)
@@ -45,10 +48,11 @@ def prepare(data: Data, config: DataConfig, *, on_stage: Callable[[str], None] =
         edge_index, edge_attr = add_remaining_self_loops(plain_edges(edge_index).long(), edge_attr, "mean", num_nodes)
     if not isinstance(edge_index, EdgeIndex):
         edge_index, perm = sort_edges(edge_index, num_nodes)
-        edge_attr = None if edge_attr is None else edge_attr.float().index_select(0, perm)
+        edge_attr = edge_attr.float() if edge_attr is not None and edge_attr.is_floating_point() else edge_attr
+        edge_attr = None if edge_attr is None else edge_attr.index_select(0, perm)
     on_stage("building node features")
     if data.x is not None:
-        x, x_source = data.x.float(), "data"
+        x, x_source = data.x if "x_tables" in data else data.x.float(), "data"
     else:
         x_source = "degree" if edge_attr is None else "edges"
         x = incident_sum(edge_index, edge_attr, log=config.node_features == "log_sum")
@@ -63,9 +67,12 @@ def prepare(data: Data, config: DataConfig, *, on_stage: Callable[[str], None] =
         out_channels = int(y.max()) + 1
     elif data.metric in VALUE_METRICS:
         y = y.float()
+    union = {key: data[key] for key in GRAPH_KEYS if key in data}
+    if union:
+        union["by_source"] = transpose(edge_index).get_csr()[1]
     return Data(x=x, edge_index=edge_index, edge_attr=edge_attr, y=y, num_nodes=num_nodes, metric=data.metric,
                 num_categories=num_categories, out_channels=out_channels, x_source=x_source,
-                **{key: data[key].bool() for key in MASKS})
+                **{key: data[key].bool() for key in MASKS}, **union)
 
 
 def incident_sum(edge_index: EdgeIndex, edge_attr: Float[Tensor, "num_edges edge_dim"] | None, *,
@@ -98,16 +105,18 @@ def describe_inputs(data: Data, config: DataConfig, *, label_input: float) -> st
         label_input: fraction of the training labels that are inputs.
     """
     num_features, source = data.x.size(1) - data.num_categories, data.get("x_source")
+    what = "categories" if "x_tables" in data else "features"
     if source == "degree":
         log = ", its logarithm, standardised" if config.node_features == "log_sum" else ""
         text = f"no node features: degree only{log}"
     else:
-        where = {"data": " from the file" if config.source in ("file", "ogb") else " of the dataset",
+        where = {"data": " from the file" if config.source in ("file", "ogb", "ogb_graph") else " of the dataset",
                  "edges": f" from the edges (data.node_features={config.node_features})"}
-        text = f"x: {num_features:,} features{where.get(source, '')}"
+        text = f"x: {num_features:,} {what}{where.get(source, '')}"
     more = [f"{data.num_categories} species, one-hot"] if data.num_categories else []
     if data.edge_attr is not None:
-        more.append(f"{data.edge_attr.size(1)} features of each edge")
+        what = "categories" if "edge_tables" in data else "features"
+        more.append(f"{data.edge_attr.size(1)} {what} of each edge")
     if label_input:
         more.append(f"labels of training nodes (train.label_input={label_input:g})")
     text = " + ".join([text, *more])

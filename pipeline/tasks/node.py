@@ -1,5 +1,6 @@
 """The labels of nodes: binary tasks, one class, or real values."""
 
+import importlib
 import math
 
 import torch
@@ -33,7 +34,12 @@ class NodeTask:
         in_channels: columns of what the model gets, without one-hot categories.
         out_channels: columns of what it returns.
         num_rows: number of nodes to predict.
+        unit: what a row is of.
+        evaluators: module with OGB's Evaluator and ``OFFICIAL``, the metrics that it knows.
     """
+
+    unit = "nodes"
+    evaluators = "pipeline.data.ogb_node"
 
     def __init__(self, data: Data, *, label_input: float = 0.0):
         self.metric: str = data.metric
@@ -62,10 +68,10 @@ class NodeTask:
         Returns:
             The numbers of these nodes in the graph, and their logits, or their values in the targets' own unit.
         """
-        rows = model(self._inputs(batch, batch.train_mask), batch.edge_index, batch.edge_attr)[batch.target]
+        rows = self._predict(model, batch, batch.train_mask)[batch.target]
         if self.metric in VALUE_METRICS:
             rows = rows.float() * self._std.to(rows.device) + self._mean.to(rows.device)
-        return batch.n_id[batch.target], rows
+        return self._rows_of(batch)[batch.target], rows
 
     def loss(self, model: torch.nn.Module, batch: Data,
              rng: torch.Generator) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
@@ -79,7 +85,7 @@ class NodeTask:
         if self.label_input:
             shown = shown & (torch.rand(shown.shape, generator=rng) < self.label_input).to(shown.device)
             learned = learned & ~shown
-        logits = model(self._inputs(batch, shown), batch.edge_index, batch.edge_attr)[learned].float()
+        logits = self._predict(model, batch, shown)[learned].float()
         y = batch.y[learned]
         if self.metric in CLASS_METRICS:
             return F.cross_entropy(logits, y.squeeze(1), reduction="sum"), torch.tensor(y.size(0), device=y.device)
@@ -108,6 +114,13 @@ class NodeTask:
         return {split: self._score(rows[mask], self._data.y[mask], official)
                 for split, mask in ((split, self._data[f"{split}_mask"]) for split in SPLITS)}
 
+    def _predict(self, model: torch.nn.Module, batch: Data,
+                 shown: Bool[Tensor, " num_nodes"]) -> Float[Tensor, "num_nodes out_channels"]:
+        return model(self._inputs(batch, shown), batch.edge_index, batch.edge_attr)
+
+    def _rows_of(self, batch: Data) -> Int[Tensor, " num_nodes"]:
+        return batch.n_id
+
     def _inputs(self, batch: Data, shown: Bool[Tensor, " num_nodes"]) -> Float[Tensor, "num_nodes channels"]:
         if not self.label_input:
             return batch.x
@@ -124,11 +137,11 @@ class NodeTask:
         score = METRICS[self.metric](y, logits)
         if not official or math.isnan(score):
             return score
-        from pipeline.data.ogb_node import OFFICIAL, evaluator  # takes as long to import as torch
-        if self.metric not in OFFICIAL:  # it has no other for nodes
+        ogb = importlib.import_module(self.evaluators)  # takes as long as torch
+        if self.metric not in ogb.OFFICIAL:
             return score
         y_pred = logits.argmax(1, keepdim=True) if self.metric in CLASS_METRICS else logits
-        return float(evaluator(self.metric, y.size(1)).eval({"y_true": y, "y_pred": y_pred})[self.metric])
+        return float(ogb.evaluator(self.metric, y.size(1)).eval({"y_true": y, "y_pred": y_pred})[self.metric])
 
 
 def _standard(y: Float[Tensor, "num_nodes columns"]) -> tuple[Float[Tensor, " columns"], Float[Tensor, " columns"]]:

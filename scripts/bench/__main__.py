@@ -12,6 +12,7 @@ from scripts.bench.aggregate import bench_aggregate
 from scripts.bench.depth import bench_depth
 from scripts.bench.inference import bench_inference
 from scripts.bench.layer import bench_layer
+from scripts.bench.molecules import bench_graphs
 from scripts.bench.partition import bench_partition
 from scripts.bench.ranks import bench_memory, bench_ranks
 from scripts.bench.sampling import bench_sampling
@@ -42,6 +43,10 @@ def main() -> None:
     sampling = add(bench_sampling, "all batches of an epoch by neighbour sampling, beside PyG's NeighborLoader",
                    {**PROTEINS, "num_edges": 6_000_000}, batch_size=1024, num_seeds=5_120, repeat=3)
     sampling.add_argument("--num-neighbors", type=int, nargs="+", default=[15, 10, 5], help="15 10 5 if not given")
+    graphs = add(bench_graphs, "batches of ogbg-molhiv and training steps on them, beside PyG's DataLoader over a list "
+                 "and the same model of its modules", {"num_batches": 50, "batch_size": 32}, layers=7, channels=256,
+                 repeat=3)
+    graphs.add_argument("--folder", default="dataset/ogbg_molhiv", help="in OGB's raw layout; %(default)s if not given")
     add(bench_scale, "a graph of ogbn-proteins' size through all that comes before training", PROTEINS, num_parts=10)
     add(bench_aggregate, "one aggregation forward and backward, beside PyG's; the distance to the machine's limit",
         CLUSTER, repeat=3)

@@ -53,6 +53,8 @@ CONTENT: dict[str, dict[Callable[[object], bool], tuple[str, ...]]] = {
                       _are_numbers: ("sizes", "kept_edges")},
     "sampling": {_is_number: ("num_batches", "num_seeds", "mean_nodes", "mean_edges", "seconds"),
                  _is_text: ("name", "metric"), _are_numbers: ("num_neighbors",)},
+    "graphs": {_is_number: ("num_graphs", "num_batches", "least_graphs", "most_graphs", "least_nodes", "most_nodes",
+                            "seconds"), _is_text: ("pack", "metric")},
 }
 
 
@@ -64,6 +66,7 @@ class Run:
         rounds: the records of the rounds; of each, the values that are finite numbers.
         partition: the first partition that the run trained on.
         sampling: what the first batches of sampled neighbours held.
+        graphs: what the first batches of whole graphs held.
         summary: empty while the run has not ended.
         settings: the configuration with dotted keys, without the seed and without NO_SETTING.
         config: the whole configuration, with dotted keys.
@@ -75,6 +78,7 @@ class Run:
     rounds: list[dict]
     partition: dict | None
     sampling: dict | None
+    graphs: dict | None
     components: dict | None
     summary: dict
     settings: dict
@@ -85,7 +89,8 @@ class Run:
 
     @property
     def metric(self) -> str:
-        return self.summary.get("metric") or (self.partition or self.sampling or {}).get("metric", "metric")
+        drawn = self.partition or self.sampling or self.graphs or {}
+        return self.summary.get("metric") or drawn.get("metric", "metric")
 
     @property
     def source(self) -> dict:
@@ -161,16 +166,16 @@ def read_run(folder: Path) -> Run:
         error = last_error(folder)
         raise ValueError(f"{folder} has no round to show{f': {error}' if error else ''}")
     problems = _missing_rounds(rounds)
-    partitions = [r for r in records if r["kind"] == "partition"]
-    partition = _whole(problems, folder / "metrics.jsonl", lambda _: partitions[0] if partitions else None)
-    samplings = [r for r in records if r["kind"] == "sampling"]
-    sampling = _whole(problems, folder / "metrics.jsonl", lambda _: samplings[0] if samplings else None, "sampling")
+    partition, sampling, graphs = (
+        _whole(problems, folder / "metrics.jsonl", lambda _, kind=kind: next(
+            (r for r in records if r["kind"] == kind), None), "" if kind == "partition" else kind)
+        for kind in ("partition", "sampling", "graphs"))
     summary = _whole(problems, folder / "summary.json", _read_json) or {}
     components = _whole(problems, folder / "components.json", _read_json)
     name = " ".join(filter(None, [summary.get("experiment", config.get("name")), folder.resolve().name]))
-    return Run(folder, name, rounds, partition, sampling, components, summary, _settings(config, summary), config,
-               summary.get("seed", config.get("seed")), state_of(folder, rounds, summary, config.get("train.epochs")),
-               problems)
+    return Run(folder, name, rounds, partition, sampling, graphs, components, summary, _settings(config, summary),
+               config, summary.get("seed", config.get("seed")),
+               state_of(folder, rounds, summary, config.get("train.epochs")), problems)
 
 
 def _whole(problems: list[str], path: Path, read: Callable[[Path], dict | None], content: str = "") -> dict | None:

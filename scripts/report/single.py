@@ -113,6 +113,7 @@ def graph_sections(run: Run, figures: Figures, whose: str = "") -> list[Section]
     """
     return [("partition", f"Partition{whose}", _partition(run.partition, figures) if run.partition else ""),
             ("sampling", f"Neighbour sampling{whose}", _sampling(run.sampling) if run.sampling else ""),
+            ("graphs", f"Batches of graphs{whose}", _graphs(run.graphs) if run.graphs else ""),
             ("components", f"Connected components{whose}", _components(run.components, figures)
              if run.components else "")]
 
@@ -137,6 +138,14 @@ def _sampling(drawn: dict) -> str:
         f"{words.count(drawn['num_seeds'], 'seed')} in {words.count(drawn['num_batches'], 'batch', 'batches')}, "
         f"with {drawn['mean_nodes']:,.0f} nodes and {drawn['mean_edges']:,.0f} directed edges on average, drawn in "
         f"{words.duration(drawn['seconds'])} each.")
+
+
+def _graphs(drawn: dict) -> str:
+    return paragraph(
+        f"{words.count(drawn['num_graphs'], 'training graph')} in "
+        f"{words.count(drawn['num_batches'], 'batch', 'batches')} of {drawn['least_graphs']:,} to "
+        f"{drawn['most_graphs']:,} graphs and {drawn['least_nodes']:,} to {drawn['most_nodes']:,} nodes, packed by "
+        f"{drawn['pack']}.")
 
 
 def _components(components: dict, figures: Figures) -> str:

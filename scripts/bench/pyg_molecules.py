@@ -1,0 +1,52 @@
+"""DeeperGCN for molecules from PyG's GENConv and OGB's encoders, with our parameters."""
+
+import torch
+from ogb.graphproppred.mol_encoder import AtomEncoder, BondEncoder
+from torch_geometric import nn as pyg
+
+from models import DeeperGCN
+from models.tables import TableEncoder
+
+
+class PyGMolecules(torch.nn.Module):
+    """``res+`` blocks of softmax GENConvs, each with a BondEncoder of its own; the mean over each molecule's atoms.
+
+    Args:
+        model: where the parameters come from; of one hidden layer in each MLP, batch norm and no virtual node.
+    """
+
+    def __init__(self, model: DeeperGCN):
+        super().__init__()
+        channels = model.head.in_features
+        self.dropout, self.head = model.dropout, model.head
+        self.atom_encoder = _copy(AtomEncoder(channels).atom_embedding_list, model.node_encoder)
+        self.bond_encoders, self.convs, self.norms = (torch.nn.ModuleList() for _ in range(3))
+        for conv, tables, norm in zip(model.convs, model.edge_lins, model.norms):
+            self.bond_encoders.append(_copy(BondEncoder(channels).bond_embedding_list, tables))
+            theirs = pyg.GENConv(channels, channels, "softmax", t=1.0, learn_t=True, num_layers=1, norm="batch",
+                                 bias=True)
+            theirs.load_state_dict(conv.state_dict())
+            self.convs.append(theirs)
+            self.norms.append(torch.nn.BatchNorm1d(channels))
+            self.norms[-1].load_state_dict(norm.state_dict())
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor, edge_attr: torch.Tensor,
+                batch: torch.Tensor) -> torch.Tensor:
+        h = _sum(self.atom_encoder, x)
+        h = self.convs[0](h, edge_index, _sum(self.bond_encoders[0], edge_attr))
+        for norm, conv, bonds in zip(self.norms, self.convs[1:], self.bond_encoders[1:]):
+            read = torch.nn.functional.dropout(norm(h).relu(), self.dropout, self.training)
+            h = h + conv(read, edge_index, _sum(bonds, edge_attr))
+        h = torch.nn.functional.dropout(self.norms[-1](h), self.dropout, self.training)
+        return self.head(pyg.global_mean_pool(h, batch))
+
+
+def _copy(embeddings: torch.nn.ModuleList, tables: TableEncoder) -> torch.nn.ModuleList:
+    with torch.no_grad():
+        for embedding, table in zip(embeddings, tables.weight.split(tables.sizes), strict=True):
+            embedding.weight.copy_(table)
+    return embeddings
+
+
+def _sum(embeddings: torch.nn.ModuleList, columns: torch.Tensor) -> torch.Tensor:
+    return sum(embedding(columns[:, i]) for i, embedding in enumerate(embeddings))
