@@ -47,7 +47,8 @@ COMMANDS = [
                                 "ogbn_proteins, ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide, "
                                 "proteins_labels, proteins_small; did you mean digits?"),
     (TRAIN, "+experiment=cora", "experiment=cora is unknown; choose one of digits, ogbn_arxiv, ogbn_products, "
-                                "ogbn_proteins, ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide"),
+                                "ogbn_proteins, ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide, "
+                                "proteins_labels, proteins_small"),
     (TRAIN, "sweep=seed", "sweep=seed is unknown; choose one of search, seeds; did you mean seeds?"),
     (TRAIN, "-m partition=metis,radnom", "partition=radnom is unknown; choose one of metis, metis_random, random, "
                                          "whole; did you mean random?"),
