@@ -106,9 +106,7 @@ class DeeperGCN(torch.nn.Module):
     ):
         check_options({name: value for name, value in locals().items() if name not in ("self", "__class__")})
         super().__init__()
-        self.block = block
-        self.dropout = dropout
-        self.pool = pool
+        self.block, self.dropout, self.pool = block, dropout, pool
         self.num_columns, self.num_edge_columns = in_channels + num_categories, edge_dim or 0
         self.gradient_checkpointing = gradient_checkpointing
         self.fold_edge_encoder = fold_edge_encoder

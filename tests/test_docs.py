@@ -206,7 +206,8 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
     if program != "python" or "hydra/launcher=slurm" in arguments or "scripts.faults" in arguments:
         return None  # real Slurm and real faults have tests of their own
     module, *arguments = arguments[1:]
-    graphs = next((a.partition("=")[2].replace("_", "-") for a in arguments if a.startswith("+experiment=ogbg")), "")
+    graphs = next((a.partition("=")[2].replace("_", "-") for a in arguments if a.startswith("+experiment=ogbg")),
+                  "ogbg-molhiv" if "data=ogb_graph" in arguments else "")
     folder = folder.with_name(graphs) if graphs else folder
     arguments = [re.sub(r"^data\.folder=.*", f"data.folder={folder}", argument) for argument in arguments]
     arguments = [re.sub(r"^parallel\.num_ranks=.*", "parallel.num_ranks=2", argument) for argument in arguments]
