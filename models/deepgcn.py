@@ -53,6 +53,8 @@ class DeeperGCN(torch.nn.Module):
             "mean", which clusters of any size have alike, or "none" for no virtual node.
         dropout: probability that an activation between two layers is dropped in training, in [0, 1).
         gradient_checkpointing: whether backward recomputes each layer, so that forward need not keep its activations.
+        encode_x: whether a linear encoder reads `x`; without it the first layer does, and `x` must have
+            `hidden_channels` columns.
         fold_edge_encoder: whether the edge encoders are folded as described; otherwise each layer builds a tensor of
             edges x channels.
         kernel: what aggregates and normalises, "auto", "fused" or "reference": see
@@ -88,6 +90,7 @@ class DeeperGCN(torch.nn.Module):
         virtual_node: str = "none",
         dropout: float = 0.1,
         gradient_checkpointing: bool = False,
+        encode_x: bool = True,
         fold_edge_encoder: bool = True,
         kernel: str = "auto",
     ):
@@ -100,7 +103,11 @@ class DeeperGCN(torch.nn.Module):
         self.fold_edge_encoder = fold_edge_encoder
         self.kernel = kernel
 
-        self.category_encoder, self.node_encoder = create_node_encoders(in_channels, num_categories, hidden_channels)
+        if not encode_x and self.num_columns != hidden_channels:
+            raise ValueError(f"encode_x=false needs as many columns of x as hidden_channels={hidden_channels}, not "
+                             f"{self.num_columns}")
+        self.category_encoder, self.node_encoder = (
+            create_node_encoders(in_channels, num_categories, hidden_channels) if encode_x else (None, None))
         if edge_dim:
             self.edge_encoder = torch.nn.Linear(edge_dim, hidden_channels)
             self.edge_lins = torch.nn.ModuleList(
@@ -140,7 +147,7 @@ class DeeperGCN(torch.nn.Module):
             ValueError: features of other widths than the model was made for.
         """
         check_inputs(self, x, edge_attr)
-        h = encode_nodes(x, self.node_encoder, self.category_encoder)
+        h = x if self.node_encoder is None else encode_nodes(x, self.node_encoder, self.category_encoder)
         if edge_attr is not None and not self.fold_edge_encoder:
             edge_attr = self.edge_encoder(edge_attr)
         state = None

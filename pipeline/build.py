@@ -16,6 +16,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from models.aggregate import backend
+from models.link_predictor import LinkModel
 from pipeline import arguments, estimate, keys
 from pipeline.config import MODELS, Config, settings
 from pipeline.data.cache import load, pack, path_of, unpack
@@ -26,19 +27,22 @@ from pipeline.graph.structure import inspect
 from pipeline.inference import largest_stack, predict_exact, predict_views
 from pipeline.loaders.cluster import ClusterLoader
 from pipeline.loaders.neighbor import NeighborLoader, check_pyg
+from pipeline.loaders.pairs import PairLoader
+from pipeline.metrics import hits_at
 from pipeline.run import checkpoint
 from pipeline.run.ranks import Ranks
 from pipeline.run.session import Session, Trainer
 from pipeline.run.stop import StopRequest
 from pipeline.run.tracker import CsvTracker, MlflowTracker, TensorBoardTracker, WandbTracker
 from pipeline.schedule import Schedule
+from pipeline.tasks.link import LinkTask
 from pipeline.tasks.node import NodeTask
-from pipeline.trainers.gnn import GNNTrainer, Loader
+from pipeline.trainers.gnn import GNNTrainer, Loader, Task
 
 log = logging.getLogger(__name__)
 
 # One line for each member of tasks/, loaders/ and trainers/.
-TASKS = {"node": NodeTask}
+TASKS: dict[str, type] = {"node": NodeTask, "link": LinkTask}
 LOADERS: dict[str, type] = {"cluster": ClusterLoader, "neighbor": NeighborLoader}
 TRAINERS = {"gnn": GNNTrainer}
 TRACKERS: dict[str, Any] = {
@@ -74,13 +78,30 @@ def check(config: Config) -> None:
                                ("trainer", config.trainer.name, TRAINERS), ("tracker", config.tracker.name, TRACKERS)):
         if name not in members:
             raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")
+    if config.task.name == "link":
+        _check_link(config)
     if config.loader.name == "neighbor" and config.loader.backend == "pyg":
         check_pyg()
     arguments.check_folder("cache_dir", Path(config.cache_dir))
     estimate.check_ranks(config)
     estimate.check_model(config, lambda sizes: _construct(
-        keys.replaced(config, {f"model.{name}": size for name, size in sizes.items()}), in_channels=1, out_channels=1,
+        keys.replaced(config, {f"model.{name}": size for name, size in sizes.items()}),
+        in_channels=1 if getattr(config.model, "encode_x", True) else sizes["hidden_channels"], out_channels=1,
         edge_dim=1, num_categories=0))
+
+
+def _check_link(config: Config) -> None:
+    if config.loader.name != "cluster":
+        raise ValueError(f"task=link with loader={config.loader.name}: training pairs lie within clusters, so set "
+                         "loader=cluster. evaluation=neighbor predicts links from sampled neighbours")
+    if config.data.components != "all":
+        raise ValueError(f"task=link with data.components={config.data.components}: pairs may lie in several "
+                         "components, so set data.components=all")
+    if config.train.label_input:
+        raise ValueError(f"task=link with train.label_input={config.train.label_input:g}: links have no labels of "
+                         "nodes that could be shown")
+    if config.task.metric is not None:
+        hits_at(config.task.metric)
 
 
 def check_tracker(config: Config) -> None:
@@ -150,8 +171,8 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
     parts = split_components(
         data, components, config.data.components, config.data.min_component_size,
         lambda number, build: unpack(keep(f"-component-{number}", lambda: pack(build()))))
-    for _, part in parts:
-        build_loader(config, part)  # what does not fit is refused before anything is written or trained
+    for _, part in parts:  # what does not fit is refused before anything is written or trained
+        build_task(config, part), build_loader(config, part)
         estimate.check_activations(config, part)
     return OpenGraph(data, components, parts)
 
@@ -167,8 +188,15 @@ def build_partitioner(config: Config, data: Data) -> Partitioner:
         num_micro_parts=config.partition.num_micro_parts, cache=Path(config.cache_dir) / "partitions")
 
 
-def build_task(config: Config, data: Data) -> NodeTask:
-    """Build what is learned on a graph."""
+def build_task(config: Config, data: Data) -> Task:
+    """Build what is learned on a graph.
+
+    Raises:
+        ValueError: it does not fit the graph.
+    """
+    if config.task.name == "link":
+        return LinkTask(data, hidden_channels=config.model.hidden_channels, metric=config.task.metric,
+                        valid_edges=config.task.valid_edges)
     return TASKS[config.task.name](data, label_input=config.train.label_input)
 
 
@@ -182,18 +210,29 @@ def build_loader(config: Config, data: Data, device: torch.device = torch.device
     if loader is NeighborLoader:
         return NeighborLoader(data, config.loader.num_neighbors, batch_size=config.loader.batch_size, seed=config.seed,
                               backend=config.loader.backend, device=device)
-    return loader(data, build_partitioner(config, data), device=device,
-                  clusters_per_step=config.partition.clusters_per_step)
+    clusters = loader(data, build_partitioner(config, data), device=device,
+                      clusters_per_step=config.partition.clusters_per_step)
+    if config.task.name != "link":
+        return clusters
+    task = config.task
+    return PairLoader(clusters, pairs_per_step=task.pairs_per_step, num_negatives=task.num_negatives,
+                      strict=task.strict_negatives, hide=task.hide_pairs, seed=config.seed)
 
 
-def build_view_loader(config: Config, loader: Loader) -> ClusterLoader | NeighborLoader:
-    """Build what makes the batches of views, clusters or every node with sampled neighbours, unless `loader` does."""
-    data, device = loader.data, loader.device
+def build_view_loader(config: Config, loader: Loader, data: Data) -> ClusterLoader | NeighborLoader:
+    """Build what makes the batches of views of a graph, clusters or every node with sampled neighbours.
+
+    Args:
+        loader: of the training batches; if it can make those of the views of its own graph, it does.
+    """
+    device = loader.device
     if config.evaluation.method == "neighbor":
         return NeighborLoader(data, config.evaluation.num_neighbors or config.loader.num_neighbors,
                               batch_size=config.loader.batch_size, nodes=torch.arange(data.num_nodes),
                               purpose="evaluation", seed=config.seed, device=device)
-    return loader if isinstance(loader, ClusterLoader) else ClusterLoader(data, device=device)
+    clusters = loader.clusters if isinstance(loader, PairLoader) else loader
+    return clusters if isinstance(clusters, ClusterLoader) and data is loader.data else ClusterLoader(data,
+                                                                                                      device=device)
 
 
 def build_schedule(config: Config, num_batches: int, ranks: Ranks = Ranks()) -> Schedule:
@@ -204,15 +243,19 @@ def build_schedule(config: Config, num_batches: int, ranks: Ranks = Ranks()) -> 
                     warmup_steps=train.warmup_steps, eval_every=train.eval_every)
 
 
-def build_model(config: Config, data: Data, task: NodeTask) -> torch.nn.Module:
+def build_model(config: Config, data: Data, task: Task) -> torch.nn.Module:
     """Build a model with the sizes that the graph and the task ask for, its weights drawn from torch's random state.
 
     Raises:
         ValueError: an unknown name or an impossible size.
     """
-    return _construct(config, in_channels=task.in_channels, out_channels=task.out_channels,
-                      edge_dim=None if data.edge_attr is None else data.edge_attr.size(1),
-                      num_categories=data.num_categories)
+    model = _construct(config, in_channels=task.in_channels, out_channels=task.out_channels,
+                       edge_dim=None if data.edge_attr is None else data.edge_attr.size(1),
+                       num_categories=data.num_categories)
+    if not isinstance(task, LinkTask):
+        return model
+    return LinkModel(model, task.out_channels, num_layers=config.task.predictor_layers,
+                     dropout=getattr(config.model, "dropout", 0.0))
 
 
 def _construct(config: Config, **sizes) -> torch.nn.Module:
@@ -226,23 +269,39 @@ def _construct(config: Config, **sizes) -> torch.nn.Module:
         raise ValueError(f"model.{error}" if is_key else str(error)) from None
 
 
-def build_predictor(config: Config, model: torch.nn.Module, task: NodeTask, loader: Loader,
+def build_predictor(config: Config, model: torch.nn.Module, task: Task, loader: Loader,
                     ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> Callable[[int], Tensor]:
-    """Build a function from the round to the predictions of every row, by the method of the configuration."""
-    evaluation, view_loader = config.evaluation, build_view_loader(config, loader)
+    """Build a function from the round to the predictions of every row, by the method of the configuration.
+
+    Where the test is predicted from a graph of its own, the predictions from it stand in columns behind the others.
+    """
+    def build_for(data: Data) -> Callable[[int], Tensor]:
+        return _build_predictor_of(data, config, model, task, loader, ranks, stop)
+
+    predict_all = build_for(loader.data)
+    test_data = task.test_data if isinstance(task, LinkTask) else None
+    if test_data is None:
+        return predict_all
+    predict_test = build_for(test_data)
+    return lambda round_: torch.cat([predict_all(round_), predict_test(round_)], dim=-1)
+
+
+def _build_predictor_of(data: Data, config: Config, model: torch.nn.Module, task: Task, loader: Loader, ranks: Ranks,
+                        stop: StopRequest | None) -> Callable[[int], Tensor]:
+    evaluation, view_loader = config.evaluation, build_view_loader(config, loader, data)
 
     @functools.cache
     def whole_graph() -> Data:
         # SAGEConv and GINConv of PyG 2.8 fail on an int32 EdgeIndex; a model that does not says so.
-        data = copy.copy(loader.data)
+        whole = copy.copy(data)
         if not getattr(model, "takes_int32_edges", False):
-            data.edge_index = data.edge_index.long()
-        return data
+            whole.edge_index = whole.edge_index.long()
+        return whole
 
     def predict_all(round_: int) -> Tensor:
         model.eval()
         predict = partial(task.predict, model)
-        common: dict[str, Any] = dict(num_rows=task.num_rows, out_channels=task.out_channels,
+        common: dict[str, Any] = dict(num_rows=task.num_rows, out_channels=_out_channels(model, task),
                                       layers=largest_stack(model), ranks=ranks, stop=stop)
         with torch.autocast(loader.device.type, torch.bfloat16, enabled=config.train.precision == "bf16"):
             if evaluation.method == "exact":
@@ -252,6 +311,11 @@ def build_predictor(config: Config, model: torch.nn.Module, task: NodeTask, load
                                  prefetch=config.partition.prefetch)
 
     return predict_all
+
+
+def _out_channels(model: torch.nn.Module, task: Task) -> int:
+    """Return the columns of a row: those of an embedding, where a model decodes it."""
+    return model.out_channels if isinstance(model, LinkModel) else task.out_channels
 
 
 def build_trainer(config: Config, data: Data, device: torch.device, *, ranks: Ranks = Ranks(),

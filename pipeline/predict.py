@@ -1,4 +1,4 @@
-"""`python -m pipeline.predict run=DIR predictions=FILE`: the predictions of a checkpoint for every node."""
+"""`python -m pipeline.predict run=DIR predictions=FILE`: the predictions of a checkpoint for every node or for pairs."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def main(cfg: DictConfig) -> None:
             raise ValueError("of which run, and where to? python -m pipeline.predict run=DIR predictions=FILE")
         from pipeline import restore  # torch and PyG take seconds to import: --help does not wait for them
         options = cli.as_options(cfg)
-        restore.save_predictions(Path(options.predictions), restore.restore(options))
+        restore.save_predictions(Path(options.predictions), restore.restore(options), options.pairs)
 
 
 if __name__ == "__main__":

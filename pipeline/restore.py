@@ -1,6 +1,7 @@
 """A trained model again: the checkpoint of a run with the graph that it was trained on."""
 
 import dataclasses
+import io
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from pipeline.config import Config, EvaluateConfig
 from pipeline.run import checkpoint, files
 from pipeline.run.log import format_table
 from pipeline.run.session import check_data, check_settings
-from pipeline.tasks.node import NodeTask
+from pipeline.trainers.gnn import Task
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class Restored:
 
     config: Config
     data: Data
-    task: NodeTask
+    task: Task
     model: torch.nn.Module
     epoch: int
     rows: Tensor
@@ -87,14 +88,40 @@ def evaluate(options: EvaluateConfig) -> dict[str, float]:
     log.info("%s", format_table([(f"{split} {restored.task.metric}", f"{score:.4f}")
                                  for split, score in scores.items()], title))
     if options.predictions is not None:
-        save_predictions(Path(options.predictions), restored)
+        save_predictions(Path(options.predictions), restored, options.pairs)
     return scores
 
 
-def save_predictions(path: Path, restored: Restored) -> None:
-    """Save predictions, and the nodes that they are of where these are not all nodes of the dataset."""
-    predictions = {"logits": restored.rows}
+def save_predictions(path: Path, restored: Restored, pairs: str | None = None) -> None:
+    """Save predictions, and the nodes that they are of where these are not all nodes of the dataset.
+
+    Args:
+        pairs: a file of the pairs of nodes to predict the links of, as torch.save writes a tensor.
+
+    Raises:
+        ValueError: see :func:`read_pairs` and the task's ``predictions``.
+    """
+    given = None if pairs is None else read_pairs(Path(pairs))
+    predictions = restored.task.predictions(restored.model, restored.rows, given)
     if "n_id" in restored.data:
         predictions["n_id"] = restored.data.n_id
     files.write_atomically(path, lambda file: torch.save(predictions, file))
-    log.info("logits of %s nodes in %s", f"{len(restored.rows):,}", path)
+    log.info("logits of %s %s in %s", f"{len(predictions['logits']):,}", "pairs" if "pairs" in predictions else "nodes",
+             path)
+
+
+def read_pairs(path: Path) -> Tensor:
+    """Read a tensor that torch.save wrote.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not path.is_file():
+        raise ValueError(f"pairs={path} does not exist; save a tensor of shape [num_pairs, 2] there with torch.save")
+    try:
+        pairs = torch.load(io.BytesIO(files.read_bytes(path)), weights_only=True)
+    except checkpoint.UNREADABLE as error:
+        raise ValueError(f"pairs={path} is no tensor that torch.save wrote ({type(error).__name__})") from error
+    if not isinstance(pairs, Tensor):
+        raise ValueError(f"pairs={path} holds a {type(pairs).__name__}, not a tensor of shape [num_pairs, 2]")
+    return pairs

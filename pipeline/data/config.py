@@ -8,6 +8,7 @@ from pipeline.keys import key
 from pipeline.run.memory import format_bytes, machine_memory
 
 OGB_NODE_NAMES = ("ogbn-proteins", "ogbn-arxiv", "ogbn-products")
+OGB_LINK_NAMES = ("ogbl-collab", "ogbl-ppa", "ogbl-ddi")
 
 
 @dataclass
@@ -121,6 +122,15 @@ class OGBConfig(DataConfig):
 
 
 @dataclass
+class OGBLinkConfig(OGBConfig):
+    """A link dataset of the Open Graph Benchmark, or any folder in its raw CSV layout."""
+
+    source: str = key("ogb_link", "a link dataset of the Open Graph Benchmark, or a folder in its raw layout",
+                      shapes_graph=True)
+    name: str = key("ogbl-collab", "of the dataset", choices=OGB_LINK_NAMES, shapes_graph=True)
+
+
+@dataclass
 class FileConfig(DataConfig):
     """A `torch_geometric.data.Data`, a dict of tensors or an `InMemoryDataset` of one graph, saved by torch.save."""
 
@@ -155,6 +165,7 @@ DATASETS = {
     "synthetic_proteins": ("synthetic", SyntheticProteinsConfig),
     "digits": ("digits", DigitsConfig),
     "ogb": ("ogb_node", OGBConfig),
+    "ogb_link": ("ogb_link", OGBLinkConfig),
     "file": ("file", FileConfig),
 }
 DATA_SCHEMAS = {source: schema for source, (_, schema) in DATASETS.items()}

@@ -29,9 +29,14 @@ class NodeTask:
         in_channels: columns of what the model gets, without one-hot categories.
         out_channels: columns of what it returns.
         num_rows: number of nodes to predict.
+
+    Raises:
+        ValueError: the graph has no labels of nodes.
     """
 
     def __init__(self, data: Data, *, label_input: float = 0.0):
+        if "y" not in data:
+            raise ValueError("task=node needs a graph with labels of nodes; this one has pairs of nodes: set task=link")
         self.metric: str = data.metric
         self.label_input = label_input
         self.out_channels: int = data.out_channels
@@ -95,6 +100,17 @@ class NodeTask:
                                      "train.clip_grad_norm")
         return {split: self._score(rows[mask], self._data.y[mask], official)
                 for split, mask in ((split, self._data[f"{split}_mask"]) for split in SPLITS)}
+
+    def predictions(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows out_channels"],
+                    pairs: Tensor | None = None) -> dict[str, Tensor]:
+        """Return what is saved of a prediction: the logits of every node.
+
+        Raises:
+            ValueError: pairs of nodes were given.
+        """
+        if pairs is not None:
+            raise ValueError("pairs=FILE is for runs of task=link; this run predicts labels of nodes")
+        return {"logits": rows}
 
     def _inputs(self, batch: Data, shown: Bool[Tensor, " num_nodes"]) -> Float[Tensor, "num_nodes channels"]:
         if not self.label_input:
