@@ -194,7 +194,7 @@ class EvaluateConfig:
     num_views: int | None = key(None, "views to average; those of the run if not given", minimum=1, below=10_000)
     num_parts: int | None = key(None, "clusters of a view; those of the run if not given", minimum=1)
     num_neighbors: list[int] | None = key(None, "neighbours drawn at each hop; those of the run if not given")
-    predictions: str | None = key(None, "a file to save the logits to, in the order of the nodes or pairs", is_path=True)
+    predictions: str | None = key(None, "a file to save the logits to, in the order of nodes or pairs", is_path=True)
     pairs: str | None = key(None, "of task=link, a file with the pairs to predict, [num_pairs, 2] by torch.save; those "
                             "of the test if not given", is_path=True)
     device: str = key("auto", "auto, cpu, cuda or cuda:N")
