@@ -124,7 +124,7 @@ def test_every_experiment_composes_and_runs_at_toy_size(experiment, configure, t
     full = configure(f"+experiment={experiment}")
     assert full.name == experiment
     overrides = list(SHRINK)
-    if experiment.startswith("ogbn"):
+    if experiment.startswith("ogb"):
         overrides.append(f"data.folder={ogb_toy(full.data.name)}")
     config = configure(f"+experiment={experiment}", *overrides)
     prepare.fill_caches(config)

@@ -317,8 +317,8 @@ def load_arrays(path: Path) -> Any:
     """Load what ogb saved by torch.save: tensors and numpy arrays, and no code."""
     # Torch's safe loader has to be told about numpy arrays, under the names of numpy 1 and 2.
     reconstruct = np._core.multiarray._reconstruct  # type: ignore[attr-defined]
-    allowed = [np.ndarray, np.dtype, np.dtypes.Int64DType, np.dtypes.Int32DType, np.dtypes.Float64DType,
-               np.dtypes.Float32DType, reconstruct, (reconstruct, "numpy.core.multiarray._reconstruct")]
+    allowed: list[Any] = [np.ndarray, np.dtype, np.dtypes.Int64DType, np.dtypes.Int32DType, np.dtypes.Float64DType,
+               np.dtypes.Float32DType, bytes, reconstruct, (reconstruct, "numpy.core.multiarray._reconstruct")]
     with torch.serialization.safe_globals(allowed):
         return torch.load(io.BytesIO(files.read_bytes(path)), weights_only=True)
 
