@@ -376,7 +376,8 @@ def test_the_entry_points_take_a_link_run(ogb_toy, tmp_path):
     options = [*SMALL, f"data.folder={ogb_toy('ogbl-collab')}", f"cache_dir={tmp_path / 'cache'}"]
     run = tmp_path / "run"
     for module, *arguments in (["pipeline.train", *options, f"hydra.run.dir={run}"],
-                               ["pipeline.evaluate", f"run={run}"], ["pipeline.predict", f"run={run}", "predictions=links.pt"],
+                               ["pipeline.evaluate", f"run={run}"],
+                               ["pipeline.predict", f"run={run}", "predictions=links.pt"],
                                ["scripts.report", str(run)]):
         result = shell(module, *arguments, cwd=tmp_path)
         assert result.returncode == 0, result.stdout + result.stderr
