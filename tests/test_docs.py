@@ -206,6 +206,8 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
     if program != "python" or "hydra/launcher=slurm" in arguments or "scripts.faults" in arguments:
         return None  # real Slurm and real faults have tests of their own
     module, *arguments = arguments[1:]
+    if "+experiment=ogbl_collab" in arguments:
+        folder = folder.with_name("ogbl-collab")
     arguments = [re.sub(r"^data\.folder=.*", f"data.folder={folder}", argument) for argument in arguments]
     arguments = [re.sub(r"^parallel\.num_ranks=.*", "parallel.num_ranks=2", argument) for argument in arguments]
     if module == "scripts.bench":
@@ -237,6 +239,7 @@ def shared(tmp_path_factory) -> tuple[Path, set]:
 def test_every_command_runs(page, shared, ogb_toy):
     folder, been_run = shared
     toy, steps, num_checked = ogb_toy(), [], 0
+    ogb_toy("ogbl-collab")
     for language, block in blocks_of(page):
         if language == "python":
             steps.append(["-c", block])
