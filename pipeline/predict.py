@@ -16,7 +16,7 @@ def main(cfg: DictConfig) -> None:
             raise ValueError("of which run, and where to? python -m pipeline.predict run=DIR predictions=FILE")
         from pipeline import restore  # torch and PyG take seconds to import: --help does not wait for them
         options = cli.as_options(cfg)
-        restore.save_predictions(Path(options.predictions), restore.restore(options), options.pairs)
+        restore.save_predictions(Path(options.predictions), restore.restore(options))
 
 
 if __name__ == "__main__":

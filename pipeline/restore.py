@@ -29,6 +29,7 @@ class Restored:
         data: what the model was trained on.
         epoch: passes over the graph when the checkpoint was saved.
         rows: predictions of every row, [num_rows, out_channels].
+        pairs: of nodes to predict the links of, [num_pairs, 2]; none: those of the task.
     """
 
     config: Config
@@ -37,15 +38,20 @@ class Restored:
     model: torch.nn.Module
     epoch: int
     rows: Tensor
+    pairs: Tensor | None = None
 
 
 def restore(options: EvaluateConfig) -> Restored:
     """Load a checkpoint of a run and predict every row with it.
 
     Raises:
-        ValueError: no such run or checkpoint, a damaged checkpoint, another dataset, or an unknown method.
+        ValueError: no such run or checkpoint, a damaged checkpoint, another dataset, an unknown method, or pairs that
+            cannot be read or predicted.
     """
     keys.check(options)
+    pairs = None if options.pairs is None else read_pairs(Path(options.pairs))
+    if pairs is not None and options.predictions is None:
+        raise ValueError(f"pairs={options.pairs}: where to save their predictions? Give predictions=FILE")
     folder = Path(options.run)
     config = configuration.load(folder / "config.yaml")
     if config.data.components == "separate":
@@ -62,6 +68,8 @@ def restore(options: EvaluateConfig) -> Restored:
     check_data(folder, state, data.get("content_hash"))
     device = build.choose_device(options.device)
     task, loader = build.build_task(config, data), build.build_loader(config, data, device)
+    if pairs is not None:
+        task.check_pairs(pairs)
     model = build.build_model(config, data, task).to(device)
     model.load_state_dict(state["model"])
     if options.checkpoint == "best":
@@ -69,7 +77,7 @@ def restore(options: EvaluateConfig) -> Restored:
     else:  # which holds the number of rounds that are complete
         round_, epoch = max(state["round"] - 1, 0), state["progress"]["epochs"]
     rows = build.build_predictor(config, model, task, loader)(round_)
-    return Restored(config, data, task, model, epoch, rows)
+    return Restored(config, data, task, model, epoch, rows, pairs)
 
 
 def evaluate(options: EvaluateConfig) -> dict[str, float]:
@@ -88,21 +96,13 @@ def evaluate(options: EvaluateConfig) -> dict[str, float]:
     log.info("%s", format_table([(f"{split} {restored.task.metric}", f"{score:.4f}")
                                  for split, score in scores.items()], title))
     if options.predictions is not None:
-        save_predictions(Path(options.predictions), restored, options.pairs)
+        save_predictions(Path(options.predictions), restored)
     return scores
 
 
-def save_predictions(path: Path, restored: Restored, pairs: str | None = None) -> None:
-    """Save predictions, and the nodes that they are of where these are not all nodes of the dataset.
-
-    Args:
-        pairs: a file of the pairs of nodes to predict the links of, as torch.save writes a tensor.
-
-    Raises:
-        ValueError: see :func:`read_pairs` and the task's ``predictions``.
-    """
-    given = None if pairs is None else read_pairs(Path(pairs))
-    predictions = restored.task.predictions(restored.model, restored.rows, given)
+def save_predictions(path: Path, restored: Restored) -> None:
+    """Save predictions, and the nodes that they are of where these are not all nodes of the dataset."""
+    predictions = restored.task.predictions(restored.model, restored.rows, restored.pairs)
     if "n_id" in restored.data:
         predictions["n_id"] = restored.data.n_id
     files.write_atomically(path, lambda file: torch.save(predictions, file))

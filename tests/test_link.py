@@ -237,12 +237,12 @@ def test_predictions_are_logits_of_pairs(configure_links, tmp_path):
     options = EvaluateConfig(run=str(tmp_path / "run"), device="cpu", predictions=str(tmp_path / "out.pt"),
                              pairs=str(tmp_path / "pairs.pt"))
     restored = restore.restore(options)
-    restore.save_predictions(tmp_path / "out.pt", restored, options.pairs)
+    restore.save_predictions(tmp_path / "out.pt", restored)
     saved = torch.load(tmp_path / "out.pt")
     assert torch.equal(saved["pairs"], pairs) and saved["logits"][0] == saved["logits"][1]
     expected = restored.model.decode(saved["embeddings"], pairs).detach()
     torch.testing.assert_close(saved["logits"], expected)
-    restore.save_predictions(tmp_path / "out.pt", restored)
+    restore.save_predictions(tmp_path / "out.pt", dataclasses.replace(restored, pairs=None))
     saved, data = torch.load(tmp_path / "out.pt"), build.open_graph(config).data
     assert torch.equal(saved["pairs"], torch.cat([data.test_pairs, data.test_negatives]))
     for content, error in ((torch.tensor([[0, 60]]), "pairs name node 60, the graph has nodes 0 to 59"),
@@ -250,11 +250,13 @@ def test_predictions_are_logits_of_pairs(configure_links, tmp_path):
                            ([1], "holds a list, not a tensor")):
         torch.save(content, wrong)
         with pytest.raises(ValueError, match=error):
-            restore.save_predictions(tmp_path / "out.pt", restored, str(wrong))
+            restore.restore(dataclasses.replace(options, pairs=str(wrong)))
+    with pytest.raises(ValueError, match="where to save their predictions. Give predictions=FILE"):
+        restore.restore(dataclasses.replace(options, predictions=None))
     for text, error in (("no tensor", "is no tensor that torch.save wrote"), (None, "does not exist")):
         wrong.unlink() if text is None else wrong.write_text(text)
         with pytest.raises(ValueError, match=error):
-            restore.save_predictions(tmp_path / "out.pt", restored, str(wrong))
+            restore.restore(dataclasses.replace(options, pairs=str(wrong)))
 
 
 def broken(**changes):

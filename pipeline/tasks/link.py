@@ -109,21 +109,25 @@ class LinkTask:
         """Compute what is saved of a prediction: logits of pairs, and the embeddings that they were decoded from.
 
         Args:
-            pairs: of nodes, [num_pairs, 2]; the positive and then the negative pairs of the test if not given. They
-                are predicted as those of the test are.
-
-        Raises:
-            ValueError: they are no pairs of the graph's nodes.
+            pairs: as :meth:`check_pairs` takes them; the positive and then the negative pairs of the test if not
+                given. They are predicted as those of the test are.
         """
         if pairs is None:
             pairs = torch.cat([self._data.test_pairs, self._data.test_negatives])
-        elif pairs.is_floating_point() or pairs.dim() != 2 or pairs.size(1) != 2:
+        return {"pairs": pairs, "logits": self.decode(model, rows, pairs.long(), of_test=True), "embeddings": rows}
+
+    def check_pairs(self, pairs: Tensor) -> None:
+        """Check that pairs are integers of shape [num_pairs, 2] and name nodes of the graph.
+
+        Raises:
+            ValueError: they do not.
+        """
+        if pairs.is_floating_point() or pairs.dim() != 2 or pairs.size(1) != 2:
             raise ValueError(f"pairs must be integers of shape [num_pairs, 2], not {pairs.dtype} of "
                              f"{list(pairs.shape)}")
-        elif pairs.numel() and not 0 <= int(pairs.min()) <= int(pairs.max()) < self.num_rows:
+        if pairs.numel() and not 0 <= int(pairs.min()) <= int(pairs.max()) < self.num_rows:
             raise ValueError(f"pairs name node {int(pairs.min()) if int(pairs.min()) < 0 else int(pairs.max())}, the "
                              f"graph has nodes 0 to {self.num_rows - 1}")
-        return {"pairs": pairs, "logits": self.decode(model, rows, pairs.long(), of_test=True), "embeddings": rows}
 
     @torch.no_grad()
     def decode(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows columns"],

@@ -103,14 +103,16 @@ class NodeTask:
 
     def predictions(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows out_channels"],
                     pairs: Tensor | None = None) -> dict[str, Tensor]:
-        """Return what is saved of a prediction: the logits of every node.
+        """Return what is saved of a prediction: the logits of every node."""
+        return {"logits": rows}
+
+    def check_pairs(self, pairs: Tensor) -> None:
+        """Refuse pairs of nodes to predict.
 
         Raises:
-            ValueError: pairs of nodes were given.
+            ValueError: always.
         """
-        if pairs is not None:
-            raise ValueError("pairs=FILE is for runs of task=link; this run predicts labels of nodes")
-        return {"logits": rows}
+        raise ValueError("pairs=FILE is for runs of task=link; this run predicts labels of nodes")
 
     def _inputs(self, batch: Data, shown: Bool[Tensor, " num_nodes"]) -> Float[Tensor, "num_nodes channels"]:
         if not self.label_input:

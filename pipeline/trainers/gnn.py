@@ -77,7 +77,7 @@ class Task(Protocol):
 
     `loss` returns the loss of a batch, summed over what counts in it, and the number of that; `predict` the numbers of
     a batch's targets and a row for each; `scores` the metric of each split from the rows of all; `predictions` what is
-    saved of them.
+    saved of them; `check_pairs` refuses pairs of nodes that it could not predict.
     """
 
     metric: str
@@ -90,6 +90,7 @@ class Task(Protocol):
     def scores(self, model: torch.nn.Module | None, rows: Tensor, *, official: bool = False) -> dict[str, float]: ...
     def predictions(self, model: torch.nn.Module | None, rows: Tensor,
                     pairs: Tensor | None = None) -> dict[str, Tensor]: ...
+    def check_pairs(self, pairs: Tensor) -> None: ...
 
 
 class Loader(Protocol):
