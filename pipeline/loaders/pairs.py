@@ -42,7 +42,7 @@ class PairLoader:
         self.clusters, self.data, self.device = clusters, clusters.data, clusters.device
         self._pairs: Tensor = self.data.train_pairs
         self._pairs_per_step, self._num_negatives = pairs_per_step, num_negatives
-        self._strict, self._hide, self._seed = strict, hide, seed
+        self._hide, self._seed = hide, seed
         self._linked = PairSet(self._pairs, self.data.num_nodes) if strict else None
         self._visits = -(-len(self._pairs) // (clusters.num_batches * pairs_per_step))
 
