@@ -63,6 +63,8 @@ class DeeperGCN(torch.nn.Module):
             "mean", which clusters of any size have alike, or "none" for no virtual node.
         dropout: probability that an activation between two layers is dropped in training, in [0, 1).
         gradient_checkpointing: whether backward recomputes each layer, so that forward need not keep its activations.
+        encode_x: whether a linear encoder reads `x`; without it the first layer does, and `x` must have
+            `hidden_channels` columns.
         fold_edge_encoder: whether the edge encoders are folded as described; otherwise each layer builds a tensor of
             edges x channels.
         kernel: what aggregates and normalises, "auto", "fused" or "reference": see
@@ -101,6 +103,7 @@ class DeeperGCN(torch.nn.Module):
         virtual_node: str = "none",
         dropout: float = 0.1,
         gradient_checkpointing: bool = False,
+        encode_x: bool = True,
         fold_edge_encoder: bool = True,
         kernel: str = "auto",
     ):
@@ -112,8 +115,11 @@ class DeeperGCN(torch.nn.Module):
         self.fold_edge_encoder = fold_edge_encoder
         self.kernel = kernel
 
+        if not encode_x and self.num_columns != hidden_channels:
+            raise ValueError(f"encode_x=false needs as many columns of x as hidden_channels={hidden_channels}, not "
+                             f"{self.num_columns}")
         self.category_encoder, self.node_encoder = create_node_encoders(
-            in_channels, num_categories, hidden_channels, node_tables)
+            in_channels, num_categories, hidden_channels, node_tables) if encode_x else (None, None)
         if edge_dim and edge_tables is not None:
             self.edge_lins = torch.nn.ModuleList(
                 create_edge_encoder(edge_dim, hidden_channels, edge_tables) for _ in range(num_layers))
@@ -156,7 +162,7 @@ class DeeperGCN(torch.nn.Module):
             ValueError: features of other widths than the model was made for.
         """
         check_inputs(self, x, edge_attr)
-        h = encode_nodes(x, self.node_encoder, self.category_encoder)
+        h = x if self.node_encoder is None else encode_nodes(x, self.node_encoder, self.category_encoder)
         if edge_attr is not None and self.fold_edge_encoder:
             edge_attr = prepare_edges(edge_attr, self.edge_lins[0])
         elif edge_attr is not None and hasattr(self, "edge_encoder"):

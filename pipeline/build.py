@@ -20,6 +20,7 @@ from models import custom
 from models.aggregate import backend
 from models.foreign import Tried, try_forward
 from models.pyg import PyGModel
+from models.link_predictor import LinkModel
 from pipeline import arguments, estimate, keys
 from pipeline.config import FOREIGN, MODELS, Config, settings
 from pipeline.data.cache import load, pack, path_of, unpack
@@ -31,7 +32,8 @@ from pipeline.inference import largest_stack, predict_exact, predict_graphs, pre
 from pipeline.loaders.cluster import ClusterLoader
 from pipeline.loaders.graph import GraphLoader
 from pipeline.loaders.neighbor import NeighborLoader, check_pyg
-from pipeline.metrics import KINDS, METRICS, kind_of
+from pipeline.loaders.pairs import PairLoader
+from pipeline.metrics import KINDS, METRICS, hits_at, kind_of
 from pipeline.names import LOWER_IS_BETTER
 from pipeline.run import checkpoint
 from pipeline.run.ranks import Ranks
@@ -40,13 +42,14 @@ from pipeline.run.stop import StopRequest
 from pipeline.run.tracker import CsvTracker, MlflowTracker, TensorBoardTracker, WandbTracker
 from pipeline.schedule import Schedule
 from pipeline.tasks.graph import GraphTask
+from pipeline.tasks.link import LinkTask
 from pipeline.tasks.node import NodeTask
-from pipeline.trainers.gnn import GNNTrainer, Loader, autocast
+from pipeline.trainers.gnn import GNNTrainer, Loader, Task, autocast
 
 log = logging.getLogger(__name__)
 
 # One line for each member of tasks/, loaders/ and trainers/.
-TASKS: dict[str, type[NodeTask]] = {"node": NodeTask, "graph": GraphTask}
+TASKS: dict[str, type] = {"node": NodeTask, "graph": GraphTask, "link": LinkTask}
 LOADERS: dict[str, type] = {"cluster": ClusterLoader, "neighbor": NeighborLoader, "graph": GraphLoader}
 TRAINERS = {"gnn": GNNTrainer}
 TRACKERS: dict[str, Any] = {
@@ -80,11 +83,13 @@ def check(config: Config) -> None:
     """
     for key, name, members in (("task", config.task.name, TASKS), ("loader", config.loader.name, LOADERS),
                                ("partition", config.partition.name, PARTITIONS),
-                               ("trainer", config.trainer.name, TRAINERS), ("tracker", config.tracker.name, TRACKERS),
-                               ("task.metric", config.task.metric or "acc", METRICS)):
+                               ("trainer", config.trainer.name, TRAINERS), ("tracker", config.tracker.name, TRACKERS)):
         if name not in members:
-            key = key if "." in key else f"{key}.name"
-            raise ValueError(f"{key}={name} is unknown; choose one of {', '.join(members)}")
+            raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")
+    if config.task.name == "link":
+        _check_link(config)
+    elif config.task.metric not in (None, *METRICS):
+        raise ValueError(f"task.metric={config.task.metric} is unknown; choose one of {', '.join(METRICS)}")
     if config.loader.name == "neighbor" and config.loader.backend == "pyg":
         check_pyg()
     arguments.check_folder("cache_dir", Path(config.cache_dir))
@@ -94,7 +99,8 @@ def check(config: Config) -> None:
             custom.find(getattr(config.model, "path"))  # noqa: B009 - of this model's schema
         return
     estimate.check_model(config, lambda sizes: _construct(
-        keys.replaced(config, {f"model.{name}": size for name, size in sizes.items()}), in_channels=1, out_channels=1,
+        keys.replaced(config, {f"model.{name}": size for name, size in sizes.items()}),
+        in_channels=1 if getattr(config.model, "encode_x", True) else sizes["hidden_channels"], out_channels=1,
         edge_dim=1, num_categories=0))
 
 
@@ -110,6 +116,20 @@ def check_metric(chosen: str | None, metric: str) -> None:
     if chosen is not None and kind_of(chosen) != kind_of(metric):
         raise ValueError(f"task.metric={chosen} is of {kind_of(chosen)}, the dataset ({metric}) has {kind_of(metric)}: "
                          f"choose one of {', '.join(KINDS[kind_of(metric)])}")
+
+
+def _check_link(config: Config) -> None:
+    if config.loader.name != "cluster":
+        raise ValueError(f"task=link with loader={config.loader.name}: training pairs lie within clusters, so set "
+                         "loader=cluster. evaluation=neighbor predicts links from sampled neighbours")
+    if config.data.components != "all":
+        raise ValueError(f"task=link with data.components={config.data.components}: pairs may lie in several "
+                         "components, so set data.components=all")
+    if config.train.label_input:
+        raise ValueError(f"task=link with train.label_input={config.train.label_input:g}: links have no labels of "
+                         "nodes that could be shown")
+    if config.task.metric is not None:
+        hits_at(config.task.metric)
 
 
 def check_tracker(config: Config) -> None:
@@ -158,7 +178,8 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
     if config.model.name in FOREIGN:
         try_model(config, data)
     checked = content_hash is not None
-    check_metric(config.task.metric, data.metric)
+    if config.task.name != "link":
+        check_metric(config.task.metric, data.metric)
     if checked and config.data.components == "all":
         return OpenGraph(data, None, [(None, data)])
     if "ptr" in data:
@@ -189,8 +210,8 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
     parts = split_components(
         data, components, config.data.components, config.data.min_component_size,
         lambda number, build: unpack(keep(f"-component-{number}", lambda: pack(build()))))
-    for _, part in parts:
-        build_loader(config, part)  # what does not fit is refused before anything is written or trained
+    for _, part in parts:  # what does not fit is refused before anything is written or trained
+        build_task(config, part), build_loader(config, part)
         estimate.check_activations(config, part)
     return OpenGraph(data, components, parts)
 
@@ -206,8 +227,15 @@ def build_partitioner(config: Config, data: Data) -> Partitioner:
         num_micro_parts=config.partition.num_micro_parts, cache=Path(config.cache_dir) / "partitions")
 
 
-def build_task(config: Config, data: Data) -> NodeTask:
-    """Build what is learned on a graph."""
+def build_task(config: Config, data: Data) -> Task:
+    """Build what is learned on a graph.
+
+    Raises:
+        ValueError: it does not fit the graph.
+    """
+    if config.task.name == "link":
+        return LinkTask(data, hidden_channels=config.model.hidden_channels, metric=config.task.metric,
+                        valid_edges=config.task.valid_edges)
     if config.task.metric is not None:
         data = copy.copy(data)
         data.metric = config.task.metric
@@ -228,8 +256,13 @@ def build_loader(config: Config, data: Data, device: torch.device = torch.device
                               backend=config.loader.backend, device=device)
     if loader is GraphLoader:
         return _build_graph_loader(config, data, device)
-    return loader(data, build_partitioner(config, data), device=device,
-                  clusters_per_step=config.partition.clusters_per_step)
+    clusters = loader(data, build_partitioner(config, data), device=device,
+                      clusters_per_step=config.partition.clusters_per_step)
+    if config.task.name != "link":
+        return clusters
+    task = config.task
+    return PairLoader(clusters, pairs_per_step=task.pairs_per_step, num_negatives=task.num_negatives,
+                      strict=task.strict_negatives, hide=task.hide_pairs, seed=config.seed)
 
 
 def _build_graph_loader(config: Config, data: Data, device: torch.device) -> GraphLoader:
@@ -242,14 +275,20 @@ def _build_graph_loader(config: Config, data: Data, device: torch.device) -> Gra
     return loader
 
 
-def build_view_loader(config: Config, loader: Loader) -> ClusterLoader | NeighborLoader:
-    """Build what makes the batches of views, clusters or every node with sampled neighbours, unless `loader` does."""
-    data, device = loader.data, loader.device
+def build_view_loader(config: Config, loader: Loader, data: Data) -> ClusterLoader | NeighborLoader:
+    """Build what makes the batches of views of a graph, clusters or every node with sampled neighbours.
+
+    Args:
+        loader: of the training batches; if it can make those of the views of its own graph, it does.
+    """
+    device = loader.device
     if config.evaluation.method == "neighbor":
         return NeighborLoader(data, config.evaluation.num_neighbors or config.loader.num_neighbors,
                               batch_size=config.loader.batch_size, nodes=torch.arange(data.num_nodes),
                               purpose="evaluation", seed=config.seed, device=device)
-    return loader if isinstance(loader, ClusterLoader) else ClusterLoader(data, device=device)
+    clusters = loader.clusters if isinstance(loader, PairLoader) else loader
+    return clusters if isinstance(clusters, ClusterLoader) and data is loader.data else ClusterLoader(data,
+                                                                                                      device=device)
 
 
 def build_schedule(config: Config, num_batches: int, ranks: Ranks = Ranks()) -> Schedule:
@@ -260,7 +299,7 @@ def build_schedule(config: Config, num_batches: int, ranks: Ranks = Ranks()) -> 
                     warmup_steps=train.warmup_steps, eval_every=train.eval_every)
 
 
-def build_model(config: Config, data: Data, task: NodeTask) -> torch.nn.Module:
+def build_model(config: Config, data: Data, task: Task) -> torch.nn.Module:
     """Build a model with the sizes that the graph and the task ask for, its weights drawn from torch's random state.
 
     Raises:
@@ -269,10 +308,13 @@ def build_model(config: Config, data: Data, task: NodeTask) -> torch.nn.Module:
     model = _construct(config, **_sizes(config, data, task))
     if config.model.name in FOREIGN:  # lazy parameters get their shapes
         _try(config, model, data, task)
-    return model
+    if not isinstance(task, LinkTask):
+        return model
+    return LinkModel(model, task.out_channels, num_layers=config.task.predictor_layers,
+                     dropout=getattr(config.model, "dropout", 0.0))
 
 
-def _sizes(config: Config, data: Data, task: NodeTask) -> dict[str, Any]:
+def _sizes(config: Config, data: Data, task: Task) -> dict[str, Any]:
     """Collect what a model's constructor takes that depends on the data."""
     sizes = {"in_channels": task.in_channels, "out_channels": task.out_channels,
              "edge_dim": None if data.edge_attr is None else data.edge_attr.size(1),
@@ -297,7 +339,7 @@ def try_model(config: Config, data: Data) -> None:
         estimate.check_whole_graph(config, data.num_edges, tried.bytes_per_edge)
 
 
-def _try(config: Config, model: torch.nn.Module, data: Data, task: NodeTask) -> Tried:
+def _try(config: Config, model: torch.nn.Module, data: Data, task: Task) -> Tried:
     with _naming_keys(config):
         return try_forward(model, str(model.title), num_columns=task.in_channels + data.num_categories,
                            out_channels=task.out_channels,
@@ -321,25 +363,41 @@ def _naming_keys(config: Config) -> Iterator[None]:
         raise ValueError(f"model.{error}" if is_key else str(error)) from None
 
 
-def build_predictor(config: Config, model: torch.nn.Module, task: NodeTask, loader: Loader,
+def build_predictor(config: Config, model: torch.nn.Module, task: Task, loader: Loader,
                     ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> Callable[[int], Tensor]:
-    """Build a function from the round to the predictions of every row, by the method of the configuration."""
+    """Build a function from the round to the predictions of every row, by the method of the configuration.
+
+    Where the test is predicted from a graph of its own, the predictions from it stand in columns behind the others.
+    """
+    def build_for(data: Data) -> Callable[[int], Tensor]:
+        return _build_predictor_of(data, config, model, task, loader, ranks, stop)
+
+    predict_all = build_for(loader.data)
+    test_data = task.test_data if isinstance(task, LinkTask) else None
+    if test_data is None:
+        return predict_all
+    predict_test = build_for(test_data)
+    return lambda round_: torch.cat([predict_all(round_), predict_test(round_)], dim=-1)
+
+
+def _build_predictor_of(data: Data, config: Config, model: torch.nn.Module, task: Task, loader: Loader, ranks: Ranks,
+                        stop: StopRequest | None) -> Callable[[int], Tensor]:
     evaluation = config.evaluation
     graphs, view_loader = (loader, None) if isinstance(loader, GraphLoader) else (
-        None, build_view_loader(config, loader))
+        None, build_view_loader(config, loader, data))
 
     @functools.cache
     def whole_graph() -> Data:
         # SAGEConv and GINConv of PyG 2.8 fail on an int32 EdgeIndex; a model that does not says so.
-        data = copy.copy(loader.data)
+        whole = copy.copy(data)
         if not getattr(model, "takes_int32_edges", False):
-            data.edge_index = data.edge_index.long()
-        return data
+            whole.edge_index = whole.edge_index.long()
+        return whole
 
     def predict_all(round_: int) -> Tensor:
         model.eval()
         predict = partial(task.predict, model)
-        common: dict[str, Any] = dict(num_rows=task.num_rows, out_channels=task.out_channels,
+        common: dict[str, Any] = dict(num_rows=task.num_rows, out_channels=_out_channels(model, task),
                                       layers=largest_stack(model), ranks=ranks, stop=stop)
         with autocast(loader.device, config.train.precision):
             if graphs is not None:
@@ -351,6 +409,11 @@ def build_predictor(config: Config, model: torch.nn.Module, task: NodeTask, load
                                  prefetch=config.partition.prefetch)
 
     return predict_all
+
+
+def _out_channels(model: torch.nn.Module, task: Task) -> int:
+    """Return the columns of a row: those of an embedding, where a model decodes it."""
+    return model.out_channels if isinstance(model, LinkModel) else task.out_channels
 
 
 def build_trainer(config: Config, data: Data, device: torch.device, *, ranks: Ranks = Ranks(),

@@ -72,10 +72,16 @@ globals().update({schema.__name__: schema for schema in MODEL_SCHEMAS.values()})
 class TaskConfig:
     """What is learned."""
 
-    name: str = key("node", "the task: labels of nodes (node), or of whole graphs (graph)")
+    name: str = key("node", "the task: labels of nodes (node), labels of whole graphs (graph), or links (link)")
     metric: str | None = key(None, "rocauc, ap or micro_f1 of binary tasks, acc of classes, mae or rmse of real "
-                                   "values; null: that of the dataset")
+                                   "values, hits@K for any K or mrr of links; null: that of the dataset")
     pool: str = key("mean", "of graph: what makes one row of the nodes of each graph", choices=("mean", "sum", "max"))
+    pairs_per_step: int = key(65_536, "of link: training pairs of a batch", minimum=1)
+    num_negatives: int = key(1, "of link: pairs drawn at random for each training pair", minimum=1)
+    strict_negatives: bool = key(False, "of link: draw no training pair, and no node with itself")
+    hide_pairs: bool = key(False, "of link: leave the training pairs of a batch out of its own edges")
+    valid_edges: bool = key(False, "of link: take the validation pairs for edges where the test is evaluated")
+    predictor_layers: int = key(3, "of link: linear layers of the predictor", minimum=1, below=1000)
 
 
 @dataclass
@@ -196,7 +202,9 @@ class EvaluateConfig:
     num_views: int | None = key(None, "views to average; those of the run if not given", minimum=1, below=10_000)
     num_parts: int | None = key(None, "clusters of a view; those of the run if not given", minimum=1)
     num_neighbors: list[int] | None = key(None, "neighbours drawn at each hop; those of the run if not given")
-    predictions: str | None = key(None, "a file to save the logits to, in node order", is_path=True)
+    predictions: str | None = key(None, "a file to save the logits to, in the order of nodes or pairs", is_path=True)
+    pairs: str | None = key(None, "of task=link, a file with the pairs to predict, [num_pairs, 2] by torch.save; those "
+                            "of the test if not given", is_path=True)
     device: str = key("auto", "auto, cpu, cuda or cuda:N")
 
 
@@ -355,6 +363,8 @@ COUNTS_WHERE: dict[str, tuple[str, tuple]] = {
     "loader.backend": ("loader.name", ("neighbor",)),
     "loader.pack": ("loader.name", ("graph",)),
     "task.pool": ("task.name", ("graph",)),
+    **{f"task.{field.name}": ("task.name", ("link",)) for field in dataclasses.fields(TaskConfig)
+       if field.name not in ("name", "metric", "pool")},
     "evaluation.num_views": ("evaluation.method", ("views", "neighbor")),
     "evaluation.num_neighbors": ("evaluation.method", ("neighbor",)),
     "evaluation.num_parts": ("evaluation.method", ("views",)),

@@ -1,8 +1,10 @@
 """Metrics: numbers from tensors, no model; more is better but for those of :mod:`pipeline.names`."""
 
+import re
 from collections.abc import Callable
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 from scipy.stats import rankdata
 from torch import Tensor
@@ -117,6 +119,55 @@ def root_mean_squared_error(y_true: Float[Tensor, "num_rows num_tasks"],
 
 def _mean_over_targets(errors: Tensor, finish: Callable[[Tensor], Tensor] = lambda means: means) -> float:
     return float(finish(errors.nanmean(0)).nanmean())
+
+
+def hits(y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Float[Tensor, " num_negative"], k: int) -> float:
+    """Compute Hits@K as OGB defines it: the fraction of the positive pairs above the k-th best of all negative ones.
+
+    A tie does not count. OGB says 1 for fewer negatives than `k`; here that is a mistake of the caller's.
+
+    Args:
+        y_pred_pos, y_pred_neg: scores, of which more means more likely; at least one positive and `k` negatives.
+
+    Returns:
+        In [0, 1].
+    """
+    return float((y_pred_pos > y_pred_neg.topk(k).values[-1]).double().mean())
+
+
+def reciprocal_rank(y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Float[Tensor, " num_negative"]) -> float:
+    """Compute the mean reciprocal rank (MRR) of each positive pair among all negative ones, as OGB defines it.
+
+    The rank of a pair among equal ones is the mean of the best and the worst that it could have.
+
+    Returns:
+        In (0, 1].
+    """
+    ordered = y_pred_neg.sort().values
+    worse_or_equal = torch.searchsorted(ordered, y_pred_pos, right=True)
+    worse = torch.searchsorted(ordered, y_pred_pos)
+    rank = len(ordered) - 0.5 * (worse + worse_or_equal) + 1
+    return float(rank.double().reciprocal().mean())
+
+
+def hits_at(metric: str) -> int:
+    """Read K of "hits@K"; 0 for "mrr".
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if metric == "mrr":
+        return 0
+    if not (found := re.fullmatch(r"hits@([1-9]\d{0,8})", metric)):
+        raise ValueError(f"the metric {metric} of links is unknown; choose mrr or hits@K, such as hits@50")
+    return int(found[1])
+
+
+def link_metric(metric: str, y_pred_pos: Float[Tensor, " num_positive"],
+                y_pred_neg: Float[Tensor, " num_negative"]) -> float:
+    """Compute "hits@K", for any K, or "mrr"."""
+    k = hits_at(metric)
+    return hits(y_pred_pos, y_pred_neg, k) if k else reciprocal_rank(y_pred_pos, y_pred_neg)
 
 
 # One line for each metric: of binary tasks, [num_nodes, num_tasks] of 0, 1 and NaN; of one class for each node,

@@ -1,4 +1,4 @@
-"""`python -m pipeline.predict run=DIR predictions=FILE`: the predictions of a checkpoint for every node."""
+"""`python -m pipeline.predict run=DIR predictions=FILE`: the predictions of a checkpoint for all nodes or for pairs."""
 
 from pathlib import Path
 

@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from pipeline import cli, config as configuration
 from pipeline.config import Config
-from pipeline.data.config import OGBConfig
+from pipeline.data.config import OGBConfig, OGBLinkConfig
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +24,9 @@ def fill_caches(config: Config) -> None:
     from pipeline.schedule import Share
 
     if isinstance(config.data, OGBConfig) and config.data.folder is None:
-        from pipeline.data import ogb_node
-        ogb_node.download(config.data.name, config.data.root)
+        from pipeline.data import ogb_link, ogb_node
+        needed = ogb_link.needed if isinstance(config.data, OGBLinkConfig) else None
+        ogb_node.download(config.data.name, config.data.root, needed)
     for _, part in build.open_graph(config).parts:
         loader, start = build.build_loader(config, part), time.perf_counter()
         drawn = loader.draw(0, Share())

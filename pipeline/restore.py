@@ -1,6 +1,7 @@
 """A trained model again: the checkpoint of a run with the graph that it was trained on."""
 
 import dataclasses
+import io
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from pipeline.metrics import VALUE_METRICS
 from pipeline.run import checkpoint, files
 from pipeline.run.log import format_score, format_table
 from pipeline.run.session import check_data, check_settings
-from pipeline.tasks.node import NodeTask
+from pipeline.trainers.gnn import Task
 
 log = logging.getLogger(__name__)
 
@@ -29,23 +30,29 @@ class Restored:
         data: what the model was trained on.
         epoch: passes over the graph when the checkpoint was saved.
         rows: predictions of every row, [num_rows, out_channels].
+        pairs: of nodes to predict the links of, [num_pairs, 2]; none: those of the task.
     """
 
     config: Config
     data: Data
-    task: NodeTask
+    task: Task
     model: torch.nn.Module
     epoch: int
     rows: Tensor
+    pairs: Tensor | None = None
 
 
 def restore(options: EvaluateConfig) -> Restored:
     """Load a checkpoint of a run and predict every row with it.
 
     Raises:
-        ValueError: no such run or checkpoint, a damaged checkpoint, another dataset, or an unknown method.
+        ValueError: no such run or checkpoint, a damaged checkpoint, another dataset, an unknown method, or pairs that
+            cannot be read or predicted.
     """
     keys.check(options)
+    pairs = None if options.pairs is None else read_pairs(Path(options.pairs))
+    if pairs is not None and options.predictions is None:
+        raise ValueError(f"pairs={options.pairs}: where to save their predictions? Give predictions=FILE")
     folder = Path(options.run)
     config = configuration.load(folder / "config.yaml")
     if config.data.components == "separate":
@@ -62,6 +69,8 @@ def restore(options: EvaluateConfig) -> Restored:
     check_data(folder, state, data.get("content_hash"))
     device = build.choose_device(options.device)
     task, loader = build.build_task(config, data), build.build_loader(config, data, device)
+    if pairs is not None:
+        task.check_pairs(pairs)
     model = build.build_model(config, data, task).to(device)
     model.load_state_dict(state["model"])
     if options.checkpoint == "best":
@@ -69,7 +78,7 @@ def restore(options: EvaluateConfig) -> Restored:
     else:  # which holds the number of rounds that are complete
         round_, epoch = max(state["round"] - 1, 0), state["progress"]["epochs"]
     rows = build.build_predictor(config, model, task, loader)(round_)
-    return Restored(config, data, task, model, epoch, rows)
+    return Restored(config, data, task, model, epoch, rows, pairs)
 
 
 def evaluate(options: EvaluateConfig) -> dict[str, float]:
@@ -94,9 +103,26 @@ def evaluate(options: EvaluateConfig) -> dict[str, float]:
 
 def save_predictions(path: Path, restored: Restored) -> None:
     """Save predictions, and the nodes that they are of where these are not all nodes of the dataset."""
-    kind = "values" if restored.task.metric in VALUE_METRICS else "logits"
-    predictions = {kind: restored.rows}
+    predictions = restored.task.predictions(restored.model, restored.rows, restored.pairs)
     if "n_id" in restored.data:
         predictions["n_id"] = restored.data.n_id
     files.write_atomically(path, lambda file: torch.save(predictions, file))
-    log.info("%s of %s %s in %s", kind, f"{len(restored.rows):,}", restored.task.unit, path)
+    kind = next(kind for kind in ("logits", "values") if kind in predictions)
+    log.info("%s of %s %s in %s", kind, f"{len(predictions[kind]):,}", restored.task.unit, path)
+
+
+def read_pairs(path: Path) -> Tensor:
+    """Read a tensor that torch.save wrote.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not path.is_file():
+        raise ValueError(f"pairs={path} does not exist; save a tensor of shape [num_pairs, 2] there with torch.save")
+    try:
+        pairs = torch.load(io.BytesIO(files.read_bytes(path)), weights_only=True)
+    except checkpoint.UNREADABLE as error:
+        raise ValueError(f"pairs={path} is no tensor that torch.save wrote ({type(error).__name__})") from error
+    if not isinstance(pairs, Tensor):
+        raise ValueError(f"pairs={path} holds a {type(pairs).__name__}, not a tensor of shape [num_pairs, 2]")
+    return pairs

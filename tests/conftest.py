@@ -74,10 +74,41 @@ def task_graph(train_nodes: list[int], num_nodes: int = 40) -> Data:
     return data
 
 
+def link_graph(num_nodes: int = 40, num_pairs: int = 90, seed: int = 0, **attributes) -> Data:
+    """A random graph of different pairs; most are for training, and edges both ways round, the others to be found."""
+    rng = np.random.default_rng(seed)
+    every = np.array([(u, v) for u in range(num_nodes) for v in range(u)])
+    order = torch.from_numpy(every[rng.permutation(len(every))])
+    train, valid, test = order[:num_pairs - 20], order[num_pairs - 20:num_pairs - 10], order[num_pairs - 10:num_pairs]
+    x = torch.from_numpy(rng.standard_normal((num_nodes, 8)).astype(np.float32))
+    data = make_graph(torch.cat([train, train.flip(1)]).tolist(), num_nodes, x=x, metric="hits@5", train_pairs=train,
+                      valid_pairs=valid, test_pairs=test, valid_negatives=order[-120:-60], test_negatives=order[-60:])
+    for key, value in attributes.items():
+        data[key] = value
+    return data
+
+
 def write_csv(path: Path, table) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(path, "wt") as file:
         pd.DataFrame(table).to_csv(file, header=False, index=False)
+
+
+def write_links(folder: Path) -> Path:
+    """Write a small folder in the layout of ogbl-collab."""
+    data = link_graph(60, 240)
+    raw, split = folder / "raw", folder / "split" / "time"
+    write_csv(raw / "edge.csv.gz", data.train_pairs.numpy())
+    write_csv(raw / "num-node-list.csv.gz", [60])
+    write_csv(raw / "num-edge-list.csv.gz", [len(data.train_pairs)])
+    write_csv(raw / "node-feat.csv.gz", data.x.numpy().round(3))
+    split.mkdir(parents=True, exist_ok=True)
+    for part in ("train", "valid", "test"):
+        arrays = {"edge": data[f"{part}_pairs"].numpy(), "weight": np.ones(len(data[f"{part}_pairs"]))}
+        if part != "train":
+            arrays["edge_neg"] = data[f"{part}_negatives"].numpy()
+        torch.save(arrays, split / f"{part}.pt")
+    return folder
 
 
 @pytest.fixture
@@ -89,6 +120,8 @@ def ogb_toy(tmp_path):
             return write_graphs(tmp_path / "toy" / name, name)
         rng = np.random.default_rng(0)
         folder, n, pairs = tmp_path / "toy" / name, 60, 300
+        if name.startswith("ogbl"):
+            return write_links(folder)
         raw = folder / "raw"
         edge = np.array([(u, v) for u, v in rng.integers(n, size=(2 * pairs, 2)) if u != v][:pairs])
         write_csv(raw / "edge.csv.gz", edge)

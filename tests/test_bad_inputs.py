@@ -40,15 +40,17 @@ COMMANDS = [
     (TRAIN, "partion=metis", "partion is unknown; did you mean partition?"),
     (TRAIN, "partition=metsi", "partition=metsi is unknown; choose one of metis, metis_random, random, whole; did you "
                                "mean metis?"),
-    (TRAIN, "data=fiel", "data=fiel is unknown; choose one of digits, file, ogb, ogb_graph, synthetic_proteins; did "
-                         "you mean file?"),
+    (TRAIN, "data=fiel", "data=fiel is unknown; choose one of digits, file, ogb, ogb_graph, ogb_link, "
+                         "synthetic_proteins; did you mean file?"),
     (TRAIN, "model=gcn", "model=gcn is unknown; choose one of custom, deepergcn, equilibrium, pyg, revgnn"),
     (TRAIN, "experiment=digit", "experiment=digit is unknown; choose one of digits, ogbg_molhiv, ogbg_molpcba, "
-                                "ogbg_ppa, ogbn_arxiv, ogbn_products, ogbn_proteins, ogbn_proteins_revgnn_deep, "
-                                "ogbn_proteins_revgnn_wide, proteins_labels, proteins_small; did you mean digits?"),
+                                "ogbg_ppa, ogbl_collab, ogbn_arxiv, ogbn_products, ogbn_proteins, "
+                                "ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide, proteins_labels, "
+                                "proteins_small; did you mean digits?"),
     (TRAIN, "+experiment=cora", "experiment=cora is unknown; choose one of digits, ogbg_molhiv, ogbg_molpcba, "
-                                "ogbg_ppa, ogbn_arxiv, ogbn_products, ogbn_proteins, ogbn_proteins_revgnn_deep, "
-                                "ogbn_proteins_revgnn_wide, proteins_labels, proteins_small"),
+                                "ogbg_ppa, ogbl_collab, ogbn_arxiv, ogbn_products, ogbn_proteins, "
+                                "ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide, proteins_labels, "
+                                "proteins_small"),
     (TRAIN, "sweep=seed", "sweep=seed is unknown; choose one of search, seeds; did you mean seeds?"),
     (TRAIN, "-m partition=metis,radnom", "partition=radnom is unknown; choose one of metis, metis_random, random, "
                                          "whole; did you mean random?"),
@@ -58,7 +60,7 @@ COMMANDS = [
     (TRAIN, "+train.lr=0.1", "+train.lr=0.1: train.lr is a key of every run; leave out the plus"),
     (TRAIN, "+data=digits", "+data=digits: data is part of every run; leave out the plus"),
     (TRAIN, "=1", "=1 names no key: write KEY=VALUE, see --help"),
-    (TRAIN, "data=null", "data=null is unknown; choose one of digits, file, ogb, synthetic_proteins"),
+    (TRAIN, "data=null", "data=null is unknown; choose one of digits, file, ogb, ogb_link, synthetic_proteins"),
     (TRAIN, "TRAIN.LR=1", "TRAIN.LR is unknown; see --help"),
     (TRAIN, "train/lr=1", "train/lr is unknown; did you mean train.lr?"),
     (TRAIN, "train.lr 0.1", "train.lr is no key=value: write KEY=VALUE, see --help"),
@@ -112,7 +114,8 @@ COMMANDS = [
     (TRAIN, "kernel=fast", "kernel=fast is unknown; choose one of auto, fused, reference"),
     (TRAIN, "device=tpu0", "device=tpu0 is unknown; choose auto, cpu, cuda or cuda:N"),
     (TRAIN, "device=meta", "device=meta is unknown; choose auto, cpu, cuda or cuda:N"),
-    (TRAIN, "data.source=web", "data.source=web is unknown; choose one of synthetic_proteins, digits, ogb, file"),
+    (TRAIN, "data.source=web", "data.source=web is unknown; choose one of synthetic_proteins, digits, ogb, ogb_graph, "
+                               "ogb_link, file"),
     (TRAIN, "model.name=gat", "model.name=gat is unknown; choose one of deepergcn, revgnn, equilibrium, pyg, custom"),
     (TRAIN, "model.aggr=median", f"model.aggr=median is unknown; choose one of {AGGREGATIONS}"),
     (TRAIN, "model.block=skip", "model.block=skip is unknown; choose one of res+, res, plain, dense"),

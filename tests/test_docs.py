@@ -209,6 +209,8 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
     graphs = next((a.partition("=")[2].replace("_", "-") for a in arguments if a.startswith("+experiment=ogbg")),
                   "ogbg-molhiv" if "data=ogb_graph" in arguments else "")
     folder = folder.with_name(graphs) if graphs else folder
+    if "+experiment=ogbl_collab" in arguments:
+        folder = folder.with_name("ogbl-collab")
     arguments = [re.sub(r"^data\.folder=.*", f"data.folder={folder}", argument) for argument in arguments]
     arguments = [re.sub(r"^parallel\.num_ranks=.*", "parallel.num_ranks=2", argument) for argument in arguments]
     if module == "scripts.bench":
@@ -242,6 +244,7 @@ def test_every_command_runs(page, shared, ogb_toy):
     toy, steps, num_checked = ogb_toy(), [], 0
     for name in OGB_GRAPH_NAMES:
         ogb_toy(name)
+    ogb_toy("ogbl-collab")
     for language, block in blocks_of(page):
         if language == "python":
             steps.append(["-c", block])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from pipeline.data.check_pairs import check_pairs
 from pipeline.graph.edges import plain_edges
 from pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from pipeline.names import MASKS
@@ -18,11 +19,11 @@ SPARSE_NUMBERING = 10
 
 
 def check(data: Data) -> None:
-    """Check that edges, features, labels and splits fit each other.
+    """Check that edges, features, labels and splits fit each other; for a link task, pairs in place of the latter.
 
     Raises:
         ValueError: what is no dense tensor of numbers, edges or labels that do not fit the nodes, features that are
-            not finite, no training node.
+            not finite, no training node; see also :func:`check_pairs`.
     """
     for key in ("x", "edge_index", "edge_attr", "y", "species", *MASKS):
         if data.get(key) is not None:
@@ -30,6 +31,9 @@ def check(data: Data) -> None:
     unit = "graph" if "ptr" in data else "node"
     _check_edges(data)
     _check_attributes(data, unit)
+    if "train_pairs" in data:
+        check_pairs(data)
+        return
     masks = torch.stack([data[mask].bool() for mask in MASKS])
     _check_splits(masks, unit)
     _check_labels(data, masks, unit)

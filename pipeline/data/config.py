@@ -10,6 +10,7 @@ from pipeline.run.memory import format_bytes, machine_memory
 
 OGB_NODE_NAMES = ("ogbn-proteins", "ogbn-arxiv", "ogbn-products")
 OGB_GRAPH_NAMES = ("ogbg-molhiv", "ogbg-molpcba", "ogbg-ppa")
+OGB_LINK_NAMES = ("ogbl-collab", "ogbl-ppa", "ogbl-ddi")
 
 
 @dataclass
@@ -144,6 +145,15 @@ class OGBGraphConfig(OGBConfig):
 
 
 @dataclass
+class OGBLinkConfig(OGBConfig):
+    """A link dataset of the Open Graph Benchmark, or any folder in its raw CSV layout."""
+
+    source: str = key("ogb_link", "a link dataset of the Open Graph Benchmark, or a folder in its raw layout",
+                      shapes_graph=True)
+    name: str = key("ogbl-collab", "of the dataset", choices=OGB_LINK_NAMES, shapes_graph=True)
+
+
+@dataclass
 class FileConfig(DataConfig):
     """A `torch_geometric.data.Data`, a dict of tensors or an `InMemoryDataset` of one graph, saved by torch.save."""
 
@@ -179,6 +189,7 @@ DATASETS = {
     "digits": ("digits", DigitsConfig),
     "ogb": ("ogb_node", OGBConfig),
     "ogb_graph": ("ogb_graph", OGBGraphConfig),
+    "ogb_link": ("ogb_link", OGBLinkConfig),
     "file": ("file", FileConfig),
 }
 DATA_SCHEMAS = {source: schema for source, (_, schema) in DATASETS.items()}

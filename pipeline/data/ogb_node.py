@@ -13,7 +13,9 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +23,7 @@ import torch
 from torch_geometric.data import Data
 from tqdm import tqdm
 
-from pipeline.data.config import OGB_GRAPH_NAMES, OGB_NODE_NAMES, OGBConfig
+from pipeline.data.config import OGB_GRAPH_NAMES, OGB_LINK_NAMES, OGB_NODE_NAMES, OGBConfig
 from pipeline.names import SPLITS
 from pipeline.run import files
 from pipeline.run.checkpoint import UNREADABLE
@@ -31,6 +33,7 @@ from pipeline.run.files import file_digest
 # ogb asks the network for a newer version of itself when imported, from a thread that outlives the process' work.
 sys.modules.setdefault("outdated", None)
 import ogb.graphproppred  # noqa: E402
+import ogb.linkproppred  # noqa: E402
 import ogb.nodeproppred  # noqa: E402
 from ogb.io.read_graph_raw import read_csv_graph_raw  # noqa: E402
 
@@ -66,16 +69,25 @@ def evaluator(metric: str, num_tasks: int) -> ogb.nodeproppred.Evaluator:
     return out
 
 
+def link_evaluator(metric: str) -> ogb.linkproppred.Evaluator:
+    """OGB's Evaluator for "mrr", or "hits@K" of any K."""
+    out = ogb.linkproppred.Evaluator("ogbl-citation2" if metric == "mrr" else "ogbl-collab")
+    out.eval_metric = metric
+    if metric != "mrr":
+        out.K = int(metric.removeprefix("hits@"))
+    return out
+
+
 def meta(name: str) -> pd.Series:
     """What OGB's own table says about a dataset.
 
     Raises:
-        ValueError: not one of `OGB_NODE_NAMES` and `OGB_GRAPH_NAMES`.
+        ValueError: no dataset of OGB's is named so.
     """
-    names = OGB_NODE_NAMES + OGB_GRAPH_NAMES
-    if name not in names:
-        raise ValueError(f"unknown dataset: data.name={name}; choose one of {', '.join(names)}")
-    package = ogb.graphproppred if name in OGB_GRAPH_NAMES else ogb.nodeproppred
+    packages = {OGB_NODE_NAMES: ogb.nodeproppred, OGB_GRAPH_NAMES: ogb.graphproppred, OGB_LINK_NAMES: ogb.linkproppred}
+    package = next((package for names, package in packages.items() if name in names), None)
+    if package is None:
+        raise ValueError(f"unknown dataset: data.name={name}; choose one of {', '.join(sum(packages, ()))}")
     table = Path(package.__file__).with_name("master.csv")
     return pd.read_csv(table, index_col=0, keep_default_na=False)[name]
 
@@ -84,10 +96,14 @@ def folder_of(name: str, root: str) -> Path:
     return Path(root) / name.replace("-", "_")
 
 
-def download(name: str, root: str) -> None:
+def download(name: str, root: str, needed: Callable[[Path, str], list[Path]] | None = None) -> None:
     """Fetch and unpack a dataset, without ogb's question whether to; an existing one is left alone.
 
     What arrives cut short or damaged is fetched once more. Nothing is left of a download that fails.
+
+    Args:
+        needed: tells the files of a dataset, given its folder and name, for who has no network; by default those of a
+            node dataset.
 
     Raises:
         ValueError: no network, or the dataset arrives damaged; the message says what else can be done.
@@ -97,6 +113,7 @@ def download(name: str, root: str) -> None:
     if folder.exists():
         return
     url, target = meta(name)["url"], Path(root) / f".{folder.name}.download"
+    by_hand = _by_hand((needed or _needed)(Path(), name))
     with files.naming(target, "made"):
         target.mkdir(parents=True, exist_ok=True)
     with files.lock(target), files.naming(folder, "written"):
@@ -111,13 +128,13 @@ def download(name: str, root: str) -> None:
                 except CUT_SHORT as error:
                     reason = f"what {url} sends is damaged or cut short ({error or type(error).__name__})"
                     if is_last:
-                        raise ValueError(f"{name}: {reason}. Try again later. {_by_hand(name)}") from error
+                        raise ValueError(f"{name}: {reason}. Try again later. {by_hand}") from error
                     log.warning("%s: %s; downloading it again", name, reason)
             # The archive's own folder has another name; its renaming says that it was unpacked whole.
             os.rename(target / meta(name)["download_name"], folder)
         except urllib.error.URLError as error:
             reason = getattr(error.reason, "strerror", None) or str(error)
-            raise ValueError(f"{name} cannot be downloaded from {url}: {reason}. {_by_hand(name)}") from error
+            raise ValueError(f"{name} cannot be downloaded from {url}: {reason}. {by_hand}") from error
         finally:
             shutil.rmtree(target, ignore_errors=True)
 
@@ -138,11 +155,10 @@ def _fetch(url: str, path: Path) -> None:
             raise http.client.IncompleteRead(b"", stated - file.tell())
 
 
-def _by_hand(name: str) -> str:
+def _by_hand(wanted: list[Path]) -> str:
     """Say how a dataset gets here without a network."""
-    wanted = [str(path) for path in _needed(Path(), name)]
     return (f"Without a network here, unpack it elsewhere and set data.folder=DIR to the folder that holds "
-            f"{', '.join(wanted)}")
+            f"{', '.join(map(str, wanted))}")
 
 
 def _needed(folder: Path, name: str) -> list[Path]:
@@ -164,13 +180,18 @@ def _split_files(folder: Path, split: str) -> list[Path]:
 
 
 def hash_folder(folder: Path, name: str) -> str:
-    """A digest of the files that :func:`read_folder` reads.
+    """A digest of the files that :func:`read_folder` reads; see :func:`hash_files`."""
+    return hash_files(_needed(folder, name))
+
+
+def hash_files(paths: list[Path]) -> str:
+    """A digest of the names and the content of some files.
 
     Raises:
         ValueError: a file is missing or cut short; the message names it.
     """
     digest = hashlib.blake2b(digest_size=16)
-    for path in _needed(folder, name):
+    for path in paths:
         if not path.is_file():
             raise ValueError(f"{path} is missing; data.folder must hold raw/ and split/ as OGB lays them out")
         with open(path, "rb") as file:
@@ -190,15 +211,9 @@ def read_folder(folder: Path, name: str) -> Data:
     info = meta(name)
     raw = folder / "raw"
     log.info("data: reading the tables in %s", raw)
-    _check_rows(raw, {path.name: count_rows(path) for path in _needed(folder, name)})
+    check_rows(raw, {path.name: count_rows(path) for path in _needed(folder, name)})
     has_species = (raw / "node_species.csv.gz").exists()
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            graphs = read_csv_graph_raw(str(raw), add_inverse_edge=info["add_inverse_edge"] == "True",
-                                        additional_node_files=["node_species"] if has_species else [])
-    except (AssertionError, IndexError, KeyError, ValueError) as error:
-        raise ValueError(f"{raw} holds no OGB graph: {error or type(error).__name__}") from error
-    graph = graphs[0]
+    graph = read_graph(raw, name, ["node_species"] if has_species else [])
     num_nodes = graph["num_nodes"]
 
     label = read_numbers(raw / "node-label.csv.gz")
@@ -222,6 +237,25 @@ def read_folder(folder: Path, name: str) -> Data:
     return data
 
 
+def read_graph(raw: Path, name: str, node_files: Sequence[str] = ()) -> dict:
+    """Read the first graph of a folder with OGB's own reader, in silence.
+
+    Args:
+        name: of the dataset; OGB's table says whether each edge is stored once for both directions.
+        node_files: the stems of further files with a row for each node.
+
+    Raises:
+        ValueError: the tables do not fit each other.
+    """
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            graphs = read_csv_graph_raw(str(raw), add_inverse_edge=meta(name)["add_inverse_edge"] == "True",
+                                        additional_node_files=list(node_files))
+    except (AssertionError, IndexError, KeyError, ValueError) as error:
+        raise ValueError(f"{raw} holds no OGB graph: {error or type(error).__name__}") from error
+    return graphs[0]
+
+
 def count_rows(path: Path) -> int | None:
     """Rows of a CSV file, read to its end, where gzip keeps a checksum: the reader itself would not name the file."""
     if not path.is_file():
@@ -238,7 +272,12 @@ def count_rows(path: Path) -> int | None:
     return rows + (last != b"\n")
 
 
-def _check_rows(raw: Path, rows: dict[str, int | None]) -> None:
+def check_rows(raw: Path, rows: dict[str, int | None]) -> None:
+    """Compare the rows of tables with the numbers of nodes and edges that a folder states.
+
+    Raises:
+        ValueError: they differ, or the numbers cannot be read.
+    """
     for unit, stems in (("node", ("node-label", "node-feat", "node_species")), ("edge", ("edge", "edge-feat"))):
         stated = int(read_numbers(raw / f"num-{unit}-list.csv.gz")[0, 0])
         for stem in stems:
@@ -269,18 +308,23 @@ def read_split(folder: Path, split: str) -> dict[str, np.ndarray]:
 
 
 def _read_saved_split(path: Path) -> dict[str, np.ndarray]:
-    # ogb saves numpy arrays, which torch's safe loader has to be told about, under the names of numpy 1 and 2.
-    reconstruct = np._core.multiarray._reconstruct  # type: ignore[attr-defined]
-    allowed = [np.ndarray, np.dtype, np.dtypes.Int64DType, np.dtypes.Int32DType, reconstruct,
-               (reconstruct, "numpy.core.multiarray._reconstruct")]
     try:
-        with torch.serialization.safe_globals(allowed):
-            saved = torch.load(io.BytesIO(files.read_bytes(path)), weights_only=True)
+        saved = load_arrays(path)
         return {part: np.asarray(saved[part]).reshape(-1).astype(np.int64) for part in SPLITS}
     except FileError:
         raise
     except UNREADABLE as error:
         raise ValueError(f"{path} is damaged, or no split into {', '.join(SPLITS)} ({type(error).__name__})") from error
+
+
+def load_arrays(path: Path) -> Any:
+    """Load what ogb saved by torch.save: tensors and numpy arrays, and no code."""
+    # Torch's safe loader has to be told about numpy arrays, under the names of numpy 1 and 2.
+    reconstruct = np._core.multiarray._reconstruct  # type: ignore[attr-defined]
+    allowed: list[Any] = [np.ndarray, np.dtype, np.dtypes.Int64DType, np.dtypes.Int32DType, np.dtypes.Float64DType,
+               np.dtypes.Float32DType, bytes, reconstruct, (reconstruct, "numpy.core.multiarray._reconstruct")]
+    with torch.serialization.safe_globals(allowed):
+        return torch.load(io.BytesIO(files.read_bytes(path)), weights_only=True)
 
 
 def _read_nodes(path: Path) -> np.ndarray:

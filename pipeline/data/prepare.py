@@ -13,7 +13,7 @@ from pipeline.data.check import check
 from pipeline.data.config import DataConfig
 from pipeline.graph.edges import plain_edges, sort_edges, transpose
 from pipeline.metrics import CLASS_METRICS, VALUE_METRICS
-from pipeline.names import MASKS
+from pipeline.names import MASKS, PAIRS, SPLITS
 
 # Of many graphs in one: where each begins, and the number of categories in the columns of nodes and of edges.
 GRAPH_KEYS = ("ptr", "x_tables", "edge_tables")
@@ -60,6 +60,15 @@ def prepare(data: Data, config: DataConfig, *, on_stage: Callable[[str], None] =
     if "species" in data:
         num_categories = int(data.species.max()) + 1
         x = torch.cat([x, torch.nn.functional.one_hot(data.species.long(), num_categories).float()], dim=1)
+    union = {key: data[key] for key in GRAPH_KEYS if key in data}
+    if union:
+        union["by_source"] = transpose(edge_index).get_csr()[1]
+    return Data(x=x, edge_index=edge_index, edge_attr=edge_attr, num_nodes=num_nodes, metric=data.metric,
+                num_categories=num_categories, x_source=x_source, **union,
+                **(_take_pairs(data) if "train_pairs" in data else _take_labels(data)))
+
+
+def _take_labels(data: Data) -> dict:
     y, out_channels = data.y, data.y.size(1)
     if data.metric in CLASS_METRICS:
         # Outside of the splits anything may stand for no label.
@@ -67,12 +76,16 @@ def prepare(data: Data, config: DataConfig, *, on_stage: Callable[[str], None] =
         out_channels = int(y.max()) + 1
     elif data.metric in VALUE_METRICS:
         y = y.float()
-    union = {key: data[key] for key in GRAPH_KEYS if key in data}
-    if union:
-        union["by_source"] = transpose(edge_index).get_csr()[1]
-    return Data(x=x, edge_index=edge_index, edge_attr=edge_attr, y=y, num_nodes=num_nodes, metric=data.metric,
-                num_categories=num_categories, out_channels=out_channels, x_source=x_source,
-                **{key: data[key].bool() for key in MASKS}, **union)
+    return {"y": y, "out_channels": out_channels, **{key: data[key].bool() for key in MASKS}}
+
+
+def _take_pairs(data: Data) -> dict:
+    """Take the pairs of a link task; the nodes of a split are those of the pairs that are to be linked."""
+    masks = {}
+    for mask, split in zip(MASKS, SPLITS):
+        masks[mask] = torch.zeros(data.num_nodes, dtype=torch.bool)
+        masks[mask][data[f"{split}_pairs"].reshape(-1)] = True
+    return {**{key: data[key] for key in PAIRS}, **masks}
 
 
 def incident_sum(edge_index: EdgeIndex, edge_attr: Float[Tensor, "num_edges edge_dim"] | None, *,
@@ -110,7 +123,7 @@ def describe_inputs(data: Data, config: DataConfig, *, label_input: float) -> st
         log = ", its logarithm, standardised" if config.node_features == "log_sum" else ""
         text = f"no node features: degree only{log}"
     else:
-        where = {"data": " from the file" if config.source in ("file", "ogb", "ogb_graph") else " of the dataset",
+        where = {"data": " from the file" if config.source.startswith(("file", "ogb")) else " of the dataset",
                  "edges": f" from the edges (data.node_features={config.node_features})"}
         text = f"x: {num_features:,} {what}{where.get(source, '')}"
     more = [f"{data.num_categories} species, one-hot"] if data.num_categories else []

@@ -36,12 +36,17 @@ class NodeTask:
         num_rows: number of nodes to predict.
         unit: what a row is of.
         evaluators: module with OGB's Evaluator and ``OFFICIAL``, the metrics that it knows.
+
+    Raises:
+        ValueError: the graph has no labels of nodes.
     """
 
     unit = "nodes"
     evaluators = "pipeline.data.ogb_node"
 
     def __init__(self, data: Data, *, label_input: float = 0.0):
+        if "y" not in data:
+            raise ValueError("task=node needs a graph with labels of nodes; this one has pairs of nodes: set task=link")
         self.metric: str = data.metric
         self.label_input = label_input
         self.out_channels: int = data.out_channels
@@ -113,6 +118,19 @@ class NodeTask:
                                      "train.clip_grad_norm")
         return {split: self._score(rows[mask], self._data.y[mask], official)
                 for split, mask in ((split, self._data[f"{split}_mask"]) for split in SPLITS)}
+
+    def predictions(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows out_channels"],
+                    pairs: Tensor | None = None) -> dict[str, Tensor]:
+        """Return what is saved of a prediction: the logits of every row, or its values in the targets' own unit."""
+        return {"values" if self.metric in VALUE_METRICS else "logits": rows}
+
+    def check_pairs(self, pairs: Tensor) -> None:
+        """Refuse pairs of nodes to predict.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("pairs=FILE is for runs of task=link; this run predicts labels of nodes")
 
     def _predict(self, model: torch.nn.Module, batch: Data,
                  shown: Bool[Tensor, " num_nodes"]) -> Float[Tensor, "num_nodes out_channels"]:

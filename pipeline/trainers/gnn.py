@@ -21,7 +21,6 @@ from pipeline.run.seeds import seed_torch
 from pipeline.run.stop import StopRequest
 from pipeline.run.sync import Agreement, GradientSync
 from pipeline.schedule import Schedule, Share
-from pipeline.tasks.node import NodeTask
 
 # Of autocast, by train.precision.
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -84,6 +83,27 @@ class Step:
     stop: bool
 
 
+class Task(Protocol):
+    """What a trainer needs of a task: what is learned, from tensors alone.
+
+    `loss` returns the loss of a batch, summed over what counts in it, and the number of that; `predict` the numbers of
+    a batch's targets and a row for each; `scores` the metric of each split from the rows of all; `predictions` what is
+    saved of them; `check_pairs` refuses pairs of nodes that it could not predict.
+    """
+
+    metric: str
+    in_channels: int
+    out_channels: int
+    num_rows: int
+
+    def loss(self, model: torch.nn.Module, batch: Data, rng: torch.Generator) -> tuple[Tensor, Tensor]: ...
+    def predict(self, model: torch.nn.Module, batch: Data) -> tuple[Tensor, Tensor]: ...
+    def scores(self, model: torch.nn.Module | None, rows: Tensor, *, official: bool = False) -> dict[str, float]: ...
+    def predictions(self, model: torch.nn.Module | None, rows: Tensor,
+                    pairs: Tensor | None = None) -> dict[str, Tensor]: ...
+    def check_pairs(self, pairs: Tensor) -> None: ...
+
+
 class Loader(Protocol):
     """What a trainer needs of a loader: batches that are a pure function of the seed, the round and the share.
 
@@ -122,7 +142,7 @@ class GNNTrainer:
         stop: looked at in every step.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, task: NodeTask,
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, task: Task,
                  loader: Loader, schedule: Schedule, predict_all: Callable[[int], Tensor], *,
                  device: torch.device, precision: str = "fp32", clip_grad_norm: float = 0.0, seed: int = 0,
                  prefetch: int = 2, kernel: str = "", ranks: Ranks = Ranks(), stop: StopRequest | None = None):

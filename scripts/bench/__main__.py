@@ -13,6 +13,7 @@ from scripts.bench.depth import bench_depth
 from scripts.bench.inference import bench_inference
 from scripts.bench.layer import bench_layer
 from scripts.bench.molecules import bench_graphs
+from scripts.bench.links import bench_links
 from scripts.bench.partition import bench_partition
 from scripts.bench.ranks import bench_memory, bench_ranks
 from scripts.bench.sampling import bench_sampling
@@ -60,6 +61,10 @@ def main() -> None:
     depth.add_argument("--layers", type=int, nargs="+", default=[7, 28, 112, 448, 1001])
     depth.add_argument("--models", nargs="+", default=[""], help="parts of their names; all if not given")
     add(bench_inference, "exact inference on a whole graph of ogbn-products' size", PRODUCTS, layers=14, channels=128)
+    links = add(bench_links, "Hits@50 of the ogbl-collab recipe, beside common neighbours and PyG's modules", {},
+                epochs=5, num_parts=1, pairs_per_step=4096, seeds=3)
+    links.add_argument("--folder", required=True, help="of a link dataset in OGB's raw layout")
+    links.add_argument("--cache-dir", default=".cache", help=".cache if not given")
     add(bench_ranks, "training steps of several ranks of one thread beside those of one rank; the share of "
         "communication", CLUSTER, layers=112, num_ranks=2, steps=3)
     add(bench_memory, "memory of a training run of several ranks that share a graph, beside that of one", PROTEINS,

@@ -9,7 +9,7 @@ from pipeline.run.log import format_score
 
 NOTHING = "–"
 METRICS = {"rocauc": "ROC-AUC", "acc": "accuracy", "ap": "average precision", "micro_f1": "micro-F1", "mae": "MAE",
-           "rmse": "RMSE"}
+           "rmse": "RMSE", "mrr": "MRR"}
 SPLITS = {"train": "Training", "valid": "Validation", "test": "Test"}
 # Settings that the report takes from the summary, under the keys that a user types.
 KEYS = {"num_ranks": "parallel.num_ranks", "parallel": "parallel", "lr_scaling": "parallel.lr_scaling"}
@@ -18,7 +18,7 @@ _MODES = {"epochs": "parallel epochs", "split": "one draw, split among the ranks
 
 def metric_name(metric: str) -> str:
     """Name a metric as its field writes it."""
-    return METRICS.get(metric, metric)
+    return METRICS.get(metric, metric.replace("hits@", "Hits@"))
 
 
 def count(value: float | None, noun: str = "", plural: str = "") -> str:

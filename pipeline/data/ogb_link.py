@@ -1,0 +1,120 @@
+"""The link datasets of the Open Graph Benchmark: the graph of their training links, and pairs to be linked."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pipeline.data import ogb_node
+from pipeline.data.config import OGBLinkConfig
+from pipeline.names import PAIRS, SPLITS
+from pipeline.run.checkpoint import UNREADABLE
+from pipeline.run.errors import FileError
+
+log = logging.getLogger(__name__)
+
+# Pairs by the names of their split and of what OGB calls them there.
+STORED = {pairs: (pairs.split("_")[0], "edge_neg" if pairs.endswith("negatives") else "edge") for pairs in PAIRS}
+
+
+def read(config: OGBLinkConfig) -> Data:
+    """Read the dataset; see :func:`read_folder`."""
+    config.check()
+    return read_folder(config.directory(), config.name)
+
+
+def hash_content(config: OGBLinkConfig) -> str:
+    """Compute a digest of the files that :func:`read` reads.
+
+    Raises:
+        ValueError: a file is missing; the message names it.
+    """
+    config.check()
+    return ogb_node.hash_files(needed(config.directory(), config.name))
+
+
+def needed(folder: Path, name: str) -> list[Path]:
+    """Return the files that a dataset must have by OGB's table, and those that are read if they are there."""
+    raw, info = folder / "raw", ogb_node.meta(name)
+    stems = ["edge", "num-node-list", "num-edge-list"]
+    if info["has_node_attr"] == "True" or (raw / "node-feat.csv.gz").exists():
+        stems.append("node-feat")
+    return [raw / f"{stem}.csv.gz" for stem in stems] + _split_files(folder, name)
+
+
+def _split_files(folder: Path, name: str) -> list[Path]:
+    split = folder / "split" / ogb_node.meta(name)["split"]
+    together = split / "split_dict.pt"
+    return [together] if together.exists() else [split / f"{part}.pt" for part in SPLITS]
+
+
+def read_folder(folder: Path, name: str) -> Data:
+    """Read a dataset in OGB's raw CSV layout with OGB's own reader; nothing is written to the folder.
+
+    Weights and years of edges are left alone, as the published recipe does: the edges tell who is linked to whom.
+
+    Returns:
+        A graph with ``edge_index`` of the training links, both ways round where OGB's table says so, ``x`` if there
+        are node features, the ``metric`` of OGB's table, and the pairs of `PAIRS`, each [num_pairs, 2], int64.
+
+    Raises:
+        ValueError: a file is missing, cut short, or does not fit the others; the message names it.
+    """
+    raw = folder / "raw"
+    log.info("data: reading the tables in %s", raw)
+    ogb_node.check_rows(raw, {path.name: ogb_node.count_rows(path) for path in needed(folder, name)
+                              if path.suffix == ".gz"})
+    graph = ogb_node.read_graph(raw, name)
+    data = Data(edge_index=torch.from_numpy(graph["edge_index"]), num_nodes=graph["num_nodes"],
+                metric=ogb_node.meta(name)["eval metric"])
+    if graph["node_feat"] is not None:
+        data.x = torch.from_numpy(graph["node_feat"]).float()
+    for key, pairs in _read_pairs(_split_files(folder, name)).items():
+        data[key] = pairs
+    return data
+
+
+def _read_pairs(paths: list[Path]) -> dict[str, Tensor]:
+    parts = dict(zip(SPLITS, map(_load, paths))) if len(paths) > 1 else _load(paths[0])
+    out = {}
+    for key, (part, stored) in STORED.items():
+        path = paths[SPLITS.index(part)] if len(paths) > 1 else paths[0]
+        try:
+            pairs = torch.as_tensor(np.asarray(parts[part][stored]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} has no table of pairs '{stored}' for the {part} split") from error
+        empty = torch.empty(0, 2, dtype=torch.int64)
+        out[key] = empty if not pairs.numel() else pairs if pairs.is_floating_point() else pairs.long()
+    return out
+
+
+def _load(path: Path) -> dict:
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; data.folder must hold raw/ and split/ as OGB lays them out")
+    try:
+        saved = ogb_node.load_arrays(path)
+    except FileError:
+        raise
+    except UNREADABLE as error:
+        raise ValueError(f"{path} is damaged, or holds something else than pairs ({type(error).__name__})") from error
+    if not isinstance(saved, dict):
+        raise ValueError(f"{path} holds a {type(saved).__name__}, not a table of pairs for each of its names")
+    return saved
+
+
+def official_metric(metric: str, y_pred_pos: Tensor, y_pred_neg: Tensor, *, block: int = 256) -> float:
+    """Ask OGB's Evaluator for "hits@K" or "mrr", each positive pair ranked among all negative ones.
+
+    Args:
+        y_pred_pos, y_pred_neg: scores, [num_positive] and [num_negative].
+        block: positive pairs at a time, as OGB compares each with each for "mrr".
+    """
+    evaluator = ogb_node.link_evaluator(metric)
+    if metric != "mrr":
+        return float(evaluator.eval({"y_pred_pos": y_pred_pos, "y_pred_neg": y_pred_neg})[metric])
+    lists = [evaluator.eval({"y_pred_pos": part, "y_pred_neg": y_pred_neg.expand(len(part), -1)})["mrr_list"]
+             for part in y_pred_pos.split(block)]
+    return float(torch.cat(lists).double().mean())

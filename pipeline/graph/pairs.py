@@ -1,0 +1,132 @@
+"""Pairs of nodes that are to be linked: which lie within a cluster, which are linked already, and which are not."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+from models.edges import from_csc
+from pipeline.graph.edges import counting_sort, transpose
+from pipeline.graph.partition import Partition
+
+# A pair is drawn again as often; beyond it, hardly any pair of the nodes is free.
+ATTEMPTS = 1000
+
+
+class PairSet:
+    """Knows which pairs of nodes are among some, either way round.
+
+    Args:
+        pairs: [num_pairs, 2], int64.
+        num_nodes: nodes are numbered from 0 to it.
+    """
+
+    def __init__(self, pairs: Int[Tensor, "num_pairs 2"], num_nodes: int):
+        self._num_nodes = num_nodes
+        self._keys = self._key(pairs[pairs[:, 0] != pairs[:, 1]]).unique()
+
+    def __len__(self) -> int:
+        """Count different pairs of two nodes."""
+        return self._keys.numel()
+
+    @property
+    def is_complete(self) -> bool:
+        """Tell whether all pairs of two nodes are among them."""
+        return len(self) == self._num_nodes * (self._num_nodes - 1) // 2
+
+    def contains(self, pairs: Int[Tensor, "num_pairs 2"]) -> Bool[Tensor, " num_pairs"]:
+        """Tell which pairs are among them."""
+        if not len(self):
+            return torch.zeros(len(pairs), dtype=torch.bool)
+        keys = self._key(pairs)
+        return self._keys[torch.searchsorted(self._keys, keys).clamp(max=len(self) - 1)] == keys
+
+    def nodes(self) -> Int[Tensor, "num_pairs 2"]:
+        """Return the different pairs, the smaller number first."""
+        return torch.stack([self._keys // self._num_nodes, self._keys % self._num_nodes], dim=1)
+
+    def _key(self, pairs: Tensor) -> Tensor:
+        low, high = pairs.amin(1), pairs.amax(1)
+        return low * self._num_nodes + high
+
+
+@dataclass
+class PairsByCluster:
+    """Pairs within the clusters of a partition: those of cluster i are ``order[ptr[i]:ptr[i + 1]]``.
+
+    Attributes:
+        order: positions of pairs, [num_within], int64.
+        ptr: [num_parts + 1], int64.
+    """
+
+    order: Int[Tensor, " num_within"]
+    ptr: Int[Tensor, " num_parts_plus_1"]
+
+    def of(self, cluster: int) -> Int[Tensor, " num_pairs_of_cluster"]:
+        """Return the positions of the pairs of a cluster."""
+        return self.order[self.ptr[cluster]:self.ptr[cluster + 1]]
+
+
+def sort_by_cluster(pairs: Int[Tensor, "num_pairs 2"], partition: Partition,
+                    order: Int[Tensor, " num_pairs"]) -> PairsByCluster:
+    """Sort the pairs within clusters by cluster; those of a cluster keep the order given.
+
+    Args:
+        pairs: [num_pairs, 2], int64.
+        order: every position of `pairs` once, int64.
+    """
+    part = torch.empty(partition.perm.numel(), dtype=torch.int64)
+    part[partition.perm] = torch.repeat_interleave(torch.arange(partition.num_parts), partition.ptr.diff())
+    a, b = part[pairs[order]].unbind(1)
+    within = (a == b).nonzero().squeeze(1)
+    perm, ptr = counting_sort(a[within].numpy(), partition.num_parts)
+    return PairsByCluster(order[within[torch.from_numpy(perm).long()]], torch.from_numpy(ptr).long())
+
+
+def draw_negatives(rng: np.random.Generator, num_pairs: int, nodes: Int[Tensor, " num_nodes"],
+                   linked: PairSet | None = None) -> Int[Tensor, "num_pairs 2"]:
+    """Draw pairs of nodes at random, each of all with the same probability.
+
+    Args:
+        nodes: the numbers of the nodes to draw from.
+        linked: pairs that shall not be drawn, and with them no node with itself; none: whatever is drawn will do.
+
+    Returns:
+        Places in `nodes`, [num_pairs, 2], int64.
+
+    Raises:
+        ValueError: `ATTEMPTS` draws met no pair of nodes that is not linked.
+    """
+    drawn = torch.from_numpy(rng.integers(len(nodes), size=(num_pairs, 2)))
+    if linked is None:
+        return drawn
+    wrong = torch.arange(num_pairs)
+    for _ in range(ATTEMPTS):
+        again = drawn[wrong]
+        wrong = wrong[linked.contains(nodes[again]) | (again[:, 0] == again[:, 1])]
+        if not wrong.numel():
+            return drawn
+        drawn[wrong] = torch.from_numpy(rng.integers(len(nodes), size=(wrong.numel(), 2)))
+    raise ValueError(f"{ATTEMPTS:,} draws among {len(nodes):,} nodes of a cluster met no pair that is not linked: "
+                     "nearly all are. Lower partition.num_parts, or set task.strict_negatives=false")
+
+
+def without_pairs(edge_index: EdgeIndex, pairs: Int[Tensor, "num_pairs 2"]) -> tuple[EdgeIndex, Tensor]:
+    """Leave out the edges between the two nodes of some pairs, in both directions and all of several.
+
+    Args:
+        edge_index: sorted by destination.
+        pairs: [num_pairs, 2], int64.
+
+    Returns:
+        An ``EdgeIndex`` sorted by destination, CSC and CSR filled, and the positions of its edges, int64.
+    """
+    num_nodes = edge_index.get_sparse_size(1)
+    edges = edge_index.as_tensor()
+    kept = (~PairSet(pairs, num_nodes).contains(edges.t().long())).nonzero().squeeze(1)
+    left = edges.index_select(1, kept)
+    counts = torch.bincount(left[1], minlength=num_nodes)
+    return transpose(from_csc(left, torch.cat([counts.new_zeros(1), counts.cumsum(0)]))), kept

@@ -1,0 +1,135 @@
+"""Hits@K of the link recipe, beside common neighbours and the same model of PyG's modules on the same batches."""
+
+import csv
+import time
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from hydra import compose, initialize_config_dir
+from torch import Tensor
+from torch_geometric import nn as pyg
+from torch_geometric.data import Data
+
+from models import DeeperGCN, LinkModel
+from pipeline import build, cli, config as configuration
+from pipeline.config import Config
+from pipeline.metrics import link_metric
+from pipeline.run.seeds import seed_torch
+from pipeline.schedule import Share
+from scripts.bench.measure import assert_close, say, write_row
+
+
+class PyGLinkEncoder(torch.nn.Module):
+    """The encoder of the recipe from PyG's own modules: ``res+`` blocks of softmax GENConvs and batch norms.
+
+    Args:
+        model: where the parameters come from, of one-layer MLPs and without an encoder of `x`.
+    """
+
+    def __init__(self, model: DeeperGCN):
+        super().__init__()
+        channels, self.layers = model.num_columns, torch.nn.ModuleList()
+        for ours, normalise in zip(model.convs, model.norms, strict=True):
+            conv = pyg.GENConv(channels, channels, "softmax", t=1.0, learn_t=True, num_layers=1, norm="batch",
+                               bias=True)
+            conv.load_state_dict(ours.state_dict())
+            norm = torch.nn.BatchNorm1d(channels)
+            norm.load_state_dict(normalise.state_dict())
+            self.layers.append(pyg.DeepGCNLayer(conv, norm, torch.nn.ReLU(), block="res+", dropout=model.dropout))
+        # A DeepGCNLayer normalises before it convolves; the first block is a bare convolution, the last norm ends all.
+        for layer, norm in zip([*self.layers[1:], self.layers[0]], [layer.norm for layer in self.layers]):
+            layer.norm = norm
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
+        h = self.layers[0].conv(x, edge_index)
+        for layer in self.layers[1:]:
+            h = layer(h, edge_index)
+        return self.layers[0].norm(h).relu()
+
+
+def bench_links(folder: str, epochs: int, num_parts: int, pairs_per_step: int, seeds: int, cache_dir: str) -> None:
+    """Train ours and PyG's from the same weights on the same pairs and negatives, and rank the test pairs by each.
+
+    Raises:
+        SystemExit: the two differ in their first output; nothing is trained then.
+        ValueError: there is no link dataset in `folder`.
+    """
+    whole = num_parts == 1
+    cli.register_schema()
+    with initialize_config_dir(cli.CONF, version_base="1.3"):
+        composed = compose("config", [
+            "+experiment=ogbl_collab", f"data.folder={folder}", f"partition={'whole' if whole else 'metis'}",
+            f"partition.num_parts={num_parts}", f"task.pairs_per_step={pairs_per_step}", f"cache_dir={cache_dir}"])
+    data = build.open_graph(configuration.to_object(composed)).data
+    start = time.process_time()
+    scores = {split: _common_neighbors(data, split) for split in ("valid", "test")}
+    writer = _write(None, "common neighbours", 0, 0, time.process_time() - start, scores)
+    for seed in range(seeds):
+        composed.seed = seed
+        config = configuration.to_object(composed)
+        ours = _build(config, data)
+        theirs = _build(config, data)
+        theirs.encoder = PyGLinkEncoder(theirs.encoder)
+        if seed == 0:
+            _compare(ours, theirs, data)
+        for name, model in (("ours", ours), ("PyG's modules", theirs)):
+            start = time.process_time()
+            num_steps = _train(model, config, data, epochs)
+            seconds = time.process_time() - start
+            writer = _write(writer, name, seed, num_steps, seconds, _evaluate(model, config, data))
+
+
+def _build(config: Config, data: Data) -> LinkModel:
+    torch.manual_seed(config.seed)
+    return build.build_model(config, data, build.build_task(config, data))  # type: ignore[return-value]
+
+
+def _compare(ours: LinkModel, theirs: LinkModel, data: Data) -> None:
+    edge_index = data.edge_index.as_tensor().long()
+    with torch.no_grad():
+        assert_close({"embeddings": ours.train()(data.x, data.edge_index)},
+                     {"embeddings": theirs.train()(data.x, edge_index)}, tolerance=1e-3)
+    say("outputs compared: both models compute the same embeddings")
+
+
+def _train(model: LinkModel, config: Config, data: Data, epochs: int) -> int:
+    """Train as the recipe says; returns the number of steps."""
+    task, loader = build.build_task(config, data), build.build_loader(config, data)
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.train.lr, fused=True)
+    for epoch in range(epochs):
+        model.train()
+        for step, batch in enumerate(loader.batches(epoch, Share())):
+            optimizer.zero_grad()
+            total, count = task.loss(model, batch, seed_torch("dropout", config.seed, epoch, step, 0))
+            (total / count.clamp(min=1)).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.train.clip_grad_norm)
+            optimizer.step()
+    return epochs * loader.num_batches
+
+
+def _evaluate(model: LinkModel, config: Config, data: Data) -> dict[str, float]:
+    task, loader = build.build_task(config, data), build.build_loader(config, data)
+    return task.scores(model, build.build_predictor(config, model, task, loader)(0))
+
+
+def _common_neighbors(data: Data, split: str) -> float:
+    """Rank the pairs of a split by the number of neighbours that their nodes share in the training graph."""
+    src, dst = data.edge_index.as_tensor().numpy()
+    matrix = sp.csr_array((np.ones(len(src), np.float32), (src, dst)), shape=(data.num_nodes, data.num_nodes))
+    matrix.data[:] = 1
+
+    def count(pairs: Tensor) -> Tensor:
+        a, b = pairs.numpy().T
+        return torch.from_numpy(np.asarray(matrix[a].multiply(matrix[b]).sum(1)).ravel())
+
+    return link_metric(data.metric, count(data[f"{split}_pairs"]), count(data[f"{split}_negatives"]))
+
+
+def _write(writer: csv.DictWriter | None, name: str, seed: int, num_steps: int, seconds: float,
+           scores: dict[str, float]) -> csv.DictWriter:
+    say(f"{name}, seed {seed}: valid {scores['valid']:.4f}, test {scores['test']:.4f} after {num_steps} steps, "
+        f"{seconds:.1f} s of processor time")
+    return write_row(writer, {"bench": "links", "model": name, "seed": seed, "steps": num_steps,
+                              "processor_s": round(seconds, 1), "valid": round(scores["valid"], 4),
+                              "test": round(scores["test"], 4)})
