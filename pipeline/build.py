@@ -19,8 +19,8 @@ from torch_geometric.data import Data
 from models import custom
 from models.aggregate import backend
 from models.foreign import Tried, try_forward
-from models.pyg import PyGModel
 from models.link_predictor import LinkModel
+from models.pyg import PyGModel
 from pipeline import arguments, estimate, keys
 from pipeline.config import FOREIGN, MODELS, Config, settings
 from pipeline.data.cache import load, pack, path_of, unpack

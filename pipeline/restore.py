@@ -12,7 +12,6 @@ from torch_geometric.data import Data
 
 from pipeline import build, config as configuration, keys
 from pipeline.config import Config, EvaluateConfig
-from pipeline.metrics import VALUE_METRICS
 from pipeline.run import checkpoint, files
 from pipeline.run.log import format_score, format_table
 from pipeline.run.session import check_data, check_settings

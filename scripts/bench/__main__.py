@@ -12,8 +12,8 @@ from scripts.bench.aggregate import bench_aggregate
 from scripts.bench.depth import bench_depth
 from scripts.bench.inference import bench_inference
 from scripts.bench.layer import bench_layer
-from scripts.bench.molecules import bench_graphs
 from scripts.bench.links import bench_links
+from scripts.bench.molecules import bench_graphs
 from scripts.bench.partition import bench_partition
 from scripts.bench.ranks import bench_memory, bench_ranks
 from scripts.bench.sampling import bench_sampling
