@@ -20,6 +20,7 @@ from pipeline import arguments, estimate, keys
 from pipeline.config import MODELS, Config, settings
 from pipeline.data.cache import load, pack, path_of, unpack
 from pipeline.data.prepare import describe_inputs
+from pipeline.features import NodeTable, refuse_sparse_modules, without_features
 from pipeline.graph.components import Components, find_components, split_components
 from pipeline.graph.partitioner import PARTITIONS, Partitioner
 from pipeline.graph.structure import inspect
@@ -37,9 +38,10 @@ from pipeline.trainers.gnn import GNNTrainer, Loader
 
 log = logging.getLogger(__name__)
 
-# One line for each member of tasks/, loaders/ and trainers/.
+# One line for each member of tasks/, loaders/ and trainers/, and for each kind of node features.
 TASKS = {"node": NodeTask}
 LOADERS: dict[str, type] = {"cluster": ClusterLoader, "neighbor": NeighborLoader}
+FEATURES: dict[str, type[NodeTable] | None] = {"data": None, "embedding": NodeTable}
 TRAINERS = {"gnn": GNNTrainer}
 TRACKERS: dict[str, Any] = {
     "none": None, "csv": CsvTracker, "tensorboard": TensorBoardTracker, "wandb": WandbTracker, "mlflow": MlflowTracker}
@@ -71,6 +73,7 @@ def check(config: Config) -> None:
     """
     for key, name, members in (("task", config.task.name, TASKS), ("loader", config.loader.name, LOADERS),
                                ("partition", config.partition.name, PARTITIONS),
+                               ("features", config.features.name, FEATURES),
                                ("trainer", config.trainer.name, TRAINERS), ("tracker", config.tracker.name, TRACKERS)):
         if name not in members:
             raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")
@@ -78,6 +81,7 @@ def check(config: Config) -> None:
         check_pyg()
     arguments.check_folder("cache_dir", Path(config.cache_dir))
     estimate.check_ranks(config)
+    estimate.check_table(config, num_nodes=1)
     estimate.check_model(config, lambda sizes: _construct(
         keys.replaced(config, {f"model.{name}": size for name, size in sizes.items()}), in_channels=1, out_channels=1,
         edge_dim=1, num_categories=0))
@@ -128,12 +132,13 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
     data = load(config.data, config.cache_dir, content_hash=content_hash)
     checked = content_hash is not None
     if checked and config.data.components == "all":
+        data = _visible(config, data)
         return OpenGraph(data, None, [(None, data)])
     if not checked:
         if data.num_edges >= MANY_EDGES:
             log.info("graph: looking for odd edges and connected components among %s edges", f"{data.num_edges:,}")
         log.info("graph: %s", inspect(data.edge_index))
-        log.info("%s", describe_inputs(data, config.data, label_input=config.train.label_input))
+        log.info("%s", _describe_inputs(config, data))
 
     def keep(part: str, build: Callable[[], dict]) -> dict:
         if "content_hash" not in data:
@@ -152,8 +157,25 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
         lambda number, build: unpack(keep(f"-component-{number}", lambda: pack(build()))))
     for _, part in parts:
         build_loader(config, part)  # what does not fit is refused before anything is written or trained
+        estimate.check_table(config, part.num_nodes)
         estimate.check_activations(config, part)
-    return OpenGraph(data, components, parts)
+    return OpenGraph(_visible(config, data), components, [(number, _visible(config, part)) for number, part in parts])
+
+
+def _visible(config: Config, data: Data) -> Data:
+    """Leave out the features that a table stands in place of; what lies in a cache has all of them."""
+    return without_features(data) if config.features.name == "embedding" and not config.features.concat else data
+
+
+def _describe_inputs(config: Config, data: Data) -> str:
+    label_input = config.train.label_input
+    text = describe_inputs(data, config.data, label_input=label_input)
+    if config.features.name != "embedding":
+        return text
+    table = f"x: a learned table of {config.features.channels:,} features of each node (features=embedding)"
+    if config.features.concat:
+        return f"{table} + {text.partition('. Better: ')[0]}"
+    return f"{table}, in place of what the graph has ({text.partition('. Better: ')[0]})"
 
 
 def build_partitioner(config: Config, data: Data) -> Partitioner:
@@ -204,13 +226,29 @@ def build_schedule(config: Config, num_batches: int, ranks: Ranks = Ranks()) -> 
                     warmup_steps=train.warmup_steps, eval_every=train.eval_every)
 
 
+def build_table(config: Config, data: Data, device: torch.device) -> NodeTable | None:
+    """Build the learned node features of a graph, none where the model sees those of the data.
+
+    Args:
+        device: of the model.
+
+    Raises:
+        ValueError: the graph has no nodes.
+    """
+    features, table = config.features, FEATURES[config.features.name]
+    return None if table is None else table(
+        data.num_nodes, features.channels, lr=features.lr, optimizer=features.optimizer, seed=config.seed,
+        device=torch.device("cpu") if features.device == "cpu" else device)
+
+
 def build_model(config: Config, data: Data, task: NodeTask) -> torch.nn.Module:
     """Build a model with the sizes that the graph and the task ask for, its weights drawn from torch's random state.
 
     Raises:
         ValueError: an unknown name or an impossible size.
     """
-    return _construct(config, in_channels=task.in_channels, out_channels=task.out_channels,
+    learned = config.features.channels if FEATURES[config.features.name] else 0
+    return _construct(config, in_channels=task.in_channels + learned, out_channels=task.out_channels,
                       edge_dim=None if data.edge_attr is None else data.edge_attr.size(1),
                       num_categories=data.num_categories)
 
@@ -227,7 +265,8 @@ def _construct(config: Config, **sizes) -> torch.nn.Module:
 
 
 def build_predictor(config: Config, model: torch.nn.Module, task: NodeTask, loader: Loader,
-                    ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> Callable[[int], Tensor]:
+                    ranks: Ranks = Ranks(), stop: StopRequest | None = None, *,
+                    table: NodeTable | None = None) -> Callable[[int], Tensor]:
     """Build a function from the round to the predictions of every row, by the method of the configuration."""
     evaluation, view_loader = config.evaluation, build_view_loader(config, loader)
 
@@ -239,9 +278,11 @@ def build_predictor(config: Config, model: torch.nn.Module, task: NodeTask, load
             data.edge_index = data.edge_index.long()
         return data
 
+    def predict(batch: Data) -> tuple[Tensor, Tensor]:
+        return task.predict(model, batch if table is None else table.attach(batch, loader.device))
+
     def predict_all(round_: int) -> Tensor:
         model.eval()
-        predict = partial(task.predict, model)
         common: dict[str, Any] = dict(num_rows=task.num_rows, out_channels=task.out_channels,
                                       layers=largest_stack(model), ranks=ranks, stop=stop)
         with torch.autocast(loader.device.type, torch.bfloat16, enabled=config.train.precision == "bf16"):
@@ -271,15 +312,20 @@ def build_trainer(config: Config, data: Data, device: torch.device, *, ranks: Ra
                          kernel=config.kernel)
     torch.manual_seed(config.seed)
     model = build_model(config, data, task).to(device)
+    refuse_sparse_modules(model, train.optimizer)
+    table = build_table(config, data, device)
     optimizer = OPTIMIZERS[train.optimizer](model.parameters(), lr=train.lr, weight_decay=train.weight_decay,
                                             fused=True)
-    predict_all = build_predictor(config, model, task, loader, ranks, stop)
+    predict_all = build_predictor(config, model, task, loader, ranks, stop, table=table)
     trainer = TRAINERS[config.trainer.name](
-        model, optimizer, task, loader, schedule, predict_all, device=device, precision=train.precision,
+        model, optimizer, task, loader, schedule, predict_all, device=device, table=table, precision=train.precision,
         clip_grad_norm=train.clip_grad_norm, seed=config.seed, prefetch=config.partition.prefetch, kernel=kernel,
         ranks=ranks, stop=stop)
     log.info("model: %d layers x %d channels, %s parameters, on %s", config.model.num_layers,
              config.model.hidden_channels, f"{trainer.num_parameters:,}", device)
+    if table is not None:
+        log.info("table: %s, scaled and warmed up as the model's%s", table,
+                 "; train.weight_decay is that of the model alone" if train.weight_decay else "")
     log.info("%s", schedule)
     return trainer
 

@@ -86,6 +86,20 @@ class LoaderConfig:
 
 
 @dataclass
+class FeaturesConfig:
+    """What a model gets to see of the nodes."""
+
+    name: str = key("data", "data: the features that they have, or that data.node_features makes of their edges; "
+                            "embedding: a learned table with a row for each node")
+    channels: int = key(64, "columns of the table", minimum=1)
+    concat: bool = key(False, "the table beside the features of data, instead of in their place")
+    lr: float = key(0.01, "learning rate of the table, scaled and warmed up as train.lr is", above=0)
+    optimizer: str = key("sparse_adam", "of the table: sparse_adam, or sgd, which keeps no moments")
+    device: str = key("auto", "where the table lies: auto, with the model; cpu, in the memory of the machine",
+                      choices=("auto", "cpu"))
+
+
+@dataclass
 class TrainerConfig:
     """What a step is."""
 
@@ -170,6 +184,7 @@ class Config:
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     model: ModelConfig = field(default_factory=MODEL_SCHEMAS["deepergcn"])
+    features: FeaturesConfig = field(default_factory=FeaturesConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -281,11 +296,21 @@ def check(config: Config) -> None:
                          "largest component")
     if config.parallel.name == "single" and config.parallel.num_ranks > 1:
         raise ValueError(f"parallel=single is one rank, not parallel.num_ranks={config.parallel.num_ranks}")
+    _check_features(config.features, config.train.optimizer)
     if config.loader.name == "neighbor":
         _check_num_neighbors("loader", config.loader.num_neighbors, config.model.num_layers)
     if config.evaluation.method == "neighbor":
         part = "evaluation" if config.evaluation.num_neighbors else "loader"
         _check_num_neighbors(part, getattr(config, part).num_neighbors, config.model.num_layers)
+
+
+def _check_features(features: FeaturesConfig, dense: str) -> None:
+    if features.optimizer in TrainConfig.__dataclass_fields__["optimizer"].metadata["meaning"].choices:
+        raise ValueError(f"features.optimizer={features.optimizer} is a dense optimizer: it takes no sparse gradients, "
+                         "and would move every row of the table at every step. Choose sparse_adam or sgd; "
+                         f"train.optimizer={dense} is that of the model")
+    if features.optimizer not in ("sparse_adam", "sgd"):
+        raise ValueError(f"features.optimizer={features.optimizer} is unknown; choose one of sparse_adam, sgd")
 
 
 def _check_num_neighbors(part: str, num_neighbors: list[int], num_layers: int) -> None:
@@ -312,6 +337,8 @@ def changed_keys(config: Config) -> set[str]:
 COUNTS_WHERE: dict[str, tuple[str, tuple]] = {
     "partition.num_micro_parts": ("partition.name", ("metis_random",)),
     "loader.backend": ("loader.name", ("neighbor",)),
+    **{f"features.{name}": ("features.name", ("embedding",))
+       for name in ("channels", "concat", "lr", "optimizer", "device")},
     "evaluation.num_views": ("evaluation.method", ("views", "neighbor")),
     "evaluation.num_neighbors": ("evaluation.method", ("neighbor",)),
     "evaluation.num_parts": ("evaluation.method", ("views",)),

@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 
 from pipeline import build, config as configuration, keys
 from pipeline.config import Config, EvaluateConfig
+from pipeline.features import load_weights
 from pipeline.run import checkpoint, files
 from pipeline.run.log import format_table
 from pipeline.run.session import check_data, check_settings
@@ -62,12 +63,13 @@ def restore(options: EvaluateConfig) -> Restored:
     device = build.choose_device(options.device)
     task, loader = build.build_task(config, data), build.build_loader(config, data, device)
     model = build.build_model(config, data, task).to(device)
-    model.load_state_dict(state["model"])
+    table = build.build_table(config, data, device)
+    load_weights(state["model"], model, table)
     if options.checkpoint == "best":
         round_, epoch = state["round"], state["epoch"]
     else:  # which holds the number of rounds that are complete
         round_, epoch = max(state["round"] - 1, 0), state["progress"]["epochs"]
-    rows = build.build_predictor(config, model, task, loader)(round_)
+    rows = build.build_predictor(config, model, task, loader, table=table)(round_)
     return Restored(config, data, task, model, epoch, rows)
 
 

@@ -110,7 +110,8 @@ def describe_inputs(data: Data, config: DataConfig, *, label_input: float) -> st
         more.append(f"labels of training nodes (train.label_input={label_input:g})")
     text = " + ".join([text, *more])
     if source == "degree" and not more:
-        better = ["give the file an x", "train.label_input=0.5 shows training labels to the model"]
+        better = ["give the file an x", "features=embedding learns a table with a row for each node",
+                  "train.label_input=0.5 shows training labels to the model"]
         if config.node_features == "sum":
             better.append("data.node_features=log_sum takes the degree's logarithm, standardised")
         text += f". Better: {'; '.join(better)}"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from pipeline.features import NodeTable, load_weights, weights_of
 from pipeline.graph.partition import Partition
 from pipeline.loaders.background import BackgroundRounds
 from pipeline.run import pulse
@@ -103,6 +104,7 @@ class GNNTrainer:
         schedule: of this rank.
         predict_all: predicts every row after a round, given its number; empty on other ranks than the first where
             only the first can.
+        table: node features that are learned beside the model.
         precision: "fp32" or "bf16".
         clip_grad_norm: largest norm of the gradient; 0 for no clipping.
         seed: of dropout and of the labels that are inputs.
@@ -113,14 +115,15 @@ class GNNTrainer:
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, task: NodeTask,
                  loader: Loader, schedule: Schedule, predict_all: Callable[[int], Tensor], *,
-                 device: torch.device, precision: str = "fp32", clip_grad_norm: float = 0.0, seed: int = 0,
-                 prefetch: int = 2, kernel: str = "", ranks: Ranks = Ranks(), stop: StopRequest | None = None):
+                 device: torch.device, table: NodeTable | None = None, precision: str = "fp32",
+                 clip_grad_norm: float = 0.0, seed: int = 0, prefetch: int = 2, kernel: str = "",
+                 ranks: Ranks = Ranks(), stop: StopRequest | None = None):
         self.model, self.optimizer, self.task, self.loader, self.schedule = model, optimizer, task, loader, schedule
-        self.device, self.kernel, self.metric = device, kernel, task.metric
+        self.table, self.device, self.kernel, self.metric = table, device, kernel, task.metric
         self.progress = Progress()
         self._predict_all, self._ranks, self._prefetch, self._seed = predict_all, ranks, prefetch, seed
         self._precision, self._clip_grad_norm = precision, clip_grad_norm
-        self._sync = GradientSync(model, ranks, stop)
+        self._sync = GradientSync(model, ranks, stop, table=None if table is None else table.weight)
         self._background: BackgroundRounds | None = None
         self._exit = contextlib.ExitStack()
         self._round_numbers: dict[str, float] = {}
@@ -148,7 +151,7 @@ class GNNTrainer:
 
     @property
     def num_parameters(self) -> int:
-        return sum(p.numel() for p in self.model.parameters())
+        return sum(value.numel() for value in (*self.model.parameters(), *([self.table.weight] if self.table else [])))
 
     @property
     def arithmetic(self) -> str:
@@ -187,11 +190,13 @@ class GNNTrainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad()
+        if self.table is not None:
+            self.table.zero_grad()
 
         # Forward and backward: the loss is a sum over labels, and so are its gradients.
         loss_sum = count = None
         if batch is not None:
-            batch = batch.to(self.device, non_blocking=True)
+            batch = self._on_device(batch)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self._precision == "bf16"):
                 loss_sum, count = self.task.loss(self.model, batch, rng)
             loss_sum.backward()
@@ -199,13 +204,30 @@ class GNNTrainer:
         # Gradients of all ranks, divided by all their labels. Batches without a label have a gradient of zero, not NaN.
         agreed = self._sync(loss_sum, count)
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
-        torch._foreach_mul_(grads, 1 / max(agreed.count, 1))
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_grad_norm or math.inf)
+        rows = [] if self.table is None else [self.table.gradient()]
+        torch._foreach_mul_([*grads, *rows], 1 / max(agreed.count, 1))
+        norm = self._clip(grads, rows)
         if not math.isfinite(agreed.loss_sum) or not torch.isfinite(norm):
             raise self._not_finite(agreed, norm, batch)
 
         self.optimizer.step()
+        if self.table is not None:
+            self.table.step(lr / self.schedule.lr)
         return agreed, norm
+
+    def _on_device(self, batch: Data) -> Data:
+        if self.table is not None:
+            return self.table.attach(batch, self.device)
+        return batch.to(self.device, non_blocking=True)
+
+    def _clip(self, grads: list[Tensor], rows: list[Tensor]) -> Tensor:
+        """Clip the gradients of the model and the rows of a table's together, by one norm of all; return it."""
+        norm = torch.nn.utils.get_total_norm([*grads, *rows])
+        max_norm = self._clip_grad_norm or math.inf
+        torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), max_norm, norm)
+        for values in rows:
+            values.mul_((max_norm / (norm.to(values.device) + 1e-6)).clamp(max=1))
+        return norm
 
     def evaluate(self) -> dict[str, float] | None:
         """Predict every row and compute the metric of each split, the same on all ranks; none if it is not due.
@@ -253,17 +275,24 @@ class GNNTrainer:
 
     def weights(self) -> dict[str, Tensor]:
         """Return what was learned."""
-        return self.model.state_dict()
+        return weights_of(self.model, self.table)
+
+    def fingerprint(self) -> dict:
+        """Return what :meth:`weights` are compared by between ranks: a checksum in place of a large table."""
+        return {**self.model.state_dict(), **({} if self.table is None else {"table": self.table.checksum()})}
 
     def state(self) -> dict:
         """Return all that a resumed run needs to go on with the same bits."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+        return {"model": self.weights(), "optimizer": self.optimizer.state_dict(),
+                **({} if self.table is None else {"table_optimizer": self.table.state()}),
                 "progress": dataclasses.asdict(self.progress)}
 
     def load(self, state: dict) -> None:
         """Go on from what :meth:`state` returned."""
-        self.model.load_state_dict(state["model"])
+        load_weights(state["model"], self.model, self.table)
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.table is not None:
+            self.table.load(state["table_optimizer"])
         self.progress = Progress(**state["progress"])
 
     def restart_round(self) -> None:
