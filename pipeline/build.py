@@ -237,8 +237,8 @@ def build_table(config: Config, data: Data, device: torch.device) -> NodeTable |
     """
     features, table = config.features, FEATURES[config.features.name]
     return None if table is None else table(
-        data.num_nodes, features.channels, lr=features.lr, optimizer=features.optimizer, seed=config.seed,
-        device=torch.device("cpu") if features.device == "cpu" else device)
+        data.num_nodes, features.channels, lr=features.lr, optimizer=features.optimizer, dropout=features.dropout,
+        seed=config.seed, device=torch.device("cpu") if features.device == "cpu" else device)
 
 
 def build_model(config: Config, data: Data, task: NodeTask) -> torch.nn.Module:

@@ -94,6 +94,7 @@ class FeaturesConfig:
     channels: int = key(64, "columns of the table", minimum=1)
     concat: bool = key(False, "the table beside the features of data, instead of in their place")
     lr: float = key(0.01, "learning rate of the table, scaled and warmed up as train.lr is", above=0)
+    dropout: float = key(0.0, "fraction of the nodes that a step sees without their rows", minimum=0, below=1)
     optimizer: str = key("sparse_adam", "of the table: sparse_adam, or sgd, which keeps no moments")
     device: str = key("auto", "where the table lies: auto, with the model; cpu, in the memory of the machine",
                       choices=("auto", "cpu"))
@@ -338,7 +339,7 @@ COUNTS_WHERE: dict[str, tuple[str, tuple]] = {
     "partition.num_micro_parts": ("partition.name", ("metis_random",)),
     "loader.backend": ("loader.name", ("neighbor",)),
     **{f"features.{name}": ("features.name", ("embedding",))
-       for name in ("channels", "concat", "lr", "optimizer", "device")},
+       for name in ("channels", "concat", "lr", "dropout", "optimizer", "device")},
     "evaluation.num_views": ("evaluation.method", ("views", "neighbor")),
     "evaluation.num_neighbors": ("evaluation.method", ("neighbor",)),
     "evaluation.num_parts": ("evaluation.method", ("views",)),

@@ -13,9 +13,6 @@ from pipeline.run.seeds import stream
 OPTIMIZERS = {"sparse_adam": torch.optim.SparseAdam, "sgd": torch.optim.SGD}
 # Rows of one stream of random numbers; another value gives another table.
 ROWS_OF_STREAM = 4096
-# Numbers that a checksum looks at together, and odd constants to mix them by.
-NUMBERS_OF_BLOCK = 1 << 18
-MIX_PLACE, MIX_BLOCK = 0x1E3779B97F4A7C15, 0x2545F4914F6CDD1D
 # Of the table among the weights of a model.
 KEY = "node_table"
 
@@ -33,6 +30,7 @@ class NodeTable:
         channels: columns.
         lr: learning rate, times the factor given to :meth:`step`.
         optimizer: a key of :data:`OPTIMIZERS`.
+        dropout: fraction of the nodes of a batch that the model sees without their rows in training, as zeros.
         seed: of the rows at the start, see :func:`draw_rows`.
         device: where the table and the state of its optimizer lie.
 
@@ -43,8 +41,8 @@ class NodeTable:
         ValueError: there are no nodes.
     """
 
-    def __init__(self, num_nodes: int, channels: int, *, lr: float, optimizer: str = "sparse_adam", seed: int = 0,
-                 device: torch.device = torch.device("cpu")):
+    def __init__(self, num_nodes: int, channels: int, *, lr: float, optimizer: str = "sparse_adam",
+                 dropout: float = 0.0, seed: int = 0, device: torch.device = torch.device("cpu")):
         if not num_nodes:
             raise ValueError("features=embedding learns a row for each node, and the graph has no nodes")
         rows = torch.empty(num_nodes, channels, device=device)
@@ -52,20 +50,24 @@ class NodeTable:
         self._embedding = torch.nn.Embedding.from_pretrained(rows, freeze=False, sparse=True)
         self.weight: torch.nn.Parameter = self._embedding.weight
         self.optimizer = OPTIMIZERS[optimizer]([self.weight], lr=lr)
-        self._lr = lr
+        self._lr, self._dropout = lr, dropout
 
     def __str__(self) -> str:
         num_nodes, channels = self.weight.shape
         return (f"{num_nodes:,} nodes x {channels:,} channels on {self.weight.device}, "
                 f"{type(self.optimizer).__name__}, learning rate {self._lr:g}")
 
-    def attach(self, batch: Data, device: torch.device) -> Data:
+    def attach(self, batch: Data, device: torch.device, rng: torch.Generator | None = None) -> Data:
         """Move a batch to the device of the model, each node's row of the table before its other features.
 
         Args:
             batch: with ``n_id``, the rows of its nodes, [num_nodes], int64, and ``x``; it keeps its own ``x``.
+            rng: on the CPU; in training it decides which nodes are seen without their rows.
         """
         rows = self._embedding(batch.n_id.to(self.weight.device))
+        if rng is not None and self._dropout:
+            seen = torch.rand(len(rows), 1, generator=rng) >= self._dropout
+            rows = rows * seen.to(rows.device)
         return _with_rows(batch, rows.to(device, non_blocking=True), device)
 
     def attach_mean(self, batch: Data, device: torch.device) -> Data:
@@ -92,29 +94,22 @@ class NodeTable:
             group["lr"] = self._lr * factor
         self.optimizer.step()
 
-    def checksum(self) -> int:
-        """Sum up every bit of the table, the same number on any device: at the speed of memory, with no copy of it.
+    def sums(self) -> list[Tensor]:
+        """Sum the bits of every 1,024 numbers of the table: what ranks compare, at the speed of memory.
 
-        A table of which one number has changed has another checksum.
+        A table of which one number has changed has other sums.
         """
-        bits = self.weight.detach().view(torch.int32).flatten()
-        place = torch.arange(min(NUMBERS_OF_BLOCK, bits.numel()), device=bits.device)
-        factors = (place * MIX_PLACE) | 1
-        total = torch.zeros((), dtype=torch.int64, device=bits.device)
-        for block in bits.split(NUMBERS_OF_BLOCK):
-            total = total * MIX_BLOCK + (block.long() * factors[:block.numel()]).sum()
-        return int(total)
+        numbers = self.weight.detach().flatten()
+        whole = numbers.numel() // 1024 * 1024
+        return [numbers[:whole].view(torch.int64).view(-1, 512).sum(1), numbers[whole:]]
 
     def state(self) -> dict:
         """Return the state of the optimizer; the table is among the weights."""
         return self.optimizer.state_dict()
 
     def load(self, state: dict) -> None:
-        """Go on from what :meth:`state` returned, which may lie in a file that is mapped into memory."""
-        device = self.weight.device
-        moments = {number: {name: value.to(device, copy=True) if isinstance(value, Tensor) else value
-                            for name, value in values.items()} for number, values in state["state"].items()}
-        self.optimizer.load_state_dict({**state, "state": moments})
+        """Go on from a copy of what :meth:`state` returned."""
+        self.optimizer.load_state_dict(copy.deepcopy(state))
 
 
 def weights_of(model: torch.nn.Module, table: NodeTable | None) -> dict[str, Tensor]:

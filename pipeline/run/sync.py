@@ -113,8 +113,10 @@ def sum_rows(table: Tensor, ranks: Ranks) -> Tensor:
         The sum, a coalesced sparse tensor with a row for each that any rank has touched.
     """
     grad = table.grad if table.grad is not None else torch.sparse_coo_tensor(
-        torch.empty(1, 0, dtype=torch.int64, device=table.device), table.new_empty(0, table.size(1)), table.shape)
-    numbers, rows = grad.coalesce().indices()[0], grad.coalesce().values()
+        torch.empty(1, 0, dtype=torch.int64, device=table.device), table.new_empty(0, table.size(1)), table.shape,
+        check_invariants=False)
+    grad = grad.coalesce()
+    numbers, rows = grad.indices()[0], grad.values()
     lengths = [int(length) for length in ranks.gather(torch.tensor([len(rows)], device=table.device))]
     missing = max(lengths) - len(rows)
     all_numbers = ranks.gather(torch.nn.functional.pad(numbers, (0, missing)))
@@ -125,4 +127,4 @@ def sum_rows(table: Tensor, ranks: Ranks) -> Tensor:
     total = rows.new_zeros(len(touched), rows.size(1))
     for place, part in zip(places.split(lengths), all_rows, strict=True):
         total[place] += part[:len(place)]  # a rank has each row once
-    return torch.sparse_coo_tensor(touched.unsqueeze(0), total, table.shape, is_coalesced=True)
+    return torch.sparse_coo_tensor(touched.unsqueeze(0), total, table.shape, is_coalesced=True, check_invariants=False)

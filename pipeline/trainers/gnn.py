@@ -1,6 +1,7 @@
 """A step of a deep graph neural network: one batch, its loss, the ranks' gradients, the optimizer."""
 
 import contextlib
+import copy
 import dataclasses
 import math
 import time
@@ -196,7 +197,7 @@ class GNNTrainer:
         # Forward and backward: the loss is a sum over labels, and so are its gradients.
         loss_sum = count = None
         if batch is not None:
-            batch = self._on_device(batch)
+            batch = self._on_device(batch, rng)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self._precision == "bf16"):
                 loss_sum, count = self.task.loss(self.model, batch, rng)
             loss_sum.backward()
@@ -215,9 +216,9 @@ class GNNTrainer:
             self.table.step(lr / self.schedule.lr)
         return agreed, norm
 
-    def _on_device(self, batch: Data) -> Data:
+    def _on_device(self, batch: Data, rng: torch.Generator) -> Data:
         if self.table is not None:
-            return self.table.attach(batch, self.device)
+            return self.table.attach(batch, self.device, rng)
         return batch.to(self.device, non_blocking=True)
 
     def _clip(self, grads: list[Tensor], rows: list[Tensor]) -> Tensor:
@@ -278,8 +279,8 @@ class GNNTrainer:
         return weights_of(self.model, self.table)
 
     def fingerprint(self) -> dict:
-        """Return what :meth:`weights` are compared by between ranks: a checksum in place of a large table."""
-        return {**self.model.state_dict(), **({} if self.table is None else {"table": self.table.checksum()})}
+        """Return what :meth:`weights` are compared by between ranks: sums in place of a large table."""
+        return {**self.model.state_dict(), **({} if self.table is None else {"table": self.table.sums()})}
 
     def state(self) -> dict:
         """Return all that a resumed run needs to go on with the same bits."""
@@ -288,9 +289,9 @@ class GNNTrainer:
                 "progress": dataclasses.asdict(self.progress)}
 
     def load(self, state: dict) -> None:
-        """Go on from what :meth:`state` returned."""
+        """Go on from a copy of what :meth:`state` returned, which may lie in a file that is mapped into memory."""
         load_weights(state["model"], self.model, self.table)
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         if self.table is not None:
             self.table.load(state["table_optimizer"])
         self.progress = Progress(**state["progress"])
