@@ -13,6 +13,8 @@ from pipeline.run.seeds import stream
 OPTIMIZERS = {"sparse_adam": torch.optim.SparseAdam, "sgd": torch.optim.SGD}
 # Rows of one stream of random numbers; another value gives another table.
 ROWS_OF_STREAM = 4096
+# Of the numbers at the start: the table is learned rather than random (docs/log.md).
+DEVIATION = 0.1
 # Of the table among the weights of a model.
 KEY = "node_table"
 
@@ -125,13 +127,13 @@ def load_weights(weights: dict[str, Tensor], model: torch.nn.Module, table: Node
 
 
 def draw_rows(rows: Float[Tensor, "num_nodes channels"], seed: int) -> None:
-    """Fill a table with normal numbers of variance 1.
+    """Fill a table with normal numbers of mean 0 and standard deviation :data:`DEVIATION`.
 
     A row is a function of the seed, its number and the number of channels: a longer table begins with the same rows.
     """
     for block, part in enumerate(rows.split(ROWS_OF_STREAM)):
         numbers = stream("node table", seed, block).standard_normal(tuple(part.shape), dtype="float32")
-        part.copy_(torch.from_numpy(numbers))
+        part.copy_(torch.from_numpy(numbers)).mul_(DEVIATION)
 
 
 def without_features(data: Data) -> Data:

@@ -139,11 +139,12 @@ def graph_of(**attributes) -> Data:
     ({"edge_attr": torch.rand(6, 2), "species": torch.arange(6) % 3}, {}, 0.0,
      "x: 2 features from the edges (data.node_features=sum) + 3 species, one-hot + 2 features of each edge"),
     ({}, {}, 0.5, "no node features: degree only + labels of training nodes (train.label_input=0.5)"),
-    ({}, {}, 0.0, "no node features: degree only. Better: give the file an x; train.label_input=0.5 shows training "
-                  "labels to the model; data.node_features=log_sum takes the degree's logarithm, standardised"),
+    ({}, {}, 0.0, "no node features: degree only. Better: give the file an x; features=embedding learns a table with a "
+                  "row for each node; train.label_input=0.5 shows training labels to the model; "
+                  "data.node_features=log_sum takes the degree's logarithm, standardised"),
     ({}, {"node_features": "log_sum"}, 0.0,
-     "no node features: degree only, its logarithm, standardised. Better: give the file an x; train.label_input=0.5 "
-     "shows training labels to the model")])
+     "no node features: degree only, its logarithm, standardised. Better: give the file an x; features=embedding "
+     "learns a table with a row for each node; train.label_input=0.5 shows training labels to the model")])
 def test_it_says_what_the_model_gets(attributes, options, label_input, text):
     config = FileConfig(path="graph.pt", **options)
     assert describe_inputs(prepare(graph_of(**attributes), config), config, label_input=label_input) == text
