@@ -138,7 +138,9 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
         if data.num_edges >= MANY_EDGES:
             log.info("graph: looking for odd edges and connected components among %s edges", f"{data.num_edges:,}")
         log.info("graph: %s", inspect(data.edge_index))
-        log.info("%s", _describe_inputs(config, data))
+        num_learned = config.features.channels if FEATURES[config.features.name] else 0
+        log.info("%s", describe_inputs(data, config.data, label_input=config.train.label_input,
+                                       num_learned=num_learned, concat=config.features.concat))
 
     def keep(part: str, build: Callable[[], dict]) -> dict:
         if "content_hash" not in data:
@@ -165,17 +167,6 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
 def _visible(config: Config, data: Data) -> Data:
     """Leave out the features that a table stands in place of; what lies in a cache has all of them."""
     return without_features(data) if config.features.name == "embedding" and not config.features.concat else data
-
-
-def _describe_inputs(config: Config, data: Data) -> str:
-    label_input = config.train.label_input
-    text = describe_inputs(data, config.data, label_input=label_input)
-    if config.features.name != "embedding":
-        return text
-    table = f"x: a learned table of {config.features.channels:,} features of each node (features=embedding)"
-    if config.features.concat:
-        return f"{table} + {text.partition('. Better: ')[0]}"
-    return f"{table}, in place of what the graph has ({text.partition('. Better: ')[0]})"
 
 
 def build_partitioner(config: Config, data: Data) -> Partitioner:

@@ -93,8 +93,8 @@ class FeaturesConfig:
                             "embedding: a learned table with a row for each node")
     channels: int = key(64, "columns of the table", minimum=1)
     concat: bool = key(False, "the table beside the features of data, instead of in their place")
-    lr: float = key(0.01, "learning rate of the table, scaled and warmed up as train.lr is", above=0)
-    dropout: float = key(0.0, "fraction of the nodes that a step sees without their rows", minimum=0, below=1)
+    lr: float = key(0.003, "learning rate of the table, scaled and warmed up as train.lr is", above=0)
+    dropout: float = key(0.5, "fraction of the nodes that a step sees without their rows", minimum=0, below=1)
     optimizer: str = key("sparse_adam", "of the table: sparse_adam, or sgd, which keeps no moments")
     device: str = key("auto", "where the table lies: auto, with the model; cpu, in the memory of the machine",
                       choices=("auto", "cpu"))

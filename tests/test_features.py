@@ -279,9 +279,8 @@ def test_what_cannot_be_is_refused_before_any_work(configure, monkeypatch):
 def test_the_log_says_what_the_model_sees(configure, tmp_path, caplog):
     caplog.set_level("INFO")
     train(configure(*TABLE, "train.epochs=1", "train.weight_decay=0.1"), tmp_path / "run")
-    assert "x: a learned table of 6 features of each node (features=embedding), in place of what the graph has" \
-        in caplog.text
-    assert "table: 240 nodes x 6 channels on cpu, SparseAdam, learning rate 0.01, scaled and warmed up as the model's" \
-        "; train.weight_decay is that of the model alone" in caplog.text
+    assert "x: 6 learned features (features=embedding) + 8 features of each edge\n" in caplog.text
+    assert "table: 240 nodes x 6 channels on cpu, SparseAdam, learning rate 0.003, scaled and warmed up as the " \
+        "model's; train.weight_decay is that of the model alone" in caplog.text
     assert configuration.explain_idle_keys(configure("features.lr=1")) \
         == "without effect: features.lr=1.0 with features.name=data"

@@ -206,7 +206,9 @@ class GNNTrainer:
         agreed = self._sync(loss_sum, count)
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         rows = [] if self.table is None else [self.table.gradient()]
-        torch._foreach_mul_([*grads, *rows], 1 / max(agreed.count, 1))
+        torch._foreach_mul_(grads, 1 / max(agreed.count, 1))
+        for values in rows:  # perhaps on another device
+            values.mul_(1 / max(agreed.count, 1))
         norm = self._clip(grads, rows)
         if not math.isfinite(agreed.loss_sum) or not torch.isfinite(norm):
             raise self._not_finite(agreed, norm, batch)
