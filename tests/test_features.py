@@ -170,6 +170,8 @@ def test_the_norm_that_is_clipped_is_that_of_model_and_table(configure, tmp_path
         grads = [p.grad for p in trainer.model.parameters() if p.grad is not None] + [trainer.table.gradient()]
         assert float(torch.nn.utils.get_total_norm(grads)) == pytest.approx(0.01, rel=1e-3)
         assert trainer.progress.grad_norm > 0.01 and float(trainer.table.gradient().norm()) > 0
+        hidden = (trainer.table.gradient() == 0).all(1).float().mean()
+        assert 0.3 < hidden < 0.7, "half of the rows are hidden in training"
         assert trainer.table.optimizer.param_groups[0]["lr"] == pytest.approx(0.5 / 10)
 
 
