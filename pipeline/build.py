@@ -1,34 +1,30 @@
 """From a configuration to the objects of a run: the only file that knows every part."""
 
-import contextlib
 import copy
-import functools
-import importlib
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch_geometric.data import Data
 
 from models import custom
 from models.aggregate import backend
-from models.foreign import Tried, try_forward
-from models.link_predictor import LinkModel
-from models.pyg import PyGModel
 from pipeline import arguments, estimate, keys
-from pipeline.config import FOREIGN, MODELS, Config, settings
+from pipeline.build_model import build_model, construct, describe_foreign, naming_keys, try_model
+from pipeline.build_predictor import build_predictor
+from pipeline.config import FOREIGN, Config
 from pipeline.data.cache import load, pack, path_of, unpack
 from pipeline.data.prepare import describe_inputs
+from pipeline.effects import settings
+from pipeline.features import NodeTable, refuse_sparse_modules, without_features
 from pipeline.graph.components import Components, find_components, split_components
 from pipeline.graph.partitioner import PARTITIONS, Partitioner
 from pipeline.graph.structure import inspect
-from pipeline.inference import largest_stack, predict_exact, predict_graphs, predict_views
 from pipeline.loaders.cluster import ClusterLoader
 from pipeline.loaders.graph import GraphLoader
 from pipeline.loaders.neighbor import NeighborLoader, check_pyg
@@ -44,13 +40,14 @@ from pipeline.schedule import Schedule
 from pipeline.tasks.graph import GraphTask
 from pipeline.tasks.link import LinkTask
 from pipeline.tasks.node import NodeTask
-from pipeline.trainers.gnn import GNNTrainer, Loader, Task, autocast
+from pipeline.trainers.gnn import GNNTrainer, Loader, Task
 
 log = logging.getLogger(__name__)
 
-# One line for each member of tasks/, loaders/ and trainers/.
+# One line for each member of tasks/, loaders/ and trainers/, and for each kind of node features.
 TASKS: dict[str, type] = {"node": NodeTask, "graph": GraphTask, "link": LinkTask}
 LOADERS: dict[str, type] = {"cluster": ClusterLoader, "neighbor": NeighborLoader, "graph": GraphLoader}
+FEATURES: dict[str, type[NodeTable] | None] = {"data": None, "embedding": NodeTable}
 TRAINERS = {"gnn": GNNTrainer}
 TRACKERS: dict[str, Any] = {
     "none": None, "csv": CsvTracker, "tensorboard": TensorBoardTracker, "wandb": WandbTracker, "mlflow": MlflowTracker}
@@ -83,6 +80,7 @@ def check(config: Config) -> None:
     """
     for key, name, members in (("task", config.task.name, TASKS), ("loader", config.loader.name, LOADERS),
                                ("partition", config.partition.name, PARTITIONS),
+                               ("features", config.features.name, FEATURES),
                                ("trainer", config.trainer.name, TRAINERS), ("tracker", config.tracker.name, TRACKERS)):
         if name not in members:
             raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")
@@ -94,11 +92,12 @@ def check(config: Config) -> None:
         check_pyg()
     arguments.check_folder("cache_dir", Path(config.cache_dir))
     estimate.check_ranks(config)
+    estimate.check_table(config, num_nodes=1)
     if config.model.name == "custom":
-        with _naming_keys(config):
+        with naming_keys(config):
             custom.find(getattr(config.model, "path"))  # noqa: B009 - of this model's schema
         return
-    estimate.check_model(config, lambda sizes: _construct(
+    estimate.check_model(config, lambda sizes: construct(
         keys.replaced(config, {f"model.{name}": size for name, size in sizes.items()}),
         in_channels=1 if getattr(config.model, "encode_x", True) else sizes["hidden_channels"], out_channels=1,
         edge_dim=1, num_categories=0))
@@ -176,11 +175,12 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
     check(config)
     data = load(config.data, config.cache_dir, content_hash=content_hash)
     if config.model.name in FOREIGN:
-        try_model(config, data)
+        try_model(config, data, build_task(config, data))
     checked = content_hash is not None
     if config.task.name != "link":
         check_metric(config.task.metric, data.metric)
     if checked and config.data.components == "all":
+        data = _visible(config, data)
         return OpenGraph(data, None, [(None, data)])
     if "ptr" in data:
         log.info("graphs: %s, with %s nodes and %s directed edges in all", f"{data.ptr.numel() - 1:,}",
@@ -193,7 +193,9 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
         if data.num_edges >= MANY_EDGES:
             log.info("graph: looking for odd edges and connected components among %s edges", f"{data.num_edges:,}")
         log.info("graph: %s", inspect(data.edge_index))
-        log.info("%s", describe_inputs(data, config.data, label_input=config.train.label_input))
+        num_learned = config.features.channels if FEATURES[config.features.name] else 0
+        log.info("%s", describe_inputs(data, config.data, label_input=config.train.label_input,
+                                       num_learned=num_learned, concat=config.features.concat))
 
     def keep(part: str, build: Callable[[], dict]) -> dict:
         if "content_hash" not in data:
@@ -212,8 +214,14 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
         lambda number, build: unpack(keep(f"-component-{number}", lambda: pack(build()))))
     for _, part in parts:  # what does not fit is refused before anything is written or trained
         build_task(config, part), build_loader(config, part)
+        estimate.check_table(config, part.num_nodes)
         estimate.check_activations(config, part)
-    return OpenGraph(data, components, parts)
+    return OpenGraph(_visible(config, data), components, [(number, _visible(config, part)) for number, part in parts])
+
+
+def _visible(config: Config, data: Data) -> Data:
+    """Leave out the features that a table stands in place of; what lies in a cache has all of them."""
+    return without_features(data) if config.features.name == "embedding" and not config.features.concat else data
 
 
 def build_partitioner(config: Config, data: Data) -> Partitioner:
@@ -275,22 +283,6 @@ def _build_graph_loader(config: Config, data: Data, device: torch.device) -> Gra
     return loader
 
 
-def build_view_loader(config: Config, loader: Loader, data: Data) -> ClusterLoader | NeighborLoader:
-    """Build what makes the batches of views of a graph, clusters or every node with sampled neighbours.
-
-    Args:
-        loader: of the training batches; if it can make those of the views of its own graph, it does.
-    """
-    device = loader.device
-    if config.evaluation.method == "neighbor":
-        return NeighborLoader(data, config.evaluation.num_neighbors or config.loader.num_neighbors,
-                              batch_size=config.loader.batch_size, nodes=torch.arange(data.num_nodes),
-                              purpose="evaluation", seed=config.seed, device=device)
-    clusters = loader.clusters if isinstance(loader, PairLoader) else loader
-    return clusters if isinstance(clusters, ClusterLoader) and data is loader.data else ClusterLoader(data,
-                                                                                                      device=device)
-
-
 def build_schedule(config: Config, num_batches: int, ranks: Ranks = Ranks()) -> Schedule:
     """Build what shares out rounds and sets learning rates."""
     train, parallel = config.train, config.parallel
@@ -299,121 +291,19 @@ def build_schedule(config: Config, num_batches: int, ranks: Ranks = Ranks()) -> 
                     warmup_steps=train.warmup_steps, eval_every=train.eval_every)
 
 
-def build_model(config: Config, data: Data, task: Task) -> torch.nn.Module:
-    """Build a model with the sizes that the graph and the task ask for, its weights drawn from torch's random state.
+def build_table(config: Config, data: Data, device: torch.device) -> NodeTable | None:
+    """Build the learned node features of a graph, none where the model sees those of the data.
+
+    Args:
+        device: of the model.
 
     Raises:
-        ValueError: an unknown name or an impossible size.
+        ValueError: the graph has no nodes.
     """
-    model = _construct(config, **_sizes(config, data, task))
-    if config.model.name in FOREIGN:  # lazy parameters get their shapes
-        _try(config, model, data, task)
-    if not isinstance(task, LinkTask):
-        return model
-    return LinkModel(model, task.out_channels, num_layers=config.task.predictor_layers,
-                     dropout=getattr(config.model, "dropout", 0.0))
-
-
-def _sizes(config: Config, data: Data, task: Task) -> dict[str, Any]:
-    """Collect what a model's constructor takes that depends on the data."""
-    sizes = {"in_channels": task.in_channels, "out_channels": task.out_channels,
-             "edge_dim": None if data.edge_attr is None else data.edge_attr.size(1),
-             "num_categories": data.num_categories}
-    if config.task.name == "graph":
-        sizes |= {"pool": config.task.pool, "node_tables": data.get("x_tables"),
-                  "edge_tables": data.get("edge_tables")}
-    return sizes
-
-
-def try_model(config: Config, data: Data) -> None:
-    """Call a model whose layers others wrote on a tiny graph, before long work.
-
-    Raises:
-        ValueError: it fails, returns something else than predictions, or is too large for the evaluation.
-    """
-    task = build_task(config, data)
-    with torch.random.fork_rng():
-        model = _construct(config, **_sizes(config, data, task))
-        tried = _try(config, model, data, task)
-    if config.evaluation.method == "exact" and not (isinstance(model, PyGModel) and model.splits()):
-        estimate.check_whole_graph(config, data.num_edges, tried.bytes_per_edge)
-
-
-def _try(config: Config, model: torch.nn.Module, data: Data, task: Task) -> Tried:
-    with _naming_keys(config):
-        return try_forward(model, str(model.title), num_columns=task.in_channels + data.num_categories,
-                           out_channels=task.out_channels,
-                           edge_dim=None if data.edge_attr is None else data.edge_attr.size(1))
-
-
-def _construct(config: Config, **sizes) -> torch.nn.Module:
-    module, class_name = MODELS[config.model.name]
-    options = {name: value for name, value in vars(config.model).items() if name != "name"}
-    with _naming_keys(config):
-        return getattr(importlib.import_module(module), class_name)(**sizes, **options, kernel=config.kernel)
-
-
-@contextlib.contextmanager
-def _naming_keys(config: Config) -> Iterator[None]:
-    """Let messages of a constructor, which begin with the argument, name the key below "model"."""
-    try:
-        yield
-    except ValueError as error:
-        is_key = re.split(r"[ =:]", str(error))[0] in vars(config.model)
-        raise ValueError(f"model.{error}" if is_key else str(error)) from None
-
-
-def build_predictor(config: Config, model: torch.nn.Module, task: Task, loader: Loader,
-                    ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> Callable[[int], Tensor]:
-    """Build a function from the round to the predictions of every row, by the method of the configuration.
-
-    Where the test is predicted from a graph of its own, the predictions from it stand in columns behind the others.
-    """
-    def build_for(data: Data) -> Callable[[int], Tensor]:
-        return _build_predictor_of(data, config, model, task, loader, ranks, stop)
-
-    predict_all = build_for(loader.data)
-    test_data = task.test_data if isinstance(task, LinkTask) else None
-    if test_data is None:
-        return predict_all
-    predict_test = build_for(test_data)
-    return lambda round_: torch.cat([predict_all(round_), predict_test(round_)], dim=-1)
-
-
-def _build_predictor_of(data: Data, config: Config, model: torch.nn.Module, task: Task, loader: Loader, ranks: Ranks,
-                        stop: StopRequest | None) -> Callable[[int], Tensor]:
-    evaluation = config.evaluation
-    graphs, view_loader = (loader, None) if isinstance(loader, GraphLoader) else (
-        None, build_view_loader(config, loader, data))
-
-    @functools.cache
-    def whole_graph() -> Data:
-        # SAGEConv and GINConv of PyG 2.8 fail on an int32 EdgeIndex; a model that does not says so.
-        whole = copy.copy(data)
-        if not getattr(model, "takes_int32_edges", False):
-            whole.edge_index = whole.edge_index.long()
-        return whole
-
-    def predict_all(round_: int) -> Tensor:
-        model.eval()
-        predict = partial(task.predict, model)
-        common: dict[str, Any] = dict(num_rows=task.num_rows, out_channels=_out_channels(model, task),
-                                      layers=largest_stack(model), ranks=ranks, stop=stop)
-        with autocast(loader.device, config.train.precision):
-            if graphs is not None:
-                return predict_graphs(predict, graphs, **common, prefetch=config.partition.prefetch)
-            if evaluation.method == "exact":
-                return predict_exact(predict, whole_graph(), **common, device=loader.device)
-            return predict_views(predict, view_loader, **common, num_views=evaluation.num_views,
-                                 num_parts=evaluation.num_parts, seed=config.seed, round_=round_,
-                                 prefetch=config.partition.prefetch)
-
-    return predict_all
-
-
-def _out_channels(model: torch.nn.Module, task: Task) -> int:
-    """Return the columns of a row: those of an embedding, where a model decodes it."""
-    return model.out_channels if isinstance(model, LinkModel) else task.out_channels
+    features, table = config.features, FEATURES[config.features.name]
+    return None if table is None else table(
+        data.num_nodes, features.channels, lr=features.lr, optimizer=features.optimizer, dropout=features.dropout,
+        seed=config.seed, device=torch.device("cpu") if features.device == "cpu" else device)
 
 
 def build_trainer(config: Config, data: Data, device: torch.device, *, ranks: Ranks = Ranks(),
@@ -434,30 +324,24 @@ def build_trainer(config: Config, data: Data, device: torch.device, *, ranks: Ra
             kernel=config.kernel)
     torch.manual_seed(config.seed)
     model = build_model(config, data, task).to(device)
+    refuse_sparse_modules(model, train.optimizer)
+    table = build_table(config, data, device)
     optimizer = OPTIMIZERS[train.optimizer](model.parameters(), lr=train.lr, weight_decay=train.weight_decay,
                                             fused=True)
-    predict_all = build_predictor(config, model, task, loader, ranks, stop)
+    predict_all = build_predictor(config, model, task, loader, ranks, stop, table=table)
     trainer = TRAINERS[config.trainer.name](
-        model, optimizer, task, loader, schedule, predict_all, device=device, precision=train.precision,
+        model, optimizer, task, loader, schedule, predict_all, device=device, table=table, precision=train.precision,
         clip_grad_norm=train.clip_grad_norm, seed=config.seed, prefetch=config.partition.prefetch, kernel=kernel,
         ranks=ranks, stop=stop)
     title = getattr(model, "title", f"{config.model.num_layers} layers x {config.model.hidden_channels} channels")
     log.info("model: %s, %s parameters, on %s", title, f"{trainer.num_parameters:,}", device)
     if config.model.name in FOREIGN:
-        log.info("%s", _describe_foreign(config, model, data))
+        log.info("%s", describe_foreign(config, model, data))
+    if table is not None:
+        log.info("table: %s, scaled and warmed up as the model's%s", table,
+                 "; train.weight_decay is that of the model alone" if train.weight_decay else "")
     log.info("%s", schedule)
     return trainer
-
-
-def _describe_foreign(config: Config, model: torch.nn.Module, data: Data) -> str:
-    """Say what a model whose layers others wrote does with edge features, and how it is evaluated."""
-    name = getattr(config.model, "conv", model.title)
-    used = f"to {name} as {model.edge_argument}" if model.edge_argument else f"not used by {name}"
-    text = "" if data.edge_attr is None else f"the {data.edge_attr.size(1)} edge features: {used}; "
-    exact = "layer by layer, in blocks of edges where the graph is large" \
-        if isinstance(model, PyGModel) and model.splits() else "by one forward over the whole graph"
-    how = {"exact": exact, "views": "by views"}.get(config.evaluation.method, "by sampled neighbours")
-    return f"{text}evaluation: {how}"
 
 
 def build_session(config: Config, folder: Path, data: Data, *, ranks: Ranks = Ranks(),

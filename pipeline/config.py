@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -100,6 +100,21 @@ class LoaderConfig:
 
 
 @dataclass
+class FeaturesConfig:
+    """What a model gets to see of the nodes."""
+
+    name: str = key("data", "data: the features that they have, or that data.node_features makes of their edges; "
+                            "embedding: a learned table with a row for each node")
+    channels: int = key(64, "columns of the table", minimum=1)
+    concat: bool = key(False, "the table beside the features of data, instead of in their place")
+    lr: float = key(0.003, "learning rate of the table, scaled and warmed up as train.lr is", above=0)
+    dropout: float = key(0.5, "fraction of the nodes that a step sees without their rows", minimum=0, below=1)
+    optimizer: str = key("sparse_adam", "of the table: sparse_adam, or sgd, which keeps no moments")
+    device: str = key("auto", "where the table lies: auto, with the model; cpu, in the memory of the machine",
+                      choices=("auto", "cpu"))
+
+
+@dataclass
 class TrainerConfig:
     """What a step is."""
 
@@ -185,6 +200,7 @@ class Config:
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     model: ModelConfig = field(default_factory=MODEL_SCHEMAS["deepergcn"])
+    features: FeaturesConfig = field(default_factory=FeaturesConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -237,33 +253,6 @@ def open_mappings(schema: type) -> DictConfig:
     return node
 
 
-def keys_without_effect(config: Config | None = None) -> set[str]:
-    """Return the keys that change where things lie and how long a run trains, not what a step computes.
-
-    Args:
-        config: of a run; then those that its loader does not look at are among them.
-    """
-    configs = [dataclasses.replace(Config(), data=schema()) for schema in DATA_SCHEMAS.values()]
-    names = {entry.name for config in configs for entry in keys.entries(config) if not entry.meaning.changes_numbers}
-    if config is not None and config.loader.name in ("neighbor", "graph"):
-        names |= {f"partition.{field.name}" for field in dataclasses.fields(config.partition)}
-    return names
-
-
-# What another number of ranks may change; a checkpoint says how many there were.
-RESCALED = {"parallel.num_ranks", "parallel.threads_per_rank"}
-
-
-def settings(config: Config) -> dict[str, Any]:
-    """Return the keys that change numbers, for the checkpoints of a run: who edits its config.yaml is told.
-
-    Not those that say where files lie, whose content is compared, nor those of the ranks, whose number is.
-    """
-    left_out = keys_without_effect(config) | RESCALED
-    return {entry.name: entry.value for entry in keys.entries(config)
-            if entry.name not in left_out and not entry.meaning.names_files}
-
-
 def all_keys() -> set[str]:
     """Return the names of the keys of all datasets and models."""
     configs = [dataclasses.replace(Config(), data=schema()) for schema in DATA_SCHEMAS.values()]
@@ -308,6 +297,7 @@ def check(config: Config) -> None:
     if config.parallel.name == "single" and config.parallel.num_ranks > 1:
         raise ValueError(f"parallel=single is one rank, not parallel.num_ranks={config.parallel.num_ranks}")
     _check_graphs(config)
+    _check_features(config)
     if config.loader.name == "neighbor":
         _check_num_neighbors("loader", config.loader.num_neighbors, config.model.num_layers)
     if config.evaluation.method == "neighbor":
@@ -330,11 +320,26 @@ def _check_graphs(config: Config) -> None:
         raise ValueError(f"evaluation={config.evaluation.method}: whole graphs are predicted exactly; set "
                          "evaluation=exact")
     if config.model.name in FOREIGN:
-        raise ValueError(f"model={config.model.name}: nothing pools the nodes of each graph for it; choose one of "
-                         f"{', '.join(name for name in MODELS if name not in FOREIGN)}")
+        raise ValueError(f"model={config.model.name}: nothing pools the nodes of each graph for it")
+    if config.features.name != "data":
+        raise ValueError(f"features={config.features.name}: the nodes of other graphs are others, which a table has no "
+                         "rows for; leave it out")
     if config.train.label_input:
         raise ValueError(f"train.label_input={config.train.label_input:g}: labels of graphs are no inputs of nodes; "
                          "leave it out")
+
+
+def _check_features(config: Config) -> None:
+    features, dense = config.features, config.train.optimizer
+    if features.optimizer in TrainConfig.__dataclass_fields__["optimizer"].metadata["meaning"].choices:
+        raise ValueError(f"features.optimizer={features.optimizer} is a dense optimizer: it takes no sparse gradients, "
+                         "and would move every row of the table at every step. Choose sparse_adam or sgd; "
+                         f"train.optimizer={dense} is that of the model")
+    if features.optimizer not in ("sparse_adam", "sgd"):
+        raise ValueError(f"features.optimizer={features.optimizer} is unknown; choose one of sparse_adam, sgd")
+    if features.name == "embedding" and config.train.precision == "fp16":
+        raise ValueError("train.precision=fp16 scales the loss, and features=embedding has sparse gradients that no "
+                         "scaler takes: set train.precision=bf16 or fp32")
 
 
 def _check_num_neighbors(part: str, num_neighbors: list[int], num_layers: int) -> None:
@@ -345,55 +350,6 @@ def _check_num_neighbors(part: str, num_neighbors: list[int], num_layers: int) -
                          f"each layer, as in {part}.num_neighbors=[{example if num_layers <= 8 else '15,10,...'}]")
     if wrong := [number for number in num_neighbors if not (isinstance(number, int) and (number > 0 or number == -1))]:
         raise ValueError(f"{name}: {wrong[0]} neighbours cannot be drawn; give at least 1, or -1 for all of them")
-
-
-def changed_keys(config: Config) -> set[str]:
-    """Return the keys that have another value than in the default run."""
-    default = dataclasses.replace(Config(), data=type(config.data)(), model=type(config.model)())
-    values = {entry.name: entry.value for entry in keys.entries(config)}
-    chosen = {name for name, part, usual in (("data.source", config.data, Config().data),
-                                             ("model.name", config.model, Config().model))
-              if type(part) is not type(usual)}
-    return chosen | {entry.name for entry in keys.entries(default) if values[entry.name] != entry.value}
-
-
-# Keys that count only where another has one of some values.
-COUNTS_WHERE: dict[str, tuple[str, tuple]] = {
-    "partition.num_micro_parts": ("partition.name", ("metis_random",)),
-    "loader.backend": ("loader.name", ("neighbor",)),
-    "loader.pack": ("loader.name", ("graph",)),
-    "task.pool": ("task.name", ("graph",)),
-    **{f"task.{field.name}": ("task.name", ("link",)) for field in dataclasses.fields(TaskConfig)
-       if field.name not in ("name", "metric", "pool")},
-    "evaluation.num_views": ("evaluation.method", ("views", "neighbor")),
-    "evaluation.num_neighbors": ("evaluation.method", ("neighbor",)),
-    "evaluation.num_parts": ("evaluation.method", ("views",)),
-    "data.min_component_size": ("data.components", ("separate",)),
-    "model.t": ("model.aggr", ("softmax", "softmax_sg", "softmax_sum")),
-    "model.p": ("model.aggr", ("power", "power_sum", "powermean")),
-    "model.learn_p": ("model.aggr", ("power", "power_sum", "powermean")),
-    "model.y": ("model.aggr", ("softmax_sum", "power_sum")),
-    "model.learn_y": ("model.aggr", ("softmax_sum", "power_sum")),
-    "model.learn_msg_scale": ("model.msg_norm", (True,)),
-}
-
-
-def explain_idle_keys(config: Config) -> str | None:
-    """Name the keys that have been given a value and do nothing, and why; none if there are none."""
-    values, changed = {entry.name: entry.value for entry in keys.entries(config)}, changed_keys(config)
-    idle = [f"{name}={values[name]} with {other}={values[other]}" for name, (other, counts) in COUNTS_WHERE.items()
-            if name in changed and values[other] not in counts]
-    unused: set[str] = set()
-    if config.loader.name in ("neighbor", "graph"):
-        unused = {name for name in changed if name.startswith("partition.")} - {"partition.prefetch"}
-        if config.loader.name == "graph":
-            unused |= changed & {"loader.num_neighbors"}
-    elif config.loader.name == "cluster" and config.evaluation.method != "neighbor":
-        unused = changed & {"loader.num_neighbors", "loader.batch_size"}
-    idle += [f"{name}={values[name]} with loader.name={config.loader.name}" for name in sorted(unused)]
-    if config.partition.name == "whole" and config.partition.num_parts > 1:
-        idle.append(f"partition.num_parts={config.partition.num_parts} with partition.name=whole")
-    return f"without effect: {', '.join(idle)}" if idle else None
 
 
 def to_yaml(config: Config) -> str:

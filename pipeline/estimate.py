@@ -71,6 +71,29 @@ def check_model(config: Config, construct: Callable[[Sizes], torch.nn.Module]) -
                      f"{_holder(config)} has {format_bytes(available)}")
 
 
+def check_table(config: Config, num_nodes: int) -> None:
+    """Refuse a table of node features that the machine cannot hold: every rank has all of it.
+
+    Raises:
+        ValueError: names the key.
+    """
+    features = config.features
+    if features.name != "embedding":
+        return
+    # Its numbers, and the two moments of each; and what the first layer makes of a row.
+    table = num_nodes * (12 if features.optimizer == "sparse_adam" else 4)
+    on_gpu = _on_gpu(config) and features.device == "auto"
+    each = table + BYTES_PER_PARAMETER * config.model.hidden_channels
+    num_tables = 1 if on_gpu else config.parallel.num_ranks
+    needed, available = features.channels * each * num_tables, _available(config) if on_gpu else machine_memory()
+    if needed > available:
+        ranks = f" in each of {num_tables} ranks" if num_tables > 1 else ""
+        holder, mend = ("the GPU", ", or set features.device=cpu") if on_gpu else ("this machine", "")
+        raise ValueError(f"features.channels={features.channels}: a table of {num_nodes:,} nodes, with its optimizer"
+                         f"{ranks}, takes at least {format_bytes(needed)}, {holder} has {format_bytes(available)}: "
+                         f"lower it{mend}")
+
+
 def check_ranks(config: Config) -> None:
     """Refuse more ranks than the machine can hold.
 

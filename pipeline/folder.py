@@ -6,7 +6,7 @@ import os
 from collections.abc import Set
 from pathlib import Path
 
-from pipeline import config as configuration, keys
+from pipeline import config as configuration, effects, keys
 from pipeline.config import Config
 from pipeline.graph.components import Components
 from pipeline.run import files
@@ -50,16 +50,16 @@ def resolve(config: Config, folder: Path, *, named: Set[str] = frozenset(), cont
                              "directory")
     saved = configuration.load(folder / "config.yaml")
     if config.resume is not None:
-        given = (named | configuration.changed_keys(config)) - {"resume"}
+        given = (named | effects.changed_keys(config)) - {"resume"}
         if unknown := given - {entry.name for entry in keys.entries(saved)}:
             raise ValueError(f"{folder} was trained with data={saved.data.source} and model={saved.model.name}, which "
                              f"have no {', '.join(sorted(unknown))}")
         config = keys.replaced(saved, {entry.name: entry.value for entry in keys.entries(config)
                                        if entry.name in given})
-    free = configuration.keys_without_effect(saved) | {entry.name for entry in keys.entries(config)
+    free = effects.keys_without_effect(saved) | {entry.name for entry in keys.entries(config)
                                                        if entry.meaning.names_files}
     if config.resume_allow_rescale:
-        free |= configuration.RESCALED
+        free |= effects.RESCALED
     differing = {name: text for name, text in keys.differences(saved, config).items() if name not in free}
     if differing:
         hint = ". Another number of ranks draws other partitions: resume_allow_rescale=true allows it, with the " \

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pipeline import build, config as configuration, keys
+from pipeline import build, config as configuration, effects, keys
 from pipeline.config import Config, EvaluateConfig
+from pipeline.features import load_weights
 from pipeline.run import checkpoint, files
 from pipeline.run.log import format_score, format_table
 from pipeline.run.session import check_data, check_settings
@@ -58,7 +59,7 @@ def restore(options: EvaluateConfig) -> Restored:
         raise ValueError(f"{folder} holds a model for each component: evaluate one of "
                          f"{', '.join(sorted(str(path) for path in folder.glob('component_*')))}")
     state = checkpoint.load(folder / "checkpoints" / f"{options.checkpoint}.pt")
-    check_settings(folder, state, configuration.settings(config))
+    check_settings(folder, state, effects.settings(config))
     given = {key: getattr(options, key) for key in ("method", "num_views", "num_parts", "num_neighbors")
              if getattr(options, key) is not None}
     config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, **given))
@@ -71,12 +72,13 @@ def restore(options: EvaluateConfig) -> Restored:
     if pairs is not None:
         task.check_pairs(pairs)
     model = build.build_model(config, data, task).to(device)
-    model.load_state_dict(state["model"])
+    table = build.build_table(config, data, device)
+    load_weights(state["model"], model, table)
     if options.checkpoint == "best":
         round_, epoch = state["round"], state["epoch"]
     else:  # which holds the number of rounds that are complete
         round_, epoch = max(state["round"] - 1, 0), state["progress"]["epochs"]
-    rows = build.build_predictor(config, model, task, loader)(round_)
+    rows = build.build_predictor(config, model, task, loader, table=table)(round_)
     return Restored(config, data, task, model, epoch, rows, pairs)
 
 

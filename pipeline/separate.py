@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 from pipeline import build, folder as run_folder
 from pipeline.build import OpenGraph
 from pipeline.config import Config
+from pipeline.features import load_weights
 from pipeline.graph.subgraph import induced_subgraph
 from pipeline.inference import predict_exact
 from pipeline.run import checkpoint, files
@@ -68,14 +69,17 @@ def predict_part(config: Config, part: Data, folder: Path, device: torch.device)
     """Predict the nodes of a component by its best checkpoint.
 
     Returns:
-        Their logits, and what predicts a batch by the same model.
+        Their logits, and what predicts a batch of other nodes by the same model.
     """
     task, loader = build.build_task(config, part), build.build_loader(config, part, device)
     best = checkpoint.load(folder / "checkpoints" / "best.pt")
     model = build.build_model(config, part, task).to(device)
-    model.load_state_dict(best["model"])
-    logits = build.build_predictor(config, model, task, loader)(best["round"])
-    return logits, partial(task.predict, model)
+    table = build.build_table(config, part, device)
+    load_weights(best["model"], model, table)
+    logits = build.build_predictor(config, model, task, loader, table=table)(best["round"])
+    if table is None:
+        return logits, partial(task.predict, model)
+    return logits, lambda batch: task.predict(model, table.attach_mean(batch, device))
 
 
 def merge_summaries(summaries: dict[str, dict], scores: dict[str, float]) -> dict:

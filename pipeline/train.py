@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline import cli, config as configuration
+from pipeline import cli, config as configuration, effects
 from pipeline.run.errors import Stopped
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def main(cfg: DictConfig) -> float | None:
         if continues and (summary := run_folder.read_finished(config, folder)) is not None:
             log.info("%s has been trained already", folder)
             return summary["best_valid"]
-        if (ranks is None or ranks.is_first) and (idle := configuration.explain_idle_keys(config)):
+        if (ranks is None or ranks.is_first) and (idle := effects.explain_idle_keys(config)):
             log.info("%s", idle)
         # In a sweep, what runs this member alone.
         arguments = settings.overrides.task if settings.mode == RunMode.MULTIRUN else sys.argv[1:]

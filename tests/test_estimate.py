@@ -2,7 +2,7 @@ import pytest
 import torch
 from conftest import random_graph
 
-from pipeline import build, config as configuration, estimate, keys
+from pipeline import build, effects, estimate, keys
 from pipeline.run import memory
 
 
@@ -14,7 +14,7 @@ def test_parameters_are_counted_without_being_built(overrides, configure):
     def count(sizes):
         changed = keys.replaced(config, {f"model.{name}": size for name, size in sizes.items()})
         with torch.device("meta"):
-            model = build._construct(changed, in_channels=3, out_channels=2, edge_dim=5, num_categories=0)
+            model = build.construct(changed, in_channels=3, out_channels=2, edge_dim=5, num_categories=0)
         return sum(weight.numel() for weight in model.parameters())
 
     sizes = dict(num_layers=70, hidden_channels=130, num_mlp_layers=67)
@@ -63,9 +63,9 @@ def test_memory_is_that_of_the_control_group(tmp_path, monkeypatch):
 
 
 def test_keys_that_do_nothing_are_named(configure):
-    assert configuration.explain_idle_keys(configure()) is None
-    assert configuration.explain_idle_keys(configure("+experiment=ogbn_products")) is None
-    found = configuration.explain_idle_keys(configure("evaluation.num_views=3", "model.p=2", "partition=whole",
+    assert effects.explain_idle_keys(configure()) is None
+    assert effects.explain_idle_keys(configure("+experiment=ogbn_products")) is None
+    found = effects.explain_idle_keys(configure("evaluation.num_views=3", "model.p=2", "partition=whole",
                                                       "partition.num_parts=8"))
     assert found == ("without effect: evaluation.num_views=3 with evaluation.method=exact, model.p=2.0 with "
                      "model.aggr=softmax, partition.num_parts=8 with partition.name=whole")

@@ -143,13 +143,18 @@ def test_keywords_that_a_class_does_not_take(configure):
 
 
 def test_one_forward_over_too_many_edges_is_refused(configure, monkeypatch):
+    def try_model(*overrides: str) -> None:
+        config = configure(*overrides)
+        data = build.load(config.data, config.cache_dir)
+        build.try_model(config, data, build.build_task(config, data))
+
     monkeypatch.setattr(estimate, "machine_memory", lambda: 300_000)
     # Attention has a tensor of edges x channels.
     own = [*TOY[:5], "model=custom", "model.path=foreign_cases.Net"]
     with pytest.raises(ValueError, match="^evaluation=exact: one forward over 4,800 edges takes at least .* choose "
                                          "evaluation=views"):
-        build.try_model(configure(*own), build.load(configure(*own).data, configure(*own).cache_dir))
-    build.try_model(configure(*own, "evaluation=views"), build.load(configure(*own).data, configure(*own).cache_dir))
+        try_model(*own)
+    try_model(*own, "evaluation=views")
 
 
 @pytest.mark.parametrize("model", [

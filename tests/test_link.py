@@ -13,7 +13,7 @@ import torch
 from conftest import SHARED, link_graph, make_graph, needs_shared, write_csv
 from running import finish, rounds_of, shell, start, summary_of, train, wait_for_rounds
 
-from pipeline import build, config as configuration, restore
+from pipeline import build, config as configuration, effects, restore
 from pipeline.config import EvaluateConfig
 from pipeline.data.cache import load
 from pipeline.data.config import OGBLinkConfig
@@ -349,7 +349,7 @@ def test_a_split_in_one_file_is_read_too(ogb_toy, tmp_path):
 
 
 def test_idle_keys_are_named(configure):
-    idle = configuration.explain_idle_keys(configure("task.hide_pairs=true"))
+    idle = effects.explain_idle_keys(configure("task.hide_pairs=true"))
     assert "task.hide_pairs=True with task.name=node" in idle
 
 

@@ -139,14 +139,27 @@ def graph_of(**attributes) -> Data:
     ({"edge_attr": torch.rand(6, 2), "species": torch.arange(6) % 3}, {}, 0.0,
      "x: 2 features from the edges (data.node_features=sum) + 3 species, one-hot + 2 features of each edge"),
     ({}, {}, 0.5, "no node features: degree only + labels of training nodes (train.label_input=0.5)"),
-    ({}, {}, 0.0, "no node features: degree only. Better: give the file an x; train.label_input=0.5 shows training "
-                  "labels to the model; data.node_features=log_sum takes the degree's logarithm, standardised"),
+    ({}, {}, 0.0, "no node features: degree only. Better: give the file an x; features=embedding learns a table with a "
+                  "row for each node; train.label_input=0.5 shows training labels to the model; "
+                  "data.node_features=log_sum takes the degree's logarithm, standardised"),
     ({}, {"node_features": "log_sum"}, 0.0,
-     "no node features: degree only, its logarithm, standardised. Better: give the file an x; train.label_input=0.5 "
-     "shows training labels to the model")])
+     "no node features: degree only, its logarithm, standardised. Better: give the file an x; features=embedding "
+     "learns a table with a row for each node; train.label_input=0.5 shows training labels to the model")])
 def test_it_says_what_the_model_gets(attributes, options, label_input, text):
     config = FileConfig(path="graph.pt", **options)
     assert describe_inputs(prepare(graph_of(**attributes), config), config, label_input=label_input) == text
+
+
+@pytest.mark.parametrize("attributes, concat, text", [
+    ({}, False, "x: 7 learned features (features=embedding)"),
+    ({}, True, "x: 7 learned features (features=embedding) + degree only"),
+    ({"x": torch.rand(6, 4), "edge_attr": torch.rand(6, 2), "species": torch.arange(6) % 3}, True,
+     "x: 7 learned features (features=embedding) + 4 features from the file + 3 species, one-hot + 2 features of each "
+     "edge")])
+def test_it_says_what_the_model_learns(attributes, concat, text):
+    config = FileConfig(path="graph.pt")
+    data = prepare(graph_of(**attributes), config)
+    assert describe_inputs(data, config, label_input=0.0, num_learned=7, concat=concat) == text
 
 
 def test_slow_phases_are_announced_before_they_begin(configure, tmp_path, caplog, monkeypatch):

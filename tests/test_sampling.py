@@ -19,8 +19,9 @@ from scipy.stats import chi2, chi2_contingency, chisquare
 
 from models.edges import from_csc
 from pipeline import build, cli, folder
-from pipeline.config import EvaluateConfig, explain_idle_keys
+from pipeline.config import EvaluateConfig
 from pipeline.data.cache import load
+from pipeline.effects import explain_idle_keys
 from pipeline.folder import write_config
 from pipeline.graph.sampling import LIBRARY, NeighborSampler
 from pipeline.loaders.neighbor import NeighborLoader

@@ -111,11 +111,14 @@ def incident_sum(edge_index: EdgeIndex, edge_attr: Float[Tensor, "num_edges edge
     return total.float()
 
 
-def describe_inputs(data: Data, config: DataConfig, *, label_input: float) -> str:
+def describe_inputs(data: Data, config: DataConfig, *, label_input: float, num_learned: int = 0,
+                    concat: bool = False) -> str:
     """Say what a model gets to see of a prepared graph, and what else it could see where that is the degree alone.
 
     Args:
         label_input: fraction of the training labels that are inputs.
+        num_learned: columns of a table of learned node features; 0 without one.
+        concat: whether the model sees it beside the graph's own features, rather than in their place.
     """
     num_features, source = data.x.size(1) - data.num_categories, data.get("x_source")
     what = "categories" if "x_tables" in data else "features"
@@ -127,14 +130,18 @@ def describe_inputs(data: Data, config: DataConfig, *, label_input: float) -> st
                  "edges": f" from the edges (data.node_features={config.node_features})"}
         text = f"x: {num_features:,} {what}{where.get(source, '')}"
     more = [f"{data.num_categories} species, one-hot"] if data.num_categories else []
+    if num_learned:
+        own = [text.removeprefix("no node features: ").removeprefix("x: "), *more] if concat else []
+        text, more = f"x: {num_learned:,} learned features (features=embedding)", own
     if data.edge_attr is not None:
         what = "categories" if "edge_tables" in data else "features"
         more.append(f"{data.edge_attr.size(1)} {what} of each edge")
     if label_input:
         more.append(f"labels of training nodes (train.label_input={label_input:g})")
     text = " + ".join([text, *more])
-    if source == "degree" and not more:
-        better = ["give the file an x", "train.label_input=0.5 shows training labels to the model"]
+    if source == "degree" and not more and not num_learned:
+        better = ["give the file an x", "features=embedding learns a table with a row for each node",
+                  "train.label_input=0.5 shows training labels to the model"]
         if config.node_features == "sum":
             better.append("data.node_features=log_sum takes the degree's logarithm, standardised")
         text += f". Better: {'; '.join(better)}"

@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError,
               pickle.UnpicklingError, zipfile.BadZipFile)
 
+# Checkpoints of so many bytes are mapped into memory rather than read beside what they are copied to.
+LARGE = 1 << 26
+
 
 def digest(state: object) -> str:
     """Compute SHA-256 of a nested structure of dicts, lists, tensors and plain values: names and bytes, in order."""
@@ -163,7 +166,7 @@ def load_last(folder: Path) -> dict | None:
         if not files.is_there(path):
             continue
         try:
-            state = load(path)
+            state = load(path, mmap=path.stat().st_size >= LARGE)
         except DamagedFile as error:
             errors.append(str(error))
             continue

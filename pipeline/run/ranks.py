@@ -55,6 +55,15 @@ class Ranks:
             with _together():
                 dist.all_reduce(tensor, dist.ReduceOp.MAX)
 
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks, in their order; all have the same shape."""
+        if self.num_ranks == 1:
+            return [tensor]
+        everyones = [torch.empty_like(tensor) for _ in range(self.num_ranks)]
+        with _together():
+            dist.all_gather(everyones, tensor.contiguous())
+        return everyones
+
     def wait(self) -> None:
         """Go on when all ranks have come here."""
         self.sum_(torch.zeros(1))
@@ -85,10 +94,7 @@ class Ranks:
         """
         if self.num_ranks == 1:
             return
-        mine = torch.frombuffer(bytearray.fromhex(sha256), dtype=torch.int64)
-        everyones = [torch.empty_like(mine) for _ in range(self.num_ranks)]
-        with _together():
-            dist.all_gather(everyones, mine)
+        everyones = self.gather(torch.frombuffer(bytearray.fromhex(sha256), dtype=torch.int64))
         differing = [rank for rank, theirs in enumerate(everyones) if not torch.equal(theirs, everyones[0])]
         if differing:
             raise RankError(f"{what} of rank {', '.join(map(str, differing))} differ from those of rank 0: the ranks "

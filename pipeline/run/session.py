@@ -38,7 +38,8 @@ class Trainer(Protocol):
     """What a session and :func:`pipeline.loop.fit` need of a trainer.
 
     A round is what all ranks do together before an evaluation may happen, an epoch a pass over the data (summed over
-    the ranks). `progress` holds plain numbers, `state()` all that a resumed run needs, `weights()` what was learned.
+    the ranks). `progress` holds plain numbers, `state()` all that a resumed run needs, `weights()` what was learned,
+    and `fingerprint()` what ranks compare to see that all have learned the same.
     """
 
     metric: str
@@ -63,6 +64,7 @@ class Trainer(Protocol):
     def describe(self) -> dict[str, dict]: ...
     def round_numbers(self) -> dict[str, float]: ...
     def weights(self) -> dict: ...
+    def fingerprint(self) -> dict: ...
     def state(self) -> dict: ...
     def load(self, state: dict) -> None: ...
     def restart_round(self) -> None: ...
@@ -305,7 +307,7 @@ class Session:
 
     def _assert_same_weights(self, trainer: Trainer) -> None:
         if self.ranks.num_ranks > 1:
-            self.ranks.assert_equal(checkpoint.digest(trainer.weights()), "the weights")
+            self.ranks.assert_equal(checkpoint.digest(trainer.fingerprint()), "the weights")
 
     def _save(self, trainer: Trainer) -> None:
         if self.ranks.is_first:

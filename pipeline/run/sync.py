@@ -33,12 +33,17 @@ class GradientSync:
     Running statistics (of batch norms) become the mean over the ranks that had a batch, counters of batches that of
     one of them.
 
+    Args:
+        table: a parameter with sparse gradients, of which the ranks exchange the rows that they have: see
+            :func:`sum_rows`.
+
     Attributes:
         seconds: time spent in it so far, waiting for slower ranks included.
     """
 
-    def __init__(self, model: torch.nn.Module, ranks: Ranks, stop: StopRequest | None = None):
-        self._ranks, self._stop = ranks, stop or StopRequest()
+    def __init__(self, model: torch.nn.Module, ranks: Ranks, stop: StopRequest | None = None, *,
+                 table: torch.nn.Parameter | None = None):
+        self._ranks, self._stop, self._table = ranks, stop or StopRequest(), table
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._statistics = [b for b in model.buffers() if b.is_floating_point()]
         self._counters = [b for b in model.buffers() if not b.is_floating_point()]
@@ -70,7 +75,8 @@ class GradientSync:
         message = torch.zeros(4 + ranks.num_ranks, dtype=torch.float64, device=device)
         counters = [b.flatten().double() * (loss_sum is not None) for b in self._counters]
         if loss_sum is not None:
-            finite = (torch.nn.utils.get_total_norm(grads) + loss_sum.detach()).isfinite()
+            rows = [] if self._table is None else [self._table.grad._values()]
+            finite = (torch.nn.utils.get_total_norm([*grads, *rows]) + loss_sum.detach()).isfinite()
             message[:3] = torch.stack([loss_sum.detach().double(), count.double(), torch.ones_like(message[0])])
             message[4 + ranks.rank] = ~finite
         message[3] = stop
@@ -88,5 +94,37 @@ class GradientSync:
             b.copy_(part.view_as(b) / num_active)
         for b, part in zip(self._counters, counters, strict=True):
             b.copy_((part / num_active).round().view_as(b))
+        if self._table is not None:
+            self._table.grad = sum_rows(self._table, ranks)
         self.seconds += time.perf_counter() - start
         return Agreement(loss, num_labels, stops > 0, [rank for rank, flag in enumerate(broken) if flag])
+
+
+def sum_rows(table: Tensor, ranks: Ranks) -> Tensor:
+    """Sum the sparse gradients of all ranks: the same bits on each, at the cost of the rows that they touched.
+
+    Every rank gathers the row numbers and the rows of all, padded to the longest, and adds them up in the order of the
+    ranks.
+
+    Args:
+        table: [num_rows, channels], with a sparse gradient, or none on a rank without a batch.
+
+    Returns:
+        The sum, a coalesced sparse tensor with a row for each that any rank has touched.
+    """
+    grad = table.grad if table.grad is not None else torch.sparse_coo_tensor(
+        torch.empty(1, 0, dtype=torch.int64, device=table.device), table.new_empty(0, table.size(1)), table.shape,
+        check_invariants=False)
+    grad = grad.coalesce()
+    numbers, rows = grad.indices()[0], grad.values()
+    lengths = [int(length) for length in ranks.gather(torch.tensor([len(rows)], device=table.device))]
+    missing = max(lengths) - len(rows)
+    all_numbers = ranks.gather(torch.nn.functional.pad(numbers, (0, missing)))
+    all_rows = ranks.gather(torch.nn.functional.pad(rows, (0, 0, 0, missing)))
+
+    touched, places = torch.cat([part[:length] for part, length in zip(all_numbers, lengths, strict=True)]).unique(
+        return_inverse=True)
+    total = rows.new_zeros(len(touched), rows.size(1))
+    for place, part in zip(places.split(lengths), all_rows, strict=True):
+        total[place] += part[:len(place)]  # a rank has each row once
+    return torch.sparse_coo_tensor(touched.unsqueeze(0), total, table.shape, is_coalesced=True, check_invariants=False)

@@ -1,6 +1,7 @@
 """A step of a deep graph neural network: one batch, its loss, the ranks' gradients, the optimizer."""
 
 import contextlib
+import copy
 import dataclasses
 import math
 import time
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from pipeline.features import NodeTable, load_weights, weights_of
 from pipeline.graph.partition import Partition
 from pipeline.loaders.background import BackgroundRounds
 from pipeline.names import LOWER_IS_BETTER
@@ -88,13 +90,14 @@ class Task(Protocol):
 
     `loss` returns the loss of a batch, summed over what counts in it, and the number of that; `predict` the numbers of
     a batch's targets and a row for each; `scores` the metric of each split from the rows of all; `predictions` what is
-    saved of them; `check_pairs` refuses pairs of nodes that it could not predict.
+    saved of them, a row for each of `unit`; `check_pairs` refuses pairs of nodes that it could not predict.
     """
 
     metric: str
     in_channels: int
     out_channels: int
     num_rows: int
+    unit: str
 
     def loss(self, model: torch.nn.Module, batch: Data, rng: torch.Generator) -> tuple[Tensor, Tensor]: ...
     def predict(self, model: torch.nn.Module, batch: Data) -> tuple[Tensor, Tensor]: ...
@@ -134,6 +137,7 @@ class GNNTrainer:
         schedule: of this rank.
         predict_all: predicts every row after a round, given its number; empty on other ranks than the first where
             only the first can.
+        table: node features that are learned beside the model.
         precision: "fp32", "bf16" by autocast, or "fp16" by autocast with a scaled loss.
         clip_grad_norm: largest norm of the gradient; 0 for no clipping.
         seed: of dropout and of the labels that are inputs.
@@ -144,15 +148,16 @@ class GNNTrainer:
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, task: Task,
                  loader: Loader, schedule: Schedule, predict_all: Callable[[int], Tensor], *,
-                 device: torch.device, precision: str = "fp32", clip_grad_norm: float = 0.0, seed: int = 0,
-                 prefetch: int = 2, kernel: str = "", ranks: Ranks = Ranks(), stop: StopRequest | None = None):
+                 device: torch.device, table: NodeTable | None = None, precision: str = "fp32",
+                 clip_grad_norm: float = 0.0, seed: int = 0, prefetch: int = 2, kernel: str = "",
+                 ranks: Ranks = Ranks(), stop: StopRequest | None = None):
         self.model, self.optimizer, self.task, self.loader, self.schedule = model, optimizer, task, loader, schedule
-        self.device, self.kernel, self.metric = device, kernel, task.metric
+        self.table, self.device, self.kernel, self.metric = table, device, kernel, task.metric
         self.lower_is_better = task.metric in LOWER_IS_BETTER
         self.progress = Progress()
         self._predict_all, self._ranks, self._prefetch, self._seed = predict_all, ranks, prefetch, seed
         self._precision, self._clip_grad_norm = precision, clip_grad_norm
-        self._sync = GradientSync(model, ranks, stop)
+        self._sync = GradientSync(model, ranks, stop, table=None if table is None else table.weight)
         self._scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
         self._background: BackgroundRounds | None = None
         self._exit = contextlib.ExitStack()
@@ -181,7 +186,7 @@ class GNNTrainer:
 
     @property
     def num_parameters(self) -> int:
-        return sum(p.numel() for p in self.model.parameters())
+        return sum(value.numel() for value in (*self.model.parameters(), *([self.table.weight] if self.table else [])))
 
     @property
     def arithmetic(self) -> str:
@@ -220,11 +225,13 @@ class GNNTrainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad()
+        if self.table is not None:
+            self.table.zero_grad()
 
         # Forward and backward: the loss is a sum over labels, and so are its gradients.
         loss_sum = count = None
         if batch is not None:
-            batch = batch.to(self.device, non_blocking=True)
+            batch = self._on_device(batch, rng)
             with autocast(self.device, self._precision):
                 loss_sum, count = self.task.loss(self.model, batch, rng)
         # The scale is a number that all ranks have, also those without a batch.
@@ -235,10 +242,13 @@ class GNNTrainer:
         # Gradients of all ranks, divided by all their labels. Batches without a label have a gradient of zero, not NaN.
         agreed = self._sync(loss_sum, count)
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        rows = [] if self.table is None else [self.table.gradient()]
         torch._foreach_mul_(grads, 1 / max(agreed.count, 1))
+        for values in rows:  # perhaps on another device
+            values.mul_(1 / max(agreed.count, 1))
         if self._scaler.is_enabled():
             self._scaler.unscale_(self.optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_grad_norm or math.inf)
+        norm = self._clip(grads, rows)
         # Beyond what float16 holds: the scaler leaves the step out and halves the scale, of which some is left.
         is_overflow = self._scaler.is_enabled() and self._scaler.get_scale() > SMALLEST_SCALE
         if not math.isfinite(agreed.loss_sum) or not torch.isfinite(norm) and not is_overflow:
@@ -246,7 +256,23 @@ class GNNTrainer:
 
         self._scaler.step(self.optimizer)
         self._scaler.update()
+        if self.table is not None:
+            self.table.step(lr / self.schedule.lr)
         return agreed, norm if torch.isfinite(norm) else torch.tensor(progress.grad_norm)
+
+    def _on_device(self, batch: Data, rng: torch.Generator) -> Data:
+        if self.table is not None:
+            return self.table.attach(batch, self.device, rng)
+        return batch.to(self.device, non_blocking=True)
+
+    def _clip(self, grads: list[Tensor], rows: list[Tensor]) -> Tensor:
+        """Clip the gradients of the model and the rows of a table's together, by one norm of all; return it."""
+        norm = torch.nn.utils.get_total_norm([*grads, *rows])
+        max_norm = self._clip_grad_norm or math.inf
+        torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), max_norm, norm)
+        for values in rows:
+            values.mul_((max_norm / (norm.to(values.device) + 1e-6)).clamp(max=1))
+        return norm
 
     def evaluate(self) -> dict[str, float] | None:
         """Predict every row and compute the metric of each split, the same on all ranks; none if it is not due.
@@ -294,18 +320,25 @@ class GNNTrainer:
 
     def weights(self) -> dict[str, Tensor]:
         """Return what was learned."""
-        return self.model.state_dict()
+        return weights_of(self.model, self.table)
+
+    def fingerprint(self) -> dict:
+        """Return what :meth:`weights` are compared by between ranks: sums in place of a large table."""
+        return {**self.model.state_dict(), **({} if self.table is None else {"table": self.table.sums()})}
 
     def state(self) -> dict:
         """Return all that a resumed run needs to go on with the same bits."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
-                "progress": dataclasses.asdict(self.progress),
-                **({"scaler": self._scaler.state_dict()} if self._scaler.is_enabled() else {})}
+        return {"model": self.weights(), "optimizer": self.optimizer.state_dict(),
+                **({} if self.table is None else {"table_optimizer": self.table.state()}),
+                **({"scaler": self._scaler.state_dict()} if self._scaler.is_enabled() else {}),
+                "progress": dataclasses.asdict(self.progress)}
 
     def load(self, state: dict) -> None:
-        """Go on from what :meth:`state` returned."""
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        """Go on from a copy of what :meth:`state` returned, which may lie in a file that is mapped into memory."""
+        load_weights(state["model"], self.model, self.table)
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        if self.table is not None:
+            self.table.load(state["table_optimizer"])
         if self._scaler.is_enabled():
             self._scaler.load_state_dict(state["scaler"])
         self.progress = Progress(**state["progress"])

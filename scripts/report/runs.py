@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.config import keys_without_effect
+from pipeline.effects import keys_without_effect
 from pipeline.names import merit
 from pipeline.run import files
 from pipeline.run.log import read_records

@@ -1,0 +1,95 @@
+"""From a configuration to what predicts every row: exactly, by views, or from sampled neighbours."""
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from models.link_predictor import LinkModel
+from pipeline.config import Config
+from pipeline.features import NodeTable
+from pipeline.inference import largest_stack, predict_exact, predict_graphs, predict_views
+from pipeline.loaders.cluster import ClusterLoader
+from pipeline.loaders.graph import GraphLoader
+from pipeline.loaders.neighbor import NeighborLoader
+from pipeline.loaders.pairs import PairLoader
+from pipeline.run.ranks import Ranks
+from pipeline.run.stop import StopRequest
+from pipeline.tasks.link import LinkTask
+from pipeline.trainers.gnn import Loader, Task, autocast
+
+
+def build_predictor(config: Config, model: torch.nn.Module, task: Task, loader: Loader,
+                    ranks: Ranks = Ranks(), stop: StopRequest | None = None, *,
+                    table: NodeTable | None = None) -> Callable[[int], Tensor]:
+    """Build a function from the round to the predictions of every row, by the method of the configuration.
+
+    Where the test is predicted from a graph of its own, the predictions from it stand in columns behind the others.
+    """
+    def build_for(data: Data) -> Callable[[int], Tensor]:
+        return _build_predictor_of(data, config, model, task, loader, ranks, stop, table)
+
+    predict_all = build_for(loader.data)
+    test_data = task.test_data if isinstance(task, LinkTask) else None
+    if test_data is None:
+        return predict_all
+    predict_test = build_for(test_data)
+    return lambda round_: torch.cat([predict_all(round_), predict_test(round_)], dim=-1)
+
+
+def _build_predictor_of(data: Data, config: Config, model: torch.nn.Module, task: Task, loader: Loader, ranks: Ranks,
+                        stop: StopRequest | None, table: NodeTable | None) -> Callable[[int], Tensor]:
+    evaluation = config.evaluation
+    graphs, view_loader = (loader, None) if isinstance(loader, GraphLoader) else (
+        None, build_view_loader(config, loader, data))
+
+    @functools.cache
+    def whole_graph() -> Data:
+        # SAGEConv and GINConv of PyG 2.8 fail on an int32 EdgeIndex; a model that does not says so.
+        whole = copy.copy(data)
+        if not getattr(model, "takes_int32_edges", False):
+            whole.edge_index = whole.edge_index.long()
+        return whole
+
+    def predict(batch: Data) -> tuple[Tensor, Tensor]:
+        return task.predict(model, batch if table is None else table.attach(batch, loader.device))
+
+    def predict_all(round_: int) -> Tensor:
+        model.eval()
+        common: dict[str, Any] = dict(num_rows=task.num_rows, out_channels=_out_channels(model, task),
+                                      layers=largest_stack(model), ranks=ranks, stop=stop)
+        with autocast(loader.device, config.train.precision):
+            if graphs is not None:
+                return predict_graphs(predict, graphs, **common, prefetch=config.partition.prefetch)
+            if evaluation.method == "exact":
+                return predict_exact(predict, whole_graph(), **common, device=loader.device)
+            return predict_views(predict, view_loader, **common, num_views=evaluation.num_views,
+                                 num_parts=evaluation.num_parts, seed=config.seed, round_=round_,
+                                 prefetch=config.partition.prefetch)
+
+    return predict_all
+
+
+def _out_channels(model: torch.nn.Module, task: Task) -> int:
+    """Return the columns of a row: those of an embedding, where a model decodes it."""
+    return model.out_channels if isinstance(model, LinkModel) else task.out_channels
+
+
+def build_view_loader(config: Config, loader: Loader, data: Data) -> ClusterLoader | NeighborLoader:
+    """Build what makes the batches of views of a graph, clusters or every node with sampled neighbours.
+
+    Args:
+        loader: of the training batches; if it can make those of the views of its own graph, it does.
+    """
+    device = loader.device
+    if config.evaluation.method == "neighbor":
+        return NeighborLoader(data, config.evaluation.num_neighbors or config.loader.num_neighbors,
+                              batch_size=config.loader.batch_size, nodes=torch.arange(data.num_nodes),
+                              purpose="evaluation", seed=config.seed, device=device)
+    clusters = loader.clusters if isinstance(loader, PairLoader) else loader
+    return clusters if isinstance(clusters, ClusterLoader) and data is loader.data else ClusterLoader(data,
+                                                                                                      device=device)
