@@ -155,7 +155,7 @@ def _as_data(saved: dict, mask_column: int | None) -> Data:
     y = y.unsqueeze(1) if y.dim() == 1 else y
     metric = saved.get("metric", "rocauc" if y.size(1) > 1 or y.is_floating_point() else "acc")
     if not isinstance(metric, str) or metric not in METRICS:
-        raise ValueError(f"the metric is {metric!r}; choose {' or '.join(METRICS)}")
+        raise ValueError(f"the metric is {metric!r}; choose one of {', '.join(METRICS)}")
     num_nodes = _num_nodes(saved, tensors, y)
     if mask_column is not None and all(tensors[mask].dim() < 2 for mask in MASKS):
         raise ValueError(f"data.mask_column={mask_column}, but the masks have no columns: leave it out")
