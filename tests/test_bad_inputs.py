@@ -60,7 +60,8 @@ COMMANDS = [
     (TRAIN, "+train.lr=0.1", "+train.lr=0.1: train.lr is a key of every run; leave out the plus"),
     (TRAIN, "+data=digits", "+data=digits: data is part of every run; leave out the plus"),
     (TRAIN, "=1", "=1 names no key: write KEY=VALUE, see --help"),
-    (TRAIN, "data=null", "data=null is unknown; choose one of digits, file, ogb, ogb_link, synthetic_proteins"),
+    (TRAIN, "data=null", "data=null is unknown; choose one of digits, file, ogb, ogb_graph, ogb_link, "
+                         "synthetic_proteins"),
     (TRAIN, "TRAIN.LR=1", "TRAIN.LR is unknown; see --help"),
     (TRAIN, "train/lr=1", "train/lr is unknown; did you mean train.lr?"),
     (TRAIN, "train.lr 0.1", "train.lr is no key=value: write KEY=VALUE, see --help"),
@@ -363,8 +364,8 @@ GRAPHS = [
                                                                  "acc, not 2"),
     (ring(y=nodes(0.0, 1, 2, 0, 1, 2)), f": {CLASSES}"), (ring(y=torch.full((6, 2), 0.5)), f": {CLASSES}"),
     (ring(y=torch.full((6, 2), torch.nan)), ": y is NaN for every node of the train split: there is nothing to learn"),
-    (ring(metric="f1"), ": the metric is 'f1'; choose rocauc or acc"),
-    (ring(metric=["acc"]), ": the metric is ['acc']; choose rocauc or acc"),
+    (ring(metric="f1"), ": the metric is 'f1'; choose one of rocauc, ap, acc"),
+    (ring(metric=["acc"]), ": the metric is ['acc']; choose one of rocauc, ap, acc"),
     # Splits.
     (ring(train_mask=nodes(1.0, 1, 0, 0, 0, 0)), ": train_mask holds float32: save a mask of bool, or the numbers of "
                                                  "its nodes as integers"),
