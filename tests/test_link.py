@@ -18,6 +18,7 @@ from pipeline.config import EvaluateConfig
 from pipeline.data.cache import load
 from pipeline.data.config import OGBLinkConfig
 from pipeline.data.prepare import prepare
+from pipeline.metrics import link_metric
 from pipeline.names import PAIRS
 from pipeline.run import checkpoint
 from pipeline.run.launch import launch
@@ -201,7 +202,7 @@ def test_views_of_one_cluster_are_exact_and_the_official_metric_is_ours(configur
 
 
 def test_validation_edges_are_seen_by_the_test_alone(configure_links):
-    plain, seeing = (configure_links(f"task.valid_edges={value}") for value in ("false", "true"))
+    plain, seeing = (configure_links(f"task.valid_edges={value}", "task.metric=mrr") for value in ("false", "true"))
     data = build.open_graph(plain).data
     rows, scores = {}, {}
     for name, config in (("plain", plain), ("seeing", seeing)):
@@ -213,12 +214,14 @@ def test_validation_edges_are_seen_by_the_test_alone(configure_links):
         if name == "seeing":
             expected = {frozenset(p) for p in [*data.train_pairs.tolist(), *data.valid_pairs.tolist()]}
             assert {frozenset(e) for e in task.test_data.edge_index.as_tensor().t().tolist()} == expected
+            logits = [model.decode(rows[name][:, 8:], data[key]).detach() for key in ("test_pairs", "test_negatives")]
+            assert scores[name]["test"] == link_metric("mrr", *logits)
             swapped = task.scores(model, torch.cat([rows[name][:, :8], rows["plain"]], dim=1))
     assert torch.equal(rows["seeing"][:, :8], rows["plain"]) and rows["seeing"].shape == (60, 16)
     changed = (rows["seeing"][:, 8:] != rows["plain"]).any(1)
     assert bool(changed[data.valid_pairs].all())
     assert all(scores["seeing"][split] == scores["plain"][split] for split in ("train", "valid"))
-    assert swapped == scores["plain"]
+    assert swapped == scores["plain"] and scores["seeing"]["test"] != scores["plain"]["test"]
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def main() -> None:
     depth.add_argument("--models", nargs="+", default=[""], help="parts of their names; all if not given")
     add(bench_inference, "exact inference on a whole graph of ogbn-products' size", PRODUCTS, layers=14, channels=128)
     links = add(bench_links, "Hits@50 of the ogbl-collab recipe, beside common neighbours and PyG's modules", {},
-                epochs=5, num_parts=1, pairs_per_step=4096, seeds=3)
+                epochs=1, num_parts=64, pairs_per_step=4096, seeds=3)
     links.add_argument("--folder", required=True, help="of a link dataset in OGB's raw layout")
     links.add_argument("--cache-dir", default=".cache", help=".cache if not given")
     add(bench_ranks, "training steps of several ranks of one thread beside those of one rank; the share of "
