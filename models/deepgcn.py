@@ -115,9 +115,6 @@ class DeeperGCN(torch.nn.Module):
         self.fold_edge_encoder = fold_edge_encoder
         self.kernel = kernel
 
-        if not encode_x and self.num_columns != hidden_channels:
-            raise ValueError(f"encode_x=false needs as many columns of x as hidden_channels={hidden_channels}, not "
-                             f"{self.num_columns}")
         self.category_encoder, self.node_encoder = create_node_encoders(
             in_channels, num_categories, hidden_channels, node_tables) if encode_x else (None, None)
         if edge_dim and edge_tables is not None:

@@ -39,6 +39,10 @@ def check_options(options: dict) -> None:
             raise ValueError(f"{name} must be true or false, not {value!r}")
     if options.get("virtual_node", "none") != "none" and options["block"] == "dense":
         raise ValueError(f"virtual_node={options['virtual_node']} needs layers of one width: not block=dense")
+    columns = options["in_channels"] + options["num_categories"]
+    if not options.get("encode_x", True) and columns != options["hidden_channels"]:
+        raise ValueError("encode_x=false needs as many columns of x as "
+                         f"hidden_channels={options['hidden_channels']}, not {columns}")
     if not 0 <= options["dropout"] < 1:
         raise ValueError(f"dropout must be in [0, 1), not {options['dropout']}")
     if options.get("tolerance", 1) <= 0:

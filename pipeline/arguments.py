@@ -211,13 +211,14 @@ def _check_key(override: Override, groups: dict[str, list[str]], keys: list[str]
 def _suggest(name: str, names: list[str]) -> str:
     leaf = name.rpartition(".")[2]
 
-    def likeness(known: str) -> float:
-        # "lr" is short for train.lr; of "trian.lr" the whole counts as well.
-        return max(difflib.SequenceMatcher(None, name, known).ratio(),
-                   difflib.SequenceMatcher(None, leaf, known.rpartition(".")[2]).ratio())
+    def likeness(known: str) -> tuple[float, float]:
+        # "lr" is short for train.lr and for features.lr; of "trian.lr" the whole tells them apart.
+        whole = difflib.SequenceMatcher(None, name, known).ratio()
+        end = difflib.SequenceMatcher(None, leaf, known.rpartition(".")[2]).ratio()
+        return max(whole, end), whole if leaf != name else 0
 
     best = max(likeness(known) for known in names)
-    near = [known for known in names if likeness(known) == best] if best > 0.7 else []
+    near = [known for known in names if likeness(known) == best] if best[0] > 0.7 else []
     return f"; did you mean {' or '.join(near)}?" if near else "; see --help"
 
 

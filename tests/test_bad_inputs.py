@@ -35,7 +35,7 @@ COMMANDS = [
     # Names that do not exist.
     (TRAIN, "train.lrr=1", "train.lrr is unknown; did you mean train.lr?"),
     (TRAIN, "trian.lr=1", "trian.lr is unknown; did you mean train.lr?"),
-    (TRAIN, "lr=1", "lr is unknown; did you mean train.lr?"),
+    (TRAIN, "lr=1", "lr is unknown; did you mean features.lr or train.lr?"),
     (TRAIN, "layers=3", "layers is unknown; did you mean model.num_layers?"),
     (TRAIN, "partion=metis", "partion is unknown; did you mean partition?"),
     (TRAIN, "partition=metsi", "partition=metsi is unknown; choose one of metis, metis_random, random, whole; did you "
@@ -286,7 +286,7 @@ def nodes(*numbers: float, dtype=None) -> torch.Tensor:
 
 TEN = ring()["train_mask"].unsqueeze(1).expand(6, 10).contiguous()
 CLASSES = ("y must hold 0, 1 or NaN for the metric rocauc; for classes save whole numbers in one column, with "
-           'metric="acc"')
+           'metric="acc", and for real values any with metric="rmse" or "mae"')
 NO_DATA = "graph.pt is no saved torch_geometric Data: it {}; save one with torch.save"
 GAPS = "but only {0} different ones: number them from 0 without gaps, as torch.unique({1}, return_inverse=True)[1] does"
 IN_A_COLUMN = " in float32, which ends at 3.4e38: row 0, column 0 holds 1e+300"
@@ -364,8 +364,8 @@ GRAPHS = [
                                                                  "acc, not 2"),
     (ring(y=nodes(0.0, 1, 2, 0, 1, 2)), f": {CLASSES}"), (ring(y=torch.full((6, 2), 0.5)), f": {CLASSES}"),
     (ring(y=torch.full((6, 2), torch.nan)), ": y is NaN for every node of the train split: there is nothing to learn"),
-    (ring(metric="f1"), ": the metric is 'f1'; choose one of rocauc, ap, acc"),
-    (ring(metric=["acc"]), ": the metric is ['acc']; choose one of rocauc, ap, acc"),
+    (ring(metric="f1"), ": the metric is 'f1'; choose one of rocauc, ap, micro_f1, acc, mae, rmse"),
+    (ring(metric=["acc"]), ": the metric is ['acc']; choose one of rocauc, ap, micro_f1, acc, mae, rmse"),
     # Splits.
     (ring(train_mask=nodes(1.0, 1, 0, 0, 0, 0)), ": train_mask holds float32: save a mask of bool, or the numbers of "
                                                  "its nodes as integers"),

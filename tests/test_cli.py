@@ -53,7 +53,8 @@ def test_options_of_the_model_are_those_of_its_constructor(name, model):
     options = {name: p.default for name, p in parameters.items() if p.kind == p.KEYWORD_ONLY}
     assert {name: options[name] for name in schema.keys() - {"name", "num_layers", "hidden_channels"}} == {
         name: value for name, value in schema.items() if name in options}
-    assert options.keys() - schema.keys() == {"edge_dim", "num_categories", "kernel"} | (
+    assert options.keys() - schema.keys() == {
+        "edge_dim", "num_categories", "node_tables", "edge_tables", "pool", "kernel"} | (
         {"fold_edge_encoder"} if name == "deepergcn" else set())
 
 

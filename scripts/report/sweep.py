@@ -57,7 +57,8 @@ def _counted(runs: list[Run], left_out: list[str]) -> tuple[list[Run], list[str]
 def mean_and_std(values: list[float]) -> str:
     """Mean and unbiased standard deviation (divided by n - 1), which one value has not."""
     mean = format_score(statistics.fmean(values))
-    return f"{mean} ± {format_score(statistics.stdev(values))}" if len(values) > 1 else mean
+    decimals = len(mean.partition(".")[2])
+    return f"{mean} ± {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else mean
 
 
 def _seeds(runs: list[Run]) -> list[str]:
