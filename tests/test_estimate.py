@@ -7,7 +7,8 @@ from pipeline.run import memory
 
 
 @pytest.mark.parametrize("overrides", [["model.block=dense"], ["model.norm=batch", "model.msg_norm=true"], [],
-                                       ["model=revgnn", "model.num_groups=5", "model.hidden_channels=130"]])
+                                       pytest.param(["model=revgnn", "model.num_groups=5", "model.hidden_channels=130"],
+                                                    marks=pytest.mark.slow)])
 def test_parameters_are_counted_without_being_built(overrides, configure):
     config = configure(*overrides)
 

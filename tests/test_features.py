@@ -177,6 +177,7 @@ def test_the_norm_that_is_clipped_is_that_of_model_and_table(configure, monkeypa
         assert trainer.table.optimizer.param_groups[0]["lr"] == pytest.approx(0.5 / 10)
 
 
+@pytest.mark.slow
 def test_killed_processes_lose_nothing(configure, tmp_path):
     overrides, folder = [*TABLE, "train.epochs=40", "train.eval_every=2"], tmp_path / "killed"
     expected = train(configure(*overrides), tmp_path / "whole")
