@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 from models import custom
 from models.aggregate import backend
 from pipeline import arguments, estimate, keys
-from pipeline.build_model import build_model, construct, describe_foreign, naming_keys, try_model
+from pipeline.build_model import build_model, construct, describe_foreign, learned_channels, naming_keys, try_model
 from pipeline.build_predictor import build_predictor
 from pipeline.config import FOREIGN, Config
 from pipeline.data.cache import load, pack, path_of, unpack
@@ -174,11 +174,12 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
     """
     check(config)
     data = load(config.data, config.cache_dir, content_hash=content_hash)
-    if config.model.name in FOREIGN:
-        try_model(config, data, build_task(config, data))
     checked = content_hash is not None
     if config.task.name != "link":
         check_metric(config.task.metric, data.metric)
+    if config.model.name in FOREIGN:
+        visible = _visible(config, data)
+        try_model(config, visible, build_task(config, visible))
     if checked and config.data.components == "all":
         data = _visible(config, data)
         return OpenGraph(data, None, [(None, data)])
@@ -193,9 +194,8 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
         if data.num_edges >= MANY_EDGES:
             log.info("graph: looking for odd edges and connected components among %s edges", f"{data.num_edges:,}")
         log.info("graph: %s", inspect(data.edge_index))
-        num_learned = config.features.channels if FEATURES[config.features.name] else 0
         log.info("%s", describe_inputs(data, config.data, label_input=config.train.label_input,
-                                       num_learned=num_learned, concat=config.features.concat))
+                                       num_learned=learned_channels(config), concat=config.features.concat))
 
     def keep(part: str, build: Callable[[], dict]) -> dict:
         if "content_hash" not in data:

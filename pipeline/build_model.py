@@ -35,7 +35,7 @@ def build_model(config: Config, data: Data, task: Task) -> torch.nn.Module:
 
 def _sizes(config: Config, data: Data, task: Task) -> dict[str, Any]:
     """Collect what a model's constructor takes that depends on the data."""
-    sizes = {"in_channels": task.in_channels + _learned_channels(config), "out_channels": task.out_channels,
+    sizes = {"in_channels": task.in_channels + learned_channels(config), "out_channels": task.out_channels,
              "edge_dim": None if data.edge_attr is None else data.edge_attr.size(1),
              "num_categories": data.num_categories}
     if config.task.name == "graph":
@@ -44,7 +44,8 @@ def _sizes(config: Config, data: Data, task: Task) -> dict[str, Any]:
     return sizes
 
 
-def _learned_channels(config: Config) -> int:
+def learned_channels(config: Config) -> int:
+    """Return the columns that a learned table gives a model beside those of the data; 0 without one."""
     return config.features.channels if config.features.name == "embedding" else 0
 
 
@@ -64,7 +65,7 @@ def try_model(config: Config, data: Data, task: Task) -> None:
 def _try(config: Config, model: torch.nn.Module, data: Data, task: Task) -> Tried:
     with naming_keys(config):
         return try_forward(model, str(model.title), out_channels=task.out_channels,
-                           num_columns=task.in_channels + _learned_channels(config) + data.num_categories,
+                           num_columns=task.in_channels + learned_channels(config) + data.num_categories,
                            edge_dim=None if data.edge_attr is None else data.edge_attr.size(1))
 
 
