@@ -14,6 +14,7 @@ from .blocks import BLOCKS, NORMS, recompute
 from .conv import GENConv
 from .encoders import create_edge_encoder, create_node_encoders, encode_nodes, fold, prepare_edges
 from .heads import pool_graphs
+from .nearest import dilated_neighbors
 from .options import check_inputs, check_options
 from .plain import is_plain
 from .tables import TableEncoder
@@ -30,6 +31,10 @@ class DeeperGCN(torch.nn.Module):
     between the two, so `forward` folds them into a single map from `edge_dim` to `hidden_channels` for each layer:
     same parameters and same function, but no encoded tensor of edges x channels shared by the layers. Categories of
     edges (`edge_tables`) have tables in each layer and no shared map; the aggregation reads their one-hot columns.
+
+    With `knn` each layer convolves over the nodes that lie nearest to each node in the space of the layer's input,
+    found anew in each step, instead of the given edges: the dynamic, dilated graphs of "DeepGCNs: Can GCNs Go as Deep
+    as CNNs?" (https://arxiv.org/abs/1904.03751). See :func:`models.nearest.dilated_neighbors`.
 
     With `pool` the nodes of each graph become one row in front of the head, and ``res+`` has no relu after its last
     norm, as DeepGCN's models of whole graphs.
@@ -57,6 +62,10 @@ class DeeperGCN(torch.nn.Module):
         msg_norm: whether each layer scales its aggregated messages to the norm of the node's own features.
         learn_msg_scale: whether each layer learns the factor of `msg_norm`.
         norm: norm between the layers and in their MLPs: "layer" or "batch".
+        knn: number of nearest nodes that each layer links to a node, in place of the given edges, which then must
+            have no features; 0 for the given edges.
+        knn_dilation: layer l, from 1, takes every l-th of the nearest, but no more than every `knn_dilation`-th.
+        knn_epsilon: probability, of each node in training, that random ones of its dilated neighbourhood are taken.
         num_mlp_layers: number of linear layers in each convolution's MLP; beyond one, hidden ones have
             `2 * hidden_channels` channels.
         virtual_node: what a virtual node, which all nodes read, reads of each graph's nodes: their sum ("add"), their
@@ -99,6 +108,9 @@ class DeeperGCN(torch.nn.Module):
         msg_norm: bool = False,
         learn_msg_scale: bool = False,
         norm: str = "layer",
+        knn: int = 0,
+        knn_dilation: int = 1,
+        knn_epsilon: float = 0.0,
         num_mlp_layers: int = 2,
         virtual_node: str = "none",
         dropout: float = 0.1,
@@ -114,16 +126,12 @@ class DeeperGCN(torch.nn.Module):
         self.gradient_checkpointing = gradient_checkpointing
         self.fold_edge_encoder = fold_edge_encoder
         self.kernel = kernel
+        self.knn, self.knn_dilation, self.knn_epsilon = knn, knn_dilation, knn_epsilon
 
         self.category_encoder, self.node_encoder = create_node_encoders(
             in_channels, num_categories, hidden_channels, node_tables) if encode_x else (None, None)
-        if edge_dim and edge_tables is not None:
-            self.edge_lins = torch.nn.ModuleList(
-                create_edge_encoder(edge_dim, hidden_channels, edge_tables) for _ in range(num_layers))
-        elif edge_dim:
-            self.edge_encoder = torch.nn.Linear(edge_dim, hidden_channels)
-            self.edge_lins = torch.nn.ModuleList(
-                torch.nn.Linear(hidden_channels, hidden_channels) for _ in range(num_layers))
+        if edge_dim:
+            self._create_edge_encoders(edge_dim, hidden_channels, num_layers, edge_tables)
 
         # In a dense block layer l reads the encoder's output and that of the l layers before it.
         growth = hidden_channels if block == "dense" else 0
@@ -137,6 +145,13 @@ class DeeperGCN(torch.nn.Module):
             hidden_channels, num_layers - 1, pool=virtual_node, norm=norm, dropout=dropout)
         self.head = torch.nn.Linear(hidden_channels + num_layers * growth, out_channels)
 
+    def _create_edge_encoders(self, edge_dim: int, channels: int, num_layers: int, tables: list[int] | None) -> None:
+        if tables is None:
+            self.edge_encoder = torch.nn.Linear(edge_dim, channels)
+        self.edge_lins = torch.nn.ModuleList(
+            torch.nn.Linear(channels, channels) if tables is None else create_edge_encoder(edge_dim, channels, tables)
+            for _ in range(num_layers))
+
     def forward(
         self,
         x: Num[Tensor, "num_nodes in_channels_and_categories"],
@@ -148,7 +163,7 @@ class DeeperGCN(torch.nn.Module):
 
         Args:
             x: [num_nodes, in_channels + num_categories]
-            edge_index: [2, num_edges], a tensor or an ``EdgeIndex``.
+            edge_index: [2, num_edges], a tensor or an ``EdgeIndex``; not looked at with `knn`.
             edge_attr: [num_edges, edge_dim] or none.
             ptr: where each graph's nodes begin [num_graphs + 1], for the virtual nodes and `pool`; none: one graph.
 
@@ -194,6 +209,10 @@ class DeeperGCN(torch.nn.Module):
 
     def _apply_layer(self, layer: int, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None,
                      state: Tensor | None = None, ptr: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        if self.knn:
+            edge_index = dilated_neighbors(h, self.knn, dilation=min(layer + 1, self.knn_dilation), ptr=ptr,
+                                           epsilon=self.knn_epsilon if self.training else 0.0)
+
         def convolve(h: Tensor) -> Tensor:
             nonlocal state
             if self.virtual is not None and layer and state is not None:

@@ -11,11 +11,11 @@ from .heads import POOLS
 from .virtual import VIRTUAL_NODES
 
 _LEAST = {"in_channels": 1, "hidden_channels": 1, "out_channels": 1, "num_layers": 1, "num_mlp_layers": 1,
-          "edge_dim": 0, "num_categories": 0, "num_groups": 2}
+          "edge_dim": 0, "num_categories": 0, "num_groups": 2, "knn": 0, "knn_dilation": 1}
 _CHOICES = {"block": tuple(BLOCKS), "aggr": AGGREGATIONS, "norm": tuple(NORMS), "kernel": KERNELS,
             "virtual_node": VIRTUAL_NODES, "pool": POOLS}
 _TABLES = {"node_tables": "in_channels", "edge_tables": "edge_dim"}
-_NUMBERS = ("t", "p", "y", "dropout", "tolerance")
+_NUMBERS = ("t", "p", "y", "dropout", "tolerance", "knn_epsilon")
 
 
 def check_options(options: dict) -> None:
@@ -45,6 +45,11 @@ def check_options(options: dict) -> None:
                          f"hidden_channels={options['hidden_channels']}, not {columns}")
     if not 0 <= options["dropout"] < 1:
         raise ValueError(f"dropout must be in [0, 1), not {options['dropout']}")
+    if options.get("knn") and options["edge_dim"]:
+        raise ValueError(f"knn={options['knn']} links nodes by edges of its own, without the edge_dim="
+                         f"{options['edge_dim']} features of the given ones: leave one of them out")
+    if not 0 <= options.get("knn_epsilon", 0) <= 1:
+        raise ValueError(f"knn_epsilon must be in [0, 1], not {options['knn_epsilon']}")
     if options.get("tolerance", 1) <= 0:
         raise ValueError(f"tolerance must be more than 0, not {options['tolerance']}")
     if options["p"] == 0:

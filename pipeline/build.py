@@ -100,7 +100,7 @@ def check(config: Config) -> None:
     estimate.check_model(config, lambda sizes: construct(
         keys.replaced(config, {f"model.{name}": size for name, size in sizes.items()}),
         in_channels=1 if getattr(config.model, "encode_x", True) else sizes["hidden_channels"], out_channels=1,
-        edge_dim=1, num_categories=0))
+        edge_dim=None if getattr(config.model, "knn", 0) else 1, num_categories=0))
 
 
 def check_metric(chosen: str | None, metric: str) -> None:
@@ -115,6 +115,19 @@ def check_metric(chosen: str | None, metric: str) -> None:
     if chosen is not None and kind_of(chosen) != kind_of(metric):
         raise ValueError(f"task.metric={chosen} is of {kind_of(chosen)}, the dataset ({metric}) has {kind_of(metric)}: "
                          f"choose one of {', '.join(KINDS[kind_of(metric)])}")
+
+
+def check_edge_features(config: Config, data: Data) -> None:
+    """Refuse edge features where the model links nodes by edges of its own.
+
+    Raises:
+        ValueError: names the key.
+    """
+    knn = getattr(config.model, "knn", 0)
+    if knn and data.edge_attr is not None:
+        raise ValueError(f"model.knn={knn} links nodes by edges of its own, and the {data.edge_attr.size(1)} features "
+                         f"of the edges of {config.data.origin()} would be lost: leave model.knn out, or save the "
+                         "graph without edge_attr")
 
 
 def _check_link(config: Config) -> None:
@@ -177,6 +190,7 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
     checked = content_hash is not None
     if config.task.name != "link":
         check_metric(config.task.metric, data.metric)
+    check_edge_features(config, data)
     if config.model.name in FOREIGN:
         visible = _visible(config, data)
         try_model(config, visible, build_task(config, visible))
@@ -337,6 +351,8 @@ def build_trainer(config: Config, data: Data, device: torch.device, *, ranks: Ra
     log.info("model: %s, %s parameters, on %s", title, f"{trainer.num_parameters:,}", device)
     if config.model.name in FOREIGN:
         log.info("%s", describe_foreign(config, model, data))
+    if knn := getattr(config.model, "knn", 0):
+        log.info("the graph's edges are not used: model.knn=%d compares all pairs of a batch's nodes", knn)
     if table is not None:
         log.info("table: %s, scaled and warmed up as the model's%s", table,
                  "; train.weight_decay is that of the model alone" if train.weight_decay else "")

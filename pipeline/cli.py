@@ -65,11 +65,22 @@ def explain(error: Exception) -> str:
     if is_out_of_memory(error):
         return "out of memory: raise partition.num_parts, or lower model.hidden_channels or parallel.num_ranks " \
                f"({str(error).splitlines()[0] if str(error) else type(error).__name__})"
-    if found := re.search(r"Could not override '(data\.\w+)'", str(error)):
-        owners = [source for source, schema in DATA_SCHEMAS.items()
-                  if found[1] in {entry.name for entry in keys.entries(schema(), "data.")}]
-        return f"{found[1]} is a key of {' and '.join(f'data={source}' for source in owners)} alone"
+    if found := re.search(r"Could not override '((data|model)\.\w+)'", str(error)):
+        return f"{found[1]} is a key of {_owners(found[1])} alone"
+    if found := re.search(r"(?s)In 'experiment/(\w+)'.*Key '(\w+)' not in '(\w+)'", str(error)):
+        # An experiment is composed last: its keys meet the group that the command line chose.
+        group = "data" if found[3] in {schema.__name__ for schema in DATA_SCHEMAS.values()} else "model"
+        return (f"+experiment={found[1]} sets {group}.{found[2]}, a key of {_owners(f'{group}.{found[2]}')} alone: for "
+                f"another {group}, give its other keys by hand, as conf/experiment/{found[1]}.yaml has them")
     return arguments.explain(error) or one_line(error)
+
+
+def _owners(key: str) -> str:
+    """Name the members of a group that have a key."""
+    group = key.partition(".")[0]
+    schemas = {"data": DATA_SCHEMAS, "model": configuration.MODEL_SCHEMAS}[group]
+    return " and ".join(f"{group}={name}" for name, schema in schemas.items()
+                        if key in {entry.name for entry in keys.entries(schema(), f"{group}.")})
 
 
 def is_readable(error: Exception) -> bool:

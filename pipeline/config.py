@@ -298,6 +298,10 @@ def check(config: Config) -> None:
         raise ValueError(f"parallel=single is one rank, not parallel.num_ranks={config.parallel.num_ranks}")
     _check_graphs(config)
     _check_features(config)
+    knn = getattr(config.model, "knn", 0)
+    if knn and "neighbor" in (config.loader.name, config.evaluation.method):
+        raise ValueError(f"model.knn={knn} finds neighbours by features, not along edges: set loader=cluster, and "
+                         "evaluation=exact or evaluation=views")
     if config.loader.name == "neighbor":
         _check_num_neighbors("loader", config.loader.num_neighbors, config.model.num_layers)
     if config.evaluation.method == "neighbor":

@@ -55,6 +55,10 @@ COMMANDS = [
     (TRAIN, "-m partition=metis,radnom", "partition=radnom is unknown; choose one of metis, metis_random, random, "
                                          "whole; did you mean random?"),
     (TRAIN, "data.path=graph.pt", "data.path is a key of data=file alone"),
+    (TRAIN, "model=revgnn model.virtual_node=add", "model.virtual_node is a key of model=deepergcn alone"),
+    (TRAIN, "+experiment=ogbg_molhiv model=revgnn",
+     "+experiment=ogbg_molhiv sets model.block, a key of model=deepergcn alone: for another model, give its other keys "
+     "by hand, as conf/experiment/ogbg_molhiv.yaml has them"),
     (TRAIN, "digits", "digits is no key=value; did you mean data=digits or +experiment=digits?"),
     (TRAIN, "runs/first", "runs/first is no key=value: write KEY=VALUE, see --help"),
     (TRAIN, "+train.lr=0.1", "+train.lr=0.1: train.lr is a key of every run; leave out the plus"),
