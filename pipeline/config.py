@@ -317,7 +317,7 @@ def _check_graphs(config: Config) -> None:
     if not all(whole.values()):
         given = f"data={config.data.source}, task={config.task.name} and loader={config.loader.name}"
         raise ValueError(f"{given} do not fit each other: labels of whole graphs need task=graph, loader=graph and a "
-                         "dataset of many graphs (data=ogb_graph), labels of nodes none of these")
+                         "dataset of many graphs (data=ogb_graph, graph_files or smiles), labels of nodes none of them")
     if config.partition.name.startswith("metis"):
         raise ValueError(f"partition={config.partition.name}: whole graphs are not cut; leave it out")
     if config.evaluation.method != "exact":

@@ -211,7 +211,8 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
     folder = folder.with_name(graphs) if graphs else folder
     if "+experiment=ogbl_collab" in arguments:
         folder = folder.with_name("ogbl-collab")
-    arguments = [re.sub(r"^data\.folder=.*", f"data.folder={folder}", argument) for argument in arguments]
+    if "data=graph_files" not in arguments:  # which the page itself writes
+        arguments = [re.sub(r"^data\.folder=.*", f"data.folder={folder}", argument) for argument in arguments]
     arguments = [re.sub(r"^parallel\.num_ranks=.*", "parallel.num_ranks=2", argument) for argument in arguments]
     if module == "scripts.bench":
         if arguments[0] not in SMALL_BENCH:

@@ -1,5 +1,6 @@
 """The keys of every dataset; see :mod:`pipeline.config` for how they are collected."""
 
+import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +129,17 @@ class OGBConfig(DataConfig):
                          f"+experiment={self.name.replace('-', '_')}` on a machine with a network, or set data.folder")
 
 
+def check_whole_graphs(config: DataConfig) -> None:
+    """Refuse what would change the nodes and edges of many graphs.
+
+    Raises:
+        ValueError: names the key.
+    """
+    for name, usual in (("components", "all"), ("to_undirected", False), ("add_self_loops", False)):
+        if (value := getattr(config, name)) != usual:
+            raise ValueError(f"data.{name}={value}: many graphs are taken as they are; leave it out")
+
+
 @dataclass
 class OGBGraphConfig(OGBConfig):
     """A graph dataset of the Open Graph Benchmark, or any folder in its raw CSV layout."""
@@ -138,9 +150,7 @@ class OGBGraphConfig(OGBConfig):
     name: str = key("ogbg-molhiv", "of the dataset", choices=OGB_GRAPH_NAMES, shapes_graph=True)
 
     def check(self) -> None:
-        for name, usual in (("components", "all"), ("to_undirected", False), ("add_self_loops", False)):
-            if (value := getattr(self, name)) != usual:
-                raise ValueError(f"data.{name}={value}: many graphs are taken as they are; leave it out")
+        check_whole_graphs(self)
         super().check()
 
 
@@ -182,6 +192,70 @@ class FileConfig(DataConfig):
         raise ValueError(f"data.path={self.path} {problem}")
 
 
+@dataclass
+class ManyGraphsConfig(DataConfig):
+    """Many graphs of the user's own, read by several processes."""
+
+    whole_graphs: ClassVar[bool] = True
+    metric: str | None = key(None, "of the labels; none: rocauc for 0, 1 and NaN, acc for other whole numbers in one "
+                             "column, else rmse", shapes_graph=True)
+    train_fraction: float = key(0.8, "fraction of the graphs for training, where the dataset has no splits",
+                                shapes_graph=True)
+    valid_fraction: float = key(0.1, "fraction for validation, where it has none; the rest is for the test",
+                                shapes_graph=True)
+    graph_seed: int = key(0, "seed of the split", minimum=0, shapes_graph=True)
+    num_workers: int | None = key(None, "processes that read; none: one for each processor", minimum=1,
+                                  changes_numbers=False)
+
+    def check(self) -> None:
+        check_whole_graphs(self)
+        train, valid = self.train_fraction, self.valid_fraction
+        if not (train > 0 and valid >= 0 and train + valid <= 1):
+            raise ValueError("data.train_fraction must be more than 0, data.valid_fraction at least 0, and both "
+                             f"together at most 1, not {train} and {valid}")
+
+
+@dataclass
+class GraphFilesConfig(ManyGraphsConfig):
+    """A folder of files, each a `torch_geometric.data.Data` of one graph with a label, saved by torch.save."""
+
+    source: str = key("graph_files", "a folder of files, each a torch_geometric Data of one graph, saved by torch.save",
+                      shapes_graph=True)
+    folder: str = key(..., "the folder: *.pt, or train/, valid/ and test/ with such", is_path=True, names_files=True)
+
+    def origin(self) -> str:
+        return self.folder
+
+    def check(self) -> None:
+        super().check()
+        if not Path(self.folder).is_dir():
+            raise ValueError(f"data.folder={self.folder} does not exist, or is no folder")
+
+
+@dataclass
+class SmilesConfig(ManyGraphsConfig):
+    """A table of molecules as SMILES, with labels in columns, which become graphs with OGB's features."""
+
+    source: str = key("smiles", "a table (CSV) of molecules as SMILES, with labels in its columns", shapes_graph=True)
+    path: str = key(..., "the table: .csv or .csv.gz with a head", is_path=True, names_files=True)
+    smiles_column: str = key("smiles", "the column of the molecules", shapes_graph=True)
+    label_columns: list[str] | None = key(None, "the columns of the labels; none: all other columns of numbers",
+                                          shapes_graph=True)
+    split_column: str | None = key(None, "a column of train, valid and test; none: a random split", shapes_graph=True)
+    skip_invalid: bool = key(False, "leave out what RDKit cannot read, and say how many; otherwise it is an error",
+                             shapes_graph=True)
+
+    def origin(self) -> str:
+        return self.path
+
+    def check(self) -> None:
+        super().check()
+        if not Path(self.path).is_file():
+            raise ValueError(f"data.path={self.path} does not exist, or is no file")
+        if importlib.util.find_spec("rdkit") is None:
+            raise ValueError("data=smiles needs RDKit: pip install -e .[molecules]")
+
+
 # Datasets by `data.source`: the module of pipeline/data/ that reads it, and its keys. The module has
 # `read(config) -> Data` and, if it reads files, `hash_content(config) -> str`.
 DATASETS = {
@@ -191,5 +265,7 @@ DATASETS = {
     "ogb_graph": ("ogb_graph", OGBGraphConfig),
     "ogb_link": ("ogb_link", OGBLinkConfig),
     "file": ("file", FileConfig),
+    "graph_files": ("graph_files", GraphFilesConfig),
+    "smiles": ("smiles", SmilesConfig),
 }
 DATA_SCHEMAS = {source: schema for source, (_, schema) in DATASETS.items()}

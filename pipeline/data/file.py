@@ -58,7 +58,7 @@ def read_file(path: Path, mask_column: int | None = None) -> Data:
     Raises:
         ValueError: not such a file, or an attribute is missing, or is none that a graph can have.
     """
-    saved = _attributes(path, _load(path))
+    saved = read_attributes(path)
     try:
         for other, name in OTHER_NAMES.items():
             if name not in saved and other in saved:
@@ -72,6 +72,15 @@ def read_file(path: Path, mask_column: int | None = None) -> Data:
         return _as_data(saved, mask_column)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def read_attributes(path: Path) -> dict:
+    """Read the attributes of a graph saved with torch.save; see :func:`read_file`. Those that are None are left out.
+
+    Raises:
+        ValueError: no graph, or not one alone; the message begins with the path.
+    """
+    return _attributes(path, _load(path))
 
 
 def _load(path: Path) -> object:

@@ -1,0 +1,174 @@
+"""Many graphs of the user's own: read in parallel processes, put together as one union, divided into splits."""
+
+import logging
+import math
+import os
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, fields
+from functools import partial
+from multiprocessing import active_children, get_context
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch_geometric.data import Data
+
+from pipeline.metrics import CLASS_METRICS, METRICS
+from pipeline.names import MASKS
+from pipeline.run.launch import follow_parent, start_rank_server
+from pipeline.run.progress import Bar
+
+log = logging.getLogger(__name__)
+
+# Graphs that a process reads at a time. Fewer than the second are not worth starting processes, which takes seconds.
+CHUNK, MANY = 256, 2048
+
+Item = TypeVar("Item")
+
+
+@dataclass
+class Graphs:
+    """Some graphs, their rows one below the other.
+
+    Attributes:
+        num_nodes: of each graph [num_graphs].
+        num_edges: of each graph [num_graphs].
+        edges: sources and destinations [2, all edges], in each graph numbered from 0.
+        x: features of the nodes [all nodes, columns], or none.
+        edge_attr: features of the edges [all edges, columns], or none.
+        y: labels [num_graphs, columns], or none.
+    """
+
+    num_nodes: np.ndarray
+    num_edges: np.ndarray
+    edges: np.ndarray
+    x: np.ndarray | None = None
+    edge_attr: np.ndarray | None = None
+    y: np.ndarray | None = None
+
+
+def concatenate(parts: Sequence[Graphs]) -> Graphs:
+    """Put graphs that have the same attributes one below the other.
+
+    Args:
+        parts: at least one.
+    """
+    def join(name: str) -> np.ndarray | None:
+        values = [getattr(part, name) for part in parts]
+        return None if values[0] is None else np.concatenate(values, axis=1 if name == "edges" else 0)
+
+    return Graphs(**{field.name: join(field.name) for field in fields(Graphs)})
+
+
+def read_in_parallel(read: Callable[[Item], Graphs], items: Sequence[Item], num_workers: int | None) -> Graphs:
+    """Read graphs in several processes, in the order of the items; few of them in this process.
+
+    A process has one item open at a time, and what it has read comes back through a pipe: the number of open files does
+    not depend on that of the items.
+
+    Args:
+        read: a function of a module; all that it returns has the same attributes.
+        items: what it takes, at least one; they are sent to the processes.
+        num_workers: processes; none for one for each processor.
+
+    Raises:
+        ValueError: as `read` raises it for the first of the items that it refuses; or a process was killed.
+    """
+    num_workers = min(num_workers or len(os.sched_getaffinity(0)), math.ceil(len(items) / CHUNK))
+    chunks = [items[first:first + CHUNK] for first in range(0, len(items), CHUNK)]
+    read_chunk, parts = partial(_read_chunk, read), []
+    with Bar("reading graphs", len(chunks), f"times {CHUNK}") as bar:
+        if num_workers == 1 or len(items) < MANY:
+            for chunk in chunks:
+                parts.append(read_chunk(chunk))
+                bar.advance()
+            return concatenate(parts)
+        log.info("data: reading %s graphs in %d processes", f"{len(items):,}", num_workers)
+        start_rank_server()  # which has the imports behind it
+        others = active_children()
+        with ProcessPoolExecutor(num_workers, get_context("forkserver"), _begin_worker) as pool:
+            try:
+                for part in pool.map(read_chunk, chunks):
+                    parts.append(part)
+                    bar.advance()
+            except BrokenProcessPool:
+                raise ValueError("a process that read graphs was killed, perhaps for lack of memory: lower "
+                                 f"data.num_workers={num_workers}") from None
+            except BaseException:  # Ctrl-C, say: leaving the pool would wait for what its processes are doing
+                for process in set(active_children()) - set(others):
+                    process.kill()
+                raise
+    return concatenate(parts)
+
+
+def _begin_worker() -> None:
+    follow_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+
+def _read_chunk(read: Callable[[Item], Graphs], items: Sequence[Item]) -> Graphs:
+    return concatenate([read(item) for item in items])
+
+
+def as_union(graphs: Graphs, *, metric: str | None, masks: Sequence[np.ndarray]) -> Data:
+    """Make one disjoint union of graphs.
+
+    Args:
+        graphs: with labels.
+        metric: of the labels; none: that which :func:`infer_metric` finds.
+        masks: which graphs are in the train, the valid and the test split, each [num_graphs], bool.
+
+    Returns:
+        As :func:`pipeline.data.ogb_graph.read_folder`, but ``x_tables`` and ``edge_tables``.
+    """
+    assert graphs.y is not None
+    ptr = np.concatenate([[0], np.cumsum(graphs.num_nodes)])
+    metric = infer_metric(graphs.y) if metric is None else metric
+    y = torch.from_numpy(graphs.y)
+    data = Data(edge_index=torch.from_numpy(graphs.edges + np.repeat(ptr[:-1], graphs.num_edges)),
+                num_nodes=int(ptr[-1]), ptr=torch.from_numpy(ptr), metric=metric,
+                y=y if metric in CLASS_METRICS else y.float(),
+                **{mask: torch.from_numpy(chosen) for mask, chosen in zip(MASKS, masks, strict=True)})
+    for key, value in (("x", graphs.x), ("edge_attr", graphs.edge_attr)):
+        if value is not None:
+            data[key] = torch.from_numpy(value)
+    return data
+
+
+def check_metric(metric: str | None) -> None:
+    """Refuse a name that is none of a metric's.
+
+    Raises:
+        ValueError: names the key.
+    """
+    if metric not in (None, *METRICS):
+        raise ValueError(f"data.metric={metric} is unknown; choose one of {', '.join(METRICS)}")
+
+
+def infer_metric(y: np.ndarray) -> str:
+    """Say what measures labels: "rocauc" those of 0, 1 and NaN, "acc" whole numbers in a column, "rmse" others."""
+    if np.isin(y[~np.isnan(y)], (0, 1)).all():
+        return "rocauc"
+    return "acc" if y.shape[1] == 1 and np.issubdtype(y.dtype, np.integer) else "rmse"
+
+
+def random_masks(num_graphs: int, train: float, valid: float, seed: int) -> list[np.ndarray]:
+    """Divide graphs at random into the train, the valid and the test split.
+
+    Args:
+        train: fraction of the graphs for training.
+        valid: fraction for validation; the rest is for the test.
+
+    Returns:
+        Three masks, each [num_graphs], bool.
+    """
+    order = np.random.default_rng(seed).permutation(num_graphs)
+    ends = [round(train * num_graphs), round((train + valid) * num_graphs)]
+    masks = [np.zeros(num_graphs, dtype=bool) for _ in MASKS]
+    for mask, graphs in zip(masks, np.split(order, ends), strict=True):
+        mask[graphs] = True
+    return masks

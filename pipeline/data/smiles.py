@@ -1,0 +1,127 @@
+"""Molecules as SMILES in a table, made graphs by RDKit with OGB's features of atoms and bonds."""
+
+import logging
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas
+from torch_geometric.data import Data
+
+from pipeline.data import many, ogb_node  # which keeps ogb from asking the network
+from pipeline.data.config import SmilesConfig
+from pipeline.data.many import Graphs
+from pipeline.names import SPLITS
+
+from ogb.utils.features import get_atom_feature_dims, get_bond_feature_dims  # isort: skip
+
+log = logging.getLogger(__name__)
+
+
+def hash_content(config: SmilesConfig) -> str:
+    """Compute a digest of the table."""
+    config.check()
+    return ogb_node.hash_files([Path(config.path)])
+
+
+def read(config: SmilesConfig) -> Data:
+    """Read a table of molecules.
+
+    Returns:
+        A union of their graphs: ``x`` [atoms, 9] and ``edge_attr`` [2 * bonds, 3], uint8, with ``x_tables`` and
+        ``edge_tables``; empty cells of the labels are NaN.
+
+    Raises:
+        ValueError: no such table or columns, or a molecule that RDKit does not read; the message names the row.
+    """
+    config.check()
+    many.check_metric(config.metric)
+    table = _read_table(Path(config.path))
+    column = _column(table, config.path, "data.smiles_column", config.smiles_column)
+    y = _read_labels(table, config)
+    rows = list(zip(range(len(table)), column.fillna("").astype(str)))
+    graphs = many.read_in_parallel(partial(read_molecule, config.path, config.skip_invalid), rows, config.num_workers)
+    kept = graphs.num_nodes > 0
+    if not kept.any():
+        raise ValueError(f"{config.path}: RDKit reads none of its {len(table):,} molecules")
+    if not kept.all():
+        log.warning("%s: left out %s of %s molecules, which RDKit cannot read", config.path,
+                    f"{np.count_nonzero(~kept):,}", f"{len(table):,}")
+    if config.split_column is None:
+        masks = many.random_masks(int(kept.sum()), config.train_fraction, config.valid_fraction,
+                                  config.graph_seed)
+    else:
+        masks = [mask[kept] for mask in _read_masks(table, config)]
+    graphs.num_nodes, graphs.num_edges, graphs.y = graphs.num_nodes[kept], graphs.num_edges[kept], y[kept]
+    data = many.as_union(graphs, metric=config.metric, masks=masks)
+    data.x_tables, data.edge_tables = get_atom_feature_dims(), get_bond_feature_dims()
+    return data
+
+
+def read_molecule(path: str, skip_invalid: bool, row: tuple[int, str]) -> Graphs:
+    """Make a molecule a graph.
+
+    Args:
+        path: of the table, for messages.
+        skip_invalid: return a graph without nodes for what RDKit does not read.
+        row: number of the row, from 0 without the head, and the SMILES.
+
+    Raises:
+        ValueError: RDKit does not read it; the message names the row.
+    """
+    from ogb.utils.mol import smiles2graph
+    from rdkit import Chem, RDLogger
+
+    RDLogger.DisableLog("rdApp.*")  # type: ignore[attr-defined] # what it prints names no row
+    number, smiles = row
+    molecule = Chem.MolFromSmiles(smiles)
+    if molecule is None or not molecule.GetNumAtoms():
+        if not skip_invalid:
+            raise ValueError(f"{path}: row {number} (from 0, without the head): RDKit reads no molecule in {smiles!r}; "
+                             "correct it, or set data.skip_invalid=true")
+        return Graphs(np.array([0]), np.array([0]), np.empty((2, 0), np.int64), np.empty((0, 9), np.uint8),
+                      np.empty((0, 3), np.uint8))
+    graph = smiles2graph(smiles)
+    return Graphs(np.array([graph["num_nodes"]]), np.array([graph["edge_index"].shape[1]]), graph["edge_index"],
+                  graph["node_feat"].astype(np.uint8), graph["edge_feat"].astype(np.uint8))
+
+
+def _read_table(path: Path) -> pandas.DataFrame:
+    try:
+        table = pandas.read_csv(path)
+    except (ValueError, EOFError) as error:  # what pandas raises of a file that is no table
+        raise ValueError(f"{path} is no table with a head and commas: {str(error).splitlines()[0]}") from None
+    if not len(table):
+        raise ValueError(f"{path} has a head, but no rows")
+    return table
+
+
+def _column(table: pandas.DataFrame, path: str, key: str, name: str) -> pandas.Series:
+    if name not in table.columns:
+        raise ValueError(f"{key}={name}: {path} has the columns {', '.join(map(str, table.columns))}")
+    return table[name]
+
+
+def _read_labels(table: pandas.DataFrame, config: SmilesConfig) -> np.ndarray:
+    """Return the labels [num_rows, columns]: int64 if all are whole numbers, else float32."""
+    others = {config.smiles_column, config.split_column}
+    names = config.label_columns if config.label_columns is not None else [
+        name for name in table.columns if name not in others and pandas.api.types.is_numeric_dtype(table[name])]
+    if not names:
+        raise ValueError(f"{config.path} has no column of numbers for labels: name some in data.label_columns")
+    columns = [_column(table, config.path, "data.label_columns", name) for name in names]
+    for name, column in zip(names, columns):
+        if not pandas.api.types.is_numeric_dtype(column):
+            raise ValueError(f"data.label_columns={name}: the column of {config.path} holds {column.dtype}, no numbers")
+    if config.label_columns is None:
+        log.info("%s: labels are the columns %s", config.path, ", ".join(map(str, names)))
+    y = np.stack([column.to_numpy(dtype=np.float64) for column in columns], axis=1)
+    return y.astype(np.int64 if not np.isnan(y).any() and (y == np.round(y)).all() else np.float32)
+
+
+def _read_masks(table: pandas.DataFrame, config: SmilesConfig) -> list[np.ndarray]:
+    column = _column(table, config.path, "data.split_column", config.split_column)
+    if len(wrong := column[~column.isin(SPLITS)]):
+        raise ValueError(f"{config.path}: row {wrong.index[0]} (from 0, without the head) of the column "
+                         f"{config.split_column} is {wrong.iloc[0]!r}, not train, valid or test")
+    return [(column == split).to_numpy() for split in SPLITS]
