@@ -23,6 +23,8 @@ from .plain import has_hooks, is_plain
 _PYG_AGGR = {"softmax_sum": "softmax", "power_sum": "powermean"}
 # Those that PyG does not have, or has under another name.
 _OURS = ("power", *_PYG_AGGR)
+# Those that grow with the number of neighbours.
+SUMS = ("add", "softmax_sum", "power_sum")
 # Of PyG's `aggr_kwargs`, those that are read here.
 _AGGR_KWARGS = {"t", "p", "learn"}
 # What PyG calls on the way from the nodes to the aggregated messages: a subclass may have its own.
@@ -78,6 +80,7 @@ class GENConv(pyg.GENConv):
         *,
         edge_encoder: (tuple[Float[Tensor, "out_channels edge_dim"], Float[Tensor, " out_channels"] | None]
                        | None) = None,
+        degree_ratio: Float[Tensor, " num_dst"] | None = None,
     ) -> Float[Tensor, "*batch num_out out_channels"]:
         """Convolve once.
 
@@ -88,6 +91,8 @@ class GENConv(pyg.GENConv):
             size: (num_src, num_dst) of a bipartite graph.
             edge_encoder: weight [out_channels, edge_dim] and bias [out_channels] or none to use in place of
                 ``lin_edge``.
+            degree_ratio: for a part of a larger graph, each node's degree there over that in `edge_index` [num_dst]:
+                "add" is multiplied by it, and the degree of ``softmax_sum`` and ``power_sum``; means are what they are.
 
         Returns:
             [num_dst, out_channels]
@@ -96,8 +101,9 @@ class GENConv(pyg.GENConv):
             ValueError: sizes that do not fit each other, or ``kernel="fused"`` where PyG's own code has to run.
         """
         if reason := self._why_pygs_own(x):
-            if self.kernel == "fused":
-                raise ValueError(f"kernel=fused cannot run: {reason}. Use kernel=auto to run PyG's own code.")
+            if self.kernel == "fused" or degree_ratio is not None:
+                what = "kernel=fused cannot run" if degree_ratio is None else "degree_ratio cannot be applied"
+                raise ValueError(f"{what}: {reason}. PyG's own code runs with kernel=auto and no degree_ratio.")
             notice.warn(f"{type(self).__name__}: PyG's own code runs ({reason})")
             return self._run_pygs_own(x, edge_index, edge_attr, size, edge_encoder)
 
@@ -119,6 +125,11 @@ class GENConv(pyg.GENConv):
             x_src, edge_index, edge_attr, weight, bias, aggr=self.aggr_name, eps=self.eps, num_dst=num_dst,
             t=getattr(self.aggr_module, "t", 1.0), p=getattr(self.aggr_module, "p", 1.0), y=getattr(self, "y", 0.0),
             kernel=self.kernel)
+        if degree_ratio is not None and degree_ratio.shape != (num_dst,):
+            raise ValueError(f"degree_ratio has shape {tuple(degree_ratio.shape)} for {num_dst} nodes")
+        if degree_ratio is not None and self.aggr_name in SUMS:
+            exponent = 1.0 if self.aggr_name == "add" else torch.as_tensor(getattr(self, "y", 0.0)).sigmoid()
+            out = out * (degree_ratio**exponent).unsqueeze(1).to(out.dtype)
         if hasattr(self, "msg_norm"):
             out = self.msg_norm(x_src if x_dst is None else x_dst, out)
         if x_dst is not None:

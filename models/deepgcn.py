@@ -158,6 +158,7 @@ class DeeperGCN(torch.nn.Module):
         edge_index: Int[Tensor, "2 num_edges"],
         edge_attr: Num[Tensor, "num_edges edge_dim"] | None = None,
         ptr: Int[Tensor, " num_graphs_plus_1"] | None = None,
+        degree_ratio: Float[Tensor, " num_nodes"] | None = None,
     ) -> Float[Tensor, "num_rows out_channels"]:
         """Predict logits.
 
@@ -166,6 +167,7 @@ class DeeperGCN(torch.nn.Module):
             edge_index: [2, num_edges], a tensor or an ``EdgeIndex``; not looked at with `knn`.
             edge_attr: [num_edges, edge_dim] or none.
             ptr: where each graph's nodes begin [num_graphs + 1], for the virtual nodes and `pool`; none: one graph.
+            degree_ratio: [num_nodes] or none, by which sums are scaled: see :class:`~models.conv.GENConv`.
 
         Returns:
             [num_nodes, out_channels]; with `pool` [num_graphs, out_channels]
@@ -186,9 +188,10 @@ class DeeperGCN(torch.nn.Module):
             h = h + spread(state, ptr, h.size(0))
         for layer in range(len(self.convs)):
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                h, state = recompute(self, self._apply_layer, layer, h, edge_index, edge_attr, state, ptr)
+                h, state = recompute(self, self._apply_layer, layer, h, edge_index, edge_attr, state, ptr,
+                                     degree_ratio)
             else:
-                h, state = self._apply_layer(layer, h, edge_index, edge_attr, state, ptr)
+                h, state = self._apply_layer(layer, h, edge_index, edge_attr, state, ptr, degree_ratio)
         if self.block == "res+" and self.pool == "none":
             h = self._activate(self.norms[-1], h)
         elif self.block == "res+":
@@ -208,7 +211,8 @@ class DeeperGCN(torch.nn.Module):
         return self._apply_layer(layer, h, edge_index, edge_attr)[0]
 
     def _apply_layer(self, layer: int, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None,
-                     state: Tensor | None = None, ptr: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+                     state: Tensor | None = None, ptr: Tensor | None = None,
+                     degree_ratio: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         if self.knn:
             edge_index = dilated_neighbors(h, self.knn, dilation=min(layer + 1, self.knn_dilation), ptr=ptr,
                                            epsilon=self.knn_epsilon if self.training else 0.0)
@@ -218,7 +222,7 @@ class DeeperGCN(torch.nn.Module):
             if self.virtual is not None and layer and state is not None:
                 state = self.virtual(layer - 1, state, h, ptr)
                 h = h + spread(state, cast(Tensor, ptr), h.size(0))
-            return self._convolve(layer, h, edge_index=edge_index, edge_attr=edge_attr)
+            return self._convolve(layer, h, edge_index=edge_index, edge_attr=edge_attr, degree_ratio=degree_ratio)
 
         if self.block == "res+" and layer == 0:
             return convolve(h), state  # the last of the norms comes before the head instead
@@ -228,8 +232,11 @@ class DeeperGCN(torch.nn.Module):
     def _activate(self, norm: torch.nn.Module, h: Tensor) -> Tensor:
         return norm_relu_dropout(h, norm, dropout=self.dropout, training=self.training, kernel=self.kernel)
 
-    def _convolve(self, layer: int, h: Tensor, *, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
+    def _convolve(self, layer: int, h: Tensor, *, edge_index: Tensor, edge_attr: Tensor | None,
+                  degree_ratio: Tensor | None) -> Tensor:
         conv = self.convs[layer]
+        if degree_ratio is not None:
+            conv = partial(conv, degree_ratio=degree_ratio)
         if edge_attr is None:
             return conv(h, edge_index)
         lin = self.edge_lins[layer]

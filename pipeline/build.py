@@ -279,7 +279,7 @@ def build_loader(config: Config, data: Data, device: torch.device = torch.device
     if loader is GraphLoader:
         return _build_graph_loader(config, data, device)
     clusters = loader(data, build_partitioner(config, data), device=device,
-                      clusters_per_step=config.partition.clusters_per_step)
+                      clusters_per_step=config.partition.clusters_per_step, scale_sums=config.partition.scale_sums)
     if config.task.name != "link":
         return clusters
     task = config.task

@@ -91,5 +91,6 @@ def build_view_loader(config: Config, loader: Loader, data: Data) -> ClusterLoad
                               batch_size=config.loader.batch_size, nodes=torch.arange(data.num_nodes),
                               purpose="evaluation", seed=config.seed, device=device)
     clusters = loader.clusters if isinstance(loader, PairLoader) else loader
-    return clusters if isinstance(clusters, ClusterLoader) and data is loader.data else ClusterLoader(data,
-                                                                                                      device=device)
+    if isinstance(clusters, ClusterLoader) and data is loader.data:
+        return clusters
+    return ClusterLoader(data, scale_sums=config.partition.scale_sums, device=device)

@@ -29,6 +29,7 @@ class PartitionConfig:
     clusters_per_step: int = key(1, "clusters merged into one batch, with the edges between them", minimum=1)
     num_micro_parts: int = key(0, "METIS clusters of metis_random, regrouped into num_parts each round; "
                                "0: 20 x num_parts", minimum=0)
+    scale_sums: bool = key(False, "scale sums over a node's neighbours in its cluster up to all that it has")
     prefetch: int = key(2, "batches drawn ahead in the background", minimum=1, below=1000, changes_numbers=False)
 
 
@@ -302,6 +303,9 @@ def check(config: Config) -> None:
     if knn and "neighbor" in (config.loader.name, config.evaluation.method):
         raise ValueError(f"model.knn={knn} finds neighbours by features, not along edges: set loader=cluster, and "
                          "evaluation=exact or evaluation=views")
+    if config.partition.scale_sums and (config.model.name != "deepergcn" or config.task.name != "node" or knn):
+        raise ValueError("partition.scale_sums=true is for model=deepergcn with task=node, along the graph's edges, "
+                         f"not for model={config.model.name}, task={config.task.name}, model.knn={knn}")
     if config.loader.name == "neighbor":
         _check_num_neighbors("loader", config.loader.num_neighbors, config.model.num_layers)
     if config.evaluation.method == "neighbor":

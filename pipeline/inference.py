@@ -155,7 +155,7 @@ def _stopped_together(stop: StopRequest | None, ranks: Ranks, layers: Sequence[t
             yield
     except Stopped as stopped:
         left = stopped
-    asked = torch.tensor([0.0 if left is None else left.signum])
+    asked = torch.tensor([0 if left is None else left.signum])
     ranks.max_(asked)
     if asked:
         raise Stopped(int(asked))

@@ -6,6 +6,7 @@ exit status must be the one that is documented, and who asked for a stop must re
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -94,7 +95,7 @@ class Campaign:
         last, saves = run.folder / "checkpoints" / "last.pt", set()
         end = time.monotonic() + 300
         while len(saves) < 3 and run.poll() is None and time.monotonic() < end:
-            if last.exists():
+            with contextlib.suppress(FileNotFoundError):  # a damaged one is put aside before the other takes its place
                 saves.add(last.stat().st_mtime_ns)
             time.sleep(0.001)
         time.sleep(0.2 * random.random())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from pipeline import training
+from pipeline import inference, training
 from pipeline.config import Config
 from pipeline.run import files
 from pipeline.run.checkpoint import digest
@@ -83,6 +83,20 @@ def ask_to_stop(number: int, ranks: Ranks, stop: StopRequest, folder: Path) -> N
         before_step(number, lambda trainer: stop._note(signal.SIGTERM, None))
 
 
+def finish_before_the_others_are_stopped(ranks: Ranks, stop: StopRequest, folder: Path) -> None:
+    """Rank 1 ends its first evaluation before the request to stop, which rank 0 meets in the middle of its own."""
+    add = inference._add_predictions
+
+    def in_turn(*args):
+        if ranks.is_first:
+            while not stop.signum:
+                time.sleep(0.001)
+        add(*args)
+        stop._signum.value = signal.SIGTERM
+
+    inference._add_predictions = in_turn
+
+
 def die_in_a_save(point: str, number: int, ranks: Ranks, stop: StopRequest, folder: Path) -> None:
     """The rank that saves dies at a named point of a save."""
     if ranks.is_first:
@@ -101,12 +115,12 @@ def die_while_saving(point: str, number: int, die: Callable[[], None] = kill_thi
     saves = 0
     write, save, replace, link = files.write_atomically, torch.save, os.replace, os.link
 
-    def counted(path, *args):
+    def counted(path, *args, **options):
         nonlocal saves
         saves += path.name == "last.pt"
         if saves == number and point == "before the temporary file":
             die()
-        write(path, *args)
+        write(path, *args, **options)
 
     def halved(state, file):
         if saves == number and point == "half-written":
@@ -127,7 +141,7 @@ def die_while_saving(point: str, number: int, die: Callable[[], None] = kill_thi
 
     def pruned(source, target):
         link(source, target)
-        if saves == number - 1 and point == "while pruning":
+        if saves == number and point == "while pruning":
             die()
 
     files.write_atomically, torch.save, os.replace, os.link = counted, halved, renamed, pruned

@@ -113,6 +113,21 @@ def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path):
     assert checkpoint.load(tmp_path / "a.pt")["round"] == 1 and os.listdir(tmp_path) == ["a.pt"]
 
 
+def test_while_a_checkpoint_is_written_the_two_before_are_two_files(tmp_path, monkeypatch):
+    for round_ in (1, 2):
+        checkpoint.save_last(tmp_path, state(round_))
+    write, seen = torch.save, []
+
+    def look(*args):
+        write(*args)
+        seen.append([checkpoint.load(tmp_path / name)["round"] for name in ("previous.pt", "last.pt")])
+
+    monkeypatch.setattr(torch, "save", look)
+    checkpoint.save_last(tmp_path, state(3))
+    assert seen == [[1, 2]]
+    assert [checkpoint.load(tmp_path / name)["round"] for name in ("previous.pt", "last.pt")] == [2, 3]
+
+
 def test_last_falls_back_to_the_previous_and_says_so(tmp_path, caplog):
     assert checkpoint.load_last(tmp_path) is None
     for round_ in (1, 2, 3):
@@ -126,7 +141,7 @@ def test_last_falls_back_to_the_previous_and_says_so(tmp_path, caplog):
     # The whole one is the last one now: a kill in the middle of the next save leaves it.
     assert sorted(os.listdir(tmp_path)) == ["last.pt", "last.pt.damaged"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "save", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(checkpoint, "save", lambda *args, **options: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             checkpoint.save_last(tmp_path, state(4))
     assert checkpoint.load_last(tmp_path)["round"] == 2

@@ -321,7 +321,6 @@ def test_a_full_disk_is_named_and_keeps_what_was_there(small_disk):
     with pytest.raises(FileError, match=says) as raised:
         checkpoint.save_last(small_disk, {"round": 2, "x": torch.zeros(1_000_000)})
     assert raised.value.errno == errno.ENOSPC
-    (small_disk / "previous.pt").unlink()
     assert contents(small_disk) == before and checkpoint.load_last(small_disk)["round"] == 1
     fill(small_disk)
     with pytest.raises(FileError, match="has no space left for the .* bytes of summary.json, 0 bytes are free"):

@@ -235,6 +235,16 @@ def test_a_stopped_evaluation_is_repeated_with_the_same_result(overrides, config
     assert numbers[0] == numbers[1]
 
 
+def test_ranks_of_which_one_has_evaluated_before_the_request_to_stop_leave_together(configure, tmp_path, train_hurt):
+    config, folder = configure(*TWO, "evaluation=views", "train.epochs=4"), tmp_path / "stopped"
+    whole = train(config, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train_hurt(config, folder, guard_cases.finish_before_the_others_are_stopped)
+    assert checkpoint.load(folder / "checkpoints" / "last.pt")["progress"]["step_in_round"] == 4
+    resumed = train(config, folder)
+    assert resumed["weights_sha256"] == whole["weights_sha256"] and resumed["test"] == whole["test"]
+
+
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
 def test_two_threads_stopped_in_the_middle_of_a_round_end_with_the_same_bits(kernel, configure, tmp_path, signalled):
     # Big enough that torch divides its sums among threads.

@@ -29,12 +29,14 @@ class ClusterLoader:
         data: a graph whose ``edge_index`` is an ``EdgeIndex`` sorted by destination.
         partitioner: draws the partitions of :meth:`batches`; none where only :meth:`batches_of` is called.
         clusters_per_step: clusters merged into one batch.
+        scale_sums: give batches a ``degree_ratio`` [num_nodes], each node's degree in the graph over that in the
+            batch, by which a model scales its sums over neighbours; 1 for nodes that have no neighbour in the batch.
         device: where the batches will be used; for a GPU they are put into page-locked memory.
     """
 
     def __init__(self, data: Data, partitioner: Partitioner | None = None, *, clusters_per_step: int = 1,
-                 device: torch.device = torch.device("cpu")):
-        self.data, self.device = data, device
+                 scale_sums: bool = False, device: torch.device = torch.device("cpu")):
+        self.data, self.device, self._scale_sums = data, device, scale_sums
         self._partitioner, self._clusters_per_step = partitioner, clusters_per_step
         self._whole: Data | None = None
 
@@ -77,7 +79,11 @@ class ClusterLoader:
 
     def _batch(self, nodes: Tensor, cluster: int) -> Data:
         # int64, since SAGEConv and GINConv of PyG 2.8 fail on an int32 EdgeIndex.
-        return self._finish(induced_subgraph(self.data, nodes, dtype=torch.int64), cluster)
+        batch = induced_subgraph(self.data, nodes, dtype=torch.int64)
+        if self._scale_sums:
+            whole, part = (graph.edge_index.get_csc()[0][0].diff() for graph in (self.data, batch))
+            batch.degree_ratio = torch.where(part > 0, whole[nodes] / part, 1.0)
+        return self._finish(batch, cluster)
 
     def _finish(self, batch: Data, cluster: int) -> Data:
         batch.cluster = cluster

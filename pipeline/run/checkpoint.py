@@ -49,12 +49,15 @@ def digest(state: object) -> str:
     return sha.hexdigest()
 
 
-def save(path: Path, state: dict) -> None:
+def save(path: Path, state: dict, *, keep_as: Path | None = None) -> None:
     """Write `state` with its digest; at any moment `path` holds the old content or the new.
 
     The result loads with ``torch.load(path, weights_only=True)``.
+
+    Args:
+        keep_as: another name for the old content.
     """
-    files.write_atomically(path, lambda file: torch.save({**state, "sha256": digest(state)}, file))
+    files.write_atomically(path, lambda file: torch.save({**state, "sha256": digest(state)}, file), keep_as=keep_as)
 
 
 def load(path: Path, *, mmap: bool = False, verify: bool = True) -> dict:
@@ -140,16 +143,8 @@ def save_last(folder: Path, state: dict) -> None:
     Raises:
         FileError: it cannot be written; those of before are there still.
     """
-    last, previous = folder / "last.pt", folder / "previous.pt"
-    if files.is_there(last):
-        with files.naming(previous, "written"):
-            files.remove_stale(previous)
-            link = files.temporary_beside(previous)
-            os.link(last, link)
-            os.replace(link, previous)
-            # A save that was killed here has given the file both names, and then the system renames nothing.
-            link.unlink(missing_ok=True)
-    save(last, state)
+    # Not before the new one is written and on the disk: two names of one file are one checkpoint.
+    save(folder / "last.pt", state, keep_as=folder / "previous.pt")
 
 
 def load_last(folder: Path) -> dict | None:

@@ -172,8 +172,12 @@ class _Sink:
         os.fsync(self._file.fileno())
 
 
-def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+def write_atomically(path: Path, write: Callable[[BinaryIO], object], *,
+                     keep_as: Path | None = None) -> None:
     """Call `write(file)` on a temporary file beside `path`, sync it to the disk, and rename it.
+
+    Args:
+        keep_as: another name for the file that was there before, given to it when the new one is ready.
 
     Raises:
         FileError: it cannot be written; what was there before is there still, and nothing else.
@@ -187,6 +191,8 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         try:
             write(cast(BinaryIO, sink))
             sink.finish()
+            if keep_as is not None and is_there(path):
+                _link(path, keep_as)
             os.replace(temporary, path)
         finally:
             size = sink.size
@@ -196,7 +202,18 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         sync_folder(path.parent)
 
 
-def temporary_beside(path: Path) -> Path:
+def _link(path: Path, other: Path) -> None:
+    """Give a file another name too, in place of the file that had it."""
+    with naming(other, "written"):
+        remove_stale(other)
+        link = _temporary_beside(other)
+        os.link(path, link)
+        os.replace(link, other)
+        # A save that was killed here has given the file both names, and then the system renames nothing.
+        link.unlink(missing_ok=True)
+
+
+def _temporary_beside(path: Path) -> Path:
     """Name a temporary file for `path` as no other process does, on this machine or on another that shares the disk."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
 
@@ -204,7 +221,7 @@ def temporary_beside(path: Path) -> Path:
 def _locked_temporary(path: Path) -> BinaryIO:
     """Open a new temporary file and lock it, which tells others that its writer lives."""
     while True:
-        file = open(temporary_beside(path), "xb")  # noqa: SIM115 - the caller closes it
+        file = open(_temporary_beside(path), "xb")  # noqa: SIM115 - the caller closes it
         fcntl.flock(file, fcntl.LOCK_EX)
         # Between the two lines it was not locked, and another process may have taken it for a stale one.
         if os.path.exists(file.name):

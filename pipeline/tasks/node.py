@@ -134,7 +134,8 @@ class NodeTask:
 
     def _predict(self, model: torch.nn.Module, batch: Data,
                  shown: Bool[Tensor, " num_nodes"]) -> Float[Tensor, "num_nodes out_channels"]:
-        return model(self._inputs(batch, shown), batch.edge_index, batch.edge_attr)
+        more = {"degree_ratio": batch.degree_ratio} if "degree_ratio" in batch else {}
+        return model(self._inputs(batch, shown), batch.edge_index, batch.edge_attr, **more)
 
     def _rows_of(self, batch: Data) -> Int[Tensor, " num_nodes"]:
         return batch.n_id

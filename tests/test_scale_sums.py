@@ -1,0 +1,120 @@
+"""Sums over the neighbours in a cluster, scaled up to those of the whole graph."""
+
+import signal
+
+import pytest
+import torch
+from conftest import random_graph
+from running import TOY, rounds_of, start, train, wait_for_rounds
+
+from models import DeeperGCN, GENConv
+from models.conv import SUMS
+from pipeline.effects import explain_idle_keys
+from pipeline.graph.partition import random_partition
+from pipeline.graph.partitioner import Partitioner
+from pipeline.loaders.cluster import ClusterLoader
+from pipeline.run.seeds import stream
+
+SCALED = [*TOY, "partition.scale_sums=true", "model.aggr=softmax_sum", "model.learn_y=true"]
+
+
+def test_a_batch_knows_the_degrees_of_the_graph():
+    data = random_graph(40, 120, 0)
+    degree = torch.bincount(data.edge_index[1].long(), minlength=40)
+    seen = 0
+    for batch in ClusterLoader(data, scale_sums=True).batches_of(random_partition(40, 3, stream("test", 0))):
+        kept = torch.bincount(batch.edge_index[1], minlength=batch.num_nodes)
+        expected = [whole / part if part else 1.0 for whole, part in zip(degree[batch.n_id].tolist(), kept.tolist())]
+        assert batch.degree_ratio.tolist() == pytest.approx(expected) and batch.degree_ratio.dtype == torch.float32
+        seen += sum(ratio > 1 for ratio in expected)
+    assert seen > 20
+    (whole,) = ClusterLoader(data, Partitioner(data.edge_index, name="whole", num_parts=1), scale_sums=True).batches_of(
+        random_partition(40, 1, stream("test", 0)))
+    assert "degree_ratio" not in whole and "degree_ratio" not in next(
+        ClusterLoader(data).batches_of(random_partition(40, 3, stream("test", 0))))
+
+
+@pytest.mark.parametrize("aggr", [*SUMS, "softmax", "mean"])
+@pytest.mark.parametrize("kernel", ["auto", "reference"])
+def test_where_half_of_equal_neighbours_are_missing_nothing_changes(aggr, kernel):
+    # Twelve neighbours with the same features, of which a part sees the first six.
+    torch.manual_seed(0)
+    conv = GENConv(4, 4, aggr, y=0.7, kernel=kernel) if aggr in SUMS[1:] else GENConv(4, 4, aggr, kernel=kernel)
+    x = torch.cat([torch.randn(1, 4), torch.randn(1, 4).expand(12, 4)])
+    edges = torch.stack([torch.arange(1, 13), torch.zeros(12, dtype=torch.int64)])
+    ratio = torch.ones(13)
+    ratio[0] = 2
+    whole, part = conv(x, edges)[0], conv(x, edges[:, :6])[0]
+    torch.testing.assert_close(conv(x, edges[:, :6], degree_ratio=ratio)[0], whole)
+    assert torch.allclose(part, whole) == (aggr not in SUMS)
+
+
+def test_the_gradient_of_y_knows_the_ratio():
+    torch.manual_seed(0)
+    conv = GENConv(3, 3, "softmax_sum", y=0.3, learn_y=True).double()
+    x, edges = torch.randn(5, 3, dtype=torch.float64), torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]])
+    ratio = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0], dtype=torch.float64)
+
+    def f(y):
+        conv.y.data = y.detach()
+        return conv(x, edges, degree_ratio=ratio).square().sum()
+
+    f(torch.tensor([0.3], dtype=torch.float64)).backward()
+    step = 1e-5
+    expected = (f(torch.tensor([0.3 + step], dtype=torch.float64)) - f(torch.tensor([0.3 - step], dtype=torch.float64)))
+    assert conv.y.grad.item() == pytest.approx(expected.item() / (2 * step), rel=1e-6)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_every_layer_of_a_model_is_scaled(recompute):
+    torch.manual_seed(0)
+    model = DeeperGCN(3, 4, 2, 3, aggr="add", dropout=0.0, gradient_checkpointing=recompute)
+    data, seen = random_graph(20, 60, 1), []
+    for conv in model.convs:
+        conv.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs.get("degree_ratio")),
+                                       with_kwargs=True)
+    x, ratio = torch.randn(20, 3), torch.full((20,), 2.0)
+    plain = model(x, data.edge_index)
+    scaled = model(x, data.edge_index, degree_ratio=ratio)
+    assert seen[:3] == [None] * 3 and all(given is ratio for given in seen[3:6]) and not torch.equal(plain, scaled)
+    torch.testing.assert_close(model(x, data.edge_index, degree_ratio=torch.ones(20)), plain)
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    conv, edges = GENConv(3, 3, "add"), torch.tensor([[0, 1], [1, 0]])
+    with pytest.raises(ValueError, match=r"degree_ratio has shape \(1,\) for 2 nodes"):
+        conv(torch.ones(2, 3), edges, degree_ratio=torch.ones(1))
+    with pytest.raises(ValueError, match="degree_ratio cannot be applied: x has another number of dimensions"):
+        conv(torch.ones(4, 2, 3), edges, degree_ratio=torch.ones(2))
+
+
+@pytest.mark.parametrize("overrides, message", [
+    (["model=revgnn"], "not for model=revgnn"), (["model=pyg"], "not for model=pyg"),
+    (["task=link", "data=ogb_link"], "task=link"), (["model.knn=3"], "model.knn=3")])
+def test_what_it_does_not_go_with_is_refused(overrides, message, configure):
+    with pytest.raises(ValueError, match=f"partition.scale_sums=true is for model=deepergcn .*{message}"):
+        configure("partition.scale_sums=true", *overrides)
+
+
+def test_it_says_where_it_does_nothing(configure):
+    said = explain_idle_keys(configure(*TOY, "partition.scale_sums=true"))
+    assert said == "without effect: partition.scale_sums=True with model.aggr=softmax"
+    assert explain_idle_keys(configure(*SCALED)) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("evaluation", ["exact", "views"])
+def test_two_ranks_killed_in_an_uneven_run_end_with_the_same_bits(evaluation, configure, tmp_path):
+    overrides = [*SCALED, "parallel.num_ranks=2", "train.epochs=81", f"evaluation={evaluation}",
+                 "model.gradient_checkpointing=true"]
+    config, folder = configure(*overrides), tmp_path / "killed"
+    whole = train(config, tmp_path / "whole")
+    without = train(configure(*overrides, "partition.scale_sums=false"), tmp_path / "without")
+    assert whole["weights_sha256"] != without["weights_sha256"]
+    process = start(overrides, folder, tmp_path / "cache")
+    wait_for_rounds(folder, 3, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=300)
+    assert len(rounds_of(folder)) >= 3 and not (folder / "summary.json").exists()
+    resumed = train(config, folder)
+    assert resumed["weights_sha256"] == whole["weights_sha256"] and resumed["test"] == whole["test"]
