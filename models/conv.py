@@ -101,9 +101,10 @@ class GENConv(pyg.GENConv):
             ValueError: sizes that do not fit each other, or ``kernel="fused"`` where PyG's own code has to run.
         """
         if reason := self._why_pygs_own(x):
-            if self.kernel == "fused" or degree_ratio is not None:
-                what = "kernel=fused cannot run" if degree_ratio is None else "degree_ratio cannot be applied"
-                raise ValueError(f"{what}: {reason}. PyG's own code runs with kernel=auto and no degree_ratio.")
+            if self.kernel == "fused":
+                raise ValueError(f"kernel=fused cannot run: {reason}. Use kernel=auto to run PyG's own code.")
+            if degree_ratio is not None:
+                raise ValueError(f"degree_ratio cannot be applied: {reason}, which PyG's own code has to run")
             notice.warn(f"{type(self).__name__}: PyG's own code runs ({reason})")
             return self._run_pygs_own(x, edge_index, edge_attr, size, edge_encoder)
 
