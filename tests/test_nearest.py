@@ -47,6 +47,14 @@ def test_neighbours_are_of_the_same_graph():
         assert rows[begin:end] == expected.tolist()
 
 
+def test_a_node_is_not_its_own_neighbour_where_all_others_are_few():
+    # Eleven others are four times two, though twelve nodes are four times three.
+    assert rows_of(dilated_neighbors(H[:12], 4, dilation=3), 12) == sorted_by_distance(H[:12], 8)[:, ::2].tolist()
+    for _ in range(20):
+        rows = rows_of(dilated_neighbors(H[:12], 4, dilation=3, epsilon=1.0), 12)
+        assert all(node not in row for node, row in enumerate(rows))
+
+
 def test_random_ones_of_the_dilated_neighbourhood():
     torch.manual_seed(0)
     regular, all_near = (torch.tensor(sorted_by_distance(H, 12).tolist())[:, ::step] for step in (3, 1))
