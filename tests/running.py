@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -107,6 +108,15 @@ def summary_of(folder: Path) -> dict:
 def rounds_of(folder: Path) -> list[dict]:
     """The records of the rounds of a run."""
     return [r for r in read_records(folder / "metrics.jsonl") if r["kind"] == "round"]
+
+
+def kill_after_rounds(number: int, arguments: list[str], folder: Path, cache: Path) -> None:
+    """Start a run, and end it by kill -9 when it has ended so many rounds; it must not have come to its end."""
+    process = start(arguments, folder, cache)
+    wait_for_rounds(folder, number, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=300)
+    assert len(rounds_of(folder)) >= number and not (folder / "summary.json").exists()
 
 
 def wait_for_rounds(folder: Path, number: int, process: subprocess.Popen) -> None:

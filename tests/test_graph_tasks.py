@@ -14,7 +14,7 @@ import torch
 from graph_toys import write_graphs
 from hypothesis import given, settings, strategies as st
 from ogb.graphproppred import Evaluator
-from running import ROOT, forked, rounds_of, start, status_of, train, wait_for_rounds
+from running import ROOT, forked, kill_after_rounds, rounds_of, status_of, train
 from torch_geometric.data import Batch
 
 from models import DeeperGCN
@@ -309,12 +309,8 @@ def test_kill_9_loses_nothing(overrides, config_of, toys, tmp_path):
     overrides = ["train.epochs=40", "train.eval_every=3", *overrides]
     config, folder = config_of("ogbg-molpcba", *overrides), tmp_path / "killed"
     whole = train(config, tmp_path / "whole")
-    process = start(["+experiment=ogbg_molpcba", f"data.folder={toys['ogbg-molpcba']}", *SMALL, *overrides], folder,
-                    tmp_path / "cache")
-    wait_for_rounds(folder, 7, process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=300)
-    assert len(rounds_of(folder)) >= 7 and not (folder / "summary.json").exists()
+    arguments = ["+experiment=ogbg_molpcba", f"data.folder={toys['ogbg-molpcba']}", *SMALL, *overrides]
+    kill_after_rounds(7, arguments, folder, tmp_path / "cache")
     resumed = train(config, folder)
     assert resumed["weights_sha256"] == whole["weights_sha256"] and resumed["test"] == whole["test"]
 

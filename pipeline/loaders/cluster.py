@@ -81,8 +81,8 @@ class ClusterLoader:
         # int64, since SAGEConv and GINConv of PyG 2.8 fail on an int32 EdgeIndex.
         batch = induced_subgraph(self.data, nodes, dtype=torch.int64)
         if self._scale_sums:
-            whole, part = (graph.edge_index.get_csc()[0][0].diff() for graph in (self.data, batch))
-            batch.degree_ratio = torch.where(part > 0, whole[nodes] / part, 1.0)
+            indptr, part = self.data.edge_index.get_csc()[0][0], batch.edge_index.get_csc()[0][0].diff()
+            batch.degree_ratio = torch.where(part > 0, (indptr[nodes + 1] - indptr[nodes]) / part, 1.0)
         return self._finish(batch, cluster)
 
     def _finish(self, batch: Data, cluster: int) -> Data:
