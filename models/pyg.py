@@ -107,7 +107,7 @@ class PyGModel(torch.nn.Module):
         if self._splits is None:
             layer, was_training = self.layers[0], self.training
             edge_index, edge_attr = tiny_graph(self._edge_dim)
-            device = self.head.weight.device
+            device = next(self.parameters()).device  # the head may have been taken away
             h = torch.randn(NUM_NODES, self.hidden_channels, generator=torch.Generator().manual_seed(2))
             h, edge_attr = h.to(device), None if edge_attr is None else edge_attr.to(device)
             self.eval()

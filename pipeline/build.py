@@ -14,8 +14,16 @@ from torch_geometric.data import Data
 
 from models import custom
 from models.aggregate import backend
-from pipeline import arguments, estimate, keys
-from pipeline.build_model import build_model, construct, describe_foreign, learned_channels, naming_keys, try_model
+from pipeline import arguments, build_embedding, estimate, keys
+from pipeline.build_model import (
+    build_model,
+    construct,
+    describe_foreign,
+    encoder_of,
+    learned_channels,
+    naming_keys,
+    try_model,
+)
 from pipeline.build_predictor import build_predictor
 from pipeline.config import FOREIGN, Config
 from pipeline.data.cache import load, pack, path_of, unpack
@@ -44,7 +52,8 @@ from pipeline.trainers.gnn import GNNTrainer, Loader, Task
 
 log = logging.getLogger(__name__)
 
-# One line for each member of tasks/, loaders/ and trainers/, and for each kind of node features.
+# One line for each member of tasks/, loaders/ and trainers/, and for each kind of node features. Trainers that need
+# neither a task nor a loader are in build_embedding.py.
 TASKS: dict[str, type] = {"node": NodeTask, "graph": GraphTask, "link": LinkTask}
 LOADERS: dict[str, type] = {"cluster": ClusterLoader, "neighbor": NeighborLoader, "graph": GraphLoader}
 FEATURES: dict[str, type[NodeTable] | None] = {"data": None, "embedding": NodeTable}
@@ -81,9 +90,15 @@ def check(config: Config) -> None:
     for key, name, members in (("task", config.task.name, TASKS), ("loader", config.loader.name, LOADERS),
                                ("partition", config.partition.name, PARTITIONS),
                                ("features", config.features.name, FEATURES),
-                               ("trainer", config.trainer.name, TRAINERS), ("tracker", config.tracker.name, TRACKERS)):
+                               ("trainer", config.trainer.name, {**TRAINERS, **build_embedding.TRAINERS}),
+                               ("tracker", config.tracker.name, TRACKERS)):
         if name not in members:
             raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")
+    if config.trainer.name in build_embedding.TRAINERS:
+        arguments.check_folder("cache_dir", Path(config.cache_dir))
+        estimate.check_ranks(config)
+        build_embedding.check(config)
+        return
     if config.task.name == "link":
         _check_link(config)
     elif config.task.metric not in (None, *METRICS):
@@ -188,6 +203,14 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
     check(config)
     data = load(config.data, config.cache_dir, content_hash=content_hash)
     checked = content_hash is not None
+    if config.trainer.name in build_embedding.TRAINERS:
+        build_embedding.check_data(config, data)
+        if not checked:
+            log.info("%s", build_embedding.describe(config, data))
+        return OpenGraph(data, None, [(None, data)])
+    if "ptr" not in data and "train_mask" not in data:
+        raise ValueError(f"{config.data.origin()} has no labels to learn: give them as data.labels, or learn vectors "
+                         "of its nodes by trainer=node_embedding")
     if config.task.name != "link":
         check_metric(config.task.metric, data.metric)
     check_edge_features(config, data)
@@ -327,6 +350,8 @@ def build_trainer(config: Config, data: Data, device: torch.device, *, ranks: Ra
     Raises:
         ValueError: the configuration does not fit the graph.
     """
+    if config.trainer.name in build_embedding.TRAINERS:
+        return build_embedding.build_trainer(config, data, ranks, stop)
     train = config.train
     task, loader = build_task(config, data), build_loader(config, data, device)
     schedule = build_schedule(config, loader.num_batches, ranks)
@@ -347,10 +372,11 @@ def build_trainer(config: Config, data: Data, device: torch.device, *, ranks: Ra
         model, optimizer, task, loader, schedule, predict_all, device=device, table=table, precision=train.precision,
         clip_grad_norm=train.clip_grad_norm, seed=config.seed, prefetch=config.partition.prefetch, kernel=kernel,
         ranks=ranks, stop=stop)
-    title = getattr(model, "title", f"{config.model.num_layers} layers x {config.model.hidden_channels} channels")
+    encoder = encoder_of(model)
+    title = getattr(encoder, "title", f"{config.model.num_layers} layers x {config.model.hidden_channels} channels")
     log.info("model: %s, %s parameters, on %s", title, f"{trainer.num_parameters:,}", device)
     if config.model.name in FOREIGN:
-        log.info("%s", describe_foreign(config, model, data))
+        log.info("%s", describe_foreign(config, encoder, data))
     if knn := getattr(config.model, "knn", 0):
         log.info("the graph's edges are not used: model.knn=%d compares all pairs of a batch's nodes", knn)
     if table is not None:
@@ -363,10 +389,11 @@ def build_trainer(config: Config, data: Data, device: torch.device, *, ranks: Ra
 def build_session(config: Config, folder: Path, data: Data, *, ranks: Ranks = Ranks(),
                   stop: StopRequest | None = None) -> Session:
     """Build what keeps a run in its directory."""
+    metric = config.task.metric or data.get("metric")  # edges alone have none
     tracker, name = TRACKERS[config.tracker.name], "/".join(folder.resolve().parts[-2:])
     open_tracker = None if tracker is None else partial(
         tracker, folder, name=name, project=config.tracker.project,
-        best="min" if (config.task.metric or data.metric) in LOWER_IS_BETTER else "max",
+        best="min" if metric in LOWER_IS_BETTER else "max",
         settings={entry.name: entry.value for entry in keys.entries(config)})
     return Session(folder, data_hash=data.get("content_hash"), settings=settings(config),
                    patience=config.train.patience, check_every=config.parallel.check_every,

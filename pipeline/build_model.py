@@ -94,6 +94,11 @@ def naming_keys(config: Config) -> Iterator[None]:
         raise ValueError(f"model.{error}" if is_key else str(error)) from None
 
 
+def encoder_of(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the configured model itself, without what decodes pairs of nodes."""
+    return model.encoder if isinstance(model, LinkModel) else model
+
+
 def describe_foreign(config: Config, model: torch.nn.Module, data: Data) -> str:
     """Say what a model whose layers others wrote does with edge features, and how it is evaluated."""
     name = getattr(config.model, "conv", model.title)

@@ -93,4 +93,4 @@ def build_view_loader(config: Config, loader: Loader, data: Data) -> ClusterLoad
     clusters = loader.clusters if isinstance(loader, PairLoader) else loader
     if isinstance(clusters, ClusterLoader) and data is loader.data:
         return clusters
-    return ClusterLoader(data, scale_sums=config.partition.scale_sums, device=device)
+    return ClusterLoader(data, device=device)  # partition.scale_sums is of training by clusters

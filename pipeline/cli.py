@@ -23,6 +23,7 @@ from pipeline import arguments, config as configuration, keys
 from pipeline.config import Config, EvaluateConfig, TuneConfig
 from pipeline.data.config import DATA_SCHEMAS
 from pipeline.run.errors import EXIT_INTERRUPTED, one_line
+from pipeline.trainers.config import TRAINER_SCHEMAS
 
 PACKAGE = Path(__file__).resolve().parent
 # Installed, conf/ is a folder of the package; in a checkout it lies beside it.
@@ -37,7 +38,8 @@ def register_schema() -> None:
     store = ConfigStore.instance()
     store.store(name="config_schema", node=configuration.open_schema())
     store.store(name="evaluate_schema", node=EvaluateConfig)
-    for group, schemas in (("schema", DATA_SCHEMAS), ("model_schema", configuration.MODEL_SCHEMAS)):
+    for group, schemas in (("schema", DATA_SCHEMAS), ("model_schema", configuration.MODEL_SCHEMAS),
+                           ("trainer_schema", TRAINER_SCHEMAS)):
         for name, schema in schemas.items():
             store.store(group=group, name=name, node=configuration.open_mappings(schema))
     OmegaConf.register_new_resolver("run_dir", choose_run_dir, replace=True)
@@ -65,11 +67,12 @@ def explain(error: Exception) -> str:
     if is_out_of_memory(error):
         return "out of memory: raise partition.num_parts, or lower model.hidden_channels or parallel.num_ranks " \
                f"({str(error).splitlines()[0] if str(error) else type(error).__name__})"
-    if found := re.search(r"Could not override '((data|model)\.\w+)'", str(error)):
+    if found := re.search(r"Could not override '((data|model|trainer)\.\w+)'", str(error)):
         return f"{found[1]} is a key of {_owners(found[1])} alone"
     if found := re.search(r"(?s)In 'experiment/(\w+)'.*Key '(\w+)' not in '(\w+)'", str(error)):
         # An experiment is composed last: its keys meet the group that the command line chose.
-        group = "data" if found[3] in {schema.__name__ for schema in DATA_SCHEMAS.values()} else "model"
+        group = next((group for group, schemas in (("data", DATA_SCHEMAS), ("trainer", TRAINER_SCHEMAS))
+                      if found[3] in {schema.__name__ for schema in schemas.values()}), "model")
         return (f"+experiment={found[1]} sets {group}.{found[2]}, a key of {_owners(f'{group}.{found[2]}')} alone: for "
                 f"another {group}, give its other keys by hand, as conf/experiment/{found[1]}.yaml has them")
     return arguments.explain(error) or one_line(error)
@@ -78,7 +81,7 @@ def explain(error: Exception) -> str:
 def _owners(key: str) -> str:
     """Name the members of a group that have a key."""
     group = key.partition(".")[0]
-    schemas = {"data": DATA_SCHEMAS, "model": configuration.MODEL_SCHEMAS}[group]
+    schemas = {"data": DATA_SCHEMAS, "model": configuration.MODEL_SCHEMAS, "trainer": TRAINER_SCHEMAS}[group]
     return " and ".join(f"{group}={name}" for name, schema in schemas.items()
                         if key in {entry.name for entry in keys.entries(schema(), f"{group}.")})
 

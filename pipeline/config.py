@@ -18,6 +18,7 @@ from pipeline.data.config import DATA_SCHEMAS, DataConfig, SyntheticProteinsConf
 from pipeline.keys import key
 from pipeline.run import files
 from pipeline.run.errors import DamagedFile, one_line
+from pipeline.trainers.config import TRAINER_SCHEMAS, TrainerConfig
 
 
 @dataclass
@@ -113,13 +114,6 @@ class FeaturesConfig:
     optimizer: str = key("sparse_adam", "of the table: sparse_adam, or sgd, which keeps no moments")
     device: str = key("auto", "where the table lies: auto, with the model; cpu, in the memory of the machine",
                       choices=("auto", "cpu"))
-
-
-@dataclass
-class TrainerConfig:
-    """What a step is."""
-
-    name: str = key("gnn", "the trainer")
 
 
 @dataclass
@@ -219,9 +213,11 @@ class EvaluateConfig:
     num_views: int | None = key(None, "views to average; those of the run if not given", minimum=1, below=10_000)
     num_parts: int | None = key(None, "clusters of a view; those of the run if not given", minimum=1)
     num_neighbors: list[int] | None = key(None, "neighbours drawn at each hop; those of the run if not given")
-    predictions: str | None = key(None, "a file to save the logits to, in the order of nodes or pairs", is_path=True)
-    pairs: str | None = key(None, "of task=link, a file with the pairs to predict, [num_pairs, 2] by torch.save; those "
-                            "of the test if not given", is_path=True)
+    predictions: str | None = key(None, "a file to save the logits to, in the order of nodes or pairs; of vectors also "
+                                  ".npy, .parquet, or .txt as word2vec's", is_path=True)
+    pairs: str | None = key(None, "of task=link and of vectors, a file with the pairs to predict, [num_pairs, 2] by "
+                            "torch.save; those of the test if not given", is_path=True)
+    neighbors: int = key(0, "of vectors: save as many nearest nodes of each in their place", minimum=0)
     device: str = key("auto", "auto, cpu, cuda or cuda:N")
 
 
@@ -239,9 +235,9 @@ class TuneConfig:
 
 
 def open_schema() -> DictConfig:
-    """Return the schema with places for any dataset and model, for Hydra to compose into."""
+    """Return the schema with places for any dataset, model and trainer, for Hydra to compose into."""
     schema = OmegaConf.structured(Config)
-    schema.data, schema.model = DataConfig, ModelConfig
+    schema.data, schema.model, schema.trainer = DataConfig, ModelConfig, TrainerConfig
     return schema
 
 
@@ -255,9 +251,10 @@ def open_mappings(schema: type) -> DictConfig:
 
 
 def all_keys() -> set[str]:
-    """Return the names of the keys of all datasets and models."""
+    """Return the names of the keys of all datasets, models and trainers."""
     configs = [dataclasses.replace(Config(), data=schema()) for schema in DATA_SCHEMAS.values()]
     configs += [dataclasses.replace(Config(), model=schema()) for schema in MODEL_SCHEMAS.values()]
+    configs += [dataclasses.replace(Config(), trainer=schema()) for schema in TRAINER_SCHEMAS.values()]
     return {entry.name for config in configs for entry in keys.entries(config)}
 
 
@@ -273,6 +270,8 @@ def to_object(cfg: DictConfig) -> Config:
         if chosen not in schemas:
             raise ValueError(f"{part}.{name}={chosen} is unknown; choose one of {', '.join(schemas)}")
         schema[part] = OmegaConf.structured(schemas[chosen])
+    trainer = OmegaConf.select(cfg, "trainer.name")
+    schema.trainer = OmegaConf.structured(TRAINER_SCHEMAS.get(trainer, TrainerConfig))
     try:
         merged = OmegaConf.merge(schema, OmegaConf.to_container(cfg, resolve=True))
         if missing := OmegaConf.missing_keys(merged):
@@ -297,6 +296,15 @@ def check(config: Config) -> None:
                          "largest component")
     if config.parallel.name == "single" and config.parallel.num_ranks > 1:
         raise ValueError(f"parallel=single is one rank, not parallel.num_ranks={config.parallel.num_ranks}")
+    if config.data.holds not in config.trainer.takes:
+        fitting = [name for name, schema in DATA_SCHEMAS.items() if getattr(schema, "holds") in config.trainer.takes]  # noqa: B009
+        raise ValueError(f"trainer={config.trainer.name} does not take what data={config.data.source} holds; choose "
+                         f"one of data={', '.join(fitting)}")
+    if "graphs" not in config.trainer.takes:
+        if components != "all":
+            raise ValueError(f"data.components={components}: trainer={config.trainer.name} trains on all of the data; "
+                             "leave it out")
+        return  # none of the other parts takes part
     _check_graphs(config)
     _check_features(config)
     knn = getattr(config.model, "knn", 0)
@@ -315,7 +323,7 @@ def check(config: Config) -> None:
 
 def _check_graphs(config: Config) -> None:
     whole = {"task": config.task.name == "graph", "loader": config.loader.name == "graph",
-             "data": config.data.whole_graphs}
+             "data": config.data.holds == "graphs"}
     if not any(whole.values()):
         return
     if not all(whole.values()):

@@ -37,7 +37,8 @@ def settings(config: Config) -> dict[str, Any]:
 
 def changed_keys(config: Config) -> set[str]:
     """Return the keys that have another value than in the default run."""
-    default = dataclasses.replace(Config(), data=type(config.data)(), model=type(config.model)())
+    default = dataclasses.replace(Config(), data=type(config.data)(), model=type(config.model)(),
+                                  trainer=type(config.trainer)())
     values = {entry.name: entry.value for entry in keys.entries(config)}
     chosen = {name for name, part, usual in (("data.source", config.data, Config().data),
                                              ("model.name", config.model, Config().model))
@@ -66,7 +67,16 @@ COUNTS_WHERE: dict[str, tuple[str, tuple]] = {
     "model.y": ("model.aggr", ("softmax_sum", "power_sum")),
     "model.learn_y": ("model.aggr", ("softmax_sum", "power_sum")),
     "model.learn_msg_scale": ("model.msg_norm", (True,)),
+    "trainer.p": ("trainer.model", ("node2vec",)),
+    "trainer.q": ("trainer.model", ("node2vec",)),
+    "trainer.walk_length": ("trainer.model", ("deepwalk", "node2vec")),
+    "trainer.order": ("trainer.model", ("line",)),
+    "trainer.holdout": ("trainer.metric", ("auc", None)),
 }
+# Parts of a configuration that only trainer=gnn looks at.
+PARTS_OF_GNN = ("model.", "task.", "loader.", "partition.", "features.", "evaluation.", "kernel", "parallel.lr_scaling",
+                *(f"train.{name}" for name in ("optimizer", "weight_decay", "warmup_steps", "clip_grad_norm",
+                                               "label_input", "precision")))
 
 
 def explain_idle_keys(config: Config) -> str | None:
@@ -74,6 +84,10 @@ def explain_idle_keys(config: Config) -> str | None:
     values, changed = {entry.name: entry.value for entry in keys.entries(config)}, changed_keys(config)
     idle = [f"{name}={values[name]} with {other}={values[other]}" for name, (other, counts) in COUNTS_WHERE.items()
             if name in changed and values[other] not in counts]
+    if "graphs" not in config.trainer.takes:
+        idle += [f"{name}={values[name]} with trainer.name={config.trainer.name}" for name in sorted(changed)
+                 if name.startswith(PARTS_OF_GNN)]
+        return f"without effect: {', '.join(idle)}" if idle else None
     unused: set[str] = set()
     if config.loader.name in ("neighbor", "graph"):
         unused = {name for name in changed if name.startswith("partition.")} - {"partition.prefetch"}

@@ -9,9 +9,10 @@ from pathlib import Path
 from pipeline import config as configuration, effects, keys
 from pipeline.config import Config
 from pipeline.graph.components import Components
-from pipeline.run import files
+from pipeline.run import checkpoint, files
 from pipeline.run.errors import DamagedFile
 from pipeline.run.ranks import Ranks
+from pipeline.run.session import check_settings
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,20 @@ def resolve(config: Config, folder: Path, *, named: Set[str] = frozenset(), cont
         raise ValueError(f"{folder} was configured otherwise: {'; '.join(differing.values())}{hint}. Leave out what "
                          "differs: resume=DIR takes the configuration from there")
     return config
+
+
+def load_checkpoint(folder: Path, config: Config, name: str) -> dict:
+    """Load a checkpoint of a run to use what it learned.
+
+    Args:
+        name: "best" or "last".
+
+    Raises:
+        ValueError: there is none, it is damaged, or the configuration is not the one it was trained with.
+    """
+    state = checkpoint.load(folder / "checkpoints" / f"{name}.pt")
+    check_settings(folder, state, effects.settings(config))
+    return state
 
 
 def read_finished(config: Config, folder: Path) -> dict | None:

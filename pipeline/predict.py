@@ -1,6 +1,4 @@
-"""`python -m pipeline.predict run=DIR predictions=FILE`: the predictions of a checkpoint for all nodes or for pairs."""
-
-from pathlib import Path
+"""`python -m pipeline.predict run=DIR predictions=FILE`: the predictions of a checkpoint, or its vectors."""
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
@@ -15,8 +13,7 @@ def main(cfg: DictConfig) -> None:
         if OmegaConf.is_missing(cfg, "run") or cfg.predictions is None:
             raise ValueError("of which run, and where to? python -m pipeline.predict run=DIR predictions=FILE")
         from pipeline import restore  # torch and PyG take seconds to import: --help does not wait for them
-        options = cli.as_options(cfg)
-        restore.save_predictions(Path(options.predictions), restore.restore(options))
+        restore.predict(cli.as_options(cfg))
 
 
 if __name__ == "__main__":

@@ -20,14 +20,17 @@ def fill_caches(config: Config) -> None:
         ValueError: the dataset is inconsistent, or the partition impossible.
         OSError: a download failed.
     """
-    from pipeline import build
+    from pipeline import build, build_embedding
     from pipeline.schedule import Share
 
     if isinstance(config.data, OGBConfig) and config.data.folder is None:
         from pipeline.data import ogb_link, ogb_node
         needed = ogb_link.needed if isinstance(config.data, OGBLinkConfig) else None
         ogb_node.download(config.data.name, config.data.root, needed)
-    for _, part in build.open_graph(config).parts:
+    parts = build.open_graph(config).parts
+    if config.trainer.name in build_embedding.TRAINERS:
+        return  # nothing else is kept
+    for _, part in parts:
         loader, start = build.build_loader(config, part), time.perf_counter()
         drawn = loader.draw(0, Share())
         loader.measure(drawn, time.perf_counter() - start)

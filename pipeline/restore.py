@@ -1,7 +1,6 @@
 """A trained model again: the checkpoint of a run with the graph that it was trained on."""
 
 import dataclasses
-import io
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +9,14 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pipeline import build, config as configuration, effects, keys
+from pipeline import build, build_embedding, config as configuration, folder as run_folder, keys, vectors
 from pipeline.config import Config, EvaluateConfig
 from pipeline.features import load_weights
-from pipeline.run import checkpoint, files
+from pipeline.run import files
 from pipeline.run.log import format_score, format_table
-from pipeline.run.session import check_data, check_settings
+from pipeline.run.session import check_data
 from pipeline.trainers.gnn import Task
+from pipeline.vectors import read_pairs
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +55,13 @@ def restore(options: EvaluateConfig) -> Restored:
         raise ValueError(f"pairs={options.pairs}: where to save their predictions? Give predictions=FILE")
     folder = Path(options.run)
     config = configuration.load(folder / "config.yaml")
+    if options.neighbors:
+        raise ValueError(f"neighbors={options.neighbors}: {folder} learned no vectors that have neighbours; leave it "
+                         "out")
     if config.data.components == "separate":
         raise ValueError(f"{folder} holds a model for each component: evaluate one of "
                          f"{', '.join(sorted(str(path) for path in folder.glob('component_*')))}")
-    state = checkpoint.load(folder / "checkpoints" / f"{options.checkpoint}.pt")
-    check_settings(folder, state, effects.settings(config))
+    state = run_folder.load_checkpoint(folder, config, options.checkpoint)
     given = {key: getattr(options, key) for key in ("method", "num_views", "num_parts", "num_neighbors")
              if getattr(options, key) is not None}
     config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, **given))
@@ -91,6 +93,8 @@ def evaluate(options: EvaluateConfig) -> dict[str, float]:
     Raises:
         ValueError: see :func:`restore`.
     """
+    if holds_vectors(options):
+        return vectors.evaluate(options)
     restored = restore(options)
     scores = restored.task.scores(restored.model, restored.rows, official=True)
     title = (f"{options.checkpoint} checkpoint of {Path(options.run)}, epoch {restored.epoch}, "
@@ -102,6 +106,23 @@ def evaluate(options: EvaluateConfig) -> dict[str, float]:
     return scores
 
 
+def predict(options: EvaluateConfig) -> None:
+    """Save the predictions of a checkpoint of a run.
+
+    Raises:
+        ValueError: see :func:`restore`.
+    """
+    if holds_vectors(options):
+        vectors.predict(options)
+    else:
+        save_predictions(Path(options.predictions), restore(options))
+
+
+def holds_vectors(options: EvaluateConfig) -> bool:
+    """Tell whether a run has trained vectors, without a model."""
+    return configuration.load(Path(options.run) / "config.yaml").trainer.name in build_embedding.TRAINERS
+
+
 def save_predictions(path: Path, restored: Restored) -> None:
     """Save predictions, and the nodes that they are of where these are not all nodes of the dataset."""
     predictions = restored.task.predictions(restored.model, restored.rows, restored.pairs)
@@ -110,20 +131,3 @@ def save_predictions(path: Path, restored: Restored) -> None:
     files.write_atomically(path, lambda file: torch.save(predictions, file))
     kind = next(kind for kind in ("logits", "values") if kind in predictions)
     log.info("%s of %s %s in %s", kind, f"{len(predictions[kind]):,}", restored.task.unit, path)
-
-
-def read_pairs(path: Path) -> Tensor:
-    """Read a tensor that torch.save wrote.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if not path.is_file():
-        raise ValueError(f"pairs={path} does not exist; save a tensor of shape [num_pairs, 2] there with torch.save")
-    try:
-        pairs = torch.load(io.BytesIO(files.read_bytes(path)), weights_only=True)
-    except checkpoint.UNREADABLE as error:
-        raise ValueError(f"pairs={path} is no tensor that torch.save wrote ({type(error).__name__})") from error
-    if not isinstance(pairs, Tensor):
-        raise ValueError(f"pairs={path} holds a {type(pairs).__name__}, not a tensor of shape [num_pairs, 2]")
-    return pairs

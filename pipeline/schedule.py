@@ -111,3 +111,14 @@ class Schedule:
         warmup = f" after {self.warmup_steps} steps" if self.warmup_steps else ""
         return (f"{self.num_ranks} ranks, parallel={'split' if self.split else 'epochs'}: learning rate {self.lr:g}, "
                 f"scaled ({self.lr_scaling}) {self.learning_rate(self.warmup_steps, 0):g}{warmup}")
+
+
+def fall_linearly(lr: float, last: float, done: float) -> float:
+    """Compute a learning rate that falls linearly to a fraction of its first value.
+
+    Args:
+        lr: at the beginning.
+        last: fraction of it at the end.
+        done: fraction of the run.
+    """
+    return lr * (1 - (1 - last) * done)

@@ -13,6 +13,8 @@ from hypothesis import settings
 from torch_geometric.data import Data
 
 from pipeline import cli, config as configuration
+from pipeline.data.arithmetic import read as read_math
+from pipeline.data.config import MathConfig
 from pipeline.graph.edges import sort_edges
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -92,6 +94,15 @@ def write_csv(path: Path, table) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(path, "wt") as file:
         pd.DataFrame(table).to_csv(file, header=False, index=False)
+
+
+def write_triples(folder: Path) -> Path:
+    """Write a small knowledge graph: arithmetic modulo 30."""
+    data = read_math(MathConfig(num_entities=30, num_operands=4, num_train=400, num_valid=40, num_test=40))
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, triples in zip(("train", "valid", "test"), data.triples.split(data.triple_ptr.diff().tolist())):
+        (folder / f"{split}.txt").write_text("".join(f"{h}\trelation{r}\t{t}\n" for h, r, t in triples.tolist()))
+    return folder
 
 
 def write_links(folder: Path) -> Path:

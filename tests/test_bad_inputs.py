@@ -40,21 +40,23 @@ COMMANDS = [
     (TRAIN, "partion=metis", "partion is unknown; did you mean partition?"),
     (TRAIN, "partition=metsi", "partition=metsi is unknown; choose one of metis, metis_random, random, whole; did you "
                                "mean metis?"),
-    (TRAIN, "data=fiel", "data=fiel is unknown; choose one of digits, file, graph_files, ogb, ogb_graph, "
-                         "ogb_link, smiles, synthetic_proteins; did you mean file?"),
+    (TRAIN, "data=fiel", "data=fiel is unknown; choose one of digits, edges, file, graph_files, math, ogb, ogb_graph, "
+                         "ogb_link, smiles, synthetic_proteins, triples; did you mean file?"),
     (TRAIN, "model=gcn", "model=gcn is unknown; choose one of custom, deepergcn, equilibrium, pyg, revgnn"),
-    (TRAIN, "experiment=digit", "experiment=digit is unknown; choose one of digits, ogbg_molhiv, ogbg_molpcba, "
-                                "ogbg_ppa, ogbl_collab, ogbn_arxiv, ogbn_products, ogbn_proteins, "
+    (TRAIN, "experiment=digit", "experiment=digit is unknown; choose one of complex_fb15k237, complex_math, "
+                                "deepwalk_blogcatalog, digits, line_blogcatalog, node2vec_blogcatalog, ogbg_molhiv, "
+                                "ogbg_molpcba, ogbg_ppa, ogbl_collab, ogbn_arxiv, ogbn_products, ogbn_proteins, "
                                 "ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide, proteins_labels, "
-                                "proteins_small; did you mean digits?"),
-    (TRAIN, "+experiment=cora", "experiment=cora is unknown; choose one of digits, ogbg_molhiv, ogbg_molpcba, "
-                                "ogbg_ppa, ogbl_collab, ogbn_arxiv, ogbn_products, ogbn_proteins, "
+                                "proteins_small, rotate_fb15k237; did you mean digits?"),
+    (TRAIN, "+experiment=cora", "experiment=cora is unknown; choose one of complex_fb15k237, complex_math, "
+                                "deepwalk_blogcatalog, digits, line_blogcatalog, node2vec_blogcatalog, ogbg_molhiv, "
+                                "ogbg_molpcba, ogbg_ppa, ogbl_collab, ogbn_arxiv, ogbn_products, ogbn_proteins, "
                                 "ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide, proteins_labels, "
-                                "proteins_small"),
+                                "proteins_small, rotate_fb15k237"),
     (TRAIN, "sweep=seed", "sweep=seed is unknown; choose one of search, seeds; did you mean seeds?"),
     (TRAIN, "-m partition=metis,radnom", "partition=radnom is unknown; choose one of metis, metis_random, random, "
                                          "whole; did you mean random?"),
-    (TRAIN, "data.path=graph.pt", "data.path is a key of data=file and data=smiles alone"),
+    (TRAIN, "data.path=graph.pt", "data.path is a key of data=file and data=smiles and data=edges alone"),
     (TRAIN, "model=revgnn model.virtual_node=add", "model.virtual_node is a key of model=deepergcn alone"),
     (TRAIN, "+experiment=ogbg_molhiv model=revgnn",
      "+experiment=ogbg_molhiv sets model.block, a key of model=deepergcn alone: for another model, give its other keys "
@@ -64,8 +66,8 @@ COMMANDS = [
     (TRAIN, "+train.lr=0.1", "+train.lr=0.1: train.lr is a key of every run; leave out the plus"),
     (TRAIN, "+data=digits", "+data=digits: data is part of every run; leave out the plus"),
     (TRAIN, "=1", "=1 names no key: write KEY=VALUE, see --help"),
-    (TRAIN, "data=null", "data=null is unknown; choose one of digits, file, graph_files, ogb, ogb_graph, "
-                         "ogb_link, smiles, synthetic_proteins"),
+    (TRAIN, "data=null", "data=null is unknown; choose one of digits, edges, file, graph_files, math, ogb, ogb_graph, "
+                         "ogb_link, smiles, synthetic_proteins, triples"),
     (TRAIN, "TRAIN.LR=1", "TRAIN.LR is unknown; see --help"),
     (TRAIN, "train/lr=1", "train/lr is unknown; did you mean train.lr?"),
     (TRAIN, "train.lr 0.1", "train.lr is no key=value: write KEY=VALUE, see --help"),
@@ -120,7 +122,7 @@ COMMANDS = [
     (TRAIN, "device=tpu0", "device=tpu0 is unknown; choose auto, cpu, cuda or cuda:N"),
     (TRAIN, "device=meta", "device=meta is unknown; choose auto, cpu, cuda or cuda:N"),
     (TRAIN, "data.source=web", "data.source=web is unknown; choose one of synthetic_proteins, digits, ogb, ogb_graph, "
-                               "ogb_link, file, graph_files, smiles"),
+                               "ogb_link, file, graph_files, smiles, edges, triples, math"),
     (TRAIN, "model.name=gat", "model.name=gat is unknown; choose one of deepergcn, revgnn, equilibrium, pyg, custom"),
     (TRAIN, "model.aggr=median", f"model.aggr=median is unknown; choose one of {AGGREGATIONS}"),
     (TRAIN, "model.block=skip", "model.block=skip is unknown; choose one of res+, res, plain, dense"),

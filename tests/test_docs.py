@@ -11,7 +11,10 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
+import scipy.io
+from conftest import write_triples
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from running import ROOT, TOY, shell
@@ -19,6 +22,7 @@ from running import ROOT, TOY, shell
 from pipeline import cli, config as configuration, keys, space
 from pipeline.config import MODEL_SCHEMAS, Config, EvaluateConfig
 from pipeline.data.config import DATA_SCHEMAS, OGB_GRAPH_NAMES
+from pipeline.trainers.config import TRAINER_SCHEMAS
 from scripts.keys import write_page
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -114,7 +118,8 @@ def assert_sound(command: list[str]) -> None:
             (folder,) = spec.submodule_search_locations or [None]
             main = Path(spec.origin) if folder is None else Path(folder, "__main__.py")
             for option in re.findall(r"--[a-z-]+", " ".join(options)):
-                assert f'"{option}"' in main.read_text(), f"{module} has no {option}"
+                name = option.removeprefix("--").replace("-", "_")  # sizes of a benchmark are given by name
+                assert re.search(rf'"{option}"|"{name}": |\b{name}=', main.read_text()), f"{module} has no {option}"
 
 
 @pytest.mark.parametrize("page", EVERYWHERE, ids=lambda page: page.name)
@@ -167,12 +172,14 @@ def test_keys_and_files_in_the_prose_exist(page):
     if page.name == "log.md":  # is dated, and speaks of files that were
         return
     configs = [Config(), *(dataclasses.replace(Config(), data=schema()) for schema in DATA_SCHEMAS.values()),
-               *(dataclasses.replace(Config(), model=schema()) for schema in MODEL_SCHEMAS.values()), EvaluateConfig()]
+               *(dataclasses.replace(Config(), model=schema()) for schema in MODEL_SCHEMAS.values()),
+               *(dataclasses.replace(Config(), trainer=schema()) for schema in TRAINER_SCHEMAS.values()),
+               EvaluateConfig()]
     known = {entry.name for config in configs for entry in keys.entries(config)}
     parts = {field.name for field in dataclasses.fields(Config)}
     for code in re.findall(r"`([^`\n]+)`", prose_of(page)):
         name = re.fullmatch(r"([a-z_]+\.[a-z_]+)(=\S*)?", code)
-        if name and code != "train.log" and name[1].split(".")[0] in parts:
+        if name and code not in ("train.log", "train.txt") and name[1].split(".")[0] in parts:
             assert name[1] in known, f"{page.name}: {code}"
         if re.fullmatch(r"(pipeline|models|scripts|tests|conf)/[\w/.]+", code):
             assert (ROOT / code).exists(), f"{page.name}: {code}"
@@ -211,8 +218,12 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
     folder = folder.with_name(graphs) if graphs else folder
     if "+experiment=ogbl_collab" in arguments:
         folder = folder.with_name("ogbl-collab")
-    if "data=graph_files" not in arguments:  # which the page itself writes
+    if any("fb15k237" in argument for argument in arguments):
+        folder = folder.with_name("triples")
+    if not {"data=graph_files", "data=triples"} & set(arguments):  # which the page itself writes
         arguments = [re.sub(r"^data\.folder=.*", f"data.folder={folder}", argument) for argument in arguments]
+    arguments = [re.sub(r"^data\.path=.*blogcatalog", f"data.path={folder.with_name('blogcatalog')}", argument)
+                 for argument in arguments]
     arguments = [re.sub(r"^parallel\.num_ranks=.*", "parallel.num_ranks=2", argument) for argument in arguments]
     if module == "scripts.bench":
         if arguments[0] not in SMALL_BENCH:
@@ -246,6 +257,10 @@ def test_every_command_runs(page, shared, ogb_toy):
     for name in OGB_GRAPH_NAMES:
         ogb_toy(name)
     ogb_toy("ogbl-collab")
+    write_triples(toy.with_name("triples"))
+    network = np.triu(np.random.default_rng(0).random((40, 40)) < 0.2, 1)
+    scipy.io.savemat(toy.with_name("blogcatalog.mat"), {
+        "network": (network | network.T).astype(float), "group": np.eye(3)[np.arange(40) % 3]})
     for language, block in blocks_of(page):
         if language == "python":
             steps.append(["-c", block])

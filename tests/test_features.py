@@ -22,6 +22,7 @@ from pipeline.run.errors import EXIT_TRY_AGAIN, RankError
 from pipeline.run.launch import launch
 from pipeline.run.ranks import Ranks
 from pipeline.run.stop import StopRequest
+from pipeline.run.sync import GradientSync
 
 CPU = torch.device("cpu")
 TABLE = [*TOY, "features=embedding", "features.channels=6"]
@@ -167,9 +168,18 @@ def test_the_norm_that_is_clipped_is_that_of_model_and_table(configure, monkeypa
     monkeypatch.setattr(NodeTable, "attach", lambda self, batch, device, rng=None: drawn.append(rng)
                         or attach(self, batch, device, rng))
     config = configure(*TABLE, "train.clip_grad_norm=0.01", "train.warmup_steps=10", "features.lr=0.5")
-    data = build.open_graph(config).data
+    data, norms, sync = build.open_graph(config).data, [], GradientSync.__call__
+
+    def measure_then_sync(self, *args):
+        agreed = sync(self, *args)
+        grads = [p.grad for p in trainer.model.parameters() if p.grad is not None] + [trainer.table.gradient()]
+        norms.append(float(torch.nn.utils.get_total_norm(grads)) / agreed.count)
+        return agreed
+
+    monkeypatch.setattr(GradientSync, "__call__", measure_then_sync)
     with build.build_trainer(config, data, CPU) as trainer:
         next(trainer.steps())
+        assert trainer.progress.grad_norm == pytest.approx(norms[0]), "of the mean over the labels"
         grads = [p.grad for p in trainer.model.parameters() if p.grad is not None] + [trainer.table.gradient()]
         assert float(torch.nn.utils.get_total_norm(grads)) == pytest.approx(0.01, rel=1e-3)
         assert trainer.progress.grad_norm > 0.01 and float(trainer.table.gradient().norm()) > 0

@@ -185,8 +185,10 @@ def test_two_ranks_take_uneven_rounds_and_agree(mode, configure_links, tmp_path)
     assert (summary["data_epochs"], summary["num_rounds"]) == (3, 2 if mode == "epochs" else 3)
 
 
-def test_views_of_one_cluster_are_exact_and_the_official_metric_is_ours(configure_links, tmp_path):
-    config = configure_links("task.valid_edges=true")
+@pytest.mark.parametrize("model", [["model=deepergcn"], ["model=pyg", "model.kwargs.heads=2"],
+                                   ["model=custom", "model.path=foreign_cases.Net"]], ids=lambda model: model[0])
+def test_views_of_one_cluster_are_exact_and_the_official_metric_is_ours(model, configure_links, tmp_path):
+    config = configure_links("task.valid_edges=true", *model)
     summary = train(config, tmp_path / "run")
     folder = str(tmp_path / "run")
     exact = restore.restore(EvaluateConfig(run=folder, device="cpu"))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from pipeline.data import graph_files, many, smiles
 from pipeline.data.cache import load
 from pipeline.data.config import GraphFilesConfig, SmilesConfig
 from pipeline.data.many import Graphs, read_in_parallel
+from pipeline.run.launch import start_rank_server
 from scripts.strikes import is_alive
 
 TABLE = "smiles,active,size,split\nCCO,1,3,train\nc1ccccc1,0,6,train\nCC(=O)[O-],,4,valid\nN,1,1,test\n"
@@ -63,6 +65,13 @@ def test_a_folder_becomes_a_union(folder, tmp_path):
     assert not torch.equal(other.train_mask, data.train_mask)
 
 
+@pytest.mark.parametrize("step", [1, -1])
+def test_files_are_in_the_order_of_their_names_however_the_disk_lists_them(step, tmp_path, monkeypatch):
+    names = ["2.pt", "10.pt", "a_02.pt", "a_2.pt", "a_2.pth", "a_2_b.pt", "a_10.pt", "b_1.pt"]
+    monkeypatch.setattr(Path, "iterdir", lambda folder: (folder / name for name in names[::step]))
+    assert [path.name for path in graph_files.find_files(tmp_path)[""]] == names
+
+
 def test_folders_are_splits(folder, tmp_path):
     for number in range(12):
         split = folder / ("train" if number < 7 else "valid" if number < 10 else "test")
@@ -100,6 +109,13 @@ def refuse(number: int) -> Graphs:
     return tell(number)
 
 
+def refuse_or_take_long(number: int) -> Graphs:
+    if number == 0:
+        raise ValueError("item 0 is none")
+    time.sleep(0.2)
+    return tell(number)
+
+
 def wait_for_ever(number: int, folder: Path) -> Graphs:
     (folder / str(os.getpid())).touch()
     time.sleep(600)
@@ -121,6 +137,19 @@ def test_processes_return_the_items_in_order_with_few_files_open():
 def test_the_first_item_that_is_refused_is_named():
     with pytest.raises(ValueError, match="^item 700 is none$"):
         read_in_parallel(refuse, range(5000), 2)
+
+
+def test_what_is_refused_does_not_wait_for_what_the_others_read():
+    # Nor does a thread of the pool fail at what was left, of which pytest would make an error.
+    start_rank_server()
+    bystander = get_context("forkserver").Process(target=time.sleep, args=(600,), daemon=True)
+    bystander.start()
+    begin = time.monotonic()
+    with pytest.raises(ValueError, match="^item 0 is none$"):
+        read_in_parallel(refuse_or_take_long, range(5000), 2)  # eight minutes of work
+    assert time.monotonic() - begin < 120 and active_children() == [bystander] and bystander.is_alive()
+    bystander.kill()
+    bystander.join()
 
 
 def test_a_killed_process_is_told_of():

@@ -93,6 +93,32 @@ def test_gradients_are_those_of_one_process_that_accumulates_the_clusters(num_ra
             assert (a - b).abs().max() <= 1e-6 * b.abs().max()
 
 
+class Heard(Ranks):
+    """The second of two ranks, of which the first is not there; keeps what it tells."""
+
+    def sum_(self, tensor):
+        heard.append(tensor.clone())
+
+    def gather(self, tensor):
+        heard.append(tensor.clone())
+        return [tensor]
+
+
+heard: list[torch.Tensor] = []
+
+
+def test_a_step_without_a_batch_adds_nothing_to_that_of_the_others(configure):
+    config = configure(*TOY, "parallel=split", "parallel.num_ranks=2", "partition.num_parts=3", "features=embedding",
+                       "features.channels=4", "features.concat=true")
+    trainer = build.build_trainer(config, task_graph(list(range(30))), torch.device("cpu"), ranks=Heard(1, 2))
+    (batch,) = trainer.loader.batches(0, trainer.schedule.share(0))
+    for given in (batch, None, batch, None):
+        heard.clear()
+        trainer._step(given, 0.01)
+        # Losses, labels and gradients; then of the table's rows their number, numbers and gradients.
+        assert len(heard) == 5 and [bool(told.any()) for told in heard] == [given is not None] * 5
+
+
 @pytest.mark.parametrize("overrides", [["evaluation=views", "evaluation.num_views=3"], ["evaluation=exact"]])
 def test_shared_evaluation_is_that_of_one_process(overrides, configure):
     data = random_graph(60, 300, 0)

@@ -1,5 +1,6 @@
 """Neighbour sampling: what is drawn, how often, and batches of it."""
 
+import contextlib
 import csv
 import io
 import itertools
@@ -24,7 +25,7 @@ from pipeline.data.cache import load
 from pipeline.effects import explain_idle_keys
 from pipeline.folder import write_config
 from pipeline.graph.sampling import LIBRARY, NeighborSampler
-from pipeline.loaders.neighbor import NeighborLoader
+from pipeline.loaders.neighbor import NeighborLoader, SeedOrder
 from pipeline.restore import restore
 from pipeline.run import checkpoint
 from pipeline.run.errors import EXIT_TRY_AGAIN
@@ -227,10 +228,16 @@ def test_batches_are_a_function_of_seed_round_and_share():
 
 def test_a_node_that_several_batches_reach_draws_anew_in_each():
     edges = [(0, seed) for seed in range(1, 9)] + [(other, 0) for other in range(9, 29)]
-    data = make_graph(edges, 29, x=torch.ones(29, 2), y=torch.zeros(29, 1))
-    loader = NeighborLoader(data, [1, 3], batch_size=1, nodes=torch.arange(1, 9))
-    drawn = {tuple(sorted(batch.n_id[2:].tolist())) for batch in batches(loader)}
-    assert all(len(nodes) == 3 for nodes in drawn) and len(drawn) > 5
+    data, seeds = make_graph(edges, 29, x=torch.ones(29, 2), y=torch.zeros(29, 1)), torch.arange(1, 9)
+
+    def drawn(path=(3, 1), **options):
+        loader = NeighborLoader(data, [1, 3], batch_size=1, nodes=seeds, **options)
+        return [tuple(sorted(batch.n_id[2:].tolist())) for batch in loader.batches_of(SeedOrder(seeds, path), range(8))]
+
+    assert all(len(nodes) == 3 for nodes in drawn()) and len(set(drawn())) > 5
+    # The same seeds in the same order, of another rank, round, run or purpose.
+    others = [drawn((3, 0)), drawn((2, 1)), drawn(seed=1), drawn(purpose="evaluation")]
+    assert drawn() == drawn() and all(len(set(drawn()) & set(other)) < 4 for other in others)
 
 
 def test_rounds_of_several_loaders_may_be_drawn_at_the_same_time():
@@ -247,6 +254,25 @@ def test_isolated_nodes_are_batches_without_edges():
     assert batch.num_nodes == 6 and batch.num_edges == 1
     batch = batches(NeighborLoader(data, [2], batch_size=1, nodes=torch.tensor([4])))[0]
     assert batch.num_nodes == 1 and batch.num_edges == 0 and batch.n_id.tolist() == [4]
+
+
+@pytest.mark.parametrize("num_seeds, batch_size, num_neighbors, least", [
+    (2, 2, [2], 2), (2, 1, [2], 2), (3, 2, [2], 2), (3, 2, [1], 1), (4, 3, [2], 1), (4, 2, [2], 2), (4, 1, [-1], 1),
+    (3, 1, [-1], 2)])
+def test_seeds_that_may_be_alone_are_known_and_refused_with_batch_norm(num_seeds, batch_size, num_neighbors, least,
+                                                                        configure):
+    # A pair, one with a loop and an edge, and one with a loop alone.
+    data = make_graph([(0, 1), (1, 0), (2, 2), (0, 2), (3, 3)], 5, x=torch.ones(5, 2), y=torch.zeros(5, 1))
+    data.train_mask = torch.arange(5) < num_seeds
+    loader = NeighborLoader(data, num_neighbors, batch_size=batch_size)
+    assert loader.least_nodes == least
+    drawn = {batch.num_nodes for round_ in range(40) for batch in batches(loader, round_)}
+    assert min(min(drawn), 2) == least
+    config = configure(*TOY, "loader=neighbor", f"loader.num_neighbors={num_neighbors}", "model.num_layers=1",
+                       f"loader.batch_size={batch_size}", "model.norm=batch")
+    refused = pytest.raises(ValueError, match="batch norm needs two nodes .* set another loader.batch_size")
+    with refused if least == 1 else contextlib.nullcontext():
+        build.build_trainer(config, data, torch.device("cpu")).describe()
 
 
 def test_a_graph_without_training_nodes_is_refused():

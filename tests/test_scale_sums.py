@@ -1,6 +1,7 @@
 """Sums over the neighbours in a cluster, scaled up to those of the whole graph."""
 
 import pytest
+import rank_cases
 import torch
 from conftest import random_graph
 from running import TOY, kill_after_rounds, train
@@ -11,13 +12,14 @@ from pipeline.effects import explain_idle_keys
 from pipeline.graph.partition import random_partition
 from pipeline.graph.partitioner import Partitioner
 from pipeline.loaders.cluster import ClusterLoader
+from pipeline.run.ranks import Ranks
 from pipeline.run.seeds import stream
 
 SCALED = [*TOY, "partition.scale_sums=true", "model.aggr=softmax_sum", "model.learn_y=true"]
 
 
 def test_a_batch_knows_the_degrees_of_the_graph():
-    data = random_graph(40, 120, 0)
+    data = random_graph(40, 240, 0, symmetric=False)
     degree = torch.bincount(data.edge_index[1].long(), minlength=40)
     seen = 0
     for batch in ClusterLoader(data, scale_sums=True).batches_of(random_partition(40, 3, stream("test", 0))):
@@ -92,6 +94,13 @@ def test_sizes_that_do_not_fit_are_refused():
 def test_what_it_does_not_go_with_is_refused(overrides, message, configure):
     with pytest.raises(ValueError, match=f"partition.scale_sums=true is for model=deepergcn .*{message}"):
         configure("partition.scale_sums=true", *overrides)
+
+
+def test_batches_of_neighbours_have_views_without_it(configure):
+    data, neighbor = random_graph(60, 300, 0), ["loader=neighbor", "loader.num_neighbors=[4,3]", "evaluation=views"]
+    rows = [rank_cases.predict(configure(*SCALED, *neighbor, f"partition.scale_sums={scaled}"), data, Ranks())
+            for scaled in (True, False)]
+    assert torch.equal(*rows)
 
 
 def test_it_says_where_it_does_nothing(configure):

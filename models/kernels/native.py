@@ -242,3 +242,8 @@ def _cpu_flags() -> str:
     except OSError:
         return platform.processor()
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
+    """Return where the numbers of a tensor lie, for a function of a library; the tensor must live as long."""
+    return ctypes.c_void_p(tensor.data_ptr())

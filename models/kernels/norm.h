@@ -1,5 +1,6 @@
 // LayerNorm, relu and dropout of each row in one pass; backward recomputes all but the row's mean and deviation.
 #pragma once
+#include "hash.h"
 #include "tiles.h"
 
 struct NormProblem {  // mirrored by Problem in norm.py, field by field
@@ -42,10 +43,7 @@ struct NormReluDropout {
 
   // Mixes (seed, row); its halves then key the row's elements.
   static uint64_t key_of(int64_t seed, int64_t row) {
-    uint64_t z = uint64_t(seed) + uint64_t(row + 1) * 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
+    return mix(uint64_t(seed) + uint64_t(row + 1) * GOLDEN);
   }
 
   // What an element is multiplied by: 0 or 1 / (1 - dropout), a function of (seed, row, channel).

@@ -36,7 +36,8 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
         ``num_categories`` columns one-hot; ``edge_attr`` [num_edges, edge_dim], float32, or none; ``y``
         [num_nodes, num_tasks], float32 of 0, 1 and NaN for "rocauc", [num_nodes, 1], int64 for "acc"; ``train_mask``,
         ``valid_mask``, ``test_mask``; ``metric``; ``out_channels``, the number of classes or tasks;
-        ``content_hash``; ``x_source``, see :func:`prepare`, if it was prepared by a version that kept it.
+        ``content_hash``; ``x_source``, see :func:`prepare`, if it was prepared by a version that kept it. Of a
+        knowledge graph what :func:`pipeline.data.triples.build_triples` returns, and ``content_hash``.
 
     Raises:
         ValueError: the dataset is absent, incomplete or inconsistent.
@@ -94,12 +95,16 @@ def _content_hash(config: DataConfig) -> str:
 def pack(data: Data) -> dict:
     """Take a graph apart into tensors and plain values, for :func:`unpack`."""
     packed = {key: value for key, value in data.to_dict().items() if key != "edge_index"}
+    if data.edge_index is None:  # triples
+        return packed
     packed["edges"] = data.edge_index.as_tensor()
     packed["indptr"] = data.edge_index.get_csc()[0][0]
     return packed
 
 
 def unpack(packed: dict) -> Data:
-    """Put a graph together again, its edges with their CSC."""
+    """Put a graph together again, its edges, if it has any, with their CSC."""
+    if "edges" not in packed:
+        return Data(**packed)
     rest = {key: value for key, value in packed.items() if key not in ("edges", "indptr")}
     return Data(edge_index=from_csc(packed["edges"], packed["indptr"]), **rest)

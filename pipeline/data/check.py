@@ -8,6 +8,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pipeline.data.check_pairs import check_pairs
+from pipeline.data.check_triples import check_triples
 from pipeline.graph.edges import plain_edges
 from pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from pipeline.names import MASKS
@@ -19,12 +20,16 @@ SPARSE_NUMBERING = 10
 
 
 def check(data: Data) -> None:
-    """Check that edges, features, labels and splits fit each other; for a link task, pairs in place of the latter.
+    """Check that edges, features, labels and splits fit each other; for a link task, pairs in place of the latter. A
+    graph may also come without labels and splits.
 
     Raises:
         ValueError: what is no dense tensor of numbers, edges or labels that do not fit the nodes, features that are
-            not finite, no training node; see also :func:`check_pairs`.
+            not finite, no training node; see also :func:`check_pairs` and :func:`check_triples`.
     """
+    if "triples" in data:
+        check_triples(data)
+        return
     for key in ("x", "edge_index", "edge_attr", "y", "species", *MASKS):
         if data.get(key) is not None:
             check_tensor(key, data[key])
@@ -34,6 +39,8 @@ def check(data: Data) -> None:
     if "train_pairs" in data:
         check_pairs(data)
         return
+    if data.get("y") is None:
+        return  # edges alone
     masks = torch.stack([data[mask].bool() for mask in MASKS])
     _check_splits(masks, unit)
     _check_labels(data, masks, unit)

@@ -19,10 +19,11 @@ class DataConfig:
     """Keys of every dataset.
 
     Attributes:
-        whole_graphs: whether it holds many graphs, each with labels of its own.
+        holds: "graph", one graph; "graphs", many, each with labels of its own; "triples", a knowledge graph. A trainer
+            says what it takes.
     """
 
-    whole_graphs: ClassVar[bool] = False
+    holds: ClassVar[str] = "graph"
     source: str = key("", "the reader of the dataset", shapes_graph=True)
     components: str = key("all", "connected components to train on: all, largest, K for the K-th largest (from 1), or "
                           "separate for a model each")
@@ -129,28 +130,31 @@ class OGBConfig(DataConfig):
                          f"+experiment={self.name.replace('-', '_')}` on a machine with a network, or set data.folder")
 
 
-def check_whole_graphs(config: DataConfig) -> None:
-    """Refuse what would change the nodes and edges of many graphs.
+def check_taken_as_they_are(config: DataConfig, what: str) -> None:
+    """Refuse what would change the nodes and edges of a graph, where there are none or many.
+
+    Args:
+        what: the dataset holds.
 
     Raises:
         ValueError: names the key.
     """
     for name, usual in (("components", "all"), ("to_undirected", False), ("add_self_loops", False)):
         if (value := getattr(config, name)) != usual:
-            raise ValueError(f"data.{name}={value}: many graphs are taken as they are; leave it out")
+            raise ValueError(f"data.{name}={value}: {what} are taken as they are; leave it out")
 
 
 @dataclass
 class OGBGraphConfig(OGBConfig):
     """A graph dataset of the Open Graph Benchmark, or any folder in its raw CSV layout."""
 
-    whole_graphs: ClassVar[bool] = True
+    holds: ClassVar[str] = "graphs"
     source: str = key("ogb_graph", "a graph dataset of the Open Graph Benchmark, or a folder in its raw layout",
                       shapes_graph=True)
     name: str = key("ogbg-molhiv", "of the dataset", choices=OGB_GRAPH_NAMES, shapes_graph=True)
 
     def check(self) -> None:
-        check_whole_graphs(self)
+        check_taken_as_they_are(self, "many graphs")
         super().check()
 
 
@@ -196,7 +200,7 @@ class FileConfig(DataConfig):
 class ManyGraphsConfig(DataConfig):
     """Many graphs of the user's own, read by several processes."""
 
-    whole_graphs: ClassVar[bool] = True
+    holds: ClassVar[str] = "graphs"
     metric: str | None = key(None, "of the labels; none: rocauc for 0, 1 and NaN, acc for other whole numbers in one "
                              "column, else rmse", shapes_graph=True)
     train_fraction: float = key(0.8, "fraction of the graphs for training, where the dataset has no splits",
@@ -208,7 +212,7 @@ class ManyGraphsConfig(DataConfig):
                                   changes_numbers=False)
 
     def check(self) -> None:
-        check_whole_graphs(self)
+        check_taken_as_they_are(self, "many graphs")
         train, valid = self.train_fraction, self.valid_fraction
         if not (train > 0 and valid >= 0 and train + valid <= 1):
             raise ValueError("data.train_fraction must be more than 0, data.valid_fraction at least 0, and both "
@@ -256,6 +260,84 @@ class SmilesConfig(ManyGraphsConfig):
             raise ValueError("data=smiles needs RDKit: pip install -e .[molecules]")
 
 
+@dataclass
+class EdgesConfig(DataConfig):
+    """A table of edges with ids of any kind, and perhaps one of labels; or a MATLAB file with both."""
+
+    source: str = key("edges", "a table of edges (text, perhaps .gz): two ids and perhaps a weight a line; or a .mat "
+                      "with network and group", shapes_graph=True)
+    path: str = key(..., "the table", is_path=True, names_files=True)
+    labels: str | None = key(None, "a table of labels: an id and its labels a line; an id may have several lines",
+                             is_path=True, names_files=True)
+    to_undirected: bool = key(True, "add the missing reverse edges", shapes_graph=True)
+    train_fraction: float = key(0.5, "fraction of the labelled nodes for training", above=0, shapes_graph=True)
+    valid_fraction: float = key(0.1, "fraction for validation; the rest is for the test", minimum=0,
+                                shapes_graph=True)
+    graph_seed: int = key(0, "seed of the split", minimum=0, shapes_graph=True)
+
+    def origin(self) -> str:
+        return self.path
+
+    def check(self) -> None:
+        for name, path in (("path", self.path), ("labels", self.labels)):
+            if path is not None and not Path(path).is_file():
+                raise ValueError(f"data.{name}={path} does not exist, or is no file")
+        if self.path.endswith(".mat") and self.labels is not None:
+            raise ValueError(f"data.labels={self.labels}: {self.path} holds its own labels, `group`; leave it out")
+        if self.train_fraction + self.valid_fraction > 1:
+            raise ValueError("data.train_fraction and data.valid_fraction must be at most 1 together, not "
+                             f"{self.train_fraction} and {self.valid_fraction}")
+
+
+@dataclass
+class TriplesConfig(DataConfig):
+    """A knowledge graph: three tables of triples of a head, a relation and a tail."""
+
+    holds: ClassVar[str] = "triples"
+    source: str = key("triples", "a knowledge graph: tables of head, relation and tail, for training, validation and "
+                      "test", shapes_graph=True)
+    folder: str = key(..., "the folder of train.txt, valid.txt and test.txt (or .tsv, .del, .csv, perhaps with .gz), "
+                      "or a .tar.gz of them", is_path=True, names_files=True)
+
+    def origin(self) -> str:
+        return self.folder
+
+    def check(self) -> None:
+        check_taken_as_they_are(self, "triples")
+        if not Path(self.folder).exists():
+            raise ValueError(f"data.folder={self.folder} does not exist: give a folder with train.txt, valid.txt and "
+                             "test.txt, or a .tar.gz of them")
+
+
+@dataclass
+class MathConfig(DataConfig):
+    """A generated knowledge graph of arithmetic modulo the number of entities."""
+
+    holds: ClassVar[str] = "triples"
+    source: str = key("math", "a generated knowledge graph of arithmetic: numbers, linked by + - * / % with an operand",
+                      shapes_graph=True)
+    num_entities: int = key(1000, "numbers, from 0", minimum=2, below=10_000_000, shapes_graph=True)
+    num_operands: int = key(30, "operands of each of the five operators, from 1", minimum=1, below=10_000,
+                            shapes_graph=True)
+    num_train: int = key(20_000, "training triples", minimum=1, shapes_graph=True)
+    num_valid: int = key(1000, "validation triples", minimum=1, shapes_graph=True)
+    num_test: int = key(1000, "test triples", minimum=1, shapes_graph=True)
+    graph_seed: int = key(0, "seed of the triples", minimum=0, shapes_graph=True)
+
+    def check(self) -> None:
+        check_taken_as_they_are(self, "triples")
+        asked, there = self.num_train + self.num_valid + self.num_test, 5 * self.num_operands * self.num_entities
+        if asked > there:
+            raise ValueError(f"data.num_train, data.num_valid and data.num_test are {asked:,} triples, and "
+                             f"data.num_entities={self.num_entities:,} with data.num_operands={self.num_operands:,} "
+                             f"make {there:,}: lower the former or raise the latter")
+        needed = 40 * there
+        if needed > machine_memory():
+            raise ValueError(f"data.num_entities={self.num_entities:,} with data.num_operands={self.num_operands:,} "
+                             f"make {there:,} triples to draw from, which take {format_bytes(needed)}; this machine "
+                             f"has {format_bytes(machine_memory())}")
+
+
 # Datasets by `data.source`: the module of pipeline/data/ that reads it, and its keys. The module has
 # `read(config) -> Data` and, if it reads files, `hash_content(config) -> str`.
 DATASETS = {
@@ -267,5 +349,8 @@ DATASETS = {
     "file": ("file", FileConfig),
     "graph_files": ("graph_files", GraphFilesConfig),
     "smiles": ("smiles", SmilesConfig),
+    "edges": ("edges", EdgesConfig),
+    "triples": ("triples", TriplesConfig),
+    "math": ("arithmetic", MathConfig),
 }
 DATA_SCHEMAS = {source: schema for source, (_, schema) in DATASETS.items()}

@@ -67,9 +67,8 @@ def find_files(folder: Path) -> dict[str, list[Path]]:
         ValueError: there are none, or some lie beside the folders of splits.
     """
     def list_files(inside: Path) -> list[Path]:
-        return sorted((path for path in inside.iterdir() if path.suffix in SUFFIXES),
-                      key=lambda path: [(int(digits or 0), text) for text, digits in
-                                        re.findall(r"(\D+)(\d*)", f"_{path.name}")])
+        return sorted((path for path in inside.iterdir() if path.suffix in SUFFIXES), key=lambda path: (
+            [(text, int(digits or 0)) for text, digits in re.findall(r"(\D+)(\d*)", f"_{path.name}")], path.name))
 
     beside, splits = list_files(folder), {split: folder / split for split in SPLITS if (folder / split).is_dir()}
     if beside and splits:

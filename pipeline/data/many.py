@@ -90,8 +90,9 @@ def read_in_parallel(read: Callable[[Item], Graphs], items: Sequence[Item], num_
         others = active_children()
         with ProcessPoolExecutor(num_workers, get_context("forkserver"), _begin_worker) as pool:
             try:
-                for part in pool.map(read_chunk, chunks):
-                    parts.append(part)
+                # Not pool.map, which cancels the others when one fails: Python 3.11 stumbles over that as they end.
+                for future in [pool.submit(read_chunk, chunk) for chunk in chunks]:
+                    parts.append(future.result())
                     bar.advance()
             except BrokenProcessPool:
                 raise ValueError("a process that read graphs was killed, perhaps for lack of memory: lower "

@@ -17,6 +17,8 @@ from pipeline.names import MASKS, PAIRS, SPLITS
 
 # Of many graphs in one: where each begins, and the number of categories in the columns of nodes and of edges.
 GRAPH_KEYS = ("ptr", "x_tables", "edge_tables")
+# Of a graph whose nodes have names: see pipeline/data/node_names.py.
+NAME_KEYS = ("names", "names_ptr")
 
 
 def prepare(data: Data, config: DataConfig, *, on_stage: Callable[[str], None] = lambda stage: None) -> Data:
@@ -26,7 +28,7 @@ def prepare(data: Data, config: DataConfig, *, on_stage: Callable[[str], None] =
         on_stage: told of each stage when it begins.
 
     Returns:
-        The graph, with ``x_source``: where its ``x`` is from, "data", "edges" or "degree".
+        The graph, with ``x_source``: where its ``x`` is from, "data", "edges" or "degree". Triples stay as they are.
 
     Raises:
         ValueError: see :func:`check`; the message begins with where the graph comes from.
@@ -36,6 +38,8 @@ def prepare(data: Data, config: DataConfig, *, on_stage: Callable[[str], None] =
         check(data)
     except ValueError as error:
         raise ValueError(f"{config.origin()}: {error}") from None
+    if "triples" in data:
+        return data  # no edges to sort, and no features
     on_stage("sorting edges")
     num_nodes, edge_index, edge_attr = data.num_nodes, data.edge_index, data.edge_attr
     if edge_attr is not None and not edge_attr.is_floating_point() and "edge_tables" not in data:
@@ -63,9 +67,10 @@ def prepare(data: Data, config: DataConfig, *, on_stage: Callable[[str], None] =
     union = {key: data[key] for key in GRAPH_KEYS if key in data}
     if union:
         union["by_source"] = transpose(edge_index).get_csr()[1]
-    return Data(x=x, edge_index=edge_index, edge_attr=edge_attr, num_nodes=num_nodes, metric=data.metric,
-                num_categories=num_categories, x_source=x_source, **union,
-                **(_take_pairs(data) if "train_pairs" in data else _take_labels(data)))
+    names = {key: data[key] for key in NAME_KEYS if key in data}
+    return Data(x=x, edge_index=edge_index, edge_attr=edge_attr, num_nodes=num_nodes, metric=data.get("metric"),
+                num_categories=num_categories, x_source=x_source, **union, **names,
+                **(_take_pairs(data) if "train_pairs" in data else _take_labels(data) if "y" in data else {}))
 
 
 def _take_labels(data: Data) -> dict:

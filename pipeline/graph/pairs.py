@@ -130,3 +130,16 @@ def without_pairs(edge_index: EdgeIndex, pairs: Int[Tensor, "num_pairs 2"]) -> t
     left = edges.index_select(1, kept)
     counts = torch.bincount(left[1], minlength=num_nodes)
     return transpose(from_csc(left, torch.cat([counts.new_zeros(1), counts.cumsum(0)]))), kept
+
+
+def check_pairs(pairs: Tensor, num_nodes: int) -> None:
+    """Check that pairs are integers of shape [num_pairs, 2] and name nodes of a graph.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if pairs.is_floating_point() or pairs.dim() != 2 or pairs.size(1) != 2:
+        raise ValueError(f"pairs must be integers of shape [num_pairs, 2], not {pairs.dtype} of {list(pairs.shape)}")
+    if pairs.numel() and not 0 <= int(pairs.min()) <= int(pairs.max()) < num_nodes:
+        raise ValueError(f"pairs name node {int(pairs.min()) if int(pairs.min()) < 0 else int(pairs.max())}, the "
+                         f"graph has nodes 0 to {num_nodes - 1}")

@@ -2,18 +2,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "../../models/kernels/hash.h"
 #include "transpose.h"
 
 namespace {
 
 constexpr int64_t AHEAD = 16;  // rows or edges that are fetched before they are needed
-
-// The finaliser of SplitMix64: every bit of the result depends on every bit of z.
-uint64_t mix(uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
 
 template <class Index>
 void draw(const Index* indptr, const int64_t* nodes, int64_t num_nodes, const int64_t* ptr, uint64_t key,
@@ -35,8 +29,8 @@ void draw(const Index* indptr, const int64_t* nodes, int64_t num_nodes, const in
       const uint64_t state = mix(key ^ mix(nodes[i]));
       for (int64_t j = 0; j < count; j++) {
         const int64_t last = degree - count + j;
-        const uint64_t random = mix(state + (j + 1) * 0x9e3779b97f4a7c15u);
-        int64_t at = int64_t((unsigned __int128)random * (last + 1) >> 64);
+        const uint64_t random = mix(state + (j + 1) * GOLDEN);
+        int64_t at = below(random, last + 1);
         if (taken[at]) at = last;
         taken[at] = 1;
         to[j] = at;

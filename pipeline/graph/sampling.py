@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from models.edges import fill_csr, from_csc
-from models.kernels.native import NativeLibrary
+from models.kernels.native import NativeLibrary, pointer
 from pipeline.graph.edges import transpose
 
 LIBRARY = NativeLibrary("neighbour sampling", Path(__file__).with_name("sampling.cpp"), otherwise="numpy draws instead")
@@ -87,8 +87,8 @@ class NeighborSampler:
             return draw_with_numpy(self._indptr, nodes, ptr, key)
         position = torch.empty(int(ptr[-1]), dtype=torch.int64)
         self._library.sampling_draw(
-            _pointer(self._indptr), self._indptr.element_size(), _pointer(nodes), ctypes.c_int64(nodes.numel()),
-            _pointer(ptr), ctypes.c_uint64(key), _pointer(position), torch.get_num_threads())
+            pointer(self._indptr), self._indptr.element_size(), pointer(nodes), ctypes.c_int64(nodes.numel()),
+            pointer(ptr), ctypes.c_uint64(key), pointer(position), torch.get_num_threads())
         return position
 
     def _number(self, position: Tensor, num_known: int) -> tuple[Tensor, Tensor]:
@@ -98,8 +98,8 @@ class NeighborSampler:
         fresh, local_src = torch.empty(2, position.numel(), dtype=torch.int64)
         self._library.sampling_number.restype = ctypes.c_int64
         num_fresh = self._library.sampling_number(
-            _pointer(self._src), self._src.element_size(), _pointer(position), ctypes.c_int64(position.numel()),
-            ctypes.c_int64(num_known), _pointer(self._local), _pointer(fresh), _pointer(local_src))
+            pointer(self._src), self._src.element_size(), pointer(position), ctypes.c_int64(position.numel()),
+            ctypes.c_int64(num_known), pointer(self._local), pointer(fresh), pointer(local_src))
         return fresh[:num_fresh].clone(), local_src
 
     def _edges(self, src: Tensor, ptr: Tensor) -> EdgeIndex:
@@ -111,7 +111,7 @@ class NeighborSampler:
             return transpose(from_csc(edges, ptr))
         T_src, T_dst, perm = torch.empty(3, src.numel(), dtype=torch.int64)
         rowptr = torch.empty(num_nodes + 1, dtype=torch.int64)
-        self._library.sampling_transpose(_pointer(src), _pointer(ptr), ctypes.c_int64(num_nodes), *map(_pointer, (
+        self._library.sampling_transpose(pointer(src), pointer(ptr), ctypes.c_int64(num_nodes), *map(pointer, (
             edges[1], T_src, T_dst, rowptr, perm)))
         return fill_csr(from_csc(edges, ptr), perm=perm, src=T_src, dst=T_dst, rowptr=rowptr)
 
@@ -160,7 +160,3 @@ def _below(random: np.ndarray, bound: np.ndarray) -> np.ndarray:
 
 def _hop_key(key: int, hop: int) -> int:
     return int(mix(np.array([(key + (hop + 1) * GOLDEN) % BITS], dtype=np.uint64))[0])
-
-
-def _pointer(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())

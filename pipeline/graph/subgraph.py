@@ -10,7 +10,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from models.edges import choose_dtype, fill_csr, from_csc
-from models.kernels.native import NativeLibrary
+from models.kernels.native import NativeLibrary, pointer
 from pipeline.graph.edges import adjacency, transpose
 
 LIBRARY = NativeLibrary("induced subgraph", Path(__file__).with_name("subgraph.cpp"), otherwise="scipy selects instead")
@@ -92,7 +92,7 @@ def induce(edge_index: EdgeIndex, nodes: Int[Tensor, " num_selected"]) -> tuple[
     indptr, src, nodes = indptr.contiguous(), src.contiguous(), nodes.contiguous()
     num_nodes, num_edges = nodes.numel(), ctypes.c_int64()
     selected = ctypes.c_void_p(library.subgraph_select(
-        _pointer(indptr), _pointer(src), ctypes.c_int64(indptr.numel() - 1), _pointer(nodes), ctypes.c_int64(num_nodes),
+        pointer(indptr), pointer(src), ctypes.c_int64(indptr.numel() - 1), pointer(nodes), ctypes.c_int64(num_nodes),
         threads, ctypes.byref(num_edges)))
     if not selected:
         raise MemoryError(f"no memory for the subgraph of {num_nodes:,} nodes")
@@ -101,7 +101,7 @@ def induce(edge_index: EdgeIndex, nodes: Int[Tensor, " num_selected"]) -> tuple[
         transposed = torch.empty(2, num_edges.value, dtype=torch.int64)
         position, perm = torch.empty(2, num_edges.value, dtype=torch.int64)
         ptr, rowptr = torch.empty(2, num_nodes + 1, dtype=torch.int64)
-        library.subgraph_write(selected, threads, *map(_pointer, (
+        library.subgraph_write(selected, threads, *map(pointer, (
             edges[0], edges[1], ptr, position, transposed[0], transposed[1], rowptr, perm)))
     finally:
         library.subgraph_free(selected)
@@ -114,10 +114,6 @@ def gather(values: Shaped[Tensor, "num_rows columns"], rows: Int[Tensor, " num_s
     assert values.is_contiguous() and values.dim() == 2 and rows.dtype == torch.int64
     out = values.new_empty(rows.numel(), values.size(1))
     LIBRARY.get().gather_rows(
-        _pointer(values), _pointer(rows), ctypes.c_int64(rows.numel()),
-        ctypes.c_int64(values.size(1) * values.element_size()), _pointer(out), torch.get_num_threads())
+        pointer(values), pointer(rows), ctypes.c_int64(rows.numel()),
+        ctypes.c_int64(values.size(1) * values.element_size()), pointer(out), torch.get_num_threads())
     return out
-
-
-def _pointer(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())

@@ -77,6 +77,17 @@ class NeighborLoader:
         """Batches of a draw."""
         return -(-self._nodes.numel() // self._batch_size)
 
+    @property
+    def least_nodes(self) -> int:
+        """The least number of nodes that a batch of any draw may have, as far as it matters: at least 2, or 1."""
+        if self._nodes.numel() % self._batch_size != 1 and self._batch_size > 1:
+            return 2
+        src, dst = self.data.edge_index.as_tensor().long()
+        degree, loops = (torch.bincount(nodes, minlength=self.data.num_nodes)[self._nodes]
+                         for nodes in (dst, dst[src == dst]))
+        most = self._num_neighbors[0]
+        return 1 if bool((loops >= (degree if most < 0 else degree.clamp(max=most))).any()) else 2
+
     def prepare(self) -> None:
         """Compile what draws and selects, once for all processes."""
         LIBRARY.get(), subgraph.LIBRARY.get()
@@ -135,7 +146,6 @@ class NeighborLoader:
             seeds = order.seeds[number * self._batch_size:(number + 1) * self._batch_size]
             key = stream(f"{self._purpose} neighbours", self._seed, *order.path, number).bit_generator.random_raw()
             yield number, seeds.numel(), sample(seeds, int(key))
-
 
     @functools.cached_property
     def _pyg_sample(self) -> Sample:

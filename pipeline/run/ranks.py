@@ -77,6 +77,12 @@ class Ranks:
             dist.broadcast_object_list(values)
         return values[0]
 
+    def broadcast_(self, tensor: Tensor, rank: int) -> None:
+        """Replace a tensor, contiguous, by what it is on a rank."""
+        if self.num_ranks > 1:
+            with _together():
+                dist.broadcast(tensor, rank)
+
     @contextlib.contextmanager
     def first_then_others(self) -> Iterator[None]:
         """Let rank 0 go through the block before the others: what it leaves in a cache or repairs, they find."""

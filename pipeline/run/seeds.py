@@ -16,6 +16,11 @@ def stream(purpose: str, *path: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
 
+def key(purpose: str, *path: int) -> int:
+    """Return 63 bits that depend on nothing but a purpose and some integers; see :func:`stream`."""
+    return int(stream(purpose, *path).integers(2**63))
+
+
 def seed_torch(purpose: str, *path: int) -> torch.Generator:
     """Seed torch's global generators, which dropout draws from, and return the one of the CPU."""
-    return torch.manual_seed(int(stream(purpose, *path).integers(2**63)))
+    return torch.manual_seed(key(purpose, *path))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from pipeline.names import SPLITS
 from pipeline.run import checkpoint, pulse
 from pipeline.run.errors import Stopped
 from pipeline.run.log import RunLog
@@ -264,10 +265,12 @@ class Session:
         self._run_log.record("round", round=number, epochs=progress.epochs, step=progress.step, **numbers,
                              **({} if scores is None else {"evaluation_seconds": evaluated}),
                              wall_seconds=time.perf_counter() - self._began, **(scores or {}))
+        # A trainer may score more than the splits: that is for the record.
+        shown = None if scores is None else {split: scores[split] for split in SPLITS}
         synced = numbers["sync_seconds"] / numbers["seconds"] if self.ranks.num_ranks > 1 else None
         self._run_log.epoch_line(epoch=progress.epochs, num_epochs=trainer.num_epochs, loss=numbers["loss"],
                                  seconds=numbers["seconds"], evaluation_seconds=evaluated, hidden=numbers["hidden"],
-                                 synced=synced, scores=scores, is_best=progress.best_epoch == progress.epochs)
+                                 synced=synced, scores=shown, is_best=progress.best_epoch == progress.epochs)
         # After the record: a resumed run drops the records behind its checkpoint, and could not add one.
         if scores is not None:
             self._save(trainer)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from pipeline.names import SPLITS
 from pipeline.run.log import format_score
 from pipeline.run.ranks import Ranks
 from pipeline.run.session import Result
@@ -26,6 +27,8 @@ def summarise(result: Result, *, experiment: str, metric: str, parallel: str, lr
         "best_valid": result.best_scores["valid"],
         "test": result.best_scores["test"],
         "train": result.best_scores["train"],
+        **({"scores": more} if (more := {name: score for name, score in result.best_scores.items()
+                                         if name not in SPLITS}) else {}),
         "num_parameters": result.num_parameters,
         "data_epochs": result.epochs,
         "num_rounds": result.num_rounds,
@@ -47,6 +50,7 @@ def tabulate(summary: dict) -> list[tuple[str, str]]:
     """Choose what the log says of a summary, as names and texts."""
     rows = [(f"{split} {summary['metric']}", format_score(summary[key]))
             for split, key in (("train", "train"), ("valid", "best_valid"), ("test", "test"))]
+    rows += [(name, format_score(score)) for name, score in summary.get("scores", {}).items()]
     for number, part in summary.get("components", {}).items():
         rows.append((f"  component {number}", f"valid {format_score(part['best_valid'])}, test "
                                             f"{format_score(part['test'])}, "

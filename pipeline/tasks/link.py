@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 
 from models.link_predictor import LinkModel
 from pipeline.graph.edges import sort_edges
+from pipeline.graph.pairs import check_pairs
 from pipeline.metrics import hits_at, link_metric
 from pipeline.names import SPLITS
 
@@ -125,12 +126,7 @@ class LinkTask:
         Raises:
             ValueError: they do not.
         """
-        if pairs.is_floating_point() or pairs.dim() != 2 or pairs.size(1) != 2:
-            raise ValueError(f"pairs must be integers of shape [num_pairs, 2], not {pairs.dtype} of "
-                             f"{list(pairs.shape)}")
-        if pairs.numel() and not 0 <= int(pairs.min()) <= int(pairs.max()) < self.num_rows:
-            raise ValueError(f"pairs name node {int(pairs.min()) if int(pairs.min()) < 0 else int(pairs.max())}, the "
-                             f"graph has nodes 0 to {self.num_rows - 1}")
+        check_pairs(pairs, self.num_rows)
 
     @torch.no_grad()
     def decode(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows columns"],

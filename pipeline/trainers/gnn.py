@@ -6,7 +6,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +15,7 @@ from torch_geometric.data import Data
 from pipeline.features import NodeTable, load_weights, weights_of
 from pipeline.graph.partition import Partition
 from pipeline.loaders.background import BackgroundRounds
+from pipeline.loaders.neighbor import NeighborLoader
 from pipeline.names import LOWER_IS_BETTER
 from pipeline.run import pulse
 from pipeline.run.ranks import Ranks
@@ -23,6 +23,7 @@ from pipeline.run.seeds import seed_torch
 from pipeline.run.stop import StopRequest
 from pipeline.run.sync import Agreement, GradientSync
 from pipeline.schedule import Schedule, Share
+from pipeline.trainers.progress import Progress, Step
 
 # Of autocast, by train.precision.
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -33,56 +34,6 @@ SMALLEST_SCALE = 2.0**-14
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Return the context in which a model computes in a precision."""
     return torch.autocast(device.type, DTYPES.get(precision, torch.bfloat16), enabled=precision in DTYPES)
-
-
-@dataclass
-class Progress:
-    """How far a run is: with the weights and the optimizer's state, all that a resumed run needs to know.
-
-    Attributes:
-        round: rounds that are complete.
-        epochs: passes over the graph in them, summed over the ranks.
-        step: optimizer steps in all.
-        step_in_round: optimizer steps in the round that has begun.
-        loss_sum, loss_count: loss and number of labels, summed over these.
-        lr, grad_norm: learning rate of the last of them, and norm of its gradient.
-        best_epoch: passes over the graph at the best validation metric so far.
-        best_scores: metrics of each split after it.
-        num_worse: evaluations since then.
-        wall_seconds: time spent so far, by all starts of the run.
-    """
-
-    round: int = 0
-    epochs: int = 0
-    step: int = 0
-    step_in_round: int = 0
-    loss_sum: float = 0.0
-    loss_count: float = 0.0
-    lr: float = 0.0
-    grad_norm: float = 0.0
-    best_epoch: int | None = None
-    best_scores: dict[str, float] = field(default_factory=dict)
-    num_worse: int = 0
-    wall_seconds: float = 0.0
-
-    @property
-    def mean_loss(self) -> float:
-        return self.loss_sum / max(self.loss_count, 1)
-
-
-@dataclass(frozen=True)
-class Step:
-    """An optimizer step that all ranks have taken.
-
-    Attributes:
-        number: since the run began, from 1.
-        is_last: whether it ends a round.
-        stop: whether any rank was asked to stop.
-    """
-
-    number: int
-    is_last: bool
-    stop: bool
 
 
 class Task(Protocol):
@@ -287,7 +238,7 @@ class GNNTrainer:
             rows = self._predict_all(progress.round)
             scores = self._ranks.broadcast(self.task.scores(self.model, rows) if self._ranks.is_first else None)
         progress.epochs, progress.round = epochs, progress.round + 1
-        progress.step_in_round, progress.loss_sum, progress.loss_count = 0, 0.0, 0.0
+        progress.begin_round()
         return scores
 
     def describe(self) -> dict[str, dict]:
@@ -303,12 +254,14 @@ class GNNTrainer:
         return {kind: {"metric": self.metric, "round": self.progress.round, **values}
                 for kind, values in records.items()}
 
-    def _check_sizes(self, partition: Any) -> None:
-        if not isinstance(partition, Partition):
+    def _check_sizes(self, drawn: Any) -> None:
+        if not any(isinstance(module, torch.nn.BatchNorm1d) for module in self.model.modules()):
             return
-        smallest = int(partition.ptr.diff().min())
-        if smallest < 2 and any(isinstance(module, torch.nn.BatchNorm1d) for module in self.model.modules()):
-            raise ValueError(f"{partition.num_parts:,} batches of {partition.perm.numel():,} nodes: the smallest has "
+        if isinstance(self.loader, NeighborLoader) and self.loader.least_nodes < 2:
+            raise ValueError("batch norm needs two nodes to train, and a batch of a single training node that draws no "
+                             "other may come: set another loader.batch_size, or model.norm=layer")
+        if isinstance(drawn, Partition) and (smallest := int(drawn.ptr.diff().min())) < 2:
+            raise ValueError(f"{drawn.num_parts:,} batches of {drawn.perm.numel():,} nodes: the smallest has "
                              f"{smallest}, and batch norm needs two nodes to train. Lower partition.num_parts, or "
                              "raise partition.clusters_per_step")
 
@@ -345,7 +298,7 @@ class GNNTrainer:
 
     def restart_round(self) -> None:
         """Forget the steps of the round that has begun: another number of ranks shares it out otherwise."""
-        self.progress.step_in_round, self.progress.loss_sum, self.progress.loss_count = 0, 0.0, 0.0
+        self.progress.begin_round()
 
     def _background_rounds(self) -> BackgroundRounds:
         """Return the thread that makes the batches, started when the first of them is needed."""

@@ -10,6 +10,7 @@ from pipeline.arguments import Parser, positive
 from pipeline.run.errors import one_line
 from scripts.bench.aggregate import bench_aggregate
 from scripts.bench.depth import bench_depth
+from scripts.bench.embedding import bench_embedding
 from scripts.bench.inference import bench_inference
 from scripts.bench.layer import bench_layer
 from scripts.bench.links import bench_links
@@ -60,6 +61,9 @@ def main() -> None:
                 "GroupAddRev", CLUSTER, channels=64, repeat=3)
     depth.add_argument("--layers", type=int, nargs="+", default=[7, 28, 112, 448, 1001])
     depth.add_argument("--models", nargs="+", default=[""], help="parts of their names; all if not given")
+    embedding = add(bench_embedding, "DeepWalk's vectors of a graph with labels, beside gensim's", {}, dim=128,
+                    distance=2, repeat=3)
+    embedding.add_argument("--path", required=True, help="of a table of edges, or a .mat with network and group")
     add(bench_inference, "exact inference on a whole graph of ogbn-products' size", PRODUCTS, layers=14, channels=128)
     links = add(bench_links, "Hits@50 of the ogbl-collab recipe, beside common neighbours and PyG's modules", {},
                 epochs=1, num_parts=64, pairs_per_step=4096, seeds=3)

@@ -1,0 +1,86 @@
+"""Vectors of nodes by factorising a sparse matrix, and a spectral filter that takes in what lies further away.
+
+After ProNE, "Fast and Scalable Network Representation Learning" (IJCAI 2019,
+https://www.ijcai.org/proceedings/2019/594): the first vectors factorise the shifted logarithms of transition
+probabilities, the second go through a Gaussian band-pass filter of the graph's Laplacian, expanded in Chebyshev
+polynomials.
+"""
+
+import numpy as np
+import scipy.sparse as sp
+from scipy.special import iv
+
+
+def factorise(adjacency: sp.csr_array, dim: int, *, seed: int = 0, exponent: float = 0.75,
+              num_negatives: float = 1.0) -> np.ndarray:
+    """Factorise log(p_ij) - log(num_negatives p_j) on the edges: p_ij, that a step from i ends in j; p_j, in
+    proportion to a power of what j is reached by.
+
+    Args:
+        adjacency: weights of the edges [num_nodes, num_nodes], not negative.
+        dim: columns of the vectors; beyond the number of nodes they are 0.
+        exponent: of p_j.
+
+    Returns:
+        Rows of length 1, or 0 for nodes without an edge [num_nodes, dim], float32.
+    """
+    from sklearn.utils.extmath import randomized_svd  # takes a second to import
+
+    steps = _row_normalised(adjacency).tocoo()
+    reached = np.asarray(steps.sum(0)).ravel() ** exponent
+    reached /= max(reached.sum(), 1e-300)
+    rows, columns = steps.coords
+    keep = steps.data > 0
+    rows, columns, p = rows[keep], columns[keep], steps.data[keep]
+    values = np.log(p) - np.log(num_negatives * reached[columns])
+    matrix = sp.csr_array((values, (rows, columns)), shape=adjacency.shape)
+    rank = min(dim, adjacency.shape[0])
+    if matrix.nnz == 0:
+        return np.zeros((adjacency.shape[0], dim), np.float32)
+    u, s, _ = randomized_svd(matrix, rank, n_oversamples=16, n_iter=5, random_state=seed)
+    return unit_rows(_widened(u * np.sqrt(s), dim)).astype(np.float32)
+
+
+def propagate(adjacency: sp.csr_array, vectors: np.ndarray, *, num_terms: int = 10, mu: float = 0.2,
+              theta: float = 0.5) -> np.ndarray:
+    """Filter vectors by the graph: what is smooth over clusters of it stays.
+
+    Args:
+        adjacency: weights of the edges [num_nodes, num_nodes].
+        vectors: [num_nodes, dim].
+        num_terms: of the Chebyshev expansion, at least 2.
+        mu: centre of the band among the eigenvalues of the Laplacian.
+        theta: its width.
+
+    Returns:
+        Rows of length 1, or 0 [num_nodes, dim], float32.
+    """
+    num_nodes, dim = vectors.shape
+    looped = (adjacency + sp.eye_array(num_nodes)).tocsr().astype(np.float32)
+    laplacian = sp.eye_array(num_nodes, dtype=np.float32) - _row_normalised(looped)
+    shifted = (laplacian - mu * sp.eye_array(num_nodes, dtype=np.float32)).tocsr().astype(np.float32)
+    x = vectors.astype(np.float32)
+    # T_0 and T_1 of the polynomials of shifted^2 / 2 - 1, and each next one from the two before it.
+    before, last = x, 0.5 * (shifted @ (shifted @ x)) - x
+    filtered = iv(0, theta) * before - 2 * iv(1, theta) * last
+    for term in range(2, num_terms):
+        before, last = last, (shifted @ (shifted @ last) - 2 * last) - before
+        filtered += (-1) ** term * 2 * iv(term, theta) * last
+    mixed = looped @ (x - filtered.astype(np.float32))
+    u, s, _ = np.linalg.svd(mixed, full_matrices=False)
+    return unit_rows(_widened(u * np.sqrt(s), dim)).astype(np.float32)
+
+
+def _row_normalised(matrix: sp.csr_array) -> sp.csr_array:
+    total = np.asarray(matrix.sum(1)).ravel()
+    return (sp.diags_array(1 / np.where(total > 0, total, 1)) @ matrix).tocsr()
+
+
+def _widened(vectors: np.ndarray, dim: int) -> np.ndarray:
+    return np.pad(vectors, ((0, 0), (0, dim - vectors.shape[1])))
+
+
+def unit_rows(vectors: np.ndarray) -> np.ndarray:
+    """Bring rows [num_rows, dim] to length 1; those of zeros stay."""
+    norm = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.where(norm > 0, norm, 1)

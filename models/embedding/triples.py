@@ -1,0 +1,239 @@
+"""Scores of triples (head, relation, tail) of a knowledge graph.
+
+Every model here makes a query of two rows of a triple and compares it with the third: by a product of rows (DistMult,
+ComplEx, SimplE, QuatE) or by a distance (TransE, RotatE). So a query is scored against all entities at once.
+
+Rows are real numbers. Of ComplEx, RotatE and SimplE the first half of an entity's row are real parts (SimplE: the
+vector as a head), the second half imaginary parts (as a tail); a row of QuatE is four quarters: the parts 1, i, j and
+k. `dim` counts the real numbers of an entity's row, as in GraphVite.
+
+TransE: Bordes et al., NIPS 2013. DistMult: Yang et al., ICLR 2015, arXiv:1412.6575. ComplEx: Trouillon et al., ICML
+2016, arXiv:1606.06357. SimplE: Kazemi and Poole, NeurIPS 2018, arXiv:1802.04868. RotatE: Sun et al., ICLR 2019,
+arXiv:1902.10197. QuatE: Zhang et al., NeurIPS 2019, arXiv:1904.10281.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from models.embedding.distances import TINY, modulus_distances
+
+
+@dataclass(frozen=True)
+class TripleModel:
+    """A scoring function.
+
+    Attributes:
+        name: of the model.
+        query_tails: makes queries for tails of heads [..., dim] and relations [..., relation_dim].
+        query_heads: makes queries for heads of tails and relations.
+        comparison: of a query and an entity: "dot", their product; "l1", "l2", minus the distance; "modulus", minus the
+            sum of the moduli of the complex differences.
+        parts: real numbers that make up one number of an entity; `dim` is a multiple of it.
+        relation_parts: of `parts` numbers of an entity, how many a relation has.
+    """
+
+    name: str
+    query_tails: Callable[[Tensor, Tensor], Tensor]
+    query_heads: Callable[[Tensor, Tensor], Tensor]
+    comparison: str
+    parts: int = 1
+    relation_parts: int = 1
+
+    @property
+    def is_distance(self) -> bool:
+        return self.comparison != "dot"
+
+    def relation_dim(self, dim: int) -> int:
+        """Count the real numbers of a relation's row."""
+        return dim // self.parts * self.relation_parts
+
+    def score(self, heads: Float[Tensor, "*batch dim"], relations: Float[Tensor, "*batch relation_dim"],
+              tails: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"]:
+        """Score triples, row by row; more is better."""
+        return match(self.query_tails(heads, relations), tails, self.comparison)
+
+    def score_tails(self, heads: Float[Tensor, "*batch n dim"], relations: Float[Tensor, "*batch n relation_dim"],
+                    entities: Float[Tensor, "*batch m dim"]) -> Float[Tensor, "*batch n m"]:
+        """Score every entity as the tail of every pair of head and relation."""
+        return compare(self.query_tails(heads, relations), entities, self.comparison)
+
+    def score_heads(self, tails: Float[Tensor, "*batch n dim"], relations: Float[Tensor, "*batch n relation_dim"],
+                    entities: Float[Tensor, "*batch m dim"]) -> Float[Tensor, "*batch n m"]:
+        """Score every entity as the head of every pair of tail and relation."""
+        return compare(self.query_heads(tails, relations), entities, self.comparison)
+
+
+def match(queries: Float[Tensor, "*batch dim"], entities: Float[Tensor, "*batch dim"],
+          comparison: str) -> Float[Tensor, "*batch"]:
+    """Compare queries and entities row by row; see :class:`TripleModel`."""
+    if comparison == "dot":
+        return (queries * entities).sum(-1)
+    difference = queries - entities
+    if comparison == "l1":
+        return -difference.abs().sum(-1)
+    if comparison == "l2":
+        return -torch.linalg.vector_norm(difference, dim=-1)
+    return -modulus(difference, 2).sum(-1)
+
+
+def compare(queries: Float[Tensor, "*batch n dim"], entities: Float[Tensor, "*batch m dim"],
+            comparison: str) -> Float[Tensor, "*batch n m"]:
+    """Compare every query with every entity: a matrix product, or distances of which no difference is kept. There
+    may be one dimension of batches.
+    """
+    if comparison == "dot":
+        return queries @ entities.mT
+    if comparison in ("l1", "l2"):
+        # Not by a matrix product: of near points that leaves no digit.
+        return -torch.cdist(queries, entities, p=1.0 if comparison == "l1" else 2.0,
+                            compute_mode="donot_use_mm_for_euclid_dist")
+    if queries.dim() == 2:
+        return -modulus_distances(queries.unsqueeze(0), entities.unsqueeze(0))[0]
+    return -modulus_distances(queries, entities)
+
+
+def modulus(rows: Float[Tensor, "*batch dim"], parts: int) -> Float[Tensor, "*batch numbers"]:
+    """Compute the moduli of numbers of some real parts each, [..., dim / parts]."""
+    if parts == 1:
+        return rows.abs()
+    return torch.stack(rows.chunk(parts, -1)).square().sum(0).clamp(min=TINY).sqrt()
+
+
+def _translate(heads: Tensor, relations: Tensor) -> Tensor:
+    return heads + relations
+
+
+def _translate_back(tails: Tensor, relations: Tensor) -> Tensor:
+    return tails - relations
+
+
+def _scale(rows: Tensor, relations: Tensor) -> Tensor:
+    return rows * relations
+
+
+def _complex_product(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply rows of complex numbers."""
+    (a_re, a_im), (b_re, b_im) = a.chunk(2, -1), b.chunk(2, -1)
+    return torch.cat([a_re * b_re - a_im * b_im, a_re * b_im + a_im * b_re], dim=-1)
+
+
+def _conjugate(rows: Tensor, parts: int) -> Tensor:
+    first, *others = rows.chunk(parts, -1)
+    return torch.cat([first, *(-part for part in others)], dim=-1)
+
+
+def _complex_back(tails: Tensor, relations: Tensor) -> Tensor:
+    # Re(h r conj(t)) = Re(h conj(conj(r) t))
+    return _complex_product(tails, _conjugate(relations, 2))
+
+
+def _simple_tails(heads: Tensor, relations: Tensor) -> Tensor:
+    """Half of <head as head, r, tail as tail> + <tail as head, inverse r, head as tail>."""
+    (as_head, as_tail), (forth, back) = heads.chunk(2, -1), relations.chunk(2, -1)
+    return torch.cat([back * as_tail, forth * as_head], dim=-1) / 2
+
+
+def _simple_heads(tails: Tensor, relations: Tensor) -> Tensor:
+    (as_head, as_tail), (forth, back) = tails.chunk(2, -1), relations.chunk(2, -1)
+    return torch.cat([forth * as_tail, back * as_head], dim=-1) / 2
+
+
+def _rotate(heads: Tensor, phases: Tensor) -> Tensor:
+    return _complex_product(heads, torch.cat([phases.cos(), phases.sin()], dim=-1))
+
+
+def _rotate_back(tails: Tensor, phases: Tensor) -> Tensor:
+    return _rotate(tails, -phases)
+
+
+def _hamilton(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply rows of quaternions."""
+    (a1, ai, aj, ak), (b1, bi, bj, bk) = a.chunk(4, -1), b.chunk(4, -1)
+    return torch.cat([a1 * b1 - ai * bi - aj * bj - ak * bk, a1 * bi + ai * b1 + aj * bk - ak * bj,
+                      a1 * bj - ai * bk + aj * b1 + ak * bi, a1 * bk + ai * bj - aj * bi + ak * b1], dim=-1)
+
+
+def _unit(relations: Tensor) -> Tensor:
+    return relations / modulus(relations, 4).repeat(*[1] * (relations.dim() - 1), 4)
+
+
+def _turn(heads: Tensor, relations: Tensor) -> Tensor:
+    return _hamilton(heads, _unit(relations))
+
+
+def _turn_back(tails: Tensor, relations: Tensor) -> Tensor:
+    # <h r, t> = <h, t conj(r)>
+    return _hamilton(tails, _conjugate(_unit(relations), 4))
+
+
+# Models by name.
+MODELS = {model.name: model for model in (
+    TripleModel("transe", _translate, _translate_back, "l1"),
+    TripleModel("distmult", _scale, _scale, "dot"),
+    TripleModel("complex", _complex_product, _complex_back, "dot", 2, 2),
+    TripleModel("simple", _simple_tails, _simple_heads, "dot", 2, 2),
+    TripleModel("rotate", _rotate, _rotate_back, "modulus", 2, 1),
+    TripleModel("quate", _turn, _turn_back, "dot", 4, 4))}
+
+
+def first_rows(model: TripleModel, num_entities: int, num_relations: int, dim: int, *, margin: float, scale: float,
+               rng: torch.Generator) -> tuple[Float[Tensor, "num_entities dim"],
+                                              Float[Tensor, "num_relations relation_dim"]]:
+    """Draw the first values of entities and relations.
+
+    Those of TransE and RotatE are even in +-(margin + 2) / numbers of a row, RotatE's phases in +-pi, as in RotatE's
+    paper; QuatE's are quaternions of a random axis and angle, as in its own; all others are normal.
+
+    Args:
+        margin: of the loss.
+        scale: standard deviation of those that are normal.
+    """
+    def even(rows: int, columns: int, bound: float) -> Tensor:
+        return (2 * torch.rand(rows, columns, generator=rng) - 1) * bound
+
+    if model.is_distance:
+        bound = (margin + 2) / (dim // model.parts)
+        entities = even(num_entities, dim, bound)
+        return entities, even(num_relations, model.relation_dim(dim), math.pi if model.parts == 2 else bound)
+    if model.parts == 4:
+        return _quaternions(num_entities, dim // 4, rng), _quaternions(num_relations, dim // 4, rng)
+    return (scale * torch.randn(num_entities, dim, generator=rng),
+            scale * torch.randn(num_relations, model.relation_dim(dim), generator=rng))
+
+
+def _quaternions(rows: int, columns: int, rng: torch.Generator) -> Tensor:
+    """Draw quaternions of a size even in +-1 / sqrt(2 columns), a random axis and an even angle; [rows, 4 columns]."""
+    size = (2 * torch.rand(rows, columns, generator=rng) - 1) / math.sqrt(2 * columns)
+    angle = (2 * torch.rand(rows, columns, generator=rng) - 1) * math.pi
+    axis = torch.nn.functional.normalize(torch.rand(3, rows, columns, generator=rng), dim=0)
+    return torch.cat([size * angle.cos(), *(size * angle.sin() * axis)], dim=1)
+
+
+class TripleTables(torch.nn.Module):
+    """The rows of entities and relations that a model scores triples by.
+
+    Args:
+        entities: first values [num_entities, dim].
+        relations: first values [num_relations, relation_dim]; with `reciprocal` twice as many rows, of which the second
+            half leads from tails to heads.
+        reciprocal: whether heads are asked for as tails of such relations.
+    """
+
+    def __init__(self, model: TripleModel, entities: Tensor, relations: Tensor, *, reciprocal: bool = False):
+        super().__init__()
+        self.model, self.reciprocal = model, reciprocal
+        self.entities, self.relations = torch.nn.Parameter(entities), torch.nn.Parameter(relations)
+
+    @torch.no_grad()
+    def score_all(self, anchors: Int64[Tensor, " n"], relations: Int64[Tensor, " n"],
+                  is_tail: bool) -> Float[Tensor, "n num_entities"]:
+        """Score all entities as the tails of given heads, or as the heads of given tails (`is_tail` false)."""
+        if self.reciprocal and not is_tail:
+            relations = relations + len(self.relations) // 2
+        score = self.model.score_tails if is_tail or self.reciprocal else self.model.score_heads
+        return score(self.entities[anchors], self.relations[relations], self.entities)

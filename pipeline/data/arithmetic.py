@@ -1,0 +1,32 @@
+"""A knowledge graph of arithmetic modulo the number of entities, after GraphVite's; it takes no download."""
+
+import numpy as np
+from torch_geometric.data import Data
+
+from pipeline.data.config import MathConfig
+from pipeline.data.triples import build_triples
+from pipeline.run.seeds import stream
+
+OPERATORS = "+-*/%"
+
+
+def read(config: MathConfig) -> Data:
+    """Generate the graph.
+
+    Entities are the numbers from 0, a relation is an operator with an operand from 1, such as "*7": the tail is what
+    it makes of the head, modulo the number of entities; "/" and "%" are those of whole numbers. Each pair of head and
+    relation has one tail, so all triples are listed and those of the splits drawn from them: none is there twice.
+
+    Returns:
+        See :func:`pipeline.data.triples.build_triples`.
+    """
+    num_entities, num_operands = config.num_entities, config.num_operands
+    sizes = (config.num_train, config.num_valid, config.num_test)
+    chosen = stream("math", config.graph_seed).permutation(num_entities * len(OPERATORS) * num_operands)[:sum(sizes)]
+    relation, head = np.divmod(chosen, num_entities)
+    operator, operand = relation // num_operands, relation % num_operands + 1
+    tail = np.select([operator == place for place in range(len(OPERATORS))],
+                     [head + operand, head - operand, head * operand, head // operand, head % operand]) % num_entities
+    triples = np.split(np.stack([head, relation, tail], axis=1), np.cumsum(sizes)[:-1])
+    relations = np.array([f"{sign}{operand}" for sign in OPERATORS for operand in range(1, num_operands + 1)])
+    return build_triples(triples, np.arange(num_entities), relations)

@@ -1,0 +1,37 @@
+"""Names of nodes, entities and relations: numbers for them, and tensors that hold them."""
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+
+def number_names(names: pd.Series) -> tuple[np.ndarray, np.ndarray]:
+    """Number names in their order, as numbers where all of them are; returns the numbers and the different names."""
+    numbers, different = pd.factorize(names, sort=False)
+    values = pd.to_numeric(pd.Series(different), errors="coerce")
+    order = np.argsort(values.to_numpy() if values.notna().all() else np.asarray(different).astype(str), kind="stable")
+    place = np.empty(len(different), np.int64)
+    place[order] = np.arange(len(different))
+    return place[numbers], np.asarray(different)[order]
+
+
+def pack_names(names: np.ndarray) -> dict[str, Tensor]:
+    """Turn names into tensors, which a memory-mapped file can hold.
+
+    Returns:
+        ``names``, their bytes in UTF-8 one behind the other, uint8; ``names_ptr``, where each begins [num_names + 1].
+    """
+    encoded = [str(name).encode() for name in names]
+    ptr = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    return {"names": torch.from_numpy(np.frombuffer(b"".join(encoded), np.uint8).copy()),
+            "names_ptr": torch.from_numpy(ptr)}
+
+
+def unpack_names(data: Data) -> list[str]:
+    """Return the names of the nodes; their numbers where they have none."""
+    if "names" not in data:
+        return [str(node) for node in range(data.num_nodes)]
+    content, ptr = data.names.numpy().tobytes(), data.names_ptr.tolist()
+    return [content[first:end].decode() for first, end in zip(ptr[:-1], ptr[1:], strict=True)]

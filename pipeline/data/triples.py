@@ -1,0 +1,176 @@
+"""Knowledge graphs as people have them: training, validation and test triples in three tables of three columns."""
+
+import gzip
+import hashlib
+import io
+import logging
+import re
+import tarfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from torch_geometric.data import Data
+
+from pipeline.data.config import TriplesConfig
+from pipeline.data.node_names import number_names, pack_names
+from pipeline.names import SPLITS
+from pipeline.run import files
+
+log = logging.getLogger(__name__)
+
+# What the file of a split may be called, its ending apart.
+STEMS = {"train": ("train",), "valid": ("valid", "dev", "val"), "test": ("test",)}
+ENDING = re.compile(r"\.(txt|tsv|del|csv)(\.gz)?$")
+ARCHIVE = re.compile(r"\.(tar|tgz|tar\.gz)$")
+# A first line of these words is a head, and no triple.
+THREE = "a triple is a head, a relation and a tail, separated by tabs, commas or blanks"
+COLUMNS = ("head", "relation", "tail")
+HEADS = (COLUMNS, ("h", "r", "t"), ("subject", "predicate", "object"), ("source", "relation", "target"))
+
+
+def hash_content(config: TriplesConfig) -> str:
+    """Compute a digest of the tables, or of the archive that holds them.
+
+    Raises:
+        ValueError: they do not exist.
+    """
+    config.check()
+    source = _source(Path(config.folder))
+    sha = hashlib.sha256()
+    for path in [source] if source.is_file() else sorted(_find([p.name for p in source.iterdir()], source).values()):
+        with open(source / path, "rb") as file:
+            sha.update(f"{path if source.is_dir() else ''}:{files.file_digest(file)};".encode())
+    return sha.hexdigest()
+
+
+def read(config: TriplesConfig) -> Data:
+    """Read a knowledge graph. Entities and relations are numbered in the order of their names, or of their ids where
+    all are numbers.
+
+    Returns:
+        See :func:`build_triples`.
+
+    Raises:
+        ValueError: a table is missing, empty or has other than three columns; the message names the file and the line.
+    """
+    source = _source(Path(config.folder))
+    log.info("triples: reading %s", source)
+    tables = {split: _parse(content, f"{source}/{name}") for split, (name, content) in _read_files(source).items()}
+    names = pd.concat([table[column] for table in tables.values() for column in ("head", "tail")], ignore_index=True)
+    numbers, entities = number_names(names)
+    kinds, relations = number_names(pd.concat([table["relation"] for table in tables.values()], ignore_index=True))
+    triples, place = [], 0
+    for table in tables.values():
+        heads, tails = numbers[place:place + len(table)], numbers[place + len(table):place + 2 * len(table)]
+        triples.append(np.stack([heads, kinds[place // 2:place // 2 + len(table)], tails], axis=1))
+        place += 2 * len(table)
+    return build_triples(triples, entities, relations)
+
+
+def build_triples(triples: list[np.ndarray], entities: np.ndarray, relations: np.ndarray) -> Data:
+    """Put a knowledge graph together.
+
+    Args:
+        triples: of training, validation and test, each [num_triples, 3]: numbers of head, relation and tail.
+        entities, relations: their names.
+
+    Returns:
+        ``triples`` [num_triples, 3], int64, the splits one behind the other; ``triple_ptr`` [4], where each begins;
+        ``num_nodes``, the number of entities, and ``num_relations``; ``names`` and ``relation_names``, see
+        :func:`pipeline.data.node_names.pack_names`; ``metric``.
+    """
+    ptr = np.cumsum([0, *map(len, triples)], dtype=np.int64)
+    kinds = {f"relation_{key}": value for key, value in pack_names(relations).items()}
+    return Data(triples=torch.from_numpy(np.concatenate(triples).astype(np.int64)), triple_ptr=torch.from_numpy(ptr),
+                num_nodes=len(entities), num_relations=len(relations), metric="mrr", **pack_names(entities), **kinds)
+
+
+def _source(folder: Path) -> Path:
+    """Return the folder of the tables, or the archive: the one that is given, or the only one in the folder."""
+    if folder.is_file():
+        return folder
+    inside = sorted(path.name for path in folder.iterdir())
+    archives = [name for name in inside if ARCHIVE.search(name)]
+    has_tables = any(_split_of(name) for name in inside)
+    return folder / archives[0] if len(archives) == 1 and not has_tables else folder
+
+
+def _split_of(name: str) -> str | None:
+    """Return the split that a file is of, by its name without folders."""
+    stem = ENDING.sub("", name) if ENDING.search(name) else None
+    return next((split for split, stems in STEMS.items() if stem in stems), None)
+
+
+def _find(names: list[str], source: Path) -> dict[str, str]:
+    """Choose the file of each split, in the order of the splits."""
+    found: dict[str, list[str]] = {split: [] for split in SPLITS}
+    for name in sorted(names):
+        if split := _split_of(Path(name).name):
+            found[split].append(name)
+    for split, members in found.items():
+        if not members:
+            raise ValueError(f"{source} has no {split}.txt (or .tsv, .del, .csv, each perhaps with .gz): save the "
+                             f"{split} triples there, head, relation and tail a line")
+        if len(members) > 1:
+            raise ValueError(f"{source} has {' and '.join(members)}: leave one file of {split} triples there")
+    return {split: members[0] for split, members in found.items()}
+
+
+def _read_files(source: Path) -> dict[str, tuple[str, bytes]]:
+    """Read the file of each split: its name and content."""
+    if source.is_dir():
+        chosen = _find([path.name for path in source.iterdir()], source)
+        return {split: (name, _unzip((source / name).read_bytes(), f"{source}/{name}"))
+                for split, name in chosen.items()}
+    try:
+        with tarfile.open(source) as archive:
+            chosen = _find([member.name for member in archive if member.isfile()], source)
+            return {split: (name, _unzip(archive.extractfile(name).read(), f"{source}/{name}"))
+                    for split, name in chosen.items()}
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{source} is no archive that tar can read ({error}): give a folder or a .tar.gz") from None
+
+
+def _unzip(content: bytes, name: str) -> bytes:
+    if not name.endswith(".gz"):
+        return content
+    try:
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{name} is damaged: {error}") from None
+
+
+def _parse(content: bytes, name: str) -> pd.DataFrame:
+    """Read three columns of texts, separated by tabs, commas or blanks as the first line is."""
+    first = next((line for line in io.BytesIO(content) if line.strip()), b"").decode(errors="replace").strip()
+    if not first:
+        raise ValueError(f"{name} holds no triples")
+    separator = next((mark for mark in ("\t", ",") if first.count(mark) >= 2), r"\s+")
+    try:  # with a column more than there should be: pandas would make an index of it
+        table = pd.read_csv(io.BytesIO(content), sep=separator, header=None, names=range(4), index_col=False, dtype=str,
+                            keep_default_na=False, quoting=3, skipinitialspace=True, skip_blank_lines=False,
+                            encoding_errors="replace")
+    except pd.errors.ParserError as error:
+        reason = str(error).strip().removeprefix("Error tokenizing data. C error: ")
+        found = re.search(r"in line (\d+), saw (\d+)", reason)
+        where = f"{name}, line {found[1]}: {found[2]} columns in place of three" if found else f"{name}: {reason}"
+        raise ValueError(f"{where}: {THREE}") from None
+    table = table.fillna("")
+    table[2] = table[2].str.rstrip()
+    empty = (table == "").to_numpy()
+    wrong = (empty[:, :3].any(1) | ~empty[:, 3]) & ~empty.all(1)
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        count = int((~empty[row]).sum())
+        columns = "1 column" if count == 1 else f"{count} columns"
+        raise ValueError(f"{name}, line {row + 1}: {columns} in place of three: {THREE}")
+    table = table.loc[~empty.all(1), :2].set_axis(COLUMNS, axis=1)
+    if tuple(word.lower() for word in table.iloc[0]) in HEADS:
+        log.info("%s: the first line is a head and no triple", name)
+        table = table.iloc[1:]
+    if table.empty:
+        raise ValueError(f"{name} holds no triples")
+    return table

@@ -1,0 +1,71 @@
+"""DeepWalk's vectors of a graph with labels, beside gensim's on walks of the same distribution, in one run."""
+
+import time
+
+import numpy as np
+import torch
+from hydra import compose, initialize_config_dir
+
+from pipeline import build, cli, config as configuration
+from pipeline.graph.walks import WalkSampler
+from pipeline.probe import LabelProbe
+from scripts.bench.measure import say, write_row
+
+
+def bench_embedding(path: str, dim: int, distance: int, repeat: int) -> None:
+    """Train both, score both by the same draws of the labels, and count pairs a second of training.
+
+    Raises:
+        SystemExit: gensim is not installed.
+        ValueError: the graph cannot be read.
+    """
+    try:
+        from gensim.models import Word2Vec
+    except ImportError:
+        raise SystemExit("gensim, which this compares with, is not installed: pip install gensim") from None
+    cli.register_schema()
+    with initialize_config_dir(cli.CONF, version_base="1.3"):
+        config = configuration.to_object(compose("config", [
+            "+experiment=deepwalk_blogcatalog", f"data.path={path}", f"trainer.dim={dim}",
+            f"trainer.augmentation_distance={distance}"]))
+    data, writer = build.open_graph(config).data, None
+    probe = LabelProbe(data.y.numpy(), metric="micro_f1", portions=config.trainer.portions, num_draws=3,
+                       num_threads=torch.get_num_threads())
+    sampler = WalkSampler(data.edge_index, length=config.trainer.walk_length)
+    for round_ in range(repeat):
+        config.seed = round_
+        seconds, num_pairs, vectors = _train_ours(config, data)
+        rows = {"ours": (seconds, num_pairs, vectors)}
+        # As many walks as ours had; gensim looks as far to both sides, as ours does.
+        num_walks = -(-num_pairs // (2 * distance * config.trainer.walk_length))
+        walks = sampler.draw(0, num_walks, key=round_, num_threads=torch.get_num_threads())
+        sentences = [list(map(str, walk)) for walk in walks.tolist()]
+        start = time.perf_counter()
+        model = Word2Vec(sentences, vector_size=dim, window=distance, shrink_windows=False, sg=1, negative=5,
+                         min_count=0, sample=0, workers=torch.get_num_threads(), epochs=1, seed=round_ + 1)
+        seconds = time.perf_counter() - start
+        rows["gensim"] = (seconds, num_pairs, np.stack([
+            model.wv[str(node)] if str(node) in model.wv else np.zeros(dim) for node in range(data.num_nodes)]))
+        for name, (taken, pairs, found) in rows.items():
+            scores = probe(found)
+            say(f"round {round_ + 1}, {name}: {taken:.2f} s, {pairs / taken / 1e6:.2f} M pairs a second, micro-F1 "
+                + ", ".join(f"{scores[f'micro_f1@{portion:g}']:.4f}" for portion in config.trainer.portions))
+            writer = write_row(writer, {
+                "bench": "embedding", "what": name, "round": round_, "dim": dim, "distance": distance,
+                "pairs": pairs, "seconds": round(taken, 3), "pairs_per_second": round(pairs / taken),
+                **{f"micro_f1_{portion:g}": round(scores[f"micro_f1@{portion:g}"], 4)
+                   for portion in config.trainer.portions}})
+
+
+def _train_ours(config, data) -> tuple[float, int, np.ndarray]:
+    """Train from walks to vectors; the seconds are of all of it."""
+    start, num_pairs = time.perf_counter(), 0
+    with build.build_trainer(config, data, torch.device("cpu")) as trainer:
+        while trainer.progress.round < trainer.num_rounds:
+            for _ in trainer.steps():
+                pass
+            num_pairs += int(trainer.round_numbers()["num_pairs"])
+            trainer.progress.round += 1
+            trainer.restart_round()
+        vectors = trainer.embedding().numpy()
+        return time.perf_counter() - start, num_pairs, vectors
