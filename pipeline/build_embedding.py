@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -14,24 +15,31 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
+from models.edges import from_csc
 from models.embedding import skipgram, spectral
 from models.embedding.skipgram import Negatives, Options, Table
 from pipeline import build_knowledge
 from pipeline.config import Config
 from pipeline.graph import walks
 from pipeline.graph.blocks import NodeParts, check_parts, deal_nodes
-from pipeline.graph.edges import adjacency, sort_edges
+from pipeline.graph.edges import adjacency
+from pipeline.graph.structure import draw_lots, inspect
 from pipeline.names import MASKS
 from pipeline.probe import LabelProbe, LinkProbe
+from pipeline.run import seeds
 from pipeline.run.memory import format_bytes, machine_memory
 from pipeline.run.ranks import Ranks
 from pipeline.run.seeds import seed_torch, stream
 from pipeline.run.session import Trainer
 from pipeline.run.stop import StopRequest
+from pipeline.run.storage import DiskStorage, MemoryStorage, free_space
 from pipeline.trainers.config import NodeEmbeddingConfig
 from pipeline.trainers.node_embedding import NodeEmbeddingTrainer, Plan, plan_walks
 
 log = logging.getLogger(__name__)
+
+# Rows that are filled at a time.
+FILLED = 2**20
 
 
 @dataclass(frozen=True)
@@ -103,11 +111,14 @@ def _check_graph(config: Config, data: Data) -> None:
     if data.num_edges == 0:
         raise ValueError(f"{config.data.origin()} has no edges: there is nothing to walk on")
     check_parts(data.num_nodes, options.num_parts)
-    width = 4 * (1 + {"sgd": 0, "adagrad": 1, "adam": 2}[options.optimizer]) * -(-options.dim // 16) * 16
-    needed = 2 * width * data.num_nodes * config.parallel.num_ranks
-    if needed > machine_memory():
-        raise ValueError(f"trainer.dim={options.dim}: two tables of {data.num_nodes:,} nodes take "
-                         f"{format_bytes(needed)}, this machine has {format_bytes(machine_memory())}: lower it")
+    needed = 8 * Table.numbers_per_row(options.dim, options.optimizer) * data.num_nodes * config.parallel.num_ranks
+    tables = f"trainer.dim={options.dim}: two tables of {data.num_nodes:,} nodes take {format_bytes(needed)}"
+    if options.tables == "memory" and needed > machine_memory():
+        raise ValueError(f"{tables}, this machine has {format_bytes(machine_memory())}: lower it, or set "
+                         "trainer.tables=disk")
+    if options.tables == "disk" and needed > (free := free_space(Path(config.cache_dir))):
+        raise ValueError(f"{tables} on the disk of cache_dir={config.cache_dir}, where {format_bytes(free)} are free: "
+                         "lower it, or choose another cache_dir")
 
 
 def _metric_of(options: NodeEmbeddingConfig, data: Data) -> str:
@@ -158,29 +169,31 @@ def build_node_embedding(config: Config, data: Data, ranks: Ranks, stop: StopReq
     else:
         score = LabelProbe(_as_binary(data).numpy(), metric=metric, portions=options.portions,
                            num_draws=options.num_draws, seed=config.seed, num_threads=torch.get_num_threads())
+    structure = inspect(edge_index)
     is_line, is_walk = options.model == "line", options.model in ("deepwalk", "node2vec")
     length = options.walk_length if is_walk else options.augmentation_distance
     second_order = options.model == "node2vec"
     sampler = walks.WalkSampler(edge_index, weight, length=length, p=options.p if second_order else 1.0,
-                                q=options.q if second_order else 1.0, random_starts=is_line)
+                                q=options.q if second_order else 1.0, random_starts=is_line,
+                                symmetric=structure.is_undirected and not structure.num_duplicates)
     degree = edge_index.get_csc()[0][0].diff()
     parts = deal_nodes(degree, options.num_parts)
-    both = _is_symmetric(edge_index)
     train = config.train
-    plan = plan_walks(edge_index.size(1), train.epochs, length, min(options.augmentation_distance, length), both,
+    plan = plan_walks(edge_index.size(1), train.epochs, length, min(options.augmentation_distance, length),
+                      structure.is_undirected,
                       options.episode_size, lr=train.lr, last_lr=options.last_lr, eval_every=train.eval_every)
     if options.model == "spectral":
         plan = dataclasses.replace(plan, num_epochs=1, num_walks=1, walks_per_episode=1, lr=0.0)
-    matrix = _weight_matrix(edge_index, weight)
-    heads, tails = _build_tables(options, parts, matrix, config.seed)
+    matrix = _weight_matrix(edge_index, weight) if options.propagation_steps or _is_spectral(options) else None
+    storage = DiskStorage(Path(config.cache_dir) / "tables") if options.tables == "disk" else MemoryStorage()
+    heads, tails = _build_tables(options, parts, matrix, storage, config.seed)
     frequency = degree[parts.node].double().pow(options.negative_exponent).float().contiguous()
     trainer = NodeEmbeddingTrainer(
         sampler, parts, heads, tails, Negatives(*walks.alias_tables(parts.ptr, frequency)),
         Options(num_negatives=options.num_negatives, negative_weight=options.negative_weight,
                 optimizer=options.optimizer, weight_decay=options.weight_decay),
-        plan, finish=partial(_propagate, matrix, options.propagation_steps),
-        score=score, metric=metric, dim=options.dim,
-        seed=config.seed, ranks=ranks, stop=stop)
+        plan, finish=_keep if matrix is None else partial(_propagate, matrix, options.propagation_steps),
+        score=score, metric=metric, dim=options.dim, storage=storage, seed=config.seed, ranks=ranks, stop=stop)
     _say(options, plan, trainer)
     return trainer
 
@@ -195,23 +208,34 @@ def _say(options: NodeEmbeddingConfig, plan: Plan, trainer: NodeEmbeddingTrainer
              trainer.num_steps)
 
 
-def _build_tables(options: NodeEmbeddingConfig, parts: NodeParts, matrix: sp.csr_array,
+def _is_spectral(options: NodeEmbeddingConfig) -> bool:
+    return "spectral" in (options.init, options.model)
+
+
+def _build_tables(options: NodeEmbeddingConfig, parts: NodeParts, matrix: sp.csr_array | None, storage: MemoryStorage,
                   seed: int) -> tuple[Table, Table]:
     """Build the tables with word2vec's first values: even in +-1/2dim for the vectors, zero for the contexts."""
     num_nodes, dim = parts.node.numel(), options.dim
-    heads = Table.zeros(num_nodes, dim, options.optimizer)
-    if options.init == "spectral" or options.model == "spectral":
-        first = torch.from_numpy(spectral.factorise(matrix, dim, seed=_small_seed(seed)))
+    heads = Table.zeros(num_nodes, dim, options.optimizer, make=storage.zeros)
+    if matrix is not None and _is_spectral(options):
+        heads.rows[:, :dim] = torch.from_numpy(spectral.factorise(matrix, dim, seed=_small_seed(seed)))[parts.node]
     else:
-        first = (torch.rand(num_nodes, dim, generator=seed_torch("vectors", seed)) - 0.5) / dim
-    heads.rows[:, :dim] = first[parts.node]
+        generator = seed_torch("vectors", seed)
+        for rows in parts.row.long().split(FILLED):  # in the order of the nodes
+            heads.rows[rows, :dim] = (torch.rand(len(rows), dim, generator=generator) - 0.5) / dim
+    for part in range(parts.num_parts):
+        storage.release(heads.rows, int(parts.ptr[part]), int(parts.ptr[part + 1]))
     if options.model == "line" and options.order == 1:
         return heads, heads
-    return heads, Table.zeros(num_nodes, dim, options.optimizer)
+    return heads, Table.zeros(num_nodes, dim, options.optimizer, make=storage.zeros)
 
 
 def _small_seed(seed: int) -> int:
     return int(stream("spectral", seed).integers(2**31))
+
+
+def _keep(vectors: Tensor) -> Tensor:
+    return vectors
 
 
 def _propagate(matrix: sp.csr_array, num_terms: int, vectors: Tensor) -> Tensor:
@@ -227,37 +251,28 @@ def _weight_matrix(edge_index: EdgeIndex, weight: Tensor | None) -> sp.csr_array
     return sp.csr_array((values, edges.indices, edges.indptr), shape=edges.shape)
 
 
-def _is_symmetric(edge_index: EdgeIndex) -> bool:
-    matrix = _weight_matrix(edge_index, None)
-    return (matrix != matrix.T).nnz == 0
-
-
 def _hold_out(data: Data, weight: Tensor | None, fraction: float,
               seed: int) -> tuple[EdgeIndex, Tensor | None, LinkProbe]:
-    """Leave edges out of training: half of them validate, the others test, both ways round of each link.
+    """Leave edges out of training: half of them validate, the others test, both ways round of each link. As many that
+    stay tell how well training fits.
 
     Raises:
         ValueError: there are too few edges.
     """
-    edges = data.edge_index.as_tensor().long()
-    rng = stream("holdout", seed)
-    low, high = edges.min(0).values.numpy(), edges.max(0).values.numpy()
-    links, link_of = np.unique(np.stack([low, high]), axis=1, return_inverse=True)
-    chosen = rng.permutation(links.shape[1])[:int(fraction * links.shape[1])]
-    if len(chosen) < 2:
-        raise ValueError(f"trainer.holdout={fraction:g} of {links.shape[1]:,} links leaves none to validate and test: "
-                         "raise it")
-    held = np.zeros(links.shape[1], bool)
-    held[chosen] = True
-    kept = torch.from_numpy(~held[link_of.reshape(-1)])
-    half = len(chosen) // 2
-    seen = rng.choice(np.flatnonzero(~held), min(len(chosen), int((~held).sum())), replace=False)
-    pairs = {}
-    for split, numbers in (("train", seen), ("valid", chosen[:half]), ("test", chosen[half:])):
-        others = rng.integers(data.num_nodes, size=(len(numbers), 2))
-        pairs[split] = links[:, numbers].T, others
-    trained, perm = sort_edges(edges[:, kept], data.num_nodes)
-    return trained, None if weight is None else weight[kept][perm].contiguous(), LinkProbe(pairs)
+    (indptr, src), _ = data.edge_index.get_csc()
+    bounds = [0.0, fraction / 2, fraction, min(2 * fraction, 1.0)]
+    lot = draw_lots(data.edge_index, seeds.key("holdout", seed))
+    rng, pairs, links = stream("holdout", seed), {}, data.edge_index.as_tensor()
+    for split, first, last in zip(("valid", "test", "train"), bounds[:-1], bounds[1:], strict=True):
+        chosen = ((lot >= first) & (lot < last)).nonzero().squeeze(1)
+        ends = links[:, chosen].long().sort(0).values.unique(dim=1).T.numpy()
+        if not len(ends):
+            mend = "train: lower it" if split == "train" else f"{split}: raise it"
+            raise ValueError(f"trainer.holdout={fraction:g} of {data.num_edges:,} edges leaves no link to {mend}")
+        pairs[split] = ends, rng.integers(data.num_nodes, size=ends.shape)
+    kept = lot >= fraction
+    ptr = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])[indptr.long()]
+    return from_csc(links[:, kept], ptr), None if weight is None else weight[kept].contiguous(), LinkProbe(pairs)
 
 
 # Trainers by name: what checks and builds each. The keys are those of pipeline/trainers/config.py.

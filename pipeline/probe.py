@@ -12,6 +12,8 @@ from models.embedding.spectral import unit_rows
 from pipeline.metrics import rocauc
 from pipeline.run.seeds import stream
 
+# Pairs that are scored at a time.
+PAIRS_AT_ONCE = 2**18
 # Of the labelled nodes, for the metric of each split; and of these for training where the others validate.
 HALF, FITTED = 0.5, 0.9
 
@@ -125,12 +127,13 @@ class LinkProbe:
         self.pairs = pairs
 
     def __call__(self, vectors: np.ndarray) -> dict[str, float]:
-        """Compute the area under the ROC curve of each split; of vectors of length 1, [num_nodes, dim]."""
-        vectors = unit_rows(vectors)
+        """Compute the area under the ROC curve of each split; of vectors of any length, [num_nodes, dim]."""
         return {split: self._area(vectors, links, others) for split, (links, others) in self.pairs.items()}
 
     @staticmethod
     def _area(vectors: np.ndarray, links: np.ndarray, others: np.ndarray) -> float:
         pairs, truth = np.concatenate([links, others]), np.repeat([1.0, 0.0], [len(links), len(others)])
-        cosines = np.einsum("ij,ij->i", vectors[pairs[:, 0]], vectors[pairs[:, 1]])
+        # Some at a time: the vectors may be more than memory holds.
+        cosines = np.concatenate([np.einsum("ij,ij->i", *(unit_rows(vectors[end]) for end in some.T))
+                                  for some in np.split(pairs, range(PAIRS_AT_ONCE, len(pairs), PAIRS_AT_ONCE))])
         return rocauc(torch.from_numpy(truth).unsqueeze(1), torch.from_numpy(cosines).unsqueeze(1))

@@ -10,6 +10,7 @@ import pytest
 import scipy.io
 import scipy.sparse as sp
 import torch
+from communities import NAMES, SMALL, TIED, small_run, write_communities
 from running import finish, kill_after_rounds, rounds_of, summary_of, train
 from sklearn.metrics import roc_auc_score
 
@@ -23,26 +24,15 @@ from pipeline.prepare import fill_caches
 from pipeline.probe import LabelProbe, LinkProbe
 from pipeline.run import checkpoint
 
-NAMES = [f"n{number}" for number in range(90)]
-SMALL = ["trainer=node_embedding", "data=edges", "trainer.dim=12", "trainer.walk_length=10", "trainer.num_parts=4",
-         "trainer.episode_size=20000", "train.epochs=150", "train.eval_every=150", "train.lr=0.1",
-         "trainer.num_draws=2"]
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Three communities with names, some links between them; two labels, the second of half of a community."""
-    path, rng = tmp_path_factory.mktemp("edges"), np.random.default_rng(0)
-    rows = [(a, b) for a in range(90) for b in range(a) if rng.random() < (0.3 if a // 30 == b // 30 else 0.01)]
-    path.joinpath("edges.tsv").write_text("# source\ttarget\n" + "".join(f"{NAMES[a]}\t{NAMES[b]}\n" for a, b in rows))
-    path.joinpath("labels.tsv").write_text("".join(
-        f"{NAMES[a]} {'abc'[a // 30]}{' half' if a % 60 < 15 else ''}\n" for a in range(90)))
-    return path
+    return write_communities(tmp_path_factory.mktemp("edges"))
 
 
 @pytest.fixture
 def small(folder):
-    return [*SMALL, f"data.path={folder / 'edges.tsv'}", f"data.labels={folder / 'labels.tsv'}"]
+    return small_run(folder)
 
 
 @pytest.mark.parametrize("overrides, least", [
@@ -50,7 +40,7 @@ def small(folder):
     (["trainer.model=line"], 0.8), (["trainer.model=line", "trainer.order=1"], 0.8),
     (["trainer.model=spectral", "trainer.propagation_steps=10"], 0.8), (["trainer.init=spectral"], 0.8),
     (["trainer.optimizer=adagrad"], 0.8), (["trainer.optimizer=adam", "train.lr=0.01"], 0.8),
-    (["trainer.model=deepwalk", "trainer.metric=auc", "trainer.holdout=0.1"], 0.7),
+    (["trainer.model=deepwalk", "trainer.metric=auc", "trainer.holdout=0.3"], 0.6),
     (["trainer.propagation_steps=10", "trainer.metric=macro_f1"], 0.7)])
 def test_each_way_finds_the_communities(overrides, least, small, configure, tmp_path):
     summary = train(configure(*small, *overrides), tmp_path / "run")
@@ -101,9 +91,6 @@ def test_an_untrained_table_finds_nothing(small, configure, tmp_path):
     """What the test above asks for is no accident of the labels."""
     summary = train(configure(*small, "train.lr=1e-9"), tmp_path / "run")
     assert summary["test"] < 0.6
-
-
-TIED = ["trainer.model=line", "trainer.order=1", "trainer.num_parts=5"]
 
 
 @pytest.mark.parametrize("overrides", [[], TIED])
@@ -188,10 +175,10 @@ def test_killed_and_resumed(ranks, small, tmp_path):
 def test_edges_alone(folder, configure, tmp_path):
     """Without labels links are held out; the other trainers say that there is nothing to learn."""
     edges_alone = f"data.path={folder / 'edges.tsv'}"
-    summary = train(configure(*SMALL, edges_alone, "trainer.holdout=0.1"), tmp_path / "run")
-    assert summary["metric"] == "auc" and summary["test"] > 0.7
+    summary = train(configure(*SMALL, edges_alone, "trainer.holdout=0.3"), tmp_path / "run")
+    assert summary["metric"] == "auc" and summary["test"] > 0.6
     for overrides, message in ((["trainer.metric=micro_f1"], "trainer.metric=micro_f1 needs labels, and .* has none"),
-                               (["trainer.holdout=0.001"], "trainer.holdout=0.001 of .* links leaves none"),
+                               (["trainer.holdout=0.001"], "trainer.holdout=0.001 of .* edges leaves no link to valid"),
                                (["trainer.num_parts=91"], "trainer.num_parts=91 is more than the 90 nodes")):
         with pytest.raises(ValueError, match=message):
             train(configure(*SMALL, edges_alone, *overrides), tmp_path / "refused")
@@ -376,7 +363,8 @@ def test_links_that_are_held_out_are_no_edges(small, configure):
         every = {tuple(edge) for edge in data.edge_index.as_tensor().t().tolist()}
         walked = {tuple(edge) for walk in trainer._sampler.draw(0, 2000, 3).tolist() for edge in zip(walk, walk[1:])}
     held = {tuple(link) for split in ("valid", "test") for link in pairs[split][0].tolist()}
-    assert len(held) == int(0.2 * data.num_edges / 2) and held <= every
+    assert 0.15 < len(held) / (data.num_edges / 2) < 0.25 and held <= every
+    assert not set(map(tuple, pairs["valid"][0].tolist())) & set(map(tuple, pairs["test"][0].tolist()))
     assert not walked & (held | {(b, a) for a, b in held}) and walked <= every and len(walked) > 0.7 * len(every)
     assert {tuple(link) for link in pairs["train"][0].tolist()} <= walked | {(b, a) for a, b in walked}
 

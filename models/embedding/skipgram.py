@@ -6,6 +6,7 @@ matrix products; see skipgram.h.
 """
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,12 +53,22 @@ class Table:
     steps: Tensor
 
     @classmethod
-    def zeros(cls, num_rows: int, dim: int, optimizer: str = "sgd") -> "Table":
-        """Make a table of zeros with room for `dim` numbers a row."""
+    def zeros(cls, num_rows: int, dim: int, optimizer: str = "sgd", *,
+              make: Callable[..., Tensor] = torch.zeros) -> "Table":
+        """Make a table of zeros with room for `dim` numbers a row.
+
+        Args:
+            make: makes tensors of zeros.
+        """
         stride = -(-dim // LINE) * LINE
         width = {"sgd": 0, "adagrad": stride, "adam": 2 * stride}[optimizer]
-        return cls(torch.zeros(num_rows, stride), torch.zeros(num_rows if width else 0, width),
-                   torch.zeros(num_rows if optimizer == "adam" else 0))
+        return cls(make(num_rows, stride), make(num_rows if width else 0, width),
+                   make(num_rows if optimizer == "adam" else 0))
+
+    @staticmethod
+    def numbers_per_row(dim: int, optimizer: str) -> int:
+        """Count the float32 numbers that a table keeps for each row."""
+        return -(-dim // LINE) * LINE * {"sgd": 1, "adagrad": 2, "adam": 3}[optimizer] + (optimizer == "adam")
 
     def tensors(self) -> dict[str, Tensor]:
         """Return its tensors by name, for a checkpoint."""

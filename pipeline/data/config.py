@@ -265,7 +265,7 @@ class EdgesConfig(DataConfig):
     """A table of edges with ids of any kind, and perhaps one of labels; or a MATLAB file with both."""
 
     source: str = key("edges", "a table of edges (text, perhaps .gz): two ids and perhaps a weight a line; or a .mat "
-                      "with network and group", shapes_graph=True)
+                      "with network and group, or a .npy of pairs of numbers of nodes", shapes_graph=True)
     path: str = key(..., "the table", is_path=True, names_files=True)
     labels: str | None = key(None, "a table of labels: an id and its labels a line; an id may have several lines",
                              is_path=True, names_files=True)
@@ -282,6 +282,9 @@ class EdgesConfig(DataConfig):
         for name, path in (("path", self.path), ("labels", self.labels)):
             if path is not None and not Path(path).is_file():
                 raise ValueError(f"data.{name}={path} does not exist, or is no file")
+        if self.path.endswith(".npy") and self.labels is not None:
+            raise ValueError(f"data.labels={self.labels}: labels belong to ids, and {self.path} has numbers; write the "
+                             "edges as a table of text")
         if self.path.endswith(".mat") and self.labels is not None:
             raise ValueError(f"data.labels={self.labels}: {self.path} holds its own labels, `group`; leave it out")
         if self.train_fraction + self.valid_fraction > 1:

@@ -1,4 +1,4 @@
-"""Tables of edges and labels as people have them: ids of any kind, two or three columns, or a MATLAB file."""
+"""Tables of edges and labels as people have them: ids of any kind, two or three columns; a MATLAB file; an array."""
 
 import hashlib
 import logging
@@ -44,12 +44,15 @@ def read(config: EdgesConfig) -> Data:
     Returns:
         ``edge_index``; ``edge_attr`` [num_edges, 1], the weights, if there are any; ``y`` [num_nodes, num_labels], 1
         for the labels of a node, NaN for nodes without any, and the masks of a random split, if there are labels;
-        ``names``, see :func:`pipeline.data.node_names.pack_names`.
+        ``names``, see :func:`pipeline.data.node_names.pack_names`. Of an array the edges alone.
 
     Raises:
         ValueError: a table cannot be read; the message names the file and the line.
     """
     path = Path(config.path)
+    if path.suffix == ".npy":
+        edge_index, num_nodes = _read_numbers(path)
+        return Data(edge_index=edge_index, num_nodes=num_nodes)
     if path.suffix == ".mat":
         source, target, weight, labels, names = _read_matlab(path)
     else:
@@ -80,6 +83,25 @@ def _read_edges(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, 
             raise ValueError(f"{path}: edge {row + 1} has the weight {table.iloc[row, 2]!r}, which is no finite number")
     numbers, names = number_names(pd.concat([table.iloc[:, 0], table.iloc[:, 1]], ignore_index=True))
     return numbers[:len(table)], numbers[len(table):], weight, names
+
+
+def _read_numbers(path: Path) -> tuple[Tensor, int]:
+    """Read pairs of numbers of nodes, which stay in the file; numbers that no edge has are nodes too."""
+    try:
+        pairs = np.load(path, mmap_mode="r")
+    except (ValueError, OSError, EOFError) as error:
+        raise ValueError(f"{path} is no array that numpy.save wrote: {str(error).strip()}") from None
+    if not isinstance(pairs, np.ndarray) or pairs.dtype.kind not in "iu" or pairs.ndim != 2 or 2 not in pairs.shape:
+        kind = f"{pairs.dtype} {list(pairs.shape)}" if isinstance(pairs, np.ndarray) else "several arrays"
+        raise ValueError(f"{path} holds {kind}: edges are integers [num_edges, 2] or [2, num_edges], the numbers "
+                         "of nodes")
+    pairs = pairs.T if pairs.shape[0] != 2 else pairs
+    if not pairs.size:
+        raise ValueError(f"{path} holds no edges")
+    low, high = int(pairs.min()), int(pairs.max())
+    if low < 0 or high >= 2**31 - 1:
+        raise ValueError(f"{path} names node {low if low < 0 else high:,}; nodes are numbered from 0, below 2**31 - 1")
+    return torch.from_numpy(pairs.astype(np.int32)), high + 1
 
 
 def _read_columns(path: Path) -> pd.DataFrame:

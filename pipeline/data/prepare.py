@@ -11,7 +11,7 @@ from torch_geometric.utils import add_remaining_self_loops, to_undirected
 
 from pipeline.data.check import check
 from pipeline.data.config import DataConfig
-from pipeline.graph.edges import plain_edges, sort_edges, transpose
+from pipeline.graph.edges import plain_edges, sort_edges, transpose, with_reverse
 from pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from pipeline.names import MASKS, PAIRS, SPLITS
 
@@ -45,7 +45,7 @@ def prepare(data: Data, config: DataConfig, *, on_stage: Callable[[str], None] =
     if edge_attr is not None and not edge_attr.is_floating_point() and "edge_tables" not in data:
         edge_attr = edge_attr.float()
     if config.to_undirected and edge_attr is None:
-        edge_index = to_undirected(plain_edges(edge_index).long(), num_nodes=num_nodes)
+        edge_index = with_reverse(plain_edges(edge_index), num_nodes)
     elif config.to_undirected:
         edge_index, edge_attr = to_undirected(plain_edges(edge_index).long(), edge_attr, num_nodes, reduce="mean")
     if config.add_self_loops:

@@ -48,6 +48,23 @@ def sort_edges(edge_index: Int[Tensor, "2 num_edges"], num_nodes: int) -> tuple[
     return from_csc(out, torch.from_numpy(ptr)), perm
 
 
+def with_reverse(edge_index: Int[Tensor, "2 num_edges"], num_nodes: int) -> EdgeIndex:
+    """Add the missing reverse of every edge, and leave out duplicates, in linear time.
+
+    Returns:
+        Edges sorted by destination, then source, as of :func:`sort_edges`.
+    """
+    dtype = np.int32 if choose_dtype(num_nodes, 2 * edge_index.size(1)) == torch.int32 else np.int64
+    src, dst = (part.astype(dtype, copy=False) for part in edge_index.numpy())
+    there = sp.coo_array((np.ones(len(src), bool), (dst, src)), shape=(num_nodes, num_nodes)).tocsr()
+    both = there + there.T
+    indptr = torch.from_numpy(both.indptr)
+    out = torch.empty(2, both.nnz, dtype=choose_dtype(num_nodes, both.nnz))
+    out[0] = torch.from_numpy(both.indices)
+    out[1] = torch.repeat_interleave(torch.arange(num_nodes, dtype=out.dtype), indptr.diff(), output_size=both.nnz)
+    return from_csc(out, indptr)
+
+
 def adjacency(edge_index: EdgeIndex) -> sp.csr_array:
     """View the sources of every destination as a scipy matrix without copies; its data are the edges' positions."""
     (indptr, src), _ = edge_index.get_csc()

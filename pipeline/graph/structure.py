@@ -7,11 +7,15 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 import torch
+from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from models.edges import choose_dtype, fill_csr, from_csc
 from pipeline.graph.edges import transpose
 from pipeline.run import checkpoint
+
+# Edges that are hashed at a time.
+HASHED = 2**20
 
 
 @dataclass
@@ -60,6 +64,33 @@ def inspect(edge_index: EdgeIndex) -> Structure:
         without = int((key[found] != reverse).sum())
         # Duplicates whose numbers differ by direction leave no edge without a reverse: that is undirected as well.
     return Structure(num_nodes, num_edges, without, int(loops.sum()), int(same.sum()), int(isolated.sum()))
+
+
+def draw_lots(edge_index: EdgeIndex, key: int) -> Tensor:
+    """Draw a number for each edge, the same for both ways round of a link and for its duplicates.
+
+    Args:
+        key: 64 bits, of which every number is a hash.
+
+    Returns:
+        Even in [0, 1), [num_edges], float32.
+    """
+    src, dst = edge_index.as_tensor().numpy()
+    lots = np.empty(len(src), np.float32)
+    for first in range(0, len(src), HASHED):
+        ends = np.stack([part[first:first + HASHED] for part in (src, dst)]).astype(np.uint64)
+        ends.sort(axis=0)
+        bits = _mix(_mix(ends[0] + np.uint64(key)) + ends[1])
+        lots[first:first + HASHED] = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+    return torch.from_numpy(lots)
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+    """Compute the finaliser of SplitMix64, after a step of its sequence."""
+    z = z + np.uint64(0x9e3779b97f4a7c15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xbf58476d1ce4e5b9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94d049bb133111eb)
+    return z ^ (z >> np.uint64(31))
 
 
 def hash_structure(edge_index: EdgeIndex) -> str:

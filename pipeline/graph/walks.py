@@ -78,13 +78,17 @@ class WalkSampler:
         length: steps of a walk.
         p: a walk of node2vec goes back in proportion to 1/p,
         q: and away from the neighbours of the last node in proportion to 1/q.
+        symmetric: whether each edge is known to have its reverse, which spares sorting them.
         random_starts: whether walks begin at random nodes, in proportion to the weight of their edges, so that their
             steps are random edges; otherwise at each node that has an edge in turn.
     """
 
     def __init__(self, edge_index: EdgeIndex, weight: Tensor | None = None, *, length: int, p: float = 1.0,
-                 q: float = 1.0, random_starts: bool = False):
-        (ptr, neighbor), perm = transpose(edge_index).get_csr()
+                 q: float = 1.0, symmetric: bool = False, random_starts: bool = False):
+        if symmetric and weight is None:
+            (ptr, neighbor), perm = edge_index.get_csc()[0], None  # the sources of a node are its destinations
+        else:
+            (ptr, neighbor), perm = transpose(edge_index).get_csr()
         self.length, self.num_nodes = length, ptr.numel() - 1
         self._ptr, self._neighbor = ptr.long().contiguous(), neighbor.int().contiguous()
         degree = self._ptr.diff()

@@ -47,6 +47,8 @@ class NodeEmbeddingConfig(TrainerConfig):
     last_lr: float = key(0.01, "the learning rate falls linearly from train.lr to this fraction of it", minimum=0)
     num_parts: int = key(8, "partitions of the nodes; of the blocks of two of them as many are trained at a time",
                          minimum=1, below=1024)
+    tables: str = key("memory", "where the vectors lie while they are trained: memory; disk, files in cache_dir that "
+                      "are mapped, for tables larger than memory", choices=("memory", "disk"), changes_numbers=False)
     episode_size: int = key(2_000_000, "pairs drawn at a time, at least one walk", minimum=1)
     metric: str | None = key(None, "micro_f1 or macro_f1 of a classifier of labels, auc of links held out; null: "
                              "micro_f1 where there are labels", choices=("micro_f1", "macro_f1", "auc"))

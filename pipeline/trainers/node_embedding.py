@@ -18,9 +18,12 @@ from pipeline.graph.walks import Pairs, WalkSampler, collect_pairs
 from pipeline.run import pulse, seeds
 from pipeline.run.ranks import Ranks
 from pipeline.run.stop import StopRequest
+from pipeline.run.storage import MemoryStorage
 from pipeline.schedule import fall_linearly
 from pipeline.trainers.progress import Progress, Step
 
+# Rows that are summed at a time.
+SUMMED = 2**20
 # From the finished vectors, [num_nodes, dim], to the metric of each split, and perhaps others.
 Score = Callable[[np.ndarray], dict[str, float]]
 
@@ -99,6 +102,7 @@ class NodeEmbeddingTrainer:
         score: computes the metrics of each split.
         metric: the name of the one that the best round is chosen by.
         dim: columns of the tables that are vectors.
+        storage: where the tables lie.
     """
 
     lower_is_better = False
@@ -106,12 +110,13 @@ class NodeEmbeddingTrainer:
 
     def __init__(self, sampler: WalkSampler, parts: NodeParts, heads: Table, tails: Table, negatives: Negatives,
                  options: Options, plan: Plan, *, finish: Callable[[Tensor], Tensor], score: Score, metric: str,
-                 dim: int, seed: int = 0, ranks: Ranks = Ranks(), stop: StopRequest | None = None):
+                 dim: int, storage: MemoryStorage = MemoryStorage(), seed: int = 0, ranks: Ranks = Ranks(),
+                 stop: StopRequest | None = None):
         self.metric, self.plan, self.parts, self.progress = metric, plan, parts, Progress()
         self.heads, self.tails = heads, tails
         self._sampler, self._negatives, self._options = sampler, negatives, options
         self._finish, self.score, self._dim, self._seed = finish, score, dim, seed
-        self._ranks, self._stop = ranks, stop or StopRequest()
+        self._storage, self._ranks, self._stop = storage, ranks, stop or StopRequest()
         arrange = tied_rounds if heads is tails else orthogonal_rounds
         self._schedule = arrange(parts.num_parts)
         self._num_threads = torch.get_num_threads()
@@ -201,10 +206,32 @@ class NodeEmbeddingTrainer:
             return Block(i * num_parts + j, ptr[i], ptr[j], ptr[i + 1] - ptr[i], ptr[j + 1] - ptr[j], first,
                          first + int(pairs.counts[i, j]))
 
-        own = [[block(i, j) for i, j in task] for task in tasks[self._ranks.rank::self._ranks.num_ranks]]
-        key = seeds.key("skip-gram", self._seed, self.progress.round)
-        return skipgram.train(self.heads, self.tails, own, pairs.pairs, self._negatives, self._options,
-                              lr=self.progress.lr, key=key)
+        own = tasks[self._ranks.rank::self._ranks.num_ranks]
+        key, loss, count = seeds.key("skip-gram", self._seed, self.progress.round), 0.0, 0.0
+        # Of what is done the partitions may leave the memory.
+        at_once = self._num_threads if self._storage.releases else len(own)
+        for first in range(0, len(own), max(at_once, 1)):
+            now = own[first:first + at_once]
+            more = skipgram.train(self.heads, self.tails, [[block(i, j) for i, j in task] for task in now],
+                                  pairs.pairs, self._negatives, self._options, lr=self.progress.lr, key=key)
+            loss, count = loss + more[0], count + more[1]
+            for task in now:
+                self._release(task)
+        return loss, count
+
+    def _touched(self, task: list[tuple[int, int]]) -> Iterator[tuple[Tensor, int, int]]:
+        """Go through what a task changes: tensors, and the first and last rows of each."""
+        ptr = self.parts.ptr.tolist()
+        parts = [(self.heads, {i for i, _ in task}), (self.tails, {j for _, j in task})]
+        for table, numbers in parts[:1] if self.heads is self.tails else parts:
+            for part in sorted(numbers):
+                for tensor in table.tensors().values():
+                    if tensor.numel():
+                        yield tensor, ptr[part], ptr[part + 1]
+
+    def _release(self, task: list[tuple[int, int]]) -> None:
+        for tensor, first, last in self._touched(task):
+            self._storage.release(tensor, first, last)
 
     def _exchange(self, number: int, loss: float, count: float) -> bool:
         """Bring every rank what the others have trained; returns whether one was asked to stop."""
@@ -215,21 +242,19 @@ class NodeEmbeddingTrainer:
         self.progress.loss_count += float(message[1])
         if self._ranks.num_ranks > 1:
             for place, task in enumerate(self._schedule[number]):
-                rank = place % self._ranks.num_ranks
-                touched = [(self.heads, {i for i, _ in task}), (self.tails, {j for _, j in task})]
-                for table, parts in touched[:1] if self.heads is self.tails else touched:
-                    for part in sorted(parts):
-                        rows = slice(int(self.parts.ptr[part]), int(self.parts.ptr[part + 1]))
-                        for tensor in table.tensors().values():
-                            if tensor.numel():
-                                self._ranks.broadcast_(tensor[rows], rank)
+                for tensor, first, last in self._touched(task):
+                    self._ranks.broadcast_(tensor[first:last], place % self._ranks.num_ranks)
+                self._release(task)
         return bool(message[2] > 0)
 
     def embedding(self) -> Tensor:
         """Return the vectors of all nodes in the order of the graph [num_nodes, dim], finished."""
         if self._finished is None or self._finished[0] != self.progress.step:
-            vectors = torch.empty(self.parts.node.numel(), self._dim)
-            vectors[self.parts.node] = self.heads.rows[:, :self._dim]
+            vectors = self._storage.zeros(self.parts.node.numel(), self._dim)
+            for part in range(self.parts.num_parts):
+                rows = slice(int(self.parts.ptr[part]), int(self.parts.ptr[part + 1]))
+                vectors[self.parts.node[rows]] = self.heads.rows[rows, :self._dim]
+                self._storage.release(self.heads.rows, rows.start, rows.stop)
             self._finished = self.progress.step, self._finish(vectors)
         return self._finished[1]
 
@@ -258,7 +283,8 @@ class NodeEmbeddingTrainer:
 
     def fingerprint(self) -> dict:
         """Return what ranks compare: sums in place of large tables."""
-        return {"heads": self.heads.rows.double().sum(0), "tails": self.tails.rows.double().sum(0)}
+        return {name: torch.stack([rows.sum(0, dtype=torch.float64) for rows in table.rows.split(SUMMED)]).sum(0)
+                for name, table in (("heads", self.heads), ("tails", self.tails))}
 
     def state(self) -> dict:
         """Return all that a resumed run needs to go on with the same bits."""
