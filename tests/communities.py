@@ -15,7 +15,8 @@ def write_communities(folder: Path) -> Path:
     """Three communities with names, some links between them; two labels, the second of half of a community."""
     rng = np.random.default_rng(0)
     rows = [(a, b) for a in range(90) for b in range(a) if rng.random() < (0.3 if a // 30 == b // 30 else 0.01)]
-    folder.joinpath("edges.tsv").write_text("# source\ttarget\n" + "".join(f"{NAMES[a]}\t{NAMES[b]}\n" for a, b in rows))
+    lines = [f"{NAMES[a]}\t{NAMES[b]}\n" for a, b in rows]
+    folder.joinpath("edges.tsv").write_text("# source\ttarget\n" + "".join(lines))
     folder.joinpath("labels.tsv").write_text("".join(
         f"{NAMES[a]} {'abc'[a // 30]}{' half' if a % 60 < 15 else ''}\n" for a in range(90)))
     return folder

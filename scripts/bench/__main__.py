@@ -21,6 +21,7 @@ from scripts.bench.sampling import bench_sampling
 from scripts.bench.scale import bench_scale
 from scripts.bench.steady import bench_steady
 from scripts.bench.step import bench_step
+from scripts.bench.tables import bench_tables
 
 CLUSTER = {"num_nodes": 13_253, "num_edges": 791_225}  # what a random cluster out of 10 keeps of ogbn-proteins
 PROTEINS = {"num_nodes": 132_534, "num_edges": 79_122_504}
@@ -64,6 +65,10 @@ def main() -> None:
     embedding = add(bench_embedding, "DeepWalk's vectors of a graph with labels, beside gensim's", {}, dim=128,
                     distance=2, repeat=3)
     embedding.add_argument("--path", required=True, help="of a table of edges, or a .mat with network and group")
+    tables = add(bench_tables, "memory of an epoch of DeepWalk on a large generated graph, its tables on the disk",
+                 {"num_nodes": 10_000_000, "num_edges": 100_000_000}, dim=64, episode_size=20_000_000, num_parts=8,
+                 memory_gib=8)
+    tables.add_argument("--folder", default=".cache", help="for tens of GB; %(default)s if not given")
     add(bench_inference, "exact inference on a whole graph of ogbn-products' size", PRODUCTS, layers=14, channels=128)
     links = add(bench_links, "Hits@50 of the ogbl-collab recipe, beside common neighbours and PyG's modules", {},
                 epochs=1, num_parts=64, pairs_per_step=4096, seeds=3)

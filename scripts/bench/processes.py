@@ -18,11 +18,13 @@ class Held:
 
     Attributes:
         pss_kib: proportional set size in KiB: resident memory, shared pages counted once.
+        anonymous_kib: of these, what lies in no file.
         num_files: open file descriptors.
         num_threads: threads.
     """
 
     pss_kib: int
+    anonymous_kib: int
     num_files: int
     num_threads: int
 
@@ -47,11 +49,12 @@ def descendants(pid: int) -> list[int]:
     return [pid] + [descendant for child in children(pid) for descendant in descendants(child)]
 
 
-def _held(pid: int) -> tuple[int, int, int]:
-    """PSS in KiB, open files and threads of a process; zeros of one that has just ended."""
+def _held(pid: int) -> tuple[int, int, int, int]:
+    """PSS in KiB, all and anonymous, open files and threads of a process; zeros of one that has just ended."""
     folder = Path("/proc", str(pid))
     try:
-        pss = re.search(r"Pss:\s+(\d+) kB", (folder / "smaps_rollup").read_text())
-        return int(pss[1]) if pss else 0, len(list((folder / "fd").iterdir())), len(list((folder / "task").iterdir()))
+        found = dict(re.findall(r"^(Pss\w*):\s+(\d+) kB", (folder / "smaps_rollup").read_text(), re.MULTILINE))
+        num_files, num_threads = (len(list((folder / part).iterdir())) for part in ("fd", "task"))
+        return int(found.get("Pss", 0)), int(found.get("Pss_Anon", 0)), num_files, num_threads
     except OSError:
-        return 0, 0, 0
+        return 0, 0, 0, 0
