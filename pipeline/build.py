@@ -351,7 +351,7 @@ def build_trainer(config: Config, data: Data, device: torch.device, *, ranks: Ra
         ValueError: the configuration does not fit the graph.
     """
     if config.trainer.name in build_embedding.TRAINERS:
-        return build_embedding.build_trainer(config, data, ranks, stop)
+        return build_embedding.build_trainer(config, data, device, ranks, stop)
     train = config.train
     task, loader = build_task(config, data), build_loader(config, data, device)
     schedule = build_schedule(config, loader.num_batches, ranks)

@@ -56,7 +56,7 @@ class Builder:
     check: Callable[[Config], None]
     check_data: Callable[[Config, Data], None]
     describe: Callable[[Data], str]
-    build: Callable[[Config, Data, Ranks, StopRequest | None], Trainer]
+    build: Callable[[Config, Data, torch.device, Ranks, StopRequest | None], Trainer]
 
 
 def check(config: Config) -> None:
@@ -65,9 +65,6 @@ def check(config: Config) -> None:
     Raises:
         ValueError: names the key.
     """
-    if config.device.startswith("cuda"):
-        raise ValueError(f"device={config.device}: trainer={config.trainer.name} runs on the CPU alone; leave device "
-                         "out")
     TRAINERS[config.trainer.name].check(config)
 
 
@@ -85,13 +82,14 @@ def describe(config: Config, data: Data) -> str:
     return TRAINERS[config.trainer.name].describe(data)
 
 
-def build_trainer(config: Config, data: Data, ranks: Ranks, stop: StopRequest | None) -> Trainer:
+def build_trainer(config: Config, data: Data, device: torch.device, ranks: Ranks,
+                  stop: StopRequest | None) -> Trainer:
     """Build what trains vectors, for this rank.
 
     Raises:
         ValueError: the configuration does not fit the data.
     """
-    return TRAINERS[config.trainer.name].build(config, data, ranks, stop)
+    return TRAINERS[config.trainer.name].build(config, data, device, ranks, stop)
 
 
 def _check_portions(config: Config) -> None:
@@ -99,6 +97,9 @@ def _check_portions(config: Config) -> None:
     if wrong := [portion for portion in options.portions if not 0 < portion < 1]:
         raise ValueError(f"trainer.portions: {wrong[0]} of the labelled nodes cannot be trained on; give fractions "
                          "between 0 and 1")
+    if options.tables == "disk" and config.device.startswith("cuda"):
+        raise ValueError(f"trainer.tables=disk with device={config.device}: a GPU trains what lies in its memory; "
+                         "leave one of them out")
     walks.library()
 
 
@@ -151,7 +152,8 @@ def _as_binary(data: Data) -> Tensor:
     return binary
 
 
-def build_node_embedding(config: Config, data: Data, ranks: Ranks, stop: StopRequest | None) -> NodeEmbeddingTrainer:
+def build_node_embedding(config: Config, data: Data, device: torch.device, ranks: Ranks,
+                         stop: StopRequest | None) -> NodeEmbeddingTrainer:
     """Build what trains vectors of nodes."""
     with ranks.first_then_others():  # what is compiled, the others find
         walks.library(), skipgram.LIBRARY.get()
@@ -187,6 +189,8 @@ def build_node_embedding(config: Config, data: Data, ranks: Ranks, stop: StopReq
     matrix = _weight_matrix(edge_index, weight) if options.propagation_steps or _is_spectral(options) else None
     storage = DiskStorage(Path(config.cache_dir) / "tables") if options.tables == "disk" else MemoryStorage()
     heads, tails = _build_tables(options, parts, matrix, storage, config.seed)
+    if options.tables == "memory":
+        heads, tails = (heads.to(device),) * 2 if heads is tails else (heads.to(device), tails.to(device))
     frequency = degree[parts.node].double().pow(options.negative_exponent).float().contiguous()
     trainer = NodeEmbeddingTrainer(
         sampler, parts, heads, tails, Negatives(*walks.alias_tables(parts.ptr, frequency)),

@@ -42,6 +42,8 @@ def check(config: Config) -> None:
     """
     options = cast(KnowledgeConfig, config.trainer)
     model = choose_model(options)
+    if config.device.startswith("cuda"):
+        raise ValueError(f"device={config.device}: trainer=knowledge runs on the CPU alone; leave device out")
     if options.dim % model.parts:
         whole = -(-options.dim // model.parts) * model.parts
         raise ValueError(f"trainer.dim={options.dim} must be a multiple of {model.parts} for "
@@ -111,8 +113,9 @@ def split_triples(data: Data) -> dict[str, Tensor]:
     return dict(zip(SPLITS, data.triples.split(sizes), strict=True))
 
 
-def build_knowledge(config: Config, data: Data, ranks: Ranks, stop: StopRequest | None) -> KnowledgeTrainer:
-    """Build what trains vectors of entities and relations."""
+def build_knowledge(config: Config, data: Data, device: torch.device, ranks: Ranks,
+                    stop: StopRequest | None) -> KnowledgeTrainer:
+    """Build what trains vectors of entities and relations, on the CPU."""
     options = cast(KnowledgeConfig, config.trainer)
     model, splits, train = choose_model(options), split_triples(data), config.train
     penalty, one_vs_all = Penalty(n3=options.n3, l3=options.l3), options.loss == "one_vs_all"

@@ -65,6 +65,10 @@ class Table:
         return cls(make(num_rows, stride), make(num_rows if width else 0, width),
                    make(num_rows if optimizer == "adam" else 0))
 
+    def to(self, device: torch.device) -> "Table":
+        """Return it on a device."""
+        return Table(*(tensor.to(device) for tensor in self.tensors().values()))
+
     @staticmethod
     def numbers_per_row(dim: int, optimizer: str) -> int:
         """Count the float32 numbers that a table keeps for each row."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.embedding import skipgram
+from models.embedding import skipgram, skipgram_torch
 from models.embedding.skipgram import Block, Negatives, Options, Table
 from pipeline.graph.blocks import NodeParts, orthogonal_rounds, tied_rounds
 from pipeline.graph.walks import Pairs, WalkSampler, collect_pairs
@@ -115,6 +115,8 @@ class NodeEmbeddingTrainer:
         self.metric, self.plan, self.parts, self.progress = metric, plan, parts, Progress()
         self.heads, self.tails = heads, tails
         self._sampler, self._negatives, self._options = sampler, negatives, options
+        on_cpu = heads.rows.device.type == "cpu"
+        self._train_blocks = skipgram.train if on_cpu else skipgram_torch.train
         self._finish, self.score, self._dim, self._seed = finish, score, dim, seed
         self._storage, self._ranks, self._stop = storage, ranks, stop or StopRequest()
         arrange = tied_rounds if heads is tails else orthogonal_rounds
@@ -155,7 +157,7 @@ class NodeEmbeddingTrainer:
     @property
     def arithmetic(self) -> str:
         """What rounds sums: not the number of threads."""
-        return "cpu, skip-gram"
+        return f"{self.heads.rows.device.type}, skip-gram"
 
     def steps(self) -> Iterator[Step]:
         """Train the rest of this episode; :meth:`state` is whole after each step."""
@@ -164,7 +166,6 @@ class NodeEmbeddingTrainer:
         pairs, draw_seconds = self._episode(progress.round)
         waited = time.perf_counter() - start
         for number in range(progress.step_in_round, self.num_steps):
-            pulse.beat(f"step {number + 1} of episode {progress.round + 1}")
             progress.lr = plan.learning_rate((progress.round + number / self.num_steps) / self.num_rounds)
             loss, count = self._train(pairs, self._schedule[number])
             began = time.perf_counter()
@@ -212,7 +213,8 @@ class NodeEmbeddingTrainer:
         at_once = self._num_threads if self._storage.releases else len(own)
         for first in range(0, len(own), max(at_once, 1)):
             now = own[first:first + at_once]
-            more = skipgram.train(self.heads, self.tails, [[block(i, j) for i, j in task] for task in now],
+            pulse.beat(f"step {self.progress.step_in_round + 1} of episode {self.progress.round + 1}")
+            more = self._train_blocks(self.heads, self.tails, [[block(i, j) for i, j in task] for task in now],
                                   pairs.pairs, self._negatives, self._options, lr=self.progress.lr, key=key)
             loss, count = loss + more[0], count + more[1]
             for task in now:
@@ -253,7 +255,7 @@ class NodeEmbeddingTrainer:
             vectors = self._storage.zeros(self.parts.node.numel(), self._dim)
             for part in range(self.parts.num_parts):
                 rows = slice(int(self.parts.ptr[part]), int(self.parts.ptr[part + 1]))
-                vectors[self.parts.node[rows]] = self.heads.rows[rows, :self._dim]
+                vectors[self.parts.node[rows]] = self.heads.rows[rows, :self._dim].cpu()
                 self._storage.release(self.heads.rows, rows.start, rows.stop)
             self._finished = self.progress.step, self._finish(vectors)
         return self._finished[1]

@@ -1,0 +1,139 @@
+"""Skip-gram by torch operations, for tables on a GPU: the blocks of skipgram.h, in larger steps.
+
+Groups, tiles and their shared negatives are those of :mod:`models.embedding.skipgram`, drawn otherwise. Where C++
+trains one tile after the other, this trains as many at a time as a block has rows for, all of them from the same
+values; what a row gets from several is added up. No operation here depends on the order of threads.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from models.embedding.reference import GROUP, TILES
+from models.embedding.skipgram import Block, Negatives, Options, Table
+
+# Groups of pairs in a tile, as in C++; the multipliers of SplitMix64 as signed numbers.
+GOLDEN, FIRST, SECOND = 0x9e3779b97f4a7c15 - 2**64, 0xbf58476d1ce4e5b9 - 2**64, 0x94d049bb133111eb - 2**64
+# Tiles at a time, at most: their rows are gathered.
+MAX_TILES = 1024
+
+
+def train(heads: Table, tails: Table, tasks: list[list[Block]], pairs: Tensor, negatives: Negatives,
+          options: Options, *, lr: float, key: int) -> tuple[float, float]:
+    """Train blocks of pairs, changing the tables; see :func:`models.embedding.skipgram.train`.
+
+    Args:
+        heads, tails: tables on any device; `pairs` and `negatives` may lie elsewhere.
+
+    Returns:
+        The loss, summed over all pairs; and their number.
+    """
+    device = heads.rows.device
+    negatives = Negatives(negatives.accept.to(device), negatives.alias.to(device))
+    loss, count = torch.zeros((), dtype=torch.float64, device=device), 0
+    for block in (block for task in tasks for block in task):
+        own = pairs[block.first_pair:block.last_pair].to(device, non_blocking=True).long()
+        if len(own):
+            loss += _train_block(heads, tails, block, own, negatives, options, lr=lr, key=key)
+            count += len(own)
+    return float(loss), float(count)
+
+
+def _train_block(heads: Table, tails: Table, block: Block, pairs: Tensor, negatives: Negatives, options: Options, *,
+                 lr: float, key: int) -> Tensor:
+    base = _hash(_signed(key) + torch.tensor(block.number + 1, device=pairs.device) * GOLDEN)
+    head, tail, there = _tiles(pairs, base)
+    head, tail = head + block.first_head, tail + block.first_tail
+    drawn = block.first_tail + _draw(_hash(base + SECOND), len(head), block, negatives, options.num_negatives)
+    loss = torch.zeros((), dtype=torch.float64, device=pairs.device)
+    at_once = min(max(min(block.num_heads, block.num_tails) // (GROUP * TILES), 1), MAX_TILES)
+    for some in torch.arange(len(head), device=pairs.device).split(at_once):
+        loss += _train_tiles(heads, tails, head[some], tail[some], there[some], drawn[some], options, lr)
+    return loss
+
+
+def _tiles(pairs: Tensor, base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cut pairs into groups of one head and shuffle these.
+
+    Returns:
+        Heads [num_tiles, TILES]; their tails [num_tiles, TILES, GROUP], of which those are there that the third says.
+    """
+    pairs = pairs[pairs[:, 0].argsort(stable=True)]
+    _, run, length = pairs[:, 0].unique_consecutive(return_inverse=True, return_counts=True)
+    place = torch.arange(len(pairs), device=pairs.device) - (length.cumsum(0) - length)[run]
+    group = (place % GROUP == 0).cumsum(0) - 1
+    num_groups = int(group[-1]) + 1
+    # Where each group ends up; the last tile is filled with groups without a pair.
+    bits = _hash(base + torch.arange(1, num_groups + 1, device=pairs.device) * GOLDEN)
+    to = bits.argsort(stable=True).argsort()[group]
+    size = -(-num_groups // TILES) * TILES
+    head, tail = pairs.new_zeros(size), pairs.new_zeros(size, GROUP)
+    there = torch.zeros(size, GROUP, dtype=torch.bool, device=pairs.device)
+    head[to], tail[to, place % GROUP], there[to, place % GROUP] = pairs[:, 0], pairs[:, 1], True
+    return head.view(-1, TILES), tail.view(-1, TILES, GROUP), there.view(-1, TILES, GROUP)
+
+
+def _draw(base: Tensor, num_tiles: int, block: Block, negatives: Negatives, count: int) -> Tensor:
+    """Draw tails of a block's partition for each tile, from 0 [num_tiles, count]."""
+    bits = _hash(base + torch.arange(1, num_tiles * count + 1, device=base.device) * GOLDEN)
+    at = _shifted(bits, 32) * block.num_tails >> 32
+    uniform = _shifted(bits & 0xffffffff, 8).float() * 2**-24
+    row = block.first_tail + at
+    return torch.where(uniform < negatives.accept[row], at, negatives.alias[row].long()).view(num_tiles, count)
+
+
+def _train_tiles(heads: Table, tails: Table, head: Tensor, tail: Tensor, there: Tensor, drawn: Tensor,
+                 options: Options, lr: float) -> Tensor:
+    """Move all rows of some tiles along the gradients at their present values."""
+    u, v, n = heads.rows[head], tails.rows[tail], tails.rows[drawn]
+    x = (v @ u.unsqueeze(-1)).squeeze(-1)
+    pull = torch.sigmoid(-x) * there
+    weight = options.negative_weight / options.num_negatives * there.sum(-1, keepdim=True)
+    y = u @ n.mT
+    push = -weight * torch.sigmoid(y)
+    to_u = (pull.unsqueeze(-2) @ v).squeeze(-2) + push @ n
+    to_v, to_n = pull.unsqueeze(-1) * u.unsqueeze(-2), push.mT @ u
+    _move(tails, torch.cat([tail[there], drawn.flatten()]), torch.cat([to_v[there], to_n.flatten(0, 1)]), options, lr)
+    used = there.any(-1)
+    _move(heads, head[used], to_u[used], options, lr)
+    return (softplus(-x) * there).sum(dtype=torch.float64) + (weight * softplus(y)).sum(dtype=torch.float64)
+
+
+def _move(table: Table, rows: Tensor, gradient: Tensor, options: Options, lr: float) -> None:
+    """Move rows along the sum of their gradients, added in a fixed order."""
+    rows, order = rows.sort(stable=True)
+    rows, count = rows.unique_consecutive(return_counts=True)
+    offsets = torch.cat([count.new_zeros(1), count.cumsum(0)])
+    total = torch.segment_reduce(gradient[order], "sum", offsets=offsets, axis=0)
+    x = table.rows[rows]
+    total = total - options.weight_decay * count.unsqueeze(1) * x
+    if options.optimizer == "sgd":
+        x = x + lr * total
+    elif options.optimizer == "adagrad":
+        square = table.moments[rows] + total**2
+        table.moments[rows] = square
+        x = x + lr * total / (square.sqrt() + options.eps)
+    else:
+        step = table.steps[rows] + 1
+        mean, square = table.moments[rows].chunk(2, 1)
+        mean = options.beta1 * mean + (1 - options.beta1) * total
+        square = options.beta2 * square + (1 - options.beta2) * total**2
+        table.steps[rows], table.moments[rows] = step, torch.cat([mean, square], 1)
+        corrected, spread = ((1 - beta**step).unsqueeze(1) for beta in (options.beta1, options.beta2))
+        x = x + lr * mean / corrected / ((square / spread).sqrt() + options.eps)
+    table.rows[rows] = x
+
+
+def _hash(z: Tensor) -> Tensor:
+    """Compute the finaliser of SplitMix64 of 64 bits, which int64 holds."""
+    z = (z ^ _shifted(z, 30)) * FIRST
+    z = (z ^ _shifted(z, 27)) * SECOND
+    return z ^ _shifted(z, 31)
+
+
+def _shifted(z: Tensor, places: int) -> Tensor:
+    return (z >> places) & (1 << 64 - places) - 1
+
+
+def _signed(key: int) -> int:
+    return key - 2**64 if key >= 2**63 else key
