@@ -22,6 +22,7 @@ from scripts.bench.scale import bench_scale
 from scripts.bench.steady import bench_steady
 from scripts.bench.step import bench_step
 from scripts.bench.tables import bench_tables
+from scripts.bench.walks import bench_walks
 
 CLUSTER = {"num_nodes": 13_253, "num_edges": 791_225}  # what a random cluster out of 10 keeps of ogbn-proteins
 PROTEINS = {"num_nodes": 132_534, "num_edges": 79_122_504}
@@ -69,6 +70,11 @@ def main() -> None:
                  {"num_nodes": 10_000_000, "num_edges": 100_000_000}, dim=64, episode_size=20_000_000, num_parts=8,
                  memory_gib=8)
     tables.add_argument("--folder", default=".cache", help="for tens of GB; %(default)s if not given")
+    walks = add(bench_walks, "steps a second of node2vec's walks, beside PecanPy's", {}, length=40, num_walks=10,
+                repeat=3)
+    walks.add_argument("--path", required=True, help="of a table of edges, or a .mat with network")
+    for name, default in (("p", 0.25), ("q", 4.0)):
+        walks.add_argument(f"--{name}", type=float, default=default, help="%(default)s if not given")
     add(bench_inference, "exact inference on a whole graph of ogbn-products' size", PRODUCTS, layers=14, channels=128)
     links = add(bench_links, "Hits@50 of the ogbl-collab recipe, beside common neighbours and PyG's modules", {},
                 epochs=1, num_parts=64, pairs_per_step=4096, seeds=3)
