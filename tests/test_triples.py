@@ -50,7 +50,7 @@ def test_tables_are_read_as_they_come(tmp_path, ending, separator):
     assert unpack_names(data) == ["a", "b", "c"] and data.num_relations == 2
 
 
-def test_an_archive_is_read_wherever_it_lies(tmp_path):
+def test_an_archive_is_read_wherever_it_lies(tmp_path, monkeypatch):
     folder = write(tmp_path / "kg")
     (tmp_path / "alone").mkdir()
     path = tmp_path / "alone" / "set.tar.gz"
@@ -58,6 +58,9 @@ def test_an_archive_is_read_wherever_it_lies(tmp_path):
         archive.add(folder, "inside/kg")
     assert as_names(triples.read(TriplesConfig(folder=str(path)))) == EXPECTED
     assert as_names(triples.read(TriplesConfig(folder=str(path.parent)))) == EXPECTED
+    monkeypatch.chdir(tmp_path)
+    digests = {triples.hash_content(TriplesConfig(folder=name)) for name in ("alone", "alone/set.tar.gz", str(path))}
+    assert len(digests) == 1 and digests != {triples.hash_content(TriplesConfig(folder="kg"))}
 
 
 def test_ids_are_numbered_as_numbers_blank_lines_and_a_head_are_left_out(tmp_path):

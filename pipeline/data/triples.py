@@ -40,9 +40,10 @@ def hash_content(config: TriplesConfig) -> str:
     config.check()
     source = _source(Path(config.folder))
     sha = hashlib.sha256()
-    for path in [source] if source.is_file() else sorted(_find([p.name for p in source.iterdir()], source).values()):
-        with open(source / path, "rb") as file:
-            sha.update(f"{path if source.is_dir() else ''}:{files.file_digest(file)};".encode())
+    names = [""] if source.is_file() else sorted(_find([path.name for path in source.iterdir()], source).values())
+    for name in names:
+        with open(source / name, "rb") as file:
+            sha.update(f"{name}:{files.file_digest(file)};".encode())
     return sha.hexdigest()
 
 

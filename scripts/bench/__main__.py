@@ -22,6 +22,7 @@ from scripts.bench.scale import bench_scale
 from scripts.bench.steady import bench_steady
 from scripts.bench.step import bench_step
 from scripts.bench.tables import bench_tables
+from scripts.bench.triples import bench_triples
 from scripts.bench.walks import bench_walks
 
 CLUSTER = {"num_nodes": 13_253, "num_edges": 791_225}  # what a random cluster out of 10 keeps of ogbn-proteins
@@ -75,6 +76,9 @@ def main() -> None:
     walks.add_argument("--path", required=True, help="of a table of edges, or a .mat with network")
     for name, default in (("p", 0.25), ("q", 4.0)):
         walks.add_argument(f"--{name}", type=float, default=default, help="%(default)s if not given")
+    triples = add(bench_triples, "scored triples a second of RotatE's training, beside PyKEEN's", {}, dim=100,
+                  batch_size=1024, num_negatives=512, num_steps=8, repeat=3)
+    triples.add_argument("--folder", required=True, help="of a knowledge graph's train, valid and test")
     add(bench_inference, "exact inference on a whole graph of ogbn-products' size", PRODUCTS, layers=14, channels=128)
     links = add(bench_links, "Hits@50 of the ogbl-collab recipe, beside common neighbours and PyG's modules", {},
                 epochs=1, num_parts=64, pairs_per_step=4096, seeds=3)
