@@ -154,10 +154,11 @@ def build_node_embedding(config: Config, data: Data, ranks: Ranks, stop: StopReq
     metric = _metric_of(options, data)
     score: LabelProbe | LinkProbe
     if metric == "auc":
-        edge_index, weight, score = _hold_out(data, weight, options.holdout, config.seed)
+        edge_index, weight, score = _hold_out(data, weight, options.holdout, config.seed, stop)
     else:
         score = LabelProbe(_as_binary(data).numpy(), metric=metric, portions=options.portions,
-                           num_draws=options.num_draws, seed=config.seed, num_threads=torch.get_num_threads())
+                           num_draws=options.num_draws, seed=config.seed, num_threads=torch.get_num_threads(),
+                           stop=stop)
     is_line, is_walk = options.model == "line", options.model in ("deepwalk", "node2vec")
     length = options.walk_length if is_walk else options.augmentation_distance
     second_order = options.model == "node2vec"
@@ -232,8 +233,8 @@ def _is_symmetric(edge_index: EdgeIndex) -> bool:
     return (matrix != matrix.T).nnz == 0
 
 
-def _hold_out(data: Data, weight: Tensor | None, fraction: float,
-              seed: int) -> tuple[EdgeIndex, Tensor | None, LinkProbe]:
+def _hold_out(data: Data, weight: Tensor | None, fraction: float, seed: int,
+              stop: StopRequest | None) -> tuple[EdgeIndex, Tensor | None, LinkProbe]:
     """Leave edges out of training: half of them validate, the others test, both ways round of each link.
 
     Raises:
@@ -257,7 +258,7 @@ def _hold_out(data: Data, weight: Tensor | None, fraction: float,
         others = rng.integers(data.num_nodes, size=(len(numbers), 2))
         pairs[split] = links[:, numbers].T, others
     trained, perm = sort_edges(edges[:, kept], data.num_nodes)
-    return trained, None if weight is None else weight[kept][perm].contiguous(), LinkProbe(pairs)
+    return trained, None if weight is None else weight[kept][perm].contiguous(), LinkProbe(pairs, stop=stop)
 
 
 # Trainers by name: what checks and builds each. The keys are those of pipeline/trainers/config.py.

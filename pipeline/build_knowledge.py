@@ -136,16 +136,23 @@ def build_knowledge(config: Config, data: Data, ranks: Ranks, stop: StopRequest 
     else:
         adam = torch.optim.SparseAdam if steps.is_sparse else torch.optim.Adam
         optimizer = adam(list(tables.parameters()), lr=train.lr)
-    probe = TripleProbe(splits, data.num_nodes, data.num_relations, valid_sample=options.eval_sample,
-                        relation_names=_relation_names(data) if options.per_relation else None, seed=config.seed,
-                        ranks=ranks, stop=stop)
     trainer = KnowledgeTrainer(tables, steps, optimizer, num_epochs=train.epochs, lr=train.lr, last_lr=options.last_lr,
-                               eval_every=train.eval_every, score=probe, ranks=ranks, stop=stop)
+                               eval_every=train.eval_every, score=build_probe(config, data, ranks, stop), ranks=ranks,
+                               stop=stop)
     log.info("model: %s, %d numbers an entity and %d a relation%s, %s in all; %s steps an epoch", options.model,
              options.dim, model.relation_dim(options.dim), ", both ways round" if one_vs_all else "",
              f"{trainer.num_parameters:,}", f"{trainer.num_steps:,}")
     return trainer
 
 
-def _relation_names(data: Data) -> list[str]:
+def build_probe(config: Config, data: Data, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> TripleProbe:
+    """Build what ranks the triples of each split."""
+    options = cast(KnowledgeConfig, config.trainer)
+    return TripleProbe(split_triples(data), data.num_nodes, data.num_relations, valid_sample=options.eval_sample,
+                       relation_names=relation_names(data) if options.per_relation else None, seed=config.seed,
+                       ranks=ranks, stop=stop)
+
+
+def relation_names(data: Data) -> list[str]:
+    """Return the names of the relations."""
     return unpack_names(Data(names=data.relation_names, names_ptr=data.relation_names_ptr))

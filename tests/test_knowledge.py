@@ -9,8 +9,7 @@ from conftest import SHARED, needs_shared, write_triples
 from running import ROOT, finish, kill_after_rounds, shell, summary_of, train
 
 from models.embedding.triples import MODELS, TripleTables, first_rows
-from pipeline import build, build_knowledge, restore
-from pipeline.config import EvaluateConfig
+from pipeline import build, build_knowledge, effects
 from pipeline.data.arithmetic import read
 from pipeline.data.config import MathConfig
 from pipeline.run import checkpoint
@@ -189,14 +188,6 @@ def test_a_stop_in_an_evaluation_changes_no_bit(configure, tmp_path, monkeypatch
         assert resumed[key] == whole[key]
 
 
-def test_what_reads_other_vectors_says_that_it_does_not_read_these(configure, tmp_path):
-    train(configure(*TOY, *ALL, "train.epochs=1"), tmp_path / "run")
-    with pytest.raises(ValueError, match="learned vectors of triples .trainer=knowledge., which this command does not"):
-        restore.evaluate(EvaluateConfig(run=str(tmp_path / "run")))
-    best = torch.load(tmp_path / "run" / "checkpoints" / "best.pt", weights_only=True)["model"]
-    assert best["entities"].shape == (60, 40) and best["relations"].shape == (60, 40)
-
-
 @pytest.mark.slow
 def test_kill_9_changes_no_bit(configure, tmp_path):
     overrides = [*TOY, *NEGATIVES, "train.epochs=40"]
@@ -284,6 +275,23 @@ def _sizes(config):
     from torch_geometric.data import Data
     return Data(num_nodes=config.data.num_entities, num_relations=5 * config.data.num_operands,
                 triple_ptr=torch.tensor([0, config.data.num_train, 0, 0]))
+
+
+@pytest.mark.parametrize("overrides, idle", [
+    (["trainer.margin=3", "trainer.num_negatives=7", "trainer.temperature=2", "trainer.chunk_size=9", "trainer.norm=2"],
+     ["trainer.norm=2 with trainer.model=complex", "trainer.chunk_size=9 with trainer.loss=one_vs_all",
+      "trainer.num_negatives=7 with trainer.loss=one_vs_all", "trainer.temperature=2.0 with trainer.loss=one_vs_all",
+      "trainer.margin=3.0 with trainer.model=complex"]),
+    (["trainer.loss=negatives", "trainer.model=rotate", "trainer.init_scale=1", "trainer.margin=3"],
+     ["trainer.init_scale=1.0 with trainer.model=rotate"]),
+    (["trainer.model=quate", "trainer.init_scale=1", "model.p=2"],
+     ["trainer.init_scale=1.0 with trainer.model=quate", "model.p=2.0 with model.aggr=softmax",
+      "model.p=2.0 with trainer.name=knowledge"]),
+    (["trainer.loss=negatives", "trainer.model=transe", "trainer.norm=2", "trainer.num_negatives=7"], []),
+    (["trainer.n3=0.1", "trainer.eval_sample=3", "trainer.batch_size=7", "trainer.dim=8"], [])])
+def test_keys_that_do_nothing_are_named(overrides, idle, configure):
+    said = effects.explain_idle_keys(configure("trainer=knowledge", "data=math", *overrides))
+    assert sorted((said or "").removeprefix("without effect: ").split(", ")) == (sorted(idle) or [""])
 
 
 def test_an_experiment_with_another_trainer_names_whose_key_it_sets():
