@@ -24,6 +24,8 @@ TOY = ["trainer=knowledge", "data=math", "data.num_entities=60", "data.num_opera
 NEGATIVES = ["trainer.loss=negatives", "trainer.optimizer=adam", "train.lr=0.02"]
 ADAGRAD = ["trainer.loss=negatives", "trainer.optimizer=adagrad", "trainer.l3=0.001"]
 ALL = ["trainer.loss=one_vs_all", "trainer.n3=0.1"]
+SGD = ["trainer.loss=negatives", "trainer.optimizer=sgd", "train.lr=50", "trainer.init_scale=0.1",
+       "trainer.relation_lr=0.5"]
 ALL_ADAM = ["trainer.loss=one_vs_all", "trainer.optimizer=adam", "train.lr=0.01", "trainer.last_lr=0.1"]
 
 
@@ -130,6 +132,7 @@ def test_the_loss_of_one_vs_all_is_that_of_its_answers_one_by_one():
     ([*NEGATIVES, "trainer.model=quate", "train.epochs=20"], 0.4),
     ([*NEGATIVES, "trainer.model=simple", "train.epochs=20"], 0.5),
     ([*NEGATIVES, "trainer.model=distmult", "train.epochs=20"], 0.4),
+    ([*SGD, "trainer.model=complex", "train.epochs=20"], 0.2),
 ])
 def test_arithmetic_is_learned(overrides, at_least, configure, tmp_path):
     summary = train(configure(*TOY, *overrides, "train.eval_every=20", "trainer.per_relation=true"), tmp_path / "run")
@@ -140,8 +143,8 @@ def test_arithmetic_is_learned(overrides, at_least, configure, tmp_path):
     assert sum(name.startswith("mrr@*") for name in scores) > 3
 
 
-@pytest.mark.parametrize("overrides", [NEGATIVES, ADAGRAD, ALL, ALL_ADAM],
-                         ids=["sparse_adam", "sparse_adagrad", "adagrad", "adam"])
+@pytest.mark.parametrize("overrides", [NEGATIVES, ADAGRAD, ALL, ALL_ADAM, SGD],
+                         ids=["sparse_adam", "sparse_adagrad", "adagrad", "adam", "sgd"])
 def test_a_stop_in_the_middle_of_an_epoch_changes_no_bit(overrides, configure, tmp_path, monkeypatch):
     config = configure(*TOY, *overrides, "train.eval_every=2")
     whole = train(config, tmp_path / "whole")
@@ -199,7 +202,8 @@ def test_kill_9_changes_no_bit(configure, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [NEGATIVES, ADAGRAD, ALL], ids=["sparse_adam", "sparse_adagrad", "adagrad"])
+@pytest.mark.parametrize("overrides", [NEGATIVES, ADAGRAD, ALL, SGD],
+                         ids=["sparse_adam", "sparse_adagrad", "adagrad", "sgd"])
 def test_two_ranks_train_what_one_process_trains(overrides, configure, tmp_path):
     # The ranks compare their tables after every step, and end the run where these differ.
     more = [*TOY, *overrides, "train.epochs=2", "parallel.check_every=1"]
@@ -244,6 +248,28 @@ def test_the_learning_rate_falls_and_a_sample_validates(configure, tmp_path):
     assert rates == sorted(rates, reverse=True) and rates[-1] > 0.05
     assert {"train", "valid", "test", "mr", "hits@1", "mrr@valid"} <= set(scores)
     assert scores["valid"] != scores["mrr@valid"]
+
+
+@pytest.mark.parametrize("loss", ["negatives", "one_vs_all"])
+@pytest.mark.parametrize("fraction", [0.25, 1])
+def test_sgd_moves_by_the_gradient_and_relations_by_a_fraction_of_it(loss, fraction, configure, monkeypatch):
+    config = configure(*TOY, f"trainer.loss={loss}", "trainer.optimizer=sgd", f"trainer.relation_lr={fraction}",
+                       "train.lr=3", "trainer.init_scale=0.3")
+    kind, grads = OneVsAllSteps if loss == "one_vs_all" else NegativeSteps, []
+    backward = kind.backward
+
+    def keeping(self, tables, *args):
+        result = backward(self, tables, *args)
+        grads.append([table.grad.to_dense().clone() for table in tables.parameters()])
+        return result
+
+    monkeypatch.setattr(kind, "backward", keeping)
+    with build.build_trainer(config, build.open_graph(config).data, torch.device("cpu")) as trainer:
+        before = [table.clone() for table in trainer.weights().values()]
+        next(trainer.steps())
+        for table, old, grad, lr in zip(trainer.weights().values(), before, grads[0], (3, 3 * fraction), strict=True):
+            assert bool(grad.any())
+            torch.testing.assert_close(table, old - lr * grad)
 
 
 @pytest.mark.parametrize("overrides, message", [
