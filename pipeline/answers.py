@@ -77,11 +77,7 @@ def evaluate(options: EvaluateConfig) -> dict[str, float]:
     Raises:
         ValueError: see :func:`restore`.
     """
-    for name in ("triples", "pairs", "neighbors"):
-        if value := getattr(options, name):
-            raise ValueError(f"{name}={value}: python -m pipeline.predict takes it; leave it out")
-    if options.predictions is not None:
-        vectors.writer_of(Path(options.predictions))
+    vectors.check_evaluation(options)
     restored = restore(options)
     scores = build_probe(restored.config, restored.data)(restored.tables.score_all, True)
     title = f"{options.checkpoint} checkpoint of {Path(options.run)}, epoch {restored.epoch}, filtered ranks"
@@ -103,6 +99,8 @@ def predict(options: EvaluateConfig) -> None:
     if options.triples is not None:
         vectors.check_format(Path(options.predictions), "answers", WRITERS)
         questions = read_questions(Path(options.triples))
+    else:
+        vectors.refuse(options, ("top", "filtered"), "is asked no questions (triples=FILE)")
     restored = restore(options)
     if questions is not None:
         _answer(options, number_questions(questions, Path(options.triples), restored.names, restored.relation_names),

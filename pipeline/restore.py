@@ -59,8 +59,7 @@ def restore(options: EvaluateConfig) -> Restored:
     if options.neighbors:
         raise ValueError(f"neighbors={options.neighbors}: {folder} learned no vectors that have neighbours; leave it "
                          "out")
-    if options.triples is not None:
-        raise ValueError(f"triples={options.triples}: {folder} learned no triples; leave it out")
+    vectors.refuse(options, vectors.QUESTIONS, "learned no triples")
     if config.data.components == "separate":
         raise ValueError(f"{folder} holds a model for each component: evaluate one of "
                          f"{', '.join(sorted(str(path) for path in folder.glob('component_*')))}")

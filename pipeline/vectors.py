@@ -23,6 +23,9 @@ from pipeline.trainers.node_embedding import NodeEmbeddingTrainer
 
 log = logging.getLogger(__name__)
 
+# Keys that only a knowledge graph has a use for, and those of what `predict` saves.
+QUESTIONS = ("triples", "top", "filtered")
+WANTED = ("pairs", "neighbors", *QUESTIONS)
 # Products of vectors that are looked at a time.
 MAX_PRODUCTS = 2**26
 
@@ -40,8 +43,7 @@ def restore(options: EvaluateConfig) -> tuple[NodeEmbeddingTrainer, Tensor, list
     folder = Path(options.run)
     config = configuration.load(folder / "config.yaml")
     refuse_unused(options)
-    if options.triples is not None:
-        raise ValueError(f"triples={options.triples}: {folder} learned no triples; leave it out")
+    refuse(options, QUESTIONS, "learned no triples")
     state = run_folder.load_checkpoint(folder, config, options.checkpoint)
     data = build.open_graph(config).data
     check_data(folder, state, data.get("content_hash"))
@@ -56,8 +58,9 @@ def evaluate(options: EvaluateConfig) -> dict[str, float]:
     """Compute the metrics of a checkpoint's vectors, and save them if asked to.
 
     Raises:
-        ValueError: see :func:`restore`.
+        ValueError: see :func:`restore`; a format that is unknown or not installed, keys of `predict`.
     """
+    check_evaluation(options)
     trainer, vectors, names, epoch = restore(options)
     with trainer:
         scores = trainer.score(vectors.numpy())
@@ -83,19 +86,41 @@ def predict(options: EvaluateConfig) -> None:
         save(Path(options.predictions), vectors, names)
 
 
+def refuse(options: EvaluateConfig, names: Iterable[str], reason: str) -> None:
+    """Refuse keys that do nothing for a run.
+
+    Args:
+        reason: what the run did that makes them useless.
+
+    Raises:
+        ValueError: names the first that has been given.
+    """
+    for name in names:
+        if (value := getattr(options, name)) != getattr(EvaluateConfig, name):
+            raise ValueError(f"{name}={value}: {options.run} {reason}; leave it out")
+
+
 def refuse_unused(options: EvaluateConfig) -> None:
     """Refuse what has no meaning for vectors.
 
     Raises:
         ValueError: names the key.
     """
-    for key in ("method", "num_views", "num_parts", "num_neighbors"):
-        if getattr(options, key) is not None:
-            raise ValueError(f"{key}={getattr(options, key)}: {options.run} learned vectors, which no evaluation "
-                             "predicts; leave it out")
-    if options.device not in ("auto", "cpu"):
-        raise ValueError(f"device={options.device}: {options.run} learned vectors, which are read on the CPU; leave it "
-                         "out")
+    refuse(options, ("method", "num_views", "num_parts", "num_neighbors"),
+           "learned vectors, which no evaluation predicts")
+    if options.device != "cpu":
+        refuse(options, ("device",), "learned vectors, which are read on the CPU")
+
+
+def check_evaluation(options: EvaluateConfig) -> None:
+    """Refuse what `predict` alone looks at, and vectors in a format that nothing writes.
+
+    Raises:
+        ValueError: names the key.
+    """
+    refuse(options, WANTED, "is evaluated, and `python -m pipeline.predict` alone looks at it")
+    if options.predictions is not None:
+        writer_of(Path(options.predictions))
 
 
 def check_wanted(options: EvaluateConfig) -> Tensor | None:

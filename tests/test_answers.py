@@ -193,8 +193,10 @@ def test_a_table_that_is_not_there(runs, tmp_path):
     with pytest.raises(ValueError, match="triples=nowhere.tsv does not exist"):
         restore.predict(EvaluateConfig(run=str(runs / "all"), predictions=str(tmp_path / "a.tsv"),
                                        triples="nowhere.tsv"))
-    with pytest.raises(ValueError, match="triples=x.tsv: python -m pipeline.predict takes it"):
+    with pytest.raises(ValueError, match="triples=x.tsv: .* `python -m pipeline.predict` alone looks at it"):
         restore.evaluate(EvaluateConfig(run=str(runs / "all"), triples="x.tsv"))
+    with pytest.raises(ValueError, match="top=3: .* is asked no questions .triples=FILE.; leave it out"):
+        restore.predict(EvaluateConfig(run=str(runs / "all"), predictions=str(tmp_path / "v.npy"), top=3))
 
 
 def test_entities_that_training_does_not_have_are_told_of(configure, tmp_path, caplog):
@@ -244,6 +246,8 @@ def test_other_runs_take_no_questions(configure, tmp_path):
           tmp_path / "run")
     with pytest.raises(ValueError, match="triples=q.tsv: .* learned no triples; leave it out"):
         restore.predict(EvaluateConfig(run=str(tmp_path / "run"), predictions="x.pt", triples="q.tsv"))
+    with pytest.raises(ValueError, match="filtered=False: .* learned no triples; leave it out"):
+        restore.evaluate(EvaluateConfig(run=str(tmp_path / "run"), filtered=False))
 
 
 @pytest.mark.slow
