@@ -1,6 +1,7 @@
 """Explains what is wrong with the arguments of a command before Hydra composes them. Nothing here imports torch."""
 
 import argparse
+import collections
 import difflib
 import os
 import re
@@ -184,8 +185,15 @@ def _check_group(override: Override, groups: dict[str, list[str]]) -> None:
     values = override.sweep_string_iterator() if override.is_sweep_override() else [override.get_value_element_as_str()]
     for value in values:
         if value.strip("'\"") not in members:
-            raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(members)}"
+            raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(shorten(members))}"
                              f"{_did_you_mean(value, members)}")
+
+
+def shorten(members: list[str]) -> list[str]:
+    """Replace the members that lie in a folder by one word for all of them."""
+    counts = collections.Counter(member.rpartition("/")[0] for member in members)
+    alone = [member for member in members if "/" not in member]
+    return [*alone, *(f"{folder}/NAME ({count} of them)" for folder, count in counts.items() if folder)]
 
 
 def _check_key(override: Override, groups: dict[str, list[str]], keys: list[str]) -> None:

@@ -167,10 +167,11 @@ def build_node_embedding(config: Config, data: Data, device: torch.device, ranks
     metric = _metric_of(options, data)
     score: LabelProbe | LinkProbe
     if metric == "auc":
-        edge_index, weight, score = _hold_out(data, weight, options.holdout, config.seed)
+        edge_index, weight, score = _hold_out(data, weight, options.holdout, config.seed, stop)
     else:
         score = LabelProbe(_as_binary(data).numpy(), metric=metric, portions=options.portions,
-                           num_draws=options.num_draws, seed=config.seed, num_threads=torch.get_num_threads())
+                           num_draws=options.num_draws, seed=config.seed, num_threads=torch.get_num_threads(),
+                           stop=stop)
     structure = inspect(edge_index)
     is_line, is_walk = options.model == "line", options.model in ("deepwalk", "node2vec")
     length = options.walk_length if is_walk else options.augmentation_distance
@@ -255,8 +256,8 @@ def _weight_matrix(edge_index: EdgeIndex, weight: Tensor | None) -> sp.csr_array
     return sp.csr_array((values, edges.indices, edges.indptr), shape=edges.shape)
 
 
-def _hold_out(data: Data, weight: Tensor | None, fraction: float,
-              seed: int) -> tuple[EdgeIndex, Tensor | None, LinkProbe]:
+def _hold_out(data: Data, weight: Tensor | None, fraction: float, seed: int,
+              stop: StopRequest | None) -> tuple[EdgeIndex, Tensor | None, LinkProbe]:
     """Leave edges out of training: half of them validate, the others test, both ways round of each link. As many that
     stay tell how well training fits.
 
@@ -276,7 +277,8 @@ def _hold_out(data: Data, weight: Tensor | None, fraction: float,
         pairs[split] = ends, rng.integers(data.num_nodes, size=ends.shape)
     kept = lot >= fraction
     ptr = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])[indptr.long()]
-    return from_csc(links[:, kept], ptr), None if weight is None else weight[kept].contiguous(), LinkProbe(pairs)
+    probe = LinkProbe(pairs, stop=stop)
+    return from_csc(links[:, kept], ptr), None if weight is None else weight[kept].contiguous(), probe
 
 
 # Trainers by name: what checks and builds each. The keys are those of pipeline/trainers/config.py.

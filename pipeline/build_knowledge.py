@@ -25,7 +25,7 @@ from pipeline.trainers.triple_steps import NegativeSteps, OneVsAllSteps, Penalty
 log = logging.getLogger(__name__)
 
 # Tables beside the rows: what the optimizer keeps of each number, and the gradient where it is dense.
-MOMENTS = {"adagrad": 1, "adam": 2}
+MOMENTS = {"sgd": 0, "adagrad": 1, "adam": 2}
 
 
 def choose_model(options: KnowledgeConfig) -> TripleModel:
@@ -134,21 +134,40 @@ def build_knowledge(config: Config, data: Data, device: torch.device, ranks: Ran
                               chunk_size=options.chunk_size, num_negatives=options.num_negatives,
                               margin=options.margin if model.is_distance else 0.0, temperature=options.temperature,
                               penalty=penalty, seed=config.seed)
-    if options.optimizer == "adagrad":
-        optimizer: torch.optim.Optimizer = torch.optim.Adagrad(tables.parameters(), lr=train.lr)
-    else:
-        adam = torch.optim.SparseAdam if steps.is_sparse else torch.optim.Adam
-        optimizer = adam(list(tables.parameters()), lr=train.lr)
-    probe = TripleProbe(splits, data.num_nodes, data.num_relations, valid_sample=options.eval_sample,
-                        relation_names=_relation_names(data) if options.per_relation else None, seed=config.seed,
-                        ranks=ranks, stop=stop)
+    optimizer = build_optimizer(tables, options, train.lr, is_sparse=steps.is_sparse)
     trainer = KnowledgeTrainer(tables, steps, optimizer, num_epochs=train.epochs, lr=train.lr, last_lr=options.last_lr,
-                               eval_every=train.eval_every, score=probe, ranks=ranks, stop=stop)
+                               eval_every=train.eval_every, score=build_probe(config, data, ranks, stop), ranks=ranks,
+                               stop=stop)
     log.info("model: %s, %d numbers an entity and %d a relation%s, %s in all; %s steps an epoch", options.model,
              options.dim, model.relation_dim(options.dim), ", both ways round" if one_vs_all else "",
              f"{trainer.num_parameters:,}", f"{trainer.num_steps:,}")
     return trainer
 
 
-def _relation_names(data: Data) -> list[str]:
+def build_optimizer(tables: TripleTables, options: KnowledgeConfig, lr: float, *,
+                    is_sparse: bool) -> torch.optim.Optimizer:
+    """Build what moves the tables.
+
+    Args:
+        is_sparse: whether gradients have rows only where a step touches them.
+    """
+    groups: list = list(tables.parameters())
+    if options.relation_lr != 1:  # otherwise one group, as checkpoints have it
+        groups = [{"params": [tables.entities]}, {"params": [tables.relations], "lr_factor": options.relation_lr}]
+    kinds: dict[str, type[torch.optim.Optimizer]] = {
+        "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD,
+        "adam": torch.optim.SparseAdam if is_sparse else torch.optim.Adam}
+    return kinds[options.optimizer](groups, lr=lr)  # type: ignore[call-arg]
+
+
+def build_probe(config: Config, data: Data, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> TripleProbe:
+    """Build what ranks the triples of each split."""
+    options = cast(KnowledgeConfig, config.trainer)
+    return TripleProbe(split_triples(data), data.num_nodes, data.num_relations, valid_sample=options.eval_sample,
+                       relation_names=relation_names(data) if options.per_relation else None, seed=config.seed,
+                       ranks=ranks, stop=stop)
+
+
+def relation_names(data: Data) -> list[str]:
+    """Return the names of the relations."""
     return unpack_names(Data(names=data.relation_names, names_ptr=data.relation_names_ptr))

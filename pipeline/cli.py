@@ -69,7 +69,7 @@ def explain(error: Exception) -> str:
                f"({str(error).splitlines()[0] if str(error) else type(error).__name__})"
     if found := re.search(r"Could not override '((data|model|trainer)\.\w+)'", str(error)):
         return f"{found[1]} is a key of {_owners(found[1])} alone"
-    if found := re.search(r"(?s)In 'experiment/(\w+)'.*Key '(\w+)' not in '(\w+)'", str(error)):
+    if found := re.search(r"(?s)In 'experiment/([\w/]+)'.*Key '(\w+)' not in '(\w+)'", str(error)):
         # An experiment is composed last: its keys meet the group that the command line chose.
         group = next((group for group, schemas in (("data", DATA_SCHEMAS), ("trainer", TRAINER_SCHEMAS))
                       if found[3] in {schema.__name__ for schema in schemas.values()}), "model")
@@ -227,7 +227,7 @@ def help_text(module: str, overrides: list[str]) -> str:
                 "  'train.lr=tag(log,interval(1e-4,1e-2))' model.num_layers=2,3,4 'train.epochs=range(10,31,10)'"]
     else:
         config = _compose(overrides)
-        groups = [f"  {group}={' | '.join(members)}" for group, members in config_groups().items()]
+        groups = [f"  {group}={' | '.join(arguments.shorten(members))}" for group, members in config_groups().items()]
     lines = [f"python -m {module} [key=value ...]", ""]
     if groups:
         lines += ["Groups, each a file in conf/:", *groups, "  hydra/launcher=slurm (with -m)", ""]
@@ -236,10 +236,15 @@ def help_text(module: str, overrides: list[str]) -> str:
 
 
 def config_groups() -> dict[str, list[str]]:
-    """List the groups of conf/ and their members; those that must be added to a run begin with a plus."""
+    """List the groups of conf/ and their members; those that must be added to a run begin with a plus.
+
+    Files whose name begins with an underscore are parts of others.
+    """
     groups = {}
     for folder in sorted(path for path in Path(CONF).iterdir() if path.is_dir() and path.name != "hydra"):
-        if members := sorted(path.stem for path in folder.glob("*.yaml")):
+        names = (path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("[!_]*.yaml"))
+        # Those in folders of their own come last.
+        if members := sorted(names, key=lambda name: (name.count("/"), name)):
             groups[f"+{folder.name}" if folder.name in ("experiment", "sweep") else folder.name] = members
     return groups
 

@@ -214,10 +214,16 @@ class EvaluateConfig:
     num_parts: int | None = key(None, "clusters of a view; those of the run if not given", minimum=1)
     num_neighbors: list[int] | None = key(None, "neighbours drawn at each hop; those of the run if not given")
     predictions: str | None = key(None, "a file to save the logits to, in the order of nodes or pairs; of vectors also "
-                                  ".npy, .parquet, or .txt as word2vec's", is_path=True)
+                                  ".npy, .parquet, or .txt as word2vec's; of answers .tsv, .parquet, .json or .pt",
+                                  is_path=True)
     pairs: str | None = key(None, "of task=link and of vectors, a file with the pairs to predict, [num_pairs, 2] by "
                             "torch.save; those of the test if not given", is_path=True)
     neighbors: int = key(0, "of vectors: save as many nearest nodes of each in their place", minimum=0)
+    triples: str | None = key(None, "of knowledge graphs, a table of questions: head, relation and tail a line, with ? "
+                              "in place of the head or the tail that is asked for; or all three, to be scored",
+                              is_path=True)
+    top: int = key(10, "answers of each question", minimum=1)
+    filtered: bool = key(True, "leave out answers that training has")
     device: str = key("auto", "auto, cpu, cuda or cuda:N")
 
 

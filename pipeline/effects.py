@@ -67,11 +67,29 @@ COUNTS_WHERE: dict[str, tuple[str, tuple]] = {
     "model.y": ("model.aggr", ("softmax_sum", "power_sum")),
     "model.learn_y": ("model.aggr", ("softmax_sum", "power_sum")),
     "model.learn_msg_scale": ("model.msg_norm", (True,)),
-    "trainer.p": ("trainer.model", ("node2vec",)),
-    "trainer.q": ("trainer.model", ("node2vec",)),
-    "trainer.walk_length": ("trainer.model", ("deepwalk", "node2vec")),
-    "trainer.order": ("trainer.model", ("line",)),
-    "trainer.holdout": ("trainer.metric", ("auc", None)),
+}
+WALKED = ("deepwalk", "node2vec", "line")
+# The same for keys of a trainer, by its name: two of them may have keys of one name.
+COUNTS_WHERE_OF: dict[str, dict[str, tuple[str, tuple]]] = {
+    "node_embedding": {
+        "trainer.p": ("trainer.model", ("node2vec",)),
+        "trainer.q": ("trainer.model", ("node2vec",)),
+        "trainer.walk_length": ("trainer.model", ("deepwalk", "node2vec")),
+        "trainer.order": ("trainer.model", ("line",)),
+        **{f"trainer.{name}": ("trainer.model", WALKED)
+           for name in ("augmentation_distance", "init", "num_negatives", "negative_weight", "negative_exponent",
+                        "optimizer", "weight_decay", "last_lr", "num_parts", "episode_size")},
+        "trainer.portions": ("trainer.metric", ("micro_f1", "macro_f1", None)),
+        "trainer.num_draws": ("trainer.metric", ("micro_f1", "macro_f1", None)),
+        "trainer.holdout": ("trainer.metric", ("auc", None)),
+    },
+    "knowledge": {
+        "trainer.norm": ("trainer.model", ("transe",)),
+        **{f"trainer.{name}": ("trainer.loss", ("negatives",))
+           for name in ("chunk_size", "num_negatives", "temperature")},
+        "trainer.margin": ("trainer.model", ("transe", "rotate")),
+        "trainer.init_scale": ("trainer.model", ("distmult", "complex", "simple")),
+    },
 }
 # Parts of a configuration that only trainer=gnn looks at.
 PARTS_OF_GNN = ("model.", "task.", "loader.", "partition.", "features.", "evaluation.", "kernel", "parallel.lr_scaling",
@@ -82,7 +100,8 @@ PARTS_OF_GNN = ("model.", "task.", "loader.", "partition.", "features.", "evalua
 def explain_idle_keys(config: Config) -> str | None:
     """Name the keys that have been given a value and do nothing, and why; none if there are none."""
     values, changed = {entry.name: entry.value for entry in keys.entries(config)}, changed_keys(config)
-    idle = [f"{name}={values[name]} with {other}={values[other]}" for name, (other, counts) in COUNTS_WHERE.items()
+    where = COUNTS_WHERE | COUNTS_WHERE_OF.get(config.trainer.name, {})
+    idle = [f"{name}={values[name]} with {other}={values[other]}" for name, (other, counts) in where.items()
             if name in changed and values[other] not in counts]
     if "graphs" not in config.trainer.takes:
         idle += [f"{name}={values[name]} with trainer.name={config.trainer.name}" for name in sorted(changed)

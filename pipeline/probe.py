@@ -10,16 +10,18 @@ from threadpoolctl import threadpool_limits
 
 from models.embedding.spectral import unit_rows
 from pipeline.metrics import rocauc
+from pipeline.run import pulse
 from pipeline.run.seeds import stream
+from pipeline.run.stop import StopRequest
 
-# Pairs that are scored at a time.
-PAIRS_AT_ONCE = 2**18
 # Of the labelled nodes, for the metric of each split; and of these for training where the others validate.
 HALF, FITTED = 0.5, 0.9
+# Products of two vectors that are computed at a time.
+PAIRS = 1 << 18
 
 
 def classify(vectors: np.ndarray, labels: np.ndarray, train: np.ndarray, others: Sequence[np.ndarray], *,
-             num_threads: int = 1) -> list[dict[str, float]]:
+             num_threads: int = 1, stop: StopRequest | None = None) -> list[dict[str, float]]:
     """Fit a logistic regression for each label (one against the rest, liblinear, C = 1), and predict as many labels of
     each other node as it has, those of the largest scores: the protocol of DeepWalk and what came after it.
 
@@ -28,9 +30,13 @@ def classify(vectors: np.ndarray, labels: np.ndarray, train: np.ndarray, others:
         labels: 0 or 1 [num_nodes, num_labels].
         train: numbers of the nodes to fit on.
         others: numbers of the nodes to predict; several sets of them.
+        stop: asks for an end after the labels in hand.
 
     Returns:
         ``micro_f1`` and ``macro_f1`` of each set, of the labels that some of its nodes have; NaN for an empty one.
+
+    Raises:
+        Stopped: it was asked for.
     """
     # Scikit-learn is imported where it is used: it takes seconds, and no other run shall wait for it.
     from sklearn.linear_model import LogisticRegression
@@ -39,6 +45,7 @@ def classify(vectors: np.ndarray, labels: np.ndarray, train: np.ndarray, others:
     predicted = np.concatenate(list(others))
 
     def decide(label: int) -> np.ndarray:
+        heed(stop)
         known = labels[train, label]
         if known.min() == known.max():  # nothing to tell apart
             return np.full(len(predicted), np.inf if known[0] else -np.inf)
@@ -65,6 +72,17 @@ def _f1(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
             for average in ("micro", "macro")}
 
 
+def heed(stop: StopRequest | None) -> None:
+    """Give a sign of life, and leave if it was asked for.
+
+    Raises:
+        Stopped: it was.
+    """
+    pulse.beat("scoring vectors", pulse.State.LONG)
+    if stop is not None:
+        stop.check()
+
+
 class LabelProbe:
     """Scores vectors by labels.
 
@@ -73,20 +91,21 @@ class LabelProbe:
         metric: "micro_f1" or "macro_f1".
         portions: of the labelled nodes, to fit on, for what is scored beside the splits.
         num_draws: of the nodes to fit on; their scores are averaged.
+        stop: asks for an end after the labels in hand.
 
     Raises:
         ValueError: fewer than four nodes have labels.
     """
 
     def __init__(self, labels: np.ndarray, *, metric: str, portions: Sequence[float], num_draws: int, seed: int = 0,
-                 num_threads: int = 1):
+                 num_threads: int = 1, stop: StopRequest | None = None):
         self._nodes = np.flatnonzero(~np.isnan(labels).any(1) & (labels.sum(1) > 0))
         if len(self._nodes) < 4:
             raise ValueError(f"{len(self._nodes)} nodes have labels: a classifier needs four at least, two to fit, one "
                              "to validate and one to test")
         self._labels = np.nan_to_num(labels).astype(np.int8)
         self._metric, self._portions, self._num_draws = metric, portions, num_draws
-        self._seed, self._num_threads = seed, num_threads
+        self._seed, self._num_threads, self._stop = seed, num_threads, stop
 
     def __call__(self, vectors: np.ndarray) -> dict[str, float]:
         """Score vectors [num_nodes, dim].
@@ -94,6 +113,9 @@ class LabelProbe:
         ``test`` is fitted on half of the labelled nodes and scored on the other half, ``train`` on the half that it was
         fitted on; ``valid`` is fitted on nine tenths of the first half and scored on the last tenth, so that no choice
         sees the test. The scores of all portions follow, as ``micro_f1@0.1``.
+
+        Raises:
+            Stopped: it was asked for.
         """
         draws = [stream("probe", self._seed, draw).permutation(self._nodes) for draw in range(self._num_draws)]
         rows = [self._score(vectors, nodes) for nodes in draws]
@@ -101,7 +123,8 @@ class LabelProbe:
 
     def _score(self, vectors: np.ndarray, nodes: np.ndarray) -> dict[str, float]:
         def fit(count: int, *others: np.ndarray) -> list[dict[str, float]]:
-            return classify(vectors, self._labels, nodes[:count], others, num_threads=self._num_threads)
+            return classify(vectors, self._labels, nodes[:count], others, num_threads=self._num_threads,
+                            stop=self._stop)
 
         half = int(HALF * len(nodes))
         fitted = max(1, int(FITTED * half))
@@ -121,19 +144,26 @@ class LinkProbe:
 
     Args:
         pairs: for each split, links [num_links, 2] and pairs that are none.
+        stop: asks for an end after the pairs in hand.
     """
 
-    def __init__(self, pairs: dict[str, tuple[np.ndarray, np.ndarray]]):
-        self.pairs = pairs
+    def __init__(self, pairs: dict[str, tuple[np.ndarray, np.ndarray]], *, stop: StopRequest | None = None):
+        self.pairs, self._stop = pairs, stop
 
     def __call__(self, vectors: np.ndarray) -> dict[str, float]:
-        """Compute the area under the ROC curve of each split; of vectors of any length, [num_nodes, dim]."""
+        """Compute the area under the ROC curve of each split; of vectors of any length, [num_nodes, dim].
+
+        Raises:
+            Stopped: it was asked for.
+        """
         return {split: self._area(vectors, links, others) for split, (links, others) in self.pairs.items()}
 
-    @staticmethod
-    def _area(vectors: np.ndarray, links: np.ndarray, others: np.ndarray) -> float:
+    def _area(self, vectors: np.ndarray, links: np.ndarray, others: np.ndarray) -> float:
         pairs, truth = np.concatenate([links, others]), np.repeat([1.0, 0.0], [len(links), len(others)])
+        cosines = np.empty(len(pairs), vectors.dtype)
         # Some at a time: the vectors may be more than memory holds.
-        cosines = np.concatenate([np.einsum("ij,ij->i", *(unit_rows(vectors[end]) for end in some.T))
-                                  for some in np.split(pairs, range(PAIRS_AT_ONCE, len(pairs), PAIRS_AT_ONCE))])
+        for first in range(0, len(pairs), PAIRS):
+            heed(self._stop)
+            heads, tails = (unit_rows(vectors[ends]) for ends in pairs[first:first + PAIRS].T)
+            cosines[first:first + PAIRS] = np.einsum("ij,ij->i", heads, tails)
         return rocauc(torch.from_numpy(truth).unsqueeze(1), torch.from_numpy(cosines).unsqueeze(1))

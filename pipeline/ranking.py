@@ -48,6 +48,11 @@ class Answers:
         """Return the numbers of queries, each of which must have an answer."""
         return torch.searchsorted(self._keys, anchors * self._num_relations + relations)
 
+    def has(self, anchors: Tensor, relations: Tensor) -> Tensor:
+        """Tell which queries have an answer, bool."""
+        places = self.find(anchors, relations).clamp(max=max(len(self) - 1, 0))
+        return self._keys[places] == anchors * self._num_relations + relations
+
     def of(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Return the answers of some queries, one query after another.
 

@@ -4,12 +4,13 @@ import dataclasses
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pipeline import build, build_embedding, config as configuration, folder as run_folder, keys, vectors
+from pipeline import answers, build, config as configuration, folder as run_folder, keys, vectors
 from pipeline.config import Config, EvaluateConfig
 from pipeline.features import load_weights
 from pipeline.run import files
@@ -58,6 +59,7 @@ def restore(options: EvaluateConfig) -> Restored:
     if options.neighbors:
         raise ValueError(f"neighbors={options.neighbors}: {folder} learned no vectors that have neighbours; leave it "
                          "out")
+    vectors.refuse(options, vectors.QUESTIONS, "learned no triples")
     if config.data.components == "separate":
         raise ValueError(f"{folder} holds a model for each component: evaluate one of "
                          f"{', '.join(sorted(str(path) for path in folder.glob('component_*')))}")
@@ -93,8 +95,8 @@ def evaluate(options: EvaluateConfig) -> dict[str, float]:
     Raises:
         ValueError: see :func:`restore`.
     """
-    if holds_vectors(options):
-        return vectors.evaluate(options)
+    if room := room_of(options):
+        return room.evaluate(options)
     restored = restore(options)
     scores = restored.task.scores(restored.model, restored.rows, official=True)
     title = (f"{options.checkpoint} checkpoint of {Path(options.run)}, epoch {restored.epoch}, "
@@ -112,15 +114,19 @@ def predict(options: EvaluateConfig) -> None:
     Raises:
         ValueError: see :func:`restore`.
     """
-    if holds_vectors(options):
-        vectors.predict(options)
+    if room := room_of(options):
+        room.predict(options)
     else:
         save_predictions(Path(options.predictions), restore(options))
 
 
-def holds_vectors(options: EvaluateConfig) -> bool:
-    """Tell whether a run has trained vectors, without a model."""
-    return configuration.load(Path(options.run) / "config.yaml").trainer.name in build_embedding.TRAINERS
+# What reads the runs of trainers of vectors, by the name of the trainer.
+ROOMS = {"node_embedding": vectors, "knowledge": answers}
+
+
+def room_of(options: EvaluateConfig) -> ModuleType | None:
+    """Return the module that reads a run of vectors; none for a run with a model."""
+    return ROOMS.get(configuration.load(Path(options.run) / "config.yaml").trainer.name)
 
 
 def save_predictions(path: Path, restored: Restored) -> None:

@@ -2,7 +2,7 @@
 
 import io
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, cast
 
@@ -23,6 +23,9 @@ from pipeline.trainers.node_embedding import NodeEmbeddingTrainer
 
 log = logging.getLogger(__name__)
 
+# Keys that only a knowledge graph has a use for, and those of what `predict` saves.
+QUESTIONS = ("triples", "top", "filtered")
+WANTED = ("pairs", "neighbors", *QUESTIONS)
 # Products of vectors that are looked at a time.
 MAX_PRODUCTS = 2**26
 
@@ -39,14 +42,8 @@ def restore(options: EvaluateConfig) -> tuple[NodeEmbeddingTrainer, Tensor, list
     keys.check(options)
     folder = Path(options.run)
     config = configuration.load(folder / "config.yaml")
-    if config.trainer.name != "node_embedding":
-        raise ValueError(f"{folder} learned vectors of triples (trainer={config.trainer.name}), which this command "
-                         "does not read: summary.json has their metrics, and torch.load opens checkpoints/best.pt, "
-                         "whose `model` holds entities and relations")
-    for key in ("method", "num_views", "num_parts", "num_neighbors"):
-        if getattr(options, key) is not None:
-            raise ValueError(f"{key}={getattr(options, key)}: {folder} learned vectors, which no evaluation predicts; "
-                             "leave it out")
+    refuse_unused(options)
+    refuse(options, QUESTIONS, "learned no triples")
     state = run_folder.load_checkpoint(folder, config, options.checkpoint)
     data = build.open_graph(config).data
     check_data(folder, state, data.get("content_hash"))
@@ -61,8 +58,9 @@ def evaluate(options: EvaluateConfig) -> dict[str, float]:
     """Compute the metrics of a checkpoint's vectors, and save them if asked to.
 
     Raises:
-        ValueError: see :func:`restore`.
+        ValueError: see :func:`restore`; a format that is unknown or not installed, keys of `predict`.
     """
+    check_evaluation(options)
     trainer, vectors, names, epoch = restore(options)
     with trainer:
         scores = trainer.score(vectors.numpy())
@@ -81,15 +79,73 @@ def predict(options: EvaluateConfig) -> None:
     Raises:
         ValueError: see :func:`restore`; pairs that name no nodes, a format that is unknown or not installed.
     """
-    path, pairs = Path(options.predictions), None
-    if options.pairs is not None and options.neighbors:
-        raise ValueError(f"pairs={options.pairs} and neighbors={options.neighbors}: give one of them")
-    if options.pairs is not None:
-        pairs = read_pairs(Path(options.pairs))
-    elif not options.neighbors:
-        writer_of(path)
+    pairs = check_wanted(options)
     trainer, vectors, names, _ = restore(options)
     trainer.__exit__()
+    if not save_cosines(options, pairs, vectors, names):
+        save(Path(options.predictions), vectors, names)
+
+
+def refuse(options: EvaluateConfig, names: Iterable[str], reason: str) -> None:
+    """Refuse keys that do nothing for a run.
+
+    Args:
+        reason: what the run did that makes them useless.
+
+    Raises:
+        ValueError: names the first that has been given.
+    """
+    for name in names:
+        if (value := getattr(options, name)) != getattr(EvaluateConfig, name):
+            raise ValueError(f"{name}={value}: {options.run} {reason}; leave it out")
+
+
+def refuse_unused(options: EvaluateConfig) -> None:
+    """Refuse what has no meaning for vectors.
+
+    Raises:
+        ValueError: names the key.
+    """
+    refuse(options, ("method", "num_views", "num_parts", "num_neighbors"),
+           "learned vectors, which no evaluation predicts")
+    if options.device != "cpu":
+        refuse(options, ("device",), "learned vectors, which are read on the CPU")
+
+
+def check_evaluation(options: EvaluateConfig) -> None:
+    """Refuse what `predict` alone looks at, and vectors in a format that nothing writes.
+
+    Raises:
+        ValueError: names the key.
+    """
+    refuse(options, WANTED, "is evaluated, and `python -m pipeline.predict` alone looks at it")
+    if options.predictions is not None:
+        writer_of(Path(options.predictions))
+
+
+def check_wanted(options: EvaluateConfig) -> Tensor | None:
+    """Check what shall be saved, before any long work; returns the pairs whose cosines are asked for.
+
+    Raises:
+        ValueError: names the keys.
+    """
+    wanted = {name: value for name in ("pairs", "neighbors", "triples") if (value := getattr(options, name))}
+    if len(wanted) > 1:
+        raise ValueError(f"{' and '.join(f'{name}={value}' for name, value in wanted.items())}: give one of them")
+    if options.pairs is not None:
+        return read_pairs(Path(options.pairs))
+    if not wanted:
+        writer_of(Path(options.predictions))
+    return None
+
+
+def save_cosines(options: EvaluateConfig, pairs: Tensor | None, vectors: Tensor, names: list[str]) -> bool:
+    """Save the cosines of pairs or the nearest nodes of each, where they are asked for; returns whether.
+
+    Raises:
+        ValueError: pairs that name no nodes.
+    """
+    path = Path(options.predictions)
     if pairs is not None:
         check_pairs(pairs, len(names))
         unit = torch.from_numpy(unit_rows(vectors.numpy()))
@@ -101,8 +157,7 @@ def predict(options: EvaluateConfig) -> None:
         files.write_atomically(path, lambda file: torch.save(
             {"neighbors": nearest, "logits": cosines, "names": names}, file))
         log.info("%d nearest of each of %s nodes in %s", nearest.size(1), f"{len(names):,}", path)
-    else:
-        save(path, vectors, names)
+    return pairs is not None or options.neighbors > 0
 
 
 def find_nearest(vectors: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -139,19 +194,28 @@ def save(path: Path, vectors: Tensor, names: list[str]) -> None:
 
 
 def writer_of(path: Path) -> Callable[[IO[bytes], Tensor, list[str]], None]:
-    """Choose what writes a file.
+    """Choose what writes vectors to a file.
 
     Raises:
-        ValueError: nothing writes such, or it is not installed.
+        ValueError: see :func:`check_format`.
     """
-    if path.suffix not in WRITERS:
-        raise ValueError(f"predictions={path}: vectors are saved as one of {', '.join(WRITERS)}")
+    check_format(path, "vectors", WRITERS)
+    return WRITERS[path.suffix]
+
+
+def check_format(path: Path, what: str, formats: Iterable[str]) -> None:
+    """Check that a file can be written in the format that its name ends with.
+
+    Raises:
+        ValueError: it is none of the formats, or what writes it is not installed.
+    """
+    if path.suffix not in formats:
+        raise ValueError(f"predictions={path}: {what} are saved as one of {', '.join(formats)}")
     if path.suffix == ".parquet":
         try:
             import pyarrow  # noqa: F401
         except ImportError:
             raise ValueError(f"predictions={path} needs pyarrow: pip install -e .[parquet]") from None
-    return WRITERS[path.suffix]
 
 
 def _write_tensors(file: IO[bytes], vectors: Tensor, names: list[str]) -> None:

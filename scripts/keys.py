@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline import keys
+from pipeline.arguments import shorten
 from pipeline.cli import config_groups, format_entries
 from pipeline.config import MODEL_SCHEMAS, Config, EvaluateConfig, TuneConfig
 from pipeline.data.config import DATA_SCHEMAS
@@ -45,7 +46,7 @@ def write_page() -> str:
     sections.append(("`python -m pipeline.evaluate` and `python -m pipeline.predict`", EvaluateConfig,
                      keys.entries(EvaluateConfig())))
     sections.append(("`python -m pipeline.tune`", TuneConfig, keys.entries(TuneConfig())))
-    groups = [f"{group}={' | '.join(members)}" for group, members in config_groups().items()]
+    groups = [f"{group}={' | '.join(shorten(members))}" for group, members in config_groups().items()]
     lines = [INTRODUCTION, "```", *groups, "hydra/launcher=slurm (with -m)", "```"]
     for title, schema, entries in sections:
         lines += ["", f"## {title}", "", summarise(schema), "", "```", *format_entries(mark(entries)), "```"]

@@ -47,12 +47,14 @@ COMMANDS = [
                                 "deepwalk_blogcatalog, digits, line_blogcatalog, node2vec_blogcatalog, ogbg_molhiv, "
                                 "ogbg_molpcba, ogbg_ppa, ogbl_collab, ogbn_arxiv, ogbn_products, ogbn_proteins, "
                                 "ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide, proteins_labels, "
-                                "proteins_small, rotate_fb15k237; did you mean digits?"),
+                                "proteins_small, rotate_fb15k237, graphvite/NAME (42 of them); did you mean digits?"),
     (TRAIN, "+experiment=cora", "experiment=cora is unknown; choose one of complex_fb15k237, complex_math, "
                                 "deepwalk_blogcatalog, digits, line_blogcatalog, node2vec_blogcatalog, ogbg_molhiv, "
                                 "ogbg_molpcba, ogbg_ppa, ogbl_collab, ogbn_arxiv, ogbn_products, ogbn_proteins, "
                                 "ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide, proteins_labels, "
-                                "proteins_small, rotate_fb15k237"),
+                                "proteins_small, rotate_fb15k237, graphvite/NAME (42 of them)"),
+    (TRAIN, "experiment=graphvite/rotate_fb15k27", "experiment=graphvite/rotate_fb15k27 is unknown; choose one of <*>; "
+                                                   "did you mean graphvite/rotate_fb15k237?"),
     (TRAIN, "sweep=seed", "sweep=seed is unknown; choose one of search, seeds; did you mean seeds?"),
     (TRAIN, "-m partition=metis,radnom", "partition=radnom is unknown; choose one of metis, metis_random, random, "
                                          "whole; did you mean random?"),

@@ -1,9 +1,18 @@
-"""The short commands of docs/results.md are the long ones that its numbers were measured with."""
+"""The short commands of docs/results.md are the long ones that its numbers were measured with, and the baselines of
+GraphVite are what their heads say.
+"""
 
+import re
+from pathlib import Path
+
+import numpy as np
 import pytest
-from running import train
+from conftest import write_triples
+from running import ROOT, train
 
-from pipeline import keys
+from models.embedding.triples import MODELS
+from pipeline import effects, keys
+from pipeline.build import check
 
 YEAST = ["+experiment=ogbn_proteins", "data.folder=../shared/data/yeast", "data.node_features=log_sum",
          "evaluation=exact", "model.gradient_checkpointing=false"]
@@ -32,3 +41,81 @@ def test_both_commands_train_the_same_weights(name, configure, tmp_path, ogb_toy
     weights = [train(configure(*overrides, *small), tmp_path / str(i))["weights_sha256"]
                for i, overrides in enumerate(([f"+experiment={name}"], LONG[name]))]
     assert weights[0] == weights[1]
+
+
+FOLDER = ROOT / "conf" / "experiment" / "graphvite"
+BASELINES = sorted(path.stem for path in FOLDER.glob("[!_]*.yaml"))
+KNOWLEDGE = [name for name in BASELINES if "knowledge" in (FOLDER / f"{name}.yaml").read_text()
+             or "wikidata5m" in name]
+GRAPHS = [name for name in BASELINES if name not in KNOWLEDGE]
+
+
+def toy_of(name: str, folder: Path) -> list[str]:
+    """Data of a baseline that take no time."""
+    if name in KNOWLEDGE:
+        return [f"data.folder={write_triples(folder / 'triples')}"]
+    rng = np.random.default_rng(0)
+    rows = [(a, b) for a in range(40) for b in range(a) if rng.random() < (0.5 if a // 20 == b // 20 else 0.1)]
+    (folder / "edges.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in rows))
+    (folder / "labels.tsv").write_text("".join(f"{a} {'xy'[a // 20]}\n" for a in range(40)))
+    return [f"data.path={folder / 'edges.tsv'}", f"data.labels={folder / 'labels.tsv'}"]
+
+
+def head_of(name: str) -> str:
+    """What stands above the keys of a baseline, as one line."""
+    lines = (FOLDER / f"{name}.yaml").read_text().splitlines()
+    return " ".join(line.removeprefix("# ") for line in lines if line.startswith("#"))
+
+
+def test_every_baseline_of_graphvite_has_a_file():
+    sets = ("fb15k", "fb15k237", "wn18", "wn18rr", "wikidata5m")
+    assert KNOWLEDGE == sorted(f"{model}_{data}" for model in MODELS for data in sets) and len(KNOWLEDGE) == 30
+    walked = ("flickr", "friendster", "friendster_small", "hyperlink_pld", "youtube")
+    assert GRAPHS == sorted([*(f"{model}_{data}" for model in ("deepwalk", "line") for data in walked),
+                             "node2vec_youtube", "line_blogcatalog"])
+
+
+def test_baselines_are_what_their_heads_say(configure, tmp_path):
+    """The numbers of each file are those that its head tells of GraphVite's, translated as the shared files say."""
+    for name in BASELINES:
+        config, head = configure(f"+experiment=graphvite/{name}", *toy_of(name, tmp_path)), head_of(name)
+        trainer, train_ = config.trainer, config.train
+        assert config.name == f"graphvite_{name}" and trainer.model == name.partition("_")[0]
+        assert f"python -m pipeline.train +experiment=graphvite/{name} data." in head and "Published" in head
+        said = {key: float(value) for key, value in re.findall(r"\b(lr|margin|l3|temperature|lr x) ([\d.e-]*\d)", head)}
+        assert trainer.dim == int(re.search(r"(\d+) numbers", head)[1])
+        epochs = int(re.search(r"(\d+) (of its )?epochs", head)[1])
+        if name in GRAPHS:
+            assert train_.epochs == epochs / 2 == train_.eval_every and train_.lr == 0.025
+            assert trainer.augmentation_distance == int(re.search(r"up to (\d+) step", head)[1])
+            assert (trainer.p, trainer.q) == ((4, 2) if "p 4, q 2" in head else (1, 1))
+            continue
+        factor = 2 * trainer.batch_size if "SGD" in head else 16
+        assert trainer.optimizer == ("sgd" if "SGD" in head else "adam") and train_.epochs == epochs
+        assert train_.lr == pytest.approx(factor * said["lr"]) and trainer.temperature == said["temperature"]
+        assert trainer.relation_lr == said.get("lr x", 1)
+        assert (trainer.margin == said["margin"]) if "margin" in said else (trainer.l3 == said["l3"] > 0)
+        assert effects.explain_idle_keys(config) is None, name
+        check(config)
+
+
+def test_published_results_are_the_same_in_the_heads_and_on_the_page():
+    page = (ROOT / "docs" / "knowledge.md").read_text()
+    for model in MODELS:
+        (row,) = re.findall(rf"^\| `{model}` \|((?: [^|]*/[^|]* \|){{5}})$", page, re.MULTILINE)
+        cells = [cell.strip().split(" / ") for cell in row.strip("|").split("|")]
+        for data, cell in zip(("fb15k", "fb15k237", "wn18", "wn18rr", "wikidata5m"), cells, strict=True):
+            head = head_of(f"{model}_{data}")
+            assert f"MRR {cell[0]}, " in head and head.split(".yaml")[0].count(cell[1]) == 1, (model, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [KNOWLEDGE, GRAPHS], ids=["knowledge", "graphs"])
+def test_every_baseline_trains_at_toy_size(names, configure, tmp_path):
+    for name in names:
+        config = configure(f"+experiment=graphvite/{name}", *toy_of(name, tmp_path), "trainer.dim=16",
+                           "train.epochs=2", "train.eval_every=2",
+                           *(["trainer.holdout=0.2"] if "hyperlink" in name else []))
+        summary = train(config, tmp_path / name)
+        assert summary["experiment"] == f"graphvite_{name}" and summary["data_epochs"] == 2
+        assert 0 < summary["test"] <= 1 and summary["metric"] in ("mrr", "auc", "micro_f1")

@@ -9,8 +9,7 @@ from conftest import SHARED, needs_shared, write_triples
 from running import ROOT, finish, kill_after_rounds, shell, summary_of, train
 
 from models.embedding.triples import MODELS, TripleTables, first_rows
-from pipeline import build, build_knowledge, restore
-from pipeline.config import EvaluateConfig
+from pipeline import build, build_knowledge, effects
 from pipeline.data.arithmetic import read
 from pipeline.data.config import MathConfig
 from pipeline.run import checkpoint
@@ -25,6 +24,8 @@ TOY = ["trainer=knowledge", "data=math", "data.num_entities=60", "data.num_opera
 NEGATIVES = ["trainer.loss=negatives", "trainer.optimizer=adam", "train.lr=0.02"]
 ADAGRAD = ["trainer.loss=negatives", "trainer.optimizer=adagrad", "trainer.l3=0.001"]
 ALL = ["trainer.loss=one_vs_all", "trainer.n3=0.1"]
+SGD = ["trainer.loss=negatives", "trainer.optimizer=sgd", "train.lr=50", "trainer.init_scale=0.1",
+       "trainer.relation_lr=0.5"]
 ALL_ADAM = ["trainer.loss=one_vs_all", "trainer.optimizer=adam", "train.lr=0.01", "trainer.last_lr=0.1"]
 
 
@@ -131,6 +132,7 @@ def test_the_loss_of_one_vs_all_is_that_of_its_answers_one_by_one():
     ([*NEGATIVES, "trainer.model=quate", "train.epochs=20"], 0.4),
     ([*NEGATIVES, "trainer.model=simple", "train.epochs=20"], 0.5),
     ([*NEGATIVES, "trainer.model=distmult", "train.epochs=20"], 0.4),
+    ([*SGD, "trainer.model=complex", "train.epochs=20"], 0.2),
 ])
 def test_arithmetic_is_learned(overrides, at_least, configure, tmp_path):
     summary = train(configure(*TOY, *overrides, "train.eval_every=20", "trainer.per_relation=true"), tmp_path / "run")
@@ -141,8 +143,8 @@ def test_arithmetic_is_learned(overrides, at_least, configure, tmp_path):
     assert sum(name.startswith("mrr@*") for name in scores) > 3
 
 
-@pytest.mark.parametrize("overrides", [NEGATIVES, ADAGRAD, ALL, ALL_ADAM],
-                         ids=["sparse_adam", "sparse_adagrad", "adagrad", "adam"])
+@pytest.mark.parametrize("overrides", [NEGATIVES, ADAGRAD, ALL, ALL_ADAM, SGD],
+                         ids=["sparse_adam", "sparse_adagrad", "adagrad", "adam", "sgd"])
 def test_a_stop_in_the_middle_of_an_epoch_changes_no_bit(overrides, configure, tmp_path, monkeypatch):
     config = configure(*TOY, *overrides, "train.eval_every=2")
     whole = train(config, tmp_path / "whole")
@@ -189,14 +191,6 @@ def test_a_stop_in_an_evaluation_changes_no_bit(configure, tmp_path, monkeypatch
         assert resumed[key] == whole[key]
 
 
-def test_what_reads_other_vectors_says_that_it_does_not_read_these(configure, tmp_path):
-    train(configure(*TOY, *ALL, "train.epochs=1"), tmp_path / "run")
-    with pytest.raises(ValueError, match="learned vectors of triples .trainer=knowledge., which this command does not"):
-        restore.evaluate(EvaluateConfig(run=str(tmp_path / "run")))
-    best = torch.load(tmp_path / "run" / "checkpoints" / "best.pt", weights_only=True)["model"]
-    assert best["entities"].shape == (60, 40) and best["relations"].shape == (60, 40)
-
-
 @pytest.mark.slow
 def test_kill_9_changes_no_bit(configure, tmp_path):
     overrides = [*TOY, *NEGATIVES, "train.epochs=40"]
@@ -208,7 +202,8 @@ def test_kill_9_changes_no_bit(configure, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [NEGATIVES, ADAGRAD, ALL], ids=["sparse_adam", "sparse_adagrad", "adagrad"])
+@pytest.mark.parametrize("overrides", [NEGATIVES, ADAGRAD, ALL, SGD],
+                         ids=["sparse_adam", "sparse_adagrad", "adagrad", "sgd"])
 def test_two_ranks_train_what_one_process_trains(overrides, configure, tmp_path):
     # The ranks compare their tables after every step, and end the run where these differ.
     more = [*TOY, *overrides, "train.epochs=2", "parallel.check_every=1"]
@@ -255,6 +250,28 @@ def test_the_learning_rate_falls_and_a_sample_validates(configure, tmp_path):
     assert scores["valid"] != scores["mrr@valid"]
 
 
+@pytest.mark.parametrize("loss", ["negatives", "one_vs_all"])
+@pytest.mark.parametrize("fraction", [0.25, 1])
+def test_sgd_moves_by_the_gradient_and_relations_by_a_fraction_of_it(loss, fraction, configure, monkeypatch):
+    config = configure(*TOY, f"trainer.loss={loss}", "trainer.optimizer=sgd", f"trainer.relation_lr={fraction}",
+                       "train.lr=3", "trainer.init_scale=0.3")
+    kind, grads = OneVsAllSteps if loss == "one_vs_all" else NegativeSteps, []
+    backward = kind.backward
+
+    def keeping(self, tables, *args):
+        result = backward(self, tables, *args)
+        grads.append([table.grad.to_dense().clone() for table in tables.parameters()])
+        return result
+
+    monkeypatch.setattr(kind, "backward", keeping)
+    with build.build_trainer(config, build.open_graph(config).data, torch.device("cpu")) as trainer:
+        before = [table.clone() for table in trainer.weights().values()]
+        next(trainer.steps())
+        for table, old, grad, lr in zip(trainer.weights().values(), before, grads[0], (3, 3 * fraction), strict=True):
+            assert bool(grad.any())
+            torch.testing.assert_close(table, old - lr * grad)
+
+
 @pytest.mark.parametrize("overrides, message", [
     (["trainer.dim=41"], "trainer.dim=41 must be a multiple of 2 for trainer.model=complex.* set it to 42"),
     (["trainer.model=rotate", "trainer.loss=negatives", "trainer.dim=7"], "trainer.dim=7 must be a multiple of 2"),
@@ -284,6 +301,23 @@ def _sizes(config):
     from torch_geometric.data import Data
     return Data(num_nodes=config.data.num_entities, num_relations=5 * config.data.num_operands,
                 triple_ptr=torch.tensor([0, config.data.num_train, 0, 0]))
+
+
+@pytest.mark.parametrize("overrides, idle", [
+    (["trainer.margin=3", "trainer.num_negatives=7", "trainer.temperature=2", "trainer.chunk_size=9", "trainer.norm=2"],
+     ["trainer.norm=2 with trainer.model=complex", "trainer.chunk_size=9 with trainer.loss=one_vs_all",
+      "trainer.num_negatives=7 with trainer.loss=one_vs_all", "trainer.temperature=2.0 with trainer.loss=one_vs_all",
+      "trainer.margin=3.0 with trainer.model=complex"]),
+    (["trainer.loss=negatives", "trainer.model=rotate", "trainer.init_scale=1", "trainer.margin=3"],
+     ["trainer.init_scale=1.0 with trainer.model=rotate"]),
+    (["trainer.model=quate", "trainer.init_scale=1", "model.p=2"],
+     ["trainer.init_scale=1.0 with trainer.model=quate", "model.p=2.0 with model.aggr=softmax",
+      "model.p=2.0 with trainer.name=knowledge"]),
+    (["trainer.loss=negatives", "trainer.model=transe", "trainer.norm=2", "trainer.num_negatives=7"], []),
+    (["trainer.n3=0.1", "trainer.eval_sample=3", "trainer.batch_size=7", "trainer.dim=8"], [])])
+def test_keys_that_do_nothing_are_named(overrides, idle, configure):
+    said = effects.explain_idle_keys(configure("trainer=knowledge", "data=math", *overrides))
+    assert sorted((said or "").removeprefix("without effect: ").split(", ")) == (sorted(idle) or [""])
 
 
 def test_an_experiment_with_another_trainer_names_whose_key_it_sets():

@@ -20,6 +20,7 @@ from pipeline.config import EvaluateConfig
 from pipeline.data import edges
 from pipeline.data.config import EdgesConfig
 from pipeline.data.node_names import unpack_names
+from pipeline.effects import explain_idle_keys
 from pipeline.prepare import fill_caches
 from pipeline.probe import LabelProbe, LinkProbe
 from pipeline.run import checkpoint
@@ -80,6 +81,20 @@ def test_episodes_have_walks_of_their_own(small, configure):
 def test_components_are_refused(name, small, configure):
     with pytest.raises(ValueError, match=f"data.{name}: trainer=node_embedding trains on all of the data"):
         configure(*small, f"data.{name}")
+
+
+@pytest.mark.parametrize("overrides, idle", [
+    (["trainer.model=spectral", "trainer.num_negatives=7", "trainer.p=2"],
+     ["trainer.p=2.0 with trainer.model=spectral", "trainer.num_negatives=7 with trainer.model=spectral"]),
+    (["trainer.model=line", "trainer.walk_length=9", "trainer.order=1"],
+     ["trainer.walk_length=9 with trainer.model=line"]),
+    (["trainer.metric=auc", "trainer.num_draws=9", "trainer.portions=[0.2]", "trainer.holdout=0.1"],
+     ["trainer.portions=[0.2] with trainer.metric=auc", "trainer.num_draws=9 with trainer.metric=auc"]),
+    (["trainer.metric=micro_f1", "trainer.holdout=0.1"], ["trainer.holdout=0.1 with trainer.metric=micro_f1"]),
+    (["trainer.optimizer=adam", "trainer.num_draws=9", "trainer.portions=[0.2]", "train.patience=3"], [])])
+def test_keys_that_do_nothing_are_named(overrides, idle, configure):
+    said = explain_idle_keys(configure("trainer=node_embedding", "data=edges", "data.path=x", *overrides))
+    assert (said or "").removeprefix("without effect: ") == ", ".join(idle)
 
 
 def test_prepare_keeps_the_graph(small, configure, tmp_path):

@@ -59,7 +59,8 @@ def read(config: TriplesConfig) -> Data:
     """
     source = _source(Path(config.folder))
     log.info("triples: reading %s", source)
-    tables = {split: _parse(content, f"{source}/{name}") for split, (name, content) in _read_files(source).items()}
+    tables = {split: parse_triples(content, f"{source}/{name}")
+              for split, (name, content) in _read_files(source).items()}
     names = pd.concat([table[column] for table in tables.values() for column in ("head", "tail")], ignore_index=True)
     numbers, entities = number_names(names)
     kinds, relations = number_names(pd.concat([table["relation"] for table in tables.values()], ignore_index=True))
@@ -144,8 +145,18 @@ def _unzip(content: bytes, name: str) -> bytes:
         raise ValueError(f"{name} is damaged: {error}") from None
 
 
-def _parse(content: bytes, name: str) -> pd.DataFrame:
-    """Read three columns of texts, separated by tabs, commas or blanks as the first line is."""
+def parse_triples(content: bytes, name: str) -> pd.DataFrame:
+    """Read three columns of texts, separated by tabs, commas or blanks as the first line is.
+
+    Args:
+        name: of the file, for messages.
+
+    Returns:
+        Columns ``head``, ``relation`` and ``tail``; the index holds the numbers of the lines, from 0.
+
+    Raises:
+        ValueError: it is empty, or a line has other than three columns; the message names it.
+    """
     first = next((line for line in io.BytesIO(content) if line.strip()), b"").decode(errors="replace").strip()
     if not first:
         raise ValueError(f"{name} holds no triples")

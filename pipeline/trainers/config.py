@@ -84,8 +84,9 @@ class KnowledgeConfig(TrainerConfig):
                     "quaternions, or pairs of simple", minimum=0)
     l3: float = key(0.0, "the same of their real numbers, as in GraphVite", minimum=0)
     init_scale: float = key(0.001, "of distmult, complex and simple: standard deviation of the first values", above=0)
-    optimizer: str = key("adagrad", "of the vectors; of negatives the moments of other rows rest",
-                         choices=("adagrad", "adam"))
+    optimizer: str = key("adagrad", "of the vectors: adagrad and adam keep moments; of negatives those of other rows "
+                         "rest", choices=("adagrad", "adam", "sgd"))
+    relation_lr: float = key(1.0, "the learning rate of relations is this fraction of that of entities", minimum=0)
     last_lr: float = key(1.0, "the learning rate goes linearly from train.lr to this fraction of it", minimum=0)
     eval_sample: int = key(0, "validation triples that are ranked, always the same ones; the test is ranked whole; 0: "
                            "all", minimum=0)

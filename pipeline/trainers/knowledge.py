@@ -40,7 +40,8 @@ class KnowledgeTrainer:
 
     Args:
         steps: batches and losses.
-        optimizer: of the tables; its learning rate is set at every step.
+        optimizer: of the tables; its learning rate is set at every step, of groups with an ``lr_factor`` to that
+            fraction.
         num_epochs: rounds.
         lr: learning rate at the beginning; it falls linearly.
         last_lr: fraction of it at the end.
@@ -100,7 +101,7 @@ class KnowledgeTrainer:
             synced += time.perf_counter() - began
             num_triples += count
             for group in self.optimizer.param_groups:
-                group["lr"] = progress.lr
+                group["lr"] = progress.lr * group.get("lr_factor", 1.0)
             with torch.sparse.check_sparse_tensor_invariants(False):  # as it is without, but then torch warns
                 self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +17,7 @@ from models.embedding.skipgram import Block, Negatives, Options, Table
 from pipeline.graph.blocks import NodeParts, orthogonal_rounds, tied_rounds
 from pipeline.graph.walks import Pairs, WalkSampler, collect_pairs
 from pipeline.run import pulse, seeds
+from pipeline.run.errors import Stopped
 from pipeline.run.ranks import Ranks
 from pipeline.run.stop import StopRequest
 from pipeline.run.storage import MemoryStorage
@@ -261,11 +263,20 @@ class NodeEmbeddingTrainer:
         return self._finished[1]
 
     def evaluate(self) -> dict[str, float] | None:
-        """Compute the metrics, the same on all ranks; none if they are not due."""
+        """Compute the metrics, the same on all ranks; none if they are not due.
+
+        Raises:
+            Stopped: on all ranks, if the first of them was asked to stop.
+        """
         progress, scores = self.progress, None
         if self.plan.is_evaluation_due(progress.round):
             pulse.beat(f"evaluating episode {progress.round + 1}", pulse.State.LONG)
-            scores = self._ranks.broadcast(self.score(self.embedding().numpy()) if self._ranks.is_first else None)
+            try:
+                scores = self.score(self.embedding().numpy()) if self._ranks.is_first else None
+            except Stopped:
+                pass  # the others wait to be told
+            if (scores := self._ranks.broadcast(scores)) is None:
+                raise Stopped(self._stop.signum or signal.SIGTERM)
         progress.round += 1
         progress.epochs = self.plan.epochs_after(progress.round)
         progress.begin_round()
