@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pipeline.arguments import Parser, check_output
 from scripts.report import figures, find_runs
+from scripts.report.layout_figure import draw_layout
 from scripts.report.runs import AXES
 from scripts.report.sweep import summary_of_sweep
 from scripts.report.watch import choose_output, watch, write_page
@@ -28,11 +29,17 @@ def main() -> None:
         text, warnings = summary_of_sweep(runs, left_out) if len(runs) > 1 or left_out else ("", [])
         for line in warnings + [f"{run.folder}: {problem}" for run in runs for problem in run.problems]:
             print(line, file=sys.stderr)
+        layout, problem = runs[0].layout if len(runs) == 1 else (None, "")
+        if problem:
+            print(problem, file=sys.stderr)
         if text:
             print(text, end="\n\n")
         write_page(output, runs, left_out)
         if options.figure is not None:
-            figures.save(figures.overlay(runs, options.against)[0], options.figure)
+            if problem and not options.against:
+                raise ValueError(f"--figure: {problem}")
+            drawn = draw_layout(layout) if layout and not options.against else figures.overlay(runs, options.against)[0]
+            figures.save(drawn, options.figure)
     except ImportError as error:
         sys.exit(f"error: the report draws with Plotly and matplotlib ({error}): pip install -e .[report]")
     except (ValueError, OSError) as error:
@@ -52,9 +59,9 @@ def _options() -> Namespace:
     parser.add_argument("--every", type=float, default=10.0, metavar="SECONDS",
                         help="between two pages of --watch; 10")
     parser.add_argument("--figure", type=Path, metavar="FILE",
-                        help="also write the overlaid curves alone, as .svg or .png")
-    parser.add_argument("--against", nargs="+", choices=AXES, metavar="AXIS", default=list(AXES),
-                        help=f"columns of that figure, of {', '.join(AXES)}; all if not given")
+                        help="also write the overlaid curves alone, as .svg or .png; of a run that left a layout the "
+                             "layout, unless --against is given")
+    parser.add_argument("--against", nargs="+", choices=AXES, metavar="AXIS", help=f"columns of that figure, of {', '.join(AXES)}; all if not given")
     options = parser.parse_args()
     if not options.every >= 1:
         parser.error("--every must be at least 1 second")
