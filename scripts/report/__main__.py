@@ -61,7 +61,8 @@ def _options() -> Namespace:
     parser.add_argument("--figure", type=Path, metavar="FILE",
                         help="also write the overlaid curves alone, as .svg or .png; of a run that left a layout the "
                              "layout, unless --against is given")
-    parser.add_argument("--against", nargs="+", choices=AXES, metavar="AXIS", help=f"columns of that figure, of {', '.join(AXES)}; all if not given")
+    parser.add_argument("--against", nargs="+", choices=AXES, metavar="AXIS",
+                        help=f"columns of that figure, of {', '.join(AXES)}; all if not given")
     options = parser.parse_args()
     if not options.every >= 1:
         parser.error("--every must be at least 1 second")

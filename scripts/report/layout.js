@@ -57,8 +57,9 @@ const layoutMap = (() => {
     Object.assign(map.view, view);
     map.view.zoom = clamp(map.view.zoom, 1, MOST);
     // What is in the middle stays within the points; the whole stays in the middle.
+    const share = Math.min(1, 2 - 2 / map.view.zoom);
     for (const [axis, far] of [["x", reach[0]], ["y", reach[1]]])
-      map.view[axis] = clamp(map.view[axis], -far * (1 - 1 / map.view.zoom), far * (1 - 1 / map.view.zoom));
+      map.view[axis] = clamp(map.view[axis], -far * share, far * share);
     picture.style.touchAction = map.view.zoom > 1 ? "none" : "pan-y";
     document.getElementById("layout-out").disabled = map.view.zoom <= 1;
     change();

@@ -71,8 +71,9 @@ def read_layout(folder: Path) -> Layout:
         raise ValueError(f"{path} does not exist. A run of trainer=layout writes it when it ends: continue the run")
     parts = _read_parts(path)
     for name, (kind, dimensions, expected) in PARTS.items():
-        if parts[name].dtype.kind not in kind or parts[name].ndim != dimensions:
-            raise ValueError(f"{path}: {name} is {parts[name].dtype} {list(parts[name].shape)}, not {expected}. {AGAIN}")
+        part = parts[name]
+        if part.dtype.kind not in kind or part.ndim != dimensions:
+            raise ValueError(f"{path}: {name} is {part.dtype} {list(part.shape)}, not {expected}. {AGAIN}")
     position, num_points = parts["position"].astype(np.float64), len(parts["position"])
     if position.shape[1] not in (2, 3) or not num_points:
         raise ValueError(f"{path}: position is {list(position.shape)}, not [num_points, 2 or 3] with a point. {AGAIN}")
@@ -95,13 +96,18 @@ def read_layout(folder: Path) -> Layout:
 
 def _read_parts(path: Path) -> dict[str, np.ndarray]:
     try:
+        with files.naming(path, "read"), open(path, "rb") as file:
+            if not zipfile.is_zipfile(file):
+                file.seek(0)
+                raise ValueError("it is cut off" if file.read(2) == b"PK" else "it is not an archive of NumPy arrays")
         with files.naming(path, "read"), np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("it is a single array, not an archive of several")
             missing = [name for name in PARTS if name not in archive.files]
             if missing:
                 raise ValueError(f"it lacks {', '.join(missing)}")
-            return {name: archive[name] for name in PARTS}
+            parts = {name: archive[name] for name in PARTS}
+            if wrong := [name for name, part in parts.items() if not isinstance(part, np.ndarray)]:
+                raise ValueError(f"{', '.join(wrong)} is no NumPy array")
+            return parts
     except (ValueError, EOFError, KeyError, TypeError, AttributeError, SyntaxError, NotImplementedError,
             zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged or no layout: {' '.join(str(error).split())}. {AGAIN}") from None

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-# The first six are Okabe and Ito's. Each further one lies farthest from those before it and from grey, by the distance in
-# OKLab (https://bottosson.github.io/posts/oklab) to normal and to red-green blind eyes.
+# The first six are Okabe and Ito's. Each further one lies farthest from those before it and from grey, by the distance
+# in OKLab (https://bottosson.github.io/posts/oklab) to normal and to red-green blind eyes.
 DISTINCT = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#84076f", "#5e4b0c", "#9754ed", "#4ed847",
     "#3c27c0", "#a20321", "#ed75fe", "#93c69d", "#d41972", "#827a03", "#845c96", "#176c5f", "#f19f91", "#b931b3")

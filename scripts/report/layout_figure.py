@@ -1,4 +1,4 @@
-"""The still picture of a layout, for a README or a paper, which no browser draws: by matplotlib, in the page's colours."""
+"""The still picture of a layout, for a README or a paper, by matplotlib and in the page's colours."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The section of a page that shows a layout: what a reader can do with it, and the points in as few letters as can be."""
+"""The section of a page that shows a layout, and the points in as few letters as can be."""
 
 import base64
 import json
@@ -22,25 +22,25 @@ def layout_section(layout: Layout) -> str:
     told = count(len(layout.names), "point")
     if classes := legend_order(layout.counts()):
         told += f" in {count(len(classes), 'class', 'classes')}"
-    turn = ('<button type="button" class="toggle" id="layout-turn" aria-pressed="false" title="Drag turns instead of '
-            'moving">Turn</button>' if layout.dimensions == 3 else "")
+    turn = _button("turn", "Turn", "Turn by dragging, instead of moving", ' aria-pressed="false"') \
+        if layout.dimensions == 3 else ""
     help = HELP + (TURNING if turn else "")
     kind = f"layout card{'' if _entries(layout) else ' plain'}{' many' if len(classes) > 24 else ''}"
     return (
         f'<div class="{kind}" id="layout-card"><div class="toolbar">'
         '<div class="finding"><input type="search" id="layout-search" placeholder="Search names" '
         'aria-label="Search names; Enter goes to the next match" autocomplete="off" spellcheck="false">'
-        '<button type="button" class="toggle" id="layout-previous" aria-label="Previous match" disabled>&lsaquo;</button>'
-        '<button type="button" class="toggle" id="layout-next" aria-label="Next match" disabled>&rsaquo;</button>'
+        f'{_button("previous", "&lsaquo;", "Previous match", " disabled")}'
+        f'{_button("next", "&rsaquo;", "Next match", " disabled")}'
         '<output id="layout-found" for="layout-search"></output></div><div class="looking">'
-        '<button type="button" class="toggle" id="layout-in" aria-label="Zoom in">+</button>'
-        '<button type="button" class="toggle" id="layout-out" aria-label="Zoom out">&minus;</button>'
-        f'<button type="button" class="toggle" id="layout-whole">Whole</button>{turn}</div></div>'
+        f'{_button("in", "+", "Zoom in")}{_button("out", "&minus;", "Zoom out")}'
+        f'{_button("whole", "Whole", "Show the whole")}{turn}</div></div>'
         '<div class="map"><div class="picture" id="layout-picture" tabindex="0" role="application" '
         f'aria-label="{escape(layout.title)}: a map of {escape(told)}" aria-describedby="layout-help">'
         '<canvas id="layout-canvas"></canvas><div class="ring" id="layout-ring" hidden></div>'
         '<div class="tip" id="layout-tip" hidden><bdi class="name"></bdi><bdi class="class"></bdi></div></div>'
-        f'{_legend(layout)}</div><p class="note" id="layout-help">{escape(f"{layout.title}: {told}. {help}")}</p></div>')
+        f'{_legend(layout)}</div>'
+        f'<p class="note" id="layout-help">{escape(f"{layout.title}: {told}. {help}")}</p></div>')
 
 
 def layout_data(layout: Layout) -> str:
@@ -64,6 +64,11 @@ def layout_data(layout: Layout) -> str:
     }, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
+def _button(name: str, face: str, label: str, state: str = "") -> str:
+    return (f'<button type="button" class="toggle" id="layout-{name}" aria-label="{label}" title="{label}"{state}>'
+            f"{face}</button>")
+
+
 def _packed(content: bytes) -> str:
     return base64.b64encode(zlib.compress(content, 9)).decode()
 
@@ -81,8 +86,9 @@ def _legend(layout: Layout) -> str:
     if not entries:
         return ""
     items = "".join(
-        f'<li><button type="button" class="of-class" data-label="{label}" aria-pressed="true" title="{escape(name[:200])}'
-        f'&#10;{HINT}"><i></i><bdi>{escape(name)}</bdi><span class="number">{number:,}</span></button></li>'
+        f'<li><button type="button" class="of-class" data-label="{label}" aria-pressed="true" '
+        f'title="{escape(name[:200])}&#10;{HINT}"><i></i><bdi>{escape(name)}</bdi>'
+        f'<span class="number">{number:,}</span></button></li>'
         for label, name, number in entries)
     number = count(len(legend_order(layout.counts())), "class", "classes")
     return (f'<div class="classes"><div class="above"><span class="note">{number}</span><button type="button" '
