@@ -181,12 +181,16 @@ def test_extreme_positions_are_drawn(tmp_path, position):
     figures.save(draw_layout(read_layout(folder)), tmp_path / "figure.png")
 
 
-def test_a_run_that_goes_on_is_not_blamed_for_its_missing_layout(tmp_path):
+def test_a_run_that_goes_on_is_not_blamed_for_its_missing_layout(tmp_path, monkeypatch):
     folder = write_layout(tmp_path / "run")
     (folder / "layout.npz").unlink()
     (folder / "summary.json").unlink()
     assert report.read_run(folder).layout == (None, "")
     assert report.read_run(write_run(tmp_path / "other", [0.5])).layout == (None, "")
+    # Its curves are not written in place of what was asked for.
+    with pytest.raises(SystemExit, match="no layout yet: it is written when the run ends. For its curves add"):
+        run_report(monkeypatch, folder, "--figure", tmp_path / "figure.png")
+    run_report(monkeypatch, folder, "--figure", tmp_path / "figure.png", "--against", "step")
 
 
 def test_the_figure_draws_the_points_in_the_colours_of_the_page(tmp_path, monkeypatch):

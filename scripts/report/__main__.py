@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.arguments import Parser, check_output
 from scripts.report import figures, find_runs
 from scripts.report.layout_figure import draw_layout
-from scripts.report.runs import AXES
+from scripts.report.runs import AXES, Run
 from scripts.report.sweep import summary_of_sweep
 from scripts.report.watch import choose_output, watch, write_page
 
@@ -29,17 +29,13 @@ def main() -> None:
         text, warnings = summary_of_sweep(runs, left_out) if len(runs) > 1 or left_out else ("", [])
         for line in warnings + [f"{run.folder}: {problem}" for run in runs for problem in run.problems]:
             print(line, file=sys.stderr)
-        layout, problem = runs[0].layout if len(runs) == 1 else (None, "")
-        if problem:
+        if len(runs) == 1 and (problem := runs[0].layout[1]):
             print(problem, file=sys.stderr)
         if text:
             print(text, end="\n\n")
         write_page(output, runs, left_out)
         if options.figure is not None:
-            if problem and not options.against:
-                raise ValueError(f"--figure: {problem}")
-            drawn = draw_layout(layout) if layout and not options.against else figures.overlay(runs, options.against)[0]
-            figures.save(drawn, options.figure)
+            figures.save(_figure(runs, options.against), options.figure)
     except ImportError as error:
         sys.exit(f"error: the report draws with Plotly and matplotlib ({error}): pip install -e .[report]")
     except (ValueError, OSError) as error:
@@ -47,6 +43,17 @@ def main() -> None:
     if options.figure is not None:
         print(options.figure)
     print(output)
+
+
+def _figure(runs: list[Run], against: list[str] | None):
+    """Draw what --figure writes: the layout of a run that left one, else curves, which --against asks for by name."""
+    layout, problem = runs[0].layout if len(runs) == 1 else (None, "")
+    if against or len(runs) > 1 or not (layout or problem or runs[0].makes_layout):
+        return figures.overlay(runs, against)[0]
+    if layout is None:
+        waits = f"{runs[0].folder} has no layout yet: it is written when the run ends"
+        raise ValueError(f"--figure: {problem or waits}. For its curves add --against {' '.join(AXES)}")
+    return draw_layout(layout)
 
 
 def _options() -> Namespace:

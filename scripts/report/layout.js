@@ -190,12 +190,17 @@ const layoutMap = (() => {
     const { clientWidth: width, clientHeight: height } = picture;
     ring.hidden = tip.hidden = left < 0 || top < 0 || left > width || top > height;
     const name = map.points.names[i];
-    tip.children[0].textContent = name.length > 300 ? `${[...name.slice(0, 300)].join("")}\u2026` : name;
+    tip.children[0].textContent = shortened(name);
     tip.children[1].textContent = className(i);
     ring.style.translate = `${left}px ${top}px`;
     const aside = left + 14 + tip.offsetWidth > width ? left - 14 - tip.offsetWidth : left + 14;
     const below = top + 14 + tip.offsetHeight > height ? top - 14 - tip.offsetHeight : top + 14;
-    tip.style.translate = `${clamp(aside, 4, Math.max(4, width - tip.offsetWidth - 4))}px ${clamp(below, 4, Math.max(4, height - tip.offsetHeight - 4))}px`;
+    const within = (value, free) => `${clamp(value, 4, Math.max(4, free - 4))}px`;
+    tip.style.translate = `${within(aside, width - tip.offsetWidth)} ${within(below, height - tip.offsetHeight)}`;
+  }
+
+  function shortened(name) {
+    return name.length > 300 ? `${[...name].slice(0, 300).join("")}\u2026` : name;
   }
 
   function className(i) {
@@ -234,5 +239,6 @@ const layoutMap = (() => {
 
   // Once the scripts that follow have begun to listen.
   setTimeout(start);
-  return Object.assign(map, { spec, picture, place, spot, look, zoom, whole, turn, change, hold, near, className, accepts });
+  const moves = { look, zoom, whole, turn, change, hold };
+  return Object.assign(map, { spec, picture, ...moves, place, spot, near, accepts, shortened, className });
 })();

@@ -104,7 +104,7 @@ document.addEventListener("layoutready", () => {
     map.look({ x: points.x[i], y: points.y[i], zoom: Math.max(map.view.zoom, 6) });
     map.hold(i);
     tell(true);
-    const told = [points.names[i].slice(0, 300), map.className(i), found.textContent].filter(Boolean);
+    const told = [map.shortened(points.names[i]), map.className(i), found.textContent].filter(Boolean);
     document.getElementById("announce").textContent = told.join(", ");
   }
 

@@ -126,14 +126,18 @@ class Run:
                 before = record["wall_seconds"]
         return found
 
+    @property
+    def makes_layout(self) -> bool:
+        """Whether the run is to leave a layout when it ends."""
+        return self.config.get("trainer.name", self.config.get("trainer")) == "layout"
+
     @functools.cached_property
     def layout(self) -> tuple[Layout | None, str]:
         """The layout, if the run left one, and what is wrong with it. Read when it is first asked for: the page of a
         sweep shows none.
         """
-        wanted = self.config.get("trainer.name", self.config.get("trainer")) == "layout"
         try:
-            if files.is_there(self.folder / NAME) or wanted and self.state.kind == "finished":
+            if files.is_there(self.folder / NAME) or self.makes_layout and self.state.kind == "finished":
                 return read_layout(self.folder), ""
         except (ValueError, OSError) as error:
             return None, str(error)
