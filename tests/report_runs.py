@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import yaml
 
 
@@ -54,3 +55,29 @@ def components(sizes: list[int]) -> dict:
     return {"num_components": len(sizes), "num_single_nodes": sizes.count(1),
             "largest": [{"num_nodes": size, "num_edges": 2 * size, "num_labelled": size, "num_train": size}
                         for size in sizes]}
+
+
+def write_layout(folder: Path, **parts) -> Path:
+    """Write a run that left a layout: four points of two classes, if not told otherwise; a part that is None is left
+    out.
+    """
+    write_run(folder, [0.5, 0.6])
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"trainer": {"name": "layout"}}))
+    parts = {"position": np.array([[0, 0], [1, 0], [0, 1], [4, 2]], np.float32), "names": np.array(list("abcd")),
+             "labels": np.array([0, 1, 1, -1]), "label_names": np.array(["left", "right"]), "title": np.array("toy"),
+             **parts}
+    np.savez(folder / "layout.npz", **{name: part for name, part in parts.items() if part is not None})
+    return folder
+
+
+def many_points(num_points: int, num_classes: int, *, dimensions: int = 2) -> dict:
+    """Parts of a layout: classes lie on a ring, the larger the lower their number, the last tenth of none."""
+    rng = np.random.default_rng(0)
+    labels = np.floor(num_classes * rng.random(num_points)**2).astype(np.int64)
+    around = 2 * np.pi * labels / num_classes
+    centre = 8 * np.stack([np.cos(around), np.sin(around), 0 * around], 1)[:, :dimensions]
+    labels[-(num_points // 10):] = -1
+    return {"position": (centre + rng.standard_normal((num_points, dimensions))).astype(np.float32),
+            "names": np.array([f"package-{i}" for i in range(num_points)]), "labels": labels,
+            "label_names": np.array([f"section {i}" for i in range(num_classes)]), "title": np.array("many")}

@@ -15,7 +15,7 @@ from pipeline.training import run
 from scripts import report
 from scripts.report import charts, runs as report_runs
 
-VOID = ("meta", "br")
+VOID = ("meta", "br", "input")
 LOCAL = ("href", "src", "srcset", "data", "action", "poster", "background")
 
 

@@ -212,6 +212,18 @@ def test_the_figure_draws_the_records(tmp_path):
     assert figure.axes[3].lines[0].get_xydata().tolist() == [[2, 0.9]] and len(figure.axes[3].lines) == 1
 
 
+def test_long_labels_stay_within_a_figure_of_one_column(tmp_path):
+    runs = [report.read_run(write_run(tmp_path / str(i), [0.5, 0.6], data=f"{'a rather long name ' * 4}{i}"))
+            for i in range(9)]
+    figure, _ = figures.overlay(runs, ["step"])
+    figures.save(figure, tmp_path / "figure.png")
+    legend, whole = figure.legends[0].get_window_extent(), figure.bbox
+    assert whole.x0 <= legend.x0 and legend.x1 <= whole.x1 and legend.y1 <= whole.y1
+    assert figure.axes[0].get_window_extent().y1 < legend.y0 + 5 and figure.axes[0].get_window_extent().height > 150
+    words = [" ".join(text.get_text().split()) for text in figure.legends[0].get_texts()]
+    assert words[8] == f"source {'a rather long name ' * 4}8"
+
+
 def test_seeds_give_what_the_leaderboard_asks_for(tmp_path):
     best = [0.81, 0.84, 0.8]
     folders = [write_run(tmp_path / str(seed), [0.5, value], seed=seed) for seed, value in enumerate(best)]

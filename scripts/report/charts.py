@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from pipeline.names import LOWER_IS_BETTER, merit
 from scripts.report.elements import NUM_COLOURS, escape, paragraph, swatch
+from scripts.report.layout import Layout
 from scripts.report.runs import AXES, Run
 from scripts.report.words import SPLITS, duration, metric_name, score
 
@@ -46,12 +47,14 @@ class Figures:
         xs: horizontal positions that traces share: epochs, steps and seconds.
         num_points: of a curve.
         axes: names of the horizontal positions.
+        layout: drawn as well, by scripts and styles of its own.
     """
 
     num_points: int = 1000
     axes: dict[str, str] = field(default_factory=lambda: dict(AXES))
     charts: list[dict] = field(default_factory=list)
     xs: dict[str, dict[str, list]] = field(default_factory=dict)
+    layout: Layout | None = None
 
     def add(self, title: str, traces: list[dict], layout: dict, *, label: str, note: str = "", legend: str = "",
             marks: list[dict] | None = None) -> str:

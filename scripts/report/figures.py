@@ -1,6 +1,7 @@
 """A figure for a README or a paper, which no browser draws: the overlaid curves of several runs, by matplotlib."""
 
 import statistics
+import textwrap
 from pathlib import Path
 
 from pipeline.names import LOWER_IS_BETTER
@@ -127,7 +128,12 @@ def _legend(figure, shown: list[tuple[str, list[Run]]]) -> None:
         entries.append(Line2D([], [], color=COLOURS[i % len(COLOURS)], linestyle="-" if i < len(COLOURS) else "--",
                               label=label))
     # Inches of a line and of a letter at the default size, so that long labels take more rows instead of leaving the
-    # figure.
+    # figure, and go on in another line if they are longer than it is wide.
     widest = 0.7 + 0.09 * max(len(entry.get_label()) for entry in entries)
     columns = max(1, min(len(entries), int(figure.get_figwidth() / widest)))
+    if columns == 1:
+        for entry in entries:
+            entry.set_label(textwrap.fill(entry.get_label(), max(10, int((figure.get_figwidth() - 0.7) / 0.09))))
+        lines = sum(entry.get_label().count("\n") + 1 for entry in entries)
+        figure.set_figheight(figure.get_figheight() + 0.2 * lines)
     figure.legend(handles=entries, loc="outside upper center", ncols=columns, frameon=False)

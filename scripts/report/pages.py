@@ -8,8 +8,10 @@ from scripts.report import single
 from scripts.report.charts import Figures, Line, points_for
 from scripts.report.comparison import compare
 from scripts.report.elements import escape
+from scripts.report.layout_section import layout_data
 from scripts.report.runs import Run, groups
 
+LAYOUT_SCRIPTS = ("layout_points.js", "layout_raster.js", "layout.js", "layout_gestures.js", "layout_choices.js")
 FOLDER = Path(__file__).resolve().parent
 
 
@@ -45,7 +47,10 @@ def _document(title: str, body: str, figures: Figures, live: float) -> str:
     """Put the parts together. The policy lets these scripts run and no other, and nothing be loaded."""
     from plotly.offline import get_plotlyjs
 
-    scripts = [get_plotlyjs(), *((FOLDER / name).read_text() for name in ("charts.js", "page.js"))]
+    names = ("charts.js", "page.js", *(LAYOUT_SCRIPTS if figures.layout else ()))
+    scripts = [get_plotlyjs(), *((FOLDER / name).read_text() for name in names)]
+    styles = [(FOLDER / name).read_text() for name in ("page.css", *(("layout.css",) if figures.layout else ()))]
+    data = {"charts": figures.data(), **({"layout-data": layout_data(figures.layout)} if figures.layout else {})}
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
                       for script in scripts)
     policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
@@ -54,8 +59,8 @@ def _document(title: str, body: str, figures: Figures, live: float) -> str:
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title>{reload}'
-            f"<style>{(FOLDER / 'page.css').read_text()}</style></head><body>{body}"
+            f"<style>{''.join(styles)}</style></head><body>{body}"
             '<noscript><p class="warning">The charts need JavaScript; the tables do not.</p></noscript>'
             '<p id="announce" class="unseen" aria-live="polite"></p>'
-            f'<script type="application/json" id="charts">{figures.data()}</script>'
-            f"{''.join(f'<script>{script}</script>' for script in scripts)}</body></html>")
+            + "".join(f'<script type="application/json" id="{name}">{text}</script>' for name, text in data.items())
+            + "".join(f"<script>{script}</script>" for script in scripts) + "</body></html>")

@@ -13,6 +13,7 @@ from pipeline.effects import keys_without_effect
 from pipeline.names import merit
 from pipeline.run import files
 from pipeline.run.log import read_records
+from scripts.report.layout import NAME, Layout, read_layout
 from scripts.report.states import State, is_going_on, last_error, state_of
 from scripts.report.words import setting
 
@@ -124,6 +125,23 @@ class Run:
                               "evaluate": max(record["wall_seconds"] - before - record["seconds"], 0.0)})
                 before = record["wall_seconds"]
         return found
+
+    @property
+    def makes_layout(self) -> bool:
+        """Whether the run is to leave a layout when it ends."""
+        return self.config.get("trainer.name", self.config.get("trainer")) == "layout"
+
+    @functools.cached_property
+    def layout(self) -> tuple[Layout | None, str]:
+        """The layout, if the run left one, and what is wrong with it. Read when it is first asked for: the page of a
+        sweep shows none.
+        """
+        try:
+            if files.is_there(self.folder / NAME) or self.makes_layout and self.state.kind == "finished":
+                return read_layout(self.folder), ""
+        except (ValueError, OSError) as error:
+            return None, str(error)
+        return None, ""
 
     def best(self) -> float | None:
         """The best validation metric."""

@@ -3,6 +3,7 @@
 from scripts.report import charts, words
 from scripts.report.charts import Figures, Line
 from scripts.report.elements import Cell, Column, code, copyable, escape, facts, number, paragraph, table, text, tiles
+from scripts.report.layout_section import layout_section
 from scripts.report.runs import AXES, Run
 from scripts.report.states import State
 
@@ -14,8 +15,10 @@ def describe(run: Run, figures: Figures) -> tuple[str, list[Section]]:
     """Describe a run: a title, and sections of which the first stands above the others."""
     if run.settings["num_ranks"] == 1:
         figures.axes = {"epochs": "epochs", "step": "optimizer steps", "wall_seconds": AXES["wall_seconds"]}
+    figures.layout, problem = run.layout
     return run.name, [
-        ("", "", _state(run) + warnings(run.problems) + _tiles(run) + _command(run)),
+        ("", "", _state(run) + warnings([*run.problems, *filter(None, [problem])]) + _tiles(run) + _command(run)),
+        ("layout", "Layout", layout_section(figures.layout) if figures.layout else ""),
         ("curves", "Curves", _curves(run, figures)),
         ("time", "Where the time went", _time(run, figures)),
         *graph_sections(run, figures),

@@ -1,0 +1,118 @@
+"""The layout that a finished run left: where its points lie, what they are called, and of which class they are."""
+
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.run import files
+
+NAME = "layout.npz"
+PARTS = {"position": ("f", 2, "real numbers [num_points, 2 or 3]"), "names": ("U", 1, "text [num_points]"),
+         "labels": ("iu", 1, "whole numbers [num_points]"), "label_names": ("U", 1, "text [num_labels]"),
+         "title": ("U", 0, "one text")}
+AGAIN = "Continue the run, which writes it anew at its end"
+# From where a layout in three dimensions is looked at first: from the right and from above. Rows are what lies to the
+# right, above, and towards the reader.
+_RIGHT, _ABOVE = 0.6, 0.35
+TURN = np.array([[np.cos(_RIGHT), 0, -np.sin(_RIGHT)],
+                 [-np.sin(_RIGHT) * np.sin(_ABOVE), np.cos(_ABOVE), -np.cos(_RIGHT) * np.sin(_ABOVE)],
+                 [np.sin(_RIGHT) * np.cos(_ABOVE), np.sin(_ABOVE), np.cos(_RIGHT) * np.cos(_ABOVE)]])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Points in two or three dimensions.
+
+    Attributes:
+        position: float64 [num_points, 2 or 3], moved and scaled alike along all axes: the longest from -1 to 1.
+        names: of the points.
+        labels: int64 [num_points], the class of each, -1 for none.
+        label_names: of the classes.
+        title: what is shown.
+    """
+
+    position: np.ndarray
+    names: list[str]
+    labels: np.ndarray
+    label_names: list[str]
+    title: str
+
+    @property
+    def dimensions(self) -> int:
+        return self.position.shape[1]
+
+    def counts(self) -> np.ndarray:
+        """Return the number of points of each class, int64 [num_labels]."""
+        return np.bincount(self.labels[self.labels >= 0], minlength=len(self.label_names))
+
+    def flat(self) -> np.ndarray:
+        """Return the points as they are seen first, float64 [num_points, 2 or 3]: right, up and towards the reader."""
+        return self.position @ TURN.T if self.dimensions == 3 else self.position
+
+    def crowding(self) -> float:
+        """Return how many points share a cell of 1/200 of the picture's width, on average over points."""
+        cells = np.floor((self.flat()[:, :2] + 2) * 100).astype(np.int64)
+        _, numbers = np.unique(cells[:, 0] * 1000 + cells[:, 1], return_counts=True)
+        return float((numbers.astype(np.float64) ** 2).sum() / numbers.sum())
+
+
+def read_layout(folder: Path) -> Layout:
+    """Read the layout of a run directory.
+
+    Raises:
+        ValueError: there is none, it is damaged, or it is another kind of file.
+        FileError: it cannot be read.
+    """
+    path = folder / NAME
+    if not files.is_there(path):
+        raise ValueError(f"{path} does not exist. A run of trainer=layout writes it when it ends: continue the run")
+    parts = _read_parts(path)
+    for name, (kind, dimensions, expected) in PARTS.items():
+        part = parts[name]
+        if part.dtype.kind not in kind or part.ndim != dimensions:
+            raise ValueError(f"{path}: {name} is {part.dtype} {list(part.shape)}, not {expected}. {AGAIN}")
+    position, num_points = parts["position"].astype(np.float64), len(parts["position"])
+    if position.shape[1] not in (2, 3) or not num_points:
+        raise ValueError(f"{path}: position is {list(position.shape)}, not [num_points, 2 or 3] with a point. {AGAIN}")
+    for name in ("names", "labels"):
+        if len(parts[name]) != num_points:
+            raise ValueError(f"{path}: {len(parts[name]):,} {name} for {num_points:,} positions. {AGAIN}")
+    names, label_names = _texts(parts["names"]), _texts(parts["label_names"])
+    if lost := np.flatnonzero(~np.isfinite(position).all(1)).tolist():
+        raise ValueError(f"{path}: {len(lost):,} of {num_points:,} positions are not finite, the first of them "
+                         f"{position[lost[0]].tolist()} of point {lost[0]:,} ({names[lost[0]]:.80}). The training "
+                         "diverged: lower train.lr")
+    labels = parts["labels"].astype(np.int64)
+    if wrong := np.flatnonzero((labels < -1) | (labels >= len(label_names))).tolist():
+        raise ValueError(f"{path}: {len(wrong):,} labels are neither -1 nor one of {len(label_names):,} label_names, "
+                         f"the first of them {labels[wrong[0]]} of point {wrong[0]:,}. {AGAIN}")
+    low, high = position.min(0), position.max(0)
+    half = (high / 2 - low / 2).max() or 1.0
+    return Layout((position - (low / 2 + high / 2)) / half, names, labels, label_names, _texts(parts["title"])[0])
+
+
+def _read_parts(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with files.naming(path, "read"), open(path, "rb") as file:
+            if not zipfile.is_zipfile(file):
+                file.seek(0)
+                raise ValueError("it is cut off" if file.read(2) == b"PK" else "it is not an archive of NumPy arrays")
+        with files.naming(path, "read"), np.load(path, allow_pickle=False) as archive:
+            missing = [name for name in PARTS if name not in archive.files]
+            if missing:
+                raise ValueError(f"it lacks {', '.join(missing)}")
+            parts = {name: archive[name] for name in PARTS}
+            if wrong := [name for name, part in parts.items() if not isinstance(part, np.ndarray)]:
+                raise ValueError(f"{', '.join(wrong)} is no NumPy array")
+            return parts
+    except (ValueError, EOFError, KeyError, TypeError, AttributeError, SyntaxError, NotImplementedError,
+            zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path} is damaged or no layout: {' '.join(str(error).split())}. {AGAIN}") from None
+
+
+def _texts(array: np.ndarray) -> list[str]:
+    """Texts that any encoding takes: halves of a pair that stand alone become question marks."""
+    return [text.encode("utf-8", "replace").decode() for text in array.reshape(-1).tolist()]

@@ -1,0 +1,91 @@
+"""The still picture of a layout, for a README or a paper, by matplotlib and in the page's colours."""
+
+import math
+
+import numpy as np
+
+from scripts.report.layout import Layout
+from scripts.report.layout_colours import class_colours, grey, legend_order
+
+SIDE = 7.0  # inches of the longer side of the picture
+VECTORS = 3_000  # points up to which an SVG holds a circle for each; more are an image within it
+ROWS = 30  # entries of a column of the legend
+LONGEST = 28  # letters of a class in the legend
+MIN_SIDE = 0.35  # of the shorter side, as a share of the longer
+
+
+def draw_layout(layout: Layout):
+    """Draw the points, and beside them a legend of the classes with their numbers of points.
+
+    Returns:
+        A matplotlib Figure.
+    """
+    from matplotlib.figure import Figure
+
+    flat, counts = layout.flat(), layout.counts()
+    half = np.abs(flat[:, :2]).max(0)
+    width, height = SIDE * np.maximum(half / half.max(), MIN_SIDE) if half.any() else (SIDE, SIDE)
+    beside = _legend_width(layout, counts)
+    figure = Figure(figsize=(width + beside, height))
+    axes = figure.add_axes((0, 0, width / (width + beside), 1))
+    axes.set_axis_off()
+    radius, opacity = _brush(len(flat), layout.crowding(), width, height)
+    colours = np.array([*class_colours(counts), grey(counts)])[layout.labels]
+    order = np.argsort(flat[:, 2], kind="stable") if layout.dimensions == 3 else _scattered(len(flat))
+    axes.scatter(flat[order, 0], flat[order, 1], s=4 * radius**2, c=colours[order], alpha=opacity, linewidths=0,
+                 rasterized=len(flat) > VECTORS)
+    reach = np.maximum(half, MIN_SIDE * half.max() if half.any() else 1) * 1.03
+    axes.set(xlim=(-reach[0], reach[0]), ylim=(-reach[1], reach[1]), aspect="equal")
+    if beside:
+        _draw_legend(figure, layout, counts, width / (width + beside))
+    return figure
+
+
+def _brush(num_points: int, crowding: float, width: float, height: float) -> tuple[float, float]:
+    """The radius of points in units of 1/72 inch, and how opaque they are: the denser they lie the less."""
+    radius = min(max(math.sqrt(0.22 * 72**2 * width * height / (math.pi * num_points)), 0.5), 4.0)
+    covered = (crowding - 1) * math.pi * (radius + 0.2)**2 / (72 * max(width, height) / 200)**2
+    return radius, min(max((covered or 1)**-0.3, 0.35), 0.92)
+
+
+def _scattered(num_points: int) -> np.ndarray:
+    """An order that does not go by what the data is sorted by, so that no class lies on top of all others."""
+    step = max(1, round(num_points * 0.618034))
+    while math.gcd(step, num_points) != 1:
+        step += 1
+    return np.arange(num_points) * step % num_points
+
+
+def _entries(layout: Layout, counts: np.ndarray) -> list[tuple[str, str]]:
+    """A colour and a text for each class that has points."""
+    colours, order = [*class_colours(counts), grey(counts)], legend_order(counts)
+    names = {label: layout.label_names[label] for label in order}
+    if order and (none := int((layout.labels < 0).sum())):
+        names[-1] = "no class"
+    shown = {label: name if len(name) <= LONGEST else f"{name[:LONGEST - 1]}\u2026" for label, name in names.items()}
+    return [(colours[label], f"{_plain(name)}  {counts[label] if label >= 0 else none:,}")
+            for label, name in shown.items()]
+
+
+def _plain(text: str) -> str:
+    """Without what matplotlib reads as mathematics, and without line breaks."""
+    return " ".join(text.split()).replace("$", r"\$")
+
+
+def _legend_width(layout: Layout, counts: np.ndarray) -> float:
+    """Inches that the legend needs beside the points."""
+    entries = _entries(layout, counts)
+    if not entries:
+        return 0.0
+    columns = -(-len(entries) // ROWS)
+    return columns * (0.35 + 0.075 * max(len(text) for _, text in entries)) + 0.2
+
+
+def _draw_legend(figure, layout: Layout, counts: np.ndarray, left: float) -> None:
+    from matplotlib.lines import Line2D
+
+    entries = _entries(layout, counts)
+    handles = [Line2D([], [], marker="o", linestyle="", markersize=5, markeredgewidth=0, color=colour, label=text)
+               for colour, text in entries]
+    figure.legend(handles=handles, loc="center left", bbox_to_anchor=(left, 0.5), frameon=False, fontsize=8,
+                  ncols=-(-len(entries) // ROWS), handletextpad=0.1, columnspacing=1.0, labelspacing=0.35)
