@@ -219,9 +219,8 @@ class EvaluateConfig:
     pairs: str | None = key(None, "of task=link and of vectors, a file with the pairs to predict, [num_pairs, 2] by "
                             "torch.save; those of the test if not given", is_path=True)
     neighbors: int = key(0, "of vectors: save as many nearest nodes of each in their place", minimum=0)
-    triples: str | None = key(None, "of knowledge graphs, a table of questions: head, relation and tail a line, with ? "
-                              "in place of the head or the tail that is asked for; or all three, to be scored",
-                              is_path=True)
+    triples: str | None = key(None, "of knowledge graphs, a table of questions: head, relation and tail a line, ? for "
+                              "what is asked; or all three, to be scored", is_path=True)
     top: int = key(10, "answers of each question", minimum=1)
     filtered: bool = key(True, "leave out answers that training has")
     device: str = key("auto", "auto, cpu, cuda or cuda:N")
