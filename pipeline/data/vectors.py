@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import logging
+import math
 import re
 import zipfile
 import zlib
@@ -149,7 +150,7 @@ def _read_idx(path: Path) -> np.ndarray:
 
 def _read_idx_file(path: Path) -> Found:
     images = _read_idx(path)
-    return Found(images.reshape(len(images), -1))
+    return Found(images.reshape(len(images), math.prod(images.shape[1:])))
 
 
 def _read_images(path: Path) -> Found:
@@ -260,7 +261,7 @@ def _as_vectors(x: np.ndarray, path: Path) -> Tensor:
     if x.ndim < 2 or x.dtype.kind not in "fiub":
         raise ValueError(f"{path} holds an array of {x.dtype} of the shape {list(x.shape)}: vectors are numbers, a row "
                          "each")
-    return torch.from_numpy(np.ascontiguousarray(x.reshape(len(x), -1), np.float32))
+    return torch.from_numpy(np.ascontiguousarray(x.reshape(len(x), math.prod(x.shape[1:])), np.float32))
 
 
 def _read_labels(path: Path, found: Found) -> np.ndarray:
