@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
@@ -18,11 +17,11 @@ from torch_geometric.data import Data
 from models.edges import from_csc
 from models.embedding import skipgram, spectral
 from models.embedding.skipgram import Negatives, Options, Table
-from pipeline import build_knowledge
+from pipeline import build_knowledge, build_layout
 from pipeline.config import Config
 from pipeline.graph import walks
 from pipeline.graph.blocks import NodeParts, check_parts, deal_nodes
-from pipeline.graph.edges import adjacency
+from pipeline.graph.edges import choose_weight, weight_matrix
 from pipeline.graph.structure import draw_lots, inspect
 from pipeline.names import MASKS
 from pipeline.probe import LabelProbe, LinkProbe
@@ -51,12 +50,16 @@ class Builder:
         check_data: refuses data, see :func:`check_data`.
         describe: see :func:`describe`.
         build: builds the trainer for a rank.
+        prepare: fills caches beside that of the data.
+        write: writes what others read of a run that has ended, into its folder.
     """
 
     check: Callable[[Config], None]
     check_data: Callable[[Config, Data], None]
     describe: Callable[[Data], str]
     build: Callable[[Config, Data, torch.device, Ranks, StopRequest | None], Trainer]
+    prepare: Callable[[Config, Data], object] = lambda config, data: None
+    write: Callable[[Config, Data, Path], None] = lambda config, data, folder: None
 
 
 def check(config: Config) -> None:
@@ -90,6 +93,17 @@ def build_trainer(config: Config, data: Data, device: torch.device, ranks: Ranks
         ValueError: the configuration does not fit the data.
     """
     return TRAINERS[config.trainer.name].build(config, data, device, ranks, stop)
+
+
+def prepare(config: Config, data: Data) -> None:
+    """Fill the caches that the trainer has beside that of the data."""
+    TRAINERS[config.trainer.name].prepare(config, data)
+
+
+def write_results(config: Config, data: Data, folder: Path) -> None:
+    """Write what others read of a run that has ended, beside its summary; most trainers leave nothing."""
+    if builder := TRAINERS.get(config.trainer.name):
+        builder.write(config, data, folder)
 
 
 def _check_portions(config: Config) -> None:
@@ -158,12 +172,7 @@ def build_node_embedding(config: Config, data: Data, device: torch.device, ranks
     with ranks.first_then_others():  # what is compiled, the others find
         walks.library(), skipgram.LIBRARY.get()
     options = cast(NodeEmbeddingConfig, config.trainer)
-    edge_index, weight = data.edge_index, None
-    if data.edge_attr is not None:
-        if data.edge_attr.size(1) > 1 or bool((data.edge_attr < 0).any()):
-            log.info("the features of the edges are not used: weights would be one number of at least 0 each")
-        else:
-            weight = data.edge_attr[:, 0].contiguous()
+    edge_index, weight = data.edge_index, choose_weight(data.edge_attr)
     metric = _metric_of(options, data)
     score: LabelProbe | LinkProbe
     if metric == "auc":
@@ -187,7 +196,7 @@ def build_node_embedding(config: Config, data: Data, device: torch.device, ranks
                       options.episode_size, lr=train.lr, last_lr=options.last_lr, eval_every=train.eval_every)
     if options.model == "spectral":
         plan = dataclasses.replace(plan, num_epochs=1, num_walks=1, walks_per_episode=1, lr=0.0)
-    matrix = _weight_matrix(edge_index, weight) if options.propagation_steps or _is_spectral(options) else None
+    matrix = weight_matrix(edge_index, weight) if options.propagation_steps or _is_spectral(options) else None
     storage = DiskStorage(Path(config.cache_dir) / "tables") if options.tables == "disk" else MemoryStorage()
     heads, tails = _build_tables(options, parts, matrix, storage, config.seed)
     if options.tables == "memory":
@@ -249,13 +258,6 @@ def _propagate(matrix: sp.csr_array, num_terms: int, vectors: Tensor) -> Tensor:
     return torch.from_numpy(spectral.propagate(matrix, vectors.numpy(), num_terms=max(num_terms, 2)))
 
 
-def _weight_matrix(edge_index: EdgeIndex, weight: Tensor | None) -> sp.csr_array:
-    """View the weights of the edges as a scipy matrix, rows are destinations."""
-    edges = adjacency(edge_index)
-    values = np.ones(edges.nnz, np.float32) if weight is None else weight.numpy()
-    return sp.csr_array((values, edges.indices, edges.indptr), shape=edges.shape)
-
-
 def _hold_out(data: Data, weight: Tensor | None, fraction: float, seed: int,
               stop: StopRequest | None) -> tuple[EdgeIndex, Tensor | None, LinkProbe]:
     """Leave edges out of training: half of them validate, the others test, both ways round of each link. As many that
@@ -281,8 +283,19 @@ def _hold_out(data: Data, weight: Tensor | None, fraction: float, seed: int,
     return from_csc(links[:, kept], ptr), None if weight is None else weight[kept].contiguous(), probe
 
 
+def _describe_layout(data: Data) -> str:
+    return build_layout.describe(data) if data.edge_index is None else _describe_graph(data)
+
+
+def _prepare_layout(config: Config, data: Data) -> None:
+    if data.edge_index is None:
+        build_layout.keep_neighbors(config, data)
+
+
 # Trainers by name: what checks and builds each. The keys are those of pipeline/trainers/config.py.
 TRAINERS: dict[str, Builder] = {
     "node_embedding": Builder(_check_portions, _check_graph, _describe_graph, build_node_embedding),
     "knowledge": Builder(build_knowledge.check, build_knowledge.check_data, build_knowledge.describe,
-                         build_knowledge.build_knowledge)}
+                         build_knowledge.build_knowledge),
+    "layout": Builder(build_layout.check, build_layout.check_data, _describe_layout, build_layout.build_layout,
+                      _prepare_layout, build_layout.write)}

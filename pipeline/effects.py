@@ -90,6 +90,8 @@ COUNTS_WHERE_OF: dict[str, dict[str, tuple[str, tuple]]] = {
         "trainer.margin": ("trainer.model", ("transe", "rotate")),
         "trainer.init_scale": ("trainer.model", ("distmult", "complex", "simple")),
     },
+    "layout": {f"trainer.{name}": ("data.source", ("vectors",))
+               for name in ("perplexity", "num_neighbors", "neighbors", "pca_dim", "score_sample")},
 }
 # Parts of a configuration that only trainer=gnn looks at.
 PARTS_OF_GNN = ("model.", "task.", "loader.", "partition.", "features.", "evaluation.", "kernel", "parallel.lr_scaling",

@@ -29,7 +29,8 @@ def fill_caches(config: Config) -> None:
         ogb_node.download(config.data.name, config.data.root, needed)
     parts = build.open_graph(config).parts
     if config.trainer.name in build_embedding.TRAINERS:
-        return  # nothing else is kept
+        build_embedding.prepare(config, parts[0][1])
+        return
     for _, part in parts:
         loader, start = build.build_loader(config, part), time.perf_counter()
         drawn = loader.draw(0, Share())

@@ -121,7 +121,7 @@ def predict(options: EvaluateConfig) -> None:
 
 
 # What reads the runs of trainers of vectors, by the name of the trainer.
-ROOMS = {"node_embedding": vectors, "knowledge": answers}
+ROOMS = {"node_embedding": vectors, "layout": vectors, "knowledge": answers}
 
 
 def room_of(options: EvaluateConfig) -> ModuleType | None:

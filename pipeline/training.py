@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch_geometric.data import Data
 
-from pipeline import build, folder as run_folder, separate
+from pipeline import build, build_embedding, folder as run_folder, separate
 from pipeline.config import Config, ParallelConfig
 from pipeline.loop import fit
 from pipeline.run import files, pulse, ranks as rank_tools, summary as summaries
@@ -155,6 +155,8 @@ def train_one(config: Config, data: Data, folder: Path, device: torch.device, co
     with build.build_trainer(config, data, device, ranks=ranks, stop=stop) as trainer, \
             build.build_session(config, folder, data, ranks=ranks, stop=stop) as session:
         result = fit(trainer, session)
+        if ranks.is_first:
+            build_embedding.write_results(config, data, folder)
     return summaries.summarise(
         result, experiment=config.name, metric=trainer.metric, parallel=config.parallel.name,
         lr_scaling=config.parallel.lr_scaling, seed=config.seed, command=command, device=device, ranks=ranks)

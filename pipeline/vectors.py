@@ -19,7 +19,7 @@ from pipeline.graph.pairs import check_pairs
 from pipeline.run import checkpoint, files
 from pipeline.run.log import format_score, format_table
 from pipeline.run.session import check_data
-from pipeline.trainers.node_embedding import NodeEmbeddingTrainer
+from pipeline.trainers.blocks import BlockTrainer
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ WANTED = ("pairs", "neighbors", *QUESTIONS)
 MAX_PRODUCTS = 2**26
 
 
-def restore(options: EvaluateConfig) -> tuple[NodeEmbeddingTrainer, Tensor, list[str], int]:
+def restore(options: EvaluateConfig) -> tuple[BlockTrainer, Tensor, list[str], int]:
     """Load the vectors of a checkpoint.
 
     Returns:
@@ -42,12 +42,16 @@ def restore(options: EvaluateConfig) -> tuple[NodeEmbeddingTrainer, Tensor, list
     keys.check(options)
     folder = Path(options.run)
     config = configuration.load(folder / "config.yaml")
+    if config.trainer.name == "layout" and (options.neighbors or options.pairs is not None):
+        given = f"neighbors={options.neighbors}" if options.neighbors else f"pairs={options.pairs}"
+        raise ValueError(f"{given}: {folder} holds a layout, whose places have no angles to compare; leave it out, and "
+                         "measure distances between the places that are saved")
     refuse_unused(options)
     refuse(options, QUESTIONS, "learned no triples")
     state = run_folder.load_checkpoint(folder, config, options.checkpoint)
     data = build.open_graph(config).data
     check_data(folder, state, data.get("content_hash"))
-    trainer = cast(NodeEmbeddingTrainer, build.build_trainer(config, data, torch.device("cpu")))
+    trainer = cast(BlockTrainer, build.build_trainer(config, data, torch.device("cpu")))
     if options.checkpoint == "best":
         return trainer, state["model"]["embedding"].clone(), unpack_names(data), state["epoch"]
     trainer.load(state)

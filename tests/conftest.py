@@ -105,6 +105,26 @@ def write_triples(folder: Path) -> Path:
     return folder
 
 
+def write_idx(path: Path, array: np.ndarray) -> Path:
+    """Write small numbers as MNIST's files have them."""
+    head = bytes([0, 0, 8, array.ndim]) + b"".join(int(size).to_bytes(4, "big") for size in array.shape)
+    content = head + array.astype(np.uint8).tobytes()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def write_images(folder: Path) -> Path:
+    """Write a small folder of images and labels in the manner of MNIST."""
+    rng = np.random.default_rng(0)
+    kind = np.arange(90) % 3
+    images = rng.integers(60, size=(90, 6, 6))
+    images[np.arange(90), kind] += 150
+    folder.mkdir(parents=True, exist_ok=True)
+    write_idx(folder / "t10k-images-idx3-ubyte.gz", images)
+    write_idx(folder / "t10k-labels-idx1-ubyte.gz", kind)
+    return folder
+
+
 def write_links(folder: Path) -> Path:
     """Write a small folder in the layout of ogbl-collab."""
     data = link_graph(60, 240)

@@ -41,24 +41,37 @@ COMMANDS = [
     (TRAIN, "partition=metsi", "partition=metsi is unknown; choose one of metis, metis_random, random, whole; did you "
                                "mean metis?"),
     (TRAIN, "data=fiel", "data=fiel is unknown; choose one of digits, edges, file, graph_files, math, ogb, ogb_graph, "
-                         "ogb_link, smiles, synthetic_proteins, triples; did you mean file?"),
+                         "ogb_link, smiles, synthetic_proteins, triples, vectors; did you mean file?"),
+    (TRAIN, "trainer=layout data=vectors data.path=none.npy", "data.path=none.npy does not exist, or is no file"),
+    (TRAIN, "trainer=layout data=vectors", "no value for data.path: give it on the command line"),
+    (TRAIN, "trainer=layout data=digits trainer.dim=4", "trainer.dim must be in [2, 4), not 4"),
+    (TRAIN, "trainer=layout data=digits trainer.dim=1", "trainer.dim must be in [2, 4), not 1"),
+    (TRAIN, "trainer=layout data=digits trainer.init=pca",
+     "trainer.init=pca with data=digits: a graph has no principal components; set trainer.init=spectral or random"),
+    (TRAIN, "trainer=layout data=math", "trainer=layout does not take what data=math holds; choose one of "
+                                        "data=synthetic_proteins, digits, ogb, ogb_link, file, edges, vectors"),
+    (TRAIN, "data=vectors data.path=graph.pt", "trainer=gnn does not take what data=vectors holds; choose one of "
+     "data=synthetic_proteins, digits, ogb, ogb_graph, ogb_link, file, graph_files, smiles, edges"),
+    (TRAIN, "trainer=layout data=vectors data.path=graph.pt trainer.perplexity=30",
+     "trainer.perplexity=30 must be less than trainer.num_neighbors=30, of which it is a part: a third is usual"),
     (TRAIN, "model=gcn", "model=gcn is unknown; choose one of custom, deepergcn, equilibrium, pyg, revgnn"),
     (TRAIN, "experiment=digit", "experiment=digit is unknown; choose one of complex_fb15k237, complex_math, "
-                                "deepwalk_blogcatalog, digits, line_blogcatalog, node2vec_blogcatalog, ogbg_molhiv, "
-                                "ogbg_molpcba, ogbg_ppa, ogbl_collab, ogbn_arxiv, ogbn_products, ogbn_proteins, "
-                                "ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide, proteins_labels, "
+                                "deepwalk_blogcatalog, digits, largevis_mnist, line_blogcatalog, node2vec_blogcatalog, "
+                                "ogbg_molhiv, ogbg_molpcba, ogbg_ppa, ogbl_collab, ogbn_arxiv, ogbn_products, "
+                                "ogbn_proteins, ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide, proteins_labels, "
                                 "proteins_small, rotate_fb15k237, graphvite/NAME (42 of them); did you mean digits?"),
     (TRAIN, "+experiment=cora", "experiment=cora is unknown; choose one of complex_fb15k237, complex_math, "
-                                "deepwalk_blogcatalog, digits, line_blogcatalog, node2vec_blogcatalog, ogbg_molhiv, "
-                                "ogbg_molpcba, ogbg_ppa, ogbl_collab, ogbn_arxiv, ogbn_products, ogbn_proteins, "
-                                "ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide, proteins_labels, "
+                                "deepwalk_blogcatalog, digits, largevis_mnist, line_blogcatalog, node2vec_blogcatalog, "
+                                "ogbg_molhiv, ogbg_molpcba, ogbg_ppa, ogbl_collab, ogbn_arxiv, ogbn_products, "
+                                "ogbn_proteins, ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide, proteins_labels, "
                                 "proteins_small, rotate_fb15k237, graphvite/NAME (42 of them)"),
     (TRAIN, "experiment=graphvite/rotate_fb15k27", "experiment=graphvite/rotate_fb15k27 is unknown; choose one of <*>; "
                                                    "did you mean graphvite/rotate_fb15k237?"),
     (TRAIN, "sweep=seed", "sweep=seed is unknown; choose one of search, seeds; did you mean seeds?"),
     (TRAIN, "-m partition=metis,radnom", "partition=radnom is unknown; choose one of metis, metis_random, random, "
                                          "whole; did you mean random?"),
-    (TRAIN, "data.path=graph.pt", "data.path is a key of data=file and data=smiles and data=edges alone"),
+    (TRAIN, "data.path=graph.pt", "data.path is a key of data=file and data=smiles and data=edges and data=vectors "
+                                   "alone"),
     (TRAIN, "model=revgnn model.virtual_node=add", "model.virtual_node is a key of model=deepergcn alone"),
     (TRAIN, "+experiment=ogbg_molhiv model=revgnn",
      "+experiment=ogbg_molhiv sets model.block, a key of model=deepergcn alone: for another model, give its other keys "
@@ -69,7 +82,7 @@ COMMANDS = [
     (TRAIN, "+data=digits", "+data=digits: data is part of every run; leave out the plus"),
     (TRAIN, "=1", "=1 names no key: write KEY=VALUE, see --help"),
     (TRAIN, "data=null", "data=null is unknown; choose one of digits, edges, file, graph_files, math, ogb, ogb_graph, "
-                         "ogb_link, smiles, synthetic_proteins, triples"),
+                         "ogb_link, smiles, synthetic_proteins, triples, vectors"),
     (TRAIN, "TRAIN.LR=1", "TRAIN.LR is unknown; see --help"),
     (TRAIN, "train/lr=1", "train/lr is unknown; did you mean train.lr?"),
     (TRAIN, "train.lr 0.1", "train.lr is no key=value: write KEY=VALUE, see --help"),

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.io
-from conftest import write_triples
+from conftest import write_images, write_triples
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from running import ROOT, TOY, shell
@@ -224,6 +224,8 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
         arguments = [re.sub(r"^data\.folder=.*", f"data.folder={folder}", argument) for argument in arguments]
     arguments = [re.sub(r"^data\.path=.*blogcatalog", f"data.path={folder.with_name('blogcatalog')}", argument)
                  for argument in arguments]
+    arguments = [re.sub(r"^data\.path=.*mnist_t10k", f"data.path={folder.with_name('images')}", argument)
+                 for argument in arguments]
     arguments = [re.sub(r"^parallel\.num_ranks=.*", "parallel.num_ranks=2", argument) for argument in arguments]
     if module == "scripts.bench":
         if arguments[0] not in SMALL_BENCH:
@@ -261,6 +263,7 @@ def test_every_command_runs(page, shared, ogb_toy):
     network = np.triu(np.random.default_rng(0).random((40, 40)) < 0.2, 1)
     scipy.io.savemat(toy.with_name("blogcatalog.mat"), {
         "network": (network | network.T).astype(float), "group": np.eye(3)[np.arange(40) % 3]})
+    write_images(toy.with_name("images"))
     for language, block in blocks_of(page):
         if language == "python":
             steps.append(["-c", block])

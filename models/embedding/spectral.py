@@ -9,6 +9,7 @@ polynomials.
 import numpy as np
 import scipy.sparse as sp
 from scipy.special import iv
+from threadpoolctl import threadpool_limits
 
 
 def factorise(adjacency: sp.csr_array, dim: int, *, seed: int = 0, exponent: float = 0.75,
@@ -69,6 +70,40 @@ def propagate(adjacency: sp.csr_array, vectors: np.ndarray, *, num_terms: int = 
     mixed = looped @ (x - filtered.astype(np.float32))
     u, s, _ = np.linalg.svd(mixed, full_matrices=False)
     return unit_rows(_widened(u * np.sqrt(s), dim)).astype(np.float32)
+
+
+def diffuse(adjacency: sp.csr_array, dim: int, *, rng: np.random.Generator, num_steps: int = 100) -> np.ndarray:
+    """Place points by the slowest changing functions on a graph: random ones, smoothed over its edges.
+
+    Close to the eigenvectors of the normalised Laplacian behind the constant one, as in Laplacian eigenmaps
+    (https://doi.org/10.1162/089976603321780317), after enough steps.
+
+    Args:
+        adjacency: weights of the edges [num_nodes, num_nodes], symmetric.
+        num_steps: of the subspace iteration.
+
+    Returns:
+        Columns of variance 1 [num_nodes, dim], float32; columns beyond the number of other nodes, and points without an
+        edge, lie at random.
+    """
+    num_nodes = adjacency.shape[0]
+    width = min(2 * dim + 1, num_nodes)
+    root = np.sqrt(np.asarray(adjacency.sum(1)).ravel())
+    scale = np.where(root > 0, 1 / np.where(root > 0, root, 1), 0)
+    smooth = (sp.diags_array(scale) @ adjacency @ sp.diags_array(scale)).tocsr().astype(np.float32)
+    rows = rng.standard_normal((num_nodes, width))
+    with threadpool_limits(1, "blas"):
+        for step in range(num_steps):
+            rows[:, 0] = root  # which stays as it is
+            rows = np.linalg.qr(rows)[0].astype(np.float32) if step % 4 == 0 else rows
+            rows = 0.5 * (rows + smooth @ rows)
+        basis = np.linalg.qr(np.column_stack([root, rows[:, 1:]]))[0]
+        values, turned = np.linalg.eigh(basis[:, 1:].T @ (smooth @ basis[:, 1:]))
+    found = (basis[:, 1:] @ turned[:, ::-1][:, :dim]) * scale[:, None]
+    found = np.where(root[:, None] > 0, found, found.std(0) * rng.standard_normal(found.shape))
+    spread = found.std(0)
+    found = np.where(spread > 1e-12, (found - found.mean(0)) / np.where(spread > 1e-12, spread, 1), 0)
+    return np.column_stack([found, rng.standard_normal((num_nodes, dim - found.shape[1]))]).astype(np.float32)
 
 
 def _row_normalised(matrix: sp.csr_array) -> sp.csr_array:

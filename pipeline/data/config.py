@@ -19,8 +19,8 @@ class DataConfig:
     """Keys of every dataset.
 
     Attributes:
-        holds: "graph", one graph; "graphs", many, each with labels of its own; "triples", a knowledge graph. A trainer
-            says what it takes.
+        holds: "graph", one graph; "graphs", many, each with labels of its own; "triples", a knowledge graph; "vectors",
+            points without edges. A trainer says what it takes.
     """
 
     holds: ClassVar[str] = "graph"
@@ -341,6 +341,28 @@ class MathConfig(DataConfig):
                              f"has {format_bytes(machine_memory())}")
 
 
+@dataclass
+class VectorsConfig(DataConfig):
+    """Vectors of any kind, a row each, and perhaps labels."""
+
+    holds: ClassVar[str] = "vectors"
+    source: str = key("vectors", "vectors: a table or tensor with a row each, images as MNIST's, or what `predict` "
+                      "saved", shapes_graph=True)
+    path: str = key(..., "a file .npy, .npz, .csv, .tsv, .txt (word2vec's), .parquet or .pt, one of images in IDX, "
+                    "perhaps with .gz, or a folder of such images and labels", is_path=True, names_files=True)
+    labels: str | None = key(None, "their labels, a line each, or an id and a label; or .npy, or IDX", is_path=True,
+                             names_files=True)
+
+    def origin(self) -> str:
+        return self.path
+
+    def check(self) -> None:
+        check_taken_as_they_are(self, "vectors")
+        for name, path in (("path", self.path), ("labels", self.labels)):
+            if path is not None and not (Path(path).is_file() or name == "path" and Path(path).is_dir()):
+                raise ValueError(f"data.{name}={path} does not exist, or is no file")
+
+
 # Datasets by `data.source`: the module of pipeline/data/ that reads it, and its keys. The module has
 # `read(config) -> Data` and, if it reads files, `hash_content(config) -> str`.
 DATASETS = {
@@ -355,5 +377,6 @@ DATASETS = {
     "edges": ("edges", EdgesConfig),
     "triples": ("triples", TriplesConfig),
     "math": ("arithmetic", MathConfig),
+    "vectors": ("vectors", VectorsConfig),
 }
 DATA_SCHEMAS = {source: schema for source, (_, schema) in DATASETS.items()}

@@ -29,9 +29,9 @@ def pack_names(names: np.ndarray) -> dict[str, Tensor]:
             "names_ptr": torch.from_numpy(ptr)}
 
 
-def unpack_names(data: Data) -> list[str]:
+def unpack_names(data: Data, key: str = "names") -> list[str]:
     """Return the names of the nodes; their numbers where they have none."""
-    if "names" not in data:
+    if key not in data:
         return [str(node) for node in range(data.num_nodes)]
-    content, ptr = data.names.numpy().tobytes(), data.names_ptr.tolist()
+    content, ptr = data[key].numpy().tobytes(), data[f"{key}_ptr"].tolist()
     return [content[first:end].decode() for first, end in zip(ptr[:-1], ptr[1:], strict=True)]

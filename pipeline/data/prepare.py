@@ -10,6 +10,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import add_remaining_self_loops, to_undirected
 
 from pipeline.data.check import check
+from pipeline.data.check_vectors import check_vectors
 from pipeline.data.config import DataConfig
 from pipeline.graph.edges import plain_edges, sort_edges, transpose, with_reverse
 from pipeline.metrics import CLASS_METRICS, VALUE_METRICS
@@ -28,17 +29,18 @@ def prepare(data: Data, config: DataConfig, *, on_stage: Callable[[str], None] =
         on_stage: told of each stage when it begins.
 
     Returns:
-        The graph, with ``x_source``: where its ``x`` is from, "data", "edges" or "degree". Triples stay as they are.
+        The graph, with ``x_source``: where its ``x`` is from, "data", "edges" or "degree". Triples and
+        vectors stay as they are.
 
     Raises:
         ValueError: see :func:`check`; the message begins with where the graph comes from.
     """
     on_stage("checking")
     try:
-        check(data)
+        check_vectors(data) if config.holds == "vectors" else check(data)
     except ValueError as error:
         raise ValueError(f"{config.origin()}: {error}") from None
-    if "triples" in data:
+    if config.holds in ("triples", "vectors"):
         return data  # no edges to sort, and no features
     on_stage("sorting edges")
     num_nodes, edge_index, edge_attr = data.num_nodes, data.edge_index, data.edge_attr

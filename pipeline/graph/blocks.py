@@ -6,6 +6,8 @@ Block (i, j) trains heads of partition i against tails of partition j: blocks th
 
 from dataclasses import dataclass
 
+import numpy as np
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
@@ -62,6 +64,37 @@ def deal_nodes(degree: Tensor, num_parts: int) -> NodeParts:
     row[node] = torch.arange(num_nodes, dtype=torch.int32)
     ptr = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(dealt, minlength=num_parts).cumsum(0)])
     return NodeParts(ptr, row, part, node)
+
+
+@dataclass
+class BlockEdges:
+    """Edges sorted by the partitions of their two nodes: those of block i * num_parts + j lead from i to j.
+
+    Attributes:
+        edges: rows of the two nodes, each in its partition [num_edges, 2], int32.
+        weight: of each [num_edges], float32.
+        ptr: block b has the edges ptr[b] to ptr[b + 1] [num_parts**2 + 1], int64.
+        mass: summed weights of each block [num_parts**2], float64.
+    """
+
+    edges: Tensor
+    weight: Tensor
+    ptr: Tensor
+    mass: np.ndarray
+
+
+def sort_into_blocks(matrix: sp.csr_array, parts: NodeParts) -> BlockEdges:
+    """Sort the entries of a matrix of weights [num_nodes, num_nodes] by their blocks, in each as they were."""
+    entries, num_blocks = matrix.tocoo(), parts.num_parts**2
+    part, row, first = parts.part.numpy().astype(np.int64), parts.row.numpy(), parts.ptr.numpy()
+    head, tail = entries.coords
+    block = part[head] * parts.num_parts + part[tail]
+    order = block.argsort(kind="stable")
+    head, tail, block, weight = head[order], tail[order], block[order], entries.data[order]
+    edges = np.stack([row[head] - first[part[head]], row[tail] - first[part[tail]]], axis=1).astype(np.int32)
+    ptr = np.concatenate([[0], np.bincount(block, minlength=num_blocks).cumsum()]).astype(np.int64)
+    mass = np.bincount(block, weights=weight, minlength=num_blocks)
+    return BlockEdges(torch.from_numpy(edges), torch.from_numpy(weight.astype(np.float32)), torch.from_numpy(ptr), mass)
 
 
 def orthogonal_rounds(num_parts: int) -> list[list[list[tuple[int, int]]]]:

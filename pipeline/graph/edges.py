@@ -1,4 +1,6 @@
-"""Edges sorted by destination: sorting, matrices without copies, and the transpose."""
+"""Edges sorted by destination: sorting, matrices without copies, weights, and the transpose."""
+
+import logging
 
 import numpy as np
 import scipy.sparse as sp
@@ -8,6 +10,8 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from models.edges import choose_dtype, fill_csr, from_csc
+
+log = logging.getLogger(__name__)
 
 
 def counting_sort(keys: np.ndarray, num_keys: int) -> tuple[np.ndarray, np.ndarray]:
@@ -71,6 +75,23 @@ def adjacency(edge_index: EdgeIndex) -> sp.csr_array:
     num_nodes = indptr.numel() - 1
     positions = np.arange(src.numel(), dtype=src.numpy().dtype)
     return sp.csr_array((positions, src.numpy(), indptr.numpy()), shape=(num_nodes, num_nodes))
+
+
+def choose_weight(edge_attr: Tensor | None) -> Tensor | None:
+    """Take the features of edges for their weights, if they are one number each and none is negative [num_edges]."""
+    if edge_attr is None:
+        return None
+    if edge_attr.size(1) > 1 or bool((edge_attr < 0).any()):
+        log.info("the features of the edges are not used: weights would be one number of at least 0 each")
+        return None
+    return edge_attr[:, 0].contiguous()
+
+
+def weight_matrix(edge_index: EdgeIndex, weight: Tensor | None) -> sp.csr_array:
+    """View the weights of the edges, 1 if there are none, as a scipy matrix; rows are destinations."""
+    edges = adjacency(edge_index)
+    values = np.ones(edges.nnz, np.float32) if weight is None else weight.numpy()
+    return sp.csr_array((values, edges.indices, edges.indptr), shape=edges.shape)
 
 
 def transpose(edge_index: EdgeIndex) -> EdgeIndex:

@@ -2,9 +2,14 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
+from threadpoolctl import threadpool_limits
+
+T = TypeVar("T")
 
 
 def threads_per_rank(num_local: int, requested: int = 0) -> int:
@@ -45,3 +50,22 @@ def compute_alone() -> None:
     With those, OpenMP counts more threads than processors and puts the model's threads to sleep at every barrier.
     """
     torch.set_num_threads(1)
+
+
+def in_chunks(function: Callable[[slice], T], num_rows: int, size: int, num_threads: int | None = None) -> list[T]:
+    """Call a function for chunks of rows, several at a time; each call computes with one thread alone.
+
+    What a chunk holds does not depend on the number of threads, so neither does any bit of the results.
+
+    Args:
+        function: of the rows of a chunk.
+        size: rows of a chunk; the last one may have fewer.
+        num_threads: chunks at a time; torch's number of threads if not given.
+
+    Returns:
+        The results in the order of the chunks.
+    """
+    chunks = [slice(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
+    with restored_threads(), threadpool_limits(1, "blas"), \
+            ThreadPoolExecutor(num_threads or torch.get_num_threads(), initializer=compute_alone) as pool:
+        return list(pool.map(function, chunks))

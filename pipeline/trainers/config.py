@@ -93,6 +93,40 @@ class KnowledgeConfig(TrainerConfig):
     per_relation: bool = key(False, "the last time, score each relation of the test apart")
 
 
+@dataclass
+class LayoutConfig(TrainerConfig):
+    """A place for each point in two or three dimensions, near those that it is like."""
+
+    takes: ClassVar[tuple[str, ...]] = ("graph", "vectors")
+    name: str = key("layout", "the trainer")
+    dim: int = key(2, "dimensions of the layout: 2 or 3", minimum=2, below=4)
+    num_neighbors: int = key(30, "of vectors: nearest neighbours of each that are pulled close", minimum=1,
+                             below=10_000)
+    perplexity: float = key(10.0, "of vectors: how many neighbours count, in a way: 2 to the entropy of their weights",
+                            minimum=1)
+    pca_dim: int = key(50, "of vectors: principal components among which neighbours are looked for; 0: all numbers",
+                       minimum=0)
+    neighbors: str = key("auto", "how they are found: exact, by all pairs; approximate, by faiss; auto: exact up to "
+                         "50,000 points", choices=("auto", "exact", "approximate"))
+    init: str = key("spectral", "the first places: spectral, smoothed over the neighbours; pca, the first principal "
+                    "components, of vectors alone; random", choices=("spectral", "pca", "random"))
+    early_attraction: float = key(4.0, "factor on what pulls neighbours together at the beginning", above=0)
+    early_fraction: float = key(0.25, "of the epochs, for which it is", minimum=0, below=1)
+    num_negatives: int = key(8, "points drawn at random for each tile of sixteen pairs", minimum=1, below=65)
+    negative_weight: float = key(25.0, "what they weigh together beside a pair", minimum=0)
+    negative_exponent: float = key(0.75, "of the summed weights of a point, in proportion to which it is drawn")
+    smooth: float = key(1.0, "is added to a squared distance before what pushes apart is divided by it: LargeVis has "
+                        "0.1, t-SNE 1", above=0)
+    last_lr: float = key(0.0, "the learning rate falls linearly from train.lr to this fraction of it", minimum=0)
+    num_parts: int = key(8, "partitions of the points, at most one for sixteen of them; of the blocks of two of them "
+                         "half as many are trained at a time", minimum=1, below=1024)
+    metric: str | None = key(None, "knn_acc, accuracy of the 10 nearest neighbours; trustworthiness, of vectors; auc, "
+                             "of the links of a graph; null: the first that the data allow",
+                             choices=("knn_acc", "trustworthiness", "auc"))
+    score_sample: int = key(2000, "points, always the same ones, whose neighbours trustworthiness looks at; 0: all",
+                            minimum=0)
+
+
 # Trainers by name; those of other modules than `gnn` are built by pipeline/build_embedding.py.
 TRAINER_SCHEMAS: dict[str, type[TrainerConfig]] = {"gnn": TrainerConfig, "node_embedding": NodeEmbeddingConfig,
-                                                   "knowledge": KnowledgeConfig}
+                                                   "knowledge": KnowledgeConfig, "layout": LayoutConfig}

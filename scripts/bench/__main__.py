@@ -13,6 +13,7 @@ from scripts.bench.depth import bench_depth
 from scripts.bench.embedding import bench_embedding
 from scripts.bench.inference import bench_inference
 from scripts.bench.layer import bench_layer
+from scripts.bench.layout import PEERS, bench_layout
 from scripts.bench.links import bench_links
 from scripts.bench.molecules import bench_graphs
 from scripts.bench.partition import bench_partition
@@ -79,6 +80,10 @@ def main() -> None:
     triples = add(bench_triples, "scored triples a second of RotatE's training, beside PyKEEN's", {}, dim=100,
                   batch_size=1024, num_negatives=512, num_steps=8, repeat=3)
     triples.add_argument("--folder", required=True, help="of a knowledge graph's train, valid and test")
+    layouts = add(bench_layout, "layouts of vectors with labels, beside PaCMAP's, UMAP's and openTSNE's", {}, repeat=1)
+    layouts.add_argument("--path", required=True, help="of vectors, or a folder of images and labels as MNIST's")
+    layouts.add_argument("--labels", help="of their labels, if not among them")
+    layouts.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS), help="all if not given")
     add(bench_inference, "exact inference on a whole graph of ogbn-products' size", PRODUCTS, layers=14, channels=128)
     links = add(bench_links, "Hits@50 of the ogbl-collab recipe, beside common neighbours and PyG's modules", {},
                 epochs=1, num_parts=64, pairs_per_step=4096, seeds=3)

@@ -1,0 +1,307 @@
+"""Vectors as people have them: arrays, tables, images in IDX, what `predict` saved of a run; perhaps with labels."""
+
+import gzip
+import hashlib
+import io
+import logging
+import math
+import re
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pipeline.data.config import VectorsConfig
+from pipeline.data.node_names import number_names, pack_names
+from pipeline.run import checkpoint, files
+
+log = logging.getLogger(__name__)
+
+# What an array of a file may be called.
+VECTOR_KEYS, LABEL_KEYS = ("embedding", "x", "position", "vectors"), ("labels", "y")
+# Types of the numbers of a file in IDX, by the third of its bytes.
+IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0b: ">i2", 0x0c: ">i4", 0x0d: ">f4", 0x0e: ">f8"}
+IMAGES = re.compile(r"images.*idx\d")
+
+
+@dataclass
+class Found:
+    """What a file holds.
+
+    Attributes:
+        x: vectors [num_points, channels].
+        names: of the points, if it has them.
+        labels: of the points [num_points], if it has them; missing ones are None, NaN or, of whole numbers, negative.
+    """
+
+    x: np.ndarray
+    names: np.ndarray | None = None
+    labels: np.ndarray | None = None
+
+
+def hash_content(config: VectorsConfig) -> str:
+    """Compute a digest of the files.
+
+    Raises:
+        ValueError: one of them does not exist.
+    """
+    config.check()
+    sha = hashlib.sha256()
+    for path in [*_members(Path(config.path)), *([] if config.labels is None else [Path(config.labels)])]:
+        with open(path, "rb") as file:
+            sha.update(f"{_suffix(path)}:{files.file_digest(file)};".encode())
+    return sha.hexdigest()
+
+
+def read(config: VectorsConfig) -> Data:
+    """Read vectors.
+
+    Returns:
+        ``x`` [num_nodes, channels], float32; ``y`` [num_nodes, 1], int64, -1 for none, and ``label_names``, if there
+        are labels, and ``names`` if there are any, see :func:`pipeline.data.node_names.pack_names`.
+
+    Raises:
+        ValueError: a file cannot be read; the message names it.
+    """
+    path = Path(config.path)
+    if path.is_dir():
+        parts = [_read_images(member) for member in _members(path)[::2]]
+        if len({part.x.shape[1] for part in parts}) > 1:
+            raise ValueError(f"{path} has images of several sizes: give the path of one file")
+        found = Found(np.concatenate([part.x for part in parts]), None,
+                      np.concatenate([part.labels for part in parts]))
+    else:
+        found = _read_file(path)
+    if config.labels is not None:
+        found.labels = _read_labels(Path(config.labels), found)
+    data = Data(x=_as_vectors(found.x, path), num_nodes=len(found.x))
+    if found.names is not None:
+        if len(found.names) != data.num_nodes:
+            raise ValueError(f"{path} has {len(found.names):,} names for {data.num_nodes:,} vectors")
+        data.update(pack_names(found.names))
+    if found.labels is not None:
+        classes, kinds = _number_labels(found.labels, config.labels or str(path), data.num_nodes)
+        data.y = classes
+        data.update({f"label_{key}": value for key, value in pack_names(kinds).items()})
+    return data
+
+
+def _members(path: Path) -> list[Path]:
+    """List the files of a dataset: the path itself, or of a folder each file of images and that of its labels."""
+    if not path.is_dir():
+        return [path]
+    images = sorted(member for member in path.iterdir() if IMAGES.search(member.name))
+    if not images:
+        raise ValueError(f"data.path={path} is a directory without files of images in IDX, such as "
+                         "train-images-idx3-ubyte.gz: give a file")
+    out = []
+    for member in images:
+        labels = member.with_name(re.sub(r"idx\d", "idx1", member.name.replace("images", "labels")))
+        if not labels.is_file():
+            raise ValueError(f"{member} has no labels beside it: {labels.name} is not there; give the images' own path")
+        out += [member, labels]
+    return out
+
+
+def _suffix(path: Path) -> str:
+    """Return what the name ends with, .gz apart; "idx" for files in IDX."""
+    name = path.name.removesuffix(".gz")
+    return "idx" if re.search(r"idx\d", name) else Path(name).suffix
+
+
+def _read_bytes(path: Path) -> bytes:
+    content = files.read_bytes(path)
+    if not content.startswith(b"\x1f\x8b"):
+        return content
+    try:
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+
+
+def _read_file(path: Path) -> Found:
+    suffix = _suffix(path)
+    if suffix not in READERS:
+        raise ValueError(f"data.path={path}: vectors are read from files that end with one of "
+                         f"{', '.join(READERS)}, or in IDX, such as t10k-images-idx3-ubyte.gz")
+    return READERS[suffix](path)
+
+
+def _read_idx(path: Path) -> np.ndarray:
+    """Read an array of any shape: two zeros, type, number of sizes, sizes, and the numbers, the largest byte first."""
+    content = _read_bytes(path)
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in IDX_TYPES:
+        raise ValueError(f"{path} is no file in IDX: it begins with {content[:4].hex()}")
+    head = 4 + 4 * content[3]
+    shape = np.frombuffer(content[4:head], ">u4").astype(np.int64)
+    dtype = np.dtype(IDX_TYPES[content[2]])
+    if len(shape) != content[3] or len(content) - head != shape.prod() * dtype.itemsize:
+        raise ValueError(f"{path} is damaged: it has {len(content) - head:,} bytes of numbers for the shape "
+                         f"{shape.tolist()}")
+    return np.frombuffer(content, dtype, offset=head).reshape(shape).astype(dtype.newbyteorder("="))
+
+
+def _read_idx_file(path: Path) -> Found:
+    images = _read_idx(path)
+    return Found(images.reshape(len(images), math.prod(images.shape[1:])))
+
+
+def _read_images(path: Path) -> Found:
+    found, labels = _read_idx_file(path), _read_idx(next(
+        member for before, member in zip(_members(path.parent), _members(path.parent)[1:]) if before == path))
+    if len(labels) != len(found.x):
+        raise ValueError(f"{path} has {len(found.x):,} images, and the file of its labels {len(labels):,}")
+    found.labels = labels
+    return found
+
+
+def _read_array(path: Path) -> Found:
+    try:
+        return Found(np.load(io.BytesIO(_read_bytes(path)), allow_pickle=False))
+    except (ValueError, OSError, EOFError) as error:
+        raise ValueError(f"{path} is no array that numpy.save wrote: {error}") from None
+
+
+def _read_arrays(path: Path) -> Found:
+    try:
+        with np.load(io.BytesIO(_read_bytes(path)), allow_pickle=False) as archive:
+            content = {name: archive[name] for name in archive.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is no file that numpy.savez wrote: {error}") from None
+    return _choose(content, path)
+
+
+def _read_tensors(path: Path) -> Found:
+    try:
+        content = torch.load(io.BytesIO(files.read_bytes(path)), weights_only=True, map_location="cpu")
+    except checkpoint.UNREADABLE as error:
+        raise ValueError(f"{path} is no tensor, nor a dict of tensors, that torch.save wrote "
+                         f"({type(error).__name__})") from error
+    if isinstance(content, Tensor):
+        content = {VECTOR_KEYS[0]: content}
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}: save a tensor, or a dict of tensors")
+    return _choose({name: value.detach().to_dense().float().numpy() if isinstance(value, Tensor) and name in VECTOR_KEYS
+                    else value.numpy() if isinstance(value, Tensor) else np.asarray(value)
+                    for name, value in content.items()}, path)
+
+
+def _choose(content: dict[str, np.ndarray], path: Path) -> Found:
+    """Choose vectors, labels and names by what they are called, or the only matrix."""
+    tables = [name for name in VECTOR_KEYS if name in content] or [
+        name for name, value in content.items() if np.ndim(value) == 2]
+    if not tables:
+        raise ValueError(f"{path} holds {', '.join(content) or 'nothing'}: vectors are called {VECTOR_KEYS[0]} or "
+                         f"{VECTOR_KEYS[1]}")
+    labels = next((content[name] for name in LABEL_KEYS if name in content), None)
+    return Found(content[tables[0]], content.get("names"), labels)
+
+
+def _read_table(path: Path) -> Found:
+    """Read numbers separated by commas, tabs or blanks; perhaps with a head, and names in the first column."""
+    lines = _read_bytes(path).decode(errors="replace").splitlines()
+    if not any(map(str.strip, lines)):
+        raise ValueError(f"{path} holds no rows")
+    separator = "\t" if "\t" in lines[0] else "," if "," in lines[0] else r"\s+"
+    first = lines[0].split(None if separator == r"\s+" else separator)
+    skip = 0
+    if len(first) == 2 and all(cell.strip().isdecimal() for cell in first) and _suffix(path) == ".txt":
+        skip = 1  # word2vec's line of sizes
+    elif not any(map(_is_number, first[1:] or first)):
+        skip = 1
+    try:
+        table = pd.read_csv(io.StringIO("\n".join(lines)), sep=separator, header=None, skiprows=skip,
+                            skip_blank_lines=True, quoting=3 if separator == r"\s+" else 0)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        raise ValueError(f"{path}: {str(error).strip().removeprefix('Error tokenizing data. C error: ')}") from None
+    return _from_table(table, path)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _read_parquet(path: Path) -> Found:
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise ValueError(f"data.path={path} needs pyarrow: pip install -e .[parquet]") from None
+    try:
+        return _from_table(pd.read_parquet(path), path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is no table that can be read: {error}") from None
+
+
+def _from_table(table: pd.DataFrame, path: Path) -> Found:
+    names = None
+    if table.shape[1] and (table.columns[0] == "id" or not pd.api.types.is_numeric_dtype(table.iloc[:, 0])):
+        names, table = table.iloc[:, 0].astype(str).to_numpy(), table.iloc[:, 1:]
+    for place, column in enumerate(table):
+        if not pd.api.types.is_numeric_dtype(table[column]):
+            values = table[column].astype(str)
+            row = next(number for number, value in enumerate(values) if not _is_number(value))
+            raise ValueError(f"{path}: row {row + 1} of column {place + 1 + (names is not None)} is "
+                             f"{values.iloc[row]!r}, which is no number: leave the column out, or give labels as "
+                             "data.labels")
+    return Found(table.to_numpy(np.float64), names)
+
+
+def _as_vectors(x: np.ndarray, path: Path) -> Tensor:
+    if x.ndim < 2 or x.dtype.kind not in "fiub":
+        raise ValueError(f"{path} holds an array of {x.dtype} of the shape {list(x.shape)}: vectors are numbers, a row "
+                         "each")
+    return torch.from_numpy(np.ascontiguousarray(x.reshape(len(x), math.prod(x.shape[1:])), np.float32))
+
+
+def _read_labels(path: Path, found: Found) -> np.ndarray:
+    """Read labels in the order of the vectors."""
+    suffix = _suffix(path)
+    if suffix in ("idx", ".npy"):
+        return _read_idx(path) if suffix == "idx" else _read_array(path).x
+    lines = [line.strip() for line in _read_bytes(path).decode(errors="replace").splitlines()]
+    rows = [re.split(r"[\t,]|\s+", line) for line in lines if line]
+    if found.names is None or not rows or min(map(len, rows)) < 2:
+        return np.array([line or None for line in lines], object)
+    label_of = {row[0]: row[1] for row in rows}
+    labels = [label_of.get(str(name)) for name in found.names]
+    if not any(label is not None for label in labels):
+        raise ValueError(f"data.labels={path}: none of its ids is a name of a vector; the first is {rows[0][0]}")
+    return np.array(labels, object)
+
+
+def _number_labels(labels: np.ndarray, origin: str, num_points: int) -> tuple[Tensor, np.ndarray]:
+    """Number labels from 0 in their order; returns the classes [num_points, 1], -1 for none, and their names."""
+    labels = np.asarray(labels)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.shape != (num_points,):
+        count = f"{len(labels):,} labels" if labels.ndim == 1 else f"labels of the shape {list(labels.shape)}"
+        raise ValueError(f"{origin} has {count} for {num_points:,} vectors: give one for each")
+    series = pd.Series(labels)
+    known = series.notna().to_numpy()
+    if labels.dtype.kind in "iu":
+        known = known & (labels >= 0)
+    classes = np.full(num_points, -1, np.int64)
+    if known.any():
+        classes[known], kinds = number_names(series[known])
+    else:
+        kinds = np.array([], str)
+    if len(kinds) > max(1000, num_points // 2):
+        raise ValueError(f"{origin} has {len(kinds):,} different labels for {num_points:,} vectors: labels are classes")
+    return torch.from_numpy(classes).unsqueeze(1), kinds
+
+
+READERS: dict[str, Callable[[Path], Found]] = {
+    ".npy": _read_array, ".npz": _read_arrays, ".csv": _read_table, ".tsv": _read_table, ".txt": _read_table,
+    ".parquet": _read_parquet, ".pt": _read_tensors, "idx": _read_idx_file}

@@ -1,0 +1,87 @@
+"""LargeVis layouts of vectors with labels, beside PaCMAP's, UMAP's and openTSNE's, in one run."""
+
+import importlib.util
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from hydra import compose, initialize_config_dir
+
+from pipeline import build, build_layout, cli, config as configuration
+from pipeline.layout_probe import trust, vote
+from scripts.bench.measure import say, write_row
+
+
+def bench_layout(path: str, labels: str | None, peers: list[str], repeat: int) -> None:
+    """Lay vectors out by each, from the vectors to the places; score all alike, and compare the times.
+
+    Peers that are not installed are named and left out. The first round of ours begins with a compiled library.
+
+    Raises:
+        ValueError: the vectors cannot be read.
+    """
+    cli.register_schema()
+    with initialize_config_dir(cli.CONF, version_base="1.3"):
+        config = configuration.to_object(compose("config", [
+            "+experiment=largevis_mnist", f"data.path={path}", *([] if labels is None else [f"data.labels={labels}"])]))
+    data, writer = build.open_graph(config).data, None
+    x, classes = data.x.numpy(), build_layout.classes_of(data)
+    places = {"ours": lambda seed: _lay_out(config, data, seed)}
+    for name in peers:
+        module, function = PEERS[name]
+        if importlib.util.find_spec(module) is None:
+            say(f"{name} is not installed: pip install {name}")
+        else:
+            places[name] = lambda seed, function=function: function(x, seed)
+    _lay_out(config, data, 0)  # compiles
+    for round_ in range(repeat):
+        ours = None
+        for name, lay_out in places.items():
+            began, start = time.process_time(), time.perf_counter()
+            positions = np.asarray(lay_out(round_), np.float32)
+            seconds, busy = time.perf_counter() - start, time.process_time() - began
+            ours = ours or (seconds, busy)
+            accuracy = vote(positions, classes) if classes is not None else float("nan")
+            kept = trust(positions, x, np.arange(len(x)))
+            say(f"round {round_ + 1}, {name}: {seconds:.2f} s, {busy:.2f} s of processors; accuracy of 10 neighbours "
+                f"{accuracy:.4f}, trustworthiness {kept:.4f}")
+            writer = write_row(writer, {
+                "bench": "layout", "what": name, "round": round_, "points": len(x), "seconds": round(seconds, 3),
+                "processor_seconds": round(busy, 3), "ratio": round(seconds / ours[0], 3),
+                "processor_ratio": round(busy / ours[1], 3), "knn_acc": round(accuracy, 4),
+                "trustworthiness": round(kept, 4)})
+
+
+def _lay_out(config, data, seed: int) -> np.ndarray:
+    """Lay out from vectors to places, neighbours and all."""
+    config.seed = seed
+    fresh = data.clone()
+    del fresh.content_hash  # nothing is kept of the neighbours
+    with build.build_trainer(config, fresh, torch.device("cpu")) as trainer:
+        while trainer.progress.round < trainer.num_rounds:
+            for _ in trainer.steps():
+                pass
+            trainer.progress.round += 1
+            trainer.restart_round()
+        return trainer.embedding().numpy()
+
+
+def _pacmap(x: np.ndarray, seed: int) -> np.ndarray:
+    import pacmap
+    return pacmap.PaCMAP(n_components=2, random_state=seed).fit_transform(x)
+
+
+def _umap(x: np.ndarray, seed: int) -> np.ndarray:
+    import umap
+    return umap.UMAP().fit_transform(x)  # of several threads, which a seed would forbid
+
+
+def _opentsne(x: np.ndarray, seed: int) -> np.ndarray:
+    import openTSNE
+    return openTSNE.TSNE(n_jobs=torch.get_num_threads(), random_state=seed).fit(x)
+
+
+# Module and function of each peer, under the name that pip knows.
+PEERS: dict[str, tuple[str, Callable[[np.ndarray, int], np.ndarray]]] = {
+    "pacmap": ("pacmap", _pacmap), "umap-learn": ("umap", _umap), "openTSNE": ("openTSNE", _opentsne)}
