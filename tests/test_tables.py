@@ -116,3 +116,9 @@ def test_lots_are_even_and_alike_both_ways_round(monkeypatch):
     monkeypatch.setattr(structure, "HASHED", 1000)
     assert torch.equal(structure.draw_lots(edge_index, 2**64 - 1), whole)
     assert not torch.equal(structure.draw_lots(edge_index, 3), whole)
+
+
+def test_labels_keep_their_names(small, configure):
+    data = build.open_graph(configure(*small)).data
+    assert unpack_names(data, "label_names") == ["a", "b", "c", "half"]
+    assert data.y[0].tolist() == [1, 0, 0, 1] and data.y[89].tolist() == [0, 0, 1, 0]

@@ -44,7 +44,7 @@ def read(config: EdgesConfig) -> Data:
     Returns:
         ``edge_index``; ``edge_attr`` [num_edges, 1], the weights, if there are any; ``y`` [num_nodes, num_labels], 1
         for the labels of a node, NaN for nodes without any, and the masks of a random split, if there are labels;
-        ``names``, see :func:`pipeline.data.node_names.pack_names`. Of an array the edges alone.
+        ``names`` and ``label_names``, see :func:`pipeline.data.node_names.pack_names`. Of an array the edges alone.
 
     Raises:
         ValueError: a table cannot be read; the message names the file and the line.
@@ -53,16 +53,19 @@ def read(config: EdgesConfig) -> Data:
     if path.suffix == ".npy":
         edge_index, num_nodes = _read_numbers(path)
         return Data(edge_index=edge_index, num_nodes=num_nodes)
+    kinds = None
     if path.suffix == ".mat":
         source, target, weight, labels, names = _read_matlab(path)
     else:
         source, target, weight, names = _read_edges(path)
-        labels = None if config.labels is None else _read_labels(Path(config.labels), names)
+        labels, kinds = (None, None) if config.labels is None else _read_labels(Path(config.labels), names)
     num_nodes = len(names)
     edge_index, edge_attr = _merge(source, target, weight, num_nodes, path)
     data = Data(edge_index=edge_index, edge_attr=edge_attr, num_nodes=num_nodes, **pack_names(names))
     if labels is not None:
         data.y, data.metric = torch.from_numpy(labels), "micro_f1"
+        if kinds is not None:
+            data.update(pack_names(kinds, "label_names"))
         for mask, value in zip(MASKS, _split(labels, config), strict=True):
             data[mask] = value
     return data
@@ -131,8 +134,10 @@ def _refuse_empty(path: Path, table: pd.DataFrame) -> None:
         raise ValueError(f"{path}: row {int(np.flatnonzero(empty)[0]) + 1} has less than {table.shape[1]} columns")
 
 
-def _read_labels(path: Path, names: np.ndarray) -> np.ndarray:
-    """Read an id and its labels a line, separated by blanks, tabs or commas."""
+def _read_labels(path: Path, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Read an id and its labels a line, separated by blanks, tabs or commas; returns the labels of each node, and their
+    names.
+    """
     place = {name: number for number, name in enumerate(names)}
     found: list[tuple[int, str]] = []
     unknown: list[str] = []
@@ -161,7 +166,7 @@ def _read_labels(path: Path, names: np.ndarray) -> np.ndarray:
     nodes = np.array([node for node, _ in found])
     y[nodes] = 0
     y[nodes, [column[label] for _, label in found]] = 1
-    return y
+    return y, np.array(kinds)
 
 
 def _read_matlab(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray]:

@@ -17,16 +17,17 @@ def number_names(names: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     return place[numbers], np.asarray(different)[order]
 
 
-def pack_names(names: np.ndarray) -> dict[str, Tensor]:
+def pack_names(names: np.ndarray, key: str = "names") -> dict[str, Tensor]:
     """Turn names into tensors, which a memory-mapped file can hold.
 
     Returns:
-        ``names``, their bytes in UTF-8 one behind the other, uint8; ``names_ptr``, where each begins [num_names + 1].
+        Under `key`, their bytes in UTF-8 one behind the other, uint8; with ``_ptr`` behind it, where each begins
+        [num_names + 1].
     """
     encoded = [str(name).encode() for name in names]
     ptr = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-    return {"names": torch.from_numpy(np.frombuffer(b"".join(encoded), np.uint8).copy()),
-            "names_ptr": torch.from_numpy(ptr)}
+    return {key: torch.from_numpy(np.frombuffer(b"".join(encoded), np.uint8).copy()),
+            f"{key}_ptr": torch.from_numpy(ptr)}
 
 
 def unpack_names(data: Data, key: str = "names") -> list[str]:

@@ -19,7 +19,7 @@ from pipeline.names import MASKS, PAIRS, SPLITS
 # Of many graphs in one: where each begins, and the number of categories in the columns of nodes and of edges.
 GRAPH_KEYS = ("ptr", "x_tables", "edge_tables")
 # Of a graph whose nodes have names: see pipeline/data/node_names.py.
-NAME_KEYS = ("names", "names_ptr")
+NAME_KEYS = ("names", "names_ptr", "label_names", "label_names_ptr")
 
 
 def prepare(data: Data, config: DataConfig, *, on_stage: Callable[[str], None] = lambda stage: None) -> Data:

@@ -85,9 +85,9 @@ def build_triples(triples: list[np.ndarray], entities: np.ndarray, relations: np
         :func:`pipeline.data.node_names.pack_names`; ``metric``.
     """
     ptr = np.cumsum([0, *map(len, triples)], dtype=np.int64)
-    kinds = {f"relation_{key}": value for key, value in pack_names(relations).items()}
     return Data(triples=torch.from_numpy(np.concatenate(triples).astype(np.int64)), triple_ptr=torch.from_numpy(ptr),
-                num_nodes=len(entities), num_relations=len(relations), metric="mrr", **pack_names(entities), **kinds)
+                num_nodes=len(entities), num_relations=len(relations), metric="mrr", **pack_names(entities),
+                **pack_names(relations, "relation_names"))
 
 
 def _source(folder: Path) -> Path:

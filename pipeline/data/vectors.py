@@ -89,7 +89,7 @@ def read(config: VectorsConfig) -> Data:
     if found.labels is not None:
         classes, kinds = _number_labels(found.labels, config.labels or str(path), data.num_nodes)
         data.y = classes
-        data.update({f"label_{key}": value for key, value in pack_names(kinds).items()})
+        data.update(pack_names(kinds, "label_names"))
     return data
 
 
