@@ -121,4 +121,5 @@ def test_lots_are_even_and_alike_both_ways_round(monkeypatch):
 def test_labels_keep_their_names(small, configure):
     data = build.open_graph(configure(*small)).data
     assert unpack_names(data, "label_names") == ["a", "b", "c", "half"]
-    assert data.y[0].tolist() == [1, 0, 0, 1] and data.y[89].tolist() == [0, 0, 1, 0]
+    labels = dict(zip(unpack_names(data), data.y.tolist(), strict=True))
+    assert labels["n0"] == [1, 0, 0, 1] and labels["n20"] == [1, 0, 0, 0] and labels["n89"] == [0, 0, 1, 0]
