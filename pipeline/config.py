@@ -214,8 +214,7 @@ class EvaluateConfig:
     num_parts: int | None = key(None, "clusters of a view; those of the run if not given", minimum=1)
     num_neighbors: list[int] | None = key(None, "neighbours drawn at each hop; those of the run if not given")
     predictions: str | None = key(None, "a file to save the logits to, in the order of nodes or pairs; of vectors also "
-                                  ".npy, .parquet, or .txt as word2vec's; of answers .tsv, .parquet, .json or .pt",
-                                  is_path=True)
+                                  ".npy, .parquet, or .txt as word2vec's; of answers .tsv or .json", is_path=True)
     pairs: str | None = key(None, "of task=link and of vectors, a file with the pairs to predict, [num_pairs, 2] by "
                             "torch.save; those of the test if not given", is_path=True)
     neighbors: int = key(0, "of vectors: save as many nearest nodes of each in their place", minimum=0)
