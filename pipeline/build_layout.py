@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 # Standard deviation of the first places along an axis, from which layouts grow, and of what tells equal ones apart.
 SPREAD, JITTER = 0.1, 1e-4
+# Characters of a name in layout.npz, at most.
+LONGEST_NAME = 200
 # Points of a partition, at least.
 MIN_PART = 16
 # Raise it when the same keys and vectors shall give other neighbours than before.
@@ -238,8 +240,9 @@ def write(config: Config, data: Data, folder: Path) -> None:
     path = getattr(config.data, "path", None) or getattr(config.data, "folder", None)
     title = config.data.source if path is None else Path(path).resolve().name.split(".")[0]
     file = io.BytesIO()
-    np.savez(file, position=best["model"]["embedding"].numpy().astype(np.float32),
-             names=np.array(unpack_names(data), str), labels=classes.astype(np.int64), label_names=label_names,
-             title=np.array(title))
+    # An array of texts has room for the longest of them in each place.
+    names = np.array([name[:LONGEST_NAME] for name in unpack_names(data)], str)
+    np.savez_compressed(file, position=best["model"]["embedding"].numpy().astype(np.float32), names=names,
+                        labels=classes.astype(np.int64), label_names=label_names, title=np.array(title))
     files.write_atomically(folder / "layout.npz", lambda out: out.write(file.getbuffer()))
     log.info("layout of %s points in %s", f"{data.num_nodes:,}", folder / "layout.npz")

@@ -59,12 +59,12 @@ COMMANDS = [
                                 "deepwalk_blogcatalog, digits, largevis_mnist, line_blogcatalog, node2vec_blogcatalog, "
                                 "ogbg_molhiv, ogbg_molpcba, ogbg_ppa, ogbl_collab, ogbn_arxiv, ogbn_products, "
                                 "ogbn_proteins, ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide, proteins_labels, "
-                                "proteins_small, rotate_fb15k237, graphvite/NAME (42 of them); did you mean digits?"),
+                                "proteins_small, rotate_fb15k237, graphvite/NAME (45 of them); did you mean digits?"),
     (TRAIN, "+experiment=cora", "experiment=cora is unknown; choose one of complex_fb15k237, complex_math, "
                                 "deepwalk_blogcatalog, digits, largevis_mnist, line_blogcatalog, node2vec_blogcatalog, "
                                 "ogbg_molhiv, ogbg_molpcba, ogbg_ppa, ogbl_collab, ogbn_arxiv, ogbn_products, "
                                 "ogbn_proteins, ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide, proteins_labels, "
-                                "proteins_small, rotate_fb15k237, graphvite/NAME (42 of them)"),
+                                "proteins_small, rotate_fb15k237, graphvite/NAME (45 of them)"),
     (TRAIN, "experiment=graphvite/rotate_fb15k27", "experiment=graphvite/rotate_fb15k27 is unknown; choose one of <*>; "
                                                    "did you mean graphvite/rotate_fb15k237?"),
     (TRAIN, "sweep=seed", "sweep=seed is unknown; choose one of search, seeds; did you mean seeds?"),

@@ -47,7 +47,8 @@ FOLDER = ROOT / "conf" / "experiment" / "graphvite"
 BASELINES = sorted(path.stem for path in FOLDER.glob("[!_]*.yaml"))
 KNOWLEDGE = [name for name in BASELINES if "knowledge" in (FOLDER / f"{name}.yaml").read_text()
              or "wikidata5m" in name]
-GRAPHS = [name for name in BASELINES if name not in KNOWLEDGE]
+LAYOUTS = [name for name in BASELINES if name.startswith("largevis")]
+GRAPHS = [name for name in BASELINES if name not in KNOWLEDGE + LAYOUTS]
 
 
 def toy_of(name: str, folder: Path) -> list[str]:
@@ -55,6 +56,9 @@ def toy_of(name: str, folder: Path) -> list[str]:
     if name in KNOWLEDGE:
         return [f"data.folder={write_triples(folder / 'triples')}"]
     rng = np.random.default_rng(0)
+    if name in LAYOUTS:
+        np.save(folder / "points.npy", rng.standard_normal((240, 12)).astype(np.float32))
+        return [f"data.path={folder / 'points.npy'}"]
     rows = [(a, b) for a in range(40) for b in range(a) if rng.random() < (0.5 if a // 20 == b // 20 else 0.1)]
     (folder / "edges.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in rows))
     (folder / "labels.tsv").write_text("".join(f"{a} {'xy'[a // 20]}\n" for a in range(40)))
@@ -73,11 +77,12 @@ def test_every_baseline_of_graphvite_has_a_file():
     walked = ("flickr", "friendster", "friendster_small", "hyperlink_pld", "youtube")
     assert GRAPHS == sorted([*(f"{model}_{data}" for model in ("deepwalk", "line") for data in walked),
                              "node2vec_youtube", "line_blogcatalog"])
+    assert LAYOUTS == ["largevis_imagenet", "largevis_mnist", "largevis_mnist_3d"]
 
 
 def test_baselines_are_what_their_heads_say(configure, tmp_path):
     """The numbers of each file are those that its head tells of GraphVite's, translated as the shared files say."""
-    for name in BASELINES:
+    for name in KNOWLEDGE + GRAPHS:
         config, head = configure(f"+experiment=graphvite/{name}", *toy_of(name, tmp_path)), head_of(name)
         trainer, train_ = config.trainer, config.train
         assert config.name == f"graphvite_{name}" and trainer.model == name.partition("_")[0]
@@ -109,13 +114,24 @@ def test_published_results_are_the_same_in_the_heads_and_on_the_page():
             assert f"MRR {cell[0]}, " in head and head.split(".yaml")[0].count(cell[1]) == 1, (model, data)
 
 
+def test_layouts_are_what_their_heads_say(configure, tmp_path):
+    for name in LAYOUTS:
+        config, head = configure(f"+experiment=graphvite/{name}", *toy_of(name, tmp_path)), head_of(name)
+        said = [int(number) for number in re.search(r"(\d) dimensions, perplexity (\d+), (\d+) epochs", head).groups()]
+        assert [config.trainer.dim, config.trainer.perplexity, config.train.epochs] == said
+        assert f"python -m pipeline.train +experiment=graphvite/{name} data." in head and "Published" in head
+        assert config.name == f"graphvite_{name}" and effects.explain_idle_keys(config) is None
+        check(config)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [KNOWLEDGE, GRAPHS], ids=["knowledge", "graphs"])
+@pytest.mark.parametrize("names", [KNOWLEDGE, GRAPHS, LAYOUTS], ids=["knowledge", "graphs", "layouts"])
 def test_every_baseline_trains_at_toy_size(names, configure, tmp_path):
     for name in names:
-        config = configure(f"+experiment=graphvite/{name}", *toy_of(name, tmp_path), "trainer.dim=16",
-                           "train.epochs=2", "train.eval_every=2",
+        config = configure(f"+experiment=graphvite/{name}", *toy_of(name, tmp_path),
+                           "train.epochs=2", "train.eval_every=2", *([] if name in LAYOUTS else ["trainer.dim=16"]),
                            *(["trainer.holdout=0.2"] if "hyperlink" in name else []))
         summary = train(config, tmp_path / name)
         assert summary["experiment"] == f"graphvite_{name}" and summary["data_epochs"] == 2
-        assert 0 < summary["test"] <= 1 and summary["metric"] in ("mrr", "auc", "micro_f1")
+        assert 0 < summary["test"] <= 1 and summary["metric"] in ("mrr", "auc", "micro_f1",
+                                                                          "trustworthiness")
