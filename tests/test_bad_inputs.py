@@ -44,7 +44,7 @@ COMMANDS = [
                          "ogb_link, smiles, synthetic_proteins, triples, vectors; did you mean file?"),
     (TRAIN, "trainer=layout data=vectors data.path=none.npy", "data.path=none.npy does not exist, or is no file"),
     (TRAIN, "trainer=layout data=vectors", "no value for data.path: give it on the command line"),
-    (TRAIN, "trainer=layout data=digits trainer.dim=4", "trainer.dim must be in [2, 4), not 4"),
+    (TRAIN, "trainer=layout data=digits trainer.dim=4", "trainer.dim must be less than 4, not 4"),
     (TRAIN, "trainer=layout data=digits trainer.dim=1", "trainer.dim must be in [2, 4), not 1"),
     (TRAIN, "trainer=layout data=digits trainer.init=pca",
      "trainer.init=pca with data=digits: a graph has no principal components; set trainer.init=spectral or random"),
@@ -137,7 +137,7 @@ COMMANDS = [
     (TRAIN, "device=tpu0", "device=tpu0 is unknown; choose auto, cpu, cuda or cuda:N"),
     (TRAIN, "device=meta", "device=meta is unknown; choose auto, cpu, cuda or cuda:N"),
     (TRAIN, "data.source=web", "data.source=web is unknown; choose one of synthetic_proteins, digits, ogb, ogb_graph, "
-                               "ogb_link, file, graph_files, smiles, edges, triples, math"),
+                               "ogb_link, file, graph_files, smiles, edges, triples, math, vectors"),
     (TRAIN, "model.name=gat", "model.name=gat is unknown; choose one of deepergcn, revgnn, equilibrium, pyg, custom"),
     (TRAIN, "model.aggr=median", f"model.aggr=median is unknown; choose one of {AGGREGATIONS}"),
     (TRAIN, "model.block=skip", "model.block=skip is unknown; choose one of res+, res, plain, dense"),

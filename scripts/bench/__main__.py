@@ -5,6 +5,7 @@ Each measurement is one CSV row on standard output; what happens meanwhile goes 
 
 import argparse
 import sys
+from collections.abc import Callable
 
 from pipeline.arguments import Parser, positive
 from pipeline.run.errors import one_line
@@ -65,25 +66,7 @@ def main() -> None:
                 "GroupAddRev", CLUSTER, channels=64, repeat=3)
     depth.add_argument("--layers", type=int, nargs="+", default=[7, 28, 112, 448, 1001])
     depth.add_argument("--models", nargs="+", default=[""], help="parts of their names; all if not given")
-    embedding = add(bench_embedding, "DeepWalk's vectors of a graph with labels, beside gensim's", {}, dim=128,
-                    distance=2, repeat=3)
-    embedding.add_argument("--path", required=True, help="of a table of edges, or a .mat with network and group")
-    tables = add(bench_tables, "memory of an epoch of DeepWalk on a large generated graph, its tables on the disk",
-                 {"num_nodes": 10_000_000, "num_edges": 100_000_000}, dim=64, episode_size=20_000_000, num_parts=8,
-                 memory_gib=8)
-    tables.add_argument("--folder", default=".cache", help="for tens of GB; %(default)s if not given")
-    walks = add(bench_walks, "steps a second of node2vec's walks, beside PecanPy's", {}, length=40, num_walks=10,
-                repeat=3)
-    walks.add_argument("--path", required=True, help="of a table of edges, or a .mat with network")
-    for name, default in (("p", 0.25), ("q", 4.0)):
-        walks.add_argument(f"--{name}", type=float, default=default, help="%(default)s if not given")
-    triples = add(bench_triples, "scored triples a second of RotatE's training, beside PyKEEN's", {}, dim=100,
-                  batch_size=1024, num_negatives=512, num_steps=8, repeat=3)
-    triples.add_argument("--folder", required=True, help="of a knowledge graph's train, valid and test")
-    layouts = add(bench_layout, "layouts of vectors with labels, beside PaCMAP's, UMAP's and openTSNE's", {}, repeat=1)
-    layouts.add_argument("--path", required=True, help="of vectors, or a folder of images and labels as MNIST's")
-    layouts.add_argument("--labels", help="of their labels, if not among them")
-    layouts.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS), help="all if not given")
+    _add_vectors(add)
     add(bench_inference, "exact inference on a whole graph of ogbn-products' size", PRODUCTS, layers=14, channels=128)
     links = add(bench_links, "Hits@50 of the ogbl-collab recipe, beside common neighbours and PyG's modules", {},
                 epochs=1, num_parts=64, pairs_per_step=4096, seeds=3)
@@ -104,6 +87,29 @@ def main() -> None:
         options.pop("function")(**options)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {one_line(error)}")
+
+
+def _add_vectors(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the benchmarks of trainers of vectors."""
+    embedding = add(bench_embedding, "DeepWalk's vectors of a graph with labels, beside gensim's", {}, dim=128,
+                    distance=2, repeat=3)
+    embedding.add_argument("--path", required=True, help="of a table of edges, or a .mat with network and group")
+    tables = add(bench_tables, "memory of an epoch of DeepWalk on a large generated graph, its tables on the disk",
+                 {"num_nodes": 10_000_000, "num_edges": 100_000_000}, dim=64, episode_size=20_000_000, num_parts=8,
+                 memory_gib=8)
+    tables.add_argument("--folder", default=".cache", help="for tens of GB; %(default)s if not given")
+    walks = add(bench_walks, "steps a second of node2vec's walks, beside PecanPy's", {}, length=40, num_walks=10,
+                repeat=3)
+    walks.add_argument("--path", required=True, help="of a table of edges, or a .mat with network")
+    for name, default in (("p", 0.25), ("q", 4.0)):
+        walks.add_argument(f"--{name}", type=float, default=default, help="%(default)s if not given")
+    triples = add(bench_triples, "scored triples a second of RotatE's training, beside PyKEEN's", {}, dim=100,
+                  batch_size=1024, num_negatives=512, num_steps=8, repeat=3)
+    triples.add_argument("--folder", required=True, help="of a knowledge graph's train, valid and test")
+    layouts = add(bench_layout, "layouts of vectors with labels, beside PaCMAP's, UMAP's and openTSNE's", {}, repeat=1)
+    layouts.add_argument("--path", required=True, help="of vectors, or a folder of images and labels as MNIST's")
+    layouts.add_argument("--labels", help="of their labels, if not among them")
+    layouts.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS), help="all if not given")
 
 
 if __name__ == "__main__":
