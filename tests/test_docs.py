@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.io
 from conftest import write_images, write_triples
@@ -244,6 +245,15 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
     return [module, *arguments]
 
 
+def write_packages(folder: Path) -> None:
+    """Write packages and their relations as the tables of the real ones are, where a page looks for them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"package{number}" for number in range(40)]
+    pd.DataFrame({"name": names, "section": ["libs", "games"] * 20}).to_csv(folder / "packages.csv.gz", index=False)
+    pd.DataFrame({"source": names[2:], "relation": "Depends", "target": names[:-2]}).to_csv(
+        folder / "relations.csv.gz", index=False)
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory) -> tuple[Path, set]:
     """A folder for all pages, and the commands that have been run there: pages that train the same run share it."""
@@ -264,6 +274,7 @@ def test_every_command_runs(page, shared, ogb_toy):
     scipy.io.savemat(toy.with_name("blogcatalog.mat"), {
         "network": (network | network.T).astype(float), "group": np.eye(3)[np.arange(40) % 3]})
     write_images(toy.with_name("images"))
+    write_packages(folder.with_name("shared") / "data" / "debian")
     for language, block in blocks_of(page):
         if language == "python":
             steps.append(["-c", block])
