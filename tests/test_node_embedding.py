@@ -172,11 +172,10 @@ def test_state_in_the_middle_of_an_episode(overrides, small, configure):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_killed_and_resumed(ranks, small, tmp_path):
+@pytest.mark.parametrize("ranks, tables", [(1, "memory"), (2, "memory"), (2, "disk")])
+def test_killed_and_resumed(ranks, tables, small, tmp_path):
     arguments = [*small, "train.epochs=400", "train.eval_every=40", "trainer.optimizer=adagrad",
-                 "trainer.episode_size=3000",
-                 f"parallel.num_ranks={ranks}"]
+                 "trainer.episode_size=3000", f"trainer.tables={tables}", f"parallel.num_ranks={ranks}"]
     status, output = finish(arguments, tmp_path / "whole", tmp_path / "cache")
     assert status == 0, output
     kill_after_rounds(12, arguments, tmp_path / "killed", tmp_path / "cache")
