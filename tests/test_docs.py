@@ -228,6 +228,8 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
     arguments = [re.sub(r"^data\.path=.*mnist_t10k", f"data.path={folder.with_name('images')}", argument)
                  for argument in arguments]
     arguments = [re.sub(r"^parallel\.num_ranks=.*", "parallel.num_ranks=2", argument) for argument in arguments]
+    # Two layers, as SMALL has them.
+    arguments = [re.sub(r"^(loader\.num_neighbors=\[\d+,\d+),.*", r"\1]", argument) for argument in arguments]
     if module == "scripts.bench":
         if arguments[0] not in SMALL_BENCH:
             return None
