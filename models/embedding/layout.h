@@ -10,6 +10,7 @@
 
 #include "../kernels/hash.h"
 #include "../kernels/simd.h"
+#include "../kernels/tasks.h"
 
 struct LayoutProblem {  // mirrored by Problem in layout.py, field by field
   int64_t dim, num_tasks, num_negatives, num_threads;
@@ -129,16 +130,5 @@ struct Block {
     for (int c = 0; c < DIM; c++) m[c][k] = quick_sum(total[c]);
   }
 };
-
-template <int DIM>
-void train(const LayoutProblem& p) {
-#pragma omp parallel for num_threads(p.num_threads) schedule(dynamic, 1)
-  for (int64_t task = 0; task < p.num_tasks; task++)
-    for (int64_t i = p.task_ptr[task]; i < p.task_ptr[task + 1]; i++) {
-      Block<DIM> block(p, i);
-      block.train();
-      p.loss[2 * i] = block.loss, p.loss[2 * i + 1] = block.counted;
-    }
-}
 
 }  // namespace layout

@@ -1,7 +1,7 @@
 """What skipgram.h computes, in plain numpy: the same pairs, negatives and order of updates."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from scipy.special import expit
@@ -10,13 +10,14 @@ from torch import Tensor
 if TYPE_CHECKING:
     from models.embedding.skipgram import Block, Negatives, Options, Table
 
+Bits = TypeVar("Bits", int, np.ndarray)
 GROUP, TILES, LOSS_EVERY = 8, 8, 16
 MASK = 2**64 - 1
 GOLDEN = 0x9e3779b97f4a7c15
 
 
-def mix(z: int) -> int:
-    """Compute the finaliser of SplitMix64."""
+def mix(z: Bits) -> Bits:
+    """Compute the finaliser of SplitMix64, of a number or of an array, uint64."""
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9 & MASK
     z = (z ^ (z >> 27)) * 0x94d049bb133111eb & MASK
     return z ^ (z >> 31)

@@ -7,8 +7,8 @@ int64_t skipgram_problem_size() { return sizeof(SkipGramProblem); }
 
 void skipgram_train(const SkipGramProblem* p) {
   using namespace skipgram;
-  if (p->optimizer == SGD) train<SGD>(*p);
-  else if (p->optimizer == ADAGRAD) train<ADAGRAD>(*p);
-  else train<ADAM>(*p);
+  if (p->optimizer == SGD) train_blocks<Block<SGD>>(*p);
+  else if (p->optimizer == ADAGRAD) train_blocks<Block<ADAGRAD>>(*p);
+  else train_blocks<Block<ADAM>>(*p);
 }
 }

@@ -10,6 +10,7 @@
 
 #include "../kernels/hash.h"
 #include "../kernels/simd.h"
+#include "../kernels/tasks.h"
 
 struct SkipGramProblem {  // mirrored by Problem in skipgram.py, field by field
   int64_t stride;         // floats between two rows, a multiple of 16; beyond the vectors they are 0
@@ -247,16 +248,5 @@ struct Block {
     }
   }
 };
-
-template <int OPTIMIZER>
-void train(const SkipGramProblem& p) {
-#pragma omp parallel for num_threads(p.num_threads) schedule(dynamic, 1)
-  for (int64_t task = 0; task < p.num_tasks; task++)
-    for (int64_t i = p.task_ptr[task]; i < p.task_ptr[task + 1]; i++) {
-      Block<OPTIMIZER> block(p, i);
-      block.train();
-      p.loss[2 * i] = block.loss, p.loss[2 * i + 1] = block.counted;
-    }
-}
 
 }  // namespace skipgram

@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 from models.embedding.reference import GROUP, TILES
 from models.embedding.skipgram import Block, Negatives, Options, Table
 
-# Groups of pairs in a tile, as in C++; the multipliers of SplitMix64 as signed numbers.
+# The constants of SplitMix64 as signed numbers.
 GOLDEN, FIRST, SECOND = 0x9e3779b97f4a7c15 - 2**64, 0xbf58476d1ce4e5b9 - 2**64, 0x94d049bb133111eb - 2**64
 # Tiles at a time, at most: their rows are gathered.
 MAX_TILES = 1024
