@@ -181,7 +181,7 @@ def check_command(module: str, check: Callable[[Config], None] | None) -> None:
         return
     arguments.check(options, config_groups(), configuration.all_keys())
     if check is not None and arguments.is_plain_run(options):
-        check(_compose(options.overrides))
+        check(compose_config(options.overrides))
 
 
 def _takes_a_run(module: str) -> bool:
@@ -192,7 +192,8 @@ def _searches(module: str) -> bool:
     return module.rpartition(".")[2] == "tune"
 
 
-def _compose(overrides: list[str]) -> Config:
+def compose_config(overrides: list[str]) -> Config:
+    """Compose the configuration of a run."""
     with initialize_config_dir(CONF, version_base="1.3"):
         return configuration.to_object(compose("config", overrides))
 
@@ -226,7 +227,7 @@ def help_text(module: str, overrides: list[str]) -> str:
         more = ["", "Every other argument is one of python -m pipeline.train; those with several values are searched:",
                 "  'train.lr=tag(log,interval(1e-4,1e-2))' model.num_layers=2,3,4 'train.epochs=range(10,31,10)'"]
     else:
-        config = _compose(overrides)
+        config = compose_config(overrides)
         groups = [f"  {group}={' | '.join(arguments.shorten(members))}" for group, members in config_groups().items()]
     lines = [f"python -m {module} [key=value ...]", ""]
     if groups:

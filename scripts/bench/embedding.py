@@ -4,12 +4,11 @@ import time
 
 import numpy as np
 import torch
-from hydra import compose, initialize_config_dir
 
-from pipeline import build, cli, config as configuration
+from pipeline import build
 from pipeline.graph.walks import WalkSampler
 from pipeline.probe import LabelProbe
-from scripts.bench.measure import say, write_row
+from scripts.bench.measure import configure, say, write_row
 
 
 def bench_embedding(path: str, dim: int, distance: int, repeat: int) -> None:
@@ -23,11 +22,8 @@ def bench_embedding(path: str, dim: int, distance: int, repeat: int) -> None:
         from gensim.models import Word2Vec
     except ImportError:
         raise SystemExit("gensim, which this compares with, is not installed: pip install gensim") from None
-    cli.register_schema()
-    with initialize_config_dir(cli.CONF, version_base="1.3"):
-        config = configuration.to_object(compose("config", [
-            "+experiment=deepwalk_blogcatalog", f"data.path={path}", f"trainer.dim={dim}",
-            f"trainer.augmentation_distance={distance}"]))
+    config = configure("+experiment=deepwalk_blogcatalog", f"data.path={path}", f"trainer.dim={dim}",
+                       f"trainer.augmentation_distance={distance}")
     data, writer = build.open_graph(config).data, None
     probe = LabelProbe(data.y.numpy(), metric="micro_f1", portions=config.trainer.portions, num_draws=3,
                        num_threads=torch.get_num_threads())

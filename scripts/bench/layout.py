@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from hydra import compose, initialize_config_dir
 
-from pipeline import build, build_layout, cli, config as configuration
+from pipeline import build, build_layout
 from pipeline.layout_probe import trust, vote
-from scripts.bench.measure import say, write_row
+from scripts.bench.measure import configure, say, write_row
 
 
 def bench_layout(path: str, labels: str | None, peers: list[str], repeat: int) -> None:
@@ -21,10 +20,8 @@ def bench_layout(path: str, labels: str | None, peers: list[str], repeat: int) -
     Raises:
         ValueError: the vectors cannot be read.
     """
-    cli.register_schema()
-    with initialize_config_dir(cli.CONF, version_base="1.3"):
-        config = configuration.to_object(compose("config", [
-            "+experiment=largevis_mnist", f"data.path={path}", *([] if labels is None else [f"data.labels={labels}"])]))
+    config = configure("+experiment=largevis_mnist", f"data.path={path}",
+                       *([] if labels is None else [f"data.labels={labels}"]))
     data, writer = build.open_graph(config).data, None
     x, classes = data.x.numpy(), build_layout.classes_of(data)
     places = {"ours": lambda seed: _lay_out(config, data, seed)}

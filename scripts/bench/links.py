@@ -6,18 +6,17 @@ import time
 import numpy as np
 import scipy.sparse as sp
 import torch
-from hydra import compose, initialize_config_dir
 from torch import Tensor
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 
 from models import DeeperGCN, LinkModel
-from pipeline import build, cli, config as configuration
+from pipeline import build
 from pipeline.config import Config
 from pipeline.metrics import link_metric
 from pipeline.run.seeds import seed_torch
 from pipeline.schedule import Share
-from scripts.bench.measure import assert_close, say, write_row
+from scripts.bench.measure import assert_close, configure, say, write_row
 
 
 class PyGLinkEncoder(torch.nn.Module):
@@ -56,18 +55,15 @@ def bench_links(folder: str, epochs: int, num_parts: int, pairs_per_step: int, s
         ValueError: there is no link dataset in `folder`.
     """
     whole = num_parts == 1
-    cli.register_schema()
-    with initialize_config_dir(cli.CONF, version_base="1.3"):
-        composed = compose("config", [
-            "+experiment=ogbl_collab", f"data.folder={folder}", f"partition={'whole' if whole else 'metis'}",
-            f"partition.num_parts={num_parts}", f"task.pairs_per_step={pairs_per_step}", f"cache_dir={cache_dir}"])
-    data = build.open_graph(configuration.to_object(composed)).data
+    config = configure("+experiment=ogbl_collab", f"data.folder={folder}", f"partition={'whole' if whole else 'metis'}",
+                       f"partition.num_parts={num_parts}", f"task.pairs_per_step={pairs_per_step}",
+                       f"cache_dir={cache_dir}")
+    data = build.open_graph(config).data
     start = time.process_time()
     scores = {split: _common_neighbors(data, split) for split in ("valid", "test")}
     writer = _write(None, "common neighbours", 0, 0, time.process_time() - start, scores)
     for seed in range(seeds):
-        composed.seed = seed
-        config = configuration.to_object(composed)
+        config.seed = seed
         ours = _build(config, data)
         theirs = _build(config, data)
         theirs.encoder = PyGLinkEncoder(theirs.encoder)

@@ -17,6 +17,9 @@ import torch
 import torch_geometric
 from torch import Tensor
 
+from pipeline import cli
+from pipeline.config import Config
+
 STATUS = Path("/proc/self/status")
 
 
@@ -124,3 +127,9 @@ def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: 
         say(f"{name}: relative difference {error:.1e}")
         if not error <= tolerance:
             raise SystemExit(f"{name} differs from PyG's by {error:.1e}, more than {tolerance:.0e}: nothing is timed")
+
+
+def configure(*overrides: str) -> Config:
+    """Compose the configuration that a command would train."""
+    cli.register_schema()
+    return cli.compose_config([*overrides])

@@ -3,13 +3,12 @@
 import time
 
 import torch
-from hydra import compose, initialize_config_dir
 
 from models.embedding.triples import MODELS
-from pipeline import build, cli, config as configuration
+from pipeline import build
 from pipeline.build_knowledge import split_triples
 from pipeline.config import Config
-from scripts.bench.measure import assert_close, say, write_row
+from scripts.bench.measure import assert_close, configure, say, write_row
 
 
 def bench_triples(folder: str, dim: int, batch_size: int, num_negatives: int, num_steps: int, repeat: int) -> None:
@@ -33,11 +32,8 @@ def bench_triples(folder: str, dim: int, batch_size: int, num_negatives: int, nu
         from pykeen.triples import CoreTriplesFactory
     except ImportError:
         raise SystemExit("PyKEEN, which this compares with, is not installed: pip install pykeen") from None
-    cli.register_schema()
-    with initialize_config_dir(cli.CONF, version_base="1.3"):
-        config: Config = configuration.to_object(compose("config", [
-            "+experiment=rotate_fb15k237", f"data.folder={folder}", f"trainer.dim={2 * dim}",
-            f"trainer.batch_size={batch_size}", f"trainer.num_negatives={num_negatives // 2}"]))
+    config = configure("+experiment=rotate_fb15k237", f"data.folder={folder}", f"trainer.dim={2 * dim}",
+                       f"trainer.batch_size={batch_size}", f"trainer.num_negatives={num_negatives // 2}")
     data = build.open_graph(config).data
     some = split_triples(data)["train"][:num_steps * batch_size]
     factory = CoreTriplesFactory(some, num_entities=data.num_nodes, num_relations=data.num_relations)
