@@ -8,6 +8,7 @@ import pytest
 import running
 import shapes
 import torch
+from browser import Browser
 from hydra import compose, initialize_config_dir
 from hypothesis import settings
 from torch_geometric.data import Data
@@ -27,6 +28,14 @@ running.start_server()
 # The same examples every time; --hypothesis-profile=default looks for new ones.
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """A Chromium that nothing may make complain."""
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+        assert not browser.complaints
 
 
 @pytest.fixture

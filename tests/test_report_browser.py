@@ -6,7 +6,6 @@ import io
 import json
 
 import pytest
-from browser import Browser
 from report_runs import components, write_records, write_run
 
 from pipeline.run.log import read_records
@@ -31,13 +30,6 @@ OVERLAPPING = """[...document.querySelectorAll(".drawing")].flatMap((plot) => {
     return boxes.flatMap(([a, p], i) => boxes.slice(i + 1).filter(([b, q]) => meet(p, q))
         .map(([b]) => `${plot.id}: ${a} on ${b}`));
 })"""
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with Browser(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
-        assert not browser.complaints
 
 
 @pytest.fixture(scope="module")

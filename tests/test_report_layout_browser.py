@@ -8,7 +8,6 @@ import time
 
 import numpy as np
 import pytest
-from browser import Browser
 from report_runs import many_points, write_layout
 from test_report import HOSTILE
 from test_report_browser import ASTRAY
@@ -22,13 +21,6 @@ FRAMES = "new Promise((done) => requestAnimationFrame(() => requestAnimationFram
 TIP = "[...document.querySelectorAll('#layout-tip bdi')].map((e) => e.textContent)"
 BOX = "(() => { const r = layoutMap.picture.getBoundingClientRect(); return [r.x, r.y, r.width, r.height]; })()"
 BLUE, VERMILION, PAPER = [0x00, 0x72, 0xB2], [0xD5, 0x5E, 0x00], [255, 255, 255]
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with Browser(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
-        assert not browser.complaints
 
 
 @pytest.fixture(scope="module")
