@@ -206,7 +206,7 @@ def build_node_embedding(config: Config, data: Data, device: torch.device, ranks
         sampler, parts, heads, tails, Negatives(*walks.alias_tables(parts.ptr, frequency)),
         Options(num_negatives=options.num_negatives, negative_weight=options.negative_weight,
                 optimizer=options.optimizer, weight_decay=options.weight_decay),
-        plan, finish=_keep if matrix is None else partial(_propagate, matrix, options.propagation_steps),
+        plan, finish=partial(_propagate, matrix, options.propagation_steps),
         score=score, metric=metric, dim=options.dim, storage=storage, seed=config.seed, ranks=ranks, stop=stop)
     _say(options, plan, trainer)
     return trainer
@@ -248,12 +248,8 @@ def _small_seed(seed: int) -> int:
     return int(stream("spectral", seed).integers(2**31))
 
 
-def _keep(vectors: Tensor) -> Tensor:
-    return vectors
-
-
-def _propagate(matrix: sp.csr_array, num_terms: int, vectors: Tensor) -> Tensor:
-    if not num_terms:
+def _propagate(matrix: sp.csr_array | None, num_terms: int, vectors: Tensor) -> Tensor:
+    if matrix is None or not num_terms:
         return vectors
     return torch.from_numpy(spectral.propagate(matrix, vectors.numpy(), num_terms=max(num_terms, 2)))
 

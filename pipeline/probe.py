@@ -160,10 +160,27 @@ class LinkProbe:
 
     def _area(self, vectors: np.ndarray, links: np.ndarray, others: np.ndarray) -> float:
         pairs, truth = np.concatenate([links, others]), np.repeat([1.0, 0.0], [len(links), len(others)])
-        cosines = np.empty(len(pairs), vectors.dtype)
-        # Some at a time: the vectors may be more than memory holds.
-        for first in range(0, len(pairs), PAIRS):
-            heed(self._stop)
-            heads, tails = (unit_rows(vectors[ends]) for ends in pairs[first:first + PAIRS].T)
-            cosines[first:first + PAIRS] = np.einsum("ij,ij->i", heads, tails)
+        cosines = compare_pairs(vectors, pairs, stop=self._stop)
         return rocauc(torch.from_numpy(truth).unsqueeze(1), torch.from_numpy(cosines).unsqueeze(1))
+
+
+def compare_pairs(vectors: np.ndarray, pairs: np.ndarray, *, stop: StopRequest | None = None) -> np.ndarray:
+    """Compute the cosines of pairs of vectors, some at a time: the vectors may be more than memory holds.
+
+    Args:
+        vectors: of any length [num_nodes, dim].
+        pairs: [num_pairs, 2].
+        stop: asks for an end after the pairs in hand.
+
+    Returns:
+        [num_pairs], of the type of the vectors.
+
+    Raises:
+        Stopped: it was asked for.
+    """
+    cosines = np.empty(len(pairs), vectors.dtype)
+    for first in range(0, len(pairs), PAIRS):
+        heed(stop)
+        heads, tails = (unit_rows(vectors[ends]) for ends in pairs[first:first + PAIRS].T)
+        cosines[first:first + PAIRS] = np.einsum("ij,ij->i", heads, tails)
+    return cosines

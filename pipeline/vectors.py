@@ -16,6 +16,7 @@ from pipeline import build, config as configuration, folder as run_folder, keys
 from pipeline.config import EvaluateConfig
 from pipeline.data.node_names import unpack_names
 from pipeline.graph.pairs import check_pairs
+from pipeline.probe import compare_pairs
 from pipeline.run import checkpoint, files
 from pipeline.run.log import format_score, format_table
 from pipeline.run.session import check_data
@@ -152,8 +153,7 @@ def save_cosines(options: EvaluateConfig, pairs: Tensor | None, vectors: Tensor,
     path = Path(options.predictions)
     if pairs is not None:
         check_pairs(pairs, len(names))
-        unit = torch.from_numpy(unit_rows(vectors.numpy()))
-        scores = (unit[pairs[:, 0]] * unit[pairs[:, 1]]).sum(1)
+        scores = torch.from_numpy(compare_pairs(vectors.numpy(), pairs.numpy()))
         files.write_atomically(path, lambda file: torch.save({"pairs": pairs, "logits": scores}, file))
         log.info("cosines of %s pairs in %s", f"{len(pairs):,}", path)
     elif options.neighbors:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from models.edges import choose_dtype, fill_csr, from_csc
+from models.embedding.reference import GOLDEN, mix
 from pipeline.graph.edges import transpose
 from pipeline.run import checkpoint
 
@@ -80,17 +81,9 @@ def draw_lots(edge_index: EdgeIndex, key: int) -> Tensor:
     for first in range(0, len(src), HASHED):
         ends = np.stack([part[first:first + HASHED] for part in (src, dst)]).astype(np.uint64)
         ends.sort(axis=0)
-        bits = _mix(_mix(ends[0] + np.uint64(key)) + ends[1])
+        bits = mix(mix(ends[0] + np.uint64(key) + GOLDEN) + ends[1] + GOLDEN)
         lots[first:first + HASHED] = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
     return torch.from_numpy(lots)
-
-
-def _mix(z: np.ndarray) -> np.ndarray:
-    """Compute the finaliser of SplitMix64, after a step of its sequence."""
-    z = z + np.uint64(0x9e3779b97f4a7c15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xbf58476d1ce4e5b9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94d049bb133111eb)
-    return z ^ (z >> np.uint64(31))
 
 
 def hash_structure(edge_index: EdgeIndex) -> str:

@@ -9,6 +9,9 @@ from torch import Tensor
 from pipeline.run.ranks import Ranks
 from pipeline.run.stop import StopRequest
 
+# Rows of a table that are summed at a time.
+SUMMED = 2**20
+
 
 @dataclass
 class Agreement:
@@ -98,6 +101,11 @@ class GradientSync:
             self._table.grad = sum_rows(self._table, ranks)
         self.seconds += time.perf_counter() - start
         return Agreement(loss, num_labels, stops > 0, [rank for rank, flag in enumerate(broken) if flag])
+
+
+def sum_columns(table: Tensor) -> Tensor:
+    """Sum the rows of a large table, some at a time: they are never all copied [channels], float64."""
+    return torch.stack([rows.sum(0, dtype=torch.float64) for rows in table.split(SUMMED)]).sum(0)
 
 
 def sum_rows(table: Tensor, ranks: Ranks) -> Tensor:

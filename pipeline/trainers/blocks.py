@@ -17,11 +17,10 @@ from pipeline.run.errors import Stopped
 from pipeline.run.ranks import Ranks
 from pipeline.run.stop import StopRequest
 from pipeline.run.storage import MemoryStorage
+from pipeline.run.sync import sum_columns
 from pipeline.schedule import fall_linearly
 from pipeline.trainers.progress import Progress, Step
 
-# Rows that are summed at a time.
-SUMMED = 2**20
 # From what was learned, [num_nodes, dim], to the metric of each split, and perhaps others.
 Score = Callable[[np.ndarray], dict[str, float]]
 
@@ -154,7 +153,7 @@ class BlockTrainer:
         opened = self._open_round(progress.round)
         waited = time.perf_counter() - start
         for number in range(progress.step_in_round, self.num_steps):
-            pulse.beat(f"step {number + 1} of {self.round_name} {progress.round + 1}")
+            self._beat()
             progress.lr = self.plan.learning_rate((progress.round + number / self.num_steps) / self.num_rounds)
             loss, count = self._train(self._schedule[number][self._ranks.rank::self._ranks.num_ranks])
             began = time.perf_counter()
@@ -171,6 +170,10 @@ class BlockTrainer:
             "loss": progress.mean_loss, "lr": progress.lr, "seconds": time.perf_counter() - start,
             "num_pairs": opened.num_pairs, "hidden": 1 - min(waited / drawn, 1) if drawn else 1.0,
             "draw_seconds": drawn, "sync_seconds": synced}
+
+    def _beat(self) -> None:
+        """Say which step is in hand."""
+        pulse.beat(f"step {self.progress.step_in_round + 1} of {self.round_name} {self.progress.round + 1}")
 
     def _exchange(self, number: int, loss: float, count: float) -> bool:
         """Bring every rank what the others have trained; returns whether one was asked to stop."""
@@ -243,8 +246,7 @@ class BlockTrainer:
 
     def fingerprint(self) -> dict:
         """Return what ranks compare: sums in place of large tables."""
-        return {name: torch.stack([rows.sum(0, dtype=torch.float64) for rows in tensors["rows"].split(SUMMED)]).sum(0)
-                for name, tensors in self._tables.items()}
+        return {name: sum_columns(tensors["rows"]) for name, tensors in self._tables.items()}
 
     def state(self) -> dict:
         """Return all that a resumed run needs to go on with the same bits."""

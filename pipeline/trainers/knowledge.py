@@ -15,7 +15,7 @@ from pipeline.ranking import ScoreAll
 from pipeline.run import pulse
 from pipeline.run.ranks import Ranks
 from pipeline.run.stop import StopRequest
-from pipeline.run.sync import sum_rows
+from pipeline.run.sync import sum_columns, sum_rows
 from pipeline.schedule import fall_linearly
 from pipeline.trainers.progress import Progress, Step
 
@@ -166,7 +166,7 @@ class KnowledgeTrainer:
 
     def fingerprint(self) -> dict:
         """Return what ranks compare: sums in place of large tables."""
-        return {name: table.double().sum(0) for name, table in self.weights().items()}
+        return {name: sum_columns(table) for name, table in self.weights().items()}
 
     def state(self) -> dict:
         """Return all that a resumed run needs to go on with the same bits."""

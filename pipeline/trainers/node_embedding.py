@@ -13,7 +13,7 @@ from models.embedding import skipgram, skipgram_torch
 from models.embedding.skipgram import Block, Negatives, Options, Table
 from pipeline.graph.blocks import NodeParts, orthogonal_rounds, tied_rounds
 from pipeline.graph.walks import Pairs, WalkSampler, collect_pairs
-from pipeline.run import pulse, seeds
+from pipeline.run import seeds
 from pipeline.run.ranks import Ranks
 from pipeline.run.stop import StopRequest
 from pipeline.run.storage import MemoryStorage
@@ -137,7 +137,7 @@ class NodeEmbeddingTrainer(BlockTrainer):
         at_once = self._num_threads if self._storage.releases else len(tasks)
         for first in range(0, len(tasks), max(at_once, 1)):
             now = tasks[first:first + at_once]
-            pulse.beat(f"step {self.progress.step_in_round + 1} of episode {self.progress.round + 1}")
+            self._beat()
             more = self._train_blocks(self.heads, self.tails, [[block(i, j) for i, j in task] for task in now],
                                       pairs.pairs, self._negatives, self._options, lr=self.progress.lr, key=key)
             loss, count = loss + more[0], count + more[1]
