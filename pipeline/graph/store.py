@@ -1,0 +1,291 @@
+"""Graphs on disk: a folder of arrays and a manifest, written once, opened in milliseconds, shared by processes."""
+
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from models.edges import from_csc
+from pipeline.run import files
+from pipeline.run.errors import DamagedFile, FileError
+
+log = logging.getLogger(__name__)
+
+# Raise it when a store that was written before can no longer be read.
+VERSION = 1
+MANIFEST, JOURNAL = "manifest.json", "journal.json"
+# Bytes that are hashed at a time.
+BLOCK = 1 << 24
+
+Shape = tuple[int, ...]
+
+
+class ArrayFile:
+    """An array in a file, written piece by piece.
+
+    Args:
+        path: the file; one that is there is written anew.
+
+    Raises:
+        FileError: the disk has no room for it, or it cannot be written.
+    """
+
+    def __init__(self, path: Path, shape: Shape, dtype: torch.dtype):
+        self.path, self.shape, self.dtype = path, shape, dtype
+        self.size = math.prod(shape) * dtype.itemsize
+        with files.naming(path, "written", size=lambda: self.size):
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                if self.size:  # what does not fit is said now, not after hours
+                    os.posix_fallocate(self._fd, 0, self.size)
+            except OSError:
+                os.close(self._fd)
+                raise
+
+    def write(self, first: int, values: np.ndarray) -> None:
+        """Write some elements, counted from the beginning of the flat array.
+
+        Args:
+            first: the number of the first of them.
+            values: of the array's dtype, contiguous.
+        """
+        assert values.dtype == torch.empty(0, dtype=self.dtype).numpy().dtype, (values.dtype, self.dtype)
+        content, at = memoryview(np.ascontiguousarray(values)).cast("B"), first * self.dtype.itemsize
+        assert at + len(content) <= self.size
+        with files.naming(self.path, "written", size=lambda: self.size):
+            while content:
+                written = os.pwrite(self._fd, content, at)
+                content, at = content[written:], at + written
+
+    def finish(self) -> dict:
+        """Bring the file to the disk and close it.
+
+        Returns:
+            What the manifest says of it: dtype, shape, size in bytes, time of the last change, and BLAKE2b.
+        """
+        with files.naming(self.path, "written", size=lambda: self.size):
+            os.fsync(self._fd)
+            digest = _digest(self._fd)
+            changed = os.fstat(self._fd).st_mtime_ns
+            self.close()
+        return {"dtype": str(self.dtype).removeprefix("torch."), "shape": list(self.shape), "size": self.size,
+                "changed_ns": changed, "blake2b": digest}
+
+    def close(self) -> None:
+        """Close the file, whatever became of it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class StoreWriter:
+    """Writes a store beside its place, and gives it its name when all of it is on the disk.
+
+    Arrays are written in groups. A group that is complete is in a journal: a writer that comes after one that was
+    killed, for the same store, finds it done. Other files may be kept in :attr:`folder` meanwhile, where the name begins
+    with "work-"; they are deleted at the end.
+
+    Args:
+        path: the folder of the store.
+
+    Attributes:
+        folder: where it is written, ``path`` with ".part".
+
+    Raises:
+        ValueError: another process writes this store.
+        FileError: the folder cannot be made.
+    """
+
+    def __init__(self, path: Path):
+        self.path, self.folder = path, path.with_name(f"{path.name}.part")
+        self._exit = contextlib.ExitStack()
+        with files.naming(self.folder, "made"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        self._exit.enter_context(files.lock(self.folder))
+        self._arrays = self._read_journal()
+
+    def __enter__(self) -> "StoreWriter":
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self._exit.close()
+
+    def _read_journal(self) -> dict[str, dict]:
+        journal = self.folder / JOURNAL
+        if not files.is_there(journal):
+            return {}
+        try:
+            arrays = files.read_json(journal)["arrays"]
+        except (DamagedFile, KeyError):
+            return {}
+        # What was truncated or written to since is written anew.
+        return {name: entry for name, entry in arrays.items() if _is_unchanged(self.folder / f"{name}.bin", entry)}
+
+    def has(self, *names: str) -> bool:
+        """Tell whether these arrays are complete, perhaps by a writer that was killed later."""
+        return all(name in self._arrays for name in names)
+
+    def entry(self, name: str) -> dict:
+        """Return what the manifest will say of a complete array: dtype, shape and more."""
+        return self._arrays[name]
+
+    @contextlib.contextmanager
+    def write(self, **arrays: tuple[Shape, torch.dtype]) -> Iterator[dict[str, ArrayFile]]:
+        """Open the files of a group of arrays, each with its shape and dtype; they are complete at the block's end.
+
+        Raises:
+            FileError: the disk has no room for them, or they cannot be written.
+        """
+        with contextlib.ExitStack() as stack:
+            opened = {}
+            for name, (shape, dtype) in arrays.items():
+                opened[name] = ArrayFile(self.folder / f"{name}.bin", shape, dtype)
+                stack.callback(opened[name].close)
+            yield opened
+            self._arrays |= {name: file.finish() for name, file in opened.items()}
+        files.write_json(self.folder / JOURNAL, {"arrays": self._arrays})
+
+    def put(self, name: str, values: Tensor) -> None:
+        """Write an array that is in memory, unless it is complete."""
+        if not self.has(name):
+            with self.write(**{name: (tuple(values.shape), values.dtype)}) as arrays:
+                arrays[name].write(0, values.contiguous().reshape(-1).numpy())
+
+    def finish(self, values: Mapping[str, object]) -> None:
+        """Write the manifest, and give the store its name; one that has it already makes room.
+
+        Args:
+            values: what JSON can say, kept beside the arrays.
+        """
+        with files.naming(self.folder, "written"):
+            for left in self.folder.glob("work-*"):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            (self.folder / JOURNAL).unlink(missing_ok=True)
+        # Last: a folder with a manifest is whole.
+        files.write_json(self.folder / MANIFEST, {"version": VERSION, "arrays": self._arrays, "values": dict(values)})
+        with files.naming(self.path, "written"):
+            if self.path.exists():
+                aside = self.path.with_name(f"{self.path.name}.old")
+                shutil.rmtree(aside, ignore_errors=True)
+                os.rename(self.path, aside)
+                os.rename(self.folder, self.path)
+                shutil.rmtree(aside, ignore_errors=True)
+            else:
+                os.rename(self.folder, self.path)
+            files.sync_folder(self.path.parent)
+
+
+def is_store(path: Path) -> bool:
+    """Tell whether there is a complete store.
+
+    Raises:
+        FileError: the system does not tell.
+    """
+    return path.is_dir() and files.is_there(path / MANIFEST)
+
+
+def open_store(path: Path, *, verify: bool = True) -> tuple[dict[str, Tensor], dict]:
+    """Open a store. Its arrays stay in their files, and the system pages them in; processes share the memory.
+
+    Args:
+        verify: compare the content of files that were changed since the store was written, by their time, with their
+            digests. Their sizes are compared in any case.
+
+    Returns:
+        The arrays by name, not to be written to; and the values.
+
+    Raises:
+        ValueError: there is no store.
+        DamagedFile: it is damaged; the message names the file.
+        FileError: it cannot be read.
+    """
+    if not is_store(path):
+        raise ValueError(f"{path} holds no store: there is no {MANIFEST} in it")
+    manifest = files.read_json(path / MANIFEST)
+    try:
+        version, arrays, values = manifest["version"], manifest["arrays"], manifest["values"]
+        if version != VERSION:
+            raise ValueError(f"{path} was written in version {version} of stores, and this program reads {VERSION}")
+        tensors = {name: _open_array(path / f"{name}.bin", entry, verify) for name, entry in arrays.items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DamagedFile(f"{path / MANIFEST} is damaged: {error!r}") from None
+    return tensors, values
+
+
+def _open_array(path: Path, entry: dict, verify: bool) -> Tensor:
+    dtype, shape, size = getattr(torch, entry["dtype"]), tuple(entry["shape"]), entry["size"]
+    if not files.is_there(path):
+        raise DamagedFile(f"{path} is missing: {path.parent} is damaged")
+    with files.naming(path, "read"):
+        found = path.stat()
+        if found.st_size != size or size != math.prod(shape) * dtype.itemsize:
+            raise DamagedFile(f"{path} is damaged: it has {found.st_size:,} bytes, the manifest says {size:,}")
+        if verify and found.st_mtime_ns != entry["changed_ns"]:
+            log.info("%s was changed or copied since it was written: comparing its checksum", path)
+            with open(path, "rb") as file:
+                if _digest(file.fileno()) != entry["blake2b"]:
+                    raise DamagedFile(f"{path} is damaged: its content does not have the checksum it was written with")
+    if not size:
+        return torch.empty(shape, dtype=dtype)
+    try:
+        # Private: the file is opened for reading alone.
+        return torch.from_file(str(path), shared=False, size=math.prod(shape), dtype=dtype).view(shape)
+    except RuntimeError as error:
+        raise FileError(f"{path} cannot be mapped into memory: {str(error).partition(chr(10))[0]}") from error
+
+
+def _is_unchanged(path: Path, entry: dict) -> bool:
+    try:
+        found = path.stat()
+        return (found.st_size, found.st_mtime_ns) == (entry["size"], entry["changed_ns"])
+    except (OSError, KeyError, TypeError):
+        return False
+
+
+def _digest(fd: int) -> str:
+    blake, at = hashlib.blake2b(digest_size=16), 0
+    while block := os.pread(fd, BLOCK, at):
+        blake.update(block)
+        at += len(block)
+    return blake.hexdigest()
+
+
+def write_graph(writer: StoreWriter, data: Data, **values: object) -> None:
+    """Write a graph whose edges are sorted by destination: every tensor as an array, everything else as a value.
+
+    Args:
+        values: more of them.
+    """
+    plain: dict[str, object] = {}
+    for name, value in data.to_dict().items():
+        if name == "edge_index":
+            writer.put("edges", value.as_tensor())
+            writer.put("indptr", value.get_csc()[0][0])
+        elif isinstance(value, Tensor):
+            writer.put(name, value)
+        elif value is not None:
+            json.dumps(value)  # what it cannot say is no value of a graph
+            plain[name] = value
+    writer.finish({**plain, **values})
+
+
+def open_graph(path: Path, *, verify: bool = True) -> Data:
+    """Open a store of a graph; see :func:`open_store`.
+
+    Returns:
+        ``edge_index``, an ``EdgeIndex`` sorted by destination with its CSC filled, and the other arrays and values. All
+        tensors lie in their files.
+    """
+    tensors, values = open_store(path, verify=verify)
+    edges, indptr = tensors.pop("edges"), tensors.pop("indptr")
+    return Data(edge_index=from_csc(edges, indptr), **tensors, **values)
