@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 from models import custom
 from models.aggregate import backend
 from pipeline import arguments, build_embedding, estimate, keys
+from pipeline.build_loader import LOADERS, build_loader
 from pipeline.build_model import (
     build_model,
     construct,
@@ -31,12 +32,9 @@ from pipeline.data.prepare import describe_inputs
 from pipeline.effects import settings
 from pipeline.features import NodeTable, refuse_sparse_modules, without_features
 from pipeline.graph.components import Components, find_components, split_components
-from pipeline.graph.partitioner import PARTITIONS, Partitioner
-from pipeline.graph.structure import inspect
-from pipeline.loaders.cluster import ClusterLoader
-from pipeline.loaders.graph import GraphLoader
-from pipeline.loaders.neighbor import NeighborLoader, check_pyg
-from pipeline.loaders.pairs import PairLoader
+from pipeline.graph.partitioner import PARTITIONS
+from pipeline.graph.structure import Structure, inspect
+from pipeline.loaders.neighbor import check_pyg
 from pipeline.metrics import KINDS, METRICS, hits_at, kind_of
 from pipeline.names import LOWER_IS_BETTER
 from pipeline.run import checkpoint
@@ -48,14 +46,13 @@ from pipeline.schedule import Schedule
 from pipeline.tasks.graph import GraphTask
 from pipeline.tasks.link import LinkTask
 from pipeline.tasks.node import NodeTask
-from pipeline.trainers.gnn import GNNTrainer, Loader, Task
+from pipeline.trainers.gnn import GNNTrainer, Task
 
 log = logging.getLogger(__name__)
 
-# One line for each member of tasks/, loaders/ and trainers/, and for each kind of node features. Trainers that need
-# neither a task nor a loader are in build_embedding.py.
+# One line for each member of tasks/ and trainers/, and for each kind of node features. Loaders are in build_loader.py,
+# trainers that need neither a task nor a loader in build_embedding.py.
 TASKS: dict[str, type] = {"node": NodeTask, "graph": GraphTask, "link": LinkTask}
-LOADERS: dict[str, type] = {"cluster": ClusterLoader, "neighbor": NeighborLoader, "graph": GraphLoader}
 FEATURES: dict[str, type[NodeTable] | None] = {"data": None, "embedding": NodeTable}
 TRAINERS = {"gnn": GNNTrainer}
 TRACKERS: dict[str, Any] = {
@@ -105,6 +102,7 @@ def check(config: Config) -> None:
         raise ValueError(f"task.metric={config.task.metric} is unknown; choose one of {', '.join(METRICS)}")
     if config.loader.name == "neighbor" and config.loader.backend == "pyg":
         check_pyg()
+    _check_on_disk(config)
     arguments.check_folder("cache_dir", Path(config.cache_dir))
     estimate.check_ranks(config)
     estimate.check_table(config, num_nodes=1)
@@ -116,6 +114,15 @@ def check(config: Config) -> None:
         keys.replaced(config, {f"model.{name}": size for name, size in sizes.items()}),
         in_channels=1 if getattr(config.model, "encode_x", True) else sizes["hidden_channels"], out_channels=1,
         edge_dim=None if getattr(config.model, "knn", 0) else 1, num_categories=0))
+
+
+def _check_on_disk(config: Config) -> None:
+    if config.data.on_disk and config.data.holds != "graph":
+        raise ValueError(f"data.on_disk=true: {config.data.origin()} holds {config.data.holds}, which lie in a file "
+                         "that is mapped into memory anyway; leave it out")
+    if config.data.on_disk and config.data.components != "all":
+        raise ValueError(f"data.on_disk=true with data.components={config.data.components}: a part of the graph would "
+                         "be taken into memory, so set data.components=all or data.on_disk=false")
 
 
 def check_metric(chosen: str | None, metric: str) -> None:
@@ -228,9 +235,9 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
         estimate.check_activations(config, data)
         return OpenGraph(data, None, [(None, data)])
     if not checked:
-        if data.num_edges >= MANY_EDGES:
+        if data.num_edges >= MANY_EDGES and "structure" not in data:
             log.info("graph: looking for odd edges and connected components among %s edges", f"{data.num_edges:,}")
-        log.info("graph: %s", inspect(data.edge_index))
+        log.info("graph: %s", Structure(**data.structure) if "structure" in data else inspect(data.edge_index))
         log.info("%s", describe_inputs(data, config.data, label_input=config.train.label_input,
                                        num_learned=learned_channels(config), concat=config.features.concat))
 
@@ -240,7 +247,7 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
         path = path_of(config.data, config.cache_dir, data.content_hash, part)
         return checkpoint.keep(path, build, again="selecting it again", verify=not checked)
 
-    if config.data.components == "all":
+    if config.data.components == "all" and "store" not in data:
         components = find_components(data)
     else:
         components = Components.unpack(keep("-components", lambda: find_components(data).pack()))
@@ -261,17 +268,6 @@ def _visible(config: Config, data: Data) -> Data:
     return without_features(data) if config.features.name == "embedding" and not config.features.concat else data
 
 
-def build_partitioner(config: Config, data: Data) -> Partitioner:
-    """Build what draws the partitions of a run.
-
-    Raises:
-        ValueError: the configured partition does not fit the graph.
-    """
-    return Partitioner(
-        data.edge_index, name=config.partition.name, num_parts=config.partition.num_parts, seed=config.seed,
-        num_micro_parts=config.partition.num_micro_parts, cache=Path(config.cache_dir) / "partitions")
-
-
 def build_task(config: Config, data: Data) -> Task:
     """Build what is learned on a graph.
 
@@ -287,37 +283,6 @@ def build_task(config: Config, data: Data) -> Task:
     if config.task.name == "graph":
         return GraphTask(data)
     return TASKS[config.task.name](data, label_input=config.train.label_input)
-
-
-def build_loader(config: Config, data: Data, device: torch.device = torch.device("cpu")) -> Loader:
-    """Build what makes the batches.
-
-    Raises:
-        ValueError: it does not fit the graph.
-    """
-    loader = LOADERS[config.loader.name]
-    if loader is NeighborLoader:
-        return NeighborLoader(data, config.loader.num_neighbors, batch_size=config.loader.batch_size, seed=config.seed,
-                              backend=config.loader.backend, device=device)
-    if loader is GraphLoader:
-        return _build_graph_loader(config, data, device)
-    clusters = loader(data, build_partitioner(config, data), device=device,
-                      clusters_per_step=config.partition.clusters_per_step, scale_sums=config.partition.scale_sums)
-    if config.task.name != "link":
-        return clusters
-    task = config.task
-    return PairLoader(clusters, pairs_per_step=task.pairs_per_step, num_negatives=task.num_negatives,
-                      strict=task.strict_negatives, hide=task.hide_pairs, seed=config.seed)
-
-
-def _build_graph_loader(config: Config, data: Data, device: torch.device) -> GraphLoader:
-    loader = GraphLoader(data, batch_size=config.loader.batch_size, pack=config.loader.pack, seed=config.seed,
-                         device=device)
-    if getattr(config.model, "norm", None) == "batch" and loader.least_graphs < 2:
-        raise ValueError(f"loader.batch_size={config.loader.batch_size}: of {int(data.train_mask.sum()):,} training "
-                         "graphs a batch holds one alone, and batch norm needs two to train. Raise loader.batch_size, "
-                         "or set model.norm=layer")
-    return loader
 
 
 def build_schedule(config: Config, num_batches: int, ranks: Ranks = Ranks()) -> Schedule:

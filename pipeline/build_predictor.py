@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from models.link_predictor import LinkModel
+from pipeline.build_loader import build_stream
 from pipeline.config import Config
 from pipeline.features import NodeTable
 from pipeline.inference import largest_stack, predict_exact, predict_graphs, predict_views
@@ -93,4 +94,5 @@ def build_view_loader(config: Config, loader: Loader, data: Data) -> ClusterLoad
     clusters = loader.clusters if isinstance(loader, PairLoader) else loader
     if isinstance(clusters, ClusterLoader) and data is loader.data:
         return clusters
-    return ClusterLoader(data, device=device)  # partition.scale_sums is of training by clusters
+    # partition.scale_sums is of training by clusters.
+    return ClusterLoader(data, device=device, stream=build_stream(config, data))

@@ -21,7 +21,7 @@ from running import (
     wait_for_rounds,
 )
 
-from pipeline import build
+from pipeline import build, build_loader
 from pipeline.data.cache import load
 from pipeline.loaders.cluster import ClusterLoader
 from pipeline.run import checkpoint, ranks as rank_tools
@@ -54,7 +54,7 @@ def gradients_of_one(config, data, clusters_of_steps) -> list[list[torch.Tensor]
     task = build.build_task(config, data)
     rng = torch.manual_seed(config.seed)
     model = build.build_model(config, data, task)
-    partitioner, loader, out = build.build_partitioner(config, data), ClusterLoader(data), []
+    partitioner, loader, out = build_loader.build_partitioner(config, data), ClusterLoader(data), []
     for clusters in clusters_of_steps:
         model.zero_grad()
         total = torch.zeros(())
@@ -76,7 +76,7 @@ def test_gradients_are_those_of_one_process_that_accumulates_the_clusters(num_ra
     data = task_graph(labelled, num_nodes=40)
     config = configure(*TOY, f"parallel={mode}", f"parallel.num_ranks={num_ranks}", f"partition.num_parts={num_parts}",
                        "model.dropout=0")
-    partition = build.build_partitioner(config, data).draw(0)
+    partition = build_loader.build_partitioner(config, data).draw(0)
     assert num_parts < 5 or any(not b.train_mask.any() for b in ClusterLoader(data).batches_of(partition))
     if mode == "epochs":
         clusters = [[(rank, step) for rank in range(num_ranks)] for step in range(num_parts)]

@@ -1,10 +1,12 @@
 """Opens a dataset: prepared once, kept under a hash of its content, shared by processes as a memory-mapped file."""
 
+import dataclasses
 import hashlib
 import importlib
 import json
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +16,10 @@ from models.edges import from_csc
 from pipeline import keys
 from pipeline.data.config import DATASETS, DataConfig
 from pipeline.data.prepare import prepare
+from pipeline.graph import store
+from pipeline.graph.structure import inspect
 from pipeline.run import checkpoint
+from pipeline.run.errors import DamagedFile
 from pipeline.run.progress import Bar
 
 log = logging.getLogger(__name__)
@@ -36,7 +41,9 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
         ``num_categories`` columns one-hot; ``edge_attr`` [num_edges, edge_dim], float32, or none; ``y``
         [num_nodes, num_tasks], float32 of 0, 1 and NaN for "rocauc", [num_nodes, 1], int64 for "acc"; ``train_mask``,
         ``valid_mask``, ``test_mask``; ``metric``; ``out_channels``, the number of classes or tasks;
-        ``content_hash``; ``x_source``, see :func:`prepare`, if it was prepared by a version that kept it. Of a
+        ``content_hash``; ``x_source``, see :func:`prepare`, if it was prepared by a version that kept it. Of a graph
+        on disk also ``store``, the folder that :mod:`pipeline.graph.store` wrote, and ``structure``, a dict of the
+        fields of :class:`pipeline.graph.structure.Structure`. Of a
         knowledge graph what :func:`pipeline.data.triples.build_triples` returns, and ``content_hash``.
 
     Raises:
@@ -47,18 +54,21 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
     verify = content_hash is None
     content_hash = content_hash or _content_hash(config)
     path = path_of(config, cache_dir, content_hash)
-    if verify and path.exists() and path.stat().st_size >= MANY_BYTES:
+    if verify and path.is_file() and path.stat().st_size >= MANY_BYTES:
         log.info("data: reading %s, %.1f GiB", path, path.stat().st_size / 2**30)
     prepared = False
 
-    def build() -> dict:
+    def build() -> Data:
         nonlocal prepared
         prepared = True
         log.info("data: preparing %s", config.source)
         with Bar("reading", 4, "stages") as bar:
-            return pack(prepare(_reader(config).read(config), config, on_stage=bar.advance))
+            return prepare(_reader(config).read(config), config, on_stage=bar.advance)
 
-    data = unpack(checkpoint.keep(path, build, again="preparing the graph again", verify=verify))
+    if config.on_disk:
+        data = _keep_store(path, build, verify=verify)
+    else:
+        data = unpack(checkpoint.keep(path, lambda: pack(build()), again="preparing the graph again", verify=verify))
     seconds = time.perf_counter() - start
     if prepared:
         log.info("data: %s prepared in %.1f s, kept as %s", config.source, seconds, path)
@@ -70,8 +80,30 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
 
 
 def path_of(config: DataConfig, cache_dir: str | Path, content_hash: str, part: str = "") -> Path:
-    """Return where a prepared graph is kept, or a `part` of it."""
-    return Path(cache_dir) / "graphs" / f"{config.source}-{content_hash}{part}.pt"
+    """Return where a prepared graph is kept, a file or the folder of a store, or a `part` of it, a file."""
+    kind = "store" if config.on_disk and not part else "pt"
+    return Path(cache_dir) / "graphs" / f"{config.source}-{content_hash}{part}.{kind}"
+
+
+def _keep_store(path: Path, build: Callable[[], Data], *, verify: bool) -> Data:
+    """Open the store of a graph; it is written first if it is not there, or damaged.
+
+    Raises:
+        FileError: it cannot be read or written.
+    """
+    try:
+        whole = store.is_store(path)
+        data = store.open_graph(path, verify=verify) if whole else None
+    except DamagedFile as error:
+        log.warning("%s; preparing the graph again", error)
+        data = None
+    if data is None:
+        with store.StoreWriter(path) as writer:
+            data = build()
+            store.write_graph(writer, data, structure=dataclasses.asdict(inspect(data.edge_index)))
+        data = store.open_graph(path, verify=False)
+    data.store = str(path)
+    return data
 
 
 def _reader(config: DataConfig) -> ModuleType:

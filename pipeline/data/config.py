@@ -33,6 +33,8 @@ class DataConfig:
     add_self_loops: bool = key(False, "add the missing self-loops", shapes_graph=True)
     node_features: str = key("sum", "for a graph without any: the features of the incident edges summed, or log_sum, "
                              "their logarithms standardised", choices=("sum", "log_sum"), shapes_graph=True)
+    on_disk: bool = key(False, "leave the graph in files, and read it once an epoch, block by block: for graphs larger "
+                        "than memory", changes_numbers=False)
 
     def origin(self) -> str:
         """Say where the graph comes from, for messages."""

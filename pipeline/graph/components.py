@@ -1,5 +1,6 @@
 """Connected components, and the parts of a graph that get a model each."""
 
+import ctypes
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass
@@ -11,6 +12,9 @@ from scipy.sparse import csgraph
 from torch import Tensor
 from torch_geometric.data import Data
 
+from models.kernels.native import pointer
+from pipeline.graph.reading import edge_blocks
+from pipeline.graph.stream import LIBRARY
 from pipeline.graph.subgraph import induced_subgraph
 
 log = logging.getLogger(__name__)
@@ -72,9 +76,10 @@ def find_components(data: Data) -> Components:
     """Find the (weakly) connected components of a graph with ``train_mask``, ``valid_mask`` and ``test_mask``."""
     (indptr, src), _ = data.edge_index.get_csc()
     num_nodes = indptr.numel() - 1
-    # csgraph wants float64 values; ones as a matrix of their own leave the graph's arrays alone.
-    matrix = sp.csr_array((np.ones(src.numel(), np.float64), src.numpy(), indptr.numpy()), shape=(num_nodes, num_nodes))
-    count, label = csgraph.connected_components(matrix, directed=False)
+    if "store" in data:
+        count, label = _label_blocks(data)
+    else:
+        count, label = _label(src.numpy(), indptr.numpy(), num_nodes)
     sizes = np.bincount(label, minlength=count)
     order = np.argsort(-sizes, kind="stable")
     rank = np.empty(count, np.int64)
@@ -88,6 +93,33 @@ def find_components(data: Data) -> Components:
     columns = (sizes[order].tolist(), count_by_component(np.diff(indptr.numpy())),
                count_by_component(data.train_mask.numpy()), count_by_component(labelled))
     return Components(torch.from_numpy(index), [Component(*row) for row in zip(*columns)])
+
+
+def _label(src: np.ndarray, ptr: np.ndarray, num_nodes: int) -> tuple[int, np.ndarray]:
+    """Number the components by their lowest nodes; returns how many there are, and that of each node."""
+    # csgraph wants float64 values; ones as a matrix of their own leave the graph's arrays alone.
+    matrix = sp.csr_array((np.ones(len(src), np.float64), src, ptr), shape=(num_nodes, num_nodes))
+    return csgraph.connected_components(matrix, directed=False)
+
+
+def _label_blocks(data: Data) -> tuple[int, np.ndarray]:
+    """Do the same for a graph in a store, reading its edges once; memory holds 4 bytes a node and some blocks."""
+    library = LIBRARY.get()
+    parent = np.arange(data.num_nodes, dtype=np.int32)
+    for first, ptr, src in edge_blocks(data):
+        if library is None:
+            dst = np.repeat(np.arange(first, first + len(ptr) - 1), np.diff(ptr))
+            ends = sp.coo_array((np.ones(len(src)), (parent[src], parent[dst])), shape=(data.num_nodes, data.num_nodes))
+            # Labels are numbers of nodes as well, and those of one component are equal: a parent like any other.
+            parent = csgraph.connected_components(ends, directed=False)[1][parent]
+        else:
+            join = library.stream_join_32 if src.dtype == np.int32 else library.stream_join_64
+            join(pointer(torch.from_numpy(src)), pointer(torch.from_numpy(ptr)), ctypes.c_int64(first),
+                 ctypes.c_int64(len(ptr) - 1), pointer(torch.from_numpy(parent)))
+    if library is not None:
+        library.stream_roots(pointer(torch.from_numpy(parent)), ctypes.c_int64(len(parent)))
+    roots, label = np.unique(parent, return_inverse=True)
+    return len(roots), label
 
 
 def build_now(number: int, build: Callable[[], Data]) -> Data:

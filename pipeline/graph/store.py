@@ -57,15 +57,13 @@ class ArrayFile:
 
         Args:
             first: the number of the first of them.
-            values: of the array's dtype, contiguous.
+            values: of the array's dtype.
         """
         assert values.dtype == torch.empty(0, dtype=self.dtype).numpy().dtype, (values.dtype, self.dtype)
-        content, at = memoryview(np.ascontiguousarray(values)).cast("B"), first * self.dtype.itemsize
-        assert at + len(content) <= self.size
+        at = first * self.dtype.itemsize
+        assert at + values.nbytes <= self.size
         with files.naming(self.path, "written", size=lambda: self.size):
-            while content:
-                written = os.pwrite(self._fd, content, at)
-                content, at = content[written:], at + written
+            files.write_at(self._fd, values, at)
 
     def finish(self) -> dict:
         """Bring the file to the disk and close it.
@@ -92,8 +90,8 @@ class StoreWriter:
     """Writes a store beside its place, and gives it its name when all of it is on the disk.
 
     Arrays are written in groups. A group that is complete is in a journal: a writer that comes after one that was
-    killed, for the same store, finds it done. Other files may be kept in :attr:`folder` meanwhile, where the name begins
-    with "work-"; they are deleted at the end.
+    killed, for the same store, finds it done. Other files may be kept in :attr:`folder` meanwhile, under names that
+    begin with "work-"; they are deleted at the end.
 
     Args:
         path: the folder of the store.

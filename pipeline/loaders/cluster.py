@@ -5,11 +5,11 @@ import logging
 from collections.abc import Iterable, Iterator
 
 import torch
-from torch import Tensor
 from torch_geometric.data import Data
 
 from pipeline.graph.partition import Partition, measure_partition
 from pipeline.graph.partitioner import Partitioner
+from pipeline.graph.stream import ClusterStream
 from pipeline.graph.structure import keep_both_orders
 from pipeline.graph.subgraph import induced_subgraph
 from pipeline.schedule import Share
@@ -31,12 +31,15 @@ class ClusterLoader:
         clusters_per_step: clusters merged into one batch.
         scale_sums: give batches a ``degree_ratio`` [num_nodes], each node's degree in the graph over that in the
             batch, by which a model scales its sums over neighbours; 1 for nodes that have no neighbour in the batch.
+        stream: of a graph on disk, what reads the clusters of a partition in one pass; without it each reads its own
+            rows.
         device: where the batches will be used; for a GPU they are put into page-locked memory.
     """
 
     def __init__(self, data: Data, partitioner: Partitioner | None = None, *, clusters_per_step: int = 1,
-                 scale_sums: bool = False, device: torch.device = torch.device("cpu")):
-        self.data, self.device, self._scale_sums = data, device, scale_sums
+                 scale_sums: bool = False, stream: ClusterStream | None = None,
+                 device: torch.device = torch.device("cpu")):
+        self.data, self.device, self._scale_sums, self._stream = data, device, scale_sums, stream
         self._partitioner, self._clusters_per_step = partitioner, clusters_per_step
         self._whole: Data | None = None
 
@@ -61,8 +64,17 @@ class ClusterLoader:
 
     def batches_of(self, partition: Partition, clusters: Iterable[int] | None = None) -> Iterator[Data]:
         """Build the batch of each cluster in turn, or of those given."""
-        for cluster in range(partition.num_parts) if clusters is None else clusters:
-            yield self._whole_batch() if partition.num_parts == 1 else self._batch(partition.nodes(cluster), cluster)
+        clusters = list(range(partition.num_parts) if clusters is None else clusters)
+        if partition.num_parts == 1:
+            yield from (self._whole_batch() for _ in clusters)
+            return
+        if self._stream is not None:
+            subgraphs = self._stream.induce(partition, clusters)
+        else:  # int64, since SAGEConv and GINConv of PyG 2.8 fail on an int32 EdgeIndex
+            subgraphs = (induced_subgraph(self.data, partition.nodes(cluster), dtype=torch.int64)
+                         for cluster in clusters)
+        for cluster, batch in zip(clusters, subgraphs):
+            yield self._finish(self._scaled(batch) if self._scale_sums else batch, cluster)
 
     def measure(self, partition: Partition, seconds: float) -> dict[str, dict]:
         """Measure a draw and say so: a record for who writes it down.
@@ -77,13 +89,10 @@ class ClusterLoader:
             "num_edges": quality.num_edges, "cut": quality.cut, "imbalance": quality.imbalance,
             "seconds": quality.seconds}}
 
-    def _batch(self, nodes: Tensor, cluster: int) -> Data:
-        # int64, since SAGEConv and GINConv of PyG 2.8 fail on an int32 EdgeIndex.
-        batch = induced_subgraph(self.data, nodes, dtype=torch.int64)
-        if self._scale_sums:
-            indptr, part = self.data.edge_index.get_csc()[0][0], batch.edge_index.get_csc()[0][0].diff()
-            batch.degree_ratio = torch.where(part > 0, (indptr[nodes + 1] - indptr[nodes]) / part, 1.0)
-        return self._finish(batch, cluster)
+    def _scaled(self, batch: Data) -> Data:
+        indptr, part = self.data.edge_index.get_csc()[0][0], batch.edge_index.get_csc()[0][0].diff()
+        batch.degree_ratio = torch.where(part > 0, (indptr[batch.n_id + 1] - indptr[batch.n_id]) / part, 1.0)
+        return batch
 
     def _finish(self, batch: Data, cluster: int) -> Data:
         batch.cluster = cluster

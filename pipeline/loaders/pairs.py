@@ -74,9 +74,10 @@ class PairLoader:
             path: the round and the number of the draw.
         """
         place = torch.empty(self.data.num_nodes, dtype=torch.int64)
-        for number in numbers:
+        numbers = list(numbers)
+        batches = self.clusters.batches_of(partition, [number % partition.num_parts for number in numbers])
+        for number, batch in zip(numbers, batches, strict=True):
             visit, cluster = divmod(number, partition.num_parts)
-            (batch,) = self.clusters.batches_of(partition, [cluster])
             place[batch.n_id] = torch.arange(batch.num_nodes)
             yield self._finish(batch, place[self._pairs[self._cut(pairs.of(cluster), visit, partition)]], number, path)
 

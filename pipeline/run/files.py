@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+import numpy as np
+
 from pipeline.run.errors import DamagedFile, FileError
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -279,3 +281,37 @@ def file_digest(file: BinaryIO) -> str:
         for block in iter(lambda: file.read(1 << 24), b""):
             blake.update(block)
     return blake.hexdigest()
+
+
+def write_at(fd: int, values: np.ndarray, at: int) -> int:
+    """Write all bytes of an array at a place of a file; returns where they end.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    content = _bytes_of(np.ascontiguousarray(values))
+    while content:
+        written = os.pwrite(fd, content, at)
+        content, at = content[written:], at + written
+    return at
+
+
+def read_at(fd: int, dtype: np.dtype, shape: tuple[int, ...], at: int) -> np.ndarray:
+    """Read an array from a place of a file.
+
+    Raises:
+        OSError: it cannot be read, or the file ends before.
+    """
+    values = np.empty(shape, dtype)
+    content = _bytes_of(values)
+    while content:
+        count = os.preadv(fd, [content], at)
+        if not count:
+            raise OSError(errno.EIO, "it ends too early; was it truncated while it was in use?")
+        content, at = content[count:], at + count
+    return values
+
+
+def _bytes_of(values: np.ndarray) -> memoryview:
+    """Return the memory of a contiguous array."""
+    return values.reshape(-1).view(np.uint8).data if values.size else memoryview(b"")

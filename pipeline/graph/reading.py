@@ -1,0 +1,111 @@
+"""Long sequential reads of the arrays of a store, a block ahead of who uses them."""
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pipeline.run import files, pulse
+from pipeline.run.memory import machine_memory
+
+# Bytes that are read at a time, of all arrays together.
+BLOCK_BYTES = 1 << 26
+
+
+class Reader:
+    """Reads rows of arrays of a store in long sequential reads, a block ahead of who uses them.
+
+    Args:
+        path: the store.
+        arrays: by name, as they were opened: their dtype and the shape of their rows are read likewise.
+    """
+
+    def __init__(self, path: Path, arrays: Mapping[str, Tensor]):
+        self._paths = [path / f"{name}.bin" for name in arrays]
+        self._rows = [(array[:0].numpy().dtype, tuple(array.shape[1:])) for array in arrays.values()]
+        self._exit = contextlib.ExitStack()
+
+    def __enter__(self) -> "Reader":
+        self._files = []
+        for path in self._paths:
+            with files.naming(path, "read"):
+                file = self._exit.enter_context(open(path, "rb", buffering=0))
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+                self._files.append(file)
+        # What does not fit into memory anyway need not drive out of it what does.
+        total = sum(os.fstat(file.fileno()).st_size for file in self._files)
+        self._drops = total > machine_memory() // 2
+        self._pool = self._exit.enter_context(ThreadPoolExecutor(1))
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self._exit.close()
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> Iterator[list[np.ndarray]]:
+        """Read rows [first, last) of every array, for each span in turn.
+
+        Raises:
+            FileError: they cannot be read.
+        """
+        ahead = self._pool.submit(self._read, spans[0]) if spans else None
+        for number in range(len(spans)):
+            values = ahead.result()
+            if number + 1 < len(spans):
+                ahead = self._pool.submit(self._read, spans[number + 1])
+            pulse.renew()
+            yield values
+
+    def _read(self, span: tuple[int, int]) -> list[np.ndarray]:
+        return [self._read_rows(*arguments, *span) for arguments in zip(self._paths, self._files, self._rows)]
+
+    def _read_rows(self, path: Path, file: FileIO, row: tuple[np.dtype, tuple[int, ...]], first: int,
+                   last: int) -> np.ndarray:
+        dtype, shape = row
+        with files.naming(path, "read"):
+            begin = first * dtype.itemsize * math.prod(shape)
+            values = files.read_at(file.fileno(), dtype, (last - first, *shape), begin)
+            if self._drops:
+                os.posix_fadvise(file.fileno(), begin, values.nbytes, os.POSIX_FADV_DONTNEED)
+        return values
+
+
+def edge_blocks(data: Data, block: int = BLOCK_BYTES, *, features: bool = False) -> Iterator[tuple]:
+    """Read the edges of a graph in a store once, in order, in blocks of whole destinations.
+
+    Args:
+        block: bytes to read at a time; a destination with more of them has a block to itself.
+        features: read those of the edges too.
+
+    Returns:
+        Of each block: its first destination; where the edges of each of its destinations begin in it, int64, one more
+        than it has destinations; their sources; and if they are asked for and there are any, their features.
+
+    Raises:
+        FileError: the store cannot be read.
+    """
+    (indptr, _), _ = data.edge_index.get_csc()
+    arrays = {"edges": data.edge_index.as_tensor()[0]}  # the first row of a matrix, and of its file
+    if features and data.edge_attr is not None:
+        arrays["edge_attr"] = data.edge_attr
+    num_edges = max(block // sum(_row_bytes(array) for array in arrays.values()), 1)
+    rows = [0]
+    while rows[-1] < data.num_nodes:
+        end = int(torch.searchsorted(indptr, indptr[rows[-1]] + num_edges, right=True)) - 1
+        rows.append(min(max(end, rows[-1] + 1), data.num_nodes))
+    spans = [(int(indptr[first]), int(indptr[last])) for first, last in pairwise(rows)]
+    with Reader(Path(data.store), arrays) as reader:
+        for (first, last), (begin, _), values in zip(pairwise(rows), spans, reader.read(spans), strict=True):
+            yield first, (indptr[first:last + 1].long() - begin).numpy(), *values
+
+
+def _row_bytes(array: Tensor) -> int:
+    return array[:1].numel() * array.element_size()
