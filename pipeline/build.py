@@ -235,9 +235,9 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
         estimate.check_activations(config, data)
         return OpenGraph(data, None, [(None, data)])
     if not checked:
-        if data.num_edges >= MANY_EDGES and "structure" not in data:
+        if data.num_edges >= MANY_EDGES:
             log.info("graph: looking for odd edges and connected components among %s edges", f"{data.num_edges:,}")
-        log.info("graph: %s", Structure(**data.structure) if "structure" in data else inspect(data.edge_index))
+        log.info("graph: %s", _describe_edges(data))
         log.info("%s", describe_inputs(data, config.data, label_input=config.train.label_input,
                                        num_learned=learned_channels(config), concat=config.features.concat))
 
@@ -261,6 +261,14 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
         estimate.check_table(config, part.num_nodes)
         estimate.check_activations(config, part)
     return OpenGraph(_visible(config, data), components, [(number, _visible(config, part)) for number, part in parts])
+
+
+def _describe_edges(data: Data) -> str:
+    if "structure" in data:
+        return str(Structure(**data.structure))
+    if "store" in data:  # to count needs memory for several numbers of each edge
+        return f"{data.num_nodes:,} nodes, {data.num_edges:,} directed edges; its store says nothing of odd ones"
+    return str(inspect(data.edge_index))
 
 
 def _visible(config: Config, data: Data) -> Data:

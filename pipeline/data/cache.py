@@ -43,7 +43,7 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
         ``valid_mask``, ``test_mask``; ``metric``; ``out_channels``, the number of classes or tasks;
         ``content_hash``; ``x_source``, see :func:`prepare`, if it was prepared by a version that kept it. Of a graph
         on disk also ``store``, the folder that :mod:`pipeline.graph.store` wrote, and ``structure``, a dict of the
-        fields of :class:`pipeline.graph.structure.Structure`. Of a
+        fields of :class:`pipeline.graph.structure.Structure`, unless who wrote it left it out. Of a
         knowledge graph what :func:`pipeline.data.triples.build_triples` returns, and ``content_hash``.
 
     Raises:
@@ -56,16 +56,18 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
     path = path_of(config, cache_dir, content_hash)
     if verify and path.is_file() and path.stat().st_size >= MANY_BYTES:
         log.info("data: reading %s, %.1f GiB", path, path.stat().st_size / 2**30)
-    prepared = False
+    prepared, reader = False, _reader(config)
 
     def build() -> Data:
         nonlocal prepared
         prepared = True
         log.info("data: preparing %s", config.source)
         with Bar("reading", 4, "stages") as bar:
-            return prepare(_reader(config).read(config), config, on_stage=bar.advance)
+            return prepare(reader.read(config), config, on_stage=bar.advance)
 
-    if config.on_disk:
+    if hasattr(reader, "open_graph"):
+        path, data = Path(config.origin()), reader.open_graph(config, verify=verify)
+    elif config.on_disk:
         data = _keep_store(path, build, verify=verify)
     else:
         data = unpack(checkpoint.keep(path, lambda: pack(build()), again="preparing the graph again", verify=verify))
@@ -76,6 +78,8 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
         log.log(logging.INFO if verify else logging.DEBUG, "data: %s read from %s in %.1f s", config.source, path,
                 seconds)
     data.content_hash = content_hash
+    if config.on_disk:
+        data.store = str(path)
     return data
 
 
@@ -102,7 +106,6 @@ def _keep_store(path: Path, build: Callable[[], Data], *, verify: bool) -> Data:
             data = build()
             store.write_graph(writer, data, structure=dataclasses.asdict(inspect(data.edge_index)))
         data = store.open_graph(path, verify=False)
-    data.store = str(path)
     return data
 
 

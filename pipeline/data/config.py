@@ -199,6 +199,26 @@ class FileConfig(DataConfig):
 
 
 @dataclass
+class StoreConfig(DataConfig):
+    """A graph in a store, as :mod:`pipeline.graph.store` writes it."""
+
+    source: str = key("store", "a graph in a store: a folder of arrays and a manifest", shapes_graph=True)
+    path: str = key(..., "the folder", is_path=True, names_files=True)
+    on_disk: bool = key(True, "read it once an epoch, block by block, and not where the rows of a cluster lie",
+                        changes_numbers=False)
+
+    def origin(self) -> str:
+        return self.path
+
+    def check(self) -> None:
+        if not (Path(self.path) / "manifest.json").is_file():
+            raise ValueError(f"data.path={self.path} holds no store: there is no manifest.json in it")
+        for name in ("to_undirected", "add_self_loops"):
+            if getattr(self, name):
+                raise ValueError(f"data.{name}=true: a store is taken as it is; leave it out, or write another")
+
+
+@dataclass
 class ManyGraphsConfig(DataConfig):
     """Many graphs of the user's own, read by several processes."""
 
@@ -374,6 +394,7 @@ DATASETS = {
     "ogb_graph": ("ogb_graph", OGBGraphConfig),
     "ogb_link": ("ogb_link", OGBLinkConfig),
     "file": ("file", FileConfig),
+    "store": ("store", StoreConfig),
     "graph_files": ("graph_files", GraphFilesConfig),
     "smiles": ("smiles", SmilesConfig),
     "edges": ("edges", EdgesConfig),
