@@ -229,10 +229,16 @@ class DeeperGCN(torch.nn.Module):
         norm = self.norms[layer - 1 if self.block == "res+" else layer]
         return BLOCKS[self.block](h, convolve, partial(self._activate, norm)), state
 
+    def channels_of(self, layer: int) -> int:
+        """Return the columns of what a layer reads, counted from 0; of what the head reads with the number of layers.
+        """
+        hidden = cast(Tensor, self.norms[0].weight).numel()
+        return hidden * (1 + layer) if self.block == "dense" else hidden
+
     def _activate(self, norm: torch.nn.Module, h: Tensor) -> Tensor:
         return norm_relu_dropout(h, norm, dropout=self.dropout, training=self.training, kernel=self.kernel)
 
-    def _convolve(self, layer: int, h: Tensor, *, edge_index: Tensor, edge_attr: Tensor | None,
+    def _convolve(self, layer: int, h: Tensor | tuple[Tensor, Tensor], *, edge_index: Tensor, edge_attr: Tensor | None,
                   degree_ratio: Tensor | None) -> Tensor:
         conv = self.convs[layer]
         if degree_ratio is not None:

@@ -2,13 +2,17 @@
 
 import copy
 import functools
+import logging
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
+from models import DeeperGCN, blockwise
 from models.link_predictor import LinkModel
 from pipeline.build_loader import build_stream
 from pipeline.config import Config
@@ -18,11 +22,18 @@ from pipeline.loaders.cluster import ClusterLoader
 from pipeline.loaders.graph import GraphLoader
 from pipeline.loaders.neighbor import NeighborLoader
 from pipeline.loaders.pairs import PairLoader
+from pipeline.run import pulse
+from pipeline.run.memory import machine_memory
 from pipeline.run.ranks import Ranks
 from pipeline.run.stop import StopRequest
+from pipeline.run.storage import DiskStorage, MemoryStorage
 from pipeline.tasks.link import LinkTask
 from pipeline.trainers.gnn import Loader, Task, autocast
 
+log = logging.getLogger(__name__)
+
+# Of a block of the whole graph, computed at a time.
+BLOCK_NODES, BLOCK_EDGES = 1 << 16, 1 << 22
 
 def build_predictor(config: Config, model: torch.nn.Module, task: Task, loader: Loader,
                     ranks: Ranks = Ranks(), stop: StopRequest | None = None, *,
@@ -56,13 +67,15 @@ def _build_predictor_of(data: Data, config: Config, model: torch.nn.Module, task
             whole.edge_index = whole.edge_index.long()
         return whole
 
+    in_blocks = _in_blocks(config, data, model, loader.device, stop)
+
     def predict(batch: Data) -> tuple[Tensor, Tensor]:
-        return task.predict(model, batch if table is None else table.attach(batch, loader.device))
+        return task.predict(in_blocks or model, batch if table is None else table.attach(batch, loader.device))
 
     def predict_all(round_: int) -> Tensor:
         model.eval()
         common: dict[str, Any] = dict(num_rows=task.num_rows, out_channels=_out_channels(model, task),
-                                      layers=largest_stack(model), ranks=ranks, stop=stop)
+                                      layers=[] if in_blocks else largest_stack(model), ranks=ranks, stop=stop)
         with autocast(loader.device, config.train.precision):
             if graphs is not None:
                 return predict_graphs(predict, graphs, **common, prefetch=config.partition.prefetch)
@@ -73,6 +86,37 @@ def _build_predictor_of(data: Data, config: Config, model: torch.nn.Module, task
                                  prefetch=config.partition.prefetch)
 
     return predict_all
+
+
+def _in_blocks(config: Config, data: Data, model: torch.nn.Module, device: torch.device,
+               stop: StopRequest | None) -> torch.nn.Module | None:
+    """Return what computes the model on a whole graph on disk, a block of nodes at a time; none where the model does.
+
+    Its activations lie in memory where a quarter of it is enough for them, and else in files without names.
+    """
+    if config.evaluation.method != "exact" or "store" not in data or device.type != "cpu":
+        return None
+    if reason := blockwise.why_not(model):
+        log.info("evaluation=exact: the whole graph in one forward, as %s", reason)
+        return None
+    model = cast(DeeperGCN, model)
+    spill = Path(config.cache_dir) / "spill"
+
+    def allocate(rows: int, columns: int) -> Tensor:
+        # Three at a time at most. A file of its own each, which ends with the tensor.
+        small = 3 * 4 * rows * columns <= machine_memory() // 4
+        return MemoryStorage().zeros(rows, columns) if small else DiskStorage(spill).zeros(rows, columns)
+
+    def look() -> None:
+        pulse.renew()
+        if stop is not None:
+            stop.check()
+
+    def forward(x: Tensor, edge_index: EdgeIndex, edge_attr: Tensor | None = None) -> Tensor:
+        return blockwise.predict_in_blocks(model, x, edge_index, edge_attr, num_rows=BLOCK_NODES,
+                                           num_edges=BLOCK_EDGES, allocate=allocate, before_block=look)
+
+    return cast(torch.nn.Module, forward)  # it is called, no more
 
 
 def _out_channels(model: torch.nn.Module, task: Task) -> int:

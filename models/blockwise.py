@@ -1,0 +1,117 @@
+"""A DeeperGCN on a whole graph, layer by layer and a block of nodes at a time: activations may lie in files."""
+# ruff: noqa: F722 (shapes are strings)
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+from .blocks import BLOCKS
+from .deepgcn import DeeperGCN
+from .edges import from_csc
+from .encoders import encode_nodes, prepare_edges
+
+# Makes room for a tensor of float32, in memory or in a file that is mapped into it.
+Allocate = Callable[[int, int], Tensor]
+
+
+def why_not(model: torch.nn.Module) -> str:
+    """Say why :func:`predict_in_blocks` cannot run a model; empty if it can."""
+    if not isinstance(model, DeeperGCN):
+        return f"{type(model).__name__} has layers that need all nodes at once"
+    if model.knn:
+        return "model.knn compares all nodes"
+    if model.virtual is not None:
+        return "a virtual node reads all nodes"
+    if model.pool != "none":
+        return "model.pool makes a row of all nodes"
+    return ""
+
+
+@torch.no_grad()
+def predict_in_blocks(
+    model: DeeperGCN,
+    x: Num[Tensor, "num_nodes in_channels_and_categories"],
+    edge_index: EdgeIndex,
+    edge_attr: Num[Tensor, "num_edges edge_dim"] | None = None,
+    *,
+    num_rows: int,
+    num_edges: int,
+    allocate: Allocate = torch.zeros,
+    before_block: Callable[[], object] = lambda: None,
+) -> Float[Tensor, "num_nodes out_channels"]:
+    """Predict logits as the model in evaluation mode does, up to the rounding of other block sizes.
+
+    Memory holds two or three tensors of nodes x channels, which `allocate` makes, and what a block needs.
+
+    Args:
+        edge_index: sorted by destination, with its CSC filled; it may lie in a file, as may `x` and `edge_attr`.
+        num_rows: nodes of a block at most.
+        num_edges: edges of a block at most, but for a node that has more.
+        allocate: makes a tensor of zeros [rows, columns].
+        before_block: called before each block.
+
+    Returns:
+        [num_nodes, out_channels]
+    """
+    assert not model.training and not why_not(model)
+    blocks = _divide(edge_index.get_csc()[0][0], num_rows, num_edges)
+
+    def fill(columns: int, compute: Callable[[slice], Tensor]) -> Tensor:
+        out = allocate(x.size(0), columns)
+        for rows in blocks:
+            before_block()
+            out[rows] = compute(rows)
+        return out
+
+    def encode(rows: slice) -> Tensor:
+        features = x[rows]
+        return features if model.node_encoder is None else encode_nodes(
+            features, model.node_encoder, model.category_encoder)
+
+    h = fill(x.size(1) if model.node_encoder is None else model.channels_of(0), encode)
+    for layer, norm in enumerate([None, *model.norms[:-1]] if model.block == "res+" else model.norms):
+        # What the layer's edges read; elsewhere than in res+ that is what comes in.
+        source = h if model.block != "res+" or norm is None else fill(h.size(1), partial(_activate, model, norm, h))
+        h = fill(model.channels_of(layer + 1), partial(_apply, model, layer, norm, h, source, edge_index, edge_attr))
+    last = model.norms[-1] if model.block == "res+" else None
+    return fill(model.head.out_features, lambda rows: model.head(_activate(model, last, h, rows)))
+
+
+def _activate(model: DeeperGCN, norm: torch.nn.Module | None, h: Tensor, rows: slice) -> Tensor:
+    return h[rows] if norm is None else model._activate(norm, h[rows])
+
+
+def _apply(model: DeeperGCN, layer: int, norm: torch.nn.Module | None, h: Tensor, source: Tensor,
+           edge_index: EdgeIndex, edge_attr: Tensor | None, rows: slice) -> Tensor:
+    """Apply a layer to some rows."""
+    (indptr, _), _ = edge_index.get_csc()
+    edges = slice(int(indptr[rows.start]), int(indptr[rows.stop]))
+    own = edge_index.as_tensor()[:, edges].clone()
+    own[1] -= rows.start
+    own = from_csc(own, indptr[rows.start:rows.stop + 1] - indptr[rows.start], num_src=source.size(0))
+    if edge_attr is not None:
+        edge_attr = edge_attr[edges]
+        edge_attr = prepare_edges(edge_attr, model.edge_lins[0]) if model.fold_edge_encoder else (
+            model.edge_encoder(edge_attr) if hasattr(model, "edge_encoder") else edge_attr)
+
+    def convolve(values: Tensor) -> Tensor:
+        return model._convolve(layer, (source, values), edge_index=own, edge_attr=edge_attr, degree_ratio=None)
+
+    if norm is None:
+        return convolve(h[rows])
+    return BLOCKS[model.block](h[rows], convolve, partial(model._activate, norm))
+
+
+def _divide(indptr: Tensor, num_rows: int, num_edges: int) -> list[slice]:
+    """Divide the nodes into blocks of at most `num_rows`, with at most `num_edges` unless one node has more."""
+    blocks, first, last = [], 0, indptr.numel() - 1
+    while first < last:
+        end = int(torch.searchsorted(indptr, indptr[first] + num_edges, right=True)) - 1
+        end = min(max(end, first + 1), first + num_rows, last)
+        blocks.append(slice(first, end))
+        first = end
+    return blocks
