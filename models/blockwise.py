@@ -19,7 +19,7 @@ Allocate = Callable[[int, int], Tensor]
 
 
 def why_not(model: torch.nn.Module) -> str:
-    """Say why :func:`predict_in_blocks` cannot run a model; empty if it can."""
+    """Say why :class:`InBlocks` cannot run a model; empty if it can."""
     if not isinstance(model, DeeperGCN):
         return f"{type(model).__name__} has layers that need all nodes at once"
     if model.knn:
@@ -31,54 +31,60 @@ def why_not(model: torch.nn.Module) -> str:
     return ""
 
 
-@torch.no_grad()
-def predict_in_blocks(
-    model: DeeperGCN,
-    x: Num[Tensor, "num_nodes in_channels_and_categories"],
-    edge_index: EdgeIndex,
-    edge_attr: Num[Tensor, "num_edges edge_dim"] | None = None,
-    *,
-    num_rows: int,
-    num_edges: int,
-    allocate: Allocate = torch.zeros,
-    before_block: Callable[[], object] = lambda: None,
-) -> Float[Tensor, "num_nodes out_channels"]:
-    """Predict logits as the model in evaluation mode does, up to the rounding of other block sizes.
+class InBlocks(torch.nn.Module):
+    """Predicts as a model in evaluation mode does, up to the rounding of other block sizes.
 
-    Memory holds two or three tensors of nodes x channels, which `allocate` makes, and what a block needs.
+    Memory holds three tensors of nodes x channels at most, which `allocate` makes, and what a block needs.
 
     Args:
-        edge_index: sorted by destination, with its CSC filled; it may lie in a file, as may `x` and `edge_attr`.
+        model: which :func:`why_not` has nothing against.
         num_rows: nodes of a block at most.
         num_edges: edges of a block at most, but for a node that has more.
         allocate: makes a tensor of zeros [rows, columns].
         before_block: called before each block.
-
-    Returns:
-        [num_nodes, out_channels]
     """
-    assert not model.training and not why_not(model)
-    blocks = _divide(edge_index.get_csc()[0][0], num_rows, num_edges)
 
-    def fill(columns: int, compute: Callable[[slice], Tensor]) -> Tensor:
-        out = allocate(x.size(0), columns)
-        for rows in blocks:
-            before_block()
-            out[rows] = compute(rows)
-        return out
+    def __init__(self, model: DeeperGCN, *, num_rows: int, num_edges: int, allocate: Allocate = torch.zeros,
+                 before_block: Callable[[], object] = lambda: None):
+        super().__init__()
+        self.model, self._num_rows, self._num_edges = model, num_rows, num_edges
+        self._allocate, self._before_block = allocate, before_block
 
-    def encode(rows: slice) -> Tensor:
-        features = x[rows]
-        return features if model.node_encoder is None else encode_nodes(
-            features, model.node_encoder, model.category_encoder)
+    @torch.no_grad()
+    def forward(self, x: Num[Tensor, "num_nodes in_channels_and_categories"], edge_index: EdgeIndex,
+                edge_attr: Num[Tensor, "num_edges edge_dim"] | None = None) -> Float[Tensor, "num_nodes out_channels"]:
+        """Predict logits.
 
-    h = fill(x.size(1) if model.node_encoder is None else model.channels_of(0), encode)
-    for layer, norm in enumerate([None, *model.norms[:-1]] if model.block == "res+" else model.norms):
-        # What the layer's edges read; elsewhere than in res+ that is what comes in.
-        source = h if model.block != "res+" or norm is None else fill(h.size(1), partial(_activate, model, norm, h))
-        h = fill(model.channels_of(layer + 1), partial(_apply, model, layer, norm, h, source, edge_index, edge_attr))
-    last = model.norms[-1] if model.block == "res+" else None
-    return fill(model.head.out_features, lambda rows: model.head(_activate(model, last, h, rows)))
+        Args:
+            edge_index: sorted by destination, with its CSC filled; it may lie in a file, as may `x` and `edge_attr`.
+
+        Returns:
+            [num_nodes, out_channels]
+        """
+        model = self.model
+        assert not model.training and not why_not(model)
+        blocks = _divide(edge_index.get_csc()[0][0], self._num_rows, self._num_edges)
+
+        def fill(columns: int, compute: Callable[[slice], Tensor]) -> Tensor:
+            out = self._allocate(x.size(0), columns)
+            for rows in blocks:
+                self._before_block()
+                out[rows] = compute(rows)
+            return out
+
+        def encode(rows: slice) -> Tensor:
+            features = x[rows]
+            return features if model.node_encoder is None else encode_nodes(
+                features, model.node_encoder, model.category_encoder)
+
+        h = fill(x.size(1) if model.node_encoder is None else model.channels_of(0), encode)
+        for layer, norm in enumerate([None, *model.norms[:-1]] if model.block == "res+" else model.norms):
+            # What the layer's edges read; elsewhere than in res+ that is what comes in.
+            source = h if model.block != "res+" or norm is None else fill(h.size(1), partial(_activate, model, norm, h))
+            h = fill(model.channels_of(layer + 1),
+                     partial(_apply, model, layer, norm, h, source, edge_index, edge_attr))
+        last = model.norms[-1] if model.block == "res+" else None
+        return fill(model.head.out_features, lambda rows: model.head(_activate(model, last, h, rows)))
 
 
 def _activate(model: DeeperGCN, norm: torch.nn.Module | None, h: Tensor, rows: slice) -> Tensor:

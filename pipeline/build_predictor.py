@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from models import DeeperGCN, blockwise
@@ -99,7 +98,6 @@ def _in_blocks(config: Config, data: Data, model: torch.nn.Module, device: torch
     if reason := blockwise.why_not(model):
         log.info("evaluation=exact: the whole graph in one forward, as %s", reason)
         return None
-    model = cast(DeeperGCN, model)
     spill = Path(config.cache_dir) / "spill"
 
     def allocate(rows: int, columns: int) -> Tensor:
@@ -112,11 +110,8 @@ def _in_blocks(config: Config, data: Data, model: torch.nn.Module, device: torch
         if stop is not None:
             stop.check()
 
-    def forward(x: Tensor, edge_index: EdgeIndex, edge_attr: Tensor | None = None) -> Tensor:
-        return blockwise.predict_in_blocks(model, x, edge_index, edge_attr, num_rows=BLOCK_NODES,
-                                           num_edges=BLOCK_EDGES, allocate=allocate, before_block=look)
-
-    return cast(torch.nn.Module, forward)  # it is called, no more
+    return blockwise.InBlocks(cast(DeeperGCN, model), num_rows=BLOCK_NODES, num_edges=BLOCK_EDGES, allocate=allocate,
+                              before_block=look).eval()
 
 
 def _out_channels(model: torch.nn.Module, task: Task) -> int:

@@ -68,7 +68,7 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
     if hasattr(reader, "open_graph"):
         path, data = Path(config.origin()), reader.open_graph(config, verify=verify)
     elif config.on_disk:
-        data = _keep_store(path, build, verify=verify)
+        data = _keep_store(path, build, content_hash, verify=verify)
     else:
         data = unpack(checkpoint.keep(path, lambda: pack(build()), again="preparing the graph again", verify=verify))
     seconds = time.perf_counter() - start
@@ -89,7 +89,7 @@ def path_of(config: DataConfig, cache_dir: str | Path, content_hash: str, part: 
     return Path(cache_dir) / "graphs" / f"{config.source}-{content_hash}{part}.{kind}"
 
 
-def _keep_store(path: Path, build: Callable[[], Data], *, verify: bool) -> Data:
+def _keep_store(path: Path, build: Callable[[], Data], key: str, *, verify: bool) -> Data:
     """Open the store of a graph; it is written first if it is not there, or damaged.
 
     Raises:
@@ -102,7 +102,7 @@ def _keep_store(path: Path, build: Callable[[], Data], *, verify: bool) -> Data:
         log.warning("%s; preparing the graph again", error)
         data = None
     if data is None:
-        with store.StoreWriter(path) as writer:
+        with store.StoreWriter(path, key) as writer:
             data = build()
             store.write_graph(writer, data, structure=dataclasses.asdict(inspect(data.edge_index)))
         data = store.open_graph(path, verify=False)

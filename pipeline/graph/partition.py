@@ -117,10 +117,7 @@ class Quality:
 def measure_partition(edge_index: EdgeIndex, partition: Partition, seconds: float, *,
                       block_edges: int = 1 << 24) -> Quality:
     """Count the edges that a partition keeps, `block_edges` at a time."""
-    part = np.empty(partition.perm.numel(), np.int32)
-    sizes = partition.ptr.diff()
-    part[partition.perm.numpy()] = np.repeat(np.arange(partition.num_parts, dtype=np.int32), sizes.numpy())
-    part = torch.from_numpy(part)
+    part = torch.from_numpy(assignment(partition))
     src, dst = edge_index.as_tensor()
     kept = torch.zeros(partition.num_parts, dtype=torch.int64)
     # In blocks, so that the full graph needs no further tensors of its size.
@@ -128,4 +125,11 @@ def measure_partition(edge_index: EdgeIndex, partition: Partition, seconds: floa
         block = slice(first, first + block_edges)
         a, b = part.index_select(0, src[block]), part.index_select(0, dst[block])
         kept += torch.bincount(a[a == b], minlength=partition.num_parts)
-    return Quality(sizes.tolist(), kept.tolist(), src.numel(), seconds)
+    return Quality(partition.ptr.diff().tolist(), kept.tolist(), src.numel(), seconds)
+
+
+def assignment(partition: Partition) -> np.ndarray:
+    """Return the cluster of each node, [num_nodes], int32."""
+    part, numbers = np.empty(partition.perm.numel(), np.int32), np.arange(partition.num_parts, dtype=np.int32)
+    part[partition.perm.numpy()] = np.repeat(numbers, partition.ptr.diff().numpy())
+    return part

@@ -108,4 +108,4 @@ def edge_blocks(data: Data, block: int = BLOCK_BYTES, *, features: bool = False)
 
 
 def _row_bytes(array: Tensor) -> int:
-    return array[:1].numel() * array.element_size()
+    return math.prod(array.shape[1:]) * array.element_size()

@@ -5,8 +5,10 @@ import hashlib
 import json
 import logging
 import math
+import mmap
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from torch_geometric.data import Data
 
 from models.edges import from_csc
 from pipeline.run import files
-from pipeline.run.errors import DamagedFile, FileError
+from pipeline.run.errors import DamagedFile
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +28,9 @@ VERSION = 1
 MANIFEST, JOURNAL = "manifest.json", "journal.json"
 # Bytes that are hashed at a time.
 BLOCK = 1 << 24
+
+# Linux' MAP_NORESERVE, which Python's module names from 3.13 on.
+NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 
 Shape = tuple[int, ...]
 
@@ -95,6 +100,8 @@ class StoreWriter:
 
     Args:
         path: the folder of the store.
+        key: what the store is made of, a digest; arrays that were written for another are written anew, and without a
+            key all are.
 
     Attributes:
         folder: where it is written, ``path`` with ".part".
@@ -104,8 +111,8 @@ class StoreWriter:
         FileError: the folder cannot be made.
     """
 
-    def __init__(self, path: Path):
-        self.path, self.folder = path, path.with_name(f"{path.name}.part")
+    def __init__(self, path: Path, key: str | None = None):
+        self.path, self.folder, self._key = path, path.with_name(f"{path.name}.part"), key
         self._exit = contextlib.ExitStack()
         with files.naming(self.folder, "made"):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -119,15 +126,23 @@ class StoreWriter:
         self._exit.close()
 
     def _read_journal(self) -> dict[str, dict]:
-        journal = self.folder / JOURNAL
-        if not files.is_there(journal):
-            return {}
-        try:
-            arrays = files.read_json(journal)["arrays"]
-        except (DamagedFile, KeyError):
-            return {}
-        # What was truncated or written to since is written anew.
-        return {name: entry for name, entry in arrays.items() if _is_unchanged(self.folder / f"{name}.bin", entry)}
+        for name in (JOURNAL, MANIFEST):  # the latter of one that was killed before it gave the store its name
+            if not files.is_there(self.folder / name):
+                continue
+            try:
+                journal = files.read_json(self.folder / name)
+                if self._key is not None and journal["key"] == self._key:
+                    # What was truncated or written to since is written anew.
+                    return {array: entry for array, entry in journal["arrays"].items()
+                            if _is_unchanged(self.folder / f"{array}.bin", entry)}
+            except (DamagedFile, KeyError, AttributeError):
+                log.warning("%s is damaged; the arrays are written anew", self.folder / name)
+        self._remove_work()
+        return {}
+
+    def _remove_work(self) -> None:
+        for left in self.folder.glob("work-*"):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
 
     def has(self, *names: str) -> bool:
         """Tell whether these arrays are complete, perhaps by a writer that was killed later."""
@@ -151,7 +166,7 @@ class StoreWriter:
                 stack.callback(opened[name].close)
             yield opened
             self._arrays |= {name: file.finish() for name, file in opened.items()}
-        files.write_json(self.folder / JOURNAL, {"arrays": self._arrays})
+        files.write_json(self.folder / JOURNAL, {"key": self._key, "arrays": self._arrays})
 
     def put(self, name: str, values: Tensor) -> None:
         """Write an array that is in memory, unless it is complete."""
@@ -166,11 +181,11 @@ class StoreWriter:
             values: what JSON can say, kept beside the arrays.
         """
         with files.naming(self.folder, "written"):
-            for left in self.folder.glob("work-*"):
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            self._remove_work()
             (self.folder / JOURNAL).unlink(missing_ok=True)
         # Last: a folder with a manifest is whole.
-        files.write_json(self.folder / MANIFEST, {"version": VERSION, "arrays": self._arrays, "values": dict(values)})
+        files.write_json(self.folder / MANIFEST, {"version": VERSION, "key": self._key, "arrays": self._arrays,
+                                                  "values": dict(values)})
         with files.naming(self.path, "written"):
             if self.path.exists():
                 aside = self.path.with_name(f"{self.path.name}.old")
@@ -233,13 +248,17 @@ def _open_array(path: Path, entry: dict, verify: bool) -> Tensor:
             with open(path, "rb") as file:
                 if _digest(file.fileno()) != entry["blake2b"]:
                     raise DamagedFile(f"{path} is damaged: its content does not have the checksum it was written with")
-    if not size:
-        return torch.empty(shape, dtype=dtype)
-    try:
-        # Private: the file is opened for reading alone.
-        return torch.from_file(str(path), shared=False, size=math.prod(shape), dtype=dtype).view(shape)
-    except RuntimeError as error:
-        raise FileError(f"{path} cannot be mapped into memory: {str(error).partition(chr(10))[0]}") from error
+    return torch.frombuffer(_map(path, size), dtype=dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
+
+
+def _map(path: Path, size: int) -> mmap.mmap:
+    """Map a file into memory: who writes there writes to a page of his own, and not to the file.
+
+    No memory is set aside for such pages, or a file larger than memory could not be mapped.
+    """
+    with files.naming(path, "mapped into memory"), open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE | NO_RESERVE,
+                         prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 def _is_unchanged(path: Path, entry: dict) -> bool:

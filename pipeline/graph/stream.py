@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from models.edges import from_csc
 from models.kernels.native import NativeLibrary, pointer
 from pipeline.graph.edges import counting_sort
-from pipeline.graph.partition import Partition
+from pipeline.graph.partition import Partition, Quality, assignment
 from pipeline.graph.reading import BLOCK_BYTES, Reader, edge_blocks
 from pipeline.graph.subgraph import GRAPH_KEYS, NODE_KEYS, induced_subgraph
 from pipeline.graph.waiting import Selected, Waiting
@@ -53,6 +53,16 @@ class ClusterStream:
                 seen.add(clusters[first + len(seen)])
             yield from self._pass(partition, clusters[first:first + len(seen)])
             first += len(seen)
+
+    def measure(self, partition: Partition, seconds: float) -> Quality:
+        """Count the edges that a partition keeps, in one pass over their ends; see
+        :func:`pipeline.graph.partition.measure_partition`.
+        """
+        part, kept = assignment(partition), np.zeros(partition.num_parts, np.int64)
+        for first, ptr, src in edge_blocks(self._data, self._block):
+            _, _, owner, _ = _select(src, ptr, first, part, part)
+            kept += np.bincount(owner, minlength=partition.num_parts)
+        return Quality(partition.ptr.diff().tolist(), kept.tolist(), self._data.num_edges, seconds)
 
     def _pass(self, partition: Partition, clusters: Sequence[int]) -> Iterator[Data]:
         """Build the subgraphs of different clusters in one pass."""

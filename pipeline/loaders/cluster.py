@@ -82,7 +82,8 @@ class ClusterLoader:
         Args:
             seconds: how long the draw took.
         """
-        quality = measure_partition(self.data.edge_index, partition, seconds)
+        quality = (measure_partition(self.data.edge_index, partition, seconds) if self._stream is None else
+                   self._stream.measure(partition, seconds))
         log.info("partition: %s, %s", self._partitioner.name, quality)
         return {"partition": {
             "name": self._partitioner.name, "sizes": quality.sizes, "kept_edges": quality.kept_edges,

@@ -1,0 +1,228 @@
+"""Clusters of a graph on disk are those of the graph in memory, and so are the weights that they train."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+import running
+import torch
+from conftest import random_graph
+from torch_geometric.data import Data
+
+from pipeline import build
+from pipeline.data import cache
+from pipeline.graph import components, store, stream
+from pipeline.graph.components import find_components
+from pipeline.graph.edges import sort_edges
+from pipeline.graph.partition import measure_partition, random_partition
+from pipeline.graph.reading import Reader, edge_blocks
+from pipeline.graph.stream import ClusterStream
+from pipeline.graph.subgraph import induced_subgraph
+from pipeline.graph.waiting import Selected, Waiting
+from pipeline.run.errors import FileError
+
+SMALL = ["data.num_nodes=600", "data.num_edges=6000", "data.num_species=2", "data.num_groups=4", "data.num_tasks=3",
+         "model.num_layers=2", "model.hidden_channels=8", "train.epochs=3", "partition.num_parts=5",
+         "evaluation.num_parts=3", "parallel.threads_per_rank=1"]
+
+
+def keep(path, data: Data) -> Data:
+    """Put a graph into a store and open it there."""
+    with store.StoreWriter(path) as writer:
+        store.write_graph(writer, data)
+    stored = store.open_graph(path)
+    stored.store = str(path)
+    return stored
+
+
+class NoCompiler:
+    """Stands for a library that cannot be compiled."""
+
+    def get(self) -> None:
+        return None
+
+
+@pytest.fixture(params=["C++", "numpy"])
+def library(request, monkeypatch):
+    if request.param == "numpy":
+        monkeypatch.setattr(stream, "LIBRARY", NoCompiler())
+        monkeypatch.setattr(components, "LIBRARY", NoCompiler())
+
+
+def assert_equal(ours: Data, theirs: Data) -> None:
+    assert set(ours.keys()) == set(theirs.keys())
+    for name, value in theirs.to_dict().items():
+        if name == "edge_index":
+            assert torch.equal(ours.edge_index.as_tensor(), value.as_tensor()) and ours.edge_index.dtype == value.dtype
+            for order in ("get_csc", "get_csr"):
+                (ptr, other), perm = getattr(ours.edge_index, order)()
+                (ptr_, other_), perm_ = getattr(value, order)()
+                assert torch.equal(ptr, ptr_) and torch.equal(other, other_)
+                assert perm is perm_ is None or torch.equal(perm, perm_)
+        elif isinstance(value, torch.Tensor):
+            assert torch.equal(ours[name], value) and ours[name].dtype == value.dtype, name
+        else:
+            assert ours[name] == value
+
+
+@pytest.mark.parametrize("buffer, block", [(2**20, 2**20), (1000, 3000), (0, 1)])
+@pytest.mark.parametrize("clusters", [range(7), [5, 2], [], [1, 2, 1, 1]])
+@pytest.mark.parametrize("edge_dim", [0, 3])
+def test_clusters_are_those_in_memory(tmp_path, library, buffer, block, clusters, edge_dim):
+    """Whatever the size of the blocks, with and without a file for what waits; clusters that come again too."""
+    data = random_graph(100, 700, 0)
+    if not edge_dim:
+        del data.edge_attr
+    partition = random_partition(100, 7, np.random.default_rng(0))
+    clusters_of = ClusterStream(keep(tmp_path / "s", data), spill=tmp_path / "spill", buffer=buffer, block=block)
+    ours = list(clusters_of.induce(partition, clusters))
+    assert len(ours) == len(clusters)
+    for cluster, batch in zip(clusters, ours):
+        assert_equal(batch, induced_subgraph(data, partition.nodes(cluster), dtype=torch.int64))
+    assert not (tmp_path / "spill").exists() or not os.listdir(tmp_path / "spill")
+
+
+def test_int64_edges(tmp_path, library):
+    """As of a graph with more than 2**31 edges."""
+    data = random_graph(60, 400, 0)
+    wide = Data(**{**data.to_dict(), "edge_index": data.edge_index.long()})
+    partition = random_partition(60, 3, np.random.default_rng(0))
+    batches = ClusterStream(keep(tmp_path / "s", wide), spill=tmp_path, buffer=0, block=999).induce(partition, range(3))
+    for cluster, batch in enumerate(batches):
+        assert_equal(batch, induced_subgraph(data, partition.nodes(cluster), dtype=torch.int64))
+
+
+def test_a_partition_is_measured_as_in_memory(tmp_path, library):
+    data = random_graph(100, 700, 0)
+    partition, clusters = random_partition(100, 7, np.random.default_rng(0)), keep(tmp_path / "s", data)
+    ours = ClusterStream(clusters, spill=tmp_path, block=999).measure(partition, 1.5)
+    assert ours == measure_partition(data.edge_index, partition, 1.5) and 0 < ours.cut < 1
+
+
+@pytest.mark.parametrize("num_edges", [0, 30, 90, 400])
+def test_components_are_those_in_memory(tmp_path, library, num_edges):
+    edge_index, _ = sort_edges(torch.from_numpy(np.random.default_rng(0).integers(0, 90, (2, num_edges))), 90)
+    masks = {mask: torch.ones(90, dtype=torch.bool) for mask in ("train_mask", "valid_mask", "test_mask")}
+    data = Data(edge_index=edge_index, num_nodes=90, **masks)
+    ours, theirs = find_components(keep(tmp_path / "s", data)), find_components(data)
+    assert torch.equal(ours.index, theirs.index) and ours.components == theirs.components
+
+
+def test_edges_are_read_once_and_in_order(tmp_path, monkeypatch):
+    """Whatever the block, the bytes of an epoch are those of the sources and the features, once each."""
+    data, read = random_graph(100, 700, 0), []
+    stored = keep(tmp_path / "s", data)
+    of_rows = Reader._read_rows
+    monkeypatch.setattr(Reader, "_read_rows", lambda self, path, file, row, first, last: (
+        read.append((path.name, first, last)), of_rows(self, path, file, row, first, last))[1])
+    partition = random_partition(100, 4, np.random.default_rng(0))
+    list(ClusterStream(stored, spill=tmp_path, buffer=0, block=900).induce(partition, range(4)))
+    for name, rows in (("edges.bin", 1400), ("edge_attr.bin", 1400), ("x.bin", 100)):
+        spans = [(first, last) for file, first, last in read if file == name]
+        assert len(spans) > 1 and spans[0][0] == 0 and spans[-1][1] == rows
+        assert all(last == first for (_, last), (first, _) in zip(spans, spans[1:]))
+
+
+def test_a_node_with_more_edges_than_a_block(tmp_path):
+    hub = torch.stack([torch.arange(50), torch.zeros(50, dtype=torch.int64)])
+    edge_index, _ = sort_edges(torch.cat([hub, hub.flip(0)], 1), 50)
+    stored = keep(tmp_path / "s", Data(edge_index=edge_index, num_nodes=50))
+    blocks = list(edge_blocks(stored, 40))
+    assert sum(len(src) for _, _, src in blocks) == 100
+    assert len(blocks[0][2]) == int((edge_index[1] == 0).sum()) > 10  # of a block of ten edges
+
+
+def test_a_store_that_is_cut_short_while_it_is_read(tmp_path):
+    stored = keep(tmp_path / "s", random_graph(100, 700, 0))
+    os.truncate(tmp_path / "s" / "edge_attr.bin", 100)
+    partition = random_partition(100, 4, np.random.default_rng(0))
+    with pytest.raises(FileError, match="edge_attr.bin cannot be read: it ends too early"):
+        list(ClusterStream(stored, spill=tmp_path).induce(partition, range(4)))
+
+
+def test_no_room_for_what_waits(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    stored = keep(tmp_path / "s", random_graph(100, 700, 0))
+    monkeypatch.setattr(os, "pwrite", full)
+    partition = random_partition(100, 4, np.random.default_rng(0))
+    with pytest.raises(FileError, match="has no space left"):
+        list(ClusterStream(stored, spill=tmp_path / "spill", buffer=0).induce(partition, range(4)))
+
+
+def test_what_waits_comes_in_its_order(tmp_path):
+    """Some of it was written to the file, some not."""
+    with Waiting(tmp_path, 100) as waiting:
+        for piece in range(10):
+            values = np.arange(6) + 10 * piece
+            waiting.add(Selected(np.array([0, 2, 2, 6]), [values, np.stack([values, -values], 1)]))
+        for place, own in enumerate((slice(0, 2), slice(2, 2), slice(2, 6))):
+            first, second = waiting.take(place)
+            expected = np.concatenate([np.arange(6)[own] + 10 * piece for piece in range(10)])
+            assert first.tolist() == expected.tolist()
+            assert second.tolist() == np.stack([expected, -expected], 1).tolist()
+
+
+OPTIONS = [
+    [],
+    ["partition=metis", "partition.clusters_per_step=2"],
+    ["partition=metis_random", "train.label_input=0.5"],
+    ["partition=random", "partition.scale_sums=true", "model.aggr=add"],
+    ["features=embedding", "features.channels=4", "evaluation=exact"],
+    ["partition=whole", "partition.num_parts=1"],
+    ["loader=neighbor", "loader.num_neighbors=[5,5]", "evaluation=neighbor"],
+    ["model=pyg", "model.conv=SAGEConv"],
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
+def test_the_weights_are_those_of_the_run_in_memory(configure, tmp_path, options):
+    digests = {on_disk: running.train(configure(*SMALL, *options, f"data.on_disk={on_disk}"), tmp_path / str(on_disk))[
+        "weights_sha256"] for on_disk in ("false", "true")}
+    assert digests["false"] == digests["true"]
+
+
+def test_exact_evaluation_on_disk(configure, tmp_path):
+    """In blocks of nodes: the same predictions up to rounding."""
+    scores = [running.train(configure(*SMALL, "evaluation=exact", "train.label_input=0.5", f"data.on_disk={on_disk}"),
+                            tmp_path / on_disk)["test"] for on_disk in ("false", "true")]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-6)
+
+
+@pytest.mark.parametrize("overrides, says", [
+    (["data.components=largest"], "data.on_disk=true with data.components=largest: a part of the graph would be taken"),
+    (["data=math", "trainer=knowledge"], "data.on_disk=true: .* holds triples, which lie in a file"),
+])
+def test_what_cannot_stay_on_the_disk(configure, overrides, says):
+    with pytest.raises(ValueError, match=says):
+        build.check(configure("data.on_disk=true", *overrides))
+
+
+def test_a_run_reads_a_store_of_the_users(configure, tmp_path):
+    """The graph of the cache, as data=store."""
+    config = configure(*SMALL, "data.on_disk=true")
+    data = cache.load(config.data, config.cache_dir)
+    path = cache.path_of(config.data, config.cache_dir, data.content_hash)
+    mine = [part for part in SMALL if not part.startswith("data.")]
+    ours = running.train(configure("data=store", f"data.path={path}", *mine), tmp_path / "ours")
+    theirs = running.train(config, tmp_path / "theirs")
+    assert ours["weights_sha256"] == theirs["weights_sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["parallel=epochs"], ["parallel=split"], ["partition=metis_random"]],
+                         ids=" ".join)
+def test_two_ranks_killed_and_resumed(tmp_path, options):
+    """Three epochs of two ranks, the last round uneven; SIGKILL after the first round: the bits of the run in memory.
+    """
+    arguments = [*SMALL, "parallel.num_ranks=2", *options]
+    expected = running.finish([*arguments, "data.on_disk=false"], tmp_path / "memory", tmp_path / "cache")
+    assert expected[0] == 0, expected[1]
+    on_disk = [*arguments, "data.on_disk=true"]
+    running.kill_after_rounds(1, on_disk, tmp_path / "disk", tmp_path / "cache")
+    code, output = running.finish(on_disk, tmp_path / "disk", tmp_path / "cache")
+    assert code == 0, output
+    assert (running.summary_of(tmp_path / "disk")["weights_sha256"]
+            == running.summary_of(tmp_path / "memory")["weights_sha256"])
