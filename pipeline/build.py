@@ -91,6 +91,7 @@ def check(config: Config) -> None:
                                ("tracker", config.tracker.name, TRACKERS)):
         if name not in members:
             raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")
+    _check_on_disk(config)
     if config.trainer.name in build_embedding.TRAINERS:
         arguments.check_folder("cache_dir", Path(config.cache_dir))
         estimate.check_ranks(config)
@@ -102,7 +103,6 @@ def check(config: Config) -> None:
         raise ValueError(f"task.metric={config.task.metric} is unknown; choose one of {', '.join(METRICS)}")
     if config.loader.name == "neighbor" and config.loader.backend == "pyg":
         check_pyg()
-    _check_on_disk(config)
     arguments.check_folder("cache_dir", Path(config.cache_dir))
     estimate.check_ranks(config)
     estimate.check_table(config, num_nodes=1)
