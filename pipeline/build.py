@@ -37,7 +37,7 @@ from pipeline.graph.structure import Structure, inspect
 from pipeline.loaders.neighbor import check_pyg
 from pipeline.metrics import KINDS, METRICS, hits_at, kind_of
 from pipeline.names import LOWER_IS_BETTER
-from pipeline.run import checkpoint
+from pipeline.run import checkpoint, pulse
 from pipeline.run.ranks import Ranks
 from pipeline.run.session import Session, Trainer
 from pipeline.run.stop import StopRequest
@@ -329,6 +329,7 @@ def build_trainer(config: Config, data: Data, device: torch.device, *, ranks: Ra
     task, loader = build_task(config, data), build_loader(config, data, device)
     schedule = build_schedule(config, loader.num_batches, ranks)
     # Compiled and kept here, on first use, rather than in the middle of the first step.
+    pulse.beat("preparing the batches", pulse.State.LONG)
     with ranks.first_then_others():
         loader.prepare()
         kernel = OWN_KERNELS if config.model.name in FOREIGN else backend(

@@ -6,6 +6,7 @@ import torch
 from torch_geometric.data import Data
 
 from pipeline.config import Config
+from pipeline.graph.laid_out import LaidOut
 from pipeline.graph.partitioner import Partitioner
 from pipeline.graph.stream import ClusterStream
 from pipeline.loaders.cluster import ClusterLoader
@@ -29,9 +30,23 @@ def build_partitioner(config: Config, data: Data) -> Partitioner:
         num_micro_parts=config.partition.num_micro_parts, cache=Path(config.cache_dir) / "partitions")
 
 
-def build_stream(config: Config, data: Data) -> ClusterStream | None:
-    """Build what reads clusters of a graph on disk in one pass; none for a graph in memory."""
-    return ClusterStream(data, spill=Path(config.cache_dir) / "spill") if "store" in data else None
+def build_stream(config: Config, data: Data, partitioner: Partitioner | None = None) -> ClusterStream | None:
+    """Build what reads clusters of a graph on disk in one pass; none for a graph in memory.
+
+    Args:
+        partitioner: of the clusters; if it puts them together of micro-clusters, a copy of the graph is laid out by
+            these.
+    """
+    if "store" not in data:
+        return None
+    cache_dir = Path(config.cache_dir)
+
+    def lay_out(buffer: int) -> LaidOut:
+        return LaidOut(data, partitioner.micro_clusters(), cache_dir / "graphs", spill=cache_dir / "spill",
+                       buffer=buffer)
+
+    has_micro = partitioner is not None and partitioner.name == "metis_random"
+    return ClusterStream(data, spill=cache_dir / "spill", lay_out=lay_out if has_micro else None)
 
 
 def build_loader(config: Config, data: Data, device: torch.device = torch.device("cpu")) -> Loader:
@@ -46,7 +61,8 @@ def build_loader(config: Config, data: Data, device: torch.device = torch.device
                               backend=config.loader.backend, device=device)
     if loader is GraphLoader:
         return _build_graph_loader(config, data, device)
-    clusters = loader(data, build_partitioner(config, data), device=device, stream=build_stream(config, data),
+    partitioner = build_partitioner(config, data)
+    clusters = loader(data, partitioner, device=device, stream=build_stream(config, data, partitioner),
                       clusters_per_step=config.partition.clusters_per_step, scale_sums=config.partition.scale_sums)
     if config.task.name != "link":
         return clusters

@@ -15,7 +15,8 @@ from pipeline.data import cache
 from pipeline.graph import components, store, stream
 from pipeline.graph.components import find_components
 from pipeline.graph.edges import sort_edges
-from pipeline.graph.partition import measure_partition, random_partition
+from pipeline.graph.laid_out import LaidOut
+from pipeline.graph.partition import from_assignment, measure_partition, random_partition, regroup
 from pipeline.graph.reading import Reader, edge_blocks
 from pipeline.graph.stream import ClusterStream
 from pipeline.graph.subgraph import induced_subgraph
@@ -163,6 +164,30 @@ def test_what_waits_comes_in_its_order(tmp_path):
             expected = np.concatenate([np.arange(6)[own] + 10 * piece for piece in range(10)])
             assert first.tolist() == expected.tolist()
             assert second.tolist() == np.stack([expected, -expected], 1).tolist()
+
+
+@pytest.mark.parametrize("buffer", [2**20, 5000, 0])
+@pytest.mark.parametrize("edge_dim", [0, 3])
+def test_clusters_of_micro_clusters_are_those_in_memory(tmp_path, buffer, edge_dim):
+    """From the copy of the graph in their order; a partition of other clusters is read from the graph itself."""
+    data = random_graph(100, 700, 0)
+    if not edge_dim:
+        del data.edge_attr
+    stored = keep(tmp_path / "s", data)
+    micro = from_assignment(np.random.default_rng(0).integers(0, 20, 100), 20)
+    laid_out = LaidOut(stored, micro, tmp_path / "graphs", spill=tmp_path / "spill", buffer=buffer)
+    clusters = ClusterStream(stored, spill=tmp_path, lay_out=lambda _: laid_out)
+    clusters.prepare()
+    os.truncate(tmp_path / "s" / "edges.bin", 8)  # it is not read any more
+    for seed in range(3):
+        partition = regroup(micro, 4, np.random.default_rng(seed)).merge(1 + seed % 2)
+        assert laid_out.holds(partition)
+        wanted = [1, 0, 1, *range(partition.num_parts)]
+        batches = list(clusters.induce(partition, wanted))
+        assert len(batches) == len(wanted)
+        for cluster, batch in zip(wanted, batches):
+            assert_equal(batch, induced_subgraph(data, partition.nodes(cluster), dtype=torch.int64))
+    assert not laid_out.holds(random_partition(100, 4, np.random.default_rng(0)))
 
 
 OPTIONS = [

@@ -67,6 +67,10 @@ class Partitioner:
             self._cut[rank] = cut_with_metis(self.edge_index, num_parts, seed, self.cache)
         return self._cut[rank]
 
+    def micro_clusters(self) -> Partition:
+        """Return what "metis_random" puts its clusters together of."""
+        return self.cut(self.num_micro_parts, 0)
+
 
 def draw_random(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:
     """Draw clusters of equal sizes, other ones each round."""
@@ -80,7 +84,7 @@ def draw_metis(partitioner: Partitioner, rank: int, rng: np.random.Generator) ->
 
 def draw_metis_random(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:
     """Regroup micro-clusters of METIS each round; one cut serves all ranks, as the regrouping makes them differ."""
-    return regroup(partitioner.cut(partitioner.num_micro_parts, 0), partitioner.num_parts, rng)
+    return regroup(partitioner.micro_clusters(), partitioner.num_parts, rng)
 
 
 def draw_whole(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:

@@ -2,8 +2,9 @@
 
 import contextlib
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,6 +23,14 @@ from pipeline.run.memory import machine_memory
 LIBRARY = NativeLibrary("streamed clusters", Path(__file__).with_name("stream.cpp"), otherwise="numpy selects instead")
 
 
+class LaidOut(Protocol):
+    """What :class:`ClusterStream` needs of a copy of the graph in the order of micro-clusters."""
+
+    def write(self) -> None: ...
+    def holds(self, partition: Partition) -> bool: ...
+    def induce(self, partition: Partition, clusters: Sequence[int]) -> Iterator[Data]: ...
+
+
 class ClusterStream:
     """Builds the subgraphs that clusters induce, of a graph that lies in a store.
 
@@ -34,11 +43,21 @@ class ClusterStream:
         spill: a folder for what exceeds `buffer`.
         buffer: bytes; 1 GiB or a sixteenth of the machine's memory if not given.
         block: bytes that are read at a time.
+        lay_out: makes what reads partitions of which it knows the micro-clusters, see
+            :class:`pipeline.graph.laid_out.LaidOut`; called with `buffer` by :meth:`prepare`.
     """
 
-    def __init__(self, data: Data, *, spill: Path, buffer: int | None = None, block: int = BLOCK_BYTES):
-        self._data, self._spill, self._block = data, spill, block
+    def __init__(self, data: Data, *, spill: Path, buffer: int | None = None, block: int = BLOCK_BYTES,
+                 lay_out: Callable[[int], LaidOut] | None = None):
+        self._data, self._spill, self._block, self._lay_out = data, spill, block, lay_out
         self._buffer = min(1 << 30, machine_memory() // 16) if buffer is None else buffer
+        self._laid_out: LaidOut | None = None
+
+    def prepare(self) -> None:
+        """Leave on the disk what other processes will find there."""
+        if self._lay_out is not None:
+            self._laid_out = self._lay_out(self._buffer)
+            self._laid_out.write()
 
     def induce(self, partition: Partition, clusters: Sequence[int]) -> Iterator[Data]:
         """Build the subgraphs of some clusters in turn, with ``n_id``; one that comes again takes another pass.
@@ -46,6 +65,9 @@ class ClusterStream:
         Raises:
             FileError: the store cannot be read, or there is no room for what waits.
         """
+        if self._laid_out is not None and self._laid_out.holds(partition):
+            yield from self._laid_out.induce(partition, clusters)
+            return
         first = 0
         while first < len(clusters):
             seen: set[int] = set()
@@ -92,16 +114,7 @@ class ClusterStream:
         order = torch.empty_like(nodes)
         order[nodes.argsort()] = torch.arange(len(nodes))
         batch = induced_subgraph(own, order, dtype=torch.int64)
-        batch.n_id = nodes
-        for key in NODE_KEYS:
-            if key == "x" and x is not None:
-                batch.x = torch.from_numpy(x).index_select(0, order)
-            elif self._data.get(key) is not None:
-                batch[key] = self._data[key].index_select(0, nodes)
-        for key in GRAPH_KEYS:
-            if key in self._data:
-                batch[key] = self._data[key]
-        return batch
+        return attach_nodes(batch, self._data, nodes, None if x is None else torch.from_numpy(x).index_select(0, order))
 
     def _select_edges(self, part: np.ndarray, local: np.ndarray, num_parts: int) -> Iterator[Selected]:
         """Read the edges once, in order; of each block yield those within a cluster: source, destination, features."""
@@ -154,3 +167,22 @@ def _select(src: np.ndarray, ptr: np.ndarray, first: int, part: np.ndarray,
     kept = select(pointer(arrays[0]), pointer(arrays[1]), ctypes.c_int64(first), ctypes.c_int64(len(ptr) - 1),
                   *map(pointer, arrays[2:]))
     return out[0, :kept], out[1, :kept], out[2, :kept], out[3, :kept]
+
+
+def attach_nodes(batch: Data, data: Data, nodes: Tensor, x: Tensor | None = None) -> Data:
+    """Give a subgraph what a graph knows of its nodes.
+
+    Args:
+        nodes: their numbers in `data`, which become ``n_id``.
+        x: their features, where these are at hand.
+    """
+    batch.n_id = nodes
+    for key in NODE_KEYS:
+        if key == "x" and x is not None:
+            batch.x = x
+        elif data.get(key) is not None:
+            batch[key] = data[key].index_select(0, nodes)
+    for key in GRAPH_KEYS:
+        if key in data:
+            batch[key] = data[key]
+    return batch
