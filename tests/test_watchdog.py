@@ -89,6 +89,14 @@ def test_a_request_to_stop_that_is_not_obeyed_ends_the_run(look, board, caplog, 
     assert [record.levelname for record in caplog.records if "where rank 1" in record.message] == ["INFO"]
 
 
+def test_a_checkpoint_that_is_being_written_is_waited_for_and_one_that_hangs_is_not(look, board):
+    saving = (State.SAVING, False, True)
+    assert not look(9, saving, WAITS, WAITS, asked=signal.SIGTERM, stop_timeout=4.0)
+    assert look(9, WAITS, BUSY, WAITS, asked=signal.SIGTERM, stop_timeout=4.0)
+    assert look(12, saving, WAITS, WAITS, asked=signal.SIGTERM, stop_timeout=4.0)
+    assert "parallel.timeout=10 ends the run" in board.verdict["message"]
+
+
 def test_all_waiting_are_named_and_long_phases_have_more_time(look, kills):
     assert look(12, WAITS, WAITS, WAITS) and not look(12, (State.LONG, False, True), WAITS, WAITS)
 

@@ -23,9 +23,11 @@ TRACE_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGQUIT)
 
 
 class State(enum.IntEnum):
-    """What kind of thing a process is doing: `LONG` may take minutes without a sign of life."""
+    """What kind of thing a process is doing: `LONG` may take minutes without a sign of life, `SAVING` is not cut off by
+    a request to stop.
+    """
 
-    ABSENT, BUSY, LONG, WAITING, ENDED = range(5)
+    ABSENT, BUSY, LONG, WAITING, ENDED, SAVING = range(6)
 
 
 @dataclass

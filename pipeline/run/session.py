@@ -314,7 +314,7 @@ class Session:
 
     def _save(self, trainer: Trainer) -> None:
         if self.ranks.is_first:
-            pulse.beat("saving")
+            pulse.beat("saving", pulse.State.SAVING)
             trainer.progress.wall_seconds = time.perf_counter() - self._began
             checkpoint.save_last(self._checkpoints, {
                 **trainer.state(), "format": FORMAT, "round": trainer.progress.round, "num_ranks": self.ranks.num_ranks,

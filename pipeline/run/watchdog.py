@@ -35,7 +35,8 @@ class Limits:
     Attributes:
         warn_after: silence of a process after which it says so; LONG_FACTOR times that in long phases.
         timeout: silence after which it ends the run; likewise.
-        stop_timeout: from a request to stop until it ends the run itself.
+        stop_timeout: from a request to stop until it ends the run itself, without the time in which a checkpoint is
+            written.
     """
 
     warn_after: float = 30.0
@@ -129,7 +130,8 @@ class Watchdog:
         silent = self._suspects(signs)
         for place in silent:
             self._warn(place, signs[place])
-        if self._stop_signum:
+        # A checkpoint that is being written is what the request waits for; one that hangs has its limit below.
+        if self._stop_signum and not any(sign.state == State.SAVING for sign in signs):
             self._stopping += elapsed
             if self._stopping >= self.limits.stop_timeout:
                 name = signal.Signals(self._stop_signum).name
