@@ -11,7 +11,7 @@ from pipeline.arguments import Parser, positive
 from pipeline.run.errors import one_line
 from scripts.bench.aggregate import bench_aggregate
 from scripts.bench.depth import bench_depth
-from scripts.bench.disk import bench_disk
+from scripts.bench.disk import WAYS, bench_disk
 from scripts.bench.embedding import bench_embedding
 from scripts.bench.inference import bench_inference
 from scripts.bench.layer import bench_layer
@@ -68,13 +68,7 @@ def main() -> None:
     depth.add_argument("--layers", type=int, nargs="+", default=[7, 28, 112, 448, 1001])
     depth.add_argument("--models", nargs="+", default=[""], help="parts of their names; all if not given")
     _add_vectors(add)
-    disk = add(bench_disk, "epochs of random clusters from a graph on disk, beside the bare read of its files, the "
-               "graph in memory, and PyG's RandomNodeLoader", PROTEINS, edge_channels=8, channels=8, num_parts=10,
-               repeat=3)
-    disk.add_argument("--folder", default=".cache", help="for the files, perhaps tens of GB; %(default)s if not given")
-    disk.add_argument("--keep", action="store_true", help="leave the files there for another time")
-    disk.add_argument("--peers", nargs="*", default=["epoch in memory", "PyG's RandomNodeLoader"],
-                      help="what needs the graph in memory; both if not given")
+    _add_disk(add)
     add(bench_inference, "exact inference on a whole graph of ogbn-products' size", PRODUCTS, layers=14, channels=128)
     links = add(bench_links, "Hits@50 of the ogbl-collab recipe, beside common neighbours and PyG's modules", {},
                 epochs=1, num_parts=64, pairs_per_step=4096, seeds=3)
@@ -95,6 +89,19 @@ def main() -> None:
         options.pop("function")(**options)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {one_line(error)}")
+
+
+def _add_disk(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the benchmark of graphs on disk."""
+    disk = add(bench_disk, "epochs of random clusters from a graph on disk, beside the bare read of its files, the "
+               "graph in memory, and PyG's RandomNodeLoader", {}, edge_channels=8, channels=8, num_parts=10, repeat=3)
+    for name, default in PROTEINS.items():
+        disk.add_argument(f"--{name.replace('_', '-')}", type=positive, nargs="+", default=[default],
+                          help=f"of each graph; {default:,} if not given")
+    disk.add_argument("--folder", default=".cache", help="for the files, perhaps tens of GB; %(default)s if not given")
+    disk.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS), help="all if not given")
+    disk.add_argument("--keep", action="store_true", help="leave the files there for another time")
+    disk.add_argument("--figure", help="a file to draw seconds and memory in, against edges: .svg or .png")
 
 
 def _add_vectors(add: Callable[..., argparse.ArgumentParser]) -> None:

@@ -2,8 +2,13 @@
 
 import csv
 import os
+import shutil
+import statistics
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +17,9 @@ from torch_geometric.data import Data
 from torch_geometric.loader import RandomNodeLoader
 
 from pipeline.graph import store
-from pipeline.graph.partition import Partition, random_partition
-from pipeline.graph.stream import ClusterStream
-from pipeline.graph.subgraph import induced_subgraph
+from pipeline.graph.partition import random_partition
+from pipeline.graph.stream import LIBRARY, ClusterStream
+from pipeline.graph.subgraph import LIBRARY as SUBGRAPH, induced_subgraph
 from pipeline.names import MASKS
 from pipeline.run.seeds import stream
 from scripts.bench.measure import resident_mib, say, write_row
@@ -24,51 +29,106 @@ NUM_CLASSES = 10
 DRAWN = 1 << 22
 
 
-def bench_disk(num_nodes: int, num_edges: int, edge_channels: int, channels: int, num_parts: int, repeat: int,
-               folder: str, keep: bool, peers: list[str]) -> None:
-    """Write a random graph of such a size to a store unless it is there, and read epochs of random clusters from it.
+def bench_disk(num_nodes: list[int], num_edges: list[int], edge_channels: int, channels: int, num_parts: int,
+               repeat: int, folder: str, ways: list[str], keep: bool, figure: str | None) -> None:
+    """Write random graphs of some sizes to stores unless they are there, and read epochs of random clusters from them.
 
     Raises:
+        ValueError: not as many numbers of nodes as of edges.
         FileError: there is no room in the folder.
     """
-    path = Path(folder) / f"random-{num_nodes}-{num_edges}-{edge_channels}-{channels}"
-    if not store.is_store(path):
-        start = time.perf_counter()
-        write_random_graph(path, num_nodes, num_edges, edge_channels, channels)
-        say(f"written in {time.perf_counter() - start:.0f} s")
-    data = store.open_graph(path)
-    data.store, data.num_nodes = str(path), num_nodes
-    partition = random_partition(num_nodes, num_parts, stream("bench", 0))
-    clusters = ClusterStream(data, spill=Path(folder))
-    size = sum((path / f"{name}.bin").stat().st_size for name in ("edge_attr", "x")) + _bytes_of_sources(data)
-    ways: dict[str, Callable[[], object]] = {
-        "bare read of the files": lambda: _read_all(path, data),
-        "epoch from the store": lambda: _count(clusters.induce(partition, range(num_parts))),
-        "epoch in memory": lambda: _count(induced_subgraph(data, partition.nodes(part), dtype=torch.int64)
-                                          for part in range(num_parts)),
-        "PyG's RandomNodeLoader": lambda: _count(_pyg(data, num_parts)),
-    }
-    _compare(data, clusters, partition)
+    if len(num_nodes) != len(num_edges):
+        raise ValueError(f"--num-nodes has {len(num_nodes)} numbers, --num-edges {len(num_edges)}: give one each")
     writer: csv.DictWriter | None = None
-    for round_ in range(repeat):
-        for name, way in ways.items():
-            if name not in peers and name in ("epoch in memory", "PyG's RandomNodeLoader"):
-                continue
-            in_memory = name in ("epoch in memory", "PyG's RandomNodeLoader")
-            _warm(path) if in_memory else _cool(path)
-            Path("/proc/self/clear_refs").write_text("5")
-            start, busy = time.perf_counter(), time.process_time()
-            way()
-            seconds, busy = time.perf_counter() - start, time.process_time() - busy
-            writer = write_row(writer, {
-                "bench": "disk", "what": name, "num_nodes": num_nodes, "num_edges": num_edges, "num_parts": num_parts,
-                "gb_read": round(size / 1e9, 3), "round": round_, "seconds": round(seconds, 3),
-                "processor_s": round(busy, 3), "anonymous_peak_mib": round(resident_mib("RssAnon")),
-                "peak_mib": round(resident_mib("VmHWM"))})
-    if not keep:
-        for file in path.iterdir():
-            file.unlink()
-        path.rmdir()
+    rows = []
+    for nodes, edges in zip(num_nodes, num_edges):
+        path = Path(folder) / f"random-{nodes}-{edges}-{edge_channels}-{channels}"
+        if not store.is_store(path):
+            start = time.perf_counter()
+            write_random_graph(path, nodes, edges, edge_channels, channels)
+            say(f"{path} written in {time.perf_counter() - start:.0f} s")
+        _compare(path, num_parts, Path(folder))
+        size = sum((path / f"{name}.bin").stat().st_size for name in ("edge_attr", "x")) + _bytes_of_sources(path)
+        for round_ in range(repeat):
+            for way in ways:
+                _cool(path) if way in FROM_DISK else _warm(path)
+                # In a process of its own: what one has allocated and kept is no other's memory.
+                with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                    measured = pool.submit(_measure, way, path, num_parts, torch.get_num_threads()).result()
+                rows.append({"bench": "disk", "what": way, "num_nodes": nodes, "num_edges": edges,
+                             "num_parts": num_parts, "gb_read": round(size / 1e9, 3), "round": round_, **measured})
+                writer = write_row(writer, rows[-1])
+        if not keep:
+            shutil.rmtree(path)
+    if figure is not None:
+        _draw(rows, Path(figure))
+
+
+def _measure(way: str, path: Path, num_parts: int, threads: int) -> dict:
+    """Take one way through an epoch: seconds, processor time, and the largest memory that is not pages of files."""
+    torch.set_num_threads(threads)
+    LIBRARY.get(), SUBGRAPH.get()  # compiled or loaded before the time is taken
+    before, peak, ended = resident_mib("RssAnon"), [0.0], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.02):
+            peak[0] = max(peak[0], resident_mib("RssAnon"))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    start, busy = time.perf_counter(), time.process_time()
+    num_edges = WAYS[way](path, num_parts)
+    seconds, busy = time.perf_counter() - start, time.process_time() - busy
+    ended.set()
+    watcher.join()
+    return {"edges_in_batches": num_edges, "seconds": round(seconds, 3), "processor_s": round(busy, 3),
+            "extra_mib": round(max(peak[0] - before, 0))}
+
+
+def _open(path: Path) -> Data:
+    data = store.open_graph(path)
+    data.store, data.num_nodes = str(path), data.edge_index.get_sparse_size(1)
+    return data
+
+
+def _from_store(path: Path, num_parts: int) -> int:
+    data = _open(path)
+    partition = random_partition(data.num_nodes, num_parts, stream("bench", 0))
+    return _count(ClusterStream(data, spill=path.parent).induce(partition, range(num_parts)))
+
+
+def _in_memory(path: Path, num_parts: int) -> int:
+    data = _open(path)
+    partition = random_partition(data.num_nodes, num_parts, stream("bench", 0))
+    return _count(induced_subgraph(data, partition.nodes(part), dtype=torch.int64) for part in range(num_parts))
+
+
+def _by_pyg(path: Path, num_parts: int) -> int:
+    data = _open(path)
+    plain = Data(x=data.x, edge_index=data.edge_index.as_tensor().long(), edge_attr=data.edge_attr, y=data.y,
+                 num_nodes=data.num_nodes)
+    return _count(RandomNodeLoader(plain, num_parts=num_parts, shuffle=True))
+
+
+def _count(batches: Iterable[Data]) -> int:
+    return sum(batch.num_edges for batch in batches)
+
+
+def _read_all(path: Path, num_parts: int) -> int:
+    """Read what an epoch reads, and do nothing with it."""
+    buffer = memoryview(bytearray(1 << 24))
+    for name, size in (("edges", _bytes_of_sources(path)), ("edge_attr", None), ("x", None)):
+        with open(path / f"{name}.bin", "rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            left = os.fstat(file.fileno()).st_size if size is None else size
+            while left:
+                left -= file.readinto(buffer[:left])
+    return 0
+
+
+# Through an epoch, and which of them begin with files that are not in the system's cache.
+WAYS = {"bare read": _read_all, "store": _from_store, "memory": _in_memory, "pyg": _by_pyg}
+FROM_DISK = ("bare read", "store")
 
 
 def write_random_graph(path: Path, num_nodes: int, num_edges: int, edge_channels: int, channels: int) -> None:
@@ -113,37 +173,43 @@ def _write_edges(files: dict[str, store.ArrayFile], indptr: np.ndarray, rng: np.
         row = last
 
 
-def _compare(data: Data, clusters: ClusterStream, partition: Partition) -> None:
+def _compare(path: Path, num_parts: int, spill: Path) -> None:
     """Compare the first cluster with the one that is selected in memory."""
-    ours, theirs = next(clusters.induce(partition, [0])), induced_subgraph(data, partition.nodes(0), dtype=torch.int64)
+    data = _open(path)
+    partition = random_partition(data.num_nodes, num_parts, stream("bench", 0))
+    ours = next(ClusterStream(data, spill=spill).induce(partition, [0]))
+    theirs = induced_subgraph(data, partition.nodes(0), dtype=torch.int64)
     assert torch.equal(ours.edge_index.as_tensor(), theirs.edge_index.as_tensor())
     assert torch.equal(ours.edge_attr, theirs.edge_attr) and torch.equal(ours.x, theirs.x)
-    say("outputs compared: the first cluster is the same from the store and in memory")
+    say(f"{path.name}: the first cluster is the same from the store and in memory")
 
 
-def _pyg(data: Data, num_parts: int) -> Iterator[Data]:
-    plain = Data(x=data.x, edge_index=data.edge_index.as_tensor().long(), edge_attr=data.edge_attr, y=data.y,
-                 num_nodes=data.num_nodes)
-    yield from RandomNodeLoader(plain, num_parts=num_parts, shuffle=True)
+def _bytes_of_sources(path: Path) -> int:
+    return (path / "edges.bin").stat().st_size // 2
 
 
-def _count(batches: Iterator[Data]) -> int:
-    return sum(batch.num_edges for batch in batches)
+def _draw(rows: list[dict], path: Path) -> None:
+    """Draw seconds of an epoch and memory against edges, medians over the rounds."""
+    import matplotlib  # of the extra `report`
 
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
 
-def _bytes_of_sources(data: Data) -> int:
-    return data.num_edges * data.edge_index.element_size()
-
-
-def _read_all(path: Path, data: Data) -> None:
-    """Read what an epoch reads, and do nothing with it."""
-    buffer = memoryview(bytearray(1 << 24))
-    for name, size in (("edges", _bytes_of_sources(data)), ("edge_attr", None), ("x", None)):
-        with open(path / f"{name}.bin", "rb", buffering=0) as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            left = os.fstat(file.fileno()).st_size if size is None else size
-            while left:
-                left -= file.readinto(buffer[:left])
+    names = {"bare read": "bare read of the files, cold", "store": "from the store, cold", "memory": "in memory",
+             "pyg": "PyG's RandomNodeLoader, in memory"}
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
+    for way in dict.fromkeys(row["what"] for row in rows):
+        own = [row for row in rows if row["what"] == way]
+        sizes = sorted({row["num_edges"] for row in own})
+        for axis, column in zip(axes, ("seconds", "extra_mib")):
+            if column == "seconds" or way != "bare read":
+                axis.plot(sizes, [statistics.median(row[column] for row in own if row["num_edges"] == size)
+                                  for size in sizes], "o-", label=names[way])
+    for axis, title in zip(axes, ("seconds of an epoch's batches", "memory beside pages of files, MiB")):
+        axis.set(xscale="log", yscale="log", xlabel="directed edges", title=title)
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    figure.savefig(path)
 
 
 def _cool(path: Path) -> None:
