@@ -1,0 +1,43 @@
+"""A model on a whole graph a block of nodes at a time: the predictions of one forward."""
+
+import pytest
+import torch
+from conftest import random_graph
+
+from models import DeeperGCN, RevGNN, blockwise
+from models.blocks import BLOCKS
+from models.blockwise import InBlocks
+from pipeline.run.storage import DiskStorage
+
+
+@pytest.mark.parametrize("num_rows, num_edges", [(1000, 10**9), (16, 100), (7, 1)])
+@pytest.mark.parametrize("block", list(BLOCKS))
+@pytest.mark.parametrize("options", [
+    {"edge_dim": None}, {"edge_dim": 3, "norm": "batch"}, {"edge_dim": 3, "fold_edge_encoder": False},
+    {"edge_dim": 3, "aggr": "add", "msg_norm": True, "num_categories": 2}, {"edge_dim": 3, "encode_x": False}],
+    ids=lambda options: " ".join(map(str, options)))
+def test_predictions_are_those_of_one_forward(block, options, num_rows, num_edges, tmp_path):
+    data = random_graph(60, 300, 0)
+    torch.manual_seed(0)
+    columns = 5 - options.get("num_categories", 0)
+    hidden = 5 if options.get("encode_x") is False else 8
+    model = DeeperGCN(columns, hidden, 2, 3, block=block, **options).eval()
+    edge_attr = data.edge_attr if options["edge_dim"] else None
+    with torch.no_grad():
+        expected = model(data.x, data.edge_index, edge_attr)
+    called = []
+    in_blocks = InBlocks(model, num_rows=num_rows, num_edges=num_edges, before_block=lambda: called.append(1),
+                         allocate=lambda *shape: DiskStorage(tmp_path).zeros(*shape)).eval()
+    torch.testing.assert_close(in_blocks(data.x, data.edge_index, edge_attr), expected, rtol=1e-4, atol=1e-5)
+    assert len(called) >= 5 * -(-60 // num_rows)
+
+
+@pytest.mark.parametrize("model, says", [
+    (RevGNN(5, 8, 2, 2), "RevGNN has layers that need all nodes at once"),
+    (DeeperGCN(5, 8, 2, 2, knn=3), "model.knn compares all nodes"),
+    (DeeperGCN(5, 8, 2, 2, virtual_node="mean"), "a virtual node reads all nodes"),
+    (DeeperGCN(5, 8, 2, 2, pool="mean"), "model.pool makes a row of all nodes"),
+    (DeeperGCN(5, 8, 2, 2), ""),
+], ids=lambda value: value if isinstance(value, str) else type(value).__name__)
+def test_what_needs_all_nodes_is_named(model, says):
+    assert blockwise.why_not(model) == says
