@@ -209,8 +209,9 @@ def as_options(cfg: DictConfig) -> EvaluateConfig:
     options = cast(EvaluateConfig, OmegaConf.to_object(cfg))
     keys.check(options)
     options = keys.expand_paths(options)
-    if options.predictions is not None:
-        arguments.check_output("predictions", Path(options.predictions))
+    for name in ("predictions", "output"):
+        if (path := getattr(options, name)) is not None:
+            arguments.check_output(name, Path(path))
     return options
 
 
