@@ -64,24 +64,24 @@ def test_a_table_says_what_the_logits_say(ending, run, tmp_path):
     assert np.array_equal(scores, logits.softmax(1).numpy())  # nine digits are a float32
 
 
-def test_embeddings_are_what_the_head_reads(classes, configure, tmp_path, monkeypatch):
-    monkeypatch.setattr(predictions, "MAX_CELLS", 130)  # ten rows at a time
-    for name, options in (("deepergcn", []), ("revgnn", ["model=revgnn"]), ("equilibrium", ["model=equilibrium"]),
-                          ("pyg", ["model=pyg", "model.conv=SAGEConv"]),
-                          ("custom", ["model=custom", "model.path=foreign_cases.Headed"])):
-        train(configure(*classes, *MODEL, *options), tmp_path / name)
-        for method in ("exact", "views", "neighbor"):
-            how = dict(method=method, num_views=2, num_parts=3, num_neighbors=[2, 2] if method == "neighbor" else None)
-            path = tmp_path / f"{name}.{method}.parquet"
-            options = predict(tmp_path / name, output=path, embeddings=True, **how)
-            restored, table = restore.restore(options), pd.read_parquet(path)
-            head = getattr(restored.model, "model", restored.model).head
-            h = torch.tensor(np.stack(table["embedding"]))
-            assert h.shape == (50, 8) and len(set(map(tuple, h.tolist()))) > 1
-            with torch.no_grad():  # the head is linear, and means over views go through it
-                torch.testing.assert_close(head(h), restored.rows, rtol=1e-4, atol=1e-5)
-            assert table["class"].tolist() == restored.rows.argmax(1).tolist()
-    assert str(table["embedding"].dtype) and len(table.columns) == 7
+@pytest.mark.parametrize("model, methods", [
+    ([], ["exact", "views", "neighbor"]), (["model=revgnn"], ["exact"]), (["model=equilibrium"], ["exact"]),
+    (["model=pyg", "model.conv=SAGEConv"], ["views"]),
+    (["model=custom", "model.path=foreign_cases.Headed"], ["exact"])],
+    ids=["deepergcn", "revgnn", "equilibrium", "pyg", "custom"])
+def test_embeddings_are_what_the_head_reads(model, methods, classes, configure, tmp_path, monkeypatch):
+    monkeypatch.setattr(predictions, "MAX_CELLS", 130)  # nine rows at a time
+    train(configure(*classes, *MODEL, *model), tmp_path / "run")
+    for method in methods:
+        how = dict(method=method, num_views=2, num_parts=3, num_neighbors=[2, 2] if method == "neighbor" else None)
+        options = predict(tmp_path / "run", output=tmp_path / "nodes.parquet", embeddings=True, **how)
+        restored, table = restore.restore(options), pd.read_parquet(tmp_path / "nodes.parquet")
+        head = getattr(restored.model, "model", restored.model).head
+        h = torch.tensor(np.stack(table["embedding"]))
+        assert h.shape == (50, 8) and len(set(map(tuple, h.tolist()))) > 40
+        with torch.no_grad():  # the head is linear, and means over views go through it
+            torch.testing.assert_close(head(h), restored.rows, rtol=1e-4, atol=1e-5)
+        assert table["class"].tolist() == restored.rows.argmax(1).tolist() and len(table.columns) == 7
 
 
 def test_labels_have_sigmoids_and_names_stand_in_the_order_that_is_asked_for(configure, tmp_path):
@@ -95,8 +95,10 @@ def test_labels_have_sigmoids_and_names_stand_in_the_order_that_is_asked_for(con
     options = predict(tmp_path / "run", output=tmp_path / "some.csv", output_nodes=tmp_path / "ids.tsv",
                       embeddings=True)
     whole, some, rows = pd.read_csv(tmp_path / "all.csv"), pd.read_csv(tmp_path / "some.csv"), restore.restore(options)
-    assert list(whole) == ["id", "split", "score_even", "score_odd", *(f"embedding_{number}" for number in range(8))]
+    assert list(whole) == ["id", "split", "score_odd", "score_even", *(f"embedding_{number}" for number in range(8))]
     assert np.array_equal(whole.filter(like="score").to_numpy(np.float32), rows.rows.sigmoid().numpy())
+    is_even = whole["id"].str[1:].astype(int) % 2 == 0
+    assert torch.equal(rows.data.y[:, 1] == 1, torch.tensor((is_even & (whole["split"] != "none")).to_numpy()))
     assert some["id"].tolist() == ["n29", "n3", "n0"]
     pd.testing.assert_frame_equal(some.set_index("id"), whole.set_index("id").loc[["n29", "n3", "n0"]])
     is_labelled = whole["id"].str[1:].astype(int) < 20
@@ -110,8 +112,8 @@ def test_labels_have_sigmoids_and_names_stand_in_the_order_that_is_asked_for(con
 def test_values_are_in_their_own_unit(configure, tmp_path):
     g = torch.Generator().manual_seed(0)
     node, y = torch.arange(30), 100 + 10 * torch.randn(30, 1, generator=g)
-    torch.save({"edge_index": torch.stack([node, (node + 1) % 30]), "x": y / 7, "y": y, "metric": "mae", **masks_of(node)},
-               tmp_path / "graph.pt")
+    torch.save({"edge_index": torch.stack([node, (node + 1) % 30]), "x": y / 7, "y": y, "metric": "mae",
+                **masks_of(node)}, tmp_path / "graph.pt")
     train(configure("data=file", f"data.path={tmp_path / 'graph.pt'}", *MODEL), tmp_path / "run")
     predict(tmp_path / "run", output=tmp_path / "nodes.parquet", predictions=str(tmp_path / "values.pt"),
             embeddings=True)
@@ -206,7 +208,6 @@ WRONG = [
     (dict(output="a.csv", output_nodes="empty.csv"), "empty.csv is no table .csv: "),
     (dict(output="a.csv", output_nodes="text.parquet"), "text.parquet is no table .parquet: "),
     (dict(output="a.csv", output_nodes="text.csv.gz"), "text.csv.gz is no table .csv.gz: "),
-    (dict(output="a.csv", output_nodes="far.csv"), "far.csv: no node has the id '50' of row 2; the 50 nodes of the"),
 ]
 
 
@@ -217,13 +218,15 @@ def test_what_cannot_be_written_is_refused_before_the_graph_is_opened(run, tmp_p
         (tmp_path / f"{name}.csv").write_text(text)
     for name in ("text.parquet", "text.csv.gz"):
         (tmp_path / name).write_text("id\n4\n")
-    for options, message in WRONG[-1:]:
+    for options, message in WRONG:
         with pytest.raises(ValueError, match=message):
-            predict(run, **options)
+            predictions.check(EvaluateConfig(run="run", **options))
+    far = dict(output="a.csv", output_nodes="far.csv")
+    with pytest.raises(ValueError, match="far.csv: no node has the id '50' of row 2; the 50 nodes of the run are"):
+        predict(run, **far)
     shutil.rmtree(run / "checkpoints")
-    for options, message in WRONG[:-1]:
-        with pytest.raises(ValueError, match=message):
-            predict(run, **options)
+    with pytest.raises(ValueError, match="has the columns name, size"):
+        predict(run, **far | dict(output_nodes="name.csv"))
     assert not (tmp_path / "a.csv").exists() and not (tmp_path / "a.pt").exists()
 
 
