@@ -12,11 +12,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from models import DeeperGCN, blockwise
+from models.heads import find_head, keep_inputs
 from models.link_predictor import LinkModel
 from pipeline.build_loader import build_stream
 from pipeline.config import Config
 from pipeline.features import NodeTable
-from pipeline.inference import largest_stack, predict_exact, predict_graphs, predict_views
+from pipeline.inference import Predict, largest_stack, predict_exact, predict_graphs, predict_views
 from pipeline.loaders.cluster import ClusterLoader
 from pipeline.loaders.graph import GraphLoader
 from pipeline.loaders.neighbor import NeighborLoader
@@ -34,15 +35,31 @@ log = logging.getLogger(__name__)
 # Of a block of the whole graph, computed at a time.
 BLOCK_NODES, BLOCK_EDGES = 1 << 16, 1 << 22
 
+
 def build_predictor(config: Config, model: torch.nn.Module, task: Task, loader: Loader,
                     ranks: Ranks = Ranks(), stop: StopRequest | None = None, *,
-                    table: NodeTable | None = None) -> Callable[[int], Tensor]:
+                    table: NodeTable | None = None, embeddings: bool = False) -> Callable[[int], Tensor]:
     """Build a function from the round to the predictions of every row, by the method of the configuration.
 
     Where the test is predicted from a graph of its own, the predictions from it stand in columns behind the others.
+
+    Args:
+        embeddings: of labels of nodes: what the model's head reads of each stands in columns behind its predictions.
+
+    Raises:
+        ValueError: the model has no head that reads embeddings.
     """
+    in_blocks = _in_blocks(config, loader.data, model, loader.device, stop)
+    runs, layers = in_blocks or model, [] if in_blocks else largest_stack(model)
+    predict, num_columns = functools.partial(task.predict, runs), _out_channels(model, task)
+    if embeddings:
+        if (head := find_head(model)) is None:
+            raise ValueError(f"embeddings=true: model={config.model.name} has no torch.nn.Linear called head, whose "
+                             "inputs would be the embeddings; leave it out")
+        predict, num_columns = _predict_both(task, runs, head), num_columns + head.in_features
+
     def build_for(data: Data) -> Callable[[int], Tensor]:
-        return _build_predictor_of(data, config, model, task, loader, ranks, stop, table)
+        return _build_predictor_of(data, config, model, task, loader, ranks, stop, table, predict, num_columns, layers)
 
     predict_all = build_for(loader.data)
     test_data = task.test_data if isinstance(task, LinkTask) else None
@@ -53,7 +70,8 @@ def build_predictor(config: Config, model: torch.nn.Module, task: Task, loader: 
 
 
 def _build_predictor_of(data: Data, config: Config, model: torch.nn.Module, task: Task, loader: Loader, ranks: Ranks,
-                        stop: StopRequest | None, table: NodeTable | None) -> Callable[[int], Tensor]:
+                        stop: StopRequest | None, table: NodeTable | None, predict_batch: Predict,
+                        num_columns: int, layers: list[torch.nn.Module]) -> Callable[[int], Tensor]:
     evaluation = config.evaluation
     graphs, view_loader = (loader, None) if isinstance(loader, GraphLoader) else (
         None, build_view_loader(config, loader, data))
@@ -66,15 +84,13 @@ def _build_predictor_of(data: Data, config: Config, model: torch.nn.Module, task
             whole.edge_index = whole.edge_index.long()
         return whole
 
-    in_blocks = _in_blocks(config, data, model, loader.device, stop)
-
     def predict(batch: Data) -> tuple[Tensor, Tensor]:
-        return task.predict(in_blocks or model, batch if table is None else table.attach(batch, loader.device))
+        return predict_batch(batch if table is None else table.attach(batch, loader.device))
 
     def predict_all(round_: int) -> Tensor:
         model.eval()
-        common: dict[str, Any] = dict(num_rows=task.num_rows, out_channels=_out_channels(model, task),
-                                      layers=[] if in_blocks else largest_stack(model), ranks=ranks, stop=stop)
+        common: dict[str, Any] = dict(num_rows=task.num_rows, out_channels=num_columns, layers=layers, ranks=ranks,
+                                      stop=stop)
         with autocast(loader.device, config.train.precision):
             if graphs is not None:
                 return predict_graphs(predict, graphs, **common, prefetch=config.partition.prefetch)
@@ -112,6 +128,21 @@ def _in_blocks(config: Config, data: Data, model: torch.nn.Module, device: torch
 
     return blockwise.InBlocks(cast(DeeperGCN, model), num_rows=BLOCK_NODES, num_edges=BLOCK_EDGES, allocate=allocate,
                               before_block=look).eval()
+
+
+def _predict_both(task: Task, model: torch.nn.Module, head: torch.nn.Linear) -> Predict:
+    """Build a function that predicts the targets of a batch, with their embeddings in columns behind."""
+    take = keep_inputs(head)
+
+    def predict(batch: Data) -> tuple[Tensor, Tensor]:
+        rows, predictions = task.predict(model, batch)
+        embeddings = take()
+        if embeddings.size(0) != batch.num_nodes:
+            raise ValueError(f"embeddings=true: the model's head reads {embeddings.size(0):,} rows, and there "
+                             f"are {batch.num_nodes:,} nodes: these are no embeddings of nodes; leave it out")
+        return rows, torch.cat([predictions, embeddings[batch.target]], dim=1)
+
+    return predict
 
 
 def _out_channels(model: torch.nn.Module, task: Task) -> int:

@@ -20,10 +20,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import arguments, config as configuration, keys
-from pipeline.config import Config, EvaluateConfig, TuneConfig
+from pipeline.config import Config, EvaluateConfig
 from pipeline.data.config import DATA_SCHEMAS
 from pipeline.run.errors import EXIT_INTERRUPTED, one_line
 from pipeline.trainers.config import TRAINER_SCHEMAS
+from pipeline.tune_config import TuneConfig
 
 PACKAGE = Path(__file__).resolve().parent
 # Installed, conf/ is a folder of the package; in a checkout it lies beside it.
@@ -208,8 +209,9 @@ def as_options(cfg: DictConfig) -> EvaluateConfig:
     options = cast(EvaluateConfig, OmegaConf.to_object(cfg))
     keys.check(options)
     options = keys.expand_paths(options)
-    if options.predictions is not None:
-        arguments.check_output("predictions", Path(options.predictions))
+    for name in ("predictions", "output"):
+        if (path := getattr(options, name)) is not None:
+            arguments.check_output(name, Path(path))
     return options
 
 

@@ -215,6 +215,11 @@ class EvaluateConfig:
     num_neighbors: list[int] | None = key(None, "neighbours drawn at each hop; those of the run if not given")
     predictions: str | None = key(None, "a file to save the logits to, in the order of nodes or pairs; of vectors also "
                                   ".npy, .parquet, or .txt as word2vec's; of answers .tsv or .json", is_path=True)
+    output: str | None = key(None, "of task=node, a table to write, a row for each node with its id, its split, what "
+                             "is predicted and the scores: .parquet, .csv, .csv.gz, .tsv or .tsv.gz", is_path=True)
+    output_nodes: str | None = key(None, "a table with a column id: the nodes that output shall hold, in this order; "
+                                   "all nodes if not given", is_path=True)
+    embeddings: bool = key(False, "embeddings of the nodes too in output: what the model's last linear layer reads")
     pairs: str | None = key(None, "of task=link and of vectors, a file with the pairs to predict, [num_pairs, 2] by "
                             "torch.save; those of the test if not given", is_path=True)
     neighbors: int = key(0, "of vectors: save as many nearest nodes of each in their place", minimum=0)
@@ -223,19 +228,6 @@ class EvaluateConfig:
     top: int = key(10, "answers of each question", minimum=1)
     filtered: bool = key(True, "leave out answers that training has")
     device: str = key("auto", "auto, cpu, cuda or cuda:N")
-
-
-@dataclass
-class TuneConfig:
-    """Keys of `python -m pipeline.tune`, beside those of a run."""
-
-    study: str = key(..., "folder of the study: its file study.journal, and a run directory for each trial")
-    trials: int = key(20, "trials of the study, those of other workers included", minimum=1)
-    pruner: str = key("median", "which trials are stopped early: median, those below the median of the others at the "
-                      "same epoch", choices=("median", "hyperband", "none"))
-    startup_trials: int = key(5, "trials before the median prunes any", minimum=1)
-    warmup_epochs: int = key(0, "epochs before the median prunes a trial", minimum=0)
-    sampler_seed: int = key(0, "of the sampler (TPE)", minimum=0, below=2**31)
 
 
 def open_schema() -> DictConfig:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pipeline import answers, build, config as configuration, folder as run_folder, keys, vectors
+from pipeline import answers, build, config as configuration, folder as run_folder, keys, predictions as tables, vectors
 from pipeline.config import Config, EvaluateConfig
 from pipeline.features import load_weights
 from pipeline.run import files
@@ -32,6 +33,8 @@ class Restored:
         epoch: passes over the graph when the checkpoint was saved.
         rows: predictions of every row, [num_rows, out_channels].
         pairs: of nodes to predict the links of, [num_pairs, 2]; none: those of the task.
+        table: what ``output`` shall hold; none without it.
+        nodes: places of the rows that it shall hold; none for all.
     """
 
     config: Config
@@ -41,6 +44,8 @@ class Restored:
     epoch: int
     rows: Tensor
     pairs: Tensor | None = None
+    table: tables.Predictions | None = None
+    nodes: np.ndarray | None = None
 
 
 def restore(options: EvaluateConfig) -> Restored:
@@ -60,6 +65,10 @@ def restore(options: EvaluateConfig) -> Restored:
         raise ValueError(f"neighbors={options.neighbors}: {folder} learned no vectors that have neighbours; leave it "
                          "out")
     vectors.refuse(options, vectors.QUESTIONS, "learned no triples")
+    if config.task.name != "node":
+        vectors.refuse(options, tables.KEYS, f"has task={config.task.name}, and tables are of nodes; give "
+                                             "predictions=FILE")
+    wanted = tables.check(options)
     if config.data.components == "separate":
         raise ValueError(f"{folder} holds a model for each component: evaluate one of "
                          f"{', '.join(sorted(str(path) for path in folder.glob('component_*')))}")
@@ -69,12 +78,15 @@ def restore(options: EvaluateConfig) -> Restored:
     config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, **given))
     configuration.check(config)
 
-    _, data = build.open_graph(config).parts[0]
+    opened = build.open_graph(config)
+    _, data = opened.parts[0]
     check_data(folder, state, data.get("content_hash"))
     device = build.choose_device(options.device)
     task, loader = build.build_task(config, data), build.build_loader(config, data, device)
     if pairs is not None:
         task.check_pairs(pairs)
+    ids = tables.ids_of(opened.data, data.get("n_id")) if options.output is not None else None
+    nodes = tables.find_nodes(wanted, ids, options.output_nodes) if wanted is not None and ids is not None else None
     model = build.build_model(config, data, task).to(device)
     table = build.build_table(config, data, device)
     load_weights(state["model"], model, table)
@@ -82,8 +94,13 @@ def restore(options: EvaluateConfig) -> Restored:
         round_, epoch = state["round"], state["epoch"]
     else:  # which holds the number of rounds that are complete
         round_, epoch = max(state["round"] - 1, 0), state["progress"]["epochs"]
-    rows = build.build_predictor(config, model, task, loader, table=table)(round_)
-    return Restored(config, data, task, model, epoch, rows, pairs)
+    predict_all = build.build_predictor(config, model, task, loader, table=table, embeddings=options.embeddings)
+    rows, embeddings = predict_all(round_), None
+    if options.embeddings:
+        rows, embeddings = rows[:, :task.out_channels], rows[:, task.out_channels:]
+    found = None if ids is None else tables.Predictions(
+        task.metric, rows, embeddings, ids, tables.splits_of(data), tables.labels_of(opened.data, task.out_channels))
+    return Restored(config, data, task, model, epoch, rows, pairs, found, nodes)
 
 
 def evaluate(options: EvaluateConfig) -> dict[str, float]:
@@ -96,6 +113,7 @@ def evaluate(options: EvaluateConfig) -> dict[str, float]:
         ValueError: see :func:`restore`.
     """
     if room := room_of(options):
+        vectors.refuse(options, tables.KEYS, NO_TABLE)
         return room.evaluate(options)
     restored = restore(options)
     scores = restored.task.scores(restored.model, restored.rows, official=True)
@@ -103,8 +121,7 @@ def evaluate(options: EvaluateConfig) -> dict[str, float]:
              f"by {restored.config.evaluation.method}")
     log.info("%s", format_table([(f"{split} {restored.task.metric}", format_score(score))
                                  for split, score in scores.items()], title))
-    if options.predictions is not None:
-        save_predictions(Path(options.predictions), restored)
+    save(options, restored)
     return scores
 
 
@@ -115,18 +132,28 @@ def predict(options: EvaluateConfig) -> None:
         ValueError: see :func:`restore`.
     """
     if room := room_of(options):
+        vectors.refuse(options, tables.KEYS, NO_TABLE)
         room.predict(options)
     else:
-        save_predictions(Path(options.predictions), restore(options))
+        save(options, restore(options))
 
 
 # What reads the runs of trainers of vectors, by the name of the trainer.
 ROOMS = {"node_embedding": vectors, "layout": vectors, "knowledge": answers}
+NO_TABLE = "learned vectors, which predictions=FILE saves, as .parquet too"
 
 
 def room_of(options: EvaluateConfig) -> ModuleType | None:
     """Return the module that reads a run of vectors; none for a run with a model."""
     return ROOMS.get(configuration.load(Path(options.run) / "config.yaml").trainer.name)
+
+
+def save(options: EvaluateConfig, restored: Restored) -> None:
+    """Save what is asked for: logits or values as tensors, and a table."""
+    if options.predictions is not None:
+        save_predictions(Path(options.predictions), restored)
+    if options.output is not None and restored.table is not None:
+        tables.save(options.output, restored.table, restored.nodes)
 
 
 def save_predictions(path: Path, restored: Restored) -> None:

@@ -10,7 +10,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline import cli, config as configuration, keys
-from pipeline.config import TuneConfig
+from pipeline.tune_config import TuneConfig
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from pipeline import cli
-from pipeline.config import TuneConfig
 from pipeline.names import merit
 from pipeline.run import files
 from pipeline.run.errors import EXIT_TRY_AGAIN, Stopped
 from pipeline.run.log import format_score, format_table, read_records
 from pipeline.space import Search, check_space, read_command, suggest, to_options
+from pipeline.tune_config import TuneConfig
 
 log = logging.getLogger(__name__)
 

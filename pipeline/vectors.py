@@ -16,6 +16,7 @@ from pipeline import build, config as configuration, folder as run_folder, keys
 from pipeline.config import EvaluateConfig
 from pipeline.data.node_names import unpack_names
 from pipeline.graph.pairs import check_pairs
+from pipeline.predictions import check_parquet
 from pipeline.probe import compare_pairs
 from pipeline.run import checkpoint, files
 from pipeline.run.log import format_score, format_table
@@ -216,10 +217,7 @@ def check_format(path: Path, what: str, formats: Iterable[str]) -> None:
     if path.suffix not in formats:
         raise ValueError(f"predictions={path}: {what} are saved as one of {', '.join(formats)}")
     if path.suffix == ".parquet":
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            raise ValueError(f"predictions={path} needs pyarrow: pip install -e .[parquet]") from None
+        check_parquet("predictions", path)
 
 
 def _write_tensors(file: IO[bytes], vectors: Tensor, names: list[str]) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from pipeline import keys
 from pipeline.arguments import shorten
 from pipeline.cli import config_groups, format_entries
-from pipeline.config import MODEL_SCHEMAS, Config, EvaluateConfig, TuneConfig
+from pipeline.config import MODEL_SCHEMAS, Config, EvaluateConfig
 from pipeline.data.config import DATA_SCHEMAS
+from pipeline.tune_config import TuneConfig
 
 INTRODUCTION = """# Every key
 

@@ -223,7 +223,10 @@ LATER = [
     (EVALUATE, "run=run device=tpu", "device=tpu is unknown; choose auto, cpu, cuda or cuda:N"),
     (EVALUATE, "run=run predictions=folder", "predictions=folder is no file: give the name of a file"),
     (EVALUATE, "run=run predictions=no/logits.pt", "predictions=no/logits.pt: there is no directory no"),
-    (PREDICT, "run=run", "of which run, and where to? python -m pipeline.predict run=DIR predictions=FILE"),
+    (PREDICT, "run=run", "of which run, and where to? python -m pipeline.predict run=DIR predictions=FILE, or "
+                         "output=TABLE for a table of nodes"),
+    (PREDICT, "output=nodes.csv", "of which run, and where to? python -m pipeline.predict run=DIR predictions=FILE, or "
+                                  "output=TABLE for a table of nodes"),
     (PREDICT, "run=run predictions=/dev/null/x", "predictions=/dev/null/x: there is no directory /dev/null"),
     (REPORT, "", "the following arguments are required: DIR; see python -m scripts.report --help"),
     (REPORT, "no", "no is not a run directory: it has no config.yaml"),
