@@ -31,7 +31,7 @@ from pipeline.data.prepare import describe_inputs
 from pipeline.effects import settings
 from pipeline.features import NodeTable, refuse_sparse_modules, without_features
 from pipeline.graph.components import Components, find_components, split_components
-from pipeline.graph.partitioner import PARTITIONS, Partitioner
+from pipeline.graph.partitioner import PARTITIONS, Partitioner, check_engine
 from pipeline.graph.structure import inspect
 from pipeline.loaders.cluster import ClusterLoader
 from pipeline.loaders.graph import GraphLoader
@@ -103,7 +103,9 @@ def check(config: Config) -> None:
         _check_link(config)
     elif config.task.metric not in (None, *METRICS):
         raise ValueError(f"task.metric={config.task.metric} is unknown; choose one of {', '.join(METRICS)}")
-    if config.loader.name == "neighbor" and config.loader.backend == "pyg":
+    if config.loader.name == "cluster":
+        check_engine(config.partition.name)
+    elif config.loader.name == "neighbor" and config.loader.backend == "pyg":
         check_pyg()
     arguments.check_folder("cache_dir", Path(config.cache_dir))
     estimate.check_ranks(config)
@@ -301,11 +303,11 @@ def build_loader(config: Config, data: Data, device: torch.device = torch.device
                               backend=config.loader.backend, device=device)
     if loader is GraphLoader:
         return _build_graph_loader(config, data, device)
-    clusters = loader(data, build_partitioner(config, data), device=device,
-                      clusters_per_step=config.partition.clusters_per_step, scale_sums=config.partition.scale_sums)
-    if config.task.name != "link":
+    task, partition = config.task, config.partition
+    clusters = loader(data, build_partitioner(config, data), device=device, scale_sums=partition.scale_sums,
+                      clusters_per_step=partition.clusters_per_step)
+    if task.name != "link":
         return clusters
-    task = config.task
     return PairLoader(clusters, pairs_per_step=task.pairs_per_step, num_negatives=task.num_negatives,
                       strict=task.strict_negatives, hide=task.hide_pairs, seed=config.seed)
 

@@ -28,7 +28,7 @@ class PartitionConfig:
     name: str = key("random", "how clusters are drawn")
     num_parts: int = key(4, "clusters of a partition", minimum=1)
     clusters_per_step: int = key(1, "clusters merged into one batch, with the edges between them", minimum=1)
-    num_micro_parts: int = key(0, "METIS clusters of metis_random, regrouped into num_parts each round; "
+    num_micro_parts: int = key(0, "clusters that metis_random and kaminpar_random regroup into num_parts each round; "
                                "0: 20 x num_parts", minimum=0)
     scale_sums: bool = key(False, "scale sums over a node's neighbours in its cluster up to all that it has")
     prefetch: int = key(2, "batches drawn ahead in the background", minimum=1, below=1000, changes_numbers=False)
@@ -188,7 +188,7 @@ class Config:
     resume: str | None = key(None, "a run directory to continue in place", changes_numbers=False, is_path=True)
     resume_allow_rescale: bool = key(False, "resume with another number of ranks, the learning rate computed anew",
                                      changes_numbers=False)
-    cache_dir: str = key(".cache", "folder of prepared graphs and METIS clusters", changes_numbers=False,
+    cache_dir: str = key(".cache", "folder of prepared graphs and cuts", changes_numbers=False,
                           is_path=True)
     data: DataConfig = field(default_factory=SyntheticProteinsConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
@@ -334,7 +334,7 @@ def _check_graphs(config: Config) -> None:
         given = f"data={config.data.source}, task={config.task.name} and loader={config.loader.name}"
         raise ValueError(f"{given} do not fit each other: labels of whole graphs need task=graph, loader=graph and a "
                          "dataset of many graphs (data=ogb_graph, graph_files or smiles), labels of nodes none of them")
-    if config.partition.name.startswith("metis"):
+    if config.partition.name.startswith(("metis", "kaminpar")):
         raise ValueError(f"partition={config.partition.name}: whole graphs are not cut; leave it out")
     if config.evaluation.method != "exact":
         raise ValueError(f"evaluation={config.evaluation.method}: whole graphs are predicted exactly; set "

@@ -48,7 +48,7 @@ def changed_keys(config: Config) -> set[str]:
 
 # Keys that count only where another has one of some values.
 COUNTS_WHERE: dict[str, tuple[str, tuple]] = {
-    "partition.num_micro_parts": ("partition.name", ("metis_random",)),
+    "partition.num_micro_parts": ("partition.name", ("metis_random", "kaminpar_random")),
     "partition.scale_sums": ("model.aggr", ("add", "softmax_sum", "power_sum")),
     "loader.backend": ("loader.name", ("neighbor",)),
     "loader.pack": ("loader.name", ("graph",)),
