@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 from models import custom
 from models.aggregate import backend
-from pipeline import arguments, build_embedding, estimate, keys
+from pipeline import arguments, build_embedding, checks, estimate, keys
 from pipeline.build_model import (
     build_model,
     construct,
@@ -37,7 +37,7 @@ from pipeline.loaders.cluster import ClusterLoader
 from pipeline.loaders.graph import GraphLoader
 from pipeline.loaders.neighbor import NeighborLoader, check_pyg
 from pipeline.loaders.pairs import PairLoader
-from pipeline.metrics import KINDS, METRICS, hits_at, kind_of
+from pipeline.metrics import KINDS, METRICS, kind_of
 from pipeline.names import LOWER_IS_BETTER
 from pipeline.run import checkpoint
 from pipeline.run.ranks import Ranks
@@ -100,7 +100,7 @@ def check(config: Config) -> None:
         build_embedding.check(config)
         return
     if config.task.name == "link":
-        _check_link(config)
+        checks.check_link(config)
     elif config.task.metric not in (None, *METRICS):
         raise ValueError(f"task.metric={config.task.metric} is unknown; choose one of {', '.join(METRICS)}")
     if config.loader.name == "cluster":
@@ -109,6 +109,7 @@ def check(config: Config) -> None:
         check_pyg()
     arguments.check_folder("cache_dir", Path(config.cache_dir))
     estimate.check_ranks(config)
+    estimate.check_memory(config)
     estimate.check_table(config, num_nodes=1)
     if config.model.name == "custom":
         with naming_keys(config):
@@ -132,33 +133,6 @@ def check_metric(chosen: str | None, metric: str) -> None:
     if chosen is not None and kind_of(chosen) != kind_of(metric):
         raise ValueError(f"task.metric={chosen} is of {kind_of(chosen)}, the dataset ({metric}) has {kind_of(metric)}: "
                          f"choose one of {', '.join(KINDS[kind_of(metric)])}")
-
-
-def check_edge_features(config: Config, data: Data) -> None:
-    """Refuse edge features where the model links nodes by edges of its own.
-
-    Raises:
-        ValueError: names the key.
-    """
-    knn = getattr(config.model, "knn", 0)
-    if knn and data.edge_attr is not None:
-        raise ValueError(f"model.knn={knn} links nodes by edges of its own, and the {data.edge_attr.size(1)} features "
-                         f"of the edges of {config.data.origin()} would be lost: leave model.knn out, or save the "
-                         "graph without edge_attr")
-
-
-def _check_link(config: Config) -> None:
-    if config.loader.name != "cluster":
-        raise ValueError(f"task=link with loader={config.loader.name}: training pairs lie within clusters, so set "
-                         "loader=cluster. evaluation=neighbor predicts links from sampled neighbours")
-    if config.data.components != "all":
-        raise ValueError(f"task=link with data.components={config.data.components}: pairs may lie in several "
-                         "components, so set data.components=all")
-    if config.train.label_input:
-        raise ValueError(f"task=link with train.label_input={config.train.label_input:g}: links have no labels of "
-                         "nodes that could be shown")
-    if config.task.metric is not None:
-        hits_at(config.task.metric)
 
 
 def check_tracker(config: Config) -> None:
@@ -215,7 +189,7 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
                          "of its nodes by trainer=node_embedding")
     if config.task.name != "link":
         check_metric(config.task.metric, data.metric)
-    check_edge_features(config, data)
+    checks.check_edge_features(config, data)
     if config.model.name in FOREIGN:
         visible = _visible(config, data)
         try_model(config, visible, build_task(config, visible))
@@ -269,9 +243,11 @@ def build_partitioner(config: Config, data: Data) -> Partitioner:
     Raises:
         ValueError: the configured partition does not fit the graph.
     """
+    num_parts = config.partition.num_parts
     return Partitioner(
-        data.edge_index, name=config.partition.name, num_parts=config.partition.num_parts, seed=config.seed,
-        num_micro_parts=config.partition.num_micro_parts, cache=Path(config.cache_dir) / "partitions")
+        data.edge_index, name=config.partition.name, num_parts=1 if num_parts == keys.AUTO else num_parts,
+        seed=config.seed, num_micro_parts=config.partition.num_micro_parts,
+        cache=Path(config.cache_dir) / "partitions")
 
 
 def build_task(config: Config, data: Data) -> Task:

@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -26,7 +26,7 @@ class PartitionConfig:
     """How the graph is cut into clusters."""
 
     name: str = key("random", "how clusters are drawn")
-    num_parts: int = key(4, "clusters of a partition", minimum=1)
+    num_parts: Any = key(4, "clusters of a partition; auto: as few as memory holds", minimum=1, may_be_auto=True)
     clusters_per_step: int = key(1, "clusters merged into one batch, with the edges between them", minimum=1)
     num_micro_parts: int = key(0, "clusters that metis_random and kaminpar_random regroup into num_parts each round; "
                                "0: 20 x num_parts", minimum=0)
@@ -185,6 +185,8 @@ class Config:
     device: str = key("auto", "auto, cpu, cuda or cuda:N")
     kernel: str = key("auto", "what aggregates messages: fused where it can run, see models/aggregate",
                       choices=("auto", "fused", "reference"))
+    memory: str | None = key(None, "what a GPU, or a machine for all its ranks, gives to training, as in 12GB; null: "
+                                   "80 % of what it has", changes_numbers=False)
     resume: str | None = key(None, "a run directory to continue in place", changes_numbers=False, is_path=True)
     resume_allow_rescale: bool = key(False, "resume with another number of ranks, the learning rate computed anew",
                                      changes_numbers=False)
@@ -305,10 +307,10 @@ def check(config: Config) -> None:
         raise ValueError(f"trainer={config.trainer.name} does not take what data={config.data.source} holds; choose "
                          f"one of data={', '.join(fitting)}")
     if "graphs" not in config.trainer.takes:
-        if components != "all":
-            raise ValueError(f"data.components={components}: trainer={config.trainer.name} trains on all of the data; "
-                             "leave it out")
-        return  # none of the other parts takes part
+        if components == "all":
+            return  # none of the other parts takes part
+        raise ValueError(f"data.components={components}: trainer={config.trainer.name} trains on all of the data; "
+                         "leave it out")
     _check_graphs(config)
     _check_features(config)
     knn = getattr(config.model, "knn", 0)
