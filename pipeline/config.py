@@ -276,8 +276,7 @@ def to_object(cfg: DictConfig) -> Config:
         if chosen not in schemas:
             raise ValueError(f"{part}.{name}={chosen} is unknown; choose one of {', '.join(schemas)}")
         schema[part] = OmegaConf.structured(schemas[chosen])
-    trainer = OmegaConf.select(cfg, "trainer.name")
-    schema.trainer = OmegaConf.structured(TRAINER_SCHEMAS.get(trainer, TrainerConfig))
+    schema.trainer = OmegaConf.structured(TRAINER_SCHEMAS.get(OmegaConf.select(cfg, "trainer.name"), TrainerConfig))
     try:
         merged = OmegaConf.merge(schema, OmegaConf.to_container(cfg, resolve=True))
         if missing := OmegaConf.missing_keys(merged):
@@ -367,9 +366,9 @@ def _check_features(config: Config) -> None:
 def _check_num_neighbors(part: str, num_neighbors: list[int], num_layers: int) -> None:
     name = f"{part}.num_neighbors=[{','.join(map(str, num_neighbors))}]"
     if len(num_neighbors) != num_layers:
-        example = ",".join(["15", "10", *["5"] * (num_layers - 2)][:num_layers])
+        example = "15,10,..." if num_layers > 8 else ",".join(["15", "10", *["5"] * (num_layers - 2)][:num_layers])
         raise ValueError(f"{name} has {len(num_neighbors)} numbers for model.num_layers={num_layers}: give one for "
-                         f"each layer, as in {part}.num_neighbors=[{example if num_layers <= 8 else '15,10,...'}]")
+                         f"each layer, as in {part}.num_neighbors=[{example}]")
     if wrong := [number for number in num_neighbors if not (isinstance(number, int) and (number > 0 or number == -1))]:
         raise ValueError(f"{name}: {wrong[0]} neighbours cannot be drawn; give at least 1, or -1 for all of them")
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
+from models.pyg import ELEMENTS_AT_ONCE
 from pipeline import build, estimate, keys
 from pipeline.build import OpenGraph
 from pipeline.config import Config
@@ -29,8 +30,6 @@ FEW, MORE = 256, 512
 BYTES_PER_NODE_DRAWN = 32
 # Bytes that a CPU's allocator takes for each that is asked of it: what lies between blocks of other sizes (measured).
 ALLOCATED = 1.1
-# Elements of edges x channels that an evaluation without the fused kernel makes at a time.
-ELEMENTS_AT_ONCE = 1 << 25
 
 
 @dataclass(frozen=True)
@@ -204,7 +203,9 @@ def _evaluation(config: Config, data: Data, forward: Linear, batch: Linear, mode
     if config.evaluation.method == "exact":
         at_once = min(num_edges, ELEMENTS_AT_ONCE // config.model.hidden_channels)
         wide = 0 if getattr(model, "takes_int32_edges", False) else 40 * num_edges
-        return forward(num_nodes, at_once) + rows + wide + (0 if on_cpu else bytes_of(data))
+        # In blocks of edges the messages are there, which small graphs have no need of.
+        blocks = 4 * ELEMENTS_AT_ONCE if at_once < num_edges and hasattr(model, "splits") else 0
+        return forward(num_nodes, at_once) + rows + wide + blocks + (0 if on_cpu else bytes_of(data))
     share = 1 / min(config.evaluation.num_parts, num_nodes)
     size = num_nodes * share, num_edges * share * share
     return forward(*size) + rows + batch(*size) * (config.partition.prefetch + 2 if on_cpu else 1)
