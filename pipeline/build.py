@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 from models import custom
 from models.aggregate import backend
-from pipeline import arguments, build_embedding, estimate, keys
+from pipeline import arguments, build_embedding, checks, estimate, keys
 from pipeline.build_loader import LOADERS, build_loader
 from pipeline.build_model import (
     build_model,
@@ -32,10 +32,10 @@ from pipeline.data.prepare import describe_inputs
 from pipeline.effects import settings
 from pipeline.features import NodeTable, refuse_sparse_modules, without_features
 from pipeline.graph.components import Components, find_components, split_components
-from pipeline.graph.partitioner import PARTITIONS
+from pipeline.graph.partitioner import PARTITIONS, check_engine
 from pipeline.graph.structure import Structure, inspect
 from pipeline.loaders.neighbor import check_pyg
-from pipeline.metrics import KINDS, METRICS, hits_at, kind_of
+from pipeline.metrics import KINDS, METRICS, kind_of
 from pipeline.names import LOWER_IS_BETTER
 from pipeline.run import checkpoint, pulse
 from pipeline.run.ranks import Ranks
@@ -91,20 +91,23 @@ def check(config: Config) -> None:
                                ("tracker", config.tracker.name, TRACKERS)):
         if name not in members:
             raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")
-    _check_on_disk(config)
+    checks.check_on_disk(config)
     if config.trainer.name in build_embedding.TRAINERS:
         arguments.check_folder("cache_dir", Path(config.cache_dir))
         estimate.check_ranks(config)
         build_embedding.check(config)
         return
     if config.task.name == "link":
-        _check_link(config)
+        checks.check_link(config)
     elif config.task.metric not in (None, *METRICS):
         raise ValueError(f"task.metric={config.task.metric} is unknown; choose one of {', '.join(METRICS)}")
-    if config.loader.name == "neighbor" and config.loader.backend == "pyg":
+    if config.loader.name == "cluster":
+        check_engine(config.partition.name)
+    elif config.loader.name == "neighbor" and config.loader.backend == "pyg":
         check_pyg()
     arguments.check_folder("cache_dir", Path(config.cache_dir))
     estimate.check_ranks(config)
+    estimate.check_memory(config)
     estimate.check_table(config, num_nodes=1)
     if config.model.name == "custom":
         with naming_keys(config):
@@ -114,15 +117,6 @@ def check(config: Config) -> None:
         keys.replaced(config, {f"model.{name}": size for name, size in sizes.items()}),
         in_channels=1 if getattr(config.model, "encode_x", True) else sizes["hidden_channels"], out_channels=1,
         edge_dim=None if getattr(config.model, "knn", 0) else 1, num_categories=0))
-
-
-def _check_on_disk(config: Config) -> None:
-    if config.data.on_disk and config.data.holds != "graph":
-        raise ValueError(f"data.on_disk=true: {config.data.origin()} holds {config.data.holds}, which lie in a file "
-                         "that is mapped into memory anyway; leave it out")
-    if config.data.on_disk and config.data.components != "all":
-        raise ValueError(f"data.on_disk=true with data.components={config.data.components}: a part of the graph would "
-                         "be taken into memory, so set data.components=all or data.on_disk=false")
 
 
 def check_metric(chosen: str | None, metric: str) -> None:
@@ -137,33 +131,6 @@ def check_metric(chosen: str | None, metric: str) -> None:
     if chosen is not None and kind_of(chosen) != kind_of(metric):
         raise ValueError(f"task.metric={chosen} is of {kind_of(chosen)}, the dataset ({metric}) has {kind_of(metric)}: "
                          f"choose one of {', '.join(KINDS[kind_of(metric)])}")
-
-
-def check_edge_features(config: Config, data: Data) -> None:
-    """Refuse edge features where the model links nodes by edges of its own.
-
-    Raises:
-        ValueError: names the key.
-    """
-    knn = getattr(config.model, "knn", 0)
-    if knn and data.edge_attr is not None:
-        raise ValueError(f"model.knn={knn} links nodes by edges of its own, and the {data.edge_attr.size(1)} features "
-                         f"of the edges of {config.data.origin()} would be lost: leave model.knn out, or save the "
-                         "graph without edge_attr")
-
-
-def _check_link(config: Config) -> None:
-    if config.loader.name != "cluster":
-        raise ValueError(f"task=link with loader={config.loader.name}: training pairs lie within clusters, so set "
-                         "loader=cluster. evaluation=neighbor predicts links from sampled neighbours")
-    if config.data.components != "all":
-        raise ValueError(f"task=link with data.components={config.data.components}: pairs may lie in several "
-                         "components, so set data.components=all")
-    if config.train.label_input:
-        raise ValueError(f"task=link with train.label_input={config.train.label_input:g}: links have no labels of "
-                         "nodes that could be shown")
-    if config.task.metric is not None:
-        hits_at(config.task.metric)
 
 
 def check_tracker(config: Config) -> None:
@@ -220,7 +187,7 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
                          "of its nodes by trainer=node_embedding")
     if config.task.name != "link":
         check_metric(config.task.metric, data.metric)
-    check_edge_features(config, data)
+    checks.check_edge_features(config, data)
     if config.model.name in FOREIGN:
         visible = _visible(config, data)
         try_model(config, visible, build_task(config, visible))

@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from torch_geometric.data import Data
 
+from pipeline import keys
 from pipeline.config import Config
 from pipeline.graph.laid_out import LaidOut
 from pipeline.graph.partitioner import Partitioner
@@ -25,9 +26,11 @@ def build_partitioner(config: Config, data: Data) -> Partitioner:
     Raises:
         ValueError: the configured partition does not fit the graph.
     """
+    num_parts = config.partition.num_parts
     return Partitioner(
-        data.edge_index, name=config.partition.name, num_parts=config.partition.num_parts, seed=config.seed,
-        num_micro_parts=config.partition.num_micro_parts, cache=Path(config.cache_dir) / "partitions")
+        data.edge_index, name=config.partition.name, num_parts=1 if num_parts == keys.AUTO else num_parts,
+        seed=config.seed, num_micro_parts=config.partition.num_micro_parts,
+        cache=Path(config.cache_dir) / "partitions")
 
 
 def build_stream(config: Config, data: Data, partitioner: Partitioner | None = None) -> ClusterStream | None:
@@ -45,7 +48,7 @@ def build_stream(config: Config, data: Data, partitioner: Partitioner | None = N
         return LaidOut(data, partitioner.micro_clusters(), cache_dir / "graphs", spill=cache_dir / "spill",
                        buffer=buffer)
 
-    has_micro = partitioner is not None and partitioner.name == "metis_random"
+    has_micro = partitioner is not None and partitioner.has_micro_clusters
     return ClusterStream(data, spill=cache_dir / "spill", lay_out=lay_out if has_micro else None)
 
 

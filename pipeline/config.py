@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -26,9 +26,9 @@ class PartitionConfig:
     """How the graph is cut into clusters."""
 
     name: str = key("random", "how clusters are drawn")
-    num_parts: int = key(4, "clusters of a partition", minimum=1)
+    num_parts: Any = key(4, "clusters of a partition; auto: as few as memory holds", minimum=1, may_be_auto=True)
     clusters_per_step: int = key(1, "clusters merged into one batch, with the edges between them", minimum=1)
-    num_micro_parts: int = key(0, "METIS clusters of metis_random, regrouped into num_parts each round; "
+    num_micro_parts: int = key(0, "clusters that metis_random and kaminpar_random regroup into num_parts each round; "
                                "0: 20 x num_parts", minimum=0)
     scale_sums: bool = key(False, "scale sums over a node's neighbours in its cluster up to all that it has")
     prefetch: int = key(2, "batches drawn ahead in the background", minimum=1, below=1000, changes_numbers=False)
@@ -185,10 +185,12 @@ class Config:
     device: str = key("auto", "auto, cpu, cuda or cuda:N")
     kernel: str = key("auto", "what aggregates messages: fused where it can run, see models/aggregate",
                       choices=("auto", "fused", "reference"))
+    memory: str | None = key(None, "what a GPU, or a machine for all its ranks, gives to training, as in 12GB; null: "
+                                   "80 % of what it has", changes_numbers=False)
     resume: str | None = key(None, "a run directory to continue in place", changes_numbers=False, is_path=True)
     resume_allow_rescale: bool = key(False, "resume with another number of ranks, the learning rate computed anew",
                                      changes_numbers=False)
-    cache_dir: str = key(".cache", "folder of prepared graphs and METIS clusters", changes_numbers=False,
+    cache_dir: str = key(".cache", "folder of prepared graphs and cuts", changes_numbers=False,
                           is_path=True)
     data: DataConfig = field(default_factory=SyntheticProteinsConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
@@ -266,8 +268,7 @@ def to_object(cfg: DictConfig) -> Config:
         if chosen not in schemas:
             raise ValueError(f"{part}.{name}={chosen} is unknown; choose one of {', '.join(schemas)}")
         schema[part] = OmegaConf.structured(schemas[chosen])
-    trainer = OmegaConf.select(cfg, "trainer.name")
-    schema.trainer = OmegaConf.structured(TRAINER_SCHEMAS.get(trainer, TrainerConfig))
+    schema.trainer = OmegaConf.structured(TRAINER_SCHEMAS.get(OmegaConf.select(cfg, "trainer.name"), TrainerConfig))
     try:
         merged = OmegaConf.merge(schema, OmegaConf.to_container(cfg, resolve=True))
         if missing := OmegaConf.missing_keys(merged):
@@ -297,10 +298,10 @@ def check(config: Config) -> None:
         raise ValueError(f"trainer={config.trainer.name} does not take what data={config.data.source} holds; choose "
                          f"one of data={', '.join(fitting)}")
     if "graphs" not in config.trainer.takes:
-        if components != "all":
-            raise ValueError(f"data.components={components}: trainer={config.trainer.name} trains on all of the data; "
-                             "leave it out")
-        return  # none of the other parts takes part
+        if components == "all":
+            return  # none of the other parts takes part
+        raise ValueError(f"data.components={components}: trainer={config.trainer.name} trains on all of the data; "
+                         "leave it out")
     _check_graphs(config)
     _check_features(config)
     knn = getattr(config.model, "knn", 0)
@@ -326,7 +327,7 @@ def _check_graphs(config: Config) -> None:
         given = f"data={config.data.source}, task={config.task.name} and loader={config.loader.name}"
         raise ValueError(f"{given} do not fit each other: labels of whole graphs need task=graph, loader=graph and a "
                          "dataset of many graphs (data=ogb_graph, graph_files or smiles), labels of nodes none of them")
-    if config.partition.name.startswith("metis"):
+    if config.partition.name.startswith(("metis", "kaminpar")):
         raise ValueError(f"partition={config.partition.name}: whole graphs are not cut; leave it out")
     if config.evaluation.method != "exact":
         raise ValueError(f"evaluation={config.evaluation.method}: whole graphs are predicted exactly; set "
@@ -357,9 +358,9 @@ def _check_features(config: Config) -> None:
 def _check_num_neighbors(part: str, num_neighbors: list[int], num_layers: int) -> None:
     name = f"{part}.num_neighbors=[{','.join(map(str, num_neighbors))}]"
     if len(num_neighbors) != num_layers:
-        example = ",".join(["15", "10", *["5"] * (num_layers - 2)][:num_layers])
+        example = "15,10,..." if num_layers > 8 else ",".join(["15", "10", *["5"] * (num_layers - 2)][:num_layers])
         raise ValueError(f"{name} has {len(num_neighbors)} numbers for model.num_layers={num_layers}: give one for "
-                         f"each layer, as in {part}.num_neighbors=[{example if num_layers <= 8 else '15,10,...'}]")
+                         f"each layer, as in {part}.num_neighbors=[{example}]")
     if wrong := [number for number in num_neighbors if not (isinstance(number, int) and (number > 0 or number == -1))]:
         raise ValueError(f"{name}: {wrong[0]} neighbours cannot be drawn; give at least 1, or -1 for all of them")
 

@@ -48,7 +48,7 @@ def changed_keys(config: Config) -> set[str]:
 
 # Keys that count only where another has one of some values.
 COUNTS_WHERE: dict[str, tuple[str, tuple]] = {
-    "partition.num_micro_parts": ("partition.name", ("metis_random",)),
+    "partition.num_micro_parts": ("partition.name", ("metis_random", "kaminpar_random")),
     "partition.scale_sums": ("model.aggr", ("add", "softmax_sum", "power_sum")),
     "loader.backend": ("loader.name", ("neighbor",)),
     "loader.pack": ("loader.name", ("graph",)),
@@ -117,6 +117,6 @@ def explain_idle_keys(config: Config) -> str | None:
     elif config.loader.name == "cluster" and config.evaluation.method != "neighbor":
         unused = changed & {"loader.num_neighbors", "loader.batch_size"}
     idle += [f"{name}={values[name]} with loader.name={config.loader.name}" for name in sorted(unused)]
-    if config.partition.name == "whole" and config.partition.num_parts > 1:
+    if config.partition.name == "whole" and config.partition.num_parts != 1:
         idle.append(f"partition.num_parts={config.partition.num_parts} with partition.name=whole")
     return f"without effect: {', '.join(idle)}" if idle else None

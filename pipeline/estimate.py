@@ -7,8 +7,8 @@ import torch
 from torch_geometric.data import Data
 
 from pipeline.config import Config
-from pipeline.keys import entries
-from pipeline.run.memory import format_bytes, machine_memory
+from pipeline.keys import AUTO, entries
+from pipeline.run.memory import format_bytes, machine_memory, parse_bytes
 
 # A weight, its gradient and the optimizer's two moments, float32.
 BYTES_PER_PARAMETER = 16
@@ -58,9 +58,9 @@ def check_model(config: Config, construct: Callable[[Sizes], torch.nn.Module]) -
         return each + BYTES_PER_MODULE * (len(list(model.modules())) + len(list(model.parameters())))
 
     def total(sizes: Sizes) -> int:
-        return extrapolate(measure, sizes, step) * _ranks_of_machine(config)
+        return extrapolate(measure, sizes, step) * ranks_of_machine(config)
 
-    available = _available(config)
+    available = memory_of(config)
     needed = total(sizes)
     if needed <= available:
         return
@@ -68,7 +68,7 @@ def check_model(config: Config, construct: Callable[[Sizes], torch.nn.Module]) -
     to_blame = [name for name in larger if total({**sizes, name: default[name]}) <= available] or list(larger)
     named = " and ".join(f"model.{name}={sizes[name]}" for name in to_blame) or "parallel.num_ranks"
     raise ValueError(f"{named}: weights, gradients and optimizer take at least {format_bytes(needed)}, "
-                     f"{_holder(config)} has {format_bytes(available)}")
+                     f"{holder_of(config)} has {format_bytes(available)}")
 
 
 def check_table(config: Config, num_nodes: int) -> None:
@@ -85,7 +85,7 @@ def check_table(config: Config, num_nodes: int) -> None:
     on_gpu = _on_gpu(config) and features.device == "auto"
     each = table + BYTES_PER_PARAMETER * config.model.hidden_channels
     num_tables = 1 if on_gpu else config.parallel.num_ranks
-    needed, available = features.channels * each * num_tables, _available(config) if on_gpu else machine_memory()
+    needed, available = features.channels * each * num_tables, memory_of(config) if on_gpu else machine_memory()
     if needed > available:
         ranks = f" in each of {num_tables} ranks" if num_tables > 1 else ""
         holder, mend = ("the GPU", ", or set features.device=cpu") if on_gpu else ("this machine", "")
@@ -115,6 +115,8 @@ def check_activations(config: Config, data: Data) -> None:
     model, partition = config.model, config.partition
     if model.name == "custom":  # whose layers and channels nobody knows
         return
+    if partition.num_parts == AUTO and config.loader.name == "cluster":
+        return  # until the number is chosen
     num_parts, mend = 1 if partition.name == "whole" else partition.num_parts, "raise partition.num_parts"
     num_nodes = math.ceil(data.num_nodes / num_parts) * min(partition.clusters_per_step, num_parts)
     if config.loader.name == "neighbor":  # and their neighbours, if there are any
@@ -124,13 +126,36 @@ def check_activations(config: Config, data: Data) -> None:
         mend = "lower loader.batch_size"
     layers = 1 if model.name == "equilibrium" or getattr(model, "reversible", False) else model.num_layers
     bytes_each = 4 if config.train.precision == "fp32" else 2
-    training = num_nodes * layers * model.hidden_channels * bytes_each * _ranks_of_machine(config)
-    available = _available(config)
+    training = num_nodes * layers * model.hidden_channels * bytes_each * ranks_of_machine(config)
+    available = memory_of(config)
     if training > available:
         raise ValueError(f"a batch of {num_nodes:,} nodes x {'' if layers == 1 else f'model.num_layers={layers} x '}"
                          f"model.hidden_channels={model.hidden_channels} takes at least {format_bytes(training)} in "
-                         f"training, {_holder(config)} has {format_bytes(available)}: {mend}, or "
+                         f"training, {holder_of(config)} has {format_bytes(available)}: {mend}, or "
                          "lower these")
+
+
+def check_memory(config: Config) -> None:
+    """Refuse a memory that is no size, and a number of clusters to be chosen where it cannot be.
+
+    Raises:
+        ValueError: names the key.
+    """
+    if config.memory is not None:
+        try:
+            parse_bytes(config.memory)
+        except ValueError as error:
+            raise ValueError(f"memory={error}") from None
+    if config.partition.num_parts != AUTO or "graphs" not in config.trainer.takes:
+        return
+    why = next((f"{name}={value} {text}" for name, value, wrong, text in (
+        ("loader", config.loader.name, config.loader.name != "cluster", "makes no batches of clusters"),
+        ("partition", config.partition.name, config.partition.name == "whole", "has one cluster"),
+        ("task", config.task.name, config.task.name != "node", "holds pairs too, whose memory is not told beforehand"),
+        ("model.knn", getattr(config.model, "knn", 0), getattr(config.model, "knn", 0) > 0, "compares all pairs of a "
+         "batch's nodes, whose memory is not told beforehand")) if wrong), None)
+    if why:
+        raise ValueError(f"partition.num_parts=auto: {why}. Give a number, or leave it out")
 
 
 def check_whole_graph(config: Config, num_edges: int, bytes_per_edge: int) -> None:
@@ -142,22 +167,25 @@ def check_whole_graph(config: Config, num_edges: int, bytes_per_edge: int) -> No
     Raises:
         ValueError: names the key.
     """
-    needed, available = 2 * num_edges * bytes_per_edge, _available(config)
+    needed, available = 2 * num_edges * bytes_per_edge, memory_of(config)
     if needed > available:
         raise ValueError(f"evaluation=exact: one forward over {num_edges:,} edges takes at least "
-                         f"{format_bytes(needed)}, {_holder(config)} has {format_bytes(available)}: choose "
+                         f"{format_bytes(needed)}, {holder_of(config)} has {format_bytes(available)}: choose "
                          "evaluation=views")
 
 
-def _ranks_of_machine(config: Config) -> int:
+def ranks_of_machine(config: Config) -> int:
+    """Return how many ranks share the memory: those of a machine; a GPU has one."""
     return 1 if _on_gpu(config) else config.parallel.num_ranks
 
 
-def _available(config: Config) -> int:
+def memory_of(config: Config) -> int:
+    """Return the bytes of memory that the GPU has, or this machine."""
     return torch.cuda.get_device_properties(0).total_memory if _on_gpu(config) else machine_memory()
 
 
-def _holder(config: Config) -> str:
+def holder_of(config: Config) -> str:
+    """Name what has that memory."""
     return "the GPU" if _on_gpu(config) else "this machine"
 
 

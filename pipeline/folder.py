@@ -50,6 +50,8 @@ def resolve(config: Config, folder: Path, *, named: Set[str] = frozenset(), cont
             raise ValueError(f"{folder} already holds a run: continue it with resume={folder}, or choose another "
                              "directory")
     saved = configuration.load(folder / "config.yaml")
+    if config.partition.num_parts == keys.AUTO:  # which was chosen when the run began
+        config = keys.replaced(config, {"partition.num_parts": saved.partition.num_parts})
     if config.resume is not None:
         given = (named | effects.changed_keys(config)) - {"resume"}
         if unknown := given - {entry.name for entry in keys.entries(saved)}:

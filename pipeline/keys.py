@@ -13,6 +13,8 @@ from typing import Any
 
 from omegaconf import MISSING
 
+# In place of a number that is chosen when the run begins.
+AUTO = "auto"
 # What training computes in.
 LARGEST_FLOAT32 = 3.4e38
 
@@ -31,6 +33,7 @@ class Meaning:
         shapes_graph: whether the prepared graph depends on it.
         names_files: whether it says where files lie whose content is compared instead.
         is_path: whether a tilde at its beginning stands for the home directory.
+        may_be_auto: whether it is a whole number or :data:`AUTO`.
     """
 
     text: str
@@ -42,6 +45,7 @@ class Meaning:
     shapes_graph: bool = False
     names_files: bool = False
     is_path: bool = False
+    may_be_auto: bool = False
 
 
 def key(default: object | EllipsisType, text: str, **meaning) -> Any:  # as dataclasses.field, for type checkers
@@ -95,8 +99,10 @@ def check(config: Any) -> None:
 
 def _check_entry(entry: Entry) -> None:
     name, value, meaning = entry.name, entry.value, entry.meaning
-    if value is None:
+    if value is None or meaning.may_be_auto and value == AUTO:
         return
+    if meaning.may_be_auto and type(value) is not int:
+        raise ValueError(f"{name}={value}: give a whole number, or {AUTO}")
     if meaning.is_path and value == "":
         raise ValueError(f"no value for {name}: give a path")
     if meaning.choices and value not in meaning.choices:

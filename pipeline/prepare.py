@@ -20,14 +20,15 @@ def fill_caches(config: Config) -> None:
         ValueError: the dataset is inconsistent, or the partition impossible.
         OSError: a download failed.
     """
-    from pipeline import build, build_embedding
+    from pipeline import build, build_embedding, footprint
     from pipeline.schedule import Share
 
     if isinstance(config.data, OGBConfig) and config.data.folder is None:
         from pipeline.data import ogb_link, ogb_node
         needed = ogb_link.needed if isinstance(config.data, OGBLinkConfig) else None
         ogb_node.download(config.data.name, config.data.root, needed)
-    parts = build.open_graph(config).parts
+    graph = build.open_graph(config)
+    config, parts = footprint.resolve(config, graph, build.choose_device(config.device)), graph.parts
     if config.trainer.name in build_embedding.TRAINERS:
         build_embedding.prepare(config, parts[0][1])
         return

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch_geometric.data import Data
 
-from pipeline import build, build_embedding, folder as run_folder, separate
+from pipeline import build, build_embedding, folder as run_folder, footprint, separate
 from pipeline.config import Config, ParallelConfig
 from pipeline.loop import fit
 from pipeline.run import files, pulse, ranks as rank_tools, summary as summaries
@@ -83,8 +83,9 @@ def _launch_ranks(config: Config, folder: Path, command: str, stop: StopRequest,
     num_ranks = config.parallel.num_ranks
     start_rank_server()
     # Here rather than in every rank: what is wrong with the data, and the caches that the ranks share.
-    build.choose_device(config.device, Ranks(num_ranks=num_ranks, num_local=num_ranks))
+    device = build.choose_device(config.device, Ranks(num_ranks=num_ranks, num_local=num_ranks))
     graph = build.open_graph(config)
+    config = footprint.resolve(config, graph, device)
     with files.lock(folder):
         run_folder.write_start(folder, config, graph.components)
         threads = threads_per_rank(num_ranks, config.parallel.threads_per_rank)
@@ -128,8 +129,9 @@ def train_as_rank(ranks: Ranks, stop: StopRequest, config: Config, folder: Path,
         if opens := ranks.is_first and content_hash is None:
             stack.enter_context(files.lock(folder))
             graph = build.open_graph(config)
+            config = footprint.resolve(config, graph, device)
             run_folder.write_start(folder, config, graph.components)
-        content_hash = ranks.broadcast(graph.data.get("content_hash") if opens else content_hash)
+        content_hash, config = ranks.broadcast((graph.data.get("content_hash") if opens else content_hash, config))
         if not opens:
             graph = build.open_graph(config, content_hash=content_hash)
         if config.data.components == "separate":
@@ -152,6 +154,8 @@ def train_one(config: Config, data: Data, folder: Path, device: torch.device, co
     Returns:
         The content of ``summary.json``.
     """
+    if ranks.is_first:
+        footprint.report(config, data, device)
     with build.build_trainer(config, data, device, ranks=ranks, stop=stop) as trainer, \
             build.build_session(config, folder, data, ranks=ranks, stop=stop) as session:
         result = fit(trainer, session)

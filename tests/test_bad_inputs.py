@@ -38,8 +38,8 @@ COMMANDS = [
     (TRAIN, "lr=1", "lr is unknown; did you mean features.lr or train.lr?"),
     (TRAIN, "layers=3", "layers is unknown; did you mean model.num_layers?"),
     (TRAIN, "partion=metis", "partion is unknown; did you mean partition?"),
-    (TRAIN, "partition=metsi", "partition=metsi is unknown; choose one of metis, metis_random, random, whole; did you "
-                               "mean metis?"),
+    (TRAIN, "partition=metsi", "partition=metsi is unknown; choose one of kaminpar, kaminpar_random, metis, "
+                               "metis_random, random, whole; did you mean metis?"),
     (TRAIN, "data=fiel", "data=fiel is unknown; choose one of digits, edges, file, graph_files, math, ogb, ogb_graph, "
                          "ogb_link, smiles, synthetic_proteins, triples, vectors; did you mean file?"),
     (TRAIN, "trainer=layout data=vectors data.path=none.npy", "data.path=none.npy does not exist, or is no file"),
@@ -68,8 +68,8 @@ COMMANDS = [
     (TRAIN, "experiment=graphvite/rotate_fb15k27", "experiment=graphvite/rotate_fb15k27 is unknown; choose one of <*>; "
                                                    "did you mean graphvite/rotate_fb15k237?"),
     (TRAIN, "sweep=seed", "sweep=seed is unknown; choose one of search, seeds; did you mean seeds?"),
-    (TRAIN, "-m partition=metis,radnom", "partition=radnom is unknown; choose one of metis, metis_random, random, "
-                                         "whole; did you mean random?"),
+    (TRAIN, "-m partition=metis,radnom", "partition=radnom is unknown; choose one of kaminpar, "
+                                         "kaminpar_random, metis, metis_random, random, whole; did you mean random?"),
     (TRAIN, "data.path=graph.pt", "data.path is a key of data=file and data=smiles and data=edges and data=vectors "
                                    "alone"),
     (TRAIN, "model=revgnn model.virtual_node=add", "model.virtual_node is a key of model=deepergcn alone"),
@@ -89,7 +89,8 @@ COMMANDS = [
     (TRAIN, "+speed=1", "speed is unknown; did you mean seed?"),
     (TRAIN, "++color=1", "color is unknown; see --help"),
     (TRAIN, "~train.lr", "~train.lr: a key cannot be removed; give it a value: train.lr=..."),
-    (TRAIN, "~partition", "~partition: a run needs one; choose partition=metis | metis_random | random | whole"),
+    (TRAIN, "~partition", "~partition: a run needs one; choose partition=kaminpar | kaminpar_random | metis | "
+                           "metis_random | random | whole"),
     (TRAIN, "hydra.foo=1", "Could not override 'hydra.foo'. Key 'foo' not in 'HydraConf'"),
     (TRAIN, "--lr 3", "unrecognized arguments: --lr; see --hydra-help"),
     # Values that Hydra cannot parse.
@@ -143,7 +144,7 @@ COMMANDS = [
     (TRAIN, "model.block=skip", "model.block=skip is unknown; choose one of res+, res, plain, dense"),
     (TRAIN, "model.norm=group", "model.norm=group is unknown; choose one of layer, batch"),
     (TRAIN, "partition.name=kmeans", "partition.name=kmeans is unknown; choose one of random, metis, metis_random, "
-                                     "whole"),
+                                     "kaminpar, kaminpar_random, whole"),
     (TRAIN, "data.components=second", "data.components=second; choose all, largest, separate, or a number K for the "
                                       "K-th largest component"),
     (TRAIN, "data.components=0", "data.components=0; choose all, largest, separate, or a number K for the K-th largest "

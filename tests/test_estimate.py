@@ -26,12 +26,12 @@ def test_parameters_are_counted_without_being_built(overrides, configure):
 def test_a_reversible_model_keeps_the_activations_of_one_layer(name, configure, monkeypatch):
     config = configure(f"+experiment=ogbn_proteins_revgnn_{name}")
     build.check(config)
-    monkeypatch.setattr(estimate, "_available", lambda config: 10**6)
+    monkeypatch.setattr(estimate, "memory_of", lambda config: 10**6)
     estimate.check_activations(config, random_graph(1000, 10, 0))
 
 
 def test_keys_to_blame_are_those_without_which_it_fits(configure, monkeypatch):
-    monkeypatch.setattr(estimate, "_available", lambda config: 10**9)
+    monkeypatch.setattr(estimate, "memory_of", lambda config: 10**9)
     build.check(configure("+experiment=ogbn_proteins"))
     for overrides, named in ((["model.num_layers=50000"], "model.num_layers=50000"),
                              (["model.num_layers=500", "model.hidden_channels=5000"], "model.hidden_channels=5000"),
@@ -45,7 +45,7 @@ def test_keys_to_blame_are_those_without_which_it_fits(configure, monkeypatch):
 
 def test_batches_whose_activations_do_not_fit_are_refused(configure, monkeypatch):
     data = random_graph(1000, 10, 0)
-    monkeypatch.setattr(estimate, "_available", lambda config: 10**6)
+    monkeypatch.setattr(estimate, "memory_of", lambda config: 10**6)
     fits = "partition.num_parts=4"  # 250 nodes x 4 layers x 64 channels x 4 bytes
     estimate.check_activations(configure(fits), data)
     for overrides in ("partition=whole",), (fits, "partition.clusters_per_step=4"), (fits, "model.num_layers=16"), \

@@ -6,10 +6,25 @@ from pathlib import Path
 import numpy as np
 from torch_geometric import EdgeIndex
 
+from pipeline.graph.kaminpar import check_package, cut_with_kaminpar
 from pipeline.graph.metis import cut_with_metis
 from pipeline.graph.partition import Partition, random_partition, regroup, shuffle_clusters, whole_partition
 from pipeline.graph.structure import inspect
 from pipeline.run.seeds import stream
+
+# What cuts where a partition's name begins so: its own name, and the function.
+ENGINES: dict[str, tuple[str, Callable[[EdgeIndex, int, int, Path | None], Partition]]] = {
+    "metis": ("METIS", cut_with_metis), "kaminpar": ("KaMinPar", cut_with_kaminpar)}
+
+
+def check_engine(name: str) -> None:
+    """Refuse a partition whose engine is not installed.
+
+    Raises:
+        ValueError: says how to install it.
+    """
+    if name.startswith("kaminpar"):
+        check_package()
 
 
 class Partitioner:
@@ -20,11 +35,13 @@ class Partitioner:
         name: one of ``PARTITIONS``.
         num_parts: clusters of a partition.
         seed: of every random number here.
-        num_micro_parts: of "metis_random"; 0 for 20 x `num_parts`, or as many as the graph has nodes.
-        cache: a folder for METIS' results.
+        num_micro_parts: of "metis_random" and "kaminpar_random"; 0 for 20 x `num_parts`, or as many as the graph has
+            nodes.
+        cache: a folder for the results of METIS and KaMinPar.
 
     Raises:
-        ValueError: unknown name, fewer than one cluster, more clusters than nodes, or METIS on a directed graph.
+        ValueError: unknown name, fewer than one cluster, more clusters than nodes, METIS or KaMinPar on a directed
+            graph, or KaMinPar is not installed.
     """
 
     def __init__(self, edge_index: EdgeIndex, *, name: str, num_parts: int, seed: int = 0, num_micro_parts: int = 0,
@@ -37,17 +54,20 @@ class Partitioner:
         if num_parts > self.num_nodes:
             raise ValueError(f"{num_parts:,} clusters of {self.num_nodes:,} nodes: partition.num_parts must not exceed "
                              "the number of nodes")
-        if name == "metis_random":
+        check_engine(name)
+        self._engine = name.removesuffix("_random")
+        if PARTITIONS[name] is draw_regrouped:
             num_micro_parts = num_micro_parts or min(20 * num_parts, self.num_nodes)
             if not num_parts <= num_micro_parts <= self.num_nodes:
                 raise ValueError(f"partition.num_micro_parts must be between partition.num_parts ({num_parts:,}) and "
                                  f"the number of nodes ({self.num_nodes:,}), not {num_micro_parts:,}")
-        if name.startswith("metis"):
-            # METIS crashes on a directed graph.
+        if self._engine in ENGINES:
+            # METIS crashes on a directed graph, and KaMinPar takes it for another.
             structure = inspect(edge_index)
             if not structure.is_undirected:
                 raise ValueError(f"graph is directed: {structure.num_without_reverse:,} of {structure.num_edges:,} "
-                                 "edges have no reverse; METIS needs an undirected graph. Set data.to_undirected=true.")
+                                 f"edges have no reverse; {ENGINES[self._engine][0]} needs an undirected graph. Set "
+                                 "data.to_undirected=true.")
         self.edge_index = edge_index
         self.name = name
         self.num_parts = 1 if name == "whole" else num_parts
@@ -61,14 +81,19 @@ class Partitioner:
         return PARTITIONS[self.name](self, rank, stream("partition", self.seed, round_, rank))
 
     def cut(self, num_parts: int, rank: int) -> Partition:
-        """Cut the graph with METIS, once for each rank."""
+        """Cut the graph with METIS or KaMinPar, once for each rank."""
         if rank not in self._cut:
-            seed = int(stream("metis", self.seed, rank).integers(2**31))
-            self._cut[rank] = cut_with_metis(self.edge_index, num_parts, seed, self.cache)
+            seed = int(stream(self._engine, self.seed, rank).integers(2**31))
+            self._cut[rank] = ENGINES[self._engine][1](self.edge_index, num_parts, seed, self.cache)
         return self._cut[rank]
 
+    @property
+    def has_micro_clusters(self) -> bool:
+        """Whether clusters are put together of others, anew each round."""
+        return PARTITIONS[self.name] is draw_regrouped
+
     def micro_clusters(self) -> Partition:
-        """Return what "metis_random" puts its clusters together of."""
+        """Return what clusters are put together of; one cut serves all ranks."""
         return self.cut(self.num_micro_parts, 0)
 
 
@@ -77,13 +102,13 @@ def draw_random(partitioner: Partitioner, rank: int, rng: np.random.Generator) -
     return random_partition(partitioner.num_nodes, partitioner.num_parts, rng)
 
 
-def draw_metis(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:
-    """Put the clusters of METIS, cut once for each rank, into another order each round."""
+def draw_cut(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:
+    """Put clusters with few edges between them, cut once for each rank, into another order each round."""
     return shuffle_clusters(partitioner.cut(partitioner.num_parts, rank), rng)
 
 
-def draw_metis_random(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:
-    """Regroup micro-clusters of METIS each round; one cut serves all ranks, as the regrouping makes them differ."""
+def draw_regrouped(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:
+    """Regroup micro-clusters of a cut each round; one cut serves all ranks, as the regrouping makes them differ."""
     return regroup(partitioner.micro_clusters(), partitioner.num_parts, rng)
 
 
@@ -95,7 +120,9 @@ def draw_whole(partitioner: Partitioner, rank: int, rng: np.random.Generator) ->
 # One line for each partition: a pure function of the graph, the rank and the random numbers of its round.
 PARTITIONS: dict[str, Callable[[Partitioner, int, np.random.Generator], Partition]] = {
     "random": draw_random,
-    "metis": draw_metis,
-    "metis_random": draw_metis_random,
+    "metis": draw_cut,
+    "metis_random": draw_regrouped,
+    "kaminpar": draw_cut,
+    "kaminpar_random": draw_regrouped,
     "whole": draw_whole,
 }

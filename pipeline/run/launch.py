@@ -23,7 +23,7 @@ from pipeline.run.threads import use_threads
 log = logging.getLogger(__name__)
 
 # Errors whose message says it all.
-READABLE = ("ValueError", "DamagedFile", "FileError", "FloatingPointError", "RankError")
+READABLE = ("ValueError", "DamagedFile", "FileError", "FloatingPointError", "RankError", "ChildProcessError")
 
 
 def launch(function: Callable, num_ranks: int, num_threads: int, stop: StopRequest, *args) -> Any:

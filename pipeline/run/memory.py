@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import re
+import resource
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -44,3 +46,36 @@ def _limits_of_groups() -> Iterator[int]:
         for folder in (PurePosixPath(group), *PurePosixPath(group).parents):
             with contextlib.suppress(OSError, ValueError):  # "max" is no number
                 yield int(Path(f"{root}{folder}", file).read_text())
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size such as 12GB, 900MB or 1.5GiB.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kKMGTP])(i?))?B", text.strip())
+    if found is None or not float(found[1]):
+        raise ValueError(f"{text} is no size; give a number and B, kB, MB, GB or TB, or KiB, MiB, GiB or TiB, as in "
+                         "12GB")
+    power = " kmgtp".index((found[2] or " ").lower())
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+
+
+def resident_bytes(besides: str) -> int:
+    """Return the bytes of memory that this process holds; those of files in a folder and below are left out.
+
+    Where the system does not tell, the most that it has held.
+    """
+    folder, total, counts = os.path.realpath(besides) + os.sep, 0, True
+    try:
+        with open("/proc/self/smaps") as lines:
+            for line in lines:
+                name, _, rest = line.partition(" ")
+                if name == "Rss:":
+                    total += int(rest.split()[0]) * 1024 if counts else 0
+                elif not name.endswith(":"):  # "from-to permissions offset device inode path"
+                    counts = not line.rstrip("\n").split(None, 5)[5:] or not line.split(None, 5)[5].startswith(folder)
+        return total
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pipeline.arguments import Parser, positive
 from pipeline.run.errors import one_line
 from scripts.bench.aggregate import bench_aggregate
+from scripts.bench.cut import bench_cut
 from scripts.bench.depth import bench_depth
 from scripts.bench.disk import WAYS, bench_disk
 from scripts.bench.embedding import bench_embedding
@@ -48,6 +49,8 @@ def main() -> None:
 
     add(bench_partition, "all batches of a random partition, beside PyG's RandomNodeLoader",
         {**PROTEINS, "num_edges": 30_000_000}, num_parts=10, repeat=5)
+    add(bench_cut, "METIS and KaMinPar on the same graph: seconds, memory, edges cut",
+        {"num_nodes": 400_000, "num_edges": 6_000_000}, num_parts=10, num_micro_parts=200)
     sampling = add(bench_sampling, "all batches of an epoch by neighbour sampling, beside PyG's NeighborLoader",
                    {**PROTEINS, "num_edges": 6_000_000}, batch_size=1024, num_seeds=5_120, repeat=3)
     sampling.add_argument("--num-neighbors", type=int, nargs="+", default=[15, 10, 5], help="15 10 5 if not given")

@@ -1,0 +1,65 @@
+"""Cuts of a graph by a partitioner of others: what they see of it, clusters that stay empty, a cache of results."""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from torch_geometric import EdgeIndex
+
+from pipeline.graph.partition import Partition, from_assignment, measure_partition, whole_partition
+from pipeline.graph.structure import hash_structure
+from pipeline.run import checkpoint
+
+log = logging.getLogger(__name__)
+
+
+def cut_graph(edge_index: EdgeIndex, num_parts: int, seed: int, cache: Path | None,
+              run: Callable[[EdgeIndex, int, int], np.ndarray], *, title: str, version: str) -> Partition:
+    """Cut an undirected graph into clusters, none of them empty, or take the cut from a cache.
+
+    Args:
+        edge_index: edges sorted by destination.
+        seed: any non-negative integer.
+        cache: a folder to keep the result in, under the digest of the graph, `num_parts`, `seed` and `version`.
+        run: computes the cluster of each node, [num_nodes], from the edges, `num_parts` and `seed`.
+        title: of the partitioner, for the log and, in lower case, for the file.
+        version: of the partitioner: another one may cut otherwise.
+    """
+    if num_parts == 1:
+        return whole_partition(edge_index.get_sparse_size(1))
+
+    def cut() -> dict:
+        start = time.perf_counter()
+        log.info("%s: cutting %s nodes into %s clusters%s", title, f"{edge_index.get_sparse_size(1):,}",
+                 f"{num_parts:,}", "" if cache is None else f", kept in {cache} for the next run")
+        partition = from_assignment(fill_empty(run(edge_index, num_parts, seed), num_parts), num_parts)
+        log.info("%s: %s", title, measure_partition(edge_index, partition, time.perf_counter() - start))
+        return {"perm": partition.perm, "ptr": partition.ptr}
+
+    if cache is None:
+        return Partition(**cut())
+    path = cache / f"{title.lower()}-{hash_structure(edge_index)}-{num_parts}-{seed}-{version}.pt"
+    return Partition(**checkpoint.keep(path, cut, again="cutting the graph again", mmap=False))
+
+
+def find_links(src: np.ndarray, dst: np.ndarray) -> np.ndarray:
+    """Tell which of some edges, sorted by destination, then source, are neither self-loops nor repeat the one before.
+
+    Returns:
+        [num_edges], bool.
+    """
+    links = src != dst
+    links[1:] &= (src[1:] != src[:-1]) | (dst[1:] != dst[:-1])
+    return links
+
+
+def fill_empty(part: np.ndarray, num_parts: int) -> np.ndarray:
+    """Give each cluster that was left empty a node of the largest; `part`, [num_nodes], is changed in place."""
+    sizes = np.bincount(part, minlength=num_parts)
+    for empty in np.flatnonzero(sizes == 0):
+        largest = int(sizes.argmax())
+        part[np.flatnonzero(part == largest)[-1]] = empty
+        sizes[largest] -= 1
+    return part

@@ -1,0 +1,47 @@
+"""What the process of KaMinPar runs; nothing here imports torch, whose memory the graph needs."""
+
+import contextlib
+import ctypes
+import importlib
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+
+# KaMinPar's preset for little memory, whose graph is compressed; its cuts are those of the default preset.
+PRESET = "terapart"
+
+
+def main() -> None:
+    """Cut a graph: the arguments are descriptors of its file and of the result, clusters, seed, and the parent."""
+    graph_file, parts_file, num_parts, seed, parent = map(int, sys.argv[1:])
+    _end_with(parent)
+    kaminpar = importlib.import_module("kaminpar")
+    partitioner = kaminpar.KaMinPar(1, kaminpar.context_by_name(PRESET))
+    kaminpar.reseed(seed)
+    graph = kaminpar.load_graph(f"/dev/fd/{graph_file}", kaminpar.GraphFileFormat.PARHIP, True)
+    part = np.array(partitioner.compute_partition(graph, num_parts), np.int32)
+    with os.fdopen(parts_file, "wb") as file:
+        file.write(part.data)
+    print(peak_memory())
+
+
+def peak_memory() -> int:
+    """Return the most bytes that this process has had; what the system counts by itself includes its parent's."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _end_with(parent: int) -> None:
+    """Let the system kill this process when its parent ends in whatever way."""
+    with contextlib.suppress(AttributeError, OSError):  # elsewhere than on Linux
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
