@@ -14,7 +14,8 @@ from pipeline.run.storage import DiskStorage
 @pytest.mark.parametrize("block", list(BLOCKS))
 @pytest.mark.parametrize("options", [
     {"edge_dim": None}, {"edge_dim": 3, "norm": "batch"}, {"edge_dim": 3, "fold_edge_encoder": False},
-    {"edge_dim": 3, "aggr": "add", "msg_norm": True, "num_categories": 2}, {"edge_dim": 3, "encode_x": False}],
+    {"edge_dim": 3, "aggr": "add", "msg_norm": True, "num_categories": 2}, {"edge_dim": 3, "encode_x": False},
+    {"edge_dim": 3, "kernel": "reference"}],
     ids=lambda options: " ".join(map(str, options)))
 def test_predictions_are_those_of_one_forward(block, options, num_rows, num_edges, tmp_path):
     data = random_graph(60, 300, 0)

@@ -10,7 +10,7 @@ import torch
 from conftest import random_graph
 from torch_geometric.data import Data
 
-from pipeline import build
+from pipeline import build, build_predictor
 from pipeline.data import cache
 from pipeline.graph import components, store, stream
 from pipeline.graph.components import find_components
@@ -21,6 +21,7 @@ from pipeline.graph.reading import Reader, edge_blocks
 from pipeline.graph.stream import ClusterStream
 from pipeline.graph.subgraph import induced_subgraph
 from pipeline.graph.waiting import Selected, Waiting
+from pipeline.run import storage
 from pipeline.run.errors import FileError
 
 SMALL = ["data.num_nodes=600", "data.num_edges=6000", "data.num_species=2", "data.num_groups=4", "data.num_tasks=3",
@@ -214,6 +215,18 @@ def test_exact_evaluation_on_disk(configure, tmp_path):
     scores = [running.train(configure(*SMALL, "evaluation=exact", "train.label_input=0.5", f"data.on_disk={on_disk}"),
                             tmp_path / on_disk)["test"] for on_disk in ("false", "true")]
     assert scores[0] == pytest.approx(scores[1], abs=1e-6)
+
+
+def test_activations_lie_in_files_where_memory_has_no_room(configure, tmp_path, monkeypatch):
+    config = configure(*SMALL, "evaluation=exact", "data.on_disk=true")
+    expected = running.train(config, tmp_path / "memory")
+
+    def full(*_):
+        raise AssertionError("no memory is asked for")
+
+    monkeypatch.setattr(build_predictor, "machine_memory", lambda: 1000)
+    monkeypatch.setattr(storage.MemoryStorage, "zeros", full)
+    assert running.train(config, tmp_path / "files")["test"] == expected["test"]
 
 
 @pytest.mark.parametrize("overrides, says", [
