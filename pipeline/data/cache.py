@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import json
 import logging
+import shutil
 import time
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,9 @@ from models.edges import from_csc
 from pipeline import keys
 from pipeline.data.config import DATASETS, DataConfig
 from pipeline.data.prepare import prepare
+from pipeline.graph.store import StoreWriter, is_store, open_graph
 from pipeline.run import checkpoint
+from pipeline.run.errors import DamagedFile
 from pipeline.run.progress import Bar
 
 log = logging.getLogger(__name__)
@@ -45,7 +48,13 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
     """
     start = time.perf_counter()
     verify = content_hash is None
+    if verify:
+        config.check()  # before the reader is imported, which may need packages of an extra
     content_hash = content_hash or _content_hash(config)
+    if hasattr(_reader(config), "write_store"):
+        data = _open_stored(config, path_of(config, cache_dir, content_hash).with_suffix(".store"), verify=verify)
+        data.content_hash = content_hash
+        return data
     path = path_of(config, cache_dir, content_hash)
     if verify and path.exists() and path.stat().st_size >= MANY_BYTES:
         log.info("data: reading %s, %.1f GiB", path, path.stat().st_size / 2**30)
@@ -66,6 +75,29 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
         log.log(logging.INFO if verify else logging.DEBUG, "data: %s read from %s in %.1f s", config.source, path,
                 seconds)
     data.content_hash = content_hash
+    return data
+
+
+def _open_stored(config: DataConfig, path: Path, *, verify: bool) -> Data:
+    """Open the graph of a reader that writes a store, from the cache if it is there and whole."""
+    start = time.perf_counter()
+    if is_store(path):
+        try:
+            data = open_graph(path, verify=verify)
+            log.log(logging.INFO if verify else logging.DEBUG, "data: %s opened in %s in %.1f s", config.source, path,
+                    time.perf_counter() - start)
+            return data
+        except DamagedFile as error:
+            log.warning("%s; preparing the graph again", error)
+    log.info("data: preparing %s", config.source)
+    with StoreWriter(path) as writer, Bar("reading", 3, "stages") as bar:
+        try:
+            _reader(config).write_store(config, writer, bar.advance)
+        except ValueError:  # of the tables: corrected ones are others, and nobody would go on with these
+            shutil.rmtree(writer.folder, ignore_errors=True)
+            raise
+    data = open_graph(path, verify=False)
+    log.info("data: %s prepared in %.1f s, kept as %s", config.source, time.perf_counter() - start, path)
     return data
 
 

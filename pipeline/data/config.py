@@ -6,44 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from pipeline.data.base_config import DataConfig
+from pipeline.data.tables_config import TablesConfig
 from pipeline.keys import key
 from pipeline.run.memory import format_bytes, machine_memory
 
 OGB_NODE_NAMES = ("ogbn-proteins", "ogbn-arxiv", "ogbn-products")
 OGB_GRAPH_NAMES = ("ogbg-molhiv", "ogbg-molpcba", "ogbg-ppa")
 OGB_LINK_NAMES = ("ogbl-collab", "ogbl-ppa", "ogbl-ddi")
-
-
-@dataclass
-class DataConfig:
-    """Keys of every dataset.
-
-    Attributes:
-        holds: "graph", one graph; "graphs", many, each with labels of its own; "triples", a knowledge graph; "vectors",
-            points without edges. A trainer says what it takes.
-    """
-
-    holds: ClassVar[str] = "graph"
-    source: str = key("", "the reader of the dataset", shapes_graph=True)
-    components: str = key("all", "connected components to train on: all, largest, K for the K-th largest (from 1), or "
-                          "separate for a model each")
-    min_component_size: int = key(100, "nodes; under `separate`, smaller components get no model of their own",
-                                  minimum=1)
-    to_undirected: bool = key(False, "add the missing reverse edges", shapes_graph=True)
-    add_self_loops: bool = key(False, "add the missing self-loops", shapes_graph=True)
-    node_features: str = key("sum", "for a graph without any: the features of the incident edges summed, or log_sum, "
-                             "their logarithms standardised", choices=("sum", "log_sum"), shapes_graph=True)
-
-    def origin(self) -> str:
-        """Say where the graph comes from, for messages."""
-        return f"data={self.source}"
-
-    def check(self) -> None:
-        """Refuse a dataset whose files are not there, or whose sizes are impossible.
-
-        Raises:
-            ValueError: names the key, and says where files were looked for and how to get them.
-        """
 
 
 @dataclass
@@ -364,7 +334,8 @@ class VectorsConfig(DataConfig):
 
 
 # Datasets by `data.source`: the module of pipeline/data/ that reads it, and its keys. The module has
-# `read(config) -> Data` and, if it reads files, `hash_content(config) -> str`.
+# `read(config) -> Data` and, if it reads files, `hash_content(config) -> str`. One that has
+# `write_store(config, writer, on_stage)` in place of `read` writes the prepared graph as a store.
 DATASETS = {
     "synthetic_proteins": ("synthetic", SyntheticProteinsConfig),
     "digits": ("digits", DigitsConfig),
@@ -375,6 +346,7 @@ DATASETS = {
     "graph_files": ("graph_files", GraphFilesConfig),
     "smiles": ("smiles", SmilesConfig),
     "edges": ("edges", EdgesConfig),
+    "tables": ("tables", TablesConfig),
     "triples": ("triples", TriplesConfig),
     "math": ("arithmetic", MathConfig),
     "vectors": ("vectors", VectorsConfig),
