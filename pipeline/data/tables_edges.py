@@ -290,18 +290,19 @@ def _merge(piece: _Piece, config: TablesConfig, num_relations: int) -> tuple[np.
 def _merge_values(keys: np.ndarray, values: np.ndarray, num_added: int) -> np.ndarray:
     starts = _starts(keys)
     counts = np.diff(starts, append=len(keys))
-    if len(starts) < len(keys):
+    merged = values[starts]
+    if (several := counts > 1).any():
+        rows = np.flatnonzero(np.repeat(several, counts))
         # In the order of their values: that of the rows depends on the number of threads.
-        values = values.astype(np.float64)
-        rows = np.flatnonzero(np.repeat(counts > 1, counts))
-        values[rows] = values[rows[np.lexsort((*values[rows].T[::-1], keys[rows]))]]
-        values = np.add.reduceat(values, starts, axis=0)
-        values[:, num_added:] /= counts[:, None]
-    values, pairs = values.astype(np.float32), keys[starts] >> SRC
+        rows = rows[np.lexsort((*values[rows].T[::-1], keys[rows]))]
+        sums = np.add.reduceat(values[rows].astype(np.float64), _starts(keys[rows]), axis=0)
+        sums[:, num_added:] /= counts[several, None]
+        merged[several] = sums
+    merged, pairs = merged.astype(np.float32), keys[starts] >> SRC
     starts = _starts(pairs)
-    if len(starts) < len(pairs):
-        counts = np.diff(starts, append=len(pairs))
-        values = np.add.reduceat(values, starts, axis=0) / counts[:, None].astype(np.float32)
+    both = np.flatnonzero(np.diff(starts, append=len(pairs)) > 1)
+    values = merged[starts]
+    values[both] = (values[both] + merged[starts[both] + 1]) / np.float32(2)
     return values
 
 

@@ -74,7 +74,8 @@ class Source:
         if kind == "FLOAT":
             value = name
         elif kind == "VARCHAR":
-            value = f"TRY_CAST({name} AS DOUBLE)"
+            # Of a bare column the reader of CSV files would do the cast itself, and fail.
+            value = f"TRY_CAST(nullif({name}, '') AS DOUBLE)"
         elif kind.startswith(NUMBERS):
             value = f"{name}::DOUBLE"
         else:

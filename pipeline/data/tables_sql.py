@@ -117,7 +117,8 @@ class Database:
 
     def has(self, name: str) -> bool:
         """Tell whether a stage is complete."""
-        return bool(self.execute(f"SELECT 1 FROM duckdb_tables() WHERE table_name = '{name}'"))
+        return bool(self.execute(f"SELECT 1 FROM duckdb_tables() "
+                                 f"WHERE database_name = current_database() AND table_name = '{name}'"))
 
     def columns(self, relation: str) -> dict[str, str]:
         """Return the columns of what can stand behind FROM, with their types."""
