@@ -1,23 +1,37 @@
 """Tables to a store: equal to the same graph prepared in memory, whatever the format; odd rows; kills."""
 
-import gzip
+import dataclasses
+import importlib.util
 import logging
+import os
+import signal
 import sqlite3
+import threading
+import time
+from pathlib import Path
 
 import duckdb
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from running import forked, status_of
+from sklearn.feature_extraction.text import TfidfVectorizer
 from torch_geometric.data import Data
 
 from pipeline.data import cache, tables
 from pipeline.data.node_names import number_names, pack_names, unpack_names
 from pipeline.data.prepare import prepare
 from pipeline.data.tables_config import EdgeColumns, NodeColumns, TablesConfig
+from pipeline.data.tables_sql import Database
+from pipeline.data.tables_text import TextFeatures
 from pipeline.graph.edges import plain_edges
+from pipeline.graph.store import ArrayFile, StoreWriter
 from pipeline.graph.structure import inspect
 from pipeline.names import MASKS
+from pipeline.run import files
+from pipeline.run.errors import FileError, Stopped
+from pipeline.run.stop import StopRequest
 
 
 def random_tables(seed: int = 0, num_nodes: int = 60, num_rows: int = 400) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -255,3 +269,242 @@ def test_columns_may_have_the_names_of_our_own(tmp_path):
         "path": "edges.csv", "source": "t", "target": "s", "weight": 'a "b"', "features": ["k"], "relation": "v0"}))
     edges = dict(zip(map(tuple, data.edge_index.t().tolist()), data.edge_attr.tolist()))
     assert edges == {(0, 1): [2, 1, 1], (1, 0): [2, 1, 1], (1, 2): [3, 2, 1], (2, 1): [3, 2, 1]}
+
+
+def test_a_random_split_is_that_of_the_seed(tmp_path):
+    nodes = "id,kind\n" + "".join(f"n{number},{'' if number % 10 == 0 else number % 3}\n" for number in range(100))
+    edges = "source,target\n" + "".join(f"n{number},n{number + 1}\n" for number in range(99))
+    columns = {"path": "nodes.csv", "label": "kind"}
+
+    def split(**options) -> list[list[int]]:
+        (tmp_path / "nodes.csv").write_text(nodes)
+        (tmp_path / "edges.csv").write_text(edges)
+        data = load(tmp_path, config_of(tmp_path, columns, {"path": "edges.csv"}, **options))
+        return [data[mask].nonzero().flatten().tolist() for mask in MASKS]
+
+    parts = split(train_fraction=0.5, valid_fraction=0.3)
+    assert [len(part) for part in parts] == [45, 27, 18]
+    assert sorted(sum(parts, [])) == [number for number in range(100) if number % 10]
+    assert split(train_fraction=0.5, valid_fraction=0.3) == parts
+    assert split(train_fraction=0.5, valid_fraction=0.3, graph_seed=1) != parts
+
+
+@pytest.mark.parametrize("times", [["2020-05-01", "2019-01-01", "", "2021-12-31 10:00:00", "2021-12-31"],
+                                   ["10.5", "9", "", "1000", "100"]], ids=["dates", "numbers"])
+def test_a_split_by_time_learns_from_the_earliest(tmp_path, times):
+    nodes = "id,kind,when\n" + "".join(f"{name},u,{time}\n" for name, time in zip("abcde", times))
+    config = small(tmp_path, nodes, "source,target,p\na,b,1\n", {"path": "nodes.csv", "label": "kind"}, split="time",
+                   time_column="when", train_fraction=0.5, valid_fraction=0.25)
+    data = load(tmp_path, config)
+    assert [data[mask].nonzero().flatten().tolist() for mask in MASKS] == [[0, 1], [4], [3]]
+    (tmp_path / "nodes.csv").write_text(nodes.replace(times[1], "soon"))
+    with pytest.raises(ValueError, match="row [12], column when holds '.*', which is no date; times are"):
+        load(tmp_path, config)
+
+
+@pytest.mark.parametrize(("cells", "columns", "metric", "y"), [
+    ([["0.5"], ["-2"], [""], ["3"]], {"label": "c0"}, "rmse", [[0.5], [-2], [float("nan")], [3]]),
+    ([["0", "1"], ["1", ""], ["", ""], ["0", "0"]], {"labels": ["c0", "c1"]}, "rocauc",
+     [[0, 1], [1, float("nan")], [float("nan")] * 2, [0, 0]]),
+    ([["7"], ["-1"], [""], ["30"]], {"label": "c0"}, "acc", [[1], [0], [0], [2]]),
+    ([["7"], ["b"], [""], ["30"]], {"label": "c0"}, "acc", [[1], [2], [0], [0]])], ids=["real", "binary", "whole", "mixed"])
+def test_kinds_of_labels(tmp_path, cells, columns, metric, y):
+    names = [f"c{place}" for place in range(len(cells[0]))]
+    lines = [",".join(["id", *names, "split"]), *(",".join([name, *row, split]) for name, row, split in zip(
+        "abcd", cells, ["train", "train", "train", "val"]))]
+    config = small(tmp_path, "\n".join(lines) + "\n", "source,target,p\na,b,1\n",
+                   {"path": "nodes.csv", "split_column": "split", **columns})
+    data = load(tmp_path, config)
+    assert torch.equal(data.y.nan_to_num(nan=99), torch.tensor(y).nan_to_num(nan=99))
+    assert data.train_mask.tolist() == [True, True, False, False] and data.metric == metric
+    assert data.out_channels == (3 if metric == "acc" else len(names))
+    with pytest.raises(ValueError, match="data.metric=nonsense is unknown"):
+        load(tmp_path, dataclasses.replace(config, metric="nonsense"))
+
+
+def test_features_of_numbers(tmp_path):
+    nodes = "id,a,b\nx,1,0\ny,,3\nz,5,9\n"
+    config = small(tmp_path, nodes, "source,target,p\nx,y,1\n", {
+        "path": "nodes.csv", "features": ["b", "a"], "log1p": ["b"], "standardize": True})
+    b = np.log1p(np.array([0, 3, 9.0]))
+    expected = np.stack([(b - b.mean()) / b.std(), np.array([-1, 0, 1])], axis=1)
+    np.testing.assert_allclose(load(tmp_path, config).x.numpy(), expected, rtol=1e-6)
+
+
+TEXTS = ["A small game", "small library of a game", "", "Driver"]
+
+
+def test_features_of_text_are_scikit_learns(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.data.tables_nodes.BLOCK", 3)  # terms are counted over all blocks
+    tags = ["role::program|use::gaming", "role::library", "", "x"]
+    pd.DataFrame({"id": list("abcd"), "text": TEXTS, "tags": tags}).to_csv(tmp_path / "nodes.csv", index=False)
+    (tmp_path / "edges.csv").write_text("source,target\na,b\n")
+    columns = {"path": "nodes.csv", "text": ["text"], "text_chars": ["text"], "text_tags": ["tags"], "text_channels": 64}
+    x = load(tmp_path, config_of(tmp_path, columns, {"path": "edges.csv"})).x.double()
+    words, chars, kinds = x.split(64, dim=1)
+    expected = TfidfVectorizer(sublinear_tf=True).fit_transform(TEXTS).toarray()
+    torch.testing.assert_close(words @ words.T, torch.from_numpy(expected @ expected.T), rtol=0, atol=1e-6)
+    expected = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4)).fit_transform(TEXTS).toarray()
+    lengths = chars.norm(dim=1)  # more pieces than columns: products are kept on average
+    assert expected.shape[1] > 64 and 0.5 < lengths[0] < 1.5 and lengths[2] == 0
+    assert (kinds != 0).sum(1).tolist() == [4, 2, 0, 1] and kinds[0] @ kinds[1] > 0 and kinds[0] @ kinds[3] == 0
+
+
+def test_hashed_products_are_right_on_average():
+    rng = np.random.default_rng(0)
+    texts = [" ".join(f"word{word}" for word in rng.integers(5000, size=60)) for _ in range(80)]
+    exact = TfidfVectorizer(sublinear_tf=True).fit_transform(texts).toarray()
+    features = TextFeatures("words", 512)
+    features.count(texts[:50]), features.count(texts[50:])
+    hashed = np.concatenate([features.transform(texts[:50]), features.transform(texts[50:])])
+    difference = hashed @ hashed.T - exact @ exact.T
+    assert abs(difference).mean() < 1 / np.sqrt(512) and abs(difference.mean()) < 0.01  # 0.1 without signs
+
+
+@pytest.mark.parametrize("package", ["duckdb", "pyarrow"])
+def test_the_extra_is_named_where_a_package_is_missing(tmp_path, monkeypatch, package):
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else find(name))
+    with pytest.raises(ValueError, match=rf"data=tables needs {package}: pip install -e .\[tables\]"):
+        load(tmp_path, small(tmp_path))
+
+
+def content_of(store: Path) -> dict:
+    """The arrays and values of a store, as they lie on the disk, without the times of files."""
+    manifest = files.read_json(store / "manifest.json")
+    assert {path.name for path in store.iterdir()} == {".lock", "manifest.json", *(f"{name}.bin" for name in
+                                                                                   manifest["arrays"])}
+    return {"values": manifest["values"], **{name: (entry["dtype"], entry["shape"], entry["blake2b"])
+                                             for name, entry in manifest["arrays"].items()}}
+
+
+def many_rows(folder: Path) -> TablesConfig:
+    """Tables that take a while."""
+    nodes, edges = random_tables(3, 3000, 60_000)
+    nodes["text"] = [f"words {number % 17} of {number % 101}" for number in range(len(nodes))]
+    parts = write(folder, nodes, edges)
+    columns = {"features": ["a"], "standardize": True, "text": ["text"], "text_channels": 16, **LABELS}
+    return config_of(folder, parts["nodes"] | columns, parts["edges"] | {"weight": "w", "features": ["p", "q"]})
+
+
+POINTS = ["stage nodes", "stage joined", "stage sorted", "array edges", "array names", "array x", "finish"]
+
+
+def die_at(point: str, config: TablesConfig, cache_dir: Path) -> None:
+    """Load, and die by kill -9 in the middle of a stage, of an array that is being written, or of the last step."""
+    kind, _, name = point.partition(" ")
+    execute, file_write, finish = Database.execute, ArrayFile.write, StoreWriter.finish
+
+    def die(*args, **options):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def dying_execute(self, sql, *args):
+        if kind == "stage" and sql.startswith(f"CREATE TABLE {name} "):
+            threading.Timer(0.003, die).start()
+        return execute(self, sql, *args)
+
+    def dying_write(self, first, values):
+        file_write(self, first, values)
+        if kind == "array" and self.path.name == f"{name}.bin":
+            die()
+
+    Database.execute, ArrayFile.write = dying_execute, dying_write
+    StoreWriter.finish = die if kind == "finish" else finish
+    cache.load(config, cache_dir)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_kill_loses_no_stage_that_was_complete(tmp_path, point, monkeypatch):
+    config = many_rows(tmp_path)
+    whole = load(tmp_path, config)
+    expected = content_of(next((tmp_path / "cache" / "graphs").iterdir()))
+    assert status_of(forked(die_at, point, config, tmp_path / "killed")) == -signal.SIGKILL
+    store = tmp_path / "killed" / "graphs" / f"tables-{whole.content_hash}.store"
+    assert not store.exists() and store.with_name(f"{store.name}.part").exists()
+    made = []
+    execute = Database.execute
+    monkeypatch.setattr(Database, "execute", lambda self, sql, *args: (
+        made.append(sql.split()[2]) if sql.startswith("CREATE TABLE") else None, execute(self, sql, *args))[1])
+    cache.load(config, tmp_path / "killed")
+    assert content_of(store) == expected and [path.name for path in store.parent.iterdir()] == [store.name]
+    if not point.startswith("stage"):
+        assert not made  # all tables were there
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments(tmp_path):
+    """Twenty processes in a row, each killed at a random moment; then the store is made, from what the last has left."""
+    config = many_rows(tmp_path)
+    start = time.monotonic()
+    whole = load(tmp_path, config)
+    seconds = time.monotonic() - start
+    expected = content_of(next((tmp_path / "cache" / "graphs").iterdir()))
+    rng, killed = np.random.default_rng(0), 0
+    for number in range(20):
+        cache_dir = tmp_path / f"killed-{number // 4}"  # four kills on the way to each store
+        pid = forked(cache.load, config, cache_dir)
+        time.sleep(seconds * rng.random())
+        os.kill(pid, signal.SIGKILL)
+        killed += status_of(pid) == -signal.SIGKILL
+        if number % 4 == 3:
+            cache.load(config, cache_dir)
+            store, = (cache_dir / "graphs").iterdir()
+            assert store.name == f"tables-{whole.content_hash}.store" and content_of(store) == expected
+    assert killed >= 10
+
+
+def test_a_request_to_stop_ends_a_long_query(tmp_path):
+    with Database(tmp_path, "500MB", 1) as db, StopRequest():
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        start = time.monotonic()
+        with pytest.raises(Stopped):
+            db.stage("long", "SELECT count(*) FROM range(1000000) AS a, range(1000000) AS b WHERE a.range < b.range",
+                     "counting")
+        assert time.monotonic() - start < 20
+        assert not db.has("long") and db.execute("SELECT 1") == [(1,)]
+
+
+def test_a_query_gives_signs_of_life(tmp_path, monkeypatch):
+    beats = []
+    monkeypatch.setattr("pipeline.run.pulse.beat", lambda doing, state: beats.append(doing))
+    with Database(tmp_path, "500MB", 1) as db:
+        db.execute("SELECT count(*) FROM range(30000) AS a, range(30000) AS b WHERE a.range < b.range", "counting")
+    assert set(beats) == {"counting"} and len(beats) > 1
+
+
+@pytest.mark.slow
+def test_sorting_spills_to_the_disk_under_the_limit(tmp_path):
+    rng = np.random.default_rng(0)
+    ends = rng.integers(0, 5000, (2, 600_000))
+    pd.DataFrame({"source": ends[0], "target": ends[1], **{name: rng.random(600_000) for name in "pqr"}}).to_parquet(
+        tmp_path / "edges.parquet")
+    parts = {"path": "edges.parquet", "features": ["p", "q", "r"]}  # 38 MB of sorted rows
+    wide, narrow = (load(tmp_path, config_of(tmp_path, {}, parts, memory_limit=limit, graph_seed=seed))
+                    for seed, limit in enumerate(("1GB", "40MB")))
+    assert torch.equal(wide.edge_attr, narrow.edge_attr) and wide.content_hash != narrow.content_hash
+    with pytest.raises(FileError, match="data.memory_limit is too low, or .* has no space left"):
+        load(tmp_path, config_of(tmp_path, {}, parts, memory_limit="1MB", graph_seed=2))
+
+
+def test_a_damaged_store_is_made_again(tmp_path, caplog):
+    config = small(tmp_path)
+    x = load(tmp_path, config).x.clone()
+    store, = (tmp_path / "cache" / "graphs").iterdir()
+    content = bytearray((store / "x.bin").read_bytes())
+    content[0] ^= 1
+    (store / "x.bin").write_bytes(content)
+    assert torch.equal(load(tmp_path, config).x, x) and "damaged: its content does not have" in caplog.text
+
+
+def test_the_content_of_files_counts_and_of_large_ones_samples(tmp_path, monkeypatch):
+    config = small(tmp_path)
+    before = tables.hash_content(config)
+    assert tables.hash_content(dataclasses.replace(config, memory_limit="1GB")) == before
+    (tmp_path / "edges.csv").write_text(EDGES.replace("w,3", "w,4"))
+    assert tables.hash_content(config) != before
+    monkeypatch.setattr(tables, "HASHED_WHOLLY", 10)
+    monkeypatch.setattr(tables, "HASHED_BLOCK", 4)
+    sampled = tables.hash_content(config)
+    assert tables.hash_content(config) == sampled
+    os.utime(tmp_path / "edges.csv", (1, 1))
+    assert tables.hash_content(config) != sampled

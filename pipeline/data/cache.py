@@ -15,6 +15,7 @@ from models.edges import from_csc
 from pipeline import keys
 from pipeline.data.config import DATASETS, DataConfig
 from pipeline.data.prepare import prepare
+from pipeline.data.tables_config import check_packages
 from pipeline.graph.store import StoreWriter, is_store, open_graph
 from pipeline.run import checkpoint
 from pipeline.run.errors import DamagedFile
@@ -48,8 +49,6 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
     """
     start = time.perf_counter()
     verify = content_hash is None
-    if verify:
-        config.check()  # before the reader is imported, which may need packages of an extra
     content_hash = content_hash or _content_hash(config)
     if hasattr(_reader(config), "write_store"):
         data = _open_stored(config, path_of(config, cache_dir, content_hash).with_suffix(".store"), verify=verify)
@@ -109,6 +108,8 @@ def path_of(config: DataConfig, cache_dir: str | Path, content_hash: str, part: 
 def _reader(config: DataConfig) -> ModuleType:
     # Imported when used: ogb, pandas and scikit-learn take as long as torch, and every rank would wait for them.
     module, _ = DATASETS[config.source]
+    if config.source == "tables":
+        check_packages()
     return importlib.import_module(f"pipeline.data.{module}")
 
 

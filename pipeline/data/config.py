@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from pipeline.data.base_config import DataConfig
-from pipeline.data.tables_config import TablesConfig
+from pipeline.data.tables_config import TablesConfig, check_fractions
 from pipeline.keys import key
 from pipeline.run.memory import format_bytes, machine_memory
 
@@ -145,11 +145,21 @@ class FileConfig(DataConfig):
     path: str = key(..., "the file", is_path=True, names_files=True)
     mask_column: int | None = key(None, "for masks with a column for each of several splits: the column, from 0",
                                   minimum=0, shapes_graph=True)
+    split: str | None = key(None, "in place of the file's masks: random; time, the earliest for training",
+                            choices=("random", "time"), shapes_graph=True)
+    time_column: str | None = key(None, "of split=time: the attribute with a time for each node", shapes_graph=True)
+    train_fraction: float = key(0.6, "of split: fraction of the labelled nodes for training", above=0,
+                                shapes_graph=True)
+    valid_fraction: float = key(0.2, "fraction for validation; the rest is for the test", minimum=0, shapes_graph=True)
+    graph_seed: int = key(0, "seed of split=random", minimum=0, shapes_graph=True)
 
     def origin(self) -> str:
         return self.path
 
     def check(self) -> None:
+        check_fractions(self.train_fraction, self.valid_fraction)
+        if (self.split == "time") != (self.time_column is not None):
+            raise ValueError("data.split=time needs data.time_column, and nothing else does")
         path = Path(self.path)
         if path.is_file():
             return

@@ -110,9 +110,7 @@ class TablesConfig(DataConfig):
         return [self.nodes.label] if self.nodes.label is not None else list(self.nodes.labels)
 
     def check(self) -> None:
-        for package in ("duckdb", "pyarrow"):
-            if importlib.util.find_spec(package) is None:
-                raise ValueError(f"data=tables needs {package}: pip install -e .[tables]")
+        check_packages()
         if self.folder is not None and not Path(self.folder).is_dir():
             raise ValueError(f"data.folder={self.folder} does not exist, or is no folder")
         for part, path in (("edges", self.edges.path), ("nodes", self.nodes.path)):
@@ -149,6 +147,17 @@ class TablesConfig(DataConfig):
         if kind == "time" and (self.time_column is None or self.nodes.path is None):
             raise ValueError("data.split=time needs data.time_column, a column of data.nodes.path")
         check_fractions(self.train_fraction, self.valid_fraction)
+
+
+def check_packages() -> None:
+    """Refuse to go on without the packages that read tables.
+
+    Raises:
+        ValueError: names the package and the extra that brings it.
+    """
+    for package in ("duckdb", "pyarrow"):
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(f"data=tables needs {package}: pip install -e .[tables]")
 
 
 def is_there(path: Path) -> bool:
