@@ -40,7 +40,8 @@ def random_tables(seed: int = 0, num_nodes: int = 60, num_rows: int = 400) -> tu
     ids = np.array([f"node-{number}" for number in rng.permutation(num_nodes)])
     nodes = pd.DataFrame({
         "id": ids, "a": rng.normal(size=num_nodes).round(3), "b": rng.integers(0, 100, num_nodes),
-        "kind": rng.choice(["libs", "games", "net"], num_nodes), "split": rng.choice(["train", "val", "test"], num_nodes)})
+        "kind": rng.choice(["libs", "games", "net"], num_nodes),
+        "split": rng.choice(["train", "val", "test"], num_nodes)})
     edges = pd.DataFrame({
         "from": rng.choice(ids[:-5], num_rows), "to": rng.choice(ids[:-5], num_rows),
         "w": rng.random(num_rows).round(4), "p": rng.normal(size=num_rows).round(4),
@@ -159,8 +160,8 @@ def test_every_format_gives_the_same_graph(tmp_path, kind):
     assert_equal(load(tmp_path, config), prepare(read(nodes, edges, columns), config))
 
 
-@pytest.mark.parametrize("ids", [["10", "9", "2", "33"], ["b", "a", "10", "B"], ["1.5", "1", "0.25", "-3"], [7, 40, 5, 0]],
-                         ids=["whole", "texts", "numbers", "int64"])
+@pytest.mark.parametrize("ids", [["10", "9", "2", "33"], ["b", "a", "10", "B"], ["1.5", "1", "0.25", "-3"],
+                                 [7, 40, 5, 0]], ids=["whole", "texts", "numbers", "int64"])
 def test_without_a_table_of_nodes_ids_are_numbered_as_by_data_edges(tmp_path, ids):
     edges = pd.DataFrame({"source": [ids[0], ids[1], ids[2], ids[0]], "target": [ids[1], ids[2], ids[3], ids[1]]})
     edges.to_parquet(tmp_path / "edges.parquet")
@@ -218,10 +219,13 @@ BAD = {
     "dangling": (NODES, EDGES + "q,x,4\nr,x,4\n", {"dangling": "error"},
                  "edges.csv: row 4, column source names 'q', which is no node; 2 rows in all"),
     "empty": (NODES.replace("y,2", "y,"), EDGES, {"empty": "error"}, "nodes.csv: row 2, column a is empty; 1 rows"),
-    "empty of edges": (NODES, EDGES.replace("y,z,2", "y,z,"), {"empty": "error"}, "edges.csv: row 2, column p is empty"),
+    "empty of edges": (NODES, EDGES.replace("y,z,2", "y,z,"), {"empty": "error"},
+                       "edges.csv: row 2, column p is empty"),
     "ragged": (NODES, EDGES + "x,y\n", {}, "edges.csv: line 5: Expected Number of Columns: 3 Found: 2"),
-    "column": (NODES.replace("id,", "name,"), EDGES, {}, "data.nodes.id=id: .*nodes.csv has no such column; there are name"),
-    "nobody": (NODES, "source,target,p\nm,n,1\n", {}, "none of its 1 rows names two nodes; are source and target ids of"),
+    "column": (NODES.replace("id,", "name,"), EDGES, {},
+               "data.nodes.id=id: .*nodes.csv has no such column; there are name"),
+    "nobody": (NODES, "source,target,p\nm,n,1\n", {},
+               "none of its 1 rows names two nodes; are source and target ids of"),
     "nothing": ("id,a,kind,split\n", EDGES, {}, "nodes.csv holds no rows: there are no nodes"),
     "head": (NODES, EDGES.replace("source,target", "source,source"), {}, "names the column 'source' twice"),
     "train": (NODES.replace("train", "test"), EDGES, {}, "the train split is empty"),
@@ -250,8 +254,7 @@ def test_odd_rows_are_counted_before_anything_is_written(tmp_path, caplog, monke
                  "1 edges are there already, and were merged", "1 nodes of a split have no label"):
         assert text in said[0], text
     assert data.x.flatten().tolist() == [1, 0, 3, 0] and data.y.flatten().tolist() == [0, 1, 0, 0]
-    edges = {pair: value for *pair, value in ()} | {
-        tuple(pair): value for pair, (value,) in zip(data.edge_index.t().tolist(), data.edge_attr.tolist())}
+    edges = {tuple(pair): value for pair, (value,) in zip(data.edge_index.t().tolist(), data.edge_attr.tolist())}
     assert edges[0, 1] == edges[1, 0] == 2 and edges[0, 0] == 1 and edges[2, 0] == 0 and len(edges) == 9
     assert data.test_mask.sum() == 0 and data.structure["num_self_loops"] == 1
 
@@ -307,7 +310,8 @@ def test_a_split_by_time_learns_from_the_earliest(tmp_path, times):
     ([["0", "1"], ["1", ""], ["", ""], ["0", "0"]], {"labels": ["c0", "c1"]}, "rocauc",
      [[0, 1], [1, float("nan")], [float("nan")] * 2, [0, 0]]),
     ([["7"], ["-1"], [""], ["30"]], {"label": "c0"}, "acc", [[1], [0], [0], [2]]),
-    ([["7"], ["b"], [""], ["30"]], {"label": "c0"}, "acc", [[1], [2], [0], [0]])], ids=["real", "binary", "whole", "mixed"])
+    ([["7"], ["b"], [""], ["30"]], {"label": "c0"}, "acc", [[1], [2], [0], [0]])],
+    ids=["real", "binary", "whole", "mixed"])
 def test_kinds_of_labels(tmp_path, cells, columns, metric, y):
     names = [f"c{place}" for place in range(len(cells[0]))]
     lines = [",".join(["id", *names, "split"]), *(",".join([name, *row, split]) for name, row, split in zip(
@@ -339,9 +343,10 @@ def test_features_of_text_are_scikit_learns(tmp_path, monkeypatch):
     tags = ["role::program|use::gaming", "role::library", "", "x"]
     pd.DataFrame({"id": list("abcd"), "text": TEXTS, "tags": tags}).to_csv(tmp_path / "nodes.csv", index=False)
     (tmp_path / "edges.csv").write_text("source,target\na,b\n")
-    columns = {"path": "nodes.csv", "text": ["text"], "text_chars": ["text"], "text_tags": ["tags"], "text_channels": 64}
+    columns = {"path": "nodes.csv", "text": ["text"], "text_chars": ["text"], "text_tags": ["tags"],
+               "text_channels": 64}
     x = load(tmp_path, config_of(tmp_path, columns, {"path": "edges.csv"})).x.double()
-    words, chars, kinds = x.split(64, dim=1)
+    words, chars, kinds = (part / part.size(1)**0.5 for part in x.split([5, 64, 6], dim=1))
     expected = TfidfVectorizer(sublinear_tf=True).fit_transform(TEXTS).toarray()
     torch.testing.assert_close(words @ words.T, torch.from_numpy(expected @ expected.T), rtol=0, atol=1e-6)
     expected = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4)).fit_transform(TEXTS).toarray()
@@ -356,7 +361,7 @@ def test_hashed_products_are_right_on_average():
     exact = TfidfVectorizer(sublinear_tf=True).fit_transform(texts).toarray()
     features = TextFeatures("words", 512)
     features.count(texts[:50]), features.count(texts[50:])
-    hashed = np.concatenate([features.transform(texts[:50]), features.transform(texts[50:])])
+    hashed = np.concatenate([features.transform(texts[:50]), features.transform(texts[50:])]) / 512**0.5
     difference = hashed @ hashed.T - exact @ exact.T
     assert abs(difference).mean() < 1 / np.sqrt(512) and abs(difference.mean()) < 0.01  # 0.1 without signs
 
@@ -433,7 +438,7 @@ def test_a_kill_loses_no_stage_that_was_complete(tmp_path, point, monkeypatch):
 
 @pytest.mark.slow
 def test_kills_at_random_moments(tmp_path):
-    """Twenty processes in a row, each killed at a random moment; then the store is made, from what the last has left."""
+    """Twenty processes, each killed at a random moment; then the store is made of what they have left."""
     config = many_rows(tmp_path)
     start = time.monotonic()
     whole = load(tmp_path, config)

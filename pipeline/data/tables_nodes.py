@@ -128,13 +128,13 @@ def write_features(db: Database, config: TablesConfig, writer: StoreWriter, num_
     texts = [TextFeatures(kind, nodes.text_channels, num_words=nodes.text_words,
                           char_lengths=(nodes.char_lengths[0], nodes.char_lengths[1]),
                           tag_separator=nodes.tag_separator) for _, kind in config.text_columns()]
-    channels = len(nodes.features) + nodes.text_channels * len(texts)
     if writer.has("x"):
         return
     mean, std = _moments(db, config, num_nodes)
     for place, text in enumerate(texts):
         for first, last in blocks(num_nodes, BLOCK):
             text.count(_texts(db, place, first, last))
+    channels = len(nodes.features) + sum(text.channels for text in texts)
     with writer.write(x=((num_nodes, channels), torch.float32)) as opened:
         for first, last in blocks(num_nodes, BLOCK):
             parts = [((_numbers(db, config, first, last) - mean) / std)] if nodes.features else []
