@@ -513,3 +513,12 @@ def test_the_content_of_files_counts_and_of_large_ones_samples(tmp_path, monkeyp
     assert tables.hash_content(config) == sampled
     os.utime(tmp_path / "edges.csv", (1, 1))
     assert tables.hash_content(config) != sampled
+
+
+def test_the_order_of_rows_changes_no_bit(tmp_path):
+    rows = ["x,y,1e16", "x,y,1", "x,y,-1e16", "y,x,3", "x,y,0.25"]  # sums that depend on their order
+    attrs = []
+    for order in ([0, 1, 2, 3, 4], [4, 2, 1, 3, 0], [0, 2, 3, 1, 4]):
+        edges = "source,target,p\n" + "".join(f"{rows[place]}\n" for place in order)
+        attrs.append(load(tmp_path, small(tmp_path, edges=edges)).edge_attr.clone())
+    assert torch.equal(attrs[0], attrs[1]) and torch.equal(attrs[0], attrs[2]) and attrs[0][0] == attrs[0][1]

@@ -33,8 +33,8 @@ class NodeColumns:
     text_tags: list[str] = key([], "columns of tags, as in role::program|use::text: TF-IDF of each and of what stands "
                                "before its ::", shapes_graph=True)
     tag_separator: str = key("|", "of text_tags: what stands between two tags", shapes_graph=True)
-    text_channels: int = key(256, "node features that each column of text becomes, at most", minimum=1, below=MAX_CHANNELS,
-                             shapes_graph=True)
+    text_channels: int = key(256, "node features that each column of text becomes, at most", minimum=1,
+                             below=MAX_CHANNELS, shapes_graph=True)
     label: str | None = key(None, "column of the labels: texts or whole numbers are classes, other numbers real values",
                             shapes_graph=True)
     labels: list[str] = key([], "in place of label: columns of 0 and 1, a binary task each, or of numbers",

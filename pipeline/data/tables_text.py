@@ -13,9 +13,9 @@ NUM_HASHES = 1 << 20
 class TextFeatures:
     """TF-IDF of one column of text, computed in two passes over blocks of it: :meth:`count`, then :meth:`transform`.
 
-    Every term is told by a hash among many, so that its frequency is its own. If there are more terms than columns, half
-    of the columns are those of the terms in most texts; the others are shared by all other terms, each with a column and
-    a sign at random, which keeps the products of rows as they are on average.
+    Every term is told by a hash among many, so that its frequency is its own. If there are more terms than columns,
+    half of the columns are those of the terms in most texts; the others are shared by all other terms, each with a
+    column and a sign at random, which keeps the products of rows as they are on average.
 
     Args:
         kind: "words", "chars" (pieces of words) or "tags".
