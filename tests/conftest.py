@@ -114,6 +114,19 @@ def write_triples(folder: Path) -> Path:
     return folder
 
 
+def write_packages(folder: Path) -> Path:
+    """Write packages and their relations as the tables of Debian's are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"package{number}" for number in range(40)]
+    pd.DataFrame({
+        "name": names, "section": ["libs", "games"] * 20, "split": (["train"] * 3 + ["valid", "test"]) * 8,
+        "installed_size_kib": range(40), "tags": ["role::shared-lib", "role::program|use::gameplaying"] * 20,
+        "description": ["a library", "a game"] * 20}).to_csv(folder / "packages.csv.gz", index=False)
+    pd.DataFrame({"source": names[2:], "relation": "Depends", "target": names[:-2]}).to_csv(
+        folder / "relations.csv.gz", index=False)
+    return folder
+
+
 def write_idx(path: Path, array: np.ndarray) -> Path:
     """Write small numbers as MNIST's files have them."""
     head = bytes([0, 0, 8, array.ndim]) + b"".join(int(size).to_bytes(4, "big") for size in array.shape)

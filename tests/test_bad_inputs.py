@@ -41,7 +41,7 @@ COMMANDS = [
     (TRAIN, "partition=metsi", "partition=metsi is unknown; choose one of kaminpar, kaminpar_random, metis, "
                                "metis_random, random, whole; did you mean metis?"),
     (TRAIN, "data=fiel", "data=fiel is unknown; choose one of digits, edges, file, graph_files, math, ogb, ogb_graph, "
-                         "ogb_link, smiles, synthetic_proteins, triples, vectors; did you mean file?"),
+                         "ogb_link, smiles, synthetic_proteins, tables, triples, vectors; did you mean file?"),
     (TRAIN, "trainer=layout data=vectors data.path=none.npy", "data.path=none.npy does not exist, or is no file"),
     (TRAIN, "trainer=layout data=vectors", "no value for data.path: give it on the command line"),
     (TRAIN, "trainer=layout data=digits trainer.dim=4", "trainer.dim must be less than 4, not 4"),
@@ -82,7 +82,7 @@ COMMANDS = [
     (TRAIN, "+data=digits", "+data=digits: data is part of every run; leave out the plus"),
     (TRAIN, "=1", "=1 names no key: write KEY=VALUE, see --help"),
     (TRAIN, "data=null", "data=null is unknown; choose one of digits, edges, file, graph_files, math, ogb, ogb_graph, "
-                         "ogb_link, smiles, synthetic_proteins, triples, vectors"),
+                         "ogb_link, smiles, synthetic_proteins, tables, triples, vectors"),
     (TRAIN, "TRAIN.LR=1", "TRAIN.LR is unknown; see --help"),
     (TRAIN, "train/lr=1", "train/lr is unknown; did you mean train.lr?"),
     (TRAIN, "train.lr 0.1", "train.lr is no key=value: write KEY=VALUE, see --help"),

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from conftest import random_graph
+from conftest import random_graph, write_packages
 from hydra import compose, initialize_config_dir
 from running import ROOT, TOY, shell
 
@@ -129,6 +129,8 @@ def test_every_experiment_composes_and_runs_at_toy_size(experiment, configure, t
     overrides = list(SHRINK)
     if full.data.source.startswith("ogb"):
         overrides.append(f"data.folder={ogb_toy(full.data.name)}")
+    if full.data.source == "tables":
+        overrides.append(f"data.folder={write_packages(tmp_path / 'tables')}")
     config = configure(f"+experiment={experiment}", *overrides)
     prepare.fill_caches(config)
     (tmp_path / "run").mkdir()

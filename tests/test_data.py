@@ -300,3 +300,22 @@ def test_importing_ogb_asks_no_network():
             "print(threading.active_count())")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                           check=True).stdout.strip() == "1"
+
+
+@pytest.mark.parametrize("split", ["random", "time"])
+def test_a_file_without_masks_is_divided(tmp_path, split):
+    y = torch.arange(40) % 3
+    y[:4] = -1  # no label
+    year = torch.arange(40).flip(0)
+    torch.save({"edge_index": torch.tensor([[0, 1], [1, 2]]), "y": y, "year": year}, tmp_path / "graph.pt")
+    options = {"split": split, "train_fraction": 0.5, "valid_fraction": 0.25}
+    config = FileConfig(path=str(tmp_path / "graph.pt"), time_column="year" if split == "time" else None, **options)
+    parts = [load(config, tmp_path)[mask].nonzero().flatten().tolist() for mask in MASKS]
+    assert [len(part) for part in parts] == [18, 9, 9] and sorted(sum(parts, [])) == list(range(4, 40))
+    if split == "time":
+        assert parts == [list(range(22, 40)), list(range(13, 22)), list(range(4, 13))]
+    else:
+        other = load(dataclasses.replace(config, graph_seed=1), tmp_path)
+        assert other.train_mask.nonzero().flatten().tolist() != parts[0]
+    with pytest.raises(ValueError, match="no train_mask, valid_mask, test_mask; there is .*data.split=random"):
+        load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path)

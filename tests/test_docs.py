@@ -12,10 +12,9 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.io
-from conftest import write_images, write_triples
+from conftest import write_images, write_packages, write_triples
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from running import ROOT, TOY, shell
@@ -221,7 +220,8 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
         folder = folder.with_name("ogbl-collab")
     if any("fb15k237" in argument for argument in arguments):
         folder = folder.with_name("triples")
-    if not {"data=graph_files", "data=triples"} & set(arguments):  # which the page itself writes
+    # Which the page itself writes, or the test where the page looks for them.
+    if not {"data=graph_files", "data=triples", "data=tables", "+experiment=debian_sections"} & set(arguments):
         arguments = [re.sub(r"^data\.folder=.*", f"data.folder={folder}", argument) for argument in arguments]
     arguments = [re.sub(r"^data\.path=.*blogcatalog", f"data.path={folder.with_name('blogcatalog')}", argument)
                  for argument in arguments]
@@ -245,15 +245,6 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
         arguments = [*(a for a in arguments if not a.startswith("trials=")), *(["trials=1"] if searched else []),
                      *((SMALL[2:] if "+experiment=digits" in arguments else TOY[:-3] + TOY[-1:]) if searched else [])]
     return [module, *arguments]
-
-
-def write_packages(folder: Path) -> None:
-    """Write packages and their relations as the tables of the real ones are, where a page looks for them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    names = [f"package{number}" for number in range(40)]
-    pd.DataFrame({"name": names, "section": ["libs", "games"] * 20}).to_csv(folder / "packages.csv.gz", index=False)
-    pd.DataFrame({"source": names[2:], "relation": "Depends", "target": names[:-2]}).to_csv(
-        folder / "relations.csv.gz", index=False)
 
 
 @pytest.fixture(scope="module")

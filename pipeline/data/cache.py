@@ -1,12 +1,14 @@
 """Opens a dataset: prepared once, kept under a hash of its content, shared by processes as a memory-mapped file."""
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib
 import json
 import logging
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +18,7 @@ from models.edges import from_csc
 from pipeline import keys
 from pipeline.data.config import DATASETS, DataConfig
 from pipeline.data.prepare import prepare
+from pipeline.data.tables_config import check_packages
 from pipeline.graph import store
 from pipeline.graph.structure import inspect
 from pipeline.run import checkpoint
@@ -59,16 +62,29 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
     prepared, reader = False, _reader(config)
 
     def build() -> Data:
+        with preparing(4) as bar:
+            return prepare(reader.read(config), config, on_stage=bar.advance)
+
+    def write(writer: store.StoreWriter) -> None:
+        if hasattr(reader, "write_store"):
+            with preparing(3) as bar:
+                reader.write_store(config, writer, bar.advance)
+        else:
+            data = build()
+            store.write_graph(writer, data, structure=dataclasses.asdict(inspect(data.edge_index)))
+
+    @contextlib.contextmanager
+    def preparing(num_stages: int) -> Iterator[Bar]:
         nonlocal prepared
         prepared = True
         log.info("data: preparing %s", config.source)
-        with Bar("reading", 4, "stages") as bar:
-            return prepare(reader.read(config), config, on_stage=bar.advance)
+        with Bar("reading", num_stages, "stages") as bar:
+            yield bar
 
     if hasattr(reader, "open_graph"):
         path, data = Path(config.origin()), reader.open_graph(config, verify=verify)
-    elif config.on_disk:
-        data = _keep_store(path, build, content_hash, verify=verify)
+    elif path.suffix == ".store":
+        data = _keep_store(path, write, content_hash, verify=verify)
     else:
         data = unpack(checkpoint.keep(path, lambda: pack(build()), again="preparing the graph again", verify=verify))
     seconds = time.perf_counter() - start
@@ -85,33 +101,35 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
 
 def path_of(config: DataConfig, cache_dir: str | Path, content_hash: str, part: str = "") -> Path:
     """Return where a prepared graph is kept, a file or the folder of a store, or a `part` of it, a file."""
-    kind = "store" if config.on_disk and not part else "pt"
+    kind = "store" if (config.on_disk or config.is_stored) and not part else "pt"
     return Path(cache_dir) / "graphs" / f"{config.source}-{content_hash}{part}.{kind}"
 
 
-def _keep_store(path: Path, build: Callable[[], Data], key: str, *, verify: bool) -> Data:
+def _keep_store(path: Path, write: Callable[[store.StoreWriter], None], key: str, *, verify: bool) -> Data:
     """Open the store of a graph; it is written first if it is not there, or damaged.
 
     Raises:
         FileError: it cannot be read or written.
     """
-    try:
-        whole = store.is_store(path)
-        data = store.open_graph(path, verify=verify) if whole else None
-    except DamagedFile as error:
-        log.warning("%s; preparing the graph again", error)
-        data = None
-    if data is None:
-        with store.StoreWriter(path, key) as writer:
-            data = build()
-            store.write_graph(writer, data, structure=dataclasses.asdict(inspect(data.edge_index)))
-        data = store.open_graph(path, verify=False)
-    return data
+    if store.is_store(path):
+        try:
+            return store.open_graph(path, verify=verify)
+        except DamagedFile as error:
+            log.warning("%s; preparing the graph again", error)
+    with store.StoreWriter(path, key) as writer:
+        try:
+            write(writer)
+        except ValueError:  # of the files: corrected ones are others, and nobody would go on with these
+            shutil.rmtree(writer.folder, ignore_errors=True)
+            raise
+    return store.open_graph(path, verify=False)
 
 
 def _reader(config: DataConfig) -> ModuleType:
     # Imported when used: ogb, pandas and scikit-learn take as long as torch, and every rank would wait for them.
     module, _ = DATASETS[config.source]
+    if config.source == "tables":
+        check_packages()
     return importlib.import_module(f"pipeline.data.{module}")
 
 

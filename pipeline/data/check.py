@@ -42,7 +42,7 @@ def check(data: Data) -> None:
     if data.get("y") is None:
         return  # edges alone
     masks = torch.stack([data[mask].bool() for mask in MASKS])
-    _check_splits(masks, unit)
+    check_splits(masks, unit)
     _check_labels(data, masks, unit)
 
 
@@ -120,7 +120,12 @@ def _check_features(key: str, value: Tensor) -> None:
         raise ValueError(f"{key} is not finite{beyond}: row {row}, column {column} holds {found:g}")
 
 
-def _check_splits(masks: Tensor, unit: str) -> None:
+def check_splits(masks: Tensor, unit: str) -> None:
+    """Refuse a training split that is empty, and splits that overlap; masks are [3, num_nodes].
+
+    Raises:
+        ValueError: names the split, or the first node in two of them.
+    """
     if not bool(masks[0].any()):
         raise ValueError(f"the train split is empty: train_mask selects no {unit}")
     if bool((masks.sum(0) > 1).any()):

@@ -6,46 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from pipeline.data.base_config import DataConfig
+from pipeline.data.tables_config import TablesConfig, check_fractions
 from pipeline.keys import key
 from pipeline.run.memory import format_bytes, machine_memory
 
 OGB_NODE_NAMES = ("ogbn-proteins", "ogbn-arxiv", "ogbn-products")
 OGB_GRAPH_NAMES = ("ogbg-molhiv", "ogbg-molpcba", "ogbg-ppa")
 OGB_LINK_NAMES = ("ogbl-collab", "ogbl-ppa", "ogbl-ddi")
-
-
-@dataclass
-class DataConfig:
-    """Keys of every dataset.
-
-    Attributes:
-        holds: "graph", one graph; "graphs", many, each with labels of its own; "triples", a knowledge graph; "vectors",
-            points without edges. A trainer says what it takes.
-    """
-
-    holds: ClassVar[str] = "graph"
-    source: str = key("", "the reader of the dataset", shapes_graph=True)
-    components: str = key("all", "connected components to train on: all, largest, K for the K-th largest (from 1), or "
-                          "separate for a model each")
-    min_component_size: int = key(100, "nodes; under `separate`, smaller components get no model of their own",
-                                  minimum=1)
-    to_undirected: bool = key(False, "add the missing reverse edges", shapes_graph=True)
-    add_self_loops: bool = key(False, "add the missing self-loops", shapes_graph=True)
-    node_features: str = key("sum", "for a graph without any: the features of the incident edges summed, or log_sum, "
-                             "their logarithms standardised", choices=("sum", "log_sum"), shapes_graph=True)
-    on_disk: bool = key(False, "leave the graph in files, and read it once an epoch, block by block: for graphs larger "
-                        "than memory", changes_numbers=False)
-
-    def origin(self) -> str:
-        """Say where the graph comes from, for messages."""
-        return f"data={self.source}"
-
-    def check(self) -> None:
-        """Refuse a dataset whose files are not there, or whose sizes are impossible.
-
-        Raises:
-            ValueError: names the key, and says where files were looked for and how to get them.
-        """
 
 
 @dataclass
@@ -177,11 +145,21 @@ class FileConfig(DataConfig):
     path: str = key(..., "the file", is_path=True, names_files=True)
     mask_column: int | None = key(None, "for masks with a column for each of several splits: the column, from 0",
                                   minimum=0, shapes_graph=True)
+    split: str | None = key(None, "in place of the file's masks: random; time, the earliest for training",
+                            choices=("random", "time"), shapes_graph=True)
+    time_column: str | None = key(None, "of split=time: the attribute with a time for each node", shapes_graph=True)
+    train_fraction: float = key(0.6, "of split: fraction of the labelled nodes for training", above=0,
+                                shapes_graph=True)
+    valid_fraction: float = key(0.2, "fraction for validation; the rest is for the test", minimum=0, shapes_graph=True)
+    graph_seed: int = key(0, "seed of split=random", minimum=0, shapes_graph=True)
 
     def origin(self) -> str:
         return self.path
 
     def check(self) -> None:
+        check_fractions(self.train_fraction, self.valid_fraction)
+        if (self.split == "time") != (self.time_column is not None):
+            raise ValueError("data.split=time needs data.time_column, and nothing else does")
         path = Path(self.path)
         if path.is_file():
             return
@@ -386,7 +364,8 @@ class VectorsConfig(DataConfig):
 
 
 # Datasets by `data.source`: the module of pipeline/data/ that reads it, and its keys. The module has
-# `read(config) -> Data` and, if it reads files, `hash_content(config) -> str`.
+# `read(config) -> Data` and, if it reads files, `hash_content(config) -> str`. One that has
+# `write_store(config, writer, on_stage)` in place of `read` writes the prepared graph as a store.
 DATASETS = {
     "synthetic_proteins": ("synthetic", SyntheticProteinsConfig),
     "digits": ("digits", DigitsConfig),
@@ -398,6 +377,7 @@ DATASETS = {
     "graph_files": ("graph_files", GraphFilesConfig),
     "smiles": ("smiles", SmilesConfig),
     "edges": ("edges", EdgesConfig),
+    "tables": ("tables", TablesConfig),
     "triples": ("triples", TriplesConfig),
     "math": ("arithmetic", MathConfig),
     "vectors": ("vectors", VectorsConfig),

@@ -14,9 +14,9 @@ from torch_geometric.data import Data
 
 from pipeline.data.config import EdgesConfig
 from pipeline.data.node_names import number_names, pack_names
+from pipeline.data.splits import divide, shuffle
 from pipeline.names import MASKS
 from pipeline.run import files
-from pipeline.run.seeds import stream
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +66,9 @@ def read(config: EdgesConfig) -> Data:
         data.y, data.metric = torch.from_numpy(labels), "micro_f1"
         if kinds is not None:
             data.update(pack_names(kinds, "label_names"))
-        for mask, value in zip(MASKS, _split(labels, config), strict=True):
-            data[mask] = value
+        order = shuffle(~np.isnan(labels).any(1), config.graph_seed)
+        masks = divide(order, num_nodes, config.train_fraction, config.valid_fraction)
+        data.update(dict(zip(MASKS, masks, strict=True)))
     return data
 
 
@@ -207,16 +208,3 @@ def _merge(source: np.ndarray, target: np.ndarray, weight: np.ndarray | None, nu
                  "once is enough" if weight is None else "their weights are added")
     edge_index = torch.from_numpy(np.stack(merged.coords).astype(np.int64))
     return edge_index, None if weight is None else torch.from_numpy(merged.data.astype(np.float32)).unsqueeze(1)
-
-
-def _split(labels: np.ndarray, config: EdgesConfig) -> list[Tensor]:
-    """Divide the labelled nodes at random."""
-    nodes = stream("split", config.graph_seed).permutation(np.flatnonzero(~np.isnan(labels).any(1)))
-    ends = [int(config.train_fraction * len(nodes)),
-            int((config.train_fraction + config.valid_fraction) * len(nodes))]
-    masks = []
-    for part in np.split(nodes, ends):
-        mask = torch.zeros(len(labels), dtype=torch.bool)
-        mask[part] = True
-        masks.append(mask)
-    return masks

@@ -15,6 +15,7 @@ from torch_geometric.data.storage import GlobalStorage
 
 from pipeline.data.check import check_tensor
 from pipeline.data.config import FileConfig
+from pipeline.data.splits import divide, shuffle
 from pipeline.metrics import CLASS_METRICS, METRICS
 from pipeline.names import MASKS
 from pipeline.run import files
@@ -31,7 +32,7 @@ FORMATS = {b"PK": "a zip archive", b"\x1f\x8b": "a gzip file", b"BZh": "a bzip2 
 
 def read(config: FileConfig) -> Data:
     """Read the file; see :func:`read_file`."""
-    return read_file(Path(config.path), config.mask_column)
+    return read_file(Path(config.path), config.mask_column, config if config.split is not None else None)
 
 
 def hash_content(config: FileConfig) -> str:
@@ -45,7 +46,7 @@ def hash_content(config: FileConfig) -> str:
         return files.file_digest(file)
 
 
-def read_file(path: Path, mask_column: int | None = None) -> Data:
+def read_file(path: Path, mask_column: int | None = None, division: FileConfig | None = None) -> Data:
     """Read a graph saved with torch.save: a ``Data``, a dict of its attributes, or an ``InMemoryDataset`` of one graph.
 
     ``valid_mask`` may be called ``val_mask``, and without ``edge_attr`` the ``edge_weight`` is the edges' feature.
@@ -54,6 +55,7 @@ def read_file(path: Path, mask_column: int | None = None) -> Data:
 
     Args:
         mask_column: which column of masks that have several, one for each of several splits.
+        division: how to divide the nodes with labels, in place of masks.
 
     Raises:
         ValueError: not such a file, or an attribute is missing, or is none that a graph can have.
@@ -64,14 +66,42 @@ def read_file(path: Path, mask_column: int | None = None) -> Data:
             if name not in saved and other in saved:
                 check_tensor(other, saved[other])
                 saved[name] = saved.pop(other)
+        if division is not None and "y" in saved:
+            _divide(path, saved, division)
         if unused := [key for key in saved if key not in USED]:
             log.info("%s: not used: %s", path, ", ".join(unused))
         missing = [key for key in ("edge_index", "y", *MASKS) if key not in saved]
         if missing:
-            raise ValueError(f"no {', '.join(missing)}; there is {', '.join(saved) or 'nothing'}")
+            hint = "; data.split=random divides the nodes" if set(missing) == set(MASKS) else ""
+            raise ValueError(f"no {', '.join(missing)}; there is {', '.join(saved) or 'nothing'}{hint}")
         return _as_data(saved, mask_column)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _divide(path: Path, saved: dict, config: FileConfig) -> None:
+    """Put masks among the attributes: a random split of the nodes with labels, or one by time."""
+    if there := [mask for mask in MASKS if mask in saved]:
+        log.info("%s: not used with data.split=%s: %s", path, config.split, ", ".join(there))
+    check_tensor("y", saved["y"])
+    y = saved["y"].reshape(len(saved["y"]), -1)
+    labelled = (~y.isnan().all(1) if y.is_floating_point() else (y >= 0).all(1)).numpy()
+    if config.split == "random":
+        order = shuffle(labelled, config.graph_seed)
+    else:
+        if config.time_column not in saved:
+            raise ValueError(f"no {config.time_column} (data.time_column); there is {', '.join(saved)}")
+        times = saved.pop(config.time_column)
+        check_tensor(config.time_column, times)
+        if times.numel() != len(labelled):
+            raise ValueError(f"{config.time_column} must have a time for each of the {len(labelled):,} nodes, not the "
+                             f"shape {list(times.shape)}")
+        times = times.reshape(-1)
+        labelled &= ~times.double().isnan().numpy()
+        order = times.argsort(stable=True).numpy()
+        order = order[labelled[order]]
+    masks = divide(order, len(labelled), config.train_fraction, config.valid_fraction)
+    saved.update(zip(MASKS, masks, strict=True))
 
 
 def read_attributes(path: Path) -> dict:

@@ -112,6 +112,11 @@ def incident_sum(edge_index: EdgeIndex, edge_attr: Float[Tensor, "num_edges edge
         total = indptr.diff().double().unsqueeze(1)
     else:
         total = torch.segment_reduce(edge_attr, "sum", offsets=indptr.long(), axis=0, initial=0).double()
+    return scale_sums(total, log=log)
+
+
+def scale_sums(total: Float[Tensor, "num_nodes channels"], *, log: bool) -> Float[Tensor, "num_nodes channels"]:
+    """Make node features of sums over edges, float64; see :func:`incident_sum`."""
     if log:
         total = total.clamp(min=0).log1p()
         total = (total - total.mean(0)) / total.std(0, correction=0).clamp(min=1e-6)

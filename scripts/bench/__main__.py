@@ -26,6 +26,7 @@ from scripts.bench.scale import bench_scale
 from scripts.bench.steady import bench_steady
 from scripts.bench.step import bench_step
 from scripts.bench.tables import bench_tables
+from scripts.bench.tables_to_store import bench_ingest
 from scripts.bench.triples import bench_triples
 from scripts.bench.walks import bench_walks
 
@@ -77,6 +78,9 @@ def main() -> None:
                 epochs=1, num_parts=64, pairs_per_step=4096, seeds=3)
     links.add_argument("--folder", required=True, help="of a link dataset in OGB's raw layout")
     links.add_argument("--cache-dir", default=".cache", help=".cache if not given")
+    ingest = add(bench_ingest, "Parquet files of pairs of names with two features to a store, under a memory limit", {},
+                 num_nodes=132_534, num_pairs=39_600_000, memory_gib=4, threads=2)
+    ingest.add_argument("--folder", default=".cache", help="for some GB; %(default)s if not given")
     add(bench_ranks, "training steps of several ranks of one thread beside those of one rank; the share of "
         "communication", CLUSTER, layers=112, num_ranks=2, steps=3)
     add(bench_memory, "memory of a training run of several ranks that share a graph, beside that of one", PROTEINS,

@@ -1,0 +1,191 @@
+"""Labels and splits of the nodes of tables."""
+
+import logging
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from pipeline.data.check import check_splits
+from pipeline.data.node_names import number_names, pack_names
+from pipeline.data.splits import divide, shuffle
+from pipeline.data.tables_config import TablesConfig
+from pipeline.data.tables_source import LARGEST, Source
+from pipeline.data.tables_sql import Database, blocks
+from pipeline.graph.store import StoreWriter
+from pipeline.metrics import CLASS_METRICS, METRICS, TASK_METRICS
+from pipeline.names import MASKS, SPLITS
+
+log = logging.getLogger(__name__)
+
+# Nodes whose labels are in memory at a time.
+BLOCK = 1 << 18
+# What a cell of a split column may say.
+NAMES = {"train": 0, "training": 0, "valid": 1, "val": 1, "validation": 1, "dev": 1, "test": 2, "testing": 2}
+
+
+@dataclass
+class Labels:
+    """What is learned of the nodes.
+
+    Attributes:
+        metric: of the labels.
+        masks: nodes for training, validation and test, each bool [num_nodes]; a node without a label is in none.
+        out_channels: classes or columns.
+        names: of the classes or columns, as tensors.
+    """
+
+    metric: str
+    masks: list[Tensor]
+    out_channels: int
+    names: dict[str, Tensor] = field(default_factory=dict)
+
+
+def read(db: Database, config: TablesConfig, source: Source, num_nodes: int) -> Labels:
+    """Look through labels and splits, and refuse or report what is odd, before anything is written.
+
+    Raises:
+        ValueError: names the file, the column and the first bad row.
+    """
+    columns = config.label_columns()
+    option = "label" if config.nodes.label is not None else "labels"
+    metric = _choose_metric(db, config, columns)
+    if metric in CLASS_METRICS:
+        names = _number_classes(db)
+    else:
+        source.refuse_wrong_numbers(db, option, columns)
+        if metric in TASK_METRICS:
+            _refuse_other_than_binary(db, source, option, columns)
+        names = pack_names(np.asarray(columns), "label_names")
+    labelled = np.zeros(num_nodes, bool)
+    for first, last in blocks(num_nodes, BLOCK):
+        labelled[first:last] = ~np.isnan(_values(db, metric, columns, first, last)).all(1)
+    masks = _split(db, config, source, labelled)
+    check_splits(torch.stack(masks), "node")
+    notes = [f"{int(mask.sum()):,} for {split}" for mask, split in zip(masks, SPLITS)]
+    if missing := int(num_nodes - labelled.sum()):
+        notes.append(f"{missing:,} nodes without a label, in no split")
+    log.info("%s: labels of %s: %s", source.name, metric, "; ".join(notes))
+    out_channels = len(columns)
+    if metric in CLASS_METRICS:  # as pipeline.data.prepare counts them: those of the splits
+        out_channels, counts = 0, torch.stack(masks).any(0).numpy()
+        for first, last in blocks(num_nodes, BLOCK):
+            classes = _values(db, metric, columns, first, last)[:, 0][counts[first:last]]
+            out_channels = max(out_channels, int(classes.max(initial=0)) + 1)
+    return Labels(metric, masks, out_channels, names)
+
+
+def write(db: Database, config: TablesConfig, writer: StoreWriter, labels: Labels) -> None:
+    """Write ``y``, the masks and ``label_names``."""
+    num_nodes, columns = len(labels.masks[0]), config.label_columns()
+    for name, mask in zip(MASKS, labels.masks):
+        writer.put(name, mask)
+    for name, value in labels.names.items():
+        writer.put(name, value)
+    if writer.has("y"):
+        return
+    classes = labels.metric in CLASS_METRICS
+    in_split = torch.stack(labels.masks).any(0).numpy()
+    with writer.write(y=((num_nodes, len(columns)), torch.int64 if classes else torch.float32)) as opened:
+        for first, last in blocks(num_nodes, BLOCK):
+            values = _values(db, labels.metric, columns, first, last)
+            if classes:  # as pipeline.data.prepare writes those that do not count
+                values = np.where(in_split[first:last, None], values, 0).astype(np.int64)
+            else:
+                values = values.astype(np.float32)
+            opened["y"].write(first * len(columns), values)
+
+
+def _choose_metric(db: Database, config: TablesConfig, columns: list[str]) -> str:
+    if config.metric is not None:
+        if config.metric not in METRICS:
+            raise ValueError(f"data.metric={config.metric} is unknown; choose one of {', '.join(METRICS)}")
+        if config.metric in CLASS_METRICS and len(columns) > 1:
+            raise ValueError(f"data.metric={config.metric}: classes are one column, data.nodes.label")
+        return config.metric
+    cells = " UNION ALL ".join(f"SELECT label{place} AS label FROM nodes" for place in range(len(columns)))
+    number = "TRY_CAST(label AS DOUBLE)"
+    texts, fractions, others = db.execute(
+        f"SELECT count(*) FILTER ({number} IS NULL), count(*) FILTER ({number} <> floor({number})), "
+        f"count(*) FILTER ({number} NOT IN (0, 1)) FROM ({cells}) WHERE label IS NOT NULL")[0]
+    if len(columns) > 1:
+        return "rmse" if fractions or others else "rocauc"
+    return "rmse" if fractions and not texts else "acc"
+
+
+def _number_classes(db: Database) -> dict[str, Tensor]:
+    """Number the classes as :mod:`pipeline.data.node_names` does, in a table of their own; returns their names."""
+    found = [row[0] for row in db.execute(
+        "SELECT label0 FROM nodes WHERE label0 IS NOT NULL GROUP BY label0 ORDER BY min(number)")]
+    names = number_names(pd.Series(found, dtype=object))[1] if found else np.array([], object)
+    schema = pa.schema([("name", pa.string()), ("class", pa.int32())])
+    db.fill("classes", schema, iter([pa.record_batch(
+        [pa.array(list(names), pa.string()), pa.array(range(len(names)), pa.int32())], schema=schema)]))
+    return pack_names(names, "label_names")
+
+
+def _refuse_other_than_binary(db: Database, source: Source, option: str, columns: list[str]) -> None:
+    for column in columns:
+        if found := source.first_row(db, f"{source.number(option, column)} NOT IN (0, 1)", source.text(column)):
+            name, row, (text,) = found
+            raise ValueError(f"{name}: row {row}, column {column} holds {text}, which is neither 0 nor 1; set "
+                             "data.metric=rmse for real values, and give data.nodes.label for classes")
+
+
+def _values(db: Database, metric: str, columns: list[str], first: int, last: int) -> np.ndarray:
+    """Read the labels of some nodes, float64 [last - first, num_columns], NaN where there is none."""
+    nodes = f"(SELECT * FROM nodes WHERE number >= {first} AND number < {last})"
+    if metric in CLASS_METRICS:
+        table = db.fetch(f"SELECT coalesce(class::DOUBLE, 'nan'::DOUBLE) AS v0 FROM {nodes} LEFT JOIN classes "
+                         "ON label0 = name ORDER BY number")
+    else:
+        number = "TRY_CAST(label{0} AS DOUBLE)"
+        chosen = ", ".join(f"CASE WHEN abs({number.format(place)}) <= {LARGEST} THEN {number.format(place)} "
+                           f"ELSE 'nan'::DOUBLE END AS v{place}" for place in range(len(columns)))
+        table = db.fetch(f"SELECT {chosen} FROM {nodes} ORDER BY number")
+    return np.stack([table[f"v{place}"].to_numpy() for place in range(len(columns))], axis=1)
+
+
+def _split(db: Database, config: TablesConfig, source: Source, labelled: np.ndarray) -> list[Tensor]:
+    kind = config.split_kind()
+    if kind == "column":
+        return _split_by_column(db, config, source, labelled)
+    order = shuffle(labelled, config.graph_seed) if kind == "random" else _order_by_time(db, config, source, labelled)
+    return divide(order, len(labelled), config.train_fraction, config.valid_fraction)
+
+
+def _split_by_column(db: Database, config: TablesConfig, source: Source, labelled: np.ndarray) -> list[Tensor]:
+    column = config.nodes.split_column
+    known = ", ".join(f"'{name}'" for name in NAMES)
+    if found := source.first_row(db, f"lower(trim({source.text(column)})) NOT IN ({known})", source.text(column)):
+        name, row, (text,) = found
+        raise ValueError(f"{name}: row {row}, column {column} holds {text!r}; a split is train, valid or test, and an "
+                         "empty cell none of them (data.nodes.split_column)")
+    whens = " ".join(f"WHEN '{name}' THEN {number}" for name, number in NAMES.items())
+    codes = np.concatenate([batch["code"] for batch in db.stream(
+        f"SELECT (CASE lower(trim(split)) {whens} ELSE 3 END)::TINYINT AS code FROM nodes ORDER BY number")])
+    if unlabelled := int(((codes < 3) & ~labelled).sum()):
+        log.info("%s: %s nodes of a split have no label, and are left out of it", source.name, f"{unlabelled:,}")
+    return [torch.from_numpy((codes == number) & labelled) for number in range(3)]
+
+
+def _order_by_time(db: Database, config: TablesConfig, source: Source, labelled: np.ndarray) -> np.ndarray:
+    """Bring the labelled nodes into the order of their times, and of the table where these are equal."""
+    (texts, times), = db.execute(
+        "SELECT count(*) FILTER (NOT coalesce(isfinite(TRY_CAST(time AS DOUBLE)), false)), "
+        "count(*) FILTER (TRY_CAST(time AS TIMESTAMP) IS NULL) FROM nodes WHERE time IS NOT NULL")
+    if texts and times:
+        name, row, (text,) = source.first_row(
+            db, f"{source.text(config.time_column)} IS NOT NULL AND "
+            f"TRY_CAST({source.text(config.time_column)} AS TIMESTAMP) IS NULL", source.text(config.time_column))
+        raise ValueError(f"{name}: row {row}, column {config.time_column} holds {text!r}, which is no date; times are "
+                         "numbers in every row, or dates such as 2024-05-31 (data.time_column)")
+    kind = "TIMESTAMP" if texts else "DOUBLE"
+    order = np.concatenate([np.empty(0, np.int32), *(batch["number"] for batch in db.stream(
+        f"SELECT number FROM nodes WHERE time IS NOT NULL ORDER BY time::{kind}, number"))])
+    if left_out := int(labelled.sum() - labelled[order].sum()):
+        log.info("%s: %s nodes with a label have no time, and are in no split", source.name, f"{left_out:,}")
+    return order[labelled[order]].astype(np.int64)
