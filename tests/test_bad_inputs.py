@@ -49,19 +49,21 @@ COMMANDS = [
     (TRAIN, "trainer=layout data=digits trainer.init=pca",
      "trainer.init=pca with data=digits: a graph has no principal components; set trainer.init=spectral or random"),
     (TRAIN, "trainer=layout data=math", "trainer=layout does not take what data=math holds; choose one of "
-                                        "data=synthetic_proteins, digits, ogb, ogb_link, file, edges, vectors"),
+                                        "data=synthetic_proteins, digits, ogb, ogb_link, file, edges, tables, vectors"),
     (TRAIN, "data=vectors data.path=graph.pt", "trainer=gnn does not take what data=vectors holds; choose one of "
-     "data=synthetic_proteins, digits, ogb, ogb_graph, ogb_link, file, graph_files, smiles, edges"),
+     "data=synthetic_proteins, digits, ogb, ogb_graph, ogb_link, file, graph_files, smiles, edges, tables"),
     (TRAIN, "trainer=layout data=vectors data.path=graph.pt trainer.perplexity=30",
      "trainer.perplexity=30 must be less than trainer.num_neighbors=30, of which it is a part: a third is usual"),
     (TRAIN, "model=gcn", "model=gcn is unknown; choose one of custom, deepergcn, equilibrium, pyg, revgnn"),
     (TRAIN, "experiment=digit", "experiment=digit is unknown; choose one of complex_fb15k237, complex_math, "
-                                "deepwalk_blogcatalog, digits, largevis_mnist, line_blogcatalog, node2vec_blogcatalog, "
+                                "debian_sections, deepwalk_blogcatalog, digits, largevis_mnist, line_blogcatalog, "
+                                "node2vec_blogcatalog, "
                                 "ogbg_molhiv, ogbg_molpcba, ogbg_ppa, ogbl_collab, ogbn_arxiv, ogbn_products, "
                                 "ogbn_proteins, ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide, proteins_labels, "
                                 "proteins_small, rotate_fb15k237, graphvite/NAME (45 of them); did you mean digits?"),
     (TRAIN, "+experiment=cora", "experiment=cora is unknown; choose one of complex_fb15k237, complex_math, "
-                                "deepwalk_blogcatalog, digits, largevis_mnist, line_blogcatalog, node2vec_blogcatalog, "
+                                "debian_sections, deepwalk_blogcatalog, digits, largevis_mnist, line_blogcatalog, "
+                                "node2vec_blogcatalog, "
                                 "ogbg_molhiv, ogbg_molpcba, ogbg_ppa, ogbl_collab, ogbn_arxiv, ogbn_products, "
                                 "ogbn_proteins, ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide, proteins_labels, "
                                 "proteins_small, rotate_fb15k237, graphvite/NAME (45 of them)"),
@@ -138,7 +140,7 @@ COMMANDS = [
     (TRAIN, "device=tpu0", "device=tpu0 is unknown; choose auto, cpu, cuda or cuda:N"),
     (TRAIN, "device=meta", "device=meta is unknown; choose auto, cpu, cuda or cuda:N"),
     (TRAIN, "data.source=web", "data.source=web is unknown; choose one of synthetic_proteins, digits, ogb, ogb_graph, "
-                               "ogb_link, file, graph_files, smiles, edges, triples, math, vectors"),
+                               "ogb_link, file, graph_files, smiles, edges, tables, triples, math, vectors"),
     (TRAIN, "model.name=gat", "model.name=gat is unknown; choose one of deepergcn, revgnn, equilibrium, pyg, custom"),
     (TRAIN, "model.aggr=median", f"model.aggr=median is unknown; choose one of {AGGREGATIONS}"),
     (TRAIN, "model.block=skip", "model.block=skip is unknown; choose one of res+, res, plain, dense"),
