@@ -136,6 +136,17 @@ def test_a_writer_goes_on_where_another_was_killed(tmp_path):
     assert arrays["first"].tolist() == [0, 1, 2, 3, 4] and arrays["second"].tolist() == [0, 1, 2, 3]
 
 
+def test_work_is_kept_for_who_comes_after_a_kill(tmp_path):
+    """Also before any array was complete."""
+    for made in (False, True):
+        with StoreWriter(tmp_path / "s", "key") as writer:
+            assert (writer.folder / "work-table").exists() == made
+            (writer.folder / "work-table").write_text("")
+    with StoreWriter(tmp_path / "s", "key") as writer:
+        writer.finish({})
+    assert [path.name for path in (tmp_path / "s").glob("work-*")] == []
+
+
 @pytest.mark.parametrize("first, then", [("a", "b"), (None, None), ("a", None)])
 def test_nothing_is_taken_from_another_store(tmp_path, first, then):
     with StoreWriter(tmp_path / "s", first) as writer:

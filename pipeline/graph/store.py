@@ -138,6 +138,7 @@ class StoreWriter:
             except (DamagedFile, KeyError, AttributeError):
                 log.warning("%s is damaged; the arrays are written anew", self.folder / name)
         self._remove_work()
+        files.write_json(self.folder / JOURNAL, {"key": self._key, "arrays": {}})
         return {}
 
     def _remove_work(self) -> None:
