@@ -78,9 +78,6 @@ def main() -> None:
                 epochs=1, num_parts=64, pairs_per_step=4096, seeds=3)
     links.add_argument("--folder", required=True, help="of a link dataset in OGB's raw layout")
     links.add_argument("--cache-dir", default=".cache", help=".cache if not given")
-    ingest = add(bench_ingest, "Parquet files of pairs of names with two features to a store, under a memory limit", {},
-                 num_nodes=132_534, num_pairs=39_600_000, memory_gib=4, threads=2)
-    ingest.add_argument("--folder", default=".cache", help="for some GB; %(default)s if not given")
     add(bench_ranks, "training steps of several ranks of one thread beside those of one rank; the share of "
         "communication", CLUSTER, layers=112, num_ranks=2, steps=3)
     add(bench_memory, "memory of a training run of several ranks that share a graph, beside that of one", PROTEINS,
@@ -99,7 +96,7 @@ def main() -> None:
 
 
 def _add_disk(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the benchmark of graphs on disk."""
+    """Add the benchmarks of graphs on disk."""
     disk = add(bench_disk, "epochs of random clusters from a graph on disk, beside the bare read of its files, the "
                "graph in memory, and PyG's RandomNodeLoader", {}, edge_channels=8, channels=8, num_parts=10, repeat=3)
     for name, default in PROTEINS.items():
@@ -109,6 +106,9 @@ def _add_disk(add: Callable[..., argparse.ArgumentParser]) -> None:
     disk.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS), help="all if not given")
     disk.add_argument("--keep", action="store_true", help="leave the files there for another time")
     disk.add_argument("--figure", help="a file to draw seconds and memory in, against edges: .svg or .png")
+    ingest = add(bench_ingest, "Parquet files of pairs of names with two features to a store, under a memory limit", {},
+                 num_nodes=132_534, num_pairs=39_600_000, memory_gib=4, threads=2)
+    ingest.add_argument("--folder", default=".cache", help="for some GB; %(default)s if not given")
 
 
 def _add_vectors(add: Callable[..., argparse.ArgumentParser]) -> None:
