@@ -41,7 +41,7 @@ COMMANDS = [
     (TRAIN, "partition=metsi", "partition=metsi is unknown; choose one of kaminpar, kaminpar_random, metis, "
                                "metis_random, random, whole; did you mean metis?"),
     (TRAIN, "data=fiel", "data=fiel is unknown; choose one of digits, edges, file, graph_files, math, ogb, ogb_graph, "
-                         "ogb_link, smiles, synthetic_proteins, tables, triples, vectors; did you mean file?"),
+                         "ogb_link, smiles, store, synthetic_proteins, tables, triples, vectors; did you mean file?"),
     (TRAIN, "trainer=layout data=vectors data.path=none.npy", "data.path=none.npy does not exist, or is no file"),
     (TRAIN, "trainer=layout data=vectors", "no value for data.path: give it on the command line"),
     (TRAIN, "trainer=layout data=digits trainer.dim=4", "trainer.dim must be less than 4, not 4"),
@@ -49,9 +49,10 @@ COMMANDS = [
     (TRAIN, "trainer=layout data=digits trainer.init=pca",
      "trainer.init=pca with data=digits: a graph has no principal components; set trainer.init=spectral or random"),
     (TRAIN, "trainer=layout data=math", "trainer=layout does not take what data=math holds; choose one of "
-                                        "data=synthetic_proteins, digits, ogb, ogb_link, file, edges, tables, vectors"),
+                                        "data=synthetic_proteins, digits, ogb, ogb_link, file, store, edges, tables, "
+                                        "vectors"),
     (TRAIN, "data=vectors data.path=graph.pt", "trainer=gnn does not take what data=vectors holds; choose one of "
-     "data=synthetic_proteins, digits, ogb, ogb_graph, ogb_link, file, graph_files, smiles, edges, tables"),
+     "data=synthetic_proteins, digits, ogb, ogb_graph, ogb_link, file, store, graph_files, smiles, edges, tables"),
     (TRAIN, "trainer=layout data=vectors data.path=graph.pt trainer.perplexity=30",
      "trainer.perplexity=30 must be less than trainer.num_neighbors=30, of which it is a part: a third is usual"),
     (TRAIN, "model=gcn", "model=gcn is unknown; choose one of custom, deepergcn, equilibrium, pyg, revgnn"),
@@ -72,7 +73,8 @@ COMMANDS = [
     (TRAIN, "sweep=seed", "sweep=seed is unknown; choose one of search, seeds; did you mean seeds?"),
     (TRAIN, "-m partition=metis,radnom", "partition=radnom is unknown; choose one of kaminpar, "
                                          "kaminpar_random, metis, metis_random, random, whole; did you mean random?"),
-    (TRAIN, "data.path=graph.pt", "data.path is a key of data=file and data=smiles and data=edges and data=vectors "
+    (TRAIN, "data.path=graph.pt", "data.path is a key of data=file and data=store and data=smiles and data=edges "
+                                   "and data=vectors "
                                    "alone"),
     (TRAIN, "model=revgnn model.virtual_node=add", "model.virtual_node is a key of model=deepergcn alone"),
     (TRAIN, "+experiment=ogbg_molhiv model=revgnn",
@@ -84,7 +86,7 @@ COMMANDS = [
     (TRAIN, "+data=digits", "+data=digits: data is part of every run; leave out the plus"),
     (TRAIN, "=1", "=1 names no key: write KEY=VALUE, see --help"),
     (TRAIN, "data=null", "data=null is unknown; choose one of digits, edges, file, graph_files, math, ogb, ogb_graph, "
-                         "ogb_link, smiles, synthetic_proteins, tables, triples, vectors"),
+                         "ogb_link, smiles, store, synthetic_proteins, tables, triples, vectors"),
     (TRAIN, "TRAIN.LR=1", "TRAIN.LR is unknown; see --help"),
     (TRAIN, "train/lr=1", "train/lr is unknown; did you mean train.lr?"),
     (TRAIN, "train.lr 0.1", "train.lr is no key=value: write KEY=VALUE, see --help"),
@@ -140,7 +142,7 @@ COMMANDS = [
     (TRAIN, "device=tpu0", "device=tpu0 is unknown; choose auto, cpu, cuda or cuda:N"),
     (TRAIN, "device=meta", "device=meta is unknown; choose auto, cpu, cuda or cuda:N"),
     (TRAIN, "data.source=web", "data.source=web is unknown; choose one of synthetic_proteins, digits, ogb, ogb_graph, "
-                               "ogb_link, file, graph_files, smiles, edges, tables, triples, math, vectors"),
+                               "ogb_link, file, store, graph_files, smiles, edges, tables, triples, math, vectors"),
     (TRAIN, "model.name=gat", "model.name=gat is unknown; choose one of deepergcn, revgnn, equilibrium, pyg, custom"),
     (TRAIN, "model.aggr=median", f"model.aggr=median is unknown; choose one of {AGGREGATIONS}"),
     (TRAIN, "model.block=skip", "model.block=skip is unknown; choose one of res+, res, plain, dense"),

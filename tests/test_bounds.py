@@ -15,7 +15,7 @@ from running import TOY, rounds_of, train
 
 from models import edges
 from models.aggregate import blocks, fused
-from pipeline import build
+from pipeline import build, footprint
 from pipeline.graph import metis
 from pipeline.graph.components import (
     find_components,
@@ -233,6 +233,7 @@ def test_the_loss_of_a_round_is_the_mean_over_its_labels(configure, tmp_path, mo
         return total, count
 
     monkeypatch.setattr(NodeTask, "loss", watched)
+    monkeypatch.setattr(footprint, "report", lambda *_: None)  # it takes steps of its own
     train(configure(*TOY, "train.epochs=2"), tmp_path / "run")
     assert len({count for _, count in taken}) > 1
     of_rounds = [map(sum, zip(*taken[first:first + 4], strict=True)) for first in (0, 4)]

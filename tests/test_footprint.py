@@ -8,7 +8,7 @@ import pytest
 import torch
 from running import TOY, finish, summary_of, train
 
-from pipeline import build, config as configuration, folder as run_folder, footprint, keys
+from pipeline import build, build_loader, config as configuration, folder as run_folder, footprint, keys
 from pipeline.footprint import Linear
 from pipeline.run import memory
 from pipeline.run.allocations import Allocations
@@ -59,7 +59,7 @@ def test_small_batches_tell_what_a_larger_one_takes(overrides, configure):
     found = footprint.measure(config, data, CPU)
     task, loader = build.build_task(config, data), build.build_loader(config, data)
     model, table = build.build_model(config, data, task), build.build_table(config, data, CPU)
-    partition = build.build_partitioner(config, data).draw(0)
+    partition = build_loader.build_partitioner(config, data).draw(0)
     batch = next(loader.batches_of(partition))
     size = batch.num_nodes, batch.num_edges
     rng = torch.Generator().manual_seed(0)

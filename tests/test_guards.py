@@ -15,7 +15,7 @@ import pytest
 import torch
 from running import TOY, alive, forked, rounds_of, shell, status_of, summary_of, train
 
-from pipeline import training
+from pipeline import footprint, training
 from pipeline.data.cache import load
 from pipeline.run import checkpoint
 from pipeline.run.errors import EXIT_TRY_AGAIN, RankError, Stopped
@@ -87,6 +87,7 @@ def test_threads_are_those_asked_for_or_the_processors_shared_out(monkeypatch):
 def test_a_single_process_has_the_threads_asked_for(configure, tmp_path, monkeypatch):
     before, seen, loss = torch.get_num_threads(), [], NodeTask.loss
     monkeypatch.setattr(NodeTask, "loss", lambda *args: seen.append(torch.get_num_threads()) or loss(*args))
+    monkeypatch.setattr(footprint, "report", lambda *_: None)  # it takes steps of its own
     for overrides, expected in (([], before), ([f"parallel.threads_per_rank={before + 1}"], before + 1)):
         train(configure(*TOY, "train.epochs=1", *overrides), tmp_path / str(expected))
         assert seen == [expected] * 4 and torch.get_num_threads() == before
