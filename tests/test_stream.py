@@ -116,8 +116,8 @@ def test_edges_are_read_once_and_in_order(tmp_path, monkeypatch):
     data, read = random_graph(100, 700, 0), []
     stored = keep(tmp_path / "s", data)
     of_rows = Reader._read_rows
-    monkeypatch.setattr(Reader, "_read_rows", lambda self, path, file, row, first, last: (
-        read.append((path.name, first, last)), of_rows(self, path, file, row, first, last))[1])
+    monkeypatch.setattr(Reader, "_read_rows", lambda self, path, file, row, first, last, out: (
+        read.append((path.name, first, last)), of_rows(self, path, file, row, first, last, out))[1])
     partition = random_partition(100, 4, np.random.default_rng(0))
     list(ClusterStream(stored, spill=tmp_path, buffer=0, block=900).induce(partition, range(4)))
     for name, rows in (("edges.bin", 1400), ("edge_attr.bin", 1400), ("x.bin", 100)):

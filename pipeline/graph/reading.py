@@ -50,32 +50,46 @@ class Reader:
     def __exit__(self, *exc) -> None:
         self._exit.close()
 
-    def read(self, spans: Sequence[tuple[int, int]]) -> Iterator[list[np.ndarray]]:
+    def read(self, spans: Sequence[tuple[int, int]], *, reuse: bool = False) -> Iterator[list[np.ndarray]]:
         """Read rows [first, last) of every array, for each span in turn.
+
+        Args:
+            reuse: read into the same memory again and again: the arrays of a span are those of the next but one. New
+                memory for every block costs more than the copy from the system's cache.
 
         Raises:
             FileError: they cannot be read.
         """
-        ahead = self._pool.submit(self._read, spans[0]) if spans else None
+        longest = max((last - first for first, last in spans), default=0)
+        memory = [[np.empty(longest * row_bytes(*row), np.uint8) if reuse else None for row in self._rows]
+                  for _ in range(2)]
+        ahead = self._pool.submit(self._read, spans[0], memory[0]) if spans else None
         for number in range(len(spans)):
+            assert ahead is not None
             values = ahead.result()
             if number + 1 < len(spans):
-                ahead = self._pool.submit(self._read, spans[number + 1])
+                ahead = self._pool.submit(self._read, spans[number + 1], memory[(number + 1) % 2])
             pulse.renew()
             yield values
 
-    def _read(self, span: tuple[int, int]) -> list[np.ndarray]:
-        return [self._read_rows(*arguments, *span) for arguments in zip(self._paths, self._files, self._rows)]
+    def _read(self, span: tuple[int, int], memory: list[np.ndarray | None]) -> list[np.ndarray]:
+        return [self._read_rows(path, file, row, *span, out)
+                for path, file, row, out in zip(self._paths, self._files, self._rows, memory, strict=True)]
 
-    def _read_rows(self, path: Path, file: FileIO, row: tuple[np.dtype, tuple[int, ...]], first: int,
-                   last: int) -> np.ndarray:
+    def _read_rows(self, path: Path, file: FileIO, row: tuple[np.dtype, tuple[int, ...]], first: int, last: int,
+                   out: np.ndarray | None) -> np.ndarray:
         dtype, shape = row
         with files.naming(path, "read"):
-            begin = first * dtype.itemsize * math.prod(shape)
-            values = files.read_at(file.fileno(), dtype, (last - first, *shape), begin)
+            begin = first * row_bytes(dtype, shape)
+            values = files.read_at(file.fileno(), dtype, (last - first, *shape), begin, out)
             if self._drops:
                 os.posix_fadvise(file.fileno(), begin, values.nbytes, os.POSIX_FADV_DONTNEED)
         return values
+
+
+def row_bytes(dtype: np.dtype, shape: tuple[int, ...]) -> int:
+    """Return the bytes of a row of an array."""
+    return dtype.itemsize * math.prod(shape)
 
 
 def edge_blocks(data: Data, block: int = BLOCK_BYTES, *, features: bool = False) -> Iterator[tuple]:
@@ -87,7 +101,8 @@ def edge_blocks(data: Data, block: int = BLOCK_BYTES, *, features: bool = False)
 
     Returns:
         Of each block: its first destination; where the edges of each of its destinations begin in it, int64, one more
-        than it has destinations; their sources; and if they are asked for and there are any, their features.
+        than it has destinations; their sources; and if they are asked for and there are any, their features. The arrays
+        of a block are those of the next but one.
 
     Raises:
         FileError: the store cannot be read.
@@ -96,16 +111,14 @@ def edge_blocks(data: Data, block: int = BLOCK_BYTES, *, features: bool = False)
     arrays = {"edges": data.edge_index.as_tensor()[0]}  # the first row of a matrix, and of its file
     if features and data.edge_attr is not None:
         arrays["edge_attr"] = data.edge_attr
-    num_edges = max(block // sum(_row_bytes(array) for array in arrays.values()), 1)
+    num_edges = max(block // sum(row_bytes(array[:0].numpy().dtype, tuple(array.shape[1:]))
+                                 for array in arrays.values()), 1)
     rows = [0]
     while rows[-1] < data.num_nodes:
         end = int(torch.searchsorted(indptr, indptr[rows[-1]] + num_edges, right=True)) - 1
         rows.append(min(max(end, rows[-1] + 1), data.num_nodes))
     spans = [(int(indptr[first]), int(indptr[last])) for first, last in pairwise(rows)]
     with Reader(Path(data.store), arrays) as reader:
-        for (first, last), (begin, _), values in zip(pairwise(rows), spans, reader.read(spans), strict=True):
+        for (first, last), (begin, _), values in zip(pairwise(rows), spans, reader.read(spans, reuse=True),
+                                                      strict=True):
             yield first, (indptr[first:last + 1].long() - begin).numpy(), *values
-
-
-def _row_bytes(array: Tensor) -> int:
-    return math.prod(array.shape[1:]) * array.element_size()

@@ -133,7 +133,7 @@ class ClusterStream:
         spans = [(first, min(first + rows, len(part))) for first in range(0, len(part), rows)]
         waiting = stack.enter_context(Waiting(self._spill, self._buffer))
         with Reader(Path(self._data.store), {"x": x}) as reader:
-            for (first, last), (values,) in zip(spans, reader.read(spans), strict=True):
+            for (first, last), (values,) in zip(spans, reader.read(spans, reuse=True), strict=True):
                 asked = np.flatnonzero(part[first:last] >= 0)
                 order, ptr = counting_sort(part[first:last][asked], num_parts)
                 waiting.add(Selected(ptr, [values[asked[order]]]))

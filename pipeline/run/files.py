@@ -296,13 +296,17 @@ def write_at(fd: int, values: np.ndarray, at: int) -> int:
     return at
 
 
-def read_at(fd: int, dtype: np.dtype, shape: tuple[int, ...], at: int) -> np.ndarray:
+def read_at(fd: int, dtype: np.dtype, shape: tuple[int, ...], at: int, out: np.ndarray | None = None) -> np.ndarray:
     """Read an array from a place of a file.
+
+    Args:
+        out: memory for it, at least so many bytes, uint8; its own if not given.
 
     Raises:
         OSError: it cannot be read, or the file ends before.
     """
-    values = np.empty(shape, dtype)
+    size = dtype.itemsize * math.prod(shape)
+    values = np.empty(shape, dtype) if out is None else out[:size].view(dtype).reshape(shape)
     content = _bytes_of(values)
     while content:
         count = os.preadv(fd, [content], at)
