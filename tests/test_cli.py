@@ -130,7 +130,7 @@ def test_every_experiment_composes_and_runs_at_toy_size(experiment, configure, t
     if full.data.source.startswith("ogb"):
         overrides.append(f"data.folder={ogb_toy(full.data.name)}")
     if full.data.source == "tables":
-        overrides.append(f"data.folder={write_packages(tmp_path / 'tables')}")
+        overrides += [f"data.folder={write_packages(tmp_path / 'tables')}", "partition.num_parts=4"]
     config = configure(f"+experiment={experiment}", *overrides)
     prepare.fill_caches(config)
     (tmp_path / "run").mkdir()

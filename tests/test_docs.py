@@ -240,6 +240,8 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
             arguments.append(f"data.folder={folder}")
         own_data = any(a.startswith(("data=", "+experiment=")) for a in arguments)
         arguments += [*(SMALL if own_data else TOY), *(["seed=0,1"] if "+sweep=seeds" in arguments else [])]
+        if "+experiment=debian_sections" in arguments:
+            arguments.append("partition.num_parts=4")
     if module == "pipeline.tune":
         searched = any("interval" in argument for argument in arguments)
         arguments = [*(a for a in arguments if not a.startswith("trials=")), *(["trials=1"] if searched else []),
