@@ -249,6 +249,19 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
     return [module, *arguments]
 
 
+def test_a_folder_of_a_run_stands_for_one_command():
+    """Who goes from page to page in one folder finds no other run where a command makes one."""
+    folders: dict[str, set[str]] = {}
+    for page in PAGES:
+        for language, block in blocks_of(page):
+            for line in block.splitlines() if language == "bash" else []:
+                command = shlex.split(line, comments=True)
+                for argument in command:
+                    if argument.startswith("hydra.run.dir="):
+                        folders.setdefault(argument, set()).add(shlex.join(command))
+    assert folders and not {folder: commands for folder, commands in folders.items() if len(commands) > 1}
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory) -> tuple[Path, set]:
     """A folder for all pages, and the commands that have been run there: pages that train the same run share it."""
