@@ -9,10 +9,10 @@ from jaxtyping import Float, Num
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
+from .aggregate.blocks import cut_into_blocks
 from .blocks import BLOCKS
 from .deepgcn import DeeperGCN
 from .edges import from_csc
-from .encoders import encode_nodes, prepare_edges
 
 # Makes room for a tensor of float32, in memory or in a file that is mapped into it.
 Allocate = Callable[[int, int], Tensor]
@@ -63,7 +63,7 @@ class InBlocks(torch.nn.Module):
         """
         model = self.model
         assert not model.training and not why_not(model)
-        blocks = _divide(edge_index.get_csc()[0][0], self._num_rows, self._num_edges)
+        blocks = [slice(*rows) for rows in cut_into_blocks(edge_index.get_csc()[0][0], self._num_edges, self._num_rows)]
 
         def fill(columns: int, compute: Callable[[slice], Tensor]) -> Tensor:
             out = self._allocate(x.size(0), columns)
@@ -72,12 +72,7 @@ class InBlocks(torch.nn.Module):
                 out[rows] = compute(rows)
             return out
 
-        def encode(rows: slice) -> Tensor:
-            features = x[rows]
-            return features if model.node_encoder is None else encode_nodes(
-                features, model.node_encoder, model.category_encoder)
-
-        h = fill(x.size(1) if model.node_encoder is None else model.channels_of(0), encode)
+        h = fill(model.channels_of(0), lambda rows: model.encode_nodes(x[rows]))
         for layer, norm in enumerate([None, *model.norms[:-1]] if model.block == "res+" else model.norms):
             # What the layer's edges read; elsewhere than in res+ that is what comes in.
             source = h if model.block != "res+" or norm is None else fill(h.size(1), partial(_activate, model, norm, h))
@@ -99,10 +94,7 @@ def _apply(model: DeeperGCN, layer: int, norm: torch.nn.Module | None, h: Tensor
     own = edge_index.as_tensor()[:, edges].clone()
     own[1] -= rows.start
     own = from_csc(own, indptr[rows.start:rows.stop + 1] - indptr[rows.start], num_src=source.size(0))
-    if edge_attr is not None:
-        edge_attr = edge_attr[edges]
-        edge_attr = prepare_edges(edge_attr, model.edge_lins[0]) if model.fold_edge_encoder else (
-            model.edge_encoder(edge_attr) if hasattr(model, "edge_encoder") else edge_attr)
+    edge_attr = None if edge_attr is None else model.encode_edges(edge_attr[edges])
 
     def convolve(values: Tensor) -> Tensor:
         return model._convolve(layer, (source, values), edge_index=own, edge_attr=edge_attr, degree_ratio=None)
@@ -110,14 +102,3 @@ def _apply(model: DeeperGCN, layer: int, norm: torch.nn.Module | None, h: Tensor
     if norm is None:
         return convolve(h[rows])
     return BLOCKS[model.block](h[rows], convolve, partial(model._activate, norm))
-
-
-def _divide(indptr: Tensor, num_rows: int, num_edges: int) -> list[slice]:
-    """Divide the nodes into blocks of at most `num_rows`, with at most `num_edges` unless one node has more."""
-    blocks, first, last = [], 0, indptr.numel() - 1
-    while first < last:
-        end = int(torch.searchsorted(indptr, indptr[first] + num_edges, right=True)) - 1
-        end = min(max(end, first + 1), first + num_rows, last)
-        blocks.append(slice(first, end))
-        first = end
-    return blocks

@@ -176,11 +176,8 @@ class DeeperGCN(torch.nn.Module):
             ValueError: features of other widths than the model was made for.
         """
         check_inputs(self, x, edge_attr)
-        h = x if self.node_encoder is None else encode_nodes(x, self.node_encoder, self.category_encoder)
-        if edge_attr is not None and self.fold_edge_encoder:
-            edge_attr = prepare_edges(edge_attr, self.edge_lins[0])
-        elif edge_attr is not None and hasattr(self, "edge_encoder"):
-            edge_attr = self.edge_encoder(edge_attr)
+        h = self.encode_nodes(x)
+        edge_attr = None if edge_attr is None else self.encode_edges(edge_attr)
         state = None
         if self.virtual is not None:
             ptr = torch.tensor([0, h.size(0)], device=h.device) if ptr is None else ptr
@@ -197,6 +194,16 @@ class DeeperGCN(torch.nn.Module):
         elif self.block == "res+":
             h = F.dropout(self.norms[-1](h), self.dropout, self.training)
         return self.head(pool_graphs(h, ptr, self.pool))
+
+    def encode_nodes(self, x: Tensor) -> Tensor:
+        """Return what the first layer reads of node features [num_nodes, channels]."""
+        return x if self.node_encoder is None else encode_nodes(x, self.node_encoder, self.category_encoder)
+
+    def encode_edges(self, edge_attr: Tensor) -> Tensor:
+        """Return what the layers read of edge features [num_edges, channels]."""
+        if self.fold_edge_encoder:
+            return prepare_edges(edge_attr, self.edge_lins[0])
+        return self.edge_encoder(edge_attr) if hasattr(self, "edge_encoder") else edge_attr
 
     def apply_layer(self, layer: int, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
         """Apply one layer, counted from 0, with its norm, activation, dropout and residual connection.

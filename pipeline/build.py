@@ -27,12 +27,13 @@ from pipeline.build_model import (
 )
 from pipeline.build_predictor import build_predictor
 from pipeline.config import FOREIGN, Config
-from pipeline.data.cache import load, pack, path_of, unpack
+from pipeline.data.cache import load, path_of
 from pipeline.data.prepare import describe_inputs
 from pipeline.effects import settings
 from pipeline.features import NodeTable, refuse_sparse_modules, without_features
 from pipeline.graph.components import Components, find_components, split_components
 from pipeline.graph.partitioner import PARTITIONS, check_engine
+from pipeline.graph.store import pack, unpack
 from pipeline.graph.structure import Structure, inspect
 from pipeline.loaders.neighbor import check_pyg
 from pipeline.metrics import KINDS, METRICS, kind_of

@@ -15,7 +15,7 @@ from pipeline.build import OpenGraph
 from pipeline.config import Config
 from pipeline.graph.edges import sort_edges
 from pipeline.graph.partition import whole_partition
-from pipeline.graph.subgraph import induced_subgraph
+from pipeline.graph.subgraph import attach_nodes
 from pipeline.loaders.cluster import ClusterLoader
 from pipeline.run import pulse
 from pipeline.run.allocations import Allocations
@@ -241,11 +241,10 @@ def sample(data: Data, num_nodes: int, num_edges: int) -> Data:
     """Take some nodes of a graph, with edges between them that are drawn at random."""
     rng = stream("memory", num_nodes, num_edges)
     nodes = torch.from_numpy(np.sort(rng.choice(data.num_nodes, num_nodes, replace=False)))
-    small = induced_subgraph(data, nodes, dtype=torch.int64)
     ends = torch.from_numpy(rng.integers(num_nodes, size=(2, num_edges)))
-    small.edge_index = sort_edges(ends, num_nodes)[0]
-    if data.edge_attr is not None:
-        small.edge_attr = data.edge_attr[torch.from_numpy(rng.integers(max(data.num_edges, 1), size=num_edges))]
+    small = attach_nodes(Data(edge_index=sort_edges(ends, num_nodes)[0], num_nodes=num_nodes), data, nodes)
+    if data.edge_attr is not None:  # zeros: those of the graph, perhaps on a disk, would be read one by one
+        small.edge_attr = data.edge_attr.new_zeros(num_edges, *data.edge_attr.shape[1:])
     return small
 
 
@@ -254,11 +253,8 @@ def bytes_of(data: Data) -> float:
     total = 0
     for key, value in data.to_dict().items():
         if key == "edge_index":
-            (indptr, src), perm = value.get_csc()
-            (rowptr, dst), back = value.get_csr()
-            tensors = [value.as_tensor(), indptr, rowptr, dst, *(t for t in (perm, back) if t is not None)]
-            tensors += [] if src.data_ptr() == value.as_tensor().data_ptr() else [src]
-            total += sum(t.numel() * t.element_size() for t in tensors)
+            # Both ends, those of the other order with their positions, and two arrays of pointers: nothing is sorted.
+            total += (4 * value.size(1) + 2 * (value.get_sparse_size(1) + 1)) * value.element_size()
         elif isinstance(value, torch.Tensor):
             total += value.numel() * value.element_size()
     return total

@@ -37,14 +37,15 @@ def _sort(edge_index: Tensor, num_dst: int) -> tuple[Tensor, Tensor, Tensor, Ten
     return indptr, src.index_select(0, position), dst, position
 
 
-def cut_into_blocks(indptr: Tensor, max_edges: int) -> list[tuple[int, int]]:
-    """Cut the rows into consecutive ranges of at most `max_edges` edges, or of a single row."""
+def cut_into_blocks(indptr: Tensor, max_edges: int, max_rows: int | None = None) -> list[tuple[int, int]]:
+    """Cut the rows into consecutive ranges of at most `max_rows` and of at most `max_edges` edges, or of a single row.
+    """
     indptr = indptr.cpu()
     blocks, first, num_rows = [], 0, indptr.numel() - 1
     while first < num_rows:
-        limit = indptr[first] + max_edges
-        last = int(torch.searchsorted(indptr, limit, right=True)) - 1
-        last = min(max(last, first + 1), num_rows)
+        limit = min(int(indptr[first]) + max_edges, int(indptr[-1]))  # which int32 holds, if it holds the pointers
+        last = int(torch.searchsorted(indptr, indptr.new_tensor(limit), right=True)) - 1
+        last = min(max(last, first + 1), num_rows, first + (max_rows or num_rows))
         blocks.append((first, last))
         first = last
     return blocks

@@ -14,7 +14,6 @@ from types import ModuleType
 
 from torch_geometric.data import Data
 
-from models.edges import from_csc
 from pipeline import keys
 from pipeline.data.config import DATASETS, DataConfig
 from pipeline.data.prepare import prepare
@@ -86,7 +85,8 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
     elif path.suffix == ".store":
         data = _keep_store(path, write, content_hash, verify=verify)
     else:
-        data = unpack(checkpoint.keep(path, lambda: pack(build()), again="preparing the graph again", verify=verify))
+        data = store.unpack(checkpoint.keep(path, lambda: store.pack(build()), again="preparing the graph again",
+                                            verify=verify))
     seconds = time.perf_counter() - start
     if prepared:
         log.info("data: %s prepared in %.1f s, kept as %s", config.source, seconds, path)
@@ -143,21 +143,3 @@ def _content_hash(config: DataConfig) -> str:
         shaping["content"] = reader.hash_content(config)
     shaping["format"] = FORMAT
     return hashlib.blake2b(json.dumps(shaping, sort_keys=True).encode(), digest_size=12).hexdigest()
-
-
-def pack(data: Data) -> dict:
-    """Take a graph apart into tensors and plain values, for :func:`unpack`."""
-    packed = {key: value for key, value in data.to_dict().items() if key != "edge_index"}
-    if data.edge_index is None:  # triples
-        return packed
-    packed["edges"] = data.edge_index.as_tensor()
-    packed["indptr"] = data.edge_index.get_csc()[0][0]
-    return packed
-
-
-def unpack(packed: dict) -> Data:
-    """Put a graph together again, its edges, if it has any, with their CSC."""
-    if "edges" not in packed:
-        return Data(**packed)
-    rest = {key: value for key, value in packed.items() if key not in ("edges", "indptr")}
-    return Data(edge_index=from_csc(packed["edges"], packed["indptr"]), **rest)

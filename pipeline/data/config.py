@@ -213,10 +213,7 @@ class ManyGraphsConfig(DataConfig):
 
     def check(self) -> None:
         check_taken_as_they_are(self, "many graphs")
-        train, valid = self.train_fraction, self.valid_fraction
-        if not (train > 0 and valid >= 0 and train + valid <= 1):
-            raise ValueError("data.train_fraction must be more than 0, data.valid_fraction at least 0, and both "
-                             f"together at most 1, not {train} and {valid}")
+        check_fractions(self.train_fraction, self.valid_fraction)
 
 
 @dataclass

@@ -6,6 +6,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 
 from pipeline.data.config import DigitsConfig
+from pipeline.data.splits import divide
 from pipeline.names import MASKS
 
 
@@ -26,9 +27,6 @@ def nearest_neighbor_digits(num_neighbors: int, train_fraction: float, valid_fra
     dst = np.repeat(np.arange(len(x)), num_neighbors)
     edge_index = to_undirected(torch.from_numpy(np.stack([nearest.reshape(-1), dst])))
     order = np.random.default_rng(seed).permutation(len(x))
-    train, valid = int(train_fraction * len(x)), int((train_fraction + valid_fraction) * len(x))
-    masks = torch.zeros(3, len(x), dtype=torch.bool)
-    for mask, nodes in zip(masks, np.split(order, [train, valid]), strict=True):
-        mask[torch.from_numpy(nodes)] = True
+    masks = divide(order, len(x), train_fraction, valid_fraction)
     return Data(x=torch.from_numpy(x / 16).float(), edge_index=edge_index, y=torch.from_numpy(y).unsqueeze(1),
                 num_nodes=len(x), metric="acc", **dict(zip(MASKS, masks, strict=True)))

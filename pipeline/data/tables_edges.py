@@ -123,12 +123,8 @@ def _report(db: Database, config: TablesConfig, source: Source, ids: list[str]) 
         notes.append(f"{dangling:,} dropped, as they name no node (row {row} of {name}: {problem})")
     for (option, column), count in zip(values, missing):
         if count:
-            source.refuse_wrong_numbers(db, option, [column])
-            if config.empty == "error":
-                name, row, _ = source.first_row(db, f"{source.number(option, column)} IS NULL")
-                raise ValueError(f"{name}: row {row}, column {column} is empty; {count:,} rows in all are such. "
-                                 "data.empty=zero takes them for zeros")
-            notes.append(f"{count:,} empty cells in {column}, taken for zeros")
+            notes.append(source.report_empty(db, option, column, count, refuse=config.empty == "error",
+                                             filled="zeros"))
     if more and missing[-1]:
         notes.append(f"{missing[-1]:,} without a relation")
     if loops:

@@ -83,12 +83,8 @@ def _report(db: Database, config: TablesConfig, source: Source) -> None:
     notes = []
     for column, count in zip(nodes.features, missing):
         if count:
-            source.refuse_wrong_numbers(db, "features", [column])
-            if config.empty == "error":
-                name, row, _ = source.first_row(db, f"{source.number('features', column)} IS NULL")
-                raise ValueError(f"{name}: row {row}, column {column} is empty; {count:,} rows in all are such. "
-                                 "data.empty=zero takes them for zeros")
-            notes.append(f"{count:,} empty cells in {column}, taken for {'the mean' if nodes.standardize else 'zeros'}")
+            notes.append(source.report_empty(db, "features", column, count, refuse=config.empty == "error",
+                                             filled="the mean" if nodes.standardize else "zeros"))
     for column in nodes.log1p:
         if found := source.first_row(db, f"{source.number('features', column)} <= -1", source.text(column)):
             name, row, (text,) = found

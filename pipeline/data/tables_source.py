@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 
@@ -108,6 +109,25 @@ class Source:
                 name, row, (text,) = found
                 raise ValueError(f"{name}: row {row}, column {column} holds {text!r}, which is no finite number of "
                                  f"float32 ({self.key}.{option})")
+
+
+    def report_empty(self, db: Database, option: str, column: str, count: int, *, refuse: bool, filled: str) -> str:
+        """Say what becomes of the empty cells of a column of numbers.
+
+        Args:
+            count: cells that are no number.
+            refuse: an empty cell is an error.
+            filled: what such a cell is taken for.
+
+        Raises:
+            ValueError: a cell is neither a number nor empty, or it is empty and is to be refused.
+        """
+        self.refuse_wrong_numbers(db, option, [column])
+        if refuse:
+            name, row, _ = cast(tuple, self.first_row(db, f"{self.number(option, column)} IS NULL"))
+            raise ValueError(f"{name}: row {row}, column {column} is empty; {count:,} rows in all are such. "
+                             "data.empty=zero takes them for zeros")
+        return f"{count:,} empty cells in {column}, taken for {filled}"
 
 
 def open_source(db: Database, key: str, path: Path, table: str | None) -> Source:

@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from models.edges import from_csc
 from pipeline.graph import store
 from pipeline.graph.edges import counting_sort
 from pipeline.graph.partition import Partition
 from pipeline.graph.reading import Reader, edge_blocks
-from pipeline.graph.stream import attach_nodes
-from pipeline.graph.subgraph import induced_subgraph
+from pipeline.graph.subgraph import attach_nodes, induce_sorted
 from pipeline.graph.waiting import Selected, Waiting
 from pipeline.run import pulse
 
@@ -139,11 +137,7 @@ def _induce(rows: np.ndarray, degrees: np.ndarray, src: np.ndarray, attr: list[n
     local[rows] = -1
     kept = np.flatnonzero(own >= 0)
     dst = np.repeat(np.arange(len(rows), dtype=np.int32), degrees)[kept]
-    ptr = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum(np.bincount(dst, minlength=len(rows)), out=ptr[1:])
-    part = Data(edge_index=from_csc(torch.from_numpy(np.stack([own[kept], dst])), torch.from_numpy(ptr)),
-                num_nodes=len(rows), edge_attr=torch.from_numpy(attr[0][kept]) if attr else None)
-    return induced_subgraph(part, torch.arange(len(rows)), dtype=torch.int64)
+    return induce_sorted(own[kept], dst, attr[0][kept] if attr else None, torch.arange(len(rows)))
 
 
 def _runs(rows: np.ndarray) -> list[tuple[int, int]]:

@@ -6,14 +6,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from models.aggregate.blocks import cut_into_blocks
 from pipeline.run import files, pulse
 from pipeline.run.memory import machine_memory
 
@@ -113,12 +112,8 @@ def edge_blocks(data: Data, block: int = BLOCK_BYTES, *, features: bool = False)
         arrays["edge_attr"] = data.edge_attr
     num_edges = max(block // sum(row_bytes(array[:0].numpy().dtype, tuple(array.shape[1:]))
                                  for array in arrays.values()), 1)
-    rows = [0]
-    while rows[-1] < data.num_nodes:
-        end = int(torch.searchsorted(indptr, indptr[rows[-1]] + num_edges, right=True)) - 1
-        rows.append(min(max(end, rows[-1] + 1), data.num_nodes))
-    spans = [(int(indptr[first]), int(indptr[last])) for first, last in pairwise(rows)]
+    rows = cut_into_blocks(indptr, num_edges)
+    spans = [(int(indptr[first]), int(indptr[last])) for first, last in rows]
     with Reader(Path(data.store), arrays) as reader:
-        for (first, last), (begin, _), values in zip(pairwise(rows), spans, reader.read(spans, reuse=True),
-                                                      strict=True):
+        for (first, last), (begin, _), values in zip(rows, spans, reader.read(spans, reuse=True), strict=True):
             yield first, (indptr[first:last + 1].long() - begin).numpy(), *values

@@ -1,7 +1,6 @@
 """Graphs on disk: a folder of arrays and a manifest, written once, opened in milliseconds, shared by processes."""
 
 import contextlib
-import hashlib
 import json
 import logging
 import math
@@ -26,8 +25,6 @@ log = logging.getLogger(__name__)
 # Raise it when a store that was written before can no longer be read.
 VERSION = 1
 MANIFEST, JOURNAL = "manifest.json", "journal.json"
-# Bytes that are hashed at a time.
-BLOCK = 1 << 24
 
 # Linux' MAP_NORESERVE, which Python's module names from 3.13 on.
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
@@ -78,9 +75,10 @@ class ArrayFile:
         """
         with files.naming(self.path, "written", size=lambda: self.size):
             os.fsync(self._fd)
-            digest = _digest(self._fd)
             changed = os.fstat(self._fd).st_mtime_ns
             self.close()
+            with open(self.path, "rb") as file:
+                digest = files.file_digest(file)
         return {"dtype": str(self.dtype).removeprefix("torch."), "shape": list(self.shape), "size": self.size,
                 "changed_ns": changed, "blake2b": digest}
 
@@ -247,7 +245,7 @@ def _open_array(path: Path, entry: dict, verify: bool) -> Tensor:
         if verify and found.st_mtime_ns != entry["changed_ns"]:
             log.info("%s was changed or copied since it was written: comparing its checksum", path)
             with open(path, "rb") as file:
-                if _digest(file.fileno()) != entry["blake2b"]:
+                if files.file_digest(file) != entry["blake2b"]:
                     raise DamagedFile(f"{path} is damaged: its content does not have the checksum it was written with")
     return torch.frombuffer(_map(path, size), dtype=dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
 
@@ -270,30 +268,18 @@ def _is_unchanged(path: Path, entry: dict) -> bool:
         return False
 
 
-def _digest(fd: int) -> str:
-    blake, at = hashlib.blake2b(digest_size=16), 0
-    while block := os.pread(fd, BLOCK, at):
-        blake.update(block)
-        at += len(block)
-    return blake.hexdigest()
-
-
 def write_graph(writer: StoreWriter, data: Data, **values: object) -> None:
     """Write a graph whose edges are sorted by destination: every tensor as an array, everything else as a value.
 
     Args:
         values: more of them.
     """
-    plain: dict[str, object] = {}
-    for name, value in data.to_dict().items():
-        if name == "edge_index":
-            writer.put("edges", value.as_tensor())
-            writer.put("indptr", value.get_csc()[0][0])
-        elif isinstance(value, Tensor):
+    packed = pack(data)
+    plain = {name: value for name, value in packed.items() if not isinstance(value, Tensor) and value is not None}
+    json.dumps(plain)  # what it cannot say is no value of a graph
+    for name, value in packed.items():
+        if isinstance(value, Tensor):
             writer.put(name, value)
-        elif value is not None:
-            json.dumps(value)  # what it cannot say is no value of a graph
-            plain[name] = value
     writer.finish({**plain, **values})
 
 
@@ -305,5 +291,22 @@ def open_graph(path: Path, *, verify: bool = True) -> Data:
         tensors lie in their files.
     """
     tensors, values = open_store(path, verify=verify)
-    edges, indptr = tensors.pop("edges"), tensors.pop("indptr")
-    return Data(edge_index=from_csc(edges, indptr), **tensors, **values)
+    return unpack({**tensors, **values})
+
+
+def pack(data: Data) -> dict:
+    """Take a graph apart into tensors and plain values, for :func:`unpack`."""
+    packed = {key: value for key, value in data.to_dict().items() if key != "edge_index"}
+    if data.edge_index is None:  # triples
+        return packed
+    packed["edges"] = data.edge_index.as_tensor()
+    packed["indptr"] = data.edge_index.get_csc()[0][0]
+    return packed
+
+
+def unpack(packed: dict) -> Data:
+    """Put a graph together again, its edges, if it has any, with their CSC."""
+    if "edges" not in packed:
+        return Data(**packed)
+    rest = {key: value for key, value in packed.items() if key not in ("edges", "indptr")}
+    return Data(edge_index=from_csc(packed["edges"], packed["indptr"]), **rest)

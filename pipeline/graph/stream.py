@@ -4,31 +4,22 @@ import contextlib
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from models.edges import from_csc
 from models.kernels.native import NativeLibrary, pointer
 from pipeline.graph.edges import counting_sort
+from pipeline.graph.laid_out import LaidOut
 from pipeline.graph.partition import Partition, Quality, assignment
 from pipeline.graph.reading import BLOCK_BYTES, Reader, edge_blocks
-from pipeline.graph.subgraph import GRAPH_KEYS, NODE_KEYS, induced_subgraph
+from pipeline.graph.subgraph import attach_nodes, induce_sorted
 from pipeline.graph.waiting import Selected, Waiting
 from pipeline.run.memory import machine_memory
 
 LIBRARY = NativeLibrary("streamed clusters", Path(__file__).with_name("stream.cpp"), otherwise="numpy selects instead")
-
-
-class LaidOut(Protocol):
-    """What :class:`ClusterStream` needs of a copy of the graph in the order of micro-clusters."""
-
-    def write(self) -> None: ...
-    def holds(self, partition: Partition) -> bool: ...
-    def induce(self, partition: Partition, clusters: Sequence[int]) -> Iterator[Data]: ...
 
 
 class ClusterStream:
@@ -43,8 +34,8 @@ class ClusterStream:
         spill: a folder for what exceeds `buffer`.
         buffer: bytes; 1 GiB or a sixteenth of the machine's memory if not given.
         block: bytes that are read at a time.
-        lay_out: makes what reads partitions of which it knows the micro-clusters, see
-            :class:`pipeline.graph.laid_out.LaidOut`; called with `buffer` by :meth:`prepare`.
+        lay_out: makes what reads partitions of which it knows the micro-clusters; called with `buffer` by
+            :meth:`prepare`.
     """
 
     def __init__(self, data: Data, *, spill: Path, buffer: int | None = None, block: int = BLOCK_BYTES,
@@ -107,13 +98,9 @@ class ClusterStream:
         """Build the subgraph of a cluster: as a graph of its nodes in ascending order first, then in the order given.
         """
         src, dst, *attr = edges
-        ptr = np.zeros(len(nodes) + 1, np.int32)
-        np.cumsum(np.bincount(dst, minlength=len(nodes)), out=ptr[1:])
-        own = Data(edge_index=from_csc(torch.from_numpy(np.stack([src, dst])), torch.from_numpy(ptr)),
-                   num_nodes=len(nodes), edge_attr=torch.from_numpy(attr[0]) if attr else None)
         order = torch.empty_like(nodes)
         order[nodes.argsort()] = torch.arange(len(nodes))
-        batch = induced_subgraph(own, order, dtype=torch.int64)
+        batch = induce_sorted(src, dst, attr[0] if attr else None, order)
         return attach_nodes(batch, self._data, nodes, None if x is None else torch.from_numpy(x).index_select(0, order))
 
     def _select_edges(self, part: np.ndarray, local: np.ndarray, num_parts: int) -> Iterator[Selected]:
@@ -167,22 +154,3 @@ def _select(src: np.ndarray, ptr: np.ndarray, first: int, part: np.ndarray,
     kept = select(pointer(arrays[0]), pointer(arrays[1]), ctypes.c_int64(first), ctypes.c_int64(len(ptr) - 1),
                   *map(pointer, arrays[2:]))
     return out[0, :kept], out[1, :kept], out[2, :kept], out[3, :kept]
-
-
-def attach_nodes(batch: Data, data: Data, nodes: Tensor, x: Tensor | None = None) -> Data:
-    """Give a subgraph what a graph knows of its nodes.
-
-    Args:
-        nodes: their numbers in `data`, which become ``n_id``.
-        x: their features, where these are at hand.
-    """
-    batch.n_id = nodes
-    for key in NODE_KEYS:
-        if key == "x" and x is not None:
-            batch.x = x
-        elif data.get(key) is not None:
-            batch[key] = data[key].index_select(0, nodes)
-    for key in GRAPH_KEYS:
-        if key in data:
-            batch[key] = data[key]
-    return batch

@@ -3,6 +3,7 @@
 import ctypes
 from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
@@ -46,17 +47,49 @@ def attach(data: Data, edge_index: EdgeIndex, nodes: Int[Tensor, " num_selected"
         nodes: their numbers in `data`, int64; they become ``n_id``.
         position: of the edges in `data`, integers.
     """
-    out = Data(edge_index=edge_index, n_id=nodes, num_nodes=len(nodes))
+    out = Data(edge_index=edge_index, num_nodes=len(nodes))
     if data.edge_attr is not None:
         native = LIBRARY.get() is not None and position.dtype == torch.int64
         out.edge_attr = gather(data.edge_attr, position) if native else data.edge_attr.index_select(0, position)
+    return attach_nodes(out, data, nodes)
+
+
+def attach_nodes(batch: Data, data: Data, nodes: Tensor, x: Tensor | None = None) -> Data:
+    """Give a subgraph what a graph knows of its nodes.
+
+    Args:
+        nodes: their numbers in `data`, which become ``n_id``.
+        x: their features, where these are at hand.
+    """
+    batch.n_id = nodes
     for key in NODE_KEYS:
-        if data.get(key) is not None:
-            out[key] = data[key].index_select(0, nodes)
+        if key == "x" and x is not None:
+            batch.x = x
+        elif data.get(key) is not None:
+            batch[key] = data[key].index_select(0, nodes)
     for key in GRAPH_KEYS:
         if key in data:
-            out[key] = data[key]
-    return out
+            batch[key] = data[key]
+    return batch
+
+
+def induce_sorted(src: np.ndarray, dst: np.ndarray, edge_attr: np.ndarray | None,
+                  order: Int[Tensor, " num_nodes"]) -> Data:
+    """Build a graph of edges that are sorted by destination, and number its nodes anew.
+
+    Args:
+        src, dst: numbers of nodes [num_edges], int32.
+        edge_attr: [num_edges, edge_dim] or none.
+        order: every node once: their numbers in the new order, int64.
+
+    Returns:
+        What :func:`induced_subgraph` makes of it, with an int64 ``EdgeIndex``.
+    """
+    ptr = np.zeros(len(order) + 1, np.int32)
+    np.cumsum(np.bincount(dst, minlength=len(order)), out=ptr[1:])
+    graph = Data(edge_index=from_csc(torch.from_numpy(np.stack([src, dst])), torch.from_numpy(ptr)),
+                 num_nodes=len(order), edge_attr=None if edge_attr is None else torch.from_numpy(edge_attr))
+    return induced_subgraph(graph, order, dtype=torch.int64)
 
 
 def induce_with_scipy(edge_index: EdgeIndex, nodes: Tensor) -> tuple[EdgeIndex, Tensor]:
