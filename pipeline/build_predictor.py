@@ -17,7 +17,7 @@ from models.link_predictor import LinkModel
 from pipeline.build_loader import build_stream
 from pipeline.config import Config
 from pipeline.features import NodeTable
-from pipeline.inference import Predict, largest_stack, predict_exact, predict_graphs, predict_views
+from pipeline.inference import Predict, predict_exact, predict_graphs, predict_views, stack_of_layers
 from pipeline.loaders.cluster import ClusterLoader
 from pipeline.loaders.graph import GraphLoader
 from pipeline.loaders.neighbor import NeighborLoader
@@ -50,7 +50,7 @@ def build_predictor(config: Config, model: torch.nn.Module, task: Task, loader: 
         ValueError: the model has no head that reads embeddings.
     """
     in_blocks = _in_blocks(config, loader.data, model, loader.device, stop)
-    runs, layers = in_blocks or model, [] if in_blocks else largest_stack(model)
+    runs, layers = in_blocks or model, [] if in_blocks else stack_of_layers(model)
     predict, num_columns = functools.partial(task.predict, runs), _out_channels(model, task)
     if embeddings:
         if (head := find_head(model)) is None:

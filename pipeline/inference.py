@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
 
 from pipeline.graph.partition import random_partition
 from pipeline.loaders.background import BackgroundRounds
@@ -172,7 +173,13 @@ def _hooked(hooks: Iterable[RemovableHandle]) -> Iterator[None]:
             handle.remove()
 
 
-def largest_stack(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the layers of a model: the ``ModuleList`` with the most parameters, or the model's own modules."""
+def stack_of_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the layers of a model: the ``ModuleList`` with the most parameters among those with graph convolutions if
+    there are such, or the model's own modules.
+
+    Hooks on what a convolution folds into itself, an encoder of edges, would keep it from doing so.
+    """
     stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
-    return list(max(stacks, key=lambda stack: sum(p.numel() for p in stack.parameters()), default=model.children()))
+    convolve = [stack for stack in stacks if any(isinstance(module, MessagePassing) for module in stack.modules())]
+    return list(max(convolve or stacks, key=lambda stack: sum(p.numel() for p in stack.parameters()),
+                    default=model.children()))

@@ -17,6 +17,7 @@ from pipeline.data.prepare import describe_inputs, prepare
 from pipeline.graph import metis
 from pipeline.loaders.cluster import ClusterLoader
 from pipeline.run import progress
+from pipeline.run.allocations import Allocations
 from pipeline.run.log import RunLog
 from pipeline.run.progress import Bar, Pace, TerminalHandler, format_seconds
 from pipeline.run.ranks import Ranks
@@ -108,21 +109,24 @@ def test_the_epoch_line_tells_seconds_of_both_phases_and_the_time_left(tmp_path,
         "epoch 20/20  loss  0.50000     1.23 s  drawing 85% hidden"]
 
 
-def test_the_exact_evaluation_counts_every_layer_and_leaves_no_hook(monkeypatch):
+@pytest.mark.parametrize("num_mlp_layers", [1, 2])  # with one, encoders of edges have as many weights as convolutions
+def test_the_exact_evaluation_counts_every_layer_and_leaves_no_hook(monkeypatch, num_mlp_layers):
     counts = []
     monkeypatch.setattr(Bar, "advance", lambda self, text=None: counts.append(self._text))
-    graph = random_graph(30, 60, 0)
-    model = DeeperGCN(5, 8, 2, 3, edge_dim=3).eval()
+    graph = random_graph(30, 2000, 0)
+    model = DeeperGCN(5, 8, 2, 3, edge_dim=3, aggr="mean", num_mlp_layers=num_mlp_layers).eval()
 
     def predict(batch: Data):
         return batch.n_id, model(batch.x, batch.edge_index, batch.edge_attr)
 
-    layers = inference.largest_stack(model)
+    layers = inference.stack_of_layers(model)
     assert layers == list(model.convs)
-    inference.predict_exact(predict, graph, num_rows=30, out_channels=2, device=torch.device("cpu"), layers=layers)
+    with Allocations() as held:
+        inference.predict_exact(predict, graph, num_rows=30, out_channels=2, device=torch.device("cpu"), layers=layers)
+    assert held.peak < 4 * 8 * graph.num_edges  # hooks on encoders of edges would make tensors of edges x channels
     assert counts == ["evaluating"] * 3
     assert not any(module._forward_hooks for module in model.modules())
-    assert inference.largest_stack(torch.nn.Linear(1, 1)) == []
+    assert inference.stack_of_layers(torch.nn.Linear(1, 1)) == []
 
 
 def graph_of(**attributes) -> Data:
