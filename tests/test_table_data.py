@@ -16,7 +16,6 @@ import pandas as pd
 import pytest
 import torch
 from running import forked, status_of
-from sklearn.feature_extraction.text import TfidfVectorizer
 from torch_geometric.data import Data
 
 from pipeline.data import cache, tables
@@ -24,7 +23,6 @@ from pipeline.data.node_names import number_names, pack_names, unpack_names
 from pipeline.data.prepare import prepare
 from pipeline.data.tables_config import EdgeColumns, NodeColumns, TablesConfig
 from pipeline.data.tables_sql import Database
-from pipeline.data.tables_text import TextFeatures
 from pipeline.graph.edges import plain_edges
 from pipeline.graph.store import ArrayFile, StoreWriter
 from pipeline.graph.structure import inspect
@@ -333,37 +331,6 @@ def test_features_of_numbers(tmp_path):
     b = np.log1p(np.array([0, 3, 9.0]))
     expected = np.stack([(b - b.mean()) / b.std(), np.array([-1, 0, 1])], axis=1)
     np.testing.assert_allclose(load(tmp_path, config).x.numpy(), expected, rtol=1e-6)
-
-
-TEXTS = ["A small game", "small library of a game", "", "Driver"]
-
-
-def test_features_of_text_are_scikit_learns(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.data.tables_nodes.BLOCK", 3)  # terms are counted over all blocks
-    tags = ["role::program|use::gaming", "role::library", "", "x"]
-    pd.DataFrame({"id": list("abcd"), "text": TEXTS, "tags": tags}).to_csv(tmp_path / "nodes.csv", index=False)
-    (tmp_path / "edges.csv").write_text("source,target\na,b\n")
-    columns = {"path": "nodes.csv", "text": ["text"], "text_chars": ["text"], "text_tags": ["tags"],
-               "text_channels": 64}
-    x = load(tmp_path, config_of(tmp_path, columns, {"path": "edges.csv"})).x.double()
-    words, chars, kinds = (part / part.size(1)**0.5 for part in x.split([5, 64, 6], dim=1))
-    expected = TfidfVectorizer(sublinear_tf=True).fit_transform(TEXTS).toarray()
-    torch.testing.assert_close(words @ words.T, torch.from_numpy(expected @ expected.T), rtol=0, atol=1e-6)
-    expected = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4)).fit_transform(TEXTS).toarray()
-    lengths = chars.norm(dim=1)  # more pieces than columns: products are kept on average
-    assert expected.shape[1] > 64 and 0.5 < lengths[0] < 1.5 and lengths[2] == 0
-    assert (kinds != 0).sum(1).tolist() == [4, 2, 0, 1] and kinds[0] @ kinds[1] > 0 and kinds[0] @ kinds[3] == 0
-
-
-def test_hashed_products_are_right_on_average():
-    rng = np.random.default_rng(0)
-    texts = [" ".join(f"word{word}" for word in rng.integers(5000, size=60)) for _ in range(80)]
-    exact = TfidfVectorizer(sublinear_tf=True).fit_transform(texts).toarray()
-    features = TextFeatures("words", 512)
-    features.count(texts[:50]), features.count(texts[50:])
-    hashed = np.concatenate([features.transform(texts[:50]), features.transform(texts[50:])]) / 512**0.5
-    difference = hashed @ hashed.T - exact @ exact.T
-    assert abs(difference).mean() < 1 / np.sqrt(512) and abs(difference.mean()) < 0.01  # 0.1 without signs
 
 
 @pytest.mark.parametrize("package", ["duckdb", "pyarrow"])

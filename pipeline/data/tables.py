@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pipeline.data import tables_edges, tables_labels, tables_nodes
 from pipeline.data.tables_config import TablesConfig
+from pipeline.data.tables_scores import check_columns
 from pipeline.data.tables_source import Source, members, open_source
 from pipeline.data.tables_sql import Database
 from pipeline.graph.store import StoreWriter
@@ -85,6 +86,8 @@ def write_store(config: TablesConfig, writer: StoreWriter,
         num_nodes = tables_nodes.count(db, config)
         if nodes is not None and config.label_columns():
             labels = tables_labels.read(db, config, nodes, num_nodes)
+            if config.nodes.text_features == "scores":
+                check_columns(labels.out_channels)
         tables_edges.join(db, config, edges)
         on_stage("sorting edges")
         tables_edges.sort(db, config)
@@ -96,7 +99,7 @@ def write_store(config: TablesConfig, writer: StoreWriter,
         tables_edges.write(db, config, writer, counted, with_x=not has_features)
         tables_nodes.write_names(db, writer, num_nodes)
         if has_features:
-            tables_nodes.write_features(db, config, writer, num_nodes)
+            tables_nodes.write_features(db, config, writer, num_nodes, labels)
         if labels is not None:
             tables_labels.write(db, config, writer, labels)
     values: dict[str, object] = {"num_nodes": num_nodes, "num_categories": 0,

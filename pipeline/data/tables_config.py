@@ -34,7 +34,10 @@ class NodeColumns:
     text_tags: list[str] = key([], "columns of tags, as in role::program|use::text: TF-IDF of each and of what stands "
                                "before its ::", shapes_graph=True)
     tag_separator: str = key("|", "of text_tags: what stands between two tags", shapes_graph=True)
-    text_channels: int = key(256, "node features that each column of text becomes, at most", minimum=1,
+    text_features: str = key("hashed", "columns of text become hashed columns each, or scores: of linear models of all "
+                             "terms, one for each class, which have not seen the node", choices=("hashed", "scores"),
+                             shapes_graph=True)
+    text_channels: int = key(256, "node features that each column of text becomes if hashed, at most", minimum=1,
                              below=MAX_CHANNELS, shapes_graph=True)
     label: str | None = key(None, "column of the labels: texts or whole numbers are classes, other numbers real values",
                             shapes_graph=True)
@@ -139,6 +142,9 @@ class TablesConfig(DataConfig):
         if len(nodes.char_lengths) != 2 or not 1 <= nodes.char_lengths[0] <= nodes.char_lengths[1] <= 10:
             raise ValueError(f"data.nodes.char_lengths={nodes.char_lengths}: give the shortest and the longest piece, "
                              "as in [2,4], at most 10 letters")
+        if nodes.text_features == "scores" and not (self.text_columns() and self.label_columns()):
+            raise ValueError("data.nodes.text_features=scores are of what texts say of labels: give data.nodes.text, "
+                             "text_chars or text_tags, and data.nodes.label or labels")
         if not nodes.tag_separator:
             raise ValueError("data.nodes.tag_separator is empty: give what stands between two tags")
 

@@ -62,7 +62,7 @@ def read(db: Database, config: TablesConfig, source: Source, num_nodes: int) -> 
         names = pack_names(np.asarray(columns), "label_names")
     labelled = np.zeros(num_nodes, bool)
     for first, last in blocks(num_nodes, BLOCK):
-        labelled[first:last] = ~np.isnan(_values(db, metric, columns, first, last)).all(1)
+        labelled[first:last] = ~np.isnan(read_values(db, metric, columns, first, last)).all(1)
     masks = _split(db, config, source, labelled)
     check_splits(torch.stack(masks), "node")
     notes = [f"{int(mask.sum()):,} for {split}" for mask, split in zip(masks, SPLITS)]
@@ -73,7 +73,7 @@ def read(db: Database, config: TablesConfig, source: Source, num_nodes: int) -> 
     if metric in CLASS_METRICS:  # as pipeline.data.prepare counts them: those of the splits
         out_channels, counts = 0, torch.stack(masks).any(0).numpy()
         for first, last in blocks(num_nodes, BLOCK):
-            classes = _values(db, metric, columns, first, last)[:, 0][counts[first:last]]
+            classes = read_values(db, metric, columns, first, last)[:, 0][counts[first:last]]
             out_channels = max(out_channels, int(classes.max(initial=0)) + 1)
     return Labels(metric, masks, out_channels, names)
 
@@ -91,7 +91,7 @@ def write(db: Database, config: TablesConfig, writer: StoreWriter, labels: Label
     in_split = torch.stack(labels.masks).any(0).numpy()
     with writer.write(y=((num_nodes, len(columns)), torch.int64 if classes else torch.float32)) as opened:
         for first, last in blocks(num_nodes, BLOCK):
-            values = _values(db, labels.metric, columns, first, last)
+            values = read_values(db, labels.metric, columns, first, last)
             if classes:  # as pipeline.data.prepare writes those that do not count
                 values = np.where(in_split[first:last, None], values, 0).astype(np.int64)
             else:
@@ -135,7 +135,7 @@ def _refuse_other_than_binary(db: Database, source: Source, option: str, columns
                              "data.metric=rmse for real values, and give data.nodes.label for classes")
 
 
-def _values(db: Database, metric: str, columns: list[str], first: int, last: int) -> np.ndarray:
+def read_values(db: Database, metric: str, columns: list[str], first: int, last: int) -> np.ndarray:
     """Read the labels of some nodes, float64 [last - first, num_columns], NaN where there is none."""
     nodes = f"(SELECT * FROM nodes WHERE number >= {first} AND number < {last})"
     if metric in CLASS_METRICS:

@@ -4,14 +4,18 @@ import logging
 
 import numpy as np
 import pyarrow as pa
+import scipy.sparse as sp
 import torch
 
 from models.edges import INT32_END
 from pipeline.data.tables_config import TablesConfig
+from pipeline.data.tables_labels import Labels, read_values
+from pipeline.data.tables_scores import MAX_NODES, TextScores, fit_scores
 from pipeline.data.tables_source import Source
 from pipeline.data.tables_sql import Database, blocks
 from pipeline.data.tables_text import TextFeatures
 from pipeline.graph.store import StoreWriter
+from pipeline.run.seeds import stream
 
 log = logging.getLogger(__name__)
 
@@ -118,26 +122,54 @@ def has_features(config: TablesConfig) -> bool:
     return bool(config.nodes.features or config.text_columns())
 
 
-def write_features(db: Database, config: TablesConfig, writer: StoreWriter, num_nodes: int) -> None:
-    """Write ``x``: the columns of numbers, then those of each column of text."""
+def write_features(db: Database, config: TablesConfig, writer: StoreWriter, num_nodes: int,
+                   labels: Labels | None) -> None:
+    """Write ``x``: the columns of numbers, then those of each column of text, or the scores of all of them.
+
+    Args:
+        labels: that scores are of.
+    """
+    if writer.has("x"):
+        return
     nodes = config.nodes
+    mean, std = _moments(db, config, num_nodes)
     texts = [TextFeatures(kind, nodes.text_channels, num_words=nodes.text_words,
                           char_lengths=(nodes.char_lengths[0], nodes.char_lengths[1]),
                           tag_separator=nodes.tag_separator) for _, kind in config.text_columns()]
-    if writer.has("x"):
-        return
-    mean, std = _moments(db, config, num_nodes)
     for place, text in enumerate(texts):
         for first, last in blocks(num_nodes, BLOCK):
             text.count(_texts(db, place, first, last))
-    channels = len(nodes.features) + sum(text.channels for text in texts)
+    scores = _fit_scores(db, config, texts, num_nodes, labels) if nodes.text_features == "scores" and labels else None
+    channels = len(nodes.features) + (sum(text.channels for text in texts) if scores is None else len(scores.bias))
     with writer.write(x=((num_nodes, channels), torch.float32)) as opened:
         for first, last in blocks(num_nodes, BLOCK):
             parts = [((_numbers(db, config, first, last) - mean) / std)] if nodes.features else []
             parts = [np.nan_to_num(part) for part in parts]
-            parts += [text.transform(_texts(db, place, first, last)) for place, text in enumerate(texts)]
+            parts += [scores.transform(first, _terms(db, texts, first, last))] if scores is not None else [
+                text.transform(_texts(db, place, first, last)) for place, text in enumerate(texts)]
             block = np.concatenate([part.astype(np.float32) for part in parts], axis=1)
             opened["x"].write(first * channels, block)
+
+
+def _fit_scores(db: Database, config: TablesConfig, texts: list[TextFeatures], num_nodes: int,
+                labels: Labels) -> TextScores:
+    """Fit the scores of texts to the nodes for training, or to as many of them as are thought of."""
+    rng = stream("text scores", config.graph_seed)
+    fitted = np.flatnonzero(labels.masks[0].numpy())
+    if len(fitted) > MAX_NODES:
+        fitted = np.sort(rng.choice(fitted, MAX_NODES, replace=False))
+    terms, values = [], []
+    for first, last in blocks(num_nodes, BLOCK):
+        own = fitted[(fitted >= first) & (fitted < last)] - first
+        terms.append(_terms(db, texts, first, last)[own])
+        values.append(read_values(db, labels.metric, config.label_columns(), first, last)[own])
+    return fit_scores(fitted, sp.csr_array(sp.vstack(terms)), np.concatenate(values), labels.metric, rng)
+
+
+def _terms(db: Database, texts: list[TextFeatures], first: int, last: int) -> sp.csr_array:
+    """Weigh the terms of all columns of text of some nodes [last - first, hashes of all columns]."""
+    return sp.csr_array(sp.hstack([text.weigh(_texts(db, place, first, last)) for place, text in enumerate(texts)],
+                                  format="csr"))
 
 
 def _moments(db: Database, config: TablesConfig, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:

@@ -49,6 +49,11 @@ class TextFeatures:
         """Columns, when all texts have been counted."""
         return min(self._channels, max(int(np.count_nonzero(self._frequency)), 1))
 
+    def weigh(self, texts: list[str]) -> sp.csr_matrix:
+        """Compute TF-IDF of every hash [num_texts, NUM_HASHES], rows of length 1, when all texts have been counted."""
+        self._tfidf.idf_ = np.log((1 + self._num_texts) / (1 + self._frequency)) + 1  # as TfidfTransformer.fit does
+        return self._tfidf.transform(self._hash.transform(texts))
+
     def transform(self, texts: list[str]) -> np.ndarray:
         """Compute the features of texts [num_texts, channels], float32.
 
@@ -56,10 +61,8 @@ class TextFeatures:
         without any term.
         """
         if self._projection is None:
-            self._tfidf.idf_ = np.log((1 + self._num_texts) / (1 + self._frequency)) + 1  # as TfidfTransformer.fit does
             self._projection = _project(self._frequency, self.channels)
-        weighted = self._tfidf.transform(self._hash.transform(texts))
-        return (weighted @ self._projection).toarray().astype(np.float32) * np.float32(self.channels**0.5)
+        return (self.weigh(texts) @ self._projection).toarray().astype(np.float32) * np.float32(self.channels**0.5)
 
 
 class _Tags:
