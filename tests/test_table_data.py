@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sqlite3
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -424,6 +425,25 @@ def test_kills_at_random_moments(tmp_path):
             store, = (cache_dir / "graphs").iterdir()
             assert store.name == f"tables-{whole.content_hash}.store" and content_of(store) == expected
             num_stores += 1
+
+
+@pytest.mark.parametrize("megabytes", [1, 2, 4, 6])
+def test_a_full_disk_is_named_and_the_next_goes_on(tmp_path, megabytes):
+    """Wherever the room ends, in DuckDB or in an array: an error of one line, and with more room the same store."""
+    config = many_rows(tmp_path)
+    expected = load(tmp_path, config).x
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("only root may mount a small disk")
+    try:
+        with pytest.raises(FileError, match=f"{disk}.*no space left|No space left on device"):
+            cache.load(config, disk)
+        assert not list(disk.glob("graphs/*.store"))
+        subprocess.run(["mount", "-o", "remount,size=100m", disk], check=True)
+        assert torch.equal(cache.load(config, disk).x, expected)
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
 
 
 def test_a_request_to_stop_ends_a_long_query(tmp_path):

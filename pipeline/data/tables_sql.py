@@ -165,9 +165,12 @@ class Database:
             raise FileError(f"{doing}: data.memory_limit is too low, or {self.folder} has no space left for what does "
                             f"not fit ({files.format_bytes(shutil.disk_usage(self.folder).free)} are free): "
                             f"{_first_line(error)}") from error
-        except duckdb.IOException as error:
-            raise FileError(f"{doing} in {self.folder}: {_first_line(error)}") from error
         except duckdb.Error as error:
+            # Of a commit that the disk has no room for, DuckDB says that the transaction failed, and why in its text.
+            if "No space left on device" in str(error):
+                raise FileError(f"{doing}: {self.folder} has no space left: {_first_line(error)}") from error
+            if isinstance(error, duckdb.IOException):
+                raise FileError(f"{doing} in {self.folder}: {_first_line(error)}") from error
             raise ValueError(_explain(error)) from error
 
 
