@@ -3,7 +3,6 @@
 import copy
 import logging
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,13 +26,12 @@ from pipeline.build_model import (
 )
 from pipeline.build_predictor import build_predictor
 from pipeline.config import FOREIGN, Config
-from pipeline.data.cache import load, path_of
+from pipeline.data.cache import keep_component, load, path_of
 from pipeline.data.prepare import describe_inputs
 from pipeline.effects import settings
 from pipeline.features import NodeTable, refuse_sparse_modules, without_features
 from pipeline.graph.components import Components, find_components, split_components
 from pipeline.graph.partitioner import PARTITIONS, check_engine
-from pipeline.graph.store import pack, unpack
 from pipeline.graph.structure import Structure, inspect
 from pipeline.loaders.neighbor import check_pyg
 from pipeline.metrics import KINDS, METRICS, kind_of
@@ -209,21 +207,17 @@ def open_graph(config: Config, *, content_hash: str | None = None) -> OpenGraph:
         log.info("%s", describe_inputs(data, config.data, label_input=config.train.label_input,
                                        num_learned=learned_channels(config), concat=config.features.concat))
 
-    def keep(part: str, build: Callable[[], dict]) -> dict:
-        if "content_hash" not in data:
-            return build()
-        path = path_of(config.data, config.cache_dir, data.content_hash, part)
-        return checkpoint.keep(path, build, again="selecting it again", verify=not checked)
-
     if config.data.components == "all" and "store" not in data:
         components = find_components(data)
     else:
-        components = Components.unpack(keep("-components", lambda: find_components(data).pack()))
+        components = Components.unpack(checkpoint.keep(
+            path_of(config.data, config.cache_dir, data.content_hash, "-components"),
+            lambda: find_components(data).pack(), again="finding them again", verify=not checked))
     if not checked:
         log.info("%s", components)
     parts = split_components(
         data, components, config.data.components, config.data.min_component_size,
-        lambda number, build: unpack(keep(f"-component-{number}", lambda: pack(build()))))
+        partial(keep_component, config.data, config.cache_dir, data, verify=not checked))
     for _, part in parts:  # what does not fit is refused before anything is written or trained
         build_task(config, part), build_loader(config, part)
         estimate.check_table(config, part.num_nodes)

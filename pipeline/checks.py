@@ -47,6 +47,3 @@ def check_on_disk(config: Config) -> None:
     if config.data.on_disk and config.data.holds != "graph":
         raise ValueError(f"data.on_disk=true: {config.data.origin()} holds {config.data.holds}, which lie in a file "
                          "that is mapped into memory anyway; leave it out")
-    if config.data.on_disk and config.data.components != "all":
-        raise ValueError(f"data.on_disk=true with data.components={config.data.components}: a part of the graph would "
-                         "be taken into memory, so set data.components=all or data.on_disk=false")

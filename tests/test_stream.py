@@ -2,6 +2,7 @@
 
 import errno
 import os
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ import running
 import torch
 from conftest import random_graph
 from torch_geometric.data import Data
+from torch_geometric.utils import to_undirected
 
+from models.edges import from_csc
 from pipeline import build, build_predictor
 from pipeline.data import cache
 from pipeline.graph import components, store, stream
@@ -21,6 +24,7 @@ from pipeline.graph.reading import Reader, edge_blocks
 from pipeline.graph.stream import ClusterStream
 from pipeline.graph.subgraph import induced_subgraph
 from pipeline.graph.waiting import Selected, Waiting
+from pipeline.names import SPLITS
 from pipeline.run import storage
 from pipeline.run.errors import FileError
 
@@ -109,6 +113,36 @@ def test_components_are_those_in_memory(tmp_path, library, num_edges):
     data = Data(edge_index=edge_index, num_nodes=90, **masks)
     ours, theirs = find_components(keep(tmp_path / "s", data)), find_components(data)
     assert torch.equal(ours.index, theirs.index) and ours.components == theirs.components
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("edge_dim", [0, 3])
+def test_a_component_is_that_in_memory(tmp_path, monkeypatch, dtype, edge_dim):
+    monkeypatch.setattr(components, "COPIED", 10)
+    monkeypatch.setattr(components, "edge_blocks", partial(edge_blocks, block=500))
+    data = three_components(edge_dim=edge_dim)
+    found = find_components(data)
+    if dtype == torch.int64:
+        data.edge_index = from_csc(data.edge_index.as_tensor().long(), data.edge_index.get_csc()[0][0].long())
+    stored = keep(tmp_path / "s", data)
+    for number in range(len(found.components)):
+        nodes = (found.index == number).nonzero().squeeze(1)
+        with store.StoreWriter(tmp_path / f"{number}") as writer:
+            components.write_component(writer, stored, nodes)
+        assert_equal(store.open_graph(tmp_path / f"{number}"), induced_subgraph(data, nodes))
+    assert len(found.components) == 4 and found.components[3].num_nodes == 1
+
+
+def three_components(edge_dim: int = 3) -> Data:
+    """Two copies of one graph, with features and labels of their own, a smaller graph and a node, mixed."""
+    rng = np.random.default_rng(0)
+    both, small = rng.integers(0, 60, (2, 300)), rng.integers(120, 150, (2, 100))
+    edges = to_undirected(torch.from_numpy(np.concatenate([2 * both, 2 * both + 1, small], axis=1)))
+    edge_attr = {"edge_attr": torch.from_numpy(rng.random((edges.size(1), edge_dim), np.float32))} if edge_dim else {}
+    masks = {f"{split}_mask": torch.arange(151) // 4 % 3 == number for number, split in enumerate(SPLITS)}
+    return Data(edge_index=sort_edges(edges, 151)[0], num_nodes=151, **edge_attr, **masks,
+                x=torch.from_numpy(rng.random((151, 4), np.float32)), y=torch.from_numpy(rng.integers(0, 2, (151, 1))),
+                metric="acc", out_channels=2, num_categories=0)
 
 
 def test_edges_are_read_once_and_in_order(tmp_path, monkeypatch):
@@ -210,6 +244,27 @@ def test_the_weights_are_those_of_the_run_in_memory(configure, tmp_path, options
     assert digests["false"] == digests["true"]
 
 
+@pytest.mark.parametrize("which, options", [
+    ("largest", []), ("2", ["partition=metis_random"]), ("3", ["evaluation=exact"]),
+    pytest.param("separate", ["partition=metis_random"], marks=pytest.mark.slow),
+    pytest.param("separate", ["evaluation=exact"], marks=pytest.mark.slow)])
+def test_components_have_the_weights_of_the_run_in_memory(configure, tmp_path, which, options):
+    """Two components differ in features and labels alone, so that what is kept of one would fit the other."""
+    torch.save(three_components(), tmp_path / "graph.pt")
+    config = [*(part for part in SMALL if not part.startswith("data.")), *options, "data=file", "partition.num_parts=2",
+              f"data.path={tmp_path / 'graph.pt'}", f"data.components={which}", "data.min_component_size=2"]
+    ours, theirs = (running.train(configure(*config, f"data.on_disk={on_disk}"), tmp_path / on_disk)
+                    for on_disk in ("true", "false"))
+    assert ours["weights_sha256"] == theirs["weights_sha256"] and ours["test"] == theirs["test"]
+    # Another run finds them in the cache; so does an evaluation.
+    again = configure(*config, "data.on_disk=true")
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache" / "graphs").rglob("*")}
+    kept = {path.name.rpartition("-")[2] for path in made if "-component-" in path.name}
+    assert {f"{number}.store" for number in {"largest": "1", "separate": "123"}.get(which, which)} <= kept
+    assert running.train(again, tmp_path / "again")["weights_sha256"] == ours["weights_sha256"]
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+
+
 def test_exact_evaluation_on_disk(configure, tmp_path):
     """In blocks of nodes: the same predictions up to rounding."""
     scores = [running.train(configure(*SMALL, "evaluation=exact", "train.label_input=0.5", f"data.on_disk={on_disk}"),
@@ -230,7 +285,6 @@ def test_activations_lie_in_files_where_memory_has_no_room(configure, tmp_path, 
 
 
 @pytest.mark.parametrize("overrides, says", [
-    (["data.components=largest"], "data.on_disk=true with data.components=largest: a part of the graph would be taken"),
     (["data=math", "trainer=knowledge"], "data.on_disk=true: .* holds triples, which lie in a file"),
 ])
 def test_what_cannot_stay_on_the_disk(configure, overrides, says):

@@ -9,9 +9,11 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+from torch import Tensor
 from torch_geometric.data import Data
 
 from pipeline import keys
@@ -19,7 +21,9 @@ from pipeline.data.config import DATASETS, DataConfig
 from pipeline.data.prepare import prepare
 from pipeline.data.tables_config import check_packages
 from pipeline.graph import store
+from pipeline.graph.components import write_component
 from pipeline.graph.structure import inspect
+from pipeline.graph.subgraph import induced_subgraph
 from pipeline.run import checkpoint
 from pipeline.run.errors import DamagedFile
 from pipeline.run.progress import Bar
@@ -103,6 +107,28 @@ def path_of(config: DataConfig, cache_dir: str | Path, content_hash: str, part: 
     """Return where a prepared graph is kept, a file or the folder of a store, or a `part` of it, a file."""
     kind = "store" if (config.on_disk or config.is_stored) and not part else "pt"
     return Path(cache_dir) / "graphs" / f"{config.source}-{content_hash}{part}.{kind}"
+
+
+def keep_component(config: DataConfig, cache_dir: str | Path, data: Data, number: int, nodes: Tensor, *,
+                   verify: bool = True) -> Data:
+    """Open a component of a graph from the cache, a store if the graph is in one; it is kept first if it is not there.
+
+    Args:
+        data: the graph, as :func:`load` returns it.
+        number: of the component.
+        nodes: of the component, in ascending order.
+
+    Raises:
+        FileError: it cannot be read or written.
+    """
+    path = path_of(config, cache_dir, data.content_hash, f"-component-{number}")
+    if "store" not in data:
+        return store.unpack(checkpoint.keep(path, lambda: store.pack(induced_subgraph(data, nodes)),
+                                            again="selecting it again", verify=verify))
+    path = path.with_suffix(".store")
+    component = _keep_store(path, partial(write_component, data=data, nodes=nodes), path.name, verify=verify)
+    component.store = str(path)
+    return component
 
 
 def _keep_store(path: Path, write: Callable[[store.StoreWriter], None], key: str, *, verify: bool) -> Data:

@@ -12,15 +12,21 @@ from scipy.sparse import csgraph
 from torch import Tensor
 from torch_geometric.data import Data
 
+from models.edges import choose_dtype
 from models.kernels.native import pointer
 from pipeline.graph.reading import edge_blocks
+from pipeline.graph.store import ArrayFile, StoreWriter
 from pipeline.graph.stream import LIBRARY
-from pipeline.graph.subgraph import induced_subgraph
+from pipeline.graph.subgraph import GRAPH_KEYS, NODE_KEYS, induced_subgraph
+from pipeline.run import pulse
 
 log = logging.getLogger(__name__)
 
-# Opens the part of a graph with this number, which the function builds if it is not kept somewhere.
-Share = Callable[[int, Callable[[], Data]], Data]
+# Nodes whose features are copied at a time.
+COPIED = 1 << 16
+
+# Takes the component with this number, of these nodes in ascending order, from a graph, or from where it is kept.
+Take = Callable[[int, Tensor], Data]
 
 
 @dataclass
@@ -122,16 +128,11 @@ def _label_blocks(data: Data) -> tuple[int, np.ndarray]:
     return len(roots), label
 
 
-def build_now(number: int, build: Callable[[], Data]) -> Data:
-    """Keep no part of a graph."""
-    return build()
-
-
-def select_component(data: Data, components: Components, which: str, share: Share = build_now) -> Data:
+def select_component(data: Data, components: Components, which: str, take: Take | None = None) -> Data:
     """The part of a graph to train on: "all", "largest", or the K-th largest component.
 
     Args:
-        share: keeps the parts for other processes.
+        take: takes the part of its nodes; :func:`induced_subgraph` if not given.
 
     Raises:
         ValueError: there are fewer than K components, or the K-th holds no training node.
@@ -147,23 +148,24 @@ def select_component(data: Data, components: Components, which: str, share: Shar
     left_out = sum(c.num_labelled for c in components.components) - component.num_labelled
     log.info("component %d: %s nodes; the others hold %s labelled nodes, which are left out", number,
              f"{component.num_nodes:,}", f"{left_out:,}")
-    return share(number, lambda: induced_subgraph(data, (components.index == number - 1).nonzero().squeeze(1)))
+    nodes = (components.index == number - 1).nonzero().squeeze(1)
+    return induced_subgraph(data, nodes) if take is None else take(number, nodes)
 
 
 def split_components(data: Data, components: Components, which: str, min_size: int,
-                     share: Share = build_now) -> list[tuple[str | None, Data]]:
+                     take: Take | None = None) -> list[tuple[str | None, Data]]:
     """The graphs to train a model on each, with the number of its component where there are several.
 
     Args:
         which: "separate" for the largest component with a training node and every further one of `min_size` nodes;
             else as for :func:`select_component`.
-        share: keeps the parts for other processes.
+        take: as for :func:`select_component`.
 
     Raises:
         ValueError: no component holds a training node; or as :func:`select_component`.
     """
     if which != "separate":
-        return [(None, select_component(data, components, which, share))]
+        return [(None, select_component(data, components, which, take))]
     trained = [number for number, component in enumerate(components.components, start=1) if component.num_train]
     if not trained:
         raise ValueError("data.components=separate: no component holds a node of the train split")
@@ -171,5 +173,51 @@ def split_components(data: Data, components: Components, which: str, min_size: i
         if component.num_nodes >= min_size and not component.num_train:
             log.info("component %d: %s nodes, none of the train split: the model of component %d will predict them",
                      number, f"{component.num_nodes:,}", trained[0])
-    return [(str(number), select_component(data, components, str(number), share)) for number in trained
+    return [(str(number), select_component(data, components, str(number), take)) for number in trained
             if number == trained[0] or components.components[number - 1].num_nodes >= min_size]
+
+
+def write_component(writer: StoreWriter, data: Data, nodes: Tensor) -> None:
+    """Write a component of a graph in a store as a store of its own, reading the edges of the graph once.
+
+    Args:
+        nodes: of the component, in ascending order, int64: no edge leads from them or to them from elsewhere.
+    """
+    (indptr, _), _ = data.edge_index.get_csc()
+    degrees = indptr.diff()[nodes]
+    num_edges = int(degrees.sum())
+    dtype = choose_dtype(len(nodes), num_edges)
+    writer.put("indptr", torch.cat([degrees.new_zeros(1, dtype=torch.int64), degrees.cumsum(0)]).to(dtype))
+    if not writer.has("edges"):
+        shapes: dict = {"edges": ((2, num_edges), dtype)}
+        if data.edge_attr is not None:
+            shapes["edge_attr"] = ((num_edges, *data.edge_attr.shape[1:]), data.edge_attr.dtype)
+        with writer.write(**shapes) as arrays:
+            _write_edges(arrays, data, nodes)
+    if not writer.has("x"):
+        channels = data.x.size(1)
+        with writer.write(x=((len(nodes), channels), data.x.dtype)) as arrays:
+            for first in range(0, len(nodes), COPIED):
+                own = data.x.index_select(0, nodes[first:first + COPIED])
+                arrays["x"].write(first * channels, own.reshape(-1).numpy())
+                pulse.renew()
+    for key in NODE_KEYS:
+        if key != "x" and data.get(key) is not None:
+            writer.put(key, data[key].index_select(0, nodes))
+    writer.put("n_id", nodes)
+    writer.finish({key: data[key] for key in GRAPH_KEYS if key in data} | {"num_nodes": len(nodes)})
+
+
+def _write_edges(arrays: dict[str, ArrayFile], data: Data, nodes: Tensor) -> None:
+    """Write the edges of a component, those of each node in the order that they have in the graph."""
+    local = torch.full((data.num_nodes,), -1, dtype=arrays["edges"].dtype).numpy()
+    local[nodes.numpy()] = np.arange(len(nodes))
+    num_edges, at = arrays["edges"].shape[1], 0
+    for first, ptr, src, *attr in edge_blocks(data, features=True):
+        dst = np.repeat(local[first:first + len(ptr) - 1], np.diff(ptr))
+        kept = dst >= 0
+        arrays["edges"].write(at, local[src[kept]])
+        arrays["edges"].write(num_edges + at, dst[kept])
+        if attr:
+            arrays["edge_attr"].write(at * attr[0][:1].size, attr[0][kept].reshape(-1))
+        at += int(kept.sum())

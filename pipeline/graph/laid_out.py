@@ -44,8 +44,9 @@ class LaidOut:
         self._place[micro.perm.numpy()] = np.arange(data.num_nodes, dtype=np.int32)
         self._num_runs = micro.num_parts
         self._spill, self._buffer = spill, buffer
-        digest = hashlib.blake2b(self._place.data, digest_size=8).hexdigest()
-        self.path = folder / f"laid-out-{data.get('content_hash', 'graph')}-{digest}.store"
+        digest = hashlib.blake2b(self._place.data, digest_size=8)
+        digest.update(Path(data.store).name.encode())  # components of a graph have its hash
+        self.path = folder / f"laid-out-{data.get('content_hash', 'graph')}-{digest.hexdigest()}.store"
 
     def holds(self, partition: Partition) -> bool:
         """Tell whether the clusters of a partition are made of these micro-clusters."""

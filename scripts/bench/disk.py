@@ -49,12 +49,13 @@ def bench_disk(num_nodes: list[int], num_edges: list[int], edge_channels: int, c
             write_random_graph(path, nodes, edges, edge_channels, channels)
             say(f"{path} written in {time.perf_counter() - start:.0f} s")
         size = sum((path / f"{name}.bin").stat().st_size for name in ("edge_attr", "x")) + _bytes_of_sources(path)
-        if size < machine_memory() // 2:
+        fits = size < machine_memory() // 2
+        if fits:
             _compare(path, num_parts, Path(folder))
         else:
-            say(f"{path.name} is not compared: its rows would be read from the disk one by one")
+            say(f"{path.name} is not compared, nor taken into memory: rows would be read from the disk one by one")
         for round_ in range(repeat):
-            for way in ways:
+            for way in ways if fits else [way for way in ways if way in FROM_DISK]:
                 _cool(path) if way in FROM_DISK else _warm(path)
                 # In a process of its own: what one has allocated and kept is no other's memory.
                 with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
