@@ -434,7 +434,8 @@ def test_a_full_disk_is_named_and_the_next_goes_on(tmp_path, megabytes):
     expected = load(tmp_path, config).x
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", disk], capture_output=True).returncode:
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", disk]
+    if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("only root may mount a small disk")
     try:
         with pytest.raises(FileError, match=f"{disk}.*no space left|No space left on device"):
