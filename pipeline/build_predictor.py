@@ -117,8 +117,7 @@ def _in_blocks(config: Config, data: Data, model: torch.nn.Module, device: torch
     spill = Path(config.cache_dir) / "spill"
 
     def allocate(rows: int, columns: int) -> Tensor:
-        # Three at a time at most. A file of its own each, which ends with the tensor.
-        small = 3 * 4 * rows * columns <= machine_memory() // 4
+        small = activation_bytes(rows, columns) > 0
         return MemoryStorage().zeros(rows, columns) if small else DiskStorage(spill).zeros(rows, columns)
 
     def look() -> None:
@@ -128,6 +127,12 @@ def _in_blocks(config: Config, data: Data, model: torch.nn.Module, device: torch
 
     return blockwise.InBlocks(cast(DeeperGCN, model), num_rows=BLOCK_NODES, num_edges=BLOCK_EDGES, allocate=allocate,
                               before_block=look).eval()
+
+
+def activation_bytes(num_nodes: int, channels: int) -> int:
+    """Return the memory of activations in blocks, three tensors at a time; 0 where they lie in files of their own."""
+    size = 3 * 4 * num_nodes * channels
+    return size if size <= machine_memory() // 4 else 0
 
 
 def _predict_both(task: Task, model: torch.nn.Module, head: torch.nn.Linear) -> Predict:

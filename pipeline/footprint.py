@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,12 +10,15 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
+from models.blockwise import why_not
 from models.pyg import ELEMENTS_AT_ONCE
 from pipeline import build, estimate, keys
 from pipeline.build import OpenGraph
+from pipeline.build_predictor import BLOCK_EDGES, BLOCK_NODES, activation_bytes
 from pipeline.config import Config
 from pipeline.graph.edges import sort_edges
 from pipeline.graph.partition import whole_partition
+from pipeline.graph.stream import waiting_bytes
 from pipeline.graph.subgraph import attach_nodes
 from pipeline.loaders.cluster import ClusterLoader
 from pipeline.run import pulse
@@ -59,12 +63,14 @@ class Footprint:
 
     Attributes:
         process: the process itself, with what it has imported.
-        graph: the whole graph, mapped into memory, which the ranks of a machine share.
+        graph: the whole graph, mapped into memory, which the ranks of a machine share; of a graph on disk none, as the
+            system takes back what it mapped.
         state: weights, gradients and what the optimizer keeps of them; a table of features too.
         batch: a batch.
         step: what a step holds at most beside batch and state: activations, and gradients of them.
         evaluation: what an evaluation holds at most.
         held: batches that are held at a time.
+        waiting: of a graph on disk: what waits in memory for the clusters to come, by the number of their edges.
     """
 
     num_nodes: int
@@ -76,6 +82,7 @@ class Footprint:
     step: Linear
     evaluation: float
     held: int
+    waiting: Callable[[float], float] | None = None
 
     def batch_size(self, config: Config, num_parts: int) -> tuple[float, float]:
         """Return the nodes and edges of a batch: the mean of random clusters, at most of others."""
@@ -89,7 +96,10 @@ class Footprint:
         size = self.batch_size(config, num_parts)
         one = size[0] == self.num_nodes
         batches = (1 if one else self.held) * self.batch(*size)
-        return {"process": self.process, "graph (mapped)": self.graph, "weights and optimizer": self.state,
+        graph = {"graph (mapped)": self.graph}
+        if self.waiting is not None:
+            graph = {"clusters to come": self.waiting(size[1] * self.num_nodes / size[0])}
+        return {"process": self.process, **graph, "weights and optimizer": self.state,
                 "batches" if self.held > 1 else "batch": batches, "activations": self.step(*size)}
 
     def total(self, config: Config, num_parts: int) -> float:
@@ -142,7 +152,7 @@ def describe_parts(found: Footprint, config: Config, num_parts: int) -> str:
     """Name the parts with their sizes."""
     parts = {**found.parts(config, num_parts), "evaluation in place of activations": found.evaluation}
     if found.process == 0:
-        del parts["process"], parts["graph (mapped)"]
+        parts = {name: size for name, size in parts.items() if name not in ("process", "graph (mapped)")}
     return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
 
 
@@ -188,10 +198,12 @@ def measure(config: Config, data: Data, device: torch.device) -> Footprint:
     state = (4 + ranks) * weights
     if config.features.name == "embedding" and (device.type == "cpu" or config.features.device == "auto"):
         state += num_nodes * config.features.channels * (12 if config.features.optimizer == "sparse_adam" else 4)
+    on_disk = on_cpu and "store" in data
     return Footprint(
         num_nodes, num_edges, state=state, batch=batch, step=step,
         process=resident_bytes(besides=config.cache_dir) + num_nodes * BYTES_PER_NODE_DRAWN if on_cpu else 0,
-        graph=bytes_of(data) if on_cpu else 0, held=config.partition.prefetch + 2 if on_cpu else 1,
+        graph=bytes_of(data) if on_cpu and not on_disk else 0, held=config.partition.prefetch + 2 if on_cpu else 1,
+        waiting=partial(waiting_bytes, data) if on_disk else None,
         evaluation=_evaluation(config, data, evaluation, batch, model, on_cpu))
 
 
@@ -205,6 +217,9 @@ def _evaluation(config: Config, data: Data, forward: Linear, batch: Linear, mode
         wide = 0 if getattr(model, "takes_int32_edges", False) else 40 * num_edges
         # In blocks of edges the messages are there, which small graphs have no need of.
         blocks = 4 * ELEMENTS_AT_ONCE if at_once < num_edges and hasattr(model, "splits") else 0
+        if on_cpu and "store" in data and not why_not(model):
+            block = forward(min(num_nodes, BLOCK_NODES), min(num_edges, BLOCK_EDGES))
+            return activation_bytes(num_nodes, config.model.hidden_channels) + rows + block
         return forward(num_nodes, at_once) + rows + wide + blocks + (0 if on_cpu else bytes_of(data))
     share = 1 / min(config.evaluation.num_parts, num_nodes)
     size = num_nodes * share, num_edges * share * share

@@ -10,6 +10,8 @@ from running import TOY, finish, summary_of, train
 
 from pipeline import build, build_loader, config as configuration, folder as run_folder, footprint, keys
 from pipeline.footprint import Linear
+from pipeline.graph import stream as graph_stream
+from pipeline.graph.reading import BLOCK_BYTES
 from pipeline.run import memory
 from pipeline.run.allocations import Allocations
 from pipeline.run.seeds import stream
@@ -100,6 +102,20 @@ def test_denser_clusters_need_more_of_them(configure):
     assert found.batch_size(config, 1) == found.batch_size(metis, 1) == (4000, 40000)
 
 
+def test_of_a_graph_on_disk_what_waits_is_counted(configure, monkeypatch):
+    config = configure(*GRAPH, "data.on_disk=true", "partition.num_parts=4")
+    found = footprint.measure(config, data := open_data(config), CPU)
+    blocks, edge_bytes = 2 * BLOCK_BYTES, 8 + 4 * data.edge_attr.size(1)
+    metis = keys.replaced(config, {"partition.name": "metis"})
+    assert "graph (mapped)" not in found.parts(config, 4) and found.graph == 0
+    assert found.parts(config, 4)["clusters to come"] == blocks + 10_000 * edge_bytes
+    assert found.parts(config, 1)["clusters to come"] == found.parts(metis, 4)["clusters to come"] \
+        == blocks + 40_000 * edge_bytes
+    monkeypatch.setattr(graph_stream, "buffer_bytes", lambda: 1000)  # the rest waits in files, and so do features
+    assert found.parts(config, 4)["clusters to come"] == blocks + 2000
+    assert "clusters to come" in footprint.describe_parts(found, config, 4)
+
+
 def test_no_random_number_is_drawn_from_those_of_the_run(configure):
     config = configure(*GRAPH)
     data, before = open_data(config), torch.get_rng_state()
@@ -166,7 +182,8 @@ SLOW_CASES = [
     [], ["model.aggr=mean"], ["model.num_layers=28", "partition.num_parts=4"], ["train.precision=bf16"],
     ["train.label_input=0.5"], ["features=embedding"], ["model=revgnn", "model.num_layers=28"],
     ["model=pyg", "model.conv=SAGEConv", "model.num_layers=3"],
-    ["model=pyg", "model.conv=SAGEConv", "model.num_layers=3", "train.precision=bf16"], ["partition=whole"]]
+    ["model=pyg", "model.conv=SAGEConv", "model.num_layers=3", "train.precision=bf16"], ["partition=whole"],
+    ["data.on_disk=true"], ["data.on_disk=true", "evaluation=exact"], ["evaluation=exact", "model.num_mlp_layers=1"]]
 UNITS = {"MB": 1e6, "GB": 1e9}
 
 

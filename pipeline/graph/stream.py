@@ -22,6 +22,25 @@ from pipeline.run.memory import machine_memory
 LIBRARY = NativeLibrary("streamed clusters", Path(__file__).with_name("stream.cpp"), otherwise="numpy selects instead")
 
 
+def buffer_bytes() -> int:
+    """Return the bytes of clusters to come that stay in memory if nothing else is said: 1 GiB, or a sixteenth of the
+    machine's memory.
+    """
+    return min(1 << 30, machine_memory() // 16)
+
+
+def waiting_bytes(data: Data, num_edges: float) -> float:
+    """Return the bytes that a pass holds in memory: clusters to come, and blocks of what is read.
+
+    Args:
+        num_edges: within the clusters.
+    """
+    buffer, attr = buffer_bytes(), data.edge_attr
+    edges = num_edges * (8 + (0 if attr is None else attr.size(1) * attr.element_size()))
+    x = 0 if data.x is None else data.x.numel() * data.x.element_size()
+    return min(edges, buffer) + (buffer if x > buffer else 0) + 2 * BLOCK_BYTES
+
+
 class ClusterStream:
     """Builds the subgraphs that clusters induce, of a graph that lies in a store.
 
@@ -32,7 +51,7 @@ class ClusterStream:
     Args:
         data: the graph, as :func:`pipeline.graph.store.open_graph` returns it, with ``store``, its folder.
         spill: a folder for what exceeds `buffer`.
-        buffer: bytes; 1 GiB or a sixteenth of the machine's memory if not given.
+        buffer: bytes; :func:`buffer_bytes` if not given.
         block: bytes that are read at a time.
         lay_out: makes what reads partitions of which it knows the micro-clusters; called with `buffer` by
             :meth:`prepare`.
@@ -41,7 +60,7 @@ class ClusterStream:
     def __init__(self, data: Data, *, spill: Path, buffer: int | None = None, block: int = BLOCK_BYTES,
                  lay_out: Callable[[int], LaidOut] | None = None):
         self._data, self._spill, self._block, self._lay_out = data, spill, block, lay_out
-        self._buffer = min(1 << 30, machine_memory() // 16) if buffer is None else buffer
+        self._buffer = buffer_bytes() if buffer is None else buffer
         self._laid_out: LaidOut | None = None
 
     def prepare(self) -> None:
