@@ -1,26 +1,34 @@
 // What one pass over a graph's edges finds, a block at a time: the edges within clusters, and connected components.
 // pipeline/graph/stream.py and components.py call the functions below.
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 
 namespace {
 
+// Edges ahead of the one in hand whose clusters are fetched: of large graphs these lie in no cache.
+constexpr int64_t AHEAD = 64;
+
 // Rows of the block are destinations; part[node] is the cluster of a node, negative for those that are not asked for.
 template <class Node>
 int64_t select(const Node* src, const int64_t* ptr, int64_t first_row, int64_t rows, const int32_t* part,
                const int32_t* local, int32_t* out_src, int32_t* out_dst, int32_t* out_part, int32_t* position) {
-  int64_t kept = 0;
+  const int64_t end = ptr[rows];
+  int64_t kept = 0, written = 0;
   for (int64_t row = 0; row < rows; row++) {
     const int32_t own = part[first_row + row];
     if (own < 0) continue;
     const int32_t dst = local[first_row + row];
     // An edge that is not kept is written behind the last, and then over.
     for (int64_t e = ptr[row]; e < ptr[row + 1]; e++) {
-      out_src[kept] = int32_t(src[e]);
-      out_dst[kept] = dst;
-      out_part[kept] = own;
+      __builtin_prefetch(&part[src[std::min(e + AHEAD, end - 1)]]);
       position[kept] = int32_t(e);
       kept += part[src[e]] == own;
+    }
+    for (; written < kept; written++) {
+      out_src[written] = int32_t(src[position[written]]);
+      out_dst[written] = dst;
+      out_part[written] = own;
     }
   }
   for (int64_t e = 0; e < kept; e++) out_src[e] = local[out_src[e]];
