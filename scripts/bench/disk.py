@@ -208,12 +208,14 @@ def _draw(rows: list[dict], path: Path) -> None:
         sizes = sorted({row["num_edges"] for row in own})
         for axis, column in zip(axes, ("seconds", "extra_mib")):
             if column == "seconds" or way != "bare read":
-                axis.plot(sizes, [statistics.median(row[column] for row in own if row["num_edges"] == size)
-                                  for size in sizes], "o-", label=names[way])
+                medians = [statistics.median(row[column] for row in own if row["num_edges"] == size) for size in sizes]
+                # Less than a MiB is not told from none.
+                axis.plot(sizes, medians if column == "seconds" else [max(median, 1) for median in medians], "o-",
+                          color=f"C{list(names).index(way)}", label=names[way])
     for axis, title in zip(axes, ("seconds of an epoch's batches", "memory beside pages of files, MiB")):
         axis.set(xscale="log", yscale="log", xlabel="directed edges", title=title)
         axis.grid(alpha=0.3)
-    axes[0].legend()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(names))
     figure.savefig(path)
 
 
