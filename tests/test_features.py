@@ -255,6 +255,7 @@ def test_nodes_without_a_row_get_the_mean(configure, tmp_path, monkeypatch):
     data = make_graph([*edges, (40, 41), (41, 40)], 43, x=whole.x, y=whole.y, edge_attr=torch.ones(len(edges) + 2, 3))
     number = torch.arange(43)
     data.train_mask, data.valid_mask, data.test_mask = number % 3 == 0, number % 3 == 1, number % 3 == 2
+    data.content_hash = "generated"
     monkeypatch.setattr("pipeline.build.load", lambda *args, **kwargs: data)
     config = configure(*TABLE, "data.components=separate", "data.min_component_size=10", "train.epochs=1")
     seen = []
