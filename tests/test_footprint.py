@@ -11,7 +11,6 @@ from running import TOY, finish, summary_of, train
 from pipeline import build, build_loader, config as configuration, folder as run_folder, footprint, keys
 from pipeline.footprint import Linear
 from pipeline.graph import stream as graph_stream
-from pipeline.graph.reading import BLOCK_BYTES
 from pipeline.run import memory
 from pipeline.run.allocations import Allocations
 from pipeline.run.seeds import stream
@@ -105,7 +104,8 @@ def test_denser_clusters_need_more_of_them(configure):
 def test_of_a_graph_on_disk_what_waits_is_counted(configure, monkeypatch):
     config = configure(*GRAPH, "data.on_disk=true", "partition.num_parts=4")
     found = footprint.measure(config, data := open_data(config), CPU)
-    blocks, edge_bytes = 2 * BLOCK_BYTES, 8 + 4 * data.edge_attr.size(1)
+    edge_bytes = 8 + 4 * data.edge_attr.size(1)
+    blocks = 2 * 40_000 * (edge_bytes - 4)  # the whole graph is one, and another is read ahead
     metis = keys.replaced(config, {"partition.name": "metis"})
     assert "graph (mapped)" not in found.parts(config, 4) and found.graph == 0
     assert found.parts(config, 4)["clusters to come"] == blocks + 10_000 * edge_bytes
@@ -114,6 +114,8 @@ def test_of_a_graph_on_disk_what_waits_is_counted(configure, monkeypatch):
     monkeypatch.setattr(graph_stream, "buffer_bytes", lambda: 1000)  # the rest waits in files, and so do features
     assert found.parts(config, 4)["clusters to come"] == blocks + 2000
     assert "clusters to come" in footprint.describe_parts(found, config, 4)
+    monkeypatch.setattr(graph_stream, "BLOCK_BYTES", 5000)
+    assert found.parts(config, 4)["clusters to come"] == 2 * 5000 + 2000
 
 
 def test_no_random_number_is_drawn_from_those_of_the_run(configure):

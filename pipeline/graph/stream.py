@@ -36,9 +36,10 @@ def waiting_bytes(data: Data, num_edges: float) -> float:
         num_edges: within the clusters.
     """
     buffer, attr = buffer_bytes(), data.edge_attr
-    edges = num_edges * (8 + (0 if attr is None else attr.size(1) * attr.element_size()))
+    features = 0 if attr is None else attr.size(1) * attr.element_size()
     x = 0 if data.x is None else data.x.numel() * data.x.element_size()
-    return min(edges, buffer) + (buffer if x > buffer else 0) + 2 * BLOCK_BYTES
+    blocks = 2 * min(data.num_edges * (data.edge_index.element_size() + features), BLOCK_BYTES)
+    return min(num_edges * (8 + features), buffer) + (buffer if x > buffer else 0) + blocks
 
 
 class ClusterStream:
