@@ -97,6 +97,13 @@ def test_a_checkpoint_that_is_being_written_is_waited_for_and_one_that_hangs_is_
     assert "parallel.timeout=10 ends the run" in board.verdict["message"]
 
 
+def test_who_is_stopped_himself_while_he_saves_is_not_waited_for(look, board):
+    stopped = (State.SAVING, False, False)
+    assert not look(3, stopped, WAITS, WAITS, asked=signal.SIGTERM, stop_timeout=4.0)
+    assert look(6, stopped, WAITS, WAITS, asked=signal.SIGTERM, stop_timeout=4.0)
+    assert "stopped by SIGTERM" in board.verdict["message"]
+
+
 def test_all_waiting_are_named_and_long_phases_have_more_time(look, kills):
     assert look(12, WAITS, WAITS, WAITS) and not look(12, (State.LONG, False, True), WAITS, WAITS)
 

@@ -130,8 +130,10 @@ class Watchdog:
         silent = self._suspects(signs)
         for place in silent:
             self._warn(place, signs[place])
-        # A checkpoint that is being written is what the request waits for; one that hangs has its limit below.
-        if self._stop_signum and not any(sign.state == State.SAVING for sign in signs):
+        # A checkpoint that is being written is what the request waits for; one that hangs has its limit below. Who is
+        # stopped himself writes none.
+        if self._stop_signum and not any(sign.state == State.SAVING and self._frozen[place] < 4 * PERIOD
+                                         for place, sign in enumerate(signs)):
             self._stopping += elapsed
             if self._stopping >= self.limits.stop_timeout:
                 name = signal.Signals(self._stop_signum).name
