@@ -5,14 +5,17 @@ import time
 import numpy as np
 import torch
 
+from models.embedding.reference import GROUP
 from pipeline import build
 from pipeline.graph.walks import WalkSampler
 from pipeline.probe import LabelProbe
+from scripts.bench.machine import measure
 from scripts.bench.measure import configure, say, write_row
 
 
 def bench_embedding(path: str, dim: int, distance: int, repeat: int) -> None:
-    """Train both, score both by the same draws of the labels, and count pairs a second of training.
+    """Train both, score both by the same draws of the labels, and count pairs a second of training, and of the
+    machine's arithmetic the share that their updates need at least.
 
     Raises:
         SystemExit: gensim is not installed.
@@ -27,6 +30,12 @@ def bench_embedding(path: str, dim: int, distance: int, repeat: int) -> None:
     data, writer = build.open_graph(config).data, None
     probe = LabelProbe(data.y.numpy(), metric="micro_f1", portions=config.trainer.portions, num_draws=3,
                        num_threads=torch.get_num_threads())
+    machine, _ = measure(lambda: None, rounds=4)
+    # A pair or a negative: a product of two vectors, and both are moved; two operations a number each. Negatives are
+    # shared by as many pairs as a group may have; gensim draws five for each.
+    operations = {"ours": 6 * dim * (1 + config.trainer.num_negatives / GROUP), "gensim": 6 * dim * (1 + 5)}
+    say(f"the machine: {machine.peak / 1e9:.0f} G operations a second on {torch.get_num_threads()} threads; "
+        "a pair takes at least " + ", ".join(f"{number:,.0f} of {name}'s" for name, number in operations.items()))
     sampler = WalkSampler(data.edge_index, length=config.trainer.walk_length)
     for round_ in range(repeat):
         config.seed = round_
@@ -49,6 +58,7 @@ def bench_embedding(path: str, dim: int, distance: int, repeat: int) -> None:
             writer = write_row(writer, {
                 "bench": "embedding", "what": name, "round": round_, "dim": dim, "distance": distance,
                 "pairs": pairs, "seconds": round(taken, 3), "pairs_per_second": round(pairs / taken),
+                "of_machine": round(pairs / taken * operations[name] / machine.peak, 3),
                 **{f"micro_f1_{portion:g}": round(scores[f"micro_f1@{portion:g}"], 4)
                    for portion in config.trainer.portions}})
 
