@@ -35,7 +35,7 @@ def bench_embedding(path: str, dim: int, distance: int, repeat: int) -> None:
     # shared by as many pairs as a group may have; gensim draws five for each.
     operations = {"ours": 6 * dim * (1 + config.trainer.num_negatives / GROUP), "gensim": 6 * dim * (1 + 5)}
     say(f"the machine: {machine.peak / 1e9:.0f} G operations a second on {torch.get_num_threads()} threads; "
-        "a pair takes at least " + ", ".join(f"{number:,.0f} of {name}'s" for name, number in operations.items()))
+        "a pair takes at least " + ", ".join(f"{number:,.0f} ({name})" for name, number in operations.items()))
     sampler = WalkSampler(data.edge_index, length=config.trainer.walk_length)
     for round_ in range(repeat):
         config.seed = round_
