@@ -118,7 +118,7 @@ def test_components_are_those_in_memory(tmp_path, library, num_edges):
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("edge_dim", [0, 3])
 def test_a_component_is_that_in_memory(tmp_path, monkeypatch, dtype, edge_dim):
-    monkeypatch.setattr(components, "COPIED", 10)
+    monkeypatch.setattr(store, "COPIED", 10)
     monkeypatch.setattr(components, "edge_blocks", partial(edge_blocks, block=500))
     data = three_components(edge_dim=edge_dim)
     found = find_components(data)

@@ -15,15 +15,11 @@ from torch_geometric.data import Data
 from models.edges import choose_dtype
 from models.kernels.native import pointer
 from pipeline.graph.reading import edge_blocks
-from pipeline.graph.store import ArrayFile, StoreWriter
+from pipeline.graph.store import ArrayFile, StoreWriter, write_rows
 from pipeline.graph.stream import LIBRARY
 from pipeline.graph.subgraph import GRAPH_KEYS, NODE_KEYS, induced_subgraph
-from pipeline.run import pulse
 
 log = logging.getLogger(__name__)
-
-# Nodes whose features are copied at a time.
-COPIED = 1 << 16
 
 # Takes the component with this number, of these nodes in ascending order, from a graph, or from where it is kept.
 Take = Callable[[int, Tensor], Data]
@@ -194,13 +190,7 @@ def write_component(writer: StoreWriter, data: Data, nodes: Tensor) -> None:
             shapes["edge_attr"] = ((num_edges, *data.edge_attr.shape[1:]), data.edge_attr.dtype)
         with writer.write(**shapes) as arrays:
             _write_edges(arrays, data, nodes)
-    if not writer.has("x"):
-        channels = data.x.size(1)
-        with writer.write(x=((len(nodes), channels), data.x.dtype)) as arrays:
-            for first in range(0, len(nodes), COPIED):
-                own = data.x.index_select(0, nodes[first:first + COPIED])
-                arrays["x"].write(first * channels, own.reshape(-1).numpy())
-                pulse.renew()
+    write_rows(writer, "x", data.x, nodes)
     for key in NODE_KEYS:
         if key != "x" and data.get(key) is not None:
             writer.put(key, data[key].index_select(0, nodes))

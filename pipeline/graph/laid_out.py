@@ -21,9 +21,6 @@ from pipeline.run import pulse
 
 log = logging.getLogger(__name__)
 
-# Nodes whose features are copied at a time.
-COPIED = 1 << 18
-
 
 class LaidOut:
     """Reads clusters that were put together of micro-clusters, from a copy of the graph in their order.
@@ -68,12 +65,8 @@ class LaidOut:
             writer.put("indptr", indptr)
             if not writer.has("src"):
                 self._write_edges(writer, indptr.numpy())
-            if not writer.has("x"):
-                x = store.open_store(Path(self._data.store), verify=False)[0]["x"]
-                with writer.write(x=(tuple(x.shape), x.dtype)) as arrays:
-                    for first in range(0, len(x), COPIED):
-                        arrays["x"].write(first * x[:1].numel(), x[self._order[first:first + COPIED]].numpy())
-                        pulse.renew()
+            x = store.open_store(Path(self._data.store), verify=False)[0]["x"]
+            store.write_rows(writer, "x", x, self._order)
             writer.finish({})
 
     def _write_edges(self, writer: store.StoreWriter, indptr: np.ndarray) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from models.edges import from_csc
-from pipeline.run import files
+from pipeline.run import files, pulse
 from pipeline.run.errors import DamagedFile
 
 log = logging.getLogger(__name__)
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 # Raise it when a store that was written before can no longer be read.
 VERSION = 1
 MANIFEST, JOURNAL = "manifest.json", "journal.json"
+# Rows that are copied at a time.
+COPIED = 1 << 18
 
 # Linux' MAP_NORESERVE, which Python's module names from 3.13 on.
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
@@ -266,6 +268,22 @@ def _is_unchanged(path: Path, entry: dict) -> bool:
         return (found.st_size, found.st_mtime_ns) == (entry["size"], entry["changed_ns"])
     except (OSError, KeyError, TypeError):
         return False
+
+
+def write_rows(writer: StoreWriter, name: str, values: Tensor, rows: Tensor) -> None:
+    """Write some rows of a matrix as an array, some at a time, unless it is complete.
+
+    Args:
+        rows: their numbers, int64 [num_rows].
+    """
+    if writer.has(name):
+        return
+    channels = values.size(1)
+    with writer.write(**{name: ((len(rows), channels), values.dtype)}) as arrays:
+        for first in range(0, len(rows), COPIED):
+            own = values.index_select(0, rows[first:first + COPIED])
+            arrays[name].write(first * channels, own.reshape(-1).numpy())
+            pulse.renew()
 
 
 def write_graph(writer: StoreWriter, data: Data, **values: object) -> None:
