@@ -132,7 +132,7 @@ class Watchdog:
             self._warn(place, signs[place])
         # A checkpoint that is being written is what the request waits for; one that hangs has its limit below. Who is
         # stopped himself writes none.
-        if self._stop_signum and not any(sign.state == State.SAVING and self._frozen[place] < 4 * PERIOD
+        if self._stop_signum and not any(sign.state == State.SAVING and not self._is_frozen(place)
                                          for place, sign in enumerate(signs)):
             self._stopping += elapsed
             if self._stopping >= self.limits.stop_timeout:
@@ -146,11 +146,15 @@ class Watchdog:
                       late)
         return bool(late)
 
+    def _is_frozen(self, place: int) -> bool:
+        """Tell whether no Python has run in a process for a while."""
+        return self._frozen[place] >= 4 * PERIOD
+
     def _suspects(self, signs: list[Sign]) -> list[int]:
         """Return who keeps the others waiting: where no Python runs, who does not wait itself, or all of them."""
         present = [place for place, sign in enumerate(signs) if sign.state not in (State.ABSENT, State.ENDED)]
         ranks = [place for place in present if signs[place].rank >= 0] or present
-        frozen = [place for place in ranks if self._frozen[place] >= 4 * PERIOD]
+        frozen = [place for place in ranks if self._is_frozen(place)]
         busy = [place for place in ranks if signs[place].state != State.WAITING]
         return frozen or busy or ranks
 
