@@ -110,7 +110,6 @@ class Source:
                 raise ValueError(f"{name}: row {row}, column {column} holds {text!r}, which is no finite number of "
                                  f"float32 ({self.key}.{option})")
 
-
     def report_empty(self, db: Database, option: str, column: str, count: int, *, refuse: bool, filled: str) -> str:
         """Say what becomes of the empty cells of a column of numbers.
 

@@ -51,7 +51,8 @@ class TextFeatures:
 
     def weigh(self, texts: list[str]) -> sp.csr_matrix:
         """Compute TF-IDF of every hash [num_texts, NUM_HASHES], rows of length 1, when all texts have been counted."""
-        self._tfidf.idf_ = np.log((1 + self._num_texts) / (1 + self._frequency)) + 1  # as TfidfTransformer.fit does
+        if not hasattr(self._tfidf, "idf_"):  # as TfidfTransformer.fit sets it
+            self._tfidf.idf_ = np.log((1 + self._num_texts) / (1 + self._frequency)) + 1
         return self._tfidf.transform(self._hash.transform(texts))
 
     def transform(self, texts: list[str]) -> np.ndarray:
