@@ -5,7 +5,10 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: train test test-slow test-system test-slurm test-all lint
+# Where this is set, every process of every run would compile the tests again, with their assertions: 4 s each.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: train test test-of test-avx2 test-slow test-system test-slurm test-all lint docs
 
 # The default run, set-up included.
 train: $(VENV)/.installed
@@ -15,13 +18,21 @@ train: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(PYTEST)
 
+# The same tests as on a processor without AVX-512, in our kernels and in torch's.
+test-avx2: $(VENV)/.installed-test
+	PARALLEL_EPOCHS_SIMD=avx2 ATEN_CPU_CAPABILITY=avx2 $(PYTEST)
+
+# The quick tests of one file or folder: make test-of FILE=pipeline/knowledge/ranking.py
+test-of: $(VENV)/.installed-test
+	tests=$$($(BIN)/python -m tests.helpers.mirror $(FILE)) && $(BIN)/python -m pytest $$tests
+
 # Real processes that are hurt, every benchmark, Triton's interpreter, torch.compile, the README's commands.
 test-slow: $(VENV)/.installed-test
 	$(PYTEST) -m "slow and not system and not slurm" --durations=20
 
 # What needs system packages, long builds or large packages: Chromium, torch_sparse (10 to 15 minutes to compile, once),
-# and the trackers wandb and mlflow (about 150 MB).
-test-system: $(VENV)/.installed-sparse $(VENV)/.installed-trackers
+# the trackers wandb and mlflow (about 150 MB), and mkdocs.
+test-system: $(VENV)/.installed-sparse $(VENV)/.installed-trackers $(VENV)/.installed-docs
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }
 	$(BIN)/python -m pytest -m system
 
@@ -35,6 +46,11 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# README and docs/*.md as a site with search: build/site/index.html. A broken link ends the build.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "built build/site; its search needs a server: $(BIN)/python -m http.server --directory build/site"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -53,6 +69,10 @@ $(VENV)/.installed-sparse: $(VENV)/.installed-test build/sparse
 
 $(VENV)/.installed-trackers: $(VENV)/.installed-test
 	$(INSTALL) -e .[wandb,mlflow]
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(INSTALL) -e .[docs]
 	touch $@
 
 # Neither package has a wheel on PyPI, and both compile one file after the other.

@@ -1,9 +1,9 @@
-"""Deep graph neural networks: torch and torch_geometric only, no configuration objects."""
+"""Deep graph neural networks. They need torch and torch_geometric, and know nothing of configurations."""
 
-from .conv import GENConv
-from .deepgcn import DeeperGCN
-from .equilibrium import EquilibriumGNN
-from .link_predictor import LinkModel, LinkPredictor
-from .reversible import RevGNN
+from parallel_epochs.models.conv import GENConv
+from parallel_epochs.models.deepgcn import DeeperGCN
+from parallel_epochs.models.equilibrium import EquilibriumGNN
+from parallel_epochs.models.link_predictor import LinkModel, LinkPredictor
+from parallel_epochs.models.reversible import RevGNN
 
 __all__ = ["DeeperGCN", "EquilibriumGNN", "GENConv", "LinkModel", "LinkPredictor", "RevGNN"]

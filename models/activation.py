@@ -1,4 +1,4 @@
-"""LayerNorm, relu and dropout between two layers, in one pass over the nodes where the compiled kernel can run."""
+"""LayerNorm, ReLU and dropout between two layers. Where the compiled kernel can run, it does all three in one pass."""
 # ruff: noqa: F722 (shapes are strings)
 
 import torch
@@ -6,9 +6,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from .aggregate.reference import is_transformed
-from .kernels import norm as fused
-from .plain import is_plain
+from parallel_epochs.models.aggregate.reference import is_transformed
+from parallel_epochs.models.kernels import norm as fused
+from parallel_epochs.models.plain import is_plain
 
 
 def norm_relu_dropout(x: Float[Tensor, "num_nodes channels"], norm: torch.nn.Module, *, dropout: float = 0.0,
@@ -26,7 +26,8 @@ def norm_relu_dropout(x: Float[Tensor, "num_nodes channels"], norm: torch.nn.Mod
         training: whether elements are dropped.
         kernel: "reference" for torch's own operators, "auto" or "fused" for the fused kernel where it can run: a
             LayerNorm in float32 on the CPU.
-        mask: what :func:`draw_mask` returned for the same arguments: which elements are dropped, instead of a new draw.
+        mask: what :func:`draw_mask` returned for the same arguments. It decides which elements are dropped, in place of
+            a new draw.
 
     Returns:
         [num_nodes, channels]
@@ -44,11 +45,11 @@ def norm_relu_dropout(x: Float[Tensor, "num_nodes channels"], norm: torch.nn.Mod
 
 def draw_mask(x: Float[Tensor, "num_nodes channels"], norm: torch.nn.Module, *, dropout: float = 0.0,
               training: bool = False, kernel: str = "auto") -> Tensor | None:
-    """Draw once which elements several calls of :func:`norm_relu_dropout` drop.
+    """Draw the elements that several calls of :func:`norm_relu_dropout` all drop.
 
     Returns:
-        The seed of the fused kernel, where that will run; otherwise the factor of each element [num_nodes, channels].
-        None where nothing is dropped.
+        The seed of the fused kernel if that will run, otherwise the factor of each element [num_nodes, channels]; None
+        if nothing is dropped.
     """
     if not (training and dropout):
         return None

@@ -1,4 +1,4 @@
-"""A DeeperGCN on a whole graph, layer by layer and a block of nodes at a time: activations may lie in files."""
+"""Inference of a DeeperGCN on a whole graph: layer by layer, one block of nodes at a time, activations in files."""
 # ruff: noqa: F722 (shapes are strings)
 
 from collections.abc import Callable
@@ -9,39 +9,39 @@ from jaxtyping import Float, Num
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from .aggregate.blocks import cut_into_blocks
-from .blocks import BLOCKS
-from .deepgcn import DeeperGCN
-from .edges import from_csc
+from parallel_epochs.models.aggregate.reference_in_blocks import cut_into_blocks
+from parallel_epochs.models.deepgcn import DeeperGCN
+from parallel_epochs.models.edges import from_csc
+from parallel_epochs.models.residual import BLOCKS
 
-# Makes room for a tensor of float32, in memory or in a file that is mapped into it.
+# Allocates a float32 tensor of zeros, in memory or in a memory-mapped file.
 Allocate = Callable[[int, int], Tensor]
 
 
 def why_not(model: torch.nn.Module) -> str:
-    """Say why :class:`InBlocks` cannot run a model; empty if it can."""
+    """Return the reason why :class:`InBlocks` cannot run a model, or an empty text if it can."""
     if not isinstance(model, DeeperGCN):
-        return f"{type(model).__name__} has layers that need all nodes at once"
+        return f"{type(model).__name__} has layers that read all nodes at once"
     if model.knn:
         return "model.knn compares all nodes"
     if model.virtual is not None:
         return "a virtual node reads all nodes"
     if model.pool != "none":
-        return "model.pool makes a row of all nodes"
+        return "model.pool reads all nodes of a graph"
     return ""
 
 
 class InBlocks(torch.nn.Module):
-    """Predicts as a model in evaluation mode does, up to the rounding of other block sizes.
+    """Computes what a model in evaluation mode predicts; other block sizes only round otherwise.
 
-    Memory holds three tensors of nodes x channels at most, which `allocate` makes, and what a block needs.
+    At most three tensors of nodes x channels exist at a time, all made by `allocate`. The rest is as large as a block.
 
     Args:
-        model: which :func:`why_not` has nothing against.
-        num_rows: nodes of a block at most.
-        num_edges: edges of a block at most, but for a node that has more.
+        model: a model that :func:`why_not` has no reason against.
+        num_rows: largest number of nodes in a block.
+        num_edges: largest number of edges in a block. A node with more edges is a block of its own.
         allocate: makes a tensor of zeros [rows, columns].
-        before_block: called before each block.
+        before_block: function that is called before each block.
     """
 
     def __init__(self, model: DeeperGCN, *, num_rows: int, num_edges: int, allocate: Allocate = torch.zeros,
@@ -74,7 +74,7 @@ class InBlocks(torch.nn.Module):
 
         h = fill(model.channels_of(0), lambda rows: model.encode_nodes(x[rows]))
         for layer, norm in enumerate([None, *model.norms[:-1]] if model.block == "res+" else model.norms):
-            # What the layer's edges read; elsewhere than in res+ that is what comes in.
+            # What the edges of the layer read: in res+ the activated nodes, in other blocks the layer's input.
             source = h if model.block != "res+" or norm is None else fill(h.size(1), partial(_activate, model, norm, h))
             h = fill(model.channels_of(layer + 1),
                      partial(_apply, model, layer, norm, h, source, edge_index, edge_attr))
@@ -88,7 +88,7 @@ def _activate(model: DeeperGCN, norm: torch.nn.Module | None, h: Tensor, rows: s
 
 def _apply(model: DeeperGCN, layer: int, norm: torch.nn.Module | None, h: Tensor, source: Tensor,
            edge_index: EdgeIndex, edge_attr: Tensor | None, rows: slice) -> Tensor:
-    """Apply a layer to some rows."""
+    """Apply a layer to some rows of nodes."""
     (indptr, _), _ = edge_index.get_csc()
     edges = slice(int(indptr[rows.start]), int(indptr[rows.stop]))
     own = edge_index.as_tensor()[:, edges].clone()

@@ -1,4 +1,4 @@
-"""GENConv with PyG's arguments and state_dict, all of DeepGCN's aggregations, and an edge encoder from outside."""
+"""GENConv with the arguments and state_dict of PyG's, plus all aggregations of DeepGCN and an external edge encoder."""
 # ruff: noqa: F722 (shapes are strings)
 
 import copy
@@ -12,22 +12,22 @@ from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import OptPairTensor, OptTensor, SparseTensor  # noqa: F401 (PyG looks for them here)
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from . import notice
-from .activation import norm_relu_dropout
-from .aggregate import AGGREGATIONS, KERNELS, aggregate, check_rows
-from .aggregate.reduce import reduce
-from .edges import from_sparse_tensor, from_torch_sparse
-from .plain import has_hooks, is_plain
+from parallel_epochs.models import notice
+from parallel_epochs.models.activation import norm_relu_dropout
+from parallel_epochs.models.aggregate import AGGREGATIONS, KERNELS, aggregate, check_rows
+from parallel_epochs.models.aggregate.reduce import reduce
+from parallel_epochs.models.edges import for_pyg, from_sparse_tensor, from_torch_sparse
+from parallel_epochs.models.plain import has_hooks, is_plain
 
-# What PyG's class is told, so that it creates the parameter t or p under its own name.
+# The aggregation that PyG's constructor gets, so that it creates the parameter t or p under its own name.
 _PYG_AGGR = {"softmax_sum": "softmax", "power_sum": "powermean"}
-# Those that PyG does not have, or has under another name.
+# Aggregations that PyG does not have, or has under another name.
 _OURS = ("power", *_PYG_AGGR)
-# Those that grow with the number of neighbours.
+# Aggregations that grow with the number of neighbours.
 SUMS = ("add", "softmax_sum", "power_sum")
-# Of PyG's `aggr_kwargs`, those that are read here.
+# The entries of PyG's `aggr_kwargs` that are read here.
 _AGGR_KWARGS = {"t", "p", "learn"}
-# What PyG calls on the way from the nodes to the aggregated messages: a subclass may have its own.
+# The methods that PyG calls on the way from the nodes to the aggregated messages. A subclass may override them.
 _STEPS = ("message", "aggregate", "update", "message_and_aggregate", "edge_update")
 _HOOKS = tuple(f"_{step}_forward_{kind}" for step in ("propagate", *_STEPS[:2], *_STEPS[3:])
                for kind in ("pre_hooks", "hooks"))
@@ -36,16 +36,16 @@ _HOOKS = tuple(f"_{step}_forward_{kind}" for step in ("propagate", *_STEPS[:2], 
 class GENConv(pyg.GENConv):
     """Generalized graph convolution, ``MLP(x_i + aggregate_j(relu(x_j + e_ij) + eps))``.
 
-    Takes the arguments of :class:`torch_geometric.nn.GENConv`, and more aggregations: see
-    :func:`models.aggregate.aggregate`. Where only PyG's own code does what is asked for, it runs, and a warning says
-    so once: other aggregations and `aggr_kwargs`, ``flow="target_to_source"``, `x` of three dimensions,
-    `decomposed_layers`, an explainer's mask, hooks on the steps of message passing, subclasses with steps of their own.
-    ``torch.jit.script`` is given PyG's layer with the same parameters.
-    In PyG "power" is another name of "powermean"; here it is DeepGCN's power mean, which clamps to other bounds.
+    It takes the arguments of :class:`torch_geometric.nn.GENConv` and has more aggregations, see
+    :func:`models.aggregate.aggregate`. PyG's own code runs, and one warning says so, where only that can do what is
+    asked: other aggregations and `aggr_kwargs`, ``flow="target_to_source"``, `x` of three dimensions,
+    `decomposed_layers`, an explainer's mask, hooks on the steps of message passing, subclasses that override a step.
+    ``torch.jit.script`` gets PyG's layer with the same parameters.
+    In PyG "power" is another name of "powermean". Here it is DeepGCN's power mean, which clamps to other bounds.
     Mathematics: "DeeperGCN: All You Need to Train Deeper GCNs" (https://arxiv.org/abs/2006.07739).
 
     Args:
-        y: initial logit of the degree's exponent in ``softmax_sum`` and ``power_sum``.
+        y: initial y of the factor degree^sigmoid(y) in ``softmax_sum`` and ``power_sum``.
         learn_y: whether `y` is learned.
         kernel: "auto", "fused" or "reference", see :func:`models.aggregate.aggregate`.
 
@@ -66,7 +66,7 @@ class GENConv(pyg.GENConv):
         if isinstance(aggr, str) and aggr.endswith("_sum"):
             self.y = torch.nn.Parameter(torch.tensor([y])) if learn_y else y
         if _is_made_by_pyg(type(self)._orig_propagate):
-            # PyG takes what the class inherits, which may be the code made for another class: without explanations.
+            # PyG uses the inherited code, which may have been generated for another class, without explanations.
             type(self)._orig_propagate = MessagePassing.propagate
 
     def forward(
@@ -91,20 +91,21 @@ class GENConv(pyg.GENConv):
             size: (num_src, num_dst) of a bipartite graph.
             edge_encoder: weight [out_channels, edge_dim] and bias [out_channels] or none to use in place of
                 ``lin_edge``.
-            degree_ratio: for a part of a larger graph, each node's degree there over that in `edge_index` [num_dst]:
-                "add" is multiplied by it, and the degree of ``softmax_sum`` and ``power_sum``; means are what they are.
+            degree_ratio: for a part of a larger graph, each node's degree in that graph divided by its degree in
+                `edge_index` [num_dst]. It scales the result of "add" and the degree in ``softmax_sum`` and
+                ``power_sum``. Means do not change.
 
         Returns:
             [num_dst, out_channels]
 
         Raises:
-            ValueError: sizes that do not fit each other, or ``kernel="fused"`` where PyG's own code has to run.
+            ValueError: sizes that do not match, or ``kernel="fused"`` where PyG's own code has to run.
         """
         if reason := self._why_pygs_own(x):
             if self.kernel == "fused":
                 raise ValueError(f"kernel=fused cannot run: {reason}. Use kernel=auto to run PyG's own code.")
             if degree_ratio is not None:
-                raise ValueError(f"degree_ratio cannot be applied: {reason}, which PyG's own code has to run")
+                raise ValueError(f"degree_ratio works without PyG's own code only, which has to run here: {reason}")
             notice.warn(f"{type(self).__name__}: PyG's own code runs ({reason})")
             return self._run_pygs_own(x, edge_index, edge_attr, size, edge_encoder)
 
@@ -127,7 +128,8 @@ class GENConv(pyg.GENConv):
             t=getattr(self.aggr_module, "t", 1.0), p=getattr(self.aggr_module, "p", 1.0), y=getattr(self, "y", 0.0),
             kernel=self.kernel)
         if degree_ratio is not None and degree_ratio.shape != (num_dst,):
-            raise ValueError(f"degree_ratio has shape {tuple(degree_ratio.shape)} for {num_dst} nodes")
+            raise ValueError(f"degree_ratio has shape {tuple(degree_ratio.shape)}, but must be [{num_dst}]: one number "
+                             "for each destination node")
         if degree_ratio is not None and self.aggr_name in SUMS:
             exponent = 1.0 if self.aggr_name == "add" else torch.as_tensor(getattr(self, "y", 0.0)).sigmoid()
             out = out * (degree_ratio**exponent).unsqueeze(1).to(out.dtype)
@@ -149,7 +151,7 @@ class GENConv(pyg.GENConv):
                       y=getattr(self, "y", 0.0))
 
     def _why_pygs_own(self, x: Tensor | tuple[Tensor, Tensor | None]) -> str:
-        """Say why PyG's own code has to run; empty if it has not."""
+        """Return the reason why PyG's own code has to run, or an empty text."""
         if not isinstance(self.aggr_name, str) or self.aggr_name not in AGGREGATIONS:
             return f"aggr={self.aggr_name}"
         if self._pygs_kwargs:
@@ -157,7 +159,7 @@ class GENConv(pyg.GENConv):
         if self.flow != "source_to_target":
             return f"flow={self.flow}"
         if (x if isinstance(x, Tensor) else x[0]).dim() != 2 or self.node_dim not in (-2, 0):
-            return "x has another number of dimensions than 2, or node_dim is another than -2"
+            return "x does not have 2 dimensions, or node_dim is not -2"
         if self.explain:
             return "an explainer's mask"
         if self.decomposed_layers != 1:
@@ -165,25 +167,25 @@ class GENConv(pyg.GENConv):
         if any(getattr(self, name) for name in _HOOKS):
             return "hooks on the steps of message passing"
         if not is_plain(self.aggr_module, self._aggr_kind):
-            return "another aggr_module, or one with hooks"
+            return "aggr_module was replaced or has hooks"
         own = [step for step in _STEPS if step in vars(self) or getattr(type(self), step) is not _step_of_ours(step)]
         if "propagate" in vars(self) or not _is_made_by_pyg(type(self).propagate):
             own.append("propagate")
-        return f"{', '.join(own)} of its own" if own else ""
+        return f"the class overrides {', '.join(own)}" if own else ""
 
     def _run_pygs_own(self, x, edge_index, edge_attr, size, edge_encoder):
         if edge_attr is not None and isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
             check_rows(edge_index, edge_attr)  # PyG repeats a single row
         if edge_encoder is not None and edge_attr is not None:
             if hasattr(self, "lin_edge"):
-                raise ValueError("edge_encoder is given, but the layer has a lin_edge of its own: build it without "
+                raise ValueError("edge_encoder is given, but the layer has its own lin_edge: build the layer without "
                                  "edge_dim")
             edge_attr = torch.nn.functional.linear(edge_attr, *edge_encoder)
         # PyG writes the code of propagate from this line: propagate_type: (x: OptPairTensor, edge_attr: OptTensor)
-        return super().forward(x, edge_index, edge_attr, size)
+        return super().forward(x, for_pyg(edge_index), edge_attr, size)
 
     def _choose_encoder(self, edge_attr, edge_encoder):
-        """Return the edge features with the weight and bias that encode them, or encoded ones."""
+        """Return edge features, and the weight and bias that encode them: None if nothing is left to encode."""
         if edge_attr is None:
             return None, None, None
         if edge_encoder is not None:
@@ -211,10 +213,10 @@ class GENConv(pyg.GENConv):
         return out
 
     def __prepare_scriptable__(self) -> MessagePassing:
-        """Return PyG's layer with the same parameters, for torch.jit.script, which cannot read this one."""
+        """Return PyG's layer with the same parameters for torch.jit.script, which cannot read this class."""
         if type(self) is not GENConv or self.aggr_name in _OURS:
-            raise ValueError(f"torch.jit.script knows PyG's layers alone, not {type(self).__name__} with "
-                             f"aggr={self.aggr_name}")
+            raise ValueError(f"torch.jit.script can only read PyG's own layers, not {type(self).__name__} with "
+                             f"aggr={self.aggr_name}. Use GENConv with one of PyG's aggregations, such as softmax.")
         notice.warn("GENConv: PyG's own code runs (torch.jit.script)")
         template = pyg.GENConv(1, 1)  # PyG writes the code that is scripted when it first makes a layer
         twin = copy.copy(self)

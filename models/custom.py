@@ -1,4 +1,4 @@
-"""A user's own class as a model, found by its dotted path."""
+"""A model class of the user, imported by its dotted path."""
 # ruff: noqa: F722 (shapes are strings)
 
 import importlib
@@ -11,27 +11,27 @@ from jaxtyping import Float
 from torch import Tensor
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from .foreign import choose_edge_argument, construct, name_edges, one_line
+from parallel_epochs.models.foreign import choose_edge_argument, construct, name_edges, one_line
 
 
 class CustomModel(torch.nn.Module):
     """Any module that predicts nodes from ``(x, edge_index, edge_attr)``.
 
-    Its constructor is given, of what it names, `in_channels` (columns of `x`, categories included), `out_channels`,
-    `hidden_channels`, `num_layers` and `edge_dim`. Edge features are the third argument of its forward, or go to the
-    one that is called ``edge_attr`` or, if there is one for each edge, ``edge_weight``. Its weights are those of
-    :attr:`model`.
+    Its constructor gets those of these arguments that it names: `in_channels` (columns of `x`, categories included),
+    `out_channels`, `hidden_channels`, `num_layers` and `edge_dim`. Its forward gets edge features as ``edge_attr`` if
+    it has an argument of this name, as ``edge_weight`` if it has that one and an edge has one feature, else as its
+    third argument. Its weights are those of :attr:`model`.
 
     Args:
-        in_channels: number of node features, without the one-hot columns of `num_categories`.
-        hidden_channels: given to a constructor that takes it.
-        out_channels: number of classes or tasks.
-        num_layers: given to a constructor that takes it.
-        edge_dim: number of edge features, or none.
-        num_categories: number of the last columns of `x` that hold a one-hot category.
-        kernel: not used.
-        path: the class, as package.module.Class
-        kwargs: what else its constructor is given
+        in_channels: Number of node features, without the one-hot columns of `num_categories`.
+        hidden_channels: Width of the layers, passed to the constructor if that has an argument hidden_channels.
+        out_channels: Number of classes or tasks.
+        num_layers: Number of layers, passed to the constructor if that has an argument num_layers.
+        edge_dim: Number of edge features, or None.
+        num_categories: Number of the last columns of `x` that hold a one-hot category.
+        kernel: Not used.
+        path: The class, as package.module.Class.
+        kwargs: Further arguments of its constructor, as in 'model.kwargs={width:64}'.
 
     Raises:
         ValueError: the class cannot be imported, or does not take the arguments; the message begins with "path" or
@@ -52,7 +52,7 @@ class CustomModel(torch.nn.Module):
             given = {"edge_dim": edge_dim} | given  # it takes what its layers take
         self.model = construct(make, path, given, known)
         if not isinstance(self.model, torch.nn.Module):
-            raise ValueError(f"path={path} makes a {type(self.model).__name__}, no torch.nn.Module")
+            raise ValueError(f"path={path} returns a {type(self.model).__name__}; it must return a torch.nn.Module")
         parameters = inspect.signature(self.model.forward).parameters
         self.edge_argument = choose_edge_argument(parameters, edge_dim, attr=reads_attr, weight=reads_weight)
         positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -65,7 +65,7 @@ class CustomModel(torch.nn.Module):
 
     def forward(self, x: Float[Tensor, "num_nodes in_channels"], edge_index: Tensor,
                 edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None) -> Any:
-        """Call the model; it is to return logits or values, [num_nodes, out_channels]."""
+        """Call the model, which must return logits or values [num_nodes, out_channels]."""
         if self._by_place:
             return self.model(x, edge_index, edge_attr)
         return self.model(x, edge_index, **name_edges(self.edge_argument, edge_attr))
@@ -79,16 +79,16 @@ def find(path: str) -> Callable[..., Any]:
     """
     module_name, _, name = path.rpartition(".")
     if not module_name or not all(part.isidentifier() for part in path.split(".")):
-        raise ValueError(f"path={path} is no class: give it as package.module.Class")
+        raise ValueError(f"path={path} does not name a class: give it as package.module.Class")
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        # What of it is missing: the module itself, or one that it imports.
-        hint = "; it must be installed, or in the current folder or PYTHONPATH" \
+        # The missing module is this one or one of its packages, not a module that it imports.
+        hint = "; install it, or put it into the current folder or into PYTHONPATH" \
             if isinstance(error, ModuleNotFoundError) and module_name.startswith(error.name or " ") else ""
         raise ValueError(f"path={path} cannot be imported: {one_line(error)}{hint}") from error
     found = getattr(module, name, None)
     if not callable(found) or isinstance(found, type) and not issubclass(found, torch.nn.Module):
         raise ValueError(f"path={path}: {module_name} has no {name}" if found is None else
-                         f"path={path} is no torch.nn.Module")
+                         f"path={path} is not a torch.nn.Module")
     return found

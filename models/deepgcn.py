@@ -9,75 +9,57 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor
 from torch.nn import functional as F
 
-from .activation import norm_relu_dropout
-from .blocks import BLOCKS, NORMS, recompute
-from .conv import GENConv
-from .encoders import create_edge_encoder, create_node_encoders, encode_nodes, fold, prepare_edges
-from .heads import pool_graphs
-from .nearest import dilated_neighbors
-from .options import check_inputs, check_options
-from .plain import is_plain
-from .tables import TableEncoder
-from .virtual import VirtualNode, spread
+from parallel_epochs.models.activation import norm_relu_dropout
+from parallel_epochs.models.categories import TableEncoder
+from parallel_epochs.models.encoders import create_edge_encoder, create_node_encoders, encode_nodes, fold, prepare_edges
+from parallel_epochs.models.heads import pool_graphs
+from parallel_epochs.models.nearest import dilated_neighbors
+from parallel_epochs.models.options import ModelOptions, check_inputs, takes_options
+from parallel_epochs.models.plain import is_plain
+from parallel_epochs.models.residual import BLOCKS, NORMS, recompute
+from parallel_epochs.models.virtual import VirtualNode, spread
 
 
 class DeeperGCN(torch.nn.Module):
     """A stack of :class:`~models.conv.GENConv` layers between a linear encoder and a linear head.
 
-    ``res+`` computes ``h + conv(dropout(relu(norm(h))))``, ``res`` ``h + dropout(relu(norm(conv(h))))``, ``plain``
-    the same without ``h +``, ``dense`` concatenates each layer's output to its input.
+    The block ``res+`` computes ``h + conv(dropout(relu(norm(h))))``, ``res`` computes ``h +
+    dropout(relu(norm(conv(h))))``, ``plain`` does the same without ``h +``, and ``dense`` concatenates each layer's
+    output to its input.
 
-    Edge features go through one linear map shared by all layers and one of each layer. There is no nonlinearity
-    between the two, so `forward` folds them into a single map from `edge_dim` to `hidden_channels` for each layer:
-    same parameters and same function, but no encoded tensor of edges x channels shared by the layers. Categories of
+    Edge features go through one linear map that all layers share, then through one of each layer. There is no
+    nonlinearity between the two, so `forward` folds them into a single map from `edge_dim` to `hidden_channels` for
+    each layer. Parameters and function stay the same, but no encoded tensor of edges x channels exists. Categories of
     edges (`edge_tables`) have tables in each layer and no shared map; the aggregation reads their one-hot columns.
 
-    With `knn` each layer convolves over the nodes that lie nearest to each node in the space of the layer's input,
-    found anew in each step, instead of the given edges: the dynamic, dilated graphs of "DeepGCNs: Can GCNs Go as Deep
-    as CNNs?" (https://arxiv.org/abs/1904.03751). See :func:`models.nearest.dilated_neighbors`.
+    With `knn`, each layer ignores the given edges and links each node to its nearest nodes in the space of the layer's
+    input, computed anew in each step. These are the dynamic, dilated graphs of "DeepGCNs: Can GCNs Go as Deep as CNNs?"
+    (https://arxiv.org/abs/1904.03751). See :func:`models.nearest.dilated_neighbors`.
 
-    With `pool` the nodes of each graph become one row in front of the head, and ``res+`` has no relu after its last
-    norm, as DeepGCN's models of whole graphs.
+    With `pool`, the nodes of each graph become one row in front of the head, and ``res+`` has no ReLU after its last
+    norm, as in DeepGCN's models of whole graphs.
 
     Args:
-        in_channels: number of node features, without the one-hot columns of `num_categories`.
-        hidden_channels: width of every layer.
-        out_channels: number of classes or tasks.
-        num_layers: number of convolutions.
-        edge_dim: number of edge features, or none.
-        num_categories: number of the last columns of `x` that hold a one-hot category (a protein's species), which
-            has a linear encoder of its own before the node encoder; 0 means no category.
-        node_tables: for an `x` of categories, their number in each column; none if it holds numbers.
-        edge_tables: the same of `edge_attr`.
-        pool: what makes one row of each graph's nodes, "mean", "sum" or "max"; "none" for a row of each node.
-        block: how a layer's output joins its input: "res+", "res", "plain" or "dense".
-        aggr: aggregation of the messages: "softmax", "softmax_sg", "softmax_sum", "power", "power_sum", "powermean",
-            "mean", "max" or "add".
-        t: initial inverse temperature of the softmax aggregations.
-        learn_t: whether each layer learns its `t`; softmax_sg has no gradient for it.
-        p: initial exponent of the power aggregations, not 0.
-        learn_p: whether each layer learns its `p`.
-        y: initial logit of the degree's exponent in softmax_sum and power_sum.
-        learn_y: whether each layer learns its `y`.
-        msg_norm: whether each layer scales its aggregated messages to the norm of the node's own features.
-        learn_msg_scale: whether each layer learns the factor of `msg_norm`.
-        norm: norm between the layers and in their MLPs: "layer" or "batch".
-        knn: number of nearest nodes that each layer links to a node, in place of the given edges, which then must
-            have no features; 0 for the given edges.
-        knn_dilation: layer l, from 1, takes every l-th of the nearest, but no more than every `knn_dilation`-th.
-        knn_epsilon: probability, of each node in training, that random ones of its dilated neighbourhood are taken.
-        num_mlp_layers: number of linear layers in each convolution's MLP; beyond one, hidden ones have
-            `2 * hidden_channels` channels.
-        virtual_node: what a virtual node, which all nodes read, reads of each graph's nodes: their sum ("add"), their
-            "mean", which clusters of any size have alike, or "none" for no virtual node.
-        dropout: probability that an activation between two layers is dropped in training, in [0, 1).
-        gradient_checkpointing: whether backward recomputes each layer, so that forward need not keep its activations.
-        encode_x: whether a linear encoder reads `x`; without it the first layer does, and `x` must have
-            `hidden_channels` columns.
-        fold_edge_encoder: whether the edge encoders are folded as described; otherwise each layer builds a tensor of
-            edges x channels.
-        kernel: what aggregates and normalises, "auto", "fused" or "reference": see
-            :func:`models.aggregate.aggregate` and :func:`models.activation.norm_relu_dropout`.
+        in_channels: Number of node features, without the one-hot columns of `num_categories`.
+        hidden_channels: Width of every layer.
+        out_channels: Number of classes or tasks.
+        num_layers: Number of convolutions.
+        block: How a layer's output joins its input: res+, res, plain or dense.
+        knn: Number of nearest nodes in feature space that each layer links to a node, in place of the given edges,
+            which must then have no features. 0: the given edges.
+        knn_dilation: Largest dilation D. Layer l = 1, 2, ... takes every l-th of the nearest nodes, and from layer D on
+            every D-th (knn > 0).
+        knn_epsilon: Probability that a node is linked to random nodes of its dilated neighbourhood in a training step
+            (knn > 0).
+        virtual_node: What a virtual node, which every node reads, computes of the nodes of its graph: their sum (add),
+            their mean, which does not depend on the size of a cluster (mean), or no virtual node (none).
+        gradient_checkpointing: Whether backward computes the activations of each layer again, so that forward need not
+            keep them.
+        encode_x: Whether a linear encoder reads x. Without it the first layer reads x, which must then have
+            hidden_channels columns.
+        fold_edge_encoder: Whether the edge encoders are folded as described above. Otherwise each layer builds a tensor
+            of edges x channels.
+        options: See :class:`models.options.ModelOptions`, given as keywords.
 
     Raises:
         ValueError: an argument has another type or is out of its range; the message begins with its name.
@@ -85,64 +67,31 @@ class DeeperGCN(torch.nn.Module):
 
     takes_int32_edges = True  # not every layer of PyG's does
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int,
-        *,
-        edge_dim: int | None = None,
-        num_categories: int = 0,
-        node_tables: list[int] | None = None,
-        edge_tables: list[int] | None = None,
-        pool: str = "none",
-        block: str = "res+",
-        aggr: str = "softmax",
-        t: float = 1.0,
-        learn_t: bool = True,
-        p: float = 1.0,
-        learn_p: bool = False,
-        y: float = 0.0,
-        learn_y: bool = False,
-        msg_norm: bool = False,
-        learn_msg_scale: bool = False,
-        norm: str = "layer",
-        knn: int = 0,
-        knn_dilation: int = 1,
-        knn_epsilon: float = 0.0,
-        num_mlp_layers: int = 2,
-        virtual_node: str = "none",
-        dropout: float = 0.1,
-        gradient_checkpointing: bool = False,
-        encode_x: bool = True,
-        fold_edge_encoder: bool = True,
-        kernel: str = "auto",
-    ):
-        check_options({name: value for name, value in locals().items() if name not in ("self", "__class__")})
+    @takes_options(aggr="softmax", learn_t=True)
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
+                 block: str = "res+", knn: int = 0, knn_dilation: int = 1, knn_epsilon: float = 0.0,
+                 virtual_node: str = "none", gradient_checkpointing: bool = False, encode_x: bool = True,
+                 fold_edge_encoder: bool = True, options: ModelOptions):
         super().__init__()
-        self.block, self.dropout, self.pool = block, dropout, pool
-        self.num_columns, self.num_edge_columns = in_channels + num_categories, edge_dim or 0
+        edge_dim, num_categories = options.edge_dim or 0, options.num_categories
+        self.block, self.dropout, self.pool, self.kernel = block, options.dropout, options.pool, options.kernel
+        self.num_columns, self.num_edge_columns = in_channels + num_categories, edge_dim
         self.gradient_checkpointing = gradient_checkpointing
         self.fold_edge_encoder = fold_edge_encoder
-        self.kernel = kernel
         self.knn, self.knn_dilation, self.knn_epsilon = knn, knn_dilation, knn_epsilon
 
         self.category_encoder, self.node_encoder = create_node_encoders(
-            in_channels, num_categories, hidden_channels, node_tables) if encode_x else (None, None)
+            in_channels, num_categories, hidden_channels, options.node_tables) if encode_x else (None, None)
         if edge_dim:
-            self._create_edge_encoders(edge_dim, hidden_channels, num_layers, edge_tables)
+            self._create_edge_encoders(edge_dim, hidden_channels, num_layers, options.edge_tables)
 
         # In a dense block layer l reads the encoder's output and that of the l layers before it.
         growth = hidden_channels if block == "dense" else 0
         self.convs = torch.nn.ModuleList(
-            GENConv(hidden_channels + layer * growth, hidden_channels, aggr, t=t, learn_t=learn_t, p=p, learn_p=learn_p,
-                    y=y, learn_y=learn_y, msg_norm=msg_norm, learn_msg_scale=learn_msg_scale, norm=norm,
-                    num_layers=num_mlp_layers, bias=True, kernel=kernel)
-            for layer in range(num_layers))
-        self.norms = torch.nn.ModuleList(NORMS[norm](hidden_channels) for _ in range(num_layers))
+            options.create_conv(hidden_channels + layer * growth, hidden_channels) for layer in range(num_layers))
+        self.norms = torch.nn.ModuleList(NORMS[options.norm](hidden_channels) for _ in range(num_layers))
         self.virtual = None if virtual_node == "none" else VirtualNode(
-            hidden_channels, num_layers - 1, pool=virtual_node, norm=norm, dropout=dropout)
+            hidden_channels, num_layers - 1, pool=virtual_node, norm=options.norm, dropout=options.dropout)
         self.head = torch.nn.Linear(hidden_channels + num_layers * growth, out_channels)
 
     def _create_edge_encoders(self, edge_dim: int, channels: int, num_layers: int, tables: list[int] | None) -> None:
@@ -164,16 +113,16 @@ class DeeperGCN(torch.nn.Module):
 
         Args:
             x: [num_nodes, in_channels + num_categories]
-            edge_index: [2, num_edges], a tensor or an ``EdgeIndex``; not looked at with `knn`.
+            edge_index: [2, num_edges], a tensor or an ``EdgeIndex``; ignored with `knn`.
             edge_attr: [num_edges, edge_dim] or none.
-            ptr: where each graph's nodes begin [num_graphs + 1], for the virtual nodes and `pool`; none: one graph.
-            degree_ratio: [num_nodes] or none, by which sums are scaled: see :class:`~models.conv.GENConv`.
+            ptr: index of each graph's first node [num_graphs + 1], for virtual nodes and `pool`. None: one graph.
+            degree_ratio: factors of sums [num_nodes] or None, see :class:`~models.conv.GENConv`.
 
         Returns:
             [num_nodes, out_channels]; with `pool` [num_graphs, out_channels]
 
         Raises:
-            ValueError: features of other widths than the model was made for.
+            ValueError: the features do not have the width that the model was built for.
         """
         check_inputs(self, x, edge_attr)
         h = self.encode_nodes(x)
@@ -196,11 +145,11 @@ class DeeperGCN(torch.nn.Module):
         return self.head(pool_graphs(h, ptr, self.pool))
 
     def encode_nodes(self, x: Tensor) -> Tensor:
-        """Return what the first layer reads of node features [num_nodes, channels]."""
+        """Encode node features for the first layer [num_nodes, channels]."""
         return x if self.node_encoder is None else encode_nodes(x, self.node_encoder, self.category_encoder)
 
     def encode_edges(self, edge_attr: Tensor) -> Tensor:
-        """Return what the layers read of edge features [num_edges, channels]."""
+        """Encode edge features for all layers [num_edges, channels]."""
         if self.fold_edge_encoder:
             return prepare_edges(edge_attr, self.edge_lins[0])
         return self.edge_encoder(edge_attr) if hasattr(self, "edge_encoder") else edge_attr
@@ -212,8 +161,7 @@ class DeeperGCN(torch.nn.Module):
             layer: number of the layer.
             h: input of the layer [num_nodes, channels].
             edge_index: as for :meth:`forward`.
-            edge_attr: as for :meth:`forward`, categories as one-hot columns; encoded [num_edges, hidden_channels]
-                without `fold_edge_encoder`, where categories stay as they are.
+            edge_attr: what :meth:`encode_edges` returns, or None.
         """
         return self._apply_layer(layer, h, edge_index, edge_attr)[0]
 
@@ -232,13 +180,12 @@ class DeeperGCN(torch.nn.Module):
             return self._convolve(layer, h, edge_index=edge_index, edge_attr=edge_attr, degree_ratio=degree_ratio)
 
         if self.block == "res+" and layer == 0:
-            return convolve(h), state  # the last of the norms comes before the head instead
+            return convolve(h), state  # the norm that is left over stands in front of the head
         norm = self.norms[layer - 1 if self.block == "res+" else layer]
         return BLOCKS[self.block](h, convolve, partial(self._activate, norm)), state
 
     def channels_of(self, layer: int) -> int:
-        """Return the columns of what a layer reads, counted from 0; of what the head reads with the number of layers.
-        """
+        """Return the width of the input of a layer, counted from 0. With the number of layers: of the head's input."""
         hidden = cast(Tensor, self.norms[0].weight).numel()
         return hidden * (1 + layer) if self.block == "dense" else hidden
 

@@ -1,6 +1,6 @@
-"""Edges with both sorted orders filled in: the only file that touches the private fields of PyG's ``EdgeIndex``.
+"""Edges in both sorted orders. No other file touches the private fields of PyG's ``EdgeIndex``.
 
-PyG sorts when a sorted order is asked for. Where an order is known already, it is stored here and nothing is sorted.
+PyG sorts edges when a sorted order is asked for. These functions store an order that is known already.
 """
 # ruff: noqa: F722 (shapes are strings)
 
@@ -11,23 +11,33 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric import EdgeIndex
 from torch_geometric.typing import SparseTensor
 
-# Integers from here on do not fit into int32.
+# The smallest integer that does not fit into int32.
 INT32_END = 2**31
-# The edges of each sparse tensor, kept as long as it or its storage lives.
+# The edges of each sparse tensor. They are kept as long as the tensor or its storage lives.
 _known = WeakIdKeyDictionary()
 
 
 def choose_dtype(*counts: int) -> torch.dtype:
-    """Choose what holds the numbers of as many nodes and edges, and pointers to them: int32 if it can, else int64."""
+    """Choose the dtype for numbers of nodes and edges up to these counts: int32 if they fit, else int64."""
     return torch.int32 if max(counts) < INT32_END else torch.int64
 
 
 def check_int32(edge_index: Tensor, *num_nodes: int) -> None:
-    """Raise a ValueError if edges [2, num_edges] are int32 but too many for it, or their nodes are."""
+    """Raise a ValueError if edges [2, num_edges] are int32 but there are too many edges or nodes for int32."""
     counts = edge_index.size(1), *num_nodes
     if edge_index.dtype == torch.int32 and choose_dtype(*counts) != torch.int32:
         raise ValueError(f"edge_index is int32, which cannot count to {max(counts):,}, the number of edges or nodes: "
                          f"make it int64")
+
+
+def for_pyg(edge_index: Tensor | SparseTensor) -> Tensor | SparseTensor:
+    """Return edges as PyG's own layers need them: int64, with the sorted orders that they have.
+
+    Some layers reduce the segments of an ``EdgeIndex``, and torch_scatter, where it is installed, takes no other
+    integers for their pointers. Sparse tensors are returned as they are.
+    """
+    is_dense = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
+    return edge_index.long() if is_dense and edge_index.dtype == torch.int32 else edge_index
 
 
 def from_csc(edge_index: Int[Tensor, "2 num_edges"], indptr: Int[Tensor, " num_dst_plus_1"], *,
@@ -37,13 +47,13 @@ def from_csc(edge_index: Int[Tensor, "2 num_edges"], indptr: Int[Tensor, " num_d
     Args:
         edge_index: sources and destinations [2, num_edges], sorted by destination.
         indptr: where each destination's edges begin [num_dst + 1]; cast to `edge_index`'s dtype.
-        num_src: number of source nodes; that of the destinations if not given.
+        num_src: number of source nodes. None: as many as destinations.
 
     Returns:
         The edges with their CSC filled.
 
     Raises:
-        ValueError: `edge_index` is int32, and there are 2**31 edges or nodes or more.
+        ValueError: `edge_index` is int32, but there are 2**31 or more edges or nodes.
     """
     num_dst = indptr.numel() - 1
     check_int32(edge_index, num_dst, num_src or 0)

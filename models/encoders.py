@@ -1,4 +1,4 @@
-"""What turns the features of nodes and edges into those that the convolutions read."""
+"""Encoders of node and edge features, in front of the convolutions."""
 # ruff: noqa: F722 (shapes are strings)
 
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor
 
-from .tables import TableEncoder
+from parallel_epochs.models.categories import TableEncoder
 
 NodeEncoder = torch.nn.Linear | TableEncoder
 EdgeEncoder = torch.nn.Linear | TableEncoder
@@ -15,12 +15,12 @@ EdgeEncoder = torch.nn.Linear | TableEncoder
 
 def create_node_encoders(in_channels: int, num_categories: int, hidden_channels: int,
                          tables: Sequence[int] | None = None) -> tuple[torch.nn.Linear | None, NodeEncoder]:
-    """Create what :func:`encode_nodes` takes: the category encoder, if there is a category, and the node encoder.
+    """Create the category encoder, None without a category, and the node encoder, both for :func:`encode_nodes`.
 
-    A model keeps them in this order: the digest of its weights depends on it.
+    A model keeps them in this order, because the digest of its weights depends on it.
 
     Args:
-        tables: the number of categories in each of `in_channels` columns; none if these are numbers.
+        tables: number of categories in each of the `in_channels` columns. None: the columns hold numbers.
     """
     if tables is not None:
         return None, TableEncoder(tables, hidden_channels)
@@ -31,15 +31,15 @@ def create_node_encoders(in_channels: int, num_categories: int, hidden_channels:
 
 
 def create_edge_encoder(edge_dim: int, hidden_channels: int, tables: Sequence[int] | None = None) -> EdgeEncoder:
-    """Create a map of edge features: linear, or of tables with the number of categories in each of their columns."""
+    """Create the encoder of edge features: a linear map, or tables for columns with these numbers of categories."""
     return torch.nn.Linear(edge_dim, hidden_channels) if tables is None else TableEncoder(tables, hidden_channels)
 
 
 def encode_nodes(x: Num[Tensor, "num_nodes in_channels"], node_encoder: NodeEncoder,
                  category_encoder: torch.nn.Linear | None) -> Float[Tensor, "num_nodes hidden_channels"]:
-    """Encode node features, whose last columns are a one-hot category if there is a `category_encoder`.
+    """Encode node features. With a `category_encoder` their last columns are a one-hot category.
 
-    The category has a linear map of its own. Its result and the other features go through the node encoder together.
+    The category encoder is a linear map. The node encoder reads its result together with the other features.
     """
     if category_encoder is not None:
         num_categories = category_encoder.in_features
@@ -50,14 +50,14 @@ def encode_nodes(x: Num[Tensor, "num_nodes in_channels"], node_encoder: NodeEnco
 
 def prepare_edges(edge_attr: Num[Tensor, "num_edges edge_dim"] | None,
                   encoder: torch.nn.Module | None) -> Float[Tensor, "num_edges columns"] | None:
-    """Return edge features of which `encoder` is a linear map: categories become one-hot columns."""
+    """Return edge features for a linear `encoder`: categories become one-hot columns, numbers stay as they are."""
     if edge_attr is None or not isinstance(encoder, TableEncoder):
         return edge_attr
     return encoder.one_hot(edge_attr)
 
 
 def fold(lin: torch.nn.Linear, edge_encoder: EdgeEncoder) -> tuple[Tensor, Tensor]:
-    """Compose ``lin(edge_encoder(edge_attr))`` into one linear map of what :func:`prepare_edges` returns.
+    """Compose ``lin(edge_encoder(edge_attr))`` into one linear map, for the edge features of :func:`prepare_edges`.
 
     Returns:
         Its weight [hidden_channels, edge_dim] and its bias [hidden_channels].

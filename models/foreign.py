@@ -1,4 +1,4 @@
-"""Modules that others wrote: what their constructors and forwards take, and a first call on a tiny graph."""
+"""Models that others wrote: their arguments are found by inspection, and a call on a tiny graph tests them."""
 
 import inspect
 from collections.abc import Callable, Collection
@@ -10,25 +10,25 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .edges import from_csc
+from parallel_epochs.models.edges import from_csc
 
 NUM_NODES, NUM_EDGES = 11, 1009
-KEEPS_STATE = ("cached",)  # options of PyG's that reuse the edges of the first call
+KEEPS_STATE = ("cached",)  # options of PyG's layers that reuse the edges of the first call
 
 
 def one_line(error: BaseException) -> str:
-    """Describe an error of somebody else's code in a line."""
+    """Describe an error of foreign code in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 
 def construct(make: Callable[..., Any], name: str, given: dict[str, Any], known: dict[str, Any]) -> Any:
-    """Call a constructor with what the user gives, and what else it asks for by name.
+    """Call a constructor with the user's arguments, and with those known ones that it has.
 
     Args:
-        name: of the constructor, for messages.
-        given: by the user, as `kwargs`.
-        known: arguments that are passed if the constructor names them and the user does not.
+        name: name of the constructor in messages.
+        given: arguments of the user (`kwargs`).
+        known: arguments that are passed if the constructor has them and the user gives none.
 
     Raises:
         ValueError: an argument is unknown or missing, or the constructor fails; the message begins with "kwargs".
@@ -40,11 +40,12 @@ def construct(make: Callable[..., Any], name: str, given: dict[str, Any], known:
     if unknown := [key for key in given if key not in named and not takes_any]:
         raise ValueError(f"kwargs: {name} takes no {', '.join(unknown)}; it takes {', '.join(named) or 'nothing'}")
     if kept := [key for key in KEEPS_STATE if given.get(key)]:
-        raise ValueError(f"kwargs: {kept[0]}=true keeps the edges of the first batch, and every batch has others")
+        raise ValueError(f"kwargs: {kept[0]}=true keeps the edges of the first batch, but every batch has "
+                         "other edges: leave it out")
     arguments = {key: value for key, value in known.items() if key in named} | given
     required = [key for key in named if parameters[key].default is inspect.Parameter.empty]
     if missing := [key for key in required if key not in arguments]:
-        raise ValueError(f"kwargs lacks {', '.join(missing)}, without which there is no {name}")
+        raise ValueError(f"kwargs lacks {', '.join(missing)}, which {name} needs")
     try:
         return make(**arguments)
     except Exception as error:
@@ -53,16 +54,16 @@ def construct(make: Callable[..., Any], name: str, given: dict[str, Any], known:
 
 def choose_edge_argument(parameters: Collection[str], edge_dim: int | None, *, attr: bool = True,
                          weight: bool = True) -> str:
-    """Choose what edge features are given to a forward as.
+    """Choose the argument of a forward that gets the edge features.
 
     Args:
         parameters: names of the forward's arguments.
-        edge_dim: number of edge features, or none.
-        attr: whether it does something with ``edge_attr``.
-        weight: whether it does something with ``edge_weight``, a number for each edge.
+        edge_dim: number of edge features, or None.
+        attr: whether the forward uses ``edge_attr``.
+        weight: whether the forward uses ``edge_weight``, one number for each edge.
 
     Returns:
-        "edge_attr", "edge_weight", or "" if they are not used.
+        "edge_attr", "edge_weight", or "" if the features are not used.
     """
     if edge_dim and attr and "edge_attr" in parameters:
         return "edge_attr"
@@ -70,14 +71,14 @@ def choose_edge_argument(parameters: Collection[str], edge_dim: int | None, *, a
 
 
 def name_edges(argument: str, edge_attr: Tensor | None) -> dict[str, Tensor]:
-    """Return edge features as the argument of a forward that :func:`choose_edge_argument` has chosen."""
+    """Return edge features as a keyword for the argument that :func:`choose_edge_argument` chose."""
     if edge_attr is None or not argument:
         return {}
     return {argument: edge_attr.reshape(-1) if argument == "edge_weight" else edge_attr}
 
 
 def tiny_graph(edge_dim: int | None) -> tuple[Tensor, Tensor | None]:
-    """Draw the same few edges always, sorted by destination, and their features."""
+    """Make a small random graph, the same in every call: edges sorted by destination, and their features."""
     rng = torch.Generator().manual_seed(0)
     target = torch.randint(NUM_NODES, (NUM_EDGES,), generator=rng).sort().values
     source = (target + torch.randint(1, NUM_NODES, (NUM_EDGES,), generator=rng)) % NUM_NODES  # no self-loops
@@ -88,10 +89,10 @@ def tiny_graph(edge_dim: int | None) -> tuple[Tensor, Tensor | None]:
 
 @dataclass(frozen=True)
 class Tried:
-    """What a first call showed.
+    """The result of a first call.
 
     Attributes:
-        bytes_per_edge: of the largest tensor with a row for each edge; 0 if there is none.
+        bytes_per_edge: size of the largest tensor with a row for each edge, divided by the number of edges.
     """
 
     bytes_per_edge: int
@@ -100,14 +101,14 @@ class Tried:
 @torch.no_grad()
 def try_forward(model: torch.nn.Module, name: str, *, num_columns: int, out_channels: int,
                 edge_dim: int | None) -> Tried:
-    """Call a model on a tiny graph, which also gives lazy parameters their shapes.
+    """Call a model on a tiny graph. The call also gives lazy parameters their shapes.
 
     Args:
-        name: of the model, for messages.
-        num_columns: of its `x`.
+        name: name of the model in messages.
+        num_columns: number of columns of `x`.
 
     Raises:
-        ValueError: it fails, returns no tensor [num_nodes, out_channels] of floats, or has nothing to train.
+        ValueError: the model fails, returns no floating point tensor [num_nodes, out_channels], or has no parameters.
     """
     edge_index, edge_attr = tiny_graph(edge_dim)
     x = torch.rand(NUM_NODES, num_columns, generator=torch.Generator().manual_seed(1))
@@ -132,7 +133,7 @@ def try_forward(model: torch.nn.Module, name: str, *, num_columns: int, out_chan
 
 
 class _LargestOfEdges(TorchDispatchMode):
-    """Remembers the largest tensor of floats that has a row for each edge, and perhaps one for each node: a loop."""
+    """Records the size of the largest float tensor with a row for each edge and perhaps for each self-loop."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""From the rows of nodes to a row of each graph, and to predictions."""
+"""Pooling of nodes to graphs, and the last linear layer, whose inputs are a model's embeddings."""
 # ruff: noqa: F722 (shapes are strings)
 
 from collections.abc import Callable
@@ -13,11 +13,11 @@ POOLS = ("none", "mean", "sum", "max")
 
 def pool_graphs(h: Float[Tensor, "num_nodes channels"], ptr: Int[Tensor, " num_graphs_plus_1"] | None,
                 pool: str) -> Float[Tensor, "num_rows channels"]:
-    """Reduce the nodes of each graph to their mean, sum or largest value per channel.
+    """Reduce the rows of each graph's nodes to one row: their mean, their sum or their maximum per channel.
 
     Args:
         h: [num_nodes, channels]
-        ptr: where each graph's nodes begin [num_graphs + 1]; no graph is empty. None: one graph.
+        ptr: index of each graph's first node [num_graphs + 1]; no graph is empty. None: all nodes are one graph.
         pool: one of `POOLS`; "none" returns `h` itself.
 
     Returns:
@@ -26,19 +26,22 @@ def pool_graphs(h: Float[Tensor, "num_nodes channels"], ptr: Int[Tensor, " num_g
     if pool == "none":
         return h
     ptr = torch.tensor([0, h.size(0)], device=h.device) if ptr is None else ptr
-    return segment(h.to(torch.promote_types(h.dtype, torch.float32)), ptr, reduce=pool)
+    # int64: torch_scatter, which PyG calls where it is installed, takes no other pointers.
+    return segment(h.to(torch.promote_types(h.dtype, torch.float32)), ptr.long(), reduce=pool)
 
 
 def find_head(model: torch.nn.Module) -> torch.nn.Linear | None:
-    """Find the last layer of a model: a linear map called ``head``, of itself or of the user's own that it calls."""
+    """Find the last layer of a model: a linear layer ``head`` of the model itself, or of the user's model within it."""
     heads = (getattr(module, "head", None) for module in (model, getattr(model, "model", None)))
     return next((head for head in heads if isinstance(head, torch.nn.Linear)), None)
 
 
 def keep_inputs(head: torch.nn.Linear) -> Callable[[], Tensor]:
-    """Keep what a layer reads in each call; returns a function that gives them, the calls since the last time.
+    """Record the inputs of a layer.
 
-    Its ValueError says that the layer was not called since.
+    Returns:
+        A function that returns the inputs of all calls since it was last called, one below the other. It raises a
+        ValueError if there was no call.
     """
     kept: list[Tensor] = []
 
@@ -47,7 +50,7 @@ def keep_inputs(head: torch.nn.Linear) -> Callable[[], Tensor]:
 
     def take() -> Tensor:
         if not kept:
-            raise ValueError("embeddings=true: the model has not called its head; leave it out")
+            raise ValueError("embeddings=true needs a model that calls its head, which this one does not: leave it out")
         inputs = torch.cat(kept)
         kept.clear()
         return inputs

@@ -1,4 +1,4 @@
-"""Links between nodes: an encoder of nodes, and a predictor that decodes pairs of them."""
+"""Link prediction: an encoder of nodes, and a predictor that decodes pairs of nodes."""
 # ruff: noqa: F722 (shapes are strings)
 
 import torch
@@ -7,24 +7,24 @@ from torch import Tensor
 
 
 class LinkPredictor(torch.nn.Module):
-    """Scores pairs of nodes by an MLP of the product of their embeddings, channel by channel.
+    """Scores pairs of nodes by an MLP that reads the product of their embeddings, channel by channel.
 
-    The decoder of the link examples of "Open Graph Benchmark" (https://arxiv.org/abs/2005.00687). The product is the
-    same both ways round, and so is the score.
+    This is the decoder of the link examples of "Open Graph Benchmark" (https://arxiv.org/abs/2005.00687). The order of
+    the two nodes does not change the score.
 
     Args:
         channels: width of an embedding and of every hidden layer.
-        num_layers: number of linear layers, with a ReLU between two.
+        num_layers: number of linear layers, with a ReLU between each two.
         dropout: probability that a hidden activation is dropped in training, in [0, 1).
 
     Raises:
-        ValueError: there is no layer, or another argument is out of its range.
+        ValueError: an argument is out of its range.
     """
 
     def __init__(self, channels: int, *, num_layers: int = 3, dropout: float = 0.0):
         if channels < 1 or num_layers < 1 or not 0 <= dropout < 1:
-            raise ValueError(f"a link predictor needs channels={channels} and num_layers={num_layers} of at least 1, "
-                             f"and dropout={dropout} in [0, 1)")
+            raise ValueError(f"a link predictor needs channels >= 1, num_layers >= 1 and dropout in [0, 1), not "
+                             f"channels={channels}, num_layers={num_layers} and dropout={dropout}")
         super().__init__()
         self.lins = torch.nn.ModuleList(torch.nn.Linear(channels, channels) for _ in range(num_layers - 1))
         self.lins.append(torch.nn.Linear(channels, 1))
@@ -40,13 +40,13 @@ class LinkPredictor(torch.nn.Module):
 
 
 class LinkModel(torch.nn.Module):
-    """An encoder and a predictor that are trained, saved and compared as one.
+    """An encoder and a predictor that are trained and saved as one model.
 
     Args:
-        encoder: ``encoder(x, edge_index, edge_attr)`` returns a row for each node. A linear ``head`` of its own is left
-            out: what it would read is the embedding.
-        out_channels: columns of these rows, of an encoder without such a head.
-        num_layers, dropout: of the :class:`LinkPredictor`.
+        encoder: ``encoder(x, edge_index, edge_attr)`` returns a row for each node. If it has a linear ``head``, that is
+            removed: the input of the head is the embedding.
+        out_channels: number of columns of these rows, for an encoder without a head.
+        num_layers, dropout: options of :class:`LinkPredictor`.
 
     Attributes:
         out_channels: width of an embedding.
@@ -66,7 +66,7 @@ class LinkModel(torch.nn.Module):
     def forward(self, x: Float[Tensor, "num_nodes in_channels"], edge_index: Int[Tensor, "2 num_edges"],
                 edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None
                 ) -> Float[Tensor, "num_nodes out_channels"]:
-        """Compute the embedding of every node, for :meth:`decode`."""
+        """Compute the embedding of every node, which :meth:`decode` takes."""
         return self.encoder(x, edge_index, edge_attr)
 
     def decode(self, h: Float[Tensor, "num_nodes out_channels"],

@@ -1,4 +1,4 @@
-"""Nearest neighbours in the space of the nodes' features, dilated as in "DeepGCNs" (https://arxiv.org/abs/1904.03751)."""
+"""Nearest neighbours in feature space, dilated as in "DeepGCNs" (https://arxiv.org/abs/1904.03751)."""
 # ruff: noqa: F722 (shapes are strings)
 
 import torch
@@ -6,9 +6,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from .edges import choose_dtype, from_csc
+from parallel_epochs.models.edges import choose_dtype, from_csc
 
-# Distances that are in memory at a time.
+# Number of distances that are in memory at a time.
 MAX_DISTANCES = 2**24
 
 
@@ -23,18 +23,18 @@ def dilated_neighbors(
 ) -> EdgeIndex:
     """Link every node with every `dilation`-th of its ``k * dilation`` nearest other nodes, by Euclidean distance.
 
-    A graph that has too few nodes for that is dilated less, and one of no more than `k` nodes is linked completely.
-    The time is proportional to the square of a graph's nodes, the memory is bounded.
+    A graph with too few nodes is dilated less. A graph of at most `k` nodes is linked completely. The time grows with
+    the square of the number of nodes; the memory is bounded.
 
     Args:
         h: features of the nodes [num_nodes, channels]; no gradient flows through the choice.
-        k: neighbours of each node.
-        dilation: which of the nearest are taken: of 3, the first, the fourth, the seventh ...
-        epsilon: probability, of each node, that `k` random ones of the ``k * dilation`` nearest are taken instead.
-        ptr: where each graph's nodes begin [num_graphs + 1]; none: one graph.
+        k: number of neighbours of each node.
+        dilation: step between the neighbours that are taken. With 3 these are the first, fourth, seventh, ... nearest.
+        epsilon: probability, for each node, that `k` random ones of the ``k * dilation`` nearest are taken instead.
+        ptr: index of each graph's first node [num_graphs + 1]. None: all nodes are one graph.
 
     Returns:
-        Edges from neighbour to node, sorted by node, the nearer first, with the CSC filled.
+        Edges from neighbour to node, sorted by node and then by distance, with the CSC filled.
     """
     begins = [0, h.size(0)] if ptr is None else ptr.tolist()
     h = h.detach().float()
@@ -49,7 +49,7 @@ def dilated_neighbors(
 
 
 def _neighbors_in_graph(h: Tensor, k: int, dilation: int, epsilon: float) -> Tensor:
-    """Return the neighbours of each node of one graph, [num_nodes, at most k], the nearer first."""
+    """Return the neighbours of each node of one graph, the nearest first [num_nodes, at most k]."""
     num_nodes = h.size(0)
     k = min(k, num_nodes - 1)
     if k < 1:
@@ -69,7 +69,7 @@ def _neighbors_in_graph(h: Tensor, k: int, dilation: int, epsilon: float) -> Ten
 
 
 def _dilate(nearest: Tensor, k: int, dilation: int, epsilon: float) -> Tensor:
-    """Take `k` of the neighbours in each row, every so many-th or, in some rows, random ones in their order."""
+    """Take `k` of the neighbours in each row: every `dilation`-th, or in some rows random ones in their order."""
     regular = nearest[:, ::dilation]
     if not epsilon or dilation == 1:
         return regular

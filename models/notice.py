@@ -1,4 +1,4 @@
-"""What the layers tell a user once: warnings, so that they are seen where no logging is set up."""
+"""Notices of the layers to the user, each given once. They are warnings, which are shown without any logging set-up."""
 
 import logging
 
@@ -9,7 +9,7 @@ _said: set[str] = set()
 
 
 def warn(message: str, *, once: str = "") -> None:
-    """Log a warning, but not a second one of the same text, or of the same `once`; none where torch.compile traces."""
+    """Log a warning unless the same text, or the same `once`, was logged before, or torch.compile is tracing."""
     if torch.compiler.is_compiling() or (once or message) in _said:
         return
     _said.add(once or message)

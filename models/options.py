@@ -1,14 +1,19 @@
-"""What the constructors of the models refuse, checked before anything is created."""
+"""The options that several models have in common, and the checks of a constructor's arguments."""
 
+import functools
+import inspect
 import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor
 
-from .aggregate import AGGREGATIONS, KERNELS
-from .blocks import BLOCKS, NORMS
-from .heads import POOLS
-from .virtual import VIRTUAL_NODES
+from parallel_epochs.models.aggregate import AGGREGATIONS, KERNELS
+from parallel_epochs.models.conv import GENConv
+from parallel_epochs.models.heads import POOLS
+from parallel_epochs.models.residual import BLOCKS, NORMS
+from parallel_epochs.models.virtual import VIRTUAL_NODES
 
 _LEAST = {"in_channels": 1, "hidden_channels": 1, "out_channels": 1, "num_layers": 1, "num_mlp_layers": 1,
           "edge_dim": 0, "num_categories": 0, "num_groups": 2, "knn": 0, "knn_dilation": 1}
@@ -18,13 +23,107 @@ _TABLES = {"node_tables": "in_channels", "edge_tables": "edge_dim"}
 _NUMBERS = ("t", "p", "y", "dropout", "tolerance", "knn_epsilon")
 
 
-def check_options(options: dict) -> None:
-    """Refuse options of a model that have another type or are out of range; those not named here are booleans.
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The options that DeeperGCN, RevGNN and EquilibriumGNN have in common.
+
+    Attributes:
+        edge_dim: Number of edge features, or None.
+        num_categories: Number of the last columns of `x` that hold a one-hot category, such as a protein's species.
+            The category has a linear encoder of its own, in front of the node encoder. 0: no category.
+        node_tables: Number of categories in each column of `x`, if it holds categories. None: it holds numbers.
+        edge_tables: Number of categories in each column of `edge_attr`, if it holds categories. None: it holds numbers.
+        pool: How the nodes of each graph become one row in front of the head: mean, sum or max. none: every node keeps
+            its row.
+        aggr: Aggregation of the messages: softmax, softmax_sg, softmax_sum, power, power_sum, powermean, mean, max or
+            add.
+        t: Initial inverse temperature (softmax, softmax_sg and softmax_sum).
+        learn_t: Whether each convolution learns its own t (softmax and softmax_sum; softmax_sg has no gradient for t).
+        p: Initial exponent, not 0 (power, power_sum and powermean).
+        learn_p: Whether each convolution learns its own p (power, power_sum and powermean).
+        y: Initial y of the factor degree^sigmoid(y) (softmax_sum and power_sum).
+        learn_y: Whether each convolution learns its own y (softmax_sum and power_sum).
+        msg_norm: Whether each convolution scales its aggregated messages to the norm of the node's own features.
+        learn_msg_scale: Whether each convolution learns a factor of this scaling (msg_norm=true).
+        norm: Norm of each layer and of the MLP in each convolution: layer or batch.
+        num_mlp_layers: Number of linear layers in the MLP of each convolution. Its hidden layers, if it has any, are
+            twice as wide as its input.
+        dropout: Probability, in [0, 1), that an activation is dropped in training.
+        kernel: Implementation of aggregation and norm: auto, fused or reference. See
+            :func:`models.aggregate.aggregate` and :func:`models.activation.norm_relu_dropout`.
+    """
+
+    edge_dim: int | None = None
+    num_categories: int = 0
+    node_tables: list[int] | None = None
+    edge_tables: list[int] | None = None
+    pool: str = "none"
+    aggr: str = "max"
+    t: float = 1.0
+    learn_t: bool = False
+    p: float = 1.0
+    learn_p: bool = False
+    y: float = 0.0
+    learn_y: bool = False
+    msg_norm: bool = False
+    learn_msg_scale: bool = False
+    norm: str = "layer"
+    num_mlp_layers: int = 2
+    dropout: float = 0.1
+    kernel: str = "auto"
+
+    def create_conv(self, in_channels: int, out_channels: int) -> GENConv:
+        """Create a convolution with these options."""
+        return GENConv(in_channels, out_channels, self.aggr, t=self.t, learn_t=self.learn_t, p=self.p,
+                       learn_p=self.learn_p, y=self.y, learn_y=self.learn_y, msg_norm=self.msg_norm,
+                       learn_msg_scale=self.learn_msg_scale, norm=self.norm, num_layers=self.num_mlp_layers, bias=True,
+                       kernel=self.kernel)
+
+
+def takes_options(**defaults) -> Callable[[Callable], Callable]:
+    """Let a constructor take the fields of :class:`ModelOptions` as keywords, and hand them to it as `options`.
+
+    The signature lists the constructor's own arguments, then the fields. All arguments are checked before the
+    constructor runs.
+
+    Args:
+        defaults: the fields that have another default in this model.
+    """
+    def decorate(init: Callable) -> Callable:
+        own = inspect.signature(init)
+        shared = [inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=field.type,
+                                    default=defaults.get(field.name, field.default)) for field in fields(ModelOptions)]
+        kept = [parameter for name, parameter in own.parameters.items() if name != "options"]
+        signature = own.replace(parameters=kept + shared)
+
+        @functools.wraps(init)
+        def construct(*args, **keywords) -> None:
+            bound = signature.bind(*args, **keywords)
+            bound.apply_defaults()
+            options = ModelOptions(**{parameter.name: bound.arguments.pop(parameter.name) for parameter in shared})
+            check_options(bound.arguments, options)
+            init(**bound.arguments, options=options)
+
+        construct.__signature__ = signature  # type: ignore[attr-defined]
+        return construct
+
+    return decorate
+
+
+def check_options(own: dict[str, Any], shared: ModelOptions) -> None:
+    """Refuse arguments of a model that have another type or are out of range.
+
+    Args:
+        own: the constructor's own arguments by name. Those that this file does not list are booleans.
+        shared: the options that it has in common with other models.
 
     Raises:
-        ValueError: the message begins with the name of the option.
+        ValueError: the message begins with the name of the argument.
     """
+    options = {**own, **vars(shared)}
     for name, value in options.items():
+        if name == "self":
+            continue
         if name in _LEAST:
             _check_integer(name, 0 if name == "edge_dim" and value is None else value, _LEAST[name])
         elif name in _CHOICES:
@@ -38,16 +137,17 @@ def check_options(options: dict) -> None:
         elif not isinstance(value, bool):
             raise ValueError(f"{name} must be true or false, not {value!r}")
     if options.get("virtual_node", "none") != "none" and options["block"] == "dense":
-        raise ValueError(f"virtual_node={options['virtual_node']} needs layers of one width: not block=dense")
+        raise ValueError(f"virtual_node={options['virtual_node']} needs layers of one width, but block=dense has wider "
+                         "and wider ones: choose block=res+, res or plain")
     columns = options["in_channels"] + options["num_categories"]
     if not options.get("encode_x", True) and columns != options["hidden_channels"]:
-        raise ValueError("encode_x=false needs as many columns of x as "
-                         f"hidden_channels={options['hidden_channels']}, not {columns}")
+        raise ValueError(f"encode_x=false needs an x of hidden_channels={options['hidden_channels']} columns, but x "
+                         f"has {columns}")
     if not 0 <= options["dropout"] < 1:
         raise ValueError(f"dropout must be in [0, 1), not {options['dropout']}")
     if options.get("knn") and options["edge_dim"]:
-        raise ValueError(f"knn={options['knn']} links nodes by edges of its own, without the edge_dim="
-                         f"{options['edge_dim']} features of the given ones: leave one of them out")
+        raise ValueError(f"knn={options['knn']} builds its own edges, which have no features, but edge_dim="
+                         f"{options['edge_dim']}: leave one of the two out")
     if not 0 <= options.get("knn_epsilon", 0) <= 1:
         raise ValueError(f"knn_epsilon must be in [0, 1], not {options['knn_epsilon']}")
     if options.get("tolerance", 1) <= 0:
@@ -59,22 +159,22 @@ def check_options(options: dict) -> None:
 
 
 def check_inputs(model: Any, x: Tensor, edge_attr: Tensor | None) -> None:
-    """Refuse features of other widths than a model was made for.
+    """Refuse features whose width is not the one that a model was built for.
 
     Args:
-        model: a module with the number of columns of its `x` as ``num_columns``, and of its `edge_attr`, perhaps 0, as
-            ``num_edge_columns``.
+        model: a module with the attributes ``num_columns`` (columns of `x`) and ``num_edge_columns`` (columns of
+            `edge_attr`, or 0).
 
     Raises:
         ValueError: names both widths.
     """
     if x.dim() != 2 or x.size(1) != model.num_columns:
-        raise ValueError(f"x has shape {tuple(x.shape)}, but the model was made for {model.num_columns} columns "
+        raise ValueError(f"x has shape {tuple(x.shape)}, but the model was built for {model.num_columns} columns "
                          f"(in_channels + num_categories)")
     if edge_attr is not None and not model.num_edge_columns:
-        raise ValueError(f"edge_attr has shape {tuple(edge_attr.shape)}, but the model was made without edge_dim")
+        raise ValueError(f"edge_attr has shape {tuple(edge_attr.shape)}, but the model was built without edge_dim")
     if edge_attr is not None and (edge_attr.dim() != 2 or edge_attr.size(1) != model.num_edge_columns):
-        raise ValueError(f"edge_attr has shape {tuple(edge_attr.shape)}, but the model was made for "
+        raise ValueError(f"edge_attr has shape {tuple(edge_attr.shape)}, but the model was built for "
                          f"edge_dim={model.num_edge_columns}")
 
 
@@ -82,7 +182,7 @@ def _check_tables(name: str, sizes: list[int] | None, columns: str, num_columns:
     if sizes is None:
         return
     if len(sizes) != num_columns:
-        raise ValueError(f"{name} has {len(sizes)} sizes for {columns}={num_columns}")
+        raise ValueError(f"{name} has {len(sizes)} sizes, but {columns}={num_columns}: give one size for each column")
     for size in sizes:
         _check_integer(f"{name}: each", size, 1)
 

@@ -1,4 +1,4 @@
-"""A stack of PyG's own convolutions, of any kind that one name tells."""
+"""A stack of layers of any convolution of PyG, chosen by its name."""
 # ruff: noqa: F722 (shapes are strings)
 
 import difflib
@@ -14,44 +14,44 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from .blocks import NORMS
-from .edges import from_csc
-from .encoders import create_node_encoders, encode_nodes
-from .foreign import NUM_NODES, choose_edge_argument, construct, name_edges, tiny_graph
+from parallel_epochs.models.edges import for_pyg, from_csc
+from parallel_epochs.models.encoders import create_node_encoders, encode_nodes
+from parallel_epochs.models.foreign import NUM_NODES, choose_edge_argument, construct, name_edges, tiny_graph
+from parallel_epochs.models.residual import NORMS
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu, "leaky_relu": F.leaky_relu, "elu": F.elu, "gelu": F.gelu, "silu": F.silu,
     "tanh": torch.tanh}
-# What the stack gives a convolution; edge_dim, dim and in_edge_channels are numbers of edge features.
+# Arguments that the stack gives to a convolution, and names under which it may take the number of edge features.
 OURS = ("in_channels", "out_channels", "channels", "nn")
 EDGE_DIMS = ("edge_dim", "dim", "in_edge_channels")
-# Elements of a tensor of edges x channels that inference may build.
+# Largest number of elements of a tensor of edges x channels in inference.
 ELEMENTS_AT_ONCE = 2**25
 
 
 class PyGModel(torch.nn.Module):
     """Layers of a convolution of :mod:`torch_geometric.nn` between a linear encoder and a linear head.
 
-    A layer computes ``dropout(activation(norm(conv(h))))``, and adds `h` if `residual`. The convolution gets
-    `hidden_channels` in and out, of several heads together, and the edge features if it takes any.
+    A layer computes ``dropout(activation(norm(conv(h))))`` and adds `h` if `residual`. The convolution has
+    `hidden_channels` inputs and outputs, all heads together, and reads the edge features if it can.
 
     Args:
-        in_channels: number of node features, without the one-hot columns of `num_categories`.
-        hidden_channels: width of every layer.
-        out_channels: number of classes or tasks.
-        num_layers: number of convolutions.
-        edge_dim: number of edge features, or none.
-        num_categories: number of the last columns of `x` that hold a one-hot category.
-        kernel: not used.
-        conv: a convolution of torch_geometric.nn, such as GATv2Conv, SAGEConv, GCNConv, GINEConv or TransformerConv
-        kwargs: what else its constructor is given, as in 'model.kwargs={heads:4}'
-        norm: norm of each layer, layer, batch or none
-        activation: relu, leaky_relu, elu, gelu, silu or tanh
-        residual: whether a layer's input is added to its output
-        dropout: probability that an activation is dropped in training, in [0, 1)
+        in_channels: Number of node features, without the one-hot columns of `num_categories`.
+        hidden_channels: Width of every layer.
+        out_channels: Number of classes or tasks.
+        num_layers: Number of convolutions.
+        edge_dim: Number of edge features, or None.
+        num_categories: Number of the last columns of `x` that hold a one-hot category.
+        kernel: Not used.
+        conv: Convolution of torch_geometric.nn, such as GATv2Conv, SAGEConv, GCNConv, GINEConv or TransformerConv.
+        kwargs: Further arguments of its constructor, as in 'model.kwargs={heads:4}'.
+        norm: Norm of each layer: layer, batch or none.
+        activation: Activation of each layer: relu, leaky_relu, elu, gelu, silu or tanh.
+        residual: Whether a layer's input is added to its output.
+        dropout: Probability, in [0, 1), that an activation is dropped in training.
 
     Raises:
-        ValueError: an unknown name, an impossible size, or arguments that the convolution does not take; the message
+        ValueError: a name is unknown, a size is impossible, or the convolution does not take an argument. The message
             begins with the argument's name.
     """
 
@@ -83,7 +83,7 @@ class PyGModel(torch.nn.Module):
 
     def forward(self, x: Float[Tensor, "num_nodes in_channels_and_categories"], edge_index: Tensor,
                 edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None) -> Float[Tensor, "num_nodes out"]:
-        """Predict logits; without gradients, large graphs in blocks of destinations where :meth:`splits`.
+        """Predict logits. Without gradients, a large graph is computed in blocks of destinations if :meth:`splits`.
 
         Args:
             x: [num_nodes, in_channels + num_categories]
@@ -91,6 +91,7 @@ class PyGModel(torch.nn.Module):
             edge_attr: [num_edges, edge_dim] or none.
         """
         h = start = encode_nodes(x, self.node_encoder, self.category_encoder)
+        edge_index = for_pyg(edge_index)
         most, blocks = max(ELEMENTS_AT_ONCE // self.hidden_channels, 1), None
         is_large = edge_index.size(1) > most and not self.training and not torch.is_grad_enabled()
         if is_large and hasattr(edge_index, "get_csc") and self.splits():
@@ -100,9 +101,9 @@ class PyGModel(torch.nn.Module):
         return self.head(h)
 
     def splits(self) -> bool:
-        """Tell whether a node's output depends on its own edges alone, so that blocks give what the whole graph does.
+        """Tell whether a node's output depends only on its own edges, so that blocks give the same as the whole graph.
 
-        GCNConv's, say, also depends on the degrees of the neighbours. It is tried on a tiny graph, once.
+        The output of GCNConv, for example, also depends on the degrees of its neighbours. A try on a tiny graph tells.
         """
         if self._splits is None:
             layer, was_training = self.layers[0], self.training
@@ -130,13 +131,13 @@ class Layer(torch.nn.Module):
         self._takes_start = "x_0" in inspect.signature(conv.forward).parameters
 
     def forward(self, h: Tensor, start: Tensor, edge_index: Tensor, edge_attr: Tensor | None,
-                blocks: "list[Block] | None" = None) -> Tensor:
+                blocks: "list[DestinationBlock] | None" = None) -> Tensor:
         """Apply the layer.
 
         Args:
             h: [num_nodes, channels]
-            start: what the first layer got, for convolutions that go back to it.
-            blocks: nodes whose output is computed at a time; none for all at once.
+            start: input of the first layer, which some convolutions read again.
+            blocks: blocks of nodes that are computed one after the other. None: all nodes at once.
         """
         if blocks is None:
             out = self._convolve(h, start, edge_index, edge_attr)
@@ -156,14 +157,14 @@ class Layer(torch.nn.Module):
 
 
 @dataclass(frozen=True)
-class Block:
-    """Consecutive destinations, with their edges and the sources of these.
+class DestinationBlock:
+    """Consecutive destinations with their edges and sources.
 
     Attributes:
         nodes: the destinations, then the other sources.
         num_outputs: number of destinations.
         edge_index: the edges among `nodes`, sorted by destination.
-        first_edge, end_edge: where the edges lie among all.
+        first_edge, end_edge: range of these edges among all edges.
     """
 
     nodes: Tensor
@@ -173,11 +174,12 @@ class Block:
     end_edge: int
 
 
-def cut(edge_index: Any, most: int) -> list[Block]:
-    """Cut a graph into blocks of destinations with at most as many edges, or a single destination.
+def cut(edge_index: Any, most: int) -> list[DestinationBlock]:
+    """Cut a graph into blocks of destinations.
 
     Args:
         edge_index: an ``EdgeIndex`` sorted by destination.
+        most: largest number of edges in a block. A destination with more edges is a block of its own.
     """
     (indptr, source), _ = edge_index.get_csc()
     indptr, source = indptr.long(), source.long()
@@ -194,16 +196,17 @@ def cut(edge_index: Any, most: int) -> list[Block]:
         local[nodes] = torch.arange(len(nodes), device=source.device)
         ptr = torch.cat([indptr[first:end + 1] - begin, indptr.new_full((len(nodes) - (end - first),), stop - begin)])
         target = torch.repeat_interleave(torch.arange(end - first, device=source.device), ptr[:end - first + 1].diff())
-        blocks.append(Block(nodes, end - first, from_csc(torch.stack([local[found], target]), ptr), begin, stop))
+        edges = from_csc(torch.stack([local[found], target]), ptr)
+        blocks.append(DestinationBlock(nodes, end - first, edges, begin, stop))
         first = end
     return blocks
 
 
 def find(name: str) -> type[torch.nn.Module]:
-    """Look a convolution up in :mod:`torch_geometric.nn`.
+    """Find a convolution of :mod:`torch_geometric.nn` by its name.
 
     Raises:
-        ValueError: there is none, or it does not go from nodes and edges to nodes; the message begins with "conv".
+        ValueError: there is none, or it does not map nodes and edges to nodes. The message begins with "conv".
     """
     kind = getattr(pyg, name, None)
     if isinstance(kind, type) and issubclass(kind, BasicGNN):
@@ -211,32 +214,32 @@ def find(name: str) -> type[torch.nn.Module]:
     if not isinstance(kind, type) or not issubclass(kind, pyg.MessagePassing):
         known = {other.lower(): other for other in dir(pyg) if other.endswith("Conv")}
         near = difflib.get_close_matches(name.lower(), known, n=1)
-        raise ValueError(f"conv={name} is no convolution of torch_geometric.nn"
+        raise ValueError(f"conv={name} is not a convolution of torch_geometric.nn"
                          f"{f'; did you mean {known[near[0]]}?' if near else ''}")
     parameters = inspect.signature(getattr(kind, "forward")).parameters  # noqa: B009
     needed = [key for key, parameter in list(parameters.items())[1:]
               if parameter.default is inspect.Parameter.empty]
     if not {"x", "edge_index"} <= set(needed) or set(needed) - {"x", "edge_index", "x_0", "edge_attr", "edge_weight"}:
-        raise ValueError(f"conv={name} is called with {', '.join(needed)}; a layer has x and edge_index, x_0 (what the "
-                         "first layer got), edge_attr and edge_weight")
+        raise ValueError(f"conv={name} needs {', '.join(needed)}; a layer of model=pyg has only x, edge_index, x_0 "
+                         "(the first layer's input), edge_attr and edge_weight")
     return kind
 
 
 def create_conv(kind: type[torch.nn.Module], channels: int, edge_dim: int | None, given: dict) -> torch.nn.Module:
-    """Create a convolution from as many channels to as many.
+    """Create a convolution with `channels` inputs and outputs.
 
     Args:
-        given: arguments of its constructor by the user.
+        given: arguments of the user for its constructor.
 
     Raises:
-        ValueError: see :func:`models.foreign.construct`; or several heads do not divide the channels.
+        ValueError: see :func:`models.foreign.construct`, or the number of heads does not divide the channels.
     """
     if ours := [key for key in OURS if key in given]:
-        raise ValueError(f"kwargs must not hold {ours[0]}, which hidden_channels sets")
+        raise ValueError(f"kwargs must not hold {ours[0]}: it follows from model.hidden_channels")
     parameters, heads = inspect.signature(kind).parameters, given.get("heads", 1)
     joined = given.get("concat", True) and "heads" in parameters
     if joined and (not isinstance(heads, int) or heads < 1 or channels % heads):
-        raise ValueError(f"hidden_channels={channels} cannot be shared out among heads={heads}")
+        raise ValueError(f"hidden_channels={channels} is not a multiple of heads={heads}")
     known: dict[str, Any] = dict(in_channels=channels, out_channels=channels // heads if joined else channels,
                                  channels=channels, hidden_channels=channels, edge_dim=edge_dim, dim=edge_dim or 0,
                                  in_edge_channels=edge_dim)
@@ -250,8 +253,8 @@ def create_conv(kind: type[torch.nn.Module], channels: int, edge_dim: int | None
 
 
 def choose_edges(kind: type[torch.nn.Module], edge_dim: int | None, given: dict) -> str:
-    """Choose what edge features are given to a convolution as; see :func:`models.foreign.choose_edge_argument`."""
+    """Choose the argument of a convolution that gets the edge features, as :func:`choose_edge_argument` does."""
     dims = [name for name in EDGE_DIMS if name in inspect.signature(kind).parameters]
-    # Without their number it ignores them, whatever it is called with.
+    # A convolution that was not told their number ignores edge features.
     reads = not dims or any(given.get(name, edge_dim) for name in dims)
     return choose_edge_argument(inspect.signature(getattr(kind, "forward")).parameters, edge_dim, attr=reads)  # noqa: B009

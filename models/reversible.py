@@ -1,4 +1,4 @@
-"""RevGNN: graph convolutions as deep as one likes in the memory of one layer (https://arxiv.org/abs/2106.07476)."""
+"""RevGNN: any number of graph convolutions in the activation memory of one (https://arxiv.org/abs/2106.07476)."""
 # ruff: noqa: F722 (shapes are strings)
 
 import copy
@@ -12,64 +12,42 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .activation import draw_mask, norm_relu_dropout
-from .blocks import NORMS, fix_statistics
-from .conv import GENConv
-from .encoders import create_edge_encoder, create_node_encoders, encode_nodes, fold, prepare_edges
-from .heads import pool_graphs
-from .options import check_inputs, check_options
+from parallel_epochs.models.activation import draw_mask, norm_relu_dropout
+from parallel_epochs.models.conv import GENConv
+from parallel_epochs.models.encoders import create_edge_encoder, create_node_encoders, encode_nodes, fold, prepare_edges
+from parallel_epochs.models.heads import pool_graphs
+from parallel_epochs.models.options import ModelOptions, check_inputs, takes_options
+from parallel_epochs.models.residual import NORMS, fix_statistics
 
-# The residual stream: its inverse then rounds below what the branches, which read float32, can see.
+# Dtype of the residual stream. Backward inverts it, and its rounding must stay below that of the float32 branches.
 STREAM = torch.float64
-# The folded encoder of a branch's edge features: weight [channels, edge_dim] and bias [channels].
+# The folded edge encoder of a branch: weight [channels, edge_dim] and bias [channels].
 EdgeMap = tuple[Tensor, Tensor]
 
 
 class RevGNN(torch.nn.Module):
     """Grouped reversible residual layers of :class:`~models.conv.GENConv` between a linear encoder and a linear head.
 
-    The channels come in g groups. A layer adds to each group what a branch makes of the group before it, the first of
-    the sum of all but the first: ``y_0 = x_0 + F_0(x_1 + ... + x_{g-1})``, ``y_i = x_i + F_i(y_{i-1})``. The branch
-    F_i is ``conv(dropout(relu(norm(.))))`` of `hidden_channels / g` channels. All layers drop the same elements. As a
-    layer's input follows from its output, backward computes it again and forward keeps none: the memory of activations
-    does not grow with `num_layers`. Each branch runs once in forward and once in backward, beside its gradient.
+    The channels form g groups. A layer adds the output of a branch to each group: ``y_0 = x_0 + F_0(x_1 + ... +
+    x_{g-1})`` and ``y_i = x_i + F_i(y_{i-1})``. The branch F_i is ``conv(dropout(relu(norm(.))))`` on
+    `hidden_channels / g` channels. All layers drop the same elements. Backward computes a layer's input from its
+    output, so forward keeps no activations and their memory does not grow with `num_layers`. Each branch runs once in
+    forward and once more in backward, in addition to its gradient.
 
-    The groups are summed up in float64 while the branches read and compute float32, or 16 bits under autocast. What
-    backward takes off again then leaves, of a thousand layers too, the input that forward had, where sums in float32
-    would drift. A tied layer's batch norms have one mean and variance for all depths.
+    The groups are summed in float64, while the branches read and compute float32, or 16 bits under autocast. Therefore
+    backward recovers the input of a thousand layers, where sums in float32 would drift. The batch norms of a tied layer
+    have one mean and variance for all depths.
 
     Args:
-        in_channels: number of node features, without the one-hot columns of `num_categories`.
-        hidden_channels: width of every layer, all groups together.
-        out_channels: number of classes or tasks.
-        num_layers: number of reversible layers, of `num_groups` convolutions each.
-        edge_dim: number of edge features, or none.
-        num_categories: number of the last columns of `x` that hold a one-hot category (a protein's species), which
-            has a linear encoder of its own before the node encoder; 0 means no category.
-        node_tables: for an `x` of categories, their number in each column; none if it holds numbers.
-        edge_tables: the same of `edge_attr`.
-        pool: what makes one row of each graph's nodes in front of the head, "mean", "sum" or "max"; "none" for a row
-            of each node.
-        num_groups: groups of channels; it divides `hidden_channels`.
-        tied: whether all layers share the weights of one.
-        reversible: whether backward computes each layer's input from its output; otherwise autograd keeps it all.
-        aggr: aggregation of the messages: "softmax", "softmax_sg", "softmax_sum", "power", "power_sum", "powermean",
-            "mean", "max" or "add".
-        t: initial inverse temperature of the softmax aggregations.
-        learn_t: whether each convolution learns its `t`; softmax_sg has no gradient for it.
-        p: initial exponent of the power aggregations, not 0.
-        learn_p: whether each convolution learns its `p`.
-        y: initial logit of the degree's exponent in softmax_sum and power_sum.
-        learn_y: whether each convolution learns its `y`.
-        msg_norm: whether each convolution scales its aggregated messages to the norm of the node's own features.
-        learn_msg_scale: whether each convolution learns the factor of `msg_norm`.
-        norm: norm in front of the convolutions and in their MLPs: "layer" or "batch".
-        num_mlp_layers: number of linear layers in each convolution's MLP; beyond one, hidden ones have twice the
-            channels of a group.
-        dropout: probability that an activation in front of a convolution is dropped in training, in [0, 1); the same
-            activations in every layer.
-        kernel: what aggregates and normalises, "auto", "fused" or "reference": see
-            :func:`models.aggregate.aggregate` and :func:`models.activation.norm_relu_dropout`.
+        in_channels: Number of node features, without the one-hot columns of `num_categories`.
+        hidden_channels: Width of every layer, all groups together.
+        out_channels: Number of classes or tasks.
+        num_layers: Number of reversible layers, each of num_groups convolutions.
+        num_groups: Number of groups of channels. It must divide hidden_channels.
+        tied: Whether all layers share the weights of one layer.
+        reversible: Whether backward computes each layer's input from its output. Otherwise autograd keeps all
+            activations.
+        options: See :class:`models.options.ModelOptions`, given as keywords.
 
     Raises:
         ValueError: an argument has another type or is out of its range; the message begins with its name.
@@ -77,61 +55,32 @@ class RevGNN(torch.nn.Module):
 
     takes_int32_edges = True  # not every layer of PyG's does
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int,
-        *,
-        edge_dim: int | None = None,
-        num_categories: int = 0,
-        node_tables: list[int] | None = None,
-        edge_tables: list[int] | None = None,
-        pool: str = "none",
-        num_groups: int = 2,
-        tied: bool = False,
-        reversible: bool = True,
-        aggr: str = "max",
-        t: float = 1.0,
-        learn_t: bool = False,
-        p: float = 1.0,
-        learn_p: bool = False,
-        y: float = 0.0,
-        learn_y: bool = False,
-        msg_norm: bool = False,
-        learn_msg_scale: bool = False,
-        norm: str = "layer",
-        num_mlp_layers: int = 2,
-        dropout: float = 0.1,
-        kernel: str = "auto",
-    ):
-        check_options({name: value for name, value in locals().items() if name not in ("self", "__class__")})
+    @takes_options()
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
+                 num_groups: int = 2, tied: bool = False, reversible: bool = True, options: ModelOptions):
         if hidden_channels % num_groups:
             raise ValueError(f"hidden_channels={hidden_channels} is not a multiple of num_groups={num_groups}")
         super().__init__()
+        edge_dim, num_categories = options.edge_dim or 0, options.num_categories
         self.num_layers, self.num_groups, self.reversible = num_layers, num_groups, reversible
-        self.dropout, self.kernel, self.pool = dropout, kernel, pool
-        self.num_columns, self.num_edge_columns = in_channels + num_categories, edge_dim or 0
+        self.dropout, self.kernel, self.pool = options.dropout, options.kernel, options.pool
+        self.num_columns, self.num_edge_columns = in_channels + num_categories, edge_dim
 
         self.category_encoder, self.node_encoder = create_node_encoders(
-            in_channels, num_categories, hidden_channels, node_tables)
+            in_channels, num_categories, hidden_channels, options.node_tables)
         if edge_dim:
-            self.edge_encoder = create_edge_encoder(edge_dim, hidden_channels, edge_tables)
+            self.edge_encoder = create_edge_encoder(edge_dim, hidden_channels, options.edge_tables)
 
         def create_branch() -> Branch:
-            conv = GENConv(channels, channels, aggr, t=t, learn_t=learn_t, p=p, learn_p=learn_p, y=y, learn_y=learn_y,
-                           msg_norm=msg_norm, learn_msg_scale=learn_msg_scale, norm=norm, num_layers=num_mlp_layers,
-                           bias=True, kernel=kernel)
-            return Branch(NORMS[norm](channels), conv,
-                          torch.nn.Linear(hidden_channels, channels) if edge_dim else None, dropout)
+            return Branch(NORMS[options.norm](channels), options.create_conv(channels, channels),
+                          torch.nn.Linear(hidden_channels, channels) if edge_dim else None, options.dropout)
 
         channels = hidden_channels // num_groups
         self.branches = torch.nn.ModuleList()
         for _ in range(1 if tied else num_layers):
-            branch = create_branch()  # the others of the layer begin as its copies, as in the paper's code
+            branch = create_branch()  # the layer's other branches begin as copies, as in the paper's code
             self.branches.extend([branch, *(copy.deepcopy(branch) for _ in range(num_groups - 1))])
-        self.norm = NORMS[norm](hidden_channels)
+        self.norm = NORMS[options.norm](hidden_channels)
         self.head = torch.nn.Linear(hidden_channels, out_channels)
 
     @torch.compiler.disable  # a compiled graph keeps all that its backward reads
@@ -148,7 +97,7 @@ class RevGNN(torch.nn.Module):
             x: [num_nodes, in_channels + num_categories]
             edge_index: [2, num_edges], a tensor or an ``EdgeIndex``.
             edge_attr: [num_edges, edge_dim] or none.
-            ptr: where each graph's nodes begin [num_graphs + 1], for `pool`; none: one graph.
+            ptr: index of each graph's first node [num_graphs + 1], for `pool`. None: one graph.
 
         Returns:
             [num_nodes, out_channels]; with `pool` [num_graphs, out_channels]
@@ -173,13 +122,13 @@ class RevGNN(torch.nn.Module):
 
 
 class Branch(torch.nn.Module):
-    """What a group of channels adds to the next: ``conv(dropout(relu(norm(h))))``.
+    """The function whose result is added to a group of channels: ``conv(dropout(relu(norm(h))))``.
 
     Args:
         norm: a module that keeps the shape.
-        conv: a convolution of as many channels as the norm.
-        edge_lin: the branch's linear map of the encoded edge features, which its caller folds; none without such.
-        dropout: as for :class:`RevGNN`.
+        conv: a convolution with as many channels as the norm.
+        edge_lin: the branch's linear map of the encoded edge features, which the caller folds. None: there are none.
+        dropout: as in :class:`RevGNN`.
     """
 
     def __init__(self, norm: torch.nn.Module, conv: GENConv, edge_lin: torch.nn.Linear | None, dropout: float):
@@ -191,11 +140,11 @@ class Branch(torch.nn.Module):
     def forward(self, h: Float[Tensor, "num_nodes channels"], edge_index: Int[Tensor, "2 num_edges"],
                 edge_attr: Tensor | None, edge_map: EdgeMap | None,
                 mask: Tensor | None) -> Float[Tensor, "num_nodes channels"]:
-        """Compute what is added.
+        """Compute the branch.
 
         Args:
-            edge_map: the folded encoder of `edge_attr`; none without such.
-            mask: which elements are dropped, as :func:`models.activation.draw_mask` returns it.
+            edge_map: the folded encoder of `edge_attr`. None: there are no edge features.
+            mask: the elements to drop, as :func:`models.activation.draw_mask` returns them.
         """
         h = norm_relu_dropout(h, self.norm, dropout=self.dropout, training=self.training, kernel=self.conv.kernel,
                               mask=mask)
@@ -206,14 +155,14 @@ class Branch(torch.nn.Module):
 
 @dataclass
 class Stack:
-    """Layers of branches that are applied in turn, with what all of them read.
+    """Layers of branches that are applied one after the other, with their common inputs.
 
     Attributes:
-        branches: of each layer one for each group; those of the only layer are applied `num_layers` times.
+        branches: one for each group of each layer. If they belong to one layer, it is applied `num_layers` times.
         num_layers: number of layers.
         edge_index: [2, num_edges]
-        masks: what each group's branches drop.
-        dtype: of what the branches read; they add it to sums of a wider one.
+        masks: the elements that the branches of each group drop.
+        dtype: dtype that the branches read. The sums that they are added to are wider.
     """
 
     branches: list[Branch]
@@ -223,22 +172,22 @@ class Stack:
     dtype: torch.dtype
 
     def place(self, layer: int, group: int) -> int:
-        """Return the number of a branch in :attr:`branches` and in the list of the edge maps."""
+        """Return the position of a branch in :attr:`branches` and in the list of edge maps."""
         return (layer * len(self.masks) + group) % len(self.branches)
 
     def call(self, place: int, source: Tensor, group: int, edge_attr: Tensor | None,
              maps: Sequence[EdgeMap]) -> Tensor:
-        """Call a branch."""
+        """Call the branch at a position."""
         return self.branches[place](source, self.edge_index, edge_attr, maps[place] if maps else None,
                                     self.masks[group])
 
     def source(self, groups: Sequence[Tensor], group: int) -> Tensor:
-        """Return what the branch of a group reads: the group before it, or the sum of all but the first."""
+        """Return the input of a group's branch: the group before it, or for the first group the sum of all others."""
         return (groups[group - 1] if group else sum(groups[2:], start=groups[1])).to(self.dtype)
 
     def apply(self, groups: Sequence[Tensor], edge_attr: Tensor | None, maps: Sequence[EdgeMap]) -> list[Tensor]:
-        """Apply all layers to the groups, tensors [num_nodes, channels]; `maps` is empty without edge features."""
-        # Without a record for backward the sums are made in place, between no other tensors: see _Reversible.backward.
+        """Apply all layers to the groups [num_nodes, channels] each; `maps` is empty without edge features."""
+        # Without gradients the sums are computed in place; _Reversible.backward says why that saves memory.
         in_place = not torch.is_grad_enabled()
         groups = [group.clone() for group in groups] if in_place else list(groups)
         for layer in range(self.num_layers):
@@ -249,19 +198,19 @@ class Stack:
 
     def apply_reversibly(self, groups: Sequence[Tensor], edge_attr: Tensor | None,
                          maps: Sequence[EdgeMap]) -> list[Tensor]:
-        """Do as :meth:`apply`, and keep the result alone for backward."""
+        """Do the same as :meth:`apply`, but keep only the result for backward."""
         return list(_Reversible.apply(self, len(groups), len(maps), edge_attr, *groups, *itertools.chain(*maps),
                                       *self.parameters()))
 
     def parameters(self) -> list[Tensor]:
-        """List the parameters of all branches that are trained."""
+        """List the trainable parameters of all branches."""
         return [p for branch in self.branches for p in branch.parameters() if p.requires_grad]
 
 
 class _Reversible(torch.autograd.Function):
-    """A stack whose backward goes from output to input: each branch's input is computed, and its gradient.
+    """A stack whose backward goes from output to input and computes each branch's input before its gradient.
 
-    The folded edge maps are arguments, and autograd takes their gradients on to the edge encoders.
+    The folded edge maps are arguments, so that autograd passes their gradients on to the edge encoders.
     """
 
     @staticmethod
@@ -270,7 +219,7 @@ class _Reversible(torch.autograd.Function):
         groups, others = tensors[:num_groups], tensors[num_groups:]
         device = groups[0].device.type
         ctx.stack, ctx.num_maps = stack, num_maps
-        # Backward computes as forward did, wherever it is called; cached casts of all weights would add up there.
+        # Backward computes under the same autocast as forward. Without a cache, as casts of all weights would add up.
         ctx.autocast = dict(device_type=device, dtype=torch.get_autocast_dtype(device),
                             enabled=torch.is_autocast_enabled(device), cache_enabled=False)
         out = tuple(stack.apply(groups, edge_attr, _pairs(others[:2 * num_maps])))
@@ -283,10 +232,10 @@ class _Reversible(torch.autograd.Function):
         stack, num_groups = ctx.stack, len(grads)
         edge_attr, *groups_and_others = ctx.saved_tensors
         others = groups_and_others[num_groups:]
-        # What lives from branch to branch is there before the first and changed in place: between the large tensors
-        # of each branch it would leave holes in the process's memory, more with every layer.
+        # Tensors that outlive a branch are allocated before the first one and changed in place. Allocated between the
+        # large tensors of the branches they would fragment the memory, more with every layer.
         groups, flow = ([tensor.clone() for tensor in each] for each in (groups_and_others[:num_groups], grads))
-        # Parameters are leaves, and were saved to see that nobody has changed them; the rest is made into leaves.
+        # Parameters are leaves already; they were saved so that autograd notices changes. The rest becomes leaves here.
         edge_attr = None if edge_attr is None else edge_attr.detach().requires_grad_(ctx.needs_input_grad[3])
         flat = [tensor.detach().requires_grad_() for tensor in others[:2 * ctx.num_maps]]
         leaves = [edge_attr, *flat, *stack.parameters()]
@@ -308,7 +257,7 @@ class _Reversible(torch.autograd.Function):
 
 
 class _Sums:
-    """Gradients of leaves, summed over the branches that read them: views of one tensor."""
+    """Gradients of leaves, summed over the branches that read them. All are views of one tensor."""
 
     def __init__(self, leaves: Sequence[Tensor | None]) -> None:
         needed = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
@@ -321,7 +270,7 @@ class _Sums:
         self._filled: set[int] = set()
 
     def add(self, out: Tensor, grad: Tensor, source: Tensor, leaves: Sequence[Tensor | None]) -> Tensor:
-        """Add the gradients of the leaves that have one, and return that of the source."""
+        """Add the gradients of those leaves that need one, and return the gradient of the source."""
         needed = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
         first, *others = torch.autograd.grad(out, [source, *needed], grad, allow_unused=True)
         for leaf, each in zip(needed, others, strict=True):

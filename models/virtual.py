@@ -1,4 +1,4 @@
-"""A virtual node: one learned node of each graph that reads all nodes and is read by all."""
+"""Virtual nodes: an additional learned node for each graph, which reads all its nodes and which all of them read."""
 # ruff: noqa: F722 (shapes are strings)
 
 import torch
@@ -7,20 +7,20 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.utils import segment
 
-from .blocks import NORMS
+from parallel_epochs.models.residual import NORMS
 
 VIRTUAL_NODES = ("none", "add", "mean")
 
 
 class VirtualNode(torch.nn.Module):
-    """Virtual nodes with an MLP in front of every layer but the first, as for ogbg-molpcba.
+    """Virtual nodes with an MLP in front of every layer except the first, as in OGB's models of ogbg-molpcba.
 
     Args:
         channels: width of the layers.
-        num_updates: number of layers but the first.
-        pool: what it reads of a graph's nodes: their sum ("add") or their "mean".
+        num_updates: number of layers except the first.
+        pool: how it aggregates the nodes of its graph: their sum ("add") or their mean ("mean").
         norm: norm in the MLPs: "layer" or "batch".
-        dropout: probability that a channel of it is dropped in training.
+        dropout: probability that a channel of a virtual node is dropped in training.
     """
 
     def __init__(self, channels: int, num_updates: int, *, pool: str, norm: str, dropout: float):
@@ -39,25 +39,26 @@ class VirtualNode(torch.nn.Module):
 
     def forward(self, update: int, state: Float[Tensor, "num_graphs channels"], h: Float[Tensor, "num_nodes channels"],
                 ptr: Int[Tensor, " num_graphs_plus_1"]) -> Float[Tensor, "num_graphs channels"]:
-        """Read the nodes.
+        """Update the virtual nodes from the nodes of their graphs.
 
         Args:
             update: number of the update, from 0.
             state: the virtual nodes so far.
-            h: what the next layer's convolution would read without them.
-            ptr: where each graph's nodes begin.
+            h: input of the next layer's convolution, without virtual nodes.
+            ptr: index of each graph's first node.
 
         Raises:
-            ValueError: batch norm is asked for the statistics of a single virtual node.
+            ValueError: batch norm gets a single virtual node, whose variance is undefined.
         """
         if self.norm == "batch" and self.training and state.size(0) == 1:
-            raise ValueError("a batch of one graph has one virtual node, of which batch norm has no variance: set "
-                             "model.norm=layer, or batches of more graphs")
-        pooled = segment(h, ptr, reduce="sum" if self.pool == "add" else "mean")
+            raise ValueError("batch norm needs several virtual nodes, but this batch has one graph and so one virtual "
+                             "node: set model.norm=layer, or put more graphs into a batch")
+        # int64: torch_scatter, which PyG calls where it is installed, takes no other pointers.
+        pooled = segment(h, ptr.long(), reduce="sum" if self.pool == "add" else "mean")
         return F.dropout(self.mlps[update](pooled + state), self.dropout, self.training)
 
 
 def spread(state: Float[Tensor, "num_graphs channels"], ptr: Int[Tensor, " num_graphs_plus_1"],
            num_nodes: int) -> Float[Tensor, "num_nodes channels"]:
-    """Give every node the virtual node of its graph."""
+    """Return, for every node, the virtual node of its graph."""
     return state.repeat_interleave(ptr.diff(), dim=0, output_size=num_nodes)

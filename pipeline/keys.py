@@ -5,13 +5,13 @@ import copy
 import dataclasses
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import EllipsisType
 from typing import Any
 
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
 
 # In place of a number that is chosen when the run begins.
 AUTO = "auto"
@@ -34,6 +34,8 @@ class Meaning:
         names_files: whether it says where files lie whose content is compared instead.
         is_path: whether a tilde at its beginning stands for the home directory.
         may_be_auto: whether it is a whole number or :data:`AUTO`.
+        when: other keys with the values of each beside which this one counts; one of them is enough. Empty: always.
+        unless: other keys with the values of each beside which this one does nothing.
     """
 
     text: str
@@ -46,6 +48,33 @@ class Meaning:
     names_files: bool = False
     is_path: bool = False
     may_be_auto: bool = False
+    when: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
+    unless: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
+
+    def blockers(self, values: Mapping[str, Any]) -> list[str]:
+        """Name the keys whose values keep this one from doing anything; none if it counts.
+
+        Args:
+            values: of all keys.
+        """
+        barred = [name for name, bars in self.unless.items() if values.get(name) in bars]
+        if barred or any(values.get(name) in allowed for name, allowed in self.when.items()):
+            return barred
+        return list(self.when)
+
+    @property
+    def condition(self) -> str:
+        """Say beside which values of others it counts, as in "task=link"; empty if always."""
+        fits = [f"{_short(name)}={'|'.join('null' if value is None else str(value).lower() for value in allowed)}"
+                for name, allowed in self.when.items()]
+        bars = [f"not {_short(name)}={'|'.join(map(str, barred))}" for name, barred in self.unless.items()]
+        return ", ".join([*([" or ".join(fits)] if fits else []), *bars])
+
+
+def _short(name: str) -> str:
+    """Write a key as it is chosen on the command line: task.name as task."""
+    part, _, last = name.rpartition(".")
+    return part if last in ("name", "source", "method") else name
 
 
 def key(default: object | EllipsisType, text: str, **meaning) -> Any:  # as dataclasses.field, for type checkers
@@ -87,6 +116,11 @@ def entries(config: Any, prefix: str = "") -> Iterator[Entry]:
             yield Entry(f"{prefix}{field.name}", value, field.type, field.metadata["meaning"])
 
 
+def meaning_of(schema: type, name: str) -> Meaning:
+    """Return what is known of a key of a dataclass."""
+    return next(field for field in dataclasses.fields(schema) if field.name == name).metadata["meaning"]
+
+
 def check(config: Any) -> None:
     """Refuse values that are not allowed.
 
@@ -125,6 +159,51 @@ def _power_of_two(bound: float) -> str:
     return f"2^{int(math.log2(bound))}" if bound >= 2**31 else f"{bound:g}"
 
 
+@dataclass(frozen=True)
+class Rule:
+    """Keys that do not go with each other.
+
+    Attributes:
+        when: keys with the values of each to which the rule applies, all together.
+        needs: a key and what it must then be: its allowed values, or a test of its value.
+        why: the reason, a clause that follows "since".
+        text: what the key must be, where `needs` has a test.
+    """
+
+    when: Mapping[str, tuple | Callable[[Any], bool]]
+    key: str
+    needs: tuple | Callable[[Any], bool]
+    why: str = ""
+    text: str = ""
+
+
+def check_rules(config: Any, rules: Iterable[Rule]) -> None:
+    """Refuse a configuration that breaks a rule.
+
+    Raises:
+        ValueError: "X needs Y, since ...; this run has Z."
+    """
+    values = {entry.name: entry.value for entry in entries(config)}
+
+    def fits(name: str, allowed: tuple | Callable[[Any], bool]) -> bool:
+        return name in values and (values[name] in allowed if isinstance(allowed, tuple) else allowed(values[name]))
+
+    for rule in rules:
+        if rule.key not in values or not all(fits(*item) for item in rule.when.items()) or fits(rule.key, rule.needs):
+            continue
+        given = " with ".join(f"{_short(name)}={_as_typed(values[name])}" for name in rule.when)
+        needed = rule.text or f"{_short(rule.key)}={' or '.join(map(_as_typed, rule.needs))}"  # type: ignore[arg-type]
+        raise ValueError(f"{given} needs {needed}{', since ' * bool(rule.why)}{rule.why}; this run has "
+                         f"{_short(rule.key)}={_as_typed(values[rule.key])}")
+
+
+def _as_typed(value: object) -> str:
+    """Format a value as one would type it on the command line."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def replaced(config: Any, values: dict[str, Any], prefix: str = "") -> Any:
     """Return a configuration with other values of some keys; names that it does not have are left out."""
     changes = {}
@@ -143,6 +222,39 @@ def expand_paths(config: Any) -> Any:
                              if entry.meaning.is_path and isinstance(entry.value, str)})
 
 
+def union(name: str, classes: Iterable[type], open_parts: Mapping[str, type]) -> type:
+    """Make a dataclass that has every key of some dataclasses; parts of one name are joined as well.
+
+    Args:
+        open_parts: the class of each part that stays open for the keys of one of its members.
+    """
+    fields: dict[str, list[dataclasses.Field]] = {}
+    for class_ in classes:
+        for part in dataclasses.fields(class_):
+            fields.setdefault(part.name, []).append(part)
+    joined: list[tuple[str, Any, dataclasses.Field]] = []
+    for part_name, parts in fields.items():
+        if part_name in open_parts:
+            joined.append((part_name, open_parts[part_name], parts[0]))
+            continue
+        types = [part.type for part in parts if isinstance(part.type, type) and dataclasses.is_dataclass(part.type)]
+        if not types:
+            joined.append((part_name, parts[0].type, parts[0]))
+            continue
+        # A class that another one extends adds nothing.
+        own = [kind for kind in dict.fromkeys(types) if not any(other is not kind and issubclass(other, kind)
+                                                                for other in types)]
+        kind = own[0] if len(own) == 1 else dataclasses.make_dataclass(own[0].__name__, [], bases=tuple(own))
+        default = next((part.default_factory for part in parts if part.type is kind), kind)
+        joined.append((part_name, kind, dataclasses.field(default_factory=default)))
+    return dataclasses.make_dataclass(name, joined)
+
+
+def to_yaml(config: Any) -> str:
+    """Write a configuration as YAML."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
 def differences(saved: Any, given: Any, prefix: str = "") -> dict[str, str]:
     """Find the keys whose values differ, with a text "key: saved -> given" for each, in the order of the schema."""
     if type(saved) is not type(given):
@@ -159,41 +271,65 @@ def differences(saved: Any, given: Any, prefix: str = "") -> dict[str, str]:
 
 
 def keys_of_constructor(file: Path, class_name: str, *, leave_out: tuple[str, ...] = (),
-                        sizes: dict[str, int] | None = None) -> list[tuple[str, type, dataclasses.Field]]:
+                        sizes: dict[str, int] | None = None,
+                        when: Mapping[str, Mapping[str, tuple]] | None = None
+                        ) -> list[tuple[str, type, dataclasses.Field]]:
     """Read keys from a constructor: names, types, defaults, and the texts of the class's docstring.
 
-    The source is read, not imported: ``--help`` would wait for torch otherwise.
+    A constructor with ``@takes_options(name=default, ...)`` and an argument `options` has its own keywords, then the
+    fields of that argument's class, which it imports from a file beside its own. The source is read, not imported:
+    ``--help`` would wait for torch otherwise.
 
     Args:
         leave_out: keyword options that are no keys.
         sizes: the positional arguments that are keys too, with their defaults.
+        when: see :class:`Meaning`, for some of the options.
 
     Returns:
         Fields as :func:`dataclasses.make_dataclass` takes them.
     """
     tree = ast.parse(file.read_text())
-    (class_,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name)
+    class_ = _class_of(tree, class_name)
     (init,) = (node for node in class_.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
     types = {argument.arg: ast.unparse(argument.annotation)
              for argument in [*init.args.args[1:], *init.args.kwonlyargs]}
-    defaults = {argument.arg: ast.literal_eval(default)
-                for argument, default in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)}
-    defaults = {**(sizes or {}), **{option: value for option, value in defaults.items() if option not in leave_out}}
-    texts = _documented_arguments(ast.get_docstring(class_))
+    defaults = {**(sizes or {}), **{argument.arg: ast.literal_eval(default) for argument, default in zip(
+        init.args.kwonlyargs, init.args.kw_defaults, strict=True) if default is not None}}
+    texts = _documented(class_, "Args")
+    for decorator in init.decorator_list:
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "takes_options":
+            shared = _class_of(ast.parse(_file_beside(file, tree, types["options"]).read_text()), types["options"])
+            fields = [node for node in shared.body if isinstance(node, ast.AnnAssign)]
+            types |= {ast.unparse(field.target): ast.unparse(field.annotation) for field in fields}
+            defaults |= {ast.unparse(field.target): ast.literal_eval(field.value) for field in fields}
+            defaults |= {keyword.arg: ast.literal_eval(keyword.value) for keyword in decorator.keywords}
+            texts |= _documented(shared, "Attributes")
     python_types = {"int": int, "float": float, "str": str, "bool": bool, "dict | None": dict[str, Any]}
     return [(option, python_types[types[option]],
-             key({} if types[option] == "dict | None" else default, texts[option]))
-            for option, default in defaults.items()]
+             key({} if types[option] == "dict | None" else default, texts[option], when=(when or {}).get(option, {})))
+            for option, default in defaults.items() if option not in leave_out]
 
 
-def _documented_arguments(docstring: str) -> dict[str, str]:
-    """Read the entries of a docstring's Args section, each as one line."""
+def _class_of(tree: ast.Module, name: str) -> ast.ClassDef:
+    (class_,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    return class_
+
+
+def _file_beside(file: Path, tree: ast.Module, name: str) -> Path:
+    """Find the file in the same folder that a name is imported from."""
+    (module,) = (node.module for node in tree.body if isinstance(node, ast.ImportFrom)
+                 and name in (alias.name for alias in node.names))
+    return file.with_name(f"{module.rpartition('.')[2]}.py")
+
+
+def _documented(class_: ast.ClassDef, section: str) -> dict[str, str]:
+    """Read the entries of a section of a class's docstring, each as one line."""
     out: dict[str, str] = {}
-    section, name = docstring.partition("Args:\n")[2].split("\n\n")[0], ""
-    for line in section.splitlines():
+    text, name = ast.get_docstring(class_).partition(f"{section}:\n")[2].split("\n\n")[0], ""
+    for line in text.splitlines():
         if line.startswith("    ") and not line.startswith("     ") and ":" in line:
-            name, _, text = line.strip().partition(": ")
-            out[name] = text
+            name, _, first = line.strip().partition(": ")
+            out[name] = first
         else:
             out[name] += f" {line.strip()}"
     return out

@@ -1,6 +1,7 @@
 """The loop of every training, whatever the trainer: read this first."""
 
-from pipeline.run.session import Result, Session, Trainer
+from parallel_epochs.pipeline.run.contract import Trainer
+from parallel_epochs.pipeline.run.session import Result, Session
 
 
 def fit(trainer: Trainer, session: Session) -> Result:

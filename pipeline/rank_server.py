@@ -6,9 +6,9 @@ parent.
 
 import gc
 
-import pipeline.cli  # noqa: F401 - for the ranks
-import pipeline.training  # noqa: F401
-from pipeline.run.launch import follow_parent
+import parallel_epochs.pipeline.command.cli  # noqa: F401 - for the ranks
+import parallel_epochs.pipeline.training  # noqa: F401
+from parallel_epochs.pipeline.run.launch import follow_parent
 
 follow_parent()
 gc.freeze()  # the collector of a rank leaves these objects alone, and their pages stay shared

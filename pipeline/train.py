@@ -13,25 +13,26 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline import cli, config as configuration, effects
-from pipeline.run.errors import Stopped
+from parallel_epochs.pipeline.command import cli, folder as run_folder, schema
+from parallel_epochs.pipeline.config import RunConfig, explain_idle_keys
+from parallel_epochs.pipeline.run.errors import Stopped
 
 log = logging.getLogger(__name__)
 
 
-def check(config: configuration.Config) -> None:
+def check(config: RunConfig) -> None:
     """Refuse a configuration that no run can have, before any directory is made.
 
     Raises:
         ValueError: names the key or the file.
     """
-    from pipeline import build
-    from pipeline.run import ranks as rank_tools
+    from parallel_epochs.pipeline import training
+    from parallel_epochs.pipeline.run import ranks as rank_tools
 
     if config.resume is not None:
         return  # what else it takes is known when the run's own configuration is read
-    build.check(config)
-    build.choose_device(config.device, rank_tools.from_environment() or rank_tools.Ranks(
+    training.check(config)
+    rank_tools.choose_device(config.device, rank_tools.from_environment() or rank_tools.Ranks(
         num_ranks=config.parallel.num_ranks, num_local=config.parallel.num_ranks))
     config.data.check()
 
@@ -41,10 +42,10 @@ def main(cfg: DictConfig) -> float | None:
     """Train a run, or what is left of it, and return the best validation metric."""
     with cli.readable_errors():
         # Torch and PyG take seconds to import: --help does not wait for them.
-        from pipeline import build, folder as run_folder, training
-        from pipeline.run import ranks as rank_tools
+        from parallel_epochs.pipeline import training
+        from parallel_epochs.pipeline.run import ranks as rank_tools
 
-        config = configuration.to_object(cfg)
+        config = schema.to_object(cfg)
         settings = HydraConfig.get()
         folder = Path(settings.runtime.output_dir)
         named = cli.named_keys(settings.overrides.task)
@@ -52,16 +53,16 @@ def main(cfg: DictConfig) -> float | None:
         continues = settings.mode == RunMode.MULTIRUN or os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
         ranks = rank_tools.from_environment()
         if ranks is not None:
-            config = run_folder.with_ranks_of(config, ranks)
+            config = run_folder.with_ranks_of(config, ranks.num_ranks)
         if ranks is None or ranks.is_first:
             config = run_folder.resolve(config, folder, named=named, continues=continues)
         if ranks is not None:
-            rank_tools.join(build.choose_device(config.device, ranks), config.parallel.timeout)
+            rank_tools.join(rank_tools.choose_device(config.device, ranks), config.parallel.timeout)
             config = ranks.broadcast(config)
         if continues and (summary := run_folder.read_finished(config, folder)) is not None:
             log.info("%s has been trained already", folder)
             return summary["best_valid"]
-        if (ranks is None or ranks.is_first) and (idle := effects.explain_idle_keys(config)):
+        if (ranks is None or ranks.is_first) and (idle := explain_idle_keys(config)):
             log.info("%s", idle)
         # In a sweep, what runs this member alone.
         arguments = settings.overrides.task if settings.mode == RunMode.MULTIRUN else sys.argv[1:]

@@ -4,28 +4,52 @@ import contextlib
 import logging
 import logging.config
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch_geometric.data import Data
 
-from pipeline import build, build_embedding, folder as run_folder, footprint, separate
-from pipeline.config import Config, ParallelConfig
-from pipeline.loop import fit
-from pipeline.run import files, pulse, ranks as rank_tools, summary as summaries
-from pipeline.run.errors import Stopped
-from pipeline.run.launch import launch, start_rank_server
-from pipeline.run.log import format_table
-from pipeline.run.ranks import Ranks
-from pipeline.run.stop import StopRequest
-from pipeline.run.threads import restored_threads, threads_per_rank, use_threads
-from pipeline.run.watchdog import Limits, watch
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.config import ParallelConfig, RunConfig, settings
+from parallel_epochs.pipeline.data.opened import OpenData, Part
+from parallel_epochs.pipeline.loop import fit
+from parallel_epochs.pipeline.products import product_of
+from parallel_epochs.pipeline.run import files, pulse, ranks as rank_tools, summary as summaries
+from parallel_epochs.pipeline.run.contract import Trainer
+from parallel_epochs.pipeline.run.errors import Stopped
+from parallel_epochs.pipeline.run.launch import launch, start_rank_server
+from parallel_epochs.pipeline.run.log import format_table
+from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
+from parallel_epochs.pipeline.run.ranks import Ranks, choose_device
+from parallel_epochs.pipeline.run.session import Session
+from parallel_epochs.pipeline.run.stop import StopRequest
+from parallel_epochs.pipeline.run.threads import restored_threads, threads_per_rank, use_threads
+from parallel_epochs.pipeline.run.tracker import find_tracker
+from parallel_epochs.pipeline.run.watchdog import Limits, watch
 
 log = logging.getLogger(__name__)
 
+# Of a process with torch; most of it is shared with the other ranks.
+BYTES_PER_RANK = 50_000_000
 
-def run(config: Config, folder: Path, command: str, *, log_config: dict | None = None) -> dict:
+
+def check(config: RunConfig) -> None:
+    """Refuse what the configuration and the machine rule out, before anything is opened or written.
+
+    Raises:
+        ValueError: names the key or the file.
+    """
+    find_tracker(config.tracker.name)
+    files.check_folder("cache_dir", Path(config.cache_dir))
+    num_ranks, available = config.parallel.num_ranks, machine_memory()
+    if num_ranks * BYTES_PER_RANK > available:
+        raise ValueError(f"parallel.num_ranks={num_ranks}: a rank takes at least {format_bytes(BYTES_PER_RANK)}, this "
+                         f"machine has {format_bytes(available)}")
+    product_of(config.trainer.name).build.check(config)
+
+
+def run(config: RunConfig, folder: Path, command: str, *, log_config: dict | None = None) -> dict:
     """Train as configured and write the run directory, in this process or in one for each rank.
 
     Args:
@@ -45,8 +69,8 @@ def run(config: Config, folder: Path, command: str, *, log_config: dict | None =
     parallel = config.parallel
     with StopRequest() as stop:
         ranks = rank_tools.from_environment()  # torchrun's, who has started the others as well
-        if ranks is None or ranks.is_first:
-            build.check_tracker(config)
+        if (ranks is None or ranks.is_first) and (tracker := find_tracker(config.tracker.name)):
+            tracker.check()
         if ranks is not None or parallel.num_ranks == 1:
             ranks = ranks or Ranks()
             with restored_threads(), _watched(parallel, folder, ranks):
@@ -78,28 +102,28 @@ def _watched(parallel: ParallelConfig, folder: Path, ranks: Ranks | None) -> Ite
         yield
 
 
-def _launch_ranks(config: Config, folder: Path, command: str, stop: StopRequest, log_config: dict | None) -> dict:
+def _launch_ranks(config: RunConfig, folder: Path, command: str, stop: StopRequest, log_config: dict | None) -> dict:
     """Check everything once, then start the ranks on this machine and wait for them."""
     num_ranks = config.parallel.num_ranks
     start_rank_server()
     # Here rather than in every rank: what is wrong with the data, and the caches that the ranks share.
-    device = build.choose_device(config.device, Ranks(num_ranks=num_ranks, num_local=num_ranks))
-    graph = build.open_graph(config)
-    config = footprint.resolve(config, graph, device)
+    device = choose_device(config.device, Ranks(num_ranks=num_ranks, num_local=num_ranks))
+    opened = open_data(config, device)
+    config = opened.config
     with files.lock(folder):
-        run_folder.write_start(folder, config, graph.components)
+        _write_start(folder, opened)
         threads = threads_per_rank(num_ranks, config.parallel.threads_per_rank)
         log.info("starting %d ranks of %d threads", num_ranks, threads)
         stop.defer()  # the ranks obey it
         with pulse.waiting("waiting for the ranks"):
             summary = launch(_train_launched, num_ranks, threads, stop, config, folder, command,
-                             graph.data.content_hash, log_config)
+                             opened.data.content_hash, log_config)
     if summary is None:
         raise Stopped(stop.signum or signal.SIGTERM)
     return summary
 
 
-def _train_launched(ranks: Ranks, stop: StopRequest, config: Config, folder: Path, command: str, content_hash: str,
+def _train_launched(ranks: Ranks, stop: StopRequest, config: RunConfig, folder: Path, command: str, content_hash: str,
                     log_config: dict | None) -> dict | None:
     """Train in a process that :func:`run` has started; none if it was stopped."""
     if log_config is not None:
@@ -110,7 +134,7 @@ def _train_launched(ranks: Ranks, stop: StopRequest, config: Config, folder: Pat
         return None
 
 
-def train_as_rank(ranks: Ranks, stop: StopRequest, config: Config, folder: Path, command: str, *,
+def train_as_rank(ranks: Ranks, stop: StopRequest, config: RunConfig, folder: Path, command: str, *,
                   content_hash: str | None = None) -> dict:
     """Train as one of the ranks.
 
@@ -122,23 +146,24 @@ def train_as_rank(ranks: Ranks, stop: StopRequest, config: Config, folder: Path,
     """
     if not ranks.is_first:
         logging.getLogger().setLevel(logging.WARNING)
-    device = build.choose_device(config.device, ranks)
+    device = choose_device(config.device, ranks)
     if ranks.num_ranks > 1:
         rank_tools.join(device, config.parallel.timeout)
     with contextlib.ExitStack() as stack:
         if opens := ranks.is_first and content_hash is None:
             stack.enter_context(files.lock(folder))
-            graph = build.open_graph(config)
-            config = footprint.resolve(config, graph, device)
-            run_folder.write_start(folder, config, graph.components)
-        content_hash, config = ranks.broadcast((graph.data.get("content_hash") if opens else content_hash, config))
+            opened = open_data(config, device)
+            config = opened.config
+            _write_start(folder, opened)
+        content_hash, config = ranks.broadcast((opened.data.get("content_hash") if opens else content_hash, config))
         if not opens:
-            graph = build.open_graph(config, content_hash=content_hash)
-        if config.data.components == "separate":
-            summary = separate.train_components(train_one, config, graph, folder, device, command, ranks=ranks,
-                                                stop=stop)
+            opened = open_data(config, device, content_hash=content_hash)
+        train = partial(train_part, command=command, ranks=ranks, stop=stop)
+        if opened.parts[0].number is None:
+            summary = train(opened.parts[0], folder)
         else:
-            summary = train_one(config, graph.parts[0][1], folder, device, command, ranks=ranks, stop=stop)
+            build = product_of(config.trainer.name).build
+            summary = build.train_components(partial(_train_component, train, ranks), opened, folder, ranks=ranks)
         pulse.beat("summing up")
         if ranks.is_first:
             files.write_json(folder / "summary.json", summary)
@@ -147,20 +172,67 @@ def train_as_rank(ranks: Ranks, stop: StopRequest, config: Config, folder: Path,
     return summary
 
 
-def train_one(config: Config, data: Data, folder: Path, device: torch.device, command: str, *, ranks: Ranks = Ranks(),
-              stop: StopRequest | None = None) -> dict:
-    """Train one model on a graph, from the last checkpoint in `folder` if there is one.
+def open_data(config: RunConfig, device: torch.device = torch.device("cpu"), *,
+              content_hash: str | None = None) -> OpenData:
+    """Open the dataset of a run by its product, after :func:`check`.
+
+    Args:
+        content_hash: of the data, where another process has opened them a moment ago and told of them in the log.
+
+    Raises:
+        ValueError: the configuration is wrong, or the dataset is, or they do not fit each other.
+    """
+    check(config)
+    return product_of(config.trainer.name).build.open_data(config, device, content_hash=content_hash)
+
+
+def _write_start(folder: Path, opened: OpenData) -> None:
+    """Write what is known before the first step; config.yaml alone says how the run is continued."""
+    files.write_text(folder / "config.yaml", keys.to_yaml(opened.config))
+    if opened.components is not None:
+        files.write_json(folder / "components.json", opened.components.record())
+
+
+def _train_component(train: Callable[[Part, Path], dict], ranks: Ranks, part: Part, folder: Path) -> dict:
+    """Train the model of a component in a run directory of its own."""
+    folder.mkdir(exist_ok=True)
+    if ranks.is_first:
+        files.write_text(folder / "config.yaml", keys.to_yaml(part.config))
+    summary = train(part, folder)
+    if ranks.is_first:
+        files.write_json(folder / "summary.json", summary)
+    return summary
+
+
+def train_part(part: Part, folder: Path, *, command: str, ranks: Ranks = Ranks(),
+                stop: StopRequest | None = None) -> dict:
+    """Train one model, from the last checkpoint in `folder` if there is one.
 
     Returns:
         The content of ``summary.json``.
     """
-    if ranks.is_first:
-        footprint.report(config, data, device)
-    with build.build_trainer(config, data, device, ranks=ranks, stop=stop) as trainer, \
-            build.build_session(config, folder, data, ranks=ranks, stop=stop) as session:
+    config, build = part.config, product_of(part.config.trainer.name).build
+    if ranks.is_first and hasattr(build, "report"):
+        build.report(part)
+    with contextlib.closing(build.build_trainer(part, ranks=ranks, stop=stop)) as trainer, \
+            build_session(part, trainer, folder, ranks=ranks, stop=stop) as session:
         result = fit(trainer, session)
-        if ranks.is_first:
-            build_embedding.write_results(config, data, folder)
+        if ranks.is_first and hasattr(build, "write_results"):
+            build.write_results(part, folder)
     return summaries.summarise(
-        result, experiment=config.name, metric=trainer.metric, parallel=config.parallel.name,
-        lr_scaling=config.parallel.lr_scaling, seed=config.seed, command=command, device=device, ranks=ranks)
+        result, experiment=config.name, metric=trainer.about.metric, parallel=config.parallel.name,
+        lr_scaling=getattr(config.parallel, "lr_scaling", "none"), seed=config.seed, command=command,
+        device=part.device, ranks=ranks)
+
+
+def build_session(part: Part, trainer: Trainer, folder: Path, *, ranks: Ranks = Ranks(),
+                  stop: StopRequest | None = None) -> Session:
+    """Build what keeps a run in its directory."""
+    config, tracker = part.config, find_tracker(part.config.tracker.name)
+    open_tracker = None if tracker is None else partial(
+        tracker, folder, name="/".join(folder.resolve().parts[-2:]), project=config.tracker.project,
+        best="min" if trainer.about.lower_is_better else "max",
+        settings={entry.name: entry.value for entry in keys.entries(config)})
+    return Session(folder, data_hash=part.data.get("content_hash"), settings=settings(config),
+                   patience=config.train.patience, check_every=config.parallel.check_every,
+                   allow_rescale=config.resume_allow_rescale, open_tracker=open_tracker, ranks=ranks, stop=stop)

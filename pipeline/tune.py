@@ -21,13 +21,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from pipeline import cli
-from pipeline.names import merit
-from pipeline.run import files
-from pipeline.run.errors import EXIT_TRY_AGAIN, Stopped
-from pipeline.run.log import format_score, format_table, read_records
-from pipeline.space import Search, check_space, read_command, suggest, to_options
-from pipeline.tune_config import TuneConfig
+from parallel_epochs.pipeline.command import cli
+from parallel_epochs.pipeline.command.space import (
+    Search,
+    TuneConfig,
+    check_space,
+    read_command,
+    suggest,
+    to_options,
+)
+from parallel_epochs.pipeline.names import merit
+from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, Stopped, install_command
+from parallel_epochs.pipeline.run.log import format_score, format_table, read_records
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +57,7 @@ def open_study(given: dict, search: Search) -> tuple[Any, Search, TuneConfig]:
         import optuna
         from optuna.storages.journal import JournalFileBackend
     except ImportError:
-        raise ValueError("this needs Optuna: pip install 'parallel-epochs[optuna]', in a checkout "
-                         "pip install -e '.[optuna]'") from None
+        raise ValueError(f"pipeline.tune needs Optuna, which is not installed: {install_command('optuna')}") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     folder = Path(given["study"])
     with _held(folder / ".study", wait=True):
@@ -191,9 +196,9 @@ class Worker:
         log.info("trial %d: %s", trial.number, " ".join(chosen))
         start, is_pruned = time.perf_counter(), False
         with tempfile.TemporaryFile("w+") as output:
-            self._child = subprocess.Popen([sys.executable, "-m", "pipeline.train", *overrides], stdout=output,
-                                           stderr=output, stdin=subprocess.DEVNULL, start_new_session=True,
-                                           preexec_fn=_end_with(os.getpid()))
+            self._child = subprocess.Popen([sys.executable, "-m", "parallel_epochs.pipeline.train", *overrides],
+                                           stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+                                           start_new_session=True, preexec_fn=_end_with(os.getpid()))
             while (status := self._wait()) is None:
                 if not is_pruned and self._report(trial, folder) and trial.should_prune():
                     is_pruned = True

@@ -1,1 +1,1 @@
-"""Benchmarks and reports."""
+"""Benchmarks, reports and checks of the project itself."""

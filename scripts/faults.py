@@ -1,8 +1,8 @@
-"""`python -m scripts.faults`: hurt training runs at random moments, again and again, and see whether anything is lost.
+"""`python -m scripts.faults`: inject faults into training runs at random moments, and check that nothing is lost.
 
-Each fault strikes a run some time after it began or was resumed, until it was struck as often as asked; whenever the
-run comes to its end it must have the bits of an undisturbed one. After a strike all processes must be gone in time, the
-exit status must be the one that is documented, and who asked for a stop must read no traceback.
+Each fault strikes a run some time after its start, and again after each resume, until it has struck as often as asked.
+A run that reaches its end must have the same bits as an undisturbed run. After a strike all processes must exit in
+time, the exit status must be the documented one, and a user who asked for a stop must not see a traceback.
 """
 
 import argparse
@@ -19,19 +19,19 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts.strikes import FAULTS, SITE, Fault, Run, is_alive
+from parallel_epochs.scripts.strikes import FAULTS, SITE, Fault, LiveRun, is_alive
 
 RUN = ["data.num_nodes=240", "data.num_edges=4800", "data.num_species=4", "data.num_groups=8", "data.num_tasks=3",
        "model.num_layers=2", "model.hidden_channels=8", "model.norm=batch", "train.epochs=160", "train.eval_every=4"]
 SECONDS_TO_END = 20
 
 
-class Problem(Exception):
-    """What a strike has shown to be wrong."""
+class WrongOutcome(Exception):
+    """The run did not react to a fault as it must."""
 
 
 class Campaign:
-    """Strikes runs below a folder, and compares what comes of them."""
+    """Starts runs in a folder, strikes them, and compares their results with those of undisturbed runs."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -42,14 +42,14 @@ class Campaign:
         return [*RUN, *ranks, *fault.overrides, f"cache_dir={self.root / cache}"]
 
     def reference(self, fault: Fault) -> Path:
-        """The folder of the undisturbed run that a fault's must equal."""
+        """Return the folder of the undisturbed run whose result the struck runs must have."""
         return self.root / f"undisturbed-{fault.num_ranks}-{FAULTS.index(fault) if fault.overrides else 0}"
 
     def train_reference(self, fault: Fault) -> bool:
-        """Train an undisturbed run, if it is not there."""
+        """Train the undisturbed run of a fault unless it exists; tell whether it succeeded."""
         folder = self.reference(fault)
         if not (folder / "summary.json").exists():
-            run = Run(folder, [*RUN, f"parallel.num_ranks={fault.num_ranks}", *fault.overrides,
+            run = LiveRun(folder, [*RUN, f"parallel.num_ranks={fault.num_ranks}", *fault.overrides,
                                f"cache_dir={self.root / 'cache'}"])
             if run.wait(600) != 0:
                 print(f"undisturbed: {run.log.read_text()}", file=sys.stderr)
@@ -57,10 +57,10 @@ class Campaign:
         return True
 
     def try_fault(self, fault: Fault, times: int) -> tuple[int, int, int]:
-        """Strike as often as asked.
+        """Strike runs by a fault as often as asked.
 
         Returns:
-            Strikes, runs that came to their end, and those of them that have lost something.
+            The number of strikes, of runs that reached their end, and of runs that lost something.
         """
         tried = runs = lost = 0
         folder = self._new_folder(fault, runs)
@@ -69,14 +69,14 @@ class Campaign:
             if fault.unprepared and struck:
                 shutil.rmtree(self.overrides(fault)[-1].partition("=")[2], ignore_errors=True)
             limits = list(fault.limits) if struck else []
-            run = Run(folder, [*self.overrides(fault), *limits], fault.torchrun and fault.num_ranks)
+            run = LiveRun(folder, [*self.overrides(fault), *limits], fault.torchrun and fault.num_ranks)
             if struck and self._wait_for_the_moment(fault, run) and self._strike(fault, run):
                 tried += 1
                 continue
             if run.wait(600) != 0:
                 if run.status is None:
                     os.killpg(run.pid, signal.SIGKILL)
-                raise Problem(f"a run that nothing happened to ended with {run.status}: {run.log.read_text()[-2000:]}")
+                raise WrongOutcome(f"an undisturbed run ended with status {run.status}: {run.log.read_text()[-2000:]}")
             runs, lost = runs + 1, lost + self._is_lost(fault, folder)
             shutil.rmtree(folder)
             folder = self._new_folder(fault, runs)
@@ -86,16 +86,16 @@ class Campaign:
     def _new_folder(self, fault: Fault, number: int) -> Path:
         return self.root / f"{FAULTS.index(fault)}-{number}"
 
-    def _wait_for_the_moment(self, fault: Fault, run: Run) -> bool:
-        """Wait until the run is worth striking; whether it still goes on."""
+    def _wait_for_the_moment(self, fault: Fault, run: LiveRun) -> bool:
+        """Wait for the moment of the strike; tell whether the run is still going on."""
         if fault.unprepared:
             time.sleep(0.8 * random.random())
             return run.poll() is None
-        # A run that never gets further would never end: two saves, one of which may be cut short.
+        # Wait for two saves, one of which may be truncated. A run that makes no progress would never end.
         last, saves = run.folder / "checkpoints" / "last.pt", set()
         end = time.monotonic() + 300
         while len(saves) < 3 and run.poll() is None and time.monotonic() < end:
-            with contextlib.suppress(FileNotFoundError):  # a damaged one is put aside before the other takes its place
+            with contextlib.suppress(FileNotFoundError):  # a damaged one is moved away before the other replaces it
                 saves.add(last.stat().st_mtime_ns)
             time.sleep(0.001)
         time.sleep(0.2 * random.random())
@@ -105,11 +105,11 @@ class Campaign:
                 break
         return run.poll() is None and len(run.ranks()) == fault.num_ranks
 
-    def _strike(self, fault: Fault, run: Run) -> bool:
-        """Strike, and see how the run ends; whether it was hurt before it came to its end.
+    def _strike(self, fault: Fault, run: LiveRun) -> bool:
+        """Strike a run and wait for its end; tell whether the strike came before the run had finished.
 
         Raises:
-            Problem: not as it should.
+            WrongOutcome: the run did not react as it must.
         """
         pids = [sign.pid for sign in run.signs()]
         try:
@@ -125,14 +125,16 @@ class Campaign:
             for pid in {run.pid, *pids}:
                 if is_alive(pid):
                     os.kill(pid, signal.SIGKILL)
-            raise Problem(f"a process outlived the strike by {SECONDS_TO_END} seconds: {run.log.read_text()[-2000:]}")
+            raise WrongOutcome(f"a process was still alive {SECONDS_TO_END} s after the strike: "
+                               f"{run.log.read_text()[-2000:]}")
         if status == 0:
             return False
         output = run.log.read_text()
         if status not in fault.statuses:
-            raise Problem(f"exit status {status}, not one of {[*map(int, fault.statuses)]}: {output[-2000:]}")
+            raise WrongOutcome(f"the exit status was {status}, not one of {[*map(int, fault.statuses)]}: "
+                               f"{output[-2000:]}")
         if fault.quiet and "Traceback (most recent call last)" in output:
-            raise Problem(f"a traceback on the screen: {output[-2000:]}")
+            raise WrongOutcome(f"the user saw a traceback: {output[-2000:]}")
         if fault.damage is not None:
             fault.damage(run.folder)
         return True
@@ -144,7 +146,7 @@ class Campaign:
 
 
 def work(campaign: Campaign, faults: list[Fault], times: int, seed: int) -> bool:
-    """Try some faults one after the other, with a row of the table for each; whether nothing was lost."""
+    """Try faults one after the other and print a row of the table for each; tell whether nothing was lost."""
     good = True
     for fault in faults:
         random.seed(f"{seed} {fault.name}")
@@ -153,7 +155,7 @@ def work(campaign: Campaign, faults: list[Fault], times: int, seed: int) -> bool
             tried, runs, lost = campaign.try_fault(fault, times)
             print(f"| {fault.name} | {tried} | {lost} |", flush=True)
             good &= lost == 0
-        except Problem as error:
+        except WrongOutcome as error:
             good, problem = False, str(error)
             print(f"| {fault.name} | failed | |", flush=True)
             print(f"{fault.name}: {problem}", file=sys.stderr, flush=True)
@@ -162,7 +164,7 @@ def work(campaign: Campaign, faults: list[Fault], times: int, seed: int) -> bool
 
 
 def in_processes(jobs: list[Callable[[], bool]]) -> bool:
-    """Call functions side by side, each in a fork of this process; whether all returned true."""
+    """Call functions in parallel, each in a fork of this process; tell whether all returned true."""
     pids = []
     for job in jobs:
         pid = os.fork()
@@ -181,14 +183,15 @@ def in_processes(jobs: list[Callable[[], bool]]) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.faults", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--times", type=int, default=10, help="strikes of each fault")
-    parser.add_argument("--jobs", type=int, default=2, help="runs that are struck side by side")
-    parser.add_argument("--only", default="", help="faults whose name contains this")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--times", type=int, default=10, help="number of strikes of each fault (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=2,
+                        help="number of runs that are struck in parallel (default: %(default)s)")
+    parser.add_argument("--only", default="", help="try only faults whose name contains this text")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments (default: %(default)s)")
     options = parser.parse_args()
-    import torch.distributed.run  # noqa: F401 - what the forks need
+    import torch.distributed.run  # noqa: F401 - imported once, for all forks
 
-    import pipeline.training  # noqa: F401
+    import parallel_epochs.pipeline.training  # noqa: F401
     faults = [fault for fault in FAULTS if options.only in fault.name]
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
@@ -201,7 +204,7 @@ def main() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         campaign = Campaign(Path(root))
         references = list({campaign.reference(fault): fault for fault in faults}.values())
-        campaign.train_reference(references[0])  # which prepares the graph
+        campaign.train_reference(references[0])  # it also prepares the graph for the others
         split = [references[job + 1::options.jobs] for job in range(options.jobs)]
         if not in_processes([lambda mine=mine: all(map(campaign.train_reference, mine)) for mine in split]):
             sys.exit(1)

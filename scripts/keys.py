@@ -1,62 +1,85 @@
 """`python -m scripts.keys [FILE]`: write docs/keys.md, the reference of every key, from the schema."""
 
 import dataclasses
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline import keys
-from pipeline.arguments import shorten
-from pipeline.cli import config_groups, format_entries
-from pipeline.config import MODEL_SCHEMAS, Config, EvaluateConfig
-from pipeline.data.config import DATA_SCHEMAS
-from pipeline.tune_config import TuneConfig
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.command.arguments import Parser, shorten
+from parallel_epochs.pipeline.command.cli import config_groups, format_entries
+from parallel_epochs.pipeline.command.space import TuneConfig
+from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig
+from parallel_epochs.pipeline.products import PRODUCTS
+
+# A title, the dataclass whose docstring stands under it, and its keys.
+Section = tuple[str, type, Iterator[keys.Entry]]
 
 INTRODUCTION = """# Every key
 
-Written by `python -m scripts.keys` from the schema, [`pipeline/config.py`](../pipeline/config.py), and read by
-`python -m pipeline.train --help`, which shows the values that a command composes:
+`python -m scripts.keys` writes this page from [`pipeline/config.py`](../pipeline/config.py), which has the keys of
+every run, and from the `config.py` of each product. `--help` shows the same keys with the values that a command
+composes:
 
 ```bash
 python -m pipeline.train +experiment=digits --help
 ```
 
-Give a key as `key=value`, a group as `group=member`; a group that is not part of every run begins with a plus. Behind
-each key stands its default. An asterisk marks keys that do not change the numbers of a run: it may be resumed with
-other values of them.
+Give a key as `key=value` and a group as `group=member`. A group that is not part of every run begins with a plus. Each
+key stands with its default. In square brackets stand the values of other keys beside which a key counts. An asterisk
+marks the keys that do not change the numbers of a run: a run may be resumed with other values of them.
 
 ## Groups
 """
 
 
 def write_page() -> str:
-    """Write the page: groups, then the keys of a run by part, of each dataset and model, and of the other entry
-    points.
-    """
-    config = Config()
-    sections = [("A run", Config, [entry for entry in keys.entries(config) if "." not in entry.name])]
-    for field in dataclasses.fields(Config):
-        if field.name == "data":
-            sections += [(f"`data={source}`", schema, keys.entries(schema(), "data."))
-                         for source, schema in DATA_SCHEMAS.items()]
-        elif field.name == "model":
-            sections += [(f"`model={name}`", schema, keys.entries(schema(), "model."))
-                         for name, schema in MODEL_SCHEMAS.items()]
-        elif dataclasses.is_dataclass(part := getattr(config, field.name)):
-            sections.append((f"`{field.name}`", type(part), keys.entries(part, f"{field.name}.")))
-    sections.append(("`python -m pipeline.evaluate` and `python -m pipeline.predict`", EvaluateConfig,
-                     keys.entries(EvaluateConfig())))
-    sections.append(("`python -m pipeline.tune`", TuneConfig, keys.entries(TuneConfig())))
+    """Write the page: the keys that every run has, those of each product, and those of the other entry points."""
     groups = [f"{group}={' | '.join(shorten(members))}" for group, members in config_groups().items()]
     lines = [INTRODUCTION, "```", *groups, "hydra/launcher=slurm (with -m)", "```"]
-    for title, schema, entries in sections:
+    for title, schema, entries in [*shared_sections(), *product_sections(), *command_sections()]:
         lines += ["", f"## {title}", "", summarise(schema), "", "```", *format_entries(mark(entries)), "```"]
     return "\n".join(lines) + "\n"
 
 
+def shared_sections() -> Iterator[Section]:
+    """Go through the keys that every product reads."""
+    run = RunConfig()
+    yield "Every run", RunConfig, (entry for entry in keys.entries(run) if "." not in entry.name)
+    for source, schema in RunConfig.members["data"][1].items():
+        yield f"`data={source}`", schema, keys.entries(schema(), "data.")
+    for field in ("train", "parallel", "tracker"):
+        yield f"`{field}`", type(getattr(run, field)), keys.entries(getattr(run, field), f"{field}.")
+
+
+def product_sections() -> Iterator[Section]:
+    """Go through the keys that one product alone reads, or has another default of."""
+    shared = {entry.name for entry in keys.entries(RunConfig())} - {"trainer.name"}
+    for name, product in PRODUCTS.items():
+        config = product.config()
+        chosen = tuple(f"{part}." for part in config.members)
+        yield f"`trainer={name}`", product.config, (
+            entry for entry in keys.entries(config) if entry.name not in shared and not entry.name.startswith(chosen))
+        for part, (_, schemas) in config.members.items():
+            if part not in RunConfig.members:
+                for member, schema in schemas.items():
+                    yield f"`{part}={member}`", schema, keys.entries(schema(), f"{part}.")
+
+
+def command_sections() -> Iterator[Section]:
+    """Go through the keys of the entry points that do not train."""
+    usual = {entry.name for entry in keys.entries(EvaluateConfig())}
+    yield ("`python -m pipeline.evaluate` and `python -m pipeline.predict`", EvaluateConfig,
+           keys.entries(EvaluateConfig()))
+    for name, product in PRODUCTS.items():
+        if own := [entry for entry in keys.entries(product.predict()) if entry.name not in usual]:
+            commands = "predict" if product.evaluate is EvaluateConfig else "evaluate` and `predict"
+            yield f"`{commands}` of a run of `trainer={name}`", product.predict, iter(own)
+    yield "`python -m pipeline.tune`", TuneConfig, keys.entries(TuneConfig())
+
+
 def summarise(schema: type) -> str:
-    """Return what the docstring of a schema says, as Markdown."""
-    return schema.__doc__.replace(":class:", "")
+    """Return the first paragraph of a schema's docstring, as Markdown."""
+    return schema.__doc__.split("\n\n")[0].replace(":class:", "")
 
 
 def mark(entries: Iterator[keys.Entry]) -> Iterator[keys.Entry]:
@@ -67,4 +90,6 @@ def mark(entries: Iterator[keys.Entry]) -> Iterator[keys.Entry]:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1] if len(sys.argv) > 1 else "docs/keys.md").write_text(write_page())
+    parser = Parser(prog="python -m scripts.keys", description="Write the reference of every key, from the schema.")
+    parser.add_argument("file", type=Path, nargs="?", default=Path("docs/keys.md"), help="%(default)s if not given")
+    parser.parse_args().file.write_text(write_page())

@@ -1,8 +1,7 @@
-"""`python -m scripts.reference_runs record FILE | compare FILE`: small runs whose results a refactoring must not
-change.
+"""`python -m scripts.reference_runs record FILE | compare FILE`: small runs whose results no refactoring may change.
 
-Record them before anything moves; compare after every commit. Results are bit-exact on one machine with as many
-threads, not across machines, so the file is not kept in the repository.
+Record the results before a refactoring, and compare after every commit. They are bit-exact on one machine with a fixed
+number of threads, but not across machines, so the file is not part of the repository.
 """
 
 import argparse
@@ -52,7 +51,7 @@ KEYS = ("weights_sha256", "best_valid", "test", "best_epoch", "data_epochs", "nu
 
 
 def write_components(path: Path) -> None:
-    """Save a graph of two large components and a few single nodes."""
+    """Save a graph of two large components and a few isolated nodes."""
     rng = torch.Generator().manual_seed(0)
     pairs = torch.cat([torch.randint(0, 120, (2, 500), generator=rng),
                        torch.randint(120, 190, (2, 250), generator=rng)], dim=1)
@@ -63,7 +62,7 @@ def write_components(path: Path) -> None:
 
 
 def train(name: str, root: Path, num_threads: int) -> dict:
-    """Train a reference run in processes of its own; those named "stopped" get a signal and are resumed."""
+    """Train a reference run in its own processes. Runs named "stopped" get a signal and are resumed."""
     arguments = [argument.replace("COMPONENTS", str(root / "components.pt")) for argument in RUNS[name]]
     folder = root / name.replace(" ", "_").replace(",", "")
     environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads)}
@@ -82,7 +81,7 @@ def train(name: str, root: Path, num_threads: int) -> dict:
         process.send_signal(signal.SIGUSR1)
         process.communicate()
         if (folder / "summary.json").exists():
-            raise SystemExit(f"{name}: ended before it could be stopped")
+            raise SystemExit(f"{name}: the run ended before it could be stopped")
         process = start(f"resume={folder}")
     errors = process.communicate()[1]
     if process.returncode:
@@ -94,10 +93,10 @@ def train(name: str, root: Path, num_threads: int) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.reference_runs", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("record", "compare"))
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--threads", type=int, default=1, help="of a process")
-    parser.add_argument("--at-once", type=int, default=2, help="runs at the same time")
+    parser.add_argument("action", choices=("record", "compare"), help="write the file, or compare with it")
+    parser.add_argument("file", type=Path, help="results of the reference runs, as JSON")
+    parser.add_argument("--threads", type=int, default=1, help="number of threads of a process (default: %(default)s)")
+    parser.add_argument("--at-once", type=int, default=2, help="number of runs at the same time (default: %(default)s)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.at_once) as pool:
         root = Path(folder)

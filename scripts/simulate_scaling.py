@@ -1,8 +1,7 @@
-"""`python -m scripts.simulate_scaling`: what parallel epochs on 1 to 512 ranks would take, by formula \
-(docs/scaling.md).
+"""`python -m scripts.simulate_scaling`: estimate the time of parallel epochs on 1 to 512 ranks (docs/scaling.md).
 
-Nothing is trained: a step's time, the gradient's size and the network's bandwidths go in, a table in Markdown comes
-out.
+Nothing is trained. The script reads the time of a step, the size of the gradient and the bandwidths of the network, and
+prints a Markdown table.
 """
 
 import argparse
@@ -14,7 +13,7 @@ import numpy as np
 
 @dataclass
 class Network:
-    """Bandwidths in bytes a second for each direction, latencies in seconds for each message."""
+    """Bandwidths in bytes per second and direction, and latencies in seconds per message."""
 
     ranks_per_node: int = 8
     node_bandwidth: float = 370e9  # between GPUs of a node: NCCL's ring over NVLink 4
@@ -25,15 +24,15 @@ class Network:
 
 
 def ring_seconds(num_ranks: int, num_bytes: float, bandwidth: float, latency: float) -> float:
-    """A ring all-reduce: 2 (W - 1) messages one after the other, each of 1 / W of the bytes."""
+    """Return the time of a ring all-reduce: 2 (W - 1) messages one after the other, each of 1 / W of the bytes."""
     return 2 * (num_ranks - 1) / num_ranks * num_bytes / bandwidth + 2 * (num_ranks - 1) * latency
 
 
 def all_reduce_seconds(num_ranks: int, num_bytes: float, network: Network) -> float:
-    """Summing over the ranks of a node, then over the nodes, where each rank of a node carries its share of the bytes.
+    """Return the time of an all-reduce within the nodes and then among them, where each rank sends its share.
 
     Args:
-        num_bytes: of the gradient.
+        num_bytes: size of the gradient.
     """
     if num_ranks == 1:
         return 0.0
@@ -44,19 +43,19 @@ def all_reduce_seconds(num_ranks: int, num_bytes: float, network: Network) -> fl
 
 
 def slowest_seconds(num_ranks: int, step_seconds: float, spread: float, *, draws: int = 4000, seed: int = 0) -> float:
-    """Mean time of the slowest of the ranks, for which all others wait.
+    """Return the mean time of the slowest rank, for which all others wait.
 
     Args:
-        spread: standard deviation of a rank's step time, as a fraction of the mean; normally distributed.
+        spread: standard deviation of the step time of a rank, as a fraction of the mean. The time is normal.
     """
     times = np.random.default_rng(seed).standard_normal((draws, num_ranks))
-    # One rank waits for nobody: its mean is the mean, not that of these draws.
+    # A single rank does not wait, so its time is the exact mean and not the mean of these draws.
     return step_seconds * (1 + spread * float(times.max(1).mean() if num_ranks > 1 else 0))
 
 
 def simulate(num_ranks: int, *, step_seconds: float, spread: float, num_bytes: float, network: Network,
              epochs: int, steps_per_epoch: int) -> dict[str, float]:
-    """One line of the table; times in seconds, and nothing of a step's communication hidden behind its computation."""
+    """Compute a row of the table, with times in seconds. Communication does not overlap with computation."""
     communication = all_reduce_seconds(num_ranks, num_bytes, network)
     step = slowest_seconds(num_ranks, step_seconds, spread) + communication
     rounds = math.ceil(epochs / num_ranks)
@@ -67,7 +66,7 @@ def simulate(num_ranks: int, *, step_seconds: float, spread: float, num_bytes: f
 
 
 def table(rows: list[dict[str, float]]) -> str:
-    """The lines as Markdown."""
+    """Format the rows as a Markdown table."""
     lines = ["| ranks | all-reduce, ms | step, ms | efficiency | graphs in a step | rounds | steps of a rank "
              "| training | data speed-up |",
              "|---|---|---|---|---|---|---|---|---|"]
@@ -92,21 +91,21 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2**i for i in range(10)], metavar="W",
                         help="numbers of ranks")
     parser.add_argument("--step-ms", type=float, nargs="+", default=[100.0], metavar="MS",
-                        help="times of a step on one rank")
+                        help="step times of one rank in milliseconds, one table each")
     parser.add_argument("--spread", type=float, default=0.03,
-                        help="standard deviation of a step's time, as a fraction of it")
-    parser.add_argument("--parameters", type=int, default=2_374_568, help="of the model, in float32")
+                        help="standard deviation of the step time, as a fraction of it")
+    parser.add_argument("--parameters", type=int, default=2_374_568, help="number of float32 parameters of the model")
     parser.add_argument("--epochs", type=int, default=1000, help="passes over the graph, summed over the ranks")
-    parser.add_argument("--steps-per-epoch", type=int, default=10, help="clusters of a partition")
-    parser.add_argument("--ranks-per-node", type=int, default=default.ranks_per_node, help="ranks of one node")
+    parser.add_argument("--steps-per-epoch", type=int, default=10, help="number of clusters of a partition")
+    parser.add_argument("--ranks-per-node", type=int, default=default.ranks_per_node, help="number of ranks of a node")
     parser.add_argument("--node-gbytes", type=float, default=default.node_bandwidth / 1e9,
-                        help="GB/s between ranks of a node")
+                        help="bandwidth between the ranks of a node, in GB/s")
     parser.add_argument("--network-gbytes", type=float, default=default.network_bandwidth / 1e9,
-                        help="GB/s out of a node")
+                        help="bandwidth out of a node, in GB/s")
     parser.add_argument("--node-us", type=float, default=default.node_latency * 1e6,
-                        help="latency within a node, microseconds")
+                        help="latency within a node, in microseconds")
     parser.add_argument("--network-us", type=float, default=default.network_latency * 1e6,
-                        help="latency between nodes, microseconds")
+                        help="latency between nodes, in microseconds")
     options = parser.parse_args()
     network = Network(options.ranks_per_node, options.node_gbytes * 1e9, options.node_us * 1e-6,
                       options.network_gbytes * 1e9, options.network_us * 1e-6)

@@ -1,4 +1,4 @@
-"""What `python -m scripts.faults` does to runs, and the runs in processes of their own that it does it to."""
+"""The faults that `python -m scripts.faults` injects, and the training runs that it injects them into."""
 
 import multiprocessing.util
 import os
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.run.errors import EXIT_INTERRUPTED, EXIT_TRY_AGAIN
-from pipeline.run.pulse import Board, Sign
+from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, EXIT_TRY_AGAIN
+from parallel_epochs.pipeline.run.pulse import Board, Sign
 
 VIEWS = ("evaluation=views", "evaluation.num_views=24", "train.epochs=60")
 WATCHED = ("parallel.timeout=3", "parallel.warn_after=0.5")
-# Whoever gets this signal lets a thread hold the interpreter's lock for good.
+# A process that gets this signal lets a thread hold the interpreter's lock for ten minutes.
 SITE = """import ctypes, signal, threading
 def hold(*_):
     threading.Thread(target=ctypes.PyDLL(None).sleep, args=(600,), daemon=True).start()
@@ -27,12 +27,12 @@ signal.signal(signal.SIGRTMAX, hold)
 """
 
 
-class Run:
-    """A training run in processes of its own: a fork of this one, which has the imports behind it.
+class LiveRun:
+    """A training run in a fork of this process, which has done the imports already.
 
     Args:
-        overrides: of the command line.
-        torchrun: the number of ranks that torchrun starts; 0 for none.
+        overrides: overrides of the command line.
+        torchrun: number of ranks that torchrun starts. 0: no torchrun.
     """
 
     def __init__(self, folder: Path, overrides: list[str], torchrun: int = 0):
@@ -45,21 +45,21 @@ class Run:
             _be_command(["pipeline.train", *overrides, target], torchrun, self.log)
 
     def poll(self) -> int | None:
-        """Return the exit status, or minus the signal; none while the run goes on."""
+        """Return the exit status, or minus the signal that ended the run; None while the run goes on."""
         if self.status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.status = os.waitstatus_to_exitcode(status) if pid else None
         return self.status
 
     def wait(self, seconds: float) -> int | None:
-        """Wait for the end."""
+        """Wait at most this long for the end of the run, and return :meth:`poll`."""
         end = time.monotonic() + seconds
         while self.poll() is None and time.monotonic() < end:
             time.sleep(0.002)
         return self.status
 
     def signs(self) -> list[Sign]:
-        """What the processes of the run were last seen doing."""
+        """Return what the processes of the run last reported to be doing."""
         if self._board is None:
             for pid in (self.pid, *children(self.pid)):
                 if path := _mapped_board(pid):
@@ -68,7 +68,7 @@ class Run:
         return [] if self._board is None else [sign for sign in self._board.signs() if sign.pid]
 
     def ranks(self) -> list[int]:
-        """The processes that train."""
+        """Return the processes of the ranks."""
         return [sign.pid for sign in self.signs() if sign.rank >= 0]
 
     def send(self, signum: int) -> None:
@@ -76,7 +76,7 @@ class Run:
 
 
 def _be_command(arguments: list[str], torchrun: int, log: Path) -> None:
-    """Be `python -m`, in a process group of its own; does not return."""
+    """Run `python -m` with these arguments in a new process group; does not return."""
     os.setsid()
     for fd, path in ((0, os.devnull), (1, log), (2, log)):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | (os.O_TRUNC if fd == 1 else os.O_APPEND), 0o644), fd)
@@ -102,7 +102,7 @@ _spawn: Any = multiprocessing.util.spawnv_passfds
 
 
 def _fork_rank_server(path: bytes, arguments: list, fds: list[int]) -> int:
-    """Start the process that ranks are forked from by a fork of this one, which saves its imports."""
+    """Start the process that forks the ranks as a fork of this one, which spares its imports."""
     if "forkserver" not in str(arguments[-1]):
         return _spawn(path, arguments, fds)
     pid = os.fork()
@@ -133,13 +133,13 @@ def children(pid: int) -> list[int]:
 
 
 def ranks_of(parent: int) -> list[int]:
-    """The processes of the ranks that a process has started."""
+    """Return the processes of the ranks that a process has started."""
     path = _mapped_board(parent)
     return [] if path is None else [sign.pid for sign in Board(path.parent).signs() if sign.pid and sign.rank >= 0]
 
 
 def _mapped_board(pid: int) -> Path | None:
-    """Where the board lies that a process has in its memory."""
+    """Return the path of the board that a process has mapped into its memory."""
     try:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
             if line.endswith("/board") and "/parallel-epochs-" in line:
@@ -156,52 +156,52 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-# What strikes; a process that has ended by itself meanwhile is found by who looks at its status.
+# The strikes. If a process has ended by itself meanwhile, the caller sees that from its exit status.
 
 
-def kill_ranks(number: int) -> Callable[[Run], None]:
-    """Kill as many ranks at once, in any order."""
-    def strike(run: Run) -> None:
+def kill_ranks(number: int) -> Callable[[LiveRun], None]:
+    """Make a strike that kills this many random ranks."""
+    def strike(run: LiveRun) -> None:
         for pid in random.sample(run.ranks(), number):
             os.kill(pid, signal.SIGKILL)
     return strike
 
 
-def send(signum: int) -> Callable[[Run], None]:
+def send(signum: int) -> Callable[[LiveRun], None]:
     return lambda run: run.send(signum)
 
 
-def send_to_rank(signum: int) -> Callable[[Run], None]:
+def send_to_rank(signum: int) -> Callable[[LiveRun], None]:
     return lambda run: os.kill(random.choice(run.ranks()), signum)
 
 
-def press_ctrl_c(run: Run) -> None:
+def press_ctrl_c(run: LiveRun) -> None:
     os.killpg(run.pid, signal.SIGINT)
 
 
-def press_ctrl_c_twice(run: Run) -> None:
+def press_ctrl_c_twice(run: LiveRun) -> None:
     press_ctrl_c(run)
     time.sleep(random.random() / 50)
     press_ctrl_c(run)
 
 
-def stop_a_rank_and_terminate(run: Run) -> None:
+def stop_a_rank_and_terminate(run: LiveRun) -> None:
     os.kill(random.choice(run.ranks()), signal.SIGSTOP)
     run.send(signal.SIGTERM)
 
 
-def kill_the_first_rank(run: Run) -> None:
+def kill_the_first_rank(run: LiveRun) -> None:
     os.kill(run.ranks()[0], signal.SIGKILL)
 
 
-def fill_the_disk(run: Run) -> None:
-    """No file of the first rank may grow beyond a few bytes any more."""
+def fill_the_disk(run: LiveRun) -> None:
+    """Limit the files of the first rank to a few bytes, as if the disk were full."""
     pid = run.ranks()[0]
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (100, resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]))
 
 
 def cut_the_checkpoint(folder: Path) -> None:
-    """What a power cut may leave of the last file."""
+    """Truncate the last checkpoint at a random place, as a power cut may."""
     path = folder / "checkpoints" / "last.pt"
     with open(path, "r+b") as file:
         file.truncate(random.randrange(path.stat().st_size))
@@ -209,21 +209,21 @@ def cut_the_checkpoint(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that happens to a run.
+    """A fault that is injected into a run.
 
     Attributes:
-        statuses: how the run may end.
-        overrides: which change the result.
-        limits: which do not.
+        statuses: exit statuses that the run may end with.
+        overrides: overrides that change the result of the run.
+        limits: overrides that do not change it.
         torchrun: whether torchrun starts the ranks.
-        during: what a rank must be doing; anything if empty.
-        quiet: whether the user must read no traceback.
-        damage: what happens to the run directory afterwards.
-        unprepared: whether it strikes before the first round, and the cache is empty again each time.
+        during: phase that a rank must be in. Empty: any phase.
+        quiet: whether the user must not see a traceback.
+        damage: function that damages the run directory afterwards.
+        unprepared: whether the fault strikes before the first round, each time with an empty cache.
     """
 
     name: str
-    strike: Callable[[Run], None]
+    strike: Callable[[LiveRun], None]
     statuses: tuple[int, ...]
     num_ranks: int = 2
     overrides: tuple[str, ...] = ()

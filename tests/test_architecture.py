@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.architecture import ROOT, draw, modules
+from parallel_epochs.scripts.architecture import ROOT, draw, modules
 
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 # Kernels in Triton's language cannot be cut into functions at will.

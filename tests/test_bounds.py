@@ -1,5 +1,6 @@
 """The cases at the edge of a bound, where an off-by-one would hide: found by putting such faults in."""
 
+import contextlib
 import copy
 import itertools
 import math
@@ -10,35 +11,27 @@ import numpy as np
 import pymetis
 import pytest
 import torch
-from conftest import make_graph, random_graph, task_graph
-from running import TOY, rounds_of, train
 
-from models import edges
-from models.aggregate import blocks, fused
-from pipeline import build, footprint
-from pipeline.graph import metis
-from pipeline.graph.components import (
-    find_components,
-    select_component,
-    split_components,
-)
-from pipeline.graph.partition import (
-    Partition,
-    measure_partition,
-    random_partition,
-    regroup,
-)
-from pipeline.graph.partitioner import Partitioner
-from pipeline.graph.structure import hash_structure
-from pipeline.inference import predict_exact, predict_views
-from pipeline.loaders.background import BackgroundRounds
-from pipeline.loaders.cluster import ClusterLoader
-from pipeline.names import SPLITS
-from pipeline.run import checkpoint, files
-from pipeline.run.ranks import Ranks
-from pipeline.run.seeds import stream
-from pipeline.schedule import Share
-from pipeline.tasks.node import NodeTask
+from parallel_epochs.models import edges
+from parallel_epochs.models.aggregate import fused, reference_in_blocks as blocks
+from parallel_epochs.pipeline.gnn import memory as footprint
+from parallel_epochs.pipeline.gnn.inference import predict_exact, predict_views
+from parallel_epochs.pipeline.gnn.loaders.background import BackgroundRounds
+from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
+from parallel_epochs.pipeline.graph import metis
+from parallel_epochs.pipeline.graph.components import find_components, select_component, split_components
+from parallel_epochs.pipeline.graph.partition import Partition, measure_partition, random_partition, regroup
+from parallel_epochs.pipeline.graph.partitioner import Partitioner
+from parallel_epochs.pipeline.graph.structure import hash_structure
+from parallel_epochs.pipeline.names import SPLITS
+from parallel_epochs.pipeline.run import checkpoint, files
+from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.seeds import stream
+from parallel_epochs.pipeline.schedule import Share
+from tests.helpers import building as build
+from tests.helpers.graphs import make_graph, random_graph, task_graph
+from tests.helpers.running import TOY, rounds_of, train
 
 
 def sizes_of(partition: Partition) -> list[int]:
@@ -211,7 +204,7 @@ def test_a_step_follows_the_gradient_of_the_mean_over_the_labels(configure):
     data.y[8, 0] = math.nan
     config = configure("partition=whole", "model.num_layers=2", "model.hidden_channels=8", "model.dropout=0",
                        "train.epochs=1")
-    with build.build_trainer(config, data, torch.device("cpu")) as trainer:
+    with contextlib.closing(build.build_trainer(config, data, torch.device("cpu"))) as trainer:
         before = copy.deepcopy(trainer.model)
         (step,) = trainer.steps()
         (batch,) = trainer.loader.batches(0, trainer.schedule.share(0))
@@ -219,7 +212,7 @@ def test_a_step_follows_the_gradient_of_the_mean_over_the_labels(configure):
     known = ~y.isnan()
     loss = torch.nn.functional.binary_cross_entropy_with_logits(logits[known], y[known])
     loss.backward()
-    assert step.is_last and known.sum() == 5 and trainer.round_numbers()["loss"] == pytest.approx(loss.item())
+    assert step.is_last and known.sum() == 5 and trainer.numbers().loss == pytest.approx(loss.item())
     for ours, theirs in zip(trainer.model.parameters(), before.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
 

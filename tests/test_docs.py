@@ -14,16 +14,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.io
-from conftest import write_images, write_packages, write_triples
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from running import ROOT, TOY, shell
 
-from pipeline import cli, config as configuration, keys, space
-from pipeline.config import MODEL_SCHEMAS, Config, EvaluateConfig
-from pipeline.data.config import DATA_SCHEMAS, OGB_GRAPH_NAMES
-from pipeline.trainers.config import TRAINER_SCHEMAS
-from scripts.keys import write_page
+from parallel_epochs.__main__ import COMMANDS
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.command import cli, schema as configuration, space
+from parallel_epochs.pipeline.data.config import OGB_GRAPH_NAMES
+from parallel_epochs.pipeline.products import PRODUCTS
+from parallel_epochs.scripts.keys import write_page
+from tests.helpers.building import EvaluateConfig
+from tests.helpers.composing import compose_config
+from tests.helpers.files import write_images, write_packages, write_triples
+from tests.helpers.running import ROOT, TOY, shell
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EVERYWHERE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
@@ -35,7 +38,7 @@ SMALL_BENCH = {"partition": ["--repeat=1"], "scale": [], "ranks": ["--layers=2",
 # Runs commands one after the other, each in a fork that has the imports behind it.
 RUNNER = """
 import json, os, runpy, sys
-import pipeline.restore, pipeline.training
+import parallel_epochs.pipeline.gnn.restore, parallel_epochs.pipeline.training
 for module, *arguments in json.load(sys.stdin):
     if (pid := os.fork()) == 0:
         sys.argv = [module, *arguments]
@@ -76,10 +79,10 @@ def assert_composes(overrides: list[str], name: str = "config") -> None:
     """Compose a configuration; of the values of a sweep, the first."""
     overrides = [re.sub(r"=([^,\[(]*),.*", r"=\1", override)
                  for override in overrides if override not in ("-m", "--help")]
-    with initialize_config_dir(cli.CONF, version_base="1.3"):
-        if name == "config":
-            configuration.to_object(compose(name, overrides))
-        else:
+    if name == "config":
+        compose_config(tuple(overrides))
+    else:
+        with initialize_config_dir(cli.CONF, version_base="1.3"):
             compose(name, overrides)
 
 
@@ -102,8 +105,7 @@ def assert_sound(command: list[str]) -> None:
         start = next(i for i, argument in enumerate(arguments) if not argument.startswith("--"))
         assert_sound(["python", *arguments[start:]] if arguments[start] == "-m" else arguments[start:])
     elif program == "parallel-epochs":
-        import parallel_epochs
-        assert_sound(["python", "-m", parallel_epochs.COMMANDS[arguments[0]], *arguments[1:]])
+        assert_sound(["python", "-m", COMMANDS[arguments[0]], *arguments[1:]])
     else:
         assert program == "python" and arguments[0] == "-m", command
         module, *options = arguments[1:]
@@ -171,12 +173,10 @@ def test_links_lead_to_files(page):
 def test_keys_and_files_in_the_prose_exist(page):
     if page.name == "log.md":  # is dated, and speaks of files that were
         return
-    configs = [Config(), *(dataclasses.replace(Config(), data=schema()) for schema in DATA_SCHEMAS.values()),
-               *(dataclasses.replace(Config(), model=schema()) for schema in MODEL_SCHEMAS.values()),
-               *(dataclasses.replace(Config(), trainer=schema()) for schema in TRAINER_SCHEMAS.values()),
+    configs = [*(config for product in PRODUCTS.values() for config in configuration.variants(product)),
                EvaluateConfig()]
     known = {entry.name for config in configs for entry in keys.entries(config)}
-    parts = {field.name for field in dataclasses.fields(Config)}
+    parts = {field.name for field in dataclasses.fields(configuration.AnyRun)}
     for code in re.findall(r"`([^`\n]+)`", prose_of(page)):
         name = re.fullmatch(r"([a-z_]+\.[a-z_]+)(=\S*)?", code)
         if name and code not in ("train.log", "train.txt") and name[1].split(".")[0] in parts:
@@ -207,8 +207,7 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
         inner = ["python", *arguments[start:]] if arguments[start] == "-m" else arguments[start:]
         return ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", *shrink(inner, folder)]
     if program == "parallel-epochs":
-        import parallel_epochs
-        _, *small = shrink(["python", "-m", parallel_epochs.COMMANDS[arguments[0]], *arguments[1:]], folder)
+        _, *small = shrink(["python", "-m", COMMANDS[arguments[0]], *arguments[1:]], folder)
         return ["parallel_epochs", arguments[0], *small]
     if program != "python" or "hydra/launcher=slurm" in arguments or "scripts.faults" in arguments:
         return None  # real Slurm and real faults have tests of their own
@@ -282,7 +281,7 @@ def test_every_command_runs(page, shared, ogb_toy):
     scipy.io.savemat(toy.with_name("blogcatalog.mat"), {
         "network": (network | network.T).astype(float), "group": np.eye(3)[np.arange(40) % 3]})
     write_images(toy.with_name("images"))
-    write_packages(folder.with_name("shared") / "data" / "debian")
+    write_packages(folder / "dataset" / "debian")
     for language, block in blocks_of(page):
         if language == "python":
             steps.append(["-c", block])

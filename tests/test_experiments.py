@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import write_triples
-from running import ROOT, train
 
-from models.embedding.triples import MODELS
-from pipeline import effects, keys
-from pipeline.build import check
+from parallel_epochs.models.embedding.triples import MODELS
+from parallel_epochs.pipeline import config as effects, keys, training
+from tests.helpers.files import write_triples
+from tests.helpers.running import ROOT, train
 
 YEAST = ["+experiment=ogbn_proteins", "data.folder=../shared/data/yeast", "data.node_features=log_sum",
          "evaluation=exact", "model.gradient_checkpointing=false"]
@@ -101,7 +100,7 @@ def test_baselines_are_what_their_heads_say(configure, tmp_path):
         assert trainer.relation_lr == said.get("lr x", 1)
         assert (trainer.margin == said["margin"]) if "margin" in said else (trainer.l3 == said["l3"] > 0)
         assert effects.explain_idle_keys(config) is None, name
-        check(config)
+        training.check(config)
 
 
 def test_published_results_are_the_same_in_the_heads_and_on_the_page():
@@ -121,7 +120,7 @@ def test_layouts_are_what_their_heads_say(configure, tmp_path):
         assert [config.trainer.dim, config.trainer.perplexity, config.train.epochs] == said
         assert f"python -m pipeline.train +experiment=graphvite/{name} data." in head and "Published" in head
         assert config.name == f"graphvite_{name}" and effects.explain_idle_keys(config) is None
-        check(config)
+        training.check(config)
 
 
 @pytest.mark.slow

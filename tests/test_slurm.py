@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import ROOT, TOY
-from slurm_cluster import slurm, slurm_cluster, wait_for
+
+from tests.helpers.running import ROOT, TOY
+from tests.helpers.slurm_cluster import slurm, slurm_cluster, wait_for
 
 pytestmark = pytest.mark.slurm
 SCRIPT = str(ROOT / "scripts" / "train.sbatch")

@@ -1,4 +1,4 @@
-"""GENConv's aggregation: messages, weights and sum in one call."""
+"""The aggregation of GENConv: messages, their weights and their sum in one call."""
 # ruff: noqa: F722 (shapes are strings)
 
 import functools
@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .. import notice
-from . import fused, reference
-from .cpu import SteepError
-from .reference import AGGREGATIONS, is_transformed
+from parallel_epochs.models import notice
+from parallel_epochs.models.aggregate import fused, reference
+from parallel_epochs.models.aggregate.cpu import SteepError
+from parallel_epochs.models.aggregate.reference import AGGREGATIONS, is_transformed
 
 __all__ = ["AGGREGATIONS", "KERNELS", "aggregate", "backend", "check_rows"]
 
@@ -37,20 +37,21 @@ def aggregate(
 ) -> Float[Tensor, "num_dst channels"]:
     """Aggregate the messages ``relu(x_j + e_ij) + eps`` at every destination node.
 
-    The arguments and the result are those of :func:`models.aggregate.reference.aggregate`. An ``EdgeIndex`` sorted by
-    row or column is used as it is. A plain `edge_index` is sorted on its first use; the sorted edges are kept until
-    that tensor is freed or its values change, be it through ``.data`` or an array of numpy that shares its memory: a
-    checksum tells.
+    The arguments and the result are those of :func:`models.aggregate.reference.aggregate`. An ``EdgeIndex`` that is
+    sorted by row or column is used as it is. A plain `edge_index` is sorted on its first use. The sorted edges are kept
+    until that tensor is freed or its values change. A checksum detects changes through ``.data`` or a NumPy array that
+    shares its memory, too.
 
     Args:
-        kernel: "fused" (no tensor of edges x channels, float32 inside; C++ on a CPU, Triton on a GPU), "reference"
-            (plain torch), or "auto": fused where it can run, else the reference. Where t times a message is so large
-            that the fused kernel would round too much, the reference runs, and a warning says so.
+        kernel: "fused" for the fused kernel (C++ on a CPU, Triton on a GPU; it has no tensor of edges x channels and
+            computes in float32), "reference" for plain torch, or "auto" for the fused kernel where it can run and the
+            reference elsewhere. If t times a message is so large that the fused kernel would round too much, the
+            reference runs and a warning says so.
 
     Raises:
-        ValueError: unknown `aggr` or `kernel`, tensors that do not fit each other, or `kernel` is "fused" and the
-            fused kernel cannot run.
-        IndexError: an edge points outside of the graph.
+        ValueError: `aggr` or `kernel` is unknown, shapes do not match, or `kernel` is "fused" but the fused kernel
+            cannot run.
+        IndexError: an edge has an end that is not in the graph.
     """
     reference.check_aggr(aggr)
     check_tensors(x, edge_index, edge_attr, weight, bias)
@@ -59,13 +60,14 @@ def aggregate(
         try:
             return fused.aggregate(x, edge_index, edge_attr, weight, bias, **options)
         except SteepError as error:
-            notice.warn(f"aggr={aggr}, {error}: the reference aggregation runs where this is so", once=f"steep {aggr}")
+            notice.warn(f"aggr={aggr}, {error}: the reference aggregation runs for these messages",
+                        once=f"steep {aggr}")
     return reference.aggregate(x, edge_index, edge_attr, weight, bias, **options)
 
 
 def check_tensors(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, weight: Tensor | None = None,
                   bias: Tensor | None = None) -> None:
-    """Raise a ValueError that names both shapes, dtypes or devices if tensors do not fit each other."""
+    """Raise a ValueError if shapes, dtypes or devices of the tensors do not match; it names both."""
     if x.dim() != 2 or not x.is_floating_point():
         raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}, but must be floating point [num_nodes, channels]")
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in (torch.int32, torch.int64):
@@ -103,17 +105,17 @@ def backend(
     eps: float = 1e-7,
     kernel: str = "auto",
 ) -> str:
-    """Name what :func:`aggregate` runs on these arguments: "fused-cpu (avx512)", "reference (why)"."""
+    """Name the implementation that :func:`aggregate` chooses for these arguments, as "fused-cpu (avx512)"."""
     reason = _why_reference(x, edge_index, edge_attr, weight, bias, (), eps, kernel)
     return _describe(reason, x.device.type)
 
 
 def _why_reference(x, edge_index, edge_attr, weight, bias, scalars, eps, kernel) -> str:
-    """Say why the reference runs; empty if the fused kernel does."""
+    """Return the reason why the reference runs, or an empty text if the fused kernel runs."""
     if kernel not in KERNELS:
         raise ValueError(f"kernel={kernel} is unknown; choose one of {', '.join(KERNELS)}")
     if kernel == "reference":
-        return "asked for"
+        return "kernel=reference"
     reason = _why_transformed() or fused.why_not_fused(x, edge_index, edge_attr, weight, bias, scalars=scalars, eps=eps)
     if reason and kernel == "fused":
         raise ValueError(f"kernel=fused cannot run: {reason}. Use kernel=auto to fall back to the reference.")
@@ -125,7 +127,7 @@ def _why_reference(x, edge_index, edge_attr, weight, bias, scalars, eps, kernel)
 def _why_transformed() -> str:
     if torch.compiler.is_compiling() or not is_transformed():
         return ""
-    return "the kernel knows neither torch.func nor torch.jit.trace nor forward-mode derivatives"
+    return "the kernel supports neither torch.func nor torch.jit.trace nor forward-mode derivatives"
 
 
 def _describe(reason: str, device: str) -> str:

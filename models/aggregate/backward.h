@@ -6,7 +6,7 @@ constexpr int64_t PACK_ROWS = 256;
 
 template <class Kind>
 struct Backward {
-  const Problem& p;
+  const AggregationProblem& p;
   const Kind kind;
   const Sorted edges;
   Encoder encoder;
@@ -17,7 +17,7 @@ struct Backward {
   Buffer<float> weight_sums;
   Buffer<vf> bias_sums, param_sums, pack_sums;
 
-  explicit Backward(const Problem& p_)
+  explicit Backward(const AggregationProblem& p_)
       : p(p_),
         kind(p_.param, p_.low, p_.high),
         edges(sorted_edges(p_)),
@@ -39,7 +39,7 @@ struct Backward {
     store(p.grad_x + row * p.channels + block * LANES, sum, lanes);
   }
 
-  // One block of PACK_ROWS destinations: all that their edges will read, side by side.
+  // Writes the vectors of one block of PACK_ROWS destinations that their edges will read.
   void pack(int64_t pack_block) {
     const int64_t end = std::min(edges.num_others, (pack_block + 1) * PACK_ROWS);
     vf dparam = {};
@@ -57,7 +57,7 @@ struct Backward {
     pack_sums[pack_block] = dparam;
   }
 
-  // From the arguments of the messages' relu to their gradients, in place.
+  // Replaces the arguments of the messages' ReLU by their gradients.
   template <int BLOCKS>
   INLINE void differentiate(const Tile& tile, int64_t chunk, int64_t block, float* z) {
     const float* from = packed.data + block * Kind::packed * LANES;
@@ -82,7 +82,7 @@ struct Backward {
     for (int b = 0; b < BLOCKS; b++) param_sums[chunk] += dparam[b];
   }
 
-  // Sums of q: over each row for x, over all for the bias, times a group of features for the weight.
+  // Sums q over each row for x, over all edges for the bias, and times a group of features for the weight.
   template <int BLOCKS, bool Weighted>
   INLINE void add_up(const Tile& tile, int64_t chunk, int64_t block, const float* features, const float* q,
                      vf* carried) {
@@ -138,7 +138,7 @@ struct Backward {
     for (int k = 0; k < GROUP; k++) store(to + k * LANES, load(to + k * LANES) + sums[k]);
   }
 
-  // W^T q of this block's channels, added up over the blocks in `into`.
+  // Adds W^T q of this block of channels to `into`.
   INLINE void to_features(int n, int64_t block, const float* q, float* into) {
     typedef float vg __attribute__((vector_size(4 * GROUP)));
     const int64_t stride = encoder.stride();

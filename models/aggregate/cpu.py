@@ -1,4 +1,4 @@
-"""Calls the compiled C++ aggregation; what each function computes is documented with the operators in ops.py."""
+"""Calls of the compiled C++ aggregation. The operators in ops.py document what each function computes."""
 
 import ctypes
 import math
@@ -7,23 +7,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..kernels.native import NativeLibrary
+from parallel_epochs.models.kernels.native import NativeLibrary
 
-# What the kernels compute themselves, in the order of problem.h; mean and the degree-scaled ones are made of these.
+# The aggregations that the kernels compute, in the order of problem.h. The others are computed from these.
 KINDS = ("softmax", "softmax_sg", "power", "add", "max")
 
 
-# Exponents of softmax beyond these are rounded to less than a thousandth: with gradients and without.
+# Up to these exponents of softmax, with and without gradients, rounding stays below a thousandth.
 STEEP, STEEP_FORWARD = 2.0**14, 2.0**20
-# The same for the exponents of power.
+# The same bound for the exponents of power.
 MAX_POWER = 64.0
 
 
 class SteepError(ValueError):
-    """Weights so steep that the kernel's float32 cannot hold their exponents."""
+    """The exponents of the weights are too large for the kernel's float32."""
 
 
-class Problem(ctypes.Structure):
+class AggregationProblem(ctypes.Structure):
     """Arguments of one call, field by field as in problem.h."""
 
     _fields_ = (
@@ -39,7 +39,7 @@ class Problem(ctypes.Structure):
 
 LIBRARY = NativeLibrary(
     "fused aggregation", Path(__file__).with_name("fused_cpu.cpp"), otherwise="the reference aggregation runs instead",
-    structures={"fused_problem_size": Problem})
+    structures={"fused_problem_size": AggregationProblem})
 
 
 def get_simd() -> str:
@@ -50,9 +50,9 @@ def get_simd() -> str:
 
 
 def forward(x, indptr, src, position, attr, weight, bias, param, aggr, eps, low, high, outputs) -> None:
-    """Fill `outputs`: out, and stat and stat2 where they have elements."""
+    """Compute out, and those of stat and stat2 that have elements, into `outputs`."""
     if aggr == "power" and abs(float(param)) > MAX_POWER:
-        raise SteepError(f"p={float(param):g}: the kernel raises to powers up to {MAX_POWER:g}")
+        raise SteepError(f"p={float(param):g} is beyond {MAX_POWER:g}, the kernel's largest power")
     written = _nonempty(zip(("out", "stat", "stat2"), outputs, strict=True)) | {"out": outputs[0]}
     _call(LIBRARY.get().fused_forward, x.size(0), x, indptr, src, position, attr, weight, bias, param, aggr, eps,
           low, high, limit=STEEP if "stat" in written else STEEP_FORWARD, **written)
@@ -60,7 +60,7 @@ def forward(x, indptr, src, position, attr, weight, bias, param, aggr, eps, low,
 
 def backward(grad, out, stat, stat2, x, rowptr, dst, position, attr, weight, bias, param, aggr, eps, low, high,
              grads) -> None:
-    """Fill those of `grads` that have elements: the gradients for x, attr, weight, bias and param."""
+    """Compute the gradients for x, attr, weight, bias and param into those of `grads` that have elements."""
     names = ("grad_x", "grad_attr", "grad_weight", "grad_bias", "grad_param")
     written = _nonempty(zip(names, grads, strict=True))
     saved = _nonempty((("out", out), ("stat", stat), ("stat2", stat2)))
@@ -76,7 +76,7 @@ def _call(function, num_others, x, ptr, other, position, attr, weight, bias, par
           **arrays):
     tensors = dict(ptr=ptr, other=other, position=position, x=x, attr=attr, weight=weight, bias=bias, **arrays)
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
-    problem = Problem(
+    problem = AggregationProblem(
         num_rows=ptr.numel() - 1, num_others=num_others, num_edges=other.numel(),
         num_positions=other.numel() if attr is None else attr.size(0), channels=x.size(1),
         edge_dim=0 if attr is None else attr.size(1), aggregation=KINDS.index(aggr),
@@ -87,13 +87,15 @@ def _call(function, num_others, x, ptr, other, position, attr, weight, bias, par
         **{name: tensor.data_ptr() for name, tensor in tensors.items()})
     status = function(ctypes.byref(problem))
     if status == 2:
-        raise MemoryError(f"no memory for {problem.num_rows} and {num_others} nodes of {problem.channels} channels")
+        raise MemoryError(f"the aggregation from {num_others:,} to {problem.num_rows:,} nodes with "
+                          f"{problem.channels:,} channels does not fit into memory")
     if status == 3:
-        raise SteepError(f"t={float(param):g} times the messages is beyond {limit * math.log(2):,.0f}, "
-                         f"where the kernel's float32 rounds too much")
+        raise SteepError(f"t={float(param):g} times a message is beyond {limit * math.log(2):,.0f}, where the kernel's "
+                         f"float32 rounds too much")
     if status:
-        raise IndexError(f"an edge points outside of the graph: {problem.num_rows} and {num_others} nodes, "
-                         f"{problem.num_edges} edges, {problem.num_positions} rows of edge features")
+        raise IndexError(f"an edge has an end that is not in the graph, which has {num_others:,} and "
+                         f"{problem.num_rows:,} nodes, {problem.num_edges:,} edges and {problem.num_positions:,} rows "
+                         f"of edge features")
 
 
 def hash_tensor(tensor: Tensor) -> int:
@@ -106,7 +108,7 @@ def hash_tensor(tensor: Tensor) -> int:
 
 
 def sort_edges(edge_index, num_src, num_dst, structure) -> None:
-    """Fill `structure` with the edges sorted by destination and by source."""
+    """Sort the edges by destination and by source into `structure`."""
     edge_index = edge_index.contiguous()
     for key, num_keys, arrays in ((1, num_dst, structure[:3]), (0, num_src, structure[3:])):
         broken = LIBRARY.get().fused_sort(

@@ -1,4 +1,4 @@
-// Messages before their relu: x of the source plus the encoded edge features, one tile and LANES channels at a time.
+// Messages before their ReLU: source plus encoded edge features, one tile and LANES channels at a time.
 #pragma once
 #include "../kernels/tiles.h"
 
@@ -35,7 +35,7 @@ struct Encoder {
   }
   int64_t stride() const { return num_groups * GROUP; }
 
-  // The tile's raw features with the columns filled up to whole groups: in place if they are already so.
+  // Returns the tile's raw features with columns padded to whole groups, without a copy if they are so already.
   const float* gather(const Tile& tile, bool in_order, float* into) const {
     if (kind != RAW) return nullptr;
     if (in_order && dim == stride()) return attr + tile.position[0] * dim;
@@ -54,8 +54,8 @@ struct Encoder {
   }
 };
 
-// z = x[node] + W e + b, and the relu and eps that make it a message if `Message`, for a tile's edges and BLOCKS
-// blocks of channels: z is [block][TILE][lane]. Two blocks at a time share the reading of e, which is what limits one.
+// Computes z = x[node] + W e + b, and relu(z) + eps if `Message`, for a tile's edges and BLOCKS blocks of channels; z is
+// [block][TILE][lane]. Two blocks at a time share the reads of e, which limit the speed of one.
 template <int BLOCKS, bool Message>
 INLINE void encode(Encoder& encoder, const Tile& tile, const int64_t* node, const float* x, int64_t block, float eps,
                    const float* features, float* z) {
@@ -94,7 +94,7 @@ INLINE void encode(Encoder& encoder, const Tile& tile, const int64_t* node, cons
     for (int b = 0; b < BLOCKS; b++)
       for (int k = 0; k < GROUP; k++) weight[b][k] = load(encoder.weight_at(block + b, group * GROUP + k));
     const float* e = features + group * GROUP;
-    // Two sums per block: one alone would be a chain of instructions that each wait for the last.
+    // Two sums per block, as in a single one each instruction would wait for the one before it.
     auto multiply = [&](vf* a) INLINE_LAMBDA {
       vf other[BLOCKS];
       for (int b = 0; b < BLOCKS; b++) other[b] = splat(e[0]) * weight[b][0];

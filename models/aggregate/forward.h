@@ -1,11 +1,11 @@
-// Forward: walks the edges by destination, each chunk on its own, then finishes the rows that chunks share.
+// Forward: walks the edges of each chunk by destination, then finishes the rows that several chunks share.
 #pragma once
 #include "problem.h"
 
 template <class Kind>
 struct Forward {
   using State = typename Kind::State;
-  const Problem& p;
+  const AggregationProblem& p;
   const Kind kind;
   const Sorted edges;
   Encoder encoder;
@@ -13,7 +13,7 @@ struct Forward {
   Partials<State> partials;
   int steep = 0;
 
-  explicit Forward(const Problem& p_)
+  explicit Forward(const AggregationProblem& p_)
       : p(p_),
         kind(p_.param, p_.low, p_.high),
         edges(sorted_edges(p_)),

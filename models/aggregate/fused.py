@@ -1,4 +1,4 @@
-"""The fused aggregation with the reference's meaning: finds the edges' structure and calls the kernels."""
+"""The fused aggregation, which computes what the reference does: it sorts the edges and calls the kernels."""
 # ruff: noqa: F722 (shapes are strings)
 
 import functools
@@ -12,48 +12,49 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric import EdgeIndex
 
-from .. import edges, notice
-from . import cpu, ops
-from .reduce import POWER_RANGE, POWERMEAN_RANGE
-from .reference import replace_power_of_one
+from parallel_epochs.models import edges, notice
+from parallel_epochs.models.aggregate import cpu, ops
+from parallel_epochs.models.aggregate.reduce import POWER_RANGE, POWERMEAN_RANGE
+from parallel_epochs.models.aggregate.reference import replace_power_of_one
+from parallel_epochs.models.kernels.hash import GOLDEN, signed
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# More raw features than this the GPU kernel cannot encode itself.
+# Largest number of edge features that the GPU kernel encodes itself.
 _MAX_EDGE_DIM = 64
-# From here on even small messages times t are rounded too much.
+# Beyond this, even t times a small message is rounded too much.
 _MAX_GPU_T = 1e5
-# What the kernel's rounding may add to a power mean, relative to it.
+# Relative rounding error of a power mean in the kernel.
 _ROUNDING = 4e-6
-# Sorted structures of plain edge lists, kept as long as the edge list lives and is not written to.
+# Sorted edges of plain edge lists. They are kept until the edge list is freed or written to.
 _sorted = WeakIdKeyDictionary()
 
 
 def why_not_fused(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, weight: Tensor | None = None,
                   bias: Tensor | None = None, *, scalars: tuple = (), eps: float = 1e-7) -> str:
-    """Say why the fused aggregation cannot take these arguments; empty if it can. `scalars` are t, p and y."""
+    """Return the reason why the fused aggregation cannot run, or an empty text; `scalars` are t, p and y."""
     for tensor in scalars:
         if isinstance(tensor, Tensor) and tensor.device != x.device:
-            return f"tensors are on '{x.device}' and '{tensor.device}', the kernel needs one device"
+            return f"tensors are on '{x.device}' and '{tensor.device}', but the kernel needs one device"
     for tensor in (x, edge_attr, weight, bias):
         if tensor is not None and tensor.dtype not in _DTYPES:
-            return f"a tensor has dtype {tensor.dtype}, the kernel computes in float32"
+            return f"a tensor has dtype {tensor.dtype}, but the kernel computes in float32"
     if any(isinstance(scalar, Tensor) and scalar.numel() != 1 for scalar in scalars):
         return "t, p or y has more than one element"
     if x.is_cuda and any(not isinstance(scalar, Tensor) and abs(scalar) > limit
                          for scalar, limit in zip(scalars, (_MAX_GPU_T, cpu.MAX_POWER), strict=False)):
         return f"t={scalars[0]} or p={scalars[1]} is too large for the GPU kernel's float32"
     if eps < 0:
-        return f"eps is {eps}, the kernel needs messages that are not negative"
+        return f"eps is {eps}, but the kernel needs messages that are not negative"
     return why_no_kernel(x.device.type)
 
 
 @torch.compiler.assume_constant_result
 def why_no_kernel(device: str) -> str:
-    """Say why the kernels cannot run on a device; empty if they can."""
+    """Return the reason why the kernels cannot run on a device, or an empty text."""
     if device == "cuda":
-        return "" if _register_gpu() else "no Triton for the GPU kernel (pip install triton)"
+        return "" if _register_gpu() else "the GPU kernel needs Triton (pip install triton)"
     if device != "cpu":
-        return f"tensors are on '{device}', the kernels run on 'cpu' and 'cuda'"
+        return f"tensors are on '{device}', but the kernels run on 'cpu' and 'cuda' only"
     return cpu.LIBRARY.missing()
 
 
@@ -61,14 +62,14 @@ def why_no_kernel(device: str) -> str:
 def _register_gpu() -> bool:
     if importlib.util.find_spec("triton") is None:
         return False
-    from . import gpu  # Triton takes a second to import and is not everywhere
+    from parallel_epochs.models.aggregate import gpu  # Triton takes a second to import and is not everywhere
     gpu.register()
     return True
 
 
 @torch.compiler.assume_constant_result
 def name_kernel(device: str) -> str:
-    """Name what runs on a device: "fused-cpu (avx512)", "fused-gpu (triton 3.6.0)"."""
+    """Name the kernel of a device, as "fused-cpu (avx512)" or "fused-gpu (triton 3.6.0)"."""
     return f"fused-cpu ({get_simd()})" if device == "cpu" else f"fused-gpu (triton {metadata.version('triton')})"
 
 
@@ -92,7 +93,7 @@ def aggregate(
     eps: float,
     num_dst: int | None,
 ) -> Float[Tensor, "num_dst channels"]:
-    """Aggregate as :func:`models.aggregate.reference.aggregate` does, without a tensor of edges x channels."""
+    """Compute :func:`models.aggregate.reference.aggregate` without a tensor of edges x channels."""
     num_dst = x.size(0) if num_dst is None else num_dst
     aggr = replace_power_of_one(aggr, p)
     attr = edge_attr
@@ -131,16 +132,16 @@ def _convert_to_float32(*tensors: Tensor | None) -> list[Tensor | None]:
 
 
 def _drop_features(attr, weight, bias, x):
-    # The encoder of no features is its bias, the same for all edges.
+    # Without features the encoder returns its bias, the same for all edges.
     return None, None, None, x if bias is None else x + bias
 
 
 def _clamp_mean(out: Tensor, p: Tensor, empty: Tensor) -> Tensor:
-    """Turn `out`, the root of a mean, into the root of the clamped mean, as in PyG; `empty` rows have a mean of 0."""
-    # No more than float32 holds: a bound out of all rows' reach must not make p's gradient NaN.
+    """Clamp a mean as PyG does, given `out`, the root of the mean; the mean of `empty` rows is 0."""
+    # Bounds stay within float32: one that no row reaches must not make p's gradient NaN.
     low, high = (_spread((math.log(bound) / p.float()).clamp(max=88).exp(), out.size(0)) for bound in POWERMEAN_RANGE)
     least, greatest = (torch.where(empty, low, bound) for bound in (torch.minimum(low, high), torch.maximum(low, high)))
-    # At p = 1 messages at a bound have their mean there too, and PyG clamps what is beyond.
+    # At p = 1, messages at a bound have their mean there too, and PyG clamps only what lies beyond.
     out = torch.where(out < least * (1 - _ROUNDING), least, out)
     return torch.where(out > greatest * (1 + _ROUNDING), greatest, out)
 
@@ -150,17 +151,17 @@ def _exponent(y: float | Tensor, num_dst: int) -> Tensor:
 
 
 def _spread(scalar: Tensor, num_dst: int) -> Tensor:
-    """Repeat a scalar that has a gradient for every destination, [num_dst, 1]."""
+    """Repeat a scalar for every destination [num_dst, 1] if it has a gradient."""
     if not scalar.requires_grad:
         return scalar
-    # Expanded in two steps, so that the gradient is summed in blocks of 1024: one long sum by torch would depend on
-    # the number of threads.
+    # The scalar is expanded in two steps so that its gradient is summed in blocks of 1024. One long sum of torch would
+    # depend on the number of threads.
     blocks = (num_dst + 1023) // 1024
     return scalar.reshape(1, 1).expand(blocks, 1).expand(blocks, 1024).reshape(-1, 1)[:num_dst]
 
 
 def _find_structure(edge_index: Tensor, num_src: int, num_dst: int, *, by_source: bool) -> list[Tensor | None]:
-    """Return the index tensors of :func:`ops.forward`; the last three are none unless `by_source`."""
+    """Return the index tensors that :func:`ops.forward` takes; the last three are None unless `by_source`."""
     if not isinstance(edge_index, EdgeIndex):
         return _sort(edge_index, num_src, num_dst)
     if edge_index.sort_order is None:
@@ -177,17 +178,17 @@ def _sort(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
     edges.check_int32(edge_index, num_src, num_dst)
     if torch.compiler.is_compiling() or edge_index.is_inference():
         return ops.sort_edges(edge_index, num_src, num_dst)
-    # torch counts neither writes through `.data` nor those of numpy: the values have to tell.
+    # torch's version counter misses writes through `.data` and NumPy, so a checksum of the values is compared.
     checksum = _hash_on_gpu(edge_index) if edge_index.is_cuda else cpu.hash_tensor(edge_index)
     key = (edge_index._version, num_src, num_dst) if edge_index.is_cuda else (checksum, num_src, num_dst)
     known = _sorted.get(edge_index)
     if known is None or known[0] != key:
         known = _sorted[edge_index] = key, checksum, ops.sort_edges(edge_index, num_src, num_dst)
     elif edge_index.is_cuda:  # comparing here would wait for the device
-        torch._assert_async(known[1] == checksum, "edge_index was changed through .data: use a new tensor")
+        torch._assert_async(known[1] == checksum, "edge_index was changed through .data: pass a new tensor instead")
     return known[2]
 
 
 def _hash_on_gpu(edge_index: Tensor) -> Tensor:
     numbers = edge_index.flatten().long()
-    return ((numbers + 1) * (torch.arange(numbers.numel(), device=numbers.device) * -7046029254386353131 + 1)).sum()
+    return ((numbers + 1) * (torch.arange(numbers.numel(), device=numbers.device) * signed(GOLDEN) + 1)).sum()

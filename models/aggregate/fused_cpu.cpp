@@ -1,10 +1,11 @@
 // Aggregation of GENConv without a tensor of edges x channels: forward by destination, backward by source, each edge
 // visited once in each. cpu.py calls the functions at the end of this file.
+#include "../kernels/hash.h"
 #include "backward.h"
 #include "forward.h"
 
 template <template <class> class Pass>
-static int dispatch(const Problem& p) try {
+static int dispatch(const AggregationProblem& p) try {
   switch (p.aggregation) {
     case SOFTMAX: return Pass<Softmax>(p).run();
     case SOFTMAX_SG: return Pass<SoftmaxSemiGrad>(p).run();
@@ -35,35 +36,34 @@ static int sort_by(const T* key, const T* other, int64_t num_edges, int64_t num_
   return OK;
 }
 
-// A checksum of memory, the same for any number of threads. Sixteen chains side by side hide each step's latency.
+// Computes a checksum of memory, the same for any number of threads. Sixteen parallel chains hide the latency.
 static uint64_t hash_words(const unsigned char* bytes, int64_t num_bytes, uint64_t seed) {
   constexpr int CHAINS = 16;
-  constexpr uint64_t ODD = 0x9e3779b97f4a7c15u;
   uint64_t chain[CHAINS], words[CHAINS];
-  for (int k = 0; k < CHAINS; k++) chain[k] = (seed + k + 1) * ODD;
+  for (int k = 0; k < CHAINS; k++) chain[k] = (seed + k + 1) * GOLDEN;
   for (int64_t at = 0; at < num_bytes; at += sizeof(words)) {
     const size_t left = std::min<int64_t>(sizeof(words), num_bytes - at);
     if (left < sizeof(words)) std::memset(words, 0, sizeof(words));
     std::memcpy(words, bytes + at, left);
     for (int k = 0; k < CHAINS; k++) {
-      chain[k] = (chain[k] ^ words[k]) * ODD;
+      chain[k] = (chain[k] ^ words[k]) * GOLDEN;
       chain[k] ^= chain[k] >> 29;
     }
   }
   uint64_t sum = num_bytes;
-  for (int k = 0; k < CHAINS; k++) sum = (sum ^ chain[k]) * ODD, sum ^= sum >> 32;
+  for (int k = 0; k < CHAINS; k++) sum = (sum ^ chain[k]) * GOLDEN, sum ^= sum >> 32;
   return sum;
 }
 
 extern "C" {
 
-int64_t fused_problem_size() { return sizeof(Problem); }
+int64_t fused_problem_size() { return sizeof(AggregationProblem); }
 
 const char* fused_simd() { return SIMD_NAME; }
 
-int fused_forward(const Problem* p) { return dispatch<Forward>(*p); }
+int fused_forward(const AggregationProblem* p) { return dispatch<Forward>(*p); }
 
-int fused_backward(const Problem* p) { return dispatch<Backward>(*p); }
+int fused_backward(const AggregationProblem* p) { return dispatch<Backward>(*p); }
 
 uint64_t fused_hash(const void* data, int64_t num_bytes, int64_t num_threads) {
   const int64_t block = 1 << 18, num_blocks = (num_bytes + block - 1) / block;

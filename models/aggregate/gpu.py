@@ -1,7 +1,7 @@
 """The Triton aggregation: the CUDA kernels of the operators in ops.py.
 
-Chunks, blocks and the order of sums depend on the sizes alone, never on the machine, and so does every rounding.
-Nothing here waits for the device or copies from it but :func:`sort_edges`, once per edge list.
+Chunks, blocks and the order of sums depend only on the sizes, never on the machine, and so does every rounding.
+Only :func:`sort_edges` waits for the device or copies from it, once for each edge list.
 """
 
 from typing import NamedTuple
@@ -12,26 +12,27 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..edges import INT32_END
-from . import gpu_backward, gpu_forward, ops
+from parallel_epochs.models.aggregate import gpu_backward, gpu_forward, ops
+from parallel_epochs.models.edges import INT32_END
 
-# A graph is cut into chunks of rows and edges, at most this many, and none smaller than this.
+# Largest number of chunks of rows and edges that a graph is cut into, and smallest size of a chunk.
 MAX_CHUNKS, MIN_CHUNK = 8192, 256
-# Fewer raw edge features than this are multiplied one by one, more by tl.dot.
+# From this number of raw edge features on, tl.dot multiplies them; fewer are multiplied one by one.
 DOT_FROM = 16
 PACK_ROWS = 16
 _GROUP = 128
-# Beyond these t times a message, in powers of two, or p is refused: float32 would round gradients by more than 0.6 %.
+# Larger exponents (t times a message, in powers of two) and larger p are refused: float32 would round gradients by
+# more than 0.6 %.
 STEEP, MAX_POWER = 2.0**17, 64.0
 _plans = WeakIdKeyDictionary()
 
 
-class Plan(NamedTuple):
-    """How the rows of a graph and their edges are cut into chunks.
+class ChunkPlan(NamedTuple):
+    """The chunks that the rows of a graph and their edges are cut into.
 
     Row r has the items ptr[r] + r to ptr[r + 1] + r: its edges and a closing item. There is a cut near each multiple of
-    `chunk_items`: at the multiple itself where its row has more than `chunk_items` edges, else where that row begins.
-    So a chunk has fewer than 2 * `chunk_items` items, and short rows are never cut.
+    `chunk_items`: at the multiple itself if its row has more than `chunk_items` edges, otherwise at the beginning of
+    that row. So a chunk has fewer than 2 * `chunk_items` items, and short rows are never cut.
     """
 
     chunk_items: int
@@ -48,14 +49,14 @@ class Plan(NamedTuple):
         return tl.int64 if self.num_items + self.chunk_items >= 2**31 else tl.int32
 
 
-def plan(ptr: Tensor, other: Tensor, num_others: int, position: Tensor | None, num_positions: int) -> Plan:
-    """Cut a graph into chunks on its device; the plan is kept as long as `ptr` lives and is not changed.
+def plan(ptr: Tensor, other: Tensor, num_others: int, position: Tensor | None, num_positions: int) -> ChunkPlan:
+    """Cut a graph into chunks on its device. The plan is kept until `ptr` is freed or changed.
 
     Args:
-        ptr: where each row's edges begin [num_rows + 1].
+        ptr: first edge of each row [num_rows + 1].
         other: node at the other end of each edge [num_edges].
         num_others: number of such nodes.
-        position: row of the edge features of each edge [num_edges]; none: in order.
+        position: row of the edge features of each edge [num_edges]. None: in order.
         num_positions: number of rows of edge features.
     """
     if ptr.is_inference():
@@ -67,14 +68,14 @@ def plan(ptr: Tensor, other: Tensor, num_others: int, position: Tensor | None, n
     return known[1]
 
 
-def _plan(ptr, other, num_others, position, num_positions) -> Plan:
+def _plan(ptr, other, num_others, position, num_positions) -> ChunkPlan:
     for index, limit in ((other, num_others), (position, num_positions)):
         if index is not None and index.numel():
             torch._assert_async(((index >= 0) & (index < limit)).all(),
-                                f"an edge points outside of the graph: there are {limit} such rows")
+                                f"an edge has an end or a row of features that does not exist: there are {limit}")
     num_rows = ptr.numel() - 1
     if num_rows >= INT32_END:
-        raise ValueError(f"there are {num_rows:,} nodes, and the GPU kernel counts them in int32: use kernel=reference")
+        raise ValueError(f"the GPU kernel counts nodes in int32, which {num_rows:,} nodes exceed: set kernel=reference")
     num_items = num_rows + other.numel()
     chunk_items = max(MIN_CHUNK, -(-num_items // MAX_CHUNKS))
     begins = ptr + torch.arange(num_rows + 1, device=ptr.device)
@@ -83,11 +84,11 @@ def _plan(ptr, other, num_others, position, num_positions) -> Plan:
     cuts = torch.where(begins[row + 1] - begins[row] > chunk_items, cuts, begins[row])
     cuts = torch.cat([cuts, begins[-1:]])
     rows = torch.searchsorted(begins[1:], torch.stack([cuts[:-1], cuts[1:] - 1]), right=True, out_int32=True)
-    return Plan(chunk_items, num_items, cuts, rows)
+    return ChunkPlan(chunk_items, num_items, cuts, rows)
 
 
 def _choose_blocks(channels: int, weight: Tensor | None, *, elements: int) -> dict:
-    """Choose the block sizes of a pass whose one warp holds `elements` = edges x channels at a time."""
+    """Choose the block sizes of a pass in which a warp holds `elements` = edges x channels at a time."""
     edge_dim = 0 if weight is None else weight.size(1)
     dot = edge_dim >= DOT_FROM
     # Weights and their gradients lie in registers: 128 channels of 64 features would spill.
@@ -105,7 +106,7 @@ def _make_contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
 
 
 def _launch(kernel, grid: tuple[int, int], *args, **options) -> None:
-    # Said because Triton 3.9 warns that its default will change.
+    # Given explicitly because Triton 3.9 warns that its default will change.
     kernel[grid](*args, enable_fp_fusion=True, **options)
 
 
@@ -121,7 +122,7 @@ def forward(
         return out, stat, stat2
     if aggr == "power":
         torch._assert_async(~(param.abs() > MAX_POWER).any(),
-                            f"p is beyond {MAX_POWER:g}, too large for the GPU kernel's float32: use kernel=reference")
+                            f"p is beyond {MAX_POWER:g}, too large for the GPU kernel's float32: set kernel=reference")
     x, indptr, src, position, attr, weight, bias = _make_contiguous(x, indptr, src, position, attr, weight, bias)
     cut = plan(indptr, src, x.size(0), position, src.numel() if attr is None else attr.size(0))
     blocks = _choose_blocks(x.size(1), weight, elements=1024)
@@ -148,9 +149,9 @@ def backward(
         return tuple(tensor.zero_() for tensor in grads)
     grad_x, grad_attr, grad_weight, grad_bias, grad_param = grads
     if aggr in ("softmax", "softmax_sg"):
-        # An infinite or NaN stat has to reach the loss as it is.
+        # An infinite or NaN stat must reach the loss unchanged.
         torch._assert_async(~((stat.abs() > STEEP) & stat.isfinite()).any(),
-                            "t times the messages is too large for the GPU kernel's float32: use kernel=reference")
+                            "t times a message is too large for the GPU kernel's float32: set kernel=reference")
     grad, x, rowptr, dst, position, attr, weight, bias = _make_contiguous(
         grad, x, rowptr, dst, position, attr, weight, bias)
     cut = plan(rowptr, dst, grad.size(0), position, dst.numel() if attr is None else attr.size(0))
@@ -162,7 +163,7 @@ def backward(
     with torch.cuda.device_of(x):
         pairs, power_sums = _pack(grad, out, stat, stat2, aggr, block_d)
 
-        # Of raw features each block of channels has its own part of the gradient.
+        # With raw features, each block of channels has its own part of the gradient.
         attr_parts = grad_attr
         if need_attr and weight is not None and num_blocks > 1:
             attr_parts = _allocate(x, num_blocks, *attr.shape)
@@ -199,7 +200,7 @@ def _allocate(x: Tensor, *shape: int) -> Tensor:
 
 
 def _pack(grad, out, stat, stat2, aggr, block_d) -> tuple[Tensor, Tensor | None]:
-    """Return what the edges of each destination read, and power's parts of the gradient for p."""
+    """Return the tensor that the edges read at their destinations, and power's partial gradients for p."""
     if aggr == "add":
         return grad, None
     num_dst, channels = grad.shape
@@ -212,7 +213,7 @@ def _pack(grad, out, stat, stat2, aggr, block_d) -> tuple[Tensor, Tensor | None]
 
 
 def _sum_rows(values: Tensor) -> Tensor:
-    """Sum the rows of [num_rows, num_columns] in an order that no machine changes."""
+    """Sum the rows of [num_rows, num_columns] in an order that is the same on every machine."""
     while values.size(0) > 1 and values.size(1):
         sums = values.new_empty((triton.cdiv(values.size(0), _GROUP), values.size(1)))
         _launch(gpu_backward.sum_rows, (triton.cdiv(values.size(1), 64), sums.size(0)), values, sums, *values.shape,
@@ -222,7 +223,7 @@ def _sum_rows(values: Tensor) -> Tensor:
 
 
 def sort_edges(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
-    """Compute :func:`models.aggregate.ops.sort_edges`; wait for the device once, to check the edges."""
+    """Compute :func:`models.aggregate.ops.sort_edges`. It waits for the device once, to check the edges."""
     tensors = []
     for key, num_keys in ((1, num_dst), (0, num_src)):
         keys, position = edge_index[key].sort(stable=True)
@@ -238,6 +239,6 @@ def sort_edges(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
 
 
 def register(device_type: str = "cuda") -> None:
-    """Register these kernels for the tensors of a device; under TRITON_INTERPRET=1 it may be "cpu"."""
+    """Register these kernels for a type of device, which may be "cpu" under TRITON_INTERPRET=1."""
     for operator, kernel in ((ops.forward, forward), (ops.backward, backward), (ops.sort_edges, sort_edges)):
         operator.register_kernel(device_type, kernel)

@@ -1,20 +1,26 @@
-"""Backward by source in Triton, each edge recomputed once; chunks and partial rows as in gpu_forward.py.
+"""Backward by source in Triton. Each edge is recomputed once; chunks and partial rows are as in gpu_forward.py.
 
 Sums over all edges (for weight, bias and t) stay in a program's registers until its end and are written once for each
-chunk. `sum_rows` adds them up in an order that depends on nothing but the sizes.
+chunk. `sum_rows` adds them in an order that depends only on the sizes.
 """
 
 import triton
 import triton.language as tl
 
-from .gpu_encode import add_encoded, find_span, load_encoder, load_features, select_channels
-from .gpu_kinds import differentiate, make_message, pack_pair
+from parallel_epochs.models.aggregate.gpu_encode import (
+    add_encoded,
+    find_span,
+    load_encoder,
+    load_features,
+    select_channels,
+)
+from parallel_epochs.models.aggregate.gpu_kinds import differentiate, make_message, pack_pair
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def pack(grad, out, stat, stat2, into, sums, num_rows, KIND: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr,
          BLOCK_D: tl.constexpr):
-    """Write side by side what each edge of a destination will read; and sum power's gradient for p.
+    """Write the two numbers of each destination that its edges will read, and sum power's gradient for p.
 
     The grid is [blocks of destinations, blocks of channels].
 
@@ -60,7 +66,7 @@ def backward(pairs, x, ptr, cuts, rows, dst, position, attr, weight, bias, param
         pairs: what :func:`pack` wrote [num_dst, 2, D], float32; of "add" the gradient of the result [num_dst, D].
         x: features of the source nodes [num_src, D], float32, bfloat16 or float16.
         ptr: where each row's edges begin [num_src + 1], int32 or int64.
-        cuts: first item of each chunk, and the number of items [num_chunks + 1], int64; see :class:`gpu.Plan`.
+        cuts: first item of each chunk, and the number of items [num_chunks + 1], int64; see :class:`gpu.ChunkPlan`.
         rows: first and last row of each chunk [2, num_chunks], int32.
         dst: destination of each edge, edges sorted by source [num_edges], int32 or int64.
         position: row in `attr` of each edge [num_edges], int32 or int64; none: in order.

@@ -1,6 +1,6 @@
-"""Messages before their relu, in Triton: x of the source plus the encoded edge features; and how rows lie in chunks.
+"""Messages before their ReLU (source plus encoded edge features) and the span of a row within a chunk, in Triton.
 
-The counterpart of encode.h and tiles.h. Edge features are read as a tuple of columns, or as one tile for tl.dot where
+This is the counterpart of encode.h and tiles.h. Edge features are read as a tuple of columns, as one tile for tl.dot if
 there are many (`DOT`), or already encoded.
 """
 
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def select_channels(block, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Return the channels of a block, and which of them exist."""
+    """Return the channels of a block, and a mask of those that exist."""
     channel = block * BLOCK_D + tl.arange(0, BLOCK_D)
     return channel, channel < D
 
@@ -56,7 +56,7 @@ def load_features(attr, attr_row, valid, channel, in_d, FEATURES: tl.constexpr, 
 
 @triton.jit
 def add_encoded(z, features, columns, FEATURES: tl.constexpr, DOT: tl.constexpr, K: tl.constexpr):
-    """Add the encoded features to z. Both passes round alike: max compares the messages of one with the other's."""
+    """Add the encoded features to z. Forward and backward must round alike, as max compares their messages."""
     if FEATURES == "encoded":
         z += features[0]
     elif FEATURES == "raw":
@@ -71,8 +71,8 @@ def add_encoded(z, features, columns, FEATURES: tl.constexpr, DOT: tl.constexpr,
 
 @triton.jit
 def find_span(ptr, row, begin, end, WIDE: tl.constexpr):
-    """Return the first edge of a row inside of a chunk and the one after its last, the row's degree, and whether the
-    row begins and whether it ends in the chunk."""
+    """Return a row's first edge within a chunk, the edge after its last one, the row's degree, whether the row begins
+    in the chunk, and whether it ends there."""
     first, last = tl.load(ptr + row).to(WIDE), tl.load(ptr + row + 1).to(WIDE)
     inside_first, inside_last = tl.maximum(first, begin - row), tl.minimum(last, end - row)
     return inside_first, inside_last, last - first, first + row >= begin, last + row + 1 <= end

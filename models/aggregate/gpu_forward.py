@@ -1,30 +1,42 @@
-"""Forward by destination in Triton, each edge visited once.
+"""Forward by destination in Triton. Each edge is visited once.
 
-Rows and edges are cut together into chunks of equal length: row r is its edges and one closing item, so that a chunk
-has bounded work whatever the degrees are. A program takes one chunk and BLOCK_D channels. It finishes the rows that lie
-in its chunk; of a row that begins before or goes on after, it leaves a partial state, and a second kernel merges these
-in their order.
+Rows and edges are cut together into chunks of equal length: row r is its edges and one closing item, so that the work
+of a chunk is bounded whatever the degrees are. A program takes one chunk and BLOCK_D channels. It finishes the rows
+that lie in its chunk. For a row that begins before or ends after the chunk, it leaves a partial state, and a second
+kernel merges these states in their order.
 """
 
 import triton
 import triton.language as tl
 
-from .gpu_encode import add_encoded, find_span, load_encoder, load_features, select_channels
-from .gpu_kinds import finish_state, make_message, make_states, merge_states, start_state
+from parallel_epochs.models.aggregate.gpu_encode import (
+    add_encoded,
+    find_span,
+    load_encoder,
+    load_features,
+    select_channels,
+)
+from parallel_epochs.models.aggregate.gpu_kinds import (
+    finish_state,
+    make_message,
+    make_states,
+    merge_states,
+    start_state,
+)
 
 
 @triton.jit
 def forward(x, ptr, cuts, rows, src, position, attr, weight, bias, param, out, stat, stat2, partial, eps, low, high,
             KIND: tl.constexpr, FEATURES: tl.constexpr, DOT: tl.constexpr, SAVE: tl.constexpr, WIDE: tl.constexpr,
             D: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Aggregate the rows that lie in one chunk, and leave partial states of those that do not lie in it alone.
+    """Aggregate the rows that lie in one chunk, and write partial states of rows that are shared with other chunks.
 
     The grid is [num_chunks, number of blocks of channels]. All tensors are contiguous; a row is a destination.
 
     Args:
         x: features of the source nodes [num_src, D], float32, bfloat16 or float16.
         ptr: where each row's edges begin [num_dst + 1], int32 or int64.
-        cuts: first item of each chunk, and the number of items [num_chunks + 1], int64; see :class:`gpu.Plan`.
+        cuts: first item of each chunk, and the number of items [num_chunks + 1], int64; see :class:`gpu.ChunkPlan`.
         rows: first and last row of each chunk [2, num_chunks], int32.
         src: source of each edge, edges sorted by destination [num_edges], int32 or int64.
         position: row in `attr` of each edge [num_edges], int32 or int64; none: in order.

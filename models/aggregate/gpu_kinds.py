@@ -1,10 +1,10 @@
-"""What each aggregation does to the messages of one destination (forward) and to one edge (backward), in Triton.
+"""The aggregations in Triton: messages of one destination in forward, one edge in backward.
 
-The counterpart of kinds.h. A destination's state is three vectors over the channels, (base, total, weighted):
-power keeps sums of weights 2^(l - base), with base the greatest exponent l so far; softmax keeps sums of weights
-2^((u - base) * |t| * log2(e)), with u the message, negated where t is, and base the greatest so far; max keeps the
-maximum's bits and the number of ties; add keeps its sum in `total`. Vectors that a kind does not use stay constant and
-cost nothing.
+This is the counterpart of kinds.h. The state of a destination is three vectors over the channels, (base, total,
+weighted). power keeps sums of weights 2^(l - base), where base is the largest exponent l so far. softmax keeps sums of
+weights 2^((u - base) * |t| * log2(e)), where u is the message, negated if t is negative, and base is the largest u so
+far. max keeps the bits of the maximum and the number of ties. add keeps its sum in `total`. Vectors that a kind does
+not use stay constant and cost nothing.
 """
 
 import triton
@@ -19,13 +19,13 @@ INF = tl.constexpr(float("inf"))
 
 @triton.jit
 def make_message(z, eps):
-    """Compute relu(z) + eps; a NaN stays one, which a plain maximum would drop."""
+    """Compute relu(z) + eps. A NaN stays a NaN, unlike in a plain maximum."""
     return tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL) + eps
 
 
 @triton.jit
 def clamp(m, low, high):
-    """Clamp messages to [low, high]; a NaN stays one."""
+    """Clamp messages to [low, high]. A NaN stays a NaN."""
     return tl.minimum(tl.maximum(m, low, propagate_nan=tl.PropagateNan.ALL), high, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -44,14 +44,14 @@ def start_state(KIND: tl.constexpr, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def make_states(m, valid, param, low, high, KIND: tl.constexpr):
-    """Turn each message of a block into the state of a destination that has only this one, [BLOCK_E, BLOCK_D]."""
+    """Turn each message of a block into the state of a destination with only this message [BLOCK_E, BLOCK_D]."""
     one = tl.full(m.shape, 1.0, tl.float32)
     if KIND == "add":
         base = m
         total = tl.where(valid, m, 0.0)
         weighted = m
     elif KIND == "max":
-        # Messages are not negative: their bits are in their order, and those of a NaN are above all.
+        # Messages are not negative, so their bits have the same order, with the bits of a NaN above all.
         base = tl.where(valid, m.to(tl.int32, bitcast=True) & MAGNITUDE, -1)
         total = one
         weighted = m
@@ -68,7 +68,7 @@ def make_states(m, valid, param, low, high, KIND: tl.constexpr):
 
 @triton.jit
 def find_slope(param, KIND: tl.constexpr):
-    """Return by how much a base of one more makes the exponent greater; not 0, which times infinity would be NaN."""
+    """Return the factor from base to exponent. It is never 0, as 0 times infinity would be NaN."""
     if KIND == "power":
         slope = 1.0
     else:
@@ -78,7 +78,7 @@ def find_slope(param, KIND: tl.constexpr):
 
 @triton.jit
 def merge_states(base, total, weighted, bases, totals, weighteds, param, KIND: tl.constexpr):
-    """Merge a state [BLOCK_D] with a block of others, along their first axis."""
+    """Merge a state [BLOCK_D] with a block of other states, along their first axis."""
     if KIND == "add":
         return base, total + tl.sum(totals, 0), weighted
     elif KIND == "max":
@@ -94,7 +94,7 @@ def merge_states(base, total, weighted, bases, totals, weighteds, param, KIND: t
 
 @triton.jit
 def finish_state(base, total, weighted, degree, param, KIND: tl.constexpr):
-    """Return out, stat and stat2 as :func:`models.aggregate.ops.forward` does; zeros without messages."""
+    """Return the results of :func:`models.aggregate.ops.forward`, which are zeros without messages."""
     empty = degree == 0
     divisor = tl.where(empty, 1.0, total)
     zero = tl.zeros_like(total)

@@ -1,8 +1,7 @@
-// What each aggregation does to the messages of one destination (forward) and to one edge (backward), LANES channels
-// at a time; BLOCKS such blocks of channels lie PLANE floats apart. States of forward merge in any grouping of the
-// edges; `finish` makes the output and what backward needs. Before backward, `pack` turns what is known of a
-// destination into the `packed` vectors that each of its edges reads: these reads are most of backward's memory
-// traffic, so there should be few of them.
+// The aggregations: messages of one destination in forward, one edge in backward, LANES channels at a time. BLOCKS such
+// blocks of channels lie PLANE floats apart. States of forward can be merged in any grouping of the edges; `finish`
+// computes the output and the values that backward needs. Before backward, `pack` computes the `packed` vectors of a
+// destination that each of its edges reads. These reads are most of backward's memory traffic, so they should be few.
 #pragma once
 #include "../kernels/simd.h"
 
@@ -18,20 +17,31 @@ struct Arriving {
   vf gradient, out, stat, stat2;
 };
 
-// 2^(from - to), exactly 1 where they are equal: a row of many chunks is scaled many times.
+// 2^(from - to), exactly 1 if they are equal, as a row of many chunks is scaled many times.
 INLINE vf scale(vf from, vf to) { return from == to ? splat(1.0f) : exp2(from - to); }
 
-// Weights are taken relative to 2^base, base being the exponent t * m * log2(e) of the row's first message: it costs
-// no pass over the messages, as finding the maximum would. Where weights grow large, the maximum is found after all.
+// The sum of weights and the weighted sum, both relative to 2^base.
+struct WeightedSums {
+  vf base = splat(-__builtin_inff()), total = {}, weighted = {};
+
+  INLINE void merge(const WeightedSums& o) {
+    vf top = max(base, o.base);
+    vf left = scale(base, top), right = scale(o.base, top);
+    total = total * left + o.total * right;
+    weighted = weighted * left + o.weighted * right;
+    base = top;
+  }
+};
+
+// Weights are relative to 2^base, where base is the exponent t * m * log2(e) of the row's first message. This saves a
+// pass over the messages to find the maximum. Only if weights grow large, the maximum is used after all.
 struct Softmax {
   static constexpr int packed = 2;
   static constexpr float LARGE = 1 << 24;
   float t, t2;
   Softmax(float t_, float, float) : t(t_), t2(t_ * LOG2_E) {}
 
-  struct State {
-    vf base = splat(-__builtin_inff()), total = {}, weighted = {};
-  };
+  using State = WeightedSums;
 
   template <int BLOCKS>
   INLINE void add(State* s, const float* messages, int n, bool fresh) const {
@@ -69,19 +79,13 @@ struct Softmax {
     merge(s, part);
   }
 
-  INLINE void merge(State& s, const State& o) const {
-    vf base = max(s.base, o.base);
-    vf left = scale(s.base, base), right = scale(o.base, base);
-    s.total = s.total * left + o.total * right;
-    s.weighted = s.weighted * left + o.weighted * right;
-    s.base = base;
-  }
+  INLINE void merge(State& s, const State& o) const { s.merge(o); }
 
   INLINE Output finish(const State& s, float) const {
     return {s.weighted / s.total, s.base + log2(s.total), vf{}};
   }
 
-  // Whether exponents are so large that their rounding counts: of `limit` or more.
+  // Tells whether exponents reach `limit`, from where on their rounding matters.
   INLINE bool is_steep(const State& s, float limit) const {
     return !all_less(absolute(s.base) >= limit ? splat(1.0f) : vf{}, splat(0.5f));
   }
@@ -102,7 +106,7 @@ struct Softmax {
   }
 };
 
-// The same forward; no gradient through the weights.
+// Forward as Softmax, but without a gradient through the weights.
 struct SoftmaxSemiGrad : Softmax {
   using Softmax::Softmax;
   INLINE void pack(const Arriving& d, vf* into, vf&) const {
@@ -112,34 +116,32 @@ struct SoftmaxSemiGrad : Softmax {
   INLINE vf gradient(vf m, const vf* at, vf&) const { return exp2(fma(m, splat(t2), -at[0])) * at[1]; }
 };
 
-// Sums of m^p are kept relative to 2^base. A base of 0 does for most rows; where sums come near the ends of float's
-// range, those of the row's largest power do.
+// Sums of m^p are relative to 2^base. A base of 0 is enough for most rows. If sums come near the ends of float's range,
+// the base is the exponent of the row's largest power.
 struct Power {
   static constexpr int packed = 2;
   static constexpr float SMALL = 0x1p-100f, LARGE = 0x1p+100f;
   float p, low, high;  // messages are clamped to [low, high]
   Power(float p_, float low_, float high_) : p(p_), low(low_), high(high_) {}
 
-  struct State {
-    vf base = splat(-__builtin_inff()), total = {}, log_total = {};
-  };
+  using State = WeightedSums;  // averages log2(m)
 
   INLINE vf clamp(vf m) const { return min(splat(high), max(splat(low), m)); }
 
   template <int BLOCKS>
   INLINE void add(State* s, const float* messages, int n, bool) const {
-    vf total[BLOCKS] = {}, log_total[BLOCKS] = {};
+    vf total[BLOCKS] = {}, weighted[BLOCKS] = {};
     for (int i = 0; i < n; i++) {
       for (int b = 0; b < BLOCKS; b++) {
         vf log_m = log2(clamp(load(messages + b * PLANE + i * LANES)));
         vf w = exp2(log_m * p);
         total[b] += w;
-        log_total[b] = fma(w, log_m, log_total[b]);
+        weighted[b] = fma(w, log_m, weighted[b]);
       }
     }
     for (int b = 0; b < BLOCKS; b++) {
       if (__builtin_expect(all_less(total[b], splat(LARGE)) && all_less(splat(SMALL), total[b]), 1)) {
-        merge(s[b], {vf{}, total[b], log_total[b]});
+        merge(s[b], {vf{}, total[b], weighted[b]});
       } else {
         add_extreme(s[b], messages + b * PLANE, n);
       }
@@ -153,18 +155,12 @@ struct Power {
       vf log_m = log2(clamp(load(messages + i * LANES)));
       vf w = exp2(fma(log_m, splat(p), -part.base));
       part.total += w;
-      part.log_total = fma(w, log_m, part.log_total);
+      part.weighted = fma(w, log_m, part.weighted);
     }
     merge(s, part);
   }
 
-  INLINE void merge(State& s, const State& o) const {
-    vf base = max(s.base, o.base);
-    vf left = scale(s.base, base), right = scale(o.base, base);
-    s.total = s.total * left + o.total * right;
-    s.log_total = s.log_total * left + o.log_total * right;
-    s.base = base;
-  }
+  INLINE void merge(State& s, const State& o) const { s.merge(o); }
 
   INLINE bool is_steep(const State&, float) const { return false; }
 
@@ -173,7 +169,7 @@ struct Power {
     vf log_sum = s.base + log2(s.total);
     vf log_out = (s.base + log2(s.total / degree)) / p;
     vf out = exp2(log_out);
-    return {out, log_sum, out * (LN_2 / p) * (s.log_total / s.total - log_out)};
+    return {out, log_sum, out * (LN_2 / p) * (s.weighted / s.total - log_out)};
   }
 
   INLINE void pack(const Arriving& d, vf* into, vf& dparam) const {
@@ -229,7 +225,7 @@ struct Max {
     for (int b = 0; b < BLOCKS; b++) merge(s[b], sum[b]);
   }
 
-  // A NaN wins and stays.
+  // A NaN is larger than all numbers.
   static INLINE void add_one(vf& maximum, vf& ties, vf m, vf count) {
     vi wins = (m > maximum) | (m != m);
     ties = wins ? count : (m == maximum ? ties + count : ties);

@@ -1,16 +1,16 @@
-"""The fused aggregation as torch custom operators: forward, backward and the sort of a plain edge list.
+"""The fused aggregation as torch custom operators: forward, backward, and the sorting of a plain edge list.
 
 Each operator has a C++ kernel for CPU tensors (cpu.py) and a Triton kernel for CUDA tensors (gpu.py). Both return the
-same shapes and dtypes and share the derivatives registered here.
+same shapes and dtypes and share the derivatives that are registered here.
 """
 
 import torch
 from torch import Tensor
 
-from .. import notice
-from . import cpu
-from .cpu import KINDS
-from .reduce import aggregate_edges
+from parallel_epochs.models import notice
+from parallel_epochs.models.aggregate import cpu
+from parallel_epochs.models.aggregate.cpu import KINDS
+from parallel_epochs.models.aggregate.reduce import aggregate_edges
 
 __all__ = ["KINDS", "allocate_gradients", "allocate_outputs", "backward", "forward", "sort_edges"]
 
@@ -30,16 +30,16 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Aggregate messages by destination.
 
-    Index tensors are int32 or int64, each for itself.
+    Each index tensor is int32 or int64.
 
     Args:
         x: features of the source nodes [num_src, channels], float32 (on CUDA also 16 bits).
-        indptr: where each destination's edges begin [num_dst + 1].
+        indptr: first edge of each destination [num_dst + 1].
         src: sources of the edges sorted by destination [num_edges].
-        position: rows in `attr` of the edges sorted by destination [num_edges]; none: in order.
-        rowptr: where each source's edges begin [num_src + 1]; only backward reads it and the next two.
+        position: rows in `attr` of the edges sorted by destination [num_edges]. None: in order.
+        rowptr: first edge of each source [num_src + 1]. Only backward reads it and the next two.
         dst: destinations of the edges sorted by source [num_edges].
-        position_by_src: rows in `attr` of the edges sorted by source [num_edges]; none: in order.
+        position_by_src: rows in `attr` of the edges sorted by source [num_edges]. None: in order.
         attr: edge features [num_edges, edge_dim], or [num_edges, channels] without `weight`; dtype as `x`.
         weight: linear encoder of the edge features [channels, edge_dim], float32.
         bias: the encoder's bias [channels], float32.
@@ -51,9 +51,9 @@ def forward(
         save: whether backward will follow.
 
     Returns:
-        out [num_dst, channels], float32, and two tensors of its shape that backward needs. Softmax: log2 of the sum of
-        exponentials. Power: log2 of the sum of powers, and the derivative by p. Max: the number of ties. What a kind
-        does not need, or backward will not ask for, has no elements.
+        out [num_dst, channels], float32, and two tensors of the same shape for backward. These are for softmax the log2
+        of the sum of exponentials, for power the log2 of the sum of powers and the derivative by p, for max the number
+        of ties. A tensor that is not needed has no elements.
     """
     outputs = allocate_outputs(x, indptr, aggr, save)
     cpu.forward(x, indptr, src, position, attr, weight, bias, param, aggr, eps, low, high, outputs)
@@ -61,7 +61,7 @@ def forward(
 
 
 def allocate_outputs(x, indptr, aggr, save):
-    """Return the three tensors that :func:`forward` fills."""
+    """Allocate the three results of :func:`forward`."""
     shape = (indptr.size(0) - 1, x.size(1))
     num_stats = _NUM_STATS[aggr] if save else 0
     shapes = (shape, *(shape if i < num_stats else (0,) for i in range(2)))
@@ -87,15 +87,15 @@ def backward(
         out: what :func:`forward` returned first [num_dst, channels]; softmax, power and max need it.
         stat: what :func:`forward` returned second.
         stat2: what :func:`forward` returned third.
-        x: as for :func:`forward`, and so all that is not named here.
-        rowptr: where each source's edges begin [num_src + 1].
+        x: as in :func:`forward`, like all arguments that are not listed here.
+        rowptr: first edge of each source [num_src + 1].
         dst: destinations of the edges sorted by source [num_edges].
-        position: rows in `attr` of the edges sorted by source [num_edges]; none: in order.
+        position: rows in `attr` of the edges sorted by source [num_edges]. None: in order.
         need_attr: whether `attr` has a gradient.
         need_weight: whether `weight` or `bias` has a gradient.
 
     Returns:
-        One gradient of the shape and dtype of each; without elements where none is needed.
+        One gradient for each, with its shape and dtype; a gradient that is not needed has no elements.
     """
     grads = allocate_gradients(x, attr, weight, param, need_attr, need_weight)
     cpu.backward(grad, out, stat, stat2, x, rowptr, dst, position, attr, weight, bias, param, aggr, eps, low, high,
@@ -104,7 +104,7 @@ def backward(
 
 
 def allocate_gradients(x, attr, weight, param, need_attr, need_weight):
-    """Return the five tensors that :func:`backward` fills."""
+    """Allocate the five results of :func:`backward`."""
     nothing = x.new_empty((0,))
     return (
         x.new_empty(x.shape),
@@ -147,7 +147,7 @@ def _differentiate(ctx, grad):
 
 
 def _differentiate_twice(ctx, grad):
-    """Compute gradients that have gradients themselves, in plain torch and with tensors of edges x channels."""
+    """Compute gradients that have gradients themselves, in plain torch with tensors of edges x channels."""
     notice.warn("aggregation: the reference computes gradients of gradients, with tensors of edges x channels")
     *_, x, rowptr, dst, position, attr, weight, bias, param = ctx.saved_tensors
     eps, low, high = ctx.numbers
@@ -167,7 +167,7 @@ forward.register_autograd(_backward, setup_context=_setup_context)
 
 @torch.library.custom_op(f"{NAMESPACE}::sort_edges", mutates_args=(), device_types="cpu")
 def sort_edges(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
-    """Sort edges by destination and by source; edges of one node keep their order.
+    """Sort edges by destination and by source. Edges of the same node keep their order.
 
     Args:
         edge_index: source and destination of each edge [2, num_edges], int32 or int64.
@@ -175,10 +175,10 @@ def sort_edges(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
         num_dst: number of destination nodes.
 
     Returns:
-        indptr, src, position, rowptr, dst and position_by_src as :func:`forward` takes them, in `edge_index`'s dtype.
+        indptr, src, position, rowptr, dst and position_by_src for :func:`forward`, in the dtype of `edge_index`.
 
     Raises:
-        IndexError: a node of `edge_index` is out of range.
+        IndexError: `edge_index` has a node that is out of range.
     """
     structure = _allocate_structure(edge_index, num_src, num_dst)
     cpu.sort_edges(edge_index, num_src, num_dst, structure)

@@ -1,9 +1,9 @@
-// The arguments of a pass, and what its chunks hand to each other.
+// The arguments of a pass, and the states of rows that several chunks share.
 #pragma once
 #include "encode.h"
 #include "kinds.h"
 
-struct Problem {  // mirrored by Problem in cpu.py, field by field
+struct AggregationProblem {  // mirrored by AggregationProblem in cpu.py, field by field
   int64_t num_rows, num_others, num_edges, num_positions, channels, edge_dim;
   int64_t aggregation, features, num_threads;
   int64_t ptr_wide, other_wide, position_wide;
@@ -20,12 +20,12 @@ struct Problem {  // mirrored by Problem in cpu.py, field by field
 enum Aggregation { SOFTMAX = 0, SOFTMAX_SG = 1, POWER = 2, ADD = 3, MAX = 4 };
 constexpr int OK = 0, BROKEN_INDEX = 1, OUT_OF_MEMORY = 2, TOO_STEEP = 3;
 
-static Sorted sorted_edges(const Problem& p) {
+static Sorted sorted_edges(const AggregationProblem& p) {
   return {p.num_rows, p.num_others, p.num_edges, {p.ptr, bool(p.ptr_wide)}, {p.other, bool(p.other_wide)},
           {p.position, bool(p.position_wide)}};
 }
 
-// Rows that chunks share: what each chunk knows of the row it begins in and of the row it ends in.
+// States of rows that several chunks share: for each chunk, of the row it begins in and of the row it ends in.
 template <class State>
 struct Partials {
   int64_t num_blocks;
@@ -33,7 +33,7 @@ struct Partials {
   Partials(int64_t num_chunks, int64_t num_blocks_)
       : num_blocks(num_blocks_), head(num_chunks * num_blocks_), tail(num_chunks * num_blocks_) {}
 
-  // Where the state of an unfinished or late-begun row goes.
+  // Returns the place for the state of a row that began before the chunk or goes on after it.
   State* of(int64_t chunk, const Segment& segment) {
     return (segment.whole ? tail.data : head.data) + chunk * num_blocks;
   }

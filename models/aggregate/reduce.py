@@ -1,22 +1,27 @@
-"""What each aggregation computes, in plain torch: from the messages of all edges to the destinations."""
+"""The formulas of all aggregations in plain torch, from the messages of the edges to the destinations."""
 
 import torch
 from torch import Tensor
 
 POWER_RANGE, POWERMEAN_RANGE = (1e-7, 10.0), (1e-4, 100.0)
-# Powers up to this of all that is in these ranges, and sums of millions of them, are within float32's range.
+# Up to this exponent, powers of any number in these ranges, and sums of millions of them, fit into float32.
 _MILD_POWER = 4.0
-# A logit of this size is rounded in float32 to 3e-5.
+# float32 rounds a logit of this size to 3e-5.
 _STEEP_LOGIT = 1024.0
 
 
 def aggregate_edges(x_j, dst, edge_attr, weight, bias, t, p, y, *, aggr, eps, num_dst, limits=POWER_RANGE):
-    """Aggregate at once, from the sources' features of each edge [num_edges, channels]; else as :func:`aggregate`."""
+    """Aggregate all edges at once, as :func:`models.aggregate.aggregate` does.
+
+    Args:
+        x_j: features of each edge's source [num_edges, channels].
+        dst: destination of each edge [num_edges].
+    """
     message = x_j
     if edge_attr is not None:
         message = message + (edge_attr if weight is None else torch.nn.functional.linear(edge_attr, weight, bias))
     message = message.relu() + eps
-    # Sums of many terms lose too much in 16 bits.
+    # Sums of many terms would lose too much in 16 bits.
     message = message.to(torch.promote_types(message.dtype, torch.float32))
     return reduce(message, dst, num_dst, aggr=aggr, t=t, p=p, y=y, limits=limits).to(x_j.dtype)
 
@@ -46,7 +51,7 @@ def reduce(message, dst, num_dst, *, aggr, t, p, y, limits=POWER_RANGE):
         mean = _sum(message.pow(p), dst, num_dst) / degree.clamp(min=1)
         if aggr == "powermean":
             return _clamp_mean(mean, base, limits, p)
-        # The power of an empty mean has no finite gradient; a one in its place is masked again below.
+        # The power of an empty mean has no finite gradient, so it is replaced by 1 and masked out at the end.
         out = mean.masked_fill(degree == 0, 1.0).pow(1 / p) * (degree > 0)
         out = out if base is None else out * base
     else:
@@ -62,7 +67,7 @@ def _sum(message: Tensor, dst: Tensor, num_dst: int) -> Tensor:
 
 
 def _find_extreme(message: Tensor, dst: Tensor, num_dst: int, sign: float | Tensor) -> Tensor:
-    """Find the largest message of each destination, the smallest if `sign` is negative; 0 where there is none."""
+    """Find the largest message of each destination, or the smallest if `sign` is negative; 0 without messages."""
     index = dst.long().unsqueeze(1).expand_as(message)
     zeros = message.new_zeros(num_dst, message.size(1))
     sign = sign.to(message.dtype) if isinstance(sign, Tensor) else sign
@@ -71,10 +76,10 @@ def _find_extreme(message: Tensor, dst: Tensor, num_dst: int, sign: float | Tens
 
 @torch.no_grad()
 def _find_base_of_powers(message: Tensor, dst: Tensor, num_dst: int, p: float | Tensor) -> Tensor | None:
-    """Find what to divide messages by, [num_dst, channels], so that none of their powers leaves float32's range.
+    """Find divisors of the messages [num_dst, channels] that keep all their powers within float32's range.
 
-    A power mean is as many times larger as its messages are: the result does not depend on it. None or 1 where p is so
-    small that nothing can leave the range.
+    A power mean is homogeneous, so the result does not depend on them. They are None or 1 where p is so small that no
+    power can leave the range.
     """
     if not isinstance(p, Tensor) and abs(p) <= _MILD_POWER:
         return None
@@ -84,13 +89,13 @@ def _find_base_of_powers(message: Tensor, dst: Tensor, num_dst: int, p: float | 
 
 
 def _clamp_mean(mean: Tensor, base: Tensor | None, limits: tuple[float, float], p: float | Tensor) -> Tensor:
-    """Compute PyG's ``mean.clamp(*limits) ** (1 / p)`` where `mean` is that of messages divided by `base`."""
+    """Compute PyG's ``mean.clamp(*limits) ** (1 / p)`` from the mean of messages that were divided by `base`."""
     mild = mean.clamp(*limits).pow(1 / p)
     if base is None:
         return mild
     p = torch.as_tensor(p, dtype=mean.dtype, device=mean.device)
     is_mild = p.abs() <= _MILD_POWER
-    p = p.masked_fill(is_mild, _MILD_POWER)  # else powers of 1 / p that nobody asks for make its gradient NaN
+    p = p.masked_fill(is_mild, _MILD_POWER)  # otherwise unused powers of 1 / p would make its gradient NaN
     low, high = (torch.full_like(p, limit) for limit in limits)
     with torch.no_grad():
         log_mean = mean.log() + p * base.log()
@@ -102,9 +107,9 @@ def _clamp_mean(mean: Tensor, base: Tensor | None, limits: tuple[float, float], 
 
 def _softmax(message: Tensor, dst: Tensor, num_dst: int, t: float | Tensor, *, semi_grad: bool) -> Tensor:
     with torch.set_grad_enabled(torch.is_grad_enabled() and not semi_grad):
-        # Neither the largest logit nor what messages are taken relative to changes the result: they need no gradient.
-        # The one guards exp against overflow. The other guards large logits against rounding: differences of logits
-        # are what counts, and gradients are those of a difference from the mean.
+        # Two constants are subtracted that do not change the result, so they need no gradient. The largest logit keeps
+        # exp from overflowing. The base of the messages keeps large logits from being rounded: only differences of
+        # logits matter, and gradients are those of a difference from the mean.
         with torch.no_grad():
             sign = t.sign() if isinstance(t, Tensor) else float(t > 0) - float(t < 0)
             extreme = _find_extreme(message, dst, num_dst, sign)

@@ -1,4 +1,4 @@
-"""The reference aggregation in plain torch: any device, autograd by torch, tensors of edges x channels."""
+"""The reference aggregation in plain torch, for any device. It builds tensors of edges x channels."""
 # ruff: noqa: F722 (shapes are strings)
 
 import torch
@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch_geometric import EdgeIndex
 
-from . import blocks
-from .reduce import aggregate_edges
+from parallel_epochs.models.aggregate import reference_in_blocks
+from parallel_epochs.models.aggregate.reduce import aggregate_edges
 
 AGGREGATIONS = ("softmax", "softmax_sg", "softmax_sum", "power", "power_sum", "powermean", "mean", "max", "add")
 MAX_BLOCK_EDGES = 1 << 18
@@ -31,28 +31,30 @@ def aggregate(
 ) -> Float[Tensor, "num_dst channels"]:
     """Aggregate the messages ``relu(x_j + e_ij) + eps`` at every destination node.
 
-    ``softmax`` weighs each message by ``softmax_j(t * m_ij)`` per channel, ``softmax_sg`` does so without a gradient
-    through the weights. ``power`` is ``(mean_j clamp(m_ij, 1e-7, 10)^p)^(1/p)``. ``softmax_sum`` and ``power_sum`` are
-    these, multiplied by ``degree^sigmoid(y)``. ``max`` divides its gradient evenly among ties. ``powermean`` is PyG's:
-    it clamps both the messages and their mean to [1e-4, 100]; where p is the number 1 it clamps nothing.
+    ``softmax`` weights each message by ``softmax_j(t * m_ij)`` per channel, and ``softmax_sg`` does so without a
+    gradient through the weights. ``power`` is ``(mean_j clamp(m_ij, 1e-7, 10)^p)^(1/p)``. ``softmax_sum`` and
+    ``power_sum`` multiply these by ``degree^sigmoid(y)``. ``max`` divides its gradient evenly among ties. ``powermean``
+    is PyG's: it clamps both the messages and their mean to [1e-4, 100], but nothing if p is the number 1.
     See "DeeperGCN: All You Need to Train Deeper GCNs" (https://arxiv.org/abs/2006.07739).
+    ``power`` differs from DeepGCN's code in one step: that code also clamps the mean of the powers to [1e-7, 10].
 
-    More than `max_block_edges` edges are aggregated in blocks of destinations, forward and backward, so that the
-    tensors of edges x channels hold one block: see :func:`models.aggregate.blocks.aggregate`.
+    More than `max_block_edges` edges are aggregated in blocks of destinations, forward and backward, so that tensors of
+    edges x channels hold only one block: see :func:`models.aggregate.reference_in_blocks.aggregate`.
 
     Args:
         x: features of the source nodes, [num_src, channels], floating point.
         edge_index: source and destination of each edge, [2, num_edges], int32 or int64.
-        edge_attr: features of the edges, [num_edges, edge_dim], or [num_edges, channels] if there is no `weight`.
+        edge_attr: features of the edges, [num_edges, edge_dim], or [num_edges, channels] without `weight`.
         weight: linear encoder of the edge features, [channels, edge_dim].
         bias: the encoder's bias, [channels].
         aggr: one of `AGGREGATIONS`.
         t: inverse temperature of softmax, a number or a tensor of one element.
         p: exponent of power, a number or a tensor of one element, not zero.
-        y: logit of the degree's exponent, a number or a tensor of one element.
+        y: number or tensor of one element whose sigmoid is the exponent of the degree.
         eps: added to every message.
-        num_dst: number of destination nodes; that of the source nodes if not given.
-        max_block_edges: most edges in a block; a node with more edges is a block of its own. None: `MAX_BLOCK_EDGES`.
+        num_dst: number of destination nodes. None: as many as source nodes.
+        max_block_edges: largest number of edges in a block. A node with more edges is a block of its own. None:
+            `MAX_BLOCK_EDGES`.
 
     Returns:
         [num_dst, channels], zero for a destination without edges (``powermean``: 1e-4^(1/p)).
@@ -65,25 +67,25 @@ def aggregate(
     aggr = replace_power_of_one(aggr, p)
     max_block_edges = MAX_BLOCK_EDGES if max_block_edges is None else max_block_edges
     if edge_index.size(1) > max_block_edges and not is_transformed():
-        return blocks.aggregate(x, edge_index, edge_attr, weight, bias, t, p, y, aggr=aggr, eps=eps, num_dst=num_dst,
-                                max_block_edges=max_block_edges)
+        return reference_in_blocks.aggregate(x, edge_index, edge_attr, weight, bias, t, p, y, aggr=aggr, eps=eps,
+                                             num_dst=num_dst, max_block_edges=max_block_edges)
     src, dst = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
     return aggregate_edges(x.index_select(0, src), dst, edge_attr, weight, bias, t, p, y, aggr=aggr, eps=eps,
                            num_dst=num_dst)
 
 
 def check_aggr(aggr: str) -> None:
-    """Raise a ValueError that names the aggregations if `aggr` is none of them."""
+    """Raise a ValueError that lists the aggregations if `aggr` is not one of them."""
     if aggr not in AGGREGATIONS:
         raise ValueError(f"aggr={aggr} is unknown; choose one of {', '.join(AGGREGATIONS)}")
 
 
 def replace_power_of_one(aggr: str, p: float | Tensor) -> str:
-    """Return "mean" for a ``powermean`` whose p is the number 1, else `aggr` itself."""
+    """Return "mean" for a ``powermean`` whose p is the number 1, otherwise `aggr` itself."""
     return "mean" if aggr == "powermean" and not isinstance(p, Tensor) and p == 1 else aggr
 
 
 def is_transformed() -> bool:
-    """Tell whether Python sees stand-ins for the tensors' values: torch.compile, torch.jit.trace, torch.func, dual."""
+    """Tell whether torch.compile, torch.jit.trace, torch.func or forward-mode autograd replaces tensors by tracers."""
     return (torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
             or forward_ad._current_level >= 0)

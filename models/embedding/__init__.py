@@ -1,1 +1,1 @@
-"""Tables of vectors and the kernels that train them, each beside a plain reference."""
+"""Tables of vectors, and the kernels that train them. Each kernel has a plain reference."""

@@ -1,12 +1,12 @@
-// Sums of the moduli of complex differences, and their gradients: what models/embedding/distances.py calls.
+// Sums of the moduli of complex differences and their gradients, for models/embedding/distances.py.
 //
 // Rows are `half` real parts and then `half` imaginary parts, float32. Batches are independent of each other and each
-// sum is made by one thread in one order, so the result has the same bits for any number of threads.
+// sum is computed by one thread in one order, so the result has the same bits for any number of threads.
 #include <cmath>
 #include <cstdint>
 
 namespace {
-// Of a modulus, whose gradient at 0 would be infinite; as TINY in distances.py.
+// Smallest square of a modulus, whose gradient at 0 would be infinite; as TINY in distances.py.
 constexpr float TINY = 1e-30f;
 }  // namespace
 
@@ -24,7 +24,7 @@ void modulus_forward(const float* queries, const float* entities, float* sums, i
 #pragma omp simd reduction(+ : sum)
       for (int64_t k = 0; k < half; ++k) {
         const float re = qr[k] - er[k], im = qi[k] - ei[k], square = re * re + im * im;
-        sum += std::sqrt(square < TINY ? TINY : square);  // so that what is no number stays none
+        sum += std::sqrt(square < TINY ? TINY : square);  // so that a NaN stays a NaN
       }
       sums[row * m + j] = sum;
     }

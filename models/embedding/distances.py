@@ -1,4 +1,4 @@
-"""Sums of the moduli of complex differences between many rows, compiled from C++; and in blocks of torch beside it."""
+"""Sums of the moduli of complex differences between many rows, in compiled C++ or in blocks by torch."""
 
 import ctypes
 from pathlib import Path
@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from models.kernels.native import NativeLibrary
+from parallel_epochs.models.kernels.native import NativeLibrary
 
-# Of a modulus, whose gradient at 0 would be infinite.
+# Smallest square of a modulus, whose gradient at 0 would be infinite.
 TINY = 1e-30
-# Differences that torch makes at a time, so that they stay in a processor's cache.
+# Number of differences that torch computes at a time, so that they stay in a processor's cache.
 BLOCK = 1 << 15
 
 LIBRARY = NativeLibrary("distances", Path(__file__).with_name("distances.cpp"), otherwise="torch computes them instead")
@@ -19,16 +19,16 @@ LIBRARY = NativeLibrary("distances", Path(__file__).with_name("distances.cpp"), 
 
 def modulus_distances(queries: Float[Tensor, "batch n dim"], entities: Float[Tensor, "batch m dim"], *,
                       native: bool = True) -> Float[Tensor, "batch n m"]:
-    """Sum the moduli of the complex differences of every query of a batch and every entity of the same batch.
+    """Sum the moduli of the complex differences of every query and every entity of the same batch.
 
     Args:
-        queries, entities: the first half of a row are real parts, the second half imaginary parts.
-        native: whether C++ does it, where it compiles, of float32 on the CPU; the results differ in rounding alone.
+        queries, entities: rows of complex numbers, first all real parts, then all imaginary parts.
+        native: whether C++ computes float32 on the CPU if it compiles. The results of torch differ only by rounding.
     """
     fits = queries.dtype == entities.dtype == torch.float32 and not queries.is_cuda
     if native and fits and LIBRARY.get() is not None:
-        return _Native.apply(queries.contiguous(), entities.contiguous())
-    return torch.stack([_Blocks.apply(q, e) for q, e in zip(queries, entities, strict=True)])
+        return _NativeDistances.apply(queries.contiguous(), entities.contiguous())
+    return torch.stack([_DistancesInBlocks.apply(q, e) for q, e in zip(queries, entities, strict=True)])
 
 
 def _pointers(*tensors: Tensor) -> list[ctypes.c_void_p]:
@@ -40,8 +40,8 @@ def _sizes(queries: Tensor, entities: Tensor) -> list[ctypes.c_int64]:
     return [ctypes.c_int64(size) for size in (batches, n, entities.size(1), dim // 2, torch.get_num_threads())]
 
 
-class _Native(torch.autograd.Function):
-    """Keeps the rows alone; backward makes the differences again."""
+class _NativeDistances(torch.autograd.Function):
+    """Saves only the rows; backward computes the differences again."""
 
     @staticmethod
     def forward(ctx, queries: Tensor, entities: Tensor) -> Tensor:
@@ -58,8 +58,8 @@ class _Native(torch.autograd.Function):
         return found
 
 
-class _Blocks(torch.autograd.Function):
-    """The same of one batch, [n, m], a block at a time."""
+class _DistancesInBlocks(torch.autograd.Function):
+    """Computes the sums of one batch [n, m] in torch, a block at a time."""
 
     @staticmethod
     def forward(ctx, queries: Tensor, entities: Tensor) -> Tensor:

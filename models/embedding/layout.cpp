@@ -1,4 +1,4 @@
-// What models/embedding/layout.py calls.
+// The functions that layout.py calls.
 #include "layout.h"
 
 extern "C" {

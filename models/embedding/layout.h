@@ -1,9 +1,9 @@
-// Layouts in two or three dimensions: pairs that are drawn are pulled together, others pushed apart.
-// models/embedding/layout_reference.py has the same in numpy.
+// Layouts in two or three dimensions: sampled edges are pulled together, negatives are pushed apart.
+// models/embedding/layout_reference.py computes the same in numpy.
 //
-// A block holds the edges of two partitions of the points. TILE of its pairs at a time are drawn by weight, see each other
-// as they were before the tile, and share their negatives. Blocks that share no rows run in parallel: the order of all
-// updates is a function of the key alone.
+// A block holds the edges between two partitions of the points. TILE pairs at a time are sampled by weight. They read
+// positions from before the tile and share their negatives. Blocks that share no rows run in parallel, so that the order of
+// all updates depends only on the key.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@
 #include "../kernels/simd.h"
 #include "../kernels/tasks.h"
 
-struct LayoutProblem {  // mirrored by Problem in layout.py, field by field
+struct LayoutProblem {  // mirrored by LayoutProblem in layout.py, field by field
   int64_t dim, num_tasks, num_negatives, num_threads;
   uint64_t key;
   float lr, attraction, negative_weight, smooth, clip;
@@ -34,13 +34,6 @@ constexpr int MAX_NEGATIVES = 64;
 constexpr int64_t LOSS_EVERY = 64;  // tiles
 
 INLINE vf clipped(vf a, float bound) { return max(min(a, splat(bound)), splat(-bound)); }
-
-// Draws a place of a row of an alias table.
-INLINE int64_t draw(uint64_t bits, int64_t size, const float* accept, const int32_t* alias) {
-  const int64_t at = int64_t((bits >> 32) * uint64_t(size) >> 32);
-  const float uniform = float(uint32_t(bits) >> 8) * 0x1p-24f;
-  return uniform < accept[at] ? at : alias[at];
-}
 
 template <int DIM>
 struct Block {
@@ -68,7 +61,7 @@ struct Block {
     for (int i = 0; i < TILE; i++) {
       weight[i] = i < size;
       if (i < size) {
-        const int64_t edge = first_edge + draw(random(), num_edges, p.edge_accept + first_edge, p.edge_alias + first_edge);
+        const int64_t edge = first_edge + draw_row(random(), num_edges, p.edge_accept + first_edge, p.edge_alias + first_edge);
         head[i] = p.edges[2 * edge], tail[i] = p.edges[2 * edge + 1];
       } else {
         head[i] = head[0], tail[i] = tail[0];
@@ -78,7 +71,7 @@ struct Block {
       for (int c = 0; c < DIM; c++) x[c][i] = heads[DIM * head[i] + c], y[c][i] = tails[DIM * tail[i] + c];
     pull(x, y, g, weight, count_loss);
     for (int k = 0; k < p.num_negatives; k++)
-      negative[k] = int32_t(draw(random(), num_tails, p.accept + first_tail, p.alias + first_tail));
+      negative[k] = int32_t(draw_row(random(), num_tails, p.accept + first_tail, p.alias + first_tail));
     for (int k = 0; k < p.num_negatives; k++)
       for (int c = 0; c < DIM; c++) n[c][k] = tails[DIM * negative[k] + c];
     std::memset(push, 0, sizeof push);
@@ -92,7 +85,7 @@ struct Block {
     counted += count_loss ? size : 0;
   }
 
-  // Pulls heads towards their tails: g is what heads move.
+  // Pulls heads towards their tails; g is the move of the heads.
   INLINE void pull(const float (*x)[TILE], const float (*y)[TILE], float (*g)[TILE], const float* weight, bool count_loss) {
     for (int i = 0; i < TILE; i += LANES) {
       vf delta[DIM], square = {};
@@ -107,7 +100,7 @@ struct Block {
     }
   }
 
-  // Pushes all heads away from a negative: m is what it moves, with the opposite sign.
+  // Pushes all heads away from a negative; m is minus the move of the negative.
   INLINE void repel(const float (*x)[TILE], const float (*n)[MAX_NEGATIVES], float (*m)[MAX_NEGATIVES], int k,
                     float (*push)[TILE], const float* weight, bool count_loss) {
     const float each = p.negative_weight / p.num_negatives;

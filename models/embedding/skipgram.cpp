@@ -1,4 +1,4 @@
-// What models/embedding/skipgram.py calls.
+// The functions that skipgram.py calls.
 #include "skipgram.h"
 
 extern "C" {

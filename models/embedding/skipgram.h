@@ -1,8 +1,8 @@
-// Skip-gram with negative sampling on blocks of pairs. models/embedding/reference.py has the same in numpy.
+// Skip-gram with negative sampling on blocks of pairs. models/embedding/skipgram_reference.py computes the same in numpy.
 //
 // A block holds pairs (head, tail) of two partitions of the nodes. They are sorted by head and cut into groups of at most
-// GROUP pairs of one head, which are shuffled; TILE groups in a row share their negatives. Blocks that share no rows run in
-// parallel: the order of all updates is a function of the key alone.
+// GROUP pairs of one head. The groups are shuffled, and TILES groups in a row share their negatives. Blocks that share no
+// rows run in parallel, so that the order of all updates depends only on the key.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@
 #include "../kernels/simd.h"
 #include "../kernels/tasks.h"
 
-struct SkipGramProblem {  // mirrored by Problem in skipgram.py, field by field
+struct SkipGramProblem {  // mirrored by SkipGramProblem in skipgram.py, field by field
   int64_t stride;         // floats between two rows, a multiple of 16; beyond the vectors they are 0
   int64_t num_tasks;      // lists of blocks: those of different tasks share no rows
   int64_t num_negatives, num_threads, optimizer;
@@ -43,7 +43,7 @@ INLINE vf sigmoid(vf x) { return splat(1.0f) / (splat(1.0f) + exp2(x * -1.442695
 
 enum Optimizer { SGD, ADAGRAD, ADAM };
 
-// Moves a row along its gradient (of the log-likelihood: upwards).
+// Moves a row along the gradient of the log-likelihood.
 template <int OPTIMIZER>
 struct Update {
   const SkipGramProblem& p;
@@ -120,17 +120,11 @@ struct Block {
     Random random(mix(p.key + uint64_t(number + 1) * GOLDEN));
     for (int64_t i = int64_t(groups.size()) - 1; i > 0; i--) std::swap(groups[i], groups[below(random(), i + 1)]);
     for (size_t first = 0; first < groups.size(); first += TILES) {
-      for (int64_t k = 0; k < p.num_negatives; k++) negatives[k] = draw(random);
+      for (int64_t k = 0; k < p.num_negatives; k++)
+        negatives[k] = int32_t(draw_row(random(), num_tails, p.accept + first_tail, p.alias + first_tail));
       tile(groups.data() + first, int(std::min<size_t>(TILES, groups.size() - first)),
            first / TILES % LOSS_EVERY == 0);
     }
-  }
-
-  int32_t draw(Random& random) const {
-    const uint64_t bits = random();
-    const int64_t at = int64_t((bits >> 32) * uint64_t(num_tails) >> 32);
-    const float uniform = float(uint32_t(bits) >> 8) * 0x1p-24f;
-    return uniform < p.accept[first_tail + at] ? int32_t(at) : p.alias[first_tail + at];
   }
 
   Update<OPTIMIZER> head(int64_t u) const { return {p, p.heads, p.head_moments, p.head_steps, first_head + u}; }
@@ -138,7 +132,7 @@ struct Block {
 
   void tile(const Group* group, int size, bool count_loss) {
     for (int i = 0; i < TILES; i++) {
-      // Groups that the last tile lacks are zeros.
+      // Missing groups of the last tile are zeros.
       if (i < size) std::memcpy(U + i * stride, p.heads + (first_head + group[i].head) * stride, 4 * stride);
       else std::memset(U + i * stride, 0, 4 * stride);
     }
@@ -158,7 +152,7 @@ struct Block {
     }
   }
 
-  // Pulls a head and its tails together; all products are of the tails as the group finds them.
+  // Pulls a head and its tails together. All products are computed before the group moves the tails.
   INLINE void positives(const Group& group, const float* u, float* g, bool count_loss) {
     const int32_t* v = tails.data() + group.first;
     float x[16] = {};
@@ -201,14 +195,14 @@ struct Block {
       }
   }
 
-  // Products become what pushes apart: -weight * sigmoid. A group counts as often as it has pairs.
+  // Turns products into -weight * sigmoid. The weight of a group is proportional to its number of pairs.
   INLINE void weigh(const Group* group, int size, bool count_loss) {
     for (int i = 0; i < TILES; i++) {
       float* s = S + i * num_negatives;
       const float weight = i < size ? p.negative_weight * group[i].count / p.num_negatives : 0;
       if (count_loss)
         for (int64_t k = 0; k < p.num_negatives; k++) loss += weight * softplus(s[k]);
-      for (int64_t k = 0; k < num_negatives; k += 4) {  // whatever the lanes, there are four times some
+      for (int64_t k = 0; k < num_negatives; k += 4) {  // num_negatives is a multiple of four
         vf x = {};
         std::memcpy(&x, s + k, 16);
         x = sigmoid(x) * -weight;

@@ -1,32 +1,34 @@
-"""Skip-gram by torch operations, for tables on a GPU: the blocks of skipgram.h, in larger steps.
+"""Skip-gram by torch operations, for tables on a GPU: the blocks of skipgram.h, trained in larger steps.
 
-Groups, tiles and their shared negatives are those of :mod:`models.embedding.skipgram`, drawn otherwise. Where C++
-trains one tile after the other, this trains as many at a time as a block has rows for, all of them from the same
-values; what a row gets from several is added up. No operation here depends on the order of threads.
+Groups, tiles and shared negatives are as in :mod:`models.embedding.skipgram`, but drawn differently. C++ trains one
+tile after the other. This code trains as many tiles at a time as the block has rows for, all from the same values, and
+sums the updates of a row. No operation here depends on the order of threads.
 """
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from models.embedding.reference import GROUP, TILES
-from models.embedding.skipgram import Block, Negatives, Options, Table
+from parallel_epochs.models.embedding.skipgram import Negatives, PairBlock, SkipGramOptions, Table
+from parallel_epochs.models.embedding.skipgram_reference import GROUP, TILES
+from parallel_epochs.models.kernels.hash import GOLDEN, mix_tensor, shift_right, signed
 
-# The constants of SplitMix64 as signed numbers.
-GOLDEN, FIRST, SECOND = 0x9e3779b97f4a7c15 - 2**64, 0xbf58476d1ce4e5b9 - 2**64, 0x94d049bb133111eb - 2**64
-# Tiles at a time, at most: their rows are gathered.
+STRIDE = signed(GOLDEN)
+# Separates the random numbers of the negatives from those of the shuffle, which begin at the hash of the block.
+NEGATIVES = signed(0x94d049bb133111eb)
+# Largest number of tiles at a time, as their rows are copied.
 MAX_TILES = 1024
 
 
-def train(heads: Table, tails: Table, tasks: list[list[Block]], pairs: Tensor, negatives: Negatives,
-          options: Options, *, lr: float, key: int) -> tuple[float, float]:
-    """Train blocks of pairs, changing the tables; see :func:`models.embedding.skipgram.train`.
+def train(heads: Table, tails: Table, tasks: list[list[PairBlock]], pairs: Tensor, negatives: Negatives,
+          options: SkipGramOptions, *, lr: float, key: int) -> tuple[float, float]:
+    """Train blocks of pairs in place, see :func:`models.embedding.skipgram.train`.
 
     Args:
-        heads, tails: tables on any device; `pairs` and `negatives` may lie elsewhere.
+        heads, tails: tables on any device; `pairs` and `negatives` may be on another one.
 
     Returns:
-        The loss, summed over all pairs; and their number.
+        The loss, summed over all pairs, and the number of pairs.
     """
     device = heads.rows.device
     negatives = Negatives(negatives.accept.to(device), negatives.alias.to(device))
@@ -39,12 +41,12 @@ def train(heads: Table, tails: Table, tasks: list[list[Block]], pairs: Tensor, n
     return float(loss), float(count)
 
 
-def _train_block(heads: Table, tails: Table, block: Block, pairs: Tensor, negatives: Negatives, options: Options, *,
-                 lr: float, key: int) -> Tensor:
-    base = _hash(_signed(key) + torch.tensor(block.number + 1, device=pairs.device) * GOLDEN)
+def _train_block(heads: Table, tails: Table, block: PairBlock, pairs: Tensor, negatives: Negatives,
+                 options: SkipGramOptions, *, lr: float, key: int) -> Tensor:
+    base = mix_tensor(signed(key) + torch.tensor(block.number + 1, device=pairs.device) * STRIDE)
     head, tail, there = _tiles(pairs, base)
     head, tail = head + block.first_head, tail + block.first_tail
-    drawn = block.first_tail + _draw(_hash(base + SECOND), len(head), block, negatives, options.num_negatives)
+    drawn = block.first_tail + _draw(mix_tensor(base + NEGATIVES), len(head), block, negatives, options.num_negatives)
     loss = torch.zeros((), dtype=torch.float64, device=pairs.device)
     at_once = min(max(min(block.num_heads, block.num_tails) // (GROUP * TILES), 1), MAX_TILES)
     for some in torch.arange(len(head), device=pairs.device).split(at_once):
@@ -53,18 +55,18 @@ def _train_block(heads: Table, tails: Table, block: Block, pairs: Tensor, negati
 
 
 def _tiles(pairs: Tensor, base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cut pairs into groups of one head and shuffle these.
+    """Cut pairs into groups of one head and shuffle the groups.
 
     Returns:
-        Heads [num_tiles, TILES]; their tails [num_tiles, TILES, GROUP], of which those are there that the third says.
+        Heads [num_tiles, TILES], their tails [num_tiles, TILES, GROUP], and a mask of the tails that exist.
     """
     pairs = pairs[pairs[:, 0].argsort(stable=True)]
     _, run, length = pairs[:, 0].unique_consecutive(return_inverse=True, return_counts=True)
     place = torch.arange(len(pairs), device=pairs.device) - (length.cumsum(0) - length)[run]
     group = (place % GROUP == 0).cumsum(0) - 1
     num_groups = int(group[-1]) + 1
-    # Where each group ends up; the last tile is filled with groups without a pair.
-    bits = _hash(base + torch.arange(1, num_groups + 1, device=pairs.device) * GOLDEN)
+    # The new position of each group. The last tile is filled with empty groups.
+    bits = mix_tensor(base + torch.arange(1, num_groups + 1, device=pairs.device) * STRIDE)
     to = bits.argsort(stable=True).argsort()[group]
     size = -(-num_groups // TILES) * TILES
     head, tail = pairs.new_zeros(size), pairs.new_zeros(size, GROUP)
@@ -73,18 +75,18 @@ def _tiles(pairs: Tensor, base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return head.view(-1, TILES), tail.view(-1, TILES, GROUP), there.view(-1, TILES, GROUP)
 
 
-def _draw(base: Tensor, num_tiles: int, block: Block, negatives: Negatives, count: int) -> Tensor:
-    """Draw tails of a block's partition for each tile, from 0 [num_tiles, count]."""
-    bits = _hash(base + torch.arange(1, num_tiles * count + 1, device=base.device) * GOLDEN)
-    at = _shifted(bits, 32) * block.num_tails >> 32
-    uniform = _shifted(bits & 0xffffffff, 8).float() * 2**-24
+def _draw(base: Tensor, num_tiles: int, block: PairBlock, negatives: Negatives, count: int) -> Tensor:
+    """Draw negatives for each tile, as rows of the block's partition of tails [num_tiles, count]."""
+    bits = mix_tensor(base + torch.arange(1, num_tiles * count + 1, device=base.device) * STRIDE)
+    at = shift_right(bits, 32) * block.num_tails >> 32
+    uniform = shift_right(bits & 0xffffffff, 8).float() * 2**-24
     row = block.first_tail + at
     return torch.where(uniform < negatives.accept[row], at, negatives.alias[row].long()).view(num_tiles, count)
 
 
 def _train_tiles(heads: Table, tails: Table, head: Tensor, tail: Tensor, there: Tensor, drawn: Tensor,
-                 options: Options, lr: float) -> Tensor:
-    """Move all rows of some tiles along the gradients at their present values."""
+                 options: SkipGramOptions, lr: float) -> Tensor:
+    """Update all rows of some tiles by their gradients at the present values."""
     u, v, n = heads.rows[head], tails.rows[tail], tails.rows[drawn]
     x = (v @ u.unsqueeze(-1)).squeeze(-1)
     pull = torch.sigmoid(-x) * there
@@ -99,8 +101,8 @@ def _train_tiles(heads: Table, tails: Table, head: Tensor, tail: Tensor, there: 
     return (softplus(-x) * there).sum(dtype=torch.float64) + (weight * softplus(y)).sum(dtype=torch.float64)
 
 
-def _move(table: Table, rows: Tensor, gradient: Tensor, options: Options, lr: float) -> None:
-    """Move rows along the sum of their gradients, added in a fixed order."""
+def _move(table: Table, rows: Tensor, gradient: Tensor, options: SkipGramOptions, lr: float) -> None:
+    """Update rows by the sums of their gradients, which are added in a fixed order."""
     rows, order = rows.sort(stable=True)
     rows, count = rows.unique_consecutive(return_counts=True)
     offsets = torch.cat([count.new_zeros(1), count.cumsum(0)])
@@ -123,17 +125,3 @@ def _move(table: Table, rows: Tensor, gradient: Tensor, options: Options, lr: fl
         x = x + lr * mean / corrected / ((square / spread).sqrt() + options.eps)
     table.rows[rows] = x
 
-
-def _hash(z: Tensor) -> Tensor:
-    """Compute the finaliser of SplitMix64 of 64 bits, which int64 holds."""
-    z = (z ^ _shifted(z, 30)) * FIRST
-    z = (z ^ _shifted(z, 27)) * SECOND
-    return z ^ _shifted(z, 31)
-
-
-def _shifted(z: Tensor, places: int) -> Tensor:
-    return (z >> places) & (1 << 64 - places) - 1
-
-
-def _signed(key: int) -> int:
-    return key - 2**64 if key >= 2**63 else key

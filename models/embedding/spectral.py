@@ -1,9 +1,9 @@
-"""Vectors of nodes by factorising a sparse matrix, and a spectral filter that takes in what lies further away.
+"""Node vectors by sparse matrix factorisation, and a spectral filter that adds information from further away.
 
-After ProNE, "Fast and Scalable Network Representation Learning" (IJCAI 2019,
-https://www.ijcai.org/proceedings/2019/594): the first vectors factorise the shifted logarithms of transition
-probabilities, the second go through a Gaussian band-pass filter of the graph's Laplacian, expanded in Chebyshev
-polynomials.
+The method is ProNE, "Fast and Scalable Network Representation Learning" (IJCAI 2019,
+https://www.ijcai.org/proceedings/2019/594). The first vectors factorise the shifted logarithms of transition
+probabilities. A Gaussian band-pass filter of the graph's Laplacian, expanded in Chebyshev polynomials, turns them into
+the second ones.
 """
 
 import numpy as np
@@ -14,16 +14,17 @@ from threadpoolctl import threadpool_limits
 
 def factorise(adjacency: sp.csr_array, dim: int, *, seed: int = 0, exponent: float = 0.75,
               num_negatives: float = 1.0) -> np.ndarray:
-    """Factorise log(p_ij) - log(num_negatives p_j) on the edges: p_ij, that a step from i ends in j; p_j, in
-    proportion to a power of what j is reached by.
+    """Factorise log(p_ij) - log(num_negatives p_j) on the edges.
+
+    p_ij is the probability that a step from i ends in j. p_j is proportional to a power of the sum of p_ij over i.
 
     Args:
         adjacency: weights of the edges [num_nodes, num_nodes], not negative.
-        dim: columns of the vectors; beyond the number of nodes they are 0.
-        exponent: of p_j.
+        dim: number of columns of the vectors. Columns beyond the number of nodes are 0.
+        exponent: the power in p_j.
 
     Returns:
-        Rows of length 1, or 0 for nodes without an edge [num_nodes, dim], float32.
+        Rows of length 1, or of zeros for nodes without an edge [num_nodes, dim], float32.
     """
     from sklearn.utils.extmath import randomized_svd  # takes a second to import
 
@@ -44,17 +45,17 @@ def factorise(adjacency: sp.csr_array, dim: int, *, seed: int = 0, exponent: flo
 
 def propagate(adjacency: sp.csr_array, vectors: np.ndarray, *, num_terms: int = 10, mu: float = 0.2,
               theta: float = 0.5) -> np.ndarray:
-    """Filter vectors by the graph: what is smooth over clusters of it stays.
+    """Filter vectors by the graph, so that the part that is smooth over its clusters remains.
 
     Args:
         adjacency: weights of the edges [num_nodes, num_nodes].
         vectors: [num_nodes, dim].
-        num_terms: of the Chebyshev expansion, at least 2.
+        num_terms: number of terms of the Chebyshev expansion, at least 2.
         mu: centre of the band among the eigenvalues of the Laplacian.
-        theta: its width.
+        theta: width of the band.
 
     Returns:
-        Rows of length 1, or 0 [num_nodes, dim], float32.
+        Rows of length 1, or of zeros [num_nodes, dim], float32.
     """
     num_nodes, dim = vectors.shape
     looped = (adjacency + sp.eye_array(num_nodes)).tocsr().astype(np.float32)
@@ -73,18 +74,18 @@ def propagate(adjacency: sp.csr_array, vectors: np.ndarray, *, num_terms: int = 
 
 
 def diffuse(adjacency: sp.csr_array, dim: int, *, rng: np.random.Generator, num_steps: int = 100) -> np.ndarray:
-    """Place points by the slowest changing functions on a graph: random ones, smoothed over its edges.
+    """Place points by the smoothest functions on a graph, which random functions become when smoothed over its edges.
 
-    Close to the eigenvectors of the normalised Laplacian behind the constant one, as in Laplacian eigenmaps
-    (https://doi.org/10.1162/089976603321780317), after enough steps.
+    With enough steps they approach the first eigenvectors of the normalised Laplacian after the constant one, as in
+    Laplacian eigenmaps (https://doi.org/10.1162/089976603321780317).
 
     Args:
         adjacency: weights of the edges [num_nodes, num_nodes], symmetric.
-        num_steps: of the subspace iteration.
+        num_steps: number of steps of the subspace iteration.
 
     Returns:
-        Columns of variance 1 [num_nodes, dim], float32; columns beyond the number of other nodes, and points without an
-        edge, lie at random.
+        Columns of variance 1 [num_nodes, dim], float32. Columns beyond the number of other nodes are random, and so are
+        the rows of nodes without an edge.
     """
     num_nodes = adjacency.shape[0]
     width = min(2 * dim + 1, num_nodes)
@@ -94,7 +95,7 @@ def diffuse(adjacency: sp.csr_array, dim: int, *, rng: np.random.Generator, num_
     rows = rng.standard_normal((num_nodes, width))
     with threadpool_limits(1, "blas"):
         for step in range(num_steps):
-            rows[:, 0] = root  # which stays as it is
+            rows[:, 0] = root  # the constant function
             rows = np.linalg.qr(rows)[0].astype(np.float32) if step % 4 == 0 else rows
             rows = 0.5 * (rows + smooth @ rows)
         basis = np.linalg.qr(np.column_stack([root, rows[:, 1:]]))[0]
@@ -116,6 +117,6 @@ def _widened(vectors: np.ndarray, dim: int) -> np.ndarray:
 
 
 def unit_rows(vectors: np.ndarray) -> np.ndarray:
-    """Bring rows [num_rows, dim] to length 1; those of zeros stay."""
+    """Scale rows [num_rows, dim] to length 1; rows of zeros stay zeros."""
     norm = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.where(norm > 0, norm, 1)

@@ -1,23 +1,23 @@
-"""Losses of scored triples, and penalties of their rows; all are sums over triples."""
+"""Losses of scored triples, and penalties on their rows. All are sums over triples."""
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from models.embedding.triples import modulus
+from parallel_epochs.models.embedding.triples import modulus
 
 
 def negative_sampling(positive: Float[Tensor, "*batch n"], negative: Float[Tensor, "*batch n m"], *, margin: float,
                       temperature: float) -> Float[Tensor, ""]:
-    """Compute the loss of triples beside others that were drawn (Sun et al., ICLR 2019, arXiv:1902.10197).
+    """Compute the loss of triples and their negatives (Sun et al., ICLR 2019, arXiv:1902.10197).
 
-    Half of -log sigma(margin + score) of each triple, and half of the mean of -log sigma(-margin - score) of those that
-    were drawn for it.
+    The loss of a triple is half of -log sigma(margin + score), plus half of the mean of -log sigma(-margin - score)
+    over its negatives.
 
     Args:
-        temperature: drawn triples are weighted by the softmax of score / temperature, of which no gradient is taken; 0
-            weights all alike.
+        temperature: negatives are weighted by the softmax of score / temperature, without a gradient through the
+            weights. 0: all negatives have the same weight.
     """
     apart = -logsigmoid(-margin - negative)
     if temperature:
@@ -29,22 +29,22 @@ def negative_sampling(positive: Float[Tensor, "*batch n"], negative: Float[Tenso
 
 def one_vs_all(queries: Float[Tensor, "n dim"], entities: Float[Tensor, "m dim"], query_of: Int64[Tensor, " k"],
                answers: Int64[Tensor, " k"]) -> Float[Tensor, ""]:
-    """Compute the cross-entropy of answers against all entities, for models whose comparison is a product.
+    """Compute the cross-entropy of answers against all entities, for models whose comparison is a dot product.
 
     Args:
-        queries: each may have several answers; its scores are computed once.
-        query_of, answers: numbers of the query and of the entity of each answer.
+        queries: rows of queries. A query may have several answers; its scores are computed once.
+        query_of, answers: the query and the entity of each answer.
     """
     return _OneVsAll.apply(queries, entities, query_of, answers)
 
 
 def one_vs_all_reference(queries: Tensor, entities: Tensor, query_of: Tensor, answers: Tensor) -> Tensor:
-    """Compute what :func:`one_vs_all` does, with a row of scores for each answer."""
+    """Compute :func:`one_vs_all` with a row of scores for each answer."""
     return torch.nn.functional.cross_entropy((queries @ entities.mT)[query_of], answers, reduction="sum")
 
 
 class _OneVsAll(torch.autograd.Function):
-    """Keeps one matrix of scores, which becomes that of its gradient in place."""
+    """Keeps a single matrix of scores, which becomes its own gradient in place."""
 
     @staticmethod
     def forward(ctx, queries: Tensor, entities: Tensor, query_of: Tensor, answers: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class _OneVsAll(torch.autograd.Function):
         odds = scores.sub_(top).exp_()
         total = odds.sum(1, keepdim=True)
         loss = (count * (top + total.log())).sum() - found.sum()
-        # The gradient of the scores: what each entity is given of the answers, and minus 1 for each answer.
+        # The gradient of the scores: the expected number of answers of each entity, minus 1 for each real answer.
         grad = odds.mul_(count / total)
         grad.index_put_((query_of, answers), -torch.ones_like(found), accumulate=True)
         ctx.save_for_backward(grad, queries, entities)
@@ -68,8 +68,10 @@ class _OneVsAll(torch.autograd.Function):
 
 
 def cubes(rows: Float[Tensor, "n dim"], parts: int) -> Float[Tensor, " n"]:
-    """Sum the cubes of the moduli of each row's numbers: of complex numbers the penalty N3 (Lacroix et al., ICML 2018,
-    arXiv:1806.07297), of one real part each L3, GraphVite's.
+    """Sum the cubes of the moduli of each row's numbers.
+
+    For complex numbers this is the penalty N3 (Lacroix et al., ICML 2018, arXiv:1806.07297), for real numbers it is L3,
+    which GraphVite uses.
     """
     size = modulus(rows, parts)
     return (size * size * size).sum(-1)

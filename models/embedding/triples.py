@@ -1,11 +1,11 @@
 """Scores of triples (head, relation, tail) of a knowledge graph.
 
-Every model here makes a query of two rows of a triple and compares it with the third: by a product of rows (DistMult,
+Every model makes a query from two rows of a triple and compares it with the third row, by a dot product (DistMult,
 ComplEx, SimplE, QuatE) or by a distance (TransE, RotatE). So a query is scored against all entities at once.
 
-Rows are real numbers. Of ComplEx, RotatE and SimplE the first half of an entity's row are real parts (SimplE: the
-vector as a head), the second half imaginary parts (as a tail); a row of QuatE is four quarters: the parts 1, i, j and
-k. `dim` counts the real numbers of an entity's row, as in GraphVite.
+Rows are real numbers. In ComplEx and RotatE the first half of an entity's row are real parts and the second half
+imaginary parts. In SimplE they are the vector as a head and the vector as a tail. A row of QuatE is four quarters: the
+parts 1, i, j and k. `dim` counts the real numbers of an entity's row, as in GraphVite.
 
 TransE: Bordes et al., NIPS 2013. DistMult: Yang et al., ICLR 2015, arXiv:1412.6575. ComplEx: Trouillon et al., ICML
 2016, arXiv:1606.06357. SimplE: Kazemi and Poole, NeurIPS 2018, arXiv:1802.04868. RotatE: Sun et al., ICLR 2019,
@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from models.embedding.distances import TINY, modulus_distances
+from parallel_epochs.models.embedding.distances import TINY, modulus_distances
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class TripleModel:
     """A scoring function.
 
     Attributes:
-        name: of the model.
-        query_tails: makes queries for tails of heads [..., dim] and relations [..., relation_dim].
-        query_heads: makes queries for heads of tails and relations.
-        comparison: of a query and an entity: "dot", their product; "l1", "l2", minus the distance; "modulus", minus the
-            sum of the moduli of the complex differences.
-        parts: real numbers that make up one number of an entity; `dim` is a multiple of it.
-        relation_parts: of `parts` numbers of an entity, how many a relation has.
+        name: name of the model.
+        query_tails: function that makes queries for tails from heads [..., dim] and relations [..., relation_dim].
+        query_heads: function that makes queries for heads from tails and relations.
+        comparison: score of a query and an entity: "dot" is their dot product, "l1" and "l2" are minus their distance,
+            "modulus" is minus the sum of the moduli of their complex differences.
+        parts: number of real numbers that form one number of an entity. `dim` is a multiple of it.
+        relation_parts: number of real numbers of a relation for `parts` real numbers of an entity.
     """
 
     name: str
@@ -54,7 +54,7 @@ class TripleModel:
 
     def score(self, heads: Float[Tensor, "*batch dim"], relations: Float[Tensor, "*batch relation_dim"],
               tails: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"]:
-        """Score triples, row by row; more is better."""
+        """Score triples, row by row. A higher score is better."""
         return match(self.query_tails(heads, relations), tails, self.comparison)
 
     def score_tails(self, heads: Float[Tensor, "*batch n dim"], relations: Float[Tensor, "*batch n relation_dim"],
@@ -70,7 +70,7 @@ class TripleModel:
 
 def match(queries: Float[Tensor, "*batch dim"], entities: Float[Tensor, "*batch dim"],
           comparison: str) -> Float[Tensor, "*batch"]:
-    """Compare queries and entities row by row; see :class:`TripleModel`."""
+    """Compare queries and entities row by row, see :class:`TripleModel`."""
     if comparison == "dot":
         return (queries * entities).sum(-1)
     difference = queries - entities
@@ -83,13 +83,11 @@ def match(queries: Float[Tensor, "*batch dim"], entities: Float[Tensor, "*batch 
 
 def compare(queries: Float[Tensor, "*batch n dim"], entities: Float[Tensor, "*batch m dim"],
             comparison: str) -> Float[Tensor, "*batch n m"]:
-    """Compare every query with every entity: a matrix product, or distances of which no difference is kept. There
-    may be one dimension of batches.
-    """
+    """Compare every query with every entity, by a matrix product or by distances. There may be one batch dimension."""
     if comparison == "dot":
         return queries @ entities.mT
     if comparison in ("l1", "l2"):
-        # Not by a matrix product: of near points that leaves no digit.
+        # A matrix product would leave no correct digit for points that are close to each other.
         return -torch.cdist(queries, entities, p=1.0 if comparison == "l1" else 2.0,
                             compute_mode="donot_use_mm_for_euclid_dist")
     if queries.dim() == 2:
@@ -98,7 +96,7 @@ def compare(queries: Float[Tensor, "*batch n dim"], entities: Float[Tensor, "*ba
 
 
 def modulus(rows: Float[Tensor, "*batch dim"], parts: int) -> Float[Tensor, "*batch numbers"]:
-    """Compute the moduli of numbers of some real parts each, [..., dim / parts]."""
+    """Compute the moduli of numbers that have `parts` real numbers each [..., dim / parts]."""
     if parts == 1:
         return rows.abs()
     return torch.stack(rows.chunk(parts, -1)).square().sum(0).clamp(min=TINY).sqrt()
@@ -133,7 +131,7 @@ def _complex_back(tails: Tensor, relations: Tensor) -> Tensor:
 
 
 def _simple_tails(heads: Tensor, relations: Tensor) -> Tensor:
-    """Half of <head as head, r, tail as tail> + <tail as head, inverse r, head as tail>."""
+    """Make queries for half of <head as head, r, tail as tail> + <tail as head, inverse r, head as tail>."""
     (as_head, as_tail), (forth, back) = heads.chunk(2, -1), relations.chunk(2, -1)
     return torch.cat([back * as_tail, forth * as_head], dim=-1) / 2
 
@@ -184,14 +182,15 @@ MODELS = {model.name: model for model in (
 def first_rows(model: TripleModel, num_entities: int, num_relations: int, dim: int, *, margin: float, scale: float,
                rng: torch.Generator) -> tuple[Float[Tensor, "num_entities dim"],
                                               Float[Tensor, "num_relations relation_dim"]]:
-    """Draw the first values of entities and relations.
+    """Draw the initial values of entities and relations.
 
-    Those of TransE and RotatE are even in +-(margin + 2) / numbers of a row, RotatE's phases in +-pi, as in RotatE's
-    paper; QuatE's are quaternions of a random axis and angle, as in its own; all others are normal.
+    Those of TransE and RotatE are uniform in +-(margin + 2) / numbers of a row, and RotatE's phases are uniform in
+    +-pi, as in RotatE's paper. Those of QuatE are quaternions with a random axis and angle, as in its paper. All others
+    are normal.
 
     Args:
-        margin: of the loss.
-        scale: standard deviation of those that are normal.
+        margin: margin of the loss.
+        scale: standard deviation of the normal ones.
     """
     def even(rows: int, columns: int, bound: float) -> Tensor:
         return (2 * torch.rand(rows, columns, generator=rng) - 1) * bound
@@ -207,7 +206,7 @@ def first_rows(model: TripleModel, num_entities: int, num_relations: int, dim: i
 
 
 def _quaternions(rows: int, columns: int, rng: torch.Generator) -> Tensor:
-    """Draw quaternions of a size even in +-1 / sqrt(2 columns), a random axis and an even angle; [rows, 4 columns]."""
+    """Draw quaternions with uniform size in +-1 / sqrt(2 columns), random axis, uniform angle [rows, 4 columns]."""
     size = (2 * torch.rand(rows, columns, generator=rng) - 1) / math.sqrt(2 * columns)
     angle = (2 * torch.rand(rows, columns, generator=rng) - 1) * math.pi
     axis = torch.nn.functional.normalize(torch.rand(3, rows, columns, generator=rng), dim=0)
@@ -215,13 +214,13 @@ def _quaternions(rows: int, columns: int, rng: torch.Generator) -> Tensor:
 
 
 class TripleTables(torch.nn.Module):
-    """The rows of entities and relations that a model scores triples by.
+    """The rows of entities and relations from which a model scores triples.
 
     Args:
-        entities: first values [num_entities, dim].
-        relations: first values [num_relations, relation_dim]; with `reciprocal` twice as many rows, of which the second
-            half leads from tails to heads.
-        reciprocal: whether heads are asked for as tails of such relations.
+        entities: initial values [num_entities, dim].
+        relations: initial values [num_relations, relation_dim]. With `reciprocal` there are twice as many rows, and
+            the second half belongs to the relations from tail to head.
+        reciprocal: whether heads are scored as tails of these inverse relations.
     """
 
     def __init__(self, model: TripleModel, entities: Tensor, relations: Tensor, *, reciprocal: bool = False):

@@ -1,1 +1,1 @@
-"""Compiled kernels: how C++ is compiled and loaded, what several kernels share, and the one of LayerNorm."""
+"""Compiled kernels: the compiling and loading of C++, code that several kernels share, and the LayerNorm kernel."""

@@ -1,4 +1,4 @@
-// Random numbers as hashes: no draw depends on threads or on the draws before it.
+// Random numbers as hashes: no draw depends on threads or on the draws before it. hash.py has the same in Python.
 #pragma once
 #include <cstdint>
 
@@ -11,12 +11,19 @@ inline uint64_t mix(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-// An integer from 0 below a bound.
+// Scales random bits to an integer from 0 to bound - 1.
 inline int64_t below(uint64_t bits, int64_t bound) {
   return int64_t((unsigned __int128)bits * uint64_t(bound) >> 64);
 }
 
-// Numbers of a sequence, each a hash of the key and its place.
+// Draws a row of an alias table [size] with the probability that the table gives it.
+inline int64_t draw_row(uint64_t bits, int64_t size, const float* accept, const int32_t* alias) {
+  const int64_t row = int64_t((bits >> 32) * uint64_t(size) >> 32);
+  const float uniform = float(uint32_t(bits) >> 8) * 0x1p-24f;
+  return uniform < accept[row] ? row : alias[row];
+}
+
+// Generates the numbers of a SplitMix64 sequence: each is a hash of the key and of its place.
 struct Random {
   uint64_t key, place = 0;
   explicit Random(uint64_t key) : key(key) {}

@@ -1,4 +1,4 @@
-"""Compiles C++ on first use through torch's extension loader and keeps the library in torch's extension cache."""
+"""Compiles C++ on first use with torch's extension loader, and keeps the library in torch's extension cache."""
 
 import ctypes
 import functools
@@ -24,42 +24,56 @@ log = logging.getLogger(__name__)
 
 # Never -ffast-math: a NaN in the features has to reach the loss.
 FLAGS = ("-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-Wno-psabi")
+# A level of vector instructions that caps those of the processor.
+SIMD_VARIABLE = "PARALLEL_EPOCHS_SIMD"
+# What a processor needs for each level of simd.h, and the flags that take what is above a level from -march=native.
+SIMD_NEEDS = {"portable": set(), "avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512dq"}}
+SIMD_FLAGS = {"portable": ["-mno-avx"], "avx2": ["-mno-avx512f"], "avx512": []}
 
 
 class NativeLibrary:
-    """A C++ file that exports C functions, compiled when the library is first asked for.
+    """A C++ file that exports C functions and is compiled on its first use.
 
-    The compiled library is kept under a key made of the file, every header it includes by name in quotes, the flags,
-    torch's version and the processor. Its code runs in this process, so it is loaded only if it has the checksum that
-    was recorded beside it and nobody else can have written either; it is compiled again otherwise.
+    It uses all vector instructions of the processor, or those up to the level that the environment variable
+    ``PARALLEL_EPOCHS_SIMD`` names.
+
+    The key of the compiled library is a hash of the file, of every header that it includes in quotes, of the flags, of
+    torch's version and of the processor. As its code runs in this process, a library is loaded only if its checksum is
+    the recorded one and nobody else can have written either of the two. Otherwise it is compiled again.
 
     Args:
         name: name of the library in messages, and of its folder in the cache.
         source: the C++ file.
-        otherwise: what runs if the library cannot be compiled; the warning says it.
-        flags: compiler flags, after those that every library gets.
-        structures: ctypes structures that the library takes, each under the name of the exported C function that
+        otherwise: text of the warning that says what runs if the library cannot be compiled.
+        flags: compiler flags in addition to those of every library.
+        structures: ctypes structures that the library takes. Each key is the name of the exported C function that
             returns the size of its C++ counterpart as an int64.
     """
 
     def __init__(self, name: str, source: Path, *, otherwise: str, flags: tuple[str, ...] = (),
                  structures: Mapping[str, type[ctypes.Structure]] | None = None):
-        self.name, self.source, self.otherwise = name, source, otherwise
-        native = ["-march=native"] if platform.machine() in ("x86_64", "AMD64") else []
-        self.flags = [*FLAGS, *native, *flags]
+        self.name, self.source, self.otherwise, self._more_flags = name, source, otherwise, flags
         self.structures = structures or {}
 
     def get(self) -> ctypes.CDLL | None:
-        """Return the library. If :meth:`missing` says why there is none, warn once and return none.
+        """Return the library, or None with one warning if :meth:`missing` gives a reason.
 
         Raises:
             RuntimeError: a ctypes structure and its C++ counterpart have different sizes.
+            ValueError: ``PARALLEL_EPOCHS_SIMD`` names no level.
         """
         return self._loaded[0]
 
     def missing(self) -> str:
-        """Say why the library cannot be compiled; empty if it can."""
+        """Return the reason why the library cannot be compiled, or an empty text."""
         return self._loaded[1]
+
+    @functools.cached_property
+    def flags(self) -> list[str]:
+        """The compiler flags."""
+        native = ["-march=native"] if platform.machine() in ("x86_64", "AMD64") else []
+        level = os.environ.get(SIMD_VARIABLE)
+        return [*FLAGS, *native, *(_cap(level) if level else []), *self._more_flags]
 
     @functools.cached_property
     def _loaded(self) -> tuple[ctypes.CDLL | None, str]:
@@ -80,23 +94,23 @@ class NativeLibrary:
         path = self._path
         if may_load(path) or self._has_own_cache() and self._build():
             return ctypes.CDLL(str(path))
-        log.warning("%s: %s does not belong to you alone, so nothing there is loaded and every process compiles for "
-                    "itself; set TORCH_EXTENSIONS_DIR to a folder of your own", self.name, path.parents[2])
+        log.warning("%s: others may write to %s, so no library there is loaded and every process compiles its own. Set "
+                    "TORCH_EXTENSIONS_DIR to a folder that only you can write to", self.name, path.parents[2])
         with tempfile.TemporaryDirectory() as folder:
             return ctypes.CDLL(str(self._compile(Path(folder))))
 
     def _find_missing_tool(self) -> str:
         if os.name != "posix":
-            return f"only built on POSIX systems, not on '{os.name}'"
+            return f"it needs a POSIX system, and this is '{os.name}'"
         compiler = os.environ.get("CXX", "c++")
         if shutil.which(compiler) is None:
-            return f"no C++ compiler '{compiler}' (set CXX, or apt-get install g++)"
+            return f"there is no C++ compiler '{compiler}' (set CXX, or apt-get install g++)"
         if shutil.which("ninja", path=_path_with_scripts()) is None:
-            return "no 'ninja' to run the compiler (pip install ninja)"
+            return "there is no 'ninja', which runs the compiler (pip install ninja)"
         return ""
 
     def _explain(self, output: list[str]) -> str:
-        """Choose the line that says why a compiler failed, and leave the others in a file."""
+        """Find the line that says why the compiler failed, and write all lines to a file."""
         lines = [line.strip() for text in output for line in text.splitlines()
                  if line.strip() and not line.startswith("ninja:")]
         reason = next((line for line in reversed(lines) if "error" in line.lower()), lines[-1] if lines else "")
@@ -104,7 +118,7 @@ class NativeLibrary:
             try:
                 path = self._path.parents[1] / "compiler.log"
                 path.write_text("\n".join(lines))
-                reason += f" (all that the compiler said: {path})"
+                reason += f" (output of the compiler: {path})"
             except OSError:
                 pass
         return reason
@@ -116,31 +130,31 @@ class NativeLibrary:
             if function() != ctypes.sizeof(structure):
                 raise RuntimeError(
                     f"{self.name}: {structure.__module__}.{structure.__qualname__} has {ctypes.sizeof(structure)} "
-                    f"bytes, but {name}() of {self.source.name} returns {function()}; give both the same fields")
+                    f"bytes, but {name}() of {self.source.name} returns {function()}: give both the same fields")
 
     def _has_own_cache(self) -> bool:
-        """Make the library's folder in the cache; tell whether nobody else can put anything there."""
+        """Make the library's folder in the cache, and tell whether only this user can write to it."""
         root = self._path.parents[1]
         root.mkdir(mode=0o755, parents=True, exist_ok=True)
         mode = root.lstat().st_mode
         if root.lstat().st_uid == os.geteuid() and mode & 0o022:
-            root.chmod(stat.S_IMODE(mode) & ~0o022)  # as earlier versions made it, where the umask let others write
+            root.chmod(stat.S_IMODE(mode) & ~0o022)  # earlier versions let others write to it if the umask did
         return _is_own(root) and _is_safe(root.parent)
 
     def _build(self) -> bool:
-        """Compile into the cache, unless another process has done so meanwhile."""
+        """Compile into the cache, unless another process has just done so."""
         import fcntl  # POSIX only
 
         root, target = self._path.parents[1], self._path.parent
-        # The lock spares a second process the work and dies with its holder; the rename makes it safe without the lock.
+        # The lock spares a second process the work and ends with its holder. Even without it the rename would be safe.
         with open(root / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if may_load(self._path):
                 return True
             if _record_of(self._path).exists():
-                log.warning("%s: %s is not as it was compiled; compiling again", self.name, self._path)
+                log.warning("%s: %s was changed, or others may write to it; compiling it again", self.name, self._path)
             folder, old = (Path(tempfile.mkdtemp(dir=root)) for _ in range(2))
-            log.info("%s: compiling, once on this machine", self.name)
+            log.info("%s: compiling, which happens once on this machine", self.name)
             try:
                 self._compile(folder)
                 if target.exists():
@@ -152,10 +166,10 @@ class NativeLibrary:
         return True
 
     def _compile(self, folder: Path) -> Path:
-        """Compile into an empty folder of our own, and record the checksum."""
+        """Compile into an empty folder, and record the checksum."""
         start = time.perf_counter()
         self._run_compiler(folder)
-        (built,) = folder.glob("*.so")  # torch's loader names a second one in the same process otherwise
+        (built,) = folder.glob("*.so")  # torch's loader gives a second library of a process another name
         built = built.rename(folder / self._path.name)
         record = _record_of(built)
         record.write_bytes(_checksum(built))
@@ -169,7 +183,7 @@ class NativeLibrary:
         search_path = os.environ.get("PATH", "")
         os.environ["PATH"] = _path_with_scripts()
         try:
-            with warnings.catch_warnings(action="ignore"):  # of a compiler that does not tell its version
+            with warnings.catch_warnings(action="ignore"):  # warnings about a compiler without a known version
                 cpp_extension.load(
                     self._path.stem, [str(self.source)], extra_cflags=self.flags, extra_ldflags=["-fopenmp"],
                     build_directory=str(folder), is_python_module=False, with_cuda=False)
@@ -185,12 +199,29 @@ class NativeLibrary:
         sha256.update(repr((self.flags, environment)).encode())
         root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
         folder, key = self.name.replace(" ", "_"), sha256.hexdigest()[:16]
-        # torch's loader gives a second library of the same name in one process another file name.
+        # The key is part of the file name because torch's loader renames a second library of the same name.
         return Path(root) / f"deepgcn_{folder}" / key / f"{self.source.stem}_{key}.so"
 
 
+@functools.cache
+def _cap(level: str) -> list[str]:
+    """Return the flags that keep the compiler from vector instructions above a level, and log what it may use."""
+    if level not in SIMD_NEEDS:
+        raise ValueError(f"{SIMD_VARIABLE}={level} is unknown; choose one of {', '.join(SIMD_NEEDS)}")
+    levels, has = list(SIMD_NEEDS), find_simd()
+    chosen = min(level, has, key=levels.index)
+    log.info("kernels: %s, as %s=%s and this processor has %s", chosen, SIMD_VARIABLE, level, has)
+    return SIMD_FLAGS[level] if platform.machine() in ("x86_64", "AMD64") else []
+
+
+def find_simd() -> str:
+    """Name the highest level of vector instructions that this processor has."""
+    flags = set(_cpu_flags().split())
+    return [level for level, needs in SIMD_NEEDS.items() if needs <= flags][-1]
+
+
 def may_load(path: Path) -> bool:
-    """Tell whether a library is what was compiled: it has its checksum, and nobody else can have written either."""
+    """Tell whether a library has its recorded checksum and nobody else can have written either of the two."""
     try:
         own = [_is_own(entry) for entry in (path.parents[1], path.parent, path, _record_of(path))]
         return all(own) and _is_safe(path.parents[2]) and _checksum(path) == _record_of(path).read_bytes()
@@ -199,14 +230,14 @@ def may_load(path: Path) -> bool:
 
 
 def _is_own(path: Path) -> bool:
-    """Tell whether a file or folder is this user's, or the system's, and nobody else may write to it."""
+    """Tell whether a file or folder belongs to this user or to root, and nobody else may write to it."""
     status = path.lstat()
     kind = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
     return kind and status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
 
 
 def _is_safe(folder: Path) -> bool:
-    """Tell whether nobody else can rename what a user has in a folder."""
+    """Tell whether nobody else can rename or replace the files of a user in a folder."""
     status = folder.stat()
     return status.st_uid in (0, os.geteuid()) and (not status.st_mode & 0o002 or bool(status.st_mode & stat.S_ISVTX))
 
@@ -220,7 +251,7 @@ def _checksum(path: Path) -> bytes:
 
 
 def find_included(source: Path) -> list[Path]:
-    """List a C++ file and the headers that it includes in quotes, directly or through others, each once."""
+    """List a C++ file and all headers that it includes in quotes, directly or through others, each once."""
     files = [source.resolve()]
     for file in files:
         for name in re.findall(r'^#include "(.+)"', file.read_text(), flags=re.MULTILINE):
@@ -231,12 +262,12 @@ def find_included(source: Path) -> list[Path]:
 
 
 def _path_with_scripts() -> str:
-    # Where pip puts ninja: not on the PATH of a Python that was called by its own path.
+    # The folder of pip's scripts, with ninja, is not in PATH if Python was called by its full path.
     return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
 
 
 def _cpu_flags() -> str:
-    # -march=native means another library on another processor, and a home folder may be shared by several.
+    # -march=native gives another library on another processor, and several machines may share a home folder.
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -245,5 +276,5 @@ def _cpu_flags() -> str:
 
 
 def pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
-    """Return where the numbers of a tensor lie, for a function of a library; the tensor must live as long."""
+    """Return the address of a tensor's data for a C function. The tensor must live until the function returns."""
     return ctypes.c_void_p(tensor.data_ptr())

@@ -1,9 +1,9 @@
-// LayerNorm, relu and dropout of each row in one pass; backward recomputes all but the row's mean and deviation.
+// LayerNorm, ReLU and dropout of each row in one pass. Backward recomputes all but the row's mean and deviation.
 #pragma once
 #include "hash.h"
 #include "tiles.h"
 
-struct NormProblem {  // mirrored by Problem in norm.py, field by field
+struct NormProblem {  // mirrored by NormProblem in norm.py, field by field
   int64_t num_rows, channels, num_threads, seed;
   float eps, dropout;
   const float *x, *weight, *bias;
@@ -46,7 +46,7 @@ struct NormReluDropout {
     return mix(uint64_t(seed) + uint64_t(row + 1) * GOLDEN);
   }
 
-  // What an element is multiplied by: 0 or 1 / (1 - dropout), a function of (seed, row, channel).
+  // Returns the dropout factor of an element, 0 or 1 / (1 - dropout), a function of (seed, row, channel).
   INLINE vf kept(uint64_t key, int64_t block) const {
     vu h = (lane + uint32_t(block * LANES)) * 0x9e3779b1u + uint32_t(key);
     h = (h ^ (h >> 16)) * 0x7feb352du + uint32_t(key >> 32);

@@ -1,4 +1,4 @@
-"""LayerNorm, relu and dropout of float32 rows on the CPU as one torch custom operator."""
+"""LayerNorm, ReLU and dropout of float32 rows on the CPU as one torch custom operator."""
 
 import ctypes
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .native import NativeLibrary
+from parallel_epochs.models.kernels.native import NativeLibrary
 
 # The package's first name: the same files may be imported as `models` and as `parallel_epochs.models`.
 NAMESPACE = __name__.partition(".")[0]
 
 
-class Problem(ctypes.Structure):
+class NormProblem(ctypes.Structure):
     """Arguments of one call, field by field as in norm.h."""
 
     _fields_ = ([(name, ctypes.c_int64) for name in ("num_rows", "channels", "num_threads", "seed")]
@@ -23,13 +23,13 @@ class Problem(ctypes.Structure):
 
 LIBRARY = NativeLibrary(
     "fused norm", Path(__file__).with_name("norm.cpp"), otherwise="torch's own norm, relu and dropout run instead",
-    structures={"norm_problem_size": Problem})
+    structures={"norm_problem_size": NormProblem})
 
 
 def _call(function, x, seed, eps, dropout, **tensors) -> None:
     tensors = {"x": x, **tensors}
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    function(ctypes.byref(Problem(num_rows=x.size(0), channels=x.size(1), num_threads=torch.get_num_threads(),
+    function(ctypes.byref(NormProblem(num_rows=x.size(0), channels=x.size(1), num_threads=torch.get_num_threads(),
                                   seed=int(seed), eps=eps, dropout=dropout,
                                   **{name: tensor.data_ptr() for name, tensor in tensors.items()})))
 
@@ -48,7 +48,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, eps: float,
         dropout: probability that an element is dropped; 0 drops none.
 
     Returns:
-        The result [num_rows, channels]; each row's mean, and one over its standard deviation [num_rows].
+        The result [num_rows, channels], each row's mean [num_rows], and 1 / its standard deviation [num_rows].
     """
     out, mean, scale = _allocate_outputs(x)
     _call(LIBRARY.get().norm_forward, x, seed, eps, dropout, weight=weight, bias=bias, out=out, mean=mean, scale=scale)
@@ -103,7 +103,7 @@ def _backward(ctx, grad, _, __):
 def _differentiate_twice(ctx, grad):
     """Compute gradients that have gradients themselves, in plain torch."""
     x, _, _, weight, bias, seed = ctx.saved_tensors
-    # What each element was multiplied by, which depends on nothing but the seed.
+    # The dropout factor of each element, which depends only on the seed.
     ones, zeros = torch.ones_like(bias), torch.zeros_like(weight)
     kept = forward(torch.zeros_like(x), zeros, ones, seed, ctx.eps, ctx.dropout)[0]
     out = torch.nn.functional.layer_norm(x, weight.shape, weight, bias, ctx.eps).relu() * kept

@@ -2,8 +2,8 @@
 #pragma once
 #include <cstdint>
 
-// Trains every block of a problem: those of a task one after the other, tasks at the same time. `loss` gets what each block
-// has summed and counted.
+// Trains every block of a problem. The blocks of a task run one after the other, tasks run in parallel. `loss` gets the
+// sum and the count of each block.
 template <class Block, class Problem>
 void train_blocks(const Problem& p) {
 #pragma omp parallel for num_threads(p.num_threads) schedule(dynamic, 1)

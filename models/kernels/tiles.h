@@ -1,6 +1,6 @@
-// How edges are walked: sorted by row, cut into chunks (the unit of scheduling and of reduction) and tiles (what fits
-// in the first-level cache). Cuts depend on the number of edges alone, never on that of threads, and may fall inside
-// a row; partial results of such rows are merged in the order of the chunks.
+// Walks over edges that are sorted by row. They are cut into chunks, the unit of scheduling and reduction, and into tiles
+// that fit into the first-level cache. The cuts depend only on the number of edges, never on the number of threads. They
+// may lie inside of a row, whose partial results are merged in the order of the chunks.
 #pragma once
 #ifdef __linux__
 #include <sys/mman.h>
@@ -50,7 +50,7 @@ struct Sorted {
   }
   int64_t num_chunks() const { return (num_edges + chunk_edges() - 1) / chunk_edges(); }
 
-  // A team of threads costs more than a small graph: never more of them than chunks.
+  // At most one thread per chunk, as a team of threads costs more than a small graph.
   int team(int64_t num_threads) const { return int(std::max<int64_t>(1, std::min(num_threads, num_chunks()))); }
 
   int64_t row_of(int64_t edge) const {  // the last row that starts at or before `edge`
@@ -75,7 +75,7 @@ struct Segment {
 struct Tile {
   int num_edges, num_segments, num_upcoming;
   Segment segments[TILE];
-  // Where each edge's two nodes begin in arrays of nodes; past the end the last is repeated, for prefetching.
+  // Offsets of each edge's two nodes in arrays of nodes. The last edge is repeated past the end, for prefetching.
   int64_t row[TILE + AHEAD], other[TILE + AHEAD];
   int64_t position[TILE];
   int64_t upcoming[TILE];  // positions of the next tile's edges
@@ -136,7 +136,7 @@ struct TileWalk {
   }
 };
 
-// Uninitialised memory on cache lines of its own.
+// Uninitialised memory, aligned to cache lines.
 template <class T>
 struct Buffer {
   T* data;
@@ -145,7 +145,7 @@ struct Buffer {
     data = static_cast<T*>(std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment));
     if (!data) throw std::bad_alloc();
 #ifdef __linux__
-    // Reads at random from small pages wait for address translation.
+    // Random reads from small pages would wait for address translation.
     if (alignment == HUGE_PAGE) madvise(data, bytes, MADV_HUGEPAGE);
 #endif
   }

@@ -3,14 +3,13 @@
 import numpy as np
 from torch_geometric.data import Data
 
-from pipeline.data.config import MathConfig
-from pipeline.data.triples import build_triples
-from pipeline.run.seeds import stream
+from parallel_epochs.pipeline.data.triples import build_triples
+from parallel_epochs.pipeline.run.seeds import stream
 
 OPERATORS = "+-*/%"
 
 
-def read(config: MathConfig) -> Data:
+def read(num_entities: int, num_operands: int, num_train: int, num_valid: int, num_test: int, graph_seed: int) -> Data:
     """Generate the graph.
 
     Entities are the numbers from 0, a relation is an operator with an operand from 1, such as "*7": the tail is what
@@ -20,9 +19,8 @@ def read(config: MathConfig) -> Data:
     Returns:
         See :func:`pipeline.data.triples.build_triples`.
     """
-    num_entities, num_operands = config.num_entities, config.num_operands
-    sizes = (config.num_train, config.num_valid, config.num_test)
-    chosen = stream("math", config.graph_seed).permutation(num_entities * len(OPERATORS) * num_operands)[:sum(sizes)]
+    sizes = (num_train, num_valid, num_test)
+    chosen = stream("math", graph_seed).permutation(num_entities * len(OPERATORS) * num_operands)[:sum(sizes)]
     relation, head = np.divmod(chosen, num_entities)
     operator, operand = relation // num_operands, relation % num_operands + 1
     tail = np.select([operator == place for place in range(len(OPERATORS))],

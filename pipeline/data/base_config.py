@@ -1,9 +1,10 @@
-"""The keys that every dataset has."""
+"""The keys that every dataset has, and checks that several datasets share."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
-from pipeline.keys import key
+from parallel_epochs.pipeline.keys import key
 
 
 @dataclass
@@ -11,32 +12,90 @@ class DataConfig:
     """Keys of every dataset.
 
     Attributes:
-        holds: "graph", one graph; "graphs", many, each with labels of its own; "triples", a knowledge graph; "vectors",
-            points without edges. A trainer says what it takes.
-        is_stored: whether the cache keeps a store of it, see :mod:`pipeline.graph.store`, also without `on_disk`.
+        holds: what the dataset is: "graph", one graph; "graphs", many graphs, each with its own labels; "triples", a
+            knowledge graph; "vectors", points without edges. Each trainer names those that it can train on.
+        is_stored: whether the cache keeps it as a store, see :mod:`pipeline.graph.store`, even without `on_disk`.
     """
 
     holds: ClassVar[str] = "graph"
     is_stored: ClassVar[bool] = False
-    source: str = key("", "the reader of the dataset", shapes_graph=True)
-    components: str = key("all", "connected components to train on: all, largest, K for the K-th largest (from 1), or "
-                          "separate for a model each")
-    min_component_size: int = key(100, "nodes; under `separate`, smaller components get no model of their own",
-                                  minimum=1)
-    to_undirected: bool = key(False, "add the missing reverse edges", shapes_graph=True)
-    add_self_loops: bool = key(False, "add the missing self-loops", shapes_graph=True)
-    node_features: str = key("sum", "for a graph without any: the features of the incident edges summed, or log_sum, "
-                             "their logarithms standardised", choices=("sum", "log_sum"), shapes_graph=True)
-    on_disk: bool = key(False, "leave the graph in files, and read it once an epoch, block by block: for graphs larger "
-                        "than memory", changes_numbers=False)
+    source: str = key("", "Reader of the dataset.", shapes_graph=True)
+    components: str = key("all", "Connected components to train on: all, largest, K for the K-th largest (from 1), or "
+                          "separate for one model per component.")
+    min_component_size: int = key(100, "Smallest number of nodes of a component that gets its own model "
+                                  "(data.components=separate).", minimum=1)
+    to_undirected: bool = key(False, "Add the missing reverse edges.", shapes_graph=True)
+    add_self_loops: bool = key(False, "Add the missing self-loops.", shapes_graph=True)
+    node_features: str = key("sum", "How a graph without node features gets them: sum, the sums of the features of "
+                             "their edges; log_sum, the logarithms of these sums, standardised.",
+                             choices=("sum", "log_sum"), shapes_graph=True)
+    on_disk: bool = key(False, "Leave the graph in files and read it once per epoch, block by block. This is for "
+                        "graphs larger than memory.", changes_numbers=False)
 
     def origin(self) -> str:
-        """Say where the graph comes from, for messages."""
+        """Return where the graph comes from, for messages."""
         return f"data={self.source}"
 
     def check(self) -> None:
-        """Refuse a dataset whose files are not there, or whose sizes are impossible.
+        """Refuse a dataset whose files are missing or whose sizes are impossible.
 
         Raises:
-            ValueError: names the key, and says where files were looked for and how to get them.
+            ValueError: a file is missing or a size is impossible. The message names the key and says what to do.
         """
+
+    def download(self) -> None:
+        """Download the dataset if it is missing and can be downloaded.
+
+        Raises:
+            OSError: the download failed.
+        """
+
+
+def check_files(**paths: str | None) -> None:
+    """Refuse files that do not exist.
+
+    Args:
+        paths: the files, by the names of their keys. None: the key was not given.
+
+    Raises:
+        ValueError: a file does not exist. The message names the key.
+    """
+    for name, path in paths.items():
+        if path is not None and not Path(path).is_file():
+            raise ValueError(f"data.{name}={path} does not exist or is not a file")
+
+
+def check_folder(folder: str) -> None:
+    """Refuse a folder that does not exist.
+
+    Raises:
+        ValueError: it does not exist, or it is a file.
+    """
+    if not Path(folder).is_dir():
+        raise ValueError(f"data.folder={folder} does not exist or is not a folder")
+
+
+def check_fractions(train_fraction: float, valid_fraction: float) -> None:
+    """Refuse fractions for training and validation that are out of range.
+
+    Raises:
+        ValueError: the training fraction is not positive, the other one is negative, or their sum exceeds 1.
+    """
+    if not (train_fraction > 0 and valid_fraction >= 0 and train_fraction + valid_fraction <= 1):
+        raise ValueError(f"data.train_fraction={train_fraction} must be more than 0, "
+                         f"data.valid_fraction={valid_fraction} must be at least 0, and their sum must be at most 1")
+
+
+def refuse_changes(config: DataConfig, what: str) -> None:
+    """Refuse keys that change the nodes and edges of a graph, for a dataset that is not one graph.
+
+    Args:
+        what: what the dataset holds.
+
+    Raises:
+        ValueError: such a key was given. The message names it.
+    """
+    for name, usual in (("components", "all"), ("to_undirected", False), ("add_self_loops", False)):
+        if (value := getattr(config, name)) != usual:
+            raise ValueError(f"data.{name}={str(value).lower()} needs one graph, but data={config.source} holds "
+                             f"{what}. Leave it out")

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib
+import inspect
 import json
 import logging
 import shutil
@@ -12,21 +13,21 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pipeline import keys
-from pipeline.data.config import DATASETS, DataConfig
-from pipeline.data.prepare import prepare
-from pipeline.data.tables_config import check_packages
-from pipeline.graph import store
-from pipeline.graph.components import write_component
-from pipeline.graph.structure import inspect
-from pipeline.graph.subgraph import induced_subgraph
-from pipeline.run import checkpoint
-from pipeline.run.errors import DamagedFile
-from pipeline.run.progress import Bar
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.data.config import DATASETS, DataConfig
+from parallel_epochs.pipeline.data.prepare import prepare
+from parallel_epochs.pipeline.graph import store, structure
+from parallel_epochs.pipeline.graph.components import write_component
+from parallel_epochs.pipeline.graph.subgraph import induced_subgraph
+from parallel_epochs.pipeline.run import checkpoint
+from parallel_epochs.pipeline.run.errors import DamagedFile
+from parallel_epochs.pipeline.run.memory import format_bytes
+from parallel_epochs.pipeline.run.progress import Bar
 
 log = logging.getLogger(__name__)
 
@@ -61,12 +62,12 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
     content_hash = content_hash or _content_hash(config)
     path = path_of(config, cache_dir, content_hash)
     if verify and path.is_file() and path.stat().st_size >= MANY_BYTES:
-        log.info("data: reading %s, %.1f GiB", path, path.stat().st_size / 2**30)
+        log.info("data: reading %s, %s", path, format_bytes(path.stat().st_size))
     prepared, reader = False, _reader(config)
 
     def build() -> Data:
         with preparing(4) as bar:
-            return prepare(reader.read(config), config, on_stage=bar.advance)
+            return prepare(read(config), config, on_stage=bar.advance)
 
     def write(writer: store.StoreWriter) -> None:
         if hasattr(reader, "write_store"):
@@ -74,7 +75,7 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
                 reader.write_store(config, writer, bar.advance)
         else:
             data = build()
-            store.write_graph(writer, data, structure=dataclasses.asdict(inspect(data.edge_index)))
+            store.write_graph(writer, data, structure=dataclasses.asdict(structure.inspect(data.edge_index)))
 
     @contextlib.contextmanager
     def preparing(num_stages: int) -> Iterator[Bar]:
@@ -85,7 +86,8 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
             yield bar
 
     if hasattr(reader, "open_graph"):
-        path, data = Path(config.origin()), reader.open_graph(config, verify=verify)
+        path = Path(config.origin())
+        data = reader.open_graph(path, verify=verify)
     elif path.suffix == ".store":
         data = _keep_store(path, write, content_hash, verify=verify)
     else:
@@ -101,6 +103,27 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
     if config.on_disk:
         data.store = str(path)
     return data
+
+
+def read(config: DataConfig) -> Data:
+    """Read a dataset, without preparing or keeping it.
+
+    Raises:
+        ValueError: the dataset is absent, incomplete or inconsistent.
+    """
+    config.check()
+    return _call(_reader(config).read, config)
+
+
+def hash_content(config: DataConfig) -> str | None:
+    """Compute a digest of the files that a dataset is read from; none if it is generated.
+
+    Raises:
+        ValueError: the dataset is absent or incomplete.
+    """
+    config.check()
+    reader = _reader(config)
+    return _call(reader.hash_content, config) if hasattr(reader, "hash_content") else None
 
 
 def path_of(config: DataConfig, cache_dir: str | Path, content_hash: str, part: str = "") -> Path:
@@ -154,9 +177,12 @@ def _keep_store(path: Path, write: Callable[[store.StoreWriter], None], key: str
 def _reader(config: DataConfig) -> ModuleType:
     # Imported when used: ogb, pandas and scikit-learn take as long as torch, and every rank would wait for them.
     module, _ = DATASETS[config.source]
-    if config.source == "tables":
-        check_packages()
-    return importlib.import_module(f"pipeline.data.{module}")
+    return importlib.import_module(f"parallel_epochs.pipeline.data.{module}")
+
+
+def _call(function: Callable, config: DataConfig) -> Any:
+    """Call a function of a reader with the keys of a dataset that its parameters are named after."""
+    return function(**{name: getattr(config, name) for name in inspect.signature(function).parameters})
 
 
 def _content_hash(config: DataConfig) -> str:
@@ -164,8 +190,7 @@ def _content_hash(config: DataConfig) -> str:
     from.
     """
     shaping = {entry.name: entry.value for entry in keys.entries(config) if entry.meaning.shapes_graph}
-    reader = _reader(config)
-    if hasattr(reader, "hash_content"):
-        shaping["content"] = reader.hash_content(config)
+    if (content := hash_content(config)) is not None:
+        shaping["content"] = content
     shaping["format"] = FORMAT
     return hashlib.blake2b(json.dumps(shaping, sort_keys=True).encode(), digest_size=12).hexdigest()

@@ -1,4 +1,4 @@
-"""Refuses graphs that would fail later or train on nonsense."""
+"""Refuses datasets that would fail later or train on nonsense: graphs, pairs, triples and vectors."""
 
 import logging
 import math
@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pipeline.data.check_pairs import check_pairs
-from pipeline.data.check_triples import check_triples
-from pipeline.graph.edges import plain_edges
-from pipeline.metrics import CLASS_METRICS, VALUE_METRICS
-from pipeline.names import MASKS
+from parallel_epochs.pipeline.graph.edges import plain_edges
+from parallel_epochs.pipeline.graph.pairs import PairSet
+from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS, VALUE_METRICS
+from parallel_epochs.pipeline.names import MASKS, PAIRS
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +33,8 @@ def check(data: Data) -> None:
         if data.get(key) is not None:
             check_tensor(key, data[key])
     unit = "graph" if "ptr" in data else "node"
-    _check_edges(data)
+    check_edge_index(data.edge_index)
+    check_range(data.edge_index, data.num_nodes)
     _check_attributes(data, unit)
     if "train_pairs" in data:
         check_pairs(data)
@@ -76,17 +76,49 @@ def _is_integer(value: Tensor) -> bool:
     return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
 
 
-def _check_edges(data: Data) -> None:
-    edge_index = data.edge_index
+def check_metric(metric: str | None) -> None:
+    """Refuse a name that is none of a metric's.
+
+    Raises:
+        ValueError: names the key.
+    """
+    if metric not in (None, *METRICS):
+        raise ValueError(f"data.metric={metric} is unknown; choose one of {', '.join(METRICS)}")
+
+
+def check_edge_index(edge_index: Tensor) -> None:
+    """Check that edges are integers of shape [2, num_edges].
+
+    Raises:
+        ValueError: they are not.
+    """
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or not _is_integer(edge_index):
         turned = edge_index.dim() == 2 and edge_index.size(1) == 2 and _is_integer(edge_index)
         raise ValueError(f"edge_index must be integers of shape [2, num_edges], not {edge_index.dtype} of "
                          f"{list(edge_index.shape)}{': save edge_index.t()' if turned else ''}")
+
+
+def check_range(edge_index: Tensor, num_nodes: int) -> None:
+    """Check that edges are between nodes of the graph.
+
+    Raises:
+        ValueError: names a node that is none.
+    """
     if edge_index.numel():
         low, high = (int(bound) for bound in torch.aminmax(plain_edges(edge_index)))
-        if low < 0 or high >= data.num_nodes:
+        if low < 0 or high >= num_nodes:
             raise ValueError(f"edge_index is out of range: it names node {low if low < 0 else high}, the graph has "
-                             f"nodes 0 to {data.num_nodes - 1}")
+                             f"nodes 0 to {num_nodes - 1}")
+
+
+def check_rows(key: str, value: Tensor, rows: int, of: str) -> None:
+    """Check that an attribute has as many rows as the graph has nodes, edges or graphs.
+
+    Raises:
+        ValueError: it has not.
+    """
+    if value.size(0) != rows:
+        raise ValueError(f"{key} has {value.size(0):,} rows for {rows:,} {of}")
 
 
 def _check_attributes(data: Data, unit: str) -> None:
@@ -102,15 +134,19 @@ def _check_attributes(data: Data, unit: str) -> None:
         if value.dim() != dims:
             raise ValueError(f"{key} must have {dims} dimension{'s' if dims > 1 else ''}, not the shape "
                              f"{list(value.shape)}")
-        if value.size(0) != rows:
-            raise ValueError(f"{key} has {value.size(0):,} rows for {rows:,} {of}")
+        check_rows(key, value, rows, of)
         if dims == 2 and value.size(1) == 0:
             raise ValueError(f"{key} has no columns" + ("" if key == "y" else ": leave it out"))
         if key in ("x", "edge_attr"):
-            _check_features(key, value)
+            check_features(key, value)
 
 
-def _check_features(key: str, value: Tensor) -> None:
+def check_features(key: str, value: Tensor) -> None:
+    """Check that features are finite in float32.
+
+    Raises:
+        ValueError: names the first place that is not.
+    """
     wrong = ~torch.isfinite(value.float())
     if bool(wrong.any()):
         row, column = (int(place) for place in wrong.nonzero()[0])
@@ -168,3 +204,79 @@ def _check_numbering(key: str, what: str, numbers: Tensor) -> None:
     if largest >= max(1000, SPARSE_NUMBERING * found):
         raise ValueError(f"{key} holds the {what} {largest:,}, but only {found:,} different ones: number them from 0 "
                          f"without gaps, as torch.unique({key}, return_inverse=True)[1] does")
+
+
+def check_pairs(data: Data) -> None:
+    """Check that the pairs of a link task fit the nodes, and that there is something to learn.
+
+    Raises:
+        ValueError: what is no table of node numbers, a pair outside of the nodes, no training pair, or no pair of nodes
+            that is not a training pair.
+    """
+    for key in PAIRS:
+        _check_table(key, data.get(key), data.num_nodes)
+    if not len(data.train_pairs):
+        raise ValueError("train_pairs is empty: there is no training pair to learn from")
+    linked = PairSet(data.train_pairs, data.num_nodes)
+    if linked.is_complete:
+        raise ValueError(f"all {len(linked):,} pairs of the {data.num_nodes:,} nodes are training pairs: there is no "
+                         "other to tell them from")
+    for part in ("valid", "test"):
+        if not len(data[f"{part}_pairs"]):
+            log.warning("%s_pairs is empty: %s", part, "the last epoch counts as the best one" if part == "valid" else
+                        "there is no test metric")
+        elif known := int(linked.contains(data[f"{part}_pairs"]).sum()):
+            log.info("pairs: %s of %s %s pairs are training pairs too", f"{known:,}", f"{len(data[f'{part}_pairs']):,}",
+                     part)
+
+
+def _check_table(key: str, pairs: object, num_nodes: int) -> None:
+    if not isinstance(pairs, Tensor):
+        raise ValueError(f"{key} is missing: a link task needs {', '.join(PAIRS)}")
+    if pairs.is_floating_point() or pairs.dtype == torch.bool or pairs.dim() != 2 or pairs.size(1) != 2:
+        raise ValueError(f"{key} must be integers of shape [num_pairs, 2], not {pairs.dtype} of {list(pairs.shape)}")
+    outside = ((pairs < 0) | (pairs >= num_nodes)).any(1).nonzero()
+    if len(outside):
+        row = int(outside[0])
+        raise ValueError(f"{key} is out of range: row {row} is the pair {pairs[row].tolist()}, the graph has nodes 0 "
+                         f"to {num_nodes - 1}")
+
+
+def check_triples(data: Data) -> None:
+    """Check that the triples of a knowledge graph fit its entities and relations, and that some are for training.
+
+    Raises:
+        ValueError: no table of numbers, a number outside, splits that do not fit, or no training triple.
+    """
+    triples, ptr = data.triples, data.triple_ptr
+    if not isinstance(triples, Tensor) or triples.dtype != torch.int64 or triples.dim() != 2 or triples.size(1) != 3:
+        raise ValueError("triples must be a tensor of int64 of the shape [num_triples, 3]")
+    if ptr.numel() != 4 or int(ptr[0]) or int(ptr[3]) != len(triples) or bool((ptr.diff() < 0).any()):
+        raise ValueError(f"triple_ptr={ptr.tolist()} must divide {len(triples):,} triples into training, validation "
+                         "and test")
+    if not int(ptr[1]):
+        raise ValueError("the train split is empty: there is no triple to learn from")
+    bounds = torch.tensor([data.num_nodes, data.num_relations, data.num_nodes])
+    outside = ((triples < 0) | (triples >= bounds)).any(1).nonzero()
+    if len(outside):
+        row = int(outside[0])
+        raise ValueError(f"triples is out of range: row {row} is {triples[row].tolist()}, there are {data.num_nodes:,} "
+                         f"entities and {data.num_relations:,} relations, numbered from 0")
+
+
+def check_vectors(data: Data) -> None:
+    """Check that there are two vectors at least, of finite numbers.
+
+    Raises:
+        ValueError: says which number is none.
+    """
+    x = data.x
+    if len(x) < 2:
+        raise ValueError(f"there {'is 1 vector' if len(x) == 1 else 'are no vectors'}: two at least have a layout")
+    if not x.size(1):
+        raise ValueError("the vectors have no numbers")
+    wrong = ~torch.isfinite(x)
+    if bool(wrong.any()):
+        row, column = (int(place) for place in wrong.nonzero()[0])
+        raise ValueError(f"{int(wrong.any(1).sum()):,} vectors are not finite in float32: row {row}, column {column} "
+                         f"holds {x[row, column]:g}; leave such rows out, or fill them")

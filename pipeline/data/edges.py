@@ -1,6 +1,5 @@
 """Tables of edges and labels as people have them: ids of any kind, two or three columns; a MATLAB file; an array."""
 
-import hashlib
 import logging
 from pathlib import Path
 
@@ -12,33 +11,23 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pipeline.data.config import EdgesConfig
-from pipeline.data.node_names import number_names, pack_names
-from pipeline.data.splits import divide, shuffle
-from pipeline.names import MASKS
-from pipeline.run import files
+from parallel_epochs.pipeline.data.columns import choose_separator, find_head, open_unzipped, read_lines, read_table
+from parallel_epochs.pipeline.data.content import hash_parts
+from parallel_epochs.pipeline.data.node_names import number_names, pack_names
+from parallel_epochs.pipeline.data.splits import divide, shuffle
+from parallel_epochs.pipeline.names import MASKS
 
 log = logging.getLogger(__name__)
 
 COMMENTS = ("#", "%")
 
 
-def hash_content(config: EdgesConfig) -> str:
-    """Compute a digest of the tables.
-
-    Raises:
-        ValueError: one of them does not exist.
-    """
-    config.check()
-    digests = []
-    for path in (config.path, config.labels):
-        if path is not None:
-            with open(path, "rb") as file:
-                digests.append(files.file_digest(file))
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
+def hash_content(path: str, labels: str | None) -> str:
+    """Compute a digest of the tables."""
+    return hash_parts(Path(table) for table in (path, labels) if table is not None)
 
 
-def read(config: EdgesConfig) -> Data:
+def read(path: str, labels: str | None, train_fraction: float, valid_fraction: float, graph_seed: int) -> Data:
     """Read a graph: edges that are there several times become one, with the sum of their weights.
 
     Returns:
@@ -49,25 +38,26 @@ def read(config: EdgesConfig) -> Data:
     Raises:
         ValueError: a table cannot be read; the message names the file and the line.
     """
-    path = Path(config.path)
-    if path.suffix == ".npy":
-        edge_index, num_nodes = _read_numbers(path)
+    table = Path(path)
+    if table.suffix == ".npy":
+        edge_index, num_nodes = _read_numbers(table)
         return Data(edge_index=edge_index, num_nodes=num_nodes)
-    kinds = None
-    if path.suffix == ".mat":
-        source, target, weight, labels, names = _read_matlab(path)
+    y, kinds = None, None
+    if table.suffix == ".mat":
+        source, target, weight, y, names = _read_matlab(table)
     else:
-        source, target, weight, names = _read_edges(path)
-        labels, kinds = (None, None) if config.labels is None else _read_labels(Path(config.labels), names)
+        source, target, weight, names = _read_edges(table)
+        if labels is not None:
+            y, kinds = _read_labels(Path(labels), names)
     num_nodes = len(names)
-    edge_index, edge_attr = _merge(source, target, weight, num_nodes, path)
+    edge_index, edge_attr = _merge(source, target, weight, num_nodes, table)
     data = Data(edge_index=edge_index, edge_attr=edge_attr, num_nodes=num_nodes, **pack_names(names))
-    if labels is not None:
-        data.y, data.metric = torch.from_numpy(labels), "micro_f1"
+    if y is not None:
+        data.y, data.metric = torch.from_numpy(y), "micro_f1"
         if kinds is not None:
             data.update(pack_names(kinds, "label_names"))
-        order = shuffle(~np.isnan(labels).any(1), config.graph_seed)
-        masks = divide(order, num_nodes, config.train_fraction, config.valid_fraction)
+        order = shuffle(~np.isnan(y).any(1), graph_seed)
+        masks = divide(order, num_nodes, train_fraction, valid_fraction)
         data.update(dict(zip(MASKS, masks, strict=True)))
     return data
 
@@ -112,21 +102,12 @@ def _read_columns(path: Path) -> pd.DataFrame:
     """Read a table of texts without a head: blanks, tabs or commas between the columns; comments at its beginning and
     those that begin with # are left out.
     """
-    head, num_comments = "", 0
-    with pd.io.common.get_handle(path, "r", compression="infer", encoding="utf-8", errors="replace") as opened:
-        for line in opened.handle:
-            head = line.strip()
-            if head and not head.startswith(COMMENTS):
-                break
-            head, num_comments = "", num_comments + 1
-    if not head:
-        raise ValueError(f"{path} holds no rows")
-    separator = "\t" if "\t" in head else "," if "," in head else r"\s+"
-    try:
-        return pd.read_csv(path, sep=separator, header=None, comment="#", skiprows=num_comments, dtype=str,
-                           skipinitialspace=True, keep_default_na=False, encoding_errors="replace")
-    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise ValueError(f"{path}: {str(error).strip().removeprefix('Error tokenizing data. C error: ')}") from None
+    with open_unzipped(path) as file:
+        head, num_before = find_head(file, COMMENTS)
+        if not head:
+            raise ValueError(f"{path} holds no rows")
+        return read_table(file, str(path), choose_separator(head), header=None, comment="#", skiprows=num_before,
+                          dtype=str, skipinitialspace=True, keep_default_na=False)
 
 
 def _refuse_empty(path: Path, table: pd.DataFrame) -> None:
@@ -142,19 +123,16 @@ def _read_labels(path: Path, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     place = {name: number for number, name in enumerate(names)}
     found: list[tuple[int, str]] = []
     unknown: list[str] = []
-    opened = pd.io.common.get_handle(path, "r", compression="infer", encoding="utf-8", errors="replace")
-    with opened as handles:
-        for number, raw in enumerate(handles.handle, start=1):
-            line = raw.strip()
-            if not line or line.startswith(COMMENTS):
-                continue
-            name, *labels = line.replace(",", " ").split()
-            if not labels:
-                raise ValueError(f"{path}: line {number} has no label: {line[:60]}")
-            if name in place:
-                found += [(place[name], label) for label in labels]
-            else:
-                unknown.append(name)
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line or line.startswith(COMMENTS):
+            continue
+        name, *labels = line.replace(",", " ").split()
+        if not labels:
+            raise ValueError(f"{path}: line {number} has no label: {line[:60]}")
+        if name in place:
+            found += [(place[name], label) for label in labels]
+        else:
+            unknown.append(name)
     if not found:
         first = f"; the first is {unknown[0]}" if unknown else ""
         raise ValueError(f"{path}: none of its ids is a node of the edges{first}")

@@ -6,6 +6,7 @@ import warnings
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
@@ -13,13 +14,12 @@ from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
-from pipeline.data.check import check_tensor
-from pipeline.data.config import FileConfig
-from pipeline.data.splits import divide, shuffle
-from pipeline.metrics import CLASS_METRICS, METRICS
-from pipeline.names import MASKS
-from pipeline.run import files
-from pipeline.run.checkpoint import UNREADABLE
+from parallel_epochs.pipeline.data.check import check_tensor
+from parallel_epochs.pipeline.data.content import hash_file
+from parallel_epochs.pipeline.data.splits import divide, shuffle
+from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS
+from parallel_epochs.pipeline.names import MASKS
+from parallel_epochs.pipeline.run.checkpoint import UNREADABLE
 
 log = logging.getLogger(__name__)
 
@@ -30,23 +30,13 @@ FORMATS = {b"PK": "a zip archive", b"\x1f\x8b": "a gzip file", b"BZh": "a bzip2 
            b"\x93NUMPY": "a numpy array", b"\x89HDF": "an HDF5 file", b"PAR1": "a Parquet file", b"\x80": "a pickle"}
 
 
-def read(config: FileConfig) -> Data:
-    """Read the file; see :func:`read_file`."""
-    return read_file(Path(config.path), config.mask_column, config if config.split is not None else None)
+def hash_content(path: str) -> str:
+    """Compute a digest of the file."""
+    return hash_file(Path(path))
 
 
-def hash_content(config: FileConfig) -> str:
-    """Compute a digest of the file.
-
-    Raises:
-        ValueError: there is no such file.
-    """
-    config.check()
-    with open(config.path, "rb") as file:
-        return files.file_digest(file)
-
-
-def read_file(path: Path, mask_column: int | None = None, division: FileConfig | None = None) -> Data:
+def read(path: str | Path, mask_column: int | None = None, split: str | None = None, time_column: str | None = None,
+         train_fraction: float = 0.0, valid_fraction: float = 0.0, graph_seed: int = 0) -> Data:
     """Read a graph saved with torch.save: a ``Data``, a dict of its attributes, or an ``InMemoryDataset`` of one graph.
 
     ``valid_mask`` may be called ``val_mask``, and without ``edge_attr`` the ``edge_weight`` is the edges' feature.
@@ -55,19 +45,24 @@ def read_file(path: Path, mask_column: int | None = None, division: FileConfig |
 
     Args:
         mask_column: which column of masks that have several, one for each of several splits.
-        division: how to divide the nodes with labels, in place of masks.
+        split: how to divide the nodes with labels, in place of masks: "random", or by "time".
+        time_column: of a split by time: the attribute with a time for each node.
+        train_fraction, valid_fraction: of the nodes with labels, for training and validation.
+        graph_seed: of a random split.
 
     Raises:
         ValueError: not such a file, or an attribute is missing, or is none that a graph can have.
     """
-    saved = read_attributes(path)
+    path, saved = Path(path), read_attributes(Path(path))
     try:
         for other, name in OTHER_NAMES.items():
             if name not in saved and other in saved:
                 check_tensor(other, saved[other])
                 saved[name] = saved.pop(other)
-        if division is not None and "y" in saved:
-            _divide(path, saved, division)
+        if split is not None and "y" in saved:
+            order = _order(path, saved, split, time_column, graph_seed)
+            masks = divide(order, len(saved["y"]), train_fraction, valid_fraction)
+            saved.update(zip(MASKS, masks, strict=True))
         if unused := [key for key in saved if key not in USED]:
             log.info("%s: not used: %s", path, ", ".join(unused))
         missing = [key for key in ("edge_index", "y", *MASKS) if key not in saved]
@@ -79,29 +74,26 @@ def read_file(path: Path, mask_column: int | None = None, division: FileConfig |
         raise ValueError(f"{path}: {error}") from None
 
 
-def _divide(path: Path, saved: dict, config: FileConfig) -> None:
-    """Put masks among the attributes: a random split of the nodes with labels, or one by time."""
+def _order(path: Path, saved: dict, split: str, time_column: str | None, seed: int) -> np.ndarray:
+    """Bring the nodes with labels into a random order, or into that of their times."""
     if there := [mask for mask in MASKS if mask in saved]:
-        log.info("%s: not used with data.split=%s: %s", path, config.split, ", ".join(there))
+        log.info("%s: not used with data.split=%s: %s", path, split, ", ".join(there))
     check_tensor("y", saved["y"])
     y = saved["y"].reshape(len(saved["y"]), -1)
     labelled = (~y.isnan().all(1) if y.is_floating_point() else (y >= 0).all(1)).numpy()
-    if config.split == "random":
-        order = shuffle(labelled, config.graph_seed)
-    else:
-        if config.time_column not in saved:
-            raise ValueError(f"no {config.time_column} (data.time_column); there is {', '.join(saved)}")
-        times = saved.pop(config.time_column)
-        check_tensor(config.time_column, times)
-        if times.numel() != len(labelled):
-            raise ValueError(f"{config.time_column} must have a time for each of the {len(labelled):,} nodes, not the "
-                             f"shape {list(times.shape)}")
-        times = times.reshape(-1)
-        labelled &= ~times.double().isnan().numpy()
-        order = times.argsort(stable=True).numpy()
-        order = order[labelled[order]]
-    masks = divide(order, len(labelled), config.train_fraction, config.valid_fraction)
-    saved.update(zip(MASKS, masks, strict=True))
+    if split == "random":
+        return shuffle(labelled, seed)
+    if time_column not in saved:
+        raise ValueError(f"no {time_column} (data.time_column); there is {', '.join(saved)}")
+    times = saved.pop(time_column)
+    check_tensor(time_column, times)
+    if times.numel() != len(labelled):
+        raise ValueError(f"{time_column} must have a time for each of the {len(labelled):,} nodes, not the shape "
+                         f"{list(times.shape)}")
+    times = times.reshape(-1)
+    labelled &= ~times.double().isnan().numpy()
+    order = times.argsort(stable=True).numpy()
+    return order[labelled[order]]
 
 
 def read_attributes(path: Path) -> dict:

@@ -10,14 +10,21 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pipeline.data import many
-from pipeline.data.check import check_tensor
-from pipeline.data.config import GraphFilesConfig
-from pipeline.data.file import read_attributes
-from pipeline.data.many import Graphs
-from pipeline.data.ogb_node import hash_files
-from pipeline.graph.edges import plain_edges
-from pipeline.names import SPLITS
+from parallel_epochs.pipeline.data import many
+from parallel_epochs.pipeline.data.check import (
+    check_edge_index,
+    check_features,
+    check_metric,
+    check_range,
+    check_rows,
+    check_tensor,
+)
+from parallel_epochs.pipeline.data.content import hash_named
+from parallel_epochs.pipeline.data.file import read_attributes
+from parallel_epochs.pipeline.data.many import Graphs
+from parallel_epochs.pipeline.data.splits import divide, shuffle_all
+from parallel_epochs.pipeline.graph.edges import plain_edges
+from parallel_epochs.pipeline.names import SPLITS
 
 log = logging.getLogger(__name__)
 
@@ -25,13 +32,13 @@ USED = ("x", "edge_index", "edge_attr", "y", "num_nodes")
 SUFFIXES = (".pt", ".pth")
 
 
-def hash_content(config: GraphFilesConfig) -> str:
+def hash_content(folder: str) -> str:
     """Compute a digest of the names and the content of all files."""
-    config.check()
-    return hash_files([path for paths in find_files(Path(config.folder)).values() for path in paths])
+    return hash_named(path for paths in find_files(Path(folder)).values() for path in paths)
 
 
-def read(config: GraphFilesConfig) -> Data:
+def read(folder: str, metric: str | None, train_fraction: float, valid_fraction: float, graph_seed: int,
+         num_workers: int | None) -> Data:
     """Read a folder of graphs.
 
     Each file holds a ``Data`` or a dict with ``edge_index`` [2, num_edges]; ``y``, one or several labels of the graph;
@@ -44,20 +51,19 @@ def read(config: GraphFilesConfig) -> Data:
     Raises:
         ValueError: no graphs, or one that is not like the others; the message names the file.
     """
-    config.check()
-    many.check_metric(config.metric)
-    splits = find_files(Path(config.folder))
+    check_metric(metric)
+    splits = find_files(Path(folder))
     paths = [path for files in splits.values() for path in files]
     first = read_attributes(paths[0])
     if unused := [key for key in first if key not in USED]:
         log.info("%s and the others: not used: %s", paths[0], ", ".join(unused))
-    graphs = many.read_in_parallel(partial(read_graph, like=_shape(read_graph(paths[0]))), paths, config.num_workers)
+    graphs = many.read_in_parallel(partial(read_graph, like=_shape(read_graph(paths[0]))), paths, num_workers)
     if len(splits) > 1:
-        masks = [np.repeat([split == name for split in splits], [len(files) for files in splits.values()])
-                 for name in SPLITS]
+        split_of = np.repeat(list(splits), [len(files) for files in splits.values()])
+        masks = [torch.from_numpy(split_of == name) for name in SPLITS]
     else:
-        masks = many.random_masks(len(paths), config.train_fraction, config.valid_fraction, config.graph_seed)
-    return many.as_union(graphs, metric=config.metric, masks=masks)
+        masks = divide(shuffle_all(len(paths), graph_seed), len(paths), train_fraction, valid_fraction)
+    return many.as_union(graphs, metric=metric, masks=masks)
 
 
 def find_files(folder: Path) -> dict[str, list[Path]]:
@@ -110,33 +116,29 @@ def _as_graph(saved: dict) -> Graphs:
     for key, value in tensors.items():
         check_tensor(key, value)
     edges, y = tensors["edge_index"], tensors["y"].detach().reshape(1, -1)
-    if edges.dim() != 2 or edges.size(0) != 2 or edges.is_floating_point() or edges.dtype == torch.bool:
-        raise ValueError(f"edge_index must be integers of shape [2, num_edges], not {edges.dtype} of "
-                         f"{list(edges.shape)}")
+    check_edge_index(edges)
     edges = plain_edges(edges)
     features = {key: _as_features(key, tensors[key]) for key in ("x", "edge_attr") if key in tensors}
-    num_nodes = saved.get("num_nodes", len(features["x"]) if "x" in features else int(edges.max()) + 1)
+    largest = int(edges.max()) + 1 if edges.numel() else 0
+    num_nodes = saved.get("num_nodes", len(features["x"]) if "x" in features else largest)
     if isinstance(num_nodes, bool) or not isinstance(num_nodes, int) or num_nodes < 1:
         raise ValueError(f"num_nodes is {num_nodes!r}; a graph has at least one node")
     for key, rows, of in (("x", num_nodes, "nodes"), ("edge_attr", edges.size(1), "edges")):
-        if key in features and len(features[key]) != rows:
-            raise ValueError(f"{key} has {len(features[key]):,} rows for {rows:,} {of}")
-    if edges.numel() and (int(edges.min()) < 0 or int(edges.max()) >= num_nodes):
-        wrong = int(edges.min()) if int(edges.min()) < 0 else int(edges.max())
-        raise ValueError(f"edge_index is out of range: it names node {wrong}, the graph has nodes 0 to {num_nodes - 1}")
+        if key in features:
+            check_rows(key, features[key], rows, of)
+    check_range(edges, num_nodes)
     return Graphs(np.array([num_nodes]), np.array([edges.size(1)]), edges.long().numpy(),
-                  y=(y.float() if y.is_floating_point() else y.long()).numpy(), **features)
+                  y=(y.float() if y.is_floating_point() else y.long()).numpy(),
+                  **{key: value.numpy() for key, value in features.items()})
 
 
-def _as_features(key: str, value: Tensor) -> np.ndarray:
+def _as_features(key: str, value: Tensor) -> Tensor:
     value = value.detach().float()
     value = value.unsqueeze(1) if value.dim() == 1 else value
     if value.dim() != 2 or not value.size(1):
         raise ValueError(f"{key} must have two dimensions and a column at least, not the shape {list(value.shape)}")
-    if not bool(value.isfinite().all()):
-        row, column = (int(place) for place in (~value.isfinite()).nonzero()[0])
-        raise ValueError(f"{key} is not finite in float32: row {row}, column {column}")
-    return value.numpy()
+    check_features(key, value)
+    return value
 
 
 def _shape(graph: Graphs) -> dict[str, int]:

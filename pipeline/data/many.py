@@ -13,12 +13,13 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 
-from pipeline.metrics import CLASS_METRICS, METRICS
-from pipeline.names import MASKS
-from pipeline.run.launch import follow_parent, start_rank_server
-from pipeline.run.progress import Bar
+from parallel_epochs.pipeline.metrics import CLASS_METRICS
+from parallel_epochs.pipeline.names import MASKS
+from parallel_epochs.pipeline.run.launch import follow_parent, start_rank_server
+from parallel_epochs.pipeline.run.progress import Bar
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ def _read_chunk(read: Callable[[Item], Graphs], items: Sequence[Item]) -> Graphs
     return concatenate([read(item) for item in items])
 
 
-def as_union(graphs: Graphs, *, metric: str | None, masks: Sequence[np.ndarray]) -> Data:
+def as_union(graphs: Graphs, *, metric: str | None, masks: Sequence[Tensor]) -> Data:
     """Make one disjoint union of graphs.
 
     Args:
@@ -131,21 +132,11 @@ def as_union(graphs: Graphs, *, metric: str | None, masks: Sequence[np.ndarray])
     data = Data(edge_index=torch.from_numpy(graphs.edges + np.repeat(ptr[:-1], graphs.num_edges)),
                 num_nodes=int(ptr[-1]), ptr=torch.from_numpy(ptr), metric=metric,
                 y=y if metric in CLASS_METRICS else y.float(),
-                **{mask: torch.from_numpy(chosen) for mask, chosen in zip(MASKS, masks, strict=True)})
+                **dict(zip(MASKS, masks, strict=True)))
     for key, value in (("x", graphs.x), ("edge_attr", graphs.edge_attr)):
         if value is not None:
             data[key] = torch.from_numpy(value)
     return data
-
-
-def check_metric(metric: str | None) -> None:
-    """Refuse a name that is none of a metric's.
-
-    Raises:
-        ValueError: names the key.
-    """
-    if metric not in (None, *METRICS):
-        raise ValueError(f"data.metric={metric} is unknown; choose one of {', '.join(METRICS)}")
 
 
 def infer_metric(y: np.ndarray) -> str:
@@ -153,21 +144,3 @@ def infer_metric(y: np.ndarray) -> str:
     if np.isin(y[~np.isnan(y)], (0, 1)).all():
         return "rocauc"
     return "acc" if y.shape[1] == 1 and np.issubdtype(y.dtype, np.integer) else "rmse"
-
-
-def random_masks(num_graphs: int, train: float, valid: float, seed: int) -> list[np.ndarray]:
-    """Divide graphs at random into the train, the valid and the test split.
-
-    Args:
-        train: fraction of the graphs for training.
-        valid: fraction for validation; the rest is for the test.
-
-    Returns:
-        Three masks, each [num_graphs], bool.
-    """
-    order = np.random.default_rng(seed).permutation(num_graphs)
-    ends = [round(train * num_graphs), round((train + valid) * num_graphs)]
-    masks = [np.zeros(num_graphs, dtype=bool) for _ in MASKS]
-    for mask, graphs in zip(masks, np.split(order, ends), strict=True):
-        mask[graphs] = True
-    return masks

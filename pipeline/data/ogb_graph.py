@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from pipeline.data import ogb_node  # before ogb itself, which it keeps from asking the network
-from pipeline.data.config import OGBGraphConfig
+from parallel_epochs.pipeline.data import ogb_node  # before ogb itself, which it keeps from asking the network
 
 import ogb.graphproppred  # isort: skip
 from ogb.utils.features import get_atom_feature_dims, get_bond_feature_dims  # isort: skip
@@ -20,16 +19,7 @@ log = logging.getLogger(__name__)
 OFFICIAL = {"rocauc": "ogbg-molhiv", "ap": "ogbg-molpcba", "acc": "ogbg-ppa"}
 
 
-def read(config: OGBGraphConfig) -> Data:
-    """Read the dataset; see :func:`read_folder`."""
-    config.check()
-    return read_folder(config.directory(), config.name)
-
-
-def hash_content(config: OGBGraphConfig) -> str:
-    """Compute a digest of the dataset's files; see :func:`pipeline.data.ogb_node.hash_folder`."""
-    config.check()
-    return ogb_node.hash_folder(config.directory(), config.name)
+hash_content = ogb_node.hash_content
 
 
 def evaluator(metric: str, num_tasks: int) -> ogb.graphproppred.Evaluator:
@@ -39,7 +29,7 @@ def evaluator(metric: str, num_tasks: int) -> ogb.graphproppred.Evaluator:
     return out
 
 
-def read_folder(folder: Path, name: str) -> Data:
+def read(directory: Path, name: str) -> Data:
     """Read a dataset in OGB's raw CSV layout; nothing is written to the folder.
 
     Whether an edge is stored once for both directions, the split's name, the metric, and whether the features are
@@ -54,7 +44,7 @@ def read_folder(folder: Path, name: str) -> Data:
         ValueError: a file is missing, cut short, or does not fit the others, or a category is not in OGB's table; the
             message names it.
     """
-    info, raw = ogb_node.meta(name), folder / "raw"
+    info, raw = ogb_node.meta(name), directory / "raw"
     log.info("data: reading the tables in %s", raw)
     num_nodes, num_edges = (_read_counts(raw / f"num-{unit}-list.csv.gz") for unit in ("node", "edge"))
     if len(num_nodes) != len(num_edges):
@@ -76,7 +66,7 @@ def read_folder(folder: Path, name: str) -> Data:
     if is_molecule:
         data.x_tables, data.edge_tables = get_atom_feature_dims(), get_bond_feature_dims()
     _read_labels(data, raw / "graph-label.csv.gz", len(num_nodes), info["task type"] == "multiclass classification")
-    _read_masks(data, folder, info["split"], len(num_nodes))
+    _read_masks(data, directory, info["split"], len(num_nodes))
     return data
 
 

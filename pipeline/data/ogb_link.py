@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pipeline.data import ogb_node
-from pipeline.data.config import OGBLinkConfig
-from pipeline.names import PAIRS, SPLITS
-from pipeline.run.checkpoint import UNREADABLE
-from pipeline.run.errors import FileError
+from parallel_epochs.pipeline.data import ogb_node
+from parallel_epochs.pipeline.data.content import hash_named
+from parallel_epochs.pipeline.names import PAIRS, SPLITS
+from parallel_epochs.pipeline.run.checkpoint import UNREADABLE
+from parallel_epochs.pipeline.run.errors import FileError
 
 log = logging.getLogger(__name__)
 
@@ -20,20 +20,13 @@ log = logging.getLogger(__name__)
 STORED = {pairs: (pairs.split("_")[0], "edge_neg" if pairs.endswith("negatives") else "edge") for pairs in PAIRS}
 
 
-def read(config: OGBLinkConfig) -> Data:
-    """Read the dataset; see :func:`read_folder`."""
-    config.check()
-    return read_folder(config.directory(), config.name)
-
-
-def hash_content(config: OGBLinkConfig) -> str:
-    """Compute a digest of the files that :func:`read` reads.
+def hash_content(directory: Path, name: str) -> str:
+    """Compute a digest of the dataset's files.
 
     Raises:
         ValueError: a file is missing; the message names it.
     """
-    config.check()
-    return ogb_node.hash_files(needed(config.directory(), config.name))
+    return hash_named(map(ogb_node.require, needed(directory, name)))
 
 
 def needed(folder: Path, name: str) -> list[Path]:
@@ -51,7 +44,7 @@ def _split_files(folder: Path, name: str) -> list[Path]:
     return [together] if together.exists() else [split / f"{part}.pt" for part in SPLITS]
 
 
-def read_folder(folder: Path, name: str) -> Data:
+def read(directory: Path, name: str) -> Data:
     """Read a dataset in OGB's raw CSV layout with OGB's own reader; nothing is written to the folder.
 
     Weights and years of edges are left alone, as the published recipe does: the edges tell who is linked to whom.
@@ -63,16 +56,16 @@ def read_folder(folder: Path, name: str) -> Data:
     Raises:
         ValueError: a file is missing, cut short, or does not fit the others; the message names it.
     """
-    raw = folder / "raw"
+    raw = directory / "raw"
     log.info("data: reading the tables in %s", raw)
-    ogb_node.check_rows(raw, {path.name: ogb_node.count_rows(path) for path in needed(folder, name)
+    ogb_node.check_rows(raw, {path.name: ogb_node.count_rows(path) for path in needed(directory, name)
                               if path.suffix == ".gz"})
     graph = ogb_node.read_graph(raw, name)
     data = Data(edge_index=torch.from_numpy(graph["edge_index"]), num_nodes=graph["num_nodes"],
                 metric=ogb_node.meta(name)["eval metric"])
     if graph["node_feat"] is not None:
         data.x = torch.from_numpy(graph["node_feat"]).float()
-    for key, pairs in _read_pairs(_split_files(folder, name)).items():
+    for key, pairs in _read_pairs(_split_files(directory, name)).items():
         data[key] = pairs
     return data
 
@@ -92,10 +85,8 @@ def _read_pairs(paths: list[Path]) -> dict[str, Tensor]:
 
 
 def _load(path: Path) -> dict:
-    if not path.is_file():
-        raise ValueError(f"{path} is missing; data.folder must hold raw/ and split/ as OGB lays them out")
     try:
-        saved = ogb_node.load_arrays(path)
+        saved = ogb_node.load_arrays(ogb_node.require(path))
     except FileError:
         raise
     except UNREADABLE as error:

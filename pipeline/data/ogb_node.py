@@ -1,8 +1,6 @@
 """The Open Graph Benchmark: its raw folders, its downloads, its metric, and what is odd about its package."""
 
 import contextlib
-import gzip
-import hashlib
 import http.client
 import io
 import logging
@@ -23,12 +21,13 @@ import torch
 from torch_geometric.data import Data
 from tqdm import tqdm
 
-from pipeline.data.config import OGB_GRAPH_NAMES, OGB_LINK_NAMES, OGB_NODE_NAMES, OGBConfig
-from pipeline.names import SPLITS
-from pipeline.run import files
-from pipeline.run.checkpoint import UNREADABLE
-from pipeline.run.errors import FileError
-from pipeline.run.files import file_digest
+from parallel_epochs.pipeline.data.columns import find_head, open_unzipped, read_table
+from parallel_epochs.pipeline.data.config import OGB_GRAPH_NAMES, OGB_LINK_NAMES, OGB_NODE_NAMES
+from parallel_epochs.pipeline.data.content import hash_named
+from parallel_epochs.pipeline.names import SPLITS
+from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run.checkpoint import UNREADABLE
+from parallel_epochs.pipeline.run.errors import FileError
 
 # ogb asks the network for a newer version of itself when imported, from a thread that outlives the process' work.
 sys.modules.setdefault("outdated", None)
@@ -41,22 +40,6 @@ log = logging.getLogger(__name__)
 
 # What comes of a download that is not whole; the first is _fetch's own.
 CUT_SHORT = (http.client.HTTPException, ConnectionError, TimeoutError, zipfile.BadZipFile, zlib.error, EOFError)
-
-def read(config: OGBConfig) -> Data:
-    """Read the dataset; see :func:`read_folder`."""
-    return read_folder(_folder(config), config.name)
-
-
-def hash_content(config: OGBConfig) -> str:
-    """Compute a digest of the dataset's files; see :func:`hash_folder`."""
-    return hash_folder(_folder(config), config.name)
-
-
-def _folder(config: OGBConfig) -> Path:
-    meta(config.name)
-    config.check()
-    return config.directory()
-
 
 # Metrics that OGB's Evaluator knows, and a dataset that it knows them by.
 OFFICIAL = {"rocauc": "ogbn-proteins", "acc": "ogbn-arxiv"}
@@ -179,27 +162,27 @@ def _split_files(folder: Path, split: str) -> list[Path]:
     return [folder / "split" / split / f"{part}.csv.gz" for part in SPLITS]
 
 
-def hash_folder(folder: Path, name: str) -> str:
-    """A digest of the files that :func:`read_folder` reads; see :func:`hash_files`."""
-    return hash_files(_needed(folder, name))
-
-
-def hash_files(paths: list[Path]) -> str:
-    """A digest of the names and the content of some files.
+def hash_content(directory: Path, name: str) -> str:
+    """Compute a digest of the dataset's files.
 
     Raises:
-        ValueError: a file is missing or cut short; the message names it.
+        ValueError: a file is missing; the message names it.
     """
-    digest = hashlib.blake2b(digest_size=16)
-    for path in paths:
-        if not path.is_file():
-            raise ValueError(f"{path} is missing; data.folder must hold raw/ and split/ as OGB lays them out")
-        with open(path, "rb") as file:
-            digest.update(f"{path.name}:{file_digest(file)}".encode())
-    return digest.hexdigest()
+    return hash_named(map(require, _needed(directory, name)))
 
 
-def read_folder(folder: Path, name: str) -> Data:
+def require(path: Path) -> Path:
+    """Return the path of a file of a dataset.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; data.folder must hold raw/ and split/ as OGB lays them out")
+    return path
+
+
+def read(directory: Path, name: str) -> Data:
     """Read a dataset in OGB's raw CSV layout with OGB's own reader; nothing is written to the folder.
 
     Node and edge features, labels and species are taken as the files have them; whether each edge is stored once for
@@ -209,9 +192,9 @@ def read_folder(folder: Path, name: str) -> Data:
         ValueError: a file is missing, cut short, or does not fit the others; the message names it.
     """
     info = meta(name)
-    raw = folder / "raw"
+    raw = directory / "raw"
     log.info("data: reading the tables in %s", raw)
-    check_rows(raw, {path.name: count_rows(path) for path in _needed(folder, name)})
+    check_rows(raw, {path.name: count_rows(path) for path in _needed(directory, name)})
     has_species = (raw / "node_species.csv.gz").exists()
     graph = read_graph(raw, name, ["node_species"] if has_species else [])
     num_nodes = graph["num_nodes"]
@@ -227,9 +210,9 @@ def read_folder(folder: Path, name: str) -> Data:
     if has_species:
         # Species are taxonomy numbers; what matters is which nodes share one.
         data.species = torch.from_numpy(np.unique(graph["node_species"], return_inverse=True)[1].reshape(-1))
-    for part, nodes in read_split(folder, info["split"]).items():
+    for part, nodes in read_split(directory, info["split"]).items():
         if nodes.size and not (0 <= nodes.min() and nodes.max() < num_nodes):
-            raise ValueError(f"{folder / 'split' / info['split']}: node "
+            raise ValueError(f"{directory / 'split' / info['split']}: node "
                              f"{nodes.max() if nodes.min() >= 0 else nodes.min()} of the {part} split is not one of "
                              f"{num_nodes:,} nodes")
         data[f"{part}_mask"] = torch.zeros(num_nodes, dtype=torch.bool)
@@ -258,17 +241,12 @@ def read_graph(raw: Path, name: str, node_files: Sequence[str] = ()) -> dict:
 
 def count_rows(path: Path) -> int | None:
     """Rows of a CSV file, read to its end, where gzip keeps a checksum: the reader itself would not name the file."""
-    if not path.is_file():
-        raise ValueError(f"{path} is missing; data.folder must hold raw/ and split/ as OGB lays them out")
-    if path.suffix != ".gz":
+    if require(path).suffix != ".gz":
         return None
     rows, last = 0, b"\n"
-    try:
-        with files.naming(path, "read"), gzip.open(path) as file:
-            while block := file.read(1 << 24):
-                rows, last = rows + block.count(b"\n"), block[-1:]
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is damaged or cut short: {error}") from error
+    with open_unzipped(path) as file:
+        while block := file.read(1 << 24):
+            rows, last = rows + block.count(b"\n"), block[-1:]
     return rows + (last != b"\n")
 
 
@@ -288,12 +266,10 @@ def check_rows(raw: Path, rows: dict[str, int | None]) -> None:
 
 def read_numbers(path: Path) -> np.ndarray:
     """Read a table of numbers, or raise a ValueError that names the file."""
-    try:
-        table = pd.read_csv(path, compression="gzip", header=None).values
-    except (pd.errors.ParserError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no table: {error}") from error
-    except pd.errors.EmptyDataError:
-        raise ValueError(f"{path} is empty") from None
+    with open_unzipped(path) as file:
+        if not find_head(file)[0]:
+            raise ValueError(f"{path} is empty")
+        table = read_table(file, str(path), ",", header=None).values
     if not np.issubdtype(table.dtype, np.number):
         raise ValueError(f"{path} holds something else than numbers")
     return table

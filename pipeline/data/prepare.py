@@ -9,12 +9,11 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.utils import add_remaining_self_loops, to_undirected
 
-from pipeline.data.check import check
-from pipeline.data.check_vectors import check_vectors
-from pipeline.data.config import DataConfig
-from pipeline.graph.edges import plain_edges, sort_edges, transpose, with_reverse
-from pipeline.metrics import CLASS_METRICS, VALUE_METRICS
-from pipeline.names import MASKS, PAIRS, SPLITS
+from parallel_epochs.pipeline.data.check import check, check_vectors
+from parallel_epochs.pipeline.data.config import DataConfig
+from parallel_epochs.pipeline.graph.edges import plain_edges, sort_edges, transpose, with_reverse
+from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
+from parallel_epochs.pipeline.names import MASKS, PAIRS, SPLITS
 
 # Of many graphs in one: where each begins, and the number of categories in the columns of nodes and of edges.
 GRAPH_KEYS = ("ptr", "x_tables", "edge_tables")

@@ -6,25 +6,30 @@ from pathlib import Path
 
 import numpy as np
 import pandas
+import torch
 from torch_geometric.data import Data
 
-from pipeline.data import many, ogb_node  # which keeps ogb from asking the network
-from pipeline.data.config import SmilesConfig
-from pipeline.data.many import Graphs
-from pipeline.names import SPLITS
+from parallel_epochs.pipeline.data import many  # which keeps ogb from asking the network
+from parallel_epochs.pipeline.data.check import check_metric
+from parallel_epochs.pipeline.data.columns import open_unzipped, read_table
+from parallel_epochs.pipeline.data.content import hash_named
+from parallel_epochs.pipeline.data.many import Graphs
+from parallel_epochs.pipeline.data.splits import divide, shuffle_all
+from parallel_epochs.pipeline.names import SPLITS
 
 from ogb.utils.features import get_atom_feature_dims, get_bond_feature_dims  # isort: skip
 
 log = logging.getLogger(__name__)
 
 
-def hash_content(config: SmilesConfig) -> str:
+def hash_content(path: str) -> str:
     """Compute a digest of the table."""
-    config.check()
-    return ogb_node.hash_files([Path(config.path)])
+    return hash_named([Path(path)])
 
 
-def read(config: SmilesConfig) -> Data:
+def read(path: str, metric: str | None, smiles_column: str, label_columns: list[str] | None, split_column: str | None,
+         skip_invalid: bool, train_fraction: float, valid_fraction: float, graph_seed: int,
+         num_workers: int | None) -> Data:
     """Read a table of molecules.
 
     Returns:
@@ -34,26 +39,25 @@ def read(config: SmilesConfig) -> Data:
     Raises:
         ValueError: no such table or columns, or a molecule that RDKit does not read; the message names the row.
     """
-    config.check()
-    many.check_metric(config.metric)
-    table = _read_table(Path(config.path))
-    column = _column(table, config.path, "data.smiles_column", config.smiles_column)
-    y = _read_labels(table, config)
+    check_metric(metric)
+    table = _read_table(Path(path))
+    column = _column(table, path, "data.smiles_column", smiles_column)
+    y = _read_labels(table, path, label_columns, {smiles_column, split_column})
     rows = list(zip(range(len(table)), column.fillna("").astype(str)))
-    graphs = many.read_in_parallel(partial(read_molecule, config.path, config.skip_invalid), rows, config.num_workers)
+    graphs = many.read_in_parallel(partial(read_molecule, path, skip_invalid), rows, num_workers)
     kept = graphs.num_nodes > 0
     if not kept.any():
-        raise ValueError(f"{config.path}: RDKit reads none of its {len(table):,} molecules")
+        raise ValueError(f"{path}: RDKit reads none of its {len(table):,} molecules")
     if not kept.all():
-        log.warning("%s: left out %s of %s molecules, which RDKit cannot read", config.path,
+        log.warning("%s: left out %s of %s molecules, which RDKit cannot read", path,
                     f"{np.count_nonzero(~kept):,}", f"{len(table):,}")
-    if config.split_column is None:
-        masks = many.random_masks(int(kept.sum()), config.train_fraction, config.valid_fraction,
-                                  config.graph_seed)
+    if split_column is None:
+        count = int(kept.sum())
+        masks = divide(shuffle_all(count, graph_seed), count, train_fraction, valid_fraction)
     else:
-        masks = [mask[kept] for mask in _read_masks(table, config)]
+        masks = [torch.from_numpy(mask[kept]) for mask in _read_masks(table, path, split_column)]
     graphs.num_nodes, graphs.num_edges, graphs.y = graphs.num_nodes[kept], graphs.num_edges[kept], y[kept]
-    data = many.as_union(graphs, metric=config.metric, masks=masks)
+    data = many.as_union(graphs, metric=metric, masks=masks)
     data.x_tables, data.edge_tables = get_atom_feature_dims(), get_bond_feature_dims()
     return data
 
@@ -87,10 +91,8 @@ def read_molecule(path: str, skip_invalid: bool, row: tuple[int, str]) -> Graphs
 
 
 def _read_table(path: Path) -> pandas.DataFrame:
-    try:
-        table = pandas.read_csv(path)
-    except (ValueError, EOFError) as error:  # what pandas raises of a file that is no table
-        raise ValueError(f"{path} is no table with a head and commas: {str(error).splitlines()[0]}") from None
+    with open_unzipped(path) as file:
+        table = read_table(file, str(path), ",")
     if not len(table):
         raise ValueError(f"{path} has a head, but no rows")
     return table
@@ -102,26 +104,26 @@ def _column(table: pandas.DataFrame, path: str, key: str, name: str) -> pandas.S
     return table[name]
 
 
-def _read_labels(table: pandas.DataFrame, config: SmilesConfig) -> np.ndarray:
+def _read_labels(table: pandas.DataFrame, path: str, label_columns: list[str] | None,
+                 others: set[str | None]) -> np.ndarray:
     """Return the labels [num_rows, columns]: int64 if all are whole numbers, else float32."""
-    others = {config.smiles_column, config.split_column}
-    names = config.label_columns if config.label_columns is not None else [
+    names = label_columns if label_columns is not None else [
         name for name in table.columns if name not in others and pandas.api.types.is_numeric_dtype(table[name])]
     if not names:
-        raise ValueError(f"{config.path} has no column of numbers for labels: name some in data.label_columns")
-    columns = [_column(table, config.path, "data.label_columns", name) for name in names]
+        raise ValueError(f"{path} has no column of numbers for labels: name some in data.label_columns")
+    columns = [_column(table, path, "data.label_columns", name) for name in names]
     for name, column in zip(names, columns):
         if not pandas.api.types.is_numeric_dtype(column):
-            raise ValueError(f"data.label_columns={name}: the column of {config.path} holds {column.dtype}, no numbers")
-    if config.label_columns is None:
-        log.info("%s: labels are the columns %s", config.path, ", ".join(map(str, names)))
+            raise ValueError(f"data.label_columns={name}: the column of {path} holds {column.dtype}, no numbers")
+    if label_columns is None:
+        log.info("%s: labels are the columns %s", path, ", ".join(map(str, names)))
     y = np.stack([column.to_numpy(dtype=np.float64) for column in columns], axis=1)
     return y.astype(np.int64 if not np.isnan(y).any() and (y == np.round(y)).all() else np.float32)
 
 
-def _read_masks(table: pandas.DataFrame, config: SmilesConfig) -> list[np.ndarray]:
-    column = _column(table, config.path, "data.split_column", config.split_column)
+def _read_masks(table: pandas.DataFrame, path: str, split_column: str) -> list[np.ndarray]:
+    column = _column(table, path, "data.split_column", split_column)
     if len(wrong := column[~column.isin(SPLITS)]):
-        raise ValueError(f"{config.path}: row {wrong.index[0]} (from 0, without the head) of the column "
-                         f"{config.split_column} is {wrong.iloc[0]!r}, not train, valid or test")
+        raise ValueError(f"{path}: row {wrong.index[0]} (from 0, without the head) of the column {split_column} is "
+                         f"{wrong.iloc[0]!r}, not train, valid or test")
     return [(column == split).to_numpy() for split in SPLITS]

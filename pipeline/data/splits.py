@@ -1,10 +1,10 @@
-"""Nodes for training, validation and test, by fractions of an order."""
+"""Nodes or graphs for training, validation and test, by fractions of an order."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.run.seeds import stream
+from parallel_epochs.pipeline.run.seeds import stream
 
 
 def shuffle(chosen: np.ndarray, seed: int) -> np.ndarray:
@@ -16,19 +16,26 @@ def shuffle(chosen: np.ndarray, seed: int) -> np.ndarray:
     return stream("split", seed).permutation(np.flatnonzero(chosen))
 
 
-def divide(nodes: np.ndarray, num_nodes: int, train_fraction: float, valid_fraction: float) -> list[Tensor]:
-    """Divide nodes in their order: the first for training, then those for validation, the rest for the test.
+def shuffle_all(count: int, seed: int) -> np.ndarray:
+    """Return the numbers below `count` in a random order: that of the datasets that came before :func:`shuffle`."""
+    return np.random.default_rng(seed).permutation(count)
+
+
+def divide(order: np.ndarray, count: int, train_fraction: float, valid_fraction: float) -> list[Tensor]:
+    """Divide nodes or graphs in their order: the first for training, then those for validation, the rest for the test.
+
+    Sizes are rounded down.
 
     Args:
-        nodes: their numbers, each once.
+        order: numbers below `count`, each at most once; what is not among them is in no split.
 
     Returns:
-        Three masks [num_nodes], bool.
+        Three masks [count], bool.
     """
-    ends = [int(train_fraction * len(nodes)), int((train_fraction + valid_fraction) * len(nodes))]
+    ends = [int(train_fraction * len(order)), int((train_fraction + valid_fraction) * len(order))]
     masks = []
-    for part in np.split(nodes, ends):
-        mask = torch.zeros(num_nodes, dtype=torch.bool)
+    for part in np.split(order, ends):
+        mask = torch.zeros(count, dtype=torch.bool)
         mask[torch.from_numpy(part)] = True
         masks.append(mask)
     return masks

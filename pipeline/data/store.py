@@ -4,32 +4,24 @@ from pathlib import Path
 
 from torch_geometric.data import Data
 
-from pipeline.data.config import StoreConfig
-from pipeline.graph import store
-from pipeline.metrics import METRICS
-from pipeline.names import MASKS
-from pipeline.run import files
+from parallel_epochs.pipeline.data.content import hash_file
+from parallel_epochs.pipeline.graph import store
+from parallel_epochs.pipeline.metrics import METRICS
+from parallel_epochs.pipeline.names import MASKS
 
 
-def hash_content(config: StoreConfig) -> str:
-    """Compute a digest of the manifest, which holds those of the arrays.
-
-    Raises:
-        ValueError: there is no store.
-    """
-    config.check()
-    with open(Path(config.path) / store.MANIFEST, "rb") as file:
-        return files.file_digest(file)
+def hash_content(path: str) -> str:
+    """Compute a digest of the manifest, which holds those of the arrays."""
+    return hash_file(Path(path) / store.MANIFEST)
 
 
-def open_graph(config: StoreConfig, *, verify: bool = True) -> Data:
+def open_graph(path: Path, *, verify: bool = True) -> Data:
     """Open the store; its edges are trusted to be sorted by destination, then source.
 
     Raises:
         ValueError: an array or a value is missing or does not fit the others.
         DamagedFile: an array is damaged.
     """
-    path = Path(config.path)
     data = store.open_graph(path, verify=verify)
     missing = [name for name in ("x", "y", "metric", "out_channels", *MASKS) if name not in data]
     if missing:

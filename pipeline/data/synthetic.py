@@ -6,23 +6,16 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from models.edges import choose_dtype
-from pipeline.data.config import SyntheticProteinsConfig, check_synthetic_sizes
-from pipeline.graph.edges import adjacency, sort_edges
+from parallel_epochs.models.edges import choose_dtype
+from parallel_epochs.pipeline.data.config import check_synthetic_sizes
+from parallel_epochs.pipeline.graph.edges import adjacency, sort_edges
 
 NUM_CHANNELS = 8
 BLOCK = 1 << 22  # pairs made at a time, so that temporary arrays stay small beside the graph
 
 
-def read(config: SyntheticProteinsConfig) -> Data:
-    """Generate the graph; see :func:`synthetic_proteins`."""
-    return synthetic_proteins(
-        num_nodes=config.num_nodes, num_edges=config.num_edges, num_species=config.num_species,
-        num_groups=config.num_groups, num_tasks=config.num_tasks, seed=config.graph_seed)
-
-
 def synthetic_proteins(*, num_nodes: int, num_edges: int, num_species: int = 8, num_groups: int = 40,
-                       num_tasks: int = 16, seed: int = 0) -> Data:
+                       num_tasks: int = 16, graph_seed: int = 0) -> Data:
     """Generate a degree-corrected planted partition whose labels depend on the neighbourhood.
 
     Species hold the nodes in contiguous ranges, groups are communities within a species. Nodes have log-normal
@@ -42,7 +35,7 @@ def synthetic_proteins(*, num_nodes: int, num_edges: int, num_species: int = 8, 
         ValueError: sizes that no such graph has.
     """
     check_synthetic_sizes(num_nodes, num_edges, num_species, num_groups, num_tasks)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(graph_seed)
     # Sizes between one and three shares, so that the largest species is for training as in ogbn-proteins.
     share = np.linspace(3, 1, num_species)
     species_ptr = np.round(np.concatenate([[0], np.cumsum(share) / share.sum()]) * num_nodes).astype(np.int64)
@@ -86,6 +79,9 @@ def synthetic_proteins(*, num_nodes: int, num_edges: int, num_species: int = 8, 
     split = torch.from_numpy(split[species] if num_species >= 3 else rng.choice(3, num_nodes, p=[0.6, 0.2, 0.2]))
     return Data(edge_index=edge_index, edge_attr=edge_attr, y=y, species=torch.from_numpy(species), num_nodes=num_nodes,
                 train_mask=split == 0, valid_mask=split == 1, test_mask=split == 2, metric="rocauc")
+
+
+read = synthetic_proteins
 
 
 def _draw_pairs(rng: np.random.Generator, weight: np.ndarray, blocks: list[np.ndarray], count: int) -> np.ndarray:

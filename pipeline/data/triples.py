@@ -1,23 +1,22 @@
 """Knowledge graphs as people have them: training, validation and test triples in three tables of three columns."""
 
-import gzip
-import hashlib
 import io
 import logging
 import re
 import tarfile
 import zlib
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
 import pandas as pd
 import torch
 from torch_geometric.data import Data
 
-from pipeline.data.config import TriplesConfig
-from pipeline.data.node_names import number_names, pack_names
-from pipeline.names import SPLITS
-from pipeline.run import files
+from parallel_epochs.pipeline.data.columns import choose_separator, find_head, read_bytes, read_table, unzip
+from parallel_epochs.pipeline.data.content import hash_parts, label
+from parallel_epochs.pipeline.data.node_names import number_names, pack_names
+from parallel_epochs.pipeline.names import SPLITS
 
 log = logging.getLogger(__name__)
 
@@ -31,23 +30,18 @@ COLUMNS = ("head", "relation", "tail")
 HEADS = (COLUMNS, ("h", "r", "t"), ("subject", "predicate", "object"), ("source", "relation", "target"))
 
 
-def hash_content(config: TriplesConfig) -> str:
+def hash_content(folder: str) -> str:
     """Compute a digest of the tables, or of the archive that holds them.
 
     Raises:
-        ValueError: they do not exist.
+        ValueError: there are none.
     """
-    config.check()
-    source = _source(Path(config.folder))
-    sha = hashlib.sha256()
+    source = _source(Path(folder))
     names = [""] if source.is_file() else sorted(_find([path.name for path in source.iterdir()], source).values())
-    for name in names:
-        with open(source / name, "rb") as file:
-            sha.update(f"{name}:{files.file_digest(file)};".encode())
-    return sha.hexdigest()
+    return hash_parts(label((name, source / name) for name in names))
 
 
-def read(config: TriplesConfig) -> Data:
+def read(folder: str) -> Data:
     """Read a knowledge graph. Entities and relations are numbered in the order of their names, or of their ids where
     all are numbers.
 
@@ -57,7 +51,7 @@ def read(config: TriplesConfig) -> Data:
     Raises:
         ValueError: a table is missing, empty or has other than three columns; the message names the file and the line.
     """
-    source = _source(Path(config.folder))
+    source = _source(Path(folder))
     log.info("triples: reading %s", source)
     tables = {split: parse_triples(content, f"{source}/{name}")
               for split, (name, content) in _read_files(source).items()}
@@ -125,24 +119,17 @@ def _read_files(source: Path) -> dict[str, tuple[str, bytes]]:
     """Read the file of each split: its name and content."""
     if source.is_dir():
         chosen = _find([path.name for path in source.iterdir()], source)
-        return {split: (name, _unzip((source / name).read_bytes(), f"{source}/{name}"))
-                for split, name in chosen.items()}
+        return {split: (name, read_bytes(source / name)) for split, name in chosen.items()}
     try:
         with tarfile.open(source) as archive:
             chosen = _find([member.name for member in archive if member.isfile()], source)
-            return {split: (name, _unzip(archive.extractfile(name).read(), f"{source}/{name}"))
-                    for split, name in chosen.items()}
+            contents = {}
+            for split, name in chosen.items():
+                with unzip(cast(IO[bytes], archive.extractfile(name)), f"{source}/{name}") as file:
+                    contents[split] = name, file.read()
+            return contents
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{source} is no archive that tar can read ({error}): give a folder or a .tar.gz") from None
-
-
-def _unzip(content: bytes, name: str) -> bytes:
-    if not name.endswith(".gz"):
-        return content
-    try:
-        return gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{name} is damaged: {error}") from None
 
 
 def parse_triples(content: bytes, name: str) -> pd.DataFrame:
@@ -157,18 +144,16 @@ def parse_triples(content: bytes, name: str) -> pd.DataFrame:
     Raises:
         ValueError: it is empty, or a line has other than three columns; the message names it.
     """
-    first = next((line for line in io.BytesIO(content) if line.strip()), b"").decode(errors="replace").strip()
+    first, _ = find_head(io.BytesIO(content))
     if not first:
         raise ValueError(f"{name} holds no triples")
-    separator = next((mark for mark in ("\t", ",") if first.count(mark) >= 2), r"\s+")
     try:  # with a column more than there should be: pandas would make an index of it
-        table = pd.read_csv(io.BytesIO(content), sep=separator, header=None, names=range(4), index_col=False, dtype=str,
-                            keep_default_na=False, quoting=3, skipinitialspace=True, skip_blank_lines=False,
-                            encoding_errors="replace")
-    except pd.errors.ParserError as error:
-        reason = str(error).strip().removeprefix("Error tokenizing data. C error: ")
-        found = re.search(r"in line (\d+), saw (\d+)", reason)
-        where = f"{name}, line {found[1]}: {found[2]} columns in place of three" if found else f"{name}: {reason}"
+        table = read_table(io.BytesIO(content), name, choose_separator(first, least=2), header=None, names=range(4),
+                           index_col=False, dtype=str, keep_default_na=False, quoting=3, skipinitialspace=True,
+                           skip_blank_lines=False)
+    except ValueError as error:
+        found = re.search(r"in line (\d+), saw (\d+)", str(error))
+        where = f"{name}, line {found[1]}: {found[2]} columns in place of three" if found else error
         raise ValueError(f"{where}: {THREE}") from None
     table = table.fillna("")
     table[2] = table[2].str.rstrip()

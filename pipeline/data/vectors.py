@@ -1,13 +1,10 @@
 """Vectors as people have them: arrays, tables, images in IDX, what `predict` saved of a run; perhaps with labels."""
 
-import gzip
-import hashlib
 import io
 import logging
 import math
 import re
 import zipfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +15,19 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pipeline.data.config import VectorsConfig
-from pipeline.data.node_names import number_names, pack_names
-from pipeline.run import checkpoint, files
+from parallel_epochs.pipeline.data.columns import (
+    BLANKS,
+    choose_separator,
+    find_head,
+    open_unzipped,
+    read_bytes,
+    read_lines,
+    read_table,
+)
+from parallel_epochs.pipeline.data.content import hash_parts, label
+from parallel_epochs.pipeline.data.node_names import number_names, pack_names
+from parallel_epochs.pipeline.run import checkpoint, files
+from parallel_epochs.pipeline.run.errors import install_command
 
 log = logging.getLogger(__name__)
 
@@ -46,21 +53,17 @@ class Found:
     labels: np.ndarray | None = None
 
 
-def hash_content(config: VectorsConfig) -> str:
+def hash_content(path: str, labels: str | None) -> str:
     """Compute a digest of the files.
 
     Raises:
-        ValueError: one of them does not exist.
+        ValueError: a folder has no files of images, or one of them has no labels.
     """
-    config.check()
-    sha = hashlib.sha256()
-    for path in [*_members(Path(config.path)), *([] if config.labels is None else [Path(config.labels)])]:
-        with open(path, "rb") as file:
-            sha.update(f"{_suffix(path)}:{files.file_digest(file)};".encode())
-    return sha.hexdigest()
+    paths = [*_members(Path(path)), *([] if labels is None else [Path(labels)])]
+    return hash_parts(label((_suffix(member), member) for member in paths))
 
 
-def read(config: VectorsConfig) -> Data:
+def read(path: str, labels: str | None = None) -> Data:
     """Read vectors.
 
     Returns:
@@ -70,24 +73,24 @@ def read(config: VectorsConfig) -> Data:
     Raises:
         ValueError: a file cannot be read; the message names it.
     """
-    path = Path(config.path)
-    if path.is_dir():
-        parts = [_read_images(member) for member in _members(path)[::2]]
+    source = Path(path)
+    if source.is_dir():
+        parts = [_read_images(member) for member in _members(source)[::2]]
         if len({part.x.shape[1] for part in parts}) > 1:
             raise ValueError(f"{path} has images of several sizes: give the path of one file")
         found = Found(np.concatenate([part.x for part in parts]), None,
                       np.concatenate([part.labels for part in parts]))
     else:
-        found = _read_file(path)
-    if config.labels is not None:
-        found.labels = _read_labels(Path(config.labels), found)
-    data = Data(x=_as_vectors(found.x, path), num_nodes=len(found.x))
+        found = _read_file(source)
+    if labels is not None:
+        found.labels = _read_labels(Path(labels), found)
+    data = Data(x=_as_vectors(found.x, source), num_nodes=len(found.x))
     if found.names is not None:
         if len(found.names) != data.num_nodes:
             raise ValueError(f"{path} has {len(found.names):,} names for {data.num_nodes:,} vectors")
         data.update(pack_names(found.names))
     if found.labels is not None:
-        classes, kinds = _number_labels(found.labels, config.labels or str(path), data.num_nodes)
+        classes, kinds = _number_labels(found.labels, labels or path, data.num_nodes)
         data.y = classes
         data.update(pack_names(kinds, "label_names"))
     return data
@@ -116,16 +119,6 @@ def _suffix(path: Path) -> str:
     return "idx" if re.search(r"idx\d", name) else Path(name).suffix
 
 
-def _read_bytes(path: Path) -> bytes:
-    content = files.read_bytes(path)
-    if not content.startswith(b"\x1f\x8b"):
-        return content
-    try:
-        return gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-
-
 def _read_file(path: Path) -> Found:
     suffix = _suffix(path)
     if suffix not in READERS:
@@ -136,7 +129,7 @@ def _read_file(path: Path) -> Found:
 
 def _read_idx(path: Path) -> np.ndarray:
     """Read an array of any shape: two zeros, type, number of sizes, sizes, and the numbers, the largest byte first."""
-    content = _read_bytes(path)
+    content = read_bytes(path)
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in IDX_TYPES:
         raise ValueError(f"{path} is no file in IDX: it begins with {content[:4].hex()}")
     head = 4 + 4 * content[3]
@@ -164,14 +157,14 @@ def _read_images(path: Path) -> Found:
 
 def _read_array(path: Path) -> Found:
     try:
-        return Found(np.load(io.BytesIO(_read_bytes(path)), allow_pickle=False))
+        return Found(np.load(io.BytesIO(read_bytes(path)), allow_pickle=False))
     except (ValueError, OSError, EOFError) as error:
         raise ValueError(f"{path} is no array that numpy.save wrote: {error}") from None
 
 
 def _read_arrays(path: Path) -> Found:
     try:
-        with np.load(io.BytesIO(_read_bytes(path)), allow_pickle=False) as archive:
+        with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as archive:
             content = {name: archive[name] for name in archive.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is no file that numpy.savez wrote: {error}") from None
@@ -206,21 +199,17 @@ def _choose(content: dict[str, np.ndarray], path: Path) -> Found:
 
 def _read_table(path: Path) -> Found:
     """Read numbers separated by commas, tabs or blanks; perhaps with a head, and names in the first column."""
-    lines = _read_bytes(path).decode(errors="replace").splitlines()
-    if not any(map(str.strip, lines)):
-        raise ValueError(f"{path} holds no rows")
-    separator = "\t" if "\t" in lines[0] else "," if "," in lines[0] else r"\s+"
-    first = lines[0].split(None if separator == r"\s+" else separator)
-    skip = 0
-    if len(first) == 2 and all(cell.strip().isdecimal() for cell in first) and _suffix(path) == ".txt":
-        skip = 1  # word2vec's line of sizes
-    elif not any(map(_is_number, first[1:] or first)):
-        skip = 1
-    try:
-        table = pd.read_csv(io.StringIO("\n".join(lines)), sep=separator, header=None, skiprows=skip,
-                            skip_blank_lines=True, quoting=3 if separator == r"\s+" else 0)
-    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise ValueError(f"{path}: {str(error).strip().removeprefix('Error tokenizing data. C error: ')}") from None
+    with open_unzipped(path) as file:
+        head, num_before = find_head(file)
+        if not head:
+            raise ValueError(f"{path} holds no rows")
+        separator = choose_separator(head)
+        first = head.split(None if separator == BLANKS else separator)
+        is_head = not any(map(_is_number, first[1:] or first))
+        if len(first) == 2 and all(cell.strip().isdecimal() for cell in first) and _suffix(path) == ".txt":
+            is_head = True  # word2vec's line of sizes
+        table = read_table(file, str(path), separator, header=None, skiprows=num_before + is_head,
+                           quoting=3 if separator == BLANKS else 0)
     return _from_table(table, path)
 
 
@@ -236,7 +225,7 @@ def _read_parquet(path: Path) -> Found:
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        raise ValueError(f"data.path={path} needs pyarrow: pip install -e .[parquet]") from None
+        raise ValueError(f"data.path={path} needs pyarrow: {install_command('parquet')}") from None
     try:
         return _from_table(pd.read_parquet(path), path)
     except (OSError, ValueError) as error:
@@ -269,7 +258,7 @@ def _read_labels(path: Path, found: Found) -> np.ndarray:
     suffix = _suffix(path)
     if suffix in ("idx", ".npy"):
         return _read_idx(path) if suffix == "idx" else _read_array(path).x
-    lines = [line.strip() for line in _read_bytes(path).decode(errors="replace").splitlines()]
+    lines = read_lines(path)
     rows = [re.split(r"[\t,]|\s+", line) for line in lines if line]
     if found.names is None or not rows or min(map(len, rows)) < 2:
         return np.array([line or None for line in lines], object)

@@ -12,12 +12,12 @@ from scipy.sparse import csgraph
 from torch import Tensor
 from torch_geometric.data import Data
 
-from models.edges import choose_dtype
-from models.kernels.native import pointer
-from pipeline.graph.reading import edge_blocks
-from pipeline.graph.store import ArrayFile, StoreWriter, write_rows
-from pipeline.graph.stream import LIBRARY
-from pipeline.graph.subgraph import GRAPH_KEYS, NODE_KEYS, induced_subgraph
+from parallel_epochs.models.edges import choose_dtype
+from parallel_epochs.models.kernels.native import pointer
+from parallel_epochs.pipeline.graph.reading import edge_blocks
+from parallel_epochs.pipeline.graph.store import ArrayFile, StoreWriter, write_rows
+from parallel_epochs.pipeline.graph.stream import LIBRARY
+from parallel_epochs.pipeline.graph.subgraph import GRAPH_KEYS, NODE_KEYS, induced_subgraph
 
 log = logging.getLogger(__name__)
 

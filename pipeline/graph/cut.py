@@ -1,4 +1,4 @@
-"""Cuts of a graph by a partitioner of others: what they see of it, clusters that stay empty, a cache of results."""
+"""Code that all external partitioners share: the edges they see, a mend for empty clusters, and a cache of the cuts."""
 
 import logging
 import time
@@ -8,24 +8,24 @@ from pathlib import Path
 import numpy as np
 from torch_geometric import EdgeIndex
 
-from pipeline.graph.partition import Partition, from_assignment, measure_partition, whole_partition
-from pipeline.graph.structure import hash_structure
-from pipeline.run import checkpoint
+from parallel_epochs.pipeline.graph.partition import Partition, from_assignment, measure_partition, whole_partition
+from parallel_epochs.pipeline.graph.structure import hash_structure
+from parallel_epochs.pipeline.run import checkpoint
 
 log = logging.getLogger(__name__)
 
 
 def cut_graph(edge_index: EdgeIndex, num_parts: int, seed: int, cache: Path | None,
               run: Callable[[EdgeIndex, int, int], np.ndarray], *, title: str, version: str) -> Partition:
-    """Cut an undirected graph into clusters, none of them empty, or take the cut from a cache.
+    """Cut an undirected graph into non-empty clusters, or read the cut from a cache.
 
     Args:
         edge_index: edges sorted by destination.
         seed: any non-negative integer.
         cache: a folder to keep the result in, under the digest of the graph, `num_parts`, `seed` and `version`.
         run: computes the cluster of each node, [num_nodes], from the edges, `num_parts` and `seed`.
-        title: of the partitioner, for the log and, in lower case, for the file.
-        version: of the partitioner: another one may cut otherwise.
+        title: name of the partitioner for the log and, in lower case, for the file.
+        version: version of the partitioner, as another one may cut differently.
     """
     if num_parts == 1:
         return whole_partition(edge_index.get_sparse_size(1))
@@ -33,7 +33,7 @@ def cut_graph(edge_index: EdgeIndex, num_parts: int, seed: int, cache: Path | No
     def cut() -> dict:
         start = time.perf_counter()
         log.info("%s: cutting %s nodes into %s clusters%s", title, f"{edge_index.get_sparse_size(1):,}",
-                 f"{num_parts:,}", "" if cache is None else f", kept in {cache} for the next run")
+                 f"{num_parts:,}", "" if cache is None else f", kept in {cache} for later runs")
         partition = from_assignment(fill_empty(run(edge_index, num_parts, seed), num_parts), num_parts)
         log.info("%s: %s", title, measure_partition(edge_index, partition, time.perf_counter() - start))
         return {"perm": partition.perm, "ptr": partition.ptr}
@@ -45,7 +45,7 @@ def cut_graph(edge_index: EdgeIndex, num_parts: int, seed: int, cache: Path | No
 
 
 def find_links(src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-    """Tell which of some edges, sorted by destination, then source, are neither self-loops nor repeat the one before.
+    """Find the edges that are neither self-loops nor duplicates, among edges sorted by destination, then source.
 
     Returns:
         [num_edges], bool.
@@ -56,7 +56,7 @@ def find_links(src: np.ndarray, dst: np.ndarray) -> np.ndarray:
 
 
 def fill_empty(part: np.ndarray, num_parts: int) -> np.ndarray:
-    """Give each cluster that was left empty a node of the largest; `part`, [num_nodes], is changed in place."""
+    """Give each empty cluster a node of the largest one. `part` [num_nodes] is changed in place."""
     sizes = np.bincount(part, minlength=num_parts)
     for empty in np.flatnonzero(sizes == 0):
         largest = int(sizes.argmax())

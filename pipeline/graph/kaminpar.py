@@ -1,4 +1,4 @@
-"""KaMinPar: cuts graphs that METIS cannot hold, in a process of its own, which may fail without this one."""
+"""Cuts graphs that are too large for METIS with KaMinPar. A process of its own runs it, and may fail alone."""
 
 import contextlib
 import importlib.util
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
 from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
@@ -17,63 +17,67 @@ from typing import BinaryIO
 import numpy as np
 from torch_geometric import EdgeIndex
 
-from pipeline.graph.cut import cut_graph, find_links
-from pipeline.graph.partition import Partition
-from pipeline.run import files
-from pipeline.run.memory import format_bytes
+import parallel_epochs
+from parallel_epochs.pipeline.graph.cut import cut_graph, find_links
+from parallel_epochs.pipeline.graph.partition import Partition
+from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run.errors import install_command
+from parallel_epochs.pipeline.run.memory import format_bytes
 
 log = logging.getLogger(__name__)
-ROOT = Path(__file__).resolve().parents[2]
-# Run without the folder of whoever started this (-P): something there may have the name of a module.
-PROCESS = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from pipeline.graph import kaminpar_process as process; " \
+ROOT = Path(parallel_epochs.__file__).resolve().parents[1]
+# -P keeps the current folder out of the search path, since a file there may have the name of a module.
+PROCESS = f"import sys; sys.path.insert(0, {str(ROOT)!r}); " \
+          "from parallel_epochs.pipeline.graph import kaminpar_process as process; " \
           "process.main()"
-# Of how the graph is written and which of KaMinPar's presets cuts it; see kaminpar_process.py.
+# Version of the way in which the graph is written, and of KaMinPar's preset; see kaminpar_process.py.
 FORMAT_VERSION = 1
 # Edges that are written at a time.
 BLOCK = 2**22
-# What ParHIP's header says of graphs without weights: 64-bit offsets, and nodes of 64 bits or of 32.
+# Flags of ParHIP's header: a graph without weights and with 64-bit offsets, and 32-bit instead of 64-bit nodes.
 NO_WEIGHTS, NODES_OF_32_BITS = 3, 8
 HEADER_BYTES = 24
 
 
 def check_package() -> None:
-    """Refuse to cut with KaMinPar where it is not installed.
+    """Check that KaMinPar is installed.
 
     Raises:
-        ValueError: says how to install it.
+        ValueError: it is not. The message says how to install it.
     """
     if importlib.util.find_spec("kaminpar") is None:
-        raise ValueError("partition=kaminpar and kaminpar_random cut with KaMinPar, which is not installed: "
-                         "pip install -e .[kaminpar]")
+        raise ValueError("partition=kaminpar and kaminpar_random need KaMinPar, which is not installed: "
+                         f"{install_command('kaminpar')}")
 
 
 def cut_with_kaminpar(edge_index: EdgeIndex, num_parts: int, seed: int, cache: Path | None = None) -> Partition:
-    """Cut an undirected graph into clusters of about equal size, few edges between them, none of them empty.
+    """Cut an undirected graph into non-empty clusters of about equal size with few edges between them.
 
-    One thread cuts: equal graphs, seeds and versions give equal cuts, and two threads would not.
+    KaMinPar runs with one thread, so that equal graphs, seeds and versions give equal cuts. With two threads they
+    would not.
 
     Args:
-        edge_index: edges sorted by destination; self-loops and duplicates are left out of what KaMinPar sees.
-        seed: any non-negative integer; different seeds give different partitions.
+        edge_index: edges sorted by destination. KaMinPar does not see self-loops and duplicates.
+        seed: any non-negative integer. Different seeds give different partitions.
         cache: a folder to keep the result in, under the digest of the graph, `num_parts`, `seed` and KaMinPar's
-            version; the graph is written there too while it is cut.
+            version. The graph is written there too while it is cut.
 
     Raises:
         ValueError: KaMinPar is not installed.
         ChildProcessError: its process was killed, or ended with an error.
-        FileError: there is no space for the graph.
+        FileError: the disk has not enough space for the graph.
     """
     check_package()
     folder = Path(tempfile.gettempdir()) if cache is None else cache
 
     def run(edge_index: EdgeIndex, num_parts: int, seed: int) -> np.ndarray:
-        # Files without a name: however this process ends, nothing is left of them.
+        # The system deletes files without a name, however this process ends.
         with contextlib.ExitStack() as stack:
             with files.naming(folder / "graph", "written"):
                 graph, parts = (stack.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in range(2))
                 write_parhip(edge_index, graph)
             peak = run_process(graph, parts, num_parts, seed)
-            log.info("KaMinPar: at most %s in its process", format_bytes(peak))
+            log.info("KaMinPar: its process used at most %s", format_bytes(peak))
             return np.frombuffer(parts.read(), np.int32).astype(np.int64)
 
     return cut_graph(edge_index, num_parts, seed, cache, run, title="KaMinPar",
@@ -81,7 +85,7 @@ def cut_with_kaminpar(edge_index: EdgeIndex, num_parts: int, seed: int, cache: P
 
 
 def write_parhip(edge_index: EdgeIndex, file: BinaryIO) -> None:
-    """Write an undirected graph as ParHIP's binary format, without self-loops and duplicates, a block at a time.
+    """Write an undirected graph in ParHIP's binary format, without self-loops and duplicates, block by block.
 
     Args:
         edge_index: edges sorted by destination, then source.
@@ -91,7 +95,7 @@ def write_parhip(edge_index: EdgeIndex, file: BinaryIO) -> None:
     node_type, flags = ((np.uint32, NO_WEIGHTS | NODES_OF_32_BITS) if num_nodes < 2**31 else (np.uint64, NO_WEIGHTS))
 
     def links(first: int) -> tuple[np.ndarray, np.ndarray]:
-        """Find the links of a block; the edge before it tells whether its first one is a duplicate."""
+        """Find the links of a block. The edge before the block tells whether its first edge is a duplicate."""
         before = min(first, 1)
         ends = src[first - before:first + BLOCK], dst[first - before:first + BLOCK]
         kept = find_links(*ends)
@@ -112,40 +116,47 @@ def write_parhip(edge_index: EdgeIndex, file: BinaryIO) -> None:
 
 
 def run_process(graph: BinaryIO, parts: BinaryIO, num_parts: int, seed: int) -> int:
-    """Cut a graph in a process of its own, which ends when this one does.
+    """Cut a graph in a process of its own, which ends together with this one.
 
     Args:
         graph: in ParHIP's format.
         parts: empty; the cluster of each node is written to it, int32.
 
     Returns:
-        The most memory that the process had, in bytes.
+        The peak memory of the process, in bytes.
 
     Raises:
-        ChildProcessError: it was killed, or ended with an error.
+        ChildProcessError: the process was killed, ended with an error, or ended without a result.
     """
-    stopped = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            # Signals interrupt this thread, perhaps before it knew of a process that it had started: another starts it.
-            status, output, errors = pool.submit(_run, [graph.fileno(), parts.fileno()], num_parts, seed,
-                                                 stopped).result()
-        finally:
-            stopped.set()
+    # A signal may interrupt this thread at any place, so another thread starts the process and kills it as soon as this
+    # one no longer waits. The lock says so: a `with` statement releases it whatever comes.
+    waiting = threading.Lock()
+    with futures.ThreadPoolExecutor(1) as pool:
+        # The pool joins only threads whose start was not interrupted, so its thread starts before there is a process.
+        pool.submit(int).result()
+        with waiting:
+            cut = pool.submit(_run, [graph.fileno(), parts.fileno()], num_parts, seed, waiting)
+            # Python does not notice a signal that arrives just before a wait until this wait has ended.
+            while not cut.done():
+                futures.wait([cut], timeout=1)
+    status, output, errors = cut.result()
     mend = "Try again, or set partition=random"
     if status < 0:
         name = signal.Signals(-status).name
-        memory = ": the machine had no memory left, perhaps" if name == "SIGKILL" else ""
-        raise ChildProcessError(f"the process of KaMinPar was ended by {name}{memory}. {mend}")
+        memory = ", perhaps because the machine had no memory left" if name == "SIGKILL" else ""
+        raise ChildProcessError(f"KaMinPar's process was killed by {name}{memory}. {mend}")
     if status:
         lines = errors.strip().splitlines() or [f"exit status {status}"]
         raise ChildProcessError(f"KaMinPar failed: {lines[-1]}. {mend}")
+    if not output.split():
+        raise ChildProcessError(f"KaMinPar ended without a result: its process wrote nothing and exited with status 0. "
+                                f"{mend}")
     parts.seek(0)
     return int(output.split()[-1])
 
 
-def _run(descriptors: list[int], num_parts: int, seed: int, stopped: threading.Event) -> tuple[int, str, str]:
-    """Wait for the end of a process, and end it if asked to; return its status and what it said."""
+def _run(descriptors: list[int], num_parts: int, seed: int, waiting: threading.Lock) -> tuple[int, str, str]:
+    """Start the process and wait for its end; kill it once nobody holds `waiting`. Return status, output and errors."""
     arguments = map(str, [*descriptors, num_parts, seed % 2**31, os.getpid()])
     process = subprocess.Popen([sys.executable, "-P", "-c", PROCESS, *arguments], stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True, errors="replace", pass_fds=descriptors,
@@ -155,5 +166,5 @@ def _run(descriptors: list[int], num_parts: int, seed: int, stopped: threading.E
             output, errors = process.communicate(timeout=0.1)
             return process.returncode, output, errors
         except subprocess.TimeoutExpired:
-            if stopped.is_set():
+            if not waiting.locked():
                 process.kill()

@@ -1,4 +1,4 @@
-"""What the process of KaMinPar runs; nothing here imports torch, whose memory the graph needs."""
+"""The program of KaMinPar's process. It does not import torch, to leave that memory to the graph."""
 
 import contextlib
 import ctypes
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-# KaMinPar's preset for little memory, whose graph is compressed; its cuts are those of the default preset.
+# KaMinPar's preset for little memory, which compresses the graph. Its cuts are those of the default preset.
 PRESET = "terapart"
 
 
 def main() -> None:
-    """Cut a graph: the arguments are descriptors of its file and of the result, clusters, seed, and the parent."""
+    """Cut a graph. The arguments are the file descriptors of graph and result, num_parts, the seed, and the parent."""
     graph_file, parts_file, num_parts, seed, parent = map(int, sys.argv[1:])
     _end_with(parent)
     kaminpar = importlib.import_module("kaminpar")
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def peak_memory() -> int:
-    """Return the most bytes that this process has had; what the system counts by itself includes its parent's."""
+    """Return the peak memory of this process in bytes. The number of getrusage would include that of its parent."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -39,7 +39,7 @@ def peak_memory() -> int:
 
 
 def _end_with(parent: int) -> None:
-    """Let the system kill this process when its parent ends in whatever way."""
+    """Let the system kill this process when its parent ends, for any reason."""
     with contextlib.suppress(AttributeError, OSError):  # elsewhere than on Linux
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pipeline.graph import store
-from pipeline.graph.edges import counting_sort
-from pipeline.graph.partition import Partition
-from pipeline.graph.reading import Reader, edge_blocks
-from pipeline.graph.subgraph import attach_nodes, induce_sorted
-from pipeline.graph.waiting import Selected, Waiting
-from pipeline.run import pulse
+from parallel_epochs.pipeline.graph import store
+from parallel_epochs.pipeline.graph.edges import counting_sort
+from parallel_epochs.pipeline.graph.partition import Partition
+from parallel_epochs.pipeline.graph.reading import Reader, edge_blocks
+from parallel_epochs.pipeline.graph.subgraph import attach_nodes, induce_sorted
+from parallel_epochs.pipeline.graph.waiting import Selected, Waiting
+from parallel_epochs.pipeline.run import pulse
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""METIS: clusters of about equal size with few edges between them, kept in a cache."""
+"""Cuts graphs with METIS into clusters of about equal size with few edges between them."""
 
 from pathlib import Path
 
@@ -7,21 +7,21 @@ import pymetis
 import torch
 from torch_geometric import EdgeIndex
 
-from models.edges import choose_dtype
-from pipeline.graph.cut import cut_graph, find_links
-from pipeline.graph.partition import Partition
+from parallel_epochs.models.edges import choose_dtype
+from parallel_epochs.pipeline.graph.cut import cut_graph, find_links
+from parallel_epochs.pipeline.graph.partition import Partition
 
 CACHE_VERSION = f"{pymetis.version}-1"
 
 
 def cut_with_metis(edge_index: EdgeIndex, num_parts: int, seed: int, cache: Path | None = None) -> Partition:
-    """Cut an undirected graph (METIS crashes on others) into clusters of about equal size, few edges between them.
+    """Cut an undirected graph into non-empty clusters of about equal size with few edges between them.
 
-    No cluster is empty: METIS leaves some empty on tiny graphs, these get a node of the largest.
+    METIS crashes on directed graphs. On tiny graphs it leaves clusters empty; each of these gets a node of the largest.
 
     Args:
-        edge_index: edges sorted by destination; self-loops and duplicates are left out of what METIS sees.
-        seed: any non-negative integer; different seeds give different partitions.
+        edge_index: edges sorted by destination. METIS does not see self-loops and duplicates.
+        seed: any non-negative integer. Different seeds give different partitions.
         cache: a folder to keep the result in, under the digest of the graph, `num_parts`, `seed` and METIS' version.
     """
     return cut_graph(edge_index, num_parts, seed, cache, _run_metis, title="METIS", version=CACHE_VERSION)
@@ -43,7 +43,7 @@ def _run_metis(edge_index: EdgeIndex, num_parts: int, seed: int) -> np.ndarray:
 
 
 def check_counts(num_nodes: int, num_edges: int) -> None:
-    """Raise a ValueError if METIS cannot number as many nodes and edges."""
+    """Raise a ValueError if there are more nodes or edges than METIS can count."""
     if choose_dtype(num_nodes + 1, num_edges) != torch.int32:
         raise ValueError(f"METIS counts in int32, but the graph has {num_nodes:,} nodes and {num_edges:,} edges. "
-                         f"Set partition=random, or partition=kaminpar.")
+                         f"Set partition=random or partition=kaminpar.")

@@ -12,7 +12,8 @@ import scipy.sparse as sp
 import torch
 from threadpoolctl import threadpool_limits
 
-from pipeline.run.threads import in_chunks
+from parallel_epochs.pipeline.run.errors import install_command
+from parallel_epochs.pipeline.run.threads import in_chunks
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +43,8 @@ def check_search(how: str, num_points: int) -> str:
     chosen = how if how != "auto" else "exact" if num_points <= MANY_POINTS else "approximate"
     if chosen == "approximate" and importlib.util.find_spec("faiss") is None:
         raise ValueError(f"trainer.neighbors={how}: the nearest of {num_points:,} points are found by faiss, which is "
-                         "not installed: pip install -e .[layout], or set trainer.neighbors=exact, which compares all "
-                         "pairs of points")
+                         f"not installed: {install_command('layout')}, or set trainer.neighbors=exact, which compares "
+                         "all pairs of points")
     return chosen
 
 

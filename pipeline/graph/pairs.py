@@ -1,6 +1,8 @@
 """Pairs of nodes that are to be linked: which lie within a cluster, which are linked already, and which are not."""
 
+import io
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -8,9 +10,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from models.edges import from_csc
-from pipeline.graph.edges import counting_sort, transpose
-from pipeline.graph.partition import Partition
+from parallel_epochs.models.edges import from_csc
+from parallel_epochs.pipeline.graph.edges import counting_sort, transpose
+from parallel_epochs.pipeline.graph.partition import Partition
+from parallel_epochs.pipeline.run import checkpoint, files
 
 # A pair is drawn again as often; beyond it, hardly any pair of the nodes is free.
 ATTEMPTS = 1000
@@ -143,3 +146,20 @@ def check_pairs(pairs: Tensor, num_nodes: int) -> None:
     if pairs.numel() and not 0 <= int(pairs.min()) <= int(pairs.max()) < num_nodes:
         raise ValueError(f"pairs name node {int(pairs.min()) if int(pairs.min()) < 0 else int(pairs.max())}, the "
                          f"graph has nodes 0 to {num_nodes - 1}")
+
+
+def read_pairs(path: Path) -> Tensor:
+    """Read a tensor that torch.save wrote.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not path.is_file():
+        raise ValueError(f"pairs={path} does not exist; save a tensor of shape [num_pairs, 2] there with torch.save")
+    try:
+        pairs = torch.load(io.BytesIO(files.read_bytes(path)), weights_only=True)
+    except checkpoint.UNREADABLE as error:
+        raise ValueError(f"pairs={path} is no tensor that torch.save wrote ({type(error).__name__})") from error
+    if not isinstance(pairs, Tensor):
+        raise ValueError(f"pairs={path} holds a {type(pairs).__name__}, not a tensor of shape [num_pairs, 2]")
+    return pairs

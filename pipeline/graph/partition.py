@@ -1,4 +1,4 @@
-"""Partitions of the nodes into clusters, and how well they cut a graph."""
+"""Partitions of the nodes into clusters, and measures of their quality."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ from jaxtyping import Int
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from pipeline.graph.edges import counting_sort
+from parallel_epochs.pipeline.graph.edges import counting_sort
 
 
 @dataclass
 class Partition:
-    """Nodes by cluster: ``perm[ptr[i]:ptr[i + 1]]`` are the nodes of cluster i.
+    """The nodes of each cluster: ``perm[ptr[i]:ptr[i + 1]]`` are those of cluster i.
 
     Attributes:
         perm: every node once, [num_nodes], int64.
@@ -32,7 +32,7 @@ class Partition:
         return self.perm[self.ptr[part]:self.ptr[part + 1]]
 
     def merge(self, clusters_per_step: int) -> "Partition":
-        """Merge every `clusters_per_step` consecutive clusters into one; the last may have fewer."""
+        """Merge every `clusters_per_step` consecutive clusters into one. The last may consist of fewer."""
         ends = self.ptr[::clusters_per_step]
         if ends[-1] != self.ptr[-1]:
             ends = torch.cat([ends, self.ptr[-1:]])
@@ -40,13 +40,13 @@ class Partition:
 
 
 def random_partition(num_nodes: int, num_parts: int, rng: np.random.Generator) -> Partition:
-    """Divide the nodes at random into clusters whose sizes differ by at most one."""
+    """Assign the nodes at random to clusters whose sizes differ by at most one."""
     perm = torch.from_numpy(rng.permutation(num_nodes))
     return Partition(perm, torch.arange(num_parts + 1) * num_nodes // num_parts)
 
 
 def whole_partition(num_nodes: int) -> Partition:
-    """Put all nodes into one cluster, in their own order."""
+    """Put all nodes into one cluster, in the order of their numbers."""
     return Partition(torch.arange(num_nodes), torch.tensor([0, num_nodes]))
 
 
@@ -57,15 +57,15 @@ def from_assignment(part: np.ndarray, num_parts: int) -> Partition:
 
 
 def shuffle_clusters(partition: Partition, rng: np.random.Generator) -> Partition:
-    """Put the same clusters into another order."""
+    """Shuffle the order of the clusters."""
     return _reorder(partition, rng.permutation(partition.num_parts))
 
 
 def regroup(micro: Partition, num_parts: int, rng: np.random.Generator) -> Partition:
-    """Put micro-clusters together at random into `num_parts` clusters of about equal numbers of nodes."""
+    """Combine micro-clusters at random into `num_parts` clusters with about equal numbers of nodes."""
     shuffled = shuffle_clusters(micro, rng)
     num_nodes = int(shuffled.ptr[-1])
-    # Each cut goes to the boundary nearest to an even division, and leaves at least one micro-cluster to each part.
+    # Each boundary is the one nearest to an even division that leaves at least one micro-cluster to each part.
     ends, first = [0], 0
     for part in range(1, num_parts):
         target = part * num_nodes / num_parts
@@ -85,13 +85,13 @@ def _reorder(partition: Partition, order: np.ndarray) -> Partition:
 
 @dataclass
 class Quality:
-    """How a partition cuts a graph.
+    """The quality of a partition of a graph.
 
     Attributes:
         sizes: nodes in each cluster.
-        kept_edges: directed edges within each cluster.
-        num_edges: directed edges of the graph.
-        seconds: how long the partition took.
+        kept_edges: number of directed edges within each cluster.
+        num_edges: number of directed edges of the graph.
+        seconds: time that the partition took.
     """
 
     sizes: list[int]
@@ -101,12 +101,12 @@ class Quality:
 
     @property
     def cut(self) -> float:
-        """Fraction of the edges that run between clusters."""
+        """Return the fraction of the edges that run between clusters."""
         return 1 - sum(self.kept_edges) / max(self.num_edges, 1)
 
     @property
     def imbalance(self) -> float:
-        """Nodes in the largest cluster over the mean."""
+        """Return the size of the largest cluster divided by the mean size."""
         return max(self.sizes) * len(self.sizes) / sum(self.sizes)
 
     def __str__(self) -> str:
@@ -116,7 +116,7 @@ class Quality:
 
 def measure_partition(edge_index: EdgeIndex, partition: Partition, seconds: float, *,
                       block_edges: int = 1 << 24) -> Quality:
-    """Count the edges that a partition keeps, `block_edges` at a time."""
+    """Count the edges within clusters, `block_edges` at a time."""
     part = torch.from_numpy(assignment(partition))
     src, dst = edge_index.as_tensor()
     kept = torch.zeros(partition.num_parts, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Draws partitions: pure functions of the graph, the seed, the round and the rank."""
+"""Draws partitions as pure functions of the graph, the seed, the round and the rank."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,22 +6,28 @@ from pathlib import Path
 import numpy as np
 from torch_geometric import EdgeIndex
 
-from pipeline.graph.kaminpar import check_package, cut_with_kaminpar
-from pipeline.graph.metis import cut_with_metis
-from pipeline.graph.partition import Partition, random_partition, regroup, shuffle_clusters, whole_partition
-from pipeline.graph.structure import inspect
-from pipeline.run.seeds import stream
+from parallel_epochs.pipeline.graph.kaminpar import check_package, cut_with_kaminpar
+from parallel_epochs.pipeline.graph.metis import cut_with_metis
+from parallel_epochs.pipeline.graph.partition import (
+    Partition,
+    random_partition,
+    regroup,
+    shuffle_clusters,
+    whole_partition,
+)
+from parallel_epochs.pipeline.graph.structure import inspect
+from parallel_epochs.pipeline.run.seeds import stream
 
-# What cuts where a partition's name begins so: its own name, and the function.
+# The title and the function of the engine for partitions whose name begins with the key.
 ENGINES: dict[str, tuple[str, Callable[[EdgeIndex, int, int, Path | None], Partition]]] = {
     "metis": ("METIS", cut_with_metis), "kaminpar": ("KaMinPar", cut_with_kaminpar)}
 
 
 def check_engine(name: str) -> None:
-    """Refuse a partition whose engine is not installed.
+    """Check that the engine of a partition is installed.
 
     Raises:
-        ValueError: says how to install it.
+        ValueError: it is not. The message says how to install it.
     """
     if name.startswith("kaminpar"):
         check_package()
@@ -33,27 +39,27 @@ class Partitioner:
     Args:
         edge_index: edges sorted by destination.
         name: one of ``PARTITIONS``.
-        num_parts: clusters of a partition.
-        seed: of every random number here.
-        num_micro_parts: of "metis_random" and "kaminpar_random"; 0 for 20 x `num_parts`, or as many as the graph has
-            nodes.
+        num_parts: number of clusters of a partition.
+        seed: seed of the random numbers.
+        num_micro_parts: number of micro-clusters ("metis_random" and "kaminpar_random"); 0 for 20 x `num_parts`, but at
+            most the number of nodes.
         cache: a folder for the results of METIS and KaMinPar.
 
     Raises:
-        ValueError: unknown name, fewer than one cluster, more clusters than nodes, METIS or KaMinPar on a directed
-            graph, or KaMinPar is not installed.
+        ValueError: the name is unknown, there is less than one cluster or more than nodes, METIS or KaMinPar should cut
+            a directed graph, or KaMinPar is not installed.
     """
 
     def __init__(self, edge_index: EdgeIndex, *, name: str, num_parts: int, seed: int = 0, num_micro_parts: int = 0,
                  cache: Path | None = None):
         self.num_nodes = edge_index.get_sparse_size(1)
         if name not in PARTITIONS:
-            raise ValueError(f"unknown partition '{name}'; choose one of {', '.join(PARTITIONS)}")
+            raise ValueError(f"partition={name} is unknown; choose one of {', '.join(PARTITIONS)}")
         if num_parts < 1:
             raise ValueError(f"partition.num_parts must be at least 1, not {num_parts}")
         if num_parts > self.num_nodes:
-            raise ValueError(f"{num_parts:,} clusters of {self.num_nodes:,} nodes: partition.num_parts must not exceed "
-                             "the number of nodes")
+            raise ValueError(f"partition.num_parts={num_parts} is more than the {self.num_nodes:,} nodes of the graph; "
+                             "set it to at most that number")
         check_engine(name)
         self._engine = name.removesuffix("_random")
         if PARTITIONS[name] is draw_regrouped:
@@ -62,7 +68,7 @@ class Partitioner:
                 raise ValueError(f"partition.num_micro_parts must be between partition.num_parts ({num_parts:,}) and "
                                  f"the number of nodes ({self.num_nodes:,}), not {num_micro_parts:,}")
         if self._engine in ENGINES:
-            # METIS crashes on a directed graph, and KaMinPar takes it for another.
+            # METIS crashes on a directed graph, and KaMinPar misreads it.
             structure = inspect(edge_index)
             if not structure.is_undirected:
                 raise ValueError(f"graph is directed: {structure.num_without_reverse:,} of {structure.num_edges:,} "
@@ -77,11 +83,11 @@ class Partitioner:
         self._cut: dict[int, Partition] = {}
 
     def draw(self, round_: int, rank: int = 0) -> Partition:
-        """Draw the partition of a round and rank, both from 0."""
+        """Draw the partition of a round and a rank, both counted from 0."""
         return PARTITIONS[self.name](self, rank, stream("partition", self.seed, round_, rank))
 
     def cut(self, num_parts: int, rank: int) -> Partition:
-        """Cut the graph with METIS or KaMinPar, once for each rank."""
+        """Return the cut of METIS or KaMinPar for a rank, which is computed once."""
         if rank not in self._cut:
             seed = int(stream(self._engine, self.seed, rank).integers(2**31))
             self._cut[rank] = ENGINES[self._engine][1](self.edge_index, num_parts, seed, self.cache)
@@ -89,26 +95,26 @@ class Partitioner:
 
     @property
     def has_micro_clusters(self) -> bool:
-        """Whether clusters are put together of others, anew each round."""
+        """Tell whether each round combines micro-clusters into new clusters."""
         return PARTITIONS[self.name] is draw_regrouped
 
     def micro_clusters(self) -> Partition:
-        """Return what clusters are put together of; one cut serves all ranks."""
+        """Return the micro-clusters. All ranks share one cut."""
         return self.cut(self.num_micro_parts, 0)
 
 
 def draw_random(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:
-    """Draw clusters of equal sizes, other ones each round."""
+    """Draw random clusters of equal sizes, new ones each round."""
     return random_partition(partitioner.num_nodes, partitioner.num_parts, rng)
 
 
 def draw_cut(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:
-    """Put clusters with few edges between them, cut once for each rank, into another order each round."""
+    """Shuffle the order of the clusters, which are cut once for each rank, in each round."""
     return shuffle_clusters(partitioner.cut(partitioner.num_parts, rank), rng)
 
 
 def draw_regrouped(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:
-    """Regroup micro-clusters of a cut each round; one cut serves all ranks, as the regrouping makes them differ."""
+    """Combine the micro-clusters of one cut anew in each round. Ranks share the cut, and combine it differently."""
     return regroup(partitioner.micro_clusters(), partitioner.num_parts, rng)
 
 
@@ -117,7 +123,7 @@ def draw_whole(partitioner: Partitioner, rank: int, rng: np.random.Generator) ->
     return whole_partition(partitioner.num_nodes)
 
 
-# One line for each partition: a pure function of the graph, the rank and the random numbers of its round.
+# Each partition is a pure function of the graph, the rank and the random numbers of the round.
 PARTITIONS: dict[str, Callable[[Partitioner, int, np.random.Generator], Partition]] = {
     "random": draw_random,
     "metis": draw_cut,

@@ -12,9 +12,9 @@ import numpy as np
 from torch import Tensor
 from torch_geometric.data import Data
 
-from models.aggregate.blocks import cut_into_blocks
-from pipeline.run import files, pulse
-from pipeline.run.memory import machine_memory
+from parallel_epochs.models.aggregate.reference_in_blocks import cut_into_blocks
+from parallel_epochs.pipeline.run import files, pulse
+from parallel_epochs.pipeline.run.memory import machine_memory
 
 # Bytes that are read at a time, of all arrays together.
 BLOCK_BYTES = 1 << 26

@@ -15,12 +15,12 @@ from jaxtyping import Int
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from models.edges import fill_csr, from_csc
-from models.kernels.native import NativeLibrary, pointer
-from pipeline.graph.edges import transpose
+from parallel_epochs.models.edges import fill_csr, from_csc
+from parallel_epochs.models.kernels.hash import GOLDEN, MASK, mix
+from parallel_epochs.models.kernels.native import NativeLibrary, pointer
+from parallel_epochs.pipeline.graph.edges import transpose
 
 LIBRARY = NativeLibrary("neighbour sampling", Path(__file__).with_name("sampling.cpp"), otherwise="numpy draws instead")
-GOLDEN, BITS = 0x9e3779b97f4a7c15, 2**64
 
 
 class NeighborSampler:
@@ -128,7 +128,7 @@ def draw_with_numpy(indptr: Int[Tensor, " num_nodes_plus_1"], nodes: Int[Tensor,
     state = mix(np.uint64(key) ^ mix(nodes[rows].astype(np.uint64)))
     for j in range(count[rows].max(initial=0)):  # they all draw as many
         last = degree[rows] - count[rows] + j
-        at = begin[rows] + _below(mix(state + np.uint64((j + 1) * GOLDEN % BITS)), last + 1)
+        at = begin[rows] + _below(mix(state + np.uint64((j + 1) * GOLDEN & MASK)), last + 1)
         taken[np.where(taken[at], begin[rows] + last, at)] = True
     drawn = np.flatnonzero(taken)
     return torch.from_numpy(drawn + np.repeat(first - begin[:-1], count))
@@ -145,13 +145,6 @@ def number_with_numpy(src: Int[Tensor, " num_edges"], position: Int[Tensor, " nu
     return fresh, local[nodes].long()
 
 
-def mix(z: np.ndarray) -> np.ndarray:
-    """Hash 64 bits: the finaliser of SplitMix64."""
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xbf58476d1ce4e5b9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94d049bb133111eb)
-    return z ^ (z >> np.uint64(31))
-
-
 def _below(random: np.ndarray, bound: np.ndarray) -> np.ndarray:
     """Scale 64 random bits to integers below a bound, which is below 2^32: the high half of their product."""
     low, high, bound = random & np.uint64(0xffffffff), random >> np.uint64(32), bound.astype(np.uint64)
@@ -159,4 +152,4 @@ def _below(random: np.ndarray, bound: np.ndarray) -> np.ndarray:
 
 
 def _hop_key(key: int, hop: int) -> int:
-    return int(mix(np.array([(key + (hop + 1) * GOLDEN) % BITS], dtype=np.uint64))[0])
+    return mix(key + (hop + 1) * GOLDEN & MASK)

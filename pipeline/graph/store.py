@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from models.edges import from_csc
-from pipeline.run import files, pulse
-from pipeline.run.errors import DamagedFile
+from parallel_epochs.models.edges import from_csc
+from parallel_epochs.pipeline.run import files, pulse
+from parallel_epochs.pipeline.run.errors import DamagedFile
 
 log = logging.getLogger(__name__)
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from models.kernels.native import NativeLibrary, pointer
-from pipeline.graph.edges import counting_sort
-from pipeline.graph.laid_out import LaidOut
-from pipeline.graph.partition import Partition, Quality, assignment
-from pipeline.graph.reading import BLOCK_BYTES, Reader, edge_blocks
-from pipeline.graph.subgraph import attach_nodes, induce_sorted
-from pipeline.graph.waiting import Selected, Waiting
-from pipeline.run.memory import machine_memory
+from parallel_epochs.models.kernels.native import NativeLibrary, pointer
+from parallel_epochs.pipeline.graph.edges import counting_sort
+from parallel_epochs.pipeline.graph.laid_out import LaidOut
+from parallel_epochs.pipeline.graph.partition import Partition, Quality, assignment
+from parallel_epochs.pipeline.graph.reading import BLOCK_BYTES, Reader, edge_blocks
+from parallel_epochs.pipeline.graph.subgraph import attach_nodes, induce_sorted
+from parallel_epochs.pipeline.graph.waiting import Selected, Waiting
+from parallel_epochs.pipeline.run.memory import machine_memory
 
 LIBRARY = NativeLibrary("streamed clusters", Path(__file__).with_name("stream.cpp"), otherwise="numpy selects instead")
 

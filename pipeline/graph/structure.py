@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from models.edges import choose_dtype, fill_csr, from_csc
-from models.embedding.reference import GOLDEN, mix
-from pipeline.graph.edges import transpose
-from pipeline.run import checkpoint
+from parallel_epochs.models.edges import choose_dtype, fill_csr, from_csc
+from parallel_epochs.models.kernels.hash import GOLDEN, mix
+from parallel_epochs.pipeline.graph.edges import transpose
+from parallel_epochs.pipeline.run import checkpoint
 
 # Edges that are hashed at a time.
 HASHED = 2**20

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from models.edges import choose_dtype, fill_csr, from_csc
-from models.kernels.native import NativeLibrary, pointer
-from pipeline.graph.edges import adjacency, transpose
+from parallel_epochs.models.edges import choose_dtype, fill_csr, from_csc
+from parallel_epochs.models.kernels.native import NativeLibrary, pointer
+from parallel_epochs.pipeline.graph.edges import adjacency, transpose
 
 LIBRARY = NativeLibrary("induced subgraph", Path(__file__).with_name("subgraph.cpp"), otherwise="scipy selects instead")
 NODE_KEYS = ("x", "y", "train_mask", "valid_mask", "test_mask")

@@ -6,9 +6,9 @@ from jaxtyping import Int
 from torch import Tensor
 from torch_geometric.data import Data
 
-from models.edges import fill_csr, from_csc
-from pipeline.graph.partition import Partition
-from pipeline.names import MASKS
+from parallel_epochs.models.edges import fill_csr, from_csc
+from parallel_epochs.pipeline.graph.partition import Partition
+from parallel_epochs.pipeline.names import MASKS
 
 
 def select_graphs(data: Data, graphs: Int[Tensor, " num_graphs"]) -> Data:

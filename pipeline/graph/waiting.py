@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.run import files
+from parallel_epochs.pipeline.run import files
 
 # Where an array begins in a file, its dtype, and the shape of its rows.
 Extent = tuple[int, np.dtype, tuple[int, ...]]

@@ -6,7 +6,7 @@
 
 namespace {
 
-struct WalkProblem {  // mirrored by Problem in walks.py, field by field
+struct WalkProblem {  // mirrored by the class of this name in walks.py, field by field
   int64_t num_nodes, num_starts, length, random_starts, num_threads;
   uint64_t key;
   double p, q;

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from models.kernels.native import NativeLibrary, pointer
-from pipeline.graph.blocks import NodeParts
-from pipeline.graph.edges import transpose
+from parallel_epochs.models.kernels.native import NativeLibrary, pointer
+from parallel_epochs.pipeline.graph.edges import transpose
+from parallel_epochs.pipeline.graph.node_parts import NodeParts
 
 
-class Problem(ctypes.Structure):
+class WalkProblem(ctypes.Structure):
     """Arguments of a call, field by field as in walks.cpp."""
 
     _fields_ = (*((name, ctypes.c_int64) for name in (
@@ -32,7 +32,7 @@ class Problem(ctypes.Structure):
 
 
 LIBRARY = NativeLibrary("random walks", Path(__file__).with_name("walks.cpp"), otherwise="there are no walks then",
-                        structures={"walks_problem_size": Problem})
+                        structures={"walks_problem_size": WalkProblem})
 # Of walks, worked on one by one: the order of pairs depends on it, and on no number of threads.
 NUM_CHUNKS = 64
 
@@ -121,7 +121,7 @@ class WalkSampler:
         """
         walks = torch.empty(num_walks, self.length + 1, dtype=torch.int32)
         pointers = {name: tensor.data_ptr() for name, tensor in self._tensors.items()}
-        problem = Problem(**self._options, key=key, num_threads=num_threads, **pointers)
+        problem = WalkProblem(**self._options, key=key, num_threads=num_threads, **pointers)
         library().walks_draw(ctypes.byref(problem), _int(first), _int(num_walks), pointer(walks))
         return walks
 

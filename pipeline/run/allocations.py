@@ -1,4 +1,4 @@
-"""Bytes that torch holds for new tensors while a block runs, on any device."""
+"""Counts the bytes that torch allocates for new tensors while a block of code runs, on any device."""
 
 import weakref
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ from torch.utils._pytree import tree_leaves
 
 
 class Allocations(TorchDispatchMode):
-    """Counts the bytes of the tensors that operators make while it is used in a ``with`` statement.
+    """Counts the bytes of the tensors that operators return inside a ``with`` statement.
 
-    What a kernel takes for itself and gives back before it returns is not seen.
+    It does not see memory that a kernel allocates and frees before it returns.
 
     Attributes:
-        now: bytes of those that are still held.
-        peak: the most so far.
+        now: bytes of the tensors that still exist.
+        peak: the largest value of `now` so far.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints: nested dicts of tensors and plain values in a file, with a checksum of their content."""
+"""Reads and writes checkpoints: nested dicts of tensors and plain values, with a checksum of their content."""
 
 import hashlib
 import io
@@ -12,21 +12,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pipeline.run import files
-from pipeline.run.errors import DamagedFile, FileError
+from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run.errors import DamagedFile, FileError
+from parallel_epochs.pipeline.run.memory import format_bytes
 
 log = logging.getLogger(__name__)
 
-# What torch.load raises on a file with some of its bytes changed.
+# The errors that torch.load raises for a file with changed bytes.
 UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError,
               pickle.UnpicklingError, zipfile.BadZipFile)
 
-# Checkpoints of so many bytes are mapped into memory rather than read beside what they are copied to.
+# Checkpoints of this size and larger are memory-mapped, so that their content is not in memory twice.
 LARGE = 1 << 26
 
 
 def digest(state: object) -> str:
-    """Compute SHA-256 of a nested structure of dicts, lists, tensors and plain values: names and bytes, in order."""
+    """Compute SHA-256 over the names and bytes of nested dicts, lists, tensors and plain values, in order."""
     sha = hashlib.sha256()
 
     def update(value: object) -> None:
@@ -50,12 +51,12 @@ def digest(state: object) -> str:
 
 
 def save(path: Path, state: dict, *, keep_as: Path | None = None) -> None:
-    """Write `state` with its digest; at any moment `path` holds the old content or the new.
+    """Write `state` with its digest. At any moment `path` holds either the old content or the new.
 
     The result loads with ``torch.load(path, weights_only=True)``.
 
     Args:
-        keep_as: another name for the old content.
+        keep_as: a second path that keeps the old content.
     """
     files.write_atomically(path, lambda file: torch.save({**state, "sha256": digest(state)}, file), keep_as=keep_as)
 
@@ -68,9 +69,9 @@ def load(path: Path, *, mmap: bool = False, verify: bool = True) -> dict:
         verify: compare the content with its digest.
 
     Raises:
-        ValueError: there is no such file.
-        DamagedFile: it is truncated, or its content does not have the digest it was saved with.
-        FileError: it cannot be read now; its content may be whole.
+        ValueError: the file does not exist.
+        DamagedFile: the file is truncated, or its content does not have the digest it was saved with.
+        FileError: the file cannot be read now, but its content may be intact.
     """
     if not files.is_there(path):
         raise ValueError(f"{path} does not exist")
@@ -82,26 +83,27 @@ def load(path: Path, *, mmap: bool = False, verify: bool = True) -> dict:
 
 
 def _map(path: Path) -> dict:
-    """Load a file whose tensors stay in it; if that fails, its content tells whether the file is at fault."""
+    """Memory-map a checkpoint. If that fails, read the whole file, which tells whether its content is damaged."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         state["sha256"]
     except UNREADABLE as error:
         state = _parse(path, files.read_bytes(path))
-        log.warning("%s cannot be mapped into memory (%s): it was read, and is not shared with other processes", path,
+        log.warning("%s cannot be memory-mapped (%s). It was read instead, so each process holds its own copy", path,
                     str(error).partition("\n")[0])
     return state
 
 
 def _parse(path: Path, content: bytes) -> dict:
-    """Load the content of a file; what fails now is the content's fault, or there is no memory."""
+    """Load the content of a file. A failure means that the content is damaged, or that there is not enough memory."""
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         state["sha256"]
     except (MemoryError, *UNREADABLE) as error:
-        # As torch's allocator says it: a damaged size asks for much memory too.
+        # torch's allocator speaks of memory, also when a damaged size asks for too much of it.
         if isinstance(error, MemoryError) or "memory" in str(error) and _has_checksums_of_zip(content):
-            raise FileError(f"{path} cannot be read: no memory for its {files.format_bytes(len(content))}") from error
+            raise FileError(f"{path} cannot be read: there is not enough memory for its "
+                            f"{format_bytes(len(content))}") from error
         raise DamagedFile(f"{path} is damaged: it cannot be read ({type(error).__name__})") from error
     return state
 
@@ -110,17 +112,17 @@ def _has_checksums_of_zip(content: bytes) -> bool:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             return archive.testzip() is None
-    except Exception:  # whatever a damaged archive makes of the reader
+    except Exception:  # a damaged archive may raise anything
         return False
 
 
 def keep(path: Path, build: Callable[[], dict], *, again: str, mmap: bool = True, verify: bool = True) -> dict:
-    """Return what a file of a cache holds; it is built first if it is not there.
+    """Return the content of a cached file. Build it first if the file does not exist or is damaged.
 
     Args:
         build: makes the content.
-        again: for the warning if the file is damaged: what is done then.
-        mmap: leave the tensors in the file, whose memory processes share.
+        again: what the warning about a damaged file says is done next.
+        mmap: memory-map the file, so that processes share its memory.
         verify: compare the content with its digest.
 
     Raises:
@@ -138,22 +140,22 @@ def keep(path: Path, build: Callable[[], dict], *, again: str, mmap: bool = True
 
 
 def save_last(folder: Path, state: dict) -> None:
-    """Save ``last.pt``, keeping the one before as ``previous.pt``.
+    """Save ``last.pt``, and keep the checkpoint before it as ``previous.pt``.
 
     Raises:
-        FileError: it cannot be written; those of before are there still.
+        FileError: it cannot be written. The earlier checkpoints are still there.
     """
     # Not before the new one is written and on the disk: two names of one file are one checkpoint.
     save(folder / "last.pt", state, keep_as=folder / "previous.pt")
 
 
 def load_last(folder: Path) -> dict | None:
-    """Load ``last.pt``, or the one before if that is damaged, or nothing if there is neither.
+    """Load ``last.pt``, or ``previous.pt`` if that is damaged. Return None if there is neither.
 
-    A damaged one is kept as ``last.pt.damaged``. One that cannot be read now is left alone, as it may be whole.
+    A damaged checkpoint is kept as ``last.pt.damaged``. One that cannot be read now is left alone, as it may be intact.
 
     Raises:
-        DamagedFile: there are checkpoints, and none is whole.
+        DamagedFile: there are checkpoints, and all of them are damaged.
         FileError: a checkpoint cannot be read.
     """
     errors = []
@@ -169,9 +171,9 @@ def load_last(folder: Path) -> dict | None:
             aside = files.keep_aside(folder / "last.pt")
             log.warning("%s and kept as %s; falling back to %s of round %s", errors[0], aside.name, path,
                         state.get("round"))
-            # Or the next save would keep the damaged one as the previous.
+            # Otherwise the next save would keep the damaged one as previous.pt.
             os.replace(path, folder / "last.pt")
         return state
     if errors:
-        raise DamagedFile("; ".join(errors) + ": no checkpoint is left to resume from, start a new run")
+        raise DamagedFile("; ".join(errors) + ": no checkpoint is left to resume from. Start a new run")
     return None

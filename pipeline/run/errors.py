@@ -1,19 +1,25 @@
-"""How a run ends before its time, and errors as one line that a user can read."""
+"""The errors that end a run early, and their messages as one line for the user."""
 
+import re
+import shlex
 import signal
+from importlib import metadata
+from pathlib import Path
 
 from omegaconf.errors import OmegaConfBaseException
+
+import parallel_epochs
 
 EXIT_TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 class RankError(ChildProcessError):
-    """A rank failed; the message has its number and the reason."""
+    """A rank failed. The message gives its number and the reason."""
 
 
 class FileError(OSError):
-    """The system would not read or write a file; the message names it. What the file holds may be whole."""
+    """The system could not read or write a file, which the message names. The content of the file may be intact."""
 
     def __init__(self, message: str, errno: int | None = None):
         super().__init__(message)
@@ -21,15 +27,15 @@ class FileError(OSError):
 
 
 class DamagedFile(ValueError):
-    """What a file holds is wrong, however often it is read; the message names it."""
+    """The content of a file is wrong, and reading it again would not help. The message names the file."""
 
 
 class Stopped(Exception):
-    """A signal asked the run to stop, or its watchdog ended it; what was saved can be continued.
+    """A signal asked the run to stop, or the watchdog ended it. The run can be resumed from its last checkpoint.
 
     Args:
         signum: the signal; 0 for none.
-        reason: if it is not the signal alone.
+        reason: the message, if the signal alone does not explain it.
     """
 
     def __init__(self, signum: int, reason: str = ""):
@@ -42,7 +48,7 @@ class Stopped(Exception):
 
 
 def one_line(error: BaseException) -> str:
-    """Join the message of an error and of what caused it, without the lines that only a programmer can use."""
+    """Join the messages of an error and of its cause in one line, without what only a programmer can use."""
     if isinstance(error.__cause__, OSError) and str(error).startswith("Unable to configure handler"):
         return one_line(error.__cause__)  # logging does not name the file
     if isinstance(error, OSError) and error.strerror:
@@ -53,3 +59,18 @@ def one_line(error: BaseException) -> str:
         lines += one_line(error.__cause__).splitlines()
     lines = [line.removeprefix("ValueError raised while resolving interpolation: ") for line in lines]
     return " ".join(line for line in lines if line and not line.startswith(noise))
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs the packages of an extra of pyproject.toml, for the way this program came here.
+
+    In a checkout it installs the extra itself, with the versions that were tested. This package is in no index, so an
+    installation without a checkout installs the extra's packages by their own names.
+    """
+    root = Path(parallel_epochs.__file__).resolve().parents[1]
+    if (root / "pyproject.toml").exists():
+        here = Path.cwd() == root
+        constraints = "constraints.txt" if here else shlex.quote(str(root / "constraints.txt"))
+        return f"pip install -c {constraints} -e '{'.' if here else root}[{extra}]'"
+    lines = [line for line in metadata.requires("parallel-epochs") or [] if re.search(f"extra == .{extra}.", line)]
+    return " ".join(["pip install", *(re.match(r"[\w.-]+", line)[0] for line in lines)])

@@ -1,4 +1,7 @@
-"""Files that are whole or not there: written beside, synced, renamed. Every error names the file."""
+"""Reads and writes files atomically: a new file is written beside the old one, synced and renamed.
+
+Every error names the file.
+"""
 
 import contextlib
 import errno
@@ -16,21 +19,22 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from pipeline.run.errors import DamagedFile, FileError
+from parallel_epochs.pipeline.run.errors import DamagedFile, FileError
+from parallel_epochs.pipeline.run.memory import format_bytes
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
 def naming(path: Path, doing: str, *, size: Callable[[], int] = lambda: 0) -> Iterator[None]:
-    """Turn what the system says about a file into an error that names it.
+    """Turn an error of the system into one that names the file.
 
     Args:
-        doing: what cannot be done to the file: "read", "written".
-        size: bytes that were to be written, if that is known when it fails.
+        doing: the participle of the message "FILE cannot be ...", such as "read" or "written".
+        size: returns the number of bytes to write, if it is known when writing fails.
 
     Raises:
-        FileError: in place of any other OSError and MemoryError.
+        FileError: in place of any other OSError or MemoryError.
     """
     try:
         yield
@@ -46,7 +50,7 @@ def naming(path: Path, doing: str, *, size: Callable[[], int] = lambda: 0) -> It
 
 def _no_space(path: Path, number: int, size: int) -> str:
     if number == errno.EFBIG:
-        return f"{path} would be larger than the disk or your limit on files (ulimit -f) allows"
+        return f"{path} would be larger than the disk or your limit on file sizes (ulimit -f) allows"
     needs = f" for the {format_bytes(size)} of {path.name}" if size else f" for {path.name}"
     if number == errno.EDQUOT:
         return f"{path.parent}: your disk quota leaves no space{needs}; delete something, or choose another directory"
@@ -55,19 +59,13 @@ def _no_space(path: Path, number: int, size: int) -> str:
     return f"{path.parent} has no space left{needs}; delete something, or choose another directory"
 
 
-def format_bytes(size: int) -> str:
-    """Write a number of bytes for people."""
-    if size < 1024:
-        return f"{size} bytes"
-    power = min(int(math.log(size, 1024)), 4)
-    return f"{size / 1024**power:.1f} {'KMGT'[power - 1]}iB"
-
-
 def is_there(path: Path) -> bool:
-    """Tell whether there is a file; opening a pipe would wait, and replacing a device would destroy it.
+    """Tell whether a file exists.
+
+    Anything else at that path is refused: opening a pipe would wait, and replacing a device would destroy it.
 
     Raises:
-        FileError: there is something else, or the system does not tell.
+        FileError: the path is not a file, or the system does not tell.
     """
     with naming(path, "read"):
         try:
@@ -84,7 +82,7 @@ def read_bytes(path: Path) -> bytes:
     """Read a whole file.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the file does not exist.
         FileError: it cannot be read.
     """
     if not is_there(path):
@@ -94,28 +92,28 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Read a text file; raises as :func:`read_bytes`, and DamagedFile if it is no text."""
+    """Read a text file. Raises what :func:`read_bytes` raises, and DamagedFile if the content is not text."""
     try:
         return read_bytes(path).decode()
     except UnicodeDecodeError:
-        raise DamagedFile(f"{path} is damaged: it is no text") from None
+        raise DamagedFile(f"{path} is damaged: it is not a text file") from None
 
 
 def read_json(path: Path) -> dict:
-    """Read a JSON file that holds an object; raises as :func:`read_bytes`, and DamagedFile if it holds none."""
+    """Read a JSON object from a file. Raises what :func:`read_bytes` raises, and DamagedFile if there is none."""
     text = read_text(path)
     try:
         value = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
-        what = f"it is no JSON, {error}" if text.strip() else "it is empty"
+        what = f"it is not JSON ({error})" if text.strip() else "it is empty"
         raise DamagedFile(f"{path} is damaged: {what}") from None
     if not isinstance(value, dict):
-        raise DamagedFile(f"{path} is damaged: it holds no JSON object")
+        raise DamagedFile(f"{path} is damaged: it does not hold a JSON object")
     return value
 
 
 def keep_aside(path: Path) -> Path:
-    """Rename a damaged file, for who wants to look at it; one that was kept before makes room."""
+    """Rename a damaged file to ``NAME.damaged``, so that the user can look at it, and replace an older such file."""
     aside = path.with_name(f"{path.name}.damaged")
     with naming(path, "renamed"):
         os.replace(path, aside)
@@ -124,11 +122,11 @@ def keep_aside(path: Path) -> Path:
 
 @contextlib.contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Hold a directory for this process; the system lets go of it however the process ends.
+    """Lock a directory for this process. The system releases the lock however the process ends.
 
     Raises:
-        ValueError: another process holds it.
-        FileError: it cannot be written to.
+        ValueError: another process holds the lock.
+        FileError: the directory cannot be written to.
     """
     path = folder / ".lock"
     is_there(path)
@@ -143,8 +141,9 @@ def lock(folder: Path) -> Iterator[None]:
 
 
 class _Sink:
-    """Takes what is written to a file; the first failure is raised in the end, as C++ that writes here would turn it
-    into an error of its own (torch.save).
+    """A file object that raises the first failure to write only at the end.
+
+    torch.save writes from C++, which would turn the failure into an error of its own.
     """
 
     def __init__(self, file: BinaryIO):
@@ -167,7 +166,7 @@ class _Sink:
                 self._error = error
 
     def finish(self) -> None:
-        """Bring everything to the disk, or say what failed."""
+        """Flush everything to the disk, or raise the first failure."""
         self.flush()
         if self._error is not None:
             raise self._error
@@ -179,10 +178,10 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object], *,
     """Call `write(file)` on a temporary file beside `path`, sync it to the disk, and rename it.
 
     Args:
-        keep_as: another name for the file that was there before, given to it when the new one is ready.
+        keep_as: a second path for the old file, which gets it as soon as the new file is complete.
 
     Raises:
-        FileError: it cannot be written; what was there before is there still, and nothing else.
+        FileError: the file cannot be written. The old file is still there, and no temporary file is.
     """
     is_there(path)
     size = 0
@@ -205,7 +204,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object], *,
 
 
 def _link(path: Path, other: Path) -> None:
-    """Give a file another name too, in place of the file that had it."""
+    """Give a file a second path, and replace the file that was there."""
     with naming(other, "written"):
         remove_stale(other)
         link = _temporary_beside(other)
@@ -216,12 +215,12 @@ def _link(path: Path, other: Path) -> None:
 
 
 def _temporary_beside(path: Path) -> Path:
-    """Name a temporary file for `path` as no other process does, on this machine or on another that shares the disk."""
+    """Return a temporary name for `path` that no other process chooses, on any machine that shares the disk."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
 
 
 def _locked_temporary(path: Path) -> BinaryIO:
-    """Open a new temporary file and lock it, which tells others that its writer lives."""
+    """Open a new temporary file and lock it. The lock tells other processes that its writer is alive."""
     while True:
         file = open(_temporary_beside(path), "xb")  # noqa: SIM115 - the caller closes it
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -232,10 +231,10 @@ def _locked_temporary(path: Path) -> BinaryIO:
 
 
 def remove_stale(path: Path) -> None:
-    """Delete the temporary files of `path` that killed processes left.
+    """Delete the temporary files of `path` that killed processes left behind.
 
-    A living writer holds a lock on its file; that is seen by every machine and container that shares the disk, which
-    its process number is not.
+    A living writer holds a lock on its file. Every machine and container that shares the disk sees the lock, while
+    process numbers mean nothing outside of their own machine.
     """
     for temporary in path.parent.glob(f".{path.name}.*.tmp"):
         # One that has gone meanwhile, is locked, or belongs to another user.
@@ -245,7 +244,7 @@ def remove_stale(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names of a folder durable."""
+    """Flush the names in a folder to the disk."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -259,19 +258,19 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: dict) -> None:
-    """Write a JSON file atomically; what JSON cannot say is null."""
+    """Write a JSON file atomically, with null for NaN and infinity."""
     write_text(path, json.dumps(without_nan(value), indent=2) + "\n")
 
 
 def without_nan(value: Any) -> Any:
-    """Replace every NaN and infinity in nested dicts by None: a metric that is undefined is null in JSON."""
+    """Replace every NaN and infinity in nested dicts by None, as JSON has neither."""
     if isinstance(value, dict):
         return {key: without_nan(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def file_digest(file: BinaryIO) -> str:
-    """Compute BLAKE2b of the rest of a file opened in binary mode, read in blocks.
+    """Compute BLAKE2b of the rest of a file that is open in binary mode, block by block.
 
     Raises:
         FileError: it cannot be read.
@@ -284,7 +283,7 @@ def file_digest(file: BinaryIO) -> str:
 
 
 def write_at(fd: int, values: np.ndarray, at: int) -> int:
-    """Write all bytes of an array at a place of a file; returns where they end.
+    """Write an array to a file at a byte offset. Return the offset of its end.
 
     Raises:
         OSError: they cannot be written.
@@ -297,13 +296,13 @@ def write_at(fd: int, values: np.ndarray, at: int) -> int:
 
 
 def read_at(fd: int, dtype: np.dtype, shape: tuple[int, ...], at: int, out: np.ndarray | None = None) -> np.ndarray:
-    """Read an array from a place of a file.
+    """Read an array from a file at a byte offset.
 
     Args:
-        out: memory for it, at least so many bytes, uint8; its own if not given.
+        out: memory to read into, uint8, at least as large as the array; new memory if not given.
 
     Raises:
-        OSError: it cannot be read, or the file ends before.
+        OSError: the file cannot be read, or it ends before the array does.
     """
     size = dtype.itemsize * math.prod(shape)
     values = np.empty(shape, dtype) if out is None else out[:size].view(dtype).reshape(shape)
@@ -319,3 +318,28 @@ def read_at(fd: int, dtype: np.dtype, shape: tuple[int, ...], at: int, out: np.n
 def _bytes_of(values: np.ndarray) -> memoryview:
     """Return the memory of a contiguous array."""
     return values.reshape(-1).view(np.uint8).data if values.size else memoryview(b"")
+
+
+def check_output(name: str, path: Path) -> None:
+    """Refuse a file that cannot be written, before the work whose result it shall hold.
+
+    Raises:
+        ValueError: names the argument and the path.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{name}={path} is no file: give the name of a file")
+    if not path.parent.is_dir():
+        raise ValueError(f"{name}={path}: there is no directory {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"{name}={path} cannot be written")
+
+
+def check_folder(name: str, path: Path) -> None:
+    """Refuse a folder that cannot be made, because a part of its path is a file.
+
+    Raises:
+        ValueError: names the argument and the file.
+    """
+    existing = next((folder for folder in (path, *path.parents) if folder.exists()), path)
+    if existing.exists() and not existing.is_dir():
+        raise ValueError(f"{name}={path}: {existing} is no directory")

@@ -1,4 +1,4 @@
-"""Starting the ranks of one machine, and naming the one that failed."""
+"""Starts the ranks of one machine, and names the one that failed."""
 
 import ctypes
 import logging
@@ -15,22 +15,22 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from pipeline.run import pulse, ranks
-from pipeline.run.errors import RankError, Stopped
-from pipeline.run.stop import STOP_SIGNALS, StopRequest
-from pipeline.run.threads import use_threads
+from parallel_epochs.pipeline.run import pulse, ranks
+from parallel_epochs.pipeline.run.errors import RankError, Stopped
+from parallel_epochs.pipeline.run.stop import STOP_SIGNALS, StopRequest
+from parallel_epochs.pipeline.run.threads import use_threads
 
 log = logging.getLogger(__name__)
 
-# Errors whose message says it all.
+# Errors whose message is enough; the others get a traceback in the log.
 READABLE = ("ValueError", "DamagedFile", "FileError", "FloatingPointError", "RankError", "ChildProcessError")
 
 
 def launch(function: Callable, num_ranks: int, num_threads: int, stop: StopRequest, *args) -> Any:
     """Call ``function(ranks, stop, *args)`` in `num_ranks` processes on this machine and return rank 0's result.
 
-    If a rank fails the others are ended; if this process dies, so do they. If this process has a place on a board of
-    signs of life, so have they.
+    If a rank fails, the others are killed. If this process dies, all ranks die. If this process writes heartbeats to a
+    board, the ranks do so too.
 
     Args:
         num_threads: threads of each rank.
@@ -71,15 +71,15 @@ def launch(function: Callable, num_ranks: int, num_threads: int, stop: StopReque
 
 
 def start_rank_server() -> None:
-    """Start the process that ranks are forked from; its imports take seconds, and it makes them once for all ranks."""
-    multiprocessing.set_forkserver_preload(["pipeline.rank_server"])
+    """Start the process that ranks are forked from. Its imports take seconds, and it does them once for all ranks."""
+    multiprocessing.set_forkserver_preload(["parallel_epochs.pipeline.rank_server"])
     forkserver.ensure_running()
 
 
 def follow_parent() -> None:
-    """Let the system kill this process when its parent ends in whatever way, and leave signals to stop to the parent.
+    """Let the system kill this process when its parent ends, and leave requests to stop to the parent.
 
-    The parent passes on what it is told; a signal to the whole process group must not end this process first.
+    The parent passes a request on. A signal to the whole process group must not end this process first.
     """
     for signum in STOP_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
@@ -106,7 +106,7 @@ def _run_rank(function: Callable, num_threads: int, stop: StopRequest, board: Pa
 
 
 def _explain(failure: ProcessFailure) -> str:
-    """Say why a rank ended; a traceback goes to the log, unless it is the user's own mistake."""
+    """Return why a rank failed. Log the traceback, unless the user can mend the mistake."""
     report = failure.error_file_data.get("message", {})
     if not isinstance(report, dict):  # it was killed
         return failure.message.splitlines()[0]

@@ -1,4 +1,4 @@
-"""What a run leaves to read: a line an epoch, metrics.jsonl, a tracker."""
+"""Records a run: a log line for each epoch, metrics.jsonl, and a tracker."""
 
 import contextlib
 import functools
@@ -10,23 +10,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from pipeline.run import files
-from pipeline.run.files import without_nan
-from pipeline.run.progress import Bar, Pace, format_seconds
-from pipeline.run.tracker import Tracker, TrackerFeed
+from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run.files import without_nan
+from parallel_epochs.pipeline.run.progress import Bar, Pace, format_seconds
+from parallel_epochs.pipeline.run.tracker import Tracker, TrackerFeed
 
 log = logging.getLogger(__name__)
 
 
 class BelowError(logging.Filter):
-    """Lets messages through that are no errors: those go to standard error instead (conf/hydra/job_logging)."""
+    """Drops errors, which another handler writes to standard error (conf/hydra/job_logging)."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return record.levelno < logging.ERROR
 
 
 class LogFile(logging.FileHandler):
-    """The log of a run. On a disk that takes no more it says so once, and the messages are on the terminal alone."""
+    """The log file of a run. When it cannot be written, one line says so, and messages go to the terminal only."""
 
     failed = False
 
@@ -35,7 +35,7 @@ class LogFile(logging.FileHandler):
         return super()._open()
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Say why a message could not be written."""
+        """Print why a message could not be written, once."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
@@ -44,20 +44,20 @@ class LogFile(logging.FileHandler):
             print(f"{self.baseFilename} cannot be written: {error.strerror or error}", file=sys.stderr)
 
     def close(self) -> None:
-        """Close the file; what could not be written is lost."""
+        """Close the file. Messages that could not be written are lost."""
         with contextlib.suppress(OSError):
             super().close()
 
 
 class RunLog:
-    """Writes ``metrics.jsonl`` (one JSON object a line, with its ``kind``), a line an epoch, and a progress bar.
+    """Writes ``metrics.jsonl`` (one JSON object with a ``kind`` per line), a log line per epoch, and a progress bar.
 
     Args:
-        folder: the run directory; none for a rank that writes nothing.
+        folder: the run directory; None for a rank that writes nothing.
         metric: name of the metric, for the lines.
-        first_round: a resumed run's records from this round on are written again, so the old ones are dropped. What
-            earlier starts recorded beside their rounds stays.
-        open_tracker: opens what the rounds go to as well, given `began` by keyword; see
+        first_round: a resumed run writes the records from this round on again, so the old ones are dropped. Other
+            records of earlier starts stay.
+        open_tracker: opens the tracker that gets the rounds too. It takes `began` by keyword; see
             :class:`pipeline.run.tracker.Tracker`.
 
     Raises:
@@ -80,7 +80,7 @@ class RunLog:
         kept = [r for r in earlier if r["kind"] == "round"]
         others = [r for r in earlier if r["kind"] != "round"]
         if damaged:
-            log.warning("%s is damaged and kept as %s: line %d is no record", path, files.keep_aside(path).name,
+            log.warning("%s is damaged and kept as %s: line %d is not a record", path, files.keep_aside(path).name,
                         damaged[0])
         if len(kept) < first_round:
             log.warning("%s: the records of %d of %d rounds are lost", path, first_round - len(kept), first_round)
@@ -117,13 +117,13 @@ class RunLog:
 
     def epoch_line(self, *, epoch: int, num_epochs: int, loss: float, seconds: float, evaluation_seconds: float | None,
                    hidden: float, synced: float | None, scores: dict[str, float] | None, is_best: bool) -> None:
-        """Log one aligned line.
+        """Log one aligned line for an epoch.
 
         Args:
             epoch: passes over the graph so far, of `num_epochs`.
             seconds: of training, since the line before.
-            hidden: share of the drawing of clusters that nobody waited for.
-            synced: share of the time that went into communication.
+            hidden: fraction of the time to draw clusters that no step waited for.
+            synced: fraction of the time that communication took.
         """
         parts = [f"epoch {epoch:>{len(str(num_epochs))}}/{num_epochs}", f"loss {loss:8.5f}"]
         if scores is not None:
@@ -143,7 +143,7 @@ class RunLog:
         log.info("  ".join(parts))
 
     def start_bar(self, total: int, *, initial: int, epoch: int, num_epochs: int) -> None:
-        """Show how far a round is.
+        """Show a progress bar for a round.
 
         Args:
             total: steps of the round, of which `initial` have been taken.
@@ -159,7 +159,7 @@ class RunLog:
             self._bar.advance()
 
     def end_bar(self) -> None:
-        """Take the progress bar away."""
+        """Remove the progress bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -169,14 +169,14 @@ class RunLog:
 
 
 def format_score(value: float) -> str:
-    """Format a metric: four decimals, or four digits of a small number."""
+    """Format a metric with four decimals, or a small number with four digits."""
     return f"{value:.4f}" if not 0 < abs(value) < 0.01 else f"{value:.4g}"
 
 
 def read_records(path: Path) -> list[dict]:
-    """Read the records of a ``metrics.jsonl``; a last line cut short by a kill is left out.
+    """Read the records of a ``metrics.jsonl``.
 
-    A warning names other lines that are no records, and they are left out as well.
+    A last line that a kill cut short is left out. Other lines that are not records are left out too, with a warning.
 
     Raises:
         FileError: it cannot be read.
@@ -188,7 +188,7 @@ def read_records(path: Path) -> list[dict]:
 
 
 def _parse_records(path: Path) -> tuple[list[dict], list[int]]:
-    """Read the records of a file, and the numbers from 1 of the lines that are none."""
+    """Read the records of a file, and the numbers (from 1) of the lines that are not records."""
     *lines, last = files.read_bytes(path).split(b"\n") if files.is_there(path) else [b""]
     values = [_parse_record(line) for line in lines]
     records = [value for value in [*values, _parse_record(last)] if value is not None]
@@ -196,7 +196,7 @@ def _parse_records(path: Path) -> tuple[list[dict], list[int]]:
 
 
 def _parse_record(line: bytes) -> dict | None:
-    """Read a record; none if it is none. That of a round says which round it was."""
+    """Parse a record. Return None if the line is not one, or is one of a round without its number."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""How much memory this process may have. Nothing here imports torch."""
+"""Finds how much memory this process may use. Nothing here imports torch."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 
 def machine_memory() -> int:
-    """Return the bytes of memory and swap that this process may have: those of the machine, or of its control group."""
+    """Return the bytes of memory and swap that this process may use, by the machine and by its control groups."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") + _swap(), *_limits_of_groups()]
     return min(limits)
 
@@ -17,7 +17,7 @@ def machine_memory() -> int:
 def format_bytes(size: float) -> str:
     """Format a number of bytes with three digits."""
     for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
-        if size < 1000:
+        if size < 999.5:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:,.0f} EB" if size < 1e6 else f"{size:.0e} EB"
@@ -32,7 +32,7 @@ def _swap() -> int:
 
 
 def _limits_of_groups() -> Iterator[int]:
-    """Go through the limits of the control groups that this process is in, of both versions of them."""
+    """Yield the limits of the control groups of this process, of version 1 and version 2."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -52,20 +52,20 @@ def parse_bytes(text: str) -> int:
     """Read a size such as 12GB, 900MB or 1.5GiB.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a size.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kKMGTP])(i?))?B", text.strip())
     if found is None or not float(found[1]):
-        raise ValueError(f"{text} is no size; give a number and B, kB, MB, GB or TB, or KiB, MiB, GiB or TiB, as in "
-                         "12GB")
+        raise ValueError(f"{text} is not a size; give a number and B, kB, MB, GB or TB, or KiB, MiB, GiB or TiB, such "
+                         "as 12GB")
     power = " kmgtp".index((found[2] or " ").lower())
     return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
 
 
 def resident_bytes(besides: str) -> int:
-    """Return the bytes of memory that this process holds; those of files in a folder and below are left out.
+    """Return the resident memory of this process in bytes, without memory-mapped files in a folder and below.
 
-    Where the system does not tell, the most that it has held.
+    Where the system does not tell, return the peak so far.
     """
     folder, total, counts = os.path.realpath(besides) + os.sep, 0, True
     try:

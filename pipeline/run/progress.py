@@ -1,4 +1,4 @@
-"""How far a phase is: a bar where somebody watches, elsewhere a line when a minute has gone by."""
+"""Shows the progress of a phase: a bar on a terminal, a log line per minute elsewhere."""
 
 import logging
 import sys
@@ -13,17 +13,17 @@ LINE_EVERY = 60.0  # seconds between two lines of a log file
 
 
 class Bar:
-    """A phase of `total` units, closed by a ``with`` statement or :meth:`close`.
+    """The progress of a phase of `total` units, which ends with a ``with`` statement or :meth:`close`.
 
-    On a terminal (standard error) it is a bar that goes away when the phase has ended. Elsewhere a phase that takes
-    longer than a minute logs a line a minute.
+    On a terminal (standard error) it is a bar that disappears at the end of the phase. Elsewhere a phase that takes
+    longer than a minute logs a line per minute.
 
     Args:
-        text: what is going on, as a participle.
+        text: what the phase does, as a participle.
         unit: what is counted, in the plural.
         initial: units that are done already.
-        show: false for ranks that do not speak.
-        note: says more behind the numbers, such as the time left of the whole run.
+        show: false for ranks that print nothing.
+        note: returns a text to append, such as the time left of the whole run.
     """
 
     def __init__(self, text: str, total: int, unit: str, *, initial: int = 0, show: bool = True,
@@ -46,7 +46,7 @@ class Bar:
         """Count a unit.
 
         Args:
-            text: what is going on from now on, where it changes.
+            text: what the phase does from now on, if that changes.
         """
         self._done += 1
         self._text = text or self._text
@@ -63,13 +63,13 @@ class Bar:
             log.info("%s: %s of %s %s, %s", self._text, f"{self._done:,}", f"{self._total:,}", self._unit, notes)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._tqdm is not None:
             self._tqdm.close()
 
 
 class TerminalHandler(logging.StreamHandler):
-    """Writes messages above a bar instead of into it (conf/hydra/job_logging)."""
+    """Writes messages above a progress bar instead of into it (conf/hydra/job_logging)."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with tqdm.external_write_mode(file=sys.stdout):
@@ -77,9 +77,9 @@ class TerminalHandler(logging.StreamHandler):
 
 
 class Pace:
-    """Tells how long the rest of a run takes, from the epochs since it was started.
+    """Estimates the remaining time of a run from the epochs since its start.
 
-    The first round is left out as soon as there is another: it compiles kernels and fills caches.
+    The first round counts only until there is a second one, as it compiles kernels and fills caches.
 
     Args:
         epochs: passes over the graph at the start.

@@ -1,4 +1,4 @@
-"""Signs of life: what each process of a run is doing, in memory that a watchdog reads while the process hangs."""
+"""Heartbeats: each process of a run writes what it is doing into memory that the watchdog can always read."""
 
 import contextlib
 import dataclasses
@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-# At this signal a process writes where its threads are, even while one of them holds the interpreter's lock.
+# On this signal a process writes the tracebacks of its threads, even while one of them holds the interpreter's lock.
 TRACE_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGQUIT)
 
 
 class State(enum.IntEnum):
-    """What kind of thing a process is doing: `LONG` may take minutes without a sign of life, `SAVING` is not cut off by
-    a request to stop.
+    """The state of a process.
+
+    `LONG` may last minutes without a heartbeat. `SAVING` is not cut off by a request to stop.
     """
 
     ABSENT, BUSY, LONG, WAITING, ENDED, SAVING = range(6)
@@ -32,13 +33,13 @@ class State(enum.IntEnum):
 
 @dataclass
 class Sign:
-    """What a process was last seen doing.
+    """The last heartbeat of a process, and what it was doing.
 
     Attributes:
         rank: its number among all ranks; -1 for the process that starts the ranks.
-        beat: when it gave the sign, in seconds of the system's monotonic clock.
-        since: when it began to do what it does.
-        alive: when another of its threads last had the interpreter's lock: while it waits for others, say.
+        beat: time of the heartbeat, in seconds of the system's monotonic clock.
+        since: when it began what it is doing.
+        alive: when another of its threads last held the interpreter's lock, for example while it waits for others.
     """
 
     pid: int = 0
@@ -56,12 +57,12 @@ class Sign:
 _LAYOUT = struct.Struct("<qiidd88sd")
 _BEAT, _BEAT_OFFSET = struct.Struct("<idd88s"), 12
 _ALIVE, _ALIVE_OFFSET = struct.Struct("<d"), 120
-# Seconds between two signs of the interpreter.
+# Seconds between two updates of `alive`.
 PERIOD = 0.25
 
 
 class Board:
-    """A file in memory with a place for each process of a run on this machine.
+    """A file in memory with a place for the heartbeat of each process of a run on this machine.
 
     Args:
         folder: holds the file, the traces of hanging processes, and the verdict of the watchdog.
@@ -74,18 +75,18 @@ class Board:
 
     @classmethod
     def create(cls, num_places: int) -> "Board":
-        """Make a board, in memory where the system has a folder there."""
+        """Make a board, in shared memory where the system has a folder for it."""
         shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         folder = Path(tempfile.mkdtemp(prefix="parallel-epochs-", dir=shared))
         (folder / "board").write_bytes(bytes(num_places * _LAYOUT.size))
         return cls(folder)
 
     def remove(self) -> None:
-        """Delete the folder; who has it open may go on."""
+        """Delete the folder. Processes that have it open may go on using it."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def signs(self) -> list[Sign]:
-        """Read what every process was last seen doing."""
+        """Read the last heartbeat of every process."""
         signs = []
         for pid, rank, state, beat, since, doing, alive in _LAYOUT.iter_unpack(self._memory[:]):
             text = doing.rstrip(b"\0").decode(errors="replace")
@@ -93,26 +94,26 @@ class Board:
         return signs
 
     def write(self, place: int, sign: Sign) -> None:
-        """Write a whole sign."""
+        """Write all fields of a heartbeat."""
         _LAYOUT.pack_into(self._memory, place * _LAYOUT.size, sign.pid, sign.rank, sign.state, sign.beat, sign.since,
                           sign.doing.encode(), sign.alive)
 
     def write_alive(self, place: int) -> None:
-        """Write that the interpreter runs."""
+        """Write that Python code runs in the process."""
         _ALIVE.pack_into(self._memory, place * _LAYOUT.size + _ALIVE_OFFSET, time.monotonic())
 
     def write_beat(self, place: int, sign: Sign) -> None:
-        """Write what changes."""
+        """Write the fields of a heartbeat that change."""
         _BEAT.pack_into(self._memory, place * _LAYOUT.size + _BEAT_OFFSET, sign.state, sign.beat, sign.since,
                         sign.doing.encode())
 
     def trace(self, place: int) -> Path:
-        """Return where the process of a place writes a trace."""
+        """Return the file that the process of a place writes its traceback to."""
         return self.folder / f"trace-{place}"
 
     @property
     def verdict(self) -> dict | None:
-        """Why the watchdog ended the run: `message` and `signum`; none while it has not."""
+        """Return why the watchdog ended the run, as `message` and `signum`; None if it has not."""
         with contextlib.suppress(OSError, ValueError):
             return json.loads((self.folder / "verdict").read_text())
         return None
@@ -125,7 +126,7 @@ class Board:
 
 
 class Pulse:
-    """The signs of life of this process; without a board it gives none."""
+    """Writes the heartbeats of this process. Without a board it writes none."""
 
     def __init__(self) -> None:
         self.board: Board | None = None
@@ -151,7 +152,7 @@ class Pulse:
             board.write_alive(place)
 
     def leave(self) -> None:
-        """Give no more signs."""
+        """Stop writing heartbeats."""
         if self.board is not None:
             self.beat("", State.ENDED)
             self._left.set()
@@ -161,10 +162,10 @@ class Pulse:
             self.board = None
 
     def beat(self, doing: str, state: State = State.BUSY) -> None:
-        """Give a sign of life.
+        """Write a heartbeat.
 
         Args:
-            doing: as in "rank 3 was last seen in ...".
+            doing: what the process is doing, as in "last seen: step 3 of round 1".
         """
         if self.board is None:
             return
@@ -176,12 +177,12 @@ class Pulse:
         self.board.write_beat(self._place, sign)
 
     def renew(self) -> None:
-        """Give a sign of life that says the same as the last."""
+        """Write a heartbeat with the text and state of the last one."""
         self.beat(self._sign.doing, self._sign.state)
 
     @contextlib.contextmanager
     def waiting(self, doing: str = "waiting for the other ranks") -> Iterator[None]:
-        """Say that this process waits for others, and afterwards again what it did before."""
+        """Mark this process as waiting for others until the end of the block."""
         before = dataclasses.replace(self._sign)
         self.beat(f"{before.doing}, {doing}" if before.doing else doing, State.WAITING)
         try:
@@ -190,7 +191,7 @@ class Pulse:
             self.beat(before.doing, before.state)
 
 
-# There is one for each process: whoever works gives its signs, without being handed anything.
+# There is one for each process, so that all code can write heartbeats without being handed an object.
 _pulse = Pulse()
 join, leave, beat, renew, waiting = _pulse.join, _pulse.leave, _pulse.beat, _pulse.renew, _pulse.waiting
 

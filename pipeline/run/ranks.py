@@ -1,9 +1,10 @@
-"""Ranks: the processes that train together, how they meet and what they tell each other."""
+"""Connects the ranks, the processes that train together, and exchanges tensors between them."""
 
 import contextlib
 import datetime
 import functools
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -16,16 +17,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from pipeline.run import pulse
-from pipeline.run.errors import RankError, Stopped
-from pipeline.run.watchdog import LONG_FACTOR, Limits
+from parallel_epochs.pipeline.run import pulse
+from parallel_epochs.pipeline.run.errors import RankError, Stopped
+from parallel_epochs.pipeline.run.watchdog import LONG_FACTOR, Limits
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of a run as one of them sees them; a single process is rank 0 of 1.
+    """A rank's number among all ranks of a run. A single process is rank 0 of 1.
 
     Attributes:
         rank: number of this process, from 0.
@@ -44,19 +45,19 @@ class Ranks:
         return self.rank == 0
 
     def sum_(self, tensor: Tensor) -> None:
-        """Replace a tensor by its sum over the ranks, the same bits on each."""
+        """Replace a tensor by its sum over the ranks, with the same bits on each."""
         if self.num_ranks > 1:
             with _together():
                 dist.all_reduce(tensor)
 
     def max_(self, tensor: Tensor) -> None:
-        """Replace a tensor by its largest values over the ranks."""
+        """Replace a tensor by its elementwise maximum over the ranks."""
         if self.num_ranks > 1:
             with _together():
                 dist.all_reduce(tensor, dist.ReduceOp.MAX)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks, in their order; all have the same shape."""
+        """Return the tensors of all ranks in rank order. All have the same shape."""
         if self.num_ranks == 1:
             return [tensor]
         everyones = [torch.empty_like(tensor) for _ in range(self.num_ranks)]
@@ -65,7 +66,7 @@ class Ranks:
         return everyones
 
     def wait(self) -> None:
-        """Go on when all ranks have come here."""
+        """Wait until all ranks have reached this point."""
         self.sum_(torch.zeros(1))
 
     def broadcast(self, value: T) -> T:
@@ -78,14 +79,14 @@ class Ranks:
         return values[0]
 
     def broadcast_(self, tensor: Tensor, rank: int) -> None:
-        """Replace a tensor, contiguous, by what it is on a rank."""
+        """Replace a contiguous tensor by the one of the given rank."""
         if self.num_ranks > 1:
             with _together():
                 dist.broadcast(tensor, rank)
 
     @contextlib.contextmanager
     def first_then_others(self) -> Iterator[None]:
-        """Let rank 0 go through the block before the others: what it leaves in a cache or repairs, they find."""
+        """Let rank 0 run the block before the others, so that they find what it cached or repaired."""
         if not self.is_first:
             self.wait()
         yield
@@ -103,23 +104,26 @@ class Ranks:
         everyones = self.gather(torch.frombuffer(bytearray.fromhex(sha256), dtype=torch.int64))
         differing = [rank for rank, theirs in enumerate(everyones) if not torch.equal(theirs, everyones[0])]
         if differing:
-            raise RankError(f"{what} of rank {', '.join(map(str, differing))} differ from those of rank 0: the ranks "
-                            "have parted. This is no mistake of yours; the last checkpoint was saved before")
+            raise RankError(f"{what} of rank {', '.join(map(str, differing))} differ from those of rank 0. The ranks "
+                            "have diverged, which is an error of this program or of the machine. Resume from the last "
+                            "checkpoint, which was saved before")
 
 
 @contextlib.contextmanager
 def _together() -> Iterator[None]:
-    """Wait for the other ranks. If one has gone away, leave it the time to say why: it ends the run, and this rank.
+    """Mark this rank as waiting while it communicates.
+
+    If the connection breaks, wait a moment for the watchdog's verdict, which says why, before raising the error.
 
     Raises:
-        Stopped: it was silent for too long.
+        Stopped: the watchdog has ended the run, or the other ranks sent nothing for too long.
     """
     try:
         with pulse.waiting():
             yield
     except RuntimeError as error:
         if "timed out" in str(error).lower():
-            raise Stopped(0, "the ranks of other machines were silent for longer than parallel.timeout") from error
+            raise Stopped(0, "the ranks of other machines sent nothing for longer than parallel.timeout") from error
         board, end = pulse.board(), time.monotonic() + 5
         while time.monotonic() < end:
             if board is not None and (verdict := board.verdict) is not None:
@@ -129,7 +133,7 @@ def _together() -> Iterator[None]:
 
 
 def from_environment() -> Ranks | None:
-    """Read this process' place among the ranks that torchrun or Slurm started, none if they did not start this one."""
+    """Read this process' rank from the environment of torchrun or Slurm; None if neither has started it."""
     _name_slurm_tasks()
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
@@ -138,9 +142,9 @@ def from_environment() -> Ranks | None:
 
 
 def _name_slurm_tasks() -> None:
-    """Give ranks that are tasks of Slurm's torchrun's names for what they are."""
+    """Set torchrun's environment variables from those of Slurm, if the ranks are Slurm tasks."""
     environ = os.environ
-    # A job that wants this has set MASTER_ADDR; RANK is there if it is done already.
+    # A job asks for this by setting MASTER_ADDR. RANK is set if it is done already.
     if "RANK" in environ or "MASTER_ADDR" not in environ or int(environ.get("SLURM_NTASKS", 1)) == 1:
         return
     environ["RANK"], environ["LOCAL_RANK"] = environ["SLURM_PROCID"], environ["SLURM_LOCALID"]
@@ -150,13 +154,13 @@ def _name_slurm_tasks() -> None:
 
 @functools.cache
 def _store() -> dist.Store:
-    """Open the store in which the ranks find each other; who started them has put its address into the environment."""
+    """Open the store through which the ranks find each other. The launcher has set its address in the environment."""
     store, _, _ = next(rendezvous("env://"))
     return store
 
 
 def agree(key: str, value: str) -> str:
-    """Return the value that rank 0 has, before the ranks have met; without other ranks, the one given."""
+    """Return rank 0's value, before the ranks are connected. Without other ranks, return the given one."""
     ranks = from_environment()
     if ranks is None or ranks.num_ranks == 1:
         return value
@@ -166,9 +170,9 @@ def agree(key: str, value: str) -> str:
 
 
 def share_board(ranks: Ranks) -> pulse.Board:
-    """Open the board on which the ranks of this machine, started by others, give their signs of life.
+    """Open the board for the heartbeats of this machine's ranks, where torchrun or Slurm has started them.
 
-    Its first rank makes it, and tells the others where it is.
+    The first rank of the machine makes it and tells the others where it is.
     """
     if ranks.num_local == 1:
         return pulse.Board.create(1)
@@ -181,11 +185,11 @@ def share_board(ranks: Ranks) -> pulse.Board:
 
 
 def join(device: torch.device, timeout: float = Limits.timeout) -> None:
-    """Meet the other ranks.
+    """Connect to the other ranks.
 
     Args:
-        timeout: see :class:`pipeline.run.watchdog.Limits`. A rank waits for those of other machines as long as their
-            watchdogs leave them in a long phase; those of its own machine a watchdog ends first.
+        timeout: see :class:`pipeline.run.watchdog.Limits`. A rank waits for ranks of other machines as long as their
+            watchdogs allow for a long phase. On its own machine the watchdog ends the run before.
     """
     ranks = from_environment()
     if device.type == "cuda":
@@ -197,6 +201,28 @@ def join(device: torch.device, timeout: float = Limits.timeout) -> None:
 
 
 def leave() -> None:
-    """Part from the other ranks, if they were met."""
+    """Disconnect from the other ranks, if this rank is connected."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def choose_device(name: str, ranks: Ranks = Ranks()) -> torch.device:
+    """Return the device of a name; "auto" takes a GPU if there is one, and each rank of a machine its own.
+
+    Raises:
+        ValueError: there is no such device here, or fewer GPUs than ranks.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"device={name} is unknown; choose auto, cpu, cuda or cuda:N")
+    if name == "cpu":
+        return torch.device(name)
+    if not torch.cuda.is_available():
+        raise ValueError(f"device={name}: torch sees no GPU on this machine")
+    if ranks.num_local == 1:
+        return torch.device(name)
+    if name != "cuda" or torch.cuda.device_count() < ranks.num_local:
+        raise ValueError(f"device={name} for {ranks.num_local} ranks on a machine with {torch.cuda.device_count()} "
+                         "GPUs: every rank needs one of its own. Set parallel.num_ranks or device=cpu")
+    return torch.device("cuda", ranks.local_rank)

@@ -1,15 +1,15 @@
-"""Random numbers as pure functions of a purpose and a few integers, so that no restart replays or skips any."""
+"""Random numbers as pure functions of a purpose and a few integers, so that a restart neither repeats nor skips any."""
 
 import numpy as np
 import torch
 
 
 def stream(purpose: str, *path: int) -> np.random.Generator:
-    """Create a generator that depends on nothing but a purpose and some integers.
+    """Create a random number generator from a purpose and some integers alone.
 
     Args:
-        purpose: what the numbers are for; different purposes give independent numbers.
-        path: for example (seed, round, rank), each at least 0.
+        purpose: what the numbers are for. Different purposes give independent numbers.
+        path: integers of at least 0, for example (seed, round, rank).
     """
     # SeedSequence ignores trailing zeros: without the length, a round 0 would replay its parent.
     entropy = [int.from_bytes(purpose.encode(), "big"), len(path), *path]
@@ -17,7 +17,7 @@ def stream(purpose: str, *path: int) -> np.random.Generator:
 
 
 def key(purpose: str, *path: int) -> int:
-    """Return 63 bits that depend on nothing but a purpose and some integers; see :func:`stream`."""
+    """Return 63 random bits from a purpose and some integers alone; see :func:`stream`."""
     return int(stream(purpose, *path).integers(2**63))
 
 

@@ -1,74 +1,26 @@
-"""A session keeps what must not be lost: it resumes, saves, records and stops a run, and knows nothing of what is
-trained.
-"""
+"""A session keeps what must not be lost: it resumes, saves, records and stops a run of any trainer."""
 
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
-from pipeline.names import SPLITS
-from pipeline.run import checkpoint, pulse
-from pipeline.run.errors import Stopped
-from pipeline.run.log import RunLog
-from pipeline.run.ranks import Ranks
-from pipeline.run.stop import StopRequest
-from pipeline.run.tracker import Tracker
+from parallel_epochs.pipeline.names import SPLITS
+from parallel_epochs.pipeline.run import checkpoint, pulse
+from parallel_epochs.pipeline.run.contract import Step, Trainer
+from parallel_epochs.pipeline.run.errors import Stopped
+from parallel_epochs.pipeline.run.log import RunLog
+from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.stop import StopRequest
+from parallel_epochs.pipeline.run.tracker import Tracker
 
 log = logging.getLogger(__name__)
 
 # Of the checkpoints; raise it when those of before cannot be resumed.
 FORMAT = 2
-
-
-class Step(Protocol):
-    """An optimizer step that all ranks have taken: its number since the run began, and whether it ends a round."""
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def is_last(self) -> bool: ...
-    @property
-    def stop(self) -> bool: ...
-
-
-class Trainer(Protocol):
-    """What a session and :func:`pipeline.loop.fit` need of a trainer.
-
-    A round is what all ranks do together before an evaluation may happen, an epoch a pass over the data (summed over
-    the ranks). `progress` holds plain numbers, `state()` all that a resumed run needs, `weights()` what was learned,
-    and `fingerprint()` what ranks compare to see that all have learned the same.
-    """
-
-    metric: str
-    lower_is_better: bool
-    kernel: str
-    progress: Any
-
-    def __enter__(self) -> "Trainer": ...
-    def __exit__(self, *exc) -> None: ...
-    @property
-    def num_rounds(self) -> int: ...
-    @property
-    def num_epochs(self) -> int: ...
-    @property
-    def num_steps(self) -> int: ...
-    @property
-    def num_parameters(self) -> int: ...
-    @property
-    def arithmetic(self) -> str: ...
-    def steps(self) -> Iterator[Step]: ...
-    def evaluate(self) -> dict[str, float] | None: ...
-    def describe(self) -> dict[str, dict]: ...
-    def round_numbers(self) -> dict[str, float]: ...
-    def weights(self) -> dict: ...
-    def fingerprint(self) -> dict: ...
-    def state(self) -> dict: ...
-    def load(self, state: dict) -> None: ...
-    def restart_round(self) -> None: ...
 
 
 def check_settings(folder: Path, saved: dict, settings: dict[str, Any]) -> None:
@@ -96,6 +48,22 @@ def check_data(folder: Path, saved: dict, data_hash: str | None) -> None:
     if saved.get("data_hash") != data_hash:
         raise ValueError(f"{folder}: the dataset is not the one that this run was started with: restore it, or "
                          "start a new run")
+
+
+def load_checkpoint(folder: Path, name: str, settings: dict[str, Any]) -> dict:
+    """Load a checkpoint of a run to use what it learned.
+
+    Args:
+        folder: the run directory.
+        name: "best" or "last".
+        settings: of its config.yaml.
+
+    Raises:
+        ValueError: there is none, it is damaged, or it was trained with other settings.
+    """
+    state = checkpoint.load(folder / "checkpoints" / f"{name}.pt")
+    check_settings(folder, state, settings)
+    return state
 
 
 @dataclass
@@ -177,7 +145,7 @@ class Session:
         progress = trainer.progress
         self._began = time.perf_counter() - progress.wall_seconds
         self._assert_same_weights(trainer)
-        self._run_log = RunLog(self.folder if self.ranks.is_first else None, metric=trainer.metric,
+        self._run_log = RunLog(self.folder if self.ranks.is_first else None, metric=trainer.about.metric,
                                first_round=progress.round, open_tracker=self._open_tracker)
         for kind, values in trainer.describe().items():
             self._run_log.record(kind, **values)
@@ -200,12 +168,12 @@ class Session:
         progress = trainer.progress
         if not same_ranks and progress.step_in_round:
             log.warning("the round that had begun starts again with the new number of ranks")
-            trainer.restart_round()
-        log.info("resumed after %d of %d epochs%s", progress.epochs, trainer.num_epochs,
+            progress.begin_round()
+        log.info("resumed after %d of %d epochs%s", progress.epochs, trainer.about.num_epochs,
                  f" and {progress.step_in_round} steps" if progress.step_in_round else "")
-        if saved["arithmetic"] != trainer.arithmetic:
+        if saved["arithmetic"] != trainer.about.arithmetic:
             log.warning("started on %s, continued on %s: the last bits of the result may differ", saved["arithmetic"],
-                        trainer.arithmetic)
+                        trainer.about.arithmetic)
 
     def finished(self, trainer: Trainer) -> bool:
         """Tell whether nothing is left to do."""
@@ -261,15 +229,15 @@ class Session:
                     checkpoint.save(self._checkpoints / "best.pt", {
                         "model": trainer.weights(), "round": number, "epoch": progress.epochs, "scores": scores,
                         **self._origin})
-        numbers = trainer.round_numbers()
-        self._run_log.record("round", round=number, epochs=progress.epochs, step=progress.step, **numbers,
+        numbers = trainer.numbers()
+        self._run_log.record("round", round=number, epochs=progress.epochs, step=progress.step, **numbers.record(),
                              **({} if scores is None else {"evaluation_seconds": evaluated}),
                              wall_seconds=time.perf_counter() - self._began, **(scores or {}))
         # A trainer may score more than the splits: that is for the record.
         shown = None if scores is None else {split: scores[split] for split in SPLITS}
-        synced = numbers["sync_seconds"] / numbers["seconds"] if self.ranks.num_ranks > 1 else None
-        self._run_log.epoch_line(epoch=progress.epochs, num_epochs=trainer.num_epochs, loss=numbers["loss"],
-                                 seconds=numbers["seconds"], evaluation_seconds=evaluated, hidden=numbers["hidden"],
+        synced = numbers.sync_seconds / numbers.seconds if self.ranks.num_ranks > 1 else None
+        self._run_log.epoch_line(epoch=progress.epochs, num_epochs=trainer.about.num_epochs, loss=numbers.loss,
+                                 seconds=numbers.seconds, evaluation_seconds=evaluated, hidden=numbers.hidden,
                                  synced=synced, scores=shown, is_best=progress.best_epoch == progress.epochs)
         # After the record: a resumed run drops the records behind its checkpoint, and could not add one.
         if scores is not None:
@@ -283,7 +251,7 @@ class Session:
         progress = trainer.progress
         return Result(best_epoch=progress.best_epoch, best_scores=progress.best_scores, epochs=progress.epochs,
                       num_rounds=progress.round, wall_seconds=time.perf_counter() - self._began,
-                      num_parameters=trainer.num_parameters, kernel=trainer.kernel,
+                      num_parameters=trainer.about.num_parameters, kernel=trainer.about.kernel,
                       weights_sha256=checkpoint.digest(trainer.weights()))
 
     @staticmethod
@@ -292,7 +260,7 @@ class Session:
         if trainer.progress.best_epoch is None:
             return True
         best = trainer.progress.best_scores["valid"]
-        return not (score >= best if trainer.lower_is_better else score <= best)
+        return not (score >= best if trainer.about.lower_is_better else score <= best)
 
     def _explain_undefined(self, trainer: Trainer, scores: dict[str, float]) -> None:
         """Say once of which splits the metric is undefined."""
@@ -300,13 +268,13 @@ class Session:
         if undefined and self.ranks.is_first and not self._has_explained:
             self._has_explained = True
             log.warning("%s is undefined on the %s split, whose labels are all of one kind or unknown%s",
-                        trainer.metric, " and the ".join(undefined),
+                        trainer.about.metric, " and the ".join(undefined),
                         ": the last epoch counts as the best one" if "valid" in undefined else "")
 
     def _start_bar(self, trainer: Trainer) -> None:
         if trainer.progress.round < trainer.num_rounds:
-            self._run_log.start_bar(trainer.num_steps, initial=trainer.progress.step_in_round,
-                                    epoch=trainer.progress.epochs, num_epochs=trainer.num_epochs)
+            self._run_log.start_bar(trainer.about.num_steps, initial=trainer.progress.step_in_round,
+                                    epoch=trainer.progress.epochs, num_epochs=trainer.about.num_epochs)
 
     def _assert_same_weights(self, trainer: Trainer) -> None:
         if self.ranks.num_ranks > 1:
@@ -318,7 +286,7 @@ class Session:
             trainer.progress.wall_seconds = time.perf_counter() - self._began
             checkpoint.save_last(self._checkpoints, {
                 **trainer.state(), "format": FORMAT, "round": trainer.progress.round, "num_ranks": self.ranks.num_ranks,
-                "arithmetic": trainer.arithmetic, **self._origin})
+                "arithmetic": trainer.about.arithmetic, **self._origin})
 
     def _leave(self, trainer: Trainer) -> NoReturn:
         self._save(trainer)

@@ -1,21 +1,21 @@
-"""Requests to stop: signals are noted, and obeyed after the step in hand."""
+"""Handles requests to stop: a signal is noted, and the run stops after the current step."""
 
 import ctypes
 import multiprocessing
 import signal
 import threading
 
-from pipeline.run.errors import Stopped
+from parallel_epochs.pipeline.run.errors import Stopped
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 
 class StopRequest:
-    """Notes a SIGTERM, SIGUSR1, SIGUSR2 or SIGINT (Ctrl-C), while used in a ``with`` statement.
+    """Notes a SIGTERM, SIGUSR1, SIGUSR2 or SIGINT (Ctrl-C) inside a ``with`` statement.
 
-    Before :meth:`defer` there is nothing to save, and a signal raises :class:`Stopped` at once. After it the work in
-    hand is ended first. A second Ctrl-C ends the process at once. Child processes that are handed the object see what
-    their parent was told.
+    Before :meth:`defer` there is nothing to save, and a signal raises :class:`Stopped` at once. Afterwards the signal
+    is only noted, and the current step ends first. A second Ctrl-C ends the process at once. Child processes that get
+    the object see the signals of their parent.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            # In the background of a script Ctrl-C is ignored, and means another process.
+            # SIGINT is ignored in the background of a script, where Ctrl-C is meant for another process.
             self._before = {signum: signal.signal(signum, self._note) for signum in STOP_SIGNALS
                             if signum != signal.SIGINT or signal.getsignal(signum) != signal.SIG_IGN}
         return self
@@ -47,14 +47,14 @@ class StopRequest:
             signal.signal(signum, handler)
 
     def defer(self) -> None:
-        """From now on only note what is asked: there is something to save, and who looks at :attr:`signum` saves it."""
+        """From now on only note signals, as there is something to save. The caller checks :attr:`signum`."""
         self._deferred = True
 
     def check(self) -> None:
-        """Leave if it was asked for.
+        """Raise an error if a signal has asked the run to stop.
 
         Raises:
-            Stopped: it was.
+            Stopped: a signal has.
         """
         if self.signum:
             raise Stopped(self.signum)

@@ -1,4 +1,4 @@
-"""Where large tables lie: in memory, or in files that are mapped into it, for what memory cannot hold."""
+"""Allocates large tables in memory, or in memory-mapped files if they do not fit into memory."""
 
 import mmap
 import os
@@ -9,20 +9,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pipeline.run import files
+from parallel_epochs.pipeline.run import files
 
 
 class MemoryStorage:
     """Keeps tables in memory.
 
     Attributes:
-        releases: whether :meth:`release` makes room.
+        releases: whether :meth:`release` frees memory.
     """
 
     releases = False
 
     def zeros(self, *shape: int) -> Tensor:
-        """Make a table of zeros, float32."""
+        """Allocate a table of zeros, float32."""
         return torch.zeros(shape)
 
     def release(self, table: Tensor, first: int, last: int) -> None:
@@ -30,16 +30,16 @@ class MemoryStorage:
 
 
 class DiskStorage(MemoryStorage):
-    """Keeps tables in files without a name, which end with the process however it ends.
+    """Keeps tables in files without a name, which the system deletes however the process ends.
 
-    The system reads and writes their pages as they are used. It may drop those of released rows from memory, after
-    it has written them.
+    The system reads and writes their pages on demand. It may drop the pages of released rows from memory, after it
+    has written them.
 
     Args:
-        folder: where the files lie; it is made if it is not there.
+        folder: the folder of the files, which is made if it does not exist.
 
     Raises:
-        FileError: it cannot be made.
+        FileError: the folder cannot be made.
     """
 
     releases = True
@@ -51,17 +51,17 @@ class DiskStorage(MemoryStorage):
             folder.mkdir(parents=True, exist_ok=True)
 
     def zeros(self, *shape: int) -> Tensor:
-        """Make a table of zeros, float32, whose room on the disk is taken at once.
+        """Allocate a table of zeros, float32, and reserve its space on the disk.
 
         Raises:
-            FileError: the disk has no room.
+            FileError: the disk has not enough space.
         """
         size = 4 * torch.Size(shape).numel()
         if not size:
             return torch.zeros(shape)
         with files.naming(self._folder / "tables", "written", size=lambda: size), \
                 tempfile.TemporaryFile(dir=self._folder) as file:
-            # A page that the disk has no room for would end the process when it is written.
+            # Writing a page for which the disk has no space would kill the process.
             os.posix_fallocate(file.fileno(), 0, size)
             mapped = mmap.mmap(file.fileno(), size)
         table = torch.frombuffer(mapped, dtype=torch.float32).view(shape)
@@ -69,7 +69,7 @@ class DiskStorage(MemoryStorage):
         return table
 
     def release(self, table: Tensor, first: int, last: int) -> None:
-        """Give back the memory of the rows from `first` to before `last`; their values stay."""
+        """Free the memory of the rows from `first` up to `last` (exclusive). Their values stay."""
         if not table.numel() or first >= last:
             return
         row, page = 4 * table[0].numel(), mmap.PAGESIZE
@@ -79,7 +79,7 @@ class DiskStorage(MemoryStorage):
 
 
 def free_space(folder: Path) -> int:
-    """Return the bytes that are free on the disk of a folder, or of the nearest above it that is there."""
+    """Return the free bytes on the disk of a folder, or of its nearest parent that exists."""
     while not folder.exists():
         folder = folder.absolute().parent
     return shutil.disk_usage(folder).free

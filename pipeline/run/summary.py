@@ -1,4 +1,4 @@
-"""What is left of a run in numbers: summary.json, and the table at its end."""
+"""Summarises a finished run: summary.json, and the table at the end of the log."""
 
 import os
 import platform
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from pipeline.names import SPLITS
-from pipeline.run.log import format_score
-from pipeline.run.ranks import Ranks
-from pipeline.run.session import Result
+from parallel_epochs.pipeline.names import SPLITS
+from parallel_epochs.pipeline.run.log import format_score
+from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.session import Result
 
 PACKAGES = ("torch", "torch_geometric", "pymetis", "ogb", "hydra-core")
 
@@ -47,7 +47,7 @@ def summarise(result: Result, *, experiment: str, metric: str, parallel: str, lr
 
 
 def tabulate(summary: dict) -> list[tuple[str, str]]:
-    """Choose what the log says of a summary, as names and texts."""
+    """Return the rows of the log's final table, as names and texts."""
     rows = [(f"{split} {summary['metric']}", format_score(summary[key]))
             for split, key in (("train", "train"), ("valid", "best_valid"), ("test", "test"))]
     rows += [(name, format_score(score)) for name, score in summary.get("scores", {}).items()]
@@ -68,7 +68,7 @@ def tabulate(summary: dict) -> list[tuple[str, str]]:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory in use so far: of the process, or of its tensors on a GPU."""
+    """Return the peak memory so far, of the process or of its tensors on a GPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,4 +1,4 @@
-"""What the ranks exchange at every step: gradients, running statistics, losses and requests to stop."""
+"""Exchanges gradients, running statistics, losses and requests to stop between the ranks at every step."""
 
 import time
 from dataclasses import dataclass
@@ -6,22 +6,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.run.ranks import Ranks
-from pipeline.run.stop import StopRequest
+from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.stop import StopRequest
 
-# Rows of a table that are summed at a time.
+# Rows of a table in one sum.
 SUMMED = 2**20
 
 
 @dataclass
 class Agreement:
-    """What all ranks know after a step.
+    """What all ranks know after a step that they took together.
 
     Attributes:
         loss_sum: loss summed over the labels of all ranks.
         count: number of these labels.
         stop: whether any rank was asked to stop.
-        broken: the ranks whose loss or gradient is not finite; empty in a single process, which sees for itself.
+        broken: the ranks whose loss or gradient is not finite. It is empty for a single process, which checks its own.
     """
 
     loss_sum: float
@@ -31,17 +31,17 @@ class Agreement:
 
 
 class GradientSync:
-    """Sums the gradients of all ranks at every step, and tells them all else that they must agree on.
+    """Sums the gradients of all ranks at every step, and shares everything else that the ranks must agree on.
 
-    Running statistics (of batch norms) become the mean over the ranks that had a batch, counters of batches that of
-    one of them.
+    Running statistics (of batch norms) become the mean over the ranks that had a batch in this step. Counters of
+    batches become the rounded mean.
 
     Args:
-        table: a parameter with sparse gradients, of which the ranks exchange the rows that they have: see
+        table: a parameter with sparse gradients. The ranks exchange only the rows that have one: see
             :func:`sum_rows`.
 
     Attributes:
-        seconds: time spent in it so far, waiting for slower ranks included.
+        seconds: time spent here so far, including the wait for slower ranks.
     """
 
     def __init__(self, model: torch.nn.Module, ranks: Ranks, stop: StopRequest | None = None, *,
@@ -54,15 +54,15 @@ class GradientSync:
 
     @property
     def num_bytes(self) -> int:
-        """What a rank contributes to a step."""
+        """Return the bytes that a rank contributes to a step."""
         return sum(4 * p.numel() for p in [*self._parameters, *self._statistics])
 
     def __call__(self, loss_sum: Tensor | None, count: Tensor | None) -> Agreement:
         """Replace every gradient by its sum over the ranks.
 
         Args:
-            loss_sum: this rank's loss, of which backward was called, or none if it had no batch in this step.
-            count: number of labels in it.
+            loss_sum: this rank's loss, after its backward pass; None if the rank had no batch in this step.
+            count: number of labels in the loss.
         """
         ranks, stop = self._ranks, self._stop.signum != 0
         if ranks.num_ranks == 1:
@@ -104,21 +104,20 @@ class GradientSync:
 
 
 def sum_columns(table: Tensor) -> Tensor:
-    """Sum the rows of a large table, some at a time: they are never all copied [channels], float64."""
+    """Sum the rows of a large table in float64, without copying the whole table. Returns [channels]."""
     return torch.stack([rows.sum(0, dtype=torch.float64) for rows in table.split(SUMMED)]).sum(0)
 
 
 def sum_rows(table: Tensor, ranks: Ranks) -> Tensor:
-    """Sum the sparse gradients of all ranks: the same bits on each, at the cost of the rows that they touched.
+    """Sum the sparse gradients of all ranks. Every rank gets the same bits, and only rows with gradients are sent.
 
-    Every rank gathers the row numbers and the rows of all, padded to the longest, and adds them up in the order of the
-    ranks.
+    Every rank gathers the row numbers and rows of all ranks, padded to the longest, and adds them up in rank order.
 
     Args:
-        table: [num_rows, channels], with a sparse gradient, or none on a rank without a batch.
+        table: [num_rows, channels], with a sparse gradient, or without one on a rank that had no batch.
 
     Returns:
-        The sum, a coalesced sparse tensor with a row for each that any rank has touched.
+        The sum, a coalesced sparse tensor with the rows that have a gradient on any rank.
     """
     grad = table.grad if table.grad is not None else torch.sparse_coo_tensor(
         torch.empty(1, 0, dtype=torch.int64, device=table.device), table.new_empty(0, table.size(1)), table.shape,

@@ -1,4 +1,4 @@
-"""The number of threads that torch computes with; nothing else in the project sets it."""
+"""Sets the number of threads that torch computes with. Nothing else in the project does."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def threads_per_rank(num_local: int, requested: int = 0) -> int:
-    """Return `requested` threads, or the machine's processors divided among its `num_local` ranks."""
+    """Return `requested`, or the machine's processors divided by the number of its ranks if `requested` is 0."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return requested or max(1, available // num_local)
 
@@ -25,7 +25,7 @@ def use_threads(num_threads: int) -> None:
 
 @contextlib.contextmanager
 def borrowed_threads(factor: int) -> Iterator[None]:
-    """Compute with `factor` times as many threads while the other ranks of the machine wait."""
+    """Compute with `factor` times as many threads until the end of the block, while the machine's other ranks wait."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(num_threads * factor)
     try:
@@ -36,7 +36,7 @@ def borrowed_threads(factor: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def restored_threads() -> Iterator[None]:
-    """Restore the number of threads afterwards; :func:`compute_alone` sets it for threads that begin later."""
+    """Restore the number of threads at the end of the block, since :func:`compute_alone` changes it for new threads."""
     num_threads = torch.get_num_threads()
     try:
         yield
@@ -47,20 +47,20 @@ def restored_threads() -> Iterator[None]:
 def compute_alone() -> None:
     """Let the calling thread compute without OpenMP threads of its own.
 
-    With those, OpenMP counts more threads than processors and puts the model's threads to sleep at every barrier.
+    Otherwise OpenMP counts more threads than processors, and puts the model's threads to sleep at every barrier.
     """
     torch.set_num_threads(1)
 
 
 def in_chunks(function: Callable[[slice], T], num_rows: int, size: int, num_threads: int | None = None) -> list[T]:
-    """Call a function for chunks of rows, several at a time; each call computes with one thread alone.
+    """Call a function for chunks of rows, several at a time, each with a single thread.
 
-    What a chunk holds does not depend on the number of threads, so neither does any bit of the results.
+    The chunks do not depend on the number of threads, so the results have the same bits for any number.
 
     Args:
-        function: of the rows of a chunk.
-        size: rows of a chunk; the last one may have fewer.
-        num_threads: chunks at a time; torch's number of threads if not given.
+        function: takes the slice of rows of a chunk.
+        size: number of rows in a chunk. The last one may have fewer.
+        num_threads: number of chunks at a time; torch's number of threads if not given.
 
     Returns:
         The results in the order of the chunks.

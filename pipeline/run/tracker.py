@@ -1,6 +1,7 @@
-"""Trackers: the rounds of ``metrics.jsonl`` for TensorBoard, Weights & Biases, MLflow or a CSV file.
+"""Sends the rounds of ``metrics.jsonl`` to a tracker: TensorBoard, Weights & Biases, MLflow or a CSV file.
 
-Their packages are imported when a tracker is asked for. A run never waits for one and never fails by one.
+The tracker's packages are imported only if it is chosen. A run never waits for its tracker during training, and never
+fails because of it.
 """
 
 import csv
@@ -12,26 +13,26 @@ import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from pipeline.run import files
-from pipeline.run.errors import one_line
+from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run.errors import install_command, one_line
 
 log = logging.getLogger(__name__)
 
-# How long the end of a run waits for records to be taken.
+# Seconds that the end of a run waits for the tracker to take the last records.
 CLOSE_SECONDS = {"finished": 60.0, "stopped": 10.0, "failed": 10.0}
 
 
 class Tracker(Protocol):
-    """Where records go. It is opened, used and closed in one thread, by the first rank alone.
+    """Takes the records of a run. Only the first rank opens it, and uses and closes it in the same thread.
 
     The constructor takes the run directory, and by keyword `name` of the run, `project` that it belongs to,
     `settings` (every key of the configuration), `best` ("max" or "min", of the metric) and `began` (seconds of the
     epoch at which the run would have begun, had it never been stopped).
 
     Attributes:
-        last_epoch: passes over the graph up to which it holds the records of an earlier start; 0 if it begins anew.
+        last_epoch: epoch of the last record that it holds from an earlier start; 0 if it holds none.
     """
 
     last_epoch: int
@@ -43,14 +44,14 @@ class Tracker(Protocol):
 
 
 class TrackerFeed:
-    """Hands records to a tracker, in a thread of its own.
+    """Hands records to a tracker in a thread of its own.
 
-    What the tracker cannot take is offered again with the next record; the first failure is a warning, the others are
-    not told. Records that the tracker holds from an earlier start are not handed over twice.
+    A record that the tracker could not take is offered again with the next one. Only the first failure is logged, as a
+    warning. Records that the tracker holds from an earlier start are not handed over twice.
 
     Args:
-        open_tracker: opens it.
-        records: those that are there already.
+        open_tracker: opens the tracker.
+        records: the records of earlier starts.
     """
 
     def __init__(self, open_tracker: Callable[[], Tracker], records: list[dict]):
@@ -62,11 +63,11 @@ class TrackerFeed:
         self._thread.start()
 
     def log(self, record: dict) -> None:
-        """Hand over a record, at once."""
+        """Queue a record, without waiting for the tracker."""
         self._queue.put(record)
 
     def close(self, status: str) -> None:
-        """Hand over the rest.
+        """Wait until the tracker has taken all records, for a limited time.
 
         Args:
             status: "finished", "stopped" or "failed".
@@ -104,7 +105,7 @@ class TrackerFeed:
 
 
 def numbers_of(record: dict) -> dict[str, float]:
-    """Return what of a record can be drawn as a curve."""
+    """Return the values of a record that can be drawn as curves."""
     return {key: value for key, value in record.items()
             if isinstance(value, (int, float)) and not isinstance(value, bool) and key != "round"}
 
@@ -113,18 +114,18 @@ def require(tracker: str, *modules: str) -> None:
     """Import the packages of a tracker.
 
     Raises:
-        ValueError: one of them is not installed; says how to install it.
+        ValueError: a package is not installed. The message says how to install it.
     """
     for module in modules:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise ValueError(f"tracker={tracker} cannot run: {one_line(error)}. pip install "
-                             f"'parallel-epochs[{tracker}]', in a checkout pip install -e '.[{tracker}]'") from None
+            raise ValueError(f"tracker={tracker} cannot run: {one_line(error)}. Install what it needs: "
+                             f"{install_command(tracker)}") from None
 
 
 class RunIds:
-    """Remembers in ``tracking.json`` which run of a service a run directory is, so that it is continued there."""
+    """Stores in ``tracking.json`` which run of a service belongs to a run directory, so that a resume continues it."""
 
     def __init__(self, folder: Path, service: str):
         self._path, self._service = folder / "tracking.json", service
@@ -134,17 +135,17 @@ class RunIds:
             self._all = {}
 
     def read(self) -> dict:
-        """Return what was written; empty for a new run."""
+        """Return the stored values; an empty dict for a new run."""
         return self._all.get(self._service, {})
 
     def write(self, **values: str | int) -> None:
-        """Remember these values, in place of the ones before."""
+        """Store these values in place of the old ones."""
         self._all[self._service] = values
         files.write_json(self._path, self._all)
 
 
 class CsvTracker:
-    """Writes ``metrics.csv``, a row a round."""
+    """Writes ``metrics.csv``, with a row for each round."""
 
     def __init__(self, folder: Path, **options):
         self._path, self.last_epoch = folder / "metrics.csv", 0
@@ -157,7 +158,7 @@ class CsvTracker:
         """Do nothing: it needs no package."""
 
     def log(self, record: dict) -> None:
-        """Append a row; a column that was not there before makes the file anew."""
+        """Append a row. A record with a new column rewrites the whole file."""
         row = {key: value for key, value in record.items() if key != "kind"}
         self._rows.append(row)
         is_new = not self._columns
@@ -175,7 +176,7 @@ class CsvTracker:
 
 
 class TensorBoardTracker:
-    """Writes event files to the folder ``tensorboard``, from the first record on whenever it is opened."""
+    """Writes event files to the folder ``tensorboard``. Every start writes all records again."""
 
     def __init__(self, folder: Path, *, settings: dict, began: float, **options):
         from torch.utils.tensorboard import SummaryWriter
@@ -185,7 +186,7 @@ class TensorBoardTracker:
             old.unlink()
         self.last_epoch, self._began = 0, began
         self._writer = SummaryWriter(folder / "tensorboard")
-        # What it takes as a hyperparameter; lists and null are texts.
+        # TensorBoard takes these types as hyperparameters. Lists and null are written as text.
         known = {key: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
                  for key, value in settings.items()}
         writer = self._writer._get_file_writer()
@@ -198,7 +199,7 @@ class TensorBoardTracker:
         require("tensorboard", "torch.utils.tensorboard")
 
     def log(self, record: dict) -> None:
-        """Write a point of each curve over the epochs."""
+        """Add a point to each curve over the epochs."""
         for key, value in numbers_of(record).items():
             self._writer.add_scalar(key, value, record["epochs"], walltime=self._began + record["wall_seconds"])
         self._writer.flush()
@@ -209,7 +210,7 @@ class TensorBoardTracker:
 
 
 class WandbTracker:
-    """Logs to Weights & Biases; with WANDB_MODE=offline to files in the run directory, for ``wandb sync``."""
+    """Logs to Weights & Biases, or with WANDB_MODE=offline to files in the run directory for ``wandb sync``."""
 
     def __init__(self, folder: Path, *, name: str, project: str, settings: dict, best: str = "max", **options):
         import wandb
@@ -228,10 +229,10 @@ class WandbTracker:
 
     @staticmethod
     def check() -> None:
-        """Refuse a run that would not know whom to log in as.
+        """Refuse a run if nobody is logged in to Weights & Biases.
 
         Raises:
-            ValueError: not installed, or nobody is logged in.
+            ValueError: wandb is not installed, or nobody is logged in.
         """
         require("wandb", "wandb")
         import wandb
@@ -252,12 +253,12 @@ class WandbTracker:
         self._ids.write(id=self._id, epochs=record["epochs"])
 
     def close(self, status: str) -> None:
-        """End the run, as long as it is not continued."""
+        """End the run. A resume continues it."""
         self._run.finish(exit_code=0 if status == "finished" else 1)
 
 
 class MlflowTracker:
-    """Logs to MLflow, where MLFLOW_TRACKING_URI says or to ``mlflow.db`` in the working directory."""
+    """Logs to the MLflow server of MLFLOW_TRACKING_URI, or to ``mlflow.db`` in the working directory."""
 
     STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
@@ -282,11 +283,11 @@ class MlflowTracker:
 
     @staticmethod
     def check() -> None:
-        """See :func:`require`; MLflow's default store is SQLite, by SQLAlchemy."""
+        """Refuse a run if MLflow is not installed, or SQLAlchemy, which its default store (SQLite) needs."""
         require("mlflow", "mlflow", "sqlalchemy", "alembic")
 
     def log(self, record: dict) -> None:
-        """Log all numbers at the step of their epoch, `epochs` last: it tells what has arrived."""
+        """Log all numbers at the step of their epoch. `epochs` comes last, so that it tells what has arrived."""
         from mlflow.entities import Metric
 
         time = int(1000 * (self._began + record["wall_seconds"]))
@@ -296,5 +297,20 @@ class MlflowTracker:
                                                       for key, value in numbers.items()])
 
     def close(self, status: str) -> None:
-        """Say how the run ended."""
+        """Set the status with which the run ended."""
         self._client.set_terminated(self._run_id, self.STATUS[status])
+
+
+TRACKERS: dict[str, Any] = {
+    "none": None, "csv": CsvTracker, "tensorboard": TensorBoardTracker, "wandb": WandbTracker, "mlflow": MlflowTracker}
+
+
+def find_tracker(name: str) -> Any:
+    """Return the class of a tracker; None for none.
+
+    Raises:
+        ValueError: there is no tracker of this name.
+    """
+    if name not in TRACKERS:
+        raise ValueError(f"tracker.name={name} is unknown; choose one of {', '.join(TRACKERS)}")
+    return TRACKERS[name]

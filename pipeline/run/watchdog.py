@@ -1,7 +1,8 @@
-"""Watches the processes of a run, from one of its own: names those that are silent, and ends a run that hangs.
+"""Watches the heartbeats of a run's processes: names those that are silent, and ends a run that hangs.
 
-A process of its own sees what a thread can not: processes that are stopped, or in which a thread holds the
-interpreter's lock. It imports nothing but Python's own library, and ends with the process that it was started by.
+The watchdog is a process of its own. So it also sees processes that are stopped, or in which a thread holds the
+interpreter's lock, which a thread could not. It imports only Python's standard library, and ends together with the
+process that started it.
 """
 
 import contextlib
@@ -18,25 +19,26 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pipeline.run.pulse import PERIOD, TRACE_SIGNAL, Board, Sign, State
+import parallel_epochs
+from parallel_epochs.pipeline.run.pulse import PERIOD, TRACE_SIGNAL, Board, Sign, State
 
 log = logging.getLogger(__name__)
-ROOT = Path(__file__).resolve().parents[2]
-# Phases that may be silent for minutes have as many times `warn_after` and `timeout`.
+ROOT = Path(parallel_epochs.__file__).resolve().parents[1]
+# Long phases may be silent this many times longer than `warn_after` and `timeout`.
 LONG_FACTOR = 10
-# For who starts the ranks, and for healthy ranks of torchrun, when the guilty ones were ended.
+# Grace period for the launcher and the healthy ranks of torchrun to exit after the hung ranks were killed.
 SECONDS_TO_LEAVE = 5
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a watchdog allows, in seconds.
+    """The time limits of a watchdog, in seconds.
 
     Attributes:
-        warn_after: silence of a process after which it says so; LONG_FACTOR times that in long phases.
-        timeout: silence after which it ends the run; likewise.
-        stop_timeout: from a request to stop until it ends the run itself, without the time in which a checkpoint is
-            written.
+        warn_after: time without a heartbeat after which the watchdog warns; LONG_FACTOR times that in long phases.
+        timeout: time without a heartbeat after which it ends the run; LONG_FACTOR times that in long phases.
+        stop_timeout: time after a request to stop after which it ends the run. The time to write a checkpoint does not
+            count.
     """
 
     warn_after: float = 30.0
@@ -46,21 +48,22 @@ class Limits:
 
 @contextlib.contextmanager
 def watch(board: Board, run_folder: Path, limits: Limits, *, launches: bool = False) -> Iterator[None]:
-    """Have the processes on a board watched until the end of the block; the board is removed then.
+    """Watch the processes on a board until the end of the block, then remove the board.
 
-    Signals reach the watchdog as well, also while this process can not react to them.
+    Signals reach the watchdog too, even while this process cannot react to them.
 
     Args:
-        run_folder: where the run's checkpoints lie.
-        launches: whether this process has started the others, and ends when they do.
+        run_folder: the folder of the run's checkpoints.
+        launches: whether this process has started the ranks, and ends when they do.
     """
-    from pipeline.run.stop import STOP_SIGNALS  # what it imports is not there in the process of its own
+    from parallel_epochs.pipeline.run.stop import STOP_SIGNALS  # not in the watchdog's own process
 
     files = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.FileHandler)]
     settings = {"board": str(board.folder), "run_folder": str(run_folder), "launches": launches, "owner": os.getpid(),
                 "stop_signals": [*STOP_SIGNALS], "log_file": files[0].baseFilename if files else None,
                 "limits": asdict(limits)}
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from pipeline.run import watchdog; watchdog.main()"
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); " \
+           "from parallel_epochs.pipeline.run import watchdog; watchdog.main()"
     process = subprocess.Popen([sys.executable, "-I", "-S", "-c", code, json.dumps(settings)], stdin=subprocess.PIPE,
                                start_new_session=True)  # Ctrl-C is not meant for it
     os.set_blocking(process.stdin.fileno(), False)
@@ -78,7 +81,7 @@ def watch(board: Board, run_folder: Path, limits: Limits, *, launches: bool = Fa
 
 
 class Watchdog:
-    """Looks at a board again and again.
+    """Reads the heartbeats on a board at regular intervals.
 
     Args:
         owner: the process that started this one.
@@ -97,7 +100,7 @@ class Watchdog:
         self._stop_signum, self._stopping = 0, 0.0
 
     def run(self) -> None:
-        """Watch until the owner lets go of this process' standard input or has ended."""
+        """Watch until the owner closes this process' standard input or has ended."""
         while os.getppid() == self.owner:
             if select.select([0], [], [], self._tick)[0]:
                 heard = os.read(0, 4096)
@@ -110,15 +113,15 @@ class Watchdog:
     def _hear(self, signums: bytes) -> None:
         for signum in signums:
             if signum in self._stop_signals:
-                # A second Ctrl-C: the owner has not come to reacting to the first.
+                # On a second Ctrl-C the owner has not been able to react to the first.
                 if signum == self._stop_signum == signal.SIGINT:
                     self._stopping = self.limits.stop_timeout
                 self._stop_signum = signum
 
     def look(self) -> bool:
-        """Look at the board once; tells whether the run was ended."""
+        """Read the board once. Return whether this ended the run."""
         now = time.monotonic()
-        # Not the time in which this process, or the whole job, was stopped itself.
+        # Time in which this process, or the whole job, was stopped itself does not count.
         elapsed, self._looked = min(now - self._looked, 4 * self._tick), now
         if _is_stopped(self.owner):
             return False
@@ -130,14 +133,14 @@ class Watchdog:
         silent = self._suspects(signs)
         for place in silent:
             self._warn(place, signs[place])
-        # A checkpoint that is being written is what the request waits for; one that hangs has its limit below. Who is
-        # stopped himself writes none.
+        # The request waits for a checkpoint that is being written. The limit for one that hangs is below. A process
+        # that is stopped itself writes none.
         if self._stop_signum and not any(sign.state == State.SAVING and not self._is_frozen(place)
                                          for place, sign in enumerate(signs)):
             self._stopping += elapsed
             if self._stopping >= self.limits.stop_timeout:
                 name = signal.Signals(self._stop_signum).name
-                self._end(f"stopped by {name}, after {self._stopping:.0f} s in which the step in hand did not end: "
+                self._end(f"stopped by {name}; the current step did not end within {self._stopping:.0f} s: "
                           f"{self._describe(silent, signs)}", signs, silent)
                 return True
         late = [place for place in silent if self._silent[place] >= self.limits.timeout * _patience(signs[place])]
@@ -147,11 +150,14 @@ class Watchdog:
         return bool(late)
 
     def _is_frozen(self, place: int) -> bool:
-        """Tell whether no Python has run in a process for a while."""
+        """Tell whether no Python code has run in a process for a while."""
         return self._frozen[place] >= 4 * PERIOD
 
     def _suspects(self, signs: list[Sign]) -> list[int]:
-        """Return who keeps the others waiting: where no Python runs, who does not wait itself, or all of them."""
+        """Return the processes that keep the others waiting.
+
+        These are the ones in which no Python code runs, else those that do not wait themselves, else all.
+        """
         present = [place for place, sign in enumerate(signs) if sign.state not in (State.ABSENT, State.ENDED)]
         ranks = [place for place in present if signs[place].rank >= 0] or present
         frozen = [place for place in ranks if self._is_frozen(place)]
@@ -166,38 +172,38 @@ class Watchdog:
                 f"{sign.doing}")
 
     def _warn(self, place: int, sign: Sign) -> None:
-        """Say that a process is silent; again when it has been so for twice as long."""
+        """Warn that a process is silent, and again each time the silence has doubled."""
         first = self.limits.warn_after * _patience(sign)
         if self._silent[place] < first:
             if self._warned.pop(place, None):
-                log.warning("%s goes on", sign)
+                log.warning("%s continues", sign)
         elif self._silent[place] >= self._warned.get(place, first):
             log.warning("%s", self._describe_one(place, sign))
             self._warned[place] = 2 * self._silent[place]
 
     def _end(self, message: str, signs: list[Sign], guilty: list[int]) -> None:
-        """End the run: say why, where the guilty hang, and leave the others the time to say how to go on."""
+        """End the run: log why and where the hung processes are, kill them, and give the others time to exit."""
         log.error("%s; %s", message, self._last_checkpoint())
         self.board.judge(message, self._stop_signum)
         for place in guilty:
-            # Who has asked for the end has no need of it on the screen.
-            log.log(logging.INFO if self._stop_signum else logging.ERROR, "where %s is:\n%s", signs[place],
+            # A user who has asked for the end does not need the traceback on the screen.
+            log.log(logging.INFO if self._stop_signum else logging.ERROR, "traceback of %s:\n%s", signs[place],
                     self._trace(place, signs[place].pid))
         ranks = [sign.pid for sign in signs if sign.pid and sign.rank >= 0 and sign.state != State.ENDED]
-        # Ranks that torchrun or Slurm have started see the connection break and end by themselves.
+        # The other ranks of torchrun or Slurm see the connection break and exit by themselves.
         victims = set(ranks if self.launches else [signs[place].pid for place in guilty])
         for pid in victims:
             _kill(pid, signal.SIGKILL)
         left, end = {*ranks, self.owner}, time.monotonic() + SECONDS_TO_LEAVE
         while left and time.monotonic() < end:
             if self.owner in left and select.select([0], [], [], 0.02)[0] and not os.read(0, 4096):
-                left.remove(self.owner)  # it waits for this process only
+                left.remove(self.owner)  # it waits only for this process
             left = set(filter(_is_alive, left))
         for pid in left:
             _kill(pid, signal.SIGKILL)
 
     def _trace(self, place: int, pid: int) -> str:
-        """Return where the threads of a process are."""
+        """Return the tracebacks of the threads of a process."""
         _kill(pid, TRACE_SIGNAL)
         _kill(pid, signal.SIGCONT)
         path, size = self.board.trace(place), -1
@@ -207,7 +213,7 @@ class Watchdog:
             if 0 < before == size:
                 break
         _kill(pid, signal.SIGSTOP)
-        return path.read_text(errors="replace").strip() or "(it does not say)"
+        return path.read_text(errors="replace").strip() or "(the process wrote no traceback)"
 
     def _last_checkpoint(self) -> str:
         saved = [(path.stat().st_mtime, path) for path in self.run_folder.glob("**/checkpoints/last.pt")]
@@ -218,7 +224,7 @@ class Watchdog:
 
 
 def _patience(sign: Sign) -> int:
-    """How many times the usual a process may be silent: who starts the ranks waits for their imports."""
+    """Return how many times longer than usual a process may be silent. The launcher waits for the ranks' imports."""
     return LONG_FACTOR if sign.state == State.LONG or sign.rank < 0 else 1
 
 
@@ -229,7 +235,7 @@ def _kill(pid: int, signum: int) -> None:
 
 
 def _stat(pid: int) -> str:
-    """Return the system's letter for the state of a process, "" if there is none."""
+    """Return the system's letter for the state of a process; "" if the process does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
@@ -250,7 +256,7 @@ def _state_of(pid: int) -> str:
 
 
 def main() -> None:
-    """Be the watchdog; the settings are the first argument."""
+    """Run the watchdog with the settings in the first argument."""
     settings = json.loads(sys.argv[1])
     console, formatter = logging.StreamHandler(sys.stderr), "%(asctime)s %(levelname)s %(message)s"
     handlers: list[logging.Handler] = [console]

@@ -1,4 +1,4 @@
-"""One GENConv aggregation, messages and edge encoder included, forward and backward, beside PyG's."""
+"""One GENConv aggregation with messages and edge encoder, forward and backward, compared with PyG's."""
 
 import copy
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from torch import Tensor
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 
-from models.aggregate import aggregate, backend
-from scripts.bench import graphs, machine
-from scripts.bench.machine import Machine
-from scripts.bench.measure import assert_close, extra_mib, say, side_by_side, write_row
+from parallel_epochs.models.aggregate import aggregate, backend
+from parallel_epochs.scripts.bench import graphs, machine
+from parallel_epochs.scripts.bench.machine import Machine
+from parallel_epochs.scripts.bench.measure import assert_close, extra_of_both, say, side_by_side, write_row
 
 EPS = 1e-7
-# Up to here PyG's side is computed in float64 as well, to compare with: its float32 rounds as ours does.
+# Up to this number of edges our output is compared with PyG's in float64, as its float32 has rounding errors too.
 MAX_EXACT_EDGES = 2_000_000
 # Floating-point operations for one message and channel, a fused multiply-add counted as two; two more for each edge
 # feature. An exponential is a range reduction, a polynomial of degree 5 and a scaling; a logarithm one of degree 9.
@@ -35,7 +35,7 @@ CASES = (Case(), Case(channels=128), Case(edge_dim=0), Case(aggr="max"), Case(ag
 def bench_aggregate(num_nodes: int, num_edges: int, repeat: int) -> None:
     data = graphs.proteins(num_nodes, num_edges // 2 * 2)
     rows = [_measure(case, data, repeat) for case in CASES]
-    # The best that was seen in the whole run: others who use the machine slow down one case and not the next.
+    # The best of the whole run, as other users of the machine slow down one case and not the next.
     best = Machine(max(row["bytes_per_s"] for row in rows), max(row["operations_per_s"] for row in rows))
     writer = None
     for row in rows:
@@ -58,7 +58,7 @@ def _sizes_of_terms(out: Tensor, gradient: Tensor, param: str) -> Tensor:
 
 def _in_float64(conv: pyg.GENConv, edge_index: Tensor, attr: Tensor | None, gradient: Tensor, x: Tensor,
                 inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Compute PyG's output and gradients in float64, where no rounding counts."""
+    """Compute PyG's output and gradients in float64, where rounding does not matter."""
     exact = copy.deepcopy(conv).double()
     x = x.detach().double().requires_grad_()
     leaves = {"x": x}
@@ -80,7 +80,7 @@ def _measure(case: Case, data: Data, repeat: int) -> dict:
                        p=1.5, learn_p=True, bias=True, edge_dim=case.edge_dim or None, eps=EPS)
 
     def numbers(*shape: int, scale: float = 1.0) -> torch.Tensor:
-        # PyG clamps to [1e-4, 100] what is raised to a power, we and the original to [1e-7, 10]: stay within both.
+        # PyG clamps messages of power to [1e-4, 100], we and the original to [1e-7, 10]: stay within both.
         values = graphs.exact(*shape, scale=scale)
         return values.abs() + 1 / 32 if case.aggr == "power" else values
 
@@ -113,21 +113,20 @@ def _measure(case: Case, data: Data, repeat: int) -> dict:
     a, b = ours(), theirs()
     if plain.size(1) <= MAX_EXACT_EDGES:
         b = _in_float64(conv, plain, attr, gradient, x, inputs)
-    for side in (a, b):  # nodes without a neighbour: 0 with us, PyG's lower clamp where there is one
+    for side in (a, b):  # without neighbours our result is 0 and PyG's is its lower bound
         side["out"] = side["out"][indptr.diff() > 0]
-    # The gradient of t and p is a sum over all nodes and channels, of terms of both signs.
+    # The gradients of t and p are sums over all nodes and channels, with terms of both signs.
     scales = {param: float(_sizes_of_terms(a["out"], gradient[indptr.diff() > 0], param).sum())} if param else {}
     assert_close(a, b, tolerance=1e-4 if plain.size(1) > MAX_EXACT_EDGES else 1e-5, scales=scales)
     del a, b
     row = {"bench": "aggregate", "aggr": case.aggr, "channels": channels, "edge_dim": case.edge_dim,
            "num_nodes": data.num_nodes, "num_edges": plain.size(1), **side_by_side(theirs, ours, repeat, inner=9)}
-    memory = {"pyg": extra_mib(theirs), "ours": extra_mib(ours)}
-    row |= {f"{name}_extra_mib": round(mib, 1) for name, mib in memory.items()}
-    row["extra_ratio"] = round(memory["pyg"] / max(memory["ours"], 0.1), 1)
+    row |= extra_of_both(theirs, ours)
+    row["extra_ratio"] = round(row["pyg_extra_mib"] / max(row["ours_extra_mib"], 0.1), 1)
 
     limits, forward = machine.measure(lambda: ours(grad=False))
     num_bytes = plain.size(1) * (4 * case.edge_dim + src.element_size()) + 3 * 4 * x.numel()
     operations = plain.size(1) * channels * (OPERATIONS[case.aggr] + 2 * case.edge_dim)
-    say(f"extra memory: PyG {memory['pyg']:.0f} MiB, ours {memory['ours']:.1f} MiB")
+    say(f"extra memory: PyG {row['pyg_extra_mib']:.0f} MiB, ours {row['ours_extra_mib']:.1f} MiB")
     return row | {"forward_best_s": round(forward, 5), "must_move_bytes": num_bytes, "operations": operations,
                   "bytes_per_s": round(limits.bandwidth), "operations_per_s": round(limits.peak)}

@@ -1,4 +1,4 @@
-"""METIS and KaMinPar on the same generated graph: seconds, memory, edges cut, balance."""
+"""METIS and KaMinPar on the same generated graph: time, memory, edge cut and balance."""
 
 import csv
 import tempfile
@@ -7,17 +7,17 @@ import time
 import numpy as np
 from torch_geometric import EdgeIndex
 
-from pipeline.data.synthetic import synthetic_proteins
-from pipeline.graph.cut import fill_empty
-from pipeline.graph.edges import sort_edges
-from pipeline.graph.kaminpar import check_package, run_process, write_parhip
-from pipeline.graph.metis import cut_with_metis
-from pipeline.graph.partition import Partition, from_assignment, measure_partition
-from scripts.bench.measure import extra_mib, say, write_row
+from parallel_epochs.pipeline.data.synthetic import synthetic_proteins
+from parallel_epochs.pipeline.graph.cut import fill_empty
+from parallel_epochs.pipeline.graph.edges import sort_edges
+from parallel_epochs.pipeline.graph.kaminpar import check_package, run_process, write_parhip
+from parallel_epochs.pipeline.graph.metis import cut_with_metis
+from parallel_epochs.pipeline.graph.partition import Partition, from_assignment, measure_partition
+from parallel_epochs.scripts.bench.measure import extra_mib, say, write_row
 
 
 def bench_cut(num_nodes: int, num_edges: int, num_parts: int, num_micro_parts: int) -> None:
-    """Cut a graph of communities into few clusters and into many, by each of both."""
+    """Cut a graph of communities into a few and into many clusters, with METIS and with KaMinPar."""
     check_package()
     say(f"generating {num_edges:,} directed edges")
     raw = synthetic_proteins(num_nodes=num_nodes, num_edges=num_edges, num_tasks=1)
@@ -41,7 +41,7 @@ def _report(writer: csv.DictWriter | None, name: str, edge_index: EdgeIndex, par
 
 
 def _metis(edge_index: EdgeIndex, num_parts: int) -> tuple[Partition, float, float]:
-    """Cut; the memory is what this process held beyond the graph."""
+    """Cut with METIS. The memory is that of this process beyond the graph."""
     found: list[tuple[Partition, float]] = []
 
     def cut() -> None:
@@ -53,7 +53,7 @@ def _metis(edge_index: EdgeIndex, num_parts: int) -> tuple[Partition, float, flo
 
 
 def _kaminpar(edge_index: EdgeIndex, num_parts: int) -> tuple[Partition, float, float]:
-    """Cut; the seconds are of writing the graph too, the memory is all that the other process held."""
+    """Cut with KaMinPar. The time includes writing the graph; the memory is all of the other process."""
     start = time.perf_counter()
     with tempfile.TemporaryFile() as graph, tempfile.TemporaryFile() as parts:
         write_parhip(edge_index, graph)

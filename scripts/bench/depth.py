@@ -1,4 +1,4 @@
-"""Parameters, memory and time of a training step of models as deep as one likes; each in a process of its own."""
+"""Parameters, memory and time of a training step of models of any depth, each in its own process."""
 
 import multiprocessing
 import statistics
@@ -6,10 +6,10 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
-from models import DeeperGCN, EquilibriumGNN, RevGNN
-from scripts.bench import graphs
-from scripts.bench.measure import assert_close, extra_mib, say, seconds_of, write_row
-from scripts.bench.pyg_rev import PyGRevGNN
+from parallel_epochs.models import DeeperGCN, EquilibriumGNN, RevGNN
+from parallel_epochs.scripts.bench import graphs
+from parallel_epochs.scripts.bench.measure import assert_close, extra_mib, say, seconds_of, write_row
+from parallel_epochs.scripts.bench.pyg_rev import PyGRevGNN
 
 NUM_TASKS = 112
 OPTIONS = dict(edge_dim=8, aggr="max", learn_t=False, dropout=0.1)
@@ -38,14 +38,14 @@ def bench_depth(num_nodes: int, num_edges: int, channels: int, repeat: int, laye
     """Measure a training step of every model at every depth.
 
     Args:
-        layers: depths.
-        models: those of `MODELS` whose names contain one of these.
+        layers: numbers of layers.
+        models: texts. Each model of `MODELS` whose name contains one of them is measured.
     """
     _compare(num_nodes, num_edges, channels)
     writer = None
     for name in (name for name in MODELS if any(part.lower() in name.lower() for part in models)):
         for depth in layers:
-            # What other models left behind would blur their memory.
+            # A new process for each model, as memory that other models left behind would count.
             with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
                 row = process.submit(_measure, name, num_nodes, num_edges, channels, depth, repeat,
                                      torch.get_num_threads()).result()
@@ -56,7 +56,7 @@ def bench_depth(num_nodes: int, num_edges: int, channels: int, repeat: int, laye
 
 def _measure(name: str, num_nodes: int, num_edges: int, channels: int, depth: int, repeat: int,
              num_threads: int) -> dict:
-    """Columns of a row: what a step takes beside weights, gradients and Adam's two moments, which are counted apart."""
+    """Measure a training step. Weights, gradients and the two moments of Adam have their own column of memory."""
     torch.set_num_threads(num_threads)
     data = graphs.proteins(num_nodes, num_edges // 2 * 2)
     torch.manual_seed(0)
@@ -80,7 +80,7 @@ def _measure(name: str, num_nodes: int, num_edges: int, channels: int, depth: in
 
 
 def _compare(num_nodes: int, num_edges: int, channels: int) -> None:
-    """Logits and gradients of seven reversible layers without dropout: the two draw different masks."""
+    """Compare logits and gradients of seven reversible layers, without dropout, as both would draw other masks."""
     data = graphs.proteins(num_nodes, num_edges // 2 * 2)
     torch.manual_seed(0)
     ours, x = _revgnn(channels, 7).eval(), torch.randn(num_nodes, 8)

@@ -1,4 +1,4 @@
-"""Epochs of random clusters from a graph on disk: beside the bare read of its files, the graph in memory, and PyG."""
+"""Epochs of random clusters from a graph on disk, compared with reading its files, the graph in memory, and PyG."""
 
 import csv
 import os
@@ -16,30 +16,31 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.loader import RandomNodeLoader
 
-from pipeline.graph import store
-from pipeline.graph.partition import random_partition
-from pipeline.graph.stream import LIBRARY, ClusterStream
-from pipeline.graph.subgraph import LIBRARY as SUBGRAPH, induced_subgraph
-from pipeline.names import MASKS
-from pipeline.run.memory import machine_memory
-from pipeline.run.seeds import stream
-from scripts.bench.measure import resident_mib, say, write_row
+from parallel_epochs.pipeline.graph import store
+from parallel_epochs.pipeline.graph.partition import random_partition
+from parallel_epochs.pipeline.graph.stream import LIBRARY, ClusterStream
+from parallel_epochs.pipeline.graph.subgraph import LIBRARY as SUBGRAPH, induced_subgraph
+from parallel_epochs.pipeline.names import MASKS
+from parallel_epochs.pipeline.run.memory import machine_memory
+from parallel_epochs.pipeline.run.seeds import stream
+from parallel_epochs.scripts.bench.measure import resident_mib, say, write_row
 
 NUM_CLASSES = 10
-# Edges that are drawn at a time.
+# Number of edges that are drawn at a time.
 DRAWN = 1 << 22
 
 
 def bench_disk(num_nodes: list[int], num_edges: list[int], edge_channels: int, channels: int, num_parts: int,
                repeat: int, folder: str, ways: list[str], keep: bool, figure: str | None) -> None:
-    """Write random graphs of some sizes to stores unless they are there, and read epochs of random clusters from them.
+    """Write random graphs to stores, unless they exist, and read epochs of random clusters from them.
 
     Raises:
-        ValueError: not as many numbers of nodes as of edges.
-        FileError: there is no room in the folder.
+        ValueError: the numbers of nodes and of edges are not equally many.
+        FileError: the folder has no room for the files.
     """
     if len(num_nodes) != len(num_edges):
-        raise ValueError(f"--num-nodes has {len(num_nodes)} numbers, --num-edges {len(num_edges)}: give one each")
+        raise ValueError(f"--num-nodes has {len(num_nodes)} numbers, but --num-edges has {len(num_edges)}: give one of "
+                         "each for a graph")
     writer: csv.DictWriter | None = None
     rows = []
     for nodes, edges in zip(num_nodes, num_edges):
@@ -53,11 +54,11 @@ def bench_disk(num_nodes: list[int], num_edges: list[int], edge_channels: int, c
         if fits:
             _compare(path, num_parts, Path(folder))
         else:
-            say(f"{path.name} is not compared, nor taken into memory: rows would be read from the disk one by one")
+            say(f"{path.name} is larger than half of the memory: it is neither compared nor measured in memory")
         for round_ in range(repeat):
             for way in ways if fits else [way for way in ways if way in FROM_DISK]:
                 _cool(path) if way in FROM_DISK else _warm(path)
-                # In a process of its own: what one has allocated and kept is no other's memory.
+                # Each measurement has its own process, so that memory that another one kept does not count.
                 with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
                     measured = pool.submit(_measure, way, path, num_parts, torch.get_num_threads()).result()
                 rows.append({"bench": "disk", "what": way, "num_nodes": nodes, "num_edges": edges,
@@ -70,7 +71,7 @@ def bench_disk(num_nodes: list[int], num_edges: list[int], edge_channels: int, c
 
 
 def _measure(way: str, path: Path, num_parts: int, threads: int) -> dict:
-    """Take one way through an epoch: seconds, processor time, and the largest memory that is not pages of files."""
+    """Measure an epoch read in one way: time, processor time, and peak memory without pages of files."""
     torch.set_num_threads(threads)
     LIBRARY.get(), SUBGRAPH.get()  # compiled or loaded before the time is taken
     before, peak, ended = resident_mib("RssAnon"), [0.0], threading.Event()
@@ -120,7 +121,7 @@ def _count(batches: Iterable[Data]) -> int:
 
 
 def _read_all(path: Path, num_parts: int) -> int:
-    """Read what an epoch reads, and do nothing with it."""
+    """Read the files that an epoch reads, and do nothing else."""
     buffer = memoryview(bytearray(1 << 24))
     for name, size in (("edges", _bytes_of_sources(path)), ("edge_attr", None), ("x", None)):
         with open(path / f"{name}.bin", "rb", buffering=0) as file:
@@ -131,7 +132,7 @@ def _read_all(path: Path, num_parts: int) -> int:
     return 0
 
 
-# Through an epoch, and which of them begin with files that are not in the system's cache.
+# The ways to read an epoch, and those of them that begin with files outside the system's cache.
 WAYS = {"bare read": _read_all, "store": _from_store, "memory": _in_memory, "pyg": _by_pyg}
 FROM_DISK = ("bare read", "store")
 
@@ -179,7 +180,7 @@ def _write_edges(files: dict[str, store.ArrayFile], indptr: np.ndarray, rng: np.
 
 
 def _compare(path: Path, num_parts: int, spill: Path) -> None:
-    """Compare the first cluster with the one that is selected in memory."""
+    """Compare the first cluster from the store with the same cluster from memory."""
     data = _open(path)
     partition = random_partition(data.num_nodes, num_parts, stream("bench", 0))
     ours = next(ClusterStream(data, spill=spill).induce(partition, [0]))
@@ -195,28 +196,28 @@ def _bytes_of_sources(path: Path) -> int:
 
 def _draw(rows: list[dict], path: Path) -> None:
     """Draw seconds of an epoch and memory against edges, medians over the rounds."""
-    import matplotlib  # of the extra `report`
+    from matplotlib.figure import Figure  # of the extra `report`
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from parallel_epochs.scripts.report import figures
 
     names = {"bare read": "bare read of the files, cold", "store": "from the store, cold", "memory": "in memory",
              "pyg": "PyG's RandomNodeLoader, in memory"}
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    axes = figure.subplots(1, 2)
     for way in dict.fromkeys(row["what"] for row in rows):
         own = [row for row in rows if row["what"] == way]
         sizes = sorted({row["num_edges"] for row in own})
         for axis, column in zip(axes, ("seconds", "extra_mib")):
             if column == "seconds" or way != "bare read":
                 medians = [statistics.median(row[column] for row in own if row["num_edges"] == size) for size in sizes]
-                # Less than a MiB is not told from none.
+                # Less than 1 MiB is drawn as 1 MiB, as the axis is logarithmic.
                 axis.plot(sizes, medians if column == "seconds" else [max(median, 1) for median in medians], "o-",
                           color=f"C{list(names).index(way)}", label=names[way])
-    for axis, title in zip(axes, ("seconds of an epoch's batches", "memory beside pages of files, MiB")):
+    for axis, title in zip(axes, ("seconds of an epoch's batches", "memory without pages of files, MiB")):
         axis.set(xscale="log", yscale="log", xlabel="directed edges", title=title)
         axis.grid(alpha=0.3)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(names))
-    figure.savefig(path)
+    figures.save(figure, path)
 
 
 def _cool(path: Path) -> None:

@@ -1,59 +1,61 @@
-"""DeepWalk's vectors of a graph with labels, beside gensim's on walks of the same distribution, in one run."""
+"""DeepWalk on a graph with labels, compared with gensim on walks of the same distribution, in one run."""
 
+import contextlib
 import time
 
 import numpy as np
 import torch
 
-from models.embedding.reference import GROUP
-from pipeline import build
-from pipeline.graph.walks import WalkSampler
-from pipeline.probe import LabelProbe
-from scripts.bench.machine import measure
-from scripts.bench.measure import configure, say, write_row
+from parallel_epochs.models.embedding.skipgram_reference import GROUP
+from parallel_epochs.pipeline import training
+from parallel_epochs.pipeline.data.opened import Part
+from parallel_epochs.pipeline.graph.walks import WalkSampler
+from parallel_epochs.pipeline.node_embedding.build import build_trainer
+from parallel_epochs.pipeline.node_embedding.probe import LabelProbe
+from parallel_epochs.scripts.bench.machine import measure
+from parallel_epochs.scripts.bench.measure import configure, import_peer, say, write_row
 
 
 def bench_embedding(path: str, dim: int, distance: int, repeat: int) -> None:
-    """Train both, score both by the same draws of the labels, and count pairs a second of training, and of the
-    machine's arithmetic the share that their updates need at least.
+    """Train both, score both on the same splits of the labels, and measure pairs per second.
+
+    The column `of_machine` is the least arithmetic of these pairs as a share of what the machine can do.
 
     Raises:
         SystemExit: gensim is not installed.
         ValueError: the graph cannot be read.
     """
-    try:
-        from gensim.models import Word2Vec
-    except ImportError:
-        raise SystemExit("gensim, which this compares with, is not installed: pip install gensim") from None
+    gensim = import_peer("gensim.models", "gensim")
     config = configure("+experiment=deepwalk_blogcatalog", f"data.path={path}", f"trainer.dim={dim}",
                        f"trainer.augmentation_distance={distance}")
-    data, writer = build.open_graph(config).data, None
+    data, writer = training.open_data(config).data, None
     probe = LabelProbe(data.y.numpy(), metric="micro_f1", portions=config.trainer.portions, num_draws=3,
                        num_threads=torch.get_num_threads())
     machine, _ = measure(lambda: None, rounds=4)
-    # A pair or a negative: a product of two vectors, and both are moved; two operations a number each. Negatives are
-    # shared by as many pairs as a group may have; gensim draws five for each.
+    # A pair or a negative costs a dot product and two updates of a vector, each with two operations per number. A full
+    # group of pairs shares its negatives; gensim draws five for each pair.
     operations = {"ours": 6 * dim * (1 + config.trainer.num_negatives / GROUP), "gensim": 6 * dim * (1 + 5)}
-    say(f"the machine: {machine.peak / 1e9:.0f} G operations a second on {torch.get_num_threads()} threads; "
-        "a pair takes at least " + ", ".join(f"{number:,.0f} ({name})" for name, number in operations.items()))
+    say(f"the machine does {machine.peak / 1e9:.0f} G operations per second on {torch.get_num_threads()} threads; "
+        "operations per pair are at least "
+        + ", ".join(f"{number:,.0f} ({name})" for name, number in operations.items()))
     sampler = WalkSampler(data.edge_index, length=config.trainer.walk_length)
     for round_ in range(repeat):
         config.seed = round_
         seconds, num_pairs, vectors = _train_ours(config, data)
         rows = {"ours": (seconds, num_pairs, vectors)}
-        # As many walks as ours had; gensim looks as far to both sides, as ours does.
+        # As many walks as ours had. Both look equally far to both sides.
         num_walks = -(-num_pairs // (2 * distance * config.trainer.walk_length))
         walks = sampler.draw(0, num_walks, key=round_, num_threads=torch.get_num_threads())
         sentences = [list(map(str, walk)) for walk in walks.tolist()]
         start = time.perf_counter()
-        model = Word2Vec(sentences, vector_size=dim, window=distance, shrink_windows=False, sg=1, negative=5,
+        model = gensim.Word2Vec(sentences, vector_size=dim, window=distance, shrink_windows=False, sg=1, negative=5,
                          min_count=0, sample=0, workers=torch.get_num_threads(), epochs=1, seed=round_ + 1)
         seconds = time.perf_counter() - start
         rows["gensim"] = (seconds, num_pairs, np.stack([
             model.wv[str(node)] if str(node) in model.wv else np.zeros(dim) for node in range(data.num_nodes)]))
         for name, (taken, pairs, found) in rows.items():
             scores = probe(found)
-            say(f"round {round_ + 1}, {name}: {taken:.2f} s, {pairs / taken / 1e6:.2f} M pairs a second, micro-F1 "
+            say(f"round {round_ + 1}, {name}: {taken:.2f} s, {pairs / taken / 1e6:.2f} M pairs per second, micro-F1 "
                 + ", ".join(f"{scores[f'micro_f1@{portion:g}']:.4f}" for portion in config.trainer.portions))
             writer = write_row(writer, {
                 "bench": "embedding", "what": name, "round": round_, "dim": dim, "distance": distance,
@@ -64,14 +66,14 @@ def bench_embedding(path: str, dim: int, distance: int, repeat: int) -> None:
 
 
 def _train_ours(config, data) -> tuple[float, int, np.ndarray]:
-    """Train from walks to vectors; the seconds are of all of it."""
+    """Train node vectors; the time includes the walks."""
     start, num_pairs = time.perf_counter(), 0
-    with build.build_trainer(config, data, torch.device("cpu")) as trainer:
+    with contextlib.closing(build_trainer(Part(config, data, torch.device("cpu")))) as trainer:
         while trainer.progress.round < trainer.num_rounds:
             for _ in trainer.steps():
                 pass
-            num_pairs += int(trainer.round_numbers()["num_pairs"])
+            num_pairs += int(trainer.numbers().num_pairs)
             trainer.progress.round += 1
-            trainer.restart_round()
+            trainer.progress.begin_round()
         vectors = trainer.embedding().numpy()
         return time.perf_counter() - start, num_pairs, vectors

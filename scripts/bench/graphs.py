@@ -5,21 +5,20 @@ import torch
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from models.edges import from_csc
-from pipeline.data.synthetic import synthetic_proteins
-from pipeline.graph.edges import transpose
-from scripts.bench.measure import say
+from parallel_epochs.models.edges import from_csc
+from parallel_epochs.pipeline.data.synthetic import synthetic_proteins
+from parallel_epochs.pipeline.graph.edges import transpose
+from parallel_epochs.scripts.bench.measure import say
 
 
 def proteins(num_nodes: int, num_edges: int, *, dtype: torch.dtype = torch.int64) -> Data:
-    """Communities with log-normal degrees and 8 edge features, as a batch of the pipeline holds them: CSC and CSR
-    filled.
+    """Generate communities with log-normal degrees and 8 edge features, with CSC and CSR filled as in a batch.
 
-    Features are multiples of 1/32. With `x` and `weight` such, messages are exact in float32 in whatever order they
-    are summed, and no relu or maximum is decided by rounding.
+    Features are multiples of 1/32. If those of `x` and `weight` are too, messages are exact in float32 in whatever
+    order they are summed, and rounding decides no ReLU or maximum.
 
     Args:
-        dtype: of the edges; batches are int64, the prepared whole graph is int32.
+        dtype: dtype of the edges. Batches have int64, the prepared whole graph has int32.
     """
     say(f"generating {num_nodes:,} nodes, {num_edges:,} directed edges")
     data = synthetic_proteins(num_nodes=num_nodes, num_edges=num_edges, num_tasks=112)
@@ -31,14 +30,14 @@ def proteins(num_nodes: int, num_edges: int, *, dtype: torch.dtype = torch.int64
 
 
 def exact(*shape: int, scale: float = 1.0) -> torch.Tensor:
-    """Normal random numbers rounded to multiples of 1/32, at most 4 * scale in magnitude."""
+    """Draw normal numbers, rounded to multiples of 1/32 and clamped to +-4 * scale."""
     return (torch.randn(shape) * scale).clamp(-4 * scale, 4 * scale).mul(32).round().div(32)
 
 
 def heavy_tailed(num_nodes: int, num_edges: int, seed: int = 0) -> EdgeIndex:
-    """Random directed edges, int32, sorted by destination with the CSC filled; in- and out-degrees follow a power law.
+    """Draw directed int32 edges whose in- and out-degrees follow a power law, sorted by destination, with the CSC.
 
-    Neither symmetric nor free of duplicates, and sources are drawn from everywhere: no cache helps to gather them.
+    They are neither symmetric nor free of duplicates. Sources are spread over all nodes, so that no cache helps.
     """
     rng = np.random.default_rng(seed)
     degree = 1 / (1 - rng.random(num_nodes)) ** 0.5  # density ~ degree^-3
@@ -49,7 +48,7 @@ def heavy_tailed(num_nodes: int, num_edges: int, seed: int = 0) -> EdgeIndex:
     for first in range(0, num_edges, block):
         last = min(first + block, num_edges)
         edges[1, first:last] = torch.from_numpy(np.searchsorted(ends, np.arange(first, last), side="right") - 1)
-        # The end of an edge drawn at random: popular nodes are sources more often too.
+        # A source is the end of a random edge, so that nodes with many edges are sources more often.
         stub = rng.integers(0, num_edges, last - first)
         edges[0, first:last] = torch.from_numpy(np.searchsorted(ends, stub, side="right") - 1)
     return from_csc(edges, indptr)

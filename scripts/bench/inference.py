@@ -1,11 +1,11 @@
-"""Exact inference: a whole graph of ogbn-products' size at once, 14 layers x 128 channels."""
+"""Exact inference on a whole graph of ogbn-products' size, with 14 layers x 128 channels."""
 
 import torch
 
-from models import DeeperGCN
-from models.aggregate import backend
-from scripts.bench import graphs
-from scripts.bench.measure import extra_mib, peak_gib, resident_mib, say, seconds_of, write_row
+from parallel_epochs.models import DeeperGCN
+from parallel_epochs.models.aggregate import backend
+from parallel_epochs.scripts.bench import graphs
+from parallel_epochs.scripts.bench.measure import extra_mib, peak_gib, resident_mib, say, seconds_of, write_row
 
 IN_CHANNELS, NUM_CLASSES = 100, 47
 
@@ -38,7 +38,7 @@ def _model(layers: int, channels: int, kernel: str) -> DeeperGCN:
 
 @torch.no_grad()
 def _compare(layers: int, channels: int) -> None:
-    """The fused path against plain torch in float64, on a small graph."""
+    """Compare the fused path with plain torch in float64, on a small graph."""
     edge_index, x = graphs.heavy_tailed(2000, 100_000), torch.randn(2000, IN_CHANNELS)
     model = _model(layers, channels, "fused")
     reference = _model(layers, channels, "reference").double()

@@ -1,17 +1,26 @@
-"""One GENConv layer of a res+ block, with its norm, activation, dropout and MLP, forward and backward."""
+"""One GENConv layer of a res+ block with norm, activation, dropout and MLP, forward and backward."""
 
 import torch
 
-from models import DeeperGCN
-from scripts.bench import graphs
-from scripts.bench.measure import assert_close, extra_mib, resident_mib, say, side_by_side, spread_of, write_row
-from scripts.bench.pyg_model import PyGDeeperGCN
+from parallel_epochs.models import DeeperGCN
+from parallel_epochs.scripts.bench import graphs
+from parallel_epochs.scripts.bench.measure import (
+    assert_close,
+    extra_mib,
+    extra_of_both,
+    resident_mib,
+    say,
+    side_by_side,
+    spread_of,
+    write_row,
+)
+from parallel_epochs.scripts.bench.pyg_model import PyGDeeperGCN
 
 
 def bench_layer(num_nodes: int, num_edges: int, channels: int, repeat: int, full: bool = False) -> None:
     data = graphs.proteins(num_nodes, num_edges // 2 * 2, dtype=torch.int32 if full else torch.int64)
     torch.manual_seed(0)
-    # Of two layers the second is a whole block; PyG's copy has the same parameters.
+    # The second of two layers is a whole block. PyG's copy has the same parameters.
     model = DeeperGCN(8, channels, 112, 2, edge_dim=8, learn_t=True, dropout=0.1, kernel="fused").eval()
     h = torch.randn(num_nodes, channels, requires_grad=True)
     gradient = torch.randn(num_nodes, channels)
@@ -29,8 +38,8 @@ def bench_layer(num_nodes: int, num_edges: int, channels: int, repeat: int, full
         ours()
         row |= spread_of(ours, repeat) | {"ours_extra_mib": round(extra_mib(ours), 1), "graph_mib": round(graph_mib, 1),
                                           "beside": "PyG not run: it would need 74 GB"}
-        say(f"{row['ours_median_s']:.2f} s, {row['ours_extra_mib']:.0f} MiB beside the graph and the process, "
-            f"{graph_mib:.0f}")
+        say(f"{row['ours_median_s']:.2f} s, {row['ours_extra_mib']:.0f} MiB on top of the {graph_mib:.0f} MiB of "
+            f"the graph and the process")
         write_row(None, row)
         return
 
@@ -46,9 +55,8 @@ def bench_layer(num_nodes: int, num_edges: int, channels: int, repeat: int, full
     names = ["out", "h", "edge encoder's weight", "edge encoder's bias"]
     names += [name for name, _ in model.convs[1].named_parameters()]
     names += ["norm's weight", "norm's bias", "weight", "bias"]
-    # Dropout off: the two draw different masks. A relu decided by rounding moves a sum by one of its terms.
+    # Without dropout, as both draw other masks. A ReLU decided by rounding changes a sum by one of its terms.
     assert_close(dict(zip(names, ours(), strict=True)), dict(zip(names, theirs(), strict=True)), tolerance=1e-3)
     model.train(), pyg.train()
     row |= side_by_side(theirs, ours, repeat, inner=5)
-    memory = {"pyg": extra_mib(theirs), "ours": extra_mib(ours)}
-    write_row(None, row | {f"{name}_extra_mib": round(mib, 1) for name, mib in memory.items()})
+    write_row(None, row | extra_of_both(theirs, ours))

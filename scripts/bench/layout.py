@@ -1,5 +1,6 @@
-"""LargeVis layouts of vectors with labels, beside PaCMAP's, UMAP's and openTSNE's, in one run."""
+"""LargeVis layouts of vectors with labels, compared with PaCMAP, UMAP and openTSNE in one run."""
 
+import contextlib
 import importlib.util
 import time
 from collections.abc import Callable
@@ -7,23 +8,25 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from pipeline import build, build_layout
-from pipeline.layout_probe import trust, vote
-from scripts.bench.measure import configure, say, write_row
+from parallel_epochs.pipeline import training
+from parallel_epochs.pipeline.data.opened import Part
+from parallel_epochs.pipeline.layout.build import build_trainer, classes_of
+from parallel_epochs.pipeline.layout.probe import trust, vote
+from parallel_epochs.scripts.bench.measure import configure, say, write_row
 
 
 def bench_layout(path: str, labels: str | None, peers: list[str], repeat: int) -> None:
-    """Lay vectors out by each, from the vectors to the places; score all alike, and compare the times.
+    """Compute a layout of the vectors with each package, score all in the same way, and compare the times.
 
-    Peers that are not installed are named and left out. What is compiled on first use is compiled before.
+    Packages that are not installed are named and left out. Everything is compiled before the time is taken.
 
     Raises:
         ValueError: the vectors cannot be read.
     """
     config = configure("+experiment=largevis_mnist", f"data.path={path}",
                        *([] if labels is None else [f"data.labels={labels}"]))
-    data, writer = build.open_graph(config).data, None
-    x, classes = data.x.numpy(), build_layout.classes_of(data)
+    data, writer = training.open_data(config).data, None
+    x, classes = data.x.numpy(), classes_of(data)
     places = {"ours": lambda seed: _lay_out(config, data, seed)}
     for name in peers:
         module, function = PEERS[name]
@@ -31,7 +34,7 @@ def bench_layout(path: str, labels: str | None, peers: list[str], repeat: int) -
             say(f"{name} is not installed: pip install {name}")
         else:
             places[name] = lambda seed, function=function: function(x, seed)
-    _lay_out(config, data, 0)  # compiles, as the others do when they are first called
+    _lay_out(config, data, 0)  # compiles the kernels, as the first calls of the others below do
     for name in set(places) - {"ours"}:
         PEERS[name][1](x[:1000], 0)
     for round_ in range(repeat):
@@ -43,8 +46,8 @@ def bench_layout(path: str, labels: str | None, peers: list[str], repeat: int) -
             ours = ours or (seconds, busy)
             accuracy = vote(positions, classes) if classes is not None else float("nan")
             kept = trust(positions, x, np.arange(len(x)))
-            say(f"round {round_ + 1}, {name}: {seconds:.2f} s, {busy:.2f} s of processors; accuracy of 10 neighbours "
-                f"{accuracy:.4f}, trustworthiness {kept:.4f}")
+            say(f"round {round_ + 1}, {name}: {seconds:.2f} s, {busy:.2f} s of processor time; accuracy of 10 "
+                f"neighbours {accuracy:.4f}, trustworthiness {kept:.4f}")
             writer = write_row(writer, {
                 "bench": "layout", "what": name, "round": round_, "points": len(x), "seconds": round(seconds, 3),
                 "processor_seconds": round(busy, 3), "ratio": round(seconds / ours[0], 3),
@@ -53,16 +56,16 @@ def bench_layout(path: str, labels: str | None, peers: list[str], repeat: int) -
 
 
 def _lay_out(config, data, seed: int) -> np.ndarray:
-    """Lay out from vectors to places, neighbours and all."""
+    """Compute a layout from the vectors, including the search for neighbours."""
     config.seed = seed
     fresh = data.clone()
     del fresh.content_hash  # nothing is kept of the neighbours
-    with build.build_trainer(config, fresh, torch.device("cpu")) as trainer:
+    with contextlib.closing(build_trainer(Part(config, fresh, torch.device("cpu")))) as trainer:
         while trainer.progress.round < trainer.num_rounds:
             for _ in trainer.steps():
                 pass
             trainer.progress.round += 1
-            trainer.restart_round()
+            trainer.progress.begin_round()
         return trainer.embedding().numpy()
 
 
@@ -73,7 +76,7 @@ def _pacmap(x: np.ndarray, seed: int) -> np.ndarray:
 
 def _umap(x: np.ndarray, seed: int) -> np.ndarray:
     import umap
-    return umap.UMAP().fit_transform(x)  # of several threads, which a seed would forbid
+    return umap.UMAP().fit_transform(x)  # a seed would restrict it to one thread
 
 
 def _opentsne(x: np.ndarray, seed: int) -> np.ndarray:
@@ -81,6 +84,6 @@ def _opentsne(x: np.ndarray, seed: int) -> np.ndarray:
     return openTSNE.TSNE(n_jobs=torch.get_num_threads(), random_state=seed).fit(x)
 
 
-# Module and function of each peer, under the name that pip knows.
+# Module and function of each package, by its name for pip.
 PEERS: dict[str, tuple[str, Callable[[np.ndarray, int], np.ndarray]]] = {
     "pacmap": ("pacmap", _pacmap), "umap-learn": ("umap", _umap), "openTSNE": ("openTSNE", _opentsne)}

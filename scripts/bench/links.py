@@ -1,4 +1,4 @@
-"""Hits@K of the link recipe, beside common neighbours and the same model of PyG's modules on the same batches."""
+"""Hits@K of the link recipe, compared with common neighbours and the same model of PyG's modules."""
 
 import csv
 import time
@@ -10,20 +10,22 @@ from torch import Tensor
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 
-from models import DeeperGCN, LinkModel
-from pipeline import build
-from pipeline.config import Config
-from pipeline.metrics import link_metric
-from pipeline.run.seeds import seed_torch
-from pipeline.schedule import Share
-from scripts.bench.measure import assert_close, configure, say, write_row
+from parallel_epochs.models import DeeperGCN, LinkModel
+from parallel_epochs.pipeline import training
+from parallel_epochs.pipeline.gnn.config import GNNConfig
+from parallel_epochs.pipeline.gnn.predictor import build_predictor
+from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.metrics import link_metric
+from parallel_epochs.pipeline.run.seeds import seed_torch
+from parallel_epochs.pipeline.schedule import Share
+from parallel_epochs.scripts.bench.measure import assert_close, configure, say, write_row
 
 
 class PyGLinkEncoder(torch.nn.Module):
-    """The encoder of the recipe from PyG's own modules: ``res+`` blocks of softmax GENConvs and batch norms.
+    """The encoder of the recipe, built from PyG's modules: ``res+`` blocks of softmax GENConvs and batch norms.
 
     Args:
-        model: where the parameters come from, of one-layer MLPs and without an encoder of `x`.
+        model: model whose parameters are copied, with one-layer MLPs and without an encoder of `x`.
     """
 
     def __init__(self, model: DeeperGCN):
@@ -36,7 +38,7 @@ class PyGLinkEncoder(torch.nn.Module):
             norm = torch.nn.BatchNorm1d(channels)
             norm.load_state_dict(normalise.state_dict())
             self.layers.append(pyg.DeepGCNLayer(conv, norm, torch.nn.ReLU(), block="res+", dropout=model.dropout))
-        # A DeepGCNLayer normalises before it convolves; the first block is a bare convolution, the last norm ends all.
+        # A DeepGCNLayer normalises before it convolves. The first block is a bare convolution, and its norm comes last.
         for layer, norm in zip([*self.layers[1:], self.layers[0]], [layer.norm for layer in self.layers]):
             layer.norm = norm
 
@@ -48,17 +50,17 @@ class PyGLinkEncoder(torch.nn.Module):
 
 
 def bench_links(folder: str, epochs: int, num_parts: int, pairs_per_step: int, seeds: int, cache_dir: str) -> None:
-    """Train ours and PyG's from the same weights on the same pairs and negatives, and rank the test pairs by each.
+    """Train our model and PyG's from the same weights on the same batches, and rank the test pairs with each.
 
     Raises:
-        SystemExit: the two differ in their first output; nothing is trained then.
+        SystemExit: the first outputs of the two models differ, so nothing is trained.
         ValueError: there is no link dataset in `folder`.
     """
     whole = num_parts == 1
     config = configure("+experiment=ogbl_collab", f"data.folder={folder}", f"partition={'whole' if whole else 'metis'}",
                        f"partition.num_parts={num_parts}", f"task.pairs_per_step={pairs_per_step}",
                        f"cache_dir={cache_dir}")
-    data = build.open_graph(config).data
+    data = training.open_data(config).data
     start = time.process_time()
     scores = {split: _common_neighbors(data, split) for split in ("valid", "test")}
     writer = _write(None, "common neighbours", 0, 0, time.process_time() - start, scores)
@@ -76,9 +78,8 @@ def bench_links(folder: str, epochs: int, num_parts: int, pairs_per_step: int, s
             writer = _write(writer, name, seed, num_steps, seconds, _evaluate(model, config, data))
 
 
-def _build(config: Config, data: Data) -> LinkModel:
-    torch.manual_seed(config.seed)
-    return build.build_model(config, data, build.build_task(config, data))  # type: ignore[return-value]
+def _build(config: GNNConfig, data: Data) -> LinkModel:
+    return Setup(config, data, torch.device("cpu")).model  # type: ignore[return-value]
 
 
 def _compare(ours: LinkModel, theirs: LinkModel, data: Data) -> None:
@@ -89,9 +90,10 @@ def _compare(ours: LinkModel, theirs: LinkModel, data: Data) -> None:
     say("outputs compared: both models compute the same embeddings")
 
 
-def _train(model: LinkModel, config: Config, data: Data, epochs: int) -> int:
+def _train(model: LinkModel, config: GNNConfig, data: Data, epochs: int) -> int:
     """Train as the recipe says; returns the number of steps."""
-    task, loader = build.build_task(config, data), build.build_loader(config, data)
+    setup = Setup(config, data, torch.device("cpu"))
+    task, loader = setup.task, setup.loader
     optimizer = torch.optim.Adam(model.parameters(), lr=config.train.lr, fused=True)
     for epoch in range(epochs):
         model.train()
@@ -104,9 +106,9 @@ def _train(model: LinkModel, config: Config, data: Data, epochs: int) -> int:
     return epochs * loader.num_batches
 
 
-def _evaluate(model: LinkModel, config: Config, data: Data) -> dict[str, float]:
-    task, loader = build.build_task(config, data), build.build_loader(config, data)
-    return task.scores(model, build.build_predictor(config, model, task, loader)(0))
+def _evaluate(model: LinkModel, config: GNNConfig, data: Data) -> dict[str, float]:
+    setup = Setup(config, data, torch.device("cpu"))
+    return setup.task.scores(model, build_predictor(config, model, setup.task, setup.loader)(0))
 
 
 def _common_neighbors(data: Data, split: str) -> float:

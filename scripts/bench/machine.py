@@ -1,4 +1,4 @@
-"""What the machine can do at most, and how close a function comes to it."""
+"""The limits of the machine, and how close a function comes to them."""
 
 import ctypes
 import functools
@@ -11,18 +11,18 @@ from pathlib import Path
 
 import torch
 
-from scripts.bench.measure import seconds_of
+from parallel_epochs.scripts.bench.measure import seconds_of
 
 
 @dataclass
 class Machine:
-    """Limits on torch's number of threads."""
+    """The limits of a machine with torch's number of threads."""
 
     bandwidth: float  # bytes a second, reading memory in order
     peak: float  # float32 operations a second, fused multiply-adds counted as two
 
     def limit(self, num_bytes: int, operations: int) -> float:
-        """Seconds below which this machine cannot do it."""
+        """Return the fewest seconds that this machine needs to move so many bytes and do so many operations."""
         return max(num_bytes / self.bandwidth, operations / self.peak)
 
 
@@ -38,9 +38,9 @@ def _library() -> ctypes.CDLL:
 
 
 def measure(function: Callable[[], object], rounds: int = 12) -> tuple[Machine, float]:
-    """The machine's limits and the seconds of a function, measured in turn: the best of each.
+    """Measure the limits of the machine and the seconds of a function in turn, and return the best of each.
 
-    Others who use the machine slow down both; the best of many short rounds is what it can do when they rest.
+    Other users of the machine slow down both. The best of many short rounds is what the machine can do without them.
     """
     library, threads = _library(), ctypes.c_int(torch.get_num_threads())
     memory = torch.ones(2**26)  # 256 MiB: far more than any cache

@@ -1,8 +1,9 @@
-"""What every benchmark needs: seconds, extra memory, equality before timing, one CSV row per measurement."""
+"""Tools of all benchmarks: time, extra memory, comparison of outputs, one CSV row per measurement."""
 
 import csv
 import ctypes
 import gc
+import importlib
 import platform
 import re
 import resource
@@ -12,15 +13,29 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import torch
 import torch_geometric
 from torch import Tensor
 
-from pipeline import cli
-from pipeline.config import Config
+from parallel_epochs.pipeline.command import cli
+from parallel_epochs.pipeline.config import RunConfig
 
 STATUS = Path("/proc/self/status")
+
+
+def import_peer(module: str, package: str) -> ModuleType:
+    """Import a package that a benchmark compares with.
+
+    Raises:
+        SystemExit: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise SystemExit(f"this benchmark compares with {package}, which is not installed: pip install {package}"
+                         ) from None
 
 
 def say(message: str) -> None:
@@ -28,7 +43,7 @@ def say(message: str) -> None:
 
 
 def write_row(writer: csv.DictWriter | None, row: dict) -> csv.DictWriter:
-    """Print a measurement with where it comes from; the first one prints the header too."""
+    """Print a measurement with its machine, versions and commit. The first call also prints the header."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     row = {**row, "threads": torch.get_num_threads(), "machine": f"{platform.machine()} {_processor()}",
            "torch": torch.__version__, "pyg": torch_geometric.__version__, "commit": commit or "unknown"}
@@ -56,14 +71,14 @@ def seconds_of(function: Callable[[], object]) -> float:
 
 
 def side_by_side(theirs: Callable[[], object], ours: Callable[[], object], repeat: int, inner: int = 1) -> dict:
-    """Time two functions in turn, after a call of each to warm up.
+    """Time two functions in turn, after a warm-up call of each.
 
     Args:
-        repeat: rounds; each gives one ratio.
-        inner: calls of `ours` in a round, of which the median counts.
+        repeat: number of rounds. Each gives one ratio.
+        inner: number of calls of `ours` in a round; their median counts.
 
     Returns:
-        Columns of a row: medians, smallest and largest seconds of both, and of their ratio.
+        Columns of a row: median, smallest and largest seconds of both functions, and the same of their ratio.
     """
     theirs(), ours()
     rounds = []
@@ -80,7 +95,7 @@ def side_by_side(theirs: Callable[[], object], ours: Callable[[], object], repea
 
 
 def spread_of(function: Callable[[], object], repeat: int) -> dict:
-    """Columns of a row: median, smallest and largest seconds of a function."""
+    """Return columns of a row with the median, smallest and largest seconds of a function."""
     seconds = [seconds_of(function) for _ in range(repeat)]
     say("seconds: " + ", ".join(f"{s:.2f}" for s in seconds))
     return {f"ours_{what.__name__}_s": round(what(seconds), 4) for what in (statistics.median, min, max)}
@@ -91,15 +106,15 @@ def peak_gib() -> float:
 
 
 def resident_mib(field: str = "VmRSS") -> float:
-    """The process's resident memory now (VmRSS) or at its highest since the last reset (VmHWM)."""
+    """Return the resident memory of this process: the current one (VmRSS) or the peak since the last reset (VmHWM)."""
     return int(re.search(rf"{field}:\s+(\d+) kB", STATUS.read_text())[1]) / 2**10
 
 
 def extra_mib(function: Callable[[], object]) -> float:
-    """Most resident memory during a call beyond what was resident before it, in MiB; Linux only.
+    """Return the peak of resident memory during a call, minus the memory before the call, in MiB (Linux only).
 
-    The kernel's own high-water mark (VmHWM), reset for the call. What earlier calls freed goes back to the system
-    first: memory that the allocator keeps for reuse would hide what the call takes.
+    The peak is the kernel's high-water mark (VmHWM), which is reset before the call. Freed memory is first returned to
+    the system, because memory that the allocator reuses would hide the memory of the call.
     """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
@@ -109,16 +124,21 @@ def extra_mib(function: Callable[[], object]) -> float:
     return resident_mib("VmHWM") - before
 
 
+def extra_of_both(theirs: Callable[[], object], ours: Callable[[], object]) -> dict[str, float]:
+    """Return the columns of a row with the extra memory of two functions, see :func:`extra_mib`."""
+    return {"pyg_extra_mib": round(extra_mib(theirs), 1), "ours_extra_mib": round(extra_mib(ours), 1)}
+
+
 def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float,
                  scales: dict[str, float] | None = None) -> None:
-    """Stop unless every tensor is within `tolerance` of the other side's, relative to its largest element.
+    """Stop unless all tensors differ from the expected ones by at most `tolerance`.
 
     Args:
         ours: tensors by name.
-        theirs: what they are compared with, in the same or a higher precision.
-        tolerance: largest difference.
-        scales: what the differences of some are relative to instead: for a sum whose terms cancel, the sum of their
-            sizes. Terms are rounded, whatever is left of them.
+        theirs: expected tensors by name, in the same or a higher precision.
+        tolerance: largest difference, relative to the largest element of the expected tensor.
+        scales: divisors of the differences of some tensors, in place of the largest element. For a sum whose terms
+            cancel, this is the sum of the absolute terms, which are what is rounded.
     """
     for name, b in theirs.items():
         a = ours[name].reshape(b.shape).to(b.dtype)
@@ -129,7 +149,7 @@ def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: 
             raise SystemExit(f"{name} differs from PyG's by {error:.1e}, more than {tolerance:.0e}: nothing is timed")
 
 
-def configure(*overrides: str) -> Config:
+def configure(*overrides: str) -> RunConfig:
     """Compose the configuration that a command would train."""
     cli.register_schema()
     return cli.compose_config([*overrides])

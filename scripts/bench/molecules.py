@@ -1,6 +1,4 @@
-"""Batches of molecules and training steps on them, beside PyG's DataLoader over a list and the same model of its
-modules.
-"""
+"""Batches of molecules and training steps, compared with PyG's DataLoader and the same model of PyG's modules."""
 
 from itertools import islice
 
@@ -9,27 +7,26 @@ from torch.nn import functional as F
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
-from models import DeeperGCN
-from pipeline.data.config import OGBGraphConfig
-from pipeline.data.ogb_graph import read_folder
-from pipeline.data.prepare import prepare
-from pipeline.graph.partition import Partition
-from pipeline.loaders.graph import GraphLoader
-from pipeline.schedule import Share
-from scripts.bench.measure import assert_close, say, side_by_side, write_row
-from scripts.bench.pyg_molecules import PyGMolecules
+from parallel_epochs.models import DeeperGCN
+from parallel_epochs.pipeline.data.cache import read
+from parallel_epochs.pipeline.data.config import OGBGraphConfig
+from parallel_epochs.pipeline.data.prepare import prepare
+from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
+from parallel_epochs.pipeline.graph.partition import Partition
+from parallel_epochs.pipeline.schedule import Share
+from parallel_epochs.scripts.bench.measure import assert_close, say, side_by_side, write_row
+from parallel_epochs.scripts.bench.pyg_molecules import PyGMolecules
 
 
 def bench_graphs(num_batches: int, batch_size: int, layers: int, channels: int, repeat: int, folder: str) -> None:
-    """Measure an epoch of batches without a model, and training steps of the recipe of ogbg-molhiv, loading included.
+    """Measure an epoch of batches without a model, and training steps of the ogbg-molhiv recipe with loading.
 
     Args:
-        num_batches: of the training steps.
+        num_batches: number of training steps.
         folder: ogbg-molhiv in OGB's raw layout.
     """
     config = OGBGraphConfig(folder=folder)
-    config.check()
-    data = prepare(read_folder(config.directory(), config.name), config)
+    data = prepare(read(config), config)
     loader, graphs = GraphLoader(data, batch_size=batch_size), split_into_list(data)
     learned = [graphs[i] for i in data.train_mask.nonzero().squeeze(1).tolist()]
     say(f"{len(graphs):,} graphs, {len(learned):,} of them for training, in batches of {batch_size}")
@@ -54,7 +51,7 @@ def bench_graphs(num_batches: int, batch_size: int, layers: int, channels: int, 
 
 
 def split_into_list(data: Data) -> list[Data]:
-    """Take a union apart into the list of graphs that PyG's DataLoader takes."""
+    """Split a disjoint union into the list of graphs that PyG's DataLoader takes."""
     src, dst = data.edge_index.as_tensor().long()
     ptr, indptr = data.ptr, data.edge_index.get_csc()[0][0].long()
     return [Data(x=data.x[a:b].long(), edge_attr=data.edge_attr[first:last].long(), y=data.y[i:i + 1],
@@ -64,7 +61,7 @@ def split_into_list(data: Data) -> list[Data]:
 
 
 def assert_same_batch(ours: Data, graphs: list[Data], drawn: Partition, place: int) -> None:
-    """Stop unless a batch is what PyG makes of the same graphs."""
+    """Stop unless a batch equals PyG's batch of the same graphs."""
     theirs = Batch.from_data_list([graphs[i] for i in drawn.nodes(place).tolist()])
     same = (torch.equal(ours.x.long(), theirs.x) and torch.equal(ours.ptr, theirs.ptr)
             and torch.equal(ours.y, theirs.y) and torch.equal(ours.edge_attr.long(), theirs.edge_attr)
@@ -75,7 +72,7 @@ def assert_same_batch(ours: Data, graphs: list[Data], drawn: Partition, place: i
 
 def _training_steps(data: Data, graphs: list[Data], loader: GraphLoader, drawn: Partition, layers: int, channels: int,
                     num_batches: int):
-    """Return two functions that train on some batches, PyG's and ours, after comparing loss and gradients."""
+    """Compare loss and gradients; return two functions that train on some batches, with PyG and with our code."""
     torch.manual_seed(0)
     model = DeeperGCN(data.x.size(1), channels, 1, layers, edge_dim=data.edge_attr.size(1), node_tables=data.x_tables,
                       edge_tables=data.edge_tables, pool="mean", norm="batch", num_mlp_layers=1, dropout=0.2)

@@ -1,4 +1,4 @@
-"""All batches of a random partition, beside PyG's RandomNodeLoader on the same graph in the same process."""
+"""All batches of a random partition, compared with PyG's RandomNodeLoader on the same graph in one process."""
 
 import statistics
 
@@ -6,17 +6,17 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.loader import RandomNodeLoader
 
-from pipeline.data.config import SyntheticProteinsConfig
-from pipeline.data.prepare import prepare
-from pipeline.data.synthetic import synthetic_proteins
-from pipeline.graph.partition import random_partition
-from pipeline.loaders.cluster import ClusterLoader
-from pipeline.run.seeds import stream
-from scripts.bench.measure import say, seconds_of, write_row
+from parallel_epochs.pipeline.data.config import SyntheticProteinsConfig
+from parallel_epochs.pipeline.data.prepare import prepare
+from parallel_epochs.pipeline.data.synthetic import synthetic_proteins
+from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
+from parallel_epochs.pipeline.graph.partition import random_partition
+from parallel_epochs.pipeline.run.seeds import stream
+from parallel_epochs.scripts.bench.measure import say, seconds_of, write_row
 
 
 def assert_same_subgraph(batch: Data, other: Data) -> None:
-    """Compare a batch with PyG's induced subgraph of the same nodes, whatever the order of nodes and edges."""
+    """Stop unless a batch equals PyG's induced subgraph of the same nodes, up to the order of nodes and edges."""
     def canonical(n_id: torch.Tensor, part: Data) -> tuple[torch.Tensor, torch.Tensor]:
         index = part.edge_index.as_tensor() if hasattr(part.edge_index, "as_tensor") else part.edge_index
         key = n_id[index[1]] * (int(n_id.max()) + 1) + n_id[index[0]]

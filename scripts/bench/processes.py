@@ -1,4 +1,4 @@
-"""What a command and all its processes hold: memory, open files, threads; Linux only."""
+"""Memory, open files and threads of a command with all its processes (Linux only)."""
 
 import os
 import re
@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.strikes import children
+from parallel_epochs.scripts.strikes import children
 
 
 @dataclass(frozen=True)
 class Held:
-    """What the processes of a command hold at one moment.
+    """The resources of all processes of a command at one moment.
 
     Attributes:
-        pss_kib: proportional set size in KiB: resident memory, shared pages counted once.
-        anonymous_kib: of these, what lies in no file.
-        num_files: open file descriptors.
-        num_threads: threads.
+        pss_kib: proportional set size in KiB, that is resident memory with shared pages counted once.
+        anonymous_kib: the part of it that belongs to no file, in KiB.
+        num_files: number of open file descriptors.
+        num_threads: number of threads.
     """
 
     pss_kib: int
@@ -30,7 +30,7 @@ class Held:
 
 
 def watch(command: list[str], *, every: float = 0.2) -> Iterator[Held]:
-    """Run a command with one OpenMP thread a process and yield what it holds, every so many seconds, until it ends.
+    """Run a command with one OpenMP thread per process, and yield its resources every few seconds until it ends.
 
     Raises:
         SystemExit: the command failed.
@@ -44,13 +44,19 @@ def watch(command: list[str], *, every: float = 0.2) -> Iterator[Held]:
         raise SystemExit(f"{' '.join(command)} failed")
 
 
+def peak_of(command: list[str], *, every: float) -> tuple[int, int]:
+    """Run a command as :func:`watch` does, and return the largest `pss_kib` and `anonymous_kib` that were seen."""
+    held = list(watch(command, every=every))
+    return max((each.pss_kib for each in held), default=0), max((each.anonymous_kib for each in held), default=0)
+
+
 def descendants(pid: int) -> list[int]:
-    """List a process and all that came of it."""
+    """List a process and all its descendants."""
     return [pid] + [descendant for child in children(pid) for descendant in descendants(child)]
 
 
 def _held(pid: int) -> tuple[int, int, int, int]:
-    """PSS in KiB, all and anonymous, open files and threads of a process; zeros of one that has just ended."""
+    """Return the numbers of :class:`Held` for a process, or zeros if it has just ended."""
     folder = Path("/proc", str(pid))
     try:
         found = dict(re.findall(r"^(Pss\w*):\s+(\d+) kB", (folder / "smaps_rollup").read_text(), re.MULTILINE))

@@ -1,21 +1,21 @@
-"""DeeperGCN from PyG's own modules, as PyG's example ogbn_proteins_deepgcn.py builds it, with our parameters."""
+"""DeeperGCN of PyG's modules, built like PyG's example ogbn_proteins_deepgcn.py, with our parameters."""
 
 import copy
 
 import torch
 from torch_geometric import nn as pyg
 
-from models import DeeperGCN
+from parallel_epochs.models import DeeperGCN
 
 
 class PyGDeeperGCN(torch.nn.Module):
-    """``res+`` blocks of softmax GENConvs; two of three layers are recomputed in backward, as in the example.
+    """``res+`` blocks of softmax GENConvs. Backward recomputes two of three layers, as in the example.
 
-    The example adds the shared encoding of the edges to every layer's messages as it is. DeepGCN and we have one more
-    linear map in each layer: it is ``lin_edge`` here, which PyG's GENConv makes itself only where sizes differ.
+    The example adds the shared encoding of the edges to the messages of every layer. DeepGCN and our model have one
+    more linear map in each layer. It is ``lin_edge`` here, which PyG's GENConv creates only if the sizes differ.
 
     Args:
-        model: where the parameters come from.
+        model: model whose parameters are copied.
     """
 
     def __init__(self, model: DeeperGCN, *, checkpointing: bool = True):

@@ -1,18 +1,18 @@
-"""DeeperGCN for molecules from PyG's GENConv and OGB's encoders, with our parameters."""
+"""DeeperGCN for molecules of PyG's GENConv and OGB's encoders, with our parameters."""
 
 import torch
 from ogb.graphproppred.mol_encoder import AtomEncoder, BondEncoder
 from torch_geometric import nn as pyg
 
-from models import DeeperGCN
-from models.tables import TableEncoder
+from parallel_epochs.models import DeeperGCN
+from parallel_epochs.models.categories import TableEncoder
 
 
 class PyGMolecules(torch.nn.Module):
-    """``res+`` blocks of softmax GENConvs, each with a BondEncoder of its own; the mean over each molecule's atoms.
+    """``res+`` blocks of softmax GENConvs with a BondEncoder each, and the mean over the atoms of each molecule.
 
     Args:
-        model: where the parameters come from; of one hidden layer in each MLP, batch norm and no virtual node.
+        model: model whose parameters are copied, with one-layer MLPs, batch norm and no virtual node.
     """
 
     def __init__(self, model: DeeperGCN):

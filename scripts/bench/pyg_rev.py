@@ -1,14 +1,14 @@
-"""RevGNN from PyG's own modules: GroupAddRev around GENConv, with our parameters."""
+"""RevGNN of PyG's modules, GroupAddRev and GENConv, with our parameters."""
 
 import torch
 from torch_geometric import nn as pyg
 
-from models import RevGNN
-from models.encoders import fold
+from parallel_epochs.models import RevGNN
+from parallel_epochs.models.encoders import fold
 
 
 class PyGBranch(torch.nn.Module):
-    """Norm, relu, the shared dropout mask and PyG's convolution; its edge encoder is our folded one."""
+    """Norm, ReLU, the shared dropout mask and PyG's convolution with our folded edge encoder."""
 
     def __init__(self, norm: torch.nn.LayerNorm, conv: pyg.GENConv):
         super().__init__()
@@ -20,12 +20,12 @@ class PyGBranch(torch.nn.Module):
 
 
 class PyGRevGNN(torch.nn.Module):
-    """The function of a RevGNN of two groups with max aggregation, and raw edge features folded into each layer.
+    """Computes a RevGNN of two groups with max aggregation. Each layer has a folded encoder of raw edge features.
 
-    Encoded edges of as many columns as the nodes GroupAddRev would cut into groups, and keep.
+    GroupAddRev would split encoded edges into groups like the nodes, and keep them.
 
     Args:
-        model: where the parameters come from.
+        model: model whose parameters are copied.
     """
 
     def __init__(self, model: RevGNN):

@@ -1,4 +1,4 @@
-"""Ranks on one machine: what two of them gain over one, what their gradients cost, and what memory they share."""
+"""Several ranks on one machine, compared with one: their speed, the time of communication, and their memory."""
 
 import statistics
 import subprocess
@@ -9,20 +9,20 @@ from pathlib import Path
 
 import torch
 
-from models import DeeperGCN
-from pipeline.run.launch import launch
-from pipeline.run.ranks import Ranks, join
-from pipeline.run.stop import StopRequest
-from pipeline.run.sync import GradientSync
-from scripts.bench import graphs
-from scripts.bench.measure import say, write_row
-from scripts.bench.processes import watch
+from parallel_epochs.models import DeeperGCN
+from parallel_epochs.pipeline.run.launch import launch
+from parallel_epochs.pipeline.run.ranks import Ranks, join
+from parallel_epochs.pipeline.run.stop import StopRequest
+from parallel_epochs.pipeline.run.sync import GradientSync
+from parallel_epochs.scripts.bench import graphs
+from parallel_epochs.scripts.bench.measure import say, write_row
+from parallel_epochs.scripts.bench.processes import watch
 
 CPU = torch.device("cpu")
 
 
 def bench_ranks(num_nodes: int, num_edges: int, layers: int, num_ranks: int, steps: int) -> None:
-    """Clusters per second of several ranks beside one, all of one thread and the same work for each rank."""
+    """Measure clusters per second of one and of several ranks, each with one thread and the same work."""
     writer, single = None, None
     for count in (1, num_ranks):
         seconds, share, num_bytes = launch(_train_steps, count, 1, StopRequest(), num_nodes, num_edges, layers, steps)
@@ -35,7 +35,7 @@ def bench_ranks(num_nodes: int, num_edges: int, layers: int, num_ranks: int, ste
 
 
 def _train_steps(ranks: Ranks, stop: StopRequest, num_nodes: int, num_edges: int, layers: int, steps: int) -> tuple:
-    """Seconds of a step, the all-reduce's share of it (once all ranks are there), and its bytes."""
+    """Measure the seconds of a step, the share of the all-reduce once all ranks are there, and its bytes."""
     join(CPU)
     data = graphs.proteins(num_nodes, num_edges // 2 * 2)
     torch.manual_seed(0)
@@ -60,16 +60,14 @@ def _train_steps(ranks: Ranks, stop: StopRequest, num_nodes: int, num_edges: int
         total = time.perf_counter() - start
         if step and ranks.is_first:
             say(f"{ranks.num_ranks} ranks, step {step}: {total:.2f} s, of which {waited:.3f} s waiting for the others "
-                f"and {sync.seconds:.3f} s adding up gradients")
+                f"and {sync.seconds:.3f} s summing gradients")
         seconds.append(total)
         shares.append(sync.seconds / total)
     return statistics.median(seconds[1:]), statistics.median(shares[1:]), sync.num_bytes
 
 
 def bench_memory(num_nodes: int, num_edges: int, num_parts: int, layers: int, num_ranks: int) -> None:
-    """Memory of a whole training run of several ranks beside one: all its processes, shared pages counted once
-    (PSS).
-    """
+    """Measure the memory of training runs with one and with several ranks: PSS of all processes of a run."""
     writer, single = None, None
     with tempfile.TemporaryDirectory() as root:
         graph = [f"cache_dir={root}/cache", f"data.num_nodes={num_nodes}", f"data.num_edges={num_edges}",
@@ -91,7 +89,7 @@ def bench_memory(num_nodes: int, num_edges: int, num_parts: int, layers: int, nu
 
 
 def _memory_of(command: list[str], log: Path) -> tuple[float, float]:
-    """The most memory of a command and its descendants, in GiB: over the run, and from the first partition on."""
+    """Return the peak memory of a command in GiB, over the whole run and from the first partition on."""
     highest = training = 0.0
     for held in watch(command):
         gib = held.pss_kib / 2**20

@@ -1,4 +1,4 @@
-"""All batches of an epoch by neighbour sampling, beside PyG's NeighborLoader on the same graph in the same process."""
+"""An epoch of batches by neighbour sampling, compared with PyG's NeighborLoader on the same graph in one process."""
 
 import statistics
 
@@ -6,21 +6,21 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader as PyGNeighborLoader
 
-from pipeline.data.config import SyntheticProteinsConfig
-from pipeline.data.prepare import prepare
-from pipeline.data.synthetic import synthetic_proteins
-from pipeline.loaders.neighbor import NeighborLoader, check_pyg
-from pipeline.schedule import Share
-from scripts.bench.measure import say, seconds_of, write_row
-from scripts.bench.partition import assert_same_subgraph
+from parallel_epochs.pipeline.data.config import SyntheticProteinsConfig
+from parallel_epochs.pipeline.data.prepare import prepare
+from parallel_epochs.pipeline.data.synthetic import synthetic_proteins
+from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader, check_pyg
+from parallel_epochs.pipeline.schedule import Share
+from parallel_epochs.scripts.bench.measure import say, seconds_of, write_row
+from parallel_epochs.scripts.bench.partition import assert_same_subgraph
 
 
 def bench_sampling(num_nodes: int, num_edges: int, batch_size: int, num_seeds: int, repeat: int,
                    num_neighbors: list[int]) -> None:
-    """Time both loaders on the same seeds; with all neighbours drawn, their batches are the same subgraphs.
+    """Time both loaders on the same seeds, after a check that they give the same batches if all neighbours are drawn.
 
     Raises:
-        SystemExit: PyG's loader has nothing to sample with, or the batches differ.
+        SystemExit: PyG's loader has no sampling library, or the batches differ.
     """
     try:
         check_pyg()
@@ -46,8 +46,8 @@ def bench_sampling(num_nodes: int, num_edges: int, batch_size: int, num_seeds: i
             raise SystemExit("the seeds differ from those of PyG's loader: nothing is timed")
     sizes = [sum(batch.num_edges for batch in loader) for loader in
              (ours(num_neighbors).batches(0, Share()), theirs(num_neighbors))]
-    say(f"outputs compared: with all neighbours drawn the batches are the same; {sizes[0]:,} and {sizes[1]:,} edges of "
-        "an epoch")
+    say(f"outputs compared: with all neighbours drawn, the batches are the same; an epoch has {sizes[0]:,} edges with "
+        f"our loader and {sizes[1]:,} with PyG's")
 
     rounds = []
     for round_ in range(repeat):

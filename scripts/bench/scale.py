@@ -1,17 +1,17 @@
-"""A generated graph of ogbn-proteins' size through prepare, components, partition and one epoch of batches."""
+"""Time and memory of preparing, analysing, partitioning and batching a generated graph of ogbn-proteins' size."""
 
 import tempfile
 import time
 from collections.abc import Callable
 
-from pipeline.data.cache import load
-from pipeline.data.config import SyntheticProteinsConfig
-from pipeline.graph.components import find_components
-from pipeline.graph.partition import measure_partition, random_partition
-from pipeline.graph.structure import inspect
-from pipeline.loaders.cluster import ClusterLoader
-from pipeline.run.seeds import stream
-from scripts.bench.measure import peak_gib, say, write_row
+from parallel_epochs.pipeline.data.cache import load
+from parallel_epochs.pipeline.data.config import SyntheticProteinsConfig
+from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
+from parallel_epochs.pipeline.graph.components import find_components
+from parallel_epochs.pipeline.graph.partition import measure_partition, random_partition
+from parallel_epochs.pipeline.graph.structure import inspect
+from parallel_epochs.pipeline.run.seeds import stream
+from parallel_epochs.scripts.bench.measure import peak_gib, say, write_row
 
 
 def bench_scale(num_nodes: int, num_edges: int, num_parts: int) -> None:

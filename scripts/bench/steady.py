@@ -1,22 +1,22 @@
-"""Whether a long run holds more and more: memory, open files and threads, ten epochs after ten epochs."""
+"""A check that a long run does not leak: memory, open files and threads for every ten epochs."""
 
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 
-from pipeline.run.log import read_records
-from scripts.bench.measure import say, write_row
-from scripts.bench.processes import Held, watch
+from parallel_epochs.pipeline.run.log import read_records
+from parallel_epochs.scripts.bench.measure import say, write_row
+from parallel_epochs.scripts.bench.processes import Held, watch
 
-WINDOW = 10  # epochs that a row is about
+WINDOW = 10  # epochs of a row
 
 
 def bench_steady(epochs: int, num_ranks: int, overrides: list[str]) -> None:
-    """Memory (PSS), open files and threads of a training run in every ten epochs, beside those of the second ten.
+    """Measure memory (PSS), open files and threads for every ten epochs, relative to the second ten.
 
     Args:
-        overrides: what else follows ``python -m pipeline.train``.
+        overrides: further overrides of ``python -m pipeline.train``.
     """
     windows: dict[int, list[Held]] = {}
     with tempfile.TemporaryDirectory() as root:
@@ -30,7 +30,7 @@ def bench_steady(epochs: int, num_ranks: int, overrides: list[str]) -> None:
                 windows.setdefault(trained // WINDOW, []).append(held)
     writer, first = None, None
     for window, samples in windows.items():
-        # Medians: an evaluation, or a checkpoint that is being written, takes more for a moment.
+        # Medians, as evaluations and checkpoints take more for a moment.
         pss, files, threads = map(statistics.median_low, zip(*(
             (held.pss_kib, held.num_files, held.num_threads) for held in samples)))
         first = first or pss

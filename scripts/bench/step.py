@@ -1,11 +1,19 @@
-"""A whole training step of DyResGEN-112: forward, loss, backward and Adam, beside the same model of PyG's modules."""
+"""A training step of DyResGEN-112: forward, loss, backward and Adam, compared with the same model of PyG's modules."""
 
 import torch
 
-from models import DeeperGCN
-from scripts.bench import graphs
-from scripts.bench.measure import assert_close, extra_mib, say, side_by_side, spread_of, write_row
-from scripts.bench.pyg_model import PyGDeeperGCN
+from parallel_epochs.models import DeeperGCN
+from parallel_epochs.scripts.bench import graphs
+from parallel_epochs.scripts.bench.measure import (
+    assert_close,
+    extra_mib,
+    extra_of_both,
+    say,
+    side_by_side,
+    spread_of,
+    write_row,
+)
+from parallel_epochs.scripts.bench.pyg_model import PyGDeeperGCN
 
 NUM_TASKS = 112
 
@@ -36,12 +44,11 @@ def bench_step(num_nodes: int, num_edges: int, pyg_layers: int, layers: int, rep
     pyg = PyGDeeperGCN(build(pyg_layers))
     theirs, ours = stepper(pyg, plain), stepper(model, data.edge_index)
     compared = side_by_side(theirs, ours, repeat, inner=3)
-    memory = {"pyg": extra_mib(theirs), "ours": extra_mib(ours)}
-    compared |= {f"{name}_extra_mib": round(mib, 1) for name, mib in memory.items()}
+    compared |= extra_of_both(theirs, ours)
     writer = write_row(None, {**row, "layers": pyg_layers, **compared})
     if layers != pyg_layers:
         del theirs, ours, model, pyg
-        say(f"{layers} layers, ours alone: PyG's step would keep one layer of three, 1.1 GiB each")
+        say(f"{layers} layers without PyG, whose step would keep 1.1 GiB for every third layer")
         ours = stepper(build(layers), data.edge_index)
         ours()
         alone = spread_of(ours, repeat) | {"ours_extra_mib": round(extra_mib(ours), 1)}
@@ -49,7 +56,7 @@ def bench_step(num_nodes: int, num_edges: int, pyg_layers: int, layers: int, rep
 
 
 def _compare(model: DeeperGCN, pyg: PyGDeeperGCN, data, x: torch.Tensor, plain: torch.Tensor) -> None:
-    """Logits and the gradients of the shared parameters, without dropout: the two draw different masks."""
+    """Compare logits and gradients of the shared parameters, without dropout, as both would draw other masks."""
     sides = []
     for side, edge_index in ((model, data.edge_index), (pyg, plain)):
         side.eval()

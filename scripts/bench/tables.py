@@ -1,4 +1,4 @@
-"""Vectors of a large generated graph: memory of one epoch with the tables on the disk, beside their size."""
+"""Memory of one epoch of node vectors on a large generated graph, with the tables on disk."""
 
 import os
 import resource
@@ -9,26 +9,26 @@ from pathlib import Path
 
 import numpy as np
 
-from models.embedding.skipgram import Table
-from scripts.bench.measure import say, write_row
-from scripts.bench.processes import watch
+from parallel_epochs.models.embedding.skipgram import Table
+from parallel_epochs.scripts.bench.measure import say, write_row
+from parallel_epochs.scripts.bench.processes import peak_of
 
 CHUNK = 2**20
-# The probability of a node falls with its number to this power.
+# The probability of a node falls with this power of its number.
 EXPONENT = 0.5
 
 
 def bench_tables(num_nodes: int, num_edges: int, dim: int, episode_size: int, num_parts: int, memory_gib: int,
                  folder: str) -> None:
-    """Write a graph, train its vectors for an epoch, and measure what that holds at most.
+    """Write a graph, train its vectors for an epoch, and measure the peak memory.
 
     Args:
-        memory_gib: limit of the private memory of the process, which the system enforces. Pages of files are the
-            system's: it takes them back where memory is short.
-        folder: for the graph, its tables and their checkpoints.
+        memory_gib: limit of the private memory of the process, which the system enforces. Pages of files do not count,
+            as the system takes them back if memory is short.
+        folder: folder for the graph, its tables and their checkpoints.
 
     Raises:
-        SystemExit: the training failed, at the limit perhaps.
+        SystemExit: the training failed, perhaps at the limit.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as name:
@@ -37,19 +37,18 @@ def bench_tables(num_nodes: int, num_edges: int, dim: int, episode_size: int, nu
         _write_edges(path / "edges.npy", num_nodes, num_edges)
         say(f"{num_edges:,} edges of {num_nodes:,} nodes written in {time.perf_counter() - start:.0f} s")
         limit = memory_gib * 2**30
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))  # of what is started below
-        start, peak = time.perf_counter(), (0, 0)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))  # of the processes that are started below
+        start = time.perf_counter()
         command = [
             sys.executable, "-m", "pipeline.train", "trainer=node_embedding", "data=edges",
             f"data.path={path / 'edges.npy'}", "trainer.tables=disk", f"trainer.dim={dim}",
             f"trainer.num_parts={num_parts}", f"trainer.episode_size={episode_size}", "trainer.metric=auc",
             "trainer.holdout=0.0005", "train.epochs=1", "train.eval_every=1", f"cache_dir={path / 'cache'}",
             f"hydra.run.dir={path / 'run'}", f"parallel.threads_per_rank={os.environ.get('OMP_NUM_THREADS', 2)}"]
-        for held in watch(command, every=1.0):
-            peak = max(peak[0], held.pss_kib), max(peak[1], held.anonymous_kib)
+        peak = peak_of(command, every=1.0)
         tables = 8 * Table.numbers_per_row(dim, "sgd") * num_nodes
-        say(f"tables of {tables / 2**30:.2f} GiB; at most {peak[0] / 2**20:.2f} GiB in memory, of these "
-            f"{peak[1] / 2**20:.2f} GiB its own and the rest pages of files")
+        say(f"tables of {tables / 2**30:.2f} GiB; peak memory {peak[0] / 2**20:.2f} GiB, of which "
+            f"{peak[1] / 2**20:.2f} GiB is private and the rest is pages of files")
         write_row(None, {
             "bench": "tables", "num_nodes": num_nodes, "num_edges": num_edges, "dim": dim, "num_parts": num_parts,
             "seconds": round(time.perf_counter() - start), "tables_gib": round(tables / 2**30, 2),
@@ -57,7 +56,7 @@ def bench_tables(num_nodes: int, num_edges: int, dim: int, episode_size: int, nu
 
 
 def _write_edges(path: Path, num_nodes: int, num_edges: int) -> None:
-    """Draw the ends of each edge by a power of their numbers."""
+    """Write random edges whose ends follow a power law."""
     rng = np.random.default_rng(0)
     edges = np.lib.format.open_memmap(path, "w+", np.int32, (num_edges, 2))
     for first in range(0, num_edges, CHUNK):

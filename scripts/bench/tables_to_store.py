@@ -1,30 +1,29 @@
-"""Tables to a store: Parquet files of pairs of names with features become a graph on disk, under a memory limit."""
+"""Import of Parquet files of edges with features into a graph on disk, with a memory limit."""
 
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from pipeline.data import cache
-from pipeline.data.tables_config import EdgeColumns, TablesConfig
-from pipeline.data.tables_sql import Database
-from scripts.bench.measure import say, write_row
-from scripts.bench.processes import watch
+from parallel_epochs.pipeline.data import cache
+from parallel_epochs.pipeline.data.tables.config import EdgeColumns, TablesConfig
+from parallel_epochs.scripts.bench.measure import say, write_row
+from parallel_epochs.scripts.bench.processes import peak_of
 
 # Rows of each generated file.
 ROWS = 5_000_000
 
 
 def bench_ingest(num_nodes: int, num_pairs: int, memory_gib: int, threads: int, folder: str) -> None:
-    """Generate pairs of string ids with two features, make a store of them in another process, and watch its memory.
+    """Generate edges of string ids with two features, import them in another process, and watch its memory.
 
     Args:
-        memory_gib: data.memory_limit.
-        threads: of DuckDB.
-        folder: for the tables, the store and what does not fit into memory.
+        memory_gib: value of data.memory_limit.
+        threads: number of threads of DuckDB.
+        folder: folder for the tables, the store and temporary files.
 
     Raises:
-        SystemExit: the store was not made.
+        SystemExit: the import failed.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as name:
@@ -34,10 +33,9 @@ def bench_ingest(num_nodes: int, num_pairs: int, memory_gib: int, threads: int, 
         table = sum(file.stat().st_size for file in (path / "edges").iterdir())
         say(f"{num_pairs:,} pairs of {num_nodes:,} names in {table / 2**30:.2f} GiB of Parquet, generated in "
             f"{time.perf_counter() - start:.0f} s")
-        start, peak = time.perf_counter(), (0, 0)
+        start = time.perf_counter()
         command = [sys.executable, "-m", "scripts.bench.tables_to_store", str(path), f"{memory_gib}GiB", str(threads)]
-        for held in watch(command, every=0.2):
-            peak = max(peak[0], held.pss_kib), max(peak[1], held.anonymous_kib)
+        peak = peak_of(command, every=0.2)
         seconds = time.perf_counter() - start
         store, = (path / "cache" / "graphs").glob("*.store")
         size = sum(file.stat().st_size for file in store.iterdir())
@@ -49,7 +47,8 @@ def bench_ingest(num_nodes: int, num_pairs: int, memory_gib: int, threads: int, 
 
 
 def _generate(path: Path, num_nodes: int, num_pairs: int) -> None:
-    """Write the files; a node is the more often in them the smaller its number, as the square of a uniform draw."""
+    """Write files of random edges, in which nodes with small numbers have more edges."""
+    from parallel_epochs.pipeline.data.tables.sql import Database  # imports DuckDB, which may be missing
     (path / "edges").mkdir()
     with Database(path, "2GB", 0) as db:
         db.execute("SELECT setseed(0.5)")

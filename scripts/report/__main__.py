@@ -1,19 +1,21 @@
-"""`python -m scripts.report DIR...`: one self-contained HTML page of a run, or of several runs overlaid.
+"""`python -m scripts.report DIR...`: write a self-contained HTML page about a run, or about several runs.
 
-Several runs are compared with the first. A directory of a sweep stands for all its members; runs that differ in their
-seeds alone give mean, standard deviation and what OGB's leaderboard asks for.
+Several runs are compared with the first one. The directory of a sweep stands for all its runs. For runs that differ
+only in their seeds, the page has means, standard deviations and the text for OGB's leaderboard.
 """
 
 import sys
 from argparse import Namespace
 from pathlib import Path
 
-from pipeline.arguments import Parser, check_output
-from scripts.report import figures, find_runs
-from scripts.report.layout_figure import draw_layout
-from scripts.report.runs import AXES, Run
-from scripts.report.sweep import summary_of_sweep
-from scripts.report.watch import choose_output, watch, write_page
+from parallel_epochs.pipeline.command.arguments import Parser
+from parallel_epochs.pipeline.run.errors import install_command
+from parallel_epochs.pipeline.run.files import check_output
+from parallel_epochs.scripts.report import figures, find_runs
+from parallel_epochs.scripts.report.layout_figure import draw_layout
+from parallel_epochs.scripts.report.runs import AXES, Run
+from parallel_epochs.scripts.report.sweep import summary_of_sweep
+from parallel_epochs.scripts.report.watch import choose_output, watch, write_page
 
 
 def main() -> None:
@@ -37,7 +39,7 @@ def main() -> None:
         if options.figure is not None:
             figures.save(_figure(runs, options.against), options.figure)
     except ImportError as error:
-        sys.exit(f"error: the report draws with Plotly and matplotlib ({error}): pip install -e .[report]")
+        sys.exit(f"error: the report draws with Plotly and matplotlib ({error}): {install_command('report')}")
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     if options.figure is not None:
@@ -46,35 +48,36 @@ def main() -> None:
 
 
 def _figure(runs: list[Run], against: list[str] | None):
-    """Draw what --figure writes: the layout of a run that left one, else curves, which --against asks for by name."""
+    """Draw the figure for --figure: the layout of a run that has one, otherwise the curves that --against chooses."""
     layout, problem = runs[0].layout if len(runs) == 1 else (None, "")
     if against or len(runs) > 1 or not (layout or problem or runs[0].makes_layout):
         return figures.overlay(runs, against)[0]
     if layout is None:
-        waits = f"{runs[0].folder} has no layout yet: it is written when the run ends"
-        raise ValueError(f"--figure: {problem or waits}. For its curves add --against {' '.join(AXES)}")
+        waits = f"{runs[0].folder} has no layout yet; the run writes it when it ends"
+        raise ValueError(f"--figure: {problem or waits}. To draw the curves, add --against {' '.join(AXES)}")
     return draw_layout(layout)
 
 
 def _options() -> Namespace:
     parser = Parser(prog="python -m scripts.report", description=__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="run directories, or directories of sweeps")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="DIR",
+                        help="run directories, directories of sweeps, or a .csv table of the rounds of several runs")
     parser.add_argument("--output", type=Path, metavar="FILE",
-                        help="the page; report.html in the directory if not given, in the first of several a name of "
-                             "their own")
-    parser.add_argument("--watch", action="store_true", help="write the page again and again until the runs have ended")
+                        help="file of the page (default: report.html in the directory; with several directories, a "
+                             "name made of theirs, in the first one)")
+    parser.add_argument("--watch", action="store_true", help="write the page again and again until the runs end")
     parser.add_argument("--every", type=float, default=10.0, metavar="SECONDS",
-                        help="between two pages of --watch; 10")
+                        help="seconds between two pages with --watch (default: 10)")
     parser.add_argument("--figure", type=Path, metavar="FILE",
-                        help="also write the overlaid curves alone, as .svg or .png; of a run that left a layout the "
-                             "layout, unless --against is given")
+                        help="also write a figure of the curves as .svg or .png; for a run with a layout, a figure of "
+                             "the layout, unless --against is given")
     parser.add_argument("--against", nargs="+", choices=AXES, metavar="AXIS",
-                        help=f"columns of that figure, of {', '.join(AXES)}; all if not given")
+                        help=f"columns of the figure of curves: {', '.join(AXES)} (default: all)")
     options = parser.parse_args()
     if not options.every >= 1:
         parser.error("--every must be at least 1 second")
     if options.watch and options.figure:
-        parser.error("--watch writes the page only: leave out --figure")
+        parser.error("--watch cannot write a figure: leave out --figure")
     return options
 
 

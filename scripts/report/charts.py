@@ -1,5 +1,6 @@
-"""Charts as Plotly.js takes them, written as plain dicts. What depends on the reader (the theme, the horizontal axis,
-what is hidden) is added by charts.js, by the `meta` of each trace.
+"""Charts for Plotly.js as plain dicts.
+
+charts.js adds all that depends on the reader (theme, horizontal axis, hidden curves) from the `meta` of each trace.
 """
 
 import html
@@ -8,14 +9,14 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pipeline.names import LOWER_IS_BETTER, merit
-from scripts.report.elements import NUM_COLOURS, escape, paragraph, swatch
-from scripts.report.layout import Layout
-from scripts.report.runs import AXES, Run
-from scripts.report.words import SPLITS, duration, metric_name, score
+from parallel_epochs.pipeline.names import LOWER_IS_BETTER, merit
+from parallel_epochs.scripts.report.elements import NUM_COLOURS, escape, paragraph, swatch
+from parallel_epochs.scripts.report.layout import Layout
+from parallel_epochs.scripts.report.runs import AXES, Run
+from parallel_epochs.scripts.report.words import SPLITS, duration, metric_name, score
 
 MAX_LINES = 2 * NUM_COLOURS  # the second half is dashed
-MAX_NUMBERS = 90_000  # of all curves of a page: a megabyte beside the library
+MAX_NUMBERS = 90_000  # in all curves of a page: about a megabyte, in addition to the library
 MIN_POINTS = 50
 MAX_BARS = 200
 CURVES = {"valid": "Validation", "test": "Test", "loss": "Training loss", "lr": "Learning rate"}
@@ -25,11 +26,11 @@ PHASES = {"train": "Training", "draw": "Waiting for batches", "sync": "Synchroni
 
 @dataclass
 class Line:
-    """Runs that differ in their seeds alone, which are one curve.
+    """A curve of runs that differ only in their seeds.
 
     Attributes:
-        key: by which the legend switches it.
-        number: of its colour.
+        key: name by which the legend shows and hides it.
+        number: number of its colour.
     """
 
     key: str
@@ -43,11 +44,11 @@ class Figures:
     """Collects the charts of a page.
 
     Attributes:
-        charts: what charts.js draws: an element's id, traces and a layout each.
+        charts: charts for charts.js, each with the id of its element, traces and a Plotly layout.
         xs: horizontal positions that traces share: epochs, steps and seconds.
-        num_points: of a curve.
+        num_points: largest number of points of a curve.
         axes: names of the horizontal positions.
-        layout: drawn as well, by scripts and styles of its own.
+        layout: layout of points on the page, drawn by its own scripts.
     """
 
     num_points: int = 1000
@@ -58,11 +59,11 @@ class Figures:
 
     def add(self, title: str, traces: list[dict], layout: dict, *, label: str, note: str = "", legend: str = "",
             marks: list[dict] | None = None) -> str:
-        """Add a chart; returns its place on the page.
+        """Add a chart, and return its element for the page.
 
         Args:
-            label: what it shows, for who does not see it.
-            marks: vertical lines, each with its horizontal positions and a text.
+            label: description for screen readers.
+            marks: vertical lines, each with horizontal positions and a text.
         """
         name = f"chart-{len(self.charts)}"
         self.charts.append({"id": name, "data": traces, "layout": layout, "marks": marks or []})
@@ -71,21 +72,21 @@ class Figures:
                 f'<div class="drawing" id="{name}" role="img" aria-label="{escape(label)}"></div></figure>')
 
     def data(self) -> str:
-        """Return everything as JSON that may stand within an element of a page."""
-        # The closing tag of a script must not occur in it.
+        """Return all charts as JSON for an element of the page."""
+        # The JSON must not contain the closing tag of a script.
         return json.dumps({"charts": self.charts, "xs": self.xs, "axes": self.axes}, allow_nan=False,
                           separators=(",", ":")).replace("<", "\\u003c")
 
 
 def points_for(lines: list[Line]) -> tuple[int, bool]:
-    """Choose how many points a curve gets, and whether there is room for each seed's own."""
+    """Choose the number of points of a curve, and whether there is room for a curve of each seed."""
     weights = [(18, 8 * len(line.members) if len(line.members) > 1 else 0) for line in lines]
     with_seeds = MAX_NUMBERS // max(sum(a + b for a, b in weights), 1)
     return (with_seeds, True) if with_seeds >= MIN_POINTS else (MAX_NUMBERS // sum(a for a, _ in weights), False)
 
 
 def metric_curves(figures: Figures, run: Run, legend: str) -> str:
-    """Draw the metric of each split of one run, the best epoch marked."""
+    """Draw the metric of each split of one run, with a mark at the best epoch."""
     name = metric_name(run.metric)
     traces = []
     for number, split in enumerate(("valid", "test", "train")):
@@ -99,10 +100,10 @@ def metric_curves(figures: Figures, run: Run, legend: str) -> str:
 
 
 def curves(figures: Figures, lines: list[Line], key: str, *, with_seeds: bool, quality: float | None = None) -> str:
-    """Draw one quantity of several runs; the mean and a band where they differ in their seeds alone.
+    """Draw one quantity of several runs, with mean and band for runs that differ only in their seeds.
 
     Args:
-        quality: metric at which the runs are compared.
+        quality: value of the metric at which the runs are compared.
     """
     is_metric = key in SPLITS
     unit = metric_name(lines[0].members[0].metric) if is_metric else CURVES.get(key, "Gradient norm").lower()
@@ -134,7 +135,7 @@ def changes(runs: Iterable[Run]) -> bool:
 
 
 def phase_areas(figures: Figures, run: Run) -> str:
-    """Draw where the time of each round went."""
+    """Draw the time of each phase in every round."""
     phases = run.phases
     if len(phases) < 2 or len(phases) != len(run.rounds):
         return ""
@@ -152,7 +153,7 @@ def phase_areas(figures: Figures, run: Run) -> str:
 
 
 def phase_bars(figures: Figures, lines: list[Line], means: list[dict[str, float]]) -> str:
-    """Draw where the time of an epoch went, a bar for each setting."""
+    """Draw the time of each phase of an epoch, one bar for each setting."""
     shown = [key for key in PHASES if any(mean[key] for mean in means)]
     names = [escape(line.label if len(line.label) <= 30 else f"{line.label[:29]}…") for line in lines]
     # The position is a number: two labels may be cut to the same text.
@@ -169,11 +170,11 @@ def phase_bars(figures: Figures, lines: list[Line], means: list[dict[str, float]
 
 
 def bars(figures: Figures, values: list[float], *, title: str, of: str, unit: str, log: bool = False) -> str:
-    """Draw a number for each cluster or component; how they are distributed, if they are many.
+    """Draw a number for each cluster or component, or their histogram if there are many.
 
     Args:
-        of: what each bar is.
-        unit: what is counted.
+        of: name of the thing that a bar stands for.
+        unit: name of the things that are counted.
     """
     label = f"{title}: from {min(values):,} to {max(values):,}"
     if len(values) <= MAX_BARS:
@@ -192,15 +193,15 @@ def bars(figures: Figures, values: list[float], *, title: str, of: str, unit: st
 
 
 def legend_of(entries: list[tuple[str, str, int, int]]) -> str:
-    """Build a legend whose entries switch curves.
+    """Build a legend whose entries show and hide curves.
 
     Args:
         entries: key, label, number of the colour and number of seeds of each.
     """
     items = []
     for key, label, number, seeds in entries:
-        item = (f'<button type="button" class="key" data-key="{escape(key)}" aria-pressed="true" title="Click: hide or '
-                f'show. Double click: only this one.">{swatch(number)}{escape(label)}</button>')
+        item = (f'<button type="button" class="key" data-key="{escape(key)}" aria-pressed="true" title="Click to hide '
+                f'or show this curve. Double click to show only this one.">{swatch(number)}{escape(label)}</button>')
         if seeds > 1:
             item += (f'<button type="button" class="seeds" data-key="{escape(key)}" aria-pressed="false" '
                      f'aria-label="Curve of each seed of {escape(label)}" title="Show the curve of each seed">'
@@ -210,7 +211,7 @@ def legend_of(entries: list[tuple[str, str, int, int]]) -> str:
 
 
 def _curve(figures: Figures, line: Line, key: str, *, with_seeds: bool, digits: int | None) -> list[dict]:
-    """The traces of one quantity: the mean, a band of a standard deviation, and each seed's own."""
+    """Make the traces of one quantity: the mean, a band of one standard deviation, and a curve of each seed."""
     several = len(line.members) > 1
     aligned = _aligned(line.members)
     kept = [aligned[i] for i in _thin([records[0] for records in aligned], figures.num_points,
@@ -258,7 +259,7 @@ def _best(figures: Figures, line: Line) -> list[dict]:
 
 
 def _share_positions(figures: Figures, rounds: list[list[dict]]) -> str:
-    """Remember horizontal positions once, however many curves have them; returns their name."""
+    """Store horizontal positions once for all curves that have them, and return their name."""
     values = {key: [_short(statistics.fmean(found)) if (found := [r[key] for r in records if key in r]) else None
                     for records in rounds] for key in AXES}
     known = next((key for key, other in figures.xs.items() if other == values), None)
@@ -269,7 +270,7 @@ def _share_positions(figures: Figures, rounds: list[list[dict]]) -> str:
 
 
 def _aligned(members: list[Run]) -> list[list[dict]]:
-    """Put the rounds after as many epochs together; more than half of the runs must have one."""
+    """Group the rounds that ended after the same number of epochs, if more than half of the runs have one."""
     found: dict[float, list[dict]] = {}
     for run in members:
         for record in run.rounds:
@@ -278,7 +279,7 @@ def _aligned(members: list[Run]) -> list[list[dict]]:
 
 
 def _thin(rounds: list[dict], num_points: int, metric: str) -> list[int]:
-    """Choose the rounds to draw: with and without an evaluation as many, the best one and the last in any case."""
+    """Choose the rounds to draw: as many with as without evaluation, and always the best and the last one."""
     if len(rounds) <= num_points:
         return list(range(len(rounds)))
     evaluated = [i for i, r in enumerate(rounds) if "valid" in r]
@@ -292,7 +293,7 @@ def _thin(rounds: list[dict], num_points: int, metric: str) -> list[int]:
 
 
 def _bounds(lines: list[Line], key: str) -> dict | None:
-    """Bound the axis of a metric: without the way from chance, which would press what differs into a strip."""
+    """Bound the axis of a metric so that the steep start of training does not hide the differences at the end."""
     values = [r[key] for line in lines for run in line.members for r in run.rounds if key in r]
     if len(values) <= 20:
         return None
@@ -303,7 +304,7 @@ def _bounds(lines: list[Line], key: str) -> dict | None:
 
 
 def _short(value: float | None) -> float | None:
-    """Six digits are more than a screen shows."""
+    """Round to six digits, which is more than a screen shows."""
     if value is None:
         return None
     value = float(f"{value:.6g}")

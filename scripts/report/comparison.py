@@ -1,11 +1,11 @@
-"""What a page says of several runs: each against the first, and means over seeds."""
+"""The page about several runs: each is compared with the first, and seeds are averaged."""
 
 import statistics
 
-from pipeline.names import LOWER_IS_BETTER
-from scripts.report import charts, words
-from scripts.report.charts import Figures, Line
-from scripts.report.elements import (
+from parallel_epochs.pipeline.names import LOWER_IS_BETTER
+from parallel_epochs.scripts.report import charts, words
+from parallel_epochs.scripts.report.charts import Figures, Line
+from parallel_epochs.scripts.report.elements import (
     Cell,
     Column,
     code,
@@ -18,21 +18,24 @@ from scripts.report.elements import (
     table,
     text,
 )
-from scripts.report.runs import AXES, Run, comparable, differing, qualities
-from scripts.report.single import Section, axis_switch, badge, graph_sections, warnings
-from scripts.report.sweep import leaderboard, mean_and_std, summary_of_sweep
+from parallel_epochs.scripts.report.runs import AXES, Run, comparable, differing, qualities
+from parallel_epochs.scripts.report.single import Section, axis_switch, badge, graph_sections, warnings
+from parallel_epochs.scripts.report.sweep import leaderboard, mean_and_std, summary_of_sweep
 
 SPEED_COLUMNS = {"step": "Steps", "epochs": "Epochs", "wall_seconds": "Wall time (s)"}
-SHARED_CORES = ("Ranks shared the cores of a CPU: compare runs by steps and epochs; their wall time is not that of as "
-                "many machines.")
+SHARED_CORES = ("Ranks shared the cores of a CPU, so wall times are longer than on one machine per rank. Compare runs "
+                "by steps and epochs.")
 
 
 def compare(lines: list[Line], left_out: list[str], figures: Figures, *,
             with_seeds: bool) -> tuple[str, list[Section]]:
-    """Compare runs: a title, and sections of which the first stands above the others.
+    """Compare runs.
 
     Args:
         left_out: a line for each run that has nothing to show.
+
+    Returns:
+        A title, and sections of which the first stands above the others.
     """
     _number(lines)
     runs = [run for line in lines for run in line.members]
@@ -47,9 +50,9 @@ def compare(lines: list[Line], left_out: list[str], figures: Figures, *,
         ("settings", "Settings" if len(lines) > 1 else "Seeds", _settings(lines) if len(lines) < len(runs) else ""),
         ("curves", "Curves", _curves(lines, figures, with_seeds=with_seeds)),
         ("runs", "Runs", _runs(lines, labels)),
-        ("differences", "What differs", _differences(lines)),
+        ("differences", "Differences of configuration", _differences(lines)),
         ("speed", "Speed-up at equal quality", _speed_up(runs, labels) if len(lines) > 1 else ""),
-        ("time", "Where the time went", _time(lines, figures)),
+        ("time", "Time of each phase", _time(lines, figures)),
         *graph_sections(runs[0], figures, f" of {runs[0].name}"),
         ("environment", "Hardware, versions and commands", _environment(runs)),
         ("leaderboard", "For OGB's leaderboard", _leaderboard(runs, left_out)),
@@ -57,7 +60,7 @@ def compare(lines: list[Line], left_out: list[str], figures: Figures, *,
 
 
 def _label(line: Line, run: Run) -> str:
-    """What tells a run apart: its settings, and its seed where others differ by seed only."""
+    """Return a label for a run: its settings, and its seed if other runs differ only by the seed."""
     return ", ".join(filter(None, [line.label, f"seed {run.seed}" if len(line.members) > 1 else ""]))
 
 
@@ -70,7 +73,7 @@ def _states(runs: list[Run]) -> str:
 
 
 def _settings(lines: list[Line]) -> str:
-    """A row for each setting: mean and standard deviation over its seeds."""
+    """Build a table with mean and standard deviation over the seeds of each setting."""
     length, unit = words.time_unit([run.summary.get("wall_seconds", 0) for line in lines for run in line.members])
     metric = words.metric_name(lines[0].members[0].metric)
     columns = [Column("Setting"), Column("Seeds", True), Column(f"Validation {metric}", True),
@@ -86,7 +89,7 @@ def _settings(lines: list[Line]) -> str:
                      *(number(means[key], mean_and_std(found[key]) if found[key] else "")
                        for key in ("best_valid", "test")),
                      number(means["wall_seconds"], f"{(means['wall_seconds'] or 0) / length:,.1f}")])
-    note = paragraph("Mean ± standard deviation (of a sample) over the seeds that finished.", "note")
+    note = paragraph("Mean ± sample standard deviation over the seeds that finished.", "note")
     return table(columns, rows, label="Settings") + note
 
 
@@ -95,9 +98,7 @@ def _swatch(line: Line) -> str:
 
 
 def _number(lines: list[Line]) -> None:
-    """Give colours to the lines that are drawn: of each metric the first, with which all are compared, and the best of
-    the others.
-    """
+    """Give colours to the lines that are drawn: for each metric the first line and the best of the others."""
     for metric in {line.members[0].metric for line in lines}:
         ours = [line for line in lines if line.members[0].metric == metric]
         best = sorted(ours[1:], key=lambda line: -max(run.merit() for run in line.members))[:charts.MAX_LINES - 1]
@@ -107,7 +108,7 @@ def _number(lines: list[Line]) -> None:
 
 
 def _curves(lines: list[Line], figures: Figures, *, with_seeds: bool) -> str:
-    """Charts of each metric by itself: two metrics, or their losses, have no axis in common."""
+    """Draw the charts of each metric separately, as two metrics and their losses have no common axis."""
     notes, blocks = [], []
     if any(run.shares_cores for line in lines for run in line.members):
         notes.append(SHARED_CORES)
@@ -127,8 +128,8 @@ def _curves(lines: list[Line], figures: Figures, *, with_seeds: bool) -> str:
         heading = f"<h3>{escape(words.metric_name(metric))}</h3>" if len(metrics) > 1 else ""
         blocks.append(f'{heading}<div class="block">{legend}<div class="charts">{"".join(found)}</div></div>')
     if any(len(line.members) > 1 for line in lines):
-        notes.append("A curve is the mean over seeds, its band one standard deviation to each side"
-                     + ("." if with_seeds else "; there are too many runs to draw each of them."))
+        notes.append("A curve is the mean over seeds, and its band is one standard deviation to each side."
+                     + ("" if with_seeds else " There are too many runs to draw a curve for each."))
     notes.append("A ring marks the best epoch of a run.")
     return axis_switch() + "".join(blocks) + paragraph(" ".join(notes), "note")
 
@@ -165,13 +166,13 @@ def _sortable(value: object) -> float | str | None:
 
 
 def _differences(lines: list[Line]) -> str:
-    """The keys in which the settings differ and no others."""
+    """Build a table of the keys in which the settings differ."""
     first = [line.members[0] for line in lines]
     keys = differing(first)
     if not keys:
         return ""
     names = {key: words.KEYS.get(key, key) for key in keys}
-    note = paragraph("Every other key has the same value in all runs, except for the seed and for where files lie.",
+    note = paragraph("All other keys have the same value in all runs, except for the seed and the paths of files.",
                      "note")
     values = {key: [words.setting(key, run.settings.get(key)) for run in first] for key in keys}
     if len(keys) > len(lines):
@@ -187,13 +188,13 @@ def _differences(lines: list[Line]) -> str:
 
 
 def _speed_up(runs: list[Run], labels: list[str]) -> str:
-    """Tables of when each run first reached a quality, against the first run."""
+    """Build tables of the time at which each run first reached a quality, compared with the first run."""
     if not comparable(runs):
-        return paragraph("None: the runs are of different data or metrics.")
+        return paragraph("There is none, as the runs have different data or metrics.")
     tables = []
     for quality in qualities(runs):
-        what = ("the best of the first run" if quality == runs[0].best() else
-                f"the {'lowest' if runs[0].metric in LOWER_IS_BETTER else 'highest'} that all runs reached")
+        what = ("the best value of the first run" if quality == runs[0].best() else
+                f"the {'lowest' if runs[0].metric in LOWER_IS_BETTER else 'highest'} value that all runs reached")
         first = runs[0].reached(quality)
         rows = []
         for label, run in zip(labels, runs):
@@ -206,8 +207,8 @@ def _speed_up(runs: list[Run], labels: list[str]) -> str:
     if not tables:
         return ""
     shared = any(run.shares_cores for run in runs)
-    note = ("When an evaluation first showed the quality, and in brackets how many times sooner than the first run. "
-            "Wall time includes evaluations. " + (SHARED_CORES if shared else ""))
+    note = ("The first evaluation with this quality, and in brackets the speed-up over the first run. Wall time "
+            "includes evaluations. " + (SHARED_CORES if shared else ""))
     return paragraph(note, "note") + "".join(tables)
 
 
@@ -223,7 +224,7 @@ def _time(lines: list[Line], figures: Figures) -> str:
         return ""
     means = [mean for _, mean in timed]
     shown = [key for key in charts.PHASES if any(mean[key] for mean in means)]
-    columns = [Column("Setting"), *(Column(charts.PHASES[key], True) for key in shown), Column("In all", True)]
+    columns = [Column("Setting"), *(Column(charts.PHASES[key], True) for key in shown), Column("Total", True)]
     rows = [[Cell(_swatch(line) + escape(line.label or "all"), line.label),
              *(number(mean[key], f"{mean[key]:.4f}") for key in shown),
              number(sum(mean.values()), f"{sum(mean.values()):.4f}")] for line, mean in timed]
@@ -233,13 +234,13 @@ def _time(lines: list[Line], figures: Figures) -> str:
 
 
 def _mean_phases(runs: list[Run]) -> dict[str, float]:
-    """Compute the seconds of each phase per epoch, over all of these runs."""
+    """Compute the mean seconds of each phase per epoch over all of these runs."""
     epochs = sum(run.rounds[-1].get("epochs", len(run.rounds)) for run in runs if run.rounds)
     return {key: sum(phase[key] for run in runs for phase in run.phases) / max(epochs, 1) for key in charts.PHASES}
 
 
 def _environment(runs: list[Run]) -> str:
-    """Each value once."""
+    """List hardware, versions and commands, each value once."""
     shown = []
     for key, name in (("hardware", "Hardware"), ("kernel", "Aggregation"), ("versions", "Versions")):
         found = dict.fromkeys(words.versions(value) if key == "versions" else str(value)

@@ -1,10 +1,10 @@
-"""Parts of a page as HTML. Every text that comes from a run is escaped here."""
+"""HTML elements of a page. Every text that comes from a run is escaped here."""
 
 import html
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scripts.report.words import NOTHING
+from parallel_epochs.scripts.report.words import NOTHING
 
 NUM_COLOURS = 7  # of page.css
 
@@ -16,8 +16,8 @@ class Cell:
     """A cell of a table.
 
     Attributes:
-        html: what it shows.
-        value: what its column is sorted by; the text if none is given.
+        html: content of the cell.
+        value: value by which the column is sorted. None: the text.
     """
 
     html: str
@@ -29,8 +29,8 @@ class Column:
     """A column of a table.
 
     Attributes:
-        is_number: aligned right, with figures of one width.
-        hint: shown on hover.
+        is_number: whether the column is aligned right, with digits of equal width.
+        hint: text that is shown on hover.
     """
 
     title: str
@@ -39,7 +39,7 @@ class Column:
 
 
 def text(value: object) -> Cell:
-    """Build a cell of words."""
+    """Build a cell of text."""
     return Cell(escape(str(value)))
 
 
@@ -49,20 +49,20 @@ def number(value: float | None, written: str) -> Cell:
 
 
 def code(value: object) -> str:
-    """Mark what a user types or reads in a terminal."""
+    """Mark text that a user types or reads in a terminal."""
     return f"<code>{escape(str(value))}</code>"
 
 
 def paragraph(words: str, kind: str = "") -> str:
-    """Build a paragraph of plain words."""
+    """Build a paragraph of plain text."""
     return f'<p class="{kind}">{escape(words)}</p>' if kind else f"<p>{escape(words)}</p>"
 
 
 def table(columns: list[Column], rows: list[list[Cell]], *, label: str, is_sortable: bool = True) -> str:
-    """Build a table whose first column names its rows.
+    """Build a table whose first column names the rows.
 
     Args:
-        label: for who does not see it.
+        label: description for screen readers.
     """
     is_sortable = is_sortable and len(rows) > 1
     head = "".join(_heading(column, is_sortable) for column in columns)
@@ -92,12 +92,12 @@ def _row(columns: list[Column], row: list[Cell]) -> str:
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
-    """Build a list of names and values; the values are HTML."""
+    """Build a list of names and values. The values are HTML."""
     return "<dl>" + "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in pairs) + "</dl>"
 
 
 def tiles(entries: Iterable[tuple[str, str, str]]) -> str:
-    """Build the numbers that are read first: a name, a value and a note for each."""
+    """Build the tiles at the top of the page, each with a name, a value and a note."""
     return '<dl class="tiles">' + "".join(
         f'<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class="note">{escape(note)}</dd></div>'
         for name, value, note in entries) + "</dl>"
@@ -107,13 +107,13 @@ def copyable(words: str, name: str) -> str:
     """Build a text with a button that copies it.
 
     Args:
-        name: of what is copied, for who does not see it.
+        name: name of the text for screen readers.
     """
     return (f'<div class="copyable"><pre tabindex="0">{escape(words)}</pre><button type="button" class="copy" '
             f'aria-label="Copy {escape(name)}">Copy</button></div>')
 
 
 def swatch(number: int) -> str:
-    """Build the mark of a curve: its colour, dashed when the colours are used up."""
+    """Build the mark of a curve: its colour, dashed from the eighth curve on."""
     dashed = " dashed" if number >= NUM_COLOURS else ""
     return f'<i class="swatch{dashed}" data-colour="{number % NUM_COLOURS}"></i>'

@@ -1,12 +1,14 @@
 """A figure for a README or a paper, which no browser draws: the overlaid curves of several runs, by matplotlib."""
 
+import io
 import statistics
 import textwrap
 from pathlib import Path
 
-from pipeline.names import LOWER_IS_BETTER
-from scripts.report.runs import AXES, Run, comparable, groups, qualities
-from scripts.report.words import metric_name
+from parallel_epochs.pipeline.names import LOWER_IS_BETTER
+from parallel_epochs.scripts.report.runs import AXES, Run, comparable, groups, qualities
+from parallel_epochs.scripts.report.thin import thin_svg
+from parallel_epochs.scripts.report.words import metric_name
 
 # Okabe and Ito's colours, which colour-blind readers tell apart, without the yellow that white paper swallows.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
@@ -69,9 +71,14 @@ def save(figure, path: Path) -> None:
     import matplotlib
 
     format = path.suffix.removeprefix(".") or "svg"
+    if format != "svg":
+        figure.savefig(path, format=format, dpi=150)
+        return
+    text = io.StringIO()
     # Without the date and with fixed names of its parts, equal runs give equal figures.
     with matplotlib.rc_context({"svg.hashsalt": "report"}):
-        figure.savefig(path, format=format, dpi=150, metadata={"Date": None} if format == "svg" else None)
+        figure.savefig(text, format="svg", dpi=150, metadata={"Date": None})
+    path.write_text(thin_svg(text.getvalue()))
 
 
 def _figure(rows: int, columns: int):

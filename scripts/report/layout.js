@@ -222,7 +222,7 @@ const layoutMap = (() => {
     try {
       map.points = await layoutPoints.read(spec);
     } catch (error) {
-      picture.textContent = `This browser cannot unpack the points (${error}): a newer one can.`;
+      picture.textContent = `This browser cannot unpack the points (${error}). Use a newer browser.`;
       return;
     }
     if (map.points.solid && kept.turned) map.points.turn(kept.turned);

@@ -1,4 +1,4 @@
-"""The section of a page that shows a layout, and the points in as few letters as can be."""
+"""The section of a page with a layout, and a compact encoding of its points."""
 
 import base64
 import json
@@ -6,19 +6,19 @@ import zlib
 
 import numpy as np
 
-from scripts.report.elements import escape
-from scripts.report.layout import TURN, Layout
-from scripts.report.layout_colours import class_colours, grey, legend_order
-from scripts.report.words import count
+from parallel_epochs.scripts.report.elements import escape
+from parallel_epochs.scripts.report.layout import TURN, Layout
+from parallel_epochs.scripts.report.layout_colours import class_colours, grey, legend_order
+from parallel_epochs.scripts.report.words import count
 
 HELP = ("Wheel or pinch to zoom, drag to move, double click for the whole. With the keyboard: arrows, + and -, "
         "0 for the whole, Escape to clear.")
 TURNING = " Hold Shift and drag, or press Shift and an arrow, to turn."
-HINT = "Click: hide or show. Double click, or Shift and Enter: only this one."
+HINT = "Click to hide or show this class. Double click, or press Shift and Enter, to show only this class."
 
 
 def layout_section(layout: Layout) -> str:
-    """Build the elements that layout.js brings to life."""
+    """Build the elements of the section, which layout.js draws into."""
     told = count(len(layout.names), "point")
     if classes := legend_order(layout.counts()):
         told += f" in {count(len(classes), 'class', 'classes')}"
@@ -44,10 +44,10 @@ def layout_section(layout: Layout) -> str:
 
 
 def layout_data(layout: Layout) -> str:
-    """Return the points as JSON that may stand within an element of a page.
+    """Return the points as JSON for an element of the page.
 
-    Positions are whole numbers of 24 bits, whose low, middle and high bytes stand apart and are packed by zlib, as are
-    labels (32 bits) and names (a JSON list).
+    Positions are 24-bit integers, stored as separate planes of low, middle and high bytes. zlib compresses them, the
+    labels (32 bits) and the names (a JSON list).
     """
     steps = np.rint(layout.position * (2**23 - 1)).astype(np.int64) + 2**23
     planes = [((steps[:, axis] >> shift) & 255).astype(np.uint8) for axis in range(layout.dimensions)
@@ -74,7 +74,7 @@ def _packed(content: bytes) -> str:
 
 
 def _entries(layout: Layout) -> list[tuple[int, str, int]]:
-    """The label, name and number of points of each class, and of the points without a class if there are some."""
+    """Return label, name and number of points of each class, and of the points without a class if there are any."""
     counts = layout.counts()
     none = int((layout.labels < 0).sum())
     shown = [(label, layout.label_names[label], int(counts[label])) for label in legend_order(counts)]

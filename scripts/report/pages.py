@@ -1,26 +1,26 @@
-"""The page: one HTML file that needs nothing else."""
+"""The page: one HTML file that needs no other file."""
 
 import base64
 import hashlib
 from pathlib import Path
 
-from scripts.report import single
-from scripts.report.charts import Figures, Line, points_for
-from scripts.report.comparison import compare
-from scripts.report.elements import escape
-from scripts.report.layout_section import layout_data
-from scripts.report.runs import Run, groups
+from parallel_epochs.scripts.report import single
+from parallel_epochs.scripts.report.charts import Figures, Line, points_for
+from parallel_epochs.scripts.report.comparison import compare
+from parallel_epochs.scripts.report.elements import escape
+from parallel_epochs.scripts.report.layout_section import layout_data
+from parallel_epochs.scripts.report.runs import Run, groups
 
 LAYOUT_SCRIPTS = ("layout_points.js", "layout_raster.js", "layout.js", "layout_gestures.js", "layout_choices.js")
 FOLDER = Path(__file__).resolve().parent
 
 
 def page(runs: list[Run], left_out: list[str] = (), *, live: float = 0) -> str:
-    """Write the whole page of one run, or of several overlaid.
+    """Build the page about one run or about several.
 
     Args:
         left_out: a line for each run that has nothing to show.
-        live: seconds after which the page looks for a newer one; 0 for never.
+        live: seconds after which the page reloads itself if there is a newer one. 0: never.
 
     Raises:
         ImportError: Plotly is not installed.
@@ -44,7 +44,7 @@ def page(runs: list[Run], left_out: list[str] = (), *, live: float = 0) -> str:
 
 
 def _document(title: str, body: str, figures: Figures, live: float) -> str:
-    """Put the parts together. The policy lets these scripts run and no other, and nothing be loaded."""
+    """Build the document. Its content security policy allows only these scripts, and loads nothing."""
     from plotly.offline import get_plotlyjs
 
     names = ("charts.js", "page.js", *(LAYOUT_SCRIPTS if figures.layout else ()))

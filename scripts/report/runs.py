@@ -1,4 +1,4 @@
-"""Run directories: what they hold, what differs between them, and when each reached a quality."""
+"""Reading of run directories, differences between runs, and the moment at which a run reached a quality."""
 
 import functools
 import math
@@ -9,19 +9,20 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.effects import keys_without_effect
-from pipeline.names import merit
-from pipeline.run import files
-from pipeline.run.log import read_records
-from scripts.report.layout import NAME, Layout, read_layout
-from scripts.report.states import State, is_going_on, last_error, state_of
-from scripts.report.words import setting
+from parallel_epochs.pipeline.command.schema import keys_without_numbers
+from parallel_epochs.pipeline.names import merit
+from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run.log import read_records
+from parallel_epochs.scripts.report.layout import NAME, Layout, read_layout
+from parallel_epochs.scripts.report.states import RunState, is_going_on, last_error, state_of
+from parallel_epochs.scripts.report.table import read_table
+from parallel_epochs.scripts.report.words import setting
 
 # Keys that say where things lie, not what is computed; how long a run trained is told.
-NO_SETTING = keys_without_effect() - {"train.epochs"}
+NO_SETTING = keys_without_numbers() - {"train.epochs"}
 # Keys that rarely are what a comparison is about: a label names them only if nothing else tells the runs apart.
 SECONDARY = ("name", "train.epochs", "train.eval_every")
-# The parallel settings, which the summary knows best; runs of before have none of them.
+# The parallel settings, which are read from the summary. Older runs do not have them.
 RANKS, MODE, SCALING = "num_ranks", "parallel", "lr_scaling"
 AXES = {"step": "steps of each rank", "epochs": "epochs (passes over the graph, all ranks)",
         "wall_seconds": "wall time (s)"}
@@ -42,7 +43,7 @@ def _are_components(value: object) -> bool:
                                            and "num_nodes" in item for item in value)
 
 
-# What the pages count with or show of each record; of a summary any may be missing.
+# The fields that a page reads from each record, by type. Fields of a summary may be missing.
 CONTENT: dict[str, dict[Callable[[object], bool], tuple[str, ...]]] = {
     "summary.json": {_is_number: ("best_epoch", "best_valid", "test", "train", "num_parameters", "data_epochs",
                                   "wall_seconds", "peak_memory_bytes", "num_ranks", "seed"),
@@ -61,17 +62,17 @@ CONTENT: dict[str, dict[Callable[[object], bool], tuple[str, ...]]] = {
 
 @dataclass
 class Run:
-    """What a run directory tells.
+    """The content of a run directory.
 
     Attributes:
-        rounds: the records of the rounds; of each, the values that are finite numbers.
-        partition: the first partition that the run trained on.
-        sampling: what the first batches of sampled neighbours held.
-        graphs: what the first batches of whole graphs held.
-        summary: empty while the run has not ended.
+        rounds: records of the rounds, without values that are not finite numbers.
+        partition: record of the first partition.
+        sampling: record of the first batches of sampled neighbours.
+        graphs: record of the first batches of whole graphs.
+        summary: the summary, empty until the run has ended.
         settings: the configuration with dotted keys, without the seed and without NO_SETTING.
-        config: the whole configuration, with dotted keys.
-        problems: what could not be read.
+        config: the whole configuration with dotted keys.
+        problems: messages about files that could not be read.
     """
 
     folder: Path
@@ -85,7 +86,7 @@ class Run:
     settings: dict
     config: dict
     seed: int | None
-    state: State
+    state: RunState
     problems: list[str]
 
     @property
@@ -95,18 +96,18 @@ class Run:
 
     @property
     def source(self) -> dict:
-        """What the run was trained on."""
+        """Return the keys of the data, and the metric."""
         return {key: value for key, value in self.settings.items() if key.startswith("data.")} | {"metric": self.metric}
 
     @property
     def shares_cores(self) -> bool:
-        """Whether several ranks ran on processors, which they share, rather than on a GPU each."""
+        """Tell whether several ranks shared the processors of a machine instead of having a GPU each."""
         on_cpu = "cpu" in self.summary.get("kernel", "") or re.match(r"\d+ x ", self.summary.get("hardware") or "")
         return self.settings[RANKS] > 1 and bool(on_cpu)
 
     @property
     def result(self) -> dict:
-        """What the run came to, or has come to so far: the summary, and the rounds for what it does not say."""
+        """Return the result of the run so far: the summary, completed from the rounds."""
         best, last = self.best_round() or {}, self.rounds[-1] if self.rounds else {}
         so_far = {"best_valid": best.get("valid"), "test": best.get("test"), "train": best.get("train"),
                   "best_epoch": best.get("epochs"), "data_epochs": last.get("epochs"),
@@ -115,7 +116,7 @@ class Run:
 
     @functools.cached_property
     def phases(self) -> list[dict[str, float]]:
-        """The seconds of each phase, a dict for each round that says them."""
+        """Return the seconds of each phase, a dict for each round that has recorded them."""
         found, before = [], 0.0
         for record in self.rounds:
             if {"seconds", "wall_seconds"} <= record.keys():
@@ -128,14 +129,12 @@ class Run:
 
     @property
     def makes_layout(self) -> bool:
-        """Whether the run is to leave a layout when it ends."""
+        """Tell whether the run writes a layout when it ends."""
         return self.config.get("trainer.name", self.config.get("trainer")) == "layout"
 
     @functools.cached_property
     def layout(self) -> tuple[Layout | None, str]:
-        """The layout, if the run left one, and what is wrong with it. Read when it is first asked for: the page of a
-        sweep shows none.
-        """
+        """Return the layout, if there is one, and a message if it cannot be read. Pages about sweeps do not read it."""
         try:
             if files.is_there(self.folder / NAME) or self.makes_layout and self.state.kind == "finished":
                 return read_layout(self.folder), ""
@@ -144,33 +143,33 @@ class Run:
         return None, ""
 
     def best(self) -> float | None:
-        """The best validation metric."""
+        """Return the best validation metric."""
         return (self.best_round() or {}).get("valid")
 
     def best_round(self) -> dict | None:
-        """The first round with the best validation metric."""
+        """Return the first round with the best validation metric."""
         return max((e for e in self.rounds if "valid" in e), key=lambda e: merit(self.metric, e["valid"]), default=None)
 
     def merit(self) -> float:
-        """The best validation metric as a number of which more is better; less than any if there is none."""
+        """Return the best validation metric as a number where higher is better, or minus infinity."""
         best = self.best()
         return -math.inf if best is None else merit(self.metric, best)
 
     def reached(self, quality: float) -> dict | None:
-        """The first evaluated round whose validation metric is at least as good as this."""
+        """Return the first round with a validation metric that is at least this good."""
         return next((e for e in self.rounds
                      if "valid" in e and merit(self.metric, e["valid"]) >= merit(self.metric, quality)), None)
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run directory. What is damaged beside the configuration and the rounds is left out and named.
+    """Read a run directory. Damaged files other than the configuration and the rounds are named and left out.
 
     Raises:
-        ValueError: it is not one, or it has no round and none is coming.
+        ValueError: the folder is not a run directory, or it has no round and the run has ended.
     """
     if not files.is_there(folder / "config.yaml"):
         raise ValueError(f"{folder} is not a run directory: it has no config.yaml")
-    # Read as plain YAML: a run of an older version, whose keys are no longer those of the schema, has curves as well.
+    # Read as plain YAML, as runs of older versions have keys that the schema no longer has.
     try:
         config = yaml.safe_load(files.read_text(folder / "config.yaml"))
     except yaml.YAMLError as error:
@@ -197,7 +196,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _whole(problems: list[str], path: Path, read: Callable[[Path], dict | None], content: str = "") -> dict | None:
-    """Read a record; nothing if it is damaged, which is added to the problems."""
+    """Read a record. If it is damaged, add that to the problems and return None."""
     try:
         record = read(path)
         if path.name == "summary.json" and record is not None:
@@ -214,7 +213,7 @@ def _whole(problems: list[str], path: Path, read: Callable[[Path], dict | None],
 
 
 def _finite(record: dict) -> dict:
-    """Leave out what is no finite number."""
+    """Leave out all values that are not finite numbers."""
     return {key: value for key, value in record.items() if _is_number(value)}
 
 
@@ -223,27 +222,31 @@ def _missing_rounds(rounds: list[dict]) -> list[str]:
     if not numbers or numbers[-1] + 1 == len(numbers):
         return []
     first = next(i for i, number in enumerate(numbers) if number != i)
-    return [f"metrics.jsonl lacks {numbers[-1] + 1 - len(numbers):,} of {numbers[-1] + 1:,} rounds, the first of them "
+    return [f"metrics.jsonl lacks {numbers[-1] + 1 - len(numbers):,} of {numbers[-1] + 1:,} rounds; the first one is "
             f"round {first + 1:,}"]
 
 
 def find_runs(folders: list[Path]) -> tuple[list[Run], list[str]]:
-    """The runs in these directories: run directories, directories of Hydra's multirun, or of runs by component.
+    """The runs in these directories: run directories, directories of Hydra's multirun, or of runs by component. A .csv
+    file is a table of runs.
 
     Returns:
-        The runs, and a line for each of them that has nothing to show.
+        The runs, and a line for each run that has nothing to show.
 
     Raises:
-        ValueError: a directory is no run and holds none, or none has anything to show.
+        ValueError: a directory holds no run, or no run has anything to show.
     """
     runs, left_out = [], []
     for folder in folders:
+        if folder.suffix == ".csv" and folder.is_file():
+            runs += _of_table(folder)
+            continue
         is_run = files.is_there(folder / "config.yaml")
         members = [] if is_run else _members(folder)
         if not members and not is_run:
             raise ValueError(f"{folder} is not a run directory: it has no config.yaml")
         for member in members or [folder]:
-            # One that failed early must not hide the others.
+            # A run that failed early must not hide the others.
             try:
                 runs += _with_components(member)
             except (ValueError, OSError) as error:
@@ -251,6 +254,22 @@ def find_runs(folders: list[Path]) -> tuple[list[Run], list[str]]:
     if not runs:
         raise ValueError("nothing to show: " + "; ".join(left_out) if len(left_out) > 1 else left_out[0])
     return runs, left_out
+
+
+def _of_table(path: Path) -> list[Run]:
+    """The runs of a table, as if they had finished in directories beside it."""
+    runs = []
+    for name, (rounds, settings) in read_table(path).items():
+        named = CONTENT["summary.json"]
+        summary = {key: settings[key] for keys in named.values() for key in keys if key in settings}
+        config = {key: value for key, value in settings.items() if key not in summary}
+        folder = path.parent / name
+        run = Run(folder, " ".join(filter(None, [summary.get("experiment"), name])), rounds, None, None, None, None,
+                  summary, _settings(config, summary), config, summary["seed"],
+                  state_of(folder, rounds, summary, None), [])
+        summary |= {key: value for key, value in run.result.items() if value is not None}
+        runs.append(run)
+    return runs
 
 
 def _members(folder: Path) -> list[Path]:
@@ -278,7 +297,7 @@ def _flat(value: dict, prefix: str = "") -> dict:
 
 
 def _settings(config: dict, summary: dict) -> dict:
-    """Everything but the seed that may make runs differ."""
+    """Return all settings in which runs may differ, except for the seed."""
     num_ranks = summary.get("num_ranks", config.get("parallel.num_ranks", 1))
     mode = "split" if "split" in (summary.get("parallel"), config.get("parallel.name")) and num_ranks > 1 else "epochs"
     scaling = summary.get("lr_scaling", config.get("parallel.lr_scaling", "none"))
@@ -288,15 +307,15 @@ def _settings(config: dict, summary: dict) -> dict:
 
 
 def differing(runs: list[Run]) -> list[str]:
-    """The settings other than the seed in which the runs differ."""
+    """List the settings, except for the seed, in which the runs differ."""
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     return [key for key in keys if any(run.settings.get(key) != runs[0].settings.get(key) for run in runs)]
 
 
 def groups(runs: list[Run]) -> list[tuple[str, list[Run]]]:
-    """Runs that are alike except for their seeds, each group with a label that tells it from the others.
+    """Group the runs that differ only in their seeds, each group with a label that distinguishes it.
 
-    Runs with even the same seed (of two versions of the code, say) are groups of their own.
+    Runs with the same settings and the same seed, for example of two versions of the code, are separate groups.
     """
     keys = differing(runs)
     found: dict[tuple, list[Run]] = {}
@@ -304,7 +323,7 @@ def groups(runs: list[Run]) -> list[tuple[str, list[Run]]]:
         found.setdefault(tuple(str(run.settings.get(key)) for key in keys), []).append(run)
     first = [members[0] for members in found.values()]
     primary = [key for key in keys if key not in SECONDARY]
-    # One graph against another differs in a dozen keys; there the directory says it better.
+    # Runs on different graphs differ in a dozen keys; the names of their directories are better labels.
     attempts = [] if len(primary) > 5 else [[_label(run, primary) for run in first],
                                             [_label(run, keys, full=True) for run in first]]
     labels = next((labels for labels in attempts if len(set(labels)) == len(labels)), _names(first))
@@ -325,7 +344,7 @@ def _names(runs: list[Run]) -> list[str]:
 
 def _label(run: Run, keys: list[str], *, full: bool = False) -> str:
     parts = []
-    # With one rank nothing is shared out or scaled, whatever the configuration says.
+    # With one rank, mode and scaling have no effect, whatever the configuration says.
     several = full or run.settings[RANKS] > 1
     for key in keys:
         value = run.settings.get(key)
@@ -341,7 +360,7 @@ def _label(run: Run, keys: list[str], *, full: bool = False) -> str:
 
 
 def short(key: str, keys: list[str]) -> str:
-    """A setting as a heading among others: without its group, where that is enough."""
+    """Shorten a key for a heading: leave out its group if it is unique without it."""
     group, _, last = key.rpartition(".")
     if last == "name" and group:
         return group
@@ -349,14 +368,12 @@ def short(key: str, keys: list[str]) -> str:
 
 
 def comparable(runs: list[Run]) -> bool:
-    """Whether the runs are of the same data and metric, so that their metrics can be held against each other."""
+    """Tell whether the runs have the same data and metric, so that their metrics can be compared."""
     return all(run.source == runs[0].source for run in runs)
 
 
 def qualities(runs: list[Run]) -> list[float]:
-    """The validation metrics at which to compare: the best of the first run and, if not all reached it, what all
-    did.
-    """
+    """List the validation metrics at which to compare: the best of the first run, then the best that all reached."""
     best = [run for run in runs if run.best() is not None]
     if len(best) < 2 or runs[0].best() is None:
         return []
@@ -364,5 +381,5 @@ def qualities(runs: list[Run]) -> list[float]:
 
 
 def common_quality(runs: list[Run]) -> float:
-    """The best validation metric that all of these runs have reached."""
+    """Return the best validation metric that all of these runs reached."""
     return min(runs, key=Run.merit).best()

@@ -1,18 +1,30 @@
-"""What a page says of one run."""
+"""The page about one run."""
 
-from scripts.report import charts, words
-from scripts.report.charts import Figures, Line
-from scripts.report.elements import Cell, Column, code, copyable, escape, facts, number, paragraph, table, text, tiles
-from scripts.report.layout_section import layout_section
-from scripts.report.runs import AXES, Run
-from scripts.report.states import State
+from parallel_epochs.scripts.report import charts, words
+from parallel_epochs.scripts.report.charts import Figures, Line
+from parallel_epochs.scripts.report.elements import (
+    Cell,
+    Column,
+    code,
+    copyable,
+    escape,
+    facts,
+    number,
+    paragraph,
+    table,
+    text,
+    tiles,
+)
+from parallel_epochs.scripts.report.layout_section import layout_section
+from parallel_epochs.scripts.report.runs import AXES, Run
+from parallel_epochs.scripts.report.states import RunState
 
 Section = tuple[str, str, str]  # anchor, heading, content
 AXIS_BUTTONS = {"epochs": "Epochs", "step": "Steps", "wall_seconds": "Time"}
 
 
 def describe(run: Run, figures: Figures) -> tuple[str, list[Section]]:
-    """Describe a run: a title, and sections of which the first stands above the others."""
+    """Describe a run by a title and sections, of which the first stands above the others."""
     if run.settings["num_ranks"] == 1:
         figures.axes = {"epochs": "epochs", "step": "optimizer steps", "wall_seconds": AXES["wall_seconds"]}
     figures.layout, problem = run.layout
@@ -20,15 +32,15 @@ def describe(run: Run, figures: Figures) -> tuple[str, list[Section]]:
         ("", "", _state(run) + warnings([*run.problems, *filter(None, [problem])]) + _tiles(run) + _command(run)),
         ("layout", "Layout", layout_section(figures.layout) if figures.layout else ""),
         ("curves", "Curves", _curves(run, figures)),
-        ("time", "Where the time went", _time(run, figures)),
+        ("time", "Time of each phase", _time(run, figures)),
         *graph_sections(run, figures),
         ("environment", "Hardware and versions", _environment(run)),
         ("configuration", "Configuration", _configuration(run)),
     ]
 
 
-def badge(state: State) -> str:
-    """Say how a run stands, in a word."""
+def badge(state: RunState) -> str:
+    """Build a badge with the state of a run."""
     return f'<span class="badge {state.kind}" title="{escape(state.text)}">{escape(state.name)}</span>'
 
 
@@ -38,7 +50,7 @@ def _state(run: Run) -> str:
 
 
 def warnings(lines: list[str]) -> str:
-    """Build a list of what is wrong."""
+    """Build a list of problems."""
     return f'<ul class="warning">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ul>' if lines else ""
 
 
@@ -47,10 +59,10 @@ def _tiles(run: Run) -> str:
     epoch, last = result.get("best_epoch"), (run.rounds or [{}])[-1]
     entries = [
         (f"Validation {name}", words.score(result.get("best_valid")),
-         f"best, after epoch {epoch:,}" if epoch is not None else ""),
+         f"best value, after epoch {epoch:,}" if epoch is not None else ""),
         (f"Test {name}", words.score(result.get("test")), "at the best validation"),
         (f"Training {name}", words.score(result.get("train")), "at the best validation"),
-        ("Training loss", f"{last['loss']:.4g}" if "loss" in last else words.NOTHING, "of the last round"),
+        ("Training loss", f"{last['loss']:.4g}" if "loss" in last else words.NOTHING, "in the last round"),
         ("Wall time", words.duration(result.get("wall_seconds")),
          words.count(result.get("data_epochs"), "epoch")),
         ("Peak memory", words.memory(result.get("peak_memory_bytes")),
@@ -67,7 +79,7 @@ def _command(run: Run) -> str:
         return copyable(command, "the command")
     if run.state.kind == "running":
         return ""
-    return paragraph("To continue it:", "note") + copyable(f"python -m pipeline.train resume={run.folder}",
+    return paragraph("To continue the run:", "note") + copyable(f"python -m pipeline.train resume={run.folder}",
                                                            "the command")
 
 
@@ -80,16 +92,16 @@ def _curves(run: Run, figures: Figures) -> str:
     drawn = [charts.metric_curves(figures, run, legend) if legend.count("<li>") else "",
              *(charts.curves(figures, line, key, with_seeds=False) for key in ("loss", "lr", "grad_norm"))]
     rates = {r["lr"] for r in run.rounds if "lr" in r}
-    note = paragraph(f"The learning rate was {rates.pop():g} throughout.", "note") if len(rates) == 1 else ""
+    note = paragraph(f"The learning rate was {rates.pop():g} in all rounds.", "note") if len(rates) == 1 else ""
     return axis_switch() + f'<div class="charts block">{"".join(drawn)}</div>{note}'
 
 
 def axis_switch() -> str:
-    """Build the buttons that choose what curves are drawn against."""
+    """Build the buttons that choose the horizontal axis of the curves."""
     buttons = "".join(f'<button type="button" data-axis="{key}" aria-pressed="{str(key == "epochs").lower()}" '
                       f'title="{escape(AXES[key])}">{name}</button>' for key, name in AXIS_BUTTONS.items())
     return (f'<div class="toolbar"><div class="switch" role="group" aria-label="Horizontal axis">{buttons}</div>'
-            '<button type="button" class="toggle" data-log aria-pressed="false" title="Equal distances are equal '
+            '<button type="button" class="toggle" data-log aria-pressed="false" title="Equal distances mean equal '
             'ratios">Logarithmic</button></div>')
 
 
@@ -102,17 +114,17 @@ def _time(run: Run, figures: Figures) -> str:
     rows = [[text(name), number(sums[key], f"{sums[key]:,.2f}"), number(sums[key], f"{sums[key] / epochs:.4f}"),
              number(sums[key], f"{sums[key] / total:.1%}")] for key, name in charts.PHASES.items() if sums[key]]
     drawn = sum(r.get("draw_seconds", 0) for r in run.rounds)
-    note = paragraph(f"Batches are drawn by a thread of their own, {words.duration(drawn)} in all; listed is what "
-                     "training waited for.", "note")
+    note = paragraph(f"A background thread drew batches for {words.duration(drawn)} in total. The table has the time "
+                     "that training waited for it.", "note")
     return (f'<div class="pair"><div>{table(columns, rows, label="Seconds of each phase")}{note}</div>'
             f"{charts.phase_areas(figures, run)}</div>")
 
 
 def graph_sections(run: Run, figures: Figures, whose: str = "") -> list[Section]:
-    """Describe the graph of a run: how it was cut at first, and its components.
+    """Describe the graph of a run: its first partition or batches, and its components.
 
     Args:
-        whose: of which run, where there are others.
+        whose: addition to the headings that names the run.
     """
     return [("partition", f"Partition{whose}", _partition(run.partition, figures) if run.partition else ""),
             ("sampling", f"Neighbour sampling{whose}", _sampling(run.sampling) if run.sampling else ""),
@@ -137,7 +149,7 @@ def _partition(part: dict, figures: Figures) -> str:
 def _sampling(drawn: dict) -> str:
     numbers = ", ".join("all" if number < 0 else f"{number:,}" for number in drawn["num_neighbors"])
     return paragraph(
-        f"{drawn['name'].capitalize()}, at most {numbers} neighbours of a node at the hops: "
+        f"{drawn['name'].capitalize()} with at most {numbers} neighbours of a node at each hop: "
         f"{words.count(drawn['num_seeds'], 'seed')} in {words.count(drawn['num_batches'], 'batch', 'batches')}, "
         f"with {drawn['mean_nodes']:,.0f} nodes and {drawn['mean_edges']:,.0f} directed edges on average, drawn in "
         f"{words.duration(drawn['seconds'])} each.")
@@ -165,7 +177,8 @@ def _components(components: dict, figures: Figures) -> str:
     which = f"the {len(largest):,} largest components" if total > len(largest) else "each component"
     drawn = charts.bars(figures, [c["num_nodes"] for c in largest], title=f"Nodes of {which}", of="component",
                         unit="nodes", log=True) if len(largest) > 1 else ""
-    return (paragraph(f"{total:,} components, of which {components['num_single_nodes']:,} are single nodes."
+    singles = words.count(components["num_single_nodes"], "single node")
+    return (paragraph(f"The graph has {total:,} components, including {singles}."
                       + (f" The {len(rows)} largest:" if total > len(rows) else ""))
             + f'<div class="pair">{table(columns, rows, label="The largest components")}{drawn}</div>')
 

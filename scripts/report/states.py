@@ -1,4 +1,4 @@
-"""How a run stands: going on, finished, stopped, or ended by an error."""
+"""The state of a run: running, finished, stopped, or ended by an error."""
 
 import contextlib
 import fcntl
@@ -7,19 +7,19 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.report.words import duration
+from parallel_epochs.scripts.report.words import duration
 
-TAIL = 1 << 16  # bytes of the log that are searched for what ended a run
+TAIL = 1 << 16  # bytes at the end of the log that are searched for an error
 
 
 @dataclass(frozen=True)
-class State:
-    """How a run stands.
+class RunState:
+    """The state of a run.
 
     Attributes:
-        name: in a word or two.
+        name: the state in a word or two.
         kind: running, finished, stopped or failed.
-        text: the same as a sentence without its full stop.
+        text: the state as a sentence, without subject and full stop.
     """
 
     name: str
@@ -27,38 +27,38 @@ class State:
     text: str
 
 
-def state_of(folder: Path, rounds: list[dict], summary: dict, num_epochs: int | None) -> State:
-    """Tell how a run stands from what its directory holds.
+def state_of(folder: Path, rounds: list[dict], summary: dict, num_epochs: int | None) -> RunState:
+    """Find the state of a run from its directory.
 
     Args:
-        num_epochs: passes over the graph that are asked for.
+        num_epochs: configured number of epochs.
     """
     done = rounds[-1].get("epochs") if rounds else 0
     progress = f"{done:,} of {num_epochs:,} epochs" if done is not None and num_epochs else f"{len(rounds):,} rounds"
     if is_going_on(folder):
-        return State("running", "running", f"still running: {progress} so far{_time_left(rounds, num_epochs)}")
-    # A run that was continued and has not ended again has the summary of before.
+        return RunState("running", "running", f"still running: {progress} so far{_time_left(rounds, num_epochs)}")
+    # A run that was resumed and has not ended again still has its old summary.
     if summary and summary.get("data_epochs") in (None, done):
         early = num_epochs and done is not None and done < num_epochs
-        return State("finished", "finished", f"finished {'early, ' if early else ''}after {progress}")
+        return RunState("finished", "finished", f"finished {'early, ' if early else ''}after {progress}")
     if error := last_error(folder):
         diverged = re.search(r"(loss|gradient norm) is -?(nan|inf)", error)
-        return State("diverged" if diverged else "failed", "failed",
+        return RunState("diverged" if diverged else "failed", "failed",
                      f"{'diverged' if diverged else 'ended by an error'} after {progress}: {error}")
-    return State("stopped", "stopped", f"stopped after {progress}")
+    return RunState("stopped", "stopped", f"stopped after {progress}")
 
 
 def is_going_on(folder: Path) -> bool:
-    """Tell whether a process holds the directory, or the one that trains it as one of several components."""
+    """Tell whether a process holds the lock of the directory or, for a component, of its parent."""
     return any(_is_locked(path) for path in ([folder, folder.parent] if folder.name.startswith("component_")
                                              else [folder]))
 
 
 def _is_locked(folder: Path) -> bool:
     with contextlib.suppress(OSError):
-        fd = os.open(folder / ".lock", os.O_RDONLY | os.O_NONBLOCK)  # a pipe is not waited for
+        fd = os.open(folder / ".lock", os.O_RDONLY | os.O_NONBLOCK)  # does not wait if it is a pipe
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go of at once
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released at once
         except BlockingIOError:
             return True
         finally:
@@ -67,7 +67,7 @@ def _is_locked(folder: Path) -> bool:
 
 
 def last_error(folder: Path) -> str | None:
-    """Return the error that ended the last start of a run, from its log."""
+    """Return the error in the log that ended the run after its last start, or None."""
     logs = sorted((path for path in folder.glob("*.log") if path.is_file()), key=lambda path: path.stat().st_mtime)
     if not logs:
         return None
@@ -79,7 +79,7 @@ def last_error(folder: Path) -> str | None:
                 level, message = match.groups()
                 if level == "ERROR":
                     error = message.removeprefix("error: ")
-                elif re.match(r"epoch +\d|partition: ", message):  # it went on after an older error
+                elif re.match(r"epoch +\d|partition: ", message):  # the run went on after an older error
                     error = None
     return error
 

@@ -1,22 +1,22 @@
-"""Sweeps: means and spreads over seeds, a table of what was searched, and the block for OGB's leaderboard."""
+"""Summaries of sweeps: means and deviations over seeds, a table of settings, and the text for OGB's leaderboard."""
 
 import statistics
 import textwrap
 
-from pipeline.names import merit
-from pipeline.run.log import format_score
-from scripts.report.runs import Run, comparable, differing, groups, short
-from scripts.report.words import setting
+from parallel_epochs.pipeline.names import merit
+from parallel_epochs.pipeline.run.log import format_score
+from parallel_epochs.scripts.report.runs import Run, comparable, differing, groups, short
+from parallel_epochs.scripts.report.words import setting
 
 OGB_SEEDS = 10
 FILL_IN = "(fill in)"
 
 
 def summary_of_sweep(runs: list[Run], left_out: list[str]) -> tuple[str, list[str]]:
-    """What a sweep comes to, as text, and a warning for each run that does not count.
+    """Return a summary of a sweep as text, and a warning for each run that does not count.
 
-    Runs that differ in their seeds alone give one mean and the leaderboard's block, others a table with a line for each
-    setting. The text is empty where there is nothing to take a mean of.
+    The summary of runs that differ only in their seeds is their mean and the text for the leaderboard. Otherwise it is
+    a table with a line for each setting. It is empty if there are no two runs to average.
 
     Args:
         left_out: warnings about members of the sweep that could not be read.
@@ -29,7 +29,7 @@ def summary_of_sweep(runs: list[Run], left_out: list[str]) -> tuple[str, list[st
 
 
 def leaderboard(runs: list[Run], left_out: list[str]) -> str:
-    """Fill in OGB's form, as far as runs that differ in their seeds alone can; empty for others."""
+    """Fill in OGB's form from runs that differ only in their seeds; the text is empty for other runs."""
     counted, _ = _counted(runs, left_out)
     if len(counted) < 2 or not comparable(counted) or differing(counted):
         return ""
@@ -37,7 +37,7 @@ def leaderboard(runs: list[Run], left_out: list[str]) -> str:
 
 
 def _counted(runs: list[Run], left_out: list[str]) -> tuple[list[Run], list[str]]:
-    """The runs that count, and a warning for each of the others."""
+    """Return the runs that count, and a warning for each of the others."""
     counted, warnings = [], [f"left out: {line}" for line in left_out]
     seen = {}
     for run in runs:
@@ -45,9 +45,9 @@ def _counted(runs: list[Run], left_out: list[str]) -> tuple[list[Run], list[str]
         if run.state.kind != "finished":
             warnings.append(f"left out of means: {run.folder} {run.state.text}")
         elif run.summary.get("best_valid") is None or run.summary.get("test") is None:
-            warnings.append(f"left out of means: {run.folder} has no metric: it is undefined on this split")
+            warnings.append(f"left out of means: {run.folder} has no metric, as it is undefined on this split")
         elif key in seen:
-            warnings.append(f"left out of means: {run.folder} repeats {seen[key]}: the same settings and seed")
+            warnings.append(f"left out of means: {run.folder} has the same settings and seed as {seen[key]}")
         else:
             seen[key] = run.folder
             counted.append(run)
@@ -55,7 +55,7 @@ def _counted(runs: list[Run], left_out: list[str]) -> tuple[list[Run], list[str]
 
 
 def mean_and_std(values: list[float]) -> str:
-    """Mean and unbiased standard deviation (divided by n - 1), which one value has not."""
+    """Format the mean and, for several values, their sample standard deviation (divided by n - 1)."""
     mean = format_score(statistics.fmean(values))
     decimals = len(mean.partition(".")[2])
     return f"{mean} ± {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else mean
@@ -77,7 +77,7 @@ def _score(runs: list[Run], key: str) -> str:
 
 
 def _leaderboard(runs: list[Run]) -> list[str]:
-    """The fields of OGB's form, https://ogb.stanford.edu/docs/leader_overview/."""
+    """Fill in the fields of OGB's form, https://ogb.stanford.edu/docs/leader_overview/."""
     settings, versions = runs[0].settings, _distinct(runs, "versions")
     name = settings.get("model.name", "")
     rows = [
@@ -96,7 +96,7 @@ def _leaderboard(runs: list[Run]) -> list[str]:
     width = max(len(key) for key, _ in rows)
     lines = ["For the form of https://ogb.stanford.edu/docs/leader_overview/"]
     for key, value in rows:
-        # A command is copied, so it stays on one line.
+        # Commands stay on one line, so that they can be copied.
         parts = [value] if key == "Command" else textwrap.wrap(value, 100) or [""]
         lines += [f"  {key if i == 0 else '':<{width}}  {part}" for i, part in enumerate(parts)]
     return lines
@@ -120,7 +120,7 @@ def _distinct(runs: list[Run], key: str) -> list:
 
 
 def _table(runs: list[Run], keys: list[str]) -> str:
-    """A line for each setting, the best mean validation metric first: the test metric must not choose."""
+    """Build a table with a line for each setting, the best mean validation metric first (not the test metric)."""
     members = sorted((group for _, group in groups(runs)), key=lambda group: -merit(group[0].metric, statistics.fmean(
         run.summary["best_valid"] for run in group)))
     rows = [[*(short(key, keys) for key in keys), "seeds", f"validation {runs[0].metric}", "test", "wall s"]]

@@ -1,41 +1,42 @@
-"""Where a page goes, and how it follows a run that goes on."""
+"""The file of a page, and its updates while a run goes on."""
 
 import hashlib
 import re
 import time
 from pathlib import Path
 
-from pipeline.run.files import write_atomically
-from scripts.report.pages import page
-from scripts.report.runs import Run, find_runs
+from parallel_epochs.pipeline.run.files import write_atomically
+from parallel_epochs.scripts.report.pages import page
+from parallel_epochs.scripts.report.runs import Run, find_runs
 
-QUIET_LOOKS = 4  # without a run that goes on, before a sweep is taken to have ended: its next run may be starting
+QUIET_LOOKS = 4  # looks without a running run after which a sweep has ended, as its next run may be starting
 
 
 def choose_output(folders: list[Path]) -> Path:
     """Name the page of one directory report.html, and of several after them, so that none overwrites another."""
+    first = folders[0].parent if folders[0].suffix == ".csv" and folders[0].is_file() else folders[0]
     if len(folders) == 1:
-        return folders[0] / "report.html"
+        return first / "report.html"
     others = [re.sub(r"[^\w.-]+", "_", folder.resolve().name) for folder in folders[1:]]
     names = "-".join(others) if len(others) <= 2 else f"{others[0]}-and-{len(others) - 1}-others"
     digest = hashlib.sha256("\n".join(str(folder.resolve()) for folder in folders).encode()).hexdigest()[:6]
-    return folders[0] / f"report-with-{names[:80]}-{digest}.html"
+    return first / f"report-with-{names[:80]}-{digest}.html"
 
 
 def write_page(output: Path, runs: list[Run], left_out: list[str], *, live: float = 0) -> None:
-    """Write the page, which is whole at every moment."""
+    """Write the page atomically."""
     document = page(runs, left_out, live=live)
     write_atomically(output, lambda file: file.write(document.encode()))
 
 
 def watch(folders: list[Path], output: Path, every: float) -> int:
-    """Write the page every few seconds until no run goes on any more, or until Ctrl-C.
+    """Write the page every few seconds until all runs have ended, or until Ctrl-C.
 
     Returns:
         The exit status.
 
     Raises:
-        ValueError: there is nothing to show and no directory in which a run may begin.
+        ValueError: there is nothing to show, or a directory does not exist.
     """
     if missing := [folder for folder in folders if not folder.is_dir()]:
         raise ValueError(f"{missing[0]} is not a run directory: it does not exist")
@@ -45,7 +46,7 @@ def watch(folders: list[Path], output: Path, every: float) -> int:
             found = _look(folders)
             if found is None:
                 if last != "waiting":
-                    print(f"waiting for a run in {', '.join(map(str, folders))}; Ctrl-C ends this", flush=True)
+                    print(f"waiting for a run in {', '.join(map(str, folders))}; stop with Ctrl-C", flush=True)
                 last = "waiting"
             else:
                 runs, left_out = found
@@ -54,23 +55,23 @@ def watch(folders: list[Path], output: Path, every: float) -> int:
                 is_sweep = any(not (folder / "config.yaml").is_file() for folder in folders)
                 if not going_on and quiet >= (QUIET_LOOKS if is_sweep and shown else 1):
                     write_page(output, runs, left_out)
-                    print(f"{output}: the last page; {_ended(runs)}")
+                    print(f"{output}: this is the last page, as {_ended(runs)}")
                     return 0
                 write_page(output, runs, left_out, live=every)
                 if not shown:
-                    print(f"{output}: open it in a browser; written again every {every:g} s until the run ends or "
-                          "Ctrl-C", flush=True)
+                    print(f"{output}: open it in a browser. It is written again every {every:g} s until the run ends "
+                          "or you press Ctrl-C", flush=True)
                 shown = True
             time.sleep(every)
     except KeyboardInterrupt:
         if shown and (found := _look(folders)) is not None:
             write_page(output, *found)
-        print(f"\n{output if shown else 'no page'}: no longer watched; the runs are not touched")
+        print(f"\n{output if shown else 'no page'}: no longer updated, which does not stop the runs")
         return 130
 
 
 def _look(folders: list[Path]) -> tuple[list[Run], list[str]] | None:
-    """Read the runs; none if none has begun."""
+    """Read the runs, or return None if no run has begun."""
     try:
         return find_runs(folders)
     except ValueError:
@@ -80,4 +81,4 @@ def _look(folders: list[Path]) -> tuple[list[Run], list[str]] | None:
 
 
 def _ended(runs: list[Run]) -> str:
-    return f"the run {runs[0].state.text}" if len(runs) == 1 else "no run goes on any more"
+    return f"the run {runs[0].state.text}" if len(runs) == 1 else "all runs have ended"

@@ -1,0 +1,64 @@
+"""Categories as inputs: each category of each column has a learned row, and the rows of all columns are summed."""
+# ruff: noqa: F722 (shapes are strings)
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Integer
+from torch import Tensor
+from torch.nn import functional as F
+
+from parallel_epochs.models.aggregate.reference import is_transformed
+
+
+class TableEncoder(torch.nn.Module):
+    """Looks up one row in the table of each column and sums them, like OGB's ``AtomEncoder`` and ``BondEncoder``.
+
+    All tables are parts of one weight matrix, so the sum is a linear map of the columns' one-hot vectors. The fused
+    aggregation can therefore use the tables of edge features as its edge encoder.
+
+    Args:
+        sizes: number of rows in the table of each column.
+        channels: width of the rows.
+
+    Attributes:
+        weight: [sum(sizes), channels], each table initialised as in OGB (uniform, by Glorot and Bengio).
+    """
+
+    limits: Tensor
+    first_rows: Tensor
+
+    def __init__(self, sizes: Sequence[int], channels: int):
+        super().__init__()
+        self.sizes = tuple(sizes)
+        self.weight = torch.nn.Parameter(torch.empty(sum(sizes), channels))
+        limits = torch.tensor(self.sizes)
+        self.register_buffer("limits", limits, persistent=False)
+        self.register_buffer("first_rows", limits.cumsum(0) - limits, persistent=False)
+        with torch.no_grad():
+            for table in self.weight.split(self.sizes):
+                torch.nn.init.xavier_uniform_(table)
+
+    def forward(self, columns: Integer[Tensor, "num_rows num_columns"]) -> Float[Tensor, "num_rows channels"]:
+        """Encode categories, which are numbered from 0 in each column.
+
+        Raises:
+            IndexError: a category is not in its table. A GPU does not check this, as a check would wait for the device:
+                there the row of another table is read.
+        """
+        return F.embedding_bag(self._rows(columns), self.weight, mode="sum")
+
+    def one_hot(self, columns: Integer[Tensor, "num_rows num_columns"]) -> Float[Tensor, "num_rows num_table_rows"]:
+        """Return the one-hot vectors whose product with `weight` is the encoding; raises as :meth:`forward` does."""
+        rows = self._rows(columns)
+        return rows.new_zeros(rows.size(0), sum(self.sizes), dtype=self.weight.dtype).scatter_(1, rows, 1.0)
+
+    def _rows(self, columns: Tensor) -> Tensor:
+        columns = columns.long()
+        if columns.device.type == "cpu" and not is_transformed():
+            outside = (columns < 0) | (columns >= self.limits)
+            if bool(outside.any()):
+                row, column = outside.nonzero()[0].tolist()
+                raise IndexError(f"column {column} holds the category {int(columns[row, column])}, but its table has "
+                                 f"the rows 0 to {self.sizes[column] - 1}")
+        return columns + self.first_rows

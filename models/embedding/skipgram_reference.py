@@ -1,0 +1,194 @@
+"""Skip-gram in plain numpy: the same pairs, negatives and order of updates as in skipgram.h; and its data types."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from scipy.special import expit
+from torch import Tensor
+
+from parallel_epochs.models.kernels.hash import GOLDEN, MASK, draw_row, mix, random_bits
+
+OPTIMIZERS = ("sgd", "adagrad", "adam")
+# Rows of a table are whole lines of the cache.
+LINE = 16
+# As in skipgram.h.
+GROUP, TILES, LOSS_EVERY = 8, 8, 16
+
+
+@dataclass
+class Table:
+    """A table of vectors with the state of its optimizer.
+
+    Attributes:
+        rows: [num_rows, stride], float32. The columns beyond the vectors are zero.
+        moments: [num_rows, stride] for adagrad, [num_rows, 2 * stride] for adam, otherwise empty.
+        steps: number of updates of each row so far [num_rows], float32, for adam, otherwise empty.
+    """
+
+    rows: Tensor
+    moments: Tensor
+    steps: Tensor
+
+    @classmethod
+    def zeros(cls, num_rows: int, dim: int, optimizer: str = "sgd", *,
+              make: Callable[..., Tensor] = torch.zeros) -> "Table":
+        """Make a table of zeros for vectors of `dim` numbers.
+
+        Args:
+            make: function that makes tensors of zeros.
+        """
+        stride = -(-dim // LINE) * LINE
+        width = {"sgd": 0, "adagrad": stride, "adam": 2 * stride}[optimizer]
+        return cls(make(num_rows, stride), make(num_rows if width else 0, width),
+                   make(num_rows if optimizer == "adam" else 0))
+
+    def to(self, device: torch.device) -> "Table":
+        """Return the table on another device."""
+        return Table(*(tensor.to(device) for tensor in self.tensors().values()))
+
+    @staticmethod
+    def numbers_per_row(dim: int, optimizer: str) -> int:
+        """Count the float32 numbers that a table keeps for each row."""
+        return -(-dim // LINE) * LINE * {"sgd": 1, "adagrad": 2, "adam": 3}[optimizer] + (optimizer == "adam")
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of the table by name, for a checkpoint."""
+        return {"rows": self.rows, "moments": self.moments, "steps": self.steps}
+
+
+@dataclass(frozen=True)
+class PairBlock:
+    """The pairs of a partition of heads and a partition of tails.
+
+    Attributes:
+        number: number of the block, on which its random numbers depend.
+        first_head, first_tail: first rows of the two partitions.
+        num_heads, num_tails: numbers of rows of the two partitions.
+        first_pair, last_pair: range of its pairs.
+    """
+
+    number: int
+    first_head: int
+    first_tail: int
+    num_heads: int
+    num_tails: int
+    first_pair: int
+    last_pair: int
+
+
+@dataclass(frozen=True)
+class SkipGramOptions:
+    """The options of skip-gram training.
+
+    Attributes:
+        num_negatives: number of negatives for each tile of eight groups of pairs.
+        negative_weight: weight of all negatives together, relative to a pair.
+        optimizer: "sgd", "adagrad" or "adam".
+        weight_decay: weight decay of a row, applied each time that the row is used.
+        beta1, beta2, eps: options of adam. adagrad reads eps too.
+    """
+
+    num_negatives: int = 32
+    negative_weight: float = 5.0
+    optimizer: str = "sgd"
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+
+@dataclass
+class Negatives:
+    """Alias tables from which the negatives of each partition are drawn.
+
+    Attributes:
+        accept: [num_rows], float32: the probability of keeping a row that was drawn uniformly from its partition.
+        alias: [num_rows], int32: the row of the partition, counted from 0, that replaces it otherwise.
+    """
+
+    accept: Tensor
+    alias: Tensor = field(repr=False)
+
+
+def train_block(heads: Table, tails: Table, block: PairBlock, pairs: Tensor, negatives: Negatives,
+                options: SkipGramOptions, *, lr: float, key: int) -> tuple[float, float]:
+    """Train the pairs of a block, see :func:`models.embedding.skipgram.train`."""
+    own = pairs[block.first_pair:block.last_pair].numpy()
+    own = own[own[:, 0].argsort(kind="stable")]
+    if not len(own):
+        return 0.0, 0.0
+    bits = random_bits(mix(key + (block.number + 1) * GOLDEN & MASK))
+    groups = _shuffled(_groups(own), bits)
+    tails_of_block = slice(block.first_tail, block.first_tail + block.num_tails)
+    table = negatives.accept[tails_of_block].numpy(), negatives.alias[tails_of_block].numpy()
+    loss = count = 0.0
+    for number, first in enumerate(range(0, len(groups), TILES)):
+        drawn = [draw_row(next(bits), *table) for _ in range(options.num_negatives)]
+        tile_loss, tile_count = _train_tile(
+            groups[first:first + TILES], drawn, _Rows(heads, block.first_head, options, lr),
+            _Rows(tails, block.first_tail, options, lr), options)
+        if number % LOSS_EVERY == 0:
+            loss, count = loss + tile_loss, count + tile_count
+    return loss, count
+
+
+def _groups(pairs: np.ndarray) -> list[np.ndarray]:
+    ends = np.flatnonzero(np.diff(pairs[:, 0])) + 1
+    return [run[first:first + GROUP] for run in np.split(pairs, ends) for first in range(0, len(run), GROUP)]
+
+
+def _shuffled(groups: list[np.ndarray], bits: Iterator[int]) -> list[np.ndarray]:
+    for i in range(len(groups) - 1, 0, -1):
+        j = next(bits) * (i + 1) >> 64
+        groups[i], groups[j] = groups[j], groups[i]
+    return groups
+
+
+class _Rows:
+    """The rows of a partition and their optimizer."""
+
+    def __init__(self, table: Table, first: int, options: SkipGramOptions, lr: float):
+        self.rows = table.rows.numpy()[first:]
+        self._moments, self._steps = table.moments.numpy()[first:], table.steps.numpy()[first:]
+        self._options, self._lr = options, lr
+
+    def move(self, row: int, gradient: np.ndarray) -> None:
+        options, x = self._options, self.rows[row]
+        gradient = gradient - options.weight_decay * x
+        if options.optimizer == "sgd":
+            x += self._lr * gradient
+        elif options.optimizer == "adagrad":
+            self._moments[row] += gradient**2
+            x += self._lr * gradient / (np.sqrt(self._moments[row]) + options.eps)
+        else:
+            self._steps[row] += 1
+            mean, square = np.split(self._moments[row], 2)  # views
+            mean += (1 - options.beta1) * (gradient - mean)
+            square += (1 - options.beta2) * (gradient**2 - square)
+            corrected = mean / (1 - options.beta1 ** self._steps[row])
+            x += self._lr * corrected / (np.sqrt(square / (1 - options.beta2 ** self._steps[row])) + options.eps)
+
+
+def _train_tile(groups: list[np.ndarray], drawn: list[int], heads: _Rows, tails: _Rows,
+                options: SkipGramOptions) -> tuple[float, float]:
+    u = np.stack([heads.rows[group[0, 0]] for group in groups])
+    gradient, loss = np.zeros_like(u), 0.0
+    for i, group in enumerate(groups):
+        x = tails.rows[group[:, 1]] @ u[i]  # before the group moves them
+        loss += float(np.logaddexp(0, -x).sum())
+        for pull, row in zip(1 - expit(x), group[:, 1], strict=True):
+            gradient[i] += pull * tails.rows[row]
+            tails.move(row, pull * u[i])
+    n = tails.rows[drawn]
+    weight = options.negative_weight * np.array([len(group) for group in groups]) / options.num_negatives
+    x = u @ n.T
+    loss += float((weight[:, None] * np.logaddexp(0, x)).sum())
+    push = -weight[:, None].astype(np.float32) * expit(x)
+    gradient += push @ n
+    for k, row in enumerate(drawn):
+        tails.move(row, push[:, k] @ u)
+    for i, group in enumerate(groups):
+        heads.move(group[0, 0], gradient[i])
+    return loss, sum(map(len, groups))

@@ -1,0 +1,51 @@
+"""Random numbers as hashes, bit for bit those of hash.h: no draw depends on threads or on the draws before it."""
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+import numpy as np
+from torch import Tensor
+
+Bits = TypeVar("Bits", int, np.ndarray)
+# What is added from one number of a SplitMix64 sequence to the next: 2^64 divided by the golden ratio.
+GOLDEN = 0x9e3779b97f4a7c15
+MASK = 2**64 - 1
+_FIRST, _SECOND = 0xbf58476d1ce4e5b9, 0x94d049bb133111eb
+
+
+def mix(z: Bits) -> Bits:
+    """Compute the finaliser of SplitMix64 of a number below 2^64, or of each number of a uint64 array."""
+    z = (z ^ (z >> 30)) * _FIRST & MASK
+    z = (z ^ (z >> 27)) * _SECOND & MASK
+    return z ^ (z >> 31)
+
+
+def mix_tensor(z: Tensor) -> Tensor:
+    """Compute :func:`mix` of each number of an int64 tensor, whose 64 bits stand for an unsigned number."""
+    z = (z ^ shift_right(z, 30)) * signed(_FIRST)
+    z = (z ^ shift_right(z, 27)) * signed(_SECOND)
+    return z ^ shift_right(z, 31)
+
+
+def shift_right(z: Tensor, places: int) -> Tensor:
+    """Shift the 64 bits of each number to the right and fill up with zeros, whatever its sign."""
+    return (z >> places) & (1 << 64 - places) - 1
+
+
+def signed(bits: int) -> int:
+    """Return the int64 that has the same 64 bits as an unsigned number."""
+    return bits - 2**64 if bits >= 2**63 else bits
+
+
+def draw_row(bits: int, accept: np.ndarray, alias: np.ndarray) -> int:
+    """Draw a row of an alias table [num_rows] with the probability that the table gives it."""
+    row = (bits >> 32) * len(accept) >> 32
+    return row if ((bits & 0xffffffff) >> 8) / 2**24 < accept[row] else int(alias[row])
+
+
+def random_bits(key: int) -> Iterator[int]:
+    """Generate the numbers of a SplitMix64 sequence: each is a hash of the key and of its place."""
+    place = 0
+    while True:
+        place += 1
+        yield mix(key + place * GOLDEN & MASK)

@@ -1,0 +1,67 @@
+"""Residual blocks, their norms, and the recomputation of activations in backward."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+NORMS = {"layer": torch.nn.LayerNorm, "batch": torch.nn.BatchNorm1d}
+
+# From [num_nodes, channels] to [num_nodes, hidden_channels]: a convolution, or a norm with its relu and dropout.
+Map = Callable[[Tensor], Tensor]
+Result = TypeVar("Result")
+
+
+def add_preactivated(h: Tensor, convolve: Map, activate: Map) -> Tensor:
+    """``res+``: normalise and activate, convolve, and add the result to `h`."""
+    return h + convolve(activate(h))
+
+
+def add_activated(h: Tensor, convolve: Map, activate: Map) -> Tensor:
+    """``res``: convolve, normalise and activate, and add the result to `h`."""
+    return h + activate(convolve(h))
+
+
+def replace(h: Tensor, convolve: Map, activate: Map) -> Tensor:
+    """``plain``: convolve, normalise and activate."""
+    return activate(convolve(h))
+
+
+def concatenate(h: Tensor, convolve: Map, activate: Map) -> Tensor:
+    """``dense``: convolve, normalise and activate, and concatenate the result to `h`."""
+    return torch.cat([h, activate(convolve(h))], dim=1)
+
+
+BLOCKS = {"res+": add_preactivated, "res": add_activated, "plain": replace, "dense": concatenate}
+
+
+def recompute(model: torch.nn.Module, function: Callable[..., Result], *args) -> Result:
+    """Call a function without keeping its intermediate tensors; backward computes them again.
+
+    Args:
+        model: the module whose batch norms must not count the same batch again while `function` is computed again.
+        function: a part of the model's forward.
+        args: the function's arguments.
+    """
+    if torch.compiler.is_compiling():
+        # A compiled graph writes buffers in forward only, and the compiler traces no `context_fn` with side effects.
+        return checkpoint(function, *args, use_reentrant=False)
+    return checkpoint(function, *args, use_reentrant=False,
+                      context_fn=lambda: (contextlib.nullcontext(), fix_statistics(model)))
+
+
+@contextlib.contextmanager
+def fix_statistics(model: torch.nn.Module) -> Iterator[None]:
+    """Keep the running statistics of a model's batch norms unchanged within a ``with`` statement."""
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm1d)]
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, (momentum, num_batches_tracked) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, num_batches_tracked

@@ -1,0 +1,67 @@
+"""Cosines of vectors: of given pairs, and of each vector's nearest."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parallel_epochs.models.embedding.spectral import unit_rows
+from parallel_epochs.pipeline.run import pulse
+from parallel_epochs.pipeline.run.stop import StopRequest
+
+# Products of two vectors that are computed at a time: for given pairs, and for nearest vectors.
+PAIRS, MAX_PRODUCTS = 1 << 18, 2**26
+
+
+def compare_pairs(vectors: np.ndarray, pairs: np.ndarray, *, stop: StopRequest | None = None) -> np.ndarray:
+    """Compute the cosines of pairs of vectors, some at a time: the vectors may be more than memory holds.
+
+    Args:
+        vectors: of any length [num_nodes, dim].
+        pairs: [num_pairs, 2].
+        stop: asks for an end after the pairs in hand.
+
+    Returns:
+        [num_pairs], of the type of the vectors.
+
+    Raises:
+        Stopped: it was asked for.
+    """
+    cosines = np.empty(len(pairs), vectors.dtype)
+    for first in range(0, len(pairs), PAIRS):
+        heed(stop)
+        heads, tails = (unit_rows(vectors[ends]) for ends in pairs[first:first + PAIRS].T)
+        cosines[first:first + PAIRS] = np.einsum("ij,ij->i", heads, tails)
+    return cosines
+
+
+def find_nearest(vectors: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Find the nodes whose vectors have the largest cosines with each.
+
+    Args:
+        vectors: [num_nodes, dim].
+
+    Returns:
+        Their numbers, the nearest first [num_nodes, count], and the cosines; of fewer other nodes as many as there
+        are.
+    """
+    unit, count = torch.from_numpy(unit_rows(vectors.numpy())), min(count, len(vectors) - 1)
+    numbers = torch.empty(len(unit), count, dtype=torch.int64)
+    cosines = torch.empty(len(unit), count)
+    size = max(1, MAX_PRODUCTS // len(unit))
+    for first in range(0, len(unit), size):
+        products = unit[first:first + size] @ unit.T
+        own = torch.arange(len(products))
+        products[own, first + own] = -torch.inf
+        cosines[first:first + size], numbers[first:first + size] = products.topk(count)
+    return numbers, cosines
+
+
+def heed(stop: StopRequest | None) -> None:
+    """Give a sign of life, and leave if it was asked for.
+
+    Raises:
+        Stopped: it was.
+    """
+    pulse.beat("scoring vectors", pulse.State.LONG)
+    if stop is not None:
+        stop.check()

@@ -1,0 +1,142 @@
+"""Vectors that a run has trained, in files: the formats of the field, nearest nodes, cosines of pairs."""
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parallel_epochs.pipeline.block_training.cosines import compare_pairs, find_nearest
+from parallel_epochs.pipeline.graph.pairs import check_pairs, read_pairs
+from parallel_epochs.pipeline.names import SPLITS
+from parallel_epochs.pipeline.run import files, tables
+from parallel_epochs.pipeline.run.log import format_score, format_table
+
+log = logging.getLogger(__name__)
+
+
+def check_options(options: Any) -> Tensor | None:
+    """Check where vectors shall be saved, and read the pairs whose cosines are asked for, before any long work.
+
+    Args:
+        options: of `predict`, with ``predictions`` and perhaps ``pairs``, ``neighbors`` and ``triples``.
+
+    Raises:
+        ValueError: names the keys.
+    """
+    if options.predictions is None:
+        raise ValueError("One argument is missing: predictions=FILE")
+    if options.device not in ("auto", "cpu"):
+        raise ValueError(f"device={options.device}: {options.run} learned vectors, which are read on the CPU. Leave it "
+                         "out")
+    wanted = {name: value for name in ("pairs", "neighbors", "triples") if (value := getattr(options, name, None))}
+    if len(wanted) > 1:
+        raise ValueError(f"{' and '.join(f'{name}={value}' for name, value in wanted.items())}: give one of them")
+    if "pairs" in wanted:
+        return read_pairs(Path(wanted["pairs"]))
+    if not wanted:
+        writer_of(Path(options.predictions))
+    return None
+
+
+def check_evaluation(options: Any) -> None:
+    """Check the options of `evaluate`, before any long work.
+
+    Raises:
+        ValueError: names the key.
+    """
+    if options.predictions is not None:
+        check_options(options)
+
+
+def log_scores(options: Any, scores: dict[str, float], metric: str, epoch: int, *, more: str = "") -> None:
+    """Log the metrics of a checkpoint as a table.
+
+    Args:
+        metric: of the splits.
+        more: what the title adds.
+    """
+    title = f"{options.checkpoint} checkpoint of {Path(options.run)}, epoch {epoch}{more}"
+    log.info("%s", format_table([(f"{name} {metric}" if name in SPLITS else name, format_score(score))
+                                 for name, score in scores.items()], title))
+
+
+def save_cosines(options: Any, pairs: Tensor | None, vectors: Tensor, names: list[str]) -> bool:
+    """Save the cosines of pairs or the nearest nodes of each, where they are asked for; returns whether.
+
+    Raises:
+        ValueError: pairs that name no nodes.
+    """
+    path = Path(options.predictions)
+    if pairs is not None:
+        check_pairs(pairs, len(names))
+        scores = torch.from_numpy(compare_pairs(vectors.numpy(), pairs.numpy()))
+        files.write_atomically(path, lambda file: torch.save({"pairs": pairs, "logits": scores}, file))
+        log.info("cosines of %s pairs in %s", f"{len(pairs):,}", path)
+    elif options.neighbors:
+        nearest, cosines = find_nearest(vectors, options.neighbors)
+        files.write_atomically(path, lambda file: torch.save(
+            {"neighbors": nearest, "logits": cosines, "names": names}, file))
+        log.info("%d nearest of each of %s nodes in %s", nearest.size(1), f"{len(names):,}", path)
+    return pairs is not None or options.neighbors > 0
+
+
+def save(path: Path, vectors: Tensor, names: list[str]) -> None:
+    """Save vectors in the format that the name of the file ends with.
+
+    Raises:
+        ValueError: see :func:`writer_of`.
+    """
+    write = writer_of(path)
+    files.write_atomically(path, lambda file: write(file, vectors, names))
+    log.info("%s vectors of %d numbers in %s", f"{len(vectors):,}", vectors.size(1), path)
+
+
+def writer_of(path: Path) -> Callable[[IO[bytes], Tensor, list[str]], None]:
+    """Choose what writes vectors to a file.
+
+    Raises:
+        ValueError: see :func:`check_format`.
+    """
+    check_format(path, "vectors", WRITERS)
+    return WRITERS[path.suffix]
+
+
+def check_format(path: Path, what: str, formats: Iterable[str]) -> None:
+    """Check that a file can be written in the format that its name ends with.
+
+    Raises:
+        ValueError: it is none of the formats, or what writes it is not installed.
+    """
+    if path.suffix not in formats:
+        raise ValueError(f"predictions={path}: {what} are saved as one of {', '.join(formats)}")
+    if path.suffix == ".parquet":
+        tables.check_parquet("predictions", path)
+
+
+def _write_tensors(file: IO[bytes], vectors: Tensor, names: list[str]) -> None:
+    torch.save({"embedding": vectors, "names": names}, file)
+
+
+def _write_numpy(file: IO[bytes], vectors: Tensor, names: list[str]) -> None:
+    np.save(file, vectors.numpy())
+
+
+def _write_parquet(file: IO[bytes], vectors: Tensor, names: list[str]) -> None:
+    columns = {f"v{number}": column for number, column in enumerate(vectors.numpy().T)}
+    tables.write_parquet(file, [{"id": np.array(names, object), **columns}])
+
+
+def _write_word2vec(file: IO[bytes], vectors: Tensor, names: list[str]) -> None:
+    """Write a line of sizes, and a line a node: its name, blanks in it as underscores, and its numbers."""
+    file.write(f"{vectors.size(0)} {vectors.size(1)}\n".encode())
+    for name, row in zip(names, vectors.tolist(), strict=True):
+        file.write(f"{'_'.join(name.split())} {' '.join(f'{value:.6g}' for value in row)}\n".encode())
+
+
+# By the end of the file's name.
+WRITERS: dict[str, Callable[[IO[bytes], Tensor, list[str]], None]] = {
+    ".pt": _write_tensors, ".npy": _write_numpy, ".parquet": _write_parquet, ".txt": _write_word2vec}

@@ -1,0 +1,209 @@
+"""Explains what is wrong with the arguments of a command before Hydra composes them. Nothing here imports torch."""
+
+import argparse
+import collections
+import difflib
+import re
+import shlex
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NoReturn
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, ValueType
+from hydra.errors import HydraException
+
+KINDS = {"Integer": "a whole number in digits", "Float": "a number", "bool": "true or false"}
+
+
+def complete(arguments: list[str], groups: Iterable[str]) -> list[str]:
+    """Put the plus before groups that are not part of every run: ``experiment=digits`` is ``+experiment=digits``.
+
+    Args:
+        groups: names of groups, those with a plus as they must be given.
+    """
+    added = tuple(f"{group[1:]}=" for group in groups if group.startswith("+"))
+    return [f"+{argument.lstrip('+')}" if argument.lstrip("+").startswith(added) else argument
+            for argument in arguments]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one line and an exit status of 1, as those of all our programs."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.exit(f"error: {message}; see {self.prog} --help")
+
+
+def positive(text: str) -> int:
+    """Read a number of at least 1, for `type` of an argument."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text}")
+    return int(text)
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Parse the flags of Hydra's; ``overrides`` are the arguments that are none.
+
+    Raises:
+        ValueError: an unknown flag, or one without its value.
+    """
+    parser = get_args_parser()
+    setattr(parser, "error", _refuse)  # noqa: B010 - its own prints a screen of usage
+    return parser.parse_args(arguments)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ValueError(f"{message}; see --hydra-help")
+
+
+def is_plain_run(options: argparse.Namespace) -> bool:
+    """Tell whether the command is one run of what lies in conf/, and asks for no other service of Hydra's."""
+    changed = {name for name, value in vars(options).items() if value != vars(parse([]))[name]}
+    return changed <= {"overrides"} and not _is_sweep(options)
+
+
+def _is_sweep(options: argparse.Namespace) -> bool:
+    return options.multirun or any(argument.startswith(("+sweep=", "hydra.mode=")) for argument in options.overrides)
+
+
+def check(options: argparse.Namespace, groups: dict[str, list[str]], keys: Iterable[str]) -> None:
+    """Check that every argument can be parsed, and names a key or a member of a group.
+
+    Args:
+        options: as :func:`parse` returns them.
+        groups: members of each group; a name that begins with a plus is not part of every run.
+        keys: names of all keys.
+
+    Raises:
+        ValueError: names the argument and says how to mend it.
+    """
+    if options.config_path or options.config_name or options.config_dir \
+            or any(argument.startswith("hydra.searchpath=") for argument in options.overrides):
+        return  # nothing is known here of configurations that lie elsewhere
+    keys = sorted(keys)
+    for argument in options.overrides:
+        override = _parse(argument, groups, keys)
+        name = override.key_or_group
+        if name.startswith("hydra"):
+            continue
+        if override.is_sweep_override() and not _is_sweep(options):
+            raise ValueError(f"{argument} is a list of values: add -m to run each, or quote it: "
+                             f"{shlex.quote(_quoted(argument))}")
+        if name in {group.lstrip("+") for group in groups}:
+            _check_group(override, groups)
+        else:
+            _check_key(override, groups, keys)
+
+
+def explain(error: Exception) -> str | None:
+    """Say what a message of Hydra's or OmegaConf's about an argument means; none if it says it itself."""
+    text = " ".join(str(error).split())
+    if error.__cause__ is not None:
+        text += " " + " ".join(str(error.__cause__).split())
+    if found := re.search(r"Error merging override (\S+?)=(.*?) (?:Value|field) .*?"
+                          r"(?:converted to (\w+)|not a valid (bool)|(not Optional))", text):
+        name, value, kind, is_bool, must = found.groups()
+        return f"{name} must be {'given a value' if must else KINDS.get(kind or is_bool, 'a text')}, not {value}"
+    return None
+
+
+def _parse(argument: str, groups: dict[str, list[str]], keys: list[str]) -> Override:
+    try:
+        return OverridesParser.create().parse_override(argument)
+    except HydraException:
+        name, equals, _ = argument.partition("=")
+        if equals and _is_parsable(quoted := _quoted(argument)):
+            raise ValueError(f"{argument} cannot be parsed: quote the value: {shlex.quote(quoted)}") from None
+        if not equals:
+            shown = argument if argument.strip() else repr(argument)
+            raise ValueError(f"{shown} is no key=value{_guess_assignment(argument, groups, keys)}") from None
+        raise ValueError(f"{name} is no name of a key{_suggest(name, [*groups, *keys])}") from None
+
+
+def _is_parsable(argument: str) -> bool:
+    try:
+        OverridesParser.create().parse_override(argument)
+    except HydraException:
+        return False
+    return True
+
+
+def _quoted(argument: str) -> str:
+    name, _, value = argument.partition("=")
+    value = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{name}="{value}"'
+
+
+def _guess_assignment(argument: str, groups: dict[str, list[str]], keys: list[str]) -> str:
+    """Guess of which key or group a lone word is the value."""
+    chosen = _groups_with(argument, groups)
+    if "run" in keys and Path(argument).is_dir():
+        chosen.append(f"run={argument}")
+    return f"; did you mean {' or '.join(chosen)}?" if chosen else ": write KEY=VALUE, see --help"
+
+
+def _groups_with(member: str, groups: dict[str, list[str]]) -> list[str]:
+    return [f"{group}={member}" for group, members in groups.items() if member in members]
+
+
+def _check_group(override: Override, groups: dict[str, list[str]]) -> None:
+    name = override.key_or_group
+    group = name if name in groups else f"+{name}"
+    members = groups[group]
+    if override.is_delete():
+        raise ValueError(f"~{name}: a run needs one; choose {name}={' | '.join(members)}")
+    if override.is_add() and group == name:
+        raise ValueError(f"{override.input_line}: {name} is part of every run; leave out the plus")
+    values = override.sweep_string_iterator() if override.is_sweep_override() else [override.get_value_element_as_str()]
+    for value in values:
+        if value.strip("'\"") not in members:
+            raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(shorten(members))}"
+                             f"{_did_you_mean(value, members)}")
+
+
+def shorten(members: list[str]) -> list[str]:
+    """Replace the members that lie in a folder by one word for all of them."""
+    counts = collections.Counter(member.rpartition("/")[0] for member in members)
+    alone = [member for member in members if "/" not in member]
+    return [*alone, *(f"{folder}/NAME ({count} of them)" for folder, count in counts.items() if folder)]
+
+
+def _check_key(override: Override, groups: dict[str, list[str]], keys: list[str]) -> None:
+    name = override.key_or_group
+    if not name:
+        raise ValueError(f"{override.input_line} names no key: write KEY=VALUE, see --help")
+    if (mapping := name.rpartition(".")[0]) in keys and mapping.endswith("kwargs"):
+        return
+    if name in keys:
+        if override.is_delete():
+            raise ValueError(f"~{name}: a key cannot be removed; give it a value: {name}=...")
+        if override.is_add() and not override.is_force_add():
+            raise ValueError(f"{override.input_line}: {name} is a key of every run; leave out the plus")
+        return
+    if any(key.startswith(f"{name}.") for key in keys) and override.value_type == ValueType.ELEMENT \
+            and isinstance(override.value(), dict):
+        return
+    chosen = _groups_with(name, groups)
+    hint = f"; did you mean {' or '.join(chosen)}?" if chosen else _suggest(name, [*groups, *keys])
+    raise ValueError(f"{name} is unknown{hint}")
+
+
+def _suggest(name: str, names: list[str]) -> str:
+    leaf = name.rpartition(".")[2]
+
+    def likeness(known: str) -> tuple[float, float]:
+        # "lr" is short for train.lr and for features.lr; of "trian.lr" the whole tells them apart.
+        whole = difflib.SequenceMatcher(None, name, known).ratio()
+        end = difflib.SequenceMatcher(None, leaf, known.rpartition(".")[2]).ratio()
+        return max(whole, end), whole if leaf != name else 0
+
+    best = max(likeness(known) for known in names)
+    near = [known for known in names if likeness(known) == best] if best[0] > 0.7 else []
+    return f"; did you mean {' or '.join(near)}?" if near else "; see --help"
+
+
+def _did_you_mean(value: str, members: list[str]) -> str:
+    near = difflib.get_close_matches(value, members, n=1)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -1,0 +1,296 @@
+"""What the entry points share: Hydra, the help, and errors that a user can read. Nothing here imports torch."""
+
+import contextlib
+import logging
+import os
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.command import arguments, schema
+from parallel_epochs.pipeline.command.space import TuneConfig
+from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig
+from parallel_epochs.pipeline.products import Product, product_of
+from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, install_command, one_line
+
+CONF = schema.CONF
+USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, FloatingPointError, OSError)
+
+log = logging.getLogger(__name__)
+
+
+# Groups of Hydra's with the keys of the members of each part of a configuration; files in conf/ name them.
+SCHEMA_GROUPS = {"data": "schema", "model": "model_schema", "trainer": "trainer_schema"}
+
+
+def register_schema() -> None:
+    """Make the schema and the resolvers of conf/ known to Hydra."""
+    store = ConfigStore.instance()
+    store.store(name="config_schema", node=schema.open_schema())
+    store.store(name="evaluate_schema", node=schema.AnyEvaluation)
+    for part, schemas in schema.members().items():
+        for name, keys_of_member in schemas.items():
+            store.store(group=SCHEMA_GROUPS[part], name=name, node=schema.open_mappings(keys_of_member))
+    OmegaConf.register_new_resolver("run_dir", choose_run_dir, replace=True)
+
+
+def choose_run_dir(resume: str | None, default: str) -> str:
+    """Return the run directory: that of the run to resume, which must be there before Hydra would create it."""
+    if resume is not None:
+        folder = Path(resume).expanduser()
+        if not (folder / "config.yaml").is_file():
+            raise ValueError(f"resume={resume} is not a run directory: it has no config.yaml")
+        return str(folder)
+    from parallel_epochs.pipeline.run import ranks  # imports torch
+    return ranks.agree("run_dir", default)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Tell whether the machine or a GPU had no memory left; torch says so in a RuntimeError."""
+    return isinstance(error, MemoryError) or isinstance(error, RuntimeError) and any(
+        words in str(error) for words in ("can't allocate memory", "out of memory"))
+
+
+def explain(error: Exception) -> str:
+    """Say what is wrong in one line."""
+    if is_out_of_memory(error):
+        return "out of memory: raise partition.num_parts, or lower model.hidden_channels or parallel.num_ranks " \
+               f"({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+    if found := re.search(r"Could not override '((data|model|trainer)\.\w+)'", str(error)):
+        return f"{found[1]} is a key of {_owners(found[1])} alone"
+    if found := re.search(r"(?s)In 'experiment/([\w/]+)'.*Key '(\w+)' not in '(\w+)'", str(error)):
+        # An experiment is composed last: its keys meet the group that the command line chose.
+        group = next((group for group, schemas in schema.members().items()
+                      if found[3] in {kind.__name__ for kind in schemas.values()}), "model")
+        return (f"+experiment={found[1]} sets {group}.{found[2]}, a key of {_owners(f'{group}.{found[2]}')} alone: for "
+                f"another {group}, give its other keys by hand, as conf/experiment/{found[1]}.yaml has them")
+    return arguments.explain(error) or one_line(error)
+
+
+def _owners(key: str) -> str:
+    """Name the members of a group that have a key."""
+    group = key.partition(".")[0]
+    return " and ".join(f"{group}={name}" for name, kind in schema.members()[group].items()
+                        if key in {entry.name for entry in keys.entries(kind(), f"{group}.")})
+
+
+def is_readable(error: Exception) -> bool:
+    """Tell whether the message says it all: a mistake of the user's, or Slurm is missing, refused a job or lost one."""
+    if os.environ.get("PIPELINE_TRACEBACK") == "1":
+        return False
+    modules = [type(error).__module__,
+               *(frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__))]
+    return isinstance(error, USER_ERRORS) or is_out_of_memory(error) \
+        or any(module.startswith("submitit.") for module in modules)
+
+
+@contextlib.contextmanager
+def readable_errors() -> Iterator[None]:
+    """Turn a mistake of the user's into one line, in the run's log too, and an exit status of 1.
+
+    In a sweep every error is logged and goes on to Hydra, which decides about the other members. PIPELINE_TRACEBACK=1
+    shows tracebacks.
+    """
+    try:
+        yield
+    except Exception as error:
+        settings = HydraConfig.get()
+        in_sweep = settings.mode == RunMode.MULTIRUN
+        readable = is_readable(error)
+        if readable or in_sweep:
+            log.error("error: %s", explain(error), exc_info=not readable)
+        if readable and not in_sweep:
+            sys.exit(1)
+        if in_sweep:
+            # Hydra reports the first failure only, without its traceback if it happened in another process.
+            error.__notes__ = [f"(log: {Path(settings.runtime.output_dir, settings.job.name)}.log)"]
+        raise
+
+
+def call(main: Callable[[], object], check: Callable[[RunConfig], None] | None = None) -> None:
+    """Call an entry point; what is wrong with the configuration itself becomes one line.
+
+    Args:
+        check: raises a ValueError for a configuration that no run can have, before Hydra makes a run directory.
+    """
+    # Hydra would print tracebacks and exit by itself.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    register_schema()
+    interrupted = _note_interrupts()
+    module = getattr(sys.modules[main.__module__].__spec__, "name", main.__module__)
+    try:
+        sys.argv[1:] = arguments.complete(sys.argv[1:], config_groups())
+        if {"--help", "-h"} & set(sys.argv[1:]):
+            print(help_text(module, [argument for argument in sys.argv[1:] if not argument.startswith("-")]))
+        else:
+            check_command(module, check)
+            main()
+    except (Exception, KeyboardInterrupt) as error:
+        if interrupted:  # in the middle of an import, say, it arrives as another error
+            print("interrupted", file=sys.stderr)
+            sys.exit(EXIT_INTERRUPTED)
+        if not isinstance(error, Exception) or not is_readable(error):
+            raise
+        lines = [f"error: {explain(error)}", *getattr(error, "__notes__", [])]
+        if isinstance(error, MissingConfigException) and "submitit" in str(error.missing_cfg_file):
+            lines = [f"error: hydra/launcher=slurm needs submitit: {install_command('slurm')}"]
+        sys.exit(" ".join(lines))
+
+
+def _note_interrupts() -> list[int]:
+    """Let the first Ctrl-C raise KeyboardInterrupt and leave a note in the list, and the second end the process."""
+    notes: list[int] = []
+
+    def note(signum: int, frame) -> None:
+        signal.signal(signum, signal.SIG_DFL)
+        notes.append(signum)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # a script ignores it in its background
+        signal.signal(signal.SIGINT, note)
+    return notes
+
+
+def check_command(module: str, check: Callable[[RunConfig], None] | None) -> None:
+    """Check the arguments of an entry point, and the configuration that they compose.
+
+    Raises:
+        ValueError: names the argument or the key.
+        HydraException: what Hydra does not compose.
+    """
+    options = arguments.parse(sys.argv[1:])
+    if _takes_a_run(module):
+        arguments.check(options, {}, [entry.name for entry in keys.entries(schema.AnyEvaluation())])
+        return
+    if _searches(module):
+        options.multirun = True
+        arguments.check(options, config_groups(),
+                        schema.all_keys() | {entry.name for entry in keys.entries(TuneConfig())})
+        return
+    arguments.check(options, config_groups(), schema.all_keys())
+    _check_readers(options.overrides)
+    if check is not None and arguments.is_plain_run(options):
+        check(compose_config(options.overrides))
+
+
+def _check_readers(overrides: list[str]) -> None:
+    """Refuse keys that the chosen product does not read, also where they have their usual value.
+
+    Raises:
+        ValueError: names the key and the products that read it.
+    """
+    chosen = [argument.partition("=")[2] for argument in overrides if argument.startswith("trainer=")]
+    if chosen and chosen[-1] in schema.PRODUCTS:
+        schema.check_readers(chosen[-1], overrides)
+
+
+def _takes_a_run(module: str) -> bool:
+    return module.rpartition(".")[2] in ("evaluate", "predict")
+
+
+def _searches(module: str) -> bool:
+    return module.rpartition(".")[2] == "tune"
+
+
+def compose_config(overrides: list[str]) -> RunConfig:
+    """Compose the configuration of a run."""
+    with initialize_config_dir(CONF, version_base="1.3"):
+        return schema.to_object(compose("config", overrides))
+
+
+def named_keys(overrides: list[str]) -> set[str]:
+    """Return the names of the keys that overrides give a value."""
+    return {override.lstrip("+").partition("=")[0] for override in overrides} & schema.all_keys()
+
+
+def open_run(cfg: DictConfig, *, predicts: bool) -> tuple[Product, EvaluateConfig, RunConfig]:
+    """Read the configuration of the run that `evaluate` or `predict` is asked about.
+
+    Returns:
+        The run's product, the options of the command and the configuration of the run.
+
+    Raises:
+        ValueError: no run is named, it is none, or a key does not fit it.
+    """
+    if OmegaConf.is_missing(cfg, "run"):
+        command = "predict run=DIR predictions=FILE" if predicts else "evaluate run=DIR"
+        raise ValueError("One argument is missing: run=DIR, a run directory. For example: python -m "
+                         f"pipeline.{command}")
+    config = schema.load(Path(cfg.run).expanduser() / "config.yaml")
+    options = schema.to_options(cfg, config, predicts=predicts)
+    for name in ("predictions", "output"):
+        if (path := getattr(options, name, None)) is not None:
+            files.check_output(name, Path(path))
+    return product_of(config.trainer.name), options, config
+
+
+def help_text(module: str, overrides: list[str]) -> str:
+    """Describe every key of an entry point as it is composed: key=value and its meaning.
+
+    Args:
+        module: the name of the entry point's module.
+    """
+    groups, more = list[str](), list[str]()
+    config: Any
+    if _takes_a_run(module):
+        config = schema.AnyEvaluation()
+    elif _searches(module):
+        config = TuneConfig()
+        more = ["", "Every other argument is one of python -m pipeline.train; those with several values are searched:",
+                "  'train.lr=tag(log,interval(1e-4,1e-2))' model.num_layers=2,3,4 'train.epochs=range(10,31,10)'"]
+    else:
+        config = compose_config(overrides)
+        groups = [f"  {group}={' | '.join(arguments.shorten(members))}" for group, members in config_groups().items()]
+    lines = [f"python -m {module} [key=value ...]", ""]
+    if groups:
+        lines += ["Groups, each a file in conf/:", *groups, "  hydra/launcher=slurm (with -m)", ""]
+    lines += ["Keys, as composed:", *format_entries(keys.entries(config)), *more]
+    return "\n".join(lines)
+
+
+def config_groups() -> dict[str, list[str]]:
+    """List the groups of conf/ and their members; those that must be added to a run begin with a plus.
+
+    Files whose name begins with an underscore are parts of others.
+    """
+    groups = {}
+    for folder in sorted(path for path in Path(CONF).iterdir() if path.is_dir() and path.name != "hydra"):
+        names = (path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("[!_]*.yaml"))
+        # Those in folders of their own come last.
+        if members := sorted(names, key=lambda name: (name.count("/"), name)):
+            groups[f"+{folder.name}" if folder.name in ("experiment", "sweep") else folder.name] = members
+    return groups
+
+
+def format_entries(entries: Iterable[keys.Entry]) -> list[str]:
+    """Format a line for each of some keys."""
+    rows = []
+    for entry in entries:
+        choices = f" ({' | '.join(entry.meaning.choices)})" if entry.meaning.choices else ""
+        condition = f" [{entry.meaning.condition}]" if entry.meaning.condition else ""
+        rows.append((f"{entry.name}={_as_typed(entry.value)}", f"{entry.meaning.text}{choices}{condition}"))
+    width = max(len(left) for left, _ in rows)
+    return [f"  {left:<{width}}  {right}" for left, right in rows]
+
+
+def _as_typed(value: object) -> str:
+    """Format a value as one would type it on the command line."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
+    if isinstance(value, list):
+        return f"[{','.join(map(str, value))}]"
+    return str(value)

@@ -1,0 +1,90 @@
+"""Which configuration runs in a directory: a new one, or that of the run which is resumed there."""
+
+import dataclasses
+import logging
+import os
+from collections.abc import Set
+from pathlib import Path
+
+from parallel_epochs.pipeline import config as shared, keys
+from parallel_epochs.pipeline.command import schema
+from parallel_epochs.pipeline.config import RunConfig
+from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run.errors import DamagedFile
+
+log = logging.getLogger(__name__)
+
+
+def resolve(config: RunConfig, folder: Path, *, named: Set[str] = frozenset(), continues: bool = False) -> RunConfig:
+    """Choose the configuration to run in `folder`: the saved one if a run is resumed there.
+
+    Args:
+        named: the keys that the command names. Where `config.resume` says that the run is resumed, these and those
+            that its groups change are compared with the saved configuration, and all others are taken from there.
+        continues: a run that the folder holds is meant to be continued, though `config.resume` does not say so.
+
+    Raises:
+        ValueError: the folder holds a run and none is resumed, the resumed one was configured otherwise (the message
+            names the keys), or the folder cannot be written to.
+    """
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"{folder} cannot be written to")
+    if config.resume is None:
+        if not any(folder.glob("**/checkpoints/*.pt")):
+            return config
+        if not continues:
+            raise ValueError(f"{folder} already holds a run: continue it with resume={folder}, or choose another "
+                             "directory")
+    saved = schema.load(folder / "config.yaml")
+    # What was to be chosen when the run began has been.
+    values = {entry.name: entry.value for entry in keys.entries(saved)}
+    config = keys.replaced(config, {entry.name: values[entry.name] for entry in keys.entries(config)
+                                    if entry.value == keys.AUTO and entry.meaning.may_be_auto and entry.name in values})
+    if config.resume is not None:
+        given = (named | shared.changed_keys(config)) - {"resume"}
+        if unknown := given - {entry.name for entry in keys.entries(saved)}:
+            raise ValueError(f"{folder} was trained with {saved.describe_members()}, which have no "
+                             f"{', '.join(sorted(unknown))}")
+        config = keys.replaced(saved, {entry.name: entry.value for entry in keys.entries(config)
+                                       if entry.name in given})
+    free = shared.keys_without_effect(saved) | {entry.name for entry in keys.entries(config)
+                                                if entry.meaning.names_files}
+    if config.resume_allow_rescale:
+        free |= shared.RESCALED
+    differing = {name: text for name, text in keys.differences(saved, config).items() if name not in free}
+    if differing:
+        hint = ". Another number of ranks draws other partitions: resume_allow_rescale=true allows it, with the " \
+               "learning rate computed anew" if "parallel.num_ranks" in differing else ""
+        raise ValueError(f"{folder} was configured otherwise: {'; '.join(differing.values())}{hint}. Leave out what "
+                         "differs: resume=DIR takes the configuration from there")
+    return config
+
+
+def read_finished(config: RunConfig, folder: Path) -> dict | None:
+    """Read the summary of a run that has nothing left to do; none of any other."""
+    path = folder / "summary.json"
+    if not files.is_there(path) or not files.is_there(folder / "config.yaml"):
+        return None
+    if keys.differences(schema.load(folder / "config.yaml"), config):
+        return None
+    try:
+        summary = files.read_json(path)
+        summary["best_valid"]
+    except (DamagedFile, KeyError) as error:
+        log.warning("%s has no result that can be read (%s): it is written again", path, error)
+        return None
+    return summary
+
+
+def with_ranks_of(config: RunConfig, num_ranks: int) -> RunConfig:
+    """Take over the number of ranks that torchrun has started, which need not be given again.
+
+    Raises:
+        ValueError: the configuration asks for another number.
+    """
+    if config.parallel.num_ranks not in (1, num_ranks):
+        raise ValueError(f"torchrun has started {num_ranks} ranks, and parallel.num_ranks={config.parallel.num_ranks} "
+                         "asks for another number. Leave it out")
+    config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, num_ranks=num_ranks))
+    config.check()
+    return config

@@ -1,0 +1,219 @@
+"""The configuration of a run, from Hydra's composition and from config.yaml to the dataclass of its product.
+
+Hydra composes into a schema that has every key of every product. :func:`to_object` keeps those that the run's product
+reads, and refuses any other that was given.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig, TrainerConfig
+from parallel_epochs.pipeline.data.config import DataConfig
+from parallel_epochs.pipeline.gnn.config import ModelConfig
+from parallel_epochs.pipeline.products import PRODUCTS, Product, product_of
+from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run.errors import DamagedFile, one_line
+
+# Of a checkout and of an installation alike.
+CONF = str(Path(__file__).resolve().parents[2] / "conf")
+# The parts of a configuration that hold the keys of one of several members, whichever is chosen.
+OPEN_PARTS: dict[str, type] = {"data": DataConfig, "model": ModelConfig, "trainer": TrainerConfig}
+AnyRun = keys.union("AnyRun", [product.config for product in PRODUCTS.values()], OPEN_PARTS)
+AnyEvaluation = keys.union("AnyEvaluation", [part for product in PRODUCTS.values()
+                                        for part in (product.evaluate, product.predict)], {})
+AnyRun.__module__ = AnyEvaluation.__module__ = __name__  # where other processes find them
+
+
+def members() -> dict[str, dict[str, type]]:
+    """Return the dataclasses of each part that has several members, by the members' names."""
+    found: dict[str, dict[str, type]] = {"trainer": {
+        name: type(product.config().trainer) for name, product in PRODUCTS.items()}}
+    for product in PRODUCTS.values():
+        found |= {part: schemas for part, (_, schemas) in product.config.members.items()}
+    return found
+
+
+def open_schema() -> DictConfig:
+    """Return the schema of all products with places for any dataset, model and trainer, for Hydra to compose into."""
+    schema = OmegaConf.structured(AnyRun)
+    for part, kind in OPEN_PARTS.items():
+        schema[part] = kind
+    return schema
+
+
+def open_mappings(schema: type) -> DictConfig:
+    """Return a schema whose mappings, such as model.kwargs, take any names."""
+    node = OmegaConf.structured(schema)
+    for name in node:
+        if isinstance(node._get_node(name), DictConfig):
+            OmegaConf.set_struct(node._get_node(name), False)
+    return node
+
+
+def variants(product: Product) -> Iterator[RunConfig]:
+    """Go through the usual configuration of a product with each member of each of its parts."""
+    usual = product.config()
+    yield usual
+    for part, (_, schemas) in usual.members.items():
+        for kind in schemas.values():
+            yield dataclasses.replace(usual, **{part: kind()})
+
+
+@functools.cache
+def readers() -> dict[str, list[str]]:
+    """Return every key of a run, and the products that read it, as on the command line: trainer=gnn."""
+    found: dict[str, list[str]] = {}
+    for name, product in PRODUCTS.items():
+        for key in dict.fromkeys(entry.name for config in variants(product) for entry in keys.entries(config)):
+            found.setdefault(key, []).append(f"trainer={name}")
+    return found
+
+
+def all_keys() -> set[str]:
+    """Return the names of the keys of all products, datasets and models."""
+    return set(readers())
+
+
+def keys_without_numbers() -> set[str]:
+    """Return the keys of all products that say where things lie and how long a run trains."""
+    return {entry.name for product in PRODUCTS.values() for config in variants(product)
+            for entry in keys.entries(config) if not entry.meaning.changes_numbers}
+
+
+def check_readers(product: str, names: Iterable[str]) -> None:
+    """Refuse keys that a product does not read.
+
+    Args:
+        product: its name.
+        names: of the keys that were given, each as "key" or "key=value".
+
+    Raises:
+        ValueError: names the first such key, and the products that read it.
+    """
+    read_by = readers()
+    for name in names:
+        owners = read_by.get(name.partition("=")[0], [])
+        if owners and f"trainer={product}" not in owners:
+            raise ValueError(f"{name} is read by {' and '.join(owners)} only; this run has trainer={product}. Leave it "
+                             "out")
+
+
+def to_object(cfg: DictConfig, *, is_saved: bool = False) -> RunConfig:
+    """Turn a composed configuration into the dataclass of its product, every interpolation resolved.
+
+    Args:
+        is_saved: whether it is the config.yaml of a run, in which older versions wrote keys that its product does not
+            read. They are left out.
+
+    Raises:
+        ValueError: the dataset is unknown, or a key is missing, unknown, of the wrong type or read by other products
+            only; the message names it.
+    """
+    product = product_of(OmegaConf.select(cfg, "trainer.name"))
+    schema = OmegaConf.structured(product.config)
+    chosen: dict[str, Any] = {"trainer": product.config().trainer}
+    for part, (name, schemas) in product.config.members.items():
+        value = OmegaConf.select(cfg, f"{part}.{name}")
+        if value not in schemas:
+            raise ValueError(f"{part}.{name}={value} is unknown; choose one of {', '.join(schemas)}")
+        schema[part] = OmegaConf.structured(schemas[value])
+        chosen[part] = schemas[value]()
+    try:
+        values = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
+        read = {entry.name for entry in keys.entries(dataclasses.replace(product.config(), **chosen))}
+        foreign = _take_out(values, all_keys() - read)
+        if not is_saved:
+            usual = _defaults(foreign)
+            check_readers(product.name, (f"{name}={value}" for name, value in foreign.items() if value != usual[name]))
+        merged = OmegaConf.merge(schema, values)
+        if missing := OmegaConf.missing_keys(merged):
+            raise ValueError(f"no value for {', '.join(sorted(missing))}: give it on the command line")
+        config = cast(RunConfig, OmegaConf.to_object(merged))
+    except OmegaConfBaseException as error:
+        raise ValueError(one_line(error)) from None
+    config.check()
+    return keys.expand_paths(config)
+
+
+def _take_out(values: dict[str, Any], names: set[str], prefix: str = "") -> dict[str, Any]:
+    """Remove keys from nested mappings, and the parts that have no others; returns them with their values."""
+    found: dict[str, Any] = {}
+    for key, value in list(values.items()):
+        name = f"{prefix}{key}"
+        if name in names:
+            found[name] = values.pop(key)
+        elif isinstance(value, dict):
+            taken = _take_out(value, names, f"{name}.")
+            found |= taken
+            if taken and not value:
+                del values[key]
+    return found
+
+
+def _defaults(names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of keys where they are not given; of the options of a model, those of any model."""
+    found: dict[str, Any] = {}
+    for product in PRODUCTS.values():
+        for config in variants(product):
+            for entry in keys.entries(config):
+                found.setdefault(entry.name, entry.value)
+    return {name: found.get(name) for name in names}
+
+
+def load(path: Path) -> RunConfig:
+    """Read the config.yaml of a run, which :func:`pipeline.keys.to_yaml` wrote.
+
+    Raises:
+        ValueError: there is no such file, or it is not a configuration.
+    """
+    if not files.is_there(path):
+        raise ValueError(f"{path.parent} is not a run directory: it has no {path.name}")
+    try:
+        cfg = OmegaConf.create(files.read_text(path))
+        if not isinstance(cfg, DictConfig) or not cfg:
+            raise ValueError("it holds no keys")
+        if cfg.pop("tensorboard", False):  # the key of version 0.2.0
+            cfg.tracker = {"name": "tensorboard"}
+        if OmegaConf.select(cfg, "trainer.name") is None:  # before there were several products
+            cfg.trainer = {"name": "gnn"}
+        return to_object(cfg, is_saved=True)
+    except DamagedFile:
+        raise
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError, AssertionError) as error:
+        reason = one_line(error) or "it holds no keys"  # OmegaConf asserts that without a word
+        raise ValueError(f"{path} is not the configuration of a run: {reason}") from error
+
+
+def to_options(cfg: DictConfig, config: RunConfig, *, predicts: bool) -> EvaluateConfig:
+    """Turn the composed configuration of `evaluate` or `predict` into the dataclass of a run's product.
+
+    Args:
+        config: of the run.
+        predicts: whether it is that of `predict`.
+
+    Raises:
+        ValueError: a key is of the wrong type, not allowed, or read for other runs only; the message names it.
+    """
+    product = product_of(config.trainer.name)
+    kind = product.predict if predicts else product.evaluate
+    given = cast(dict[str, Any], OmegaConf.to_container(cfg))
+    own = {field.name for field in dataclasses.fields(kind)}
+    for entry in keys.entries(AnyEvaluation()):
+        if entry.name not in own and (value := given.pop(entry.name)) != entry.value:
+            owners = [f"trainer={other.name}" for other in PRODUCTS.values()
+                      if entry.name in {field.name for field in dataclasses.fields(other.predict)}]
+            if f"trainer={product.name}" in owners:
+                raise ValueError(f"{entry.name}={value} is read by python -m pipeline.predict only. Leave it out")
+            raise ValueError(f"{entry.name}={value} is read for runs of {' and '.join(owners)} only; {given['run']} "
+                             f"has trainer={product.name}. Leave it out")
+    options = cast(EvaluateConfig, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), given)))
+    keys.check(options)
+    return keys.expand_paths(options)

@@ -1,0 +1,143 @@
+"""What `python -m pipeline.tune` searches: overrides with several values, in Hydra's own notation for sweeps."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, cast
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from omegaconf import DictConfig, OmegaConf
+
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.command import schema
+
+
+@dataclass
+class TuneConfig:
+    """Keys of `python -m pipeline.tune`, in addition to those of a run."""
+
+    study: str = keys.key(..., "Folder of the study: its file study.journal, and a run directory for each trial.")
+    trials: int = keys.key(20, "Number of trials of the study, including those of other workers.", minimum=1)
+    pruner: str = keys.key("median", "Which trials are stopped early. median: those below the median of the others at "
+                           "the same epoch.", choices=("median", "hyperband", "none"))
+    startup_trials: int = keys.key(5, "Number of trials before the median stops any.", minimum=1)
+    warmup_epochs: int = keys.key(0, "Number of epochs of a trial before the median may stop it.", minimum=0)
+    sampler_seed: int = keys.key(0, "Seed of the sampler (TPE).", minimum=0, below=2**31)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched.
+
+    Attributes:
+        fixed: overrides of every trial.
+        space: key of each override with several values, and these values as they were typed.
+    """
+
+    fixed: list[str]
+    space: dict[str, str]
+
+
+def read_command(arguments: list[str]) -> tuple[dict, Search]:
+    """Split a command line.
+
+    Returns:
+        The keys of :class:`TuneConfig` that it gives, and what is searched.
+
+    Raises:
+        ValueError: a key is missing or wrong.
+    """
+    own, fixed, space = {}, [], {}
+    names = {field.name for field in dataclasses.fields(TuneConfig)}
+    for override in OverridesParser.create().parse_overrides(arguments):
+        if override.key_or_group in names:
+            own[override.key_or_group] = override.value()
+        elif override.is_sweep_override():
+            space[override.get_key_element()] = override.input_line.partition("=")[2]
+        elif override.key_or_group in ("resume", "hydra.run.dir"):
+            raise ValueError(f"{override.key_or_group} is chosen for each trial: give study=DIR alone to continue a "
+                             "study")
+        else:
+            fixed.append(override.input_line)
+    if not own.get("study"):
+        raise ValueError("which study? python -m pipeline.tune study=DIR 'train.lr=tag(log,interval(1e-4,1e-2))'")
+    to_options(own)
+    return own, Search(fixed, space)
+
+
+def to_options(given: dict) -> TuneConfig:
+    """Fill up with defaults.
+
+    Raises:
+        ValueError: a value is not allowed.
+    """
+    options = cast(TuneConfig, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TuneConfig), given)))
+    keys.check(options)
+    return options
+
+
+def parse(key: str, values: str) -> Override:
+    """Parse one entry of a space."""
+    return OverridesParser.create().parse_override(f"{key}={values}")
+
+
+def compose_with(search: Search, chosen: list[str]) -> DictConfig:
+    """Compose the configuration of a trial.
+
+    Raises:
+        ValueError: a key is unknown, or a value is not allowed.
+    """
+    with initialize_config_dir(schema.CONF, version_base="1.3"):
+        cfg = compose("config", [*search.fixed, *chosen])
+    schema.to_object(cfg)
+    return cfg
+
+
+def check_space(search: Search) -> dict[str, type]:
+    """Compose the configuration with the first value of each key, before any work.
+
+    Returns:
+        The type of each key that has one; a group has none.
+
+    Raises:
+        ValueError: there is nothing to search, a key is unknown, or a value is not allowed.
+    """
+    if not search.space:
+        raise ValueError("nothing to search: give a key several values, as in 'train.lr=tag(log,interval(1e-4,1e-2))' "
+                         "or model.num_layers=2,3,4")
+    first = []
+    for key, values in search.space.items():
+        value = parse(key, values).value()
+        if isinstance(value, IntervalSweep):
+            first.append(f"{key}={value.start:g}")
+        else:
+            first.append(f"{key}={next(parse(key, values).sweep_string_iterator())}")
+    cfg = compose_with(search, first)
+    types = {key: type(OmegaConf.select(cfg, key)) for key in search.space}
+    return {key: kind for key, kind in types.items() if kind in (int, float)}
+
+
+def suggest(trial: Any, search: Search, types: dict[str, type]) -> list[str]:
+    """Ask a trial for a value of each key.
+
+    Returns:
+        Overrides.
+    """
+    chosen = []
+    for key, values in search.space.items():
+        override = parse(key, values)
+        value, is_log = override.value(), False
+        if isinstance(value, (IntervalSweep, RangeSweep)):
+            is_log = "log" in value.tags
+        if isinstance(value, IntervalSweep):
+            pick = trial.suggest_int if types.get(key) is int else trial.suggest_float
+            drawn = pick(key, types.get(key, float)(value.start), types.get(key, float)(value.end), log=is_log)
+        elif isinstance(value, RangeSweep) and types.get(key) is int:
+            low, high, step = int(value.start), int(value.stop), int(value.step)
+            last = low + (high - 1 - low) // step * step  # a range ends before its stop
+            drawn = trial.suggest_int(key, low, last, **({"log": True} if is_log else {"step": step}))
+        else:
+            drawn = trial.suggest_categorical(key, list(override.sweep_string_iterator()))
+        chosen.append(f"{key}={drawn:.4g}" if isinstance(drawn, float) else f"{key}={drawn}")
+    return chosen

@@ -1,0 +1,1 @@
+"""Tables of nodes and edges (data=tables): DuckDB reads, joins and sorts them into a store of the prepared graph."""

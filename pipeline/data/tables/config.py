@@ -1,0 +1,193 @@
+"""The keys of data=tables: the paths of the tables of nodes and edges, and the meaning of their columns."""
+
+import importlib.util
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from parallel_epochs.pipeline.data.base_config import DataConfig, check_folder, check_fractions
+from parallel_epochs.pipeline.keys import key
+from parallel_epochs.pipeline.run.errors import install_command
+
+SPLITS = ("column", "random", "time")
+MEMORY = re.compile(r"\d+(\.\d+)? ?([KMGT]i?B)", re.IGNORECASE)
+# No table of people has more columns. A larger number is a mistake and would fill the disk.
+MAX_CHANNELS = 1 << 16
+
+
+@dataclass
+class NodeColumns:
+    """The table of nodes. The nodes have the order of its rows."""
+
+    path: str | None = key(None, "Path of the table of nodes. Default: no table; the nodes are the ids that the edges "
+                           "name.", names_files=True)
+    table: str | None = key(None, "Name of the table in the file (DuckDB and SQLite).", shapes_graph=True)
+    id: str = key("id", "Column of the nodes' ids, of any type.", shapes_graph=True)
+    features: list[str] = key([], "Columns of numbers that become node features.", shapes_graph=True)
+    log1p: list[str] = key([], "Columns of features that are replaced by log(1 + x).", shapes_graph=True)
+    standardize: bool = key(False, "Bring every column of features to mean 0 and variance 1.", shapes_graph=True)
+    text: list[str] = key([], "Columns of prose. They become the TF-IDF of their words.", shapes_graph=True)
+    text_words: int = key(1, "Largest number of successive words that form a term (data.nodes.text).", minimum=1,
+                          below=6, shapes_graph=True)
+    text_chars: list[str] = key([], "Columns of names. They become the TF-IDF of the pieces of their words.",
+                                shapes_graph=True)
+    char_lengths: list[int] = key([2, 4], "Smallest and largest number of letters of a piece (data.nodes.text_chars).",
+                                  shapes_graph=True)
+    text_tags: list[str] = key([], "Columns of tags such as role::program|use::text. They become the TF-IDF of each "
+                               "tag and of its part before ::.", shapes_graph=True)
+    tag_separator: str = key("|", "Separator of two tags (data.nodes.text_tags).", shapes_graph=True)
+    text_features: str = key("hashed", "What columns of text become: hashed, hashed columns of TF-IDF for each; "
+                             "scores, the scores of linear models of all terms, a model per class, which have not seen "
+                             "the node.", choices=("hashed", "scores"), shapes_graph=True)
+    text_channels: int = key(256, "Largest number of node features that a column of text becomes "
+                             "(data.nodes.text_features=hashed).", minimum=1, below=MAX_CHANNELS, shapes_graph=True)
+    label: str | None = key(None, "Column of the labels. Texts and whole numbers are classes, other numbers are real "
+                            "values.", shapes_graph=True)
+    labels: list[str] = key([], "Columns of the labels, instead of data.nodes.label. Each is a binary task of 0 and 1, "
+                            "or holds real values.", shapes_graph=True)
+    split_column: str | None = key(None, "Column that holds train, valid (or val) or test.", shapes_graph=True)
+
+
+@dataclass
+class EdgeColumns:
+    """The table of edges."""
+
+    path: str = key(..., "Path of the table of edges.", names_files=True)
+    table: str | None = key(None, "Name of the table in the file (DuckDB and SQLite).", shapes_graph=True)
+    source: str = key("source", "Column of the ids of the source nodes.", shapes_graph=True)
+    target: str = key("target", "Column of the ids of the target nodes.", shapes_graph=True)
+    weight: str | None = key(None, "Column of weights, which become the first edge feature. Weights of equal edges are "
+                             "added.", shapes_graph=True)
+    features: list[str] = key([], "Columns of numbers that become edge features. Equal edges get the mean.",
+                              shapes_graph=True)
+    relation: str | None = key(None, "Column of relations, which become one-hot edge features. Equal edges get all "
+                               "their relations.", shapes_graph=True)
+    directed_relations: bool = key(False, "Give the reverse edge another feature for the same relation "
+                                   "(data.edges.relation).", shapes_graph=True)
+
+
+@dataclass
+class TablesConfig(DataConfig):
+    """Tables of edges and nodes: CSV, TSV, Parquet, DuckDB or SQLite, with ids of any type. They may exceed memory."""
+
+    is_stored: ClassVar[bool] = True
+    source: str = key("tables", "Tables of edges and nodes: .csv, .tsv (.gz may follow), .parquet, or tables of a "
+                      "DuckDB or SQLite file.", shapes_graph=True)
+    folder: str | None = key(None, "Folder to which the paths of the tables are relative. Default: the current folder.",
+                             is_path=True, names_files=True)
+    nodes: NodeColumns = field(default_factory=NodeColumns)
+    edges: EdgeColumns = field(default_factory=EdgeColumns)
+    to_undirected: bool = key(True, "Add the missing reverse edges.", shapes_graph=True)
+    dangling: str = key("drop", "What happens to edges with an empty id, or an id that is not a node: drop leaves them "
+                        "out and logs how many, error refuses the table.", choices=("drop", "error"), shapes_graph=True)
+    empty: str = key("zero", "What happens to empty cells in columns of numbers: zero takes them for 0 (standardised "
+                     "columns: for the mean), error refuses the table.", choices=("zero", "error"), shapes_graph=True)
+    metric: str | None = key(None, "Metric of the labels. Default: acc for texts and whole numbers, rmse for other "
+                             "numbers, rocauc for several columns of 0 and 1.", shapes_graph=True)
+    split: str | None = key(None, "How the labelled nodes are divided: column, by data.nodes.split_column; random; or "
+                            "time, which trains on the earliest. Default: column if that is given, else random.",
+                            choices=SPLITS, shapes_graph=True)
+    time_column: str | None = key(None, "Column of the nodes that holds numbers or dates (data.split=time).",
+                                  shapes_graph=True)
+    train_fraction: float = key(0.6, "Fraction of the labelled nodes for training (data.split=random and time).",
+                                above=0, shapes_graph=True)
+    valid_fraction: float = key(0.2, "Fraction of the labelled nodes for validation. The rest is for the test "
+                                "(data.split=random and time).", minimum=0, shapes_graph=True)
+    graph_seed: int = key(0, "Seed of the split (data.split=random).", minimum=0, shapes_graph=True)
+    memory_limit: str = key("4GB", "Memory of DuckDB. What exceeds it is written to files in cache_dir.",
+                            changes_numbers=False)
+    threads: int = key(0, "Number of threads of DuckDB. 0: as many as PyTorch uses.", minimum=0, below=1024,
+                       changes_numbers=False)
+
+    def origin(self) -> str:
+        return str(self.resolve(self.edges.path))
+
+    def resolve(self, path: str) -> Path:
+        """Return the path of a table."""
+        return Path(self.folder or "", path).expanduser()
+
+    def split_kind(self) -> str:
+        """Return how the labelled nodes are divided: "column", "random" or "time"."""
+        return self.split or ("column" if self.nodes.split_column is not None else "random")
+
+    def text_columns(self) -> list[tuple[str, str]]:
+        """Return the columns of text, each with its kind: "words", "chars" or "tags"."""
+        nodes = self.nodes
+        return [*((column, "words") for column in nodes.text), *((column, "chars") for column in nodes.text_chars),
+                *((column, "tags") for column in nodes.text_tags)]
+
+    def label_columns(self) -> list[tuple[str, str]]:
+        """Return the columns of labels, each with the key that names it."""
+        nodes = self.nodes
+        return [("label", nodes.label)] if nodes.label is not None else [("labels", column) for column in nodes.labels]
+
+    def value_columns(self) -> list[tuple[str, str]]:
+        """Return the columns of numbers of the edges, each with the key that names it. The weight is first."""
+        edges = self.edges
+        return [*([("weight", edges.weight)] if edges.weight is not None else []),
+                *(("features", column) for column in edges.features)]
+
+    @property
+    def tables(self) -> tuple[Path, Path | None]:
+        """The paths of the table of edges and of the table of nodes. The latter is None if there is no such table."""
+        return self.resolve(self.edges.path), None if self.nodes.path is None else self.resolve(self.nodes.path)
+
+    def check(self) -> None:
+        check_packages()
+        if self.folder is not None:
+            check_folder(self.folder)
+        for part, path in (("edges", self.edges.path), ("nodes", self.nodes.path)):
+            if path is not None and not is_there(self.resolve(path)):
+                raise ValueError(f"data.{part}.path={path} does not exist; its full path is {self.resolve(path)}")
+        if not MEMORY.fullmatch(self.memory_limit):
+            raise ValueError(f"data.memory_limit={self.memory_limit} is not a size. Write it as 4GB or 500MB")
+        self._check_nodes()
+        self._check_split()
+        if self.edges.directed_relations and (self.edges.relation is None or not self.to_undirected):
+            raise ValueError("data.edges.directed_relations=true needs data.edges.relation and "
+                             "data.to_undirected=true, to distinguish a relation from its inverse on the reverse edge")
+
+    def _check_nodes(self) -> None:
+        nodes = self.nodes
+        if nodes.path is None:
+            for name in ("features", "text", "text_chars", "text_tags", "label", "labels", "split_column"):
+                if value := getattr(nodes, name):
+                    raise ValueError(f"data.nodes.{name}={value} needs a table of nodes: give data.nodes.path")
+        if nodes.label is not None and nodes.labels:
+            raise ValueError(f"data.nodes.label={nodes.label} and data.nodes.labels={nodes.labels} exclude each other: "
+                             "give one of them")
+        if wrong := set(nodes.log1p) - set(nodes.features):
+            raise ValueError(f"data.nodes.log1p names {sorted(wrong)[0]}, which is not in data.nodes.features")
+        if len(nodes.char_lengths) != 2 or not 1 <= nodes.char_lengths[0] <= nodes.char_lengths[1] <= 10:
+            raise ValueError(f"data.nodes.char_lengths={nodes.char_lengths} must be two numbers from 1 to 10, the "
+                             "smallest and the largest number of letters, as in [2,4]")
+        if nodes.text_features == "scores" and not (self.text_columns() and self.label_columns()):
+            raise ValueError("data.nodes.text_features=scores predicts labels from texts. It needs data.nodes.text, "
+                             "text_chars or text_tags, and data.nodes.label or labels")
+        if not nodes.tag_separator:
+            raise ValueError("data.nodes.tag_separator is empty. Give the text that separates two tags")
+
+    def _check_split(self) -> None:
+        kind = self.split_kind()
+        if kind == "column" and self.nodes.split_column is None:
+            raise ValueError("data.split=column needs data.nodes.split_column, which holds train, valid or test")
+        if kind == "time" and (self.time_column is None or self.nodes.path is None):
+            raise ValueError("data.split=time needs data.time_column, a column of data.nodes.path")
+        check_fractions(self.train_fraction, self.valid_fraction)
+
+
+def check_packages() -> None:
+    """Refuse to go on without the packages that read tables.
+
+    Raises:
+        ValueError: a package is not installed. The message says how to install it.
+    """
+    for package in ("duckdb", "pyarrow"):
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(f"data=tables needs {package}: {install_command('tables')}")
+
+
+def is_there(path: Path) -> bool:
+    """Return whether a path is a file or a folder, or a pattern such as part-*.parquet that matches a file."""
+    return path.exists() or any(path.parent.glob(path.name))

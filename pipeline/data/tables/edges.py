@@ -1,0 +1,343 @@
+"""Edges of tables: nodes numbered, ids joined, sorted by DuckDB; equal edges merged in a stream."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.utils import scatter
+
+from parallel_epochs.models.edges import INT32_END, choose_dtype
+from parallel_epochs.pipeline.data.prepare import scale_sums
+from parallel_epochs.pipeline.data.tables.source import Source
+from parallel_epochs.pipeline.data.tables.sql import Database, literal
+from parallel_epochs.pipeline.graph.store import StoreWriter
+from parallel_epochs.pipeline.graph.structure import Structure
+
+log = logging.getLogger(__name__)
+
+# A key of 63 bits sorts edges: the destination, the source, and whether it is the reverse of a row of the table.
+DST, SRC = 32, 1
+NODE = INT32_END - 1
+# One-hot columns of relations: more of them are ids rather than kinds.
+MAX_RELATIONS = 4096
+WHOLE_NUMBER = "[+-]?[0-9]{1,18}"
+
+
+@dataclass
+class Counted:
+    """What the sorted edges are, before any is written.
+
+    Attributes:
+        in_degree: edges that end at each node [num_nodes], int64.
+        num_merged: rows that were equal to another.
+    """
+
+    structure: Structure
+    in_degree: np.ndarray
+    num_merged: int
+
+
+def order_of(db: Database, table: str, column: str) -> str:
+    """Write SQL for the order of names: that of numbers where all of them are, else that of texts."""
+    others, = db.execute(f"SELECT count(*) FILTER (NOT regexp_full_match({column}, '{WHOLE_NUMBER}')), "
+                         f"count(*) FILTER (coalesce(NOT isfinite(TRY_CAST({column} AS DOUBLE)), true)) FROM {table}")
+    kind = "BIGINT" if others[0] == 0 else "DOUBLE" if others[1] == 0 else "VARCHAR"
+    return f"{column}::{kind}, {column}"
+
+
+def number_ids(db: Database, source: Source, ends: tuple[str, str]) -> None:
+    """Make the table of nodes of the ids that edges name.
+
+    Args:
+        ends: the columns of the ids that edges come from, and that they go to.
+    """
+    names = [source.text(column) for column in ends]
+    db.stage("ids", "SELECT DISTINCT id FROM (" + " UNION ALL ".join(
+        f"SELECT {name} AS id FROM {source.relation}" for name in names) + ") WHERE id IS NOT NULL", "collecting ids",
+        ordered=False)
+    db.stage("nodes", f"SELECT (row_number() OVER (ORDER BY {order_of(db, 'ids', 'id')}) - 1)::INTEGER AS number, id "
+             "FROM ids ORDER BY number", "numbering ids")
+
+
+def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple[str, str]], relation: str | None, *,
+         id_column: str | None, refuse_dangling: bool, refuse_empty: bool) -> None:
+    """Join the table of edges with the numbers of nodes, and refuse or report rows that are odd.
+
+    Args:
+        ends: the columns of the ids that edges come from, and that they go to.
+        values: the columns of numbers, each with the key that names it.
+        relation: the column of the kind of edge, if there is one.
+        id_column: of the table of nodes, if there is one.
+        refuse_dangling: whether an edge that names no node is an error; it is left out otherwise.
+        refuse_empty: whether an empty cell in a column of numbers is an error; it is 0 otherwise.
+
+    Raises:
+        ValueError: names the file, the column and the first bad row.
+    """
+    ids = [source.text(column) for column in ends]
+    chosen = [source.number(option, column) + f" AS v{place}" for place, (option, column) in enumerate(values)]
+    joins = [f"LEFT JOIN nodes AS {side} ON e.{side} = {side}.id" for side in ("s", "t")]
+    kept = ["s.number AS s", "t.number AS t", *(f"v{place}" for place in range(len(values)))]
+    if relation is not None:
+        kind = source.text(relation)
+        db.stage("relation_names", f"SELECT DISTINCT {kind} AS name FROM {source.relation} WHERE {kind} IS NOT NULL",
+                 "collecting relations")
+        db.stage("relations", "SELECT (row_number() OVER (ORDER BY "
+                 f"{order_of(db, 'relation_names', 'name')}) - 1)::INTEGER AS number, name FROM relation_names",
+                 "numbering relations")
+        if (found := num_relations(db)) > MAX_RELATIONS:
+            raise ValueError(f"{source.name}: column {relation} holds {found:,} different relations, which would "
+                             f"be as many features of each edge; at most {MAX_RELATIONS:,} (data.edges.relation)")
+        chosen.append(f"{kind} AS r")
+        joins.append("LEFT JOIN relations AS r ON e.r = r.name")
+        kept.append("r.number AS r")
+    inner = ", ".join([f"{ids[0]} AS s", f"{ids[1]} AS t", *chosen])
+    db.stage("joined", f"SELECT {', '.join(kept)} FROM (SELECT {inner} FROM {source.relation}) AS e {' '.join(joins)}",
+             "joining edges with nodes", ordered=False)
+    _report(db, source, ends, values, id_column=id_column, refuse_dangling=refuse_dangling, refuse_empty=refuse_empty)
+
+
+def num_relations(db: Database) -> int:
+    """Return the number of relations; 0 if there is no column of them."""
+    return db.execute("SELECT count(*) FROM relations")[0][0] if db.has("relations") else 0
+
+
+def _report(db: Database, source: Source, ends: tuple[str, str], values: list[tuple[str, str]], *,
+            id_column: str | None, refuse_dangling: bool, refuse_empty: bool) -> None:
+    ids = [source.text(column) for column in ends]
+    empty = [f"count(*) FILTER (v{place} IS NULL)" for place in range(len(values))]
+    more = ["count(*) FILTER (r IS NULL)"] if db.has("relations") else []
+    rows, dangling, loops, *missing = db.execute(
+        "SELECT count(*), count(*) FILTER (s IS NULL OR t IS NULL), count(*) FILTER (s = t)"
+        f"{''.join(f', {count}' for count in [*empty, *more])} FROM joined", "counting edges")[0]
+    notes = []
+    if dangling:
+        name, row, (first, second) = source.first_row(
+            db, f"coalesce({ids[0]} NOT IN (SELECT id FROM nodes), true) OR "
+            f"coalesce({ids[1]} NOT IN (SELECT id FROM nodes), true)", *ids)
+        known = [id is not None and bool(db.execute("SELECT 1 FROM nodes WHERE id = " + literal(id)))
+                 for id in (first, second)]
+        column, id = (ends[1], second) if known[0] else (ends[0], first)
+        problem = f"column {column} is empty" if id is None else f"column {column} names {id!r}, which is no node"
+        if refuse_dangling:
+            raise ValueError(f"{name}: row {row}, {problem}; {dangling:,} rows in all are such. data.dangling=drop "
+                             "leaves them out")
+        notes.append(f"{dangling:,} dropped, as they name no node (row {row} of {name}: {problem})")
+    for (option, column), count in zip(values, missing):
+        if count:
+            notes.append(source.report_empty(db, option, column, count, refuse=refuse_empty, filled="zeros"))
+    if more and missing[-1]:
+        notes.append(f"{missing[-1]:,} without a relation")
+    if loops:
+        notes.append(f"{loops:,} self-loops")
+    log.info("%s: %s edges%s", source.name, f"{rows:,}", "".join(f"; {note}" for note in notes))
+    if dangling == rows:
+        hint = f"; are {ends[0]} and {ends[1]} ids of the column {id_column}?"
+        raise ValueError(f"{source.name}: none of its {rows:,} rows names two nodes{hint if id_column else ''}")
+
+
+def sort(db: Database, num_values: int, *, both: bool) -> None:
+    """Sort the edges by destination, then source.
+
+    Args:
+        num_values: columns of numbers.
+        both: sort the reverse of each edge among them.
+    """
+    columns = "".join(f", coalesce(v{place}, 0) AS v{place}" for place in range(num_values))
+    if db.has("relations"):
+        columns += ", coalesce(r, -1) AS r"
+    forward = f"SELECT ((t::BIGINT << {DST}) | (s::BIGINT << {SRC})) AS k{columns} FROM joined " \
+              "WHERE s IS NOT NULL AND t IS NOT NULL"
+    backward = f" UNION ALL SELECT ((s::BIGINT << {DST}) | (t::BIGINT << {SRC}) | 1) AS k{columns} FROM joined " \
+           "WHERE s <> t"
+    db.stage("sorted", f"{forward}{backward if both else ''} ORDER BY k", "sorting edges")
+
+
+def count(db: Database, num_nodes: int, *, both: bool, add_self_loops: bool) -> Counted:
+    """Go through the sorted edges once, and count what is there.
+
+    Args:
+        both: whether the reverse of each edge is among them.
+        add_self_loops: count those that will be added.
+    """
+    in_degree, linked = np.zeros(num_nodes, np.int64), np.zeros(num_nodes, bool)
+    num_loops = num_rows = num_forward = 0
+    last, last_forward = -1, -1
+    for batch in db.stream("SELECT k FROM sorted", "counting edges"):
+        keys = batch["k"]
+        forward = keys[keys & 1 == 0]
+        num_rows += len(forward)
+        num_forward += int(np.count_nonzero(np.diff(forward, prepend=last_forward)))
+        last_forward = forward[-1] if len(forward) else last_forward
+        pairs = keys >> SRC
+        pairs, last = pairs[np.diff(pairs, prepend=last) != 0], pairs[-1]
+        if not len(pairs):
+            continue
+        dst, src = pairs >> (DST - SRC), pairs & NODE
+        in_degree[dst[0]:dst[-1] + 1] += np.bincount(dst - dst[0])
+        loops = src == dst
+        num_loops += int(np.count_nonzero(loops))
+        linked[src[~loops]] = linked[dst[~loops]] = True
+    if add_self_loops:
+        in_degree += 1
+        in_degree[_loops(db)] -= 1
+        num_loops = num_nodes
+    one_way = 0 if both else _count_without_reverse(db)
+    structure = Structure(num_nodes, int(in_degree.sum()), one_way, num_loops, 0, int(np.count_nonzero(~linked)))
+    return Counted(structure, in_degree, num_rows - num_forward)
+
+
+def _loops(db: Database) -> np.ndarray:
+    found = db.fetch(f"SELECT DISTINCT (k >> {DST}) AS node FROM sorted WHERE (k >> {DST}) = ((k >> {SRC}) & {NODE})")
+    return found["node"].to_numpy()
+
+
+def _count_without_reverse(db: Database) -> int:
+    pair, reverse = f"(k >> {SRC})", f"((((k >> {SRC}) & {NODE}) << {DST - SRC}) | (k >> {DST}))"
+    return db.execute(f"SELECT count(*) FROM (SELECT DISTINCT {pair} AS p FROM sorted) AS a ANTI JOIN "
+                      f"(SELECT DISTINCT {reverse} AS p FROM sorted) AS b USING (p)", "counting edges")[0][0]
+
+
+def write(db: Database, writer: StoreWriter, counted: Counted, values: list[tuple[str, str]], *,
+          directed_relations: bool, add_self_loops: bool, node_features: str | None) -> None:
+    """Write edges, pointers to them and their features.
+
+    Args:
+        values: the columns of numbers, each with the key that names it: those of equal edges are averaged, a weight is
+            added.
+        directed_relations: whether a relation has another column on the reverse edge.
+        node_features: "sum" or "log_sum", how ``x`` is made of the features of the edges, or of their number; none:
+            it is not written.
+    """
+    num_nodes, num_edges = counted.structure.num_nodes, counted.structure.num_edges
+    num_values, relations = len(values), num_relations(db)
+    channels = num_values + relations * (2 if directed_relations else 1)
+    num_added = sum(option == "weight" for option, _ in values)
+    dtype = choose_dtype(num_nodes, num_edges)
+    arrays: dict = {"edges": ((2, num_edges), dtype), "indptr": ((num_nodes + 1,), dtype)}
+    if channels:
+        arrays["edge_attr"] = ((num_edges, channels), torch.float32)
+    if node_features is not None:
+        arrays["x"] = ((num_nodes, channels or 1), torch.float32)
+    if writer.has(*arrays):
+        return
+    total = torch.zeros(num_nodes, channels) if node_features is not None and channels else None
+    numpy_dtype = np.int32 if dtype == torch.int32 else np.int64
+    first = 0
+    with writer.write(**arrays) as opened:
+        for piece in _pieces(db, num_nodes):
+            src, dst, attr = _merge(piece, num_added, channels - num_values, directed_relations=directed_relations)
+            if add_self_loops:
+                src, dst, attr = _add_self_loops(src, dst, attr, piece)
+            opened["edges"].write(first, src.astype(numpy_dtype))
+            opened["edges"].write(num_edges + first, dst.astype(numpy_dtype))
+            if attr is not None:
+                opened["edge_attr"].write(first * channels, attr)
+            if total is not None:
+                counts = np.bincount(dst - piece.first, minlength=piece.last - piece.first)
+                ends = np.concatenate([[0], np.cumsum(counts)])
+                total[piece.first:piece.last] = torch.segment_reduce(
+                    torch.from_numpy(attr), "sum", offsets=torch.from_numpy(ends), axis=0, initial=0)
+            first += len(src)
+        assert first == num_edges, (first, num_edges)
+        indptr = np.concatenate([[0], np.cumsum(counted.in_degree)])
+        opened["indptr"].write(0, indptr.astype(numpy_dtype))
+        if node_features is not None:
+            sums = torch.from_numpy(counted.in_degree).double().unsqueeze(1) if total is None else total.double()
+            opened["x"].write(0, scale_sums(sums, log=node_features == "log_sum").numpy())
+
+
+@dataclass
+class _Piece:
+    """All sorted rows of the destinations from `first` to before `last`."""
+
+    columns: dict[str, np.ndarray]
+    first: int
+    last: int
+
+
+def _pieces(db: Database, num_nodes: int) -> Iterator[_Piece]:
+    """Cut the sorted rows where a destination ends; together the pieces cover all nodes."""
+    left: list[dict[str, np.ndarray]] = []
+    first = 0
+    for batch in db.stream("SELECT * FROM sorted", "writing edges"):
+        last = int(batch["k"][-1] >> DST)
+        cut = int(np.searchsorted(batch["k"], last << DST))
+        if cut == 0 and (not left or int(left[-1]["k"][-1] >> DST) == last):
+            left.append(batch)  # one destination that is longer than a batch
+            continue
+        rows = [*left, {name: column[:cut] for name, column in batch.items()}]
+        yield _Piece({name: np.concatenate([part[name] for part in rows]) for name in batch}, first, last)
+        left, first = [{name: column[cut:] for name, column in batch.items()}], last
+    if left:
+        columns = {name: np.concatenate([part[name] for part in left]) for name in left[0]}
+        yield _Piece(columns, first, num_nodes)
+
+
+def _merge(piece: _Piece, num_added: int, num_relations: int, *,
+           directed_relations: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Make rows of equal edges one; returns sources, destinations and features [num_edges, channels] or none.
+
+    Of rows in one direction weights are added and features averaged, as float64; of both directions the mean is taken,
+    as float32, which is what :func:`pipeline.data.prepare.prepare` takes.
+    """
+    keys = piece.columns["k"]
+    pairs = keys >> SRC
+    starts = _starts(pairs)
+    src, dst = pairs[starts] & NODE, pairs[starts] >> (DST - SRC)
+    parts = []
+    if names := [name for name in piece.columns if name.startswith("v")]:
+        values = np.stack([piece.columns[name] for name in names], axis=1)
+        parts.append(_merge_values(keys, values, num_added))
+    if num_relations:
+        one_hot = np.zeros((len(starts), num_relations), np.float32)
+        edge = np.zeros(len(keys), np.int64)
+        edge[starts[1:]] = 1
+        relation, known = piece.columns["r"].astype(np.int64), piece.columns["r"] >= 0
+        if directed_relations:
+            relation = relation + (keys & 1) * (num_relations // 2)
+        one_hot[np.cumsum(edge)[known], relation[known]] = 1
+        parts.append(one_hot)
+    return src, dst, np.concatenate(parts, axis=1) if parts else None
+
+
+def _merge_values(keys: np.ndarray, values: np.ndarray, num_added: int) -> np.ndarray:
+    starts = _starts(keys)
+    counts = np.diff(starts, append=len(keys))
+    merged = values[starts]
+    if (several := counts > 1).any():
+        rows = np.flatnonzero(np.repeat(several, counts))
+        # In the order of their values: that of the rows depends on the number of threads.
+        rows = rows[np.lexsort((*values[rows].T[::-1], keys[rows]))]
+        sums = np.add.reduceat(values[rows].astype(np.float64), _starts(keys[rows]), axis=0)
+        sums[:, num_added:] /= counts[several, None]
+        merged[several] = sums
+    merged, pairs = merged.astype(np.float32), keys[starts] >> SRC
+    starts = _starts(pairs)
+    both = np.flatnonzero(np.diff(starts, append=len(pairs)) > 1)
+    values = merged[starts]
+    values[both] = (values[both] + merged[starts[both] + 1]) / np.float32(2)
+    return values
+
+
+def _starts(keys: np.ndarray) -> np.ndarray:
+    """Return where runs of equal keys begin."""
+    return np.flatnonzero(np.diff(keys, prepend=-1))
+
+
+def _add_self_loops(src: np.ndarray, dst: np.ndarray, attr: np.ndarray | None,
+                    piece: _Piece) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Add the missing self-loops of a piece; their features are the mean of those of the edges that end at the node."""
+    missing = np.ones(piece.last - piece.first, bool)
+    missing[dst[src == dst] - piece.first] = False
+    loops = piece.first + np.flatnonzero(missing)
+    src, new_dst = np.concatenate([src, loops]), np.concatenate([dst, loops])
+    order = np.lexsort((src, new_dst))
+    if attr is not None:
+        mean: Tensor = scatter(torch.from_numpy(attr), torch.from_numpy(dst - piece.first), dim_size=len(missing),
+                               reduce="mean")
+        attr = np.concatenate([attr, mean.numpy()[missing]])[order]
+    return src[order], new_dst[order], attr

@@ -1,0 +1,210 @@
+"""Labels and splits of the nodes of tables."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from parallel_epochs.pipeline.data.check import check_metric, check_splits
+from parallel_epochs.pipeline.data.node_names import number_names, pack_names
+from parallel_epochs.pipeline.data.splits import divide, shuffle
+from parallel_epochs.pipeline.data.tables.source import LARGEST, Source
+from parallel_epochs.pipeline.data.tables.sql import Database, blocks
+from parallel_epochs.pipeline.graph.store import StoreWriter
+from parallel_epochs.pipeline.metrics import CLASS_METRICS, TASK_METRICS
+from parallel_epochs.pipeline.names import MASKS, SPLITS
+
+log = logging.getLogger(__name__)
+
+# Nodes whose labels are in memory at a time.
+BLOCK = 1 << 18
+# What a cell of a split column may say.
+NAMES = {"train": 0, "training": 0, "valid": 1, "val": 1, "validation": 1, "dev": 1, "test": 2, "testing": 2}
+
+
+# Divides the nodes with a label, bool [num_nodes], into masks for training, validation and test.
+Split = Callable[[np.ndarray], list[Tensor]]
+
+
+@dataclass
+class Labels:
+    """What is learned of the nodes.
+
+    Attributes:
+        columns: of the labels.
+        metric: of the labels.
+        masks: nodes for training, validation and test, each bool [num_nodes]; a node without a label is in none.
+        out_channels: classes or columns.
+        names: of the classes or columns, as tensors.
+    """
+
+    columns: list[str]
+    metric: str
+    masks: list[Tensor]
+    out_channels: int
+    names: dict[str, Tensor] = field(default_factory=dict)
+
+
+def read(db: Database, source: Source, labels: list[tuple[str, str]], num_nodes: int, metric: str | None,
+         split: Split) -> Labels:
+    """Look through labels and splits, and refuse or report what is odd, before anything is written.
+
+    Args:
+        labels: the columns of labels, each with the key that names it.
+        metric: of the labels; none: the one that they look like.
+        split: divides the nodes.
+
+    Raises:
+        ValueError: names the file, the column and the first bad row.
+    """
+    option, columns = labels[0][0], [column for _, column in labels]
+    metric = _choose_metric(db, metric, columns)
+    if metric in CLASS_METRICS:
+        names = _number_classes(db)
+    else:
+        source.refuse_wrong_numbers(db, option, columns)
+        if metric in TASK_METRICS:
+            _refuse_other_than_binary(db, source, option, columns)
+        names = pack_names(np.asarray(columns), "label_names")
+    labelled = np.zeros(num_nodes, bool)
+    for first, last in blocks(num_nodes, BLOCK):
+        labelled[first:last] = ~np.isnan(read_values(db, metric, columns, first, last)).all(1)
+    masks = split(labelled)
+    check_splits(torch.stack(masks), "node")
+    notes = [f"{int(mask.sum()):,} for {split}" for mask, split in zip(masks, SPLITS)]
+    if missing := int(num_nodes - labelled.sum()):
+        notes.append(f"{missing:,} nodes without a label, in no split")
+    log.info("%s: labels of %s: %s", source.name, metric, "; ".join(notes))
+    out_channels = len(columns)
+    if metric in CLASS_METRICS:  # as parallel_epochs.pipeline.data.prepare counts them: those of the splits
+        out_channels, counts = 0, torch.stack(masks).any(0).numpy()
+        for first, last in blocks(num_nodes, BLOCK):
+            classes = read_values(db, metric, columns, first, last)[:, 0][counts[first:last]]
+            out_channels = max(out_channels, int(classes.max(initial=0)) + 1)
+    return Labels(columns, metric, masks, out_channels, names)
+
+
+def write(db: Database, writer: StoreWriter, labels: Labels) -> None:
+    """Write ``y``, the masks and ``label_names``."""
+    num_nodes, columns = len(labels.masks[0]), labels.columns
+    for name, mask in zip(MASKS, labels.masks):
+        writer.put(name, mask)
+    for name, value in labels.names.items():
+        writer.put(name, value)
+    if writer.has("y"):
+        return
+    classes = labels.metric in CLASS_METRICS
+    in_split = torch.stack(labels.masks).any(0).numpy()
+    with writer.write(y=((num_nodes, len(columns)), torch.int64 if classes else torch.float32)) as opened:
+        for first, last in blocks(num_nodes, BLOCK):
+            values = read_values(db, labels.metric, columns, first, last)
+            if classes:  # as parallel_epochs.pipeline.data.prepare writes those that do not count
+                values = np.where(in_split[first:last, None], values, 0).astype(np.int64)
+            else:
+                values = values.astype(np.float32)
+            opened["y"].write(first * len(columns), values)
+
+
+def _choose_metric(db: Database, metric: str | None, columns: list[str]) -> str:
+    check_metric(metric)
+    if metric is not None:
+        if metric in CLASS_METRICS and len(columns) > 1:
+            raise ValueError(f"data.metric={metric}: classes are one column, data.nodes.label")
+        return metric
+    cells = " UNION ALL ".join(f"SELECT label{place} AS label FROM nodes" for place in range(len(columns)))
+    number = "TRY_CAST(label AS DOUBLE)"
+    texts, fractions, others = db.execute(
+        f"SELECT count(*) FILTER ({number} IS NULL), count(*) FILTER ({number} <> floor({number})), "
+        f"count(*) FILTER ({number} NOT IN (0, 1)) FROM ({cells}) WHERE label IS NOT NULL")[0]
+    if len(columns) > 1:
+        return "rmse" if fractions or others else "rocauc"
+    return "rmse" if fractions and not texts else "acc"
+
+
+def _number_classes(db: Database) -> dict[str, Tensor]:
+    """Number the classes as :mod:`pipeline.data.node_names` does, in a table of their own; returns their names."""
+    found = [row[0] for row in db.execute(
+        "SELECT label0 FROM nodes WHERE label0 IS NOT NULL GROUP BY label0 ORDER BY min(number)")]
+    names = number_names(pd.Series(found, dtype=object))[1] if found else np.array([], object)
+    schema = pa.schema([("name", pa.string()), ("class", pa.int32())])
+    db.fill("classes", schema, iter([pa.record_batch(
+        [pa.array(list(names), pa.string()), pa.array(range(len(names)), pa.int32())], schema=schema)]))
+    return pack_names(names, "label_names")
+
+
+def _refuse_other_than_binary(db: Database, source: Source, option: str, columns: list[str]) -> None:
+    for column in columns:
+        if found := source.first_row(db, f"{source.number(option, column)} NOT IN (0, 1)", source.text(column)):
+            name, row, (text,) = found
+            raise ValueError(f"{name}: row {row}, column {column} holds {text}, which is neither 0 nor 1; set "
+                             "data.metric=rmse for real values, and give data.nodes.label for classes")
+
+
+def read_values(db: Database, metric: str, columns: list[str], first: int, last: int) -> np.ndarray:
+    """Read the labels of some nodes, float64 [last - first, num_columns], NaN where there is none."""
+    nodes = f"(SELECT * FROM nodes WHERE number >= {first} AND number < {last})"
+    if metric in CLASS_METRICS:
+        table = db.fetch(f"SELECT coalesce(class::DOUBLE, 'nan'::DOUBLE) AS v0 FROM {nodes} LEFT JOIN classes "
+                         "ON label0 = name ORDER BY number")
+    else:
+        number = "TRY_CAST(label{0} AS DOUBLE)"
+        chosen = ", ".join(f"CASE WHEN abs({number.format(place)}) <= {LARGEST} THEN {number.format(place)} "
+                           f"ELSE 'nan'::DOUBLE END AS v{place}" for place in range(len(columns)))
+        table = db.fetch(f"SELECT {chosen} FROM {nodes} ORDER BY number")
+    return np.stack([table[f"v{place}"].to_numpy() for place in range(len(columns))], axis=1)
+
+
+def split_by_column(labelled: np.ndarray, db: Database, source: Source, column: str) -> list[Tensor]:
+    """Divide nodes as a column says.
+
+    Args:
+        labelled: nodes with a label, bool [num_nodes]; others are in no split.
+
+    Raises:
+        ValueError: a cell names no split.
+    """
+    known = ", ".join(f"'{name}'" for name in NAMES)
+    if found := source.first_row(db, f"lower(trim({source.text(column)})) NOT IN ({known})", source.text(column)):
+        name, row, (text,) = found
+        raise ValueError(f"{name}: row {row}, column {column} holds {text!r}; a split is train, valid or test, and an "
+                         "empty cell none of them (data.nodes.split_column)")
+    whens = " ".join(f"WHEN '{name}' THEN {number}" for name, number in NAMES.items())
+    codes = np.concatenate([batch["code"] for batch in db.stream(
+        f"SELECT (CASE lower(trim(split)) {whens} ELSE 3 END)::TINYINT AS code FROM nodes ORDER BY number")])
+    if unlabelled := int(((codes < 3) & ~labelled).sum()):
+        log.info("%s: %s nodes of a split have no label, and are left out of it", source.name, f"{unlabelled:,}")
+    return [torch.from_numpy((codes == number) & labelled) for number in range(3)]
+
+
+def split_at_random(labelled: np.ndarray, fractions: tuple[float, float], seed: int) -> list[Tensor]:
+    """Divide the labelled nodes at random; `fractions` are for training and validation."""
+    return divide(shuffle(labelled, seed), len(labelled), *fractions)
+
+
+def split_by_time(labelled: np.ndarray, db: Database, source: Source, column: str,
+                  fractions: tuple[float, float]) -> list[Tensor]:
+    """Divide the labelled nodes in the order of their times, and of the table where these are equal.
+
+    Raises:
+        ValueError: times that are neither all numbers nor all dates.
+    """
+    (texts, times), = db.execute(
+        "SELECT count(*) FILTER (NOT coalesce(isfinite(TRY_CAST(time AS DOUBLE)), false)), "
+        "count(*) FILTER (TRY_CAST(time AS TIMESTAMP) IS NULL) FROM nodes WHERE time IS NOT NULL")
+    if texts and times:
+        name, row, (text,) = source.first_row(
+            db, f"{source.text(column)} IS NOT NULL AND TRY_CAST({source.text(column)} AS TIMESTAMP) IS NULL",
+            source.text(column))
+        raise ValueError(f"{name}: row {row}, column {column} holds {text!r}, which is no date; times are "
+                         "numbers in every row, or dates such as 2024-05-31 (data.time_column)")
+    kind = "TIMESTAMP" if texts else "DOUBLE"
+    order = np.concatenate([np.empty(0, np.int32), *(batch["number"] for batch in db.stream(
+        f"SELECT number FROM nodes WHERE time IS NOT NULL ORDER BY time::{kind}, number"))])
+    if left_out := int(labelled.sum() - labelled[order].sum()):
+        log.info("%s: %s nodes with a label have no time, and are in no split", source.name, f"{left_out:,}")
+    return divide(order[labelled[order]].astype(np.int64), len(labelled), *fractions)

@@ -1,0 +1,219 @@
+"""Nodes of tables: their ids, and their features from columns of numbers and of text."""
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import scipy.sparse as sp
+import torch
+
+from parallel_epochs.models.edges import INT32_END
+from parallel_epochs.pipeline.data.tables.labels import Labels, read_values
+from parallel_epochs.pipeline.data.tables.scores import MAX_NODES, TextScores, fit_scores
+from parallel_epochs.pipeline.data.tables.source import Source
+from parallel_epochs.pipeline.data.tables.sql import Database, blocks
+from parallel_epochs.pipeline.data.tables.text import TextFeatures
+from parallel_epochs.pipeline.graph.store import StoreWriter
+from parallel_epochs.pipeline.run.seeds import stream
+
+log = logging.getLogger(__name__)
+
+# Nodes that are in memory at a time with their features. Means are sums over such blocks: another number, other bits.
+BLOCK = 1 << 14
+
+
+@dataclass
+class Numbers:
+    """The columns of numbers that are node features.
+
+    Attributes:
+        columns: their names.
+        log1p: those whose log(1 + x) is taken.
+        standardize: bring every column to mean 0 and variance 1.
+    """
+
+    columns: list[str]
+    log1p: list[str]
+    standardize: bool
+
+
+def read(db: Database, source: Source, id_column: str, numbers: Numbers, *, texts: list[str],
+         labels: list[tuple[str, str]], split_column: str | None, time_column: str | None, refuse_empty: bool) -> None:
+    """Make the table of nodes of what their table holds, numbered in its order.
+
+    Columns are ``number``, ``id``, ``f0``... the features, ``text0``..., ``label0``..., ``split`` and ``time``; NULL is
+    an empty cell, or one that is no number.
+
+    Args:
+        texts: the columns of text.
+        labels: the columns of labels, each with the key that names it.
+        split_column, time_column: those of the split and of the time, if they are needed.
+        refuse_empty: whether an empty cell in a column of numbers is an error.
+
+    Raises:
+        ValueError: names the file, the column and the first bad row.
+    """
+    options = [("id", id_column), *(("features", name) for name in numbers.columns),
+               *(("text", name) for name in texts), *labels,
+               *([("split_column", split_column)] if split_column is not None else [])]
+    for option, column in options:
+        source.require(option, column)
+    chosen = ["(row_number() OVER () - 1)::INTEGER AS number", f"{source.text(id_column)} AS id"]
+    chosen += [f"{source.number('features', name)} AS f{place}" for place, name in enumerate(numbers.columns)]
+    chosen += [f"{source.text(name)} AS text{place}" for place, name in enumerate(texts)]
+    chosen += [f"{source.text(name)} AS label{place}" for place, (_, name) in enumerate(labels)]
+    if split_column is not None:
+        chosen.append(f"{source.text(split_column)} AS split")
+    if time_column is not None:
+        if time_column not in source.columns:
+            raise ValueError(f"data.time_column={time_column}: {source.name} has no such column; there are "
+                             f"{', '.join(source.columns)}")
+        chosen.append(f"{source.text(time_column)} AS time")
+    db.stage("nodes", f"SELECT {', '.join(chosen)} FROM {source.relation}", "reading nodes")
+    _report(db, source, id_column, numbers, refuse_empty=refuse_empty)
+
+
+def count(db: Database, origin: str) -> int:
+    """Return the number of nodes.
+
+    Args:
+        origin: what would hold them, for messages.
+
+    Raises:
+        ValueError: there are none, or more than int32 can number.
+    """
+    (num_nodes,), = db.execute("SELECT count(*) FROM nodes")
+    if not num_nodes:
+        raise ValueError(f"{origin}: there are no nodes")
+    if num_nodes >= INT32_END:
+        raise ValueError(f"{num_nodes:,} nodes are more than a graph can have here, {INT32_END - 1:,}")
+    return num_nodes
+
+
+def _report(db: Database, source: Source, id_column: str, numbers: Numbers, *, refuse_empty: bool) -> None:
+    empty = "".join(f", count(*) FILTER (f{place} IS NULL)" for place in range(len(numbers.columns)))
+    num_nodes, no_id, *missing = db.execute(f"SELECT count(*), count(*) FILTER (id IS NULL){empty} FROM nodes")[0]
+    if no_id:
+        name, row, _ = source.first_row(db, f"{source.text(id_column)} IS NULL")
+        raise ValueError(f"{name}: row {row}, column {id_column} is empty: every node needs an id; {no_id:,} rows in "
+                         "all are such")
+    twice = db.execute("SELECT id, min(number), count(*) FROM nodes GROUP BY id HAVING count(*) > 1 ORDER BY 2 LIMIT 1",
+                       "looking for ids that are there twice")
+    if twice:
+        id, first, times = twice[0]
+        raise ValueError(f"{source.name}: the id {id!r} of row {first + 1} is there {times:,} times (data.nodes.id="
+                         f"{id_column}): a node is one row")
+    notes = []
+    for column, count in zip(numbers.columns, missing):
+        if count:
+            notes.append(source.report_empty(db, "features", column, count, refuse=refuse_empty,
+                                             filled="the mean" if numbers.standardize else "zeros"))
+    for column in numbers.log1p:
+        if found := source.first_row(db, f"{source.number('features', column)} <= -1", source.text(column)):
+            name, row, (text,) = found
+            raise ValueError(f"{name}: row {row}, column {column} holds {text}, and there is no logarithm of "
+                             "1 + it (data.nodes.log1p)")
+    log.info("%s: %s nodes%s", source.name, f"{num_nodes:,}", "".join(f"; {note}" for note in notes))
+
+
+def write_names(db: Database, writer: StoreWriter, num_nodes: int) -> None:
+    """Write the ids as ``names`` and ``names_ptr``, see :func:`pipeline.data.node_names.pack_names`."""
+    if writer.has("names", "names_ptr"):
+        return
+    (size,), = db.execute("SELECT coalesce(sum(strlen(id)), 0)::BIGINT FROM nodes")
+    at = 0
+    with writer.write(names=((size,), torch.uint8), names_ptr=((num_nodes + 1,), torch.int64)) as opened:
+        opened["names_ptr"].write(0, np.zeros(1, np.int64))
+        for first, last in blocks(num_nodes, 1 << 18):
+            table = db.fetch(f"SELECT id FROM nodes WHERE number >= {first} AND number < {last} ORDER BY number")
+            ids = table["id"].cast(pa.large_string()).combine_chunks()
+            ids = ids.chunk(0) if isinstance(ids, pa.ChunkedArray) else ids
+            _, offsets, content = ids.buffers()
+            ends = np.frombuffer(offsets, np.int64)[ids.offset:ids.offset + len(ids) + 1]
+            text = np.frombuffer(content, np.uint8)[ends[0]:ends[-1]]
+            opened["names"].write(at, text)
+            opened["names_ptr"].write(first + 1, at + ends[1:] - ends[0])
+            at += len(text)
+
+
+def write_features(db: Database, writer: StoreWriter, num_nodes: int, numbers: Numbers, texts: list[TextFeatures], *,
+                   scored: Labels | None, seed: int) -> None:
+    """Write ``x``: the columns of numbers, then those of each column of text, or the scores of all of them.
+
+    Args:
+        texts: what computes the features of each column of text.
+        scored: the labels, if texts become scores.
+        seed: of the scores.
+    """
+    if writer.has("x"):
+        return
+    mean, std = _moments(db, numbers, num_nodes)
+    for place, text in enumerate(texts):
+        for first, last in blocks(num_nodes, BLOCK):
+            text.count(_texts(db, place, first, last))
+    scores = None if scored is None else _fit_scores(db, texts, num_nodes, scored, seed)
+    channels = len(numbers.columns) + (sum(text.channels for text in texts) if scores is None else len(scores.bias))
+    with writer.write(x=((num_nodes, channels), torch.float32)) as opened:
+        for first, last in blocks(num_nodes, BLOCK):
+            parts = [((_numbers(db, numbers, first, last) - mean) / std)] if numbers.columns else []
+            parts = [np.nan_to_num(part) for part in parts]
+            parts += [scores.transform(first, _terms(db, texts, first, last))] if scores is not None else [
+                text.transform(_texts(db, place, first, last)) for place, text in enumerate(texts)]
+            block = np.concatenate([part.astype(np.float32) for part in parts], axis=1)
+            opened["x"].write(first * channels, block)
+
+
+def _fit_scores(db: Database, texts: list[TextFeatures], num_nodes: int, labels: Labels, seed: int) -> TextScores:
+    """Fit the scores of texts to the nodes for training, or to as many of them as are thought of."""
+    rng = stream("text scores", seed)
+    fitted = np.flatnonzero(labels.masks[0].numpy())
+    if len(fitted) > MAX_NODES:
+        fitted = np.sort(rng.choice(fitted, MAX_NODES, replace=False))
+    terms, values = [], []
+    for first, last in blocks(num_nodes, BLOCK):
+        own = fitted[(fitted >= first) & (fitted < last)] - first
+        terms.append(_terms(db, texts, first, last)[own])
+        values.append(read_values(db, labels.metric, labels.columns, first, last)[own])
+    return fit_scores(fitted, sp.csr_array(sp.vstack(terms)), np.concatenate(values), labels.metric, rng)
+
+
+def _terms(db: Database, texts: list[TextFeatures], first: int, last: int) -> sp.csr_array:
+    """Weigh the terms of all columns of text of some nodes [last - first, hashes of all columns]."""
+    return sp.csr_array(sp.hstack([text.weigh(_texts(db, place, first, last)) for place, text in enumerate(texts)],
+                                  format="csr"))
+
+
+def _moments(db: Database, numbers: Numbers, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Compute mean and standard deviation of the columns of numbers, without what is empty; 0 and 1 if not wanted."""
+    channels = len(numbers.columns)
+    mean, std = np.zeros(channels), np.ones(channels)
+    if not numbers.standardize or not channels:
+        return mean, std
+    counts, sums, squares = np.zeros(channels), np.zeros(channels), np.zeros(channels)
+    for first, last in blocks(num_nodes, BLOCK):
+        values = _numbers(db, numbers, first, last)
+        counts += (~np.isnan(values)).sum(0)
+        sums += np.nansum(values, 0)
+    mean = sums / np.maximum(counts, 1)
+    for first, last in blocks(num_nodes, BLOCK):
+        squares += np.nansum((_numbers(db, numbers, first, last) - mean) ** 2, 0)
+    return mean, np.maximum(np.sqrt(squares / np.maximum(counts, 1)), 1e-6)
+
+
+def _numbers(db: Database, numbers: Numbers, first: int, last: int) -> np.ndarray:
+    """Read the columns of numbers of some nodes, float64, NaN where a cell is empty."""
+    columns = numbers.columns
+    chosen = ", ".join(f"coalesce(f{place}::DOUBLE, 'nan'::DOUBLE) AS f{place}" for place in range(len(columns)))
+    table = db.fetch(f"SELECT {chosen} FROM nodes WHERE number >= {first} AND number < {last} ORDER BY number")
+    values = np.stack([table[f"f{place}"].to_numpy() for place in range(len(columns))], axis=1)
+    for place, column in enumerate(columns):
+        if column in numbers.log1p:
+            values[:, place] = np.log1p(values[:, place])
+    return values
+
+
+def _texts(db: Database, place: int, first: int, last: int) -> list[str]:
+    table = db.fetch(f"SELECT coalesce(text{place}, '') AS text FROM nodes WHERE number >= {first} AND number < {last} "
+                     "ORDER BY number")
+    return table["text"].to_pylist()

@@ -1,0 +1,129 @@
+"""Features of texts by what is to be learned: scores of linear models of all terms, each model blind to what it scores.
+
+Stacking (Wolpert, Stacked Generalization, Neural Networks 5, 1992): what a model says of nodes that it was fitted to is
+better than what it says of others, so training nodes get the scores of models that were fitted without them.
+"""
+
+import logging
+import time
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import Ridge
+from sklearn.svm import LinearSVC
+
+from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
+from parallel_epochs.pipeline.run import pulse
+
+log = logging.getLogger(__name__)
+
+NUM_FOLDS = 5
+# Bounds on memory: nodes that models are fitted to, terms that they read, and models of a fold.
+MAX_NODES, MAX_TERMS, MAX_COLUMNS = 200_000, 1 << 18, 1000
+
+
+@dataclass
+class TextScores:
+    """Scores of texts, a column for each class or column of labels, with mean 0 and variance 1 on the fitted nodes.
+
+    Attributes:
+        nodes: that the models were fitted to, ascending, int64 [num_fitted].
+        own: their scores, by the models that were fitted without them, float32 [num_fitted, columns].
+        terms: that the models read, int64 [num_terms], of all.
+        weights: of the mean of the models, float32 [num_terms, columns].
+        bias: likewise, float32 [columns].
+    """
+
+    nodes: np.ndarray
+    own: np.ndarray
+    terms: np.ndarray
+    weights: np.ndarray
+    bias: np.ndarray
+
+    def transform(self, first: int, terms: sp.csr_array) -> np.ndarray:
+        """Compute the scores of consecutive nodes, float32 [num_nodes, columns].
+
+        Args:
+            first: number of the first of them.
+            terms: of their texts [num_nodes, num_terms].
+        """
+        out = np.asarray(terms[:, self.terms] @ self.weights + self.bias, np.float32)
+        begin, end = np.searchsorted(self.nodes, [first, first + len(out)])
+        out[self.nodes[begin:end] - first] = self.own[begin:end]
+        return out
+
+
+def check_columns(num_columns: int) -> None:
+    """Refuse more classes, or columns of labels, than models can be fitted to.
+
+    Raises:
+        ValueError: names the key.
+    """
+    if num_columns > MAX_COLUMNS:
+        raise ValueError(f"data.nodes.text_features=scores fits a model to each class, {MAX_COLUMNS:,} at most, and "
+                         f"there are {num_columns:,}: set it to hashed")
+
+
+def fit_scores(nodes: np.ndarray, terms: sp.csr_array, labels: np.ndarray, metric: str,
+               rng: np.random.Generator) -> TextScores:
+    """Fit linear models to training nodes: support vector machines to classes and to 0 and 1, ridge regression to
+    other numbers.
+
+    Args:
+        nodes: their numbers, ascending, int64 [num_nodes].
+        terms: of their texts [num_nodes, num_terms], float64.
+        labels: classes [num_nodes, 1] or numbers [num_nodes, columns], float64; NaN is unknown.
+        rng: divides the nodes into folds.
+
+    Raises:
+        ValueError: no two texts have a term in common.
+    """
+    num_columns = int(labels.max()) + 1 if metric in CLASS_METRICS else labels.shape[1]
+    frequency = np.bincount(terms.indices, minlength=terms.shape[1])
+    kept = np.argsort(-frequency, kind="stable")[:MAX_TERMS]
+    kept = np.sort(kept[frequency[kept] > 1])
+    if not len(kept):
+        raise ValueError("data.nodes.text_features=scores: no term is in the texts of two training nodes; set it to "
+                         "hashed")
+    start = time.perf_counter()
+    terms = sp.csr_array(terms[:, kept])
+    fold = rng.permutation(len(nodes)) % NUM_FOLDS
+    own = np.zeros((len(nodes), num_columns), np.float32)
+    weights, bias = np.zeros((len(kept), num_columns), np.float32), np.zeros(num_columns, np.float32)
+    for number in range(NUM_FOLDS):
+        seen, held_out = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
+        seen_terms, held_out_terms = terms[seen], terms[held_out]
+        for column in range(num_columns):
+            pulse.beat(f"fitting scores of texts, fold {number + 1} of {NUM_FOLDS}", pulse.State.LONG)
+            target = _target(labels[seen], metric, column)
+            weight, constant = _fit_one(seen_terms, target, is_real=metric in VALUE_METRICS)
+            own[held_out, column] = held_out_terms @ weight + constant
+            weights[:, column] += weight / NUM_FOLDS
+            bias[column] += constant / NUM_FOLDS
+    correct = f"; right for {(own.argmax(1) == labels[:, 0]).mean():.1%} of the held-out" * (metric in CLASS_METRICS)
+    log.info("scores of texts: %s linear models of %s terms, fitted to %s nodes in %s folds, %.0f s%s",
+             f"{num_columns * NUM_FOLDS:,}", f"{len(kept):,}", f"{len(nodes):,}", NUM_FOLDS,
+             time.perf_counter() - start, correct)
+    mean, std = own.mean(0), np.maximum(own.std(0), 1e-6)
+    return TextScores(nodes, (own - mean) / std, kept, weights / std, (bias - mean) / std)
+
+
+def _target(labels: np.ndarray, metric: str, column: int) -> np.ndarray:
+    return np.where(labels[:, 0] == column, 1.0, 0.0) if metric in CLASS_METRICS else labels[:, column]
+
+
+def _fit_one(terms: sp.csr_array, target: np.ndarray, *, is_real: bool) -> tuple[np.ndarray, float]:
+    """Fit one model; returns its weights [num_terms] and its constant."""
+    known = np.flatnonzero(~np.isnan(target))
+    values = target[known]
+    if not len(values) or (values == values[0]).all():
+        constant = float(values[0]) if len(values) else 0.0
+        return np.zeros(terms.shape[1]), constant if is_real else 2 * constant - 1  # a sure no, or yes
+    model = Ridge(solver="sparse_cg") if is_real else LinearSVC(C=0.5, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(terms[known], values)
+    return model.coef_.reshape(-1), float(np.ravel(model.intercept_)[0])

@@ -1,0 +1,251 @@
+"""Tables in files, as DuckDB reads them: their formats, the values of their cells, and the first row that is wrong."""
+
+import csv
+import io
+import logging
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import pyarrow as pa
+
+from parallel_epochs.pipeline.data.columns import open_unzipped
+from parallel_epochs.pipeline.data.tables.sql import Database, literal, quote
+
+log = logging.getLogger(__name__)
+
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
+SQLITE, DUCKDB = b"SQLite format 3\0", b"DUCK"
+FLOATS = ("FLOAT", "DOUBLE")
+NUMBERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT",
+           "UHUGEINT", "BOOLEAN", "DECIMAL", *FLOATS)
+# The largest number of float32; what training computes in.
+LARGEST = "3.4028234663852886e38"
+# Rows of SQLite that are read at a time.
+CHUNK = 1 << 16
+
+
+@dataclass
+class Source:
+    """A table.
+
+    Attributes:
+        key: of the configuration, "data.nodes" or "data.edges".
+        name: for messages.
+        relation: what stands behind FROM for all of it, in order.
+        parts: the same for each of its files, with its name.
+        columns: their types.
+    """
+
+    key: str
+    name: str
+    relation: str
+    parts: list[tuple[str, str]]
+    columns: dict[str, str]
+
+    def require(self, option: str, column: str) -> None:
+        """Refuse a column that the table does not have.
+
+        Raises:
+            ValueError: names the key, and the columns that are there.
+        """
+        if column not in self.columns:
+            raise ValueError(f"{self.key}.{option}={column}: {self.name} has no such column; there are "
+                             f"{', '.join(self.columns)}")
+
+    def text(self, column: str) -> str:
+        """Write SQL for a cell as text, NULL where it is empty; a whole number of a float column has no point."""
+        name, kind = quote(column), self.columns[column]
+        if kind == "VARCHAR":
+            return f"nullif({name}, '')"
+        if kind in FLOATS:
+            return (f"CASE WHEN isnan({name}) THEN NULL WHEN {name} = floor({name}) AND abs({name}) < 1e18 "
+                    f"THEN {name}::BIGINT::VARCHAR ELSE {name}::VARCHAR END")
+        return f"{name}::VARCHAR"
+
+    def number(self, option: str, column: str) -> str:
+        """Write SQL for a cell as a number that float32 can hold, NULL where it is none.
+
+        Raises:
+            ValueError: the column is of a type that is no number.
+        """
+        name, kind = quote(column), self.columns[column]
+        if kind == "FLOAT":
+            value = name
+        elif kind == "VARCHAR":
+            # Of a bare column the reader of CSV files would do the cast itself, and fail.
+            value = f"TRY_CAST(nullif({name}, '') AS DOUBLE)"
+        elif kind.startswith(NUMBERS):
+            value = f"{name}::DOUBLE"
+        else:
+            raise ValueError(f"{self.key}.{option}={column}: the column of {self.name} is {kind}, which is no number")
+        return f"CASE WHEN abs({value}) <= {LARGEST} THEN {value} END"
+
+    def is_wrong(self, option: str, column: str) -> str:
+        """Write SQL for whether a cell is neither a number nor empty; nan counts as empty."""
+        text = self.text(column)
+        return f"({self.number(option, column)} IS NULL AND {text} IS NOT NULL AND lower(trim({text})) <> 'nan')"
+
+    def first_row(self, db: Database, condition: str, *values: str) -> tuple[str, int, tuple] | None:
+        """Find the first row that fulfils a condition: the file, the number of the row from 1, and some values."""
+        chosen = ", ".join(values) or "NULL"
+        for part, name in self.parts:
+            rows = db.execute(f'SELECT "#row", {chosen} FROM (SELECT row_number() OVER () AS "#row", * FROM {part}) '
+                              f'WHERE {condition} ORDER BY "#row" LIMIT 1')
+            if rows:
+                return name, rows[0][0], rows[0][1:]
+        return None
+
+    def refuse_wrong_numbers(self, db: Database, option: str, columns: list[str]) -> None:
+        """Refuse a cell that is neither a number nor empty.
+
+        Raises:
+            ValueError: names the file, the column and the first such row.
+        """
+        for column in columns:
+            if found := self.first_row(db, self.is_wrong(option, column), self.text(column)):
+                name, row, (text,) = found
+                raise ValueError(f"{name}: row {row}, column {column} holds {text!r}, which is no finite number of "
+                                 f"float32 ({self.key}.{option})")
+
+    def report_empty(self, db: Database, option: str, column: str, count: int, *, refuse: bool, filled: str) -> str:
+        """Say what becomes of the empty cells of a column of numbers.
+
+        Args:
+            count: cells that are no number.
+            refuse: an empty cell is an error.
+            filled: what such a cell is taken for.
+
+        Raises:
+            ValueError: a cell is neither a number nor empty, or it is empty and is to be refused.
+        """
+        self.refuse_wrong_numbers(db, option, [column])
+        if refuse:
+            name, row, _ = cast(tuple, self.first_row(db, f"{self.number(option, column)} IS NULL"))
+            raise ValueError(f"{name}: row {row}, column {column} is empty; {count:,} rows in all are such. "
+                             "data.empty=zero takes them for zeros")
+        return f"{count:,} empty cells in {column}, taken for {filled}"
+
+
+def open_source(db: Database, key: str, path: Path, table: str | None) -> Source:
+    """Open a table: one file, a folder of files, or those that a pattern means.
+
+    Args:
+        key: of the configuration, "data.nodes" or "data.edges".
+        table: its name, in a DuckDB or SQLite file.
+
+    Raises:
+        ValueError: it is none of a format that is known; the message names the file.
+    """
+    paths = _expand(key, path)
+    if len(paths) == 1 and not paths[0].name.endswith(SUFFIXES):
+        return _open_database(db, key, paths[0], table)
+    if table is not None:
+        raise ValueError(f"{key}.table={table}: {path} is no DuckDB or SQLite file; leave it out")
+    parts = [(_relation([path]), str(path)) for path in paths]
+    columns = [db.columns(part) for part, _ in parts]
+    for (_, name), other in zip(parts, columns):
+        if other != columns[0]:
+            raise ValueError(f"{name} has the columns {', '.join(other)}, and {parts[0][1]} has "
+                             f"{', '.join(columns[0])}: the files of a table have the same columns and types")
+    return Source(key, str(path), _relation(paths), parts, columns[0])
+
+
+def members(path: Path) -> list[Path]:
+    """Return the files that a path means, in the order of their names."""
+    if path.is_dir():
+        return sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
+    return [path] if path.exists() else sorted(path.parent.glob(path.name))
+
+
+def _expand(key: str, path: Path) -> list[Path]:
+    paths = members(path)
+    if not paths:
+        raise ValueError(f"{key}.path={path} holds no table: there is no file that ends in {', '.join(SUFFIXES)}")
+    kinds = {_suffix(path) for path in paths}
+    if len(kinds) > 1:
+        raise ValueError(f"{key}.path={path} holds files of several kinds, {' and '.join(sorted(kinds))}: give a "
+                         f"pattern, as in {path / '*'}{sorted(kinds)[0]}")
+    return paths
+
+
+def _suffix(path: Path) -> str:
+    return next((suffix for suffix in reversed(SUFFIXES) if path.name.endswith(suffix)), path.suffix)
+
+
+def _relation(paths: list[Path]) -> str:
+    """Write what stands behind FROM for files of one kind. Cells of text files are texts: nothing is guessed."""
+    files, first = f"[{', '.join(literal(str(path)) for path in paths)}]", paths[0]
+    if first.suffix == ".parquet":
+        return f"read_parquet({files})"
+    separator = SEPARATORS[first.with_suffix("").suffix if first.suffix == ".gz" else first.suffix]
+    columns = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in _read_head(first, separator))
+    return (f"read_csv({files}, columns={{{columns}}}, auto_detect=false, header=true, delim={literal(separator)}, "
+            f"quote='\"', escape='\"', compression='{'gzip' if first.suffix == '.gz' else 'none'}')")
+
+
+def _read_head(path: Path, separator: str) -> list[str]:
+    try:
+        with open_unzipped(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
+            names = next(csv.reader(text, delimiter=separator), [])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} is no table of text: {error}") from None
+    if not names:
+        raise ValueError(f"{path} is empty: its first line is to name the columns")
+    if len(set(names)) < len(names) or "" in names:
+        wrong = next(name for name in names if name == "" or names.count(name) > 1)
+        raise ValueError(f"{path}: the first line names the column {wrong!r} " + (
+            "twice" if wrong else "without a name") + "; it is to name each column once")
+    return names
+
+
+def _open_database(db: Database, key: str, path: Path, table: str | None) -> Source:
+    with open(path, "rb") as file:
+        start = file.read(16)
+    kind = "SQLite" if start == SQLITE else "DuckDB" if start[8:12] == DUCKDB else None
+    if kind is None:
+        raise ValueError(f"{path} is no table that can be read: its name ends in none of {', '.join(SUFFIXES)}, and it "
+                         "is no DuckDB or SQLite file")
+    if table is None:
+        raise ValueError(f"{path} is a {kind} file: name its table by {key}.table")
+    part, name = key.rpartition(".")[2], f"{path}, table {table}"
+    if kind == "SQLite":
+        copy = f"{part}_source"
+        _copy_sqlite(db, copy, path, key, table)
+        return Source(key, name, copy, [(copy, name)], db.columns(copy))
+    db.execute(f"ATTACH IF NOT EXISTS {literal(str(path))} AS {part}_file (READ_ONLY)")
+    tables = [row[0] for row in db.execute(
+        f"SELECT table_name FROM information_schema.tables WHERE table_catalog = '{part}_file'")]
+    if table not in tables:
+        raise ValueError(f"{key}.table={table}: {path} has no such table; there are {', '.join(sorted(tables))}")
+    relation = f"{part}_file.{quote(table)}"
+    return Source(key, name, relation, [(relation, name)], db.columns(relation))
+
+
+def _copy_sqlite(db: Database, name: str, path: Path, key: str, table: str) -> None:
+    """Copy a table of SQLite, whose cells may be of any type, as texts; DuckDB's own reader is an extension to load."""
+    if db.has(name):
+        return
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        found = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
+        tables = [row[0] for row in found]
+        if table not in tables:
+            raise ValueError(f"{key}.table={table}: {path} has no such table; there are {', '.join(sorted(tables))}")
+        columns = [row[1] for row in connection.execute(f"PRAGMA table_info({quote(table)})")]
+        schema = pa.schema([(column, pa.string()) for column in columns])
+        cells = ", ".join(f"CAST({quote(column)} AS TEXT)" for column in columns)
+        cursor = connection.execute(f"SELECT {cells} FROM {quote(table)}")
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            while rows := cursor.fetchmany(CHUNK):
+                yield pa.record_batch([pa.array(cells, pa.string()) for cells in zip(*rows)], schema=schema)
+
+        db.fill(name, schema, batches())
+    except sqlite3.Error as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    finally:
+        connection.close()

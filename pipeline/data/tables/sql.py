@@ -1,0 +1,210 @@
+"""DuckDB under a memory limit: stages that a killed process does not lose, queries that a signal can end."""
+
+import contextlib
+import logging
+import re
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import torch
+
+from parallel_epochs.pipeline.run import pulse
+from parallel_epochs.pipeline.run.errors import FileError
+from parallel_epochs.pipeline.run.memory import format_bytes
+
+log = logging.getLogger(__name__)
+
+# Seconds between two looks at whether a query has ended, and signs of life.
+PERIOD = 0.05
+# Rows of a batch that is streamed.
+BATCH = 1 << 20
+
+
+class Database:
+    """A database in a file, whose stages are tables that are there wholly or not at all.
+
+    Args:
+        folder: holds the file and what does not fit into memory, under names that begin with "work-".
+        memory_limit: of DuckDB, such as "4GB".
+        threads: of DuckDB; 0: as many as torch has.
+
+    Raises:
+        FileError: it cannot be made.
+    """
+
+    def __init__(self, folder: Path, memory_limit: str, threads: int):
+        self.folder = folder
+        path, spill = folder / "work-tables.duckdb", folder / "work-spill"
+        shutil.rmtree(spill, ignore_errors=True)  # of a process that was killed
+        settings: dict[str, Any] = {"memory_limit": memory_limit, "threads": threads or torch.get_num_threads(),
+                                    "temp_directory": str(spill), "autoinstall_known_extensions": False}
+        try:
+            self._connection = _connect(path, settings)
+        except duckdb.Error as error:
+            log.warning("%s cannot be opened (%s): reading the tables again", path, _first_line(error))
+            for left in (path, path.with_name(f"{path.name}.wal")):
+                left.unlink(missing_ok=True)
+            self._connection = _connect(path, settings)
+        self._connection.execute("SET enable_progress_bar = false")
+
+    def __enter__(self) -> "Database":
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self._connection.close()
+
+    def execute(self, sql: str, doing: str = "reading the tables") -> list[tuple]:
+        """Run a query and return its rows. A signal to stop ends it.
+
+        Args:
+            doing: for errors and signs of life.
+
+        Raises:
+            ValueError: a table cannot be read.
+            FileError: the disk has no room, or the memory limit is too low.
+        """
+        done, outcome = threading.Event(), dict[str, Any]()
+
+        def run() -> None:
+            try:
+                outcome["rows"] = self._connection.execute(sql).fetchall()
+            except BaseException as error:
+                outcome["error"] = error
+            finally:
+                done.set()
+
+        thread = threading.Thread(target=run, name="query", daemon=True)
+        thread.start()
+        try:
+            while not done.wait(PERIOD):
+                pulse.beat(doing, pulse.State.LONG)
+        except BaseException:  # a request to stop
+            while not done.wait(PERIOD):
+                self._connection.interrupt()
+            raise
+        finally:
+            thread.join()
+        if error := outcome.get("error"):
+            with self._explaining(doing):
+                raise error
+        return outcome["rows"]
+
+    def stage(self, name: str, sql: str, doing: str, *, ordered: bool = True) -> None:
+        """Make a table of a query, unless it is there.
+
+        Args:
+            ordered: keep the order of rows; without, less memory is needed.
+        """
+        if self.has(name):
+            return
+        start = time.perf_counter()
+        self.execute(f"SET preserve_insertion_order = {str(ordered).lower()}")
+        try:
+            self.execute(f"CREATE TABLE {name} AS {sql}", doing)
+        finally:
+            self.execute("SET preserve_insertion_order = true")
+        log.debug("tables: %s took %.1f s", doing, time.perf_counter() - start)
+
+    def drop(self, name: str) -> None:
+        """Delete a stage that no other needs any more."""
+        self.execute(f"DROP TABLE IF EXISTS {name}")
+
+    def has(self, name: str) -> bool:
+        """Tell whether a stage is complete."""
+        return bool(self.execute(f"SELECT 1 FROM duckdb_tables() "
+                                 f"WHERE database_name = current_database() AND table_name = '{name}'"))
+
+    def columns(self, relation: str) -> dict[str, str]:
+        """Return the columns of what can stand behind FROM, with their types."""
+        return {row[0]: row[1] for row in self.execute(f"DESCRIBE SELECT * FROM {relation}")}
+
+    def fill(self, name: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+        """Make a table of what another reader has read, unless it is there."""
+        if self.has(name):
+            return
+        with self._explaining("reading the tables"):
+            self._connection.execute("BEGIN")
+            try:
+                self._connection.register("batch", schema.empty_table())
+                self._connection.execute(f"CREATE TABLE {name} AS SELECT * FROM batch")
+                for batch in batches:
+                    pulse.beat("reading the tables", pulse.State.LONG)
+                    self._connection.register("batch", pa.Table.from_batches([batch]))
+                    self._connection.execute(f"INSERT INTO {name} SELECT * FROM batch")
+                self._connection.execute("COMMIT")
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            finally:
+                self._connection.unregister("batch")
+
+    def stream(self, sql: str, doing: str = "reading the tables") -> Iterator[dict[str, np.ndarray]]:
+        """Go through the rows of a query in order, a batch of columns at a time; none of them may be NULL."""
+        with self._explaining(doing):
+            for batch in self._connection.sql(sql).to_arrow_reader(BATCH):
+                pulse.beat(doing, pulse.State.LONG)
+                if batch.num_rows:
+                    yield {name: column.to_numpy() for name, column in zip(batch.schema.names, batch.columns)}
+
+    def fetch(self, sql: str) -> pa.Table:
+        """Return the rows of a query that fit into memory."""
+        with self._explaining("reading the tables"):
+            return self._connection.sql(sql).to_arrow_table()
+
+    @contextlib.contextmanager
+    def _explaining(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except duckdb.OutOfMemoryException as error:
+            raise FileError(f"{doing}: data.memory_limit is too low, or {self.folder} has no space left for what does "
+                            f"not fit ({format_bytes(shutil.disk_usage(self.folder).free)} are free): "
+                            f"{_first_line(error)}") from error
+        except duckdb.Error as error:
+            # Of a commit that the disk has no room for, DuckDB says that the transaction failed, and why in its text.
+            if "No space left on device" in str(error):
+                raise FileError(f"{doing}: {self.folder} has no space left: {_first_line(error)}") from error
+            if isinstance(error, duckdb.IOException):
+                raise FileError(f"{doing} in {self.folder}: {_first_line(error)}") from error
+            raise ValueError(_explain(error)) from error
+
+
+def _connect(path: Path, settings: dict[str, Any]) -> duckdb.DuckDBPyConnection:
+    return duckdb.connect(str(path), config=settings)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _explain(error: duckdb.Error) -> str:
+    """Say in one line what DuckDB says of a table in many."""
+    text = str(error)
+    if found := re.search(r"CSV Error on Line: (\d+)", text):
+        file = re.search(r"\n  file = (.*)", text)
+        lines = [line for line in text.splitlines()[1:] if line and not line.startswith("Original Line")]
+        return f"{file[1] if file else 'the table'}: line {found[1]}: {lines[0] if lines else _first_line(error)}"
+    return _first_line(error)
+
+
+def quote(name: str) -> str:
+    """Write a name for SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """Write a text for SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def blocks(num_rows: int, size: int) -> Iterator[tuple[int, int]]:
+    """Cut rows into blocks of a size: the first of each, and the one behind its last."""
+    for first in range(0, num_rows, size):
+        yield first, min(first + size, num_rows)
+

@@ -1,0 +1,127 @@
+"""Tables of nodes and edges, in files or databases, to a store of the prepared graph: DuckDB reads, joins and sorts.
+
+Nothing of the size of the edges is in memory: what DuckDB has sorted goes to the store batch by batch. A process that
+is killed leaves the stages that are complete, and the next one goes on from there.
+"""
+
+import dataclasses
+import itertools
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from parallel_epochs.pipeline.data.content import hash_parts, label, sample_file
+from parallel_epochs.pipeline.data.tables import edges as tables_edges, labels as tables_labels, nodes as tables_nodes
+from parallel_epochs.pipeline.data.tables.config import TablesConfig
+from parallel_epochs.pipeline.data.tables.labels import Labels
+from parallel_epochs.pipeline.data.tables.scores import check_columns
+from parallel_epochs.pipeline.data.tables.source import Source, members, open_source
+from parallel_epochs.pipeline.data.tables.sql import Database
+from parallel_epochs.pipeline.data.tables.text import TextFeatures
+from parallel_epochs.pipeline.graph.store import StoreWriter
+
+log = logging.getLogger(__name__)
+
+def hash_content(tables: tuple[Path, Path | None]) -> str:
+    """Compute a digest of the files of the tables."""
+    found = [[] if table is None else members(table) for table in tables]
+    parts = ([*label(("".join(path.suffixes[-2:]), path) for path in paths), "|"] for paths in found)
+    return hash_parts(itertools.chain.from_iterable(parts), digest=sample_file)
+
+
+def write_store(config: TablesConfig, writer: StoreWriter,
+                on_stage: Callable[[str], None] = lambda stage: None) -> None:
+    """Write the prepared graph of the tables as a store, with what :func:`pipeline.data.cache.load` promises.
+
+    Beside it ``names`` of the nodes, ``label_names`` of classes, and the value ``structure``, the fields of
+    :class:`pipeline.graph.structure.Structure`. What is odd about the tables is logged before any of it is written.
+
+    Args:
+        on_stage: told of each stage when it begins.
+
+    Raises:
+        ValueError: a table is inconsistent; the message names the file, the column and the first bad row.
+        FileError: a file cannot be read or written.
+    """
+    config.check()
+    with Database(writer.folder, config.memory_limit, config.threads) as db:
+        on_stage("reading nodes")
+        edges = _open_edges(db, config)
+        ends, values = (config.edges.source, config.edges.target), config.value_columns()
+        both, add_self_loops = config.to_undirected, config.add_self_loops
+        num_nodes, labels = _read_nodes(db, config, edges)
+        tables_edges.join(db, edges, ends, values, config.edges.relation,
+                          id_column=config.nodes.id if config.nodes.path is not None else None,
+                          refuse_dangling=config.dangling == "error", refuse_empty=config.empty == "error")
+        on_stage("sorting edges")
+        tables_edges.sort(db, len(values), both=both)
+        counted = tables_edges.count(db, num_nodes, both=both, add_self_loops=add_self_loops)
+        if counted.num_merged:
+            log.info("%s: %s edges are there already, and were merged with them", edges.name, f"{counted.num_merged:,}")
+        on_stage("writing the store")
+        has_features = bool(config.nodes.features or config.text_columns())
+        tables_edges.write(db, writer, counted, values, directed_relations=config.edges.directed_relations,
+                           add_self_loops=add_self_loops, node_features=None if has_features else config.node_features)
+        tables_nodes.write_names(db, writer, num_nodes)
+        if has_features:
+            tables_nodes.write_features(db, writer, num_nodes, _numbers(config), _texts(config),
+                                        scored=labels if config.nodes.text_features == "scores" else None,
+                                        seed=config.graph_seed)
+        if labels is not None:
+            tables_labels.write(db, writer, labels)
+    summary: dict[str, object] = {"num_nodes": num_nodes, "num_categories": 0,
+                                  "structure": dataclasses.asdict(counted.structure)}
+    summary["x_source"] = "data" if has_features else "edges" if writer.has("edge_attr") else "degree"
+    if labels is not None:
+        summary |= {"metric": labels.metric, "out_channels": labels.out_channels}
+    writer.finish(summary)
+
+
+def _open_edges(db: Database, config: TablesConfig) -> Source:
+    """Open the table of edges, and refuse columns that it does not have."""
+    columns = config.edges
+    edges = open_source(db, "data.edges", config.tables[0], columns.table)
+    for option in ("source", "target", "weight", "relation"):
+        if (column := getattr(columns, option)) is not None:
+            edges.require(option, column)
+    for column in columns.features:
+        edges.require("features", column)
+    return edges
+
+
+def _read_nodes(db: Database, config: TablesConfig, edges: Source) -> tuple[int, Labels | None]:
+    """Read the table of nodes, or number the ids that edges name; returns the number of nodes, and their labels."""
+    path, labels = config.tables[1], config.label_columns()
+    if path is None:
+        tables_edges.number_ids(db, edges, (config.edges.source, config.edges.target))
+        return tables_nodes.count(db, f"{config.tables[0]} holds no ids"), None
+    nodes, kind = open_source(db, "data.nodes", path, config.nodes.table), config.split_kind()
+    split_column = config.nodes.split_column if kind == "column" and labels else None
+    tables_nodes.read(db, nodes, config.nodes.id, _numbers(config), texts=[name for name, _ in config.text_columns()],
+                      labels=labels, split_column=split_column,
+                      time_column=config.time_column if kind == "time" else None, refuse_empty=config.empty == "error")
+    num_nodes = tables_nodes.count(db, f"{path} holds no rows")
+    if not labels:
+        return num_nodes, None
+    fractions = config.train_fraction, config.valid_fraction
+    split: tables_labels.Split = {
+        "column": partial(tables_labels.split_by_column, db=db, source=nodes, column=split_column),
+        "random": partial(tables_labels.split_at_random, fractions=fractions, seed=config.graph_seed),
+        "time": partial(tables_labels.split_by_time, db=db, source=nodes, column=config.time_column,
+                        fractions=fractions)}[kind]
+    found = tables_labels.read(db, nodes, labels, num_nodes, config.metric, split)
+    if config.nodes.text_features == "scores":
+        check_columns(found.out_channels)
+    return num_nodes, found
+
+
+def _numbers(config: TablesConfig) -> tables_nodes.Numbers:
+    return tables_nodes.Numbers(config.nodes.features, config.nodes.log1p, config.nodes.standardize)
+
+
+def _texts(config: TablesConfig) -> list[TextFeatures]:
+    nodes = config.nodes
+    return [TextFeatures(kind, nodes.text_channels, num_words=nodes.text_words,
+                         char_lengths=(nodes.char_lengths[0], nodes.char_lengths[1]), tag_separator=nodes.tag_separator)
+            for _, kind in config.text_columns()]

@@ -1,0 +1,89 @@
+"""Features of texts: TF-IDF of their words, of pieces of words, or of tags, hashed to as many columns as are wanted."""
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
+
+from parallel_epochs.models.kernels.hash import GOLDEN, mix
+
+# Terms are told apart by so many hashes; of a million terms one in a hundred thousand pairs shares one.
+NUM_HASHES = 1 << 20
+
+
+class TextFeatures:
+    """TF-IDF of one column of text, computed in two passes over blocks of it: :meth:`count`, then :meth:`transform`.
+
+    Every term is told by a hash among many, so that its frequency is its own. If there are more terms than columns,
+    half of the columns are those of the terms in most texts; the others are shared by all other terms, each with a
+    column and a sign at random, which keeps the products of rows as they are on average.
+
+    Args:
+        kind: "words", "chars" (pieces of words) or "tags".
+        channels: columns, at most; terms that are fewer have one each.
+        num_words: words in a row that count as one term, at most.
+        char_lengths: letters of a piece, from and to.
+        tag_separator: what stands between two tags.
+    """
+
+    def __init__(self, kind: str, channels: int, *, num_words: int = 1, char_lengths: tuple[int, int] = (2, 4),
+                 tag_separator: str = "|"):
+        kinds: dict[str, dict] = {"words": {"ngram_range": (1, num_words), "sublinear_tf": True},
+                                  "chars": {"analyzer": "char_wb", "ngram_range": char_lengths},
+                                  "tags": {"analyzer": _Tags(tag_separator)}}
+        options = kinds[kind]
+        self._tfidf = TfidfTransformer(sublinear_tf=options.pop("sublinear_tf", False))
+        self._hash = HashingVectorizer(n_features=NUM_HASHES, alternate_sign=False, norm=None, dtype=np.float64,
+                                       **options)
+        self._channels = channels
+        self._num_texts, self._frequency = 0, np.zeros(NUM_HASHES, np.int64)
+        self._projection: sp.csr_array | None = None
+
+    def count(self, texts: list[str]) -> None:
+        """Count in how many texts each term is."""
+        terms = self._hash.transform(texts)
+        self._num_texts += len(texts)
+        self._frequency += np.bincount(terms.indices, minlength=NUM_HASHES)
+
+    @property
+    def channels(self) -> int:
+        """Columns, when all texts have been counted."""
+        return min(self._channels, max(int(np.count_nonzero(self._frequency)), 1))
+
+    def weigh(self, texts: list[str]) -> sp.csr_matrix:
+        """Compute TF-IDF of every hash [num_texts, NUM_HASHES], rows of length 1, when all texts have been counted."""
+        if not hasattr(self._tfidf, "idf_"):  # as TfidfTransformer.fit sets it
+            self._tfidf.idf_ = np.log((1 + self._num_texts) / (1 + self._frequency)) + 1
+        return self._tfidf.transform(self._hash.transform(texts))
+
+    def transform(self, texts: list[str]) -> np.ndarray:
+        """Compute the features of texts [num_texts, channels], float32.
+
+        The mean square of a row is 1, as that of standardised numbers, but for terms that share a column; it is 0
+        without any term.
+        """
+        if self._projection is None:
+            self._projection = _project(self._frequency, self.channels)
+        return (self.weigh(texts) @ self._projection).toarray().astype(np.float32) * np.float32(self.channels**0.5)
+
+
+class _Tags:
+    """Takes a text of tags apart: each counts, and what stands before its first :: as well."""
+
+    def __init__(self, separator: str):
+        self._separator = separator
+
+    def __call__(self, text: str) -> list[str]:
+        tags = [tag.strip() for tag in text.lower().split(self._separator)]
+        return [tag for tag in tags if tag] + [tag.partition("::")[0] for tag in tags if "::" in tag]
+
+
+def _project(frequency: np.ndarray, channels: int) -> sp.csr_array:
+    """Choose a column and a sign for every hash that is used."""
+    hashes = np.flatnonzero(frequency)
+    hashes = hashes[np.argsort(-frequency[hashes], kind="stable")]
+    own = len(hashes) if len(hashes) <= channels else channels // 2
+    bits = mix(hashes.astype(np.uint64) + GOLDEN)
+    column = own + (bits % np.uint64(max(channels - own, 1))).astype(np.int64)
+    sign = np.where(bits >> np.uint64(63), 1.0, -1.0)
+    column[:own], sign[:own] = np.arange(own), 1
+    return sp.csr_array((sign, (hashes, column)), shape=(NUM_HASHES, channels))

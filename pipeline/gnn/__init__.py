@@ -1,0 +1,1 @@
+"""Graph networks (trainer=gnn): labels of nodes, of links and of whole graphs, by mini-batches of a large graph."""

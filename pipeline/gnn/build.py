@@ -1,0 +1,214 @@
+"""From the configuration of trainer=gnn to its task, loader, model and trainer."""
+
+import logging
+import time
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch_geometric.data import Data
+
+from parallel_epochs.models import custom
+from parallel_epochs.models.aggregate import backend
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.data.cache import keep_component, load, path_of
+from parallel_epochs.pipeline.data.opened import OpenData
+from parallel_epochs.pipeline.data.prepare import describe_inputs
+from parallel_epochs.pipeline.gnn import estimate, memory
+from parallel_epochs.pipeline.gnn.components import train_components  # noqa: F401 - of this product
+from parallel_epochs.pipeline.gnn.config import GNNConfig
+from parallel_epochs.pipeline.gnn.features import refuse_sparse_modules, without_features
+from parallel_epochs.pipeline.gnn.loaders.build import LOADERS
+from parallel_epochs.pipeline.gnn.model import (
+    FEATURES,
+    construct,
+    describe_foreign,
+    encoder_of,
+    naming_keys,
+    try_model,
+)
+from parallel_epochs.pipeline.gnn.predictor import build_predictor
+from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.tasks.build import TASKS, build_task
+from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
+from parallel_epochs.pipeline.graph.components import Components, find_components, split_components
+from parallel_epochs.pipeline.graph.partitioner import PARTITIONS
+from parallel_epochs.pipeline.graph.structure import Structure, inspect
+from parallel_epochs.pipeline.run import checkpoint, pulse
+from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.stop import StopRequest
+from parallel_epochs.pipeline.schedule import Schedule, Share
+
+log = logging.getLogger(__name__)
+
+# From here on it takes seconds to look through a graph, and the log says so beforehand.
+MANY_EDGES = 2_000_000
+OWN_KERNELS = "the model's own"  # what aggregates messages where others wrote the layers
+OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+def check(config: GNNConfig) -> None:
+    """Refuse names and model options that nothing knows, and sizes that the machine cannot hold.
+
+    Raises:
+        ValueError: names the key.
+    """
+    for key, name, members in (("task", config.task.name, TASKS), ("loader", config.loader.name, LOADERS),
+                               ("partition", config.partition.name, PARTITIONS),
+                               ("features", config.features.name, FEATURES)):
+        if name not in members:
+            raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")
+    TASKS[config.task.name].check(config)
+    LOADERS[config.loader.name].check(config)
+    estimate.check_memory(config)
+    estimate.check_table(config, num_nodes=1)
+    if hasattr(config.model, "path"):  # a class of the user's, whose sizes nobody knows
+        with naming_keys(config):
+            custom.find(config.model.path)
+        return
+    estimate.check_model(config, lambda sizes: construct(
+        keys.replaced(config, {f"model.{name}": size for name, size in sizes.items()}),
+        in_channels=1 if getattr(config.model, "encode_x", True) else sizes["hidden_channels"], out_channels=1,
+        edge_dim=None if getattr(config.model, "knn", 0) else 1, num_categories=0))
+
+
+def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | None = None) -> OpenData:
+    """Open the graph of a run: check it, find its components, and choose those to train on.
+
+    Args:
+        content_hash: of the graph, where another process has opened it a moment ago and told of it in the log.
+
+    Raises:
+        ValueError: the dataset is inconsistent, or the task, the partition or the memory does not fit it.
+    """
+    data, is_new = load(config.data, config.cache_dir, content_hash=content_hash), content_hash is None
+    TASKS[config.task.name].check_data(config, data)
+    _check_edge_features(config, data)
+    components = None
+    if config.model.is_foreign:
+        visible = _visible(config, data)
+        try_model(config, visible, build_task(config, visible))
+    if not is_new and config.data.components == "all":
+        parts = [(None, data)]
+    elif "ptr" in data:
+        log.info("graphs: %s, with %s nodes and %s directed edges in all", f"{data.ptr.numel() - 1:,}",
+                 f"{data.num_nodes:,}", f"{data.num_edges:,}")
+        log.info("%s", describe_inputs(data, config.data, label_input=0))
+        parts = [(None, data)]
+    else:
+        components = _find_components(config, data, is_new)
+        parts = split_components(
+            data, components, config.data.components, config.data.min_component_size,
+            partial(keep_component, config.data, config.cache_dir, data, verify=is_new))
+    setups = [Setup(config, _visible(config, part), device, number) for number, part in parts]
+    config = memory.resolve(config, setups)
+    for setup in setups:  # what does not fit is refused before anything is written or trained
+        setup.config = config if setup.number is None else replace(
+            config, data=replace(config.data, components=setup.number))
+        if is_new:
+            estimate.check_table(config, setup.data.num_nodes)
+            estimate.check_activations(config, setup.data)
+            setup.task, setup.loader  # noqa: B018 - built here
+    return OpenData(config, _visible(config, data), list(setups), components)
+
+
+def _find_components(config: GNNConfig, data: Data, is_new: bool) -> Components:
+    """Find the connected components, or read them from the cache; the log tells of a new graph."""
+    if is_new:
+        if data.num_edges >= MANY_EDGES:
+            log.info("graph: looking for odd edges and connected components among %s edges", f"{data.num_edges:,}")
+        log.info("graph: %s", _describe_edges(data))
+        log.info("%s", describe_inputs(data, config.data, label_input=config.train.label_input,
+                                       num_learned=config.learned_channels, concat=config.features.concat))
+    if config.data.components == "all" and "store" not in data:
+        components = find_components(data)
+    else:
+        components = Components.unpack(checkpoint.keep(
+            path_of(config.data, config.cache_dir, data.content_hash, "-components"),
+            lambda: find_components(data).pack(), again="finding them again", verify=is_new))
+    if is_new:
+        log.info("%s", components)
+    return components
+
+
+def _check_edge_features(config: GNNConfig, data: Data) -> None:
+    knn = getattr(config.model, "knn", 0)
+    if knn and data.edge_attr is not None:
+        raise ValueError(f"model.knn={knn} links nodes by edges of its own, and the {data.edge_attr.size(1)} features "
+                         f"of the edges of {config.data.origin()} would be lost. Leave model.knn out, or save the "
+                         "graph without edge_attr")
+
+
+def _describe_edges(data: Data) -> str:
+    if "structure" in data:
+        return str(Structure(**data.structure))
+    if "store" in data:  # to count needs memory for several numbers of each edge
+        return f"{data.num_nodes:,} nodes, {data.num_edges:,} directed edges; its store says nothing of odd ones"
+    return str(inspect(data.edge_index))
+
+
+def _visible(config: GNNConfig, data: Data) -> Data:
+    """Leave out the features that a table replaces; what lies in a cache has all of them."""
+    return without_features(data) if config.learned_channels and not config.features.concat else data
+
+
+def build_schedule(config: GNNConfig, num_batches: int, ranks: Ranks = Ranks()) -> Schedule:
+    """Build what shares out rounds and sets learning rates."""
+    train, parallel = config.train, config.parallel
+    return Schedule(num_epochs=train.epochs, num_batches=num_batches, rank=ranks.rank, num_ranks=ranks.num_ranks,
+                    split=parallel.name == "split", lr=train.lr, lr_scaling=parallel.lr_scaling,
+                    warmup_steps=train.warmup_steps, eval_every=train.eval_every)
+
+
+def build_trainer(setup: Setup, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> GNNTrainer:
+    """Build what trains a model on a graph, for this rank.
+
+    Raises:
+        ValueError: the configuration does not fit the graph.
+    """
+    config, device, loader, train = setup.config, setup.device, setup.loader, setup.config.train
+    schedule = build_schedule(config, loader.num_batches, ranks)
+    # Compiled and kept here, on first use, rather than in the middle of the first step.
+    pulse.beat("preparing the batches", pulse.State.LONG)
+    with ranks.first_then_others():
+        loader.prepare()
+        kernel = OWN_KERNELS if config.model.is_foreign else backend(
+            torch.empty(1, 1, device=device), torch.empty(2, 0, dtype=torch.int64, device=device),
+            kernel=config.kernel)
+    model, table = setup.model, setup.table
+    refuse_sparse_modules(model, train.optimizer)
+    optimizer = OPTIMIZERS[train.optimizer](model.parameters(), lr=train.lr, weight_decay=train.weight_decay,
+                                            fused=True)
+    predict_all = build_predictor(config, model, setup.task, loader, ranks, stop, table=table)
+    trainer = GNNTrainer(
+        model, optimizer, setup.task, loader, schedule, predict_all, device=device, table=table,
+        precision=train.precision, clip_grad_norm=train.clip_grad_norm, seed=config.seed,
+        prefetch=config.partition.prefetch, kernel=kernel, ranks=ranks, stop=stop)
+    _describe_model(setup, trainer.about.num_parameters)
+    log.info("%s", schedule)
+    return trainer
+
+
+def _describe_model(setup: Setup, num_parameters: int) -> None:
+    config, encoder = setup.config, encoder_of(setup.model)
+    title = getattr(encoder, "title", f"{config.model.num_layers} layers x {config.model.hidden_channels} channels")
+    log.info("model: %s, %s parameters, on %s", title, f"{num_parameters:,}", setup.device)
+    if config.model.is_foreign:
+        log.info("%s", describe_foreign(config, encoder, setup.data))
+    if knn := getattr(config.model, "knn", 0):
+        log.info("the graph's edges are not used: model.knn=%d compares all pairs of a batch's nodes", knn)
+    if setup.table is not None:
+        log.info("table: %s, scaled and warmed up as the model's%s", setup.table,
+                 "; train.weight_decay is that of the model alone" if config.train.weight_decay else "")
+
+
+def report(setup: Setup) -> None:
+    """Log the memory that a rank will take, where it is known beforehand."""
+    memory.report(setup)
+
+
+def prepare(setup: Setup) -> None:
+    """Fill the caches that training would fill, and describe the first partition."""
+    start = time.perf_counter()
+    drawn = setup.loader.draw(0, Share())
+    setup.loader.measure(drawn, time.perf_counter() - start)

@@ -1,0 +1,87 @@
+"""A model for each connected component that is large enough."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from parallel_epochs.pipeline.data.opened import OpenData
+from parallel_epochs.pipeline.gnn.features import load_weights
+from parallel_epochs.pipeline.gnn.inference import predict_exact
+from parallel_epochs.pipeline.gnn.predictor import build_predictor
+from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.tasks.build import build_task
+from parallel_epochs.pipeline.graph.subgraph import induced_subgraph
+from parallel_epochs.pipeline.run import checkpoint
+from parallel_epochs.pipeline.run.ranks import Ranks
+
+log = logging.getLogger(__name__)
+
+
+def train_components(train_one: Callable[[Setup, Path], dict], opened: OpenData, folder: Path, *,
+                     ranks: Ranks = Ranks()) -> dict:
+    """Train a model for each component; the largest one's model predicts all other nodes.
+
+    Args:
+        train_one: trains the model of a component in a folder.
+
+    Returns:
+        The content of ``summary.json``: of all nodes, with each component's own metrics; empty on other ranks than
+        the first.
+    """
+    data = opened.data
+    logits = torch.zeros(data.num_nodes, data.out_channels)
+    predicted = torch.zeros(data.num_nodes, dtype=torch.bool)
+    summaries, predict_largest = {}, None
+    for part in opened.parts:
+        setup, own_folder = cast(Setup, part), folder / f"component_{part.number}"
+        log.info("component %s of %s nodes, in %s", setup.number, f"{setup.data.num_nodes:,}", own_folder)
+        summaries[setup.number] = train_one(setup, own_folder)
+        if not ranks.is_first:
+            continue
+        nodes = setup.data.n_id if "n_id" in setup.data else torch.arange(data.num_nodes)
+        logits[nodes], predict = predict_part(setup, own_folder)
+        predicted[nodes] = True
+        predict_largest = predict_largest or predict
+    if not ranks.is_first:
+        return {}
+    rest = (~predicted).nonzero().squeeze(1)
+    if len(rest):
+        small = induced_subgraph(data, rest, dtype=torch.int64)
+        logits[rest] = predict_exact(predict_largest, small, num_rows=len(rest), out_channels=data.out_channels,
+                                     device=opened.parts[0].device)
+        log.info("%s nodes of small components and of those without training nodes are predicted by the model of "
+                 "component %s", f"{len(rest):,}", opened.parts[0].number)
+    return merge_summaries(summaries, build_task(opened.config, data).scores(None, logits))
+
+
+def predict_part(setup: Setup, folder: Path) -> tuple[torch.Tensor, Callable]:
+    """Predict the nodes of a component by its best checkpoint.
+
+    Returns:
+        Their logits, and what predicts a batch of other nodes by the same model.
+    """
+    task, model, table = setup.task, setup.model, setup.table
+    best = checkpoint.load(folder / "checkpoints" / "best.pt")
+    load_weights(best["model"], model, table)
+    logits = build_predictor(setup.config, model, task, setup.loader, table=table)(best["round"])
+    if table is None:
+        return logits, partial(task.predict, model)
+    return logits, lambda batch: task.predict(model, table.attach_mean(batch, setup.device))
+
+
+def merge_summaries(summaries: dict[str, dict], scores: dict[str, float]) -> dict:
+    """Sum the components' summaries up; the metrics are those of all nodes together."""
+    each = list(summaries.values())
+    return {**each[0], "best_epoch": None, "best_valid": scores["valid"], "train": scores["train"],
+            "test": scores["test"],
+            "weights_sha256": checkpoint.digest([s["weights_sha256"] for s in each]),
+            "num_parameters": sum(s["num_parameters"] for s in each),
+            "wall_seconds": sum(s["wall_seconds"] for s in each),
+            "data_epochs": max(s["data_epochs"] for s in each),
+            "peak_memory_bytes": max(s["peak_memory_bytes"] for s in each),
+            "components": {number: {key: s[key] for key in ("best_epoch", "best_valid", "test")}
+                           for number, s in summaries.items()}}

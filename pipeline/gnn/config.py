@@ -1,0 +1,311 @@
+"""The keys of trainer=gnn. Nothing here imports torch, so that ``--help`` answers at once."""
+
+import importlib.util
+from dataclasses import dataclass, field, make_dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.config import EvaluateConfig, ParallelConfig, RunConfig, TrainConfig
+from parallel_epochs.pipeline.keys import Rule, key
+
+# Nothing is cut into clusters beside these loaders.
+WITHOUT_CLUSTERS = {"loader.name": ("neighbor", "graph")}
+
+
+@dataclass
+class PartitionConfig:
+    """How the graph is cut into clusters."""
+
+    name: str = key("random", "How clusters are drawn.", unless=WITHOUT_CLUSTERS)
+    num_parts: Any = key(4, "Number of clusters of a partition. auto: as few as fit into memory.", minimum=1,
+                         may_be_auto=True, unless={"partition.name": ("whole",), **WITHOUT_CLUSTERS})
+    clusters_per_step: int = key(1, "Number of clusters that are merged into one batch, with the edges between them.",
+                                 minimum=1, unless=WITHOUT_CLUSTERS)
+    num_micro_parts: int = key(0, "Number of small clusters that are regrouped into num_parts clusters each round. "
+                               "0: 20 x num_parts.", minimum=0, unless=WITHOUT_CLUSTERS,
+                               when={"partition.name": ("metis_random", "kaminpar_random")})
+    scale_sums: bool = key(False, "Scale the sum over a node's neighbours in its cluster up to all its neighbours.",
+                           unless=WITHOUT_CLUSTERS, when={"model.aggr": ("add", "softmax_sum", "power_sum")})
+    prefetch: int = key(2, "Number of batches that are drawn ahead in the background.", minimum=1, below=1000,
+                        changes_numbers=False)
+
+    @property
+    def num_clusters(self) -> int:
+        """Number of clusters of a partition."""
+        return 1 if self.name == "whole" else self.num_parts
+
+    @property
+    def is_random(self) -> bool:
+        """Whether clusters are drawn without a look at the edges, so that an edge lies within one by chance."""
+        return self.name == "random"
+
+
+@dataclass
+class ModelConfig:
+    """Keys of every model.
+
+    Attributes:
+        is_foreign: whether others wrote the layers, which are then tried on a tiny graph before long work.
+    """
+
+    is_foreign: ClassVar[bool] = False
+    name: str = key("", "Model.")
+    num_layers: int = key(4, "Number of layers.")
+    hidden_channels: int = key(64, "Number of channels of each layer.")
+
+
+SIZES = {"num_layers": ModelConfig.num_layers, "hidden_channels": ModelConfig.hidden_channels}
+# Models by name: module of models/ and class. The options of a model are those of its constructor, written and checked
+# there.
+MODELS = {"deepergcn": ("deepgcn", "DeeperGCN"), "revgnn": ("reversible", "RevGNN"),
+          "equilibrium": ("equilibrium", "EquilibriumGNN"),
+          "pyg": ("pyg", "PyGModel"), "custom": ("custom", "CustomModel")}
+FOREIGN = ("pyg", "custom")
+# What a constructor takes that is no key of a configuration: it depends on the graph, or has a key elsewhere.
+NO_KEYS = ("edge_dim", "num_categories", "node_tables", "edge_tables", "pool", "fold_edge_encoder", "kernel")
+# Beside which aggregations and norms an option of a model counts.
+OPTIONS_COUNT_WHEN: dict[str, dict[str, tuple]] = {
+    "t": {"model.aggr": ("softmax", "softmax_sg", "softmax_sum")},
+    "p": {"model.aggr": ("power", "power_sum", "powermean")},
+    "learn_p": {"model.aggr": ("power", "power_sum", "powermean")},
+    "y": {"model.aggr": ("softmax_sum", "power_sum")},
+    "learn_y": {"model.aggr": ("softmax_sum", "power_sum")},
+    "learn_msg_scale": {"model.msg_norm": (True,)},
+}
+
+
+def _model_schema(name: str) -> type[ModelConfig]:
+    module, class_name = MODELS[name]
+    source = Path(importlib.util.find_spec("parallel_epochs.models").submodule_search_locations[0], f"{module}.py")
+    fields = keys.keys_of_constructor(source, class_name, leave_out=NO_KEYS, sizes=SIZES, when=OPTIONS_COUNT_WHEN)
+    schema = make_dataclass(f"{class_name}Config", [("name", str, key(name, "Model.")), *fields],
+                            bases=(ModelConfig,),
+                            namespace={"__doc__": f"The options of :class:`models.{module}.{class_name}`.",
+                                       "is_foreign": name in FOREIGN})
+    schema.__module__ = __name__  # where ranks find it
+    return schema
+
+
+MODEL_SCHEMAS = {name: _model_schema(name) for name in MODELS}
+globals().update({schema.__name__: schema for schema in MODEL_SCHEMAS.values()})
+
+LINK = {"task.name": ("link",)}
+
+
+@dataclass
+class TaskConfig:
+    """What is learned."""
+
+    name: str = key("node", "Task: node for labels of nodes, graph for labels of whole graphs, or link.")
+    metric: str | None = key(None, "Metric: rocauc, ap or micro_f1 for binary tasks, acc for classes, mae or rmse for "
+                             "real values, hits@K with any K or mrr for links. Default: the dataset's metric.")
+    pool: str = key("mean", "How the rows of a graph's nodes become one row.", choices=("mean", "sum", "max"),
+                    when={"task.name": ("graph",)})
+    pairs_per_step: int = key(65_536, "Number of training pairs in a batch.", minimum=1, when=LINK)
+    num_negatives: int = key(1, "Number of random pairs drawn for each training pair.", minimum=1, when=LINK)
+    strict_negatives: bool = key(False, "Draw no training pair and no self-pair as a negative.", when=LINK)
+    hide_pairs: bool = key(False, "Remove the training pairs of a batch from its edges.", when=LINK)
+    valid_edges: bool = key(False, "Add the validation pairs as edges when the test split is evaluated.", when=LINK)
+    predictor_layers: int = key(3, "Number of linear layers of the predictor.", minimum=1, below=1000, when=LINK)
+
+
+@dataclass
+class LoaderConfig:
+    """What a batch is."""
+
+    name: str = key("cluster", "Loader: cluster for the subgraphs of a partition's clusters, neighbor for training "
+                    "nodes with sampled neighbours, graph for whole graphs.")
+    num_neighbors: list[int] = key([15, 10, 5, 5], "Largest number of neighbours sampled for a node, for each hop. "
+                                   "-1: all.", when={"loader.name": ("neighbor",), "evaluation.method": ("neighbor",)})
+    batch_size: int = key(1024, "Number of training nodes (neighbor) or graphs (graph) in a batch.", minimum=1,
+                          when={"loader.name": ("neighbor", "graph"), "evaluation.method": ("neighbor",)})
+    pack: str = key("graphs", "Balance batches by number of graphs or by number of nodes.",
+                    choices=("graphs", "nodes"), when={"loader.name": ("graph",)})
+    backend: str = key("native", "Neighbour sampler: native, or PyG's NeighborLoader with pyg-lib or torch_sparse, "
+                       "which does not repeat its draws.", choices=("native", "pyg"),
+                       when={"loader.name": ("neighbor",)})
+
+
+TABLE = {"features.name": ("embedding",)}
+
+
+@dataclass
+class FeaturesConfig:
+    """Which node features a model reads."""
+
+    name: str = key("data", "data: the features of the nodes, or those that data.node_features makes from the edges. "
+                    "embedding: a learned table with a row for each node.")
+    channels: int = key(64, "Number of columns of the table.", minimum=1, when=TABLE)
+    concat: bool = key(False, "Put the table beside the features of the data, not in their place.", when=TABLE)
+    lr: float = key(0.003, "Learning rate of the table. It is scaled and warmed up like train.lr.", above=0, when=TABLE)
+    dropout: float = key(0.5, "Fraction of the nodes whose rows are zero in a step.", minimum=0, below=1, when=TABLE)
+    optimizer: str = key("sparse_adam", "Optimizer of the table: sparse_adam, or sgd, which keeps no moments.",
+                         when=TABLE)
+    device: str = key("auto", "Where the table lies: auto, on the device of the model; cpu, in the memory of the "
+                      "machine.", choices=("auto", "cpu"), when=TABLE)
+
+
+@dataclass
+class GNNTrainConfig(TrainConfig):
+    """How the model is trained."""
+
+    optimizer: str = key("adam", "Optimizer of the model.", choices=("adam", "adamw"))
+    weight_decay: float = key(0.0, "Weight decay of the optimizer.", minimum=0)
+    warmup_steps: int = key(0, "Number of steps in which the learning rate rises linearly, from lr / warmup_steps to "
+                            "lr.", minimum=0)
+    clip_grad_norm: float = key(0.0, "Largest norm of the gradient. 0: no clipping.", minimum=0)
+    label_input: float = key(0.0, "Fraction of the training labels that are inputs during training. 0: none.",
+                             minimum=0, below=1)
+    precision: str = key("fp32", "Precision: fp32; bf16 by autocast; fp16 by autocast with a dynamic loss scale.",
+                         choices=("fp32", "bf16", "fp16"))
+
+
+@dataclass
+class GNNParallelConfig(ParallelConfig):
+    """Which ranks train, and how the learning rate follows their number."""
+
+    lr_scaling: str = key("linear", "How the learning rate grows with the number of partitions trained at a time.",
+                          choices=("none", "sqrt", "linear"))
+
+
+@dataclass
+class EvaluationConfig:
+    """How every node is predicted."""
+
+    method: str = key("exact", "exact: the whole graph, layer by layer. views: the average over random partitions. "
+                      "neighbor: the average over sampled neighbours.", choices=("views", "exact", "neighbor"))
+    num_views: int = key(1, "Number of random partitions, or of draws of neighbours, whose logits are averaged.",
+                         minimum=1, below=10_000, when={"evaluation.method": ("views", "neighbor")})
+    num_parts: int = key(5, "Number of clusters of a view.", minimum=1, when={"evaluation.method": ("views",)})
+    num_neighbors: list[int] = key([], "Largest number of neighbours sampled for a node, for each hop. []: as in "
+                                   "loader.num_neighbors.", when={"evaluation.method": ("neighbor",)})
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the whole graph is predicted at once."""
+        return self.method == "exact"
+
+    @property
+    def samples(self) -> bool:
+        """Whether neighbours are sampled."""
+        return self.method == "neighbor"
+
+
+def _is_set(value: object) -> bool:
+    return bool(value)
+
+
+WHOLE_GRAPHS = {"task.name": ("graph",)}
+RULES = (
+    *(Rule(when, name, ("graph",), "labels of whole graphs need both, and a dataset of many graphs (data=ogb_graph, "
+           "graph_files or smiles)") for when, name in ((WHOLE_GRAPHS, "loader.name"),
+                                                        ({"loader.name": ("graph",)}, "task.name"))),
+    Rule(WHOLE_GRAPHS, "partition.name", ("random", "whole"), "whole graphs are not cut"),
+    Rule(WHOLE_GRAPHS, "evaluation.method", ("exact",), "whole graphs fit into a batch"),
+    Rule(WHOLE_GRAPHS, "model.name", tuple(set(MODELS) - set(FOREIGN)), "the model must pool the nodes of each graph",
+         "model=" + " or ".join(name for name in MODELS if name not in FOREIGN)),
+    Rule(WHOLE_GRAPHS, "features.name", ("data",), "a learned table has rows for the nodes of one graph only"),
+    Rule(WHOLE_GRAPHS, "train.label_input", (0.0,), "labels of graphs are no inputs of nodes"),
+    Rule(LINK, "loader.name", ("cluster",), "training pairs lie within clusters. evaluation=neighbor predicts links "
+         "from sampled neighbours"),
+    Rule(LINK, "data.components", ("all",), "pairs may lie in several components"),
+    Rule(LINK, "train.label_input", (0.0,), "links have no labels of nodes"),
+    Rule(TABLE, "train.precision", ("fp32", "bf16"), "sparse gradients cannot be unscaled"),
+    *(Rule({"model.knn": _is_set}, name, allowed, "neighbours are found by features, not along edges")
+      for name, allowed in (("loader.name", ("cluster", "graph")), ("evaluation.method", ("exact", "views")))),
+    *(Rule({"partition.scale_sums": (True,)}, name, allowed, "sums over the graph's edges are scaled")
+      for name, allowed in (("model.name", ("deepergcn",)), ("task.name", ("node",)), ("model.knn", (0,)))),
+    *(Rule({"partition.num_parts": (keys.AUTO,)}, name, allowed, f"{why}. Give a number, or leave it out")
+      for name, allowed, why in (
+          ("loader.name", ("cluster",), "other loaders make no clusters"),
+          ("partition.name", ("random", "metis", "metis_random", "kaminpar", "kaminpar_random"),
+           "whole is a single cluster"),
+          ("task.name", ("node",), "the memory of pairs is not known beforehand"),
+          ("model.knn", (0,), "the memory of all pairs of a batch's nodes is not known beforehand"))),
+)
+
+
+@dataclass
+class GNNConfig(RunConfig):
+    """A run of trainer=gnn."""
+
+    takes: ClassVar[tuple[str, ...]] = ("graph", "graphs")
+    members: ClassVar[dict[str, tuple[str, dict[str, type]]]] = {
+        **RunConfig.members, "model": ("name", MODEL_SCHEMAS)}  # type: ignore[dict-item]
+    rules: ClassVar[tuple[Rule, ...]] = (*RunConfig.rules, *RULES)
+
+    kernel: str = key("auto", "Kernel that aggregates messages: auto, which is fused where it can run; fused; "
+                      "reference.", choices=("auto", "fused", "reference"))
+    train: GNNTrainConfig = field(default_factory=GNNTrainConfig)
+    parallel: GNNParallelConfig = field(default_factory=GNNParallelConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    partition: PartitionConfig = field(default_factory=PartitionConfig)
+    model: ModelConfig = field(default_factory=MODEL_SCHEMAS["deepergcn"])
+    features: FeaturesConfig = field(default_factory=FeaturesConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    @property
+    def learned_channels(self) -> int:
+        """Columns of the learned table of node features; 0 without one."""
+        return self.features.channels if self.features.name == "embedding" else 0
+
+    def check_components(self) -> None:
+        if (self.data.holds == "graphs") != (self.loader.name == "graph"):
+            raise ValueError(f"data={self.data.source} with task={self.task.name} and loader={self.loader.name} do not "
+                             "fit each other. Labels of whole graphs need task=graph, loader=graph and "
+                             "a dataset of many graphs (data=ogb_graph, graph_files or smiles); labels of nodes need "
+                             "none of them")
+        components = self.data.components
+        if components not in ("all", "largest", "separate") and not (components.isdecimal() and int(components) >= 1):
+            raise ValueError(f"data.components={components} is unknown. Choose all, largest, separate, or a number K "
+                             "for the K-th largest component")
+
+    def check(self) -> None:
+        super().check()
+        sparse, dense = ("sparse_adam", "sgd"), keys.meaning_of(GNNTrainConfig, "optimizer").choices
+        if self.features.optimizer in dense:
+            raise ValueError(f"features.optimizer={self.features.optimizer} takes no sparse gradients, and would move "
+                             "every row of the table at every step. Choose sparse_adam or sgd; train.optimizer="
+                             f"{self.train.optimizer} is the optimizer of the model")
+        if self.features.optimizer not in sparse:
+            raise ValueError(f"features.optimizer={self.features.optimizer} is unknown; choose one of "
+                             f"{', '.join(sparse)}")
+        if self.loader.name == "neighbor":
+            _check_num_neighbors("loader", self.loader.num_neighbors, self.model.num_layers)
+        if self.evaluation.samples:
+            part = "evaluation" if self.evaluation.num_neighbors else "loader"
+            _check_num_neighbors(part, getattr(self, part).num_neighbors, self.model.num_layers)
+
+
+def _check_num_neighbors(part: str, num_neighbors: list[int], num_layers: int) -> None:
+    name = f"{part}.num_neighbors=[{','.join(map(str, num_neighbors))}]"
+    if len(num_neighbors) != num_layers:
+        example = "15,10,..." if num_layers > 8 else ",".join(["15", "10", *["5"] * (num_layers - 2)][:num_layers])
+        raise ValueError(f"{name} has {len(num_neighbors)} numbers, and model.num_layers={num_layers} needs one for "
+                         f"each layer, as in {part}.num_neighbors=[{example}]")
+    if wrong := [number for number in num_neighbors if not (isinstance(number, int) and (number > 0 or number == -1))]:
+        raise ValueError(f"{name}: {wrong[0]} neighbours cannot be sampled. Give at least 1, or -1 for all of them")
+
+
+@dataclass
+class GNNEvaluateConfig(EvaluateConfig):
+    """The keys of `evaluate` and `predict` for a run of trainer=gnn."""
+
+    method: str | None = key(None, "How nodes are predicted. Default: as in the run.",
+                             choices=("views", "exact", "neighbor"))
+    num_views: int | None = key(None, "Number of views that are averaged. Default: as in the run.", minimum=1,
+                                below=10_000)
+    num_parts: int | None = key(None, "Number of clusters of a view. Default: as in the run.", minimum=1)
+    num_neighbors: list[int] | None = key(None, "Largest number of neighbours sampled for a node, for each hop. "
+                                          "Default: as in the run.")
+    output: str | None = key(None, "Table to write, with a row for each node: its id, its split, the prediction and "
+                             "the scores. The name ends with .parquet, .csv, .csv.gz, .tsv or .tsv.gz (task=node).",
+                             is_path=True)
+    output_nodes: str | None = key(None, "Table with a column id: the nodes that output holds, in this order. Default: "
+                                   "all nodes.", is_path=True)
+    embeddings: bool = key(False, "Write the embeddings of the nodes to output too: the inputs of the model's last "
+                           "linear layer.")
+    pairs: str | None = key(None, "File with the pairs to predict, a tensor [num_pairs, 2] saved by torch.save. "
+                            "Default: the pairs of the test split (task=link).", is_path=True)

@@ -1,0 +1,185 @@
+"""Predictions of every row: averaged over random partitions or drawn neighbours, or exact on the whole graph."""
+
+import contextlib
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
+
+from parallel_epochs.pipeline.gnn.loaders.background import BackgroundRounds
+from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
+from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
+from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader
+from parallel_epochs.pipeline.graph.partition import random_partition
+from parallel_epochs.pipeline.run import pulse
+from parallel_epochs.pipeline.run.errors import Stopped
+from parallel_epochs.pipeline.run.progress import Bar
+from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.seeds import stream
+from parallel_epochs.pipeline.run.stop import StopRequest
+from parallel_epochs.pipeline.run.threads import borrowed_threads
+from parallel_epochs.pipeline.schedule import Share
+
+# Row numbers [n] and their predictions [n, out_channels] for a batch, by a model in evaluation mode.
+Predict = Callable[[Data], tuple[Tensor, Tensor]]
+
+
+@torch.no_grad()
+def predict_views(predict: Predict, loader: ClusterLoader | NeighborLoader, *, num_rows: int, out_channels: int,
+                  num_views: int, num_parts: int = 1, seed: int, round_: int, prefetch: int = 2,
+                  layers: Sequence[torch.nn.Module] = (), ranks: Ranks = Ranks(),
+                  stop: StopRequest | None = None) -> Tensor:
+    """Predict every row once in each view and average the predictions over the views.
+
+    A view is a random partition of a cluster loader, or a draw of a neighbour loader whose seeds are all nodes. The
+    result is a function of `predict`, `seed` and `round_`. The batches of all views are shared out among the ranks, and
+    their predictions summed.
+
+    Args:
+        num_rows: number of rows to predict.
+        out_channels: columns of the predictions.
+        num_views: number of partitions or draws.
+        num_parts: clusters of a partition; no more than there are nodes are made.
+        seed: of the partitions; a neighbour loader has its own.
+        layers: modules that each run once a batch; a request to stop is looked at before each.
+        stop: asks for an end.
+
+    Returns:
+        Predictions in order, [num_rows, out_channels], float32, on the CPU.
+
+    Raises:
+        Stopped: a rank was asked to stop; all ranks raise it.
+    """
+    num_nodes = loader.data.num_nodes
+    num_batches = loader.num_batches if isinstance(loader, NeighborLoader) else min(num_parts, num_nodes)
+
+    def start_view(view: int) -> Iterator[Data]:
+        mine = [part for part in range(num_batches) if (view * num_batches + part) % ranks.num_ranks == ranks.rank]
+        if isinstance(loader, NeighborLoader):
+            return loader.batches_of(loader.draw(round_, Share(draw=view)), mine)
+        return loader.batches_of(random_partition(num_nodes, num_batches, stream("view", seed, round_, view)), mine)
+
+    views = [(view, lambda view=view: start_view(view)) for view in range(num_views)]
+    total = torch.zeros(num_rows, out_channels)
+    share = math.ceil(num_views * num_parts / ranks.num_ranks)
+    with _stopped_together(stop, ranks, layers), Bar("evaluating", share, "clusters", show=ranks.is_first) as bar:
+        _add_predictions(total, predict, views, loader.device, prefetch, bar)
+    ranks.sum_(total)
+    return total / num_views
+
+
+@torch.no_grad()
+def predict_graphs(predict: Predict, loader: GraphLoader, *, num_rows: int, out_channels: int, prefetch: int = 2,
+                   layers: Sequence[torch.nn.Module] = (), ranks: Ranks = Ranks(),
+                   stop: StopRequest | None = None) -> Tensor:
+    """Predict every whole graph once: exact, as no graph knows of another, and shared out among the ranks.
+
+    Arguments, result and errors are those of :func:`predict_views`.
+    """
+    everything = loader.all_graphs()
+    mine = range(ranks.rank, everything.num_parts, ranks.num_ranks)
+    total = torch.zeros(num_rows, out_channels)
+    with _stopped_together(stop, ranks, layers), Bar("evaluating", len(mine), "batches", show=ranks.is_first) as bar:
+        _add_predictions(total, predict, [(0, lambda: loader.batches_of(everything, mine))], loader.device, prefetch,
+                         bar)
+    ranks.sum_(total)
+    return total
+
+
+def _add_predictions(total: Tensor, predict: Predict, rounds: Sequence[tuple[int, Callable[..., Iterator[Data]]]],
+                     device: torch.device, prefetch: int, bar: Bar) -> None:
+    """Add the predictions of the batches of some rounds to the rows that they are of."""
+    with BackgroundRounds(rounds, device=device, prefetch=prefetch) as background:
+        for round_, _ in rounds:
+            for batch in background.batches(round_):
+                rows, predictions = predict(batch.to(device, non_blocking=True))
+                total[rows.cpu()] += predictions.float().cpu()
+                bar.advance()
+
+
+@torch.no_grad()
+def predict_exact(predict: Predict, data: Data, *, num_rows: int, out_channels: int, device: torch.device,
+                  layers: Sequence[torch.nn.Module] = (), ranks: Ranks = Ranks(),
+                  stop: StopRequest | None = None) -> Tensor:
+    """Predict every row from the whole graph, layer by layer.
+
+    The aggregation takes a bounded number of edges at a time, so that memory holds a few tensors of nodes x channels
+    beside the graph. One pass can not be shared out: rank 0 makes it, on a CPU with the threads of all ranks of its
+    machine, while the others wait.
+
+    Args:
+        layers: modules that each run once: they tell how far the pass is, and a request to stop is looked at before
+            each.
+
+    Returns:
+        Predictions in order, [num_rows, out_channels], float32, on the CPU; on other ranks than the first nothing is
+        computed, and the result is empty.
+
+    Raises:
+        Stopped: a rank was asked to stop; all ranks raise it.
+    """
+    if not ranks.is_first:
+        with _stopped_together(stop, ranks, layers):
+            return torch.empty(0)
+    # Data.to works in place; the graph itself stays where it is.
+    batch = copy.copy(data)
+    batch.n_id, batch.target = torch.arange(data.num_nodes), torch.ones(data.num_nodes, dtype=torch.bool)
+    with _stopped_together(stop, ranks, layers), borrowed_threads(ranks.num_local), \
+            Bar("evaluating", len(layers), "layers") as bar, \
+            _hooked(layer.register_forward_hook(lambda *_: bar.advance()) for layer in layers):
+        rows, predictions = predict(batch.to(device))
+        total = torch.zeros(num_rows, out_channels)
+        total[rows.cpu()] = predictions.float().cpu()
+    return total
+
+
+@contextlib.contextmanager
+def _stopped_together(stop: StopRequest | None, ranks: Ranks, layers: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Leave the block where a request to stop meets it, between two layers of a model, and its end if any rank did.
+
+    Raises:
+        Stopped: on all ranks, if one was asked to stop.
+    """
+    def look(*_) -> None:
+        pulse.renew()
+        if stop is not None:
+            stop.check()
+
+    left = None
+    try:
+        with _hooked(layer.register_forward_pre_hook(look) for layer in layers):
+            yield
+    except Stopped as stopped:
+        left = stopped
+    asked = torch.tensor([0 if left is None else left.signum])
+    ranks.max_(asked)
+    if asked:
+        raise Stopped(int(asked))
+
+
+@contextlib.contextmanager
+def _hooked(hooks: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks at the end of the block."""
+    handles = list(hooks)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def stack_of_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the layers of a model: the ``ModuleList`` with the most parameters among those with graph convolutions if
+    there are such, or the model's own modules.
+
+    Hooks on what a convolution folds into itself, an encoder of edges, would keep it from doing so.
+    """
+    stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
+    convolve = [stack for stack in stacks if any(isinstance(module, MessagePassing) for module in stack.modules())]
+    return list(max(convolve or stacks, key=lambda stack: sum(p.numel() for p in stack.parameters()),
+                    default=model.children()))

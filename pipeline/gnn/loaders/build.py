@@ -1,0 +1,136 @@
+"""Loaders by name: what each asks of a configuration, and how it is built."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.gnn.config import GNNConfig
+from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
+from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
+from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader, check_pyg
+from parallel_epochs.pipeline.gnn.loaders.pairs import PairLoader
+from parallel_epochs.pipeline.gnn.trainer import Loader
+from parallel_epochs.pipeline.graph.laid_out import LaidOut
+from parallel_epochs.pipeline.graph.partitioner import Partitioner, check_engine
+from parallel_epochs.pipeline.graph.stream import ClusterStream
+
+
+@dataclass(frozen=True)
+class LoaderKind:
+    """A loader.
+
+    Attributes:
+        build: builds it for a graph; a ValueError if it does not fit.
+        check: refuses a configuration that it cannot serve here.
+        num_nodes: the least number of nodes of a batch, and the key to change where that is too many; None if it is
+            not known yet.
+    """
+
+    build: Callable[[GNNConfig, Data, torch.device], Loader]
+    check: Callable[[GNNConfig], None]
+    num_nodes: Callable[[GNNConfig, Data], tuple[int, str] | None]
+
+
+def build_partitioner(config: GNNConfig, data: Data) -> Partitioner:
+    """Build what draws the partitions of a run.
+
+    Raises:
+        ValueError: the configured partition does not fit the graph.
+    """
+    num_parts = config.partition.num_parts
+    return Partitioner(
+        data.edge_index, name=config.partition.name, num_parts=1 if num_parts == keys.AUTO else num_parts,
+        seed=config.seed, num_micro_parts=config.partition.num_micro_parts,
+        cache=Path(config.cache_dir) / "partitions")
+
+
+def build_stream(config: GNNConfig, data: Data, partitioner: Partitioner | None = None) -> ClusterStream | None:
+    """Build what reads clusters of a graph on disk in one pass; none for a graph in memory.
+
+    Args:
+        partitioner: of the clusters; if it puts them together of micro-clusters, a copy of the graph is laid out by
+            these.
+    """
+    if "store" not in data:
+        return None
+    cache_dir = Path(config.cache_dir)
+
+    def lay_out(buffer: int) -> LaidOut:
+        return LaidOut(data, partitioner.micro_clusters(), cache_dir / "graphs", spill=cache_dir / "spill",
+                       buffer=buffer)
+
+    has_micro = partitioner is not None and partitioner.has_micro_clusters
+    return ClusterStream(data, spill=cache_dir / "spill", lay_out=lay_out if has_micro else None)
+
+
+def build_loader(config: GNNConfig, data: Data, device: torch.device = torch.device("cpu")) -> Loader:
+    """Build what makes the batches.
+
+    Raises:
+        ValueError: it does not fit the graph.
+    """
+    return LOADERS[config.loader.name].build(config, data, device)
+
+
+def of_clusters(loader: type[ClusterLoader]) -> LoaderKind:
+    """Return the record of a loader of clusters; with pairs to be linked, they are drawn within the clusters."""
+    def build(config: GNNConfig, data: Data, device: torch.device) -> Loader:
+        partitioner = build_partitioner(config, data)
+        clusters = loader(data, partitioner, device=device, stream=build_stream(config, data, partitioner),
+                          clusters_per_step=config.partition.clusters_per_step, scale_sums=config.partition.scale_sums)
+        task = config.task
+        return clusters if "train_pairs" not in data else PairLoader(
+            clusters, pairs_per_step=task.pairs_per_step, num_negatives=task.num_negatives,
+            strict=task.strict_negatives, hide=task.hide_pairs, seed=config.seed)
+
+    return LoaderKind(build, lambda config: check_engine(config.partition.name), _nodes_of_clusters)
+
+
+def _nodes_of_clusters(config: GNNConfig, data: Data) -> tuple[int, str] | None:
+    partition = config.partition
+    if partition.num_parts == keys.AUTO:  # until the number is chosen
+        return None
+    num_parts = partition.num_clusters
+    return math.ceil(data.num_nodes / num_parts) * min(partition.clusters_per_step, num_parts), \
+        "raise partition.num_parts"
+
+
+def _build_neighbor_loader(config: GNNConfig, data: Data, device: torch.device) -> NeighborLoader:
+    return NeighborLoader(data, config.loader.num_neighbors, batch_size=config.loader.batch_size, seed=config.seed,
+                          backend=config.loader.backend, device=device)
+
+
+def _check_neighbor_loader(config: GNNConfig) -> None:
+    if config.loader.backend == "pyg":
+        check_pyg()
+
+
+def _nodes_of_seeds(config: GNNConfig, data: Data) -> tuple[int, str]:
+    # And their neighbours, if there are any.
+    return min(config.loader.batch_size, int(data.train_mask.sum())), "lower loader.batch_size"
+
+
+def _build_graph_loader(config: GNNConfig, data: Data, device: torch.device) -> GraphLoader:
+    loader = GraphLoader(data, batch_size=config.loader.batch_size, pack=config.loader.pack, seed=config.seed,
+                         device=device)
+    if getattr(config.model, "norm", None) == "batch" and loader.least_graphs < 2:
+        raise ValueError(f"loader.batch_size={config.loader.batch_size}: a batch of the {int(data.train_mask.sum()):,} "
+                         "training graphs holds a single graph, and batch norm needs two. Raise loader.batch_size, or "
+                         "set model.norm=layer")
+    return loader
+
+
+def _nodes_of_graphs(config: GNNConfig, data: Data) -> tuple[int, str]:
+    return math.ceil(data.num_nodes / (data.ptr.numel() - 1) * config.loader.batch_size), "lower loader.batch_size"
+
+
+# One line for each member of loaders/.
+LOADERS: dict[str, LoaderKind] = {
+    "cluster": of_clusters(ClusterLoader),
+    "neighbor": LoaderKind(_build_neighbor_loader, _check_neighbor_loader, _nodes_of_seeds),
+    "graph": LoaderKind(_build_graph_loader, lambda config: None, _nodes_of_graphs)}

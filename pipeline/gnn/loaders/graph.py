@@ -1,0 +1,104 @@
+"""Batches of whole graphs, cut out of their disjoint union."""
+
+import logging
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.graph.partition import Partition
+from parallel_epochs.pipeline.graph.union import cut_by_nodes, select_graphs
+from parallel_epochs.pipeline.run.seeds import stream
+from parallel_epochs.pipeline.schedule import Share
+
+log = logging.getLogger(__name__)
+
+
+class GraphLoader:
+    """Builds batches of whole graphs; an epoch goes through all training graphs, in another order each time.
+
+    A batch is the ``Data`` of :func:`pipeline.graph.union.select_graphs` with ``target`` (which of its graphs count,
+    all of them here, [num_graphs], bool) and ``cluster`` (its place in the draw). The number of batches is the same in
+    every draw: as few as hold `batch_size` graphs each. Their numbers of graphs differ by at most one, or, packed by
+    nodes, their numbers of nodes by about one graph.
+
+    Args:
+        data: a union of graphs.
+        batch_size: graphs of a batch, on average at most.
+        pack: what is shared out evenly among the batches: "graphs" or "nodes".
+        seed: of the order.
+        device: where the batches will be used; for a GPU they are put into page-locked memory.
+    """
+
+    def __init__(self, data: Data, *, batch_size: int, pack: str = "graphs", seed: int = 0,
+                 device: torch.device = torch.device("cpu")):
+        self.data, self.device = data, device
+        self._batch_size, self._pack, self._seed = batch_size, pack, seed
+        self._learned = data.train_mask.nonzero().squeeze(1)
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of a draw."""
+        return -(-self._learned.numel() // self._batch_size)
+
+    @property
+    def least_graphs(self) -> int:
+        """The least number of graphs that a batch of any draw has."""
+        least = self._learned.numel() // self.num_batches
+        return min(2, least) if self._pack == "nodes" else least
+
+    def prepare(self) -> None:
+        """Leave in the cache what other processes will find there: nothing beside the union itself."""
+
+    def draw(self, round_: int, share: Share) -> Partition:
+        """Draw the order of the training graphs that a share is a part of, cut into batches.
+
+        Returns:
+            A partition of graphs in place of nodes.
+        """
+        rng = stream("graphs", self._seed, round_, share.draw)
+        return self._cut(self._learned[torch.from_numpy(rng.permutation(self._learned.numel()))])
+
+    def batches(self, round_: int, share: Share) -> Iterator[Data]:
+        """Build the batches of a share in turn: a function of the seed, the round and the share."""
+        partition = self.draw(round_, share)
+        return self.batches_of(partition, share.batches(partition.num_parts))
+
+    def all_graphs(self) -> Partition:
+        """Cut all graphs, in their own order, into batches."""
+        return self._cut(torch.arange(self.data.ptr.numel() - 1))
+
+    def batches_of(self, partition: Partition, places: Iterable[int]) -> Iterator[Data]:
+        """Build the batches at some places of a partition of graphs."""
+        for place in places:
+            batch = select_graphs(self.data, partition.nodes(place))
+            batch.cluster, batch.target = place, torch.ones(batch.graph_id.numel(), dtype=torch.bool)
+            yield batch.pin_memory() if self.device.type == "cuda" else batch
+
+    def measure(self, partition: Partition, seconds: float) -> dict[str, dict]:
+        """Measure a draw and say so: a record for who writes it down.
+
+        Args:
+            seconds: how long the draw took.
+        """
+        graphs = partition.ptr.diff()
+        nodes = _sums(self.data.ptr.diff()[partition.perm], partition.ptr)
+        record = {"num_graphs": partition.perm.numel(), "num_batches": partition.num_parts, "pack": self._pack,
+                  "least_graphs": int(graphs.min()), "most_graphs": int(graphs.max()),
+                  "least_nodes": int(nodes.min()), "most_nodes": int(nodes.max()), "seconds": seconds}
+        log.info("batches: %s training graphs in %s batches of %s to %s graphs and %s to %s nodes, drawn in %.2f s",
+                 *(f"{record[key]:,}" for key in ("num_graphs", "num_batches", "least_graphs", "most_graphs",
+                                                  "least_nodes", "most_nodes")), seconds)
+        return {"graphs": record}
+
+    def _cut(self, graphs: Tensor) -> Partition:
+        num_parts = -(-graphs.numel() // self._batch_size)
+        if self._pack == "nodes":
+            return cut_by_nodes(graphs, self.data.ptr.diff()[graphs], num_parts)
+        return Partition(graphs, torch.arange(num_parts + 1) * graphs.numel() // num_parts)
+
+
+def _sums(values: Tensor, ptr: Tensor) -> Tensor:
+    total = torch.cat([values.new_zeros(1), values.cumsum(0)])
+    return total[ptr].diff()

@@ -1,0 +1,181 @@
+"""Batches of sampled neighbourhoods: some nodes that count, and neighbours to predict them from."""
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch_geometric.typing
+from jaxtyping import Int
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
+
+from parallel_epochs.models.edges import from_csc
+from parallel_epochs.pipeline.graph import subgraph
+from parallel_epochs.pipeline.graph.edges import transpose
+from parallel_epochs.pipeline.graph.sampling import LIBRARY, NeighborSampler
+from parallel_epochs.pipeline.run.seeds import stream
+from parallel_epochs.pipeline.schedule import Share
+
+log = logging.getLogger(__name__)
+
+NUM_MEASURED = 4  # batches
+# Like NeighborSampler.sample: edges, the numbers of their nodes, and their positions, of some seeds and a key.
+Sample = Callable[[Tensor, int], tuple[EdgeIndex, Tensor, Tensor]]
+
+
+@dataclass
+class SeedOrder:
+    """The order in which a draw goes through the seeds.
+
+    Attributes:
+        seeds: node numbers, [num_seeds], int64.
+        path: the round and the number of the draw, of which every random number of its batches is a function too.
+    """
+
+    seeds: Int[Tensor, " num_seeds"]
+    path: tuple[int, int]
+
+
+class NeighborLoader:
+    """Builds batches of seeds and of neighbours that are drawn hop by hop.
+
+    A batch is a ``Data`` as :class:`pipeline.gnn.loaders.cluster.ClusterLoader` builds it; ``target`` marks the
+    seeds, its first nodes. An epoch goes through all seeds, in another order each time; its last batch may have fewer.
+
+    Args:
+        data: a graph whose ``edge_index`` is an ``EdgeIndex`` sorted by destination.
+        num_neighbors: the largest number of neighbours drawn for a node at each hop; -1 for all of them.
+        batch_size: seeds of a batch.
+        nodes: the seeds, int64; all training nodes if not given.
+        purpose: what the batches are for; those of other purposes are drawn otherwise.
+        seed: of every random number here.
+        backend: "native", or "pyg" for PyG's NeighborLoader, which draws from torch's global random numbers.
+        device: where the batches will be used; for a GPU they are put into page-locked memory.
+
+    Raises:
+        ValueError: there is no seed, or PyG's loader has nothing to sample with.
+    """
+
+    def __init__(self, data: Data, num_neighbors: Sequence[int], *, batch_size: int, nodes: Tensor | None = None,
+                 purpose: str = "train", seed: int = 0, backend: str = "native",
+                 device: torch.device = torch.device("cpu")):
+        self.data, self.device = data, device
+        self._num_neighbors, self._batch_size = list(num_neighbors), batch_size
+        self._nodes = data.train_mask.nonzero().squeeze(1) if nodes is None else nodes
+        self._purpose, self._seed, self._backend = purpose, seed, backend
+        if not self._nodes.numel():
+            raise ValueError("loader=neighbor draws the neighbours of training nodes, and the graph has none")
+        if backend == "pyg":
+            check_pyg()
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of a draw."""
+        return -(-self._nodes.numel() // self._batch_size)
+
+    @property
+    def least_nodes(self) -> int:
+        """The least number of nodes that a batch of any draw may have, as far as it matters: at least 2, or 1."""
+        if self._nodes.numel() % self._batch_size != 1 and self._batch_size > 1:
+            return 2
+        src, dst = self.data.edge_index.as_tensor().long()
+        degree, loops = (torch.bincount(nodes, minlength=self.data.num_nodes)[self._nodes]
+                         for nodes in (dst, dst[src == dst]))
+        most = self._num_neighbors[0]
+        return 1 if bool((loops >= (degree if most < 0 else degree.clamp(max=most))).any()) else 2
+
+    def prepare(self) -> None:
+        """Compile what draws and selects, once for all processes."""
+        LIBRARY.get(), subgraph.LIBRARY.get()
+
+    def draw(self, round_: int, share: Share) -> SeedOrder:
+        """Draw the order of the seeds that a share is a part of."""
+        rng = stream(f"{self._purpose} seeds", self._seed, round_, share.draw)
+        return SeedOrder(self._nodes[torch.from_numpy(rng.permutation(self._nodes.numel()))], (round_, share.draw))
+
+    def batches(self, round_: int, share: Share) -> Iterator[Data]:
+        """Build the batches of a share in turn: natively, a function of the seed, the round and the share."""
+        return self.batches_of(self.draw(round_, share), share.batches(self.num_batches))
+
+    def batches_of(self, order: SeedOrder, numbers: Iterable[int]) -> Iterator[Data]:
+        """Build batches of a draw, given their numbers, in turn."""
+        for number, num_seeds, (edge_index, nodes, position) in self._samples(order, numbers):
+            batch = subgraph.attach(self.data, edge_index, nodes, position)
+            batch.cluster = number
+            batch.target = torch.arange(len(nodes)) < num_seeds
+            yield batch.pin_memory() if self.device.type == "cuda" else batch
+
+    def measure(self, order: SeedOrder, seconds: float) -> dict[str, dict]:
+        """Draw some batches, measure them and say so: a record for who writes it down.
+
+        Args:
+            seconds: how long the order took.
+        """
+        if self._backend == "pyg":
+            log.info("loader.backend=pyg draws other neighbours each time: only loader.backend=native repeats and "
+                     "resumes a run with the same bits")
+        start = time.perf_counter()
+        numbers = range(min(NUM_MEASURED, self.num_batches))
+        sizes = [(nodes.numel(), edge_index.size(1)) for _, _, (edge_index, nodes, _) in self._samples(order, numbers)]
+        mean_nodes, mean_edges = (sum(column) / len(sizes) for column in zip(*sizes))
+        seconds += (time.perf_counter() - start) / len(sizes)
+        log.info("sampling: %s, num_neighbors=%s, %s batches of %s of %s seeds, with %s nodes and %s edges on average "
+                 "(of %d), %.3f s each", self.name, self._num_neighbors, f"{self.num_batches:,}",
+                 f"{min(self._batch_size, len(order.seeds)):,}", f"{len(order.seeds):,}", f"{mean_nodes:,.0f}",
+                 f"{mean_edges:,.0f}", len(sizes), seconds)
+        return {"sampling": {"name": self.name, "num_neighbors": self._num_neighbors, "num_batches": self.num_batches,
+                             "num_seeds": len(order.seeds), "mean_nodes": mean_nodes, "mean_edges": mean_edges,
+                             "seconds": seconds}}
+
+    @property
+    def name(self) -> str:
+        """What draws the neighbours."""
+        return "PyG's NeighborLoader" if self._backend == "pyg" else "numpy" if LIBRARY.get() is None else "native"
+
+    def _samples(self, order: SeedOrder,
+                 numbers: Iterable[int]) -> Iterator[tuple[int, int, tuple[EdgeIndex, Tensor, Tensor]]]:
+        """Draw the batches of these numbers: their number, their number of seeds, and what was drawn."""
+        # One for each iterator: training and evaluation may draw at the same time, in threads of their own.
+        sample = (self._pyg_sample if self._backend == "pyg"
+                  else NeighborSampler(self.data.edge_index, self._num_neighbors).sample)
+        for number in numbers:
+            seeds = order.seeds[number * self._batch_size:(number + 1) * self._batch_size]
+            key = stream(f"{self._purpose} neighbours", self._seed, *order.path, number).bit_generator.random_raw()
+            yield number, seeds.numel(), sample(seeds, int(key))
+
+    @functools.cached_property
+    def _pyg_sample(self) -> Sample:
+        return pyg_sampler(self.data.edge_index, self._num_neighbors)
+
+
+def check_pyg() -> None:
+    """Make sure that PyG's NeighborLoader has something to sample with.
+
+    Raises:
+        ValueError: it has not.
+    """
+    if not (torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE):
+        raise ValueError("loader.backend=pyg: PyG's NeighborLoader needs pyg-lib or torch_sparse (pip install "
+                         "setuptools wheel, then pip install --no-build-isolation torch_scatter torch_sparse); "
+                         "loader.backend=native needs neither")
+
+
+def pyg_sampler(edge_index: EdgeIndex, num_neighbors: Sequence[int]) -> Sample:
+    """Make PyG's NeighborLoader sample as :meth:`NeighborSampler.sample` does, except that it ignores the key."""
+    from torch_geometric.loader import NeighborLoader as PyGNeighborLoader
+
+    plain = Data(edge_index=edge_index.as_tensor().long(), num_nodes=edge_index.get_sparse_size(1))
+    loader = PyGNeighborLoader(plain, list(num_neighbors), is_sorted=True)
+
+    def sample(seeds: Tensor, key: int) -> tuple[EdgeIndex, Tensor, Tensor]:
+        batch = loader(seeds)
+        dst, by_dst = batch.edge_index[1].sort(stable=True)
+        indptr = torch.bincount(dst, minlength=batch.num_nodes).cumsum(0)
+        edges = from_csc(batch.edge_index[:, by_dst], torch.cat([indptr.new_zeros(1), indptr]))
+        return transpose(edges), batch.n_id, batch.e_id[by_dst]
+
+    return sample

@@ -1,0 +1,139 @@
+"""Batches for links: a cluster's subgraph, training pairs within it, and as many drawn pairs to tell them from."""
+
+import copy
+import logging
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
+from parallel_epochs.pipeline.graph.pairs import PairsByCluster, PairSet, draw_negatives, sort_by_cluster, without_pairs
+from parallel_epochs.pipeline.graph.partition import Partition
+from parallel_epochs.pipeline.names import PAIRS
+from parallel_epochs.pipeline.run.seeds import stream
+from parallel_epochs.pipeline.schedule import Share
+
+log = logging.getLogger(__name__)
+
+
+class PairLoader:
+    """Builds the batches of link prediction from those of clusters.
+
+    A batch is that of a cluster with ``pairs`` [num_pairs, 2], the training pairs of the step, and ``negatives``
+    [num_negatives x num_pairs, 2], pairs of its nodes drawn at random: both name places in the batch, int64. Every
+    training pair within a cluster is in one batch of a draw; a cluster comes as often as its pairs need. What is drawn
+    is a function of the seed, the round, the draw and the number of the batch: of the step and the rank.
+
+    Args:
+        clusters: builds the clusters' subgraphs, of a graph with ``train_pairs`` [num_pairs, 2].
+        pairs_per_step: training pairs of a batch. The pairs of a single cluster of all nodes are cut into as many, the
+            last batch has the rest; with several clusters, each cluster's are divided evenly, into as many batches as
+            this asks for on average.
+        num_negatives: pairs drawn for each training pair.
+        strict: draw no training pair, and no node with itself.
+        hide: leave the training pairs of a batch out of its edges.
+        seed: of every random number here.
+    """
+
+    def __init__(self, clusters: ClusterLoader, *, pairs_per_step: int, num_negatives: int = 1, strict: bool = False,
+                 hide: bool = False, seed: int = 0):
+        self.clusters, self.data, self.device = clusters, clusters.data, clusters.device
+        self._pairs: Tensor = self.data.train_pairs
+        self._pairs_per_step, self._num_negatives = pairs_per_step, num_negatives
+        self._hide, self._seed = hide, seed
+        self._linked = PairSet(self._pairs, self.data.num_nodes) if strict else None
+        self._visits = -(-len(self._pairs) // (clusters.num_batches * pairs_per_step))
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of a draw."""
+        return self.clusters.num_batches * self._visits
+
+    def prepare(self) -> None:
+        """Leave in the cache what other processes will find there."""
+        self.clusters.prepare()
+
+    def draw(self, round_: int, share: Share) -> Partition:
+        """Draw the partition that a share is a part of."""
+        return self.clusters.draw(round_, share)
+
+    def batches(self, round_: int, share: Share) -> Iterator[Data]:
+        """Build the batches of a share in turn: a function of the seed, the round and the share."""
+        partition = self.draw(round_, share)
+        order = torch.from_numpy(stream("pairs", self._seed, round_, share.draw).permutation(len(self._pairs)))
+        pairs = sort_by_cluster(self._pairs, partition, order)
+        return self.batches_of(partition, pairs, share.batches(self.num_batches), (round_, share.draw))
+
+    def batches_of(self, partition: Partition, pairs: PairsByCluster, numbers: Iterable[int],
+                   path: tuple[int, int]) -> Iterator[Data]:
+        """Build batches of a draw, given their numbers, in turn: first each cluster once, then again.
+
+        Args:
+            path: the round and the number of the draw.
+        """
+        place = torch.empty(self.data.num_nodes, dtype=torch.int64)
+        numbers = list(numbers)
+        batches = self.clusters.batches_of(partition, [number % partition.num_parts for number in numbers])
+        for number, batch in zip(numbers, batches, strict=True):
+            visit, cluster = divmod(number, partition.num_parts)
+            place[batch.n_id] = torch.arange(batch.num_nodes)
+            yield self._finish(batch, place[self._pairs[self._cut(pairs.of(cluster), visit, partition)]], number, path)
+
+    def _cut(self, positions: Tensor, visit: int, partition: Partition) -> Tensor:
+        size = self._pairs_per_step if partition.num_parts == 1 else -(-len(positions) // self._visits)
+        return positions[visit * size:(visit + 1) * size]
+
+    def _finish(self, cluster: Data, pairs: Tensor, number: int, path: tuple[int, int]) -> Data:
+        batch = copy.copy(cluster)  # the whole graph is handed out again
+        for key in PAIRS:
+            if key in batch:  # the task has them
+                del batch[key]
+        rng = stream("negatives", self._seed, *path, number)
+        batch.pairs, batch.cluster = pairs, number
+        batch.negatives = draw_negatives(rng, self._num_negatives * len(pairs), batch.n_id, self._linked)
+        if self._hide and len(pairs):
+            batch.edge_index, kept = without_pairs(batch.edge_index, pairs)
+            if batch.edge_attr is not None:
+                batch.edge_attr = batch.edge_attr.index_select(0, kept)
+        return batch.pin_memory() if self.device.type == "cuda" else batch
+
+    def measure(self, partition: Partition, seconds: float) -> dict[str, dict]:
+        """Measure a draw and say so: records for who writes them down.
+
+        Args:
+            seconds: how long the draw took.
+
+        Raises:
+            ValueError: no training pair lies within a cluster, or there is none that could be told from them.
+        """
+        records = self.clusters.measure(partition, seconds)
+        pairs = sort_by_cluster(self._pairs, partition, torch.arange(len(self._pairs)))
+        within, sizes = pairs.ptr.diff(), [len(self._cut(pairs.of(cluster), 0, partition))
+                                           for cluster in range(partition.num_parts)]
+        total, num_kept, num_empty = len(self._pairs), int(within.sum()), int((within == 0).sum())
+        if not num_kept:
+            raise ValueError(f"none of the {total:,} training pairs lies within one of {partition.num_parts:,} "
+                             "clusters: lower partition.num_parts, or set partition=metis")
+        if self._linked is not None:
+            self._check_negatives(partition, self._linked)
+        log.info("pairs: %s of %s training pairs within clusters (%.1f%% left out), %s batches of up to %s, each with "
+                 "%s drawn for one of them%s", f"{num_kept:,}", f"{total:,}", 100 * (1 - num_kept / total),
+                 f"{self.num_batches:,}", f"{max(sizes):,}", self._num_negatives,
+                 "; the pairs of a batch are hidden from its graph" if self._hide else "")
+        if num_empty:
+            log.warning("pairs: %s of %s clusters hold no training pair: their steps learn nothing. Lower "
+                        "partition.num_parts", f"{num_empty:,}", f"{partition.num_parts:,}")
+        return {**records, "pairs": {"num_pairs": total, "num_within": num_kept, "num_batches": self.num_batches,
+                                     "num_clusters_without": num_empty, "largest": max(sizes)}}
+
+    def _check_negatives(self, partition: Partition, linked: PairSet) -> None:
+        pairs = linked.nodes()
+        within = sort_by_cluster(pairs, partition, torch.arange(len(pairs))).ptr.diff()
+        sizes = partition.ptr.diff()
+        full = ((within == sizes * (sizes - 1) // 2) & (within > 0)).nonzero()
+        if len(full):
+            raise ValueError(f"all pairs of the {int(sizes[full[0]]):,} nodes of cluster {int(full[0]) + 1} are "
+                             "training pairs: there is no other to draw. Lower partition.num_parts, or set "
+                             "task.strict_negatives=false")

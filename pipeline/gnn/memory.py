@@ -1,0 +1,276 @@
+"""What a run will hold in memory, measured on small batches by its own model before it starts."""
+
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch_geometric.data import Data
+
+from parallel_epochs.models.blockwise import why_not
+from parallel_epochs.models.pyg import ELEMENTS_AT_ONCE
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.gnn import estimate
+from parallel_epochs.pipeline.gnn.config import GNNConfig
+from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
+from parallel_epochs.pipeline.gnn.model import build_table
+from parallel_epochs.pipeline.gnn.predictor import BLOCK_EDGES, BLOCK_NODES, activation_bytes
+from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
+from parallel_epochs.pipeline.gnn.trainer import Task, autocast
+from parallel_epochs.pipeline.graph.edges import sort_edges
+from parallel_epochs.pipeline.graph.partition import whole_partition
+from parallel_epochs.pipeline.graph.stream import waiting_bytes
+from parallel_epochs.pipeline.graph.subgraph import attach_nodes
+from parallel_epochs.pipeline.run import pulse
+from parallel_epochs.pipeline.run.allocations import Allocations
+from parallel_epochs.pipeline.run.memory import format_bytes, parse_bytes, resident_bytes
+from parallel_epochs.pipeline.run.seeds import stream
+
+log = logging.getLogger(__name__)
+# Nodes of the batches that are measured: so few that it takes a second at most, so many that the rest is proportion.
+FEW, MORE = 256, 512
+# Of the graph's nodes and edges, beside what a step and an evaluation hold: a partition while it is drawn.
+BYTES_PER_NODE_DRAWN = 32
+# Bytes that a CPU's allocator takes for each that is asked of it: what lies between blocks of other sizes (measured).
+ALLOCATED = 1.1
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Bytes as a function of nodes and edges: a constant, and bytes for each of both."""
+
+    constant: float
+    per_node: float
+    per_edge: float
+
+    def __call__(self, num_nodes: float, num_edges: float) -> float:
+        return max(self.constant + self.per_node * num_nodes + self.per_edge * num_edges, 0.0)
+
+    @classmethod
+    def through(cls, points: list[tuple[int, int]], values: list[float]) -> "Linear":
+        """Find the function that has these values at three points, numbers of nodes and edges."""
+        return cls(*np.linalg.solve([[1.0, *point] for point in points], values).tolist())
+
+    def times(self, factor: float) -> "Linear":
+        """Return the function whose values are so many times as large."""
+        return Linear(self.constant * factor, self.per_node * factor, self.per_edge * factor)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a rank holds, in bytes; on a GPU what lies there.
+
+    Attributes:
+        process: the process itself, with what it has imported.
+        graph: the whole graph, mapped into memory, which the ranks of a machine share; of a graph on disk none, as the
+            system takes back what it mapped.
+        state: weights, gradients and what the optimizer keeps of them; a table of features too.
+        batch: a batch.
+        step: what a step holds at most beside batch and state: activations, and gradients of them.
+        evaluation: what an evaluation holds at most.
+        held: batches that are held at a time.
+        waiting: of a graph on disk: what waits in memory for the clusters to come, by the number of their edges.
+    """
+
+    num_nodes: int
+    num_edges: int
+    process: float
+    graph: float
+    state: float
+    batch: Linear
+    step: Linear
+    evaluation: float
+    held: int
+    waiting: Callable[[float], float] | None = None
+
+    def batch_size(self, config: GNNConfig, num_parts: int) -> tuple[float, float]:
+        """Return the nodes and edges of a batch: the mean of random clusters, at most of others."""
+        share = min(config.partition.clusters_per_step / num_parts, 1.0)
+        num_nodes = min(np.ceil(self.num_nodes * share), self.num_nodes)
+        kept = share if config.partition.is_random else 1.0
+        return num_nodes, self.num_edges * share * kept
+
+    def parts(self, config: GNNConfig, num_parts: int) -> dict[str, float]:
+        """Return the bytes of each part for so many clusters, by its name in the log."""
+        size = self.batch_size(config, num_parts)
+        one = size[0] == self.num_nodes
+        batches = (1 if one else self.held) * self.batch(*size)
+        graph = {"graph (mapped)": self.graph}
+        if self.waiting is not None:
+            graph = {"clusters to come": self.waiting(size[1] * self.num_nodes / size[0])}
+        return {"process": self.process, **graph, "weights and optimizer": self.state,
+                "batches" if self.held > 1 else "batch": batches, "activations": self.step(*size)}
+
+    def total(self, config: GNNConfig, num_parts: int) -> float:
+        """Return the bytes in all: of training or evaluation, whichever is more."""
+        parts = self.parts(config, num_parts)
+        return sum(parts.values()) - parts["activations"] + max(parts["activations"], self.evaluation)
+
+
+def resolve(config: GNNConfig, setups: Sequence[Setup]) -> GNNConfig:
+    """Choose the number of clusters where it is "auto": as few as the memory holds, so that most edges are kept.
+
+    Raises:
+        ValueError: even the most clusters take more; the message says what is too large.
+    """
+    if config.partition.num_parts != keys.AUTO:
+        return config
+    setup = max(setups, key=lambda setup: setup.data.num_nodes)
+    data, limit, found = setup.data, budget(config), measure(setup)
+    least = 2 * config.partition.clusters_per_step  # two nodes to a cluster: batch norm needs them
+    low, high = 1, max(data.num_nodes // least, 1)
+    if found.total(config, high) > limit:
+        largest = describe_parts(found, config, high)
+        raise ValueError(f"partition.num_parts=auto: {_limit(config, limit)} hold no run: clusters of two nodes take "
+                         f"{format_bytes(found.total(config, high))} a rank: {largest}")
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if found.total(config, middle) <= limit else (middle + 1, high)
+    config = keys.replaced(config, {"partition.num_parts": low})
+    log.info("partition.num_parts=auto: %s clusters for %s", f"{low:,}", _limit(config, limit))
+    return config
+
+
+def report(setup: Setup) -> None:
+    """Say what a rank will hold, where it can be told: of batches of clusters, with labels of nodes."""
+    config = setup.config
+    if not is_known(setup):
+        return
+    num_parts = config.partition.num_clusters
+    found, limit = measure(setup), budget(config)
+    total = found.total(config, num_parts)
+    log.info("memory: about %s a rank: %s", format_bytes(total), describe_parts(found, config, num_parts))
+    if total > limit:
+        log.warning("memory: %s a rank are allowed: raise partition.num_parts, or set partition.num_parts=auto",
+                    format_bytes(limit))
+
+
+def describe_parts(found: Footprint, config: GNNConfig, num_parts: int) -> str:
+    """Name the parts with their sizes."""
+    parts = {**found.parts(config, num_parts), "evaluation in place of activations": found.evaluation}
+    if found.process == 0:
+        parts = {name: size for name, size in parts.items() if name not in ("process", "graph (mapped)")}
+    return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
+
+
+def is_known(setup: Setup) -> bool:
+    """Tell whether the memory of a run is known beforehand: that of all pairs of a batch, say, is not."""
+    return type(setup.loader) is ClusterLoader and isinstance(setup.task, NodeTask) \
+        and not getattr(setup.config.model, "knn", 0)
+
+
+def budget(config: GNNConfig) -> float:
+    """Return the bytes that a rank may take: `memory`, or 80 % of what there is, shared by the ranks of the machine."""
+    given = config.memory and parse_bytes(config.memory)
+    return (given or 0.8 * estimate.memory_of(config)) / estimate.ranks_of_machine(config)
+
+
+def _limit(config: GNNConfig, limit: float) -> str:
+    if config.memory:
+        ranks = estimate.ranks_of_machine(config)
+        return f"memory={config.memory}" + (f", {format_bytes(limit)} for each of {ranks} ranks," if ranks > 1 else "")
+    return f"{format_bytes(limit)} a rank, 80 % of what {estimate.holder_of(config)} has,"
+
+
+def measure(setup: Setup) -> Footprint:
+    """Take a step and an evaluation with small batches of a graph, and count the bytes of their tensors.
+
+    Three batches tell what each node and each edge takes.
+    """
+    pulse.beat("estimating the memory")
+    config, data, device = setup.config, setup.data, setup.device
+    num_nodes, num_edges = data.num_nodes, data.num_edges
+    few, more = min(FEW, max(num_nodes // 2, 1)), min(MORE, num_nodes)
+    share = 0.25 if config.partition.is_random else 1.0
+    degree = max(num_edges / num_nodes * share, 1.0)
+    points = [(few, round(few * degree)), (more, round(more * degree)), (few, round(2 * few * degree))]
+    model = copy.deepcopy(setup.model)  # whose gradients and running statistics are its own
+    with torch.random.fork_rng():
+        taken = [_take_step(config, data, setup.task, model, *point, device) for point in points]
+    on_cpu = device.type == "cpu"
+    batch, step, evaluation = (Linear.through(points, list(values)).times(ALLOCATED if on_cpu else 1)
+                               for values in zip(*taken))
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    ranks = config.parallel.num_ranks > 1  # the gradients once more, side by side
+    state = (4 + ranks) * weights
+    if config.learned_channels and (device.type == "cpu" or config.features.device == "auto"):
+        state += num_nodes * config.features.channels * (12 if config.features.optimizer == "sparse_adam" else 4)
+    on_disk = on_cpu and "store" in data
+    return Footprint(
+        num_nodes, num_edges, state=state, batch=batch, step=step,
+        process=resident_bytes(besides=config.cache_dir) + num_nodes * BYTES_PER_NODE_DRAWN if on_cpu else 0,
+        graph=bytes_of(data) if on_cpu and not on_disk else 0, held=config.partition.prefetch + 2 if on_cpu else 1,
+        waiting=partial(waiting_bytes, data) if on_disk else None,
+        evaluation=_evaluation(config, data, evaluation, batch, model, on_cpu))
+
+
+def _evaluation(config: GNNConfig, data: Data, forward: Linear, batch: Linear, model: torch.nn.Module,
+                on_cpu: bool) -> float:
+    """Return what predicting all nodes holds at most."""
+    num_nodes, num_edges = data.num_nodes, data.num_edges
+    rows = 8 * num_nodes * data.out_channels
+    if config.evaluation.is_exact:
+        at_once = min(num_edges, ELEMENTS_AT_ONCE // config.model.hidden_channels)
+        wide = 0 if getattr(model, "takes_int32_edges", False) else 40 * num_edges
+        # In blocks of edges the messages are there, which small graphs have no need of.
+        blocks = 4 * ELEMENTS_AT_ONCE if at_once < num_edges and hasattr(model, "splits") else 0
+        if on_cpu and "store" in data and not why_not(model):
+            block = forward(min(num_nodes, BLOCK_NODES), min(num_edges, BLOCK_EDGES))
+            return activation_bytes(num_nodes, config.model.hidden_channels) + rows + block
+        return forward(num_nodes, at_once) + rows + wide + blocks + (0 if on_cpu else bytes_of(data))
+    share = 1 / min(config.evaluation.num_parts, num_nodes)
+    size = num_nodes * share, num_edges * share * share
+    return forward(*size) + rows + batch(*size) * (config.partition.prefetch + 2 if on_cpu else 1)
+
+
+def _take_step(config: GNNConfig, data: Data, task: Task, model: torch.nn.Module, num_nodes: int, num_edges: int,
+               device: torch.device) -> tuple[float, float, float]:
+    """Return the bytes of a batch, of a step beside it without gradients of weights, and of an evaluation."""
+    small = sample(data, num_nodes, num_edges)
+    table = build_table(config, small, device)
+    (batch,) = ClusterLoader(small, scale_sums=False).batches_of(whole_partition(num_nodes))
+    if config.partition.scale_sums:
+        batch.degree_ratio = torch.ones(num_nodes)
+    batch_bytes = bytes_of(batch)
+    rng = torch.Generator().manual_seed(0)
+    attach = partial(Data.to, device=device) if table is None else partial(table.attach, device=device)
+    model.train()
+    with Allocations() as step:
+        given = attach(copy.copy(batch)) if table is None else table.attach(batch, device, rng)
+        with autocast(device, config.train.precision):
+            loss, _ = task.loss(model, given, rng)
+        loss.backward()
+    del loss
+    gradients = sum(p.grad.numel() * p.grad.element_size() for p in model.parameters() if p.grad is not None)
+    model.zero_grad()
+    model.eval()
+    with torch.no_grad(), Allocations() as evaluation, autocast(device, config.train.precision):
+        task.predict(model, attach(copy.copy(batch)))
+    return batch_bytes, step.peak - gradients, evaluation.peak
+
+
+def sample(data: Data, num_nodes: int, num_edges: int) -> Data:
+    """Take some nodes of a graph, with edges between them that are drawn at random."""
+    rng = stream("memory", num_nodes, num_edges)
+    nodes = torch.from_numpy(np.sort(rng.choice(data.num_nodes, num_nodes, replace=False)))
+    ends = torch.from_numpy(rng.integers(num_nodes, size=(2, num_edges)))
+    small = attach_nodes(Data(edge_index=sort_edges(ends, num_nodes)[0], num_nodes=num_nodes), data, nodes)
+    if data.edge_attr is not None:  # zeros: those of the graph, perhaps on a disk, would be read one by one
+        small.edge_attr = data.edge_attr.new_zeros(num_edges, *data.edge_attr.shape[1:])
+    return small
+
+
+def bytes_of(data: Data) -> float:
+    """Return the bytes of all tensors of a graph, with both orders of its edges."""
+    total = 0
+    for key, value in data.to_dict().items():
+        if key == "edge_index":
+            # Both ends, those of the other order with their positions, and two arrays of pointers: nothing is sorted.
+            total += (4 * value.size(1) + 2 * (value.get_sparse_size(1) + 1)) * value.element_size()
+        elif isinstance(value, torch.Tensor):
+            total += value.numel() * value.element_size()
+    return total

@@ -1,0 +1,125 @@
+"""From a configuration to a model: its constructor's arguments, and a try of models whose layers others wrote."""
+
+import contextlib
+import importlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch_geometric.data import Data
+
+from parallel_epochs.models.foreign import Tried, try_forward
+from parallel_epochs.models.link_predictor import LinkModel
+from parallel_epochs.models.pyg import PyGModel
+from parallel_epochs.pipeline.gnn import estimate
+from parallel_epochs.pipeline.gnn.config import MODELS, GNNConfig
+from parallel_epochs.pipeline.gnn.features import NodeTable
+from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
+from parallel_epochs.pipeline.gnn.trainer import Task
+
+# Where node features come from besides the data.
+FEATURES: dict[str, type[NodeTable] | None] = {"data": None, "embedding": NodeTable}
+
+
+def build_model(config: GNNConfig, data: Data, task: Task) -> torch.nn.Module:
+    """Build a model with the sizes that the graph and the task ask for, its weights drawn from torch's random state.
+
+    Raises:
+        ValueError: an unknown name or an impossible size.
+    """
+    model = construct(config, **_sizes(config, data, task))
+    if config.model.is_foreign:  # lazy parameters get their shapes
+        _try(config, model, data, task)
+    if not isinstance(task, LinkTask):
+        return model
+    return LinkModel(model, task.out_channels, num_layers=config.task.predictor_layers,
+                     dropout=getattr(config.model, "dropout", 0.0))
+
+
+def _sizes(config: GNNConfig, data: Data, task: Task) -> dict[str, Any]:
+    """Collect what a model's constructor takes that depends on the data."""
+    sizes = {"in_channels": task.in_channels + config.learned_channels, "out_channels": task.out_channels,
+             "edge_dim": None if data.edge_attr is None else data.edge_attr.size(1),
+             "num_categories": data.num_categories}
+    if "ptr" in data:
+        sizes |= {"pool": config.task.pool, "node_tables": data.get("x_tables"),
+                  "edge_tables": data.get("edge_tables")}
+    return sizes
+
+
+def build_table(config: GNNConfig, data: Data, device: torch.device) -> NodeTable | None:
+    """Build the learned node features of a graph, none where the model sees those of the data.
+
+    Args:
+        device: of the model.
+
+    Raises:
+        ValueError: the graph has no nodes.
+    """
+    features, table = config.features, FEATURES[config.features.name]
+    return None if table is None else table(
+        data.num_nodes, features.channels, lr=features.lr, optimizer=features.optimizer, dropout=features.dropout,
+        seed=config.seed, device=torch.device("cpu") if features.device == "cpu" else device)
+
+
+def try_model(config: GNNConfig, data: Data, task: Task) -> None:
+    """Call a model whose layers others wrote on a tiny graph, before long work.
+
+    Raises:
+        ValueError: it fails, returns something else than predictions, or is too large for the evaluation.
+    """
+    with torch.random.fork_rng():
+        model = construct(config, **_sizes(config, data, task))
+        tried = _try(config, model, data, task)
+    if config.evaluation.is_exact and not (isinstance(model, PyGModel) and model.splits()):
+        estimate.check_whole_graph(config, data.num_edges, tried.bytes_per_edge)
+
+
+def _try(config: GNNConfig, model: torch.nn.Module, data: Data, task: Task) -> Tried:
+    with naming_keys(config):
+        return try_forward(model, str(model.title), out_channels=task.out_channels,
+                           num_columns=task.in_channels + config.learned_channels + data.num_categories,
+                           edge_dim=None if data.edge_attr is None else data.edge_attr.size(1))
+
+
+def construct(config: GNNConfig, **sizes) -> torch.nn.Module:
+    """Call the constructor of the configured model.
+
+    Args:
+        sizes: what it takes that depends on the data.
+
+    Raises:
+        ValueError: names the key that it refuses.
+    """
+    module, class_name = MODELS[config.model.name]
+    options = {name: value for name, value in vars(config.model).items() if name != "name"}
+    with naming_keys(config):
+        build = getattr(importlib.import_module(f"parallel_epochs.models.{module}"), class_name)
+        return build(**sizes, **options, kernel=config.kernel)
+
+
+@contextlib.contextmanager
+def naming_keys(config: GNNConfig) -> Iterator[None]:
+    """Let messages of a constructor, which begin with the argument, name the key below "model"."""
+    try:
+        yield
+    except ValueError as error:
+        is_key = re.split(r"[ =:]", str(error))[0] in vars(config.model)
+        raise ValueError(f"model.{error}" if is_key else str(error)) from None
+
+
+def encoder_of(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the configured model itself, without what decodes pairs of nodes."""
+    return model.encoder if isinstance(model, LinkModel) else model
+
+
+def describe_foreign(config: GNNConfig, model: torch.nn.Module, data: Data) -> str:
+    """Say what a model whose layers others wrote does with edge features, and how it is evaluated."""
+    name = getattr(config.model, "conv", model.title)
+    used = f"to {name} as {model.edge_argument}" if model.edge_argument else f"not used by {name}"
+    text = "" if data.edge_attr is None else f"the {data.edge_attr.size(1)} edge features: {used}; "
+    exact = "layer by layer, in blocks of edges where the graph is large" \
+        if isinstance(model, PyGModel) and model.splits() else "by one forward over the whole graph"
+    how = {"exact": exact, "views": "by views"}.get(config.evaluation.method, "by sampled neighbours")
+    return f"{text}evaluation: {how}"

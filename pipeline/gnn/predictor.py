@@ -1,0 +1,179 @@
+"""From a configuration to what predicts every row: exactly, by views, or from sampled neighbours."""
+
+import copy
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.models import DeeperGCN, blockwise
+from parallel_epochs.models.heads import find_head, keep_inputs
+from parallel_epochs.models.link_predictor import LinkModel
+from parallel_epochs.pipeline.gnn.config import GNNConfig
+from parallel_epochs.pipeline.gnn.features import NodeTable
+from parallel_epochs.pipeline.gnn.inference import (
+    Predict,
+    predict_exact,
+    predict_graphs,
+    predict_views,
+    stack_of_layers,
+)
+from parallel_epochs.pipeline.gnn.loaders.build import build_stream
+from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
+from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
+from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader
+from parallel_epochs.pipeline.gnn.loaders.pairs import PairLoader
+from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
+from parallel_epochs.pipeline.gnn.trainer import Loader, Task, autocast
+from parallel_epochs.pipeline.run import pulse
+from parallel_epochs.pipeline.run.memory import machine_memory
+from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.stop import StopRequest
+from parallel_epochs.pipeline.run.storage import DiskStorage, MemoryStorage
+
+log = logging.getLogger(__name__)
+
+# Of a block of the whole graph, computed at a time.
+BLOCK_NODES, BLOCK_EDGES = 1 << 16, 1 << 22
+
+
+def build_predictor(config: GNNConfig, model: torch.nn.Module, task: Task, loader: Loader,
+                    ranks: Ranks = Ranks(), stop: StopRequest | None = None, *,
+                    table: NodeTable | None = None, embeddings: bool = False) -> Callable[[int], Tensor]:
+    """Build a function from the round to the predictions of every row, by the method of the configuration.
+
+    Where the test is predicted from a graph of its own, the predictions from it stand in columns behind the others.
+
+    Args:
+        embeddings: of labels of nodes: what the model's head reads of each stands in columns behind its predictions.
+
+    Raises:
+        ValueError: the model has no head that reads embeddings.
+    """
+    in_blocks = _in_blocks(config, loader.data, model, loader.device, stop)
+    runs, layers = in_blocks or model, [] if in_blocks else stack_of_layers(model)
+    predict, num_columns = functools.partial(task.predict, runs), _out_channels(model, task)
+    if embeddings:
+        if (head := find_head(model)) is None:
+            raise ValueError(f"embeddings=true: model={config.model.name} has no torch.nn.Linear called head, whose "
+                             "inputs would be the embeddings; leave it out")
+        predict, num_columns = _predict_both(task, runs, head), num_columns + head.in_features
+
+    def build_for(data: Data) -> Callable[[int], Tensor]:
+        return _build_predictor_of(data, config, model, task, loader, ranks, stop, table, predict, num_columns, layers)
+
+    predict_all = build_for(loader.data)
+    test_data = task.test_data if isinstance(task, LinkTask) else None
+    if test_data is None:
+        return predict_all
+    predict_test = build_for(test_data)
+    return lambda round_: torch.cat([predict_all(round_), predict_test(round_)], dim=-1)
+
+
+def _build_predictor_of(data: Data, config: GNNConfig, model: torch.nn.Module, task: Task, loader: Loader, ranks: Ranks,
+                        stop: StopRequest | None, table: NodeTable | None, predict_batch: Predict,
+                        num_columns: int, layers: list[torch.nn.Module]) -> Callable[[int], Tensor]:
+    evaluation = config.evaluation
+    graphs, view_loader = (loader, None) if isinstance(loader, GraphLoader) else (
+        None, build_view_loader(config, loader, data))
+
+    @functools.cache
+    def whole_graph() -> Data:
+        # SAGEConv and GINConv of PyG 2.8 fail on an int32 EdgeIndex; a model that does not says so.
+        whole = copy.copy(data)
+        if not getattr(model, "takes_int32_edges", False):
+            whole.edge_index = whole.edge_index.long()
+        return whole
+
+    def predict(batch: Data) -> tuple[Tensor, Tensor]:
+        return predict_batch(batch if table is None else table.attach(batch, loader.device))
+
+    def predict_all(round_: int) -> Tensor:
+        model.eval()
+        common: dict[str, Any] = dict(num_rows=task.num_rows, out_channels=num_columns, layers=layers, ranks=ranks,
+                                      stop=stop)
+        with autocast(loader.device, config.train.precision):
+            if graphs is not None:
+                return predict_graphs(predict, graphs, **common, prefetch=config.partition.prefetch)
+            if evaluation.is_exact:
+                return predict_exact(predict, whole_graph(), **common, device=loader.device)
+            return predict_views(predict, view_loader, **common, num_views=evaluation.num_views,
+                                 num_parts=evaluation.num_parts, seed=config.seed, round_=round_,
+                                 prefetch=config.partition.prefetch)
+
+    return predict_all
+
+
+def _in_blocks(config: GNNConfig, data: Data, model: torch.nn.Module, device: torch.device,
+               stop: StopRequest | None) -> torch.nn.Module | None:
+    """Return what computes the model on a whole graph on disk, a block of nodes at a time; none where the model does.
+
+    Its activations lie in memory where a quarter of it is enough for them, and else in files without names.
+    """
+    if not config.evaluation.is_exact or "store" not in data or device.type != "cpu":
+        return None
+    if reason := blockwise.why_not(model):
+        log.info("evaluation=exact: the whole graph in one forward, as %s", reason)
+        return None
+    spill = Path(config.cache_dir) / "spill"
+
+    def allocate(rows: int, columns: int) -> Tensor:
+        small = activation_bytes(rows, columns) > 0
+        return MemoryStorage().zeros(rows, columns) if small else DiskStorage(spill).zeros(rows, columns)
+
+    def look() -> None:
+        pulse.renew()
+        if stop is not None:
+            stop.check()
+
+    return blockwise.InBlocks(cast(DeeperGCN, model), num_rows=BLOCK_NODES, num_edges=BLOCK_EDGES, allocate=allocate,
+                              before_block=look).eval()
+
+
+def activation_bytes(num_nodes: int, channels: int) -> int:
+    """Return the memory of activations in blocks, three tensors at a time; 0 where they lie in files of their own."""
+    size = 3 * 4 * num_nodes * channels
+    return size if size <= machine_memory() // 4 else 0
+
+
+def _predict_both(task: Task, model: torch.nn.Module, head: torch.nn.Linear) -> Predict:
+    """Build a function that predicts the targets of a batch, with their embeddings in columns behind."""
+    take = keep_inputs(head)
+
+    def predict(batch: Data) -> tuple[Tensor, Tensor]:
+        rows, predictions = task.predict(model, batch)
+        embeddings = take()
+        if embeddings.size(0) != batch.num_nodes:
+            raise ValueError(f"embeddings=true: the model's head reads {embeddings.size(0):,} rows, and there "
+                             f"are {batch.num_nodes:,} nodes: these are no embeddings of nodes; leave it out")
+        return rows, torch.cat([predictions, embeddings[batch.target]], dim=1)
+
+    return predict
+
+
+def _out_channels(model: torch.nn.Module, task: Task) -> int:
+    """Return the columns of a row: those of an embedding, where a model decodes it."""
+    return model.out_channels if isinstance(model, LinkModel) else task.out_channels
+
+
+def build_view_loader(config: GNNConfig, loader: Loader, data: Data) -> ClusterLoader | NeighborLoader:
+    """Build what makes the batches of views of a graph, clusters or every node with sampled neighbours.
+
+    Args:
+        loader: of the training batches; if it can make those of the views of its own graph, it does.
+    """
+    device = loader.device
+    if config.evaluation.samples:
+        return NeighborLoader(data, config.evaluation.num_neighbors or config.loader.num_neighbors,
+                              batch_size=config.loader.batch_size, nodes=torch.arange(data.num_nodes),
+                              purpose="evaluation", seed=config.seed, device=device)
+    clusters = loader.clusters if isinstance(loader, PairLoader) else loader
+    if isinstance(clusters, ClusterLoader) and data is loader.data:
+        return clusters
+    # partition.scale_sums is of training by clusters.
+    return ClusterLoader(data, device=device, stream=build_stream(config, data))

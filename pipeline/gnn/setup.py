@@ -1,0 +1,39 @@
+"""What is trained on one graph."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from parallel_epochs.pipeline.data.opened import Part
+from parallel_epochs.pipeline.gnn.features import NodeTable
+from parallel_epochs.pipeline.gnn.loaders.build import build_loader
+from parallel_epochs.pipeline.gnn.model import build_model, build_table
+from parallel_epochs.pipeline.gnn.tasks.build import build_task
+from parallel_epochs.pipeline.gnn.trainer import Loader, Task
+
+
+@dataclass
+class Setup(Part):
+    """What is trained on a graph: its task, its loader and its model, each built once, when it is first needed."""
+
+    @cached_property
+    def task(self) -> Task:
+        """What is learned."""
+        return build_task(self.config, self.data)
+
+    @cached_property
+    def loader(self) -> Loader:
+        """What makes the batches."""
+        return build_loader(self.config, self.data, self.device)
+
+    @cached_property
+    def model(self) -> torch.nn.Module:
+        """The model, on its device, with its first weights."""
+        torch.manual_seed(self.config.seed)
+        return build_model(self.config, self.data, self.task).to(self.device)
+
+    @cached_property
+    def table(self) -> NodeTable | None:
+        """The learned node features; None where the model sees those of the data."""
+        return build_table(self.config, self.data, self.device)

@@ -1,0 +1,37 @@
+"""The labels of whole graphs."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
+
+
+class GraphTask(NodeTask):
+    """Predicts the labels of graphs as :class:`NodeTask` does those of nodes.
+
+    The model pools the nodes of each graph in front of its head.
+
+    Args:
+        data: a union of graphs as :func:`pipeline.data.cache.load` returns it: ``ptr`` says where each begins, labels
+            and masks have a row for each graph.
+        label_input: 0; labels of graphs are no inputs of nodes.
+
+    Attributes:
+        num_rows: number of graphs to predict.
+    """
+
+    unit = "graphs"
+    evaluators = "parallel_epochs.pipeline.data.ogb_graph"
+
+    def __init__(self, data: Data, *, label_input: float = 0.0):
+        super().__init__(data, label_input=label_input)
+        self.num_rows = data.ptr.numel() - 1
+
+    def _predict(self, model: torch.nn.Module, batch: Data,
+                 shown: Bool[Tensor, " num_graphs"]) -> Float[Tensor, "num_graphs out_channels"]:
+        return model(batch.x, batch.edge_index, batch.edge_attr, ptr=batch.ptr)
+
+    def _rows_of(self, batch: Data) -> Int[Tensor, " num_graphs"]:
+        return batch.graph_id

@@ -1,0 +1,169 @@
+"""Link prediction: which pairs of nodes are linked, from embeddings of the nodes."""
+
+import copy
+import math
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+from torch_geometric.data import Data
+
+from parallel_epochs.models.link_predictor import LinkModel
+from parallel_epochs.pipeline.graph.edges import sort_edges
+from parallel_epochs.pipeline.graph.pairs import check_pairs
+from parallel_epochs.pipeline.metrics import hits_at, link_metric
+from parallel_epochs.pipeline.names import SPLITS
+
+# Pairs decoded at a time.
+BLOCK = 1 << 16
+
+
+class LinkTask:
+    """Predicts links: rows are embeddings of nodes, and :meth:`scores` decodes pairs of them.
+
+    The loss is the binary cross-entropy of the training pairs of a batch and of as many others, as in the link
+    examples of "Open Graph Benchmark" (https://arxiv.org/abs/2005.00687). Each split has its positive pairs and the
+    negative ones that they are ranked among; those of training are ranked among the negatives of validation.
+
+    Args:
+        data: a graph as :func:`pipeline.data.cache.load` returns it, with the pairs of ``PAIRS``.
+        hidden_channels: width of the embeddings that a model is asked for.
+        metric: "hits@K" or "mrr"; that of the graph if none is given.
+        valid_edges: whether the validation pairs are edges of the graph from which the test pairs are predicted.
+
+    Attributes:
+        metric: name of the metric, of which more is better.
+        in_channels: columns of what the model gets, without one-hot categories.
+        out_channels: columns that the model is asked for.
+        num_rows: number of nodes.
+        unit: what a saved prediction is of.
+        test_data: the graph to predict the test pairs from, where that is another one.
+
+    Raises:
+        ValueError: the graph has no pairs, the metric is unknown, or there are too few negatives for it.
+    """
+
+    unit = "pairs"
+
+    def __init__(self, data: Data, *, hidden_channels: int, metric: str | None = None, valid_edges: bool = False):
+        if "train_pairs" not in data:
+            raise ValueError("task=link needs a graph with pairs of nodes, as data=ogb_link reads them; this one has "
+                             "labels of nodes: set task=node")
+        self.metric: str = metric or data.metric
+        self.in_channels = data.x.size(1) - data.num_categories
+        self.out_channels, self.num_rows = hidden_channels, data.num_nodes
+        self._data = data
+        k = hits_at(self.metric)
+        for split in SPLITS[1:]:
+            found = len(data[f"{split}_negatives"])
+            if len(data[f"{split}_pairs"]) and found < max(k, 1):
+                raise ValueError(f"{self.metric} of the {split} split: {found:,} negative pairs are fewer than "
+                                 f"{max(k, 1):,}, so that any model would have a perfect score. Set task.metric=mrr or "
+                                 "hits@K with a lower K, or give more negatives")
+        self.test_data = self._with_valid_edges() if valid_edges else None
+
+    def predict(self, model: torch.nn.Module, batch: Data) -> tuple[Int[Tensor, " num_targets"],
+                                                                    Float[Tensor, "num_targets out_channels"]]:
+        """Compute the embeddings of the targets of a batch.
+
+        Returns:
+            The numbers of these nodes in the graph, and their embeddings.
+        """
+        return batch.n_id[batch.target], model(batch.x, batch.edge_index, batch.edge_attr)[batch.target]
+
+    def loss(self, model: torch.nn.Module, batch: Data,
+             rng: torch.Generator) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+        """Compute the loss of a batch, summed over its training pairs, and their number.
+
+        Each training pair brings its own loss and the mean of those of the pairs that were drawn for it.
+
+        Args:
+            batch: with ``pairs`` and ``negatives``, see :class:`pipeline.gnn.loaders.pairs.PairLoader`.
+            rng: not needed; the loader has drawn the negatives.
+        """
+        h = model(batch.x, batch.edge_index, batch.edge_attr)
+        decode = cast(LinkModel, model).decode
+        positive, negative = decode(h, batch.pairs).float(), decode(h, batch.negatives).float()
+        each = len(positive) / max(len(negative), 1)
+        total = F.softplus(-positive).sum() + each * F.softplus(negative).sum()
+        return total, torch.tensor(len(positive), device=total.device)
+
+    def scores(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows columns"], *,
+               official: bool = False) -> dict[str, float]:
+        """Compute the metric of each split; NaN for a split without pairs.
+
+        Args:
+            model: decodes the pairs.
+            rows: embeddings of every node; with `test_data`, those from it behind them.
+            official: ask OGB's Evaluator, for the same numbers.
+
+        Raises:
+            FloatingPointError: an embedding or a score is not finite.
+        """
+        pairs = {split: (f"{split}_pairs", f"{'valid' if split == 'train' else split}_negatives") for split in SPLITS}
+        decoded = {key: self.decode(model, rows, self._data[key], of_test=key.startswith("test"))
+                   for key in dict.fromkeys(key for keys in pairs.values() for key in keys)}
+        return {split: self._score(decoded[positive], decoded[negative], official)
+                for split, (positive, negative) in pairs.items()}
+
+    def predictions(self, model: torch.nn.Module, rows: Float[Tensor, "num_rows columns"],
+                    pairs: Tensor | None = None) -> dict[str, Tensor]:
+        """Compute what is saved of a prediction: logits of pairs, and the embeddings that they were decoded from.
+
+        Args:
+            pairs: as :meth:`check_pairs` takes them; the positive and then the negative pairs of the test if not
+                given. They are predicted as those of the test are.
+        """
+        if pairs is None:
+            pairs = torch.cat([self._data.test_pairs, self._data.test_negatives])
+        return {"pairs": pairs, "logits": self.decode(model, rows, pairs.long(), of_test=True), "embeddings": rows}
+
+    def check_pairs(self, pairs: Tensor) -> None:
+        """Check that pairs are integers of shape [num_pairs, 2] and name nodes of the graph.
+
+        Raises:
+            ValueError: they do not.
+        """
+        check_pairs(pairs, self.num_rows)
+
+    @torch.no_grad()
+    def decode(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows columns"],
+               pairs: Int[Tensor, "num_pairs 2"], *, of_test: bool = False) -> Float[Tensor, " num_pairs"]:
+        """Compute the logits of pairs of nodes, some at a time, on the model's device.
+
+        Args:
+            of_test: decode the embeddings for the test.
+
+        Raises:
+            FloatingPointError: one is not finite.
+        """
+        decoder = cast(LinkModel, model).eval()
+        device, width = next(decoder.parameters()).device, decoder.out_channels
+        rows = (rows[:, -width:] if of_test else rows[:, :width]).to(device)
+        blocks = [decoder.decode(rows, block.to(device)).cpu() for block in pairs.split(BLOCK)]
+        logits = torch.cat(blocks) if blocks else torch.empty(0)
+        if not logits.isfinite().all():
+            raise FloatingPointError("the model's predictions are not finite; try a lower train.lr or "
+                                     "train.clip_grad_norm")
+        return logits
+
+    def _score(self, positive: Tensor, negative: Tensor, official: bool) -> float:
+        if not len(positive) or not len(negative):
+            return math.nan
+        if not official:
+            return link_metric(self.metric, positive, negative)
+        from parallel_epochs.pipeline.data.ogb_link import official_metric  # takes as long to import as torch
+        return official_metric(self.metric, positive, negative)
+
+    def _with_valid_edges(self) -> Data:
+        """Add an edge for each validation pair, both ways round."""
+        data = self._data
+        if data.edge_attr is not None:
+            raise ValueError("task.valid_edges=true: the graph's edges have features, and the validation pairs have "
+                             "none")
+        pairs, out = data.valid_pairs.t(), copy.copy(data)
+        edges = torch.cat([data.edge_index.as_tensor().long(), pairs, pairs.flip(0)], dim=1)
+        out.edge_index, _ = sort_edges(edges, data.num_nodes)
+        return out

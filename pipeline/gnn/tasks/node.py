@@ -1,0 +1,173 @@
+"""The labels of nodes: binary tasks, one class, or real values."""
+
+import importlib
+import math
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+from torch.nn import functional as F
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS, VALUE_METRICS
+from parallel_epochs.pipeline.names import SPLITS
+
+
+class NodeTask:
+    """Predicts the labels of nodes: binary tasks (such as metric "rocauc"), one class ("acc") or real values ("rmse").
+
+    Real values are learned as multiples of their standard deviation from their mean, both of the training nodes, with
+    the squared error as the loss for "rmse" and the absolute one for "mae"; predictions are in their own unit. The two
+    numbers are a function of the graph, whose digest stands in the checkpoint.
+
+    Labels may be inputs too: in training a random part of the training nodes shows its labels and the loss is taken
+    on the others; in prediction all training nodes show them. See "Masked Label Prediction: Unified Message Passing
+    Model for Semi-Supervised Classification" (https://arxiv.org/abs/2009.03509). The metric of the train split then
+    says nothing, as the model has seen its labels.
+
+    Args:
+        data: a graph as :func:`pipeline.data.cache.load` returns it.
+        label_input: fraction of the training nodes that show their labels in training, in [0, 1); 0 for no such input.
+
+    Attributes:
+        metric: name of the metric.
+        in_channels: columns of what the model gets, without one-hot categories.
+        out_channels: columns of what it returns.
+        num_rows: number of nodes to predict.
+        unit: what a row is of.
+        evaluators: module with OGB's Evaluator and ``OFFICIAL``, the metrics that it knows.
+
+    Raises:
+        ValueError: the graph has no labels of nodes.
+    """
+
+    unit = "nodes"
+    evaluators = "parallel_epochs.pipeline.data.ogb_node"
+
+    def __init__(self, data: Data, *, label_input: float = 0.0):
+        if "y" not in data:
+            raise ValueError("task=node needs a graph with labels of nodes; this one has pairs of nodes: set task=link")
+        self.metric: str = data.metric
+        self.label_input = label_input
+        self.out_channels: int = data.out_channels
+        self.num_rows: int = data.num_nodes
+        self.in_channels = data.x.size(1) - data.num_categories
+        self._data = data
+        if self.metric in VALUE_METRICS:
+            self._mean, self._std = _standard(data.y[data.train_mask])
+        if label_input:
+            self.in_channels += self.out_channels + 1
+        if label_input and self.metric not in VALUE_METRICS:
+            labels = self._label_columns(data.y[data.train_mask])
+            known = ~labels.isnan()
+            # Rare labels are brought to the same scale as frequent ones.
+            count = known.sum(0).clamp(min=1)
+            self._mean = labels.nan_to_num().sum(0) / count
+            deviation = torch.where(known, labels - self._mean, 0.0)
+            self._std = (deviation.square().sum(0) / count).sqrt().clamp(min=1e-3)
+
+    def predict(self, model: torch.nn.Module, batch: Data) -> tuple[Int[Tensor, " num_targets"],
+                                                                    Float[Tensor, "num_targets out_channels"]]:
+        """Predict the targets of a batch.
+
+        Returns:
+            The numbers of these nodes in the graph, and their logits, or their values in the targets' own unit.
+        """
+        rows = self._predict(model, batch, batch.train_mask)[batch.target]
+        if self.metric in VALUE_METRICS:
+            rows = rows.float() * self._std.to(rows.device) + self._mean.to(rows.device)
+        return self._rows_of(batch)[batch.target], rows
+
+    def loss(self, model: torch.nn.Module, batch: Data,
+             rng: torch.Generator) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+        """Compute the loss of a batch, summed over the labels that its targets have for training, and their number.
+
+        Args:
+            rng: on the CPU; decides which labels are inputs.
+        """
+        learned = batch.train_mask & batch.target
+        shown = batch.train_mask
+        if self.label_input:
+            shown = shown & (torch.rand(shown.shape, generator=rng) < self.label_input).to(shown.device)
+            learned = learned & ~shown
+        logits = self._predict(model, batch, shown)[learned].float()
+        y = batch.y[learned]
+        if self.metric in CLASS_METRICS:
+            return F.cross_entropy(logits, y.squeeze(1), reduction="sum"), torch.tensor(y.size(0), device=y.device)
+        known = ~y.isnan()
+        if self.metric in VALUE_METRICS:
+            errors = (logits - ((y - self._mean.to(y.device)) / self._std.to(y.device)).nan_to_num()) * known
+            return (errors.abs() if self.metric == "mae" else errors.square()).sum(), known.sum()
+        each = F.binary_cross_entropy_with_logits(logits, y.nan_to_num(), reduction="none")
+        return (each * known).sum(), known.sum()
+
+    def scores(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows out_channels"], *,
+               official: bool = False) -> dict[str, float]:
+        """Compute the metric on the nodes of each split; NaN for a split on which it is undefined.
+
+        Args:
+            model: not needed here; a task whose rows are embeddings decodes them with it.
+            rows: logits or values of every node.
+            official: ask OGB's Evaluator where it knows the metric, for the same numbers in ten times the time.
+
+        Raises:
+            FloatingPointError: a logit is not finite.
+        """
+        if not rows.isfinite().all():
+            raise FloatingPointError("the model's predictions are not finite; try a lower train.lr or "
+                                     "train.clip_grad_norm")
+        return {split: self._score(rows[mask], self._data.y[mask], official)
+                for split, mask in ((split, self._data[f"{split}_mask"]) for split in SPLITS)}
+
+    def predictions(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows out_channels"],
+                    pairs: Tensor | None = None) -> dict[str, Tensor]:
+        """Return what is saved of a prediction: the logits of every row, or its values in the targets' own unit."""
+        return {"values" if self.metric in VALUE_METRICS else "logits": rows}
+
+    def check_pairs(self, pairs: Tensor) -> None:
+        """Refuse pairs of nodes to predict.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("pairs=FILE is for runs of task=link; this run predicts labels of nodes")
+
+    def _predict(self, model: torch.nn.Module, batch: Data,
+                 shown: Bool[Tensor, " num_nodes"]) -> Float[Tensor, "num_nodes out_channels"]:
+        more = {"degree_ratio": batch.degree_ratio} if "degree_ratio" in batch else {}
+        return model(self._inputs(batch, shown), batch.edge_index, batch.edge_attr, **more)
+
+    def _rows_of(self, batch: Data) -> Int[Tensor, " num_nodes"]:
+        return batch.n_id
+
+    def _inputs(self, batch: Data, shown: Bool[Tensor, " num_nodes"]) -> Float[Tensor, "num_nodes channels"]:
+        if not self.label_input:
+            return batch.x
+        labels = (self._label_columns(batch.y) - self._mean.to(batch.y.device)) / self._std.to(batch.y.device)
+        shown = shown.unsqueeze(1)
+        return torch.cat([torch.where(shown, labels.nan_to_num(), 0.0), shown.float(), batch.x], dim=1)
+
+    def _label_columns(self, y: Shaped[Tensor, "num_nodes columns"]) -> Float[Tensor, "num_nodes out_channels"]:
+        return F.one_hot(y.squeeze(1), self.out_channels).float() if self.metric in CLASS_METRICS else y
+
+    def _score(self, logits: Tensor, y: Tensor, official: bool) -> float:
+        if y.size(0) == 0:
+            return math.nan
+        score = METRICS[self.metric](y, logits)
+        if not official or math.isnan(score):
+            return score
+        ogb = importlib.import_module(self.evaluators)  # takes as long as torch
+        if self.metric not in ogb.OFFICIAL:
+            return score
+        y_pred = logits.argmax(1, keepdim=True) if self.metric in CLASS_METRICS else logits
+        return float(ogb.evaluator(self.metric, y.size(1)).eval({"y_true": y, "y_pred": y_pred})[self.metric])
+
+
+def _standard(y: Float[Tensor, "num_nodes columns"]) -> tuple[Float[Tensor, " columns"], Float[Tensor, " columns"]]:
+    """Compute mean and standard deviation of each column's known values; 0 and 1 of a column without, 1 of a constant.
+    """
+    mean = y.double().nanmean(0).nan_to_num()
+    deviation = (y - mean).square().nanmean(0).sqrt().nan_to_num()
+    # What float32 makes of equal values is no spread.
+    constant = deviation <= 1e-6 * mean.abs()
+    return mean.float(), deviation.where(~constant, 1.0).float()

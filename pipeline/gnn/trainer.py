@@ -1,0 +1,304 @@
+"""A step of a deep graph neural network: one batch, its loss, the ranks' gradients, the optimizer."""
+
+import contextlib
+import copy
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.gnn.features import NodeTable, load_weights, weights_of
+from parallel_epochs.pipeline.gnn.loaders.background import BackgroundRounds
+from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader
+from parallel_epochs.pipeline.graph.partition import Partition
+from parallel_epochs.pipeline.names import LOWER_IS_BETTER
+from parallel_epochs.pipeline.run import pulse
+from parallel_epochs.pipeline.run.contract import About, Progress, RoundNumbers, Step
+from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.seeds import seed_torch
+from parallel_epochs.pipeline.run.stop import StopRequest
+from parallel_epochs.pipeline.run.sync import Agreement, GradientSync
+from parallel_epochs.pipeline.schedule import Schedule, Share
+
+# Of autocast, by train.precision.
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# Of a loss whose gradients overflow float16: with a smaller one, it is not the scale's fault.
+SMALLEST_SCALE = 2.0**-14
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Return the context in which a model computes in a precision."""
+    return torch.autocast(device.type, DTYPES.get(precision, torch.bfloat16), enabled=precision in DTYPES)
+
+
+class Task(Protocol):
+    """What a trainer needs of a task: what is learned, from tensors alone.
+
+    `loss` returns the loss of a batch, summed over what counts in it, and the number of that; `predict` the numbers of
+    a batch's targets and a row for each; `scores` the metric of each split from the rows of all; `predictions` what is
+    saved of them, a row for each of `unit`; `check_pairs` refuses pairs of nodes that it could not predict.
+    """
+
+    metric: str
+    in_channels: int
+    out_channels: int
+    num_rows: int
+    unit: str
+
+    def loss(self, model: torch.nn.Module, batch: Data, rng: torch.Generator) -> tuple[Tensor, Tensor]: ...
+    def predict(self, model: torch.nn.Module, batch: Data) -> tuple[Tensor, Tensor]: ...
+    def scores(self, model: torch.nn.Module | None, rows: Tensor, *, official: bool = False) -> dict[str, float]: ...
+    def predictions(self, model: torch.nn.Module | None, rows: Tensor,
+                    pairs: Tensor | None = None) -> dict[str, Tensor]: ...
+    def check_pairs(self, pairs: Tensor) -> None: ...
+
+
+class Loader(Protocol):
+    """What a trainer needs of a loader: batches that are a pure function of the seed, the round and the share.
+
+    `prepare` leaves what other processes of the machine will find, before any of them needs it; `draw` draws what a
+    share is a part of, the same for all ranks that share it; `measure` says in the log what was drawn, and returns a
+    record of it under its kind.
+    """
+
+    data: Data
+    device: torch.device
+
+    @property
+    def num_batches(self) -> int: ...
+    def prepare(self) -> None: ...
+    def draw(self, round_: int, share: Share) -> Any: ...
+    def measure(self, drawn: Any, seconds: float) -> dict[str, dict]: ...
+    def batches(self, round_: int, share: Share) -> Iterator[Data]: ...
+
+
+class GNNTrainer:
+    """Trains a model on the batches of a loader; a rank of several does so together with the others.
+
+    Args:
+        model: with weights on `device`.
+        optimizer: of the model's parameters.
+        task: what is learned.
+        loader: of the batches.
+        schedule: of this rank.
+        predict_all: predicts every row after a round, given its number; empty on other ranks than the first where
+            only the first can.
+        table: node features that are learned beside the model.
+        precision: "fp32", "bf16" by autocast, or "fp16" by autocast with a scaled loss.
+        clip_grad_norm: largest norm of the gradient; 0 for no clipping.
+        seed: of dropout and of the labels that are inputs.
+        prefetch: batches drawn ahead.
+        kernel: what aggregates messages, for the log.
+        stop: looked at in every step.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, task: Task,
+                 loader: Loader, schedule: Schedule, predict_all: Callable[[int], Tensor], *,
+                 device: torch.device, table: NodeTable | None = None, precision: str = "fp32",
+                 clip_grad_norm: float = 0.0, seed: int = 0, prefetch: int = 2, kernel: str = "",
+                 ranks: Ranks = Ranks(), stop: StopRequest | None = None):
+        self.model, self.optimizer, self.task, self.loader, self.schedule = model, optimizer, task, loader, schedule
+        self.table, self.device, self.progress = table, device, Progress()
+        weights = [*model.parameters(), *([] if table is None else [table.weight])]
+        # Another device, or another number of threads outside of the fused kernel, rounds otherwise.
+        self.about = About(
+            metric=task.metric, lower_is_better=task.metric in LOWER_IS_BETTER, kernel=kernel,
+            arithmetic=f"{device.type}, {torch.get_num_threads()} threads, {kernel}", num_epochs=schedule.num_epochs,
+            num_steps=schedule.num_steps, num_parameters=sum(weight.numel() for weight in weights))
+        self._predict_all, self._ranks, self._prefetch, self._seed = predict_all, ranks, prefetch, seed
+        self._precision, self._clip_grad_norm = precision, clip_grad_norm
+        self._sync = GradientSync(model, ranks, stop, table=None if table is None else table.weight)
+        self._scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+        self._background: BackgroundRounds | None = None
+        self._exit = contextlib.ExitStack()
+        self._numbers: RoundNumbers | None = None
+
+    def close(self) -> None:
+        """End the thread that makes the batches."""
+        self._exit.close()
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of the whole run, as far as it can be told from here."""
+        return self.progress.round + self.schedule.rounds_left(self.progress.epochs)
+
+    def steps(self) -> Iterator[Step]:
+        """Train on the rest of this round; :meth:`state` is whole after each step. :meth:`evaluate` closes it."""
+        progress, schedule = self.progress, self.schedule
+        start, self._sync.seconds = time.perf_counter(), 0.0
+        background = self._background_rounds()
+        self.model.train()
+        for batch in _padded(background.batches(progress.round), schedule.num_steps - progress.step_in_round):
+            pulse.beat(f"step {progress.step_in_round + 1} of round {progress.round + 1}")
+            progress.lr = schedule.learning_rate(progress.step, progress.epochs, progress.step_in_round)
+            agreed, norm = self._step(batch, progress.lr)
+            progress.step += 1
+            progress.step_in_round += 1
+            progress.loss_sum += agreed.loss_sum
+            progress.loss_count += agreed.count
+            progress.grad_norm = float(norm)
+            yield Step(progress.step, progress.step_in_round == schedule.num_steps, agreed.stop)
+
+        self._numbers = RoundNumbers(
+            loss=progress.mean_loss, lr=progress.lr, grad_norm=progress.grad_norm, seconds=time.perf_counter() - start,
+            hidden=background.hidden, draw_seconds=background.busy_seconds, sync_seconds=self._sync.seconds)
+
+    def _step(self, batch: Data | None, lr: float) -> tuple[Agreement, Tensor]:
+        """Take one step; a rank without a batch takes part with a weight of zero."""
+        progress = self.progress
+        # Every random number of the step comes from here.
+        rng = seed_torch("dropout", self._seed, progress.round, progress.step_in_round, self._ranks.rank)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.zero_grad()
+        if self.table is not None:
+            self.table.zero_grad()
+
+        # Forward and backward: the loss is a sum over labels, and so are its gradients.
+        loss_sum = count = None
+        if batch is not None:
+            batch = self._on_device(batch, rng)
+            with autocast(self.device, self._precision):
+                loss_sum, count = self.task.loss(self.model, batch, rng)
+        # The scale is a number that all ranks have, also those without a batch.
+        scaled = self._scaler.scale(torch.zeros((), device=self.device) if loss_sum is None else loss_sum)
+        if batch is not None:
+            scaled.backward()
+
+        # Gradients of all ranks, divided by all their labels. Batches without a label have a gradient of zero, not NaN.
+        agreed = self._sync(loss_sum, count)
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        rows = [] if self.table is None else [self.table.gradient()]
+        torch._foreach_mul_(grads, 1 / max(agreed.count, 1))
+        for values in rows:  # perhaps on another device
+            values.mul_(1 / max(agreed.count, 1))
+        if self._scaler.is_enabled():
+            self._scaler.unscale_(self.optimizer)
+        norm = self._clip(grads, rows)
+        # Beyond what float16 holds: the scaler leaves the step out and halves the scale, of which some is left.
+        is_overflow = self._scaler.is_enabled() and self._scaler.get_scale() > SMALLEST_SCALE
+        if not math.isfinite(agreed.loss_sum) or not torch.isfinite(norm) and not is_overflow:
+            raise self._not_finite(agreed, norm, batch)
+
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        if self.table is not None:
+            self.table.step(lr / self.schedule.lr)
+        return agreed, norm if torch.isfinite(norm) else torch.tensor(progress.grad_norm)
+
+    def _on_device(self, batch: Data, rng: torch.Generator) -> Data:
+        if self.table is not None:
+            return self.table.attach(batch, self.device, rng)
+        return batch.to(self.device, non_blocking=True)
+
+    def _clip(self, grads: list[Tensor], rows: list[Tensor]) -> Tensor:
+        """Clip the gradients of the model and the rows of a table's together, by one norm of all; return it."""
+        norm = torch.nn.utils.get_total_norm([*grads, *rows])
+        max_norm = self._clip_grad_norm or math.inf
+        torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), max_norm, norm)
+        for values in rows:
+            values.mul_((max_norm / (norm.to(values.device) + 1e-6)).clamp(max=1))
+        return norm
+
+    def evaluate(self) -> dict[str, float] | None:
+        """Predict every row and compute the metric of each split, the same on all ranks; none if it is not due.
+
+        Raises:
+            Stopped: a rank was asked to stop, and the round is as open as after its last step.
+        """
+        progress, scores = self.progress, None
+        epochs = progress.epochs + self.schedule.epochs_of_round(progress.epochs)
+        if self.schedule.is_evaluation_due(progress.epochs, epochs):
+            pulse.beat(f"evaluating round {progress.round + 1}")
+            rows = self._predict_all(progress.round)
+            scores = self._ranks.broadcast(self.task.scores(self.model, rows) if self._ranks.is_first else None)
+        progress.epochs, progress.round = epochs, progress.round + 1
+        progress.begin_round()
+        return scores
+
+    def describe(self) -> dict[str, dict]:
+        """Measure what the next round draws and say so: records for who writes them down."""
+        start = time.perf_counter()
+        pulse.beat("drawing the first partition", pulse.State.LONG)
+        with self._ranks.first_then_others():  # METIS leaves its cut in the cache
+            drawn = self.loader.draw(self.progress.round, self.schedule.share(self.progress.epochs))
+        self._check_sizes(drawn)
+        if not self._ranks.is_first:
+            return {}
+        records = self.loader.measure(drawn, time.perf_counter() - start)
+        return {kind: {"metric": self.about.metric, "round": self.progress.round, **values}
+                for kind, values in records.items()}
+
+    def _check_sizes(self, drawn: Any) -> None:
+        if not any(isinstance(module, torch.nn.BatchNorm1d) for module in self.model.modules()):
+            return
+        if isinstance(self.loader, NeighborLoader) and self.loader.least_nodes < 2:
+            raise ValueError("batch norm needs two nodes to train, and a batch of a single training node that draws no "
+                             "other may come: set another loader.batch_size, or model.norm=layer")
+        if isinstance(drawn, Partition) and (smallest := int(drawn.ptr.diff().min())) < 2:
+            raise ValueError(f"{drawn.num_parts:,} batches of {drawn.perm.numel():,} nodes: the smallest has "
+                             f"{smallest}, and batch norm needs two nodes to train. Lower partition.num_parts, or "
+                             "raise partition.clusters_per_step")
+
+    def numbers(self) -> RoundNumbers:
+        """Return the numbers of the round that has just ended."""
+        return self._numbers
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return what was learned."""
+        return weights_of(self.model, self.table)
+
+    def fingerprint(self) -> dict:
+        """Return what :meth:`weights` are compared by between ranks: sums in place of a large table."""
+        return {**self.model.state_dict(), **({} if self.table is None else {"table": self.table.sums()})}
+
+    def state(self) -> dict:
+        """Return all that a resumed run needs to go on with the same bits."""
+        return {"model": self.weights(), "optimizer": self.optimizer.state_dict(),
+                **({} if self.table is None else {"table_optimizer": self.table.state()}),
+                **({"scaler": self._scaler.state_dict()} if self._scaler.is_enabled() else {}),
+                "progress": dataclasses.asdict(self.progress)}
+
+    def load(self, state: dict) -> None:
+        """Go on from a copy of what :meth:`state` returned, which may lie in a file that is mapped into memory."""
+        load_weights(state["model"], self.model, self.table)
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        if self.table is not None:
+            self.table.load(state["table_optimizer"])
+        if self._scaler.is_enabled():
+            self._scaler.load_state_dict(state["scaler"])
+        self.progress = Progress(**state["progress"])
+
+    def _background_rounds(self) -> BackgroundRounds:
+        """Return the thread that makes the batches, started when the first of them is needed."""
+        if self._background is None:
+            progress = self.progress
+            remaining = self.schedule.remaining(progress.round, progress.epochs, progress.step_in_round)
+            rounds = ((round_, lambda round_=round_, share=share: self.loader.batches(round_, share))
+                      for round_, share in remaining)
+            self._background = self._exit.enter_context(
+                BackgroundRounds(rounds, device=self.device, prefetch=self._prefetch))
+        return self._background
+
+    def _not_finite(self, agreed: Agreement, norm: Tensor, batch: Data | None) -> FloatingPointError:
+        what, value = ("gradient norm", norm) if math.isfinite(agreed.loss_sum) else ("loss", agreed.loss_sum)
+        where = f"round {self.progress.round + 1}, step {self.progress.step_in_round + 1}"
+        if self._ranks.num_ranks > 1:
+            where += f", of rank {', '.join(map(str, agreed.broken))}"
+        elif batch is not None:
+            where += f", batch {batch.cluster + 1} ({batch.num_nodes:,} nodes)"
+        return FloatingPointError(f"{what} is {float(value)} in {where}; the weights have not moved. Try a lower "
+                                  "train.lr, train.clip_grad_norm or train.precision=fp32.")
+
+
+def _padded(batches: Iterator[Data], num_steps: int) -> Iterator[Data | None]:
+    """Yield the batches, and nothing for each step without one."""
+    for batch in batches:
+        num_steps -= 1
+        yield batch
+    yield from [None] * num_steps

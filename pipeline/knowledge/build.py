@@ -1,0 +1,191 @@
+"""From the configuration of trainer=knowledge to what trains vectors of a knowledge graph."""
+
+import dataclasses
+import logging
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.models.embedding import distances
+from parallel_epochs.models.embedding.triples import MODELS, TripleModel, TripleTables, first_rows
+from parallel_epochs.pipeline.data.cache import load
+from parallel_epochs.pipeline.data.node_names import unpack_names
+from parallel_epochs.pipeline.data.opened import OpenData, Part
+from parallel_epochs.pipeline.knowledge.config import KnowledgeConfig, KnowledgeTrainerConfig
+from parallel_epochs.pipeline.knowledge.ranking import TripleProbe
+from parallel_epochs.pipeline.knowledge.steps import NegativeSteps, OneVsAllSteps, Penalty
+from parallel_epochs.pipeline.knowledge.trainer import KnowledgeTrainer, Steps
+from parallel_epochs.pipeline.names import SPLITS
+from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
+from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.seeds import seed_torch
+from parallel_epochs.pipeline.run.stop import StopRequest
+
+log = logging.getLogger(__name__)
+
+# Tables beside the rows: what the optimizer keeps of each number, and the gradient where it is dense.
+MOMENTS = {"sgd": 0, "adagrad": 1, "adam": 2}
+
+
+def choose_model(options: KnowledgeTrainerConfig) -> TripleModel:
+    """Return the scoring function of a configuration."""
+    model = MODELS[options.model]
+    return dataclasses.replace(model, comparison=f"l{options.norm}") if options.model == "transe" else model
+
+
+def check(config: KnowledgeConfig) -> None:
+    """Refuse what no knowledge graph can be trained with.
+
+    Raises:
+        ValueError: names the key.
+    """
+    options = config.trainer
+    model = choose_model(options)
+    if options.dim % model.parts:
+        whole = -(-options.dim // model.parts) * model.parts
+        raise ValueError(f"trainer.dim={options.dim} must be a multiple of {model.parts} for "
+                         f"trainer.model={options.model}, whose numbers are {model.parts} real ones each: set it "
+                         f"to {whole}, say")
+    if not model.is_distance:
+        return
+    if options.loss == "one_vs_all":
+        raise ValueError(f"trainer.loss=one_vs_all with trainer.model={options.model}: scores of all entities are a "
+                         "matrix product, and these are distances; set trainer.loss=negatives")
+    for name in ("n3", "l3"):
+        if value := getattr(options, name):
+            raise ValueError(f"trainer.{name}={value:g} with trainer.model={options.model}: it is a penalty for models "
+                             "of products; leave it out")
+
+
+def open_data(config: KnowledgeConfig, device: torch.device, *, content_hash: str | None = None) -> OpenData:
+    """Open the knowledge graph of a run, and check that the machine can hold its tables.
+
+    Args:
+        content_hash: of the graph, where another process has opened it a moment ago and told of it in the log.
+
+    Raises:
+        ValueError: the dataset is inconsistent, or names the key that does not fit it.
+    """
+    data = load(config.data, config.cache_dir, content_hash=content_hash)
+    check_data(config, data)
+    if content_hash is None:
+        log.info("%s", describe(data))
+    return OpenData(config, data, [Part(config, data, device)])
+
+
+def check_data(config: KnowledgeConfig, data: Data) -> None:
+    """Refuse tables that the machine cannot hold, and a step that it cannot.
+
+    Raises:
+        ValueError: names the key.
+    """
+    options = config.trainer
+    model, one_vs_all = choose_model(options), options.loss == "one_vs_all"
+    num_relations = data.num_relations * (2 if one_vs_all else 1)
+    numbers = data.num_nodes * options.dim + num_relations * model.relation_dim(options.dim)
+    copies = 1 + MOMENTS[options.optimizer] + (2 if one_vs_all else 0)
+    needed, available = 4 * numbers * copies * config.parallel.num_ranks, machine_memory()
+    if needed > available:
+        raise ValueError(f"trainer.dim={options.dim}: tables of {data.num_nodes:,} entities and {data.num_relations:,} "
+                         f"relations, with their optimizer, take {format_bytes(needed)}, this machine has "
+                         f"{format_bytes(available)}: lower it")
+    num_train = int(data.triple_ptr[1])
+    batch = min(options.batch_size, num_train * (2 if one_vs_all else 1))
+    # Of one_vs_all a row of scores for each query, at most; of negatives the rows drawn, and their gradients.
+    chunks = -(-batch // options.chunk_size)
+    each = data.num_nodes * batch if one_vs_all else 2 * options.num_negatives * (2 * options.dim * chunks + 2 * batch)
+    if 4 * each > available:
+        mend = "trainer.batch_size" + ("" if one_vs_all else " or trainer.num_negatives")
+        raise ValueError(f"trainer.batch_size={options.batch_size:,}: a step takes {format_bytes(4 * each)}, this "
+                         f"machine has {format_bytes(available)}: lower {mend}")
+
+
+def describe(data: Data) -> str:
+    """Say what there is to learn from, and which triples have entities or relations that training does not."""
+    splits = split_triples(data)
+    counts = " / ".join(f"{len(triples):,}" for triples in splits.values())
+    text = (f"knowledge graph: {data.num_nodes:,} entities, {data.num_relations:,} relations, {counts} triples to "
+            "train, validate and test")
+    known = torch.zeros(data.num_nodes, dtype=torch.bool)
+    known[splits["train"][:, [0, 2]].flatten()] = True
+    kinds = torch.zeros(data.num_relations, dtype=torch.bool)
+    kinds[splits["train"][:, 1]] = True
+    for split in SPLITS[1:]:
+        triples = splits[split]
+        strange, odd = ~known[triples[:, [0, 2]]].all(1), ~kinds[triples[:, 1]]
+        for count, what in ((int(strange.sum()), "an entity"), (int(odd.sum()), "a relation")):
+            if count:
+                text += (f"; {count:,} {split} triple{'s' if count > 1 else ''} with {what} that training does not "
+                         "have, ranked with its first values")
+    return text
+
+
+def split_triples(data: Data) -> dict[str, Tensor]:
+    """Return the triples of each split, [num_triples, 3]."""
+    sizes = data.triple_ptr.diff().tolist()
+    return dict(zip(SPLITS, data.triples.split(sizes), strict=True))
+
+
+def prepare(part: Part) -> None:
+    """Nothing is cached beside the graph."""
+
+
+def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> KnowledgeTrainer:
+    """Build what trains vectors of entities and relations, on the CPU, for this rank."""
+    config, data, options = part.config, part.data, part.config.trainer
+    model, splits, train = choose_model(options), split_triples(data), config.train
+    penalty, one_vs_all = Penalty(n3=options.n3, l3=options.l3), options.loss == "one_vs_all"
+    rows = first_rows(model, data.num_nodes, data.num_relations * (2 if one_vs_all else 1), options.dim,
+                      margin=options.margin, scale=options.init_scale, rng=seed_torch("triples", config.seed))
+    if model.comparison == "modulus":
+        with ranks.first_then_others():  # what is compiled, the others find
+            distances.LIBRARY.get()
+    tables = TripleTables(model, *rows, reciprocal=one_vs_all)
+    steps: Steps
+    if one_vs_all:
+        steps = OneVsAllSteps(splits["train"], data.num_relations, batch_size=options.batch_size, penalty=penalty,
+                              seed=config.seed)
+    else:
+        steps = NegativeSteps(splits["train"], data.num_nodes, batch_size=options.batch_size,
+                              chunk_size=options.chunk_size, num_negatives=options.num_negatives,
+                              margin=options.margin if model.is_distance else 0.0, temperature=options.temperature,
+                              penalty=penalty, seed=config.seed)
+    optimizer = build_optimizer(tables, options, train.lr, is_sparse=steps.is_sparse)
+    trainer = KnowledgeTrainer(tables, steps, optimizer, num_epochs=train.epochs, lr=train.lr, last_lr=options.last_lr,
+                               eval_every=train.eval_every, score=build_probe(config, data, ranks, stop), ranks=ranks,
+                               stop=stop)
+    log.info("model: %s, %d numbers an entity and %d a relation%s, %s in all; %s steps an epoch", options.model,
+             options.dim, model.relation_dim(options.dim), ", both ways round" if one_vs_all else "",
+             f"{trainer.about.num_parameters:,}", f"{trainer.about.num_steps:,}")
+    return trainer
+
+
+def build_optimizer(tables: TripleTables, options: KnowledgeTrainerConfig, lr: float, *,
+                    is_sparse: bool) -> torch.optim.Optimizer:
+    """Build what moves the tables.
+
+    Args:
+        is_sparse: whether gradients have rows only where a step touches them.
+    """
+    groups: list = list(tables.parameters())
+    if options.relation_lr != 1:  # otherwise one group, as checkpoints have it
+        groups = [{"params": [tables.entities]}, {"params": [tables.relations], "lr_factor": options.relation_lr}]
+    kinds: dict[str, type[torch.optim.Optimizer]] = {
+        "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD,
+        "adam": torch.optim.SparseAdam if is_sparse else torch.optim.Adam}
+    return kinds[options.optimizer](groups, lr=lr)  # type: ignore[call-arg]
+
+
+def build_probe(config: KnowledgeConfig, data: Data, ranks: Ranks = Ranks(),
+                stop: StopRequest | None = None) -> TripleProbe:
+    """Build what ranks the triples of each split."""
+    options = config.trainer
+    return TripleProbe(split_triples(data), data.num_nodes, data.num_relations, valid_sample=options.eval_sample,
+                       relation_names=relation_names(data) if options.per_relation else None, seed=config.seed,
+                       ranks=ranks, stop=stop)
+
+
+def relation_names(data: Data) -> list[str]:
+    """Return the names of the relations."""
+    return unpack_names(Data(names=data.relation_names, names_ptr=data.relation_names_ptr))

@@ -1,0 +1,198 @@
+"""A trained knowledge graph again: its metrics, answers to questions, and its vectors in the formats of the field."""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import pandas as pd
+import torch
+from torch_geometric.data import Data
+
+from parallel_epochs.models.embedding.triples import TripleTables
+from parallel_epochs.pipeline.block_training import vectors
+from parallel_epochs.pipeline.config import EvaluateConfig, settings
+from parallel_epochs.pipeline.data.node_names import unpack_names
+from parallel_epochs.pipeline.knowledge.build import (
+    build_probe,
+    choose_model,
+    open_data,
+    relation_names,
+    split_triples,
+)
+from parallel_epochs.pipeline.knowledge.config import AnswersConfig, KnowledgeConfig
+from parallel_epochs.pipeline.knowledge.questions import Found, Questions, answer, number_questions, read_questions
+from parallel_epochs.pipeline.run import files, tables
+from parallel_epochs.pipeline.run.progress import Bar
+from parallel_epochs.pipeline.run.session import check_data, load_checkpoint
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a run has learned of a knowledge graph.
+
+    Attributes:
+        config: of the run.
+        data: the graph.
+        epoch: passes over the triples when the checkpoint was saved.
+        names, relation_names: of the entities and relations, in the order of the rows; with reciprocal relations there
+            are twice as many rows as names.
+    """
+
+    config: KnowledgeConfig
+    data: Data
+    tables: TripleTables
+    epoch: int
+    names: list[str]
+    relation_names: list[str]
+
+
+def restore(options: EvaluateConfig, config: KnowledgeConfig) -> Restored:
+    """Load the tables of a checkpoint.
+
+    Raises:
+        ValueError: no such checkpoint, a damaged one, or another dataset.
+    """
+    folder = Path(options.run)
+    state = load_checkpoint(folder, options.checkpoint, settings(config))
+    data = open_data(config, torch.device("cpu")).data
+    check_data(folder, state, data.get("content_hash"))
+    is_best, trainer = options.checkpoint == "best", config.trainer
+    rows = state["model" if is_best else "tables"]
+    tables = TripleTables(choose_model(trainer), rows["entities"], rows["relations"],
+                          reciprocal=trainer.loss == "one_vs_all")
+    return Restored(config, data, tables, state["epoch"] if is_best else state["progress"]["epochs"],
+                    unpack_names(data), relation_names(data))
+
+
+def evaluate(options: EvaluateConfig, config: KnowledgeConfig) -> dict[str, float]:
+    """Compute the filtered ranks of a checkpoint, and save its vectors if asked to.
+
+    Returns:
+        See :class:`pipeline.knowledge.ranking.TripleProbe`; of each relation too if the run has
+        ``trainer.per_relation``.
+
+    Raises:
+        ValueError: see :func:`restore`; a format that nothing writes.
+    """
+    vectors.check_evaluation(options)
+    restored = restore(options, config)
+    scores = build_probe(restored.config, restored.data)(restored.tables.score_all, True)
+    vectors.log_scores(options, scores, "mrr", restored.epoch, more=", filtered ranks")
+    if options.predictions is not None:
+        save_vectors(Path(options.predictions), restored)
+    return scores
+
+
+def predict(options: AnswersConfig, config: KnowledgeConfig) -> None:
+    """Save the answers to questions, vectors, the nearest entities of each, or the cosines of pairs.
+
+    Raises:
+        ValueError: see :func:`restore`; questions or pairs that cannot be read or name what the graph does not have, a
+            format that is unknown or not installed.
+    """
+    pairs, questions = vectors.check_options(options), None
+    if options.triples is not None:
+        vectors.check_format(Path(options.predictions), "answers", WRITERS)
+        questions = read_questions(Path(options.triples))
+    elif idle := [f"{name}={value}" for name in ("top", "filtered")
+                  if (value := getattr(options, name)) != getattr(AnswersConfig, name)]:
+        raise ValueError(f"{idle[0]} needs questions: give triples=QUESTIONS, or leave it out")
+    restored = restore(options, config)
+    if questions is not None:
+        _answer(options, number_questions(questions, Path(options.triples), restored.names, restored.relation_names),
+                restored)
+    elif not vectors.save_cosines(options, pairs, restored.tables.entities.detach(), restored.names):
+        save_vectors(Path(options.predictions), restored)
+
+
+def _answer(options: AnswersConfig, questions: Questions, restored: Restored) -> None:
+    path, train = Path(options.predictions), split_triples(restored.data)["train"]
+    asks = (questions.triples < 0).any(1)
+    named = questions.triples[:, [0, 2]]
+    unseen = (named >= 0) & ~torch.isin(named, train[:, [0, 2]])
+    if count := int(unseen.any(1).sum()):
+        log.warning("%s of the lines name an entity that training does not have: its vector is the one that it began "
+                    "with", f"{count:,}")
+    if bool(asks.any()):
+        log.info("questions: %s, %d best answers each%s", f"{int(asks.sum()):,}", options.top,
+                 "; triples of the training are left out" if options.filtered else "")
+    with Bar("answering", int(asks.sum()), "questions") as bar:
+        found = answer(restored.tables, questions, options.top, known=train if options.filtered else None,
+                       on_question=bar.advance)
+    write = WRITERS[path.suffix]
+    table = as_table(questions, found, restored)
+    files.write_atomically(path, lambda file: write(file, table, found))
+    log.info("%s answers to %s questions, and scores of %s triples, in %s", f"{int((found.places > 0).sum()):,}",
+             f"{int(asks.sum()):,}", f"{int((~asks).sum()):,}", path)
+
+
+def as_table(questions: Questions, found: Found, restored: Restored) -> pd.DataFrame:
+    """Write answers with names: the line of the question, the whole triple, which part was asked for (nothing: none),
+    the place, from 1 (0: none was asked for), and the score.
+    """
+    asked = questions.triples[found.rows] < 0
+    heads, relations, tails = found.triples.unbind(1)
+    return pd.DataFrame({
+        "line": questions.lines[found.rows].numpy(),
+        "head": [restored.names[number] for number in heads.tolist()],
+        "relation": [restored.relation_names[number] for number in relations.tolist()],
+        "tail": [restored.names[number] for number in tails.tolist()],
+        "asked": ["head" if head else "tail" if tail else "" for head, _, tail in asked.tolist()],
+        "place": found.places.numpy(), "score": found.scores.numpy()})
+
+
+def save_vectors(path: Path, restored: Restored) -> None:
+    """Save the vectors of entities, and those of relations: in the same file if that is a .pt, else in one beside it.
+
+    Raises:
+        ValueError: nothing writes such a file, or the second one cannot be written.
+    """
+    vectors.writer_of(path)
+    entities, relations = (table.detach() for table in (restored.tables.entities, restored.tables.relations))
+    names = restored.relation_names
+    if restored.tables.reciprocal:
+        names = [*names, *(f"{name}^-1" for name in names)]
+    if path.suffix == ".pt":
+        files.write_atomically(path, lambda file: torch.save(
+            {"embedding": entities, "names": restored.names, "relations": relations, "relation_names": names}, file))
+        log.info("%s vectors of entities and %s of relations in %s", f"{len(entities):,}", f"{len(relations):,}", path)
+        return
+    beside = path.with_name(f"{path.stem}.relations{path.suffix}")
+    files.check_output("predictions", beside)
+    vectors.save(path, entities, restored.names)
+    vectors.save(beside, relations, names)
+
+
+def _write_tabs(file: IO[bytes], table: pd.DataFrame, found: Found) -> None:
+    # Without quotation marks, as the questions are read: no name has a tab in it.
+    tables.write_text(file, [_columns(table)], "\t", digits=7, quoted=False)
+
+
+def _write_parquet(file: IO[bytes], table: pd.DataFrame, found: Found) -> None:
+    tables.write_parquet(file, [_columns(table)])
+
+
+def _columns(table: pd.DataFrame) -> tables.Columns:
+    return {name: table[name].to_numpy() for name in table}
+
+
+def _write_json(file: IO[bytes], table: pd.DataFrame, found: Found) -> None:
+    lines = ",\n".join(json.dumps(record) for record in table.to_dict("records"))
+    file.write(f"[\n{lines}\n]\n".encode())
+
+
+def _write_tensors(file: IO[bytes], table: pd.DataFrame, found: Found) -> None:
+    """Save the columns of the table, and the numbers of the triples."""
+    torch.save({"triples": found.triples, "logits": found.scores, "place": found.places,
+                "line": torch.from_numpy(table["line"].to_numpy(copy=True)),
+                **{name: table[name].tolist() for name in ("head", "relation", "tail", "asked")}}, file)
+
+
+# Answers by the end of the file's name.
+WRITERS: dict[str, Callable[[IO[bytes], pd.DataFrame, Found], None]] = {
+    ".tsv": _write_tabs, ".parquet": _write_parquet, ".json": _write_json, ".pt": _write_tensors}

@@ -1,0 +1,208 @@
+"""How well scores of triples rank what is true: filtered ranks of heads and tails among all entities."""
+
+import signal
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parallel_epochs.pipeline.run import pulse
+from parallel_epochs.pipeline.run.errors import Stopped
+from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.seeds import stream
+from parallel_epochs.pipeline.run.stop import StopRequest
+
+# Scores of every entity as the answer of each query, [n, num_entities]: of anchors [n] and relations [n], and whether
+# the tails of given heads are asked for, or the heads of given tails.
+ScoreAll = Callable[[Tensor, Tensor, bool], Tensor]
+# Scores computed at a time.
+BLOCK = 1 << 22
+
+
+class Answers:
+    """For each query, a pair of an entity and a relation, the entities that make it a known triple.
+
+    Args:
+        anchors, relations, answers: [num_triples], int64; a triple may be there several times.
+        num_relations: relations are numbered from 0.
+
+    Attributes:
+        anchors, relations: of the queries, [num_queries], in order.
+        ptr: where the answers of each begin, [num_queries + 1].
+        answers: in the order of the queries, [num_triples].
+    """
+
+    def __init__(self, anchors: Tensor, relations: Tensor, answers: Tensor, num_relations: int):
+        keys, order = (anchors * num_relations + relations).sort(stable=True)
+        self._keys, counts = keys.unique_consecutive(return_counts=True)
+        self._num_relations = num_relations
+        self.anchors, self.relations = self._keys // num_relations, self._keys % num_relations
+        self.ptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+        self.answers = answers[order]
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def find(self, anchors: Tensor, relations: Tensor) -> Tensor:
+        """Return the numbers of queries, each of which must have an answer."""
+        return torch.searchsorted(self._keys, anchors * self._num_relations + relations)
+
+    def has(self, anchors: Tensor, relations: Tensor) -> Tensor:
+        """Tell which queries have an answer, bool."""
+        places = self.find(anchors, relations).clamp(max=max(len(self) - 1, 0))
+        return self._keys[places] == anchors * self._num_relations + relations
+
+    def of(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the answers of some queries, one query after another.
+
+        Args:
+            queries: numbers of queries [n].
+
+        Returns:
+            For each answer the place of its query in `queries`, from 0, and the entity.
+        """
+        first, counts = self.ptr[queries], self.ptr[queries + 1] - self.ptr[queries]
+        places = torch.repeat_interleave(torch.arange(len(queries)), counts)
+        steps = torch.arange(len(places)) - (counts.cumsum(0) - counts)[places]
+        return places, self.answers[first[places] + steps]
+
+
+class Ranking:
+    """Ranks triples against those that differ in the head or the tail and are not known to be true.
+
+    Args:
+        known: all triples that are true [num_known, 3]: head, relation, tail; one may be there several times.
+    """
+
+    def __init__(self, known: Tensor, num_entities: int, num_relations: int):
+        heads, relations, tails = known.unbind(1)
+        distinct = ((heads * num_relations + relations) * num_entities + tails).unique()  # one number is sorted faster
+        queries, tails = distinct // num_entities, distinct % num_entities
+        heads, relations = queries // num_relations, queries % num_relations
+        self._num_entities = num_entities
+        self._known = {True: Answers(heads, relations, tails, num_relations),
+                       False: Answers(tails, relations, heads, num_relations)}
+
+    def __call__(self, score_all: ScoreAll, triples: Tensor, *,
+                 on_batch: Callable[[], None] = lambda: None) -> Tensor:
+        """Rank the head and the tail of triples, each of them among the known ones.
+
+        A rank is the mean of the best and the worst place among equal scores (the realistic rank); scores that are no
+        numbers equal all others.
+
+        Args:
+            triples: [n, 3].
+            on_batch: called after each batch of queries.
+
+        Returns:
+            Ranks from 1, of the heads and of the tails, [n, 2], float64.
+        """
+        ranks = torch.empty(len(triples), 2, dtype=torch.float64)
+        for column, is_tail in enumerate((False, True)):
+            known = self._known[is_tail]
+            anchors, answers = triples[:, 0 if is_tail else 2], triples[:, 2 if is_tail else 0]
+            # Triples of one query have the same scores: they are computed once.
+            queries, query_of = known.find(anchors, triples[:, 1]).unique(return_inverse=True)
+            order = query_of.argsort(stable=True)
+            ends = torch.searchsorted(query_of[order], torch.arange(len(queries)), right=True)
+            size, last = max(1, BLOCK // self._num_entities), 0
+            for first in range(0, len(queries), size):
+                asked = queries[first:first + size]
+                scores = score_all(known.anchors[asked], known.relations[asked], is_tail)
+                rows = order[last:int(ends[first + len(asked) - 1])]
+                ranks[rows, column] = _rank(scores.numpy(), known, asked, query_of[rows] - first, answers[rows])
+                last += len(rows)
+                on_batch()
+        return ranks
+
+
+def _rank(scores: np.ndarray, known: Answers, asked: Tensor, query_of: Tensor, answers: Tensor) -> Tensor:
+    """Rank answers [n] among the scores of their queries [num_queries, num_entities] without other known answers."""
+    truth = scores[query_of.numpy(), answers.numpy()]
+    better, worse = np.empty((2, len(truth)), np.int64)
+    # A row at a time it stays in the cache; that is ten times as fast as a comparison of whole matrices.
+    for place, (query, score) in enumerate(zip(query_of.tolist(), truth, strict=True)):
+        row = scores[query]
+        better[place], worse[place] = np.count_nonzero(row > score), np.count_nonzero(row < score)
+    # What is known to be true does not count, on either side.
+    places, entities = (found.numpy() for found in known.of(asked[query_of]))
+    beside, of_them = scores[query_of.numpy()[places], entities], truth[places]
+    better -= np.bincount(places[beside > of_them], minlength=len(truth))
+    worse -= np.bincount(places[beside < of_them], minlength=len(truth))
+    others = scores.shape[1] - np.bincount(places, minlength=len(truth))
+    return torch.from_numpy(1 + (better + others - worse) / 2)
+
+
+def summarise(ranks: Tensor) -> dict[str, float]:
+    """Compute the mean reciprocal rank ``mrr``, the mean rank ``mr``, and ``hits@k``, the fraction of the first k."""
+    if not ranks.numel():
+        return dict.fromkeys(("mrr", "mr", "hits@1", "hits@3", "hits@10"), float("nan"))
+    # Half a rank below k is not among the first k.
+    return {"mrr": float((1 / ranks).mean()), "mr": float(ranks.mean()),
+            **{f"hits@{k}": float((ranks <= k).double().mean()) for k in (1, 3, 10)}}
+
+
+class TripleProbe:
+    """Scores tables by the filtered ranks of triples of each split; all ranks take part.
+
+    Args:
+        splits: the triples of training, validation and test, each [num_triples, 3].
+        sample: triples of training that are ranked, drawn once.
+        valid_sample: of validation; 0: all.
+        relation_names: for the scores of each relation; none: none.
+        ranks: each of them ranks its share of the triples.
+        stop: asks for an end after the batch in hand.
+    """
+
+    def __init__(self, splits: dict[str, Tensor], num_entities: int, num_relations: int, *, sample: int = 1000,
+                 valid_sample: int = 0, relation_names: list[str] | None = None, seed: int = 0,
+                 ranks: Ranks = Ranks(), stop: StopRequest | None = None):
+        self._splits, self._names, self._ranks, self._stop = splits, relation_names, ranks, stop or StopRequest()
+        self._ranking = Ranking(torch.cat(list(splits.values())), num_entities, num_relations)
+        self._num_relations = num_relations
+        self._chosen = dict(splits)
+        for split, size in (("train", sample), ("valid", valid_sample)):
+            if 0 < size < len(splits[split]):
+                chosen = stream(f"ranked {split}", seed).permutation(len(splits[split]))[:size]
+                self._chosen[split] = splits[split][torch.from_numpy(chosen)]
+
+    def __call__(self, score_all: ScoreAll, is_last: bool) -> dict[str, float]:
+        """Compute the filtered MRR of each split, and of the test ``mr``, ``hits@k``, ``mrr@heads`` and ``mrr@tails``.
+
+        The last time, ``mrr@valid`` is that of all validation triples where ``valid`` is that of a sample; and there is
+        ``mrr@NAME`` for each relation of the test, if asked for.
+
+        Raises:
+            Stopped: on all ranks, if one of them was asked to stop.
+        """
+        ranks = {split: self._rank(score_all, triples) for split, triples in self._chosen.items()}
+        scores = {split: summarise(found)["mrr"] for split, found in ranks.items()}
+        test = ranks["test"]
+        scores |= {name: value for name, value in summarise(test).items() if name != "mrr"}
+        scores |= {f"mrr@{side}": summarise(test[:, column])["mrr"] for column, side in enumerate(("heads", "tails"))}
+        if is_last and len(self._chosen["valid"]) < len(self._splits["valid"]):
+            scores["mrr@valid"] = summarise(self._rank(score_all, self._splits["valid"]))["mrr"]
+        if is_last and self._names is not None:
+            relation = self._splits["test"][:, 1]
+            scores |= {f"mrr@{self._names[number]}": summarise(test[relation == number])["mrr"]
+                       for number in relation.unique().tolist()}
+        return scores
+
+    def _rank(self, score_all: ScoreAll, triples: Tensor) -> Tensor:
+        own = slice(self._ranks.rank, None, self._ranks.num_ranks)
+        # A row more, for who was asked to stop.
+        found = torch.zeros(len(triples) + 1, 2, dtype=torch.float64)
+        try:
+            found[:-1][own] = self._ranking(score_all, triples[own], on_batch=self._after_batch)
+        except Stopped:
+            found[-1] = 1
+        self._ranks.sum_(found)
+        if bool(found[-1].any()):
+            raise Stopped(self._stop.signum or signal.SIGTERM)
+        return found[:-1]
+
+    def _after_batch(self) -> None:
+        pulse.beat("ranking triples", pulse.State.LONG)
+        if self._stop.signum:
+            raise Stopped(self._stop.signum)

@@ -1,0 +1,159 @@
+"""Vectors of entities and relations from the triples of a knowledge graph."""
+
+import copy
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from parallel_epochs.models.embedding.triples import TripleTables
+from parallel_epochs.pipeline.knowledge.ranking import ScoreAll
+from parallel_epochs.pipeline.run import pulse
+from parallel_epochs.pipeline.run.contract import About, Progress, RoundNumbers, Step
+from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.stop import StopRequest
+from parallel_epochs.pipeline.run.sync import sum_columns, sum_rows
+from parallel_epochs.pipeline.schedule import fall_linearly
+
+
+class Steps(Protocol):
+    """What the steps of a round are; see :mod:`pipeline.knowledge.steps`."""
+
+    is_sparse: bool
+    num_steps: int
+
+    def order(self, round_: int) -> Tensor: ...
+    def backward(self, tables: TripleTables, order: Tensor, round_: int, step: int,
+                 ranks: Ranks) -> tuple[float, int]: ...
+
+
+class KnowledgeTrainer:
+    """Trains the tables of a knowledge graph.
+
+    A round is an epoch: every training triple once, in an order drawn anew. A step is a batch. Each rank computes the
+    gradient of a part of it; their sum moves the tables, which all ranks hold. So the number of ranks changes no batch
+    and no negative, but the last bits of sums.
+
+    Args:
+        steps: batches and losses.
+        optimizer: of the tables; its learning rate is set at every step, of groups with an ``lr_factor`` to that
+            fraction.
+        num_epochs: rounds.
+        lr: learning rate at the beginning; it falls linearly.
+        last_lr: fraction of it at the end.
+        eval_every: epochs between two evaluations.
+        score: computes the metrics of each split, by all ranks together; it is told whether it is the last time.
+    """
+
+    def __init__(self, tables: TripleTables, steps: Steps, optimizer: torch.optim.Optimizer, *, num_epochs: int,
+                 lr: float, last_lr: float, eval_every: int, score: Callable[[ScoreAll, bool], dict[str, float]],
+                 ranks: Ranks = Ranks(), stop: StopRequest | None = None):
+        self.tables, self.optimizer, self.progress = tables, optimizer, Progress()
+        self.num_rounds = num_epochs
+        # Another number of threads rounds otherwise.
+        self.about = About(metric="mrr", kernel="matrix products over triples", num_epochs=num_epochs,
+                           arithmetic=f"cpu, {torch.get_num_threads()} threads, triples", num_steps=steps.num_steps,
+                           num_parameters=sum(table.numel() for table in tables.parameters()))
+        self._steps, self._score, self._lr, self._last_lr = steps, score, lr, last_lr
+        self._eval_every, self._ranks, self._stop = eval_every, ranks, stop or StopRequest()
+        self._numbers: RoundNumbers | None = None
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def steps(self) -> Iterator[Step]:
+        """Train on the rest of this epoch; :meth:`state` is whole after each step."""
+        progress, steps = self.progress, self._steps
+        start, synced, num_triples = time.perf_counter(), 0.0, 0
+        order = steps.order(progress.round)
+        drawn = time.perf_counter() - start
+        for number in range(progress.step_in_round, steps.num_steps):
+            pulse.beat(f"step {number + 1} of epoch {progress.round + 1}")
+            progress.lr = fall_linearly(self._lr, self._last_lr,
+                                        (progress.round + number / steps.num_steps) / self.num_rounds)
+            loss, count = steps.backward(self.tables, order, progress.round, number, self._ranks)
+            began = time.perf_counter()
+            stop = self._exchange(loss, count)
+            synced += time.perf_counter() - began
+            num_triples += count
+            for group in self.optimizer.param_groups:
+                group["lr"] = progress.lr * group.get("lr_factor", 1.0)
+            with torch.sparse.check_sparse_tensor_invariants(False):  # as it is without, but then torch warns
+                self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            progress.step += 1
+            progress.step_in_round += 1
+            yield Step(progress.step, progress.step_in_round == steps.num_steps, stop)
+        self._numbers = RoundNumbers(loss=progress.mean_loss, lr=progress.lr, seconds=time.perf_counter() - start,
+                                     draw_seconds=drawn, sync_seconds=synced, num_triples=num_triples)
+
+    def _exchange(self, loss: float, count: int) -> bool:
+        """Sum losses and gradients over the ranks; returns whether one was asked to stop.
+
+        Raises:
+            FloatingPointError: on all ranks, before the tables have moved.
+        """
+        tables = list(self.tables.parameters())
+        grads = [table.grad for table in tables if table.grad is not None]
+        finite = math.isfinite(loss) and all(
+            bool((grad._values() if grad.is_sparse else grad).sum().isfinite()) for grad in grads)
+        message = torch.tensor([loss, count, self._stop.signum != 0, not finite], dtype=torch.float64)
+        self._ranks.sum_(message)
+        if message[3] > 0:
+            progress = self.progress
+            raise FloatingPointError(f"the loss or its gradient is not finite (loss {float(message[0])}) in epoch "
+                                     f"{progress.round + 1}, step {progress.step_in_round + 1}; the tables have not "
+                                     "moved. Try a lower train.lr")
+        self.progress.loss_sum += float(message[0])
+        self.progress.loss_count += float(message[1])
+        if self._ranks.num_ranks > 1:
+            for table in tables:
+                if self._steps.is_sparse:
+                    table.grad = sum_rows(table, self._ranks)
+                else:
+                    table.grad = torch.zeros_like(table) if table.grad is None else table.grad
+                    self._ranks.sum_(table.grad)
+        return bool(message[2] > 0)
+
+    def evaluate(self) -> dict[str, float] | None:
+        """Rank the triples of each split, all ranks together; none if it is not due."""
+        progress, scores = self.progress, None
+        is_last = progress.round + 1 == self.num_rounds
+        if is_last or (progress.round + 1) % self._eval_every == 0:
+            scores = self._score(self.tables.score_all, is_last)
+        progress.round += 1
+        progress.epochs = progress.round
+        progress.begin_round()
+        return scores
+
+    def describe(self) -> dict[str, dict]:
+        """Say nothing that the log does not have yet."""
+        return {}
+
+    def numbers(self) -> RoundNumbers:
+        """Return the numbers of the epoch that has just ended."""
+        return self._numbers
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return what was learned: ``entities`` [num_entities, dim] and ``relations``; see TripleTables."""
+        return {name: table.detach() for name, table in self.tables.named_parameters()}
+
+    def fingerprint(self) -> dict:
+        """Return what ranks compare: sums in place of large tables."""
+        return {name: sum_columns(table) for name, table in self.weights().items()}
+
+    def state(self) -> dict:
+        """Return all that a resumed run needs to go on with the same bits."""
+        return {"tables": self.weights(), "optimizer": self.optimizer.state_dict(),
+                "progress": dataclasses.asdict(self.progress)}
+
+    def load(self, state: dict) -> None:
+        """Go on from a copy of what :meth:`state` returned, which may lie in a file that is mapped into memory."""
+        for name, table in self.weights().items():
+            table.copy_(state["tables"][name])
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self.progress = Progress(**state["progress"])

@@ -1,0 +1,1 @@
+"""Layouts (trainer=layout): a position in two or three dimensions for each point."""

@@ -1,0 +1,64 @@
+"""The keys of trainer=layout. Nothing here imports torch, so that ``--help`` answers at once."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from parallel_epochs.pipeline.config import RunConfig, TrainerConfig
+from parallel_epochs.pipeline.keys import key
+
+VECTORS = {"data.source": ("vectors",)}
+
+
+@dataclass
+class LayoutTrainerConfig(TrainerConfig):
+    """A position for each point in two or three dimensions, close to the points that it is like."""
+
+    name: str = key("layout", "Layouts: a position for each point in two or three dimensions.")
+    dim: int = key(2, "Dimension of the layout: 2 or 3.", minimum=2, below=4)
+    num_neighbors: int = key(30, "Number of nearest neighbours of each point that are attracted.", minimum=1,
+                             below=10_000, when=VECTORS)
+    perplexity: float = key(10.0, "Perplexity, as in t-SNE: the effective number of neighbours of each point.",
+                            minimum=1, when=VECTORS)
+    pca_dim: int = key(50, "Number of principal components in which neighbours are searched. 0: the vectors "
+                       "themselves.", minimum=0, when=VECTORS)
+    neighbors: str = key("auto", "How neighbours are found: exact, among all pairs; approximate, by faiss; auto, exact "
+                         "up to 50,000 points.", choices=("auto", "exact", "approximate"), when=VECTORS)
+    init: str = key("spectral", "First positions: spectral, diffused over the neighbours; pca, the first principal "
+                    "components (data=vectors); random.", choices=("spectral", "pca", "random"))
+    early_attraction: float = key(4.0, "Factor on the attraction in the first epochs (early exaggeration).", above=0)
+    early_fraction: float = key(0.25, "Fraction of the epochs that have early_attraction.", minimum=0, below=1)
+    num_negatives: int = key(8, "Number of negative points drawn for each tile of sixteen pairs.", minimum=1, below=65)
+    negative_weight: float = key(25.0, "Weight of all negatives of a pair together; the pair has the weight 1.",
+                                 minimum=0)
+    negative_exponent: float = key(0.75, "Negatives are drawn in proportion to this power of a point's summed weights.")
+    smooth: float = key(1.0, "Constant added to a squared distance in the repulsion: 0.1 in LargeVis, 1 in t-SNE.",
+                        above=0)
+    last_lr: float = key(0.0, "The learning rate falls linearly from train.lr to this fraction of it.", minimum=0)
+    num_parts: int = key(8, "Number of point partitions P, at most one for sixteen points. P/2 blocks of pairs are "
+                         "trained at a time, no two sharing a partition.", minimum=1, below=1024)
+    metric: str | None = key(None, "knn_acc, accuracy of the 10 nearest neighbours; trustworthiness, of vectors; auc, "
+                             "of the links of a graph. Default: the first that the data allow.",
+                             choices=("knn_acc", "trustworthiness", "auc"))
+    score_sample: int = key(2000, "Number of points, always the same, whose neighbours trustworthiness compares. 0: "
+                            "all.", minimum=0, when=VECTORS)
+
+
+@dataclass
+class LayoutConfig(RunConfig):
+    """A run of trainer=layout."""
+
+    takes: ClassVar[tuple[str, ...]] = ("graph", "vectors")
+
+    trainer: LayoutTrainerConfig = field(default_factory=LayoutTrainerConfig)
+
+    def check(self) -> None:
+        super().check()
+        options = self.trainer
+        if self.device.startswith("cuda"):
+            raise ValueError(f"trainer=layout needs the CPU; this run has device={self.device}. Leave device out")
+        if self.data.holds == "vectors" and options.perplexity >= options.num_neighbors:
+            raise ValueError(f"trainer.perplexity={options.perplexity:g} must be less than trainer.num_neighbors="
+                             f"{options.num_neighbors}: a third of it is usual")
+        if self.data.holds != "vectors" and options.init == "pca":
+            raise ValueError("trainer.init=pca needs data=vectors, since a graph has no principal components; this run "
+                             f"has data={self.data.source}. Set trainer.init=spectral or random")

@@ -1,0 +1,252 @@
+"""From the configuration of trainer=node_embedding to what trains vectors of nodes."""
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
+
+from parallel_epochs.models.edges import from_csc
+from parallel_epochs.models.embedding import skipgram, spectral
+from parallel_epochs.models.embedding.skipgram import Negatives, SkipGramOptions, Table
+from parallel_epochs.pipeline.block_training.open import describe_graph, label_columns
+from parallel_epochs.pipeline.data.cache import load
+from parallel_epochs.pipeline.data.opened import OpenData, Part
+from parallel_epochs.pipeline.graph import walks
+from parallel_epochs.pipeline.graph.edges import choose_weight, weight_matrix
+from parallel_epochs.pipeline.graph.node_parts import NodeParts, check_parts, deal_nodes
+from parallel_epochs.pipeline.graph.structure import draw_lots, inspect
+from parallel_epochs.pipeline.node_embedding.config import NodeEmbeddingConfig, NodeEmbeddingTrainerConfig
+from parallel_epochs.pipeline.node_embedding.probe import LabelProbe, LinkProbe
+from parallel_epochs.pipeline.node_embedding.trainer import NodeEmbeddingTrainer, Plan, plan_walks
+from parallel_epochs.pipeline.run import seeds
+from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
+from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.seeds import seed_torch, stream
+from parallel_epochs.pipeline.run.stop import StopRequest
+from parallel_epochs.pipeline.run.storage import DiskStorage, MemoryStorage, free_space
+
+log = logging.getLogger(__name__)
+
+# Rows that are filled at a time.
+FILLED = 2**20
+
+
+def check(config: NodeEmbeddingConfig) -> None:
+    """Refuse a machine that cannot draw walks.
+
+    Raises:
+        ValueError: there is no compiler.
+    """
+    walks.library()
+
+
+def open_data(config: NodeEmbeddingConfig, device: torch.device, *, content_hash: str | None = None) -> OpenData:
+    """Open the graph of a run, and check that vectors can be learned from it.
+
+    Args:
+        content_hash: of the graph, where another process has opened it a moment ago and told of it in the log.
+
+    Raises:
+        ValueError: the dataset is inconsistent, or names the key that does not fit it.
+    """
+    data = load(config.data, config.cache_dir, content_hash=content_hash)
+    check_graph(config, data)
+    if content_hash is None:
+        log.info("%s", describe_graph(data))
+    return OpenData(config, data, [Part(config, data, device)])
+
+
+def check_graph(config: NodeEmbeddingConfig, data: Data) -> None:
+    """Refuse a graph that vectors cannot be learned from, and tables that the machine cannot hold.
+
+    Raises:
+        ValueError: says what is missing, or names the key.
+    """
+    options = config.trainer
+    metric = _metric_of(options, data)
+    if metric != "auc" and data.get("y") is None:
+        raise ValueError(f"trainer.metric={metric} needs labels, and {config.data.origin()} has none: give "
+                         "data.labels, or choose trainer.metric=auc")
+    if data.num_edges == 0:
+        raise ValueError(f"{config.data.origin()} has no edges: there is nothing to walk on")
+    check_parts(data.num_nodes, options.num_parts)
+    needed = 8 * Table.numbers_per_row(options.dim, options.optimizer) * data.num_nodes * config.parallel.num_ranks
+    tables = f"trainer.dim={options.dim}: two tables of {data.num_nodes:,} nodes take {format_bytes(needed)}"
+    if options.tables == "memory" and needed > machine_memory():
+        raise ValueError(f"{tables}, this machine has {format_bytes(machine_memory())}: lower it, or set "
+                         "trainer.tables=disk")
+    if options.tables == "disk" and needed > (free := free_space(Path(config.cache_dir))):
+        raise ValueError(f"{tables} on the disk of cache_dir={config.cache_dir}, where {format_bytes(free)} are free: "
+                         "lower it, or choose another cache_dir")
+
+
+def _metric_of(options: NodeEmbeddingTrainerConfig, data: Data) -> str:
+    return options.metric or ("auc" if data.get("y") is None else "micro_f1")
+
+
+@dataclass(frozen=True)
+class Training:
+    """What vectors are learned from, and what scores them.
+
+    Attributes:
+        edge_index, weight: the edges that training sees.
+        parts: partitions of the nodes, by their degree in these edges.
+        score: computes the metric of each split.
+        metric: its name.
+    """
+
+    edge_index: EdgeIndex
+    weight: Tensor | None
+    parts: NodeParts
+    score: LabelProbe | LinkProbe
+    metric: str
+
+
+def prepare_training(config: NodeEmbeddingConfig, data: Data, stop: StopRequest | None = None) -> Training:
+    """Split a graph into what training sees and what scores its vectors."""
+    options, metric = config.trainer, _metric_of(config.trainer, data)
+    edge_index, weight = data.edge_index, choose_weight(data.edge_attr)
+    score: LabelProbe | LinkProbe
+    if metric == "auc":
+        edge_index, weight, score = _hold_out(data, weight, options.holdout, config.seed, stop)
+    else:
+        score = LabelProbe(label_columns(data).numpy(), metric=metric, portions=options.portions,
+                           num_draws=options.num_draws, seed=config.seed, num_threads=torch.get_num_threads(),
+                           stop=stop)
+    return Training(edge_index, weight, deal_nodes(degrees(edge_index), options.num_parts), score, metric)
+
+
+def degrees(edge_index: EdgeIndex) -> Tensor:
+    """Return the number of edges that lead to each node [num_nodes]."""
+    return edge_index.get_csc()[0][0].diff()
+
+
+def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> NodeEmbeddingTrainer:
+    """Build what trains vectors of nodes, for this rank."""
+    config, data, device = part.config, part.data, part.device
+    with ranks.first_then_others():  # what is compiled, the others find
+        walks.library(), skipgram.LIBRARY.get()
+    options, train = config.trainer, config.train
+    training = prepare_training(config, data, stop)
+    edge_index, weight, parts = training.edge_index, training.weight, training.parts
+    structure = inspect(edge_index)
+    is_line, is_walk = options.model == "line", options.model in ("deepwalk", "node2vec")
+    length = options.walk_length if is_walk else options.augmentation_distance
+    second_order = options.model == "node2vec"
+    sampler = walks.WalkSampler(edge_index, weight, length=length, p=options.p if second_order else 1.0,
+                                q=options.q if second_order else 1.0, random_starts=is_line,
+                                symmetric=structure.is_undirected and not structure.num_duplicates)
+    plan = plan_walks(edge_index.size(1), train.epochs, length, min(options.augmentation_distance, length),
+                      structure.is_undirected,
+                      options.episode_size, lr=train.lr, last_lr=options.last_lr, eval_every=train.eval_every)
+    if options.model == "spectral":
+        plan = dataclasses.replace(plan, num_epochs=1, num_walks=1, walks_per_episode=1, lr=0.0)
+    matrix = weight_matrix(edge_index, weight) if options.propagation_steps or _is_spectral(options) else None
+    storage = DiskStorage(Path(config.cache_dir) / "tables") if options.tables == "disk" else MemoryStorage()
+    heads, tails = _build_tables(options, parts, matrix, storage, config.seed)
+    if options.tables == "memory":
+        heads, tails = (heads.to(device),) * 2 if heads is tails else (heads.to(device), tails.to(device))
+    frequency = degrees(edge_index)[parts.node].double().pow(options.negative_exponent).float().contiguous()
+    trainer = NodeEmbeddingTrainer(
+        sampler, parts, heads, tails, Negatives(*walks.alias_tables(parts.ptr, frequency)),
+        SkipGramOptions(num_negatives=options.num_negatives, negative_weight=options.negative_weight,
+                optimizer=options.optimizer, weight_decay=options.weight_decay),
+        plan, finish=partial(_propagate, matrix, options.propagation_steps), score=training.score,
+        metric=training.metric, dim=options.dim, storage=storage, seed=config.seed, ranks=ranks, stop=stop)
+    _say(options, plan, trainer)
+    return trainer
+
+
+def finish_vectors(config: NodeEmbeddingConfig, training: Training, rows: Tensor) -> Tensor:
+    """Make the vectors of nodes from the rows of a checkpoint in the middle of training.
+
+    Args:
+        rows: of the first table, in the order of the partitions [num_nodes, at least dim].
+
+    Returns:
+        [num_nodes, dim], in the order of the graph.
+    """
+    options = config.trainer
+    vectors = torch.empty(len(rows), options.dim)
+    vectors[training.parts.node] = rows[:, :options.dim]
+    if not options.propagation_steps:
+        return vectors
+    return _propagate(weight_matrix(training.edge_index, training.weight), options.propagation_steps, vectors)
+
+
+def prepare(part: Part) -> None:
+    """Nothing is cached beside the graph."""
+
+
+def _say(options: NodeEmbeddingTrainerConfig, plan: Plan, trainer: NodeEmbeddingTrainer) -> None:
+    if options.model == "spectral":
+        log.info("model: spectral, %d numbers a node", options.dim)
+        return
+    log.info("model: %s, %d numbers a node, %s in all", options.model, options.dim, f"{trainer.about.num_parameters:,}")
+    log.info("pairs: %s walks of up to %d nodes in %d episodes, at most %d steps apart; %d partitions, %d steps an "
+             "episode", f"{plan.num_walks:,}", trainer.walk_nodes, plan.num_rounds, plan.distance, options.num_parts,
+             trainer.about.num_steps)
+
+
+def _is_spectral(options: NodeEmbeddingTrainerConfig) -> bool:
+    return "spectral" in (options.init, options.model)
+
+
+def _build_tables(options: NodeEmbeddingTrainerConfig, parts: NodeParts, matrix: sp.csr_array | None,
+                  storage: MemoryStorage, seed: int) -> tuple[Table, Table]:
+    """Build the tables with word2vec's first values: even in +-1/2dim for the vectors, zero for the contexts."""
+    num_nodes, dim = parts.node.numel(), options.dim
+    heads = Table.zeros(num_nodes, dim, options.optimizer, make=storage.zeros)
+    if matrix is not None and _is_spectral(options):
+        heads.rows[:, :dim] = torch.from_numpy(spectral.factorise(matrix, dim, seed=_small_seed(seed)))[parts.node]
+    else:
+        generator = seed_torch("vectors", seed)
+        for rows in parts.row.long().split(FILLED):  # in the order of the nodes
+            heads.rows[rows, :dim] = (torch.rand(len(rows), dim, generator=generator) - 0.5) / dim
+    for part in range(parts.num_parts):
+        storage.release(heads.rows, int(parts.ptr[part]), int(parts.ptr[part + 1]))
+    if options.model == "line" and options.order == 1:
+        return heads, heads
+    return heads, Table.zeros(num_nodes, dim, options.optimizer, make=storage.zeros)
+
+
+def _small_seed(seed: int) -> int:
+    return int(stream("spectral", seed).integers(2**31))
+
+
+def _propagate(matrix: sp.csr_array | None, num_terms: int, vectors: Tensor) -> Tensor:
+    if matrix is None or not num_terms:
+        return vectors
+    return torch.from_numpy(spectral.propagate(matrix, vectors.numpy(), num_terms=max(num_terms, 2)))
+
+
+def _hold_out(data: Data, weight: Tensor | None, fraction: float, seed: int,
+              stop: StopRequest | None) -> tuple[EdgeIndex, Tensor | None, LinkProbe]:
+    """Leave edges out of training: half of them validate, the others test, both ways round of each link. As many that
+    stay tell how well training fits.
+
+    Raises:
+        ValueError: there are too few edges.
+    """
+    (indptr, src), _ = data.edge_index.get_csc()
+    bounds = [0.0, fraction / 2, fraction, min(2 * fraction, 1.0)]
+    lot = draw_lots(data.edge_index, seeds.key("holdout", seed))
+    rng, pairs, links = stream("holdout", seed), {}, data.edge_index.as_tensor()
+    for split, first, last in zip(("valid", "test", "train"), bounds[:-1], bounds[1:], strict=True):
+        chosen = ((lot >= first) & (lot < last)).nonzero().squeeze(1)
+        ends = links[:, chosen].long().sort(0).values.unique(dim=1).T.numpy()
+        if not len(ends):
+            mend = "train: lower it" if split == "train" else f"{split}: raise it"
+            raise ValueError(f"trainer.holdout={fraction:g} of {data.num_edges:,} edges leaves no link to {mend}")
+        pairs[split] = ends, rng.integers(data.num_nodes, size=ends.shape)
+    kept = lot >= fraction
+    ptr = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])[indptr.long()]
+    probe = LinkProbe(pairs, stop=stop)
+    return from_csc(links[:, kept], ptr), None if weight is None else weight[kept].contiguous(), probe

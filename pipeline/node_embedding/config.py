@@ -1,0 +1,87 @@
+"""The keys of trainer=node_embedding. Nothing here imports torch, so that ``--help`` answers at once."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig, TrainerConfig
+from parallel_epochs.pipeline.keys import key
+
+WALKED = {"trainer.model": ("deepwalk", "node2vec", "line")}
+LABELLED = {"trainer.metric": ("micro_f1", "macro_f1", None)}
+
+
+@dataclass
+class NodeEmbeddingTrainerConfig(TrainerConfig):
+    """A vector for each node, learned from the edges alone."""
+
+    name: str = key("node_embedding", "Node embeddings: a vector for each node.")
+    model: str = key("deepwalk", "Source of the pairs of nodes: deepwalk, random walks; node2vec, second-order walks; "
+                     "line, short walks that start at edges; spectral, none, a matrix factorisation alone.",
+                     choices=("deepwalk", "node2vec", "line", "spectral"))
+    dim: int = key(128, "Dimension of the vectors.", minimum=1, below=100_000)
+    walk_length: int = key(40, "Number of steps of a walk.", minimum=1, below=100_000,
+                           when={"trainer.model": ("deepwalk", "node2vec")})
+    augmentation_distance: int = key(2, "Largest number of steps between the two nodes of a pair; also the length of a "
+                                     "walk of line.", minimum=1, below=1000, when=WALKED)
+    p: float = key(1.0, "Return parameter: a walk goes back with a probability in proportion to 1/p.", above=0,
+                   when={"trainer.model": ("node2vec",)})
+    q: float = key(1.0, "In-out parameter: a walk leaves the neighbourhood of its last node with a probability in "
+                   "proportion to 1/q.", above=0, when={"trainer.model": ("node2vec",)})
+    order: int = key(2, "Proximity: 1 has one vector for a node and its context, 2 has two.", minimum=1, below=3,
+                     when={"trainer.model": ("line",)})
+    init: str = key("random", "First values of the vectors.", choices=("random", "spectral"), when=WALKED)
+    propagation_steps: int = key(0, "Number of terms of ProNE's spectral filter, which is applied to the trained "
+                                 "vectors. 0: no filter.", minimum=0, below=1000)
+    num_negatives: int = key(32, "Number of negative contexts drawn for each tile of eight groups of pairs.",
+                             minimum=1, below=1024, when=WALKED)
+    negative_weight: float = key(5.0, "Weight of all negatives of a pair together; the pair has the weight 1.",
+                                 minimum=0, when=WALKED)
+    negative_exponent: float = key(0.75, "Negatives are drawn in proportion to this power of the degree.", when=WALKED)
+    optimizer: str = key("sgd", "Optimizer of the vectors; adagrad and adam keep moments.",
+                         choices=("sgd", "adagrad", "adam"), when=WALKED)
+    weight_decay: float = key(0.0, "Weight decay of a vector each time that it is used.", minimum=0, when=WALKED)
+    last_lr: float = key(0.01, "The learning rate falls linearly from train.lr to this fraction of it.", minimum=0,
+                         when=WALKED)
+    num_parts: int = key(8, "Number of node partitions P. The P x P blocks of pairs are trained P at a time, no two "
+                         "sharing a partition.", minimum=1, below=1024, when=WALKED)
+    tables: str = key("memory", "Where the vectors lie during training: memory; disk, memory-mapped files in "
+                      "cache_dir, for tables larger than memory.", choices=("memory", "disk"), changes_numbers=False)
+    episode_size: int = key(2_000_000, "Number of pairs drawn at a time; at least one walk is drawn.", minimum=1,
+                            when=WALKED)
+    metric: str | None = key(None, "micro_f1 or macro_f1 of a classifier of labels, auc of held-out links. Default: "
+                             "micro_f1 if there are labels, else auc.", choices=("micro_f1", "macro_f1", "auc"))
+    portions: list[float] = key([0.1, 0.5, 0.9], "Fractions of the labelled nodes on which classifiers are trained. "
+                                "The test metric is that of 0.5.", when=LABELLED)
+    num_draws: int = key(3, "Number of draws of the labelled nodes that are averaged.", minimum=1, below=1000,
+                         when=LABELLED)
+    holdout: float = key(0.02, "Fraction of the edges that training does not see; half of them validate.", above=0,
+                         below=1, when={"trainer.metric": ("auc", None)})
+
+
+@dataclass
+class NodeEmbeddingConfig(RunConfig):
+    """A run of trainer=node_embedding."""
+
+    takes: ClassVar[tuple[str, ...]] = ("graph",)
+
+    trainer: NodeEmbeddingTrainerConfig = field(default_factory=NodeEmbeddingTrainerConfig)
+
+    def check(self) -> None:
+        super().check()
+        options = self.trainer
+        if wrong := [portion for portion in options.portions if not 0 < portion < 1]:
+            raise ValueError(f"trainer.portions: {wrong[0]} of the labelled nodes cannot be trained on. Give fractions "
+                             "between 0 and 1")
+        if options.tables == "disk" and self.device.startswith("cuda"):
+            raise ValueError(f"trainer.tables=disk needs the CPU; this run has device={self.device}. Leave one of them "
+                             "out")
+
+
+@dataclass
+class PredictVectorsConfig(EvaluateConfig):
+    """The keys of `predict` for a run that learned vectors."""
+
+    pairs: str | None = key(None, "File with pairs of nodes, a tensor [num_pairs, 2] saved by torch.save: predictions "
+                            "holds the cosine of each.", is_path=True)
+    neighbors: int = key(0, "Number of nearest nodes of each node that predictions holds in place of the vectors.",
+                         minimum=0)

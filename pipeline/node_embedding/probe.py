@@ -1,0 +1,151 @@
+"""What vectors of nodes are worth: a linear classifier of labels, and the links that they foretell."""
+
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+
+from parallel_epochs.models.embedding.spectral import unit_rows
+from parallel_epochs.pipeline.block_training.cosines import compare_pairs, heed
+from parallel_epochs.pipeline.metrics import rocauc
+from parallel_epochs.pipeline.run.seeds import stream
+from parallel_epochs.pipeline.run.stop import StopRequest
+
+# Of the labelled nodes, for the metric of each split; and of these for training where the others validate.
+HALF, FITTED = 0.5, 0.9
+
+
+def classify(vectors: np.ndarray, labels: np.ndarray, train: np.ndarray, others: Sequence[np.ndarray], *,
+             num_threads: int = 1, stop: StopRequest | None = None) -> list[dict[str, float]]:
+    """Fit a logistic regression for each label (one against the rest, liblinear, C = 1), and predict as many labels of
+    each other node as it has, those of the largest scores: the protocol of DeepWalk and what came after it.
+
+    Args:
+        vectors: [num_nodes, dim]; rows are brought to length 1.
+        labels: 0 or 1 [num_nodes, num_labels].
+        train: numbers of the nodes to fit on.
+        others: numbers of the nodes to predict; several sets of them.
+        stop: asks for an end after the labels in hand.
+
+    Returns:
+        ``micro_f1`` and ``macro_f1`` of each set, of the labels that some of its nodes have; NaN for an empty one.
+
+    Raises:
+        Stopped: it was asked for.
+    """
+    # Scikit-learn is imported where it is used: it takes seconds, and no other run shall wait for it.
+    from sklearn.linear_model import LogisticRegression
+
+    vectors = unit_rows(vectors)
+    predicted = np.concatenate(list(others))
+
+    def decide(label: int) -> np.ndarray:
+        heed(stop)
+        known = labels[train, label]
+        if known.min() == known.max():  # nothing to tell apart
+            return np.full(len(predicted), np.inf if known[0] else -np.inf)
+        with warnings.catch_warnings(action="ignore"):  # newer versions would have liblinear called by another name
+            fitted = LogisticRegression(solver="liblinear").fit(vectors[train], known)
+        return fitted.decision_function(vectors[predicted])
+
+    # A matrix product's own threads would wait for each other beside these.
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(num_threads) as pool:
+        scores = np.stack(list(pool.map(decide, range(labels.shape[1]))), axis=1)
+    rank = (-scores).argsort(1, kind="stable").argsort(1, kind="stable")
+    chosen = rank < labels[predicted].sum(1, keepdims=True)
+    ends = np.cumsum([len(nodes) for nodes in others])[:-1]
+    return [_f1(labels[nodes], part) for nodes, part in zip(others, np.split(chosen, ends), strict=True)]
+
+
+def _f1(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    from sklearn.metrics import f1_score
+
+    found = truth.any(0)
+    if not found.any():
+        return {"micro_f1": float("nan"), "macro_f1": float("nan")}
+    return {f"{average}_f1": float(f1_score(truth[:, found], predicted[:, found], average=average, zero_division=0))
+            for average in ("micro", "macro")}
+
+
+class LabelProbe:
+    """Scores vectors by labels.
+
+    Args:
+        labels: [num_nodes, num_labels], 0 and 1; NaN in the rows of nodes without labels.
+        metric: "micro_f1" or "macro_f1".
+        portions: of the labelled nodes, to fit on, for what is scored beside the splits.
+        num_draws: of the nodes to fit on; their scores are averaged.
+        stop: asks for an end after the labels in hand.
+
+    Raises:
+        ValueError: fewer than four nodes have labels.
+    """
+
+    def __init__(self, labels: np.ndarray, *, metric: str, portions: Sequence[float], num_draws: int, seed: int = 0,
+                 num_threads: int = 1, stop: StopRequest | None = None):
+        self._nodes = np.flatnonzero(~np.isnan(labels).any(1) & (labels.sum(1) > 0))
+        if len(self._nodes) < 4:
+            raise ValueError(f"{len(self._nodes)} nodes have labels: a classifier needs four at least, two to fit, one "
+                             "to validate and one to test")
+        self._labels = np.nan_to_num(labels).astype(np.int8)
+        self._metric, self._portions, self._num_draws = metric, portions, num_draws
+        self._seed, self._num_threads, self._stop = seed, num_threads, stop
+
+    def __call__(self, vectors: np.ndarray) -> dict[str, float]:
+        """Score vectors [num_nodes, dim].
+
+        ``test`` is fitted on half of the labelled nodes and scored on the other half, ``train`` on the half that it was
+        fitted on; ``valid`` is fitted on nine tenths of the first half and scored on the last tenth, so that no choice
+        sees the test. The scores of all portions follow, as ``micro_f1@0.1``.
+
+        Raises:
+            Stopped: it was asked for.
+        """
+        draws = [stream("probe", self._seed, draw).permutation(self._nodes) for draw in range(self._num_draws)]
+        rows = [self._score(vectors, nodes) for nodes in draws]
+        return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+
+    def _score(self, vectors: np.ndarray, nodes: np.ndarray) -> dict[str, float]:
+        def fit(count: int, *others: np.ndarray) -> list[dict[str, float]]:
+            return classify(vectors, self._labels, nodes[:count], others, num_threads=self._num_threads,
+                            stop=self._stop)
+
+        half = int(HALF * len(nodes))
+        fitted = max(1, int(FITTED * half))
+        (valid,) = fit(fitted, nodes[fitted:half])
+        train, test = fit(half, nodes[:half], nodes[half:])
+        splits = {"train": train, "valid": valid, "test": test}
+        scores = {split: found[self._metric] for split, found in splits.items()}
+        for portion in self._portions:
+            count = max(1, int(portion * len(nodes)))
+            (found,) = [test] if count == half else fit(count, nodes[count:])
+            scores |= {f"{name}@{portion:g}": value for name, value in found.items()}
+        return scores
+
+
+class LinkProbe:
+    """Scores vectors by how well their products tell links that training did not see from pairs drawn at random.
+
+    Args:
+        pairs: for each split, links [num_links, 2] and pairs that are none.
+        stop: asks for an end after the pairs in hand.
+    """
+
+    def __init__(self, pairs: dict[str, tuple[np.ndarray, np.ndarray]], *, stop: StopRequest | None = None):
+        self.pairs, self._stop = pairs, stop
+
+    def __call__(self, vectors: np.ndarray) -> dict[str, float]:
+        """Compute the area under the ROC curve of each split; of vectors of any length, [num_nodes, dim].
+
+        Raises:
+            Stopped: it was asked for.
+        """
+        return {split: self._area(vectors, links, others) for split, (links, others) in self.pairs.items()}
+
+    def _area(self, vectors: np.ndarray, links: np.ndarray, others: np.ndarray) -> float:
+        pairs, truth = np.concatenate([links, others]), np.repeat([1.0, 0.0], [len(links), len(others)])
+        cosines = compare_pairs(vectors, pairs, stop=self._stop)
+        return rocauc(torch.from_numpy(truth).unsqueeze(1), torch.from_numpy(cosines).unsqueeze(1))

@@ -1,0 +1,143 @@
+"""What a session and the loop need of a trainer: the same for all products."""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass
+class Progress:
+    """How far a run is: with the weights and the optimizer's state, all that a resumed run needs to know.
+
+    Attributes:
+        round: rounds that are complete.
+        epochs: passes over the graph in them, summed over the ranks.
+        step: optimizer steps in all.
+        step_in_round: optimizer steps in the round that has begun.
+        loss_sum, loss_count: loss and number of labels, summed over these.
+        lr, grad_norm: learning rate of the last of them, and norm of its gradient.
+        best_epoch: passes over the graph at the best validation metric so far.
+        best_scores: metrics of each split after it.
+        num_worse: evaluations since then.
+        wall_seconds: time spent so far, by all starts of the run.
+    """
+
+    round: int = 0
+    epochs: int = 0
+    step: int = 0
+    step_in_round: int = 0
+    loss_sum: float = 0.0
+    loss_count: float = 0.0
+    lr: float = 0.0
+    grad_norm: float = 0.0
+    best_epoch: int | None = None
+    best_scores: dict[str, float] = field(default_factory=dict)
+    num_worse: int = 0
+    wall_seconds: float = 0.0
+
+    def begin_round(self) -> None:
+        """Count no steps of a round, and no loss."""
+        self.step_in_round, self.loss_sum, self.loss_count = 0, 0.0, 0.0
+
+    @property
+    def mean_loss(self) -> float:
+        return self.loss_sum / max(self.loss_count, 1)
+
+
+@dataclass(frozen=True)
+class Step:
+    """An optimizer step that all ranks have taken.
+
+    Attributes:
+        number: since the run began, from 1.
+        is_last: whether it ends a round.
+        stop: whether any rank was asked to stop.
+    """
+
+    number: int
+    is_last: bool
+    stop: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What stays the same in a run: for the log, the summary and a checkpoint.
+
+    Attributes:
+        metric: name of the metric by which the best round is chosen.
+        lower_is_better: whether a lower value of it is better.
+        kernel: what computes a step.
+        arithmetic: what decides about the last bits: device, threads and kernel.
+        num_epochs: passes over the data in all, summed over the ranks.
+        num_steps: steps of a round.
+        num_parameters: numbers that are learned.
+    """
+
+    metric: str
+    lower_is_better: bool = False
+    kernel: str
+    arithmetic: str
+    num_epochs: int
+    num_steps: int
+    num_parameters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundNumbers:
+    """What metrics.jsonl records of a round's training; what a trainer does not have stays None.
+
+    Attributes:
+        loss: mean loss.
+        lr: learning rate of the last step.
+        grad_norm: norm of its gradient.
+        seconds: time of all steps, of which `draw_seconds` draw batches and `sync_seconds` wait for other ranks.
+        hidden: fraction of the drawing that went on behind the steps.
+        num_pairs, num_triples: pairs or triples that this rank has trained.
+    """
+
+    loss: float
+    lr: float
+    grad_norm: float | None = None
+    seconds: float
+    hidden: float = 1.0
+    draw_seconds: float
+    sync_seconds: float
+    num_pairs: int | None = None
+    num_triples: int | None = None
+
+    def record(self) -> dict[str, float]:
+        """Return the numbers that there are, by name."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+
+class Trainer(Protocol):
+    """What a session and :func:`pipeline.loop.fit` need of a trainer.
+
+    A round is what all ranks do together before an evaluation may happen, an epoch a pass over the data (summed over
+    the ranks).
+
+    - `num_rounds`: rounds of the whole run, as far as they are known.
+    - `describe`: measure what the first round draws; records for metrics.jsonl by their kind.
+    - `steps`: train the rest of this round; `state` is whole after each step.
+    - `evaluate`: close the round; the metric of each split, the same on all ranks, or None if none is due.
+    - `numbers`: of the round that has just ended.
+    - `weights`: what was learned, as best.pt holds it; `fingerprint`: what ranks compare of it.
+    - `state` and `load`: all that a resumed run needs to go on with the same bits.
+    - `close`: end threads and let go of files.
+    """
+
+    about: About
+    progress: Progress
+
+    @property
+    def num_rounds(self) -> int: ...
+    def describe(self) -> dict[str, dict]: ...
+    def steps(self) -> Iterator[Step]: ...
+    def evaluate(self) -> dict[str, float] | None: ...
+    def numbers(self) -> RoundNumbers: ...
+    def weights(self) -> dict: ...
+    def fingerprint(self) -> dict: ...
+    def state(self) -> dict: ...
+    def load(self, state: dict) -> None: ...
+    def close(self) -> None: ...

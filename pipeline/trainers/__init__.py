@@ -1,1 +1,0 @@
-"""Trainers: what a step is."""

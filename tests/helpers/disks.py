@@ -1,0 +1,34 @@
+"""Disks that are mounted for a test, where no other process sees them."""
+
+import ctypes
+import functools
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CLONE_NEWNS = 0x20000  # of sched.h
+
+
+def mount(*arguments: str | Path) -> None:
+    """Run ``mount``, or skip the test where this process may not.
+
+    This process has a mount namespace of its own, which it shares with the processes that it starts from now on. The
+    kernel unmounts everything in it when the last of them ends, so a test that is killed leaves no disk behind.
+    """
+    if not _has_own_mounts():
+        pytest.skip("only root may mount")
+    subprocess.run(["mount", *arguments], check=True)
+
+
+def unmount(folder: Path) -> None:
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@functools.cache
+def _has_own_mounts() -> bool:
+    """Move to a mount namespace of this process' own, like a command under ``unshare -m``; tell whether that worked."""
+    if os.geteuid() or not hasattr(ctypes.CDLL(None), "unshare") or ctypes.CDLL(None).unshare(CLONE_NEWNS):
+        return False
+    return subprocess.run(["mount", "--make-rprivate", "/"], capture_output=True).returncode == 0

@@ -1,0 +1,78 @@
+"""Compile the Triton kernels for an H100 or H200 on a machine without a GPU, as far as ptxas; run by test_triton.py.
+
+The launches of the real forward and backward are intercepted, so that what is compiled is what would run. By hand,
+`python tests/triton_compile.py softmax 64 8` prints the registers and bytes of stack that one problem takes.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from parallel_epochs.models.aggregate import gpu, ops
+from parallel_epochs.models.aggregate.reduce import POWER_RANGE
+
+LIMITS = POWER_RANGE
+HOPPER = GPUTarget("cuda", 90, 32)
+TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64"}
+
+
+def compile_launch(kernel, grid, *args, num_warps, **constants) -> None:
+    signature, aligned = dict.fromkeys(constants, "constexpr"), {}
+    for i, (name, value) in enumerate(zip(kernel.arg_names, args, strict=False)):
+        if value is None:
+            signature[name], constants[name] = "constexpr", None
+        elif isinstance(value, torch.Tensor):
+            signature[name], aligned[(i,)] = TYPES[value.dtype], [["tt.divisibility", 16]]
+        else:
+            signature[name] = "fp32" if isinstance(value, float) else "i32"
+    source = triton.compiler.ASTSource(kernel, signature=signature, constexprs=constants, attrs=aligned)
+    options = dict(num_warps=num_warps, enable_fp_fusion=True)
+    compiled = triton.compile(source, target=HOPPER, options=options)
+    print(f"{kernel.fn.__name__}: {usage(compiled.asm['cubin'])}")
+
+
+def usage(cubin: bytes) -> str:
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    if not tool.exists():
+        return "compiled"
+    path = Path(triton.knobs.cache.dir) / "last.cubin"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(cubin)
+    report = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True).stdout
+    return ", ".join(f"{count} {what}" for what, count in re.findall(r"(REG|STACK|SHARED):(\d+)", report))
+
+
+def compile_problem(aggr, channels, edge_dim, *, encoded=False, dtype=torch.float32, index=torch.int32,
+                    need_attr=False):
+    print(f"{aggr}, {channels} channels, {'encoded' if encoded else edge_dim} edge features, {dtype}, {index}")
+    edge_index = torch.randint(100, (2, 2000)).to(index)
+    structure = ops.sort_edges(edge_index, 100, 100)
+    x, attr, weight, bias = torch.zeros(100, channels, dtype=dtype), None, None, None
+    if encoded:
+        attr = torch.zeros(2000, channels, dtype=dtype)
+    elif edge_dim:
+        attr = torch.zeros(2000, edge_dim, dtype=dtype)
+        weight, bias = torch.zeros(channels, edge_dim), torch.zeros(channels)
+    param = torch.zeros(1)
+    out, stat, stat2 = gpu.forward(x, *structure, attr, weight, bias, param, aggr, 1e-7, *LIMITS, True)
+    stat.zero_()  # nothing was launched that would have filled it
+    gpu.backward(out, out, stat, stat2, x, *structure[3:], attr, weight, bias, param, aggr, 1e-7, *LIMITS,
+                 need_attr, weight is not None)
+
+
+if __name__ == "__main__":
+    gpu.register("cpu")  # only registers the functions for CPU tensors; their launches go to compile_launch
+    gpu._launch = compile_launch
+    if len(sys.argv) > 1:
+        compile_problem(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+        sys.exit()
+    for aggr in ops.KINDS:
+        compile_problem(aggr, 64, 8 if aggr == "softmax" else 0)
+    compile_problem("softmax", 112, 20, need_attr=True, index=torch.int64)
+    compile_problem("softmax", 130, 8, need_attr=True, dtype=torch.bfloat16)
+    compile_problem("softmax", 64, 0, encoded=True, need_attr=True, dtype=torch.bfloat16)

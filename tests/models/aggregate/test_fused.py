@@ -1,0 +1,393 @@
+"""The fused aggregation against the reference in float64: the output and every gradient, by name."""
+
+import os
+import shutil
+
+import pytest
+import torch
+import torch_geometric
+from hypothesis import HealthCheck, given, settings, strategies as st
+from torch_geometric import EdgeIndex
+
+from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, backend, cpu, fused, ops
+from parallel_epochs.models.aggregate.reduce import POWER_RANGE
+from parallel_epochs.models.conv import GENConv
+from parallel_epochs.models.deepgcn import DeeperGCN
+from tests.helpers.shapes import unchecked
+
+pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
+
+NAMES = ("x", "edge_attr", "weight", "bias", "t", "p", "y")
+LEARNS = {"softmax": "t", "softmax_sg": "", "softmax_sum": "ty", "power": "p", "power_sum": "py",
+          "powermean": "p", "mean": "", "max": "", "add": ""}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled():
+    assert cpu.LIBRARY.get() is not None, cpu.LIBRARY.missing()
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory():
+    """Fill what torch.empty returns with NaN, so that an element nobody writes cannot pass for a result."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def graph(num_src, num_dst, num_edges, *, edge_dim=8, channels=16, encoded=False, hub=0, seed=0, dtype=torch.int64):
+    """Random edges between all nodes but the last, duplicates included; the first `hub` of them into node 0.
+
+    Features are multiples of 1/32 and so are exact in sums: float32 and float64 agree on which messages are positive
+    and which are equal. One of 100,000 would otherwise be decided by rounding.
+    """
+    g = torch.Generator().manual_seed(seed)
+    edge_index = torch.stack([torch.randint(max(num_src - 1, 1), (num_edges,), generator=g),
+                              torch.randint(max(num_dst - 1, 1), (num_edges,), generator=g)])
+    edge_index[1, :hub] = 0
+    inputs = dict.fromkeys(NAMES)
+    inputs["x"] = torch.randn(num_src, channels, generator=g)
+    if encoded:
+        inputs["edge_attr"] = torch.randn(num_edges, channels, generator=g)
+    elif edge_dim is not None:
+        inputs["edge_attr"] = torch.rand(num_edges, edge_dim, generator=g)
+        inputs["weight"] = torch.randn(channels, edge_dim, generator=g) * 0.5
+        inputs["bias"] = torch.randn(channels, generator=g)
+    inputs = {name: value if value is None else (value * 32).round() / 32 for name, value in inputs.items()}
+    # Positive, so that the gradients of the scalars t, p and y do not cancel to nothing.
+    grad = torch.rand(num_dst, channels, generator=g) + 0.5
+    return edge_index.to(dtype), inputs, grad
+
+
+def run(edge_index, inputs, grad, *, aggr, kernel, dtype=torch.float32, learn=None, **options):
+    learn = LEARNS[aggr] if learn is None else learn
+    leaves = {name: None if value is None else torch.as_tensor(value).to(dtype, copy=True)
+              for name, value in inputs.items()}
+    for name, leaf in leaves.items():
+        if leaf is not None and (len(name) > 1 or name == "x" or name in learn):
+            leaf.requires_grad_()
+    out = aggregate(leaves["x"], edge_index, leaves["edge_attr"], leaves["weight"], leaves["bias"], aggr=aggr,
+                    num_dst=grad.size(0), kernel=kernel, **options,
+                    **{name: leaves[name] for name in "tpy" if leaves[name] is not None})
+    out.backward(grad.to(out.dtype))
+    return {"out": out.detach()} | {name: leaf.grad for name, leaf in leaves.items() if leaf is not None}
+
+
+def assert_close(ours, exact, tolerance=1e-5, grad=None, exponent=1.0):
+    for name, expected in exact.items():
+        actual = ours[name]
+        if expected is not None and expected.numel() == 0:
+            continue  # of no edges or no features: its gradient may be none
+        assert (actual is None) == (expected is None), name
+        if expected is None:
+            continue
+        assert actual.shape == expected.shape, name
+        scale = expected.double().norm()
+        if name in "tpy" and grad is not None:
+            # The terms of these sums may cancel (one message: none depends on t), but not their rounding. Those of p
+            # are out * log(message) / p.
+            terms = 0.1 * grad * exact["out"]
+            if name == "p":
+                terms = grad * exact["out"] * exact["out"].clamp(min=1e-7).log().abs().clamp(min=1) / exponent
+            scale = scale.maximum(terms.abs().sum())
+        error = (actual.double() - expected.double()).norm()
+        assert error <= tolerance * scale, f"{name}: {error:.1e} of {scale:.1e}"
+
+
+def check(edge_index, inputs, grad, **options):
+    ours = run(edge_index, inputs, grad, kernel="fused", **options)
+    exact = run(edge_index, inputs, grad, kernel="reference", dtype=torch.float64, **options)
+    assert_close(ours, exact, grad=grad, exponent=inputs["p"])
+
+
+def off_the_bounds(edge_index, inputs, grad):
+    """No gradient for what is at a bound of PyG's power mean, where rounding decides the side."""
+    x, attr, weight, bias, p = (inputs[name] if inputs[name] is None else inputs[name].double()
+                                for name in (*NAMES[:4], "p"))
+    message = x[edge_index[0]]
+    if attr is not None:
+        message = message + (attr if weight is None else torch.nn.functional.linear(attr, weight, bias))
+    powers = (message.relu() + 1e-7).clamp(1e-4, 100) ** p
+    mean = torch.zeros(grad.shape, dtype=torch.float64).index_add(0, edge_index[1], powers)
+    mean /= edge_index[1].bincount(minlength=grad.size(0)).clamp(min=1).unsqueeze(1)
+    return grad * ((mean / 1e-4 - 1).abs() > 1e-5) * ((mean / 100 - 1).abs() > 1e-5)
+
+
+def wide_graph(p):
+    """Messages on both sides of both clamps of PyG's power mean, in rows of few edges or none."""
+    edge_index, inputs, grad = graph(30, 40, 100)
+    inputs["x"] *= torch.tensor([1 / 16, 1.0, 128.0])[torch.arange(30) % 3, None]
+    inputs["p"] = torch.tensor([p])
+    message = inputs["x"][edge_index[0]] + torch.nn.functional.linear(*(inputs[name] for name in NAMES[1:4]))
+    assert (message < 1e-4).any() and (message > 100).any()
+    return edge_index, inputs, off_the_bounds(edge_index, inputs, grad)
+
+
+@pytest.mark.parametrize("p", [-2.0, 0.5, 1.0, 3.0])
+def test_powermean_is_pygs(p):
+    edge_index, inputs, grad = wide_graph(p)
+    x, attr, weight, bias = (inputs[name].double().requires_grad_() for name in NAMES[:4])
+    pygs = torch_geometric.nn.PowerMeanAggregation(p, learn=True).double()
+    message = (x[edge_index[0]] + torch.nn.functional.linear(attr, weight, bias)).relu() + 1e-7
+    out = pygs(message, edge_index[1], dim_size=40)
+    out.backward(grad.double())
+    exact = {"out": out.detach(), "x": x.grad, "edge_attr": attr.grad, "weight": weight.grad, "bias": bias.grad,
+             "p": pygs.p.grad}
+    for kernel, dtype in (("fused", torch.float32), ("reference", torch.float64)):
+        ours = run(edge_index, inputs, grad, aggr="powermean", kernel=kernel, dtype=dtype)
+        torch.testing.assert_close(ours["out"].double(), exact["out"], rtol=1e-5, atol=0)
+        assert_close(ours, exact, grad=grad, exponent=abs(p))
+
+
+@pytest.mark.parametrize("p, x, message", [(1.0, 200.0, 100.0), (-2.0, 200.0, 100.0), (1.0, 0.0, 1e-4)])
+def test_a_mean_at_its_bound_is_inside(p, x, message):
+    inputs = dict.fromkeys(NAMES) | {"x": torch.tensor([[x]]), "p": torch.tensor([p])}
+    dst = torch.arange(400).repeat_interleave(torch.arange(1, 401))
+    ours = run(torch.stack([torch.zeros_like(dst), dst]), inputs, torch.ones(400, 1), aggr="powermean", kernel="fused")
+    # Where all messages are the same, so is their power mean whatever p is, but its bound depends on p.
+    torch.testing.assert_close(ours["out"], torch.full((400, 1), message), rtol=1e-5, atol=0)
+    torch.testing.assert_close(ours["p"], torch.zeros(1), rtol=0, atol=0.01 * message)
+    assert ours["x"].item() == 0
+
+
+given_any_graph = given(
+    aggr=st.sampled_from(AGGREGATIONS), sizes=st.tuples(st.integers(1, 60), st.integers(1, 60)),
+    num_edges=st.one_of(st.integers(0, 40), st.integers(0, 3000), st.just(10_000)), channels=st.integers(1, 130),
+    features=st.one_of(st.none(), st.integers(0, 9), st.just("encoded")),
+    dtype=st.sampled_from([torch.int32, torch.int64]),
+    t=st.floats(-5, 5), p=st.one_of(st.floats(-3, -0.3), st.floats(0.3, 6)), y=st.floats(-2, 2),
+    seed=st.integers(0, 99),
+)
+
+
+def check_any_graph(aggr, sizes, num_edges, channels, features, dtype, t, p, y, seed):
+    edge_index, inputs, grad = graph(
+        *sizes, num_edges, channels=channels, seed=seed, dtype=dtype, encoded=features == "encoded",
+        edge_dim=features if isinstance(features, int) else None)
+    if aggr.startswith("power"):
+        # Where p < 1 the slope m^(p - 1) is steepest at m = 0: the rounding of messages close to it is all one sees.
+        inputs = {name: value if value is None else value.abs() for name, value in inputs.items()}
+        inputs["x"] += 0.125
+    inputs |= dict(t=torch.tensor([t]), p=torch.tensor([p]), y=torch.tensor([y]))
+    if aggr == "powermean":
+        grad = off_the_bounds(edge_index, inputs, grad)
+    check(edge_index, inputs, grad, aggr=aggr)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given_any_graph
+def test_any_graph(**case):
+    check_any_graph(**case)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+@given_any_graph
+def test_very_many_graphs(**case):
+    check_any_graph(**case)
+
+
+# Every aggregation with two kinds of features, and every kind with half of them; the rest is slow.
+HUBS = [pytest.param(aggr, features, marks=[] if number % 2 == place % 2 else pytest.mark.slow)
+        for number, aggr in enumerate(AGGREGATIONS) for place, features in enumerate((8, 20, "encoded", None))]
+
+
+@pytest.mark.parametrize("aggr, features", HUBS)
+def test_hub_of_10_000_edges(aggr, features):
+    edge_index, inputs, grad = graph(300, 40, 15_000, channels=33, hub=10_000, encoded=features == "encoded",
+                                     edge_dim=features if isinstance(features, int) else None)
+    inputs |= dict(t=torch.tensor([1.3]), p=torch.tensor([1.7]), y=torch.tensor([0.2]))
+    check(edge_index, inputs, grad, aggr=aggr)
+    check(edge_index.flip(0), inputs | {"x": inputs["x"][:40].repeat(1, 1)}, grad.repeat(8, 1)[:300], aggr=aggr)
+
+
+@pytest.mark.parametrize("aggr", AGGREGATIONS)
+def test_edge_index_is_used_as_it_is(aggr):
+    edge_index, inputs, grad = graph(50, 50, 900, dtype=torch.int32)
+    plain = run(edge_index, inputs, grad, aggr=aggr, kernel="fused")
+    for order in ("col", "row"):
+        sorted_index, perm = EdgeIndex(edge_index, sparse_size=(50, 50)).sort_by(order)
+        permuted = inputs | {"edge_attr": inputs["edge_attr"][perm]}
+        ours = run(sorted_index, permuted, grad, aggr=aggr, kernel="fused")
+        ours["edge_attr"] = torch.empty_like(ours["edge_attr"]).index_copy_(0, perm, ours["edge_attr"])
+        assert_close(ours, plain, 1e-6)
+
+
+def test_max_divides_the_gradient_among_ties():
+    edge_index = torch.tensor([[0, 0, 1, 2], [0, 0, 0, 0]])  # nodes 0 (twice) and 1 tie
+    x = torch.tensor([[3.0], [3.0], [1.0]], requires_grad=True)
+    aggregate(x, edge_index, aggr="max", num_dst=1, kernel="fused").backward(torch.tensor([[6.0]]))
+    torch.testing.assert_close(x.grad, torch.tensor([[4.0], [2.0], [0.0]]))
+
+
+@pytest.mark.parametrize("aggr", AGGREGATIONS)
+def test_threads_do_not_change_a_bit(aggr):
+    edge_index, inputs, grad = graph(500, 400, 30_000, channels=40, edge_dim=9, hub=9_000)
+    inputs |= dict(t=torch.tensor([0.7]), p=torch.tensor([2.0]), y=torch.tensor([0.2]))
+    before, results = torch.get_num_threads(), []
+    try:
+        for num_threads in (1, 2, 3, 2):
+            torch.set_num_threads(num_threads)
+            results.append(run(edge_index, inputs, grad, aggr=aggr, kernel="fused"))
+    finally:
+        torch.set_num_threads(before)
+    for result in results[1:]:
+        for name, value in result.items():
+            assert value is None or torch.equal(value, results[0][name]), name
+
+
+def test_y_is_summed_in_blocks_that_do_not_depend_on_threads():
+    edge_index, inputs, grad = graph(50_000, 50_000, 60_000, channels=1, edge_dim=None)
+    inputs["y"] = torch.tensor([0.2])
+    before, results = torch.get_num_threads(), []
+    try:
+        for num_threads in (1, 2):
+            torch.set_num_threads(num_threads)
+            results.append(run(edge_index, inputs, grad, aggr="softmax_sum", kernel="fused", learn="y")["y"])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("t", [-1e4, -300.0, 0.0, 300.0, 1e4])
+def test_large_exponents_stay_finite_and_right(t):
+    edge_index, inputs, grad = graph(60, 60, 2000, channels=20, edge_dim=None)
+    inputs["t"] = torch.tensor([t])
+    for result in run(edge_index, inputs, grad, aggr="softmax", kernel="fused").values():
+        assert result is None or result.isfinite().all()
+    ours = run(edge_index, inputs, grad, aggr="softmax", kernel="fused")["out"]
+    assert_close({"out": ours}, {"out": run(edge_index, inputs, grad, aggr="softmax", kernel="reference",
+                                            dtype=torch.float64)["out"]}, 1e-4)
+
+
+@pytest.mark.parametrize("aggr", AGGREGATIONS)
+def test_nan_reaches_its_destinations_and_only_these(aggr):
+    edge_index, inputs, _ = graph(30, 30, 200)
+    inputs["x"][3, 5] = float("nan")
+    out = aggregate(inputs["x"], edge_index, inputs["edge_attr"], inputs["weight"], inputs["bias"], aggr=aggr, p=2.0,
+                    kernel="fused")
+    expected = torch.zeros(30, 16, dtype=torch.bool)
+    expected[edge_index[1, edge_index[0] == 3], 5] = True
+    assert torch.equal(out.isnan(), expected) and expected.any()
+
+
+def test_a_gradient_of_zero_gives_exactly_zero():
+    edge_index, inputs, grad = graph(30, 30, 200)
+    for name, value in run(edge_index, inputs, grad * 0, aggr="softmax", kernel="fused").items():
+        assert name == "out" or value is None or (value == 0).all(), name
+
+
+# softmax_sg leaves out a part of the gradient on purpose.
+@pytest.mark.parametrize("aggr", [aggr for aggr in AGGREGATIONS if aggr != "softmax_sg"])
+def test_gradients_of_the_reference(aggr):
+    edge_index, inputs, grad = graph(5, 4, 14, channels=3, edge_dim=2)
+    leaves = [inputs[name].double().requires_grad_() for name in ("x", "edge_attr", "weight", "bias")]
+    scalars = [torch.tensor([value], dtype=torch.float64, requires_grad=True) for value in (0.7, 1.6, 0.3)]
+
+    def f(x, e, w, b, t, p, y):
+        return aggregate(x, edge_index, e, w, b, aggr=aggr, t=t, p=p, y=y, num_dst=4, kernel="reference")
+
+    assert torch.autograd.gradcheck(f, (*leaves, *scalars))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_features(dtype):
+    edge_index, inputs, grad = graph(40, 40, 500)
+    rounded = {name: value if value is None else value.to(dtype).float() for name, value in inputs.items()}
+    exact = run(edge_index, rounded, grad.to(dtype), aggr="softmax", kernel="reference", dtype=torch.float64)
+    ours = run(edge_index, inputs, grad, aggr="softmax", kernel="fused", dtype=dtype)
+    assert ours["out"].dtype == dtype
+    assert_close(ours, exact, 1e-2)
+
+
+def test_autocast():
+    conv = DeeperGCN(8, 16, 3, 2, edge_dim=8, dropout=0.0)
+    edge_index, inputs, _ = graph(40, 40, 500)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = conv(inputs["x"][:, :8], edge_index, inputs["edge_attr"])
+    out.float().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in conv.parameters() if parameter.grad is not None)
+
+
+@pytest.mark.parametrize("aggr", ops.KINDS)
+@pytest.mark.parametrize("encoded", [False, True])
+def test_operators(aggr, encoded):
+    check_operators(aggr, encoded, ("test_schema", "test_autograd_registration", "test_faketensor"))
+
+
+@pytest.mark.parametrize("aggr, encoded", [
+    pytest.param(aggr, encoded, marks=[] if (aggr, encoded) == ("softmax", False) else pytest.mark.slow)
+    for aggr in ops.KINDS for encoded in (False, True)])
+def test_operators_in_the_compiler(aggr, encoded):
+    """With symbols for sizes, which takes a hundred times as long as the other tests of operators."""
+    check_operators(aggr, encoded, "test_aot_dispatch_dynamic")
+
+
+def check_operators(aggr, encoded, tests):
+    edge_index, inputs, grad = graph(12, 12, 40, encoded=encoded)
+    structure = ops.sort_edges(edge_index, 12, 12)
+    x, attr, weight, bias = (None if value is None else value.requires_grad_() for value in list(inputs.values())[:4])
+    t = torch.tensor([1.5], requires_grad=aggr not in ("add", "max", "softmax_sg"))
+    torch.library.opcheck(ops.forward, (x, *structure, attr, weight, bias, t, aggr, 1e-7, *POWER_RANGE, True),
+                          test_utils=tests)
+    torch.library.opcheck(ops.sort_edges, (edge_index, 12, 12), test_utils=tests)
+    with torch.no_grad():
+        out, stat, stat2 = ops.forward(x, *structure, attr, weight, bias, t, aggr, 1e-7, *POWER_RANGE, True)
+        arguments = (grad, out, stat, stat2, x.detach(), *structure[3:],
+                     *(None if value is None else value.detach() for value in (attr, weight, bias)), t.detach(), aggr,
+                     1e-7, *POWER_RANGE, True, weight is not None)
+    torch.library.opcheck(ops.backward, arguments, test_utils=tests)
+
+
+def test_a_layer_inside_genconv():
+    edge_index, inputs, _ = graph(40, 40, 500)
+    conv = GENConv(16, 16, edge_dim=8, learn_t=True)
+    expected = conv(inputs["x"], edge_index, inputs["edge_attr"])
+    theirs = torch_geometric.nn.GENConv(16, 16, edge_dim=8, learn_t=True)
+    theirs.load_state_dict(conv.state_dict())
+    torch.testing.assert_close(expected, theirs(inputs["x"], edge_index, inputs["edge_attr"]), rtol=1e-5, atol=1e-5)
+
+
+def test_changing_a_plain_edge_index_is_noticed():
+    edge_index, inputs, _ = graph(40, 40, 500)
+    aggregate(inputs["x"], edge_index, kernel="fused")
+    edge_index[0] = 7
+    torch.testing.assert_close(aggregate(inputs["x"], edge_index, kernel="fused"),
+                               aggregate(inputs["x"], edge_index, kernel="reference"))
+
+
+def test_nothing_to_aggregate():
+    none = torch.empty(2, 0, dtype=torch.int64)
+    for aggr in AGGREGATIONS:
+        assert torch.equal(aggregate(torch.ones(0, 3), none, aggr=aggr, num_dst=4, kernel="fused"), torch.zeros(4, 3))
+        x = torch.ones(2, 3, requires_grad=True)
+        aggregate(x, none, aggr=aggr, num_dst=0, kernel="fused").sum().backward()
+        assert torch.equal(x.grad, torch.zeros(2, 3))
+
+
+def test_what_runs_and_why():
+    edge_index, inputs, _ = graph(10, 10, 20)
+    x = inputs["x"]
+    assert backend(x, edge_index) == f"fused-cpu ({fused.get_simd()})"
+    assert "float64" in backend(x.double(), edge_index)
+    assert backend(x, edge_index, kernel="reference") == "reference (kernel=reference)"
+    with pytest.raises(ValueError, match="float64.*kernel=auto"):
+        aggregate(x.double(), edge_index, kernel="fused")
+    with pytest.raises(ValueError, match="kernel=fast is unknown"):
+        aggregate(x, edge_index, kernel="fast")
+    with pytest.raises(ValueError, match="aggr=median is unknown"):
+        aggregate(x, edge_index, aggr="median")
+    with pytest.raises(IndexError, match="but there are 10 such nodes"):
+        aggregate(x, edge_index + 100, kernel="fused")
+    with pytest.raises(ValueError, match="weight has shape"), unchecked():
+        aggregate(x, edge_index, inputs["edge_attr"], inputs["weight"][:5], kernel="fused")
+    with pytest.raises(ValueError, match="sparse_size"):
+        aggregate(x, EdgeIndex(edge_index, sparse_size=(12, 12)).sort_by("col").values, kernel="fused")
+
+
+def test_a_gpu_needs_triton(monkeypatch):
+    monkeypatch.setattr(fused.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(fused, "_register_gpu", fused._register_gpu.__wrapped__)
+    assert fused.why_no_kernel("cuda") == "the GPU kernel needs Triton (pip install triton)"
+    assert "'meta'" in backend(torch.empty(10, 3, device="meta"), torch.empty(2, 5, dtype=torch.int64, device="meta"))

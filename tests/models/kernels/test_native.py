@@ -1,0 +1,255 @@
+"""How C++ is compiled and loaded, and the kernels compiled for processors with other vectors than this one's."""
+
+import ctypes
+import os
+import platform
+import re
+import shutil
+import subprocess
+
+import pytest
+import torch
+
+from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, backend, cpu
+from parallel_epochs.models.kernels import native, norm
+from parallel_epochs.models.kernels.native import NativeLibrary, find_included
+from tests.models.aggregate.test_fused import check, graph, off_the_bounds
+
+pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
+
+
+def test_no_compiler(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    library = NativeLibrary("fused aggregation", cpu.LIBRARY.source, otherwise="the reference runs")
+    monkeypatch.setattr(cpu, "LIBRARY", library)
+    edge_index, inputs, _ = graph(10, 10, 20)
+    assert "no C++ compiler 'no-such-compiler'" in backend(inputs["x"], edge_index)
+    assert "no-such-compiler" in caplog.text
+    expected = aggregate(inputs["x"], edge_index, kernel="reference")
+    assert torch.equal(aggregate(inputs["x"], edge_index), expected)
+
+
+class LongerProblem(ctypes.Structure):
+    _fields_ = [*cpu.AggregationProblem._fields_, ("more", ctypes.c_int64)]
+
+
+@pytest.mark.parametrize("library, function", [
+    (cpu.LIBRARY, "fused_problem_size"), (norm.LIBRARY, "norm_problem_size")])
+def test_structures_have_the_sizes_of_their_counterparts(library, function):
+    assert list(library.structures) == [function]
+    wrong = NativeLibrary(library.name, library.source, otherwise="", structures={function: LongerProblem})
+    size = ctypes.sizeof(library.structures[function])
+    ours = ctypes.sizeof(LongerProblem)
+    with pytest.raises(RuntimeError, match=rf"LongerProblem has {ours} bytes.* returns {size}: "):
+        wrong.get()
+
+
+def test_a_changed_header_is_another_library(tmp_path):
+    headers = {file.name for file in find_included(cpu.LIBRARY.source)}
+    assert headers == {"fused_cpu.cpp", "forward.h", "backward.h", "problem.h", "encode.h", "kinds.h", "tiles.h",
+                       "hash.h", "simd.h"}
+    assert {file.name for file in find_included(norm.LIBRARY.source)} == {"norm.cpp", "norm.h", "hash.h", "tiles.h",
+                                                                          "simd.h"}
+    (tmp_path / "a.cpp").write_text('#include "b.h"\n')
+    (tmp_path / "b.h").write_text('#include "sub/c.h"\n')
+    (tmp_path / "sub").mkdir()
+    paths = []
+    for text in ("int c = 1;", "int c = 2;"):
+        (tmp_path / "sub" / "c.h").write_text(text)
+        paths.append(NativeLibrary("a", tmp_path / "a.cpp", otherwise="")._path)
+    assert paths[0] != paths[1]
+
+
+needs_x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="has the portable kernels alone")
+# Which of the first twelve elements are dropped, by the number of channels.
+DROPPED = {3: [1, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 1], 4: [1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 1],
+           21: [1, 0, 0, 0, 1, 0, 0, 1, 1, 1, 1, 0]}
+LEVELS = ["portable", "avx2", "avx512"]
+
+
+def under(level: str, folder, monkeypatch) -> tuple[str, str]:
+    """What simd.h is under a level, "" for none, and where the library is kept that is compiled so."""
+    monkeypatch.setenv(native.SIMD_VARIABLE, level)
+    source = folder / "name.cpp"
+    source.write_text(f'#include "{norm.LIBRARY.source.with_name("simd.h")}"\nSIMD_NAME\n')
+    library = NativeLibrary("name", source, otherwise="")
+    text = subprocess.run([os.environ.get("CXX", "c++"), *library.flags, "-E", "-P", source], check=True,
+                          capture_output=True, text=True).stdout
+    return text.splitlines()[-1].strip('"'), library._path.parent.name
+
+
+@needs_x86
+def test_a_level_caps_the_vectors_and_one_line_says_so(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", native.log.name)
+    has, own_key = under("", tmp_path, monkeypatch)
+    assert has == native.find_simd() and not caplog.messages
+    for level in LEVELS:
+        native._cap.cache_clear()
+        caplog.clear()
+        name, key = under(level, tmp_path, monkeypatch)
+        assert name == min(level, has, key=LEVELS.index) and (key == own_key) == (level == "avx512")
+        assert caplog.messages == [f"kernels: {name}, as PARALLEL_EPOCHS_SIMD={level} and this processor has {has}"]
+
+
+def test_a_processor_with_less_than_the_level_is_named(monkeypatch, caplog):
+    """The flags only take instructions away, so a level above the processor's changes nothing."""
+    caplog.set_level("INFO", native.log.name)
+    for has, flags in (("avx2", "flags : sse2 avx2 fma"), ("portable", "flags : sse2 avx2"), ("portable", "")):
+        monkeypatch.setattr(native, "_cpu_flags", lambda flags=flags: flags)
+        native._cap.cache_clear()
+        assert native._cap("avx512") == [] and f"kernels: {has}, as" in caplog.messages[-1]
+    native._cap.cache_clear()
+
+
+def test_an_unknown_level_is_refused(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="^PARALLEL_EPOCHS_SIMD=sse is unknown; choose one of portable, avx2, avx512$"):
+        under("sse", tmp_path, monkeypatch)
+
+
+@pytest.fixture(params=LEVELS)
+def width(request, monkeypatch):
+    """A level, under which the aggregation and the norm are compiled."""
+    monkeypatch.setenv(native.SIMD_VARIABLE, request.param)
+    for module in (cpu, norm):
+        library = module.LIBRARY
+        monkeypatch.setattr(module, "LIBRARY", NativeLibrary(
+            library.name, library.source, otherwise="", structures=library.structures))
+        assert module.LIBRARY.get() is not None, module.LIBRARY.missing()
+    return min(request.param, native.find_simd(), key=LEVELS.index)
+
+
+@pytest.mark.slow
+@needs_x86
+def test_other_widths_of_vectors(width):
+    assert cpu.get_simd() == width
+    edge_index, inputs, _ = graph(40, 30, 600)
+    assert backend(inputs["x"], edge_index) == f"fused-cpu ({width})"
+    for aggr in AGGREGATIONS:
+        for features in (None, 3, 8, "encoded"):
+            edge_index, inputs, grad = graph(40, 30, 600, channels=21, hub=150, encoded=features == "encoded",
+                                             edge_dim=features if isinstance(features, int) else None)
+            if aggr.startswith("power"):
+                inputs = {name: value if value is None else value.abs() for name, value in inputs.items()}
+                inputs["x"] += 0.125
+            inputs |= dict(t=torch.tensor([1.3]), p=torch.tensor([1.7]), y=torch.tensor([0.2]))
+            if aggr == "powermean":
+                grad = off_the_bounds(edge_index, inputs, grad)
+            check(edge_index, inputs, grad, aggr=aggr)
+
+
+@pytest.mark.slow
+@needs_x86
+@pytest.mark.parametrize("channels", [3, 4, 21])
+def test_other_widths_of_norms(width, channels):
+    layer = torch.nn.LayerNorm(channels)
+    x, grad = torch.randn(100, channels, requires_grad=True), torch.randn(100, channels)
+    exact = [value.detach().double().requires_grad_() for value in (x, *layer.parameters())]
+    expected = torch.nn.functional.layer_norm(exact[0], (channels,), *exact[1:]).relu()
+    grad *= expected.abs() > 1e-4  # whether smaller ones are positive is decided by rounding
+    expected = [expected, *torch.autograd.grad(expected, exact, grad.double())]
+    seed = torch.tensor([7])
+    out = norm.forward(x, layer.weight, layer.bias, seed, layer.eps, 0.0)[0]
+    for a, b in zip([out, *torch.autograd.grad(out, [x, *layer.parameters()], grad)], expected, strict=True):
+        assert (a - b).norm() <= 1e-5 * b.norm()
+    # Which elements are dropped is the same on all machines.
+    dropped = norm.forward(x, layer.weight, layer.bias + 10, seed, layer.eps, 0.5)[0] == 0
+    assert dropped.flatten()[:12].int().tolist() == DROPPED[channels]
+
+
+@pytest.fixture(scope="module")
+def small_library(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "answer.cpp").write_text('extern "C" int answer() { return 42; }\n')
+    compiler = os.environ.get("CXX", "c++")
+    subprocess.run([compiler, "-shared", "-fPIC", "answer.cpp", "-o", "a.so"], cwd=folder, check=True)
+    return folder / "a.so"
+
+
+@pytest.fixture
+def answer(tmp_path, monkeypatch):
+    """Asks a small library of its own cache for its number; says whether it was compiled, and what was warned of."""
+    (tmp_path / "cache").mkdir()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
+    source = tmp_path / "answer.cpp"
+    source.write_text('extern "C" int answer() { return 42; }\n')
+
+    def ask(caplog) -> tuple[int | None, bool, list[str]]:
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            loaded = NativeLibrary("answer", source, otherwise="another answers").get()
+        warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        return loaded and loaded.answer(), "compiled with" in caplog.text, warned
+
+    ask.path = NativeLibrary("answer", source, otherwise="")._path
+    ask.source = source
+    return ask
+
+
+@pytest.fixture
+def quick(small_library, monkeypatch):
+    """A compiler that is done at once."""
+    monkeypatch.setattr(NativeLibrary, "_run_compiler", lambda self, folder: shutil.copy(small_library, folder))
+
+
+def rewrite(path, content: bytes) -> None:
+    path.unlink()  # what is loaded is mapped into memory
+    path.write_bytes(content)
+
+
+def test_only_what_was_compiled_here_is_loaded(answer, quick, caplog):
+    assert answer(caplog) == (42, True, []) and answer(caplog) == (42, False, [])
+    path, record = answer.path, answer.path.with_suffix(".sha256")
+    content = path.read_bytes()
+    altered = content[:-100] + bytes([content[-100] ^ 1]) + content[-99:]
+    for hurt in (lambda: rewrite(path, content[:len(content) // 2]), lambda: rewrite(path, altered),
+                 lambda: rewrite(path, b""), lambda: path.chmod(0o777), lambda: path.parent.chmod(0o770),
+                 lambda: record.write_text("0" * 64)):
+        hurt()
+        assert answer(caplog) == (42, True, [f"answer: {path} was changed, or others may write to it; compiling it "
+                                             "again"])
+        assert answer(caplog) == (42, False, [])
+    record.unlink()  # as versions of before left it
+    assert answer(caplog) == (42, True, [])
+    assert {entry.name for entry in path.parents[1].iterdir()} == {"lock", path.parent.name}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_nothing_of_another_user_is_loaded(at, answer, quick, caplog):
+    answer(caplog)
+    foreign = [answer.path, *answer.path.parents][at]
+    os.chown(foreign, 65534, 65534)
+    number, compiled, warned = answer(caplog)
+    assert number == 42 and compiled and len(warned) == 1
+    assert ("was changed, or" if at < 2 else "others may write to") in warned[0]
+    assert answer(caplog)[1] == (at >= 2)  # in a folder of another's nothing is kept either
+
+
+def test_a_cache_that_everybody_may_write_to_is_used_where_only_owners_may_rename(answer, quick, caplog):
+    cache = answer.path.parents[2]
+    cache.chmod(0o777)
+    assert answer(caplog)[1:] == (True, [
+        f"answer: others may write to {cache}, so no library there is loaded and every process compiles its own. Set "
+        "TORCH_EXTENSIONS_DIR to a folder that only you can write to"])
+    cache.chmod(0o1777)
+    assert answer(caplog)[1:] == (True, []) and answer(caplog)[1:] == (False, [])
+
+
+def test_a_compiler_that_fails_is_one_warning(answer, caplog, monkeypatch):
+    assert answer(caplog) == (42, True, [])
+    answer.source.write_text('extern "C" int answer() { return 42 }\n')
+    log = answer.path.parents[1] / "compiler.log"
+    for _ in range(2):
+        number, _, (warning,) = answer(caplog)
+        assert number is None
+        assert re.fullmatch(rf"answer is not available: compiling failed: .*answer.cpp:1:.*error: .* \(output of "
+                            rf"the compiler: {log}\); another answers", warning)
+    assert "-O3" in log.read_text()
+    compiler = answer.source.with_name("compiler")
+    compiler.write_text("#!/bin/sh\necho 'no licence' >&2\nexit 3\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert answer(caplog)[2] == [f"answer is not available: compiling failed: no licence (output of the compiler: "
+                                 f"{NativeLibrary('answer', answer.source, otherwise='')._path.parents[1]}"
+                                 "/compiler.log); another answers"]

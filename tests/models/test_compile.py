@@ -1,0 +1,79 @@
+"""Models under torch.compile: the same numbers as without it, and nothing that it has to leave to Python."""
+
+import os
+import shutil
+
+import pytest
+import torch
+from torch_geometric import EdgeIndex
+
+from parallel_epochs.models import DeeperGCN
+from tests.helpers.graphs import random_graph
+from tests.models.aggregate.test_fused import graph
+from tests.models.test_deepgcn import count_saved_elements
+
+pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
+
+
+@pytest.mark.parametrize("edges, precision", [
+    ("plain", "fp32"), *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("filled col", "bf16"), ("plain", "bf16"), ("col", "fp32"), ("row", "fp32"), ("filled col", "fp32"),
+        ("filled row", "fp32")))])
+def test_compile_without_a_graph_break(edges, precision):
+    torch._dynamo.reset()
+    model = DeeperGCN(8, 16, 3, 2, edge_dim=8, dropout=0.0)
+    edge_index, inputs, _ = graph(40, 40, 500)
+    attr = inputs["edge_attr"]
+    if edges != "plain":
+        sorted_ = EdgeIndex(edge_index, sparse_size=(40, 40)).sort_by(edges.split()[-1])
+        edge_index, attr = sorted_.values, attr[sorted_.indices]
+        if "filled" in edges:
+            edge_index.fill_cache_()
+    arguments = inputs["x"].detach()[:, :8], edge_index, attr.detach()
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        expected = model(*arguments)
+        expected.float().sum().backward()
+        gradients = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        out = compiled(*arguments)
+    assert out.dtype == (torch.bfloat16 if precision == "bf16" else torch.float32)
+    # The compiler keeps products in float32 that eager rounds to bf16.
+    tolerance = dict(rtol=0.05, atol=0.05) if precision == "bf16" else dict(rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out, expected, **tolerance)
+    out.float().sum().backward()
+    for (name, p), gradient in zip(model.named_parameters(), gradients, strict=True):
+        error = (p.grad - gradient).norm()
+        assert error <= (0.1 if precision == "bf16" else 1e-5) * gradient.norm(), name
+
+
+PLAIN, COMPILED, CHECKPOINTED = (False, False), (True, False), (True, True)  # compiled, gradient checkpointing
+
+
+@pytest.mark.parametrize("norm, kernel, ways", [
+    ("layer", "auto", (PLAIN, CHECKPOINTED)), *(pytest.param(*case, (PLAIN, COMPILED, CHECKPOINTED),
+                                                             marks=pytest.mark.slow) for case in (
+        ("layer", "auto"), ("batch", "auto"), ("layer", "reference"), ("batch", "reference")))])
+def test_compiled_gradient_checkpointing_changes_nothing(norm, kernel, ways):
+    data = random_graph(40, 200, 0)
+    arguments = data.x, data.edge_index.as_tensor().long(), data.edge_attr
+    results, kept = [], []
+    for compiled, checkpointing in ways:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = DeeperGCN(5, 8, 2, 4, edge_dim=3, norm=norm, dropout=0.5, gradient_checkpointing=checkpointing,
+                          kernel=kernel)
+        function = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+        torch.manual_seed(1)
+        outputs = []
+        kept.append(count_saved_elements(lambda *args, call=function, outputs=outputs: outputs.append(call(*args)),
+                                         *arguments))
+        out = outputs[0]
+        out.square().sum().backward()
+        # The same elements are dropped, in backward too, and no batch is counted twice.
+        results.append({"out": out.detach()} | {name: p.grad for name, p in model.named_parameters()}
+                       | dict(model.named_buffers()))
+    for name, expected in results[0].items():
+        for result in results[1:]:
+            torch.testing.assert_close(result[name], expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+    assert kept[-1] < 0.5 * kept[-2]

@@ -1,0 +1,41 @@
+import re
+
+import pytest
+import torch
+from torch_geometric import EdgeIndex
+
+from parallel_epochs.models.edges import compress, fill_csr, from_csc
+from tests.helpers.running import ROOT
+
+EDGES = torch.tensor([[2, 0, 1, 3, 0], [0, 1, 1, 1, 2]])  # 4 sources, 3 destinations
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_filled_orders_are_pygs(dtype):
+    edge_index = from_csc(EDGES.to(dtype), torch.tensor([0, 1, 4, 5]), num_src=4)
+    perm = torch.tensor([1, 4, 2, 0, 3], dtype=dtype)
+    src, dst = EDGES.to(dtype)[:, perm]
+    rowptr = torch.tensor([0, 2, 3, 4, 5], dtype=dtype)
+    assert fill_csr(edge_index, perm=perm, src=src, dst=dst, rowptr=rowptr) is edge_index
+    edge_index.validate()
+    theirs = EdgeIndex(EDGES.to(dtype), sparse_size=(4, 3), sort_order="col")
+    for by in ("col", "row"):
+        pairs = zip(_flatten(compress(edge_index, by=by)), _flatten(compress(theirs, by=by)), strict=True)
+        for ours, expected in pairs:
+            assert expected is None and ours is None or torch.equal(ours, expected.to(ours.dtype))
+        assert compress(edge_index, by=by)[0][0].dtype == dtype
+
+
+def _flatten(compressed):
+    (indptr, nodes), perm = compressed
+    return indptr, nodes, perm
+
+
+def test_as_many_sources_as_destinations_by_default():
+    assert from_csc(EDGES[:, :3], torch.tensor([0, 1, 3, 3])).sparse_size() == (3, 3)
+
+
+def test_one_file_knows_the_private_fields_of_edge_index():
+    private = re.compile(r"\._(indptr|T_perm|T_index|T_indptr)\b")
+    files = [file.name for file in (ROOT / "models").rglob("*.py") if private.search(file.read_text())]
+    assert files == ["edges.py"]

@@ -1,0 +1,133 @@
+"""The extra `sparse`: torch_sparse beside our layers and graphs."""
+
+import pytest
+import torch
+import torch_geometric.typing
+from scipy.stats import chisquare
+from torch_geometric import EdgeIndex, nn as pyg
+
+from parallel_epochs.models import GENConv
+from parallel_epochs.models.edges import from_sparse_tensor
+from parallel_epochs.pipeline.data.cache import load
+from parallel_epochs.pipeline.gnn.loaders.neighbor import pyg_sampler
+from parallel_epochs.pipeline.graph.sampling import NeighborSampler
+from tests.helpers.graphs import make_graph, random_graph
+from tests.helpers.running import TOY, train
+
+pytestmark = pytest.mark.system
+
+
+@pytest.mark.parametrize("square", [True, False])
+@pytest.mark.parametrize("options", [dict(learn_t=True), dict(aggr="powermean", p=2.0, learn_p=True)])
+def test_genconv_takes_a_sparse_tensor(configure, tmp_path, options, square):
+    from torch_sparse import SparseTensor
+
+    data = load(configure(*TOY).data, tmp_path)
+    src, dst = data.edge_index.as_tensor().long()
+    theirs = pyg.GENConv(data.x.size(1), 6, edge_dim=8, norm="layer", **options)
+    ours = GENConv(data.x.size(1), 6, edge_dim=8, norm="layer", **options, kernel="fused")
+    ours.load_state_dict(theirs.state_dict())
+    results = []
+    num_dst = data.num_nodes if square else int(dst.max()) + 7
+    for conv in (ours, theirs.double()):
+        dtype = conv.mlp[0].weight.dtype
+        x, value = (tensor.to(dtype, copy=True).requires_grad_() for tensor in (data.x, data.edge_attr))
+        adj_t = SparseTensor(row=dst, col=src, value=value, sparse_sizes=(num_dst, data.num_nodes))
+        x_dst = x if square else None
+        out = conv((x, x_dst), adj_t)
+        out.square().sum().backward()
+        assert torch.equal(conv((x, x_dst), adj_t), out)
+        assert torch.equal(conv((x, x_dst), adj_t.set_value(None, layout=None), adj_t.storage.value()), out)
+        if square:
+            index = EdgeIndex(torch.stack([src, dst]), sparse_size=(data.num_nodes, data.num_nodes))
+            torch.testing.assert_close(conv(x, index, value), out, rtol=1e-4, atol=1e-5)
+        results.append({"out": out, "x": x.grad, "value": value.grad} | {
+            name: parameter.grad for name, parameter in conv.named_parameters() if parameter.grad is not None})
+    for name, expected in results[1].items():
+        error = (results[0][name].double() - expected).norm()
+        assert error <= 1e-4 * expected.norm() + 1e-5, f"{name}: {error:.1e} of {expected.norm():.1e}"
+
+
+def test_what_a_sparse_tensor_has_sorted_is_not_sorted_again(monkeypatch):
+    from torch_sparse import SparseTensor
+
+    index = torch.stack([torch.randint(30, (200,)), torch.randint(20, (200,))])
+    adj_t = SparseTensor(row=index[1], col=index[0], sparse_sizes=(20, 30))
+    adj_t.storage.csr2csc()
+    for name in ("sort", "argsort"):
+        monkeypatch.setattr(torch, name, None)
+        monkeypatch.setattr(torch.Tensor, name, None)
+    edges = from_sparse_tensor(adj_t)
+    assert edges is from_sparse_tensor(adj_t)
+    (rowptr, dst), perm = edges.get_csr()
+    (indptr, src), none = edges.get_csc()
+    assert none is None and torch.equal(edges.as_tensor()[:, perm], torch.stack([_of(rowptr), dst]))
+    assert torch.equal(edges.as_tensor(), torch.stack([src, _of(indptr)]))
+    edges.validate()
+
+
+def _of(ptr: torch.Tensor) -> torch.Tensor:
+    """The row of each entry."""
+    return torch.arange(ptr.numel() - 1).repeat_interleave(ptr.diff())
+
+
+@pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without a 'pyg-lib'")
+def test_a_prepared_graph_feeds_pygs_neighbor_loader(configure, tmp_path):
+    from torch_geometric.data import Data
+    from torch_geometric.loader import NeighborLoader
+
+    data = load(configure(*TOY).data, tmp_path)
+    plain = Data(x=data.x, y=data.y, edge_index=data.edge_index.as_tensor().long(), num_nodes=data.num_nodes)
+    seen = [batch.n_id[:batch.batch_size] for batch in NeighborLoader(plain, [5, 5], batch_size=50, shuffle=True)]
+    assert sorted(torch.cat(seen).tolist()) == list(range(data.num_nodes))
+
+
+@pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without a 'pyg-lib'")
+def test_neighbours_are_those_of_pygs_loader_where_all_are_drawn():
+    data = random_graph(60, 200, 0, symmetric=False)
+    for seeds in (torch.arange(5), torch.tensor([59, 3])):
+        ours = NeighborSampler(data.edge_index, [-1, -1]).sample(seeds, 0)
+        theirs = pyg_sampler(data.edge_index, [-1, -1])(seeds, 0)
+        assert sorted(ours[1].tolist()) == sorted(theirs[1].tolist())
+        assert sorted(ours[2].tolist()) == sorted(theirs[2].tolist())
+        for edges, nodes, position in (ours, theirs):
+            assert torch.equal(nodes[edges.as_tensor()], data.edge_index.as_tensor()[:, position].long())
+
+
+def chances(degree: int, count: int, beyond: int) -> dict[tuple[int, ...], float]:
+    """The probability of each set of neighbours by Floyd's algorithm, whose j-th number is below j + `beyond`."""
+    sets = {(): 1.0}
+    for j in range(degree - count, degree):
+        after: dict[tuple[int, ...], float] = {}
+        for drawn, chance in sets.items():
+            for at in range(j + beyond):
+                key = tuple(sorted((*drawn, j if at in drawn else at)))
+                after[key] = after.get(key, 0.0) + chance / (j + beyond)
+        sets = after
+    return sets
+
+
+@pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without a 'pyg-lib'")
+def test_sets_of_neighbours_are_drawn_as_often_as_pygs_loader_means_to():
+    degree, count, times = 5, 2, 4000
+    edges = [(i, degree + centre) for centre in range(times) for i in range(degree)]
+    whole, centres = make_graph(edges, degree + times).edge_index, degree + torch.arange(times)
+    torch.manual_seed(0)
+    fair = chances(degree, count, 1)
+    assert set(round(chance, 9) for chance in fair.values()) == {0.1}
+    # torch_sparse 0.6.18 never draws the last index (rusty1s/pytorch_sparse#385); pyg-lib does.
+    theirs = fair if torch_geometric.typing.WITH_PYG_LIB else chances(degree, count, 0)
+    for sample, expected in ((NeighborSampler(whole, [count]).sample, fair), (pyg_sampler(whole, [count]), theirs)):
+        sets = [tuple(row) for row in (sample(centres, 0)[2].view(times, count) % degree).sort().values.tolist()]
+        assert set(sets) == set(expected)
+        assert chisquare([sets.count(key) for key in expected],
+                         [times * chance for chance in expected.values()]).pvalue > 0.001
+
+
+@pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without a 'pyg-lib'")
+def test_a_run_whose_neighbours_pyg_draws(configure, tmp_path, caplog):
+    caplog.set_level("INFO")
+    summary = train(configure(*TOY, "loader=neighbor", "loader.num_neighbors=[4,3]", "loader.batch_size=64",
+                              "loader.backend=pyg"), tmp_path / "run")
+    assert 0 <= summary["test"] <= 1 and "sampling: PyG's NeighborLoader, num_neighbors=[4, 3]" in caplog.text
+    assert "only loader.backend=native repeats and resumes a run with the same bits" in caplog.text

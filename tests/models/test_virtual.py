@@ -1,0 +1,68 @@
+"""Virtual nodes: by hand, in a union of graphs, and beside the published number of parameters."""
+
+import pytest
+import torch
+
+from parallel_epochs.models import DeeperGCN
+from tests.helpers.graphs import random_graph
+
+DATA = random_graph(30, 90, 0)
+
+
+def build(**options) -> DeeperGCN:
+    torch.manual_seed(0)
+    model = DeeperGCN(5, 8, 2, 3, **{"edge_dim": 3, "virtual_node": "add", "dropout": 0.0, **options})
+    torch.nn.init.normal_(model.virtual.embedding)  # zeros would hide it
+    return model
+
+
+@pytest.mark.parametrize("pool", ["add", "mean"])
+def test_layers_by_hand(pool):
+    model = build(virtual_node=pool)
+    attr, index = model.edge_encoder(DATA.edge_attr), DATA.edge_index
+    h, state = model.node_encoder(DATA.x) + model.virtual.embedding, model.virtual.embedding
+    h = model.convs[0](h, index, model.edge_lins[0](attr))
+    for layer in (1, 2):
+        a = model.norms[layer - 1](h).relu()
+        state = model.virtual.mlps[layer - 1]((a.sum(0) if pool == "add" else a.mean(0)) + state)
+        h = h + model.convs[layer](a + state, index, model.edge_lins[layer](attr))
+    expected = model.head(model.norms[2](h).relu())
+    torch.testing.assert_close(model(DATA.x, index, DATA.edge_attr), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("block", ["res+", "res", "plain"])
+def test_a_graph_of_a_union_is_alone_with_its_virtual_node(block):
+    model, other = build(block=block), random_graph(12, 40, 1)
+    apart = [model(data.x, data.edge_index, data.edge_attr) for data in (DATA, other)]
+    index = torch.cat([DATA.edge_index.as_tensor().long(), other.edge_index.as_tensor().long() + 30], dim=1)
+    union = model(torch.cat([DATA.x, other.x]), index, torch.cat([DATA.edge_attr, other.edge_attr]),
+                  torch.tensor([0, 30, 42]))
+    torch.testing.assert_close(union, torch.cat(apart), rtol=1e-4, atol=1e-5)
+
+
+def test_recomputation_changes_no_bit():
+    grads = []
+    for checkpointing in (False, True):
+        model = build(gradient_checkpointing=checkpointing, dropout=0.5)
+        torch.manual_seed(1)
+        model(DATA.x, DATA.edge_index, DATA.edge_attr).square().sum().backward()
+        grads.append([p.grad for p in model.parameters()])
+    assert all(map(torch.equal, *grads)) and len(grads[0]) > 30
+
+
+def test_the_published_number_of_parameters():
+    model = DeeperGCN(1, 256, 128, 14, aggr="softmax_sg", t=0.1, learn_t=False, norm="batch", virtual_node="add")
+    atoms, bonds = 173 * 256, 14 * 13 * 256  # encoders of categories, which stand in place of the node encoder
+    count = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in model.node_encoder.parameters())
+    assert count + atoms + bonds == 5_550_208
+
+
+def test_what_no_virtual_node_can_be():
+    with pytest.raises(ValueError, match="^virtual_node=add needs layers of one width, but block=dense"):
+        build(block="dense")
+    with pytest.raises(ValueError, match="^virtual_node=max is unknown; choose one of none, add, mean"):
+        build(virtual_node="max")
+    model = build(norm="batch")
+    with pytest.raises(ValueError, match="batch norm needs several virtual nodes, .* set model.norm=layer"):
+        model(DATA.x, DATA.edge_index, DATA.edge_attr)
+    model.eval()(DATA.x, DATA.edge_index, DATA.edge_attr)

@@ -1,0 +1,218 @@
+import dataclasses
+import inspect
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from parallel_epochs.models import DeeperGCN, EquilibriumGNN, RevGNN
+from parallel_epochs.models.aggregate import KERNELS
+from parallel_epochs.pipeline import keys, prepare
+from parallel_epochs.pipeline.command import cli, schema as configuration
+from parallel_epochs.pipeline.command.folder import resolve
+from parallel_epochs.pipeline.gnn.config import MODEL_SCHEMAS, GNNConfig as Config
+from parallel_epochs.pipeline.training import run
+from tests.helpers import building as restore
+from tests.helpers.building import EvaluateConfig
+from tests.helpers.files import write_packages
+from tests.helpers.graphs import random_graph
+from tests.helpers.running import ROOT, TOY, shell
+
+
+def test_train_evaluate_resume_and_report_as_a_user_types_them(tmp_path):
+    trained = shell("pipeline.train", *TOY, "hydra.run.dir=run", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    for part in ("components: 1", "partition: random, 4 clusters", "epoch 4/4", "result of default", "test rocauc",
+                 "weights"):
+        assert part in trained.stdout
+    logged = (tmp_path / "run" / "train.log").read_text().splitlines(keepends=True)
+    assert "\r" not in trained.stdout \
+        and trained.stdout == "".join(line.partition(" INFO ")[2] or line for line in logged)
+    evaluated = shell("pipeline.evaluate", "run=run", cwd=tmp_path)
+    valid = [line for out in (trained, evaluated) for line in out.stdout.splitlines()
+             if line.startswith("  valid rocauc")]
+    assert len(valid) == 2 and valid[0].split() == valid[1].split()
+    resumed = shell("pipeline.train", "resume=run", "train.epochs=6", *[o for o in TOY if "epochs" not in o],
+                    cwd=tmp_path)
+    assert "resumed after 4 of 6 epochs" in resumed.stdout and "epoch 6/6" in resumed.stdout, resumed.stderr
+    reported = shell("scripts.report", "run", cwd=tmp_path)
+    assert reported.stdout.strip() == "run/report.html"
+    assert "directed edges kept" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_the_stated_defaults_are_the_default_run(tmp_path):
+    with initialize_config_dir(cli.CONF, version_base="1.3"):
+        assert configuration.to_object(compose("config")) == Config()
+
+
+@pytest.mark.parametrize("name, model", [("deepergcn", DeeperGCN), ("revgnn", RevGNN), ("equilibrium", EquilibriumGNN)])
+def test_options_of_the_model_are_those_of_its_constructor(name, model):
+    parameters = inspect.signature(model.__init__).parameters
+    schema = {field.name: field.default for field in dataclasses.fields(MODEL_SCHEMAS[name])}
+    options = {name: p.default for name, p in parameters.items() if p.kind == p.KEYWORD_ONLY}
+    assert {name: options[name] for name in schema.keys() - {"name", "num_layers", "hidden_channels"}} == {
+        name: value for name, value in schema.items() if name in options}
+    assert options.keys() - schema.keys() == {
+        "edge_dim", "num_categories", "node_tables", "edge_tables", "pool", "kernel"} | (
+        {"fold_edge_encoder"} if name == "deepergcn" else set())
+
+
+def test_choices_of_the_kernel_are_those_of_the_aggregation():
+    assert Config.__dataclass_fields__["kernel"].metadata["meaning"].choices == KERNELS
+
+
+def test_configuration_survives_a_round_trip(configure, tmp_path):
+    config = configure("+experiment=digits", "train.lr=0.1")
+    (tmp_path / "config.yaml").write_text(keys.to_yaml(config))
+    assert configuration.load(tmp_path / "config.yaml") == config
+    with pytest.raises(ValueError, match="is not a run directory: it has no config.yaml"):
+        configuration.load(tmp_path / "elsewhere" / "config.yaml")
+
+
+def test_resuming_another_configuration_names_the_keys(configure, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(keys.to_yaml(configure(*TOY)))
+    resumed = [*TOY, f"resume={folder}"]
+    with pytest.raises(ValueError, match=r"train.lr: 0.005 -> 0.1; model.t: 1.0 -> 0.5\. Leave out what "
+                                         "differs"):
+        resolve(configure(*resumed, "train.lr=0.1", "model.t=0.5"), folder)
+    with pytest.raises(ValueError, match="data.source: synthetic_proteins -> digits"):
+        resolve(configure("data=digits", f"resume={folder}"), folder)
+    assert resolve(configure(*resumed, "train.epochs=9"), folder).train.epochs == 9
+    assert resolve(configure(f"resume={folder}"), folder) == configure(*TOY)
+    assert resolve(configure(f"resume={folder}", "train.epochs=9"), folder) == configure(
+        *[override for override in TOY if "epochs" not in override], "train.epochs=9")
+    # A key that is named counts though its value is that of the default run; one of a group that is not named does not.
+    with pytest.raises(ValueError, match=r"configured otherwise: model.num_layers: 2 -> 4\. Leave"):
+        resolve(configure(f"resume={folder}", "model.num_layers=4"), folder, named={"model.num_layers"})
+    with pytest.raises(ValueError, match=r"configured otherwise: partition.name: random -> metis\. Leave"):
+        resolve(configure(f"resume={folder}", "partition=metis"), folder)
+    with pytest.raises(ValueError, match=r"data=synthetic_proteins and model=deepergcn, which have no data.num_neigh"):
+        resolve(configure(f"resume={folder}", "data=digits", "data.num_neighbors=3"), folder)
+    assert resolve(configure(*TOY), folder) == configure(*TOY)  # nothing is lost yet
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "last.pt").touch()
+    with pytest.raises(ValueError, match="already holds a run: continue it with resume="):
+        resolve(configure(*TOY), folder)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there(configure, tmp_path):
+    with pytest.raises(ValueError, match="device=cuda:0: torch sees no GPU"):
+        run(configure(*TOY, "device=cuda:0"), tmp_path, "test")
+
+
+# Those with a trainer of their own need no model, and some a file: they run in the tests of that trainer.
+EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")
+                     if "override /trainer:" not in path.read_text())
+SHRINK = ["model.num_layers=2", "model.hidden_channels=8", "train.epochs=2", "train.eval_every=1"]
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_composes_and_runs_at_toy_size(experiment, configure, tmp_path, ogb_toy):
+    full = configure(f"+experiment={experiment}")
+    assert full.name == experiment
+    overrides = list(SHRINK)
+    if full.data.source.startswith("ogb"):
+        overrides.append(f"data.folder={ogb_toy(full.data.name)}")
+    if full.data.source == "tables":
+        overrides += [f"data.folder={write_packages(tmp_path / 'tables')}", "partition.num_parts=4"]
+    config = configure(f"+experiment={experiment}", *overrides)
+    prepare.fill_caches(config)
+    (tmp_path / "run").mkdir()
+    summary = run(config, tmp_path / "run", "test")
+    assert summary["experiment"] == experiment and summary["data_epochs"] == 2
+    scores = restore.evaluate(EvaluateConfig(run=str(tmp_path / "run"), device="cpu"))
+    # OGB's evaluator averages the tasks in an order of its own.
+    assert scores["valid"] == pytest.approx(summary["best_valid"], rel=1e-15, abs=0) or math.isnan(scores["valid"])
+
+
+def test_prepare_fills_the_metis_cache(configure, tmp_path):
+    prepare.fill_caches(configure(*TOY, "partition=metis"))
+    assert len(list((tmp_path / "cache" / "partitions").glob("metis-*.pt"))) == 1
+
+
+def test_a_file_that_changed_since_is_not_evaluated(configure, tmp_path):
+    data = random_graph(60, 300, 0)
+    data.edge_index = data.edge_index.as_tensor().long()
+    data.train_mask = torch.arange(60) < 40
+    data.valid_mask, data.test_mask = torch.arange(60) >= 50, (torch.arange(60) >= 40) & (torch.arange(60) < 50)
+    torch.save(data, tmp_path / "graph.pt")
+    (tmp_path / "run").mkdir()
+    file = ["data=file", f"data.path={tmp_path / 'graph.pt'}", "train.epochs=2", "model.num_layers=2"]
+    summary = run(configure(*file), tmp_path / "run", "test")
+    options = EvaluateConfig(run=str(tmp_path / "run"), device="cpu")
+    assert restore.evaluate(options)["valid"] == pytest.approx(summary["best_valid"])
+    data.x[0, 0] += 1
+    torch.save(data, tmp_path / "graph.pt")
+    with pytest.raises(ValueError, match="the dataset is not the one that this run was started with"):
+        restore.evaluate(options)
+
+
+def test_evaluate_by_both_methods_saves_predictions_and_explains(configure, tmp_path):
+    (tmp_path / "run").mkdir()
+    run(configure(*TOY), tmp_path / "run", "test")
+    options = EvaluateConfig(run=str(tmp_path / "run"), device="cpu", predictions=str(tmp_path / "logits.pt"))
+    exact = restore.evaluate(options)
+    assert torch.load(tmp_path / "logits.pt", weights_only=True)["logits"].shape == (240, 3)
+    views = restore.evaluate(EvaluateConfig(run=str(tmp_path / "run"), method="views", num_views=2, num_parts=3,
+                                            device="cpu"))
+    assert views != exact
+    for wrong, message in ((dict(checkpoint="first"), "checkpoint=first is unknown"),
+                           (dict(method="guess"), "method=guess is unknown"),
+                           (dict(run=str(tmp_path)), "is not a run directory")):
+        with pytest.raises(ValueError, match=message):
+            restore.evaluate(EvaluateConfig(**{"run": str(tmp_path / "run"), **wrong}))
+    best = tmp_path / "run" / "checkpoints" / "best.pt"
+    best.write_bytes(best.read_bytes()[:-50])
+    with pytest.raises(ValueError, match="best.pt is damaged"):
+        restore.evaluate(EvaluateConfig(run=str(tmp_path / "run")))
+
+
+@pytest.mark.slow
+def test_hydra_multirun(tmp_path):
+    swept = shell("pipeline.train", "-m", "seed=0,1", *TOY, "hydra.sweep.dir=sweep", cwd=tmp_path)
+    assert swept.returncode == 0, swept.stderr
+    assert sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json")) == ["0", "1"]
+
+
+@pytest.mark.slow
+def test_every_failure_of_a_sweep_is_in_its_log(tmp_path):
+    swept = shell("pipeline.train", "-m", "data.components=9,all,0", *TOY, "hydra.sweep.dir=sweep", cwd=tmp_path)
+    logs = [(tmp_path / "sweep" / str(i) / "train.log").read_text() for i in range(3)]
+    assert swept.returncode == 1 and "Traceback" not in swept.stderr
+    assert "ERROR error: data.components=9" in logs[0] and "ERROR" not in logs[1] \
+        and "ERROR error: data.components=0" in logs[2]
+    last = swept.stderr.splitlines()[-1]
+    assert last.startswith("error: data.components=9") and last.endswith(f"(log: {tmp_path}/sweep/0/train.log)")
+
+
+@pytest.mark.slow
+def test_what_the_slurm_launcher_lacks_is_one_line(tmp_path):
+    hidden = tmp_path / "hidden" / "hydra_plugins"
+    hidden.mkdir(parents=True)
+    (hidden / "__init__.py").touch()  # hides the installed ones
+    for path, message in ((f"{hidden.parent}:{ROOT}",
+                           "error: hydra/launcher=slurm needs submitit: pip install "
+                           f"-c {ROOT}/constraints.txt -e '{ROOT}[slurm]'"),
+                          (str(ROOT), 'error: Could not detect "srun", are you indeed on a slurm cluster?')):
+        failed = subprocess.run([sys.executable, "-m", "pipeline.train", "-m", "hydra/launcher=slurm"], cwd=tmp_path,
+                                capture_output=True, text=True,
+                                env={**os.environ, "PYTHONPATH": path, "PATH": "/nowhere"})
+        assert (failed.returncode, failed.stderr.strip()) == (1, message)
+
+
+def test_traceback_on_demand(tmp_path):
+    failed = shell("pipeline.train", "data.components=0", cwd=tmp_path, PIPELINE_TRACEBACK="1")
+    assert "Traceback" in failed.stderr and "ValueError: data.components=0" in failed.stderr
+
+
+def test_resume_directory_is_checked_before_hydra_makes_it(tmp_path):
+    assert cli.choose_run_dir(None, "outputs/x") == "outputs/x"
+    with pytest.raises(ValueError, match="has no config.yaml"):
+        cli.choose_run_dir(str(tmp_path), "outputs/x")

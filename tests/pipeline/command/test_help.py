@@ -1,0 +1,84 @@
+"""Every entry point explains itself, and the default run trains, where none of the optional packages is installed."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+
+from parallel_epochs.pipeline.command import schema
+from parallel_epochs.pipeline.gnn.config import GNNConfig
+from tests.helpers.running import ROOT, TOY
+
+# What a distribution is imported by, where it is not its own name.
+IMPORTED = {"faiss-cpu": "faiss", "mlflow-skinny": "mlflow", "hydra-submitit-launcher": "hydra_plugins"}
+# Each entry point, and a word of its help; the first answer before torch is imported.
+QUICK = {"pipeline.train": "train.lr=", "pipeline.prepare": "train.lr=", "pipeline.evaluate": "checkpoint=",
+         "pipeline.predict": "predictions=", "pipeline.tune": "study=", "scripts.keys": "docs/keys.md"}
+SLOW = {"scripts.report": "--figure", "scripts.faults": "--times", "scripts.simulate_scaling": "--network-us",
+        "scripts.reference_runs": "--threads", "scripts.bench": "ingest"}
+# Runs commands one after the other in one process, where some packages cannot be imported; prints what each said.
+RUNNER = """
+import contextlib, importlib.abc, io, json, re, runpy, sys
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+missing, commands = json.load(sys.stdin)
+sys.meta_path.insert(0, Missing())
+said = {}
+for module, *arguments in commands:
+    sys.argv, status = [module, *arguments], 0
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            status = end.code
+    said[" ".join([module, *arguments])] = status or 0, output.getvalue(), "torch" in sys.modules
+    if (module, arguments) == ("scripts.bench", ["--help"]):
+        commands += [[module, name, "--help"] for name in re.search("{([a-z,]+)}", output.getvalue())[1].split(",")]
+json.dump(said, sys.stdout)
+"""
+
+
+def extras() -> list[str]:
+    """The packages of all extras but those of the tests, by the names that they are imported by."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {re.match(r"[\w-]+", line)[0] for name, lines in listed.items() if name != "test" for line in lines}
+    return sorted(IMPORTED.get(name, name) for name in named)
+
+
+def test_help_and_the_default_run_need_no_extra(tmp_path):
+    missing = extras()
+    assert {"duckdb", "faiss", "kaminpar", "matplotlib", "mlflow", "optuna", "plotly", "pyarrow", "rdkit", "submitit",
+            "tensorboard", "torch_scatter", "torch_sparse", "triton", "wandb"} <= set(missing)
+    run = ["pipeline.train", "hydra.run.dir=run", f"cache_dir={tmp_path / 'cache'}", *TOY]
+    commands = [*([module, "--help"] for module in {**QUICK, **SLOW}), ["pipeline.train", "+experiment=digits", "-h"],
+                run]
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER], input=json.dumps([missing, commands]), cwd=tmp_path, capture_output=True,
+        text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    for module, words in {**QUICK, **SLOW}.items():
+        status, shown, has_torch = said.pop(f"{module} --help")
+        assert status == 0 and f"python -m {module} [" in shown and words in shown, (module, shown)
+        assert not has_torch or module in SLOW, module
+    explain_every_key(said.pop("pipeline.train +experiment=digits -h")[1])
+    status, shown, _ = said.pop(" ".join(run))
+    assert status == 0 and "result of default" in shown and (tmp_path / "run" / "summary.json").is_file()
+    assert len(said) >= 20
+    for command, (status, shown, _) in said.items():
+        assert status == 0 and shown.startswith(f"usage: python -m {command.removesuffix(' --help')} ["), command
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "cache"}
+
+
+def explain_every_key(shown: str) -> None:
+    """Check the help of a run of data=digits."""
+    keys = dict(line.strip().split("=", 1) for line in shown.splitlines() if re.match(r"  [a-z_.]+=", line))
+    assert keys["train.lr"].startswith("0.003 ") and keys["data.source"].startswith("digits ")
+    assert keys.keys() >= {entry.name for entry in schema.keys.entries(GNNConfig()) if "data." not in entry.name}
+    assert all(len(text.split(maxsplit=1)) == 2 for name, text in keys.items() if "." in name)

@@ -1,0 +1,171 @@
+"""Features of texts in tables: hashed columns, and scores of models that have not seen the node."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import torch
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import Ridge
+from sklearn.svm import LinearSVC
+
+from parallel_epochs.pipeline.data import cache
+from parallel_epochs.pipeline.data.tables import scores as tables_scores
+from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
+from parallel_epochs.pipeline.data.tables.scores import NUM_FOLDS, TextScores, fit_scores
+from parallel_epochs.pipeline.data.tables.text import TextFeatures
+from parallel_epochs.pipeline.run.seeds import stream
+
+TEXTS = ["A small game", "small library of a game", "", "Driver"]
+
+
+def test_features_of_text_are_scikit_learns(tmp_path, monkeypatch):
+    monkeypatch.setattr("parallel_epochs.pipeline.data.tables.nodes.BLOCK", 3)  # terms are counted over all blocks
+    tags = ["role::program|use::gaming", "role::library", "", "x"]
+    pd.DataFrame({"id": list("abcd"), "text": TEXTS, "tags": tags}).to_csv(tmp_path / "nodes.csv", index=False)
+    (tmp_path / "edges.csv").write_text("source,target\na,b\n")
+    columns = {"path": "nodes.csv", "text": ["text"], "text_chars": ["text"], "text_tags": ["tags"],
+               "text_channels": 64}
+    config = TablesConfig(folder=str(tmp_path), nodes=NodeColumns(**columns), edges=EdgeColumns(path="edges.csv"))
+    x = cache.load(config, tmp_path / "cache").x.double()
+    words, chars, kinds = (part / part.size(1)**0.5 for part in x.split([5, 64, 6], dim=1))
+    expected = TfidfVectorizer(sublinear_tf=True).fit_transform(TEXTS).toarray()
+    torch.testing.assert_close(words @ words.T, torch.from_numpy(expected @ expected.T), rtol=0, atol=1e-6)
+    expected = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4)).fit_transform(TEXTS).toarray()
+    lengths = chars.norm(dim=1)  # more pieces than columns: products are kept on average
+    assert expected.shape[1] > 64 and 0.5 < lengths[0] < 1.5 and lengths[2] == 0
+    assert (kinds != 0).sum(1).tolist() == [4, 2, 0, 1] and kinds[0] @ kinds[1] > 0 and kinds[0] @ kinds[3] == 0
+
+
+def test_hashed_products_are_right_on_average():
+    rng = np.random.default_rng(0)
+    texts = [" ".join(f"word{word}" for word in rng.integers(5000, size=60)) for _ in range(80)]
+    exact = TfidfVectorizer(sublinear_tf=True).fit_transform(texts).toarray()
+    features = TextFeatures("words", 512)
+    features.count(texts[:50]), features.count(texts[50:])
+    hashed = np.concatenate([features.transform(texts[:50]), features.transform(texts[50:])]) / 512**0.5
+    difference = hashed @ hashed.T - exact @ exact.T
+    assert abs(difference).mean() < 1 / np.sqrt(512) and abs(difference.mean()) < 0.01  # 0.1 without signs
+
+
+KINDS = ["game", "driver", "library", "font"]
+
+
+def packages(num_nodes: int = 200) -> pd.DataFrame:
+    """Texts with a word that tells their kind, but for one in ten, and words that tell nothing."""
+    rng = np.random.default_rng(0)
+    kinds = rng.choice(KINDS, num_nodes)
+    told = np.where(rng.random(num_nodes) < 0.1, rng.choice(KINDS, num_nodes), kinds)
+    fillers = rng.integers(30, size=(num_nodes, 2))
+    texts = [f"a {kind} of w{first} and w{second}" for kind, (first, second) in zip(told, fillers)]
+    splits = np.array(["train", "train", "train", "valid", "test"])[rng.permutation(num_nodes) % 5]
+    return pd.DataFrame({"id": [f"n{number}" for number in range(num_nodes)], "text": texts, "kind": kinds,
+                         "split": splits, "is_game": (kinds == "game").astype(int),
+                         "length": rng.normal(size=num_nodes)})
+
+
+def scores_of(folder, table: pd.DataFrame, labels: dict, **columns) -> torch.Tensor:
+    table.to_csv(folder / "nodes.csv", index=False)
+    (folder / "edges.csv").write_text("source,target\nn0,n1\n")
+    nodes = NodeColumns(path="nodes.csv", text_features="scores", split_column="split",
+                        **{"text": ["text"]} | labels | columns)
+    config = TablesConfig(folder=str(folder), nodes=nodes, edges=EdgeColumns(path="edges.csv"))
+    return cache.load(config, folder / "cache").x
+
+
+def expected_scores(table: pd.DataFrame, seed: int = 0) -> np.ndarray:
+    """Scores of classes, each node's by scikit-learn's classifiers of several classes that have not seen it."""
+    vectorizer = TfidfVectorizer(sublinear_tf=True)
+    terms = vectorizer.fit_transform(table["text"])
+    classes = {kind: number for number, kind in enumerate(sorted(KINDS))}
+    kinds = table["kind"].map(classes).to_numpy()
+    train = np.flatnonzero(table["split"] == "train")
+    terms = terms[:, np.flatnonzero(np.bincount(terms[train].indices, minlength=terms.shape[1]) > 1)]
+    fold = stream("text scores", seed).permutation(len(train)) % NUM_FOLDS
+    every = np.stack([LinearSVC(C=0.5, random_state=0).fit(terms[train[fold != number]], kinds[train[fold != number]])
+                      .decision_function(terms) for number in range(NUM_FOLDS)])
+    out = every.mean(0)
+    out[train] = every[fold, train]
+    return (out - out[train].mean(0)) / out[train].std(0)
+
+
+def test_scores_are_those_of_models_that_have_not_seen_the_node(tmp_path, caplog):
+    caplog.set_level("INFO")
+    table = packages()
+    x = scores_of(tmp_path, table, {"label": "kind"}).numpy()
+    np.testing.assert_allclose(x, expected_scores(table), atol=0.02)  # liblinear stops at a tolerance
+    assert "scores of texts: 20 linear models of 36 terms, fitted to 120 nodes in 5 folds" in caplog.text
+    assert 0.8 < (x.argmax(1) == table["kind"].map(sorted(KINDS).index)).mean() < 0.97
+
+
+def test_scores_do_not_tell_labels_that_texts_do_not_tell():
+    """Each text has a term of its own, by which a model that has seen the node would tell its label."""
+    rng = np.random.default_rng(0)
+    terms = sp.csr_array(np.concatenate([np.eye(400), np.repeat(np.eye(200), 2, axis=0)], axis=1))
+    labels = rng.integers(2, size=(400, 1)).astype(float)
+    own = fit_scores(np.arange(400), terms, labels, "acc", np.random.default_rng(1)).own
+    assert 0.35 < (own.argmax(1) == labels[:, 0]).mean() < 0.65
+
+
+def test_blocks_and_a_bound_on_nodes_change_no_score_of_others(tmp_path, monkeypatch):
+    table = packages()
+    whole = scores_of(tmp_path, table, {"label": "kind"}, features=["length"])
+    assert whole.shape == (200, 5) and torch.allclose(whole[:, 0], torch.tensor(table["length"]).float())
+    monkeypatch.setattr("parallel_epochs.pipeline.data.tables.nodes.BLOCK", 37)
+    (tmp_path / "blocks").mkdir(), (tmp_path / "bound").mkdir()
+    torch.testing.assert_close(scores_of(tmp_path / "blocks", table, {"label": "kind"}, features=["length"]), whole,
+                               rtol=0, atol=1e-5)
+    monkeypatch.setattr("parallel_epochs.pipeline.data.tables.nodes.MAX_NODES", 60)
+    bound = scores_of(tmp_path / "bound", table, {"label": "kind"})
+    assert (bound.argmax(1).numpy() == table["kind"].map(sorted(KINDS).index)).mean() > 0.8
+
+
+def test_scores_of_binary_columns_and_of_numbers(tmp_path):
+    table = packages()
+    table["is_font"] = (table["kind"] == "font").astype("Int64")
+    table.loc[::7, "is_font"] = pd.NA
+    for folder in ("binary", "real"):
+        (tmp_path / folder).mkdir()
+    x = scores_of(tmp_path / "binary", table, {"labels": ["is_game", "is_font"]}).numpy()
+    assert x.shape == (200, 2)
+    for column, kind in enumerate(("game", "font")):
+        is_kind = (table["kind"] == kind).to_numpy()
+        assert x[is_kind, column].mean() > x[~is_kind, column].mean() + 1.5
+    table["length"] += 2.0 * (table["kind"] == "font")
+    x = scores_of(tmp_path / "real", table, {"label": "length"})
+    assert x.shape == (200, 1) and np.corrcoef(x[:, 0], table["length"])[0, 1] > 0.5
+
+
+def test_models_of_numbers_are_ridge_regressions():
+    rng = np.random.default_rng(0)
+    terms, labels = sp.csr_array(rng.random((50, 6)) * (rng.random((50, 6)) < 0.5)), rng.normal(size=(50, 1))
+    labels[3] = np.nan
+    found = fit_scores(np.arange(50), terms, labels, "rmse", np.random.default_rng(1))
+    fold = np.random.default_rng(1).permutation(50) % NUM_FOLDS
+    expected = np.zeros(50)
+    for number in range(NUM_FOLDS):
+        seen = np.flatnonzero((fold != number) & ~np.isnan(labels[:, 0]))
+        expected[fold == number] = Ridge().fit(terms[seen].toarray(), labels[seen, 0]).predict(
+            terms[np.flatnonzero(fold == number)].toarray())
+    np.testing.assert_allclose(found.own[:, 0], (expected - expected.mean()) / expected.std(), atol=1e-2)
+
+
+def test_a_class_that_a_fold_lacks_is_a_sure_no():
+    terms = sp.csr_array(np.tile(np.eye(2), (10, 1)))
+    labels = np.tile([[0.0], [1.0]], (10, 1))
+    labels[4] = 3  # the only one; nobody is 2
+    found = fit_scores(np.arange(20), terms, labels, "acc", np.random.default_rng(0))
+    assert isinstance(found, TextScores) and found.own.shape == (20, 4) and np.isfinite(found.own).all()
+    assert found.own[4, 3] < found.own[:, 3].mean() + 0.1  # not above what models say that have seen the class
+    assert not found.own[:, 2].any() and not found.weights[:, 2].any()  # the same for all: 0 when standardised
+
+
+@pytest.mark.parametrize(("columns", "message"), [
+    ({}, "scores predicts labels from texts. It needs data.nodes.text"),
+    ({"label": "kind", "text": []}, "scores predicts labels from texts. It needs data.nodes.text"),
+    ({"label": "id"}, "fits a model to each class, 100 at most, and there are 200: set it to hashed"),
+    ({"label": "kind", "text": ["id"], "text_words": 1}, "no term is in the texts of two training nodes")])
+def test_what_cannot_have_scores_is_said(tmp_path, monkeypatch, columns, message):
+    monkeypatch.setattr(tables_scores, "MAX_COLUMNS", 100)
+    with pytest.raises(ValueError, match=message):
+        scores_of(tmp_path, packages(), {}, **columns)

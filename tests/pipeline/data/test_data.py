@@ -1,0 +1,321 @@
+import dataclasses
+import gzip
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.data import ogb_node, prepare as preparing, synthetic
+from parallel_epochs.pipeline.data.cache import load
+from parallel_epochs.pipeline.data.config import (
+    OGB_NODE_NAMES,
+    DigitsConfig,
+    FileConfig,
+    OGBConfig,
+    SyntheticProteinsConfig,
+)
+from parallel_epochs.pipeline.graph.edges import adjacency
+from parallel_epochs.pipeline.graph.structure import inspect
+from parallel_epochs.pipeline.names import MASKS, SPLITS
+from tests.helpers.files import SHARED, needs_shared, write_csv
+
+SMALL = dict(num_nodes=600, num_edges=12_000, num_groups=12, num_tasks=4)
+
+
+def good() -> Data:
+    """Six nodes in a ring, checked by hand; each test breaks one thing."""
+    edges = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]])
+    mask = torch.tensor([True, True, False, False, False, False])
+    return Data(x=torch.arange(12.0).view(6, 2), edge_index=torch.cat([edges, edges.flip(0)], 1),
+                edge_attr=torch.rand(12, 3), y=torch.tensor([[0], [1], [2], [0], [1], [2]]), num_nodes=6, metric="acc",
+                train_mask=mask, valid_mask=mask.roll(2), test_mask=mask.roll(4))
+
+
+def test_synthetic_proteins_has_the_schema_and_is_reproducible():
+    a, b = synthetic.synthetic_proteins(**SMALL), synthetic.synthetic_proteins(**SMALL)
+    assert all(torch.equal(a[key], b[key]) for key in ("edge_attr", "y", "species", "train_mask"))
+    assert torch.equal(a.edge_index.as_tensor(), b.edge_index.as_tensor())
+    assert not torch.equal(a.y, synthetic.synthetic_proteins(**SMALL, graph_seed=1).y)
+    found = inspect(a.edge_index)
+    assert (found.num_edges, found.num_without_reverse, found.num_self_loops, found.num_duplicates) == (12_000, 0, 0, 0)
+    assert a.edge_attr.shape == (12_000, 8) and 0 <= a.edge_attr.min() and a.edge_attr.max() <= 1
+    assert a.y.shape == (600, 4) and set(a.y.unique().tolist()) == {0, 1}
+    masks = torch.stack([a.train_mask, a.valid_mask, a.test_mask])
+    assert bool((masks.sum(0) == 1).all()) and bool((masks.sum(1) > 0).all())
+    species_of = [set(a.species[mask].tolist()) for mask in masks]
+    assert not species_of[0] & species_of[1] and not species_of[1] & species_of[2]
+    a.edge_index.validate()
+
+
+def test_both_directions_of_a_pair_carry_the_same_evidence():
+    data = synthetic.synthetic_proteins(**SMALL)
+    src, dst = data.edge_index.as_tensor().tolist()
+    evidence = {(u, v): e for u, v, e in zip(src, dst, data.edge_attr.tolist())}
+    assert all(evidence[v, u] == e for (u, v), e in evidence.items())
+
+
+def test_neighbours_tell_what_a_node_alone_does_not():
+    data = synthetic.synthetic_proteins(num_nodes=3000, num_edges=150_000, num_groups=40, num_tasks=6)
+    x = preparing.incident_sum(data.edge_index, data.edge_attr, log=True).numpy()
+    matrix = adjacency(data.edge_index)
+    matrix.data = np.ones(matrix.nnz, np.float32)
+    with_neighbours = np.concatenate([x, matrix @ x / np.diff(matrix.indptr).clip(1)[:, None]], 1)
+    train, test = data.train_mask.numpy(), data.test_mask.numpy()
+
+    def auc(features):
+        fitted = [LogisticRegression(max_iter=1000).fit(features[train], y[train]) for y in data.y.T.numpy()]
+        return np.mean([roc_auc_score(y[test], model.predict_proba(features[test])[:, 1])
+                        for model, y in zip(fitted, data.y.T.numpy())])
+
+    assert auc(x) + 0.12 < auc(with_neighbours) and auc(with_neighbours) > 0.85
+
+
+@pytest.mark.parametrize("sizes, message", [
+    (dict(num_edges=10**9), "data.num_edges=1,000,000,000 must be between"),
+    (dict(num_groups=500), "data.num_nodes=600 must be at least four times"), (dict(num_tasks=0), "at least 1"),
+])
+def test_impossible_synthetic_sizes(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        synthetic.synthetic_proteins(**{**SMALL, **sizes})
+
+
+def test_dense_and_edgeless_synthetic_graphs():
+    most = 40 * 39 // 4
+    dense = synthetic.synthetic_proteins(num_nodes=40, num_edges=most - most % 2, num_groups=4, num_tasks=2,
+                                         num_species=4)
+    assert inspect(dense.edge_index).num_duplicates == 0 and dense.num_edges == most - most % 2
+    empty = synthetic.synthetic_proteins(num_nodes=40, num_edges=0, num_groups=4, num_tasks=2, num_species=4)
+    assert empty.num_edges == 0 and torch.isfinite(empty.y).all()
+
+
+def test_digits_is_an_undirected_graph_of_real_digits(tmp_path):
+    data = load(DigitsConfig(), tmp_path)
+    assert data.num_nodes == 1797 and data.x.shape == (1797, 64) and data.metric == "acc" and data.edge_attr is None
+    assert inspect(data.edge_index).is_undirected and data.y.unique().tolist() == list(range(10))
+    assert [int(data[m].sum()) for m in MASKS] == [1078, 359, 360]
+
+
+@pytest.mark.parametrize("name", OGB_NODE_NAMES)
+def test_a_folder_in_ogbs_layout(name, ogb_toy, tmp_path):
+    folder = ogb_toy(name)
+    before = sorted(folder.rglob("*"))
+    data = load(OGBConfig(name=name, folder=str(folder)), tmp_path)
+    assert sorted(folder.rglob("*")) == before
+    assert [int(data[m].sum()) for m in MASKS] == [36, 12, 12]
+    if name == "ogbn-proteins":
+        assert (data.metric, data.y.shape, data.num_categories) == ("rocauc", (60, 5), 3)
+        assert data.x.shape == (60, 8 + 3) and data.edge_index.size(1) == 600
+        assert inspect(data.edge_index).is_undirected
+        total = torch.zeros(60, 8).index_add_(0, data.edge_index.as_tensor()[1], data.edge_attr)
+        torch.testing.assert_close(data.x[:, :8], total)
+        assert bool((data.x[:, 8:].sum(1) == 1).all())
+    else:
+        assert (data.metric, data.y.shape, data.y.dtype) == ("acc", (60, 1), torch.int64)
+        assert data.edge_index.size(1) == {"ogbn-arxiv": 300, "ogbn-products": 600}[name]
+
+
+def test_undirected_with_self_loops(ogb_toy, tmp_path):
+    config = OGBConfig(name="ogbn-arxiv", folder=str(ogb_toy("ogbn-arxiv")), to_undirected=True, add_self_loops=True)
+    found = inspect(load(config, tmp_path).edge_index)
+    assert found.is_undirected and found.num_self_loops == 60 and found.num_duplicates == 0
+
+
+def test_a_split_saved_as_numpy_arrays(ogb_toy, tmp_path):
+    folder = ogb_toy()
+    split = folder / "split" / "species"
+    parts = {part: ogb_node._read_nodes(split / f"{part}.csv.gz") for part in SPLITS}
+    expected = load(OGBConfig(name="ogbn-proteins", folder=str(folder)), tmp_path / "a")
+    torch.save(parts, split / "split_dict.pt")
+    config = OGBConfig(name="ogbn-proteins", folder=str(folder))
+    data = load(config, tmp_path / "b")
+    assert all(torch.equal(data[mask], expected[mask]) for mask in MASKS)
+    torch.save({key: nodes.astype(np.int32) for key, nodes in parts.items()}, split / "split_dict.pt")
+    assert torch.equal(load(config, tmp_path / "b").train_mask, expected.train_mask)
+    for broken in (lambda: torch.save({"train": parts["train"]}, split / "split_dict.pt"),
+                   lambda: (split / "split_dict.pt").write_bytes(b"half")):
+        broken()
+        with pytest.raises(ValueError, match="split_dict.pt is damaged, or no split into train, valid, test"):
+            load(config, tmp_path / "b")
+
+
+@pytest.mark.parametrize("file, content, message", [
+    ("raw/num-node-list.csv.gz", b"", "num-node-list.csv.gz is empty"),
+    ("raw/node-label.csv.gz", b"a\n" * 60, "node-label.csv.gz holds something else than numbers"),
+    ("split/species/train.csv.gz", b"1.5\n", "train.csv.gz holds something else than whole numbers"),
+])
+def test_files_that_hold_no_numbers_are_named(file, content, message, ogb_toy, tmp_path):
+    folder = ogb_toy()
+    (folder / file).write_bytes(gzip.compress(content))
+    with pytest.raises(ValueError, match=message):
+        load(OGBConfig(name="ogbn-proteins", folder=str(folder)), tmp_path)
+
+
+def test_every_key_that_shapes_the_graph_is_in_its_name(ogb_toy, tmp_path):
+    config = OGBConfig(name="ogbn-arxiv", folder=str(ogb_toy("ogbn-arxiv")))
+    changes = [{}, dict(to_undirected=True), dict(add_self_loops=True), dict(node_features="log_sum")]
+    assert len({load(dataclasses.replace(config, **change), tmp_path).content_hash for change in changes}) == 4
+    same = dataclasses.replace(config, components="largest", min_component_size=3)
+    assert load(same, tmp_path).content_hash == load(config, tmp_path).content_hash
+
+
+def test_reverse_edges_and_self_loops_get_the_mean_of_the_features():
+    data = good()
+    data.edge_index = torch.tensor([[0, 1, 2], [1, 0, 1]])
+    data.edge_attr = torch.tensor([[1.0], [3.0], [5.0]])
+    found = preparing.prepare(data, SyntheticProteinsConfig(to_undirected=True, add_self_loops=True))
+    by_edge = {(u, v): a
+               for u, v, a in zip(*found.edge_index.as_tensor().tolist(), found.edge_attr.squeeze(1).tolist())}
+    assert by_edge == pytest.approx({(0, 1): 2, (1, 0): 2, (1, 2): 5, (2, 1): 5, (0, 0): 2, (1, 1): 3.5, (2, 2): 5,
+                                     (3, 3): 0, (4, 4): 0, (5, 5): 0})
+    synthetic_with_loops = preparing.prepare(synthetic.synthetic_proteins(**SMALL),
+                                             SyntheticProteinsConfig(add_self_loops=True))
+    assert inspect(synthetic_with_loops.edge_index).num_self_loops == 600
+
+@needs_shared("yeast")
+def test_the_real_yeast_graph(tmp_path):
+    data = load(OGBConfig(name="ogbn-proteins", folder=str(SHARED / "yeast")), tmp_path)
+    found = inspect(data.edge_index)
+    assert (found.num_nodes, found.num_edges, found.num_isolated) == (5911, 2 * 225_348, 225)
+    assert found.is_undirected and data.y.shape == (5911, 112) and data.x.shape == (5911, 9)
+
+
+def test_prepared_graphs_are_cached_by_content(ogb_toy, tmp_path, caplog):
+    caplog.set_level("INFO")
+    folder, cache = ogb_toy(), tmp_path / "cache"
+    config = OGBConfig(name="ogbn-proteins", folder=str(folder))
+    first = load(config, cache)
+    again = load(config, cache)
+    assert "prepared in" in caplog.text and "read from" in caplog.text
+    assert torch.equal(first.edge_index.as_tensor(), again.edge_index.as_tensor())
+    assert all(torch.equal(first[key], again[key]) for key in ("x", "edge_attr", "y", *MASKS))
+    moved = folder.rename(tmp_path / "elsewhere")
+    load(OGBConfig(name="ogbn-proteins", folder=str(moved)), cache)
+    assert len(list(cache.rglob("*.pt"))) == 1
+    write_csv(moved / "raw" / "node-label.csv.gz", np.ones((60, 5), int))
+    load(OGBConfig(name="ogbn-proteins", folder=str(moved)), cache)
+    assert len(list(cache.rglob("*.pt"))) == 2 and not list(cache.rglob("*.tmp"))
+
+
+def test_a_damaged_graph_cache_is_rebuilt(tmp_path, caplog):
+    config = SyntheticProteinsConfig(**SMALL)
+    first = load(config, tmp_path)
+    (path,) = tmp_path.rglob("*.pt")
+    content = bytearray(path.read_bytes())
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    for broken in (content[:5000], flipped):
+        caplog.clear()
+        path.unlink()  # what was read before is mapped into memory
+        path.write_bytes(broken)
+        again = load(config, tmp_path)
+        assert "preparing the graph again" in caplog.text and torch.equal(first.edge_attr, again.edge_attr)
+
+
+def test_a_file_of_the_users(tmp_path):
+    data = good()
+    data.val_mask = data.valid_mask
+    del data.valid_mask, data.metric
+    data.y = data.y.squeeze(1)
+    torch.save(data, tmp_path / "graph.pt")
+    loaded = load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path / "cache")
+    assert loaded.metric == "acc" and torch.equal(loaded.x, data.x) and torch.equal(loaded.valid_mask, data.val_mask)
+    torch.save({"edge_index": data.edge_index, "y": torch.ones(6, 2),
+                **{m: torch.arange(6) % 3 == i for i, m in enumerate(MASKS)}}, tmp_path / "dict.pt")
+    loaded = load(FileConfig(path=str(tmp_path / "dict.pt")), tmp_path / "cache")
+    assert loaded.metric == "rocauc" and loaded.x.tolist() == [[2.0]] * 6
+
+
+def test_nothing_that_a_user_saved_is_dropped_in_silence(tmp_path, caplog):
+    caplog.set_level("INFO")
+    data = good()
+    weights = torch.rand(data.num_edges)
+    del data.edge_attr
+    data.edge_weight, data.pos, data.train_pos = weights, torch.zeros(6, 2), None
+    torch.save(data, tmp_path / "graph.pt")
+    loaded = load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path / "cache")
+    assert sorted(loaded.edge_attr.squeeze(1).tolist()) == sorted(weights.tolist())
+    assert f"{tmp_path / 'graph.pt'}: not used: pos" in caplog.messages
+
+
+def test_log_sums_are_standardised():
+    data = preparing.prepare(synthetic.synthetic_proteins(**SMALL), SyntheticProteinsConfig(node_features="log_sum"))
+    torch.testing.assert_close(data.x[:, :8].mean(0), torch.zeros(8), atol=1e-5, rtol=0)
+    torch.testing.assert_close(data.x[:, :8].std(0, correction=0), torch.ones(8))
+
+
+def test_an_empty_valid_split_is_said(caplog):
+    data = good()
+    data.valid_mask = torch.zeros(6, dtype=torch.bool)
+    data = preparing.prepare(data, SyntheticProteinsConfig())
+    assert "the valid split is empty" in caplog.text and data.num_nodes == 6
+
+
+def test_an_unknown_dataset_is_named(tmp_path):
+    with pytest.raises(ValueError, match="unknown dataset: data.name=ogbn-mag; choose one of ogbn-proteins"):
+        load(OGBConfig(name="ogbn-mag", folder=str(tmp_path)), tmp_path)
+
+
+@pytest.mark.parametrize("file", ["raw/edge.csv.gz", "raw/edge-feat.csv.gz", "raw/node-label.csv.gz",
+                                  "raw/num-node-list.csv.gz", "split/species/train.csv.gz"])
+def test_missing_and_truncated_files_are_named(file, ogb_toy, tmp_path):
+    folder = ogb_toy()
+    path = folder / file
+    content = path.read_bytes()
+    path.write_bytes(content[:-9])
+    config = OGBConfig(name="ogbn-proteins", folder=str(folder))
+    with pytest.raises(ValueError, match=f"{file} is damaged or cut short"):
+        load(config, tmp_path / "cache")
+    path.unlink()
+    with pytest.raises(ValueError, match=f"{file} is missing"):
+        load(config, tmp_path / "cache")
+    assert not list(tmp_path.glob("cache/**/*.pt"))
+
+
+def test_files_that_do_not_fit_each_other_are_named(ogb_toy, tmp_path):
+    folder = ogb_toy()
+    config = OGBConfig(name="ogbn-proteins", folder=str(folder))
+    feat = folder / "raw" / "edge-feat.csv.gz"
+    rows = gzip.decompress(feat.read_bytes()).splitlines()
+    feat.write_bytes(gzip.compress(b"\n".join(rows[:-10])))
+    with pytest.raises(ValueError, match="edge-feat.csv.gz has 290 rows, num-edge-list.csv.gz says 300"):
+        load(config, tmp_path)
+    feat.write_bytes(gzip.compress(b"\n".join(rows)))
+    write_csv(folder / "raw" / "num-edge-list.csv.gz", [299])
+    with pytest.raises(ValueError, match="edge.csv.gz has 300 rows, num-edge-list.csv.gz says 299"):
+        load(config, tmp_path)
+    write_csv(folder / "raw" / "num-edge-list.csv.gz", [300])
+    write_csv(folder / "split" / "species" / "test.csv.gz", [60])
+    with pytest.raises(ValueError, match="node 60 of the test split is not one of 60 nodes"):
+        load(config, tmp_path)
+
+
+@pytest.mark.slow
+def test_importing_ogb_asks_no_network():
+    code = ("import parallel_epochs.pipeline.data.ogb_node, threading, ogb.version as v; "
+            "assert v.check_outdated is None; print(threading.active_count())")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          check=True).stdout.strip() == "1"
+
+
+@pytest.mark.parametrize("split", ["random", "time"])
+def test_a_file_without_masks_is_divided(tmp_path, split):
+    y = torch.arange(40) % 3
+    y[:4] = -1  # no label
+    year = torch.arange(40).flip(0)
+    torch.save({"edge_index": torch.tensor([[0, 1], [1, 2]]), "y": y, "year": year}, tmp_path / "graph.pt")
+    options = {"split": split, "train_fraction": 0.5, "valid_fraction": 0.25}
+    config = FileConfig(path=str(tmp_path / "graph.pt"), time_column="year" if split == "time" else None, **options)
+    parts = [load(config, tmp_path)[mask].nonzero().flatten().tolist() for mask in MASKS]
+    assert [len(part) for part in parts] == [18, 9, 9] and sorted(sum(parts, [])) == list(range(4, 40))
+    if split == "time":
+        assert parts == [list(range(22, 40)), list(range(13, 22)), list(range(4, 13))]
+    else:
+        other = load(dataclasses.replace(config, graph_seed=1), tmp_path)
+        assert other.train_mask.nonzero().flatten().tolist() != parts[0]
+    with pytest.raises(ValueError, match="no train_mask, valid_mask, test_mask; there is .*data.split=random"):
+        load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path)

@@ -1,0 +1,307 @@
+"""Link prediction as a user runs it: training, ranks, resuming, evaluation, predictions, and bad inputs."""
+
+import contextlib
+import copy
+import dataclasses
+import os
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from parallel_epochs.pipeline import config as effects
+from parallel_epochs.pipeline.command import cli, schema as configuration
+from parallel_epochs.pipeline.data.cache import load
+from parallel_epochs.pipeline.data.config import OGBLinkConfig
+from parallel_epochs.pipeline.data.prepare import prepare
+from parallel_epochs.pipeline.metrics import link_metric
+from parallel_epochs.pipeline.names import PAIRS
+from parallel_epochs.pipeline.run import checkpoint
+from tests.helpers import building as build, building as restore
+from tests.helpers.building import EvaluateConfig, train_one
+from tests.helpers.files import SHARED, needs_shared, write_csv, write_links
+from tests.helpers.graphs import link_graph, make_graph
+from tests.helpers.running import ROOT, rounds_of, shell, summary_of, train
+
+CPU = torch.device("cpu")
+SMALL = ["data=ogb_link", "task=link", "partition=random", "partition.num_parts=2", "model.num_layers=2",
+         "model.hidden_channels=8", "train.epochs=4", "task.pairs_per_step=60"]
+
+
+@pytest.fixture
+def configure_links(configure, ogb_toy):
+    """Compose a small run on the toy of ogbl-collab."""
+    def compose(*overrides: str) -> configuration.RunConfig:
+        return configure(*SMALL, f"data.folder={ogb_toy('ogbl-collab')}", *overrides)
+
+    return compose
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    """The ranks' processes find the tests' modules."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of two epochs: its configuration and its folder, which nothing may change."""
+    folder = tmp_path_factory.mktemp("trained")
+    with initialize_config_dir(cli.CONF, version_base="1.3"):
+        cfg = compose("config", [*SMALL, f"data.folder={write_links(folder / 'toy')}", "train.epochs=2",
+                                 f"cache_dir={folder / 'cache'}"])
+    config = configuration.to_object(cfg)
+    train(config, folder / "run")
+    return config, folder / "run"
+
+
+def test_the_folder_is_read_as_it_is(ogb_toy, tmp_path):
+    data = load(OGBLinkConfig(folder=str(ogb_toy("ogbl-collab"))), tmp_path)
+    expected = link_graph(60, 240)
+    assert all(torch.equal(data[key], expected[key]) for key in PAIRS) and data.metric == "hits@50"
+    assert torch.equal(data.edge_index.as_tensor(), expected.edge_index.as_tensor())
+    torch.testing.assert_close(data.x, expected.x, atol=1e-3, rtol=0)
+    assert data.valid_mask.nonzero().squeeze(1).tolist() == sorted(set(data.valid_pairs.flatten().tolist()))
+
+
+@needs_shared("collab_cs")
+def test_the_shared_graph_is_that_of_its_readme(tmp_path):
+    data = load(OGBLinkConfig(folder=str(SHARED / "collab_cs")), tmp_path)
+    assert data.x.shape == (18_333, 128) and data.edge_index.size(1) == 2 * 69_611
+    assert [len(data[key]) for key in PAIRS] == [69_611, 4_094, 50_000, 8_189, 50_000]
+
+
+def test_a_step_follows_the_published_loss(configure_links):
+    """Against the loss as it is written in the papers: minus the logarithms of the probabilities."""
+    config = configure_links("partition=whole", "task.num_negatives=3", "model.dropout=0", "train.epochs=1")
+    data = build.open_graph(config).data
+    with contextlib.closing(build.build_trainer(config, data, CPU)) as trainer:
+        before = copy.deepcopy(trainer.model)
+        next(iter(trainer.steps()))
+        batch = next(iter(trainer.loader.batches(0, trainer.schedule.share(0))))
+    h = before(batch.x, batch.edge_index)
+    positive, negative = (before.decode(h, pairs).sigmoid() for pairs in (batch.pairs, batch.negatives))
+    assert (len(positive), len(negative)) == (60, 180)
+    (-(positive.log().mean() + (1 - negative).log().mean())).backward()
+    for (name, ours), (_, theirs) in zip(trainer.model.named_parameters(), before.named_parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, msg=name)
+    moved = [not torch.equal(a, b) for a, b in zip(trainer.model.predictor.parameters(), before.predictor.parameters())]
+    assert len(moved) == 6 and all(moved)
+
+
+def test_training_learns_links(configure, tmp_path):
+    """Two groups of nodes that are linked within; the features tell the group only together with the neighbours'."""
+    rng = np.random.default_rng(0)
+    group, n = np.arange(120) % 2, 120
+    every = np.array([(u, v) for u in range(n) for v in range(u)])
+    within = rng.permutation(every[group[every[:, 0]] == group[every[:, 1]]])
+    between = torch.from_numpy(rng.permutation(every[group[every[:, 0]] != group[every[:, 1]]]))
+    train_pairs, held_out = torch.from_numpy(within[:500]), torch.from_numpy(within[500:600])
+    x = torch.from_numpy((group * 2.0 - 1)[:, None] + 2 * rng.standard_normal((n, 4))).float()
+    data = make_graph(torch.cat([train_pairs, train_pairs.flip(1)]).tolist(), n, x=x, metric="hits@20",
+                      train_pairs=train_pairs, valid_pairs=held_out[:50], test_pairs=held_out[50:],
+                      valid_negatives=between[:200], test_negatives=between[200:400])
+    config = configure(*SMALL, "train.epochs=30", "train.lr=0.01", "partition=whole", "task.pairs_per_step=1000",
+                       "model.hidden_channels=16", "train.eval_every=30")
+    summary = train_one(config, data, tmp_path, CPU, "test")
+    assert summary["test"] > 0.7 and rounds_of(tmp_path)[-1]["loss"] < 1.1  # of 2 log 2 = 1.39
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["epochs", "split"])
+def test_two_ranks_take_uneven_rounds_and_agree(mode, configure_links, tmp_path):
+    config = configure_links(f"parallel={mode}", "parallel.num_ranks=2", "train.epochs=3", "partition.num_parts=3")
+    summary = train(config, tmp_path / "run")
+    assert (summary["data_epochs"], summary["num_rounds"]) == (3, 2 if mode == "epochs" else 3)
+
+
+def test_the_predictor_is_part_of_what_is_learned(trained):
+    _, folder = trained
+    state = checkpoint.load(folder / "checkpoints" / "last.pt")["model"]
+    assert any(name.startswith("predictor.") for name in state)
+    assert checkpoint.digest(state) == summary_of(folder)["weights_sha256"]
+    state["predictor.lins.0.bias"] += 1
+    assert checkpoint.digest(state) != summary_of(folder)["weights_sha256"]
+
+
+@pytest.mark.parametrize("model", [["model=deepergcn"], ["model=pyg", "model.kwargs.heads=2"],
+                                   ["model=custom", "model.path=tests.helpers.nets.Net"]], ids=lambda model: model[0])
+def test_views_of_one_cluster_are_exact_and_the_official_metric_is_ours(model, configure_links, tmp_path):
+    config = configure_links("task.valid_edges=true", "train.epochs=1", *model)
+    summary = train(config, tmp_path / "run")
+    assert summary["metric"] == "hits@50"
+    folder = str(tmp_path / "run")
+    exact = restore.restore(EvaluateConfig(run=folder, device="cpu"))
+    views = restore.restore(EvaluateConfig(run=folder, device="cpu", method="views", num_parts=1, num_views=2))
+    torch.testing.assert_close(exact.rows, views.rows)
+    sampled = restore.restore(EvaluateConfig(run=folder, device="cpu", method="neighbor", num_neighbors=[-1, -1]))
+    torch.testing.assert_close(exact.rows, sampled.rows)
+    cut = restore.restore(EvaluateConfig(run=folder, device="cpu", method="views", num_parts=4))
+    assert not torch.allclose(exact.rows, cut.rows)
+    official = restore.evaluate(EvaluateConfig(run=folder, device="cpu"))
+    assert official == {"train": summary["train"], "valid": summary["best_valid"], "test": summary["test"]}
+    assert official == exact.setup.task.scores(exact.setup.model, exact.rows)
+
+
+def test_validation_edges_are_seen_by_the_test_alone(configure_links):
+    plain, seeing = (configure_links(f"task.valid_edges={value}", "task.metric=mrr") for value in ("false", "true"))
+    data = build.open_graph(plain).data
+    rows, scores = {}, {}
+    for name, config in (("plain", plain), ("seeing", seeing)):
+        task, loader = build.build_task(config, data), build.build_loader(config, data)
+        torch.manual_seed(0)
+        model = build.build_model(config, data, task)
+        rows[name] = build.build_predictor(config, model, task, loader)(0)
+        scores[name] = task.scores(model, rows[name])
+        if name == "seeing":
+            expected = {frozenset(p) for p in [*data.train_pairs.tolist(), *data.valid_pairs.tolist()]}
+            assert {frozenset(e) for e in task.test_data.edge_index.as_tensor().t().tolist()} == expected
+            logits = [model.decode(rows[name][:, 8:], data[key]).detach() for key in ("test_pairs", "test_negatives")]
+            assert scores[name]["test"] == link_metric("mrr", *logits)
+            swapped = task.scores(model, torch.cat([rows[name][:, :8], rows["plain"]], dim=1))
+    assert torch.equal(rows["seeing"][:, :8], rows["plain"]) and rows["seeing"].shape == (60, 16)
+    changed = (rows["seeing"][:, 8:] != rows["plain"]).any(1)
+    assert bool(changed[data.valid_pairs].all())
+    assert all(scores["seeing"][split] == scores["plain"][split] for split in ("train", "valid"))
+    assert swapped == scores["plain"] and scores["seeing"]["test"] != scores["plain"]["test"]
+
+
+def test_predictions_are_logits_of_pairs(trained, tmp_path):
+    config, run = trained
+    pairs, wrong = torch.tensor([[3, 4], [4, 3], [7, 7]]), tmp_path / "wrong.pt"
+    torch.save(pairs, tmp_path / "pairs.pt")
+    options = EvaluateConfig(run=str(run), device="cpu", predictions=str(tmp_path / "out.pt"),
+                             pairs=str(tmp_path / "pairs.pt"))
+    restored = restore.restore(options)
+    restore.save_predictions(tmp_path / "out.pt", restored)
+    saved = torch.load(tmp_path / "out.pt")
+    assert torch.equal(saved["pairs"], pairs) and saved["logits"][0] == saved["logits"][1]
+    expected = restored.setup.model.decode(saved["embeddings"], pairs).detach()
+    torch.testing.assert_close(saved["logits"], expected)
+    restore.save_predictions(tmp_path / "out.pt", dataclasses.replace(restored, pairs=None))
+    saved, data = torch.load(tmp_path / "out.pt"), build.open_graph(config).data
+    assert torch.equal(saved["pairs"], torch.cat([data.test_pairs, data.test_negatives]))
+    for content, error in ((torch.tensor([[0, 60]]), "pairs name node 60, the graph has nodes 0 to 59"),
+                           (torch.zeros(2, 2), r"pairs must be integers of shape \[num_pairs, 2\], not torch.float32"),
+                           ([1], "holds a list, not a tensor")):
+        torch.save(content, wrong)
+        with pytest.raises(ValueError, match=error):
+            restore.restore(dataclasses.replace(options, pairs=str(wrong)))
+    with pytest.raises(ValueError, match="needs a file for its predictions. Give predictions=FILE"):
+        restore.restore(dataclasses.replace(options, predictions=None))
+    for text, error in (("no tensor", "is no tensor that torch.save wrote"), (None, "does not exist")):
+        wrong.unlink() if text is None else wrong.write_text(text)
+        with pytest.raises(ValueError, match=error):
+            restore.restore(dataclasses.replace(options, pairs=str(wrong)))
+
+
+def broken(**changes):
+    data = link_graph()
+    data.update(changes)
+    return data
+
+
+COMPLETE = torch.tensor([(u, v) for u in range(40) for v in range(u)])
+
+
+@pytest.mark.parametrize("changes, error", [
+    (dict(test_pairs=torch.tensor([[0, 1], [39, 40]])),
+     r"test_pairs is out of range: row 1 is the pair \[39, 40\], the graph has nodes 0 to 39"),
+    (dict(valid_negatives=torch.tensor([[-1, 3]])), "valid_negatives is out of range: row 0"),
+    (dict(train_pairs=torch.zeros(0, 2, dtype=torch.int64)), "train_pairs is empty: there is no training pair"),
+    (dict(train_pairs=COMPLETE), "all 780 pairs of the 40 nodes are training pairs: there is no other"),
+    (dict(valid_pairs=torch.zeros(3, 3, dtype=torch.int64)), r"valid_pairs must be integers of shape \[num_pairs, 2\]"),
+    (dict(valid_pairs=torch.zeros(3, 2)), "valid_pairs must be integers .* not torch.float32"),
+    (dict(test_negatives=None), "test_negatives is missing: a link task needs train_pairs")])
+def test_pairs_that_do_not_fit_are_refused(changes, error):
+    with pytest.raises(ValueError, match=f"data=ogb_link: {error}|.*: {error}"):
+        prepare(broken(**changes), OGBLinkConfig())
+
+
+def test_an_empty_validation_split_is_said_and_the_run_ends(ogb_toy, configure, tmp_path, caplog):
+    folder = ogb_toy("ogbl-collab")
+    torch.save({"edge": np.zeros((0, 2), np.int64), "edge_neg": np.zeros((0,))}, folder / "split" / "time" / "valid.pt")
+    caplog.set_level("INFO")
+    config = configure(*SMALL, f"data.folder={folder}", "task.metric=hits@10")
+    summary = train(config, tmp_path / "run")
+    assert "valid_pairs is empty: the last epoch counts as the best one" in caplog.text
+    assert summary["best_epoch"] == 4 and summary["test"] >= 0
+
+
+@pytest.mark.parametrize("overrides, error", [
+    (["task.metric=hits@61"], "hits@61 of the valid split: 60 negative pairs are fewer than 61"),
+    (["task.metric=recall"], "the metric recall of links is unknown; choose mrr or hits@K"),
+    (["loader=neighbor", "loader.num_neighbors=[3,3]"],
+     "task=link needs loader=cluster, .*this run has loader=neighbor"),
+    (["data.components=largest"], "task=link needs data.components=all, .*; this run has data.components=largest"),
+    (["train.label_input=0.5"], "task=link needs train.label_input=0, since links have no labels"),
+    (["task=node"], "task=node needs a graph with labels of nodes; .* set task=link"),
+    (["model.encode_x=false", "model.hidden_channels=16"], "model.encode_x=false needs an x of "
+                                                           "hidden_channels=16 columns, but x has 8"),
+    (["partition.num_parts=60"], "none of the 220 training pairs lies within one of 60 clusters")])
+def test_what_cannot_be_trained_is_refused(overrides, error, configure_links, tmp_path):
+    with pytest.raises(ValueError, match=error):
+        train(configure_links(*overrides), tmp_path / "run")
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+def test_a_graph_of_nodes_has_no_links(configure, tmp_path):
+    with pytest.raises(ValueError, match="task=link needs a graph with pairs of nodes.*: set task=node"):
+        train(configure("task=link"), tmp_path / "run")
+
+
+def test_folders_of_another_layout_are_named(ogb_toy, configure, tmp_path):
+    folder = ogb_toy("ogbl-collab")
+    config = configure(*SMALL, f"data.folder={folder}")
+
+    def message(break_it) -> str:
+        break_it(ogb_toy("ogbl-collab"))
+        with pytest.raises(ValueError) as caught:
+            train(config, tmp_path / "run")
+        return str(caught.value).replace(str(folder), "DIR")
+
+    split = "split/time/test.pt"
+    assert message(lambda f: (f / split).unlink()) == (
+        f"DIR/{split} is missing; data.folder must hold raw/ and split/ as OGB lays them out")
+    assert message(lambda f: (f / split).write_text("?")).startswith(f"DIR/{split} is damaged, or holds something else")
+    assert message(lambda f: torch.save([1], f / split)) == (
+        f"DIR/{split} holds a list, not a table of pairs for each of its names")
+    assert message(lambda f: torch.save({"edge": np.zeros((1, 2), np.int64)}, f / split)) == (
+        f"DIR/{split} has no table of pairs 'edge_neg' for the test split")
+    assert message(lambda f: (f / "raw" / "edge.csv.gz").unlink()).startswith("DIR/raw/edge.csv.gz is missing")
+    assert message(lambda f: write_csv(f / "raw" / "num-edge-list.csv.gz", [9])) == (
+        "DIR/raw/edge.csv.gz has 220 rows, num-edge-list.csv.gz says 9")
+
+
+def test_a_split_in_one_file_is_read_too(ogb_toy, tmp_path):
+    folder = ogb_toy("ogbl-collab")
+    expected = load(OGBLinkConfig(folder=str(folder)), tmp_path / "a")
+    split = folder / "split" / "time"
+    parts = {part: {key: torch.from_numpy(value) for key, value in torch.load(split / f"{part}.pt",
+                                                                              weights_only=False).items()}
+             for part in ("train", "valid", "test")}
+    torch.save(parts, split / "split_dict.pt")
+    for part in parts:
+        (split / f"{part}.pt").unlink()
+    data = load(OGBLinkConfig(folder=str(folder)), tmp_path / "b")
+    assert all(torch.equal(data[key], expected[key]) for key in PAIRS)
+
+
+def test_idle_keys_are_named(configure):
+    idle = effects.explain_idle_keys(configure("task.hide_pairs=true"))
+    assert "task.hide_pairs=True with task.name=node" in idle
+
+
+@pytest.mark.slow
+def test_the_entry_points_take_a_link_run(ogb_toy, tmp_path):
+    options = [*SMALL, f"data.folder={ogb_toy('ogbl-collab')}", f"cache_dir={tmp_path / 'cache'}"]
+    run = tmp_path / "run"
+    for module, *arguments in (["pipeline.train", *options, f"hydra.run.dir={run}"],
+                               ["pipeline.evaluate", f"run={run}"],
+                               ["pipeline.predict", f"run={run}", "predictions=links.pt"],
+                               ["scripts.report", str(run)]):
+        result = shell(module, *arguments, cwd=tmp_path)
+        assert result.returncode == 0, result.stdout + result.stderr
+    assert len(torch.load(tmp_path / "links.pt")["logits"]) == 10 + 60
+    assert dataclasses.is_dataclass(configuration.load(run / "config.yaml").task)

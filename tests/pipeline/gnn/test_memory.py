@@ -1,0 +1,218 @@
+"""The memory of a run, estimated before it starts: beside what a larger batch takes, and beside whole processes."""
+
+import dataclasses
+import logging
+import re
+
+import pytest
+import torch
+
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.command import folder as run_folder, schema as configuration
+from parallel_epochs.pipeline.gnn import memory as footprint
+from parallel_epochs.pipeline.gnn.loaders import build as build_loader
+from parallel_epochs.pipeline.gnn.memory import Linear
+from parallel_epochs.pipeline.gnn.trainer import autocast
+from parallel_epochs.pipeline.graph import stream as graph_stream
+from parallel_epochs.pipeline.run import memory
+from parallel_epochs.pipeline.run.allocations import Allocations
+from parallel_epochs.pipeline.run.seeds import stream
+from tests.helpers import building as build
+from tests.helpers.running import TOY, finish, summary_of, train
+
+CPU = torch.device("cpu")
+GRAPH = ["data.num_nodes=4000", "data.num_edges=40000", "data.num_tasks=8", "model.hidden_channels=32",
+         "device=cpu"]
+AUTO = "partition.num_parts=auto"
+MODELS = [
+    [], ["train.precision=bf16"], ["features=embedding"], ["model=revgnn"],
+    *(pytest.param(more, marks=pytest.mark.slow) for more in (
+        ["model.aggr=mean", "model.num_layers=7"], ["train.label_input=0.5", "model.norm=batch"],
+        ["model=pyg", "model.conv=SAGEConv"], ["kernel=reference"], ["model.block=dense"], ["model=equilibrium"]))]
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    """Overrides of a graph that is made once."""
+    return [*GRAPH, f"cache_dir={tmp_path_factory.mktemp('cache')}"]
+
+
+def resolve(config, graph):
+    return footprint.resolve(config, [build.part_of(config, part.data) for part in graph.parts])
+
+
+def open_data(config):
+    data = build.open_graph(config).parts[0].data
+    return data
+
+
+def test_what_operators_allocate_is_counted_while_it_is_held():
+    x, weight = torch.randn(1000, 100), torch.randn(100, 100, requires_grad=True)
+    with Allocations() as found:
+        y = x @ weight
+        assert found.now == 400_000
+        y.view(-1)[3:].detach().mul_(2)  # the same memory
+        assert found.now == found.peak == 400_000
+        z = y.relu()
+        assert found.now == 800_000
+        del y, z
+        assert found.now == 0 and found.peak == 800_000
+        torch.nn.functional.embedding(torch.arange(5), weight, sparse=True).sum().backward()
+    assert found.now == weight.grad._values().numel() * 4 + 5 * 8
+
+
+def test_a_plane_goes_through_its_points():
+    linear = Linear.through([(10, 50), (20, 100), (10, 100)], [3 * n + 0.5 * e + 7 for n, e in
+                                                             ((10, 50), (20, 100), (10, 100))])
+    assert linear(100, 10) == pytest.approx(312) and linear.times(2)(100, 10) == pytest.approx(624)
+
+
+@pytest.mark.parametrize("overrides", MODELS, ids=lambda overrides: " ".join(overrides) or "default")
+def test_small_batches_tell_what_a_larger_one_takes(overrides, graph, configure):
+    config = configure(*graph, *overrides, "partition.num_parts=2")
+    data = open_data(config)
+    found = footprint.measure(build.part_of(config, data))
+    task, loader = build.build_task(config, data), build.build_loader(config, data)
+    model, table = build.build_model(config, data, task), build.build_table(config, data, CPU)
+    partition = build_loader.build_partitioner(config, data).draw(0)
+    batch = next(loader.batches_of(partition))
+    size = batch.num_nodes, batch.num_edges
+    rng = torch.Generator().manual_seed(0)
+    with Allocations() as step, autocast(CPU, config.train.precision):
+        task.loss(model, batch if table is None else table.attach(batch, CPU, rng), rng)[0].backward()
+    gradients = sum(p.grad.numel() * 4 for p in model.parameters() if p.grad is not None)
+    assert found.step(*size) / footprint.ALLOCATED == pytest.approx(step.peak - gradients, rel=0.1)
+    assert found.batch(*size) / footprint.ALLOCATED == pytest.approx(footprint.bytes_of(batch), rel=0.02)
+    assert found.batch_size(config, 2) == (2000, pytest.approx(size[1], rel=0.05))
+    assert found.state >= 16 * sum(p.numel() for p in model.parameters())
+
+
+def test_the_fewest_clusters_that_fit_are_chosen(graph, configure, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    config = configure(*graph, AUTO)
+    opened = build.open_graph(config)
+    found = dataclasses.replace(footprint.measure(build.part_of(config, opened.parts[0].data)), process=1e8)
+    monkeypatch.setattr(footprint, "measure", lambda *args: found)
+    for num_parts in (1, 2, 7):
+        given = dataclasses.replace(config, memory=f"{int(found.total(config, num_parts)) + 1}B")
+        assert resolve(given, opened).partition.num_parts == num_parts
+        assert f"partition.num_parts=auto: {num_parts} clusters for memory=" in caplog.text
+        # Two ranks share the memory.
+        twice = keys.replaced(given, {"memory": f"{2 * int(given.memory[:-1])}B", "parallel.num_ranks": 2})
+        assert resolve(twice, opened).partition.num_parts == num_parts
+    merged = keys.replaced(given, {"partition.clusters_per_step": 3})
+    assert resolve(merged, opened).partition.num_parts == 21
+    with pytest.raises(ValueError, match=r"auto: memory=90MB hold no run: clusters of two nodes take 1\d\d MB a rank: "
+                                         "process 100 MB, graph .*, weights"):
+        resolve(dataclasses.replace(config, memory="90MB"), opened)
+    assert resolve(configure(*graph), opened).partition.num_parts == 4
+
+
+def test_denser_clusters_need_more_of_them(graph, configure):
+    found = footprint.measure(build.part_of(config := configure(*graph), open_data(config)))
+    metis = keys.replaced(config, {"partition.name": "metis"})
+    assert found.batch_size(config, 4) == (1000, 2500) and found.batch_size(metis, 4) == (1000, 10000)
+    assert found.batch_size(config, 1) == found.batch_size(metis, 1) == (4000, 40000)
+
+
+def test_of_a_graph_on_disk_what_waits_is_counted(graph, configure, monkeypatch):
+    config = configure(*graph, "data.on_disk=true", "partition.num_parts=4")
+    found = footprint.measure(build.part_of(config, data := open_data(config)))
+    edge_bytes = 8 + 4 * data.edge_attr.size(1)
+    blocks = 2 * 40_000 * (edge_bytes - 4)  # the whole graph is one, and another is read ahead
+    metis = keys.replaced(config, {"partition.name": "metis"})
+    assert "graph (mapped)" not in found.parts(config, 4) and found.graph == 0
+    assert found.parts(config, 4)["clusters to come"] == blocks + 10_000 * edge_bytes
+    assert found.parts(config, 1)["clusters to come"] == found.parts(metis, 4)["clusters to come"] \
+        == blocks + 40_000 * edge_bytes
+    monkeypatch.setattr(graph_stream, "buffer_bytes", lambda: 1000)  # the rest waits in files, and so do features
+    assert found.parts(config, 4)["clusters to come"] == blocks + 2000
+    assert "clusters to come" in footprint.describe_parts(found, config, 4)
+    monkeypatch.setattr(graph_stream, "BLOCK_BYTES", 5000)
+    assert found.parts(config, 4)["clusters to come"] == 2 * 5000 + 2000
+
+
+def test_no_random_number_is_drawn_from_those_of_the_run(graph, configure):
+    config = configure(*graph)
+    data, before = open_data(config), torch.get_rng_state()
+    footprint.measure(build.part_of(config, data))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("text, size", [("12GB", 12e9), ("900MB", 9e8), ("1.5GiB", 1.5 * 2**30), ("64kB", 64e3),
+                                        ("7B", 7), ("2 TiB", 2**41)])
+def test_sizes(text, size):
+    assert memory.parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("overrides, message", [
+    (["memory=12XB"], "memory=12XB is not a size; give a number and B, kB, MB, GB or TB"),
+    (["memory=GB"], "memory=GB is not a size"), (["memory=0GB"], "memory=0GB is not a size"),
+    (["memory=12"], "memory=12 is not a size"),
+    (["partition.num_parts=many"], "partition.num_parts=many: give a whole number, or auto"),
+    (["partition.num_parts=2.5"], "partition.num_parts=2.5: give a whole number, or auto"),
+    (["partition.num_parts=0"], "partition.num_parts must be at least 1, not 0"),
+    ([AUTO, "loader=neighbor"], "auto needs loader=cluster, since .*this run has loader=neighbor"),
+    (["partition=whole", AUTO], "auto needs partition=random or .*this run has partition=whole"),
+    ([AUTO, "model.knn=4"], "auto needs model.knn=0, .*this run has model.knn=4"),
+    ([AUTO, "task=link"], "auto needs task=node, .*this run has task=link")])
+def test_what_makes_no_sense_is_refused(overrides, message, configure):
+    with pytest.raises(ValueError, match=message):
+        build.check(configure(*overrides))
+
+
+def test_a_run_keeps_the_number_that_was_chosen(configure, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    command = [*TOY, AUTO, "train.epochs=1", "device=cpu"]
+    train(configure(*command), tmp_path / "run")
+    assert "memory: about" in caplog.text and "process" in caplog.text
+    saved = configuration.load(tmp_path / "run" / "config.yaml")
+    assert saved.partition.num_parts == 1  # this machine holds all of it
+    resumed = configure(*command, f"resume={tmp_path / 'run'}", "memory=9GB")
+    again = run_folder.resolve(resumed, tmp_path / "run", named={"partition.num_parts"})
+    assert again == dataclasses.replace(saved, memory="9GB")
+    with pytest.raises(ValueError, match="configured otherwise: partition.num_parts: 1 -> 3"):
+        run_folder.resolve(keys.replaced(resumed, {"partition.num_parts": 3}), tmp_path / "run")
+
+
+def test_only_memory_of_other_folders_is_counted(tmp_path):
+    (tmp_path / "numbers").write_bytes(stream("test", 0).bytes(1 << 25))
+    before = memory.resident_bytes(str(tmp_path))
+    mapped = torch.from_file(str(tmp_path / "numbers"), size=1 << 25, dtype=torch.uint8)
+    assert int(mapped.sum()) > 0
+    assert memory.resident_bytes(str(tmp_path)) - before < 1 << 24 < memory.resident_bytes("/nowhere") - before
+
+
+@pytest.mark.slow
+def test_ranks_train_with_the_number_that_was_chosen(tmp_path):
+    arguments = [*TOY, AUTO, "parallel.num_ranks=2", "train.epochs=4"]
+    status, output = finish(arguments, tmp_path / "run", tmp_path / "cache")
+    assert status == 0 and "partition.num_parts=auto: 1 clusters for" in output
+    assert finish([AUTO, "train.epochs=6"], tmp_path / "run", tmp_path / "cache")[0] == 0
+    assert summary_of(tmp_path / "run")["data_epochs"] == 6
+
+
+LARGE = ["data.num_nodes=20000", "data.num_edges=200000", "model.hidden_channels=128", "partition.num_parts=2",
+         "train.epochs=2", "train.eval_every=2", "model.num_layers=7"]
+SLOW_CASES = [
+    [], ["model.aggr=mean"], ["model.num_layers=28", "partition.num_parts=4"], ["train.precision=bf16"],
+    ["train.label_input=0.5"], ["features=embedding"], ["model=revgnn", "model.num_layers=28"],
+    ["model=pyg", "model.conv=SAGEConv", "model.num_layers=3"],
+    ["model=pyg", "model.conv=SAGEConv", "model.num_layers=3", "train.precision=bf16"], ["partition=whole"],
+    ["data.on_disk=true"], ["data.on_disk=true", "evaluation=exact"], ["evaluation=exact", "model.num_mlp_layers=1"]]
+UNITS = {"MB": 1e6, "GB": 1e9}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a GPU"))])
+@pytest.mark.parametrize("overrides", SLOW_CASES, ids=" ".join)
+def test_a_process_takes_what_was_estimated(overrides, device, tmp_path, tmp_path_factory):
+    cache = tmp_path_factory.getbasetemp() / "footprint-cache"
+    arguments = [*LARGE, *overrides, f"device={device}"]
+    if not cache.exists():  # the first to open a graph also prepares it, which takes memory of its own
+        assert finish([*LARGE, "train.epochs=1", "model.num_layers=2"], tmp_path / "first", cache)[0] == 0
+    status, output = finish(arguments, tmp_path / "run", cache)
+    assert status == 0, output
+    size, unit = re.search(r"memory: about ([\d.]+) (MB|GB) a rank", output).groups()
+    assert float(size) * UNITS[unit] == pytest.approx(summary_of(tmp_path / "run")["peak_memory_bytes"], rel=0.2)

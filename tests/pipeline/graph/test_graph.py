@@ -1,0 +1,131 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch_geometric.utils import subgraph
+
+from parallel_epochs.pipeline.graph import subgraph as subgraph_module
+from parallel_epochs.pipeline.graph.components import Component, find_components
+from parallel_epochs.pipeline.graph.edges import counting_sort, sort_edges, transpose
+from parallel_epochs.pipeline.graph.structure import Structure, hash_structure, inspect
+from parallel_epochs.pipeline.graph.subgraph import induce_with_scipy, induced_subgraph
+from tests.helpers.graphs import make_graph, random_graph
+
+# 0 - 1 - 2 and 3 - 4 in both directions, 5 alone, a self-loop at 4, and the edge 0 -> 1 twice.
+SIX = [(0, 1), (1, 0), (1, 2), (2, 1), (3, 4), (4, 3), (4, 4), (0, 1)]
+
+
+@given(st.lists(st.integers(0, 20), max_size=60))
+def test_counting_sort_is_a_stable_sort(keys):
+    keys = np.array(keys, np.int64)
+    perm, ptr = counting_sort(keys, 21)
+    assert perm.tolist() == np.argsort(keys, kind="stable").tolist()
+    assert ptr.tolist() == [0, *np.cumsum(np.bincount(keys, minlength=21))]
+
+
+def test_edges_are_sorted_by_destination_then_source():
+    raw = torch.tensor(SIX).t().contiguous()
+    edge_index, perm = sort_edges(raw, 6)
+    assert edge_index.is_sorted_by_col and edge_index.dtype == torch.int32
+    assert edge_index.as_tensor().t().tolist() == sorted(map(list, SIX), key=lambda e: (e[1], e[0]))
+    assert torch.equal(raw[:, perm.long()].int(), edge_index.as_tensor())
+    assert edge_index.get_csc()[0][0].tolist() == [0, 1, 4, 5, 6, 8, 8]
+    edge_index.validate()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 30), st.integers(0, 100), st.integers(0, 10**6))
+def test_transpose_equals_pyg(num_nodes, num_pairs, seed):
+    ours = random_graph(num_nodes, num_pairs, seed, symmetric=False).edge_index
+    theirs = ours.clone()
+    theirs._indptr = None
+    transpose(ours)
+    (rowptr, col), perm = ours.get_csr()
+    (expected_ptr, expected_col), expected_perm = theirs.get_csr()
+    assert rowptr.tolist() == expected_ptr.tolist()
+    # Within a row PyG's order is not defined, ours is by destination.
+    assert torch.equal(ours.as_tensor()[:, perm.long()], torch.stack([ours._T_index[0], col]))
+    assert sorted(zip(theirs.as_tensor()[0][expected_perm.long()].tolist(), expected_col.tolist())) == list(
+        zip(ours._T_index[0].tolist(), col.tolist()))
+
+
+def test_structure_counts_what_is_odd():
+    found = inspect(make_graph(SIX, 6).edge_index)
+    assert found == Structure(num_nodes=6, num_edges=8, num_without_reverse=0, num_self_loops=1, num_duplicates=1,
+                                    num_isolated=1)
+    directed = inspect(make_graph([(0, 1), (1, 0), (1, 2), (2, 0)], 3).edge_index)
+    assert directed.num_without_reverse == 2 and not directed.is_undirected
+    assert "2 edges have no reverse" in str(directed)
+    assert inspect(make_graph([(1, 1)], 3).edge_index).num_isolated == 3
+
+
+def test_components_by_hand():
+    train = torch.tensor([True, False, False, True, True, False])
+    valid = torch.tensor([False, True, False, False, False, False])
+    found = find_components(make_graph(SIX, 6, train_mask=train, valid_mask=valid))
+    assert found.index.tolist() == [0, 0, 0, 1, 1, 2]
+    assert found.components == [Component(3, 5, 1, 2), Component(2, 3, 2, 2), Component(1, 0, 0, 0)]
+    assert "components: 3, of which 1 are single nodes" in str(found)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 150), st.integers(0, 10**6), st.data())
+def test_induced_subgraph_equals_pyg(num_nodes, num_pairs, seed, draw):
+    data = random_graph(num_nodes, num_pairs, seed)
+    count = draw.draw(st.integers(0, num_nodes))
+    nodes = torch.from_numpy(np.random.default_rng(seed).permutation(num_nodes)[:count])
+    part = induced_subgraph(data, nodes, dtype=torch.int64)
+    part.edge_index.validate()
+    edges, attr = subgraph(nodes, data.edge_index.as_tensor().long(), data.edge_attr, num_nodes=num_nodes)
+    expected = sorted((u, v, *a) for u, v, a in zip(*edges.tolist(), attr.tolist()))
+    there = nodes[part.edge_index.as_tensor()]
+    assert sorted((u, v, *a) for u, v, a in zip(*there.tolist(), part.edge_attr.tolist())) == expected
+    assert torch.equal(part.x, data.x[nodes]) and torch.equal(part.y, data.y[nodes]) and torch.equal(part.n_id, nodes)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 60), st.integers(0, 300), st.integers(0, 10**6), st.integers(1, 3))
+def test_native_and_scipy_subgraphs_are_the_same(num_nodes, num_pairs, seed, threads):
+    data = random_graph(num_nodes, num_pairs, seed, symmetric=seed % 2 == 0)
+    assert subgraph_module.can_run(data.edge_index), subgraph_module.LIBRARY.missing()
+    rng = np.random.default_rng(seed)
+    nodes = torch.from_numpy(rng.permutation(num_nodes)[:rng.integers(num_nodes + 1)])
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    ours, position = subgraph_module.induce(data.edge_index, nodes)
+    torch.set_num_threads(before)
+    expected, expected_position = induce_with_scipy(data.edge_index, nodes)
+    assert torch.equal(ours.as_tensor(), expected.as_tensor()) and torch.equal(position, expected_position.long())
+    for a, b in ((ours.get_csc(), expected.get_csc()), (ours.get_csr(), expected.get_csr())):
+        assert torch.equal(a[0][0], b[0][0]) and torch.equal(a[0][1], b[0][1])
+    assert torch.equal(ours._T_perm, expected._T_perm) and torch.equal(ours._T_index[0], expected._T_index[0])
+
+
+def test_without_a_compiler_scipy_selects(monkeypatch):
+    data = random_graph(30, 100, 0)
+    nodes = torch.tensor([3, 1, 20, 7])
+    native = induced_subgraph(data, nodes, dtype=torch.int64)
+    monkeypatch.setattr(subgraph_module, "can_run", lambda edge_index: False)
+    scipy = induced_subgraph(data, nodes, dtype=torch.int64)
+    assert torch.equal(native.edge_index.as_tensor(), scipy.edge_index.as_tensor())
+    assert torch.equal(native.edge_attr, scipy.edge_attr)
+
+
+def test_structure_hash_sees_one_edge():
+    a, b = make_graph(SIX, 6), make_graph(SIX[:-1] + [(0, 2)], 6)
+    assert hash_structure(a.edge_index) == hash_structure(make_graph(SIX[::-1], 6).edge_index)
+    assert hash_structure(a.edge_index) != hash_structure(b.edge_index)
+    assert hash_structure(a.edge_index) != hash_structure(make_graph(SIX, 7).edge_index)
+
+
+def test_a_graph_without_edges():
+    data = make_graph([], 3)
+    assert inspect(data.edge_index).num_isolated == 3
+    assert len(find_components(data).components) == 3
+    assert transpose(data.edge_index).get_csr()[0][0].tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_subgraph_dtype(dtype):
+    part = induced_subgraph(make_graph(SIX, 6), torch.tensor([1, 0]), dtype=dtype)
+    assert part.edge_index.dtype == dtype and part.edge_index.as_tensor().tolist() == [[1, 1, 0], [0, 0, 1]]

@@ -1,0 +1,223 @@
+"""KaMinPar in a process of its own: what it cuts, and what comes of a process that is killed or fails."""
+
+import concurrent.futures.thread
+import functools
+import io
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from parallel_epochs.pipeline.graph import kaminpar, metis
+from parallel_epochs.pipeline.graph.partition import measure_partition
+from parallel_epochs.pipeline.graph.partitioner import Partitioner
+from parallel_epochs.pipeline.run.errors import Stopped
+from parallel_epochs.pipeline.run.stop import StopRequest
+from tests.helpers import building as build
+from tests.helpers.graphs import make_graph, random_graph
+from tests.helpers.running import ROOT, TOY, alive, finish, forked, kill_after_rounds, status_of, summary_of, train
+from tests.pipeline.graph.test_partition import GRID, grid, is_partition
+
+pytest.importorskip("kaminpar")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@functools.cache
+def planted(num_nodes=3000, group=150, degree=6):
+    """Groups of nodes that link to each other, and a few links elsewhere; numbers tell nothing of groups."""
+    rng = np.random.default_rng(0)
+    a = np.repeat(np.arange(num_nodes), degree)
+    b = a // group * group + rng.integers(group, size=a.size)
+    far = rng.random(a.size) < 0.1
+    b[far] = rng.integers(num_nodes, size=far.sum())
+    pairs = rng.permutation(num_nodes)[np.stack([a, b], 1)[a != b]]
+    return make_graph(np.unique(np.concatenate([pairs, pairs[:, ::-1]]), axis=0).tolist(), num_nodes).edge_index
+
+
+def clusters(partition):
+    return {frozenset(partition.nodes(i).tolist()) for i in range(partition.num_parts)}
+
+
+def test_a_cut_is_balanced_and_about_as_good_as_that_of_metis():
+    graph = planted()
+    cuts = {name: cut(graph, 20, 0) for name, cut in (("metis", metis.cut_with_metis),
+                                                      ("kaminpar", kaminpar.cut_with_kaminpar))}
+    quality = {name: measure_partition(graph, cut, 0.0) for name, cut in cuts.items()}
+    assert is_partition(cuts["kaminpar"], 3000)
+    assert quality["kaminpar"].imbalance <= 1.04
+    assert quality["kaminpar"].cut <= 1.3 * quality["metis"].cut < 0.4
+
+
+def test_equal_graphs_and_seeds_give_equal_cuts_and_other_seeds_others(tmp_path):
+    graph = planted()
+    first, again, other = (kaminpar.cut_with_kaminpar(graph, 7, seed) for seed in (1, 1, 2))
+    assert torch.equal(first.perm, again.perm) and torch.equal(first.ptr, again.ptr)
+    assert clusters(first) != clusters(other)
+
+
+def test_ranks_have_cuts_of_their_own_which_rounds_reorder_and_regroup(tmp_path):
+    graph = random_graph(300, 900, 0).edge_index
+    cut = Partitioner(graph, name="kaminpar", num_parts=4, seed=0, cache=tmp_path)
+    assert clusters(cut.draw(0, 0)) == clusters(cut.draw(1, 0)) != clusters(cut.draw(0, 1))
+    assert not torch.equal(cut.draw(0, 0).perm, cut.draw(1, 0).perm)
+    regrouped = Partitioner(graph, name="kaminpar_random", num_parts=4, seed=0, cache=tmp_path)
+    draws = [regrouped.draw(round_, rank) for round_, rank in ((0, 0), (1, 0), (0, 1))]
+    assert all(is_partition(draw, 300) and draw.num_parts == 4 for draw in draws)
+    assert len({frozenset(clusters(draw)) for draw in draws}) == 3
+    # One cut for each rank, and one into 80 for all that regroup it.
+    assert sorted(path.name.split("-")[2] for path in tmp_path.glob("kaminpar-*.pt")) == ["4", "4", "80"]
+
+
+def test_a_cut_lies_in_the_cache(tmp_path, monkeypatch):
+    first = kaminpar.cut_with_kaminpar(grid(), 4, 0, tmp_path)
+    monkeypatch.setattr(kaminpar, "run_process", lambda *args: pytest.fail("it was cut again"))
+    assert torch.equal(first.perm, kaminpar.cut_with_kaminpar(grid(), 4, 0, tmp_path).perm)
+    assert [path.name[:9] for path in tmp_path.iterdir()] == ["kaminpar-"]
+
+
+@pytest.mark.parametrize("block", [1, 3, 2**22])
+def test_the_file_has_neither_loops_nor_duplicates(block, monkeypatch):
+    path = [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)]
+    monkeypatch.setattr(kaminpar, "BLOCK", block)
+    written = []
+    for more in ([], [(0, 0), (3, 3)], [(0, 1), (1, 0)], [(1, 1), (1, 2), (2, 1), (1, 1)]):
+        file = io.BytesIO()
+        kaminpar.write_parhip(make_graph(path + more, 4).edge_index, file)
+        written.append(file.getvalue())
+    assert len(set(written)) == 1
+    head, tail = np.frombuffer(written[0][:64], np.uint64), np.frombuffer(written[0][64:], np.uint32)
+    # Flags, nodes, edges; where the neighbours of each node begin, in bytes of the file; the neighbours.
+    assert head.tolist() == [11, 4, 6, 64, 68, 76, 84, 88] and tail.tolist() == [1, 0, 2, 1, 3, 2]
+
+
+@pytest.mark.parametrize("pairs, num_nodes, num_parts", [
+    ([(0, 1), (1, 0), (0, 1), (1, 0), (2, 2), (1, 2), (2, 1)], 3, 2), ([(0, 1), (1, 0)], 5, 5), ([], 4, 2),
+    (GRID, 100, 100)])
+def test_tiny_graphs_have_no_empty_cluster(pairs, num_nodes, num_parts):
+    partition = kaminpar.cut_with_kaminpar(make_graph(pairs, num_nodes).edge_index, num_parts, 0)
+    assert is_partition(partition, num_nodes) and bool((partition.ptr.diff() > 0).all())
+
+
+@pytest.mark.parametrize("name", ["kaminpar", "kaminpar_random"])
+def test_a_directed_graph_is_refused(name):
+    directed = make_graph([(0, 1), (1, 2), (2, 1), (3, 0)], 4).edge_index
+    with pytest.raises(ValueError, match="graph is directed: 2 of 4 edges .*KaMinPar needs.*data.to_undirected=true"):
+        Partitioner(directed, name=name, num_parts=2)
+
+
+def test_the_package_is_asked_for_before_anything_else(configure, monkeypatch):
+    monkeypatch.setattr(kaminpar.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"which is not installed: pip install .* -e '\.\[kaminpar\]'"):
+        build.check(configure("partition=kaminpar_random"))
+    build.check(configure("partition=kaminpar", "loader=neighbor"))
+
+
+def slow_process(monkeypatch, code):
+    """Let the process of a cut run something else than a cut."""
+    monkeypatch.setattr(kaminpar, "PROCESS", f"import os, signal, sys, time; sys.path.insert(0, {str(ROOT)!r}); {code}")
+
+
+@pytest.mark.parametrize("code, message", [
+    ("os.kill(os.getpid(), signal.SIGKILL)", "by SIGKILL, perhaps because the machine had no memory left. Try again"),
+    ("os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV. Try again, or set partition=random"),
+    ("sys.exit('no such graph')", "KaMinPar failed: no such graph. Try again"),
+    ("pass", "KaMinPar ended without a result: .* status 0. Try again, or set partition=random")])
+def test_a_process_that_fails_is_a_clear_error(code, message, monkeypatch, tmp_path):
+    slow_process(monkeypatch, code)
+    with pytest.raises(ChildProcessError, match=message):
+        kaminpar.cut_with_kaminpar(grid(), 4, 0, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def children(pid):
+    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+
+
+def wait_until(done, what, seconds=30):
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        time.sleep(0.01)
+
+
+def wait_for_child(pid):
+    wait_until(lambda: children(pid), "a process was started")
+    return children(pid)[0]
+
+
+@linux
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_request_to_stop_ends_the_process(signum, monkeypatch, tmp_path):
+    slow_process(monkeypatch, "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)")
+    started = []
+
+    def interrupt():
+        started.append(wait_for_child(os.getpid()))
+        os.kill(os.getpid(), signum)
+
+    known = set(children(os.getpid()))
+    monkeypatch.setattr(sys.modules[__name__], "children", lambda pid, read=children: [
+        child for child in read(pid) if child not in known])
+    thread = threading.Thread(target=interrupt)
+    with pytest.raises(Stopped), StopRequest():
+        thread.start()
+        kaminpar.cut_with_kaminpar(grid(), 4, 0, tmp_path)
+    thread.join()
+    assert not alive(started[0]) and list(tmp_path.iterdir()) == []
+
+
+class BusyStart(threading.Thread):
+    """A thread whose start takes the starting thread half a second, as on a busy machine."""
+
+    def start(self):
+        super().start()
+        time.sleep(0.5)
+
+
+@linux
+def test_a_request_to_stop_in_the_start_of_a_thread_leaves_no_process(monkeypatch, tmp_path):
+    monkeypatch.setattr(concurrent.futures.thread.threading, "Thread", BusyStart)
+    test_a_request_to_stop_ends_the_process(signal.SIGTERM, monkeypatch, tmp_path)
+
+
+@linux
+def test_the_process_ends_with_one_that_is_killed(monkeypatch, tmp_path):
+    sleeping, folder = tmp_path / "sleeping", tmp_path / "cut"
+    folder.mkdir()
+    slow_process(monkeypatch, "from pathlib import Path; from parallel_epochs.pipeline.graph import kaminpar_process; "
+                              f"kaminpar_process._end_with(int(sys.argv[-1])); Path({str(sleeping)!r}).touch(); "
+                              "time.sleep(60)")
+    pid = forked(kaminpar.cut_with_kaminpar, grid(), 4, 0, folder)
+    child = wait_for_child(pid)
+    wait_until(sleeping.exists, "the process has asked to end with its parent")
+    os.kill(pid, signal.SIGKILL)
+    assert status_of(pid) == -signal.SIGKILL
+    wait_until(lambda: not alive(child), "the process has ended")
+    assert list(folder.iterdir()) == []
+
+
+def test_training_says_what_it_cuts(configure, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    train(configure(*TOY, "partition=kaminpar", "train.epochs=1"), tmp_path / "run")
+    assert "KaMinPar: cutting 240 nodes into 4 clusters, kept in" in caplog.text
+    assert "KaMinPar: 4 clusters" in caplog.text
+    # Its own memory: this process, which has torch, is larger.
+    (said,) = re.findall(r"KaMinPar: its process used at most ([\d.]+) MB", caplog.text)
+    assert 10 < float(said) < 100
+
+
+@pytest.mark.slow
+def test_ranks_that_are_killed_go_on_with_the_same_cuts(tmp_path):
+    arguments = [*TOY, "partition=kaminpar", "parallel.num_ranks=2", "train.epochs=12"]
+    assert finish(arguments, tmp_path / "whole", tmp_path / "cache")[0] == 0
+    kill_after_rounds(2, arguments, tmp_path / "killed", tmp_path / "other-cache")
+    assert finish([], tmp_path / "killed", tmp_path / "other-cache")[0] == 0
+    assert summary_of(tmp_path / "killed")["weights_sha256"] == summary_of(tmp_path / "whole")["weights_sha256"]

@@ -1,0 +1,279 @@
+"""Stores: what is written is read, whoever is killed; what is damaged is named."""
+
+import errno
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from parallel_epochs.pipeline.data import cache
+from parallel_epochs.pipeline.data.config import StoreConfig
+from parallel_epochs.pipeline.graph import store
+from parallel_epochs.pipeline.graph.store import StoreWriter, open_graph, open_store, write_graph
+from parallel_epochs.pipeline.run.errors import DamagedFile, FileError
+from tests.helpers import disks, running
+from tests.helpers.graphs import random_graph
+
+
+@pytest.fixture
+def path(tmp_path):
+    with StoreWriter(tmp_path / "graph") as writer:
+        write_graph(writer, random_graph(30, 200, 0), colour="red")
+    return tmp_path / "graph"
+
+
+def test_what_is_written_is_read(path):
+    data, read = random_graph(30, 200, 0), open_graph(path)
+    assert read.colour == "red" and read.metric == data.metric and set(data.keys()) < set(read.keys())
+    for name, value in data.to_dict().items():
+        if isinstance(value, torch.Tensor):
+            assert read[name].dtype == value.dtype
+            assert torch.equal(torch.as_tensor(read[name]), torch.as_tensor(value)), name
+    assert torch.equal(read.edge_index.get_csc()[0][0], data.edge_index.get_csc()[0][0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64])
+def test_every_dtype_and_an_empty_array(tmp_path, dtype):
+    values = torch.arange(12).reshape(3, 4).to(dtype)
+    with StoreWriter(tmp_path / "s") as writer:
+        writer.put("values", values)
+        writer.put("nothing", values[:0])
+        writer.finish({})
+    arrays, _ = open_store(tmp_path / "s")
+    assert torch.equal(arrays["values"], values) and arrays["values"].dtype == dtype
+    assert arrays["nothing"].shape == (0, 4)
+
+
+def test_reading_does_not_write(path):
+    """Nobody can change a store through its tensors."""
+    open_graph(path).x.zero_()
+    assert torch.equal(open_graph(path).x, random_graph(30, 200, 0).x)
+
+
+def test_int64_where_there_are_more_edges_than_int32_counts(tmp_path):
+    """A file with holes: 2**31 + 10 edges of a node, of which the disk holds the last."""
+    num_edges = 2**31 + 10
+    with StoreWriter(tmp_path / "s") as writer:
+        with writer.write(indptr=((3,), torch.int64)) as arrays:
+            arrays["indptr"].write(0, np.array([0, num_edges - 2, num_edges]))
+        folder = writer.folder
+        writer._arrays["edges"] = {"dtype": "int64", "shape": [2, num_edges], "size": 16 * num_edges, "changed_ns": 0,
+                                   "blake2b": "not looked at"}
+        with open(folder / "edges.bin", "wb") as file:
+            os.truncate(file.fileno(), 16 * num_edges)
+            os.pwrite(file.fileno(), np.array([1, 1]).tobytes(), 8 * (num_edges - 2))
+            os.pwrite(file.fileno(), np.array([1, 1]).tobytes(), 8 * (2 * num_edges - 2))
+        writer.finish({})
+    data = open_graph(tmp_path / "s", verify=False)
+    assert data.num_edges == num_edges and data.edge_index[:, -1].tolist() == [1, 1]
+    assert data.edge_index.get_csc()[0][0].tolist() == [0, num_edges - 2, num_edges]
+
+
+def _truncate(path):
+    os.truncate(path / "x.bin", (path / "x.bin").stat().st_size - 4)
+
+
+def _edit(path):
+    with open(path / "x.bin", "r+b") as file:
+        file.seek(8)
+        file.write(b"\xff")
+
+
+@pytest.mark.parametrize("damage, says", [
+    (_truncate, "x.bin is damaged: it has .* bytes, the manifest says"),
+    (_edit, "x.bin is damaged: its content does not have the checksum"),
+    (lambda path: (path / "x.bin").unlink(), "x.bin is missing"),
+    (lambda path: (path / "manifest.json").write_text("{"), "manifest.json is damaged"),
+    (lambda path: (path / "manifest.json").write_text('{"version": 1}'), "manifest.json is damaged"),
+])
+def test_damage_is_named(path, damage, says):
+    damage(path)
+    with pytest.raises(DamagedFile, match=says):
+        open_store(path)
+
+
+def test_a_version_of_later(path):
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "version": 99}))
+    with pytest.raises(ValueError, match="version 99 of stores, and this program reads 1"):
+        open_store(path)
+
+
+def test_a_copy_is_compared_and_taken(path, tmp_path):
+    shutil.copytree(path, tmp_path / "copy", copy_function=shutil.copyfile)
+    assert torch.equal(open_graph(tmp_path / "copy").x, open_graph(path).x)
+    _edit(tmp_path / "copy")
+    with pytest.raises(DamagedFile):
+        open_graph(tmp_path / "copy")
+
+
+def test_no_store(tmp_path):
+    with pytest.raises(ValueError, match="holds no store"):
+        open_store(tmp_path)
+
+
+def test_a_writer_goes_on_where_another_was_killed(tmp_path):
+    with StoreWriter(tmp_path / "s", "key") as writer:
+        writer.put("first", torch.arange(5))
+        with pytest.raises(ZeroDivisionError), writer.write(second=((4,), torch.int64)) as arrays:
+            arrays["second"].write(0, np.arange(2))
+            raise ZeroDivisionError
+    assert not store.is_store(tmp_path / "s")
+    with StoreWriter(tmp_path / "s", "key") as writer:
+        assert writer.has("first") and not writer.has("second")
+        writer.put("first", torch.zeros(5))  # is there already
+        writer.put("second", torch.arange(4))
+        writer.finish({})
+    arrays, _ = open_store(tmp_path / "s")
+    assert arrays["first"].tolist() == [0, 1, 2, 3, 4] and arrays["second"].tolist() == [0, 1, 2, 3]
+
+
+def test_work_is_kept_for_who_comes_after_a_kill(tmp_path):
+    """Also before any array was complete."""
+    for made in (False, True):
+        with StoreWriter(tmp_path / "s", "key") as writer:
+            assert (writer.folder / "work-table").exists() == made
+            (writer.folder / "work-table").write_text("")
+    with StoreWriter(tmp_path / "s", "key") as writer:
+        writer.finish({})
+    assert [path.name for path in (tmp_path / "s").glob("work-*")] == []
+
+
+@pytest.mark.parametrize("first, then", [("a", "b"), (None, None), ("a", None)])
+def test_nothing_is_taken_from_another_store(tmp_path, first, then):
+    with StoreWriter(tmp_path / "s", first) as writer:
+        writer.put("array", torch.arange(5))
+        (writer.folder / "work-table").write_text("")
+    with StoreWriter(tmp_path / "s", then) as writer:
+        assert not writer.has("array") and not (writer.folder / "work-table").exists()
+
+
+def test_an_array_that_was_touched_since_is_written_anew(tmp_path):
+    with StoreWriter(tmp_path / "s", "a") as writer:
+        writer.put("array", torch.arange(5))
+        folder = writer.folder
+    (folder / "array.bin").write_bytes(bytes(40))
+    with StoreWriter(tmp_path / "s", "a") as writer:
+        assert not writer.has("array")
+
+
+def test_two_writers(tmp_path):
+    with StoreWriter(tmp_path / "s"), pytest.raises(ValueError, match="in use by another process"):
+        StoreWriter(tmp_path / "s")
+
+
+def test_a_new_store_takes_the_place_of_the_old(path):
+    with StoreWriter(path) as writer:
+        writer.put("other", torch.arange(3))
+        writer.finish({})
+    assert set(open_store(path)[0]) == {"other"} and [p.name for p in path.parent.iterdir()] == ["graph"]
+
+
+def test_no_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with StoreWriter(tmp_path / "s") as writer, \
+            pytest.raises(FileError, match="has no space left for the 8.59 GB of x.bin"), \
+            writer.write(x=((2**31,), torch.float32)):
+        raise AssertionError("not reached")
+    assert not store.is_store(tmp_path / "s")
+
+
+def test_a_limit_on_files(tmp_path):
+    def write():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        with StoreWriter(tmp_path / "s") as writer, pytest.raises(FileError, match="x.bin would be larger than"), \
+                writer.write(x=((1_000_000,), torch.float32)):
+            raise AssertionError("not reached")
+
+    assert running.status_of(running.forked(write)) == 0
+
+
+def test_a_full_disk(tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    disks.mount("-t", "tmpfs", "-o", "size=1m", "tmpfs", folder)
+    try:
+        with StoreWriter(folder / "s", "a") as writer:
+            writer.put("small", torch.arange(5))
+            with pytest.raises(FileError, match="has no space left"):
+                writer.put("large", torch.zeros(2**20))
+        with StoreWriter(folder / "s", "a") as writer:
+            assert writer.has("small")
+    finally:
+        disks.unmount(folder)
+
+
+def test_a_disk_that_cannot_be_written_to(path, tmp_path):
+    disks.mount("--bind", path, path)
+    try:
+        disks.mount("-o", "remount,ro,bind", path)
+        assert torch.equal(open_graph(path).x, random_graph(30, 200, 0).x)
+        data = cache.load(StoreConfig(path=str(path)), tmp_path / "cache")
+        assert data.store == str(path)
+    finally:
+        disks.unmount(path)
+
+
+@pytest.mark.parametrize("change, says", [
+    (lambda data: data.pop("y"), "there is no y in manifest.json"),
+    (lambda data: data.update({"metric": "luck"}), "the metric is 'luck'; choose one of"),
+    (lambda data: data.update({"valid_mask": torch.ones(3) > 0}), "valid_mask has 3 rows, and there are 30"),
+    (lambda data: data.update({"edge_attr": torch.ones(3, 1)}), "edge_attr has 3 rows, and there are 400 edges"),
+])
+def test_a_store_that_is_no_graph_with_labels(tmp_path, change, says):
+    data = random_graph(30, 200, 0)
+    change(data)
+    with StoreWriter(tmp_path / "s") as writer:
+        write_graph(writer, data)
+    with pytest.raises(ValueError, match=says):
+        cache.load(StoreConfig(path=str(tmp_path / "s")), tmp_path / "cache")
+
+
+def test_a_damaged_store_of_the_cache_is_written_anew(configure, caplog):
+    config = configure("data.num_nodes=500", "data.num_edges=3000", "data.num_species=2", "data.num_groups=4",
+                       "data.on_disk=true")
+    data = cache.load(config.data, config.cache_dir)
+    _edit(cache.path_of(config.data, config.cache_dir, data.content_hash))
+    again = cache.load(config.data, config.cache_dir)
+    assert "x.bin is damaged" in caplog.text and "preparing the graph again" in caplog.text
+    assert torch.isfinite(again.x).all()
+    config.data.on_disk = False
+    assert torch.equal(again.x, cache.load(config.data, config.cache_dir).x)
+
+
+@pytest.mark.slow
+def test_twenty_kills_while_a_store_is_written(tmp_path):
+    """SIGKILL at a random moment: no store, or a whole one; the next writer goes on."""
+    overrides = ["data.num_nodes=20_000", "data.num_edges=1_000_000", "data.on_disk=true"]
+    moments, complete, continued = random.Random(0), 0, 0
+    start = time.perf_counter()
+    assert running.shell("pipeline.prepare", *overrides, f"cache_dir={tmp_path / 'undisturbed'}",
+                         cwd=tmp_path).returncode == 0
+    took = time.perf_counter() - start
+    for number in range(20):
+        folder = tmp_path / f"cache{number % 4}"  # some with what was left before
+        process = running.command("pipeline.prepare", *overrides, f"cache_dir={folder}", cwd=tmp_path)
+        time.sleep(moments.uniform(0.3, 1) * took)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        for left in folder.glob("graphs/*.store"):
+            open_graph(left)
+            complete += 1
+        continued += len(list(folder.glob("graphs/*.part/journal.json")))
+    assert running.shell("pipeline.prepare", *overrides, f"cache_dir={tmp_path / 'cache0'}",
+                         cwd=tmp_path).returncode == 0
+    (ours,), (theirs,) = ((tmp_path / name / "graphs").glob("*.store") for name in ("cache0", "undisturbed"))
+    for file in theirs.glob("*.bin"):
+        assert file.read_bytes() == (ours / file.name).read_bytes()
+    assert not list((tmp_path / "cache0" / "graphs").glob("*.part"))

@@ -1,0 +1,265 @@
+"""Trained knowledge graphs again: their metrics, and answers to questions beside those found one by one."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from parallel_epochs.models.embedding.triples import MODELS, TripleTables, first_rows
+from parallel_epochs.pipeline.data.cache import read
+from parallel_epochs.pipeline.data.config import MathConfig
+from parallel_epochs.pipeline.knowledge import predictions as answers, questions
+from parallel_epochs.pipeline.knowledge.questions import Questions, answer
+from parallel_epochs.pipeline.run import checkpoint
+from tests.helpers import building as restore
+from tests.helpers.building import EvaluateConfig
+from tests.helpers.running import ROOT, TOY as GNN, shell, train
+
+TOY = ["trainer=knowledge", "data=math", "data.num_entities=60", "data.num_operands=6", "data.num_train=1400",
+       "data.num_valid=150", "data.num_test=150", "trainer.dim=8", "trainer.batch_size=200", "train.epochs=4",
+       "train.eval_every=2", "trainer.per_relation=true"]
+NEGATIVES = ["trainer.model=rotate", "trainer.loss=negatives", "trainer.num_negatives=10", "trainer.optimizer=adam",
+             "train.lr=0.02"]
+KINDS = [(name, reciprocal) for name in MODELS for reciprocal in (False, True)
+         if not (reciprocal and MODELS[name].is_distance)]
+
+
+def tables_of(name, reciprocal, num_entities, num_relations):
+    rows = first_rows(MODELS[name], num_entities, num_relations * (1 + reciprocal), 8, margin=2.0, scale=0.5,
+                      rng=torch.Generator().manual_seed(0))
+    return TripleTables(MODELS[name], *rows, reciprocal=reciprocal)
+
+
+@torch.no_grad()
+def score_one(tables, h, r, t, asked):
+    """The score of one triple as an answer, from its three rows."""
+    heads, tails = tables.entities[h], tables.entities[t]
+    if asked == "head" and tables.reciprocal:
+        return float(tables.model.score(tails, tables.relations[r + len(tables.relations) // 2], heads))
+    return float(tables.model.score(heads, tables.relations[r], tails))
+
+
+@pytest.mark.parametrize("name, reciprocal", KINDS)
+@pytest.mark.parametrize("filtered", [True, False])
+def test_answers_are_those_found_one_by_one(name, reciprocal, filtered, monkeypatch):
+    data = read(MathConfig(num_entities=30, num_operands=2, num_train=130, num_valid=10, num_test=10))
+    monkeypatch.setattr(questions, "BLOCK", 90)  # three questions at a time
+    tables = tables_of(name, reciprocal, 30, data.num_relations)
+    train_triples = data.triples[:130]
+    known = {tuple(row) for row in train_triples.tolist()}
+    asked = data.triples[::12].clone()
+    asked[::3, 2], asked[1::3, 0] = -1, -1
+    found = answer(tables, Questions(torch.arange(len(asked)), asked), 5, known=train_triples if filtered else None)
+    place = 0
+    for number, (h, r, t) in enumerate(asked.tolist()):
+        kind = "head" if h < 0 else "tail" if t < 0 else None
+        candidates = [(h if h >= 0 else e, r, t if t >= 0 else e) for e in range(30)] if kind else [(h, r, t)]
+        if kind and filtered:
+            candidates = [triple for triple in candidates if triple not in known]
+        expected = sorted(((score_one(tables, *triple, kind), triple) for triple in candidates), reverse=True)[:5]
+        rows = slice(place, place + len(expected))
+        place += len(expected)
+        assert found.rows[rows].tolist() == [number] * len(expected)
+        assert found.places[rows].tolist() == (list(range(1, len(expected) + 1)) if kind else [0])
+        assert [tuple(row) for row in found.triples[rows].tolist()] == [triple for _, triple in expected]
+        np.testing.assert_allclose(found.scores[rows], [score for score, _ in expected], rtol=1e-4, atol=1e-6)
+    assert place == len(found.scores) > 5 * len(asked) // 2
+    if filtered:
+        asks = found.places > 0
+        assert not known & {tuple(row) for row in found.triples[asks].tolist()}
+
+
+def test_equal_scores_are_in_the_order_of_the_entities_and_few_are_left():
+    tables = tables_of("distmult", False, 9, 1)
+    tables.entities.data.fill_(1)
+    train_triples = torch.tensor([[0, 0, 1], [0, 0, 4], [5, 0, 0]])
+    asked = Questions(torch.arange(3), torch.tensor([[0, 0, -1], [-1, 0, 0], [8, 0, -1]]))
+    found = answer(tables, asked, 4, known=train_triples)
+    assert [found.triples[found.rows == 0, 2].tolist(), found.triples[found.rows == 1, 0].tolist()] \
+        == [[0, 2, 3, 5], [0, 1, 2, 3]]
+    assert found.triples[found.rows == 2, 2].tolist() == [0, 1, 2, 3]  # of which training knows nothing
+    assert len(answer(tables, asked, 100, known=train_triples).rows) == 7 + 8 + 9
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run of each loss."""
+    from hydra import compose, initialize_config_dir
+
+    from parallel_epochs.pipeline.command import cli, schema as configuration
+    folder = tmp_path_factory.mktemp("runs")
+    for name, overrides in (("all", ["trainer.eval_sample=40"]), ("drawn", NEGATIVES)):
+        with initialize_config_dir(cli.CONF, version_base="1.3"):
+            cfg = compose("config", [*TOY, *overrides, f"cache_dir={folder / 'cache'}"])
+        train(configuration.to_object(cfg), folder / name)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["all", "drawn"])
+def test_the_metrics_of_a_run_are_those_of_its_summary(name, runs, tmp_path, caplog):
+    summary = json.loads((runs / name / "summary.json").read_text())
+    options = EvaluateConfig(run=str(runs / name), predictions=str(tmp_path / "v.npy"))
+    with caplog.at_level("INFO"):
+        scores = restore.evaluate(options)
+    assert summary["scores"] and all(scores[key] == value for key, value in summary["scores"].items())
+    assert scores["test"] == summary["test"] and scores["valid"] == summary["best_valid"]
+    assert sum(key.startswith("mrr@*") for key in scores) > 3 and ("mrr@valid" in scores) == (name == "all")
+    assert "test mrr" in caplog.text and "hits@10 " in caplog.text and (tmp_path / "v.npy").is_file()
+    last = restore.evaluate(EvaluateConfig(run=str(runs / name), checkpoint="last"))
+    assert set(last) == set(scores)
+
+
+def ask(runs, tmp_path, text, *, run="drawn", file="answers.tsv", **options):
+    (tmp_path / "questions.tsv").write_text(text)
+    restore.predict(EvaluateConfig(run=str(runs / run), predictions=str(tmp_path / file),
+                                   triples=str(tmp_path / "questions.tsv"), **options))
+    return tmp_path / file
+
+
+TEXT = "7\t*3\t?\n\n?\t+2\t9\n7\t*3\t21\n"
+
+
+@pytest.mark.parametrize("run", ["all", "drawn"])
+def test_questions_by_name_in_every_format(run, runs, tmp_path, caplog):
+    with caplog.at_level("INFO"):
+        table = pd.read_csv(ask(runs, tmp_path, TEXT, run=run, top=3), sep="\t", keep_default_na=False,
+                            dtype={"head": str, "tail": str})
+    assert "questions: 2, 3 best answers each; triples of the training are left out" in caplog.text
+    assert table["line"].tolist() == [1, 1, 1, 3, 3, 3, 4] and table["place"].tolist() == [1, 2, 3, 1, 2, 3, 0]
+    assert table["asked"].tolist() == ["tail"] * 3 + ["head"] * 3 + [""]
+    assert set(table["head"][:3]) == {"7"} and set(table["tail"][3:6]) == {"9"} and table["tail"][6] == "21"
+    assert table["score"][0] >= table["score"][1] >= table["score"][2]
+    parquet = pd.read_parquet(ask(runs, tmp_path, TEXT, run=run, top=3, file="a.parquet"))
+    records = json.loads(ask(runs, tmp_path, TEXT, run=run, top=3, file="a.json").read_text())
+    tensors = torch.load(ask(runs, tmp_path, TEXT, run=run, top=3, file="a.pt"), weights_only=True)
+    for other in (parquet, pd.DataFrame(records), pd.DataFrame({
+            **{name: value for name, value in tensors.items() if name != "triples"}, "score": tensors["logits"]})):
+        for column in ("line", "head", "relation", "tail", "asked", "place"):
+            assert list(other[column]) == list(table[column]), column
+        np.testing.assert_allclose(list(other["score"]), table["score"], rtol=1e-5)
+    best = checkpoint.load(runs / run / "checkpoints" / "best.pt")["model"]
+    h, r, t = tensors["triples"][6].tolist()
+    model = MODELS["complex" if run == "all" else "rotate"]
+    assert float(model.score(best["entities"][h], best["relations"][r], best["entities"][t])) \
+        == pytest.approx(float(tensors["logits"][6]), rel=1e-5)
+
+
+def test_what_training_has_is_left_out_unless_asked_for(runs, tmp_path):
+    data = read(MathConfig(num_entities=60, num_operands=6, num_train=1400, num_valid=150, num_test=150))
+    names = answers.relation_names(data)
+    h, r, t = data.triples[0].tolist()
+    text = f"{h}\t{names[r]}\t?\n"
+    whole = pd.read_csv(ask(runs, tmp_path, text, top=60, filtered=False), sep="\t")
+    left = pd.read_csv(ask(runs, tmp_path, text, top=60), sep="\t")
+    assert len(whole) == 60 and set(whole["tail"]) - set(left["tail"]) == {t}
+
+
+BAD = {
+    "no such entity": ("7\t*3\t?\n77\t*3\t?\n", r"line 2: the graph has no entity 77; did you mean 7\?"),
+    "no such relation": ("7\t**3\t?\n1\t**3\t?\n", r"line 1: the graph has no relation \*\*3; did you mean \*3\?; so "
+                                                   "on 1 more lines"),
+    "two columns": ("7\t*3\t?\n7\t*3\n", "line 2: 2 columns in place of three"),
+    "four columns": ("7\t*3\t?\t1\n", "line 1: 4 columns in place of three"),
+    "a relation is asked for": ("7\t*3\t?\n\n7\t?\t8\n", "line 3: relations are not asked for; name it"),
+    "both are asked for": ("?\t*3\t?\n", "line 1: name the head or the tail"),
+    "empty": ("\n\n", "is empty: write a head, a relation and a tail a line"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_questions_that_are_none(name, runs, tmp_path, monkeypatch):
+    text, message = BAD[name]
+    if "no such" not in name:  # before the run is looked at
+        monkeypatch.setattr(answers, "restore", None)
+    with pytest.raises(ValueError, match=message) as raised:
+        ask(runs, tmp_path, text)
+    assert f"triples={tmp_path / 'questions.tsv'}" in str(raised.value)
+    assert not (tmp_path / "answers.tsv").exists()
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"top": 0}, "top must be at least 1, not 0"), ({"neighbors": 3}, "neighbors=3 and triples=.*: give one of them"),
+    ({"file": "a.npy"}, "answers are saved as one of .tsv, .parquet, .json, .pt"),
+    ({"method": "views"}, "method=views is read for runs of trainer=gnn only"),
+    ({"device": "cuda"}, "device=cuda: .* learned vectors, which are read on the CPU")])
+def test_impossible_wishes_are_refused(options, message, runs, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        ask(runs, tmp_path, TEXT, **options)
+
+
+def test_a_table_that_is_not_there(runs, tmp_path):
+    with pytest.raises(ValueError, match="triples=nowhere.tsv does not exist"):
+        restore.predict(EvaluateConfig(run=str(runs / "all"), predictions=str(tmp_path / "a.tsv"),
+                                       triples="nowhere.tsv"))
+    with pytest.raises(ValueError, match="triples=x.tsv is read by python -m pipeline.predict only"):
+        restore.evaluate(EvaluateConfig(run=str(runs / "all"), triples="x.tsv"))
+    with pytest.raises(ValueError, match="top=3 needs questions: give triples=QUESTIONS, or leave it out"):
+        restore.predict(EvaluateConfig(run=str(runs / "all"), predictions=str(tmp_path / "v.npy"), top=3))
+
+
+def test_entities_that_training_does_not_have_are_told_of(configure, tmp_path, caplog):
+    folder = tmp_path / "kg"
+    folder.mkdir()
+    for split, rows in (("train", "a r b\nb r c\nc r a\n"), ("valid", "a r c\n"), ("test", "new r a\n")):
+        (folder / f"{split}.txt").write_text(rows)
+    train(configure("trainer=knowledge", "data=triples", f"data.folder={folder}", "trainer.dim=4", "train.epochs=1"),
+          tmp_path / "run")
+    with caplog.at_level("INFO"):
+        table = ask(tmp_path, tmp_path, "new r ?\na r ?\n", run="run").read_text().splitlines()
+    assert "1 of the lines name an entity that training does not have" in caplog.text and len(table) == 1 + 4 + 3
+
+
+@pytest.mark.parametrize("run, doubled", [("all", 2), ("drawn", 1)])
+def test_vectors_in_the_formats_of_the_field(run, doubled, runs, tmp_path):
+    best = checkpoint.load(runs / run / "checkpoints" / "best.pt")["model"]
+    entities, relations = best["entities"].numpy(), best["relations"].numpy()
+
+    def predict(file, **options):
+        restore.predict(EvaluateConfig(run=str(runs / run), predictions=str(tmp_path / file), **options))
+        return tmp_path / file
+
+    saved = torch.load(predict("v.pt"), weights_only=True)
+    assert np.array_equal(saved["embedding"], entities) and np.array_equal(saved["relations"], relations)
+    assert saved["names"][:3] == ["0", "1", "2"] and len(saved["relation_names"]) == doubled * 30 == len(relations)
+    assert all(name.endswith("^-1") for name in saved["relation_names"][30:])
+    assert np.array_equal(np.load(predict("v.npy")), entities)
+    assert np.array_equal(np.load(tmp_path / "v.relations.npy"), relations)
+    table = pd.read_parquet(predict("v.parquet"))
+    assert table["id"].tolist() == saved["names"] and np.array_equal(table.iloc[:, 1:].to_numpy(), entities)
+    assert pd.read_parquet(tmp_path / "v.relations.parquet")["id"].tolist() == saved["relation_names"]
+    assert predict("v.txt").read_text().startswith("60 8\n0 ")
+    assert (tmp_path / "v.relations.txt").read_text().startswith(f"{len(relations)} {relations.shape[1]}\n")
+    near = torch.load(predict("n.pt", neighbors=3), weights_only=True)
+    cosines = torch.nn.functional.cosine_similarity(best["entities"][:, None], best["entities"][None], dim=2)
+    torch.testing.assert_close(near["logits"], cosines.fill_diagonal_(-2).topk(3).values)
+    torch.save(torch.tensor([[0, 1], [5, 40]]), tmp_path / "pairs.pt")
+    scored = torch.load(predict("p.pt", pairs=str(tmp_path / "pairs.pt")), weights_only=True)["logits"]
+    assert scored.shape == (2,) and all(math.isfinite(value) for value in scored.tolist())
+    with pytest.raises(ValueError, match=r"vectors are saved as one of .pt, .npy, .parquet, .txt"):
+        predict("x.csv")
+
+
+def test_other_runs_take_no_questions(configure, tmp_path):
+    (tmp_path / "run").mkdir()
+    restore.write_config(tmp_path / "run", configure(*GNN))
+    with pytest.raises(ValueError, match="triples=q.tsv is read for runs of trainer=knowledge only; .*has trainer=gnn"):
+        restore.predict(EvaluateConfig(run=str(tmp_path / "run"), predictions="x.pt", triples="q.tsv"))
+    with pytest.raises(ValueError, match="filtered=False is read for runs of trainer=knowledge only"):
+        restore.evaluate(EvaluateConfig(run=str(tmp_path / "run"), filtered=False))
+
+
+@pytest.mark.slow
+def test_the_commands(runs, tmp_path):
+    (tmp_path / "q.tsv").write_text(TEXT)
+    process = shell("pipeline.predict", f"run={runs / 'all'}", f"predictions={tmp_path / 'a.tsv'}",
+                    f"triples={tmp_path / 'q.tsv'}", "top=2", cwd=ROOT)
+    assert process.returncode == 0 and len((tmp_path / "a.tsv").read_text().splitlines()) == 1 + 2 + 2 + 1, \
+        process.stderr
+    process = shell("pipeline.predict", f"run={runs / 'all'}", f"predictions={tmp_path / 'a.tsv'}",
+                    f"triples={tmp_path / 'q.tsv'}", "top=0", cwd=ROOT)
+    assert process.returncode == 1 and "top must be at least 1" in process.stderr
+    process = shell("pipeline.evaluate", f"run={runs / 'all'}", cwd=ROOT)
+    assert process.returncode == 0 and "filtered ranks" in process.stdout

@@ -1,0 +1,40 @@
+"""The probe of vectors: which nodes it fits on, and which it scores."""
+
+import numpy as np
+import pytest
+
+from parallel_epochs.pipeline.node_embedding import probe
+from parallel_epochs.pipeline.node_embedding.probe import LabelProbe
+
+NUM_NODES, UNLABELLED = 220, 20
+
+
+@pytest.fixture
+def fits(monkeypatch):
+    """What the classifier is given: the nodes to fit on, and each set of nodes to score; scores are the sizes."""
+    given = []
+
+    def classify(vectors, labels, train, others, **_):
+        given.append((train, [*others]))
+        return [{"micro_f1": float(len(nodes)), "macro_f1": 0.0} for nodes in others]
+
+    monkeypatch.setattr(probe, "classify", classify)
+    return given
+
+
+def test_no_node_is_scored_by_a_classifier_that_was_fitted_on_it(fits):
+    labels = np.eye(2)[np.arange(NUM_NODES) % 2]
+    labels[:UNLABELLED] = np.nan
+    scores = LabelProbe(labels, metric="micro_f1", portions=[0.1, 0.5, 0.9], num_draws=2)(np.zeros((NUM_NODES, 3)))
+    labelled = set(range(UNLABELLED, NUM_NODES))
+    assert len(fits) == 2 * 4
+    for validation, split, tenth, most in (fits[:4], fits[4:]):
+        (fitted, (valid,)), (half, (own, test)) = validation, split
+        assert (len(fitted), len(valid), len(half), len(test)) == (90, 10, 100, 100)
+        assert {*fitted, *valid} == {*half} == {*own} and {*half, *test} == labelled
+        assert not {*fitted} & {*valid} and not {*half} & {*test}
+        for (first, (rest,)), count in ((tenth, 20), (most, 180)):
+            assert len(first) == count and {*first, *rest} == labelled and not {*first} & {*rest}
+    assert {*fits[1][0]} != {*fits[5][0]}, "each draw has nodes of its own"
+    assert scores == {"train": 100, "valid": 10, "test": 100, "micro_f1@0.1": 180, "macro_f1@0.1": 0,
+                      "micro_f1@0.5": 100, "macro_f1@0.5": 0, "micro_f1@0.9": 20, "macro_f1@0.9": 0}

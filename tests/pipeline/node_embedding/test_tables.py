@@ -1,0 +1,128 @@
+"""Tables of vectors on the disk, and the edges of graphs that are as large: arrays, in linear time."""
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from torch_geometric.utils import to_undirected
+
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.data import cache
+from parallel_epochs.pipeline.data.config import EdgesConfig
+from parallel_epochs.pipeline.data.node_names import unpack_names
+from parallel_epochs.pipeline.graph import structure
+from parallel_epochs.pipeline.graph.edges import sort_edges, with_reverse
+from parallel_epochs.pipeline.node_embedding import build as build_embedding
+from parallel_epochs.pipeline.run.errors import FileError
+from parallel_epochs.pipeline.run.storage import DiskStorage
+from tests.helpers import building as build
+from tests.helpers.communities import TIED, small_run, write_communities
+from tests.helpers.running import train
+
+
+@pytest.fixture
+def small(tmp_path):
+    return small_run(write_communities(tmp_path))
+
+
+@pytest.mark.parametrize("overrides", [[], [*TIED, "trainer.optimizer=adam"], ["trainer.metric=auc"]])
+def test_tables_on_disk_give_the_same_bits(overrides, small, configure, tmp_path, monkeypatch):
+    """Also with partitions of a few rows, which share pages with others, and rows that are filled by pieces."""
+    monkeypatch.setattr("parallel_epochs.pipeline.node_embedding.build.FILLED", 7)
+    config = configure(*small, *overrides, "parallel.threads_per_rank=2", "train.epochs=40")
+    runs = {where: train(keys.replaced(config, {"trainer.tables": where}), tmp_path / where)
+            for where in ("memory", "disk")}
+    assert runs["memory"]["weights_sha256"] == runs["disk"]["weights_sha256"]
+    assert runs["memory"]["test"] == runs["disk"]["test"]
+    assert list((tmp_path / "cache" / "tables").iterdir()) == []
+
+
+def test_a_disk_without_room_is_named(small, configure, tmp_path, monkeypatch):
+    """Before training where the sizes tell; by the disk where another has taken the room meanwhile."""
+    config = configure(*small, "trainer.tables=disk")
+    data = build.open_graph(config).data
+    monkeypatch.setattr("parallel_epochs.pipeline.node_embedding.build.free_space", lambda folder: 10_000)
+    with pytest.raises(ValueError, match="two tables of 90 nodes take 11.5 kB on the disk of cache_dir="):
+        build_embedding.check_graph(config, data)
+
+    def refuse(file, first, size):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(FileError, match=r"no space left for the 5.76 kB of tables, .* are free"):
+        build.build_trainer(config, data, torch.device("cpu"))
+
+
+def test_released_rows_leave_the_memory_and_keep_their_values(tmp_path):
+    storage = DiskStorage(tmp_path / "tables")
+    table = storage.zeros(4096, 1024)  # 16 MiB
+    table += torch.arange(4096).unsqueeze(1)
+
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident()
+    storage.release(table, 1024, 4096)
+    assert before - resident() > 11 * 2**20
+    assert torch.equal(table[:, 5], torch.arange(4096).float())
+    storage.release(table, 7, 7)
+    assert storage.zeros(0, 16).shape == (0, 16)
+
+
+def test_edges_from_an_array(tmp_path, configure):
+    """The same graph as from text, and what is no array of edges."""
+    rows = np.array([[3, 1], [1, 3], [0, 2], [2, 4], [0, 2], [6, 6]])
+    np.save(tmp_path / "a.npy", rows)
+    np.save(tmp_path / "b.npy", rows.T.astype(np.uint16))
+    Path(tmp_path / "a.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in [*rows, (5, 5)]))
+    graphs = [build.open_graph(configure("trainer=node_embedding", "data=edges", "trainer.num_parts=2",
+                                         f"data.path={tmp_path / name}")).data for name in ("a.npy", "b.npy", "a.tsv")]
+    assert all(graph.num_nodes == 7 and unpack_names(graph)[6] == "6" for graph in graphs)
+    edges_of = [set(zip(*graph.edge_index.as_tensor().tolist(), strict=True)) for graph in graphs]
+    both = {(1, 3), (3, 1), (0, 2), (2, 0), (2, 4), (4, 2), (6, 6)}
+    assert edges_of[0] == edges_of[1] == edges_of[2] - {(5, 5)} == both
+    for array, says in ((rows * 1.5, r"holds float64 \[6, 2\]: edges are integers"), (rows - 1, "names node -1"),
+                        (np.zeros((0, 2), int), "holds no edges"), (rows[:, :1], r"int64 \[6, 1\]")):
+        np.save(tmp_path / "c.npy", array)
+        with pytest.raises(ValueError, match=says):
+            cache.read(EdgesConfig(path=str(tmp_path / "c.npy")))
+    (tmp_path / "c.npy").write_bytes(b"\x93NUMPY")
+    with pytest.raises(ValueError, match="is no array that numpy.save wrote"):
+        cache.read(EdgesConfig(path=str(tmp_path / "c.npy")))
+    with pytest.raises(ValueError, match="needs a table with ids, but .* holds node numbers"):
+        EdgesConfig(path=str(tmp_path / "a.npy"), labels=str(tmp_path / "a.tsv")).check()
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=40))
+def test_reverses_are_those_of_pyg(pairs):
+    edge_index = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t()
+    expected, _ = sort_edges(to_undirected(edge_index, num_nodes=10), 10)
+    found = with_reverse(edge_index, 10)
+    assert torch.equal(found.as_tensor(), expected.as_tensor()) and found.dtype == torch.int32
+    assert torch.equal(found.get_csc()[0][0], expected.get_csc()[0][0])
+
+
+def test_lots_are_even_and_alike_both_ways_round(monkeypatch):
+    pairs = torch.randint(300, (2, 5000), generator=torch.Generator().manual_seed(0))
+    edge_index, _ = sort_edges(torch.cat([pairs, pairs.flip(0)], 1), 300)
+    whole = structure.draw_lots(edge_index, 2**64 - 1)
+    lot_of = {}
+    for a, b, lot in zip(*edge_index.as_tensor().tolist(), whole.tolist(), strict=True):
+        assert lot_of.setdefault((min(a, b), max(a, b)), lot) == lot
+    lots = np.sort(list(lot_of.values()))
+    assert np.abs(lots - np.arange(len(lots)) / len(lots)).max() < 1.6 / len(lots) ** 0.5  # Kolmogorov and Smirnov
+    assert 0 <= lots[0] < lots[-1] < 1
+    monkeypatch.setattr(structure, "HASHED", 1000)
+    assert torch.equal(structure.draw_lots(edge_index, 2**64 - 1), whole)
+    assert not torch.equal(structure.draw_lots(edge_index, 3), whole)
+
+
+def test_labels_keep_their_names(small, configure):
+    data = build.open_graph(configure(*small)).data
+    assert unpack_names(data, "label_names") == ["a", "b", "c", "half"]
+    labels = dict(zip(unpack_names(data), data.y.tolist(), strict=True))
+    assert labels["n0"] == [1, 0, 0, 1] and labels["n20"] == [1, 0, 0, 0] and labels["n89"] == [0, 0, 1, 0]

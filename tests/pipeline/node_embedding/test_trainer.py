@@ -1,0 +1,352 @@
+"""Vectors of nodes as they are trained: quality, the same bits for threads, ranks and restarts, tables of edges."""
+
+import contextlib
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.io
+import scipy.sparse as sp
+import torch
+from hydra import compose, initialize_config_dir
+from sklearn.metrics import roc_auc_score
+
+from parallel_epochs.models.embedding import spectral
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.block_training import cosines
+from parallel_epochs.pipeline.command import cli, schema as configuration
+from parallel_epochs.pipeline.config import explain_idle_keys
+from parallel_epochs.pipeline.data import cache
+from parallel_epochs.pipeline.data.config import EdgesConfig
+from parallel_epochs.pipeline.data.node_names import unpack_names
+from parallel_epochs.pipeline.node_embedding.probe import LabelProbe, LinkProbe
+from parallel_epochs.pipeline.prepare import fill_caches
+from parallel_epochs.pipeline.run import checkpoint
+from tests.helpers import building, building as build
+from tests.helpers.building import EvaluateConfig
+from tests.helpers.communities import NAMES, SMALL, TIED, small_run, write_communities
+from tests.helpers.running import finish, rounds_of, summary_of, train
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_communities(tmp_path_factory.mktemp("edges"))
+
+
+@pytest.fixture
+def small(folder):
+    return small_run(folder)
+
+
+@pytest.mark.parametrize("overrides, least", [
+    (["trainer.model=deepwalk"], 0.8), (["trainer.model=line", "trainer.order=1"], 0.7),
+    (["trainer.model=spectral", "trainer.propagation_steps=10"], 0.8),
+    (["trainer.optimizer=adam", "train.lr=0.01"], 0.8),
+    (["trainer.model=deepwalk", "trainer.metric=auc", "trainer.holdout=0.3"], 0.6),
+    *(pytest.param(*row, marks=pytest.mark.slow) for row in (
+        (["trainer.model=node2vec", "trainer.p=0.5", "trainer.q=2"], 0.8), (["trainer.model=line"], 0.8),
+        (["trainer.init=spectral"], 0.8), (["trainer.optimizer=adagrad"], 0.8),
+        (["trainer.propagation_steps=10", "trainer.metric=macro_f1"], 0.7)))])
+def test_each_way_finds_the_communities(overrides, least, small, configure, tmp_path):
+    summary = train(configure(*small, *overrides), tmp_path / "run")
+    assert summary["test"] > least and summary["best_valid"] > least - 0.2, summary
+    embedding = checkpoint.load(tmp_path / "run" / "checkpoints" / "best.pt")["model"]["embedding"]
+    assert embedding.shape == (90, 12) and embedding.isfinite().all()
+    record = rounds_of(tmp_path / "run")[-1]
+    assert {"train", "valid", "test", "loss", "num_pairs"} <= set(record)
+    if "auc" not in " ".join(overrides):
+        assert {"micro_f1@0.1", "macro_f1@0.9"} <= set(summary["scores"])
+        assert summary["scores"]["micro_f1@0.5"] == summary["test"] or summary["metric"] == "macro_f1"
+
+
+def test_seeds_and_learning_rates(small, configure, tmp_path):
+    """Another seed gives other vectors; the learning rate falls to where it shall."""
+    config = configure(*small, "train.epochs=20", "trainer.episode_size=3000")
+    runs = {seed: train(keys.replaced(config, {"seed": seed}), tmp_path / f"{seed}") for seed in (0, 1)}
+    assert runs[0]["weights_sha256"] != runs[1]["weights_sha256"]
+    rates = [record["lr"] for record in rounds_of(tmp_path / "0")]
+    assert len(rates) == runs[0]["num_rounds"] > 3 and rates == sorted(rates, reverse=True)
+    steps = 4 * len(rates)
+    assert rates[-1] == pytest.approx(0.1 * (1 - 0.99 * (steps - 1) / steps))
+
+
+def test_episodes_have_walks_of_their_own(small, configure):
+    config = configure(*small, "trainer.episode_size=3000")
+    data = build.open_graph(config).data
+    pairs = []
+    for seed in (0, 1):
+        config.seed = seed
+        with contextlib.closing(build.build_trainer(config, data, torch.device("cpu"))) as trainer:
+            pairs += [trainer._draw(number)[0].pairs for number in (0, 1)]
+    assert all(not torch.equal(a[:500], b[:500]) for i, a in enumerate(pairs) for b in pairs[:i])
+
+
+@pytest.mark.parametrize("name", ["components=separate", "components=largest"])
+def test_components_are_refused(name, small, configure):
+    with pytest.raises(ValueError, match=f"data.{name}: trainer=node_embedding trains on all components"):
+        configure(*small, f"data.{name}")
+
+
+@pytest.mark.parametrize("overrides, idle", [
+    (["trainer.model=spectral", "trainer.num_negatives=7", "trainer.p=2"],
+     ["trainer.p=2.0 with trainer.model=spectral", "trainer.num_negatives=7 with trainer.model=spectral"]),
+    (["trainer.model=line", "trainer.walk_length=9", "trainer.order=1"],
+     ["trainer.walk_length=9 with trainer.model=line"]),
+    (["trainer.metric=auc", "trainer.num_draws=9", "trainer.portions=[0.2]", "trainer.holdout=0.1"],
+     ["trainer.portions=[0.2] with trainer.metric=auc", "trainer.num_draws=9 with trainer.metric=auc"]),
+    (["trainer.metric=micro_f1", "trainer.holdout=0.1"], ["trainer.holdout=0.1 with trainer.metric=micro_f1"]),
+    (["trainer.optimizer=adam", "trainer.num_draws=9", "trainer.portions=[0.2]", "train.patience=3"], [])])
+def test_keys_that_do_nothing_are_named(overrides, idle, configure):
+    said = explain_idle_keys(configure("trainer=node_embedding", "data=edges", "data.path=x", *overrides))
+    assert (said or "").removeprefix("without effect: ") == ", ".join(idle)
+
+
+def test_prepare_keeps_the_graph(small, configure, tmp_path):
+    fill_caches(configure(*small))
+    assert len(list((tmp_path / "cache" / "graphs").glob("edges-*.pt"))) == 1
+
+
+def test_an_untrained_table_finds_nothing(small, configure, tmp_path):
+    """What the test above asks for is no accident of the labels."""
+    summary = train(configure(*small, "train.lr=1e-9"), tmp_path / "run")
+    assert summary["test"] < 0.6
+
+
+@pytest.mark.parametrize("overrides", [[], TIED])
+def test_threads_give_the_same_bits(overrides, small, configure, tmp_path):
+    config = configure(*small, *overrides, "train.epochs=40")
+    runs = [train(keys.replaced(config, {"parallel.threads_per_rank": threads}), tmp_path / f"{threads}")
+            for threads in (1, 3)]
+    assert runs[0]["weights_sha256"] == runs[1]["weights_sha256"] and runs[0]["scores"] == runs[1]["scores"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [[], [*TIED, "trainer.optimizer=adam"]])
+def test_ranks_give_the_same_bits(overrides, small, configure, tmp_path):
+    runs = {"one": train(configure(*small, *overrides), tmp_path / "one")}
+    for ranks in (2, 3):
+        status, output = finish([*small, *overrides, f"parallel.num_ranks={ranks}"], tmp_path / f"{ranks}",
+                                tmp_path / "cache")
+        assert status == 0, output
+        runs[f"{ranks} ranks"] = summary_of(tmp_path / f"{ranks}")
+    assert len({summary["weights_sha256"] for summary in runs.values()}) == 1
+    assert len({summary["test"] for summary in runs.values()}) == 1
+
+
+def test_edges_alone(folder, configure, tmp_path):
+    """Without labels links are held out; the other trainers say that there is nothing to learn."""
+    edges_alone = f"data.path={folder / 'edges.tsv'}"
+    summary = train(configure(*SMALL, edges_alone, "trainer.holdout=0.3"), tmp_path / "run")
+    assert summary["metric"] == "auc" and summary["test"] > 0.6
+    for overrides, message in ((["trainer.metric=micro_f1"], "trainer.metric=micro_f1 needs labels, and .* has none"),
+                               (["trainer.holdout=0.001"], "trainer.holdout=0.001 of .* edges leaves no link to valid"),
+                               (["trainer.num_parts=91"], "trainer.num_parts=91 is more than the 90 nodes")):
+        with pytest.raises(ValueError, match=message):
+            train(configure(*SMALL, edges_alone, *overrides), tmp_path / "refused")
+    with pytest.raises(ValueError, match="has no labels to learn: give them as data.labels"):
+        train(configure("data=edges", edges_alone), tmp_path / "refused")
+
+
+def test_isolated_nodes_are_told_of_and_keep_their_vectors(configure, tmp_path, caplog):
+    network = np.zeros((12, 12))
+    network[:10, :10] = 1 - np.eye(10)
+    scipy.io.savemat(tmp_path / "g.mat", {"network": sp.csr_array(network), "group": np.eye(12)[:, :2]})
+    with caplog.at_level("INFO"):
+        data = build.open_graph(configure("trainer=node_embedding", "data=edges", "trainer.metric=auc",
+                                          f"data.path={tmp_path / 'g.mat'}")).data
+    assert "2 without an edge keep the vector that they begin with" in caplog.text
+    assert data.num_nodes == 12 and data.num_edges == 90 and data.y.shape == (12, 2)
+    assert int(data.y.isnan().any(1).sum()) == 10
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def read(path, labels=None):
+    return cache.read(EdgesConfig(path=str(path), labels=labels and str(labels)))
+
+
+@pytest.mark.parametrize("text", ["a\tb\nb\tc\na\tb\n", "a b\nb   c\na b\n", "a,b\nb,c\na,b\n",
+                                  "% of three nodes\n# a comment\na b\nb c\na b\n"])
+def test_tables_with_any_separator(text, tmp_path):
+    data = read(write(tmp_path / "e.txt", text))
+    assert unpack_names(data) == ["a", "b", "c"] and data.edge_index.t().tolist() == [[0, 1], [1, 2]]
+    with gzip.open(tmp_path / "e.txt.gz", "wt") as file:
+        file.write(text)
+    assert torch.equal(read(tmp_path / "e.txt.gz").edge_index, data.edge_index)
+
+
+def test_ids_are_in_the_order_of_numbers_and_weights_add_up(tmp_path):
+    data = read(write(tmp_path / "e.txt", "10 9 0.5\n9 2 1\n10 9 2\n"))
+    assert unpack_names(data) == ["2", "9", "10"]
+    assert data.edge_index.t().tolist() == [[1, 0], [2, 1]] and data.edge_attr.flatten().tolist() == [1, 2.5]
+
+
+def test_labels_of_some_nodes(tmp_path, caplog):
+    table = write(tmp_path / "e.txt", "a b\nb c\nc d\n")
+    labels = write(tmp_path / "l.txt", "a 10 2\nc,2\nnobody 3\n")
+    data = read(table, labels)
+    assert data.y[[0, 2]].tolist() == [[1, 1], [1, 0]] and data.y[[1, 3]].isnan().all()
+    assert "1 of its ids are no nodes of the edges and are left out, nobody first" in caplog.text
+    assert sum(int(data[mask].sum()) for mask in ("train_mask", "valid_mask", "test_mask")) == 2
+
+
+BAD = {
+    "one column": ("a\nb\n", "", "has 1 column: an edge is two ids"),
+    "four columns": ("a b c d\n", "", "has 4 columns: an edge is two ids"),
+    "ragged": ("a b\nb c d\n", "", "Expected 2 fields in line 2, saw 3"),
+    "short": ("a b 1\nb c\n", "", "row 2 has less than 3 columns"),
+    "negative": ("a b 1\nb c -2\n", "", "edge 2 has the weight -2; weights must not be negative"),
+    "no number": ("a b 1\nb c x\n", "", "edge 2 has the weight 'x', which is no finite number"),
+    "nothing": ("# nothing\n", "", "holds no rows"),
+    "no label": ("a b\n", "a\n", "line 1 has no label"),
+    "strangers": ("a b\n", "z 1\n", "none of its ids is a node of the edges; the first is z"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_tables_that_are_none(name, tmp_path):
+    table, labels, message = BAD[name]
+    path = write(tmp_path / "e.txt", table)
+    table_of_labels = write(tmp_path / "l.txt", labels) if labels else None
+    with pytest.raises(ValueError, match=message) as raised:
+        read(path, table_of_labels)
+    assert str(tmp_path) in str(raised.value)
+
+
+def test_spectral_vectors_of_two_cliques():
+    block = np.ones((6, 6)) - np.eye(6)
+    graph = sp.csr_array(sp.block_diag([block, block, np.zeros((1, 1))]).tocsr())
+    for rows in (spectral.factorise(graph, 4), spectral.propagate(graph, spectral.factorise(graph, 4))):
+        assert rows.shape == (13, 4) and rows.dtype == np.float32
+        close = rows[:12] @ rows[:12].T
+        same = np.kron(np.eye(2), np.ones((6, 6))) > 0
+        assert close[same].min() > close[~same].max() + 0.2
+    assert not spectral.factorise(sp.csr_array((3, 3)), 4).any(), "without edges there is nothing to factorise"
+
+
+def test_the_filter_is_the_one_of_its_definition():
+    """The expansion in Chebyshev polynomials against eigenvectors of the Laplacian."""
+    rng = np.random.default_rng(0)
+    dense = np.triu(rng.random((20, 20)) < 0.4, 1).astype(np.float32)
+    graph, x = sp.csr_array(dense + dense.T), rng.standard_normal((20, 3)).astype(np.float32)
+    looped = graph.toarray() + np.eye(20)
+    laplacian = np.eye(20) - looped / looped.sum(1, keepdims=True)
+    values, vectors = np.linalg.eig(laplacian)
+    # Of exp(-theta x), x = (l - mu)^2 / 2 - 1, the coefficients in the polynomials of x are Bessel functions of theta.
+    kernel = np.exp(-0.5 * ((values - 0.2) ** 2 / 2 - 1))
+    filtered = (vectors @ np.diag(kernel) @ np.linalg.inv(vectors)).real @ x
+    u, s, _ = np.linalg.svd(looped @ (x - filtered), full_matrices=False)
+    expected = u * np.sqrt(s)
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    found = spectral.propagate(graph, x, num_terms=12)
+    np.testing.assert_allclose(np.abs(found), np.abs(expected), atol=2e-4)
+
+
+@pytest.fixture(scope="module")
+def trained(folder, tmp_path_factory):
+    """A short run, which nothing may change."""
+    path = tmp_path_factory.mktemp("trained")
+    with initialize_config_dir(cli.CONF, version_base="1.3"):
+        cfg = compose("config", [*small_run(folder), "train.epochs=2", f"cache_dir={path / 'cache'}"])
+    train(configuration.to_object(cfg), path / "run")
+    return path / "run"
+
+
+def test_vectors_in_the_formats_of_the_field(trained, tmp_path):
+    best = checkpoint.load(trained / "checkpoints" / "best.pt")["model"]["embedding"]
+
+    def predict(file, **options):
+        building.predict(EvaluateConfig(run=str(trained), predictions=str(tmp_path / file), **options))
+        return tmp_path / file
+
+    assert np.array_equal(np.load(predict("v.npy")), best.numpy())
+    saved = torch.load(predict("v.pt"))
+    assert torch.equal(saved["embedding"], best) and sorted(saved["names"]) == sorted(NAMES)
+    table = pd.read_parquet(predict("v.parquet"))
+    assert table["id"].tolist() == saved["names"] and np.array_equal(table.iloc[:, 1:].to_numpy(), best.numpy())
+    head, *lines = predict("v.txt").read_text().splitlines()
+    assert head == "90 12" and [line.split()[0] for line in lines] == saved["names"]
+    np.testing.assert_allclose([[float(x) for x in line.split()[1:]] for line in lines], best.numpy(), rtol=1e-5)
+
+    expected = torch.nn.functional.cosine_similarity(best[:, None], best[None], dim=2)
+    torch.save(torch.tensor([[0, 1], [5, 80]]), tmp_path / "pairs.pt")
+    scored = torch.load(predict("p.pt", pairs=str(tmp_path / "pairs.pt")))
+    torch.testing.assert_close(scored["logits"], expected[[0, 5], [1, 80]])
+    near = torch.load(predict("n.pt", neighbors=3))
+    torch.testing.assert_close(near["logits"], expected.fill_diagonal_(-2).topk(3).values)
+    for options, message in (({"pairs": str(tmp_path / "pairs.pt"), "neighbors": 2}, "give one of them"),
+                             ({"method": "views"}, "method=views is read for runs of trainer=gnn only")):
+        with pytest.raises(ValueError, match=message):
+            predict("x.pt", **options)
+    with pytest.raises(ValueError, match=r"vectors are saved as one of .pt, .npy, .parquet, .txt"):
+        predict("x.csv")
+
+
+def test_nearest_vectors_some_at_a_time(monkeypatch):
+    rows = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    whole = cosines.find_nearest(rows, 5)
+    monkeypatch.setattr(cosines, "MAX_PRODUCTS", 90)
+    numbers, found = cosines.find_nearest(rows, 5)
+    assert torch.equal(numbers, whole[0]) and not (numbers == torch.arange(40)[:, None]).any()
+    torch.testing.assert_close(found, whole[1])
+    assert cosines.find_nearest(rows[:3], 5)[0].shape == (3, 2)
+
+
+def test_evaluate_and_last_checkpoint(trained):
+    summary = summary_of(trained)
+    for which in ("best", "last"):
+        scores = building.evaluate(EvaluateConfig(run=str(trained), checkpoint=which))
+        assert scores["test"] == summary["test"] and scores["micro_f1@0.9"] == summary["scores"]["micro_f1@0.9"]
+
+
+def test_a_classifier_knows_the_number_of_labels():
+    """Of each node as many labels as it has: perfect vectors give perfect scores, whatever their scale."""
+    labels = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 1, 1]] * 10)
+    probe = LabelProbe(labels.astype(float), metric="micro_f1", portions=[0.5], num_draws=2)
+    scores = probe(7.0 * labels)
+    assert scores["test"] == 1 and scores["valid"] == 1 and scores["macro_f1@0.5"] == 1
+    rng = np.random.default_rng(0)
+    assert probe(rng.standard_normal((40, 4)))["test"] < 0.8
+    with pytest.raises(ValueError, match="2 nodes have labels"):
+        LabelProbe(np.where(np.arange(40)[:, None] < 2, labels, np.nan), metric="micro_f1", portions=[], num_draws=1)
+
+
+def test_the_area_under_the_curve():
+    """Of vectors along axes: cosines are -1, 0 or 1, so that many are equal."""
+    rng = np.random.default_rng(0)
+    rows = rng.choice([-3.0, 2.0], (90, 1)) * np.eye(3)[rng.integers(0, 3, 90)]
+    links, others = np.arange(50).reshape(25, 2), np.arange(50, 90).reshape(20, 2)
+    pairs = np.concatenate([links, others])
+    truth, score = np.r_[np.ones(25), np.zeros(20)], np.sign((rows[pairs[:, 0]] * rows[pairs[:, 1]]).sum(1))
+    found = LinkProbe({"test": (links, others)})(rows)["test"]
+    assert found == pytest.approx(roc_auc_score(truth, score)) and 0 < found < 1 and found != 0.5
+
+
+def test_links_that_are_held_out_are_no_edges(small, configure):
+    config = configure(*small, "trainer.metric=auc", "trainer.holdout=0.2")
+    data = build.open_graph(config).data
+    with contextlib.closing(build.build_trainer(config, data, torch.device("cpu"))) as trainer:
+        pairs = trainer.score.pairs
+        every = {tuple(edge) for edge in data.edge_index.as_tensor().t().tolist()}
+        walked = {tuple(edge) for walk in trainer._sampler.draw(0, 2000, 3).tolist() for edge in zip(walk, walk[1:])}
+    held = {tuple(link) for split in ("valid", "test") for link in pairs[split][0].tolist()}
+    assert 0.15 < len(held) / (data.num_edges / 2) < 0.25 and held <= every
+    assert not set(map(tuple, pairs["valid"][0].tolist())) & set(map(tuple, pairs["test"][0].tolist()))
+    assert not walked & (held | {(b, a) for a, b in held}) and walked <= every and len(walked) > 0.7 * len(every)
+    assert {tuple(link) for link in pairs["train"][0].tolist()} <= walked | {(b, a) for a, b in walked}
+
+
+@pytest.mark.parametrize("name", [
+    "deepwalk_blogcatalog",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("line_blogcatalog", "node2vec_blogcatalog"))])
+def test_experiments_at_toy_size(name, folder, configure, tmp_path):
+    config = configure(f"+experiment={name}", f"data.path={folder / 'edges.tsv'}",
+                       f"data.labels={folder / 'labels.tsv'}", "trainer.dim=16", "train.epochs=2")
+    assert config.trainer.model == name.partition("_")[0] and config.train.lr == 0.05
+    summary = train(config, tmp_path / "run")
+    assert summary["experiment"] == name and summary["data_epochs"] == 2 and "micro_f1@0.9" in summary["scores"]

@@ -1,0 +1,152 @@
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from parallel_epochs.pipeline.run import checkpoint, files
+
+
+def state(round_: int) -> dict:
+    return {"round": round_, "model": {"weight": torch.arange(6.0).view(2, 3) + round_, "steps": torch.tensor(round_)},
+            "list": [1, (2.5, None)]}
+
+
+def test_round_trip_with_plain_torch(tmp_path):
+    checkpoint.save(tmp_path / "a.pt", state(3))
+    assert torch.equal(torch.load(tmp_path / "a.pt", weights_only=True)["model"]["weight"], state(3)["model"]["weight"])
+    loaded = checkpoint.load(tmp_path / "a.pt")
+    assert loaded["list"] == [1, (2.5, None)] and "sha256" not in loaded
+    assert os.listdir(tmp_path) == ["a.pt"]
+
+
+def test_digest_sees_names_order_types_and_bits():
+    base = {"a": torch.zeros(2), "b": torch.zeros(2)}
+    others = [{"b": torch.zeros(2), "a": torch.zeros(2)}, {"a": torch.zeros(2), "c": torch.zeros(2)},
+              {"a": torch.zeros(2).double(), "b": torch.zeros(2)},
+              {"a": torch.tensor([0.0, -0.0]), "b": torch.zeros(2)}, {"a": torch.zeros(1, 2), "b": torch.zeros(2)}]
+    assert len({checkpoint.digest(s) for s in [base, *others]}) == 6
+    assert checkpoint.digest([1, 23]) != checkpoint.digest([12, 3])
+    assert checkpoint.digest(base) == checkpoint.digest({k: v.clone() for k, v in base.items()})
+
+
+@pytest.mark.parametrize("at", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_damage_anywhere_is_found(at, tmp_path):
+    checkpoint.save(tmp_path / "a.pt", {"weight": torch.randn(10_000)})
+    content = bytearray((tmp_path / "a.pt").read_bytes())
+    content[int(at * len(content))] ^= 1
+    (tmp_path / "a.pt").write_bytes(content)
+    with pytest.raises(ValueError, match="a.pt is damaged"):
+        checkpoint.load(tmp_path / "a.pt")
+    (tmp_path / "a.pt").write_bytes(content[:int(at * len(content))])
+    with pytest.raises(ValueError, match="a.pt is damaged"):
+        checkpoint.load(tmp_path / "a.pt")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_any_changed_byte_is_found_or_harmless(tmp_path):
+    path = tmp_path / "a.pt"
+    checkpoint.save(path, state(1))
+    content = path.read_bytes()
+    found = 0
+    for at in range(len(content)):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 16]) + content[at + 1:])
+        try:
+            loaded = checkpoint.load(path)
+        except ValueError as error:
+            assert "a.pt is damaged" in str(error)
+            found += 1
+        else:
+            assert checkpoint.digest(loaded) == checkpoint.digest(state(1))
+    assert found > 100
+    torch.save(torch.ones(3), path)
+    with pytest.raises(ValueError, match="a.pt is damaged"):
+        checkpoint.load(path)
+
+
+def test_what_killed_processes_left_is_cleaned_up(tmp_path):
+    half_written = "\n".join([
+        "import os, pathlib, signal, sys, time", "from parallel_epochs.pipeline.run import files",
+        "def write(file):", "    file.write(b'half'); file.flush(); print('half', flush=True)",
+        "    os.kill(os.getpid(), signal.SIGKILL) if sys.argv[2] == 'dead' else time.sleep(100)",
+        "files.write_atomically(pathlib.Path(sys.argv[1]), write)"])
+    # The living one is in a process number space of its own where the machine allows that: as on another node, its
+    # number says nothing here.
+    unshare = ["unshare", "--pid", "--fork"]
+    allowed = subprocess.run([*unshare, "true"], capture_output=True).returncode == 0
+    command = [sys.executable, "-c", half_written, str(tmp_path / "a.pt")]
+    living = subprocess.Popen([*unshare * allowed, *command, "alive"], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert living.stdout.readline() == b"half\n"
+        (alive,) = os.listdir(tmp_path)
+        subprocess.run([*command, "dead"], stdout=subprocess.DEVNULL)
+        assert len(os.listdir(tmp_path)) == 2
+        checkpoint.save(tmp_path / "a.pt", state(1))
+        assert sorted(os.listdir(tmp_path)) == sorted([alive, "a.pt"])
+    finally:
+        os.killpg(living.pid, signal.SIGKILL)
+        living.communicate()
+    checkpoint.save(tmp_path / "a.pt", state(2))
+    assert os.listdir(tmp_path) == ["a.pt"]
+
+
+def test_a_directory_is_held_by_one_process(tmp_path):
+    code = ("import pathlib\nfrom parallel_epochs.pipeline.run import files\n"
+            f"with files.lock(pathlib.Path({str(tmp_path)!r})): pass")
+    with files.lock(tmp_path):
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert "is in use by another process" in other.stderr
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    checkpoint.save(tmp_path / "a.pt", state(1))
+
+    def write(file):
+        file.write(b"half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        files.write_atomically(tmp_path / "a.pt", write)
+    assert checkpoint.load(tmp_path / "a.pt")["round"] == 1 and os.listdir(tmp_path) == ["a.pt"]
+
+
+def test_while_a_checkpoint_is_written_the_two_before_are_two_files(tmp_path, monkeypatch):
+    for round_ in (1, 2):
+        checkpoint.save_last(tmp_path, state(round_))
+    write, seen = torch.save, []
+
+    def look(*args):
+        write(*args)
+        seen.append([checkpoint.load(tmp_path / name)["round"] for name in ("previous.pt", "last.pt")])
+
+    monkeypatch.setattr(torch, "save", look)
+    checkpoint.save_last(tmp_path, state(3))
+    assert seen == [[1, 2]]
+    assert [checkpoint.load(tmp_path / name)["round"] for name in ("previous.pt", "last.pt")] == [2, 3]
+
+
+def test_last_falls_back_to_the_previous_and_says_so(tmp_path, caplog):
+    assert checkpoint.load_last(tmp_path) is None
+    for round_ in (1, 2, 3):
+        checkpoint.save_last(tmp_path, state(round_))
+    assert sorted(os.listdir(tmp_path)) == ["last.pt", "previous.pt"]
+    assert checkpoint.load_last(tmp_path)["round"] == 3
+    content = (tmp_path / "last.pt").read_bytes()
+    (tmp_path / "last.pt").write_bytes(content[:-200])
+    assert checkpoint.load_last(tmp_path)["round"] == 2
+    assert "last.pt is damaged" in caplog.text and "falling back to" in caplog.text and "of round 2" in caplog.text
+    # The whole one is the last one now: a kill in the middle of the next save leaves it.
+    assert sorted(os.listdir(tmp_path)) == ["last.pt", "last.pt.damaged"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "save", lambda *args, **options: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.save_last(tmp_path, state(4))
+    assert checkpoint.load_last(tmp_path)["round"] == 2
+    for name in ("last.pt", "previous.pt"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ValueError, match="no checkpoint is left to resume from"):
+        checkpoint.load_last(tmp_path)

@@ -1,0 +1,38 @@
+"""Commands that errors name for packages that are missing."""
+
+import re
+import shlex
+import tomllib
+
+import pytest
+
+import parallel_epochs
+from parallel_epochs.pipeline.run.errors import install_command
+from tests.helpers.running import ROOT
+
+# The extras that errors name. The ones of trackers are named like the trackers.
+NAMED = {"optuna", "kaminpar", "layout", "parquet", "slurm", "tables", "molecules", "report", "tensorboard", "wandb",
+         "mlflow"}
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def test_a_checkout_installs_its_own_extra_from_wherever_it_is_called(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert install_command("optuna") == "pip install -c constraints.txt -e '.[optuna]'"
+    monkeypatch.chdir(tmp_path)
+    *start, constraints, option, target = shlex.split(install_command("optuna"))
+    assert (start, option, target) == (["pip", "install", "-c"], "-e", f"{ROOT}[optuna]")
+    assert constraints == str(ROOT / "constraints.txt")
+
+
+@pytest.mark.parametrize("extra", sorted(NAMED))
+def test_an_installation_names_the_packages_themselves(extra, tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel_epochs, "__file__", str(tmp_path / "parallel_epochs" / "__init__.py"))
+    assert install_command(extra).split()[2:] == [re.match(r"[\w-]+", package)[0] for package in EXTRAS[extra]]
+
+
+def test_every_extra_that_an_error_names_exists():
+    source = "".join(file.read_text() for folder in ("pipeline", "scripts") for file in (ROOT / folder).rglob("*.py"))
+    named = set(re.findall(r"install_command\([\"'](\w+)[\"']\)", source)) | {"tensorboard", "wandb", "mlflow"}
+    assert named == NAMED <= set(EXTRAS)
+    assert not re.search(r"pip install[^\n]*parallel-epochs\[|pip install -e \.\[", source)

@@ -1,0 +1,198 @@
+"""What is said while something takes long: bars on a terminal, a line a minute elsewhere, the time left, the inputs."""
+
+import io
+import logging
+import sys
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from parallel_epochs.models.deepgcn import DeeperGCN
+from parallel_epochs.pipeline.data.config import FileConfig
+from parallel_epochs.pipeline.data.prepare import describe_inputs, prepare
+from parallel_epochs.pipeline.gnn import inference
+from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
+from parallel_epochs.pipeline.graph import metis
+from parallel_epochs.pipeline.run import progress
+from parallel_epochs.pipeline.run.allocations import Allocations
+from parallel_epochs.pipeline.run.log import RunLog
+from parallel_epochs.pipeline.run.progress import Bar, Pace, TerminalHandler, format_seconds
+from parallel_epochs.pipeline.run.ranks import Ranks
+from tests.helpers.graphs import random_graph
+from tests.helpers.running import TOY, train
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that goes on by hand."""
+    class Clock:
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
+
+
+def test_without_a_terminal_a_phase_says_a_line_a_minute_at_most(clock, caplog):
+    with caplog.at_level(logging.INFO), Bar("evaluating", 300, "clusters") as bar:
+        for _ in range(300):
+            clock.now += 2
+            bar.advance()
+    assert len(caplog.messages) == 10
+    assert caplog.messages[0] == "evaluating: 30 of 300 clusters, 9 min left"
+    caplog.clear()
+    with caplog.at_level(logging.INFO), Bar("evaluating", 29, "clusters") as bar:
+        for _ in range(29):  # less than a minute
+            clock.now += 2
+            bar.advance()
+    assert not caplog.messages
+
+
+def test_only_who_may_speak_does(clock, caplog, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with caplog.at_level(logging.INFO), Bar("evaluating", 2, "clusters", show=False) as bar:
+        clock.now += 100
+        bar.advance()
+    assert not caplog.messages and not sys.stderr.getvalue()
+
+
+def test_on_a_terminal_it_is_a_bar_and_messages_stand_above_it(caplog, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(sys, "stdout", sys.stderr)
+    handler = TerminalHandler(sys.stdout)
+    with Bar("reading", 2, "stages", note=lambda: "run 3 min") as bar:
+        assert "reading:   0%" in sys.stderr.getvalue()
+        bar._tqdm.mininterval = 0
+        bar.advance("checking")
+        handler.emit(logging.makeLogRecord({"msg": "a message"}))
+    text = sys.stderr.getvalue()
+    assert "checking:  50%" in text and "1/2 stages" in text and "run 3 min" in text and not caplog.messages
+    # The line of the bar was wiped before the message, and at the end.
+    assert text.split("a message")[0].endswith("\r") and text.endswith("\r")
+
+
+def test_the_time_left_is_that_of_the_whole_run_without_its_first_round(clock):
+    pace = Pace(epochs=10)
+    clock.now += 50  # compiles
+    assert pace.seconds_left(12, 30) == pytest.approx(50 / 2 * 18)
+    clock.now += 4
+    assert pace.seconds_left(14, 30) == pytest.approx(4 / 2 * 16)
+    clock.now += 8
+    assert pace.seconds_left(16, 30) == pytest.approx(12 / 4 * 14)
+
+
+@pytest.mark.parametrize("seconds, text", [(0.2, "0 s"), (99, "99 s"), (180, "3 min"), (3599, "1 h 0 min"),
+                                           (7500, "2 h 5 min"), (100 * 3600, "4 d 4 h")])
+def test_durations_are_short(seconds, text):
+    assert format_seconds(seconds) == text
+
+
+def test_the_epoch_line_tells_seconds_of_both_phases_and_the_time_left(tmp_path, caplog):
+    log = RunLog(tmp_path, metric="acc")
+    log.start_bar(4, initial=0, epoch=0, num_epochs=20)
+    line = dict(num_epochs=20, loss=0.5, seconds=1.234, synced=None, is_best=True)
+    with caplog.at_level(logging.INFO):
+        log.epoch_line(epoch=1, evaluation_seconds=0.5, hidden=0.95, scores={"valid": 0.25}, **line)
+        log.epoch_line(epoch=20, evaluation_seconds=None, hidden=0.85, scores=None, **line)
+    log.close()
+    assert caplog.messages == [
+        "epoch  1/20  loss  0.50000  valid 0.2500  *     1.23 s + 0.50 s evaluation  0 s left",
+        "epoch 20/20  loss  0.50000     1.23 s  drawing 85% hidden"]
+
+
+@pytest.mark.parametrize("num_mlp_layers", [1, 2])  # with one, encoders of edges have as many weights as convolutions
+def test_the_exact_evaluation_counts_every_layer_and_leaves_no_hook(monkeypatch, num_mlp_layers):
+    counts = []
+    monkeypatch.setattr(Bar, "advance", lambda self, text=None: counts.append(self._text))
+    graph = random_graph(30, 2000, 0)
+    model = DeeperGCN(5, 8, 2, 3, edge_dim=3, aggr="mean", num_mlp_layers=num_mlp_layers).eval()
+
+    def predict(batch: Data):
+        return batch.n_id, model(batch.x, batch.edge_index, batch.edge_attr)
+
+    layers = inference.stack_of_layers(model)
+    assert layers == list(model.convs)
+    with Allocations() as held:
+        inference.predict_exact(predict, graph, num_rows=30, out_channels=2, device=torch.device("cpu"), layers=layers)
+    assert held.peak < 4 * 8 * graph.num_edges  # hooks on encoders of edges would make tensors of edges x channels
+    assert counts == ["evaluating"] * 3
+    assert not any(module._forward_hooks for module in model.modules())
+    assert inference.stack_of_layers(torch.nn.Linear(1, 1)) == []
+
+
+def graph_of(**attributes) -> Data:
+    masks = {name: torch.arange(6) % 3 == i for i, name in enumerate(("train_mask", "valid_mask", "test_mask"))}
+    edge_index = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 0, 3, 2, 5, 4]])
+    return Data(edge_index=edge_index, num_nodes=6, y=torch.arange(6).unsqueeze(1) % 2, metric="acc", **masks,
+                **attributes)
+
+
+@pytest.mark.parametrize("attributes, options, label_input, text", [
+    ({"x": torch.rand(6, 4)}, {}, 0.0, "x: 4 features from the file"),
+    ({"x": torch.rand(6, 4), "edge_attr": torch.rand(6, 2)}, {}, 0.5,
+     "x: 4 features from the file + 2 features of each edge + labels of training nodes (train.label_input=0.5)"),
+    ({"edge_attr": torch.rand(6, 2), "species": torch.arange(6) % 3}, {}, 0.0,
+     "x: 2 features from the edges (data.node_features=sum) + 3 species, one-hot + 2 features of each edge"),
+    ({}, {}, 0.5, "no node features: degree only + labels of training nodes (train.label_input=0.5)"),
+    ({}, {}, 0.0, "no node features: degree only. Better: give the file an x; features=embedding learns a table with a "
+                  "row for each node; train.label_input=0.5 shows training labels to the model; "
+                  "data.node_features=log_sum takes the degree's logarithm, standardised"),
+    ({}, {"node_features": "log_sum"}, 0.0,
+     "no node features: degree only, its logarithm, standardised. Better: give the file an x; features=embedding "
+     "learns a table with a row for each node; train.label_input=0.5 shows training labels to the model")])
+def test_it_says_what_the_model_gets(attributes, options, label_input, text):
+    config = FileConfig(path="graph.pt", **options)
+    assert describe_inputs(prepare(graph_of(**attributes), config), config, label_input=label_input) == text
+
+
+@pytest.mark.parametrize("attributes, concat, text", [
+    ({}, False, "x: 7 learned features (features=embedding)"),
+    ({}, True, "x: 7 learned features (features=embedding) + degree only"),
+    ({"x": torch.rand(6, 4), "edge_attr": torch.rand(6, 2), "species": torch.arange(6) % 3}, True,
+     "x: 7 learned features (features=embedding) + 4 features from the file + 3 species, one-hot + 2 features of each "
+     "edge")])
+def test_it_says_what_the_model_learns(attributes, concat, text):
+    config = FileConfig(path="graph.pt")
+    data = prepare(graph_of(**attributes), config)
+    assert describe_inputs(data, config, label_input=0.0, num_learned=7, concat=concat) == text
+
+
+def test_slow_phases_are_announced_before_they_begin(configure, tmp_path, caplog, monkeypatch):
+    said_before = []
+    run_metis = metis._run_metis
+
+    def listen(*args):
+        said_before.append(caplog.messages[-1])
+        return run_metis(*args)
+
+    monkeypatch.setattr(metis, "_run_metis", listen)
+    with caplog.at_level(logging.INFO):
+        train(configure(*TOY, "partition=metis", "train.epochs=1"), tmp_path / "run")
+    cache = tmp_path / "cache" / "partitions"
+    assert said_before == [f"METIS: cutting 240 nodes into 4 clusters, kept in {cache} for later runs"]
+    assert caplog.messages[0] == "data: preparing synthetic_proteins"
+    assert "x: 8 features from the edges (data.node_features=log_sum) + 4 species, one-hot + 8 features of each edge" \
+        in caplog.messages
+
+
+def test_a_rank_that_is_not_the_first_shows_no_bar(monkeypatch):
+    shown = []
+    init = Bar.__init__
+    monkeypatch.setattr(Bar, "__init__", lambda self, *args, **options: (shown.append(options["show"]),
+                                                                         init(self, *args, **options))[1])
+    monkeypatch.setattr(Ranks, "sum_", lambda self, tensor: None)
+    monkeypatch.setattr(Ranks, "max_", lambda self, tensor: None)
+    loader = ClusterLoader(random_graph(30, 60, 0))
+    for rank in range(2):
+        inference.predict_views(lambda batch: (batch.n_id, torch.zeros(batch.num_nodes, 2)), loader, num_rows=30,
+                                out_channels=2, num_views=1, num_parts=3, seed=0, round_=0, ranks=Ranks(rank, 2))
+    assert shown == [True, False]

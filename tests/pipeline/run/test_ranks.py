@@ -1,0 +1,361 @@
+"""Several ranks in real processes, and what happens when they are hurt."""
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.command import cli, schema as configuration
+from parallel_epochs.pipeline.data.cache import load
+from parallel_epochs.pipeline.run import checkpoint, ranks as rank_tools
+from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, RankError
+from parallel_epochs.pipeline.run.launch import launch
+from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.stop import StopRequest
+from parallel_epochs.pipeline.schedule import Share
+from parallel_epochs.scripts.strikes import ranks_of
+from tests.helpers import building as build, rank_cases
+from tests.helpers.files import write_links
+from tests.helpers.graph_toys import write_graphs
+from tests.helpers.graphs import random_graph, task_graph
+from tests.helpers.running import ROOT, TOY, alive, finish, rounds_of, start, summary_of, train, wait_for_rounds
+
+TWO = [*TOY, "parallel.num_ranks=2", "train.epochs=8"]
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    """The ranks' processes find the tests' modules."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A run of two ranks that nothing happens to, and its cache."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    code, output = finish(TWO, folder / "run", folder / "cache")
+    assert code == 0, output
+    return folder / "run", folder / "cache", output
+
+
+TABLE = {"features.name": "embedding", "features.channels": 6, "features.concat": True}
+NEIGHBOR = {"loader.name": "neighbor", "loader.num_neighbors": [4, 3], "loader.batch_size": 4}
+EPOCHS, SPLIT = {"parallel.name": "epochs"}, {"parallel.name": "split"}
+BY_NEIGHBORS = {"evaluation.method": "neighbor"}
+
+
+def parts(number: int) -> dict:
+    return {"partition.num_parts": number}
+
+
+def views(number: int) -> dict:
+    return {"evaluation.method": "views", "evaluation.num_views": number}
+
+
+# Few labels: there are clusters without any, and at last whole steps. By split a rank has nothing in the last step.
+FEW, NINE, TEN, ONE = [0, 1, 2, 7, 30], [0, 1, 2, 7, 8, 9, 30, 31, 32], list(range(10)), [3]
+# Of each case the labelled nodes, or which toy it is of, and what is not as in most.
+GRADIENTS = {
+    "clusters, epochs": (FEW, EPOCHS | parts(3)), "clusters, split": (FEW, SPLIT | parts(5)),
+    "clusters without labels": (ONE, SPLIT | parts(6)),
+    "neighbours, epochs": (TEN, EPOCHS | NEIGHBOR), "neighbours, split": (TEN, SPLIT | NEIGHBOR),
+    "one batch of neighbours": (TEN, SPLIT | NEIGHBOR | {"loader.batch_size": 30}),
+    "table, epochs": (NINE, EPOCHS | TABLE | parts(3)), "table, split": (NINE, SPLIT | TABLE | parts(5)),
+    "table, neighbours, split": (NINE, SPLIT | TABLE | NEIGHBOR),
+    "links, epochs": ("links", EPOCHS | parts(2)), "links, split": ("links", SPLIT | parts(3)),
+    "links, many parts": ("links", SPLIT | parts(40)),
+    "graphs, epochs": ("graphs", EPOCHS), "graphs, split": ("graphs", SPLIT)}
+OF_FOUR = {"clusters, epochs": (FEW, EPOCHS | parts(2)), "clusters, split": (FEW, SPLIT | parts(6)),
+           "graphs, split": ("graphs", SPLIT)}
+WITHOUT_LABELS = {"clusters without labels": 2, "links, many parts": 18}
+PREDICTIONS = {
+    "views": ("nodes", views(3)), "exact": ("nodes", {"evaluation.method": "exact"}),
+    "all neighbours": ("nodes", NEIGHBOR | BY_NEIGHBORS | {"evaluation.num_neighbors": [-1, -1]}),
+    "sampled": ("nodes", NEIGHBOR | BY_NEIGHBORS | {"evaluation.num_views": 2}),
+    "links": ("links", views(3) | {"task.valid_edges": True})}
+
+
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory):
+    """Let ranks compute all cases at one start; returns of each case its configuration, data and what they return."""
+    folder = tmp_path_factory.mktemp("computed")
+
+    @functools.cache
+    def base(toy: str) -> configuration.RunConfig:
+        overrides = [*TOY, "parallel=epochs"]
+        if toy == "links":
+            overrides = ["data=ogb_link", "task=link", "partition=random", "model.num_layers=2", "task.hide_pairs=true",
+                         "model.hidden_channels=8", "task.pairs_per_step=60",
+                         f"data.folder={write_links(folder / toy)}"]
+        elif toy == "graphs":
+            overrides = ["+experiment=ogbg_molpcba", "model.num_layers=3", "model.hidden_channels=16",
+                         "model.norm=layer", "loader.batch_size=7",
+                         f"data.folder={write_graphs(folder / toy, 'ogbg-molpcba')}"]
+        with initialize_config_dir(cli.CONF, version_base="1.3"):
+            return configuration.to_object(compose("config", [*overrides, f"cache_dir={folder / 'cache'}"]))
+
+    def open_case(num_ranks: int, toy: str | list[int], changes: dict):
+        config = keys.replaced(base(toy if isinstance(toy, str) else "nodes"),
+                               {"model.dropout": 0.0, "parallel.num_ranks": num_ranks, **changes})
+        if toy in ("links", "graphs"):
+            return config, load(config.data, config.cache_dir)
+        return config, random_graph(60, 300, 0) if toy == "nodes" else task_graph(toy)
+
+    @functools.cache
+    def compute(num_ranks: int) -> dict[tuple[str, str], tuple]:
+        of_kinds = {"gradients": GRADIENTS if num_ranks == 2 else OF_FOUR,
+                    "predictions": PREDICTIONS if num_ranks == 2 else {}}
+        cases = {kind: [open_case(num_ranks, *case) for case in of.values()] for kind, of in of_kinds.items()}
+        found = launch(rank_cases.compute, num_ranks, 1, StopRequest(), *cases.values())
+        return {(kind, name): (*case, got) for (kind, of), of_kind in zip(of_kinds.items(), found, strict=True)
+                for name, case, got in zip(of, cases[kind], of_kind, strict=True)}
+
+    return compute
+
+
+@pytest.mark.parametrize("num_ranks, name", [
+    *((2, name) for name in GRADIENTS), *(pytest.param(4, name, marks=pytest.mark.slow) for name in OF_FOUR)])
+def test_gradients_are_those_of_one_process_that_accumulates_the_batches(num_ranks, name, computed):
+    config, data, got = computed(num_ranks)["gradients", name]
+    task, model, table = rank_cases.learn(config, data)
+    loader = build.build_loader(config, data)
+    # What every rank has in every step, written down: a batch is (draw, number).
+    num_batches, draws = loader.num_batches, [list(loader.batches(0, Share(draw=draw))) for draw in range(num_ranks)]
+    if config.parallel.name == "epochs":
+        steps = [[(rank, step) for rank in range(num_ranks)] for step in range(num_batches)]
+    else:
+        steps = [[(0, number) for number in range(first, min(first + num_ranks, num_batches))]
+                 for first in range(0, num_batches, num_ranks)]
+    assert len(got) == len(steps) and num_batches == len(draws[0])
+    without_labels = 0
+    for ours, step in zip(got, steps, strict=True):
+        parameters, total, touched = rank_cases.parameters_of(model, table), 0, set()
+        for parameter in parameters:
+            parameter.grad = None
+        for draw, number in step:
+            loss_sum, count = rank_cases.loss_of(task, model, table, draws[draw][number])
+            loss_sum.backward()
+            total, touched = total + int(count), touched | set(draws[draw][number].n_id.tolist())
+        without_labels += total == 0
+        # Relative to each parameter's own largest gradient; where that is zero, so is ours.
+        for a, parameter in zip(ours, parameters, strict=True):
+            b = parameter.grad.to_dense() / max(total, 1)
+            assert (a - b).abs().max() <= (1e-5 if config.task.name == "graph" else 1e-6) * b.abs().max()
+            assert total or not b.any()
+        if table is not None:
+            assert set(ours[-1].any(1).nonzero().squeeze(1).tolist()) <= touched
+    assert without_labels == WITHOUT_LABELS.get(name, 0)
+
+
+@pytest.mark.parametrize("name", PREDICTIONS)
+def test_shared_evaluation_is_that_of_one_process(name, computed):
+    config, data, got = computed(2)["predictions", name]
+    torch.testing.assert_close(got, rank_cases.predict(config, data, Ranks()), rtol=1e-6, atol=1e-6)
+
+
+class Heard(Ranks):
+    """The second of two ranks, of which the first is not there; keeps what it tells."""
+
+    def sum_(self, tensor):
+        heard.append(tensor.clone())
+
+    def gather(self, tensor):
+        heard.append(tensor.clone())
+        return [tensor]
+
+
+heard: list[torch.Tensor] = []
+
+
+def test_a_step_without_a_batch_adds_nothing_to_that_of_the_others(configure):
+    config = configure(*TOY, "parallel=split", "parallel.num_ranks=2", "partition.num_parts=3", "features=embedding",
+                       "features.channels=4", "features.concat=true")
+    trainer = build.build_trainer(config, task_graph(list(range(30))), torch.device("cpu"), ranks=Heard(1, 2))
+    (batch,) = trainer.loader.batches(0, trainer.schedule.share(0))
+    for given in (batch, None, batch, None):
+        heard.clear()
+        trainer._step(given, 0.01)
+        # Losses, labels and gradients; then of the table's rows their number, numbers and gradients.
+        assert len(heard) == 5 and [bool(told.any()) for told in heard] == [given is not None] * 5
+
+
+def test_partitions_of_ranks_differ_for_every_kind(configure):
+    data = random_graph(200, 900, 0)
+    for partition in ("random", "metis", "metis_random"):
+        config = configure(*TOY, f"partition={partition}", "partition.num_parts=4", "parallel.num_ranks=3")
+        loader = build.build_loader(config, data)
+        schedules = [build.build_schedule(config, loader.num_batches, Ranks(rank, 3)) for rank in range(3)]
+        draws = [loader.draw(0, schedule.share(0)) for schedule in schedules]
+        clusters = [{tuple(sorted(p.nodes(i).tolist())) for i in range(4)} for p in draws]
+        assert clusters[0] != clusters[1] != clusters[2] != clusters[0]
+
+
+@pytest.mark.parametrize("num_ranks,epochs,rounds", [(1, 5, 5), (2, 5, 3), (8, 5, 1), (3, 9, 3)])
+def test_every_epoch_is_trained_also_those_that_do_not_divide(num_ranks, epochs, rounds, configure):
+    config = configure(*TOY, f"parallel.num_ranks={num_ranks}", f"train.epochs={epochs}")
+    passes = 0
+    for rank in range(num_ranks):
+        schedule = build.build_schedule(config, 3, Ranks(rank, num_ranks))
+        shares = [share for _, share in schedule.remaining(0, 0)]
+        assert len(shares) == rounds == schedule.rounds_left(0) and schedule.num_steps == 3
+        passes += sum(len(share.batches(3)) == 3 for share in shares)
+    assert passes == epochs
+
+
+def test_learning_rates(configure):
+    one = configure(*TOY, "train.epochs=10", "train.lr=0.1", "train.warmup_steps=4")
+    four = keys.replaced(one, {"parallel.num_ranks": 4, "parallel.name": "epochs"})
+
+    def rate(step=9, epochs=0, config=one, **parallel):
+        config = keys.replaced(config, {f"parallel.{key}": value for key, value in parallel.items()})
+        return build.build_schedule(config, 4, Ranks(0, config.parallel.num_ranks)).learning_rate(step, epochs)
+
+    assert rate() == pytest.approx(0.1) and rate(0) == pytest.approx(0.025)
+    assert rate(9, 0, four) == pytest.approx(0.4) and rate(1, 0, four) == pytest.approx(0.2)
+    assert rate(9, 0, four, lr_scaling="sqrt") == pytest.approx(0.2)
+    assert rate(9, 0, four, lr_scaling="none") == pytest.approx(0.1)
+    # Two passes are left for four ranks: two have nothing to do, and fewer gradients are averaged.
+    assert rate(9, 8, four) == pytest.approx(0.2)
+    assert rate(9, 9, four, name="split") == pytest.approx(0.4)
+
+
+@pytest.mark.slow
+def test_weights_that_part_stop_the_run():
+    with pytest.raises(RankError, match="rank . failed: the weights of rank 2 differ from those of rank 0"):
+        launch(rank_cases.drift, 4, 1, StopRequest())
+
+
+@pytest.mark.slow
+def test_a_failing_rank_is_named_with_its_traceback(caplog):
+    start = time.monotonic()
+    with pytest.raises(RankError, match="rank 1 failed: KeyError: 'a reason'"):
+        launch(rank_cases.fail, 2, 1, StopRequest())
+    assert "in fail" in caplog.text and time.monotonic() - start < 60
+
+
+@pytest.mark.slow
+def test_two_ranks_train_and_say_so(undisturbed):
+    folder, _, output = undisturbed
+    summary = summary_of(folder)
+    assert summary["num_ranks"] == 2 and summary["data_epochs"] == 8 and summary["num_rounds"] == 4
+    assert [(e["round"], e["epochs"], e["step"]) for e in rounds_of(folder)] \
+        == [(i, 2 * i + 2, 4 * i + 4) for i in range(4)]
+    assert "starting 2 ranks of 1 threads" in output and "scaled (linear) 0.01" in output
+    assert output.count("epoch 8/8") == 1 and "gradients" in output
+    log = (folder / "train.log").read_text()
+    assert log.count("epoch 8/8") == 1 and log.count("result of default") == 1
+
+
+@pytest.mark.slow
+def test_a_stopped_run_of_ranks_says_how_to_go_on_and_ends_with_the_same_bits(configure, tmp_path):
+    overrides = [*TWO, "train.epochs=100", "train.eval_every=10", "parallel=split"]
+    config, folder = configure(*overrides), tmp_path / "stopped"
+    whole = train(config, tmp_path / "whole")
+    process = start(overrides, folder, tmp_path / "cache")
+    wait_for_rounds(folder, 2, process)
+    process.send_signal(signal.SIGUSR1)
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == EXIT_TRY_AGAIN, output
+    assert f"stopped by SIGUSR1; continue with resume={folder}" in output
+    assert not (folder / "summary.json").exists()
+    epochs = checkpoint.load_last(folder / "checkpoints")["progress"]["epochs"]
+    assert 0 < epochs < 100
+    resumed = train(config, folder)
+    assert resumed["weights_sha256"] == whole["weights_sha256"] and resumed["test"] == whole["test"]
+    assert [(e["round"], e["loss"]) for e in rounds_of(folder)] \
+        == [(e["round"], e["loss"]) for e in rounds_of(tmp_path / "whole")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["rank 0", "rank 1", "parent"])
+def test_kill_9_loses_nothing_and_leaves_nobody(victim, configure, tmp_path):
+    overrides = [*TWO, "train.epochs=200", "train.eval_every=10"]
+    config, folder = configure(*overrides), tmp_path / "killed"
+    whole = train(config, tmp_path / "whole")
+    process = start(overrides, folder, tmp_path / "cache")
+    wait_for_rounds(folder, 3, process)
+    ranks = ranks_of(process.pid)
+    assert len(ranks) == 2, f"{ranks}, {process.poll()}, {len(rounds_of(folder))} epochs"
+    os.kill(process.pid if victim == "parent" else ranks[int(victim[-1])], signal.SIGKILL)
+    killed = time.monotonic()
+    output = process.communicate(timeout=300)[0]
+    while any(map(alive, ranks)):
+        time.sleep(0.05)
+        assert time.monotonic() - killed < 30
+    if victim == "parent":
+        assert process.returncode == -signal.SIGKILL
+    else:
+        assert process.returncode == 1 and f"error: {victim} failed: Signal 9 (SIGKILL)" in output
+    assert train(config, folder)["weights_sha256"] == whole["weights_sha256"]
+
+
+@pytest.mark.slow
+def test_a_nan_on_one_rank_stops_all_before_the_optimizer_moves(undisturbed, configure, tmp_path):
+    whole, cache, _ = undisturbed
+    config = configure(*TWO, f"cache_dir={cache}")
+    (tmp_path / "run").mkdir()
+    subprocess.run(["cp", whole / "config.yaml", tmp_path / "run"], check=True)
+    content_hash = load(config.data, cache).content_hash
+    with pytest.raises(RankError, match="rank . failed: loss is nan in round 2, step 2, of rank 1; "
+                                        "the weights have not moved"):
+        launch(rank_cases.poisoned, 2, 1, StopRequest(), config, tmp_path / "run", content_hash)
+    assert len(rounds_of(tmp_path / "run")) == 1
+    assert checkpoint.load_last(tmp_path / "run" / "checkpoints")["progress"]["epochs"] == 2
+    assert train(config, tmp_path / "run")["weights_sha256"] == summary_of(whole)["weights_sha256"]
+
+
+@pytest.mark.slow
+def test_another_number_of_ranks_is_refused_or_said(undisturbed, tmp_path):
+    folder, cache, _ = undisturbed
+    three = [*TWO, "parallel.num_ranks=3", "train.epochs=11"]
+    code, output = finish(three, folder, cache)
+    assert code == 1 and "parallel.num_ranks: 2 -> 3" in output and "resume_allow_rescale=true" in output
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", folder, copy], check=True)
+    code, output = finish([*three, "resume_allow_rescale=true"], copy, cache)
+    assert code == 0 and "3 ranks, parallel=epochs: learning rate 0.005, scaled (linear) 0.015" in output
+    assert summary_of(copy)["data_epochs"] == 11 and rounds_of(copy)[-1]["step"] == 4 * 4 + 4
+
+
+@pytest.mark.slow
+def test_under_torchrun(tmp_path):
+    arguments = [*TOY, f"cache_dir={tmp_path / 'cache'}", f"hydra.run.dir={tmp_path / 'run'}"]
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+                           "-m", "pipeline.train", *arguments], capture_output=True, text=True, timeout=900,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert summary_of(tmp_path / "run")["num_ranks"] == 2 and summary_of(tmp_path / "run")["data_epochs"] == 4
+    assert done.stdout.count("epoch 4/4") == 1
+
+
+def test_tasks_of_slurm_get_the_names_of_torchrun(monkeypatch):
+    torchrun = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    for name in ("MASTER_ADDR", *torchrun):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in dict(PROCID=5, NTASKS=8, LOCALID=1, NNODES=2).items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    assert rank_tools.from_environment() is None
+    monkeypatch.setenv("MASTER_ADDR", "n1")
+    assert rank_tools.from_environment() == Ranks(5, 8, 1, 4)
+    assert [os.environ.pop(name) for name in torchrun] == ["5", "8", "1", "4"]
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    assert rank_tools.from_environment() is None
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_of_ranks_falls_back(undisturbed, configure, tmp_path):
+    folder, cache, _ = undisturbed
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", folder, copy], check=True)
+    last = copy / "checkpoints" / "last.pt"
+    last.write_bytes(last.read_bytes()[:-100])
+    assert checkpoint.load_last(last.parent)["progress"]["epochs"] == 6
+    assert train(configure(*TWO, f"cache_dir={cache}"), copy)["weights_sha256"] == summary_of(folder)["weights_sha256"]
+    assert checkpoint.load(last)["progress"]["epochs"] == 8

@@ -1,0 +1,270 @@
+"""Trackers get the numbers of metrics.jsonl, each once, and never hurt a run."""
+
+import csv
+import dataclasses
+import json
+import struct
+import sys
+import time
+import types
+
+import pytest
+
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.command import schema as configuration
+from parallel_epochs.pipeline.config import TrackerConfig
+from parallel_epochs.pipeline.run import tracker as trackers
+from parallel_epochs.pipeline.run.errors import Stopped
+from parallel_epochs.pipeline.run.tracker import TrackerFeed, numbers_of
+from tests.helpers import building as build
+from tests.helpers.running import TOY, finish, rounds_of, shell, train
+
+EVERY_SECOND = [*TOY, "train.epochs=6", "train.eval_every=2"]
+
+
+def expected(folder) -> dict[int, dict[str, float]]:
+    """The numbers of each epoch by metrics.jsonl."""
+    return {record["epochs"]: numbers_of(record) for record in rounds_of(folder)}
+
+
+def learned(points: dict[int, dict[str, float]]) -> dict:
+    """Without what a clock told: a service keeps that of the first time when epochs are trained again."""
+    return {epoch: pytest.approx({key: value for key, value in numbers.items()
+                                  if "seconds" not in key and key != "hidden"}) for epoch, numbers in points.items()}
+
+
+def train_with_a_loss(configure, tmp_path, name: str, monkeypatch):
+    """Train to an end after the last checkpoint, as a kill would leave it, and resume; returns the folder."""
+    config, folder = configure(*EVERY_SECOND, f"tracker={name}"), tmp_path / "runs" / "first"
+    folder.parent.mkdir(exist_ok=True)
+    from parallel_epochs.pipeline.run.session import Session
+    close_round = Session.close_round
+
+    def close(self, trainer, scores):
+        close_round(self, trainer, scores)
+        if trainer.progress.epochs == 5:  # the last checkpoint is of epoch 4
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "close_round", close)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, folder)
+    assert len(rounds_of(folder)) == 5
+    train(config, folder)
+    assert [record["epochs"] for record in rounds_of(folder)] == [1, 2, 3, 4, 5, 6]
+    return folder
+
+
+def test_csv(configure, tmp_path, monkeypatch):
+    folder = train_with_a_loss(configure, tmp_path, "csv", monkeypatch)
+    with open(folder / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    records = rounds_of(folder)
+    assert len(rows) == 6 and rows[0]["valid"] == "" and "kind" not in rows[0]
+    assert [{key: json.loads(value) for key, value in row.items() if value} for row in rows] \
+        == [{key: value for key, value in record.items() if key != "kind"} for record in records]
+
+
+def test_tensorboard(configure, tmp_path, monkeypatch):
+    folder = train_with_a_loss(configure, tmp_path, "tensorboard", monkeypatch)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    found: dict[int, dict[str, float]] = {}
+    for key in events.Tags()["scalars"]:
+        for point in events.Scalars(key):
+            assert key not in found.setdefault(point.step, {}), "a point is there twice"
+            found[point.step][key] = point.value
+    assert found == {epoch: pytest.approx(numbers) for epoch, numbers in expected(folder).items()}
+    wall = [point.wall_time for point in events.Scalars("loss")]
+    assert wall == sorted(wall) and wall[-1] <= time.time()
+    hparams = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    assert b"model.num_layers" in hparams
+
+
+def wandb_records(folder) -> list:
+    """The records of the files that wandb keeps offline: a log in blocks of 32 KiB."""
+    from wandb.proto.wandb_internal_pb2 import Record
+    records = []
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        raw, position, parts = path.read_bytes(), 7, b""
+        while position + 7 <= len(raw):
+            if (rest := 32768 - position % 32768) < 7:
+                position += rest
+                continue
+            length, kind = struct.unpack_from("<HB", raw, position + 4)
+            parts += raw[position + 7:position + 7 + length]
+            position += 7 + length
+            if kind in (1, 4):  # whole, or the last part
+                records.append(Record.FromString(parts))
+                parts = b""
+    return records
+
+
+@pytest.mark.system
+@pytest.mark.filterwarnings("ignore")  # of their own dependencies
+def test_wandb_offline(configure, tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    folder = train_with_a_loss(configure, tmp_path, "wandb", monkeypatch)
+    records = wandb_records(folder)
+    runs = {record.run.run_id for record in records if record.WhichOneof("record_type") == "run"}
+    assert len(runs) == 1 and len(list(folder.glob("wandb/offline-run-*"))) == 2
+    found: dict[int, dict[str, float]] = {}
+    for record in records:
+        if record.WhichOneof("record_type") == "history":
+            items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+            items = {key: value for key, value in items.items() if not key.startswith("_")}
+            assert found.setdefault(items["epochs"], items) is items, "a point is there twice"
+    assert learned(found) == {epoch: each.expected for epoch, each in learned(expected(folder)).items()}
+    config = {item.key or item.nested_key[0]: item.value_json for record in records
+              if record.WhichOneof("record_type") == "run" for item in record.run.config.update}
+    assert config["model.num_layers"] == "2"
+
+
+@pytest.mark.system
+def test_wandb_asks_nobody_and_says_so_before_any_work(tmp_path):
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    result = shell("pipeline.train", *TOY, "tracker=wandb", cwd=tmp_path, HOME=str(tmp_path / "home"),
+                   WANDB_MODE="online", WANDB_API_KEY="")
+    assert result.returncode == 1 and "error: tracker=wandb: nobody is logged in. Run `wandb login`" in result.stderr
+    assert not (tmp_path / ".cache").exists()
+
+
+@pytest.mark.system
+@pytest.mark.filterwarnings("ignore")  # of their own dependencies
+def test_mlflow_sqlite(configure, tmp_path, monkeypatch):
+    pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    folder = train_with_a_loss(configure, tmp_path, "mlflow", monkeypatch)
+    from mlflow.tracking import MlflowClient
+    client = MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("parallel-epochs").experiment_id])
+    assert run.info.status == "FINISHED" and run.info.run_name == "runs/first"
+    assert run.data.params["model.num_layers"] == "2"
+    found: dict[int, dict[str, float]] = {}
+    for key in run.data.metrics:
+        for point in client.get_metric_history(run.info.run_id, key):
+            assert key not in found.setdefault(point.step, {}), "a point is there twice"
+            found[point.step][key] = point.value
+    assert learned(found) == {epoch: each.expected for epoch, each in learned(expected(folder)).items()}
+
+
+def test_a_package_that_is_missing_is_named_before_any_work(configure, tmp_path, monkeypatch):
+    for module in ("wandb", "mlflow", "torch.utils.tensorboard"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for name in ("wandb", "mlflow", "tensorboard"):
+        with pytest.raises(ValueError, match=rf"tracker={name} cannot run.*pip install .* -e '.\[{name}\]'"):
+            train(configure(*TOY, f"tracker={name}"), tmp_path / "run")
+    assert not (tmp_path / "cache").exists()
+    with pytest.raises(ValueError, match="tracker.name=neptune is unknown; choose one of none, csv, tensorboard"):
+        train(configure(*TOY, "tracker.name=neptune"), tmp_path / "run")
+
+
+class Broken:
+    """A tracker that fails at first, hangs in the end, or both."""
+
+    def __init__(self, *, failures: int = 0, hangs: bool = False, last_epoch: int = 0):
+        self.failures, self.hangs, self.last_epoch, self.taken, self.status = failures, hangs, last_epoch, [], None
+
+    def log(self, record):
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("no route to host")
+        if self.hangs:
+            time.sleep(3600)
+        self.taken.append(record["epochs"])
+
+    def close(self, status):
+        self.status = status
+
+
+RECORDS = [{"epochs": epoch, "loss": 1 / epoch} for epoch in range(1, 6)]
+
+
+def test_what_a_tracker_could_not_take_is_offered_again_and_the_warning_comes_once(caplog):
+    broken = Broken(failures=3)
+    feed = TrackerFeed(lambda: broken, RECORDS[:2])
+    for record in RECORDS[2:]:
+        feed.log(record)
+    feed.close("finished")
+    assert broken.taken == [1, 2, 3, 4, 5] and broken.status == "finished"
+    assert [r.getMessage() for r in caplog.records] == [
+        "the tracker failed: no route to host. The run goes on without it; metrics.jsonl holds every record, and a "
+        "resumed run hands over what is missing"]
+
+
+def test_a_tracker_that_hangs_costs_the_run_nothing_but_a_wait_at_its_end(caplog, monkeypatch):
+    monkeypatch.setitem(trackers.CLOSE_SECONDS, "stopped", 0.2)
+    feed, waits = TrackerFeed(lambda: Broken(hangs=True), []), []
+    monkeypatch.setattr(feed._thread, "join", waits.append)
+    for record in RECORDS:
+        feed.log(record)
+    assert not waits
+    feed.close("stopped")
+    assert waits == [0.2] and "has not taken the last records within 0 s" in caplog.text
+
+
+def test_a_tracker_gets_no_record_twice():
+    tracker = Broken(last_epoch=3)
+    feed = TrackerFeed(lambda: tracker, RECORDS[:4])
+    feed.log(RECORDS[4])
+    feed.close("failed")
+    assert tracker.taken == [4, 5] and tracker.status == "failed"
+
+
+def test_a_run_with_a_broken_tracker_ends_with_the_same_weights(configure, tmp_path, monkeypatch, caplog):
+    def refuse(*args, **options):
+        raise OSError(28, "No space left on device", "tracking.json")
+
+    monkeypatch.setitem(trackers.TRACKERS, "broken", types.SimpleNamespace(check=lambda: None))
+    config = configure(*TOY)
+    plain = train(config, tmp_path / "plain")
+    monkeypatch.setitem(trackers.TRACKERS, "broken", type("Refusing", (), {"check": staticmethod(lambda: None),
+                                                                        "__init__": refuse}))
+    config = dataclasses.replace(config, tracker=TrackerConfig(name="broken"))
+    assert train(config, tmp_path / "run")["weights_sha256"] == plain["weights_sha256"]
+    assert caplog.text.count("the tracker failed: tracking.json: No space left on device") == 1
+
+
+def test_only_the_first_rank_of_several_writes_and_a_stop_is_told(configure, tmp_path, monkeypatch):
+    opened = []
+
+    class Remembers(Broken):
+        def __init__(self, folder, **options):
+            super().__init__()
+            self.options = options
+            opened.append(self)
+
+        check = staticmethod(lambda: None)
+
+    monkeypatch.setitem(trackers.TRACKERS, "remembers", Remembers)
+    config = dataclasses.replace(configure(*TOY), tracker=TrackerConfig("remembers", "a project"))
+    graph = build.open_graph(config)
+    from parallel_epochs.pipeline.run.ranks import Ranks
+    for rank in range(2):
+        folder = tmp_path / "sweep" / "3"
+        folder.mkdir(parents=True, exist_ok=True)
+        trainer = build.build_trainer(config, graph.data)
+        with pytest.raises(Stopped), build.build_session(config, folder, graph.data) as session:
+            session.ranks = Ranks(rank, 1)
+            session.resume(trainer)
+            raise Stopped(15)
+        trainer.__exit__()
+    (tracker,) = opened
+    assert tracker.status == "stopped" and tracker.options["name"] == "sweep/3"
+    assert tracker.options["project"] == "a project" and tracker.options["settings"]["train.epochs"] == 4
+
+
+@pytest.mark.slow
+def test_two_ranks_write_one_csv(tmp_path):
+    status, output = finish([*TOY, "parallel.num_ranks=2", "tracker=csv"], tmp_path / "run", tmp_path / "cache")
+    assert status == 0, output
+    assert (tmp_path / "run" / "metrics.csv").read_text().count("\n") == 3
+
+
+def test_a_run_directory_of_before_is_read(configure, tmp_path):
+    config = configure(*TOY)
+    for flag, name in (("true", "tensorboard"), ("false", "none")):
+        (tmp_path / "config.yaml").write_text(f"tensorboard: {flag}\n" + keys.to_yaml(config))
+        assert configuration.load(tmp_path / "config.yaml").tracker.name == name

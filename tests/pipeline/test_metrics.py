@@ -1,0 +1,101 @@
+import math
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from parallel_epochs.models.aggregate import reference, reference_in_blocks as blocks
+from parallel_epochs.pipeline.gnn.inference import predict_exact, predict_views
+from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
+from tests.helpers import building as build
+from tests.helpers.graphs import random_graph, task_graph
+
+CPU = torch.device("cpu")
+
+
+def test_views_average_and_exact_equals_one_view_of_one_cluster(configure):
+    data = task_graph(list(range(40)))
+    config = configure("model.num_layers=3", "model.hidden_channels=8")
+    model = build.build_model(config, data, NodeTask(data))
+    loader = ClusterLoader(data)
+
+    task = NodeTask(data)
+    model.eval()
+    predict = partial(task.predict, model)
+
+    def views(num_views, num_parts, round_=0):
+        return predict_views(predict, loader, num_rows=40, out_channels=2, num_views=num_views, num_parts=num_parts,
+                             seed=0, round_=round_)
+
+    exact = predict_exact(predict, data, num_rows=40, out_channels=2, device=CPU)
+    torch.testing.assert_close(views(1, 1), exact)
+    torch.testing.assert_close(views(3, 1), exact)
+    assert torch.equal(views(2, 4), views(2, 4)) and not torch.equal(views(2, 4), views(2, 4, round_=1))
+    assert not torch.equal(views(2, 4), views(1, 4)) and not torch.allclose(views(2, 4), views(3, 4))
+    other = predict_views(predict, loader, num_rows=40, out_channels=2, num_views=1, num_parts=4, seed=1, round_=0)
+    assert not torch.equal(other, views(1, 4))
+    # An average over many views predicts every node in each: no row is left at zero or counted twice.
+    single = views(1, 4)
+    assert single.shape == (40, 2) and bool((single != 0).all())
+
+
+def test_exact_evaluation_by_the_reference_takes_the_edges_in_blocks(configure, monkeypatch):
+    data = random_graph(300, 4000, 0)
+    config = configure("model.num_layers=3", "model.hidden_channels=8", "kernel=reference")
+    model = build.build_model(config, data, NodeTask(data)).eval()
+    most = []
+    one_block = blocks.aggregate_edges
+    monkeypatch.setattr(blocks, "aggregate_edges", lambda x_j, *args, **options: most.append(len(x_j))
+                        or one_block(x_j, *args, **options))
+    monkeypatch.setattr(reference, "MAX_BLOCK_EDGES", 500)
+    whole = predict_exact(partial(NodeTask(data).predict, model), data, num_rows=300, out_channels=2, device=CPU)
+    assert len(most) >= 3 * 8000 // 500 and max(most) <= 500 and sum(most) == 3 * 8000
+    monkeypatch.undo()
+    with torch.no_grad():
+        torch.testing.assert_close(model(data.x, data.edge_index.as_tensor().long(), data.edge_attr), whole)
+
+
+CASES = given(st.integers(0, 10**6), st.integers(0, 40), st.sampled_from([0, 0.3]), st.booleans())
+
+
+@settings(max_examples=20, deadline=None)
+@CASES
+def test_scores_are_those_of_ogbs_evaluator(seed, num_test, unlabelled, ties):
+    check_scores(seed, num_test, unlabelled, ties)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@CASES
+def test_very_many_scores_are_those_of_ogbs_evaluator(seed, num_test, unlabelled, ties):
+    check_scores(seed, num_test, unlabelled, ties)
+
+
+def check_scores(seed, num_test, unlabelled, ties):
+    g = torch.Generator().manual_seed(seed)
+    data = task_graph(list(range(20)))
+    y, logits = (torch.randn(40, 3, generator=g) > 0).float(), torch.randn(40, 3, generator=g)
+    if ties:
+        logits = logits.round()
+    data.y = y.where(torch.rand(40, 3, generator=g) >= unlabelled, math.nan)
+    data.test_mask = torch.arange(40) < num_test
+    task = NodeTask(data)
+    assert task.scores(None, logits) == pytest.approx(task.scores(None, logits, official=True), abs=1e-12, nan_ok=True)
+
+
+def test_scores_of_perfect_predictions_and_of_splits_without_any():
+    data = task_graph(list(range(20)))
+    logits = data.y.clone()
+    assert NodeTask(data).scores(None, logits) == {"train": 1.0, "valid": 1.0, "test": 1.0}
+    data.valid_mask[:] = False
+    assert math.isnan(NodeTask(data).scores(None, logits)["valid"])
+    with pytest.raises(FloatingPointError, match="not finite"):
+        NodeTask(data).scores(None, logits / 0)
+    data.metric, data.y = "acc", torch.arange(40).unsqueeze(1) % 3
+    logits = torch.nn.functional.one_hot(torch.arange(40) % 3, 3).float()
+    logits[:10] = 1 - logits[:10]
+    scores = NodeTask(data).scores(None, logits)
+    assert 0 < scores["train"] < 1
+    assert scores == pytest.approx(NodeTask(data).scores(None, logits, official=True), nan_ok=True)

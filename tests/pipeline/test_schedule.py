@@ -1,0 +1,82 @@
+"""Which rank trains on which batch, and when: held against what one would write down by hand."""
+
+import itertools
+
+import pytest
+
+from parallel_epochs.pipeline.schedule import Schedule
+
+# Numbers of epochs, batches and ranks: few enough to try them all.
+ALL = list(itertools.product((1, 2, 5, 6), (1, 2, 3, 7), (1, 2, 3, 4)))
+
+
+def test_evaluations_by_hand():
+    def evaluated(num_epochs, num_ranks, eval_every):
+        schedule = Schedule(num_epochs=num_epochs, num_batches=3, num_ranks=num_ranks, eval_every=eval_every)
+        after, out = 0, []
+        while after < num_epochs:
+            before, after = after, after + schedule.epochs_of_round(after)
+            out += [after] * schedule.is_evaluation_due(before, after)
+        return out
+
+    assert evaluated(5, 1, 1) == [1, 2, 3, 4, 5]
+    assert evaluated(6, 1, 2) == [2, 4, 6]
+    # The last round is always evaluated, and a round that passes a multiple of eval_every in its middle.
+    assert evaluated(5, 1, 3) == [3, 5]
+    assert evaluated(10, 3, 4) == [6, 9, 10]
+    assert evaluated(4, 8, 100) == [4]
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_every_batch_of_every_epoch_is_trained_once_and_ranks_step_together(split):
+    for num_epochs, num_batches, num_ranks in ALL:
+        check_rounds(num_epochs, num_batches, num_ranks, split)
+
+
+def check_rounds(num_epochs, num_batches, num_ranks, split) -> None:
+    schedules = [Schedule(num_epochs=num_epochs, num_batches=num_batches, rank=rank, num_ranks=num_ranks, split=split)
+                 for rank in range(num_ranks)]
+    rounds = [list(schedule.remaining(0, 0)) for schedule in schedules]
+    assert {len(of_rank) for of_rank in rounds} == {schedules[0].rounds_left(0)}
+    trained = 0
+    for at_once in zip(*rounds, strict=True):
+        assert len({round_ for round_, _ in at_once}) == 1
+        batches = [(share.draw, batch) for _, share in at_once for batch in share.batches(num_batches)]
+        assert len(set(batches)) == len(batches) and {batch for _, batch in batches} == set(range(num_batches))
+        assert max(len(share.batches(num_batches)) for _, share in at_once) == schedules[0].num_steps
+        trained += len(batches)
+    assert trained == num_epochs * num_batches
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_resumed_round_has_the_batches_that_are_left(split):
+    for num_epochs, num_batches, num_ranks in ALL:
+        check_resumed_rounds(num_epochs, num_batches, num_ranks, split)
+
+
+def check_resumed_rounds(num_epochs, num_batches, num_ranks, split) -> None:
+    for rank in range(num_ranks):
+        schedule = Schedule(num_epochs=num_epochs, num_batches=num_batches, rank=rank, num_ranks=num_ranks, split=split)
+        rounds = list(schedule.remaining(0, 0))
+        for at, step in itertools.product(range(len(rounds)), range(schedule.num_steps)):
+            epochs = at if split else at * num_ranks
+            resumed = list(schedule.remaining(at, epochs, step))
+            assert list(resumed[0][1].batches(num_batches)) == list(rounds[at][1].batches(num_batches))[step:]
+            assert resumed[0][0] == at and resumed[0][1].draw == rounds[at][1].draw and resumed[1:] == rounds[at + 1:]
+            assert schedule.rounds_left(epochs) == len(resumed)
+
+
+def test_learning_rates_of_split_are_scaled_by_the_batches_of_a_step():
+    schedule = Schedule(num_epochs=2, num_batches=6, num_ranks=4, split=True, lr=0.1, lr_scaling="linear")
+    assert [schedule.learning_rate(9, 0, step) for step in range(2)] == pytest.approx([0.4, 0.2])
+    few = Schedule(num_epochs=2, num_batches=3, num_ranks=8, split=True, lr=0.1, lr_scaling="sqrt")
+    assert few.learning_rate(9, 1) == pytest.approx(0.1 * 3**0.5) and "scaled (sqrt) 0.173205" in str(few)
+
+
+@pytest.mark.parametrize("scaling, factors", [("none", [1, 1]), ("sqrt", [2, 2**0.5]), ("linear", [4, 2])])
+def test_learning_rates_by_hand(scaling, factors):
+    schedule = Schedule(num_epochs=6, num_batches=3, num_ranks=4, lr=0.1, lr_scaling=scaling, warmup_steps=4)
+    # Six epochs of four ranks: a round of four, and one of two.
+    assert [schedule.learning_rate(10, epochs) / 0.1 for epochs in (0, 4)] == pytest.approx(factors)
+    warmup = [schedule.learning_rate(step, 0) / (0.1 * factors[0]) for step in range(5)]
+    assert warmup == pytest.approx([0.25, 0.5, 0.75, 1, 1])

@@ -1,0 +1,58 @@
+import csv
+import io
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from parallel_epochs.scripts.bench.measure import assert_close
+from tests.helpers.running import ROOT
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
+@pytest.mark.parametrize("bench, rows", [
+    (["aggregate", "--repeat", "1"], 5), (["layer", "--repeat", "1"], 1),
+    (["step", "--repeat", "1", "--pyg-layers", "3", "--layers", "4"], 2),
+    (["depth", "--repeat", "1", "--channels", "24", "--layers", "2"], 6), (["inference", "--layers", "2"], 1)])
+def test_benchmarks_beside_pyg(bench, rows):
+    sizes = ["--num-nodes", "500", "--num-edges", "10000"]
+    result = subprocess.run([sys.executable, "-m", "scripts.bench", *bench, *sizes], cwd=ROOT,
+                            capture_output=True, text=True, timeout=300,
+                            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+    assert result.returncode == 0, result.stderr
+    table = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert len(table) == rows and all(row["bench"] == bench[0] for row in table)
+
+
+@pytest.mark.system
+def test_neighbour_sampling_beside_pyg():
+    result = subprocess.run([sys.executable, "-m", "scripts.bench", "sampling", "--num-nodes", "500", "--num-edges",
+                             "10000", "--num-seeds", "100", "--batch-size", "40", "--repeat", "1"], cwd=ROOT,
+                            capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert result.returncode == 0, result.stderr
+    (row,) = csv.DictReader(io.StringIO(result.stdout))
+    assert float(row["ratio_median"]) > 0 and int(row["num_seeds"]) == 100
+
+
+def test_nothing_is_timed_where_outputs_differ():
+    assert_close({"out": torch.ones(3)}, {"out": torch.ones(3)}, tolerance=1e-6)
+    for other in (torch.tensor([1.0, 1.0, 1.1]), torch.tensor([1.0, 1.0, torch.nan])):
+        with pytest.raises(SystemExit, match="out differs .* nothing is timed"):
+            assert_close({"out": other}, {"out": torch.ones(3)}, tolerance=1e-3)
+
+
+@pytest.mark.slow
+def test_a_long_run_holds_no_more_and_more():
+    result = subprocess.run([sys.executable, "-m", "scripts.bench", "steady", "--epochs", "80", "data.num_nodes=1200",
+                             "data.num_edges=40000", "model.num_layers=2", "train.eval_every=3"], cwd=ROOT,
+                            capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert result.returncode == 0, result.stderr
+    table = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert table[0]["epoch"] == "10" and table[-1]["epoch"] == "70"
+    for row in table:
+        assert float(row["ratio"]) <= 1.02, table
+        assert (row["files"], row["process_threads"]) == (table[0]["files"], table[0]["process_threads"]), table

@@ -1,0 +1,54 @@
+"""The pages as a site: anchors exist, and `make docs` builds pages that load nothing from elsewhere."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers.running import ROOT
+from tests.test_docs import EVERYWHERE, prose_of
+
+
+def anchors_of(page) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.+)$", prose_of(page), re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", EVERYWHERE, ids=lambda page: page.name)
+def test_links_lead_to_headings(page):
+    for target, anchor in re.findall(r"\]\(([^):#]*)#([^)]+)\)", prose_of(page)):
+        linked = page.parent / target if target else page
+        assert linked.is_file() and anchor in anchors_of(linked), f"{page.name}: {target}#{anchor}"
+
+
+def test_every_page_is_in_the_navigation():
+    named = set(re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("nav:")[2]))
+    assert named == {page.name for page in EVERYWHERE} - {"README.md"} | {"index.md"}
+
+
+def test_pictures_have_their_files_and_load_nothing():
+    for page in EVERYWHERE:
+        for target in re.findall(r'(?:src|srcset)="([^"]+)"', page.read_text()):
+            assert (page.parent / target).is_file(), f"{page.name}: {target}"
+    for picture in (ROOT / "docs").glob("*.svg"):
+        assert not re.search(r'(?:href|src)="https?:|url\(["\']?https?:|@import', picture.read_text()), picture.name
+
+
+@pytest.mark.system
+def test_the_site_is_built_and_loads_nothing_from_elsewhere(tmp_path):
+    pytest.importorskip("mkdocs", reason="make docs installs it")
+    result = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", tmp_path],
+                            cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = {entry["location"].partition("#")[0] for entry in
+             json.loads((tmp_path / "search" / "search_index.json").read_text())["docs"]}
+    assert found == {page.with_suffix(".html").name for page in EVERYWHERE} - {"README.html"} | {"index.html"}
+    for page in tmp_path.glob("*.html"):
+        loaded = re.findall(r'<(?:script|img|source)[^>]* src="(https?:[^"]*)|<link[^>]* href="(https?:[^"]*)',
+                            page.read_text())
+        assert not loaded, f"{page.name}: {loaded}"

@@ -1,0 +1,325 @@
+"""Every kind of run, interrupted in every kind of way, ends with the bits of the run that nothing happens to.
+
+A row is a run: see ROWS. The cheap sign is in this process and needs no second training: the state after a step,
+loaded into a fresh trainer, goes on with the same bits. The slow part of the matrix stops and kills real processes.
+"""
+
+import functools
+import io
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from parallel_epochs.pipeline import training
+from parallel_epochs.pipeline.command import cli, schema as configuration
+from parallel_epochs.pipeline.run import checkpoint
+from parallel_epochs.pipeline.run.contract import Step
+from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, RankError, Stopped
+from parallel_epochs.pipeline.run.stop import StopRequest
+from tests.helpers import building as build, resume_cases
+from tests.helpers.resume_cases import ROWS, WRITE, product
+from tests.helpers.running import (
+    ROOT,
+    finish,
+    forked,
+    kill_after_rounds,
+    rounds_of,
+    status_of,
+    summary_of,
+    train,
+)
+
+CPU = torch.device("cpu")
+# Two rounds, with an evaluation after the first. An episode of a node embedding is a part of an epoch.
+SHORT = {"node embedding": ["train.epochs=8", "train.eval_every=1"]}
+# So many looks at a request to stop are before the one that sees it. The evaluation of a layout is short and looks at
+# none, that of somebody's model once.
+LOOKS = {"layout": None, "layout of a graph": None, "custom": 0}
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    """The processes of ranks find the tests' modules."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory):
+    return Matrix(tmp_path_factory.mktemp("matrix"))
+
+
+class Matrix:
+    """The data, configurations and undisturbed runs of the rows, each made once."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.cache = folder, folder / "cache"
+        self._data, self.config, self.whole = map(functools.cache, (self._write, self._compose, self._train))
+
+    def _write(self, name: str) -> list[str]:
+        (self.folder / name).mkdir()
+        return WRITE[name](self.folder / name)
+
+    def overrides(self, row: str, *more: str) -> list[str]:
+        data = self._data(product(row)) if product(row) in WRITE else []
+        return [*data, *ROWS[row], *more]
+
+    def _compose(self, row: str, *more: str) -> configuration.RunConfig:
+        with initialize_config_dir(cli.CONF, version_base="1.3"):
+            cfg = compose("config", [f"cache_dir={self.cache}", *self.overrides(row, *more)])
+        return configuration.to_object(cfg)
+
+    def _train(self, row: str, *more: str) -> Path:
+        """Train without an interruption; returns the folder."""
+        folder = self.folder / f"whole-{len(list(self.folder.iterdir()))}"
+        train(self.config(row, *more), folder)
+        return folder
+
+
+class Asks(StopRequest):
+    """A request to stop that comes at one of the next looks at it, if at all."""
+
+    looks: int | None = None
+
+    @property
+    def signum(self) -> int:
+        if self.looks is None:
+            return 0
+        self.looks -= 1
+        return signal.SIGTERM if self.looks < 0 else 0
+
+
+def saved(trainer) -> bytes:
+    """The state as a checkpoint keeps it."""
+    file = io.BytesIO()
+    torch.save(trainer.state(), file)
+    return file.getvalue()
+
+
+def digest_of(trainer) -> str:
+    return checkpoint.digest(trainer.state())
+
+
+def walk(trainer) -> Iterator[tuple[str | None, Step | None]]:
+    """Train to the end as :func:`pipeline.loop.fit` does; yields each step, and of the evaluation that was before it
+    the digest of its scores.
+    """
+    scores = None
+    while trainer.progress.round < trainer.num_rounds:
+        for step in trainer.steps():
+            yield scores and checkpoint.digest(scores), step
+            scores = None
+        scores = trainer.evaluate()
+    yield scores and checkpoint.digest(scores), None
+
+
+def take_step(steps: Iterator, trainer) -> tuple[str | None, str]:
+    """Take the next step; returns digests of the scores before it and of the state after it."""
+    scores, step = next(steps)
+    if step is not None:
+        progress = trainer.progress
+        assert step == Step(progress.step, progress.step_in_round == trainer.about.num_steps, False)
+    return scores, digest_of(trainer)
+
+
+@dataclass
+class Course:
+    """A run of two rounds: the state after each step, and what the step after it leads to."""
+
+    states: list[bytes]
+    next: list[tuple[str | None, str]]
+    num_steps: int
+
+
+def follow(new: Callable[[], Any]) -> Course:
+    """Train two rounds and keep every state."""
+    with new() as trainer:
+        # What a session writes there.
+        trainer.progress.best_epoch, trainer.progress.best_scores, trainer.progress.num_worse = 7, {"valid": 0.5}, 3
+        course, steps = Course([], [], trainer.about.num_steps), walk(trainer)
+        take_step(steps, trainer)
+        while len(course.states) < 2 * trainer.about.num_steps:
+            course.states.append(saved(trainer))
+            course.next.append(take_step(steps, trainer))
+    return course
+
+
+def leave_an_evaluation(trainer, stop: Asks, looks: int) -> str:
+    """Ask a run to stop in the middle of an evaluation: nothing has moved; returns the digest of the scores of the
+    next try.
+    """
+    before = digest_of(trainer)
+    stop.looks = None
+    assert list(trainer.steps()) == []
+    stop.looks = looks
+    with pytest.raises(Stopped):
+        trainer.evaluate()
+    stop.looks = None
+    assert digest_of(trainer) == before
+    return checkpoint.digest(trainer.evaluate())
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_state_after_every_step_is_whole(row, matrix):
+    """A fresh trainer that loads it takes the next step with the same bits, and so on from step to step."""
+    config = matrix.config(row, *SHORT.get(product(row), ["train.epochs=2"]))
+    data = build.open_graph(config).parts[0].data
+    new = functools.partial(build.open_trainer, config, data, CPU)
+    course = follow(new)
+    last, end = course.num_steps - 1, len(course.states) - 1
+    assert len({state for _, state in course.next}) == end + 1
+    for place in range(end + 1) if row == product(row) else (0, last, end):
+        state, stop = torch.load(io.BytesIO(course.states[place]), weights_only=True), Asks()
+        before = checkpoint.digest(state)
+        with new(stop=stop) as trainer:
+            trainer.load(state)
+            assert digest_of(trainer) == before
+            steps = walk(trainer)
+            assert take_step(steps, trainer) == course.next[place], f"after step {place + 1}"
+            assert checkpoint.digest(state) == before, "what was loaded has not moved"
+            if place == 0 and last > 1:
+                stop.looks = 0
+                assert next(steps)[1].stop, "a request to stop is seen in the next step"
+    evaluated = next(place for place, (scores, _) in enumerate(course.next) if scores is not None)
+    if (looks := LOOKS.get(product(row), 1)) is not None:
+        with new(stop=stop) as trainer:
+            trainer.load(torch.load(io.BytesIO(course.states[evaluated]), weights_only=True))
+            assert leave_an_evaluation(trainer, stop, looks) == course.next[evaluated][0]
+
+
+def train_changed(change: Callable[[], object], config, folder: Path) -> None:
+    change()
+    train(config, folder)
+
+
+def records_of(folder: Path) -> list[dict]:
+    """The records of the rounds without what a clock told."""
+    return [{key: value for key, value in record.items() if "seconds" not in key and key != "hidden"}
+            for record in rounds_of(folder)]
+
+
+def learned_by(folder: Path) -> list:
+    """What a run leaves, without what a clock told."""
+    summary, last = summary_of(folder), checkpoint.load(folder / "checkpoints" / "last.pt")
+    last["progress"].pop("wall_seconds")
+    return [{key: summary.get(key) for key in ("weights_sha256", "train", "test", "best_valid", "best_epoch", "scores",
+                                               "data_epochs", "num_rounds", "components")}, records_of(folder),
+            checkpoint.digest(last), checkpoint.digest(checkpoint.load(folder / "checkpoints" / "best.pt"))]
+
+
+def assert_same(folder: Path, whole: Path) -> None:
+    for ours, theirs in zip(learned_by(folder), learned_by(whole), strict=True):
+        assert ours == theirs
+    assert not list(folder.rglob("*.tmp"))
+
+
+# What interrupts a run of three rounds or more: given the steps of a round and of the run, the change of the process,
+# and the step that the last checkpoint is of.
+HOWS: dict[str, Callable[[int, int], tuple[Callable[[], object], int]]] = {
+    "stopped in a round": lambda num_steps, total: (
+        lambda: resume_cases.after_step(num_steps + 1, resume_cases.ask_to_stop), num_steps + 2),
+    "stopped in an evaluation": lambda num_steps, total: (
+        lambda: resume_cases.after_step(total, resume_cases.ask_to_stop), total),
+    "killed in a round": lambda num_steps, total: (
+        lambda: resume_cases.after_step(num_steps + 2, resume_cases.kill_this_process), num_steps),
+    "killed before a checkpoint": lambda num_steps, total: (
+        lambda: resume_cases.die_before_a_checkpoint(2), num_steps),
+}
+# The quick ones; with the state after every step, these are a sign for all others.
+QUICK = {*(("cluster", how) for how in HOWS), ("link", "killed in a round"), ("graph", "killed in a round"),
+         ("node embedding", "killed in a round")}
+LONGER = {"node embedding": ["train.epochs=12", "train.eval_every=1"]}
+
+
+@pytest.mark.parametrize("row, how", [
+    pytest.param(row, how, marks=[] if (row, how) in QUICK else pytest.mark.slow) for row in ROWS for how in HOWS
+    if (row == product(row) or how in ("stopped in a round", "killed in a round"))
+    and not (LOOKS.get(product(row), 1) is None and how == "stopped in an evaluation")])
+def test_an_interrupted_run_ends_with_the_same_bits(row, how, matrix, tmp_path):
+    more = LONGER.get(product(row), ["train.epochs=3"])
+    whole, config, folder = matrix.whole(row, *more), matrix.config(row, *more), tmp_path / "run"
+    rounds = rounds_of(whole)
+    change, step = HOWS[how](rounds[0]["step"], rounds[-1]["step"])
+    status = EXIT_TRY_AGAIN if how.startswith("stopped") else -signal.SIGKILL
+    assert status_of(forked(train_changed, change, config, folder)) == status
+    assert not (folder / "summary.json").exists()
+    left = checkpoint.load_last(folder / "checkpoints")
+    if "test" in rounds[0]:  # not only every other round is evaluated
+        assert left["progress"]["step"] == step
+    train(config, folder)
+    assert_same(folder, whole)
+
+
+# Two ranks, of which one has nothing to do at the end of the run: a pass or a batch is too few. The rank that is
+# interrupted is the second.
+UNEVEN = ["parallel.num_ranks=2", "train.epochs=3"]
+SPLIT = [*UNEVEN, "parallel=split"]
+RANKS = [
+    ("cluster", UNEVEN, "stopped"), ("cluster", UNEVEN, "killed"),
+    ("cluster", [*SPLIT, "partition.num_parts=5"], "stopped"), ("cluster", [*SPLIT, "partition.num_parts=5"], "killed"),
+    ("cluster: METIS", [*UNEVEN, "train.label_input=0.5"], "stopped"),
+    *((row, [*UNEVEN, "model.norm=batch", f"evaluation={evaluation}"], "stopped")
+      for row in ("cluster: batch norm", "revgnn", "equilibrium", "pyg", "custom", "cluster: fp16")
+      for evaluation in ("exact", "views")),
+    ("cluster: scaled sums", UNEVEN, "killed"), ("cluster: scaled sums", [*UNEVEN, "evaluation=views"], "killed"),
+    ("cluster: on disk", UNEVEN, "killed"), ("cluster: on disk", SPLIT, "killed"),
+    ("cluster: on disk", [*UNEVEN, "partition=metis_random"], "killed"),
+    ("dynamic edges", UNEVEN, "killed"), ("dynamic edges", [*UNEVEN, "evaluation=views"], "killed"),
+    ("neighbor", SPLIT, "stopped"), ("neighbor", SPLIT, "killed"),
+    ("neighbor: label inputs, sampled evaluation", UNEVEN, "stopped"),
+    ("neighbor: label inputs, sampled evaluation", UNEVEN, "killed"),
+    ("table", UNEVEN, "killed"), ("table: neighbor", [*SPLIT, "parallel.check_every=1"], "killed"),
+    ("link", UNEVEN, "killed"), ("link", [*SPLIT, "task.pairs_per_step=50"], "killed"),
+    ("graph", UNEVEN, "killed"), ("graph", [*SPLIT, "loader.batch_size=9"], "killed"),
+    ("node embedding", [*LONGER["node embedding"], "parallel.num_ranks=2"], "killed"),
+    ("node embedding: on disk", [*LONGER["node embedding"], "parallel.num_ranks=2"], "killed"),
+    ("knowledge: sparse Adam", UNEVEN, "killed"), ("layout", UNEVEN, "killed"), ("layout", UNEVEN, "stopped"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row, more, how", RANKS, ids=[f"{row} {' '.join(more)} {how}" for row, more, how in RANKS])
+def test_ranks_that_are_interrupted_end_with_the_same_bits(row, more, how, matrix, tmp_path, monkeypatch):
+    whole, config, folder = matrix.whole(row, *more), matrix.config(row, *more), tmp_path / "run"
+    last = rounds_of(whole)[-1]["step"]
+    with monkeypatch.context() as patch, pytest.raises(Stopped if how == "stopped" else RankError):
+        patch.setattr(training, "_train_launched", functools.partial(resume_cases.train_interrupted, 1, last - 1, how))
+        train(config, folder)
+    left = checkpoint.load_last(folder / "checkpoints")["progress"]
+    assert left["step"] == last if how == "stopped" else left["step_in_round"] == 0 < left["step"] < last
+    train(config, folder)
+    assert_same(folder, whole)
+    counts = [value for name, value in checkpoint.load(folder / "checkpoints" / "last.pt").get("model", {}).items()
+              if name.endswith("num_batches_tracked")]
+    assert all(count == last for count in counts) and bool(counts) == ("model.norm=batch" in " ".join([*more,
+                                                                                                       *ROWS[row]]))
+
+
+# Rounds until a run is killed from outside, wherever it happens to be, and the overrides that leave some to do.
+KILLED = [
+    ("cluster", ["train.epochs=60"], [5, 23]), ("table", ["train.epochs=40", "train.eval_every=2"], [3, 15]),
+    ("link", ["train.epochs=24", "partition.num_parts=3", "task.pairs_per_step=20"], [3, 8]),
+    ("link", ["train.epochs=24", "partition.num_parts=3", "task.pairs_per_step=20", "parallel.num_ranks=2"], [3, 8]),
+    ("graph", ["train.epochs=40", "train.eval_every=3"], [7]),
+    ("node embedding: AdaGrad", ["train.epochs=400", "train.eval_every=40"], [12]),
+    ("node embedding: on disk", ["train.epochs=400", "train.eval_every=40", "parallel.num_ranks=2"], [12]),
+    ("knowledge: sparse Adam", ["train.epochs=40"], [5]), ("layout", ["train.epochs=300", "train.eval_every=10"], [25]),
+    ("layout", ["train.epochs=300", "train.eval_every=10", "parallel.num_ranks=2"], [25]),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row, more, rounds", KILLED, ids=[f"{row} {' '.join(more)}" for row, more, _ in KILLED])
+def test_kill_9_of_a_command_at_any_moment_loses_nothing(row, more, rounds, matrix, tmp_path):
+    whole, folder = matrix.whole(row, *more), tmp_path / "killed"
+    for number in rounds:
+        kill_after_rounds(number, matrix.overrides(row, *more), folder, matrix.cache)
+    code, output = finish([], folder, matrix.cache)
+    assert code == 0, output
+    assert_same(folder, whole)
