@@ -22,7 +22,7 @@ from parallel_epochs.pipeline.products import product_of
 from parallel_epochs.pipeline.run.contract import Trainer
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.stop import StopRequest
-from parallel_epochs.pipeline.training import build_session, check  # noqa: F401
+from parallel_epochs.pipeline.training import check  # noqa: F401
 
 CPU = torch.device("cpu")
 # The keys of every `evaluate` and `predict`; those that the run's product does not read are refused.

@@ -229,7 +229,7 @@ def test_sgd_moves_by_the_gradient_and_relations_by_a_fraction_of_it(loss, fract
     (["trainer.batch_size=99999999999", "data.num_entities=1000000", "data.num_train=1000000"],
      "trainer.batch_size=99,999,999,999: a step takes .* lower trainer.batch_size"),
     (["device=cuda"], "trainer=knowledge needs the CPU; this run has device=cuda"),
-    (["data.num_train=10000"], "data.num_train, data.num_valid and data.num_test are 10,300 triples"),
+    (["data.num_train=10000"], "data.num_train, data.num_valid and data.num_test ask for 10,300 triples"),
     (["data.components=largest"], "data.components=largest: trainer=knowledge trains on all components"),
 ])
 def test_impossible_options_are_refused(overrides, message, configure):

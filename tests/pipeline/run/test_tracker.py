@@ -1,5 +1,6 @@
 """Trackers get the numbers of metrics.jsonl, each once, and never hurt a run."""
 
+import contextlib
 import csv
 import dataclasses
 import json
@@ -10,11 +11,12 @@ import types
 
 import pytest
 
-from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline import keys, training
 from parallel_epochs.pipeline.command import schema as configuration
 from parallel_epochs.pipeline.config import TrackerConfig
 from parallel_epochs.pipeline.run import tracker as trackers
 from parallel_epochs.pipeline.run.errors import Stopped
+from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.tracker import TrackerFeed, numbers_of
 from tests.helpers import building as build
 from tests.helpers.running import TOY, finish, rounds_of, shell, train
@@ -240,17 +242,15 @@ def test_only_the_first_rank_of_several_writes_and_a_stop_is_told(configure, tmp
 
     monkeypatch.setitem(trackers.TRACKERS, "remembers", Remembers)
     config = dataclasses.replace(configure(*TOY), tracker=TrackerConfig("remembers", "a project"))
-    graph = build.open_graph(config)
-    from parallel_epochs.pipeline.run.ranks import Ranks
+    part = build.part_of(config, build.open_graph(config).data)
     for rank in range(2):
         folder = tmp_path / "sweep" / "3"
         folder.mkdir(parents=True, exist_ok=True)
-        trainer = build.build_trainer(config, graph.data)
-        with pytest.raises(Stopped), build.build_session(config, folder, graph.data) as session:
+        with contextlib.closing(build.build_trainer(config, part.data)) as trainer, \
+                pytest.raises(Stopped), training.build_session(part, trainer, folder) as session:
             session.ranks = Ranks(rank, 1)
             session.resume(trainer)
             raise Stopped(15)
-        trainer.__exit__()
     (tracker,) = opened
     assert tracker.status == "stopped" and tracker.options["name"] == "sweep/3"
     assert tracker.options["project"] == "a project" and tracker.options["settings"]["train.epochs"] == 4

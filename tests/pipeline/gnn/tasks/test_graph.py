@@ -303,4 +303,4 @@ def test_the_report_shows_batches_and_no_partition_or_components(config_of, tmp_
     text = page([read_run(tmp_path / "run")])
     assert "24 training graphs in 4 batches of 6 to 6 graphs" in text and "Batches of graphs" in text
     assert not (tmp_path / "run" / "components.json").exists()
-    assert "Connected components" not in text and "Partition" not in text.replace("Partitions", "")
+    assert 'id="components"' not in text and "Partition" not in text.replace("Partitions", "")
