@@ -48,8 +48,7 @@ class Product:
     @property
     def predictions(self) -> ModuleType:
         """The module that reads its runs; it imports torch."""
-        name = "restore" if self.name == "gnn" else "predictions"
-        return importlib.import_module(f"parallel_epochs.pipeline.{self.name}.{name}")
+        return importlib.import_module(f"parallel_epochs.pipeline.{self.name}.predictions")
 
 
 PRODUCTS: dict[str, Product] = {

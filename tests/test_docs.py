@@ -38,7 +38,7 @@ SMALL_BENCH = {"partition": ["--repeat=1"], "scale": [], "ranks": ["--layers=2",
 # Runs commands one after the other, each in a fork that has the imports behind it.
 RUNNER = """
 import json, os, runpy, sys
-import parallel_epochs.pipeline.gnn.restore, parallel_epochs.pipeline.training
+import parallel_epochs.pipeline.gnn.predictions, parallel_epochs.pipeline.training
 for module, *arguments in json.load(sys.stdin):
     if (pid := os.fork()) == 0:
         sys.argv = [module, *arguments]

@@ -1,212 +1,147 @@
-"""Tables of predictions: a row a node, with its id, its split, what is predicted, and the scores."""
+"""Runs of trainer=gnn after training: the metrics and the predictions of a checkpoint."""
 
+import dataclasses
 import logging
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.gnn.config import GNNEvaluateConfig
-from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
-from parallel_epochs.pipeline.names import MASKS, SPLITS
-from parallel_epochs.pipeline.run import files, tables
-from parallel_epochs.pipeline.run.errors import one_line
-from parallel_epochs.pipeline.run.progress import Bar
-from parallel_epochs.pipeline.run.tables import Columns
+from parallel_epochs.pipeline.config import settings
+from parallel_epochs.pipeline.gnn import build, prediction_table as tables
+from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNEvaluateConfig
+from parallel_epochs.pipeline.gnn.features import load_weights
+from parallel_epochs.pipeline.gnn.predictor import build_predictor
+from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.graph.pairs import read_pairs
+from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run.log import format_score, format_table
+from parallel_epochs.pipeline.run.ranks import choose_device
+from parallel_epochs.pipeline.run.session import check_data, load_checkpoint
 
 log = logging.getLogger(__name__)
 
-# Keys of these tables.
-KEYS = ("output", "output_nodes", "embeddings")
-ID = "id"
-# Cells of a table that are made at a time.
-MAX_CELLS = 2**21
 
-
-@dataclass(frozen=True)
-class Predictions:
-    """What a model has predicted of nodes.
+@dataclass
+class Restored:
+    """A trained model and what it takes to use it.
 
     Attributes:
-        metric: of the labels, which says what the rows are: logits of classes, logits of binary tasks, or values.
-        rows: [num_nodes, out_channels]
-        embeddings: [num_nodes, channels], or none.
-        ids: of the nodes, text or int64 [num_nodes].
-        splits: "train", "valid", "test" or "none" for each node [num_nodes].
-        labels: names of the columns of `rows`; none where they have numbers.
+        setup: what the model was trained on; its configuration has the evaluation that was asked for.
+        epoch: passes over the graph when the checkpoint was saved.
+        rows: predictions of every row, [num_rows, out_channels].
+        pairs: of nodes to predict the links of, [num_pairs, 2]; none: those of the task.
+        table: what ``output`` shall hold; none without it.
+        nodes: places of the rows that it shall hold; none for all.
     """
 
-    metric: str
+    setup: Setup
+    epoch: int
     rows: Tensor
-    embeddings: Tensor | None
-    ids: np.ndarray
-    splits: np.ndarray
-    labels: list[str] | None
+    pairs: Tensor | None = None
+    table: tables.Predictions | None = None
+    nodes: np.ndarray | None = None
 
 
-def check(options: GNNEvaluateConfig) -> list[str] | None:
-    """Refuse keys that do not fit each other and files that cannot be written or read, before any long work.
+def restore(options: GNNEvaluateConfig, config: GNNConfig) -> Restored:
+    """Load a checkpoint of a run and predict every row with it.
+
+    Args:
+        config: of the run.
+
+    Raises:
+        ValueError: no such checkpoint, a damaged one, another dataset, an unknown method, or pairs that cannot be read
+            or predicted.
+    """
+    pairs = None if options.pairs is None else read_pairs(Path(options.pairs))
+    if pairs is not None and options.predictions is None:
+        raise ValueError(f"pairs={options.pairs} needs a file for its predictions. Give predictions=FILE")
+    folder = Path(options.run)
+    if config.task.name != "node":
+        tables.refuse(options, f"{folder} has task={config.task.name}, and tables have a row for each node. Give "
+                               "predictions=FILE")
+    wanted = tables.check(options)
+    if config.data.components == "separate":
+        raise ValueError(f"{folder} holds a model for each component. Choose one of "
+                         f"{', '.join(sorted(str(path) for path in folder.glob('component_*')))}")
+    state = load_checkpoint(folder, options.checkpoint, settings(config))
+    given = {key: getattr(options, key) for key in ("method", "num_views", "num_parts", "num_neighbors")
+             if getattr(options, key) is not None}
+    config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, **given))
+    config.check()
+    build.check(config)
+
+    opened = build.open_data(config, choose_device(options.device))
+    setup = cast(Setup, opened.parts[0])
+    data, task = setup.data, setup.task
+    check_data(folder, state, data.get("content_hash"))
+    if pairs is not None:
+        task.check_pairs(pairs)
+    ids = tables.ids_of(opened.data, data.get("n_id")) if options.output is not None else None
+    nodes = tables.find_nodes(wanted, ids, options.output_nodes) if wanted is not None and ids is not None else None
+    load_weights(state["model"], setup.model, setup.table)
+    if options.checkpoint == "best":
+        round_, epoch = state["round"], state["epoch"]
+    else:  # which holds the number of rounds that are complete
+        round_, epoch = max(state["round"] - 1, 0), state["progress"]["epochs"]
+    predict_all = build_predictor(config, setup.model, task, setup.loader, table=setup.table,
+                                  embeddings=options.embeddings)
+    rows, embeddings = predict_all(round_), None
+    if options.embeddings:
+        rows, embeddings = rows[:, :task.out_channels], rows[:, task.out_channels:]
+    found = None if ids is None else tables.Predictions(
+        task.metric, rows, embeddings, ids, tables.splits_of(data), tables.labels_of(opened.data, task.out_channels))
+    return Restored(setup, epoch, rows, pairs, found, nodes)
+
+
+def evaluate(options: GNNEvaluateConfig, config: GNNConfig) -> dict[str, float]:
+    """Evaluate a checkpoint of a run by OGB's Evaluator, and save its predictions if asked to.
 
     Returns:
-        The ids that ``output_nodes`` lists; none without it.
+        The metric of each split.
 
     Raises:
-        ValueError: names the key.
+        ValueError: see :func:`restore`.
     """
-    if options.output is None:
-        for name in KEYS[1:]:
-            if value := getattr(options, name):
-                raise ValueError(f"{name}={value}: of which table? Give output=FILE")
-        return None
-    tables.format_of("output", options.output)
-    if options.predictions is not None and Path(options.predictions).resolve() == Path(options.output).resolve():
-        raise ValueError(f"output={options.output} and predictions={options.predictions} are one file: the logits need "
-                         "another")
-    return None if options.output_nodes is None else read_ids(options.output_nodes)
+    restored = restore(options, config)
+    setup = restored.setup
+    scores = setup.task.scores(setup.model, restored.rows, official=True)
+    title = (f"{options.checkpoint} checkpoint of {Path(options.run)}, epoch {restored.epoch}, "
+             f"by {setup.config.evaluation.method}")
+    log.info("%s", format_table([(f"{split} {setup.task.metric}", format_score(score))
+                                 for split, score in scores.items()], title))
+    save(options, restored)
+    return scores
 
 
-def refuse(options: GNNEvaluateConfig, reason: str) -> None:
-    """Refuse the keys of tables.
+def predict(options: GNNEvaluateConfig, config: GNNConfig) -> None:
+    """Save the predictions of a checkpoint of a run.
 
     Raises:
-        ValueError: names the first that has been given, and the reason.
+        ValueError: see :func:`restore`; neither a file nor a table is asked for.
     """
-    for name in KEYS:
-        if value := getattr(options, name):
-            raise ValueError(f"{name}={value}: {reason}")
+    if options.predictions is None and options.output is None:
+        raise ValueError("One argument is missing: predictions=FILE, or output=TABLE for a table of nodes")
+    save(options, restore(options, config))
 
 
-def read_ids(path: str) -> list[str]:
-    """Read the column ``id`` of a table.
-
-    Raises:
-        ValueError: there is no such table or column, it has no rows, or one of them has no id, or that of another.
-    """
-    ending, key = tables.format_of("output_nodes", path), f"output_nodes={path}"
-    if not files.is_there(Path(path)):
-        raise ValueError(f"{key} does not exist")
-    try:
-        table = pd.read_parquet(path) if ending == ".parquet" else pd.read_csv(
-            path, sep=tables.SEPARATORS[ending], dtype=str, keep_default_na=False)
-    except (ValueError, OSError, EOFError, zlib.error) as error:  # what they raise of another file
-        raise ValueError(f"{key} is no table {ending}: {one_line(error)}") from None
-    if ID not in table:
-        raise ValueError(f"{key} has the columns {', '.join(map(str, table.columns))}, and none called {ID}")
-    ids = table[ID].astype(object).where(table[ID].notna(), "").map(str)
-    if not len(ids):
-        raise ValueError(f"{key} has a head, but no rows")
-    if (empty := ids == "").any():
-        raise ValueError(f"{key}: row {int(np.argmax(empty)) + 1} below the head has no {ID}")
-    if (again := ids.duplicated()).any():
-        row = int(np.argmax(again))
-        first = int(np.argmax(ids == ids.iloc[row]))
-        raise ValueError(f"{key}: row {row + 1} below the head has the {ID} {ids.iloc[row]!r} of row {first + 1}: give "
-                         "each once")
-    return ids.tolist()
+def save(options: GNNEvaluateConfig, restored: Restored) -> None:
+    """Save what is asked for: logits or values as tensors, and a table."""
+    if options.predictions is not None:
+        save_predictions(Path(options.predictions), restored)
+    if options.output is not None and restored.table is not None:
+        tables.save(options.output, restored.table, restored.nodes)
 
 
-def find_nodes(wanted: list[str], ids: np.ndarray, path: str | None) -> np.ndarray:
-    """Look nodes up by their ids.
-
-    Args:
-        ids: of all nodes.
-        path: of the table that lists the wanted ones, for messages.
-
-    Returns:
-        The places of the wanted ones among all, int64.
-
-    Raises:
-        ValueError: names the first id that no node has.
-    """
-    place = {str(id_): number for number, id_ in enumerate(ids.tolist())}
-    for row, id_ in enumerate(wanted, start=1):
-        if id_ not in place:
-            raise ValueError(f"output_nodes={path}: no node has the {ID} {id_!r} of row {row}; the {len(place):,} "
-                             f"nodes of the run are called {', '.join(list(place)[:3])}, ...")
-    return np.array([place[id_] for id_ in wanted], dtype=np.int64)
-
-
-def ids_of(data: Data, n_id: Tensor | None) -> np.ndarray:
-    """Return the ids of nodes: their names, as text, or their numbers, int64, where they have none.
-
-    Args:
-        data: all of the graph.
-        n_id: the nodes, where these are not all; none for all.
-    """
-    numbers = np.arange(data.num_nodes) if n_id is None else n_id.numpy()
-    return np.array(unpack_names(data), object)[numbers] if "names" in data else numbers
-
-
-def splits_of(data: Data) -> np.ndarray:
-    """Return the split of each node as text, "none" for nodes of no split."""
-    number = torch.full((data.num_nodes,), len(SPLITS), dtype=torch.uint8)
-    for split, mask in enumerate(MASKS):
-        number[data[mask]] = split
-    return np.array([*SPLITS, "none"], object)[number.numpy()]
-
-
-def labels_of(data: Data, num_columns: int) -> list[str] | None:
-    """Return the names of the classes or tasks; none where they have numbers."""
-    if "label_names" not in data:
-        return None
-    return unpack_names(data, "label_names")[:num_columns]  # behind them may be classes that no split has
-
-
-def save(path: str, predictions: Predictions, nodes: np.ndarray | None) -> None:
-    """Write a table of predictions; what was there before is replaced when the new one is complete.
-
-    Args:
-        nodes: places of the rows to write, in this order; none for all.
-
-    Raises:
-        FloatingPointError: a prediction is not finite.
-        FileError: the table cannot be written.
-    """
-    if not predictions.rows.isfinite().all():
-        raise FloatingPointError("the model's predictions are not finite: no table is written")
-    nodes = np.arange(len(predictions.ids)) if nodes is None else nodes
-    tables.write(Path(path), _batches(predictions, nodes))
-    width = 0 if predictions.embeddings is None else predictions.embeddings.size(1)
-    log.info("predictions of %s nodes%s in %s", f"{len(nodes):,}",
-             f", with embeddings of {width} numbers," * bool(width), path)
-
-
-def _batches(predictions: Predictions, nodes: np.ndarray) -> Iterator[Columns]:
-    """Cut a table into parts of a bounded size."""
-    width = predictions.rows.size(1) + (0 if predictions.embeddings is None else predictions.embeddings.size(1))
-    size = max(1, MAX_CELLS // (width + 3))
-    parts = range(0, len(nodes), size)
-    with Bar("writing", len(parts), "parts of a table") as bar:
-        for first in parts:
-            yield _columns(predictions, nodes[first:first + size])
-            bar.advance()
-
-
-def _columns(predictions: Predictions, nodes: np.ndarray) -> Columns:
-    """Make the columns of some rows: texts, numbers [num_rows], and ``embedding`` [num_rows, channels].
-
-    Scores are computed in float64 and rounded to float32: in float32 the last bit depends on the memory layout of the
-    rows, on their number and on the processor's vectors.
-    """
-    rows, labels = predictions.rows[torch.from_numpy(nodes)], predictions.labels
-    names = range(rows.size(1)) if labels is None else labels
-    columns = {ID: predictions.ids[nodes], "split": predictions.splits[nodes]}
-    if predictions.metric in CLASS_METRICS:
-        best = rows.argmax(1).numpy()
-        columns["class"] = best if labels is None else np.array(labels, object)[best]
-        kind, scores = "probability", rows.double().softmax(1).float()
-    elif predictions.metric in VALUE_METRICS:
-        kind, scores = "value", rows
-    else:
-        kind, scores = "score", rows.double().sigmoid().float()
-    columns |= {f"{kind}_{name}": column.numpy() for name, column in zip(names, scores.unbind(1), strict=True)}
-    if predictions.embeddings is not None:
-        columns["embedding"] = predictions.embeddings[torch.from_numpy(nodes)].numpy()
-    return columns
+def save_predictions(path: Path, restored: Restored) -> None:
+    """Save predictions, and the nodes that they are of where these are not all nodes of the dataset."""
+    setup = restored.setup
+    predictions = setup.task.predictions(setup.model, restored.rows, restored.pairs)
+    if "n_id" in setup.data:
+        predictions["n_id"] = setup.data.n_id
+    files.write_atomically(path, lambda file: torch.save(predictions, file))
+    kind = next(kind for kind in ("logits", "values") if kind in predictions)
+    log.info("%s of %s %s in %s", kind, f"{len(predictions[kind]):,}", setup.task.unit, path)

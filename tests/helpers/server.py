@@ -19,7 +19,7 @@ import warnings
 import torch
 
 # What commands import when they need it, beside what the tests have imported.
-OURS = ("pipeline.training", "pipeline.gnn.restore", "pipeline.data.ogb_node", "scripts.report.figures",
+OURS = ("pipeline.training", "pipeline.gnn.predictions", "pipeline.data.ogb_node", "scripts.report.figures",
         "scripts.faults")
 PRELOAD = (*(f"parallel_epochs.{name}" for name in OURS), "sklearn.datasets", "sklearn.neighbors")
 

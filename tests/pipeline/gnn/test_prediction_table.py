@@ -12,8 +12,8 @@ from hydra import compose, initialize_config_dir
 
 from parallel_epochs.pipeline.command import cli, schema as configuration
 from parallel_epochs.pipeline.data.node_names import pack_names
-from parallel_epochs.pipeline.gnn import predictions
-from parallel_epochs.pipeline.gnn.predictions import Predictions, save
+from parallel_epochs.pipeline.gnn import prediction_table
+from parallel_epochs.pipeline.gnn.prediction_table import Predictions, save
 from tests.helpers import building as restore
 from tests.helpers.building import EvaluateConfig, write_config
 from tests.helpers.graphs import random_graph
@@ -76,7 +76,7 @@ def test_a_table_says_what_the_logits_say(ending, run, tmp_path):
     (["model=custom", "model.path=tests.helpers.nets.Headed"], ["exact"])],
     ids=["deepergcn", "revgnn", "equilibrium", "pyg", "custom"])
 def test_embeddings_are_what_the_head_reads(model, methods, classes, run, configure, tmp_path, monkeypatch):
-    monkeypatch.setattr(predictions, "MAX_CELLS", 130)  # nine rows at a time
+    monkeypatch.setattr(prediction_table, "MAX_CELLS", 130)  # nine rows at a time
     folder = run
     if model:
         folder = tmp_path / "run"
@@ -126,8 +126,8 @@ def test_a_node_has_the_same_scores_in_every_table(metric, monkeypatch):
     ids, splits = np.arange(1000), np.array(["none"] * 1000, object)
     tables = []
     for rows, size in ((wide[:, :4], 1000), (wide[:, :4].contiguous(), 1000), (wide[:, :4], 7), (wide[:, :4], 1)):
-        monkeypatch.setattr(predictions, "MAX_CELLS", size * 7)
-        batches = predictions._batches(Predictions(metric, rows, None, ids, splits, None), ids)
+        monkeypatch.setattr(prediction_table, "MAX_CELLS", size * 7)
+        batches = prediction_table._batches(Predictions(metric, rows, None, ids, splits, None), ids)
         tables.append(np.concatenate([np.stack([batch[name] for name in batch if "_" in name], 1)
                                       for batch in batches]))
     assert tables[0].shape == (1000, 4) and tables[0].dtype == np.float32
@@ -149,20 +149,20 @@ def test_values_are_in_their_own_unit(configure, tmp_path):
 
 @pytest.mark.parametrize("ending", [".parquet", ".tsv"])
 def test_names_of_classes_and_hostile_ids(ending, tmp_path, monkeypatch):
-    monkeypatch.setattr(predictions, "MAX_CELLS", 6)  # one row at a time
+    monkeypatch.setattr(prediction_table, "MAX_CELLS", 6)  # one row at a time
     ids = np.array(["a\tb", 'say "no"', "NA", "línea\nnew", " 7"], object)
     rows = torch.tensor([[0.0, 9], [9, 0], [9, 0], [0, 9], [0, 9]])
     data = random_graph(5, 6, 0)
     data.update(pack_names(ids) | pack_names(np.array(["x11", "gnu, r", "no split has it"]), "label_names"))
-    assert predictions.ids_of(data, torch.tensor([4, 0])).tolist() == [" 7", "a\tb"]
-    labels = predictions.labels_of(data, 2)
-    found = Predictions("acc", rows, None, predictions.ids_of(data, None), np.array(["none"] * 5, object), labels)
+    assert prediction_table.ids_of(data, torch.tensor([4, 0])).tolist() == [" 7", "a\tb"]
+    labels = prediction_table.labels_of(data, 2)
+    found = Predictions("acc", rows, None, prediction_table.ids_of(data, None), np.array(["none"] * 5, object), labels)
     path = str(tmp_path / f"nodes{ending}")
     save(path, found, None)
     table = pd.read_parquet(path) if ending == ".parquet" else pd.read_csv(path, sep="\t", keep_default_na=False)
     assert list(table) == ["id", "split", "class", "probability_x11", "probability_gnu, r"]
     assert table["id"].tolist() == ids.tolist() and table["class"].tolist() == ["gnu, r", *["x11"] * 2, *["gnu, r"] * 2]
-    assert predictions.find_nodes(predictions.read_ids(path)[::-1], ids, "table").tolist() == [4, 3, 2, 1, 0]
+    assert prediction_table.find_nodes(prediction_table.read_ids(path)[::-1], ids, "table").tolist() == [4, 3, 2, 1, 0]
 
 
 def test_nodes_of_a_component_keep_their_ids(configure, tmp_path):
@@ -181,9 +181,9 @@ def test_nodes_of_a_component_keep_their_ids(configure, tmp_path):
 
 @pytest.mark.parametrize("ending", [".parquet", ".csv.gz"])
 def test_a_write_that_is_interrupted_leaves_what_was_there(ending, run, tmp_path, monkeypatch):
-    monkeypatch.setattr(predictions, "MAX_CELLS", 60)
+    monkeypatch.setattr(prediction_table, "MAX_CELLS", 60)
     (tmp_path / "tables").mkdir()
-    path, calls, columns = tmp_path / "tables" / f"nodes{ending}", [], predictions._columns
+    path, calls, columns = tmp_path / "tables" / f"nodes{ending}", [], prediction_table._columns
 
     def stop(*arguments):
         calls.append(arguments)
@@ -191,7 +191,7 @@ def test_a_write_that_is_interrupted_leaves_what_was_there(ending, run, tmp_path
             raise KeyboardInterrupt
         return columns(*arguments)
 
-    monkeypatch.setattr(predictions, "_columns", stop)
+    monkeypatch.setattr(prediction_table, "_columns", stop)
     with pytest.raises(KeyboardInterrupt):
         predict(run, output=path)
     assert len(calls) == 3 and not list(path.parent.iterdir())
@@ -247,7 +247,7 @@ def test_what_cannot_be_written_is_refused_before_the_graph_is_opened(run, tmp_p
         (tmp_path / name).write_text("id\n4\n")
     for options, message in WRONG:
         with pytest.raises(ValueError, match=message):
-            predictions.check(EvaluateConfig(run="run", **options))
+            prediction_table.check(EvaluateConfig(run="run", **options))
     far = dict(output="a.csv", output_nodes="far.csv")
     with pytest.raises(ValueError, match="far.csv: no node has the id '50' of row 2; the 50 nodes of the run are"):
         predict(run, **far)

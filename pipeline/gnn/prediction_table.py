@@ -1,0 +1,212 @@
+"""Tables of predictions: a row a node, with its id, its split, what is predicted, and the scores."""
+
+import logging
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.data.node_names import unpack_names
+from parallel_epochs.pipeline.gnn.config import GNNEvaluateConfig
+from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
+from parallel_epochs.pipeline.names import MASKS, SPLITS
+from parallel_epochs.pipeline.run import files, tables
+from parallel_epochs.pipeline.run.errors import one_line
+from parallel_epochs.pipeline.run.progress import Bar
+from parallel_epochs.pipeline.run.tables import Columns
+
+log = logging.getLogger(__name__)
+
+# Keys of these tables.
+KEYS = ("output", "output_nodes", "embeddings")
+ID = "id"
+# Cells of a table that are made at a time.
+MAX_CELLS = 2**21
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model has predicted of nodes.
+
+    Attributes:
+        metric: of the labels, which says what the rows are: logits of classes, logits of binary tasks, or values.
+        rows: [num_nodes, out_channels]
+        embeddings: [num_nodes, channels], or none.
+        ids: of the nodes, text or int64 [num_nodes].
+        splits: "train", "valid", "test" or "none" for each node [num_nodes].
+        labels: names of the columns of `rows`; none where they have numbers.
+    """
+
+    metric: str
+    rows: Tensor
+    embeddings: Tensor | None
+    ids: np.ndarray
+    splits: np.ndarray
+    labels: list[str] | None
+
+
+def check(options: GNNEvaluateConfig) -> list[str] | None:
+    """Refuse keys that do not fit each other and files that cannot be written or read, before any long work.
+
+    Returns:
+        The ids that ``output_nodes`` lists; none without it.
+
+    Raises:
+        ValueError: names the key.
+    """
+    if options.output is None:
+        for name in KEYS[1:]:
+            if value := getattr(options, name):
+                raise ValueError(f"{name}={value}: of which table? Give output=FILE")
+        return None
+    tables.format_of("output", options.output)
+    if options.predictions is not None and Path(options.predictions).resolve() == Path(options.output).resolve():
+        raise ValueError(f"output={options.output} and predictions={options.predictions} are one file: the logits need "
+                         "another")
+    return None if options.output_nodes is None else read_ids(options.output_nodes)
+
+
+def refuse(options: GNNEvaluateConfig, reason: str) -> None:
+    """Refuse the keys of tables.
+
+    Raises:
+        ValueError: names the first that has been given, and the reason.
+    """
+    for name in KEYS:
+        if value := getattr(options, name):
+            raise ValueError(f"{name}={value}: {reason}")
+
+
+def read_ids(path: str) -> list[str]:
+    """Read the column ``id`` of a table.
+
+    Raises:
+        ValueError: there is no such table or column, it has no rows, or one of them has no id, or that of another.
+    """
+    ending, key = tables.format_of("output_nodes", path), f"output_nodes={path}"
+    if not files.is_there(Path(path)):
+        raise ValueError(f"{key} does not exist")
+    try:
+        table = pd.read_parquet(path) if ending == ".parquet" else pd.read_csv(
+            path, sep=tables.SEPARATORS[ending], dtype=str, keep_default_na=False)
+    except (ValueError, OSError, EOFError, zlib.error) as error:  # what they raise of another file
+        raise ValueError(f"{key} is no table {ending}: {one_line(error)}") from None
+    if ID not in table:
+        raise ValueError(f"{key} has the columns {', '.join(map(str, table.columns))}, and none called {ID}")
+    ids = table[ID].astype(object).where(table[ID].notna(), "").map(str)
+    if not len(ids):
+        raise ValueError(f"{key} has a head, but no rows")
+    if (empty := ids == "").any():
+        raise ValueError(f"{key}: row {int(np.argmax(empty)) + 1} below the head has no {ID}")
+    if (again := ids.duplicated()).any():
+        row = int(np.argmax(again))
+        first = int(np.argmax(ids == ids.iloc[row]))
+        raise ValueError(f"{key}: row {row + 1} below the head has the {ID} {ids.iloc[row]!r} of row {first + 1}: give "
+                         "each once")
+    return ids.tolist()
+
+
+def find_nodes(wanted: list[str], ids: np.ndarray, path: str | None) -> np.ndarray:
+    """Look nodes up by their ids.
+
+    Args:
+        ids: of all nodes.
+        path: of the table that lists the wanted ones, for messages.
+
+    Returns:
+        The places of the wanted ones among all, int64.
+
+    Raises:
+        ValueError: names the first id that no node has.
+    """
+    place = {str(id_): number for number, id_ in enumerate(ids.tolist())}
+    for row, id_ in enumerate(wanted, start=1):
+        if id_ not in place:
+            raise ValueError(f"output_nodes={path}: no node has the {ID} {id_!r} of row {row}; the {len(place):,} "
+                             f"nodes of the run are called {', '.join(list(place)[:3])}, ...")
+    return np.array([place[id_] for id_ in wanted], dtype=np.int64)
+
+
+def ids_of(data: Data, n_id: Tensor | None) -> np.ndarray:
+    """Return the ids of nodes: their names, as text, or their numbers, int64, where they have none.
+
+    Args:
+        data: all of the graph.
+        n_id: the nodes, where these are not all; none for all.
+    """
+    numbers = np.arange(data.num_nodes) if n_id is None else n_id.numpy()
+    return np.array(unpack_names(data), object)[numbers] if "names" in data else numbers
+
+
+def splits_of(data: Data) -> np.ndarray:
+    """Return the split of each node as text, "none" for nodes of no split."""
+    number = torch.full((data.num_nodes,), len(SPLITS), dtype=torch.uint8)
+    for split, mask in enumerate(MASKS):
+        number[data[mask]] = split
+    return np.array([*SPLITS, "none"], object)[number.numpy()]
+
+
+def labels_of(data: Data, num_columns: int) -> list[str] | None:
+    """Return the names of the classes or tasks; none where they have numbers."""
+    if "label_names" not in data:
+        return None
+    return unpack_names(data, "label_names")[:num_columns]  # behind them may be classes that no split has
+
+
+def save(path: str, predictions: Predictions, nodes: np.ndarray | None) -> None:
+    """Write a table of predictions; what was there before is replaced when the new one is complete.
+
+    Args:
+        nodes: places of the rows to write, in this order; none for all.
+
+    Raises:
+        FloatingPointError: a prediction is not finite.
+        FileError: the table cannot be written.
+    """
+    if not predictions.rows.isfinite().all():
+        raise FloatingPointError("the model's predictions are not finite: no table is written")
+    nodes = np.arange(len(predictions.ids)) if nodes is None else nodes
+    tables.write(Path(path), _batches(predictions, nodes))
+    width = 0 if predictions.embeddings is None else predictions.embeddings.size(1)
+    log.info("predictions of %s nodes%s in %s", f"{len(nodes):,}",
+             f", with embeddings of {width} numbers," * bool(width), path)
+
+
+def _batches(predictions: Predictions, nodes: np.ndarray) -> Iterator[Columns]:
+    """Cut a table into parts of a bounded size."""
+    width = predictions.rows.size(1) + (0 if predictions.embeddings is None else predictions.embeddings.size(1))
+    size = max(1, MAX_CELLS // (width + 3))
+    parts = range(0, len(nodes), size)
+    with Bar("writing", len(parts), "parts of a table") as bar:
+        for first in parts:
+            yield _columns(predictions, nodes[first:first + size])
+            bar.advance()
+
+
+def _columns(predictions: Predictions, nodes: np.ndarray) -> Columns:
+    """Make the columns of some rows: texts, numbers [num_rows], and ``embedding`` [num_rows, channels].
+
+    Scores are computed in float64 and rounded to float32: in float32 the last bit depends on the memory layout of the
+    rows, on their number and on the processor's vectors.
+    """
+    rows, labels = predictions.rows[torch.from_numpy(nodes)], predictions.labels
+    names = range(rows.size(1)) if labels is None else labels
+    columns = {ID: predictions.ids[nodes], "split": predictions.splits[nodes]}
+    if predictions.metric in CLASS_METRICS:
+        best = rows.argmax(1).numpy()
+        columns["class"] = best if labels is None else np.array(labels, object)[best]
+        kind, scores = "probability", rows.double().softmax(1).float()
+    elif predictions.metric in VALUE_METRICS:
+        kind, scores = "value", rows
+    else:
+        kind, scores = "score", rows.double().sigmoid().float()
+    columns |= {f"{kind}_{name}": column.numpy() for name, column in zip(names, scores.unbind(1), strict=True)}
+    if predictions.embeddings is not None:
+        columns["embedding"] = predictions.embeddings[torch.from_numpy(nodes)].numpy()
+    return columns
