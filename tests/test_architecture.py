@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from parallel_epochs.scripts.architecture import ROOT, draw, modules
+from parallel_epochs.scripts.architecture import ROOT, draw, imports_of, modules
 
-LONGEST_FILE, LONGEST_FUNCTION = 400, 60
+# Of code: without the signature, blank lines, comments and the docstring.
+LONGEST_FUNCTION, MOST_IMPORTS = 40, 25
+# What `python -m scripts.architecture --numbers` may count at most.
+LIMITS = {"rooms": 27, "imports between rooms": 110, "modules that import a configuration dataclass": 33,
+          "comparisons of a component's name": 10}
 # Kernels in Triton's language cannot be cut into functions at will.
 LONGER = {"models.aggregate.gpu_backward.backward", "models.aggregate.gpu_forward.forward"}
 
@@ -27,20 +31,29 @@ def test_the_rooms_are_those_of_the_document():
         "run `python -m scripts.architecture > docs/architecture.md`"
 
 
-def test_files_and_functions_have_one_idea():
-    too_long = {}
-    for name, path in modules().items():
-        lines = path.read_text().splitlines()
-        if len(lines) > LONGEST_FILE:
-            too_long[name] = len(lines)
-        for node in ast.walk(ast.parse("\n".join(lines))):
-            if isinstance(node, ast.FunctionDef) and code_lines(node) > LONGEST_FUNCTION:
-                too_long[f"{name}.{node.name}"] = code_lines(node)
-    assert too_long.keys() <= LONGER, too_long
+def test_the_numbers_stay_within_their_limits():
+    shown = subprocess.run([sys.executable, "-m", "scripts.architecture", "--numbers"], cwd=ROOT, capture_output=True,
+                           text=True, check=True).stdout
+    found = {what: int(number.replace(",", "")) for number, what in
+             (line.split(maxsplit=1) for line in shown.splitlines())}
+    assert found.keys() == LIMITS.keys()
+    assert not {what: number for what, number in found.items() if number > LIMITS[what]}
 
 
-def code_lines(function: ast.FunctionDef) -> int:
-    """The lines of a function without its docstring."""
-    docstring = function.body[0] if ast.get_docstring(function) is not None else None
-    lines = function.end_lineno - function.lineno + 1
-    return lines - (docstring.end_lineno - docstring.lineno + 1 if docstring is not None else 0)
+def test_functions_have_one_idea_and_modules_few_imports():
+    too_much, known = {}, modules()
+    for name, path in known.items():
+        source = path.read_text()
+        if (number := len(imports_of(path, known))) > MOST_IMPORTS:
+            too_much[name] = number
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef) and (number := code_lines(node, source)) > LONGEST_FUNCTION:
+                too_much[f"{name}.{node.name}"] = number
+    assert too_much.keys() <= LONGER, too_much
+
+
+def code_lines(function: ast.FunctionDef, source: str) -> int:
+    """Count the lines of a function's body that hold code."""
+    body = function.body[ast.get_docstring(function) is not None:]
+    lines = source.splitlines()[body[0].lineno - 1:function.end_lineno] if body else []
+    return sum(bool(line.split("#")[0].strip()) for line in lines)

@@ -186,13 +186,15 @@ def backward(
         if need_weight:
             grad_weight.copy_(total[:edge_dim].t())
             grad_bias.copy_(total[edge_dim])
-        if aggr == "softmax":
-            grad_param.copy_(total[-1].sum())
-        elif aggr == "power":
-            grad_param.copy_(_sum_rows(power_sums).sum())
-        else:
-            grad_param.zero_()
+        grad_param.copy_(_sum_of_param(aggr, total, power_sums))
     return tuple(grads)
+
+
+def _sum_of_param(aggr: str, total: Tensor, power_sums: Tensor | None) -> Tensor:
+    """Sum the gradient of t or p; max and add have none."""
+    if aggr == "softmax":
+        return total[-1].sum()
+    return _sum_rows(power_sums).sum() if aggr == "power" else total.new_zeros(())
 
 
 def _allocate(x: Tensor, *shape: int) -> Tensor:

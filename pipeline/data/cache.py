@@ -94,11 +94,8 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
         data = store.unpack(checkpoint.keep(path, lambda: store.pack(build()), again="preparing the graph again",
                                             verify=verify))
     seconds = time.perf_counter() - start
-    if prepared:
-        log.info("data: %s prepared in %.1f s, kept as %s", config.source, seconds, path)
-    else:
-        log.log(logging.INFO if verify else logging.DEBUG, "data: %s read from %s in %.1f s", config.source, path,
-                seconds)
+    done = f"prepared in {seconds:.1f} s, kept as {path}" if prepared else f"read from {path} in {seconds:.1f} s"
+    log.log(logging.INFO if verify or prepared else logging.DEBUG, "data: %s %s", config.source, done)
     data.content_hash = content_hash
     if config.on_disk:
         data.store = str(path)

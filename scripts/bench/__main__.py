@@ -79,11 +79,22 @@ def main() -> None:
                         help="dataset in OGB's raw layout (default: %(default)s)")
     add(bench_scale, "time and memory of every step before training, for a graph of ogbn-proteins' size", PROTEINS,
         num_parts=10)
-    _add_models(add)
-    _add_vectors(add)
-    _add_disk(add)
+    for add_more in (_add_models, _add_vectors, _add_disk, _add_runs):
+        add_more(add)
     add(bench_inference, "time and memory of exact inference on a graph of ogbn-products' size", PRODUCTS, layers=14,
         channels=128)
+    options = vars(parser.parse_args())
+    del options["bench"]
+    if options.pop("full", False):
+        options |= PROTEINS | {"full": True}
+    try:
+        options.pop("function")(**options)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {one_line(error)}")
+
+
+def _add_runs(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the benchmarks of whole runs."""
     links = add(bench_links, "Hits@50 of the ogbl-collab recipe, compared with common neighbours and PyG's modules", {},
                 epochs=1, num_parts=64, pairs_per_step=4096, seeds=3)
     links.add_argument("--folder", required=True, help="link dataset in OGB's raw layout")
@@ -95,14 +106,6 @@ def main() -> None:
     steady = add(bench_steady, "memory, open files and threads of a long training run, for every ten epochs", {},
                  epochs=200, num_ranks=1)
     steady.add_argument("overrides", nargs="*", help="further overrides of python -m pipeline.train")
-    options = vars(parser.parse_args())
-    del options["bench"]
-    if options.pop("full", False):
-        options |= PROTEINS | {"full": True}
-    try:
-        options.pop("function")(**options)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {one_line(error)}")
 
 
 def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:

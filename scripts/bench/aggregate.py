@@ -1,6 +1,7 @@
 """One GENConv aggregation with messages and edge encoder, forward and backward, compared with PyG's."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -79,25 +80,18 @@ def _measure(case: Case, data: Data, repeat: int) -> dict:
     conv = pyg.GENConv(channels, channels, "powermean" if case.aggr == "power" else case.aggr, t=1.0, learn_t=True,
                        p=1.5, learn_p=True, bias=True, edge_dim=case.edge_dim or None, eps=EPS)
 
-    def numbers(*shape: int, scale: float = 1.0) -> torch.Tensor:
-        # PyG clamps messages of power to [1e-4, 100], we and the original to [1e-7, 10]: stay within both.
-        values = graphs.exact(*shape, scale=scale)
-        return values.abs() + 1 / 32 if case.aggr == "power" else values
-
-    x = numbers(data.num_nodes, channels).requires_grad_()
+    x = _numbers(case, data.num_nodes, channels).requires_grad_()
     inputs, attr, weight, bias = {"x": x}, None, None, None
     if case.edge_dim:
-        attr = data.edge_attr
-        weight, bias = conv.lin_edge.weight, conv.lin_edge.bias
+        attr, weight, bias = data.edge_attr, conv.lin_edge.weight, conv.lin_edge.bias
         with torch.no_grad():
-            weight.copy_(numbers(*weight.shape, scale=0.125))
-            bias.copy_(numbers(*bias.shape, scale=0.125))
+            weight.copy_(_numbers(case, *weight.shape, scale=0.125))
+            bias.copy_(_numbers(case, *bias.shape, scale=0.125))
         inputs |= {"weight": weight, "bias": bias}
-    scalar = {}
-    if param:
-        inputs[param] = scalar[param] = getattr(conv.aggr_module, param)
+    scalar = {param: getattr(conv.aggr_module, param)} if param else {}
+    inputs |= scalar
     gradient = graphs.exact(data.num_nodes, channels)
-    (indptr, src), _ = data.edge_index.get_csc()
+    (indptr, _), _ = data.edge_index.get_csc()
 
     def backward(out):
         gradients = torch.autograd.grad(out, list(inputs.values()), gradient)
@@ -124,9 +118,21 @@ def _measure(case: Case, data: Data, repeat: int) -> dict:
     row |= extra_of_both(theirs, ours)
     row["extra_ratio"] = round(row["pyg_extra_mib"] / max(row["ours_extra_mib"], 0.1), 1)
 
-    limits, forward = machine.measure(lambda: ours(grad=False))
-    num_bytes = plain.size(1) * (4 * case.edge_dim + src.element_size()) + 3 * 4 * x.numel()
-    operations = plain.size(1) * channels * (OPERATIONS[case.aggr] + 2 * case.edge_dim)
     say(f"extra memory: PyG {row['pyg_extra_mib']:.0f} MiB, ours {row['ours_extra_mib']:.1f} MiB")
-    return row | {"forward_best_s": round(forward, 5), "must_move_bytes": num_bytes, "operations": operations,
-                  "bytes_per_s": round(limits.bandwidth), "operations_per_s": round(limits.peak)}
+    return row | _beside_the_machine(case, data, lambda: ours(grad=False))
+
+
+def _numbers(case: Case, *shape: int, scale: float = 1.0) -> Tensor:
+    # PyG clamps messages of power to [1e-4, 100], we and the original to [1e-7, 10]: stay within both.
+    values = graphs.exact(*shape, scale=scale)
+    return values.abs() + 1 / 32 if case.aggr == "power" else values
+
+
+def _beside_the_machine(case: Case, data: Data, forward: Callable[[], torch.Tensor]) -> dict:
+    """Time a forward, and say what the machine could do at most."""
+    limits, seconds = machine.measure(forward)
+    num_edges, bytes_per_source = data.num_edges, data.edge_index.element_size()
+    num_bytes = num_edges * (4 * case.edge_dim + bytes_per_source) + 3 * 4 * data.num_nodes * case.channels
+    operations = num_edges * case.channels * (OPERATIONS[case.aggr] + 2 * case.edge_dim)
+    return {"forward_best_s": round(seconds, 5), "must_move_bytes": num_bytes, "operations": operations,
+            "bytes_per_s": round(limits.bandwidth), "operations_per_s": round(limits.peak)}
