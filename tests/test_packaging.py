@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,11 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.running import ROOT
+from tests.helpers.running import ROOT, TOY, shell
 
 ENVIRON = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
-SIZE = ["data.num_nodes=240", "data.num_edges=4800", "data.num_species=4", "data.num_groups=8", "data.num_tasks=3",
-        "model.num_layers=2", "model.hidden_channels=8", "train.epochs=2"]
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +57,22 @@ def run(*command, cwd: Path) -> subprocess.CompletedProcess:
     return result
 
 
+def test_no_file_is_imported_under_two_names(tmp_path):
+    done = shell("tests.helpers.names_of_files", *TOY, "train.epochs=1", f"hydra.run.dir={tmp_path / 'run'}", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "SEVERAL NAMES" not in done.stdout, done.stdout
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_configurations_name_modules_by_the_packages_name():
+    short = re.compile(r"^[^#\n]*[ :'\"](?:pipeline|models|scripts)\.\w.*$", re.MULTILINE)
+    files = (ROOT / "conf").rglob("*.yaml")
+    assert not {file.name: found for file in files if (found := short.findall(file.read_text()))}
+
+
 @pytest.mark.slow
 def test_the_console_command_trains_ranks_beside_a_models_folder(install, elsewhere):
-    run(install / "parallel-epochs", "train", *SIZE, "parallel.num_ranks=2", "hydra.run.dir=run", cwd=elsewhere)
+    run(install / "parallel-epochs", "train", *TOY, "parallel.num_ranks=2", "hydra.run.dir=run", cwd=elsewhere)
     assert json.loads((elsewhere / "run" / "summary.json").read_text())["num_ranks"] == 2
     evaluated = run(install / "parallel-epochs", "evaluate", "run=run", cwd=elsewhere)
     assert "test rocauc" in evaluated.stdout
@@ -69,7 +81,7 @@ def test_the_console_command_trains_ranks_beside_a_models_folder(install, elsewh
 @pytest.mark.slow
 def test_torchrun_starts_the_console_command_beside_a_models_folder(install, elsewhere):
     run(install / "python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python",
-        install / "parallel-epochs", "train", *SIZE, "hydra.run.dir=run", cwd=elsewhere)
+        install / "parallel-epochs", "train", *TOY, "hydra.run.dir=run", cwd=elsewhere)
     assert json.loads((elsewhere / "run" / "summary.json").read_text())["num_ranks"] == 2
 
 
@@ -87,7 +99,7 @@ def test_layers_are_imported_beside_a_models_folder(install, elsewhere):
 
 @pytest.mark.slow
 def test_modules_run_from_another_folder(install, tmp_path):
-    run(install / "python", "-m", "parallel_epochs.pipeline.train", *SIZE, "hydra.run.dir=run", cwd=tmp_path)
+    run(install / "python", "-m", "parallel_epochs.pipeline.train", *TOY, "hydra.run.dir=run", cwd=tmp_path)
     # The C++ sources were there to be compiled.
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["kernel"].startswith("fused" if shutil.which("c++") else "reference")
