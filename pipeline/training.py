@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from parallel_epochs.models.kernels.native import check_simd
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.config import ParallelConfig, RunConfig, settings
 from parallel_epochs.pipeline.data.opened import OpenData, Part
@@ -38,8 +39,9 @@ def check(config: RunConfig) -> None:
     """Refuse what the configuration and the machine rule out, before anything is opened or written.
 
     Raises:
-        ValueError: names the key or the file.
+        ValueError: names the key, the file or the environment variable.
     """
+    check_simd()
     find_tracker(config.tracker.name)
     files.check_folder("cache_dir", Path(config.cache_dir))
     num_ranks, available = config.parallel.num_ranks, machine_memory()

@@ -206,12 +206,22 @@ class NativeLibrary:
 @functools.cache
 def _cap(level: str) -> list[str]:
     """Return the flags that keep the compiler from vector instructions above a level, and log what it may use."""
-    if level not in SIMD_NEEDS:
-        raise ValueError(f"{SIMD_VARIABLE}={level} is unknown; choose one of {', '.join(SIMD_NEEDS)}")
+    check_simd()
     levels, has = list(SIMD_NEEDS), find_simd()
     chosen = min(level, has, key=levels.index)
     log.info("kernels: %s, as %s=%s and this processor has %s", chosen, SIMD_VARIABLE, level, has)
     return SIMD_FLAGS[level] if platform.machine() in ("x86_64", "AMD64") else []
+
+
+def check_simd() -> None:
+    """Refuse a level of vector instructions that does not exist.
+
+    Raises:
+        ValueError: names the environment variable.
+    """
+    level = os.environ.get(SIMD_VARIABLE)
+    if level and level not in SIMD_NEEDS:
+        raise ValueError(f"{SIMD_VARIABLE}={level} is unknown; choose one of {', '.join(SIMD_NEEDS)}")
 
 
 def find_simd() -> str:

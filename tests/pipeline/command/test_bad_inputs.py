@@ -449,6 +449,12 @@ def test_a_command_is_refused_before_anything_is_written(module, typed, message,
     assert "\n" not in stopped.value.code and listing(tmp_path) == before
 
 
+def test_an_unknown_level_of_vector_instructions_is_refused_first(monkeypatch):
+    monkeypatch.setenv("PARALLEL_EPOCHS_SIMD", "avx9")
+    with pytest.raises(ValueError, match="^PARALLEL_EPOCHS_SIMD=avx9 is unknown; choose one of portable, avx2, avx512"):
+        training.check(configuration.PRODUCTS["gnn"].config())
+
+
 def check_shell(place: Path, module: str, typed: str, message: str) -> None:
     """Run a command as a user does: one line, status 1, nothing written but a log."""
     before = listing(place)
