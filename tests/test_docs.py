@@ -238,7 +238,8 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
         if any(a.startswith("+experiment=ogb") for a in arguments) and f"data.folder={folder}" not in arguments:
             arguments.append(f"data.folder={folder}")
         own_data = any(a.startswith(("data=", "+experiment=")) for a in arguments)
-        arguments += [*(SMALL if own_data else TOY), *(["seed=0,1"] if "+sweep=seeds" in arguments else [])]
+        small = SMALL if is_gnn(arguments) else SMALL[2:]
+        arguments += [*(small if own_data else TOY), *(["seed=0,1"] if "+sweep=seeds" in arguments else [])]
         if "+experiment=debian_sections" in arguments:
             arguments.append("partition.num_parts=4")
     if module == "pipeline.tune":
@@ -246,6 +247,13 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
         arguments = [*(a for a in arguments if not a.startswith("trials=")), *(["trials=1"] if searched else []),
                      *((SMALL[2:] if "+experiment=digits" in arguments else TOY[:-3] + TOY[-1:]) if searched else [])]
     return [module, *arguments]
+
+
+def is_gnn(arguments: list[str]) -> bool:
+    """Whether a command trains the default product: other products read no model."""
+    texts = [(ROOT / "conf" / "experiment" / f"{a.partition('=')[2]}.yaml").read_text()
+             for a in arguments if a.startswith("+experiment=")]
+    return not re.search(r"\btrainer[=:] ?(?!gnn)\w", "\n".join([*arguments, *texts]))
 
 
 def test_a_folder_of_a_run_stands_for_one_command():

@@ -226,7 +226,7 @@ def open_run(cfg: DictConfig, *, predicts: bool) -> tuple[Product, EvaluateConfi
     Raises:
         ValueError: no run is named, it is none, or a key does not fit it.
     """
-    if OmegaConf.is_missing(cfg, "run"):
+    if OmegaConf.is_missing(cfg, "run") or not cfg.run:
         command = "predict run=DIR predictions=FILE" if predicts else "evaluate run=DIR"
         raise ValueError("One argument is missing: run=DIR, a run directory. For example: python -m "
                          f"pipeline.{command}")

@@ -15,8 +15,8 @@ from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory, pa
 BYTES_PER_PARAMETER = 16
 # An object of Python's for each module and parameter.
 BYTES_PER_MODULE = 4_000
-# Sizes up to the first are built, on the device that allocates nothing; beyond it, a curve goes on from some
-# of at least the second.
+# Sizes up to the first are built, on the device that allocates nothing; larger ones are extrapolated from some of at
+# least the second.
 LARGEST_BUILT, SMALLEST_BUILT = 64, 6
 
 Sizes = dict[str, int]
@@ -28,10 +28,13 @@ def extrapolate(count: Callable[[Sizes], int], sizes: Sizes, step: int = 1) -> i
     Args:
         step: small sizes differ from large ones by multiples of it, so that what it divides stays divisible.
     """
-    large = next((name for name, size in sizes.items() if size > LARGEST_BUILT), None)
+    rounded_up = step * math.ceil(SMALLEST_BUILT / step)
+    # Three small sizes lie below this one, whatever the remainder.
+    built = max(LARGEST_BUILT, rounded_up + 3 * step)
+    large = next((name for name, size in sizes.items() if size > built), None)
     if large is None:
         return count(sizes)
-    least = sizes[large] % step + step * math.ceil(SMALLEST_BUILT / step)
+    least = sizes[large] % step + rounded_up
     a, b, c = (extrapolate(count, {**sizes, large: least + i * step}, step) for i in range(3))
     n = (sizes[large] - least) // step
     return a + n * (b - a) + n * (n - 1) // 2 * (c - 2 * b + a)

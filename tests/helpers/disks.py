@@ -17,7 +17,7 @@ def mount(*arguments: str | Path) -> None:
     This process has a mount namespace of its own, which it shares with the processes that it starts from now on. The
     kernel unmounts everything in it when the last of them ends, so a test that is killed leaves no disk behind.
     """
-    if not _has_own_mounts():
+    if not has_own_mounts():
         pytest.skip("only root may mount")
     subprocess.run(["mount", *arguments], check=True)
 
@@ -27,8 +27,11 @@ def unmount(folder: Path) -> None:
 
 
 @functools.cache
-def _has_own_mounts() -> bool:
-    """Move to a mount namespace of this process' own, like a command under ``unshare -m``; tell whether that worked."""
+def has_own_mounts() -> bool:
+    """Move to a mount namespace of this process' own, like a command under ``unshare -m``; tell whether that worked.
+
+    What starts processes for the tests is forked after this, so that they see the disks too.
+    """
     if os.geteuid() or not hasattr(ctypes.CDLL(None), "unshare") or ctypes.CDLL(None).unshare(CLONE_NEWNS):
         return False
     return subprocess.run(["mount", "--make-rprivate", "/"], capture_output=True).returncode == 0

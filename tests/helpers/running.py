@@ -15,6 +15,7 @@ from parallel_epochs.pipeline.gnn.config import GNNConfig as Config
 from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, Stopped
 from parallel_epochs.pipeline.run.log import read_records
 from parallel_epochs.pipeline.training import run
+from tests.helpers import disks
 from tests.helpers.server import Command, Server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +48,7 @@ def start_server() -> Server:
 
 @functools.cache
 def _server() -> Server:
+    disks.has_own_mounts()
     return Server()
 
 

@@ -1,4 +1,4 @@
-"""Cases for the Triton kernels, run by test_triton.py in a process of their own: on a GPU, or interpreted on a CPU."""
+"""Cases for the Triton kernels, run by test_gpu.py in a process of their own: on a GPU, or interpreted on a CPU."""
 
 from itertools import pairwise
 
@@ -30,7 +30,7 @@ def compute(edge_index, inputs, grad, *, aggr, dtype=torch.float32, exact=False)
     device = "cpu" if exact else DEVICE
     place = {name: None if value is None else value.to(device) for name, value in inputs.items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("test_aggregate.aggregate", aggregate)
+        patch.setattr("tests.models.aggregate.test_fused.aggregate", aggregate)
         results = run(edge_index.to(device), place, grad.to(device), aggr=aggr, kernel="",
                       dtype=torch.float64 if exact else dtype)
     return {name: None if value is None else value.cpu() for name, value in results.items()}

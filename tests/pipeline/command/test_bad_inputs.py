@@ -214,12 +214,13 @@ LATER = [
     (TRAIN, "resume=run train.epochs=9 partition=metis", "<*>/run was configured otherwise: partition.name: random -> "
                                                          "metis. Leave out what differs: resume=DIR takes the "
                                                          "configuration from there"),
-    (TRAIN, "resume=run data=digits data.num_neighbors=3", "<*>/run was trained with data=synthetic_proteins and "
-                                                           "model=deepergcn, which have no data.num_neighbors"),
+    (TRAIN, "resume=run data=digits data.num_neighbors=3",
+     "<*>/run was trained with trainer=gnn and data=synthetic_proteins and model=deepergcn, which have no "
+     "data.num_neighbors"),
     (TRAIN, "hydra.run.dir=run", "<*>/run already holds a run: continue it with resume=<*>/run, or choose another "
                                  "directory"),
     (EVALUATE, "", "One argument is missing: run=DIR, a run directory. For example: python -m <*>"),
-    (EVALUATE, "run=", "no value for run: give a path"),
+    (EVALUATE, "run=", "One argument is missing: run=DIR, a run directory. For example: python -m <*>"),
     (EVALUATE, "run=no", "no is not a run directory: it has no config.yaml"),
     (EVALUATE, "run=run/config.yaml", "run/config.yaml is not a run directory: it has no config.yaml"),
     (EVALUATE, "run=run checkpoint=first", "checkpoint=first is unknown; choose one of best, last"),

@@ -187,5 +187,5 @@ def test_a_failing_member_does_not_sink_the_others(tmp_path):
     done = shell(*sweep(tmp_path / "sweep", tmp_path / "cache", "partition.num_parts=2,9999,3"), cwd=tmp_path)
     assert done.returncode == 1
     assert (tmp_path / "sweep" / "0" / "summary.json").exists() and (tmp_path / "sweep" / "2" / "summary.json").exists()
-    assert "9,999 clusters of 240 nodes" in (tmp_path / "sweep" / "1" / "train.log").read_text()
+    assert "partition.num_parts=9999 is more than the 240 nodes" in (tmp_path / "sweep" / "1" / "train.log").read_text()
     assert re.search(r"error: .*9,999 clusters", done.stderr)
