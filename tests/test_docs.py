@@ -253,7 +253,7 @@ def is_gnn(arguments: list[str]) -> bool:
     """Whether a command trains the default product: other products read no model."""
     texts = [(ROOT / "conf" / "experiment" / f"{a.partition('=')[2]}.yaml").read_text()
              for a in arguments if a.startswith("+experiment=")]
-    return not re.search(r"\btrainer[=:] ?(?!gnn)\w", "\n".join([*arguments, *texts]))
+    return not re.search(r"\btrainer[=:] ?(?!gnn)\w|experiment/graphvite/_", "\n".join([*arguments, *texts]))
 
 
 def test_a_folder_of_a_run_stands_for_one_command():

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import signal
 import time
 from pathlib import Path
@@ -188,4 +187,4 @@ def test_a_failing_member_does_not_sink_the_others(tmp_path):
     assert done.returncode == 1
     assert (tmp_path / "sweep" / "0" / "summary.json").exists() and (tmp_path / "sweep" / "2" / "summary.json").exists()
     assert "partition.num_parts=9999 is more than the 240 nodes" in (tmp_path / "sweep" / "1" / "train.log").read_text()
-    assert re.search(r"error: .*9,999 clusters", done.stderr)
+    assert "error: partition.num_parts=9999 is more than the 240 nodes of the graph" in done.stderr
