@@ -135,7 +135,7 @@ def test_the_launcher_starts_a_rank_on_each_of_two_nodes(environ, tmp_path):
 def test_a_failing_job_is_reported(environ, tmp_path):
     job = submit("--output=job.log", SCRIPT, *TOY, "data.components=9", cwd=tmp_path, environ=environ)
     swept = train(*LAUNCHER, *TOY, "data.components=all,9", cwd=tmp_path, environ=environ)
-    message = "error: data.components=9: the graph has 1 components"
+    message = "error: data.components=9 does not exist: the graph's components are numbered from 1 to 1"
     assert swept.returncode == 1 and (tmp_path / "sweep" / "0" / "summary.json").exists()
     last = swept.stderr.splitlines()[-1]
     log = tmp_path / "sweep" / "1" / "train.log"

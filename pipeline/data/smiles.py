@@ -94,7 +94,7 @@ def _read_table(path: Path) -> pandas.DataFrame:
     with open_unzipped(path) as file:
         table = read_table(file, str(path), ",")
     if not len(table):
-        raise ValueError(f"{path} has a head, but no rows")
+        raise ValueError(f"{path} has a header, but no rows")
     return table
 
 

@@ -72,7 +72,8 @@ def check_model(config: GNNConfig, construct: Callable[[Sizes], torch.nn.Module]
     to_blame = [name for name in larger if total({**sizes, name: default[name]}) <= available] or list(larger)
     named = " and ".join(f"model.{name}={sizes[name]}" for name in to_blame) or "parallel.num_ranks"
     raise ValueError(f"{named}: weights, gradients and optimizer take at least {format_bytes(needed)}, "
-                     f"{holder_of(config)} has {format_bytes(available)}")
+                     f"{holder_of(config)} has {format_bytes(available)}. "
+                     f"Lower {'them' if len(to_blame) > 1 else 'it'}")
 
 
 def check_table(config: GNNConfig, num_nodes: int) -> None:

@@ -125,8 +125,8 @@ def resolve(config: GNNConfig, setups: Sequence[Setup]) -> GNNConfig:
     low, high = 1, max(data.num_nodes // least, 1)
     if found.total(config, high) > limit:
         largest = describe_parts(found, config, high)
-        raise ValueError(f"partition.num_parts=auto: {_limit(config, limit)} hold no run: clusters of two nodes take "
-                         f"{format_bytes(found.total(config, high))} a rank: {largest}")
+        raise ValueError(f"partition.num_parts=auto: {_limit(config, limit)} is too little: even clusters of two nodes "
+                         f"take {format_bytes(found.total(config, high))} a rank: {largest}")
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if found.total(config, middle) <= limit else (middle + 1, high)

@@ -63,12 +63,12 @@ def check(options: GNNEvaluateConfig) -> list[str] | None:
     if options.output is None:
         for name in KEYS[1:]:
             if value := getattr(options, name):
-                raise ValueError(f"{name}={value}: of which table? Give output=FILE")
+                raise ValueError(f"{name}={value} is for a table of predictions. Give output=FILE")
         return None
     tables.format_of("output", options.output)
     if options.predictions is not None and Path(options.predictions).resolve() == Path(options.output).resolve():
-        raise ValueError(f"output={options.output} and predictions={options.predictions} are one file: the logits need "
-                         "another")
+        raise ValueError(f"output={options.output} and predictions={options.predictions} name the same file. "
+                         "Give the logits another")
     return None if options.output_nodes is None else read_ids(options.output_nodes)
 
 
@@ -101,14 +101,14 @@ def read_ids(path: str) -> list[str]:
         raise ValueError(f"{key} has the columns {', '.join(map(str, table.columns))}, and none called {ID}")
     ids = table[ID].astype(object).where(table[ID].notna(), "").map(str)
     if not len(ids):
-        raise ValueError(f"{key} has a head, but no rows")
+        raise ValueError(f"{key} has a header, but no rows")
     if (empty := ids == "").any():
-        raise ValueError(f"{key}: row {int(np.argmax(empty)) + 1} below the head has no {ID}")
+        raise ValueError(f"{key}: row {int(np.argmax(empty)) + 1} below the header has no {ID}")
     if (again := ids.duplicated()).any():
         row = int(np.argmax(again))
         first = int(np.argmax(ids == ids.iloc[row]))
-        raise ValueError(f"{key}: row {row + 1} below the head has the {ID} {ids.iloc[row]!r} of row {first + 1}: give "
-                         "each once")
+        raise ValueError(f"{key}: row {row + 1} below the header has the {ID} {ids.iloc[row]!r} of row {first + 1}: "
+                         "give each once")
     return ids.tolist()
 
 

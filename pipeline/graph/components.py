@@ -137,10 +137,12 @@ def select_component(data: Data, components: Components, which: str, take: Take 
         return data
     number = 1 if which == "largest" else int(which)
     if number > len(components.components):
-        raise ValueError(f"data.components={which}: the graph has {len(components.components):,} components")
+        raise ValueError(f"data.components={which} does not exist: the graph's components are numbered from 1 to "
+                         f"{len(components.components):,}")
     component = components.components[number - 1]
     if component.num_train == 0:
-        raise ValueError(f"data.components={which}: its {component.num_nodes:,} nodes hold none of the train split")
+        raise ValueError(f"data.components={which}: none of its {component.num_nodes:,} nodes is in the training "
+                         "split. Choose another component")
     left_out = sum(c.num_labelled for c in components.components) - component.num_labelled
     log.info("component %d: %s nodes; the others hold %s labelled nodes, which are left out", number,
              f"{component.num_nodes:,}", f"{left_out:,}")
@@ -164,7 +166,7 @@ def split_components(data: Data, components: Components, which: str, min_size: i
         return [(None, select_component(data, components, which, take))]
     trained = [number for number, component in enumerate(components.components, start=1) if component.num_train]
     if not trained:
-        raise ValueError("data.components=separate: no component holds a node of the train split")
+        raise ValueError("data.components=separate: no component has a node of the training split")
     for number, component in enumerate(components.components, start=1):
         if component.num_nodes >= min_size and not component.num_train:
             log.info("component %d: %s nodes, none of the train split: the model of component %d will predict them",

@@ -291,8 +291,8 @@ def test_components_separate_trains_each_and_reports_the_whole(method, configure
     assert select_component(data, components, "all") is data
     assert select_component(data, components, "largest").num_nodes == 50 \
         and select_component(data, components, "2").num_nodes == 35
-    with pytest.raises(ValueError, match="data.components=9: the graph has 7 components"):
+    with pytest.raises(ValueError, match="data.components=9 does not exist: .* from 1 to 7$"):
         select_component(data, components, "9")
     data.train_mask[50:] = False
-    with pytest.raises(ValueError, match="data.components=2: its 35 nodes hold none of the train split"):
+    with pytest.raises(ValueError, match="data.components=2: none of its 35 nodes is in the training split"):
         select_component(data, find_components(data), "2")

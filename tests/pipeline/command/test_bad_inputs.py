@@ -255,7 +255,7 @@ MISFITS = [
      "that number"),
     ("partition=metis_random partition.num_micro_parts=3", "partition.num_micro_parts must be between "
      "partition.num_parts (4) and the number of nodes (240), not 3"),
-    ("data.components=9", "data.components=9: the graph has 1 components"),
+    ("data.components=9", "data.components=9 does not exist: the graph's components are numbered from 1 to 1"),
     ("model.norm=batch partition.num_parts=240", f"240 {TOO_SMALL}"),
     ("model.norm=batch partition.num_parts=239", f"239 {TOO_SMALL}"),
     ("model.norm=batch partition=metis partition.num_parts=200", f"200 {TOO_SMALL}"),

@@ -254,7 +254,8 @@ def test_what_is_no_molecule_is_named_or_left_out(table, caplog):
     (TABLE, {"label_columns": ["toxic"]}, "data.label_columns=toxic: .* has the columns"),
     (TABLE, {"split_column": "size"}, "row 0 .* of the column size is .*3.*, not train, valid or test"),
     ("smiles\nCCO\n", {}, "has no column of numbers for labels"),
-    ("smiles,y\n", {}, "has a head, but no rows"), ("", {}, "molecules.csv is no table: No columns to parse from file"),
+    ("smiles,y\n", {}, "has a header, but no rows"),
+    ("", {}, "molecules.csv is no table: No columns to parse from file"),
     ("smiles,y\nX,1\n", {"skip_invalid": True}, "RDKit reads none of its 1 molecules")])
 def test_a_table_that_is_none_of_molecules(text, keys, message, table):
     table.write_text(text)

@@ -102,8 +102,8 @@ def test_the_fewest_clusters_that_fit_are_chosen(graph, configure, monkeypatch, 
         assert resolve(twice, opened).partition.num_parts == num_parts
     merged = keys.replaced(given, {"partition.clusters_per_step": 3})
     assert resolve(merged, opened).partition.num_parts == 21
-    with pytest.raises(ValueError, match=r"auto: memory=90MB hold no run: clusters of two nodes take 1\d\d MB a rank: "
-                                         "process 100 MB, graph .*, weights"):
+    with pytest.raises(ValueError, match=r"auto: memory=90MB is too little: even clusters of two nodes take 1"
+                                         r"\d\d MB a rank: process 100 MB, graph .*, weights"):
         resolve(dataclasses.replace(config, memory="90MB"), opened)
     assert resolve(configure(*graph), opened).partition.num_parts == 4
 

@@ -221,16 +221,17 @@ def test_evaluation_writes_the_table_too_and_nothing_that_is_not_finite(run, cla
 WRONG = [
     (dict(output="nodes.xlsx"), "output=nodes.xlsx: tables are one of .parquet, .csv, .csv.gz, .tsv, .tsv.gz"),
     (dict(output="parquet"), "output=parquet: tables are one of"),
-    (dict(predictions="a.pt", embeddings=True), "embeddings=True: of which table[?] Give output=FILE"),
-    (dict(predictions="a.pt", output_nodes="ids.csv"), "output_nodes=ids.csv: of which table[?] Give output=FILE"),
-    (dict(output="a.csv", predictions="./a.csv"), "output=a.csv and predictions=./a.csv are one file"),
+    (dict(predictions="a.pt", embeddings=True), "embeddings=True is for a table of predictions. Give output=FILE"),
+    (dict(predictions="a.pt", output_nodes="ids.csv"),
+     "output_nodes=ids.csv is for a table of predictions. Give output=FILE"),
+    (dict(output="a.csv", predictions="./a.csv"), "output=a.csv and predictions=./a.csv name the same file"),
     (dict(output="a.csv", output_nodes="no.csv"), "output_nodes=no.csv does not exist"),
     (dict(output="a.csv", output_nodes="ids.txt"), "output_nodes=ids.txt: tables are one of"),
     (dict(output="a.csv", output_nodes="name.csv"), "name.csv has the columns name, size, and none called id"),
-    (dict(output="a.csv", output_nodes="again.csv"), "again.csv: row 3 below the head has the id '4' of row 1: give "
+    (dict(output="a.csv", output_nodes="again.csv"), "again.csv: row 3 below the header has the id '4' of row 1: give "
                                                      "each once"),
-    (dict(output="a.csv", output_nodes="gap.csv"), "gap.csv: row 2 below the head has no id"),
-    (dict(output="a.csv", output_nodes="head.csv"), "head.csv has a head, but no rows"),
+    (dict(output="a.csv", output_nodes="gap.csv"), "gap.csv: row 2 below the header has no id"),
+    (dict(output="a.csv", output_nodes="head.csv"), "head.csv has a header, but no rows"),
     (dict(output="a.csv", output_nodes="empty.csv"), "empty.csv is no table .csv: "),
     (dict(output="a.csv", output_nodes="text.parquet"), "text.parquet is no table .parquet: "),
     (dict(output="a.csv", output_nodes="text.csv.gz"), "text.csv.gz is no table .csv.gz: "),
