@@ -15,7 +15,8 @@ from parallel_epochs.pipeline.command import schema
 from tests.helpers.running import ROOT, finish, rounds_of, shell, summary_of
 
 ARCHIVE = ROOT / "tests" / "old_runs.tar.xz"
-RUNS = ["gnn", "gnn_of_tables", "knowledge", "layout", "node_embedding"]
+RUNS = ["gnn", "knowledge", *(pytest.param(name, marks=pytest.mark.slow) for name in
+                              ("gnn_of_tables", "layout", "node_embedding"))]
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,7 @@ def test_a_store_is_read(folder):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_study_goes_on(folder):
     done = shell("pipeline.tune", f"study={folder / 'study'}", "trials=2", cwd=folder)
     assert done.returncode == 0, done.stderr
