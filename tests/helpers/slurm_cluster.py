@@ -59,7 +59,8 @@ def slurm_cluster() -> Iterator[dict[str, str]]:
     """Run the daemons; the value is the environment in which sbatch, srun, squeue ... speak to them."""
     # Of a Slurm job that these tests run in, nothing may be left.
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH", "SRUN"))}
-    with tempfile.TemporaryDirectory(prefix="slurm-") as name, contextlib.ExitStack() as daemons:
+    # Not in the folder of the test run, which pytest closes to other users; munged refuses that.
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as name, contextlib.ExitStack() as daemons:
         folder = Path(name)
         folder.chmod(0o711)  # munged's clients have to reach its socket
         (folder / "state").mkdir()
