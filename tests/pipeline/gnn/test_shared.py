@@ -106,5 +106,5 @@ def test_components_without_training_nodes_are_predicted_by_the_largest_with_som
 def test_separate_needs_a_component_with_a_training_node(tmp_path):
     data = random_graph(20, 50, 0)
     data.train_mask[:] = False
-    with pytest.raises(ValueError, match="data.components=separate: no component holds a node of the train split"):
+    with pytest.raises(ValueError, match="data.components=separate: no component has a node of the training split"):
         split_components(data, find_components(data), "separate", 1)
