@@ -1,12 +1,17 @@
 """A dataset that is ready for training."""
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.graph.components import Components
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -41,3 +46,23 @@ class OpenData:
     data: Data
     parts: list[Part] = field(default_factory=list)
     components: Components | None = None
+
+
+def open_whole(config: Any, device: torch.device, check: Callable[[Any, Data], None], describe: Callable[[Data], str],
+               content_hash: str | None = None) -> OpenData:
+    """Open a dataset that one model is trained on, check it and describe it in the log.
+
+    Args:
+        config: the configuration of a run.
+        check: refuses data that do not fit a configuration.
+        describe: what the log says of the data.
+        content_hash: of the data, where another process has opened them a moment ago and told of it in the log.
+
+    Raises:
+        ValueError: the dataset is inconsistent, or as `check`.
+    """
+    data = load(config.data, config.cache_dir, content_hash=content_hash)
+    check(config, data)
+    if content_hash is None:
+        log.info("%s", describe(data))
+    return OpenData(config, data, [Part(config, data, device)])

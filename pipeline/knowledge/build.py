@@ -9,9 +9,8 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.embedding import distances
 from parallel_epochs.models.embedding.triples import MODELS, TripleModel, TripleTables, first_rows
-from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.data.opened import OpenData, Part
+from parallel_epochs.pipeline.data.opened import OpenData, Part, open_whole
 from parallel_epochs.pipeline.knowledge.config import KnowledgeConfig, KnowledgeTrainerConfig
 from parallel_epochs.pipeline.knowledge.ranking import TripleProbe
 from parallel_epochs.pipeline.knowledge.steps import NegativeSteps, OneVsAllSteps, Penalty
@@ -67,11 +66,7 @@ def open_data(config: KnowledgeConfig, device: torch.device, *, content_hash: st
     Raises:
         ValueError: the dataset is inconsistent, or names the key that does not fit it.
     """
-    data = load(config.data, config.cache_dir, content_hash=content_hash)
-    check_data(config, data)
-    if content_hash is None:
-        log.info("%s", describe(data))
-    return OpenData(config, data, [Part(config, data, device)])
+    return open_whole(config, device, check_data, describe, content_hash)
 
 
 def check_data(config: KnowledgeConfig, data: Data) -> None:

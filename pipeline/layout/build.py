@@ -17,9 +17,9 @@ from torch_geometric.data import Data
 from parallel_epochs.models.embedding import layout, spectral
 from parallel_epochs.models.embedding.layout import Drawn, LayoutOptions
 from parallel_epochs.pipeline.block_training.open import describe_graph
-from parallel_epochs.pipeline.data.cache import load, path_of
+from parallel_epochs.pipeline.data.cache import path_of
 from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.data.opened import OpenData, Part
+from parallel_epochs.pipeline.data.opened import OpenData, Part, open_whole
 from parallel_epochs.pipeline.graph import neighbors, walks
 from parallel_epochs.pipeline.graph.edges import choose_weight, weight_matrix
 from parallel_epochs.pipeline.graph.node_parts import NodeParts, deal_nodes, sort_into_blocks
@@ -66,11 +66,11 @@ def open_data(config: LayoutConfig, device: torch.device, *, content_hash: str |
     Raises:
         ValueError: the dataset is inconsistent, or names the key that does not fit it.
     """
-    data = load(config.data, config.cache_dir, content_hash=content_hash)
-    check_data(config, data)
-    if content_hash is None:
-        log.info("%s", describe(data) if data.edge_index is None else describe_graph(data))
-    return OpenData(config, data, [Part(config, data, device)])
+    return open_whole(config, device, check_data, _describe, content_hash)
+
+
+def _describe(data: Data) -> str:
+    return describe(data) if data.edge_index is None else describe_graph(data)
 
 
 def check_data(config: LayoutConfig, data: Data) -> None:

@@ -16,8 +16,7 @@ from parallel_epochs.models.edges import from_csc
 from parallel_epochs.models.embedding import skipgram, spectral
 from parallel_epochs.models.embedding.skipgram import Negatives, SkipGramOptions, Table
 from parallel_epochs.pipeline.block_training.open import describe_graph, label_columns
-from parallel_epochs.pipeline.data.cache import load
-from parallel_epochs.pipeline.data.opened import OpenData, Part
+from parallel_epochs.pipeline.data.opened import OpenData, Part, open_whole
 from parallel_epochs.pipeline.graph import walks
 from parallel_epochs.pipeline.graph.edges import choose_weight, weight_matrix
 from parallel_epochs.pipeline.graph.node_parts import NodeParts, check_parts, deal_nodes
@@ -56,11 +55,7 @@ def open_data(config: NodeEmbeddingConfig, device: torch.device, *, content_hash
     Raises:
         ValueError: the dataset is inconsistent, or names the key that does not fit it.
     """
-    data = load(config.data, config.cache_dir, content_hash=content_hash)
-    check_graph(config, data)
-    if content_hash is None:
-        log.info("%s", describe_graph(data))
-    return OpenData(config, data, [Part(config, data, device)])
+    return open_whole(config, device, check_graph, describe_graph, content_hash)
 
 
 def check_graph(config: NodeEmbeddingConfig, data: Data) -> None:

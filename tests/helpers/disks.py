@@ -1,9 +1,11 @@
 """Disks that are mounted for a test, where no other process sees them."""
 
+import contextlib
 import ctypes
 import functools
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,17 @@ def mount(*arguments: str | Path) -> None:
     if not has_own_mounts():
         pytest.skip("only root may mount")
     subprocess.run(["mount", *arguments], check=True)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
+    """Mount a disk of its own, in memory, with so many MiB, in a new folder; skip the test where this may not be."""
+    folder.mkdir()
+    mount("-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", folder)
+    try:
+        yield folder
+    finally:
+        unmount(folder)
 
 
 def unmount(folder: Path) -> None:

@@ -200,18 +200,13 @@ def test_a_limit_on_files(tmp_path):
 
 
 def test_a_full_disk(tmp_path):
-    folder = tmp_path / "small"
-    folder.mkdir()
-    disks.mount("-t", "tmpfs", "-o", "size=1m", "tmpfs", folder)
-    try:
+    with disks.small_disk(tmp_path / "small", 1) as folder:
         with StoreWriter(folder / "s", "a") as writer:
             writer.put("small", torch.arange(5))
             with pytest.raises(FileError, match="has no space left"):
                 writer.put("large", torch.zeros(2**20))
         with StoreWriter(folder / "s", "a") as writer:
             assert writer.has("small")
-    finally:
-        disks.unmount(folder)
 
 
 def test_a_disk_that_cannot_be_written_to(path, tmp_path):

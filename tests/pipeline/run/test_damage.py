@@ -314,11 +314,8 @@ def test_a_damaged_size_is_damage_and_no_lack_of_memory(tmp_path, monkeypatch):
 @pytest.fixture
 def small_disk(tmp_path):
     """A disk of its own with 1 MiB, where this may be mounted."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    disks.mount("-t", "tmpfs", "-o", "size=1m", "tmpfs", folder)
-    yield folder
-    disks.unmount(folder)
+    with disks.small_disk(tmp_path / "disk", 1) as folder:
+        yield folder
 
 
 def fill(folder: Path) -> None:

@@ -112,11 +112,8 @@ def test_a_stopped_command_says_how_to_go_on(tmp_path):
 @pytest.fixture
 def small_disk(tmp_path):
     """A disk of its own with 2 MiB, where this may be mounted."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    disks.mount("-t", "tmpfs", "-o", "size=2m", "tmpfs", folder)
-    yield folder
-    disks.unmount(folder)
+    with disks.small_disk(tmp_path / "disk", 2) as folder:
+        yield folder
 
 
 @pytest.mark.slow

@@ -452,17 +452,12 @@ def test_kills_at_random_moments(tmp_path, whole):
 def test_a_full_disk_is_named_and_the_next_goes_on(tmp_path, megabytes, whole):
     """Wherever the room ends, in DuckDB or in an array: an error of one line, and with more room the same store."""
     config, _, _, expected = whole
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    disks.mount("-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", disk)
-    try:
+    with disks.small_disk(tmp_path / "disk", megabytes) as disk:
         with pytest.raises(FileError, match=f"{disk}.*no space left|No space left on device"):
             cache.load(config, disk)
         assert not list(disk.glob("graphs/*.store"))
         disks.mount("-o", "remount,size=100m", disk)
         assert torch.equal(cache.load(config, disk).x, expected)
-    finally:
-        disks.unmount(disk)
 
 
 def test_a_request_to_stop_ends_a_long_query(tmp_path):
