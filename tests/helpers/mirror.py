@@ -3,9 +3,13 @@
 import sys
 from pathlib import Path
 
+from parallel_epochs.scripts.architecture import imports_of
+
 
 def find_tests(source: Path, root: Path = Path()) -> list[Path]:
-    """Find the file of tests/ that mirrors a file, else the tests of its folder; all those below a folder.
+    """Find the file of tests/ that mirrors a file, and those beside it that import the file.
+
+    Where there is none, these are all tests of its folder, or of the one above. A folder has all those below it.
 
     Raises:
         SystemExit: the file does not exist.
@@ -17,11 +21,10 @@ def find_tests(source: Path, root: Path = Path()) -> list[Path]:
     below = "tests" / source
     if (root / below).is_dir():
         return [below]
-    mirrored = below.with_name(f"test_{source.stem}.py")
-    if (root / mirrored).is_file():
-        return [mirrored]
-    beside = [path.relative_to(root) for path in sorted((root / below.parent).glob("test_*.py"))]
-    return beside or find_tests(source.parent, root)
+    beside = sorted((root / below.parent).glob("test_*.py"))
+    module = ".".join(source.with_suffix("").parts)
+    found = [path for path in beside if path.stem == f"test_{source.stem}" or imports_of(path, {module: source})]
+    return [path.relative_to(root) for path in found or beside] or find_tests(source.parent, root)
 
 
 if __name__ == "__main__":
