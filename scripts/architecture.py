@@ -5,6 +5,7 @@ folders of pipeline/ and the files that lie in pipeline/ itself.
 """
 
 import ast
+import functools
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -35,10 +36,16 @@ def modules() -> dict[str, Path]:
     return {name: path for name, path in names.items() if path.stat().st_size}
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """Parse a file, once."""
+    return ast.parse(path.read_text())
+
+
 def imports_of(path: Path, known: dict[str, Path]) -> set[str]:
     """Find the modules of ours that a file imports, at its top or within a function."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -68,7 +75,7 @@ def rooms() -> dict[str, set[str]]:
 
 def numbers() -> dict[str, int]:
     """Count what makes the code hard to change."""
-    arrows, trees = rooms(), {name: ast.parse(path.read_text()) for name, path in modules().items()}
+    arrows, trees = rooms(), {name: tree_of(path) for name, path in modules().items()}
     return {"rooms": len(arrows), "imports between rooms": sum(map(len, arrows.values())),
             "modules that import a configuration dataclass": sum(
                 _imports_configuration(tree) for name, tree in trees.items() if name.startswith("pipeline")),
@@ -102,7 +109,7 @@ def draw() -> str:
     for name, path in modules().items():
         room = room_of(name)
         files[room].append(path.stem)
-        docstring = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0].replace("\n", " ")
+        docstring = (ast.get_docstring(tree_of(path)) or "").split("\n\n")[0].replace("\n", " ")
         if path.stem == "__init__" or room.endswith(".py"):
             texts.setdefault(room, docstring)
     rows = []

@@ -79,6 +79,7 @@ def test_every_baseline_of_graphvite_has_a_file():
     assert LAYOUTS == ["largevis_imagenet", "largevis_mnist", "largevis_mnist_3d"]
 
 
+@pytest.mark.slow
 def test_baselines_are_what_their_heads_say(configure, tmp_path):
     """The numbers of each file are those that its head tells of GraphVite's, translated as the shared files say."""
     for name in KNOWLEDGE + GRAPHS:
