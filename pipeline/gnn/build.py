@@ -101,7 +101,8 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
             data, components, config.data.components, config.data.min_component_size,
             partial(keep_component, config.data, config.cache_dir, data, verify=is_new))
     setups = [Setup(config, _visible(config, part), device, number) for number, part in parts]
-    config = memory.resolve(config, setups)
+    if config.partition.num_parts == keys.AUTO:
+        config = keys.replaced(config, {"partition.num_parts": memory.choose_num_parts(setups)})
     for setup in setups:  # what does not fit is refused before anything is written or trained
         setup.config = config if setup.number is None else replace(
             config, data=replace(config.data, components=setup.number))
@@ -179,7 +180,7 @@ def build_trainer(setup: Setup, *, ranks: Ranks = Ranks(), stop: StopRequest | N
     refuse_sparse_modules(model, train.optimizer)
     optimizer = OPTIMIZERS[train.optimizer](model.parameters(), lr=train.lr, weight_decay=train.weight_decay,
                                             fused=True)
-    predict_all = build_predictor(config, model, setup.task, loader, ranks, stop, table=table)
+    predict_all = build_predictor(setup, ranks, stop)
     trainer = GNNTrainer(
         model, optimizer, setup.task, loader, schedule, predict_all, device=device, table=table,
         precision=train.precision, clip_grad_norm=train.clip_grad_norm, seed=config.seed,

@@ -67,7 +67,7 @@ def predict_part(setup: Setup, folder: Path) -> tuple[torch.Tensor, Callable]:
     task, model, table = setup.task, setup.model, setup.table
     best = checkpoint.load(folder / "checkpoints" / "best.pt")
     load_weights(best["model"], model, table)
-    logits = build_predictor(setup.config, model, task, setup.loader, table=table)(best["round"])
+    logits = build_predictor(setup)(best["round"])
     if table is None:
         return logits, partial(task.predict, model)
     return logits, lambda batch: task.predict(model, table.attach_mean(batch, setup.device))

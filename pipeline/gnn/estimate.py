@@ -149,6 +149,20 @@ def check_whole_graph(config: GNNConfig, num_edges: int, bytes_per_edge: int) ->
                          "evaluation=views")
 
 
+def budget(config: GNNConfig) -> float:
+    """Return the bytes that a rank may take: `memory`, or 80 % of what there is, shared by the ranks of the machine."""
+    given = config.memory and parse_bytes(config.memory)
+    return (given or 0.8 * memory_of(config)) / ranks_of_machine(config)
+
+
+def describe_budget(config: GNNConfig) -> str:
+    """Say how much a rank may take, and why."""
+    limit, ranks = format_bytes(budget(config)), ranks_of_machine(config)
+    if config.memory:
+        return f"memory={config.memory}" + (f", {limit} for each of {ranks} ranks," if ranks > 1 else "")
+    return f"{limit} a rank, 80 % of what {holder_of(config)} has,"
+
+
 def ranks_of_machine(config: GNNConfig) -> int:
     """Return how many ranks share the memory: those of a machine; a GPU has one."""
     return 1 if _on_gpu(config) else config.parallel.num_ranks

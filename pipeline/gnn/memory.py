@@ -12,22 +12,20 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.blockwise import why_not
 from parallel_epochs.models.pyg import ELEMENTS_AT_ONCE
-from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.gnn import estimate
-from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.model import build_table
 from parallel_epochs.pipeline.gnn.predictor import BLOCK_EDGES, BLOCK_NODES, activation_bytes
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.gnn.trainer import Task, autocast
+from parallel_epochs.pipeline.gnn.trainer import autocast
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.graph.partition import whole_partition
 from parallel_epochs.pipeline.graph.stream import waiting_bytes
 from parallel_epochs.pipeline.graph.subgraph import attach_nodes
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.allocations import Allocations
-from parallel_epochs.pipeline.run.memory import format_bytes, parse_bytes, resident_bytes
+from parallel_epochs.pipeline.run.memory import format_bytes, resident_bytes
 from parallel_epochs.pipeline.run.seeds import stream
 
 log = logging.getLogger(__name__)
@@ -72,6 +70,8 @@ class Footprint:
         batch: a batch.
         step: what a step holds at most beside batch and state: activations, and gradients of them.
         evaluation: what an evaluation holds at most.
+        clusters_per_step: clusters of a batch.
+        is_random: whether a cluster is a random choice of nodes.
         held: batches that are held at a time.
         waiting: of a graph on disk: what waits in memory for the clusters to come, by the number of their edges.
     """
@@ -84,19 +84,21 @@ class Footprint:
     batch: Linear
     step: Linear
     evaluation: float
+    clusters_per_step: int
+    is_random: bool
     held: int
     waiting: Callable[[float], float] | None = None
 
-    def batch_size(self, config: GNNConfig, num_parts: int) -> tuple[float, float]:
+    def batch_size(self, num_parts: int) -> tuple[float, float]:
         """Return the nodes and edges of a batch: the mean of random clusters, at most of others."""
-        share = min(config.partition.clusters_per_step / num_parts, 1.0)
+        share = min(self.clusters_per_step / num_parts, 1.0)
         num_nodes = min(np.ceil(self.num_nodes * share), self.num_nodes)
-        kept = share if config.partition.is_random else 1.0
+        kept = share if self.is_random else 1.0
         return num_nodes, self.num_edges * share * kept
 
-    def parts(self, config: GNNConfig, num_parts: int) -> dict[str, float]:
+    def parts(self, num_parts: int) -> dict[str, float]:
         """Return the bytes of each part for so many clusters, by its name in the log."""
-        size = self.batch_size(config, num_parts)
+        size = self.batch_size(num_parts)
         one = size[0] == self.num_nodes
         batches = (1 if one else self.held) * self.batch(*size)
         graph = {"graph (mapped)": self.graph}
@@ -105,75 +107,56 @@ class Footprint:
         return {"process": self.process, **graph, "weights and optimizer": self.state,
                 "batches" if self.held > 1 else "batch": batches, "activations": self.step(*size)}
 
-    def total(self, config: GNNConfig, num_parts: int) -> float:
+    def total(self, num_parts: int) -> float:
         """Return the bytes in all: of training or evaluation, whichever is more."""
-        parts = self.parts(config, num_parts)
+        parts = self.parts(num_parts)
         return sum(parts.values()) - parts["activations"] + max(parts["activations"], self.evaluation)
 
+    def describe(self, num_parts: int) -> str:
+        """Name the parts with their sizes."""
+        parts = {**self.parts(num_parts), "evaluation in place of activations": self.evaluation}
+        if self.process == 0:
+            parts = {name: size for name, size in parts.items() if name not in ("process", "graph (mapped)")}
+        return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
 
-def resolve(config: GNNConfig, setups: Sequence[Setup]) -> GNNConfig:
-    """Choose the number of clusters where it is "auto": as few as the memory holds, so that most edges are kept.
+
+def choose_num_parts(setups: Sequence[Setup]) -> int:
+    """Choose the number of clusters: as few as the memory holds, so that most edges are kept.
 
     Raises:
         ValueError: even the most clusters take more; the message says what is too large.
     """
-    if config.partition.num_parts != keys.AUTO:
-        return config
     setup = max(setups, key=lambda setup: setup.data.num_nodes)
-    data, limit, found = setup.data, budget(config), measure(setup)
-    least = 2 * config.partition.clusters_per_step  # two nodes to a cluster: batch norm needs them
+    data, limit, found = setup.data, estimate.budget(setup.config), measure(setup)
+    text = estimate.describe_budget(setup.config)
+    least = 2 * found.clusters_per_step  # two nodes to a cluster: batch norm needs them
     low, high = 1, max(data.num_nodes // least, 1)
-    if found.total(config, high) > limit:
-        largest = describe_parts(found, config, high)
-        raise ValueError(f"partition.num_parts=auto: {_limit(config, limit)} is too little: even clusters of two nodes "
-                         f"take {format_bytes(found.total(config, high))} a rank: {largest}")
+    if found.total(high) > limit:
+        raise ValueError(f"partition.num_parts=auto: {text} is too little: even clusters of two nodes take "
+                         f"{format_bytes(found.total(high))} a rank: {found.describe(high)}")
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if found.total(config, middle) <= limit else (middle + 1, high)
-    config = keys.replaced(config, {"partition.num_parts": low})
-    log.info("partition.num_parts=auto: %s clusters for %s", f"{low:,}", _limit(config, limit))
-    return config
+        low, high = (low, middle) if found.total(middle) <= limit else (middle + 1, high)
+    log.info("partition.num_parts=auto: %s clusters for %s", f"{low:,}", text)
+    return low
 
 
 def report(setup: Setup) -> None:
     """Say what a rank will hold, where it can be told: of batches of clusters, with labels of nodes."""
-    config = setup.config
     if not is_known(setup):
         return
-    num_parts = config.partition.num_clusters
-    found, limit = measure(setup), budget(config)
-    total = found.total(config, num_parts)
-    log.info("memory: about %s a rank: %s", format_bytes(total), describe_parts(found, config, num_parts))
+    num_parts, limit, found = setup.config.partition.num_clusters, estimate.budget(setup.config), measure(setup)
+    total = found.total(num_parts)
+    log.info("memory: about %s a rank: %s", format_bytes(total), found.describe(num_parts))
     if total > limit:
         log.warning("memory: %s a rank are allowed: raise partition.num_parts, or set partition.num_parts=auto",
                     format_bytes(limit))
-
-
-def describe_parts(found: Footprint, config: GNNConfig, num_parts: int) -> str:
-    """Name the parts with their sizes."""
-    parts = {**found.parts(config, num_parts), "evaluation in place of activations": found.evaluation}
-    if found.process == 0:
-        parts = {name: size for name, size in parts.items() if name not in ("process", "graph (mapped)")}
-    return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
 
 
 def is_known(setup: Setup) -> bool:
     """Tell whether the memory of a run is known beforehand: that of all pairs of a batch, say, is not."""
     return type(setup.loader) is ClusterLoader and isinstance(setup.task, NodeTask) \
         and not getattr(setup.config.model, "knn", 0)
-
-
-def budget(config: GNNConfig) -> float:
-    """Return the bytes that a rank may take: `memory`, or 80 % of what there is, shared by the ranks of the machine."""
-    given = config.memory and parse_bytes(config.memory)
-    return (given or 0.8 * estimate.memory_of(config)) / estimate.ranks_of_machine(config)
-
-
-def _limit(config: GNNConfig, limit: float) -> str:
-    if config.memory:
-        ranks = estimate.ranks_of_machine(config)
-        return f"memory={config.memory}" + (f", {format_bytes(limit)} for each of {ranks} ranks," if ranks > 1 else "")
-    return f"{format_bytes(limit)} a rank, 80 % of what {estimate.holder_of(config)} has,"
 
 
 def measure(setup: Setup) -> Footprint:
@@ -190,7 +173,7 @@ def measure(setup: Setup) -> Footprint:
     points = [(few, round(few * degree)), (more, round(more * degree)), (few, round(2 * few * degree))]
     model = copy.deepcopy(setup.model)  # whose gradients and running statistics are its own
     with torch.random.fork_rng():
-        taken = [_take_step(config, data, setup.task, model, *point, device) for point in points]
+        taken = [_take_step(setup, model, *point) for point in points]
     on_cpu = device.type == "cpu"
     batch, step, evaluation = (Linear.through(points, list(values)).times(ALLOCATED if on_cpu else 1)
                                for values in zip(*taken))
@@ -203,14 +186,16 @@ def measure(setup: Setup) -> Footprint:
     return Footprint(
         num_nodes, num_edges, state=state, batch=batch, step=step,
         process=resident_bytes(besides=config.cache_dir) + num_nodes * BYTES_PER_NODE_DRAWN if on_cpu else 0,
-        graph=bytes_of(data) if on_cpu and not on_disk else 0, held=config.partition.prefetch + 2 if on_cpu else 1,
+        graph=bytes_of(data) if on_cpu and not on_disk else 0,
+        clusters_per_step=config.partition.clusters_per_step, is_random=config.partition.is_random,
+        held=config.partition.prefetch + 2 if on_cpu else 1,
         waiting=partial(waiting_bytes, data) if on_disk else None,
-        evaluation=_evaluation(config, data, evaluation, batch, model, on_cpu))
+        evaluation=_evaluation(setup, evaluation, batch))
 
 
-def _evaluation(config: GNNConfig, data: Data, forward: Linear, batch: Linear, model: torch.nn.Module,
-                on_cpu: bool) -> float:
+def _evaluation(setup: Setup, forward: Linear, batch: Linear) -> float:
     """Return what predicting all nodes holds at most."""
+    config, data, model, on_cpu = setup.config, setup.data, setup.model, setup.device.type == "cpu"
     num_nodes, num_edges = data.num_nodes, data.num_edges
     rows = 8 * num_nodes * data.out_channels
     if config.evaluation.is_exact:
@@ -227,10 +212,10 @@ def _evaluation(config: GNNConfig, data: Data, forward: Linear, batch: Linear, m
     return forward(*size) + rows + batch(*size) * (config.partition.prefetch + 2 if on_cpu else 1)
 
 
-def _take_step(config: GNNConfig, data: Data, task: Task, model: torch.nn.Module, num_nodes: int, num_edges: int,
-               device: torch.device) -> tuple[float, float, float]:
+def _take_step(setup: Setup, model: torch.nn.Module, num_nodes: int, num_edges: int) -> tuple[float, float, float]:
     """Return the bytes of a batch, of a step beside it without gradients of weights, and of an evaluation."""
-    small = sample(data, num_nodes, num_edges)
+    config, task, device = setup.config, setup.task, setup.device
+    small = sample(setup.data, num_nodes, num_edges)
     table = build_table(config, small, device)
     (batch,) = ClusterLoader(small, scale_sums=False).batches_of(whole_partition(num_nodes))
     if config.partition.scale_sums:

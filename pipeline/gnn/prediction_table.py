@@ -13,7 +13,6 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.gnn.config import GNNEvaluateConfig
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS, SPLITS
 from parallel_epochs.pipeline.run import files, tables
@@ -23,8 +22,6 @@ from parallel_epochs.pipeline.run.tables import Columns
 
 log = logging.getLogger(__name__)
 
-# Keys of these tables.
-KEYS = ("output", "output_nodes", "embeddings")
 ID = "id"
 # Cells of a table that are made at a time.
 MAX_CELLS = 2**21
@@ -49,38 +46,6 @@ class Predictions:
     ids: np.ndarray
     splits: np.ndarray
     labels: list[str] | None
-
-
-def check(options: GNNEvaluateConfig) -> list[str] | None:
-    """Refuse keys that do not fit each other and files that cannot be written or read, before any long work.
-
-    Returns:
-        The ids that ``output_nodes`` lists; none without it.
-
-    Raises:
-        ValueError: names the key.
-    """
-    if options.output is None:
-        for name in KEYS[1:]:
-            if value := getattr(options, name):
-                raise ValueError(f"{name}={value} is for a table of predictions. Give output=FILE")
-        return None
-    tables.format_of("output", options.output)
-    if options.predictions is not None and Path(options.predictions).resolve() == Path(options.output).resolve():
-        raise ValueError(f"output={options.output} and predictions={options.predictions} name the same file. "
-                         "Give the logits another")
-    return None if options.output_nodes is None else read_ids(options.output_nodes)
-
-
-def refuse(options: GNNEvaluateConfig, reason: str) -> None:
-    """Refuse the keys of tables.
-
-    Raises:
-        ValueError: names the first that has been given, and the reason.
-    """
-    for name in KEYS:
-        if value := getattr(options, name):
-            raise ValueError(f"{name}={value}: {reason}")
 
 
 def read_ids(path: str) -> list[str]:

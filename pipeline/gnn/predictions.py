@@ -17,12 +17,15 @@ from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.graph.pairs import read_pairs
-from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run import files, tables as formats
 from parallel_epochs.pipeline.run.log import format_score, format_table
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.pipeline.run.session import check_data, load_checkpoint
 
 log = logging.getLogger(__name__)
+
+# Keys of tables of predictions.
+TABLE_KEYS = ("output", "output_nodes", "embeddings")
 
 
 @dataclass
@@ -46,6 +49,38 @@ class Restored:
     nodes: np.ndarray | None = None
 
 
+def check_tables(options: GNNEvaluateConfig) -> list[str] | None:
+    """Refuse keys that do not fit each other and files that cannot be written or read, before any long work.
+
+    Returns:
+        The ids that ``output_nodes`` lists; none without it.
+
+    Raises:
+        ValueError: names the key.
+    """
+    if options.output is None:
+        for name in TABLE_KEYS[1:]:
+            if value := getattr(options, name):
+                raise ValueError(f"{name}={value} is for a table of predictions. Give output=FILE")
+        return None
+    formats.format_of("output", options.output)
+    if options.predictions is not None and Path(options.predictions).resolve() == Path(options.output).resolve():
+        raise ValueError(f"output={options.output} and predictions={options.predictions} name the same file. "
+                         "Give the logits another")
+    return None if options.output_nodes is None else tables.read_ids(options.output_nodes)
+
+
+def refuse_tables(options: GNNEvaluateConfig, reason: str) -> None:
+    """Refuse the keys of tables.
+
+    Raises:
+        ValueError: names the first that has been given, and the reason.
+    """
+    for name in TABLE_KEYS:
+        if value := getattr(options, name):
+            raise ValueError(f"{name}={value}: {reason}")
+
+
 def restore(options: GNNEvaluateConfig, config: GNNConfig) -> Restored:
     """Load a checkpoint of a run and predict every row with it.
 
@@ -61,9 +96,9 @@ def restore(options: GNNEvaluateConfig, config: GNNConfig) -> Restored:
         raise ValueError(f"pairs={options.pairs} needs a file for its predictions. Give predictions=FILE")
     folder = Path(options.run)
     if config.task.name != "node":
-        tables.refuse(options, f"{folder} has task={config.task.name}, and tables have a row for each node. Give "
+        refuse_tables(options, f"{folder} has task={config.task.name}, and tables have a row for each node. Give "
                                "predictions=FILE")
-    wanted = tables.check(options)
+    wanted = check_tables(options)
     if config.data.components == "separate":
         raise ValueError(f"{folder} holds a model for each component. Choose one of "
                          f"{', '.join(sorted(str(path) for path in folder.glob('component_*')))}")
@@ -87,8 +122,7 @@ def restore(options: GNNEvaluateConfig, config: GNNConfig) -> Restored:
         round_, epoch = state["round"], state["epoch"]
     else:  # which holds the number of rounds that are complete
         round_, epoch = max(state["round"] - 1, 0), state["progress"]["epochs"]
-    predict_all = build_predictor(config, setup.model, task, setup.loader, table=setup.table,
-                                  embeddings=options.embeddings)
+    predict_all = build_predictor(setup, embeddings=options.embeddings)
     rows, embeddings = predict_all(round_), None
     if options.embeddings:
         rows, embeddings = rows[:, :task.out_channels], rows[:, task.out_channels:]

@@ -14,8 +14,6 @@ from torch_geometric.data import Data
 from parallel_epochs.models import DeeperGCN, blockwise
 from parallel_epochs.models.heads import find_head, keep_inputs
 from parallel_epochs.models.link_predictor import LinkModel
-from parallel_epochs.pipeline.gnn.config import GNNConfig
-from parallel_epochs.pipeline.gnn.features import NodeTable
 from parallel_epochs.pipeline.gnn.inference import (
     Predict,
     predict_exact,
@@ -28,8 +26,9 @@ from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader
 from parallel_epochs.pipeline.gnn.loaders.pairs import PairLoader
+from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
-from parallel_epochs.pipeline.gnn.trainer import Loader, Task, autocast
+from parallel_epochs.pipeline.gnn.trainer import Task, autocast
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.memory import machine_memory
 from parallel_epochs.pipeline.run.ranks import Ranks
@@ -42,9 +41,8 @@ log = logging.getLogger(__name__)
 BLOCK_NODES, BLOCK_EDGES = 1 << 16, 1 << 22
 
 
-def build_predictor(config: GNNConfig, model: torch.nn.Module, task: Task, loader: Loader,
-                    ranks: Ranks = Ranks(), stop: StopRequest | None = None, *,
-                    table: NodeTable | None = None, embeddings: bool = False) -> Callable[[int], Tensor]:
+def build_predictor(setup: Setup, ranks: Ranks = Ranks(), stop: StopRequest | None = None, *,
+                    embeddings: bool = False) -> Callable[[int], Tensor]:
     """Build a function from the round to the predictions of every row, by the method of the configuration.
 
     Where the test is predicted from a graph of its own, the predictions from it stand in columns behind the others.
@@ -55,32 +53,31 @@ def build_predictor(config: GNNConfig, model: torch.nn.Module, task: Task, loade
     Raises:
         ValueError: the model has no head that reads embeddings.
     """
-    in_blocks = _in_blocks(config, loader.data, model, loader.device, stop)
+    model, task, loader = setup.model, setup.task, setup.loader
+    in_blocks = _in_blocks(setup, stop)
     runs, layers = in_blocks or model, [] if in_blocks else stack_of_layers(model)
     predict, num_columns = functools.partial(task.predict, runs), _out_channels(model, task)
     if embeddings:
         if (head := find_head(model)) is None:
-            raise ValueError(f"embeddings=true: model={config.model.name} has no torch.nn.Linear called head, whose "
-                             "inputs would be the embeddings; leave it out")
+            raise ValueError(f"embeddings=true: model={setup.config.model.name} has no torch.nn.Linear called head, "
+                             "whose inputs would be the embeddings; leave it out")
         predict, num_columns = _predict_both(task, runs, head), num_columns + head.in_features
-
-    def build_for(data: Data) -> Callable[[int], Tensor]:
-        return _build_predictor_of(data, config, model, task, loader, ranks, stop, table, predict, num_columns, layers)
-
-    predict_all = build_for(loader.data)
+    common: dict[str, Any] = dict(num_rows=task.num_rows, out_channels=num_columns, layers=layers, ranks=ranks,
+                                  stop=stop)
+    predict_all = _build_predictor_of(loader.data, setup, predict, common)
     test_data = task.test_data if isinstance(task, LinkTask) else None
     if test_data is None:
         return predict_all
-    predict_test = build_for(test_data)
+    predict_test = _build_predictor_of(test_data, setup, predict, common)
     return lambda round_: torch.cat([predict_all(round_), predict_test(round_)], dim=-1)
 
 
-def _build_predictor_of(data: Data, config: GNNConfig, model: torch.nn.Module, task: Task, loader: Loader, ranks: Ranks,
-                        stop: StopRequest | None, table: NodeTable | None, predict_batch: Predict,
-                        num_columns: int, layers: list[torch.nn.Module]) -> Callable[[int], Tensor]:
-    evaluation = config.evaluation
-    graphs, view_loader = (loader, None) if isinstance(loader, GraphLoader) else (
-        None, build_view_loader(config, loader, data))
+def _build_predictor_of(data: Data, setup: Setup, predict_batch: Predict,
+                        common: dict[str, Any]) -> Callable[[int], Tensor]:
+    """Build what predicts every row of a graph; `common` is what every method takes."""
+    config, model, table, loader = setup.config, setup.model, setup.table, setup.loader
+    evaluation, device, prefetch = config.evaluation, loader.device, config.partition.prefetch
+    graphs, view_loader = (loader, None) if isinstance(loader, GraphLoader) else (None, build_view_loader(setup, data))
 
     @functools.cache
     def whole_graph() -> Data:
@@ -91,31 +88,28 @@ def _build_predictor_of(data: Data, config: GNNConfig, model: torch.nn.Module, t
         return whole
 
     def predict(batch: Data) -> tuple[Tensor, Tensor]:
-        return predict_batch(batch if table is None else table.attach(batch, loader.device))
+        return predict_batch(batch if table is None else table.attach(batch, device))
 
     def predict_all(round_: int) -> Tensor:
         model.eval()
-        common: dict[str, Any] = dict(num_rows=task.num_rows, out_channels=num_columns, layers=layers, ranks=ranks,
-                                      stop=stop)
-        with autocast(loader.device, config.train.precision):
+        with autocast(device, config.train.precision):
             if graphs is not None:
-                return predict_graphs(predict, graphs, **common, prefetch=config.partition.prefetch)
+                return predict_graphs(predict, graphs, **common, prefetch=prefetch)
             if evaluation.is_exact:
-                return predict_exact(predict, whole_graph(), **common, device=loader.device)
+                return predict_exact(predict, whole_graph(), **common, device=device)
             return predict_views(predict, view_loader, **common, num_views=evaluation.num_views,
-                                 num_parts=evaluation.num_parts, seed=config.seed, round_=round_,
-                                 prefetch=config.partition.prefetch)
+                                 num_parts=evaluation.num_parts, seed=config.seed, round_=round_, prefetch=prefetch)
 
     return predict_all
 
 
-def _in_blocks(config: GNNConfig, data: Data, model: torch.nn.Module, device: torch.device,
-               stop: StopRequest | None) -> torch.nn.Module | None:
+def _in_blocks(setup: Setup, stop: StopRequest | None) -> torch.nn.Module | None:
     """Return what computes the model on a whole graph on disk, a block of nodes at a time; none where the model does.
 
     Its activations lie in memory where a quarter of it is enough for them, and else in files without names.
     """
-    if not config.evaluation.is_exact or "store" not in data or device.type != "cpu":
+    config, model, loader = setup.config, setup.model, setup.loader
+    if not config.evaluation.is_exact or "store" not in loader.data or loader.device.type != "cpu":
         return None
     if reason := blockwise.why_not(model):
         log.info("evaluation=exact: the whole graph in one forward, as %s", reason)
@@ -161,19 +155,18 @@ def _out_channels(model: torch.nn.Module, task: Task) -> int:
     return model.out_channels if isinstance(model, LinkModel) else task.out_channels
 
 
-def build_view_loader(config: GNNConfig, loader: Loader, data: Data) -> ClusterLoader | NeighborLoader:
+def build_view_loader(setup: Setup, data: Data) -> ClusterLoader | NeighborLoader:
     """Build what makes the batches of views of a graph, clusters or every node with sampled neighbours.
 
-    Args:
-        loader: of the training batches; if it can make those of the views of its own graph, it does.
+    The loader of the training batches makes those of the views of its own graph, if it can.
     """
-    device = loader.device
+    config, loader = setup.config, setup.loader
     if config.evaluation.samples:
         return NeighborLoader(data, config.evaluation.num_neighbors or config.loader.num_neighbors,
                               batch_size=config.loader.batch_size, nodes=torch.arange(data.num_nodes),
-                              purpose="evaluation", seed=config.seed, device=device)
+                              purpose="evaluation", seed=config.seed, device=loader.device)
     clusters = loader.clusters if isinstance(loader, PairLoader) else loader
     if isinstance(clusters, ClusterLoader) and data is loader.data:
         return clusters
     # partition.scale_sums is of training by clusters.
-    return ClusterLoader(data, device=device, stream=build_stream(config, data))
+    return ClusterLoader(data, device=loader.device, stream=build_stream(config, data))

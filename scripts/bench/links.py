@@ -108,7 +108,8 @@ def _train(model: LinkModel, config: GNNConfig, data: Data, epochs: int) -> int:
 
 def _evaluate(model: LinkModel, config: GNNConfig, data: Data) -> dict[str, float]:
     setup = Setup(config, data, torch.device("cpu"))
-    return setup.task.scores(model, build_predictor(config, model, setup.task, setup.loader)(0))
+    setup.model = model
+    return setup.task.scores(model, build_predictor(setup)(0))
 
 
 def _common_neighbors(data: Data, split: str) -> float:

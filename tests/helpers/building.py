@@ -15,7 +15,7 @@ from parallel_epochs.pipeline.gnn.build import build_schedule  # noqa: F401 - fo
 from parallel_epochs.pipeline.gnn.loaders.build import build_loader  # noqa: F401
 from parallel_epochs.pipeline.gnn.model import build_model, build_table, construct, try_model  # noqa: F401
 from parallel_epochs.pipeline.gnn.predictions import Restored, restore as restore_gnn, save_predictions  # noqa: F401
-from parallel_epochs.pipeline.gnn.predictor import build_predictor  # noqa: F401
+from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.build import build_task, check_metric  # noqa: F401
 from parallel_epochs.pipeline.products import product_of
@@ -37,6 +37,18 @@ def open_graph(config: RunConfig, **options) -> OpenData:
 def part_of(config: RunConfig, data: Data, device: torch.device = CPU) -> Part:
     """Return data as a part of a run that is trained on all of it."""
     return (Setup if product_of(config.trainer.name).name == "gnn" else Part)(config, data, device)
+
+
+def predict_all(config: RunConfig, data: Data, round_: int = 0, ranks: Ranks = Ranks(), **parts) -> torch.Tensor:
+    """Predict every row of a graph.
+
+    Args:
+        parts: model, task, loader or table, where it is another than that of the configuration.
+    """
+    setup = Setup(config, data, CPU)
+    for name, part in parts.items():
+        setattr(setup, name, part)
+    return build_predictor(setup, ranks)(round_)
 
 
 def build_trainer(config: RunConfig, data: Data, device: torch.device = CPU, ranks: Ranks = Ranks(),

@@ -64,10 +64,7 @@ def gradients_of(config: Config, data: Data, ranks: Ranks) -> list[list[torch.Te
 
 
 def predict(config: Config, data: Data, ranks: Ranks) -> torch.Tensor:
-    task, loader = build.build_task(config, data), build.build_loader(config, data)
-    torch.manual_seed(config.seed)
-    model = build.build_model(config, data, task)
-    return build.build_predictor(config, model, task, loader, ranks)(3)
+    return build.predict_all(config, data, 3, ranks)
 
 
 def poisoned(ranks: Ranks, stop: StopRequest, config: Config, folder, content_hash: str) -> None:

@@ -155,7 +155,7 @@ def test_isolated_nodes_are_predicted(configure, tmp_path):
     train_one(config, lonely, tmp_path, CPU, "test")
     task = NodeTask(lonely)
     model = build.build_model(config, lonely, task)
-    assert torch.isfinite(build.build_predictor(config, model, task, ClusterLoader(lonely))(0)).all()
+    assert torch.isfinite(build.predict_all(config, lonely, model=model, task=task, loader=ClusterLoader(lonely))).all()
 
 
 def test_missing_labels_are_left_out_of_the_loss():
@@ -281,8 +281,8 @@ def test_components_separate_trains_each_and_reports_the_whole(method, configure
         best = checkpoint.load(tmp_path / "run" / f"component_{number}" / "checkpoints" / "best.pt")
         model = build.build_model(own, part, NodeTask(part))
         model.load_state_dict(best["model"])
-        predict = build.build_predictor(own, model, NodeTask(part), ClusterLoader(part))
-        torch.testing.assert_close(logits[part.n_id], predict(best["round"]))
+        rows = build.predict_all(own, part, best["round"], model=model, loader=ClusterLoader(part))
+        torch.testing.assert_close(logits[part.n_id], rows)
         assert len(part.n_id) == size
     again = train(config, tmp_path / "run")
     assert again["weights_sha256"] == summary["weights_sha256"] and again["test"] == summary["test"]

@@ -37,8 +37,8 @@ def graph(tmp_path_factory):
     return [*GRAPH, f"cache_dir={tmp_path_factory.mktemp('cache')}"]
 
 
-def resolve(config, graph):
-    return footprint.resolve(config, [build.part_of(config, part.data) for part in graph.parts])
+def choose_num_parts(config, graph) -> int:
+    return footprint.choose_num_parts([build.part_of(config, part.data) for part in graph.parts])
 
 
 def open_data(config):
@@ -83,7 +83,7 @@ def test_small_batches_tell_what_a_larger_one_takes(overrides, graph, configure)
     gradients = sum(p.grad.numel() * 4 for p in model.parameters() if p.grad is not None)
     assert found.step(*size) / footprint.ALLOCATED == pytest.approx(step.peak - gradients, rel=0.1)
     assert found.batch(*size) / footprint.ALLOCATED == pytest.approx(footprint.bytes_of(batch), rel=0.02)
-    assert found.batch_size(config, 2) == (2000, pytest.approx(size[1], rel=0.05))
+    assert found.batch_size(2) == (2000, pytest.approx(size[1], rel=0.05))
     assert found.state >= 16 * sum(p.numel() for p in model.parameters())
 
 
@@ -94,25 +94,29 @@ def test_the_fewest_clusters_that_fit_are_chosen(graph, configure, monkeypatch, 
     found = dataclasses.replace(footprint.measure(build.part_of(config, opened.parts[0].data)), process=1e8)
     monkeypatch.setattr(footprint, "measure", lambda *args: found)
     for num_parts in (1, 2, 7):
-        given = dataclasses.replace(config, memory=f"{int(found.total(config, num_parts)) + 1}B")
-        assert resolve(given, opened).partition.num_parts == num_parts
+        given = dataclasses.replace(config, memory=f"{int(found.total(num_parts)) + 1}B")
+        assert choose_num_parts(given, opened) == num_parts
         assert f"partition.num_parts=auto: {num_parts} clusters for memory=" in caplog.text
         # Two ranks share the memory.
         twice = keys.replaced(given, {"memory": f"{2 * int(given.memory[:-1])}B", "parallel.num_ranks": 2})
-        assert resolve(twice, opened).partition.num_parts == num_parts
-    merged = keys.replaced(given, {"partition.clusters_per_step": 3})
-    assert resolve(merged, opened).partition.num_parts == 21
+        assert choose_num_parts(twice, opened) == num_parts
+    assert build.open_graph(given).config.partition.num_parts == num_parts
+    monkeypatch.setattr(footprint, "measure", lambda *args: dataclasses.replace(found, clusters_per_step=3))
+    assert choose_num_parts(given, opened) == 21
+    monkeypatch.setattr(footprint, "measure", lambda *args: found)
     with pytest.raises(ValueError, match=r"auto: memory=90MB is too little: even clusters of two nodes take 1"
                                          r"\d\d MB a rank: process 100 MB, graph .*, weights"):
-        resolve(dataclasses.replace(config, memory="90MB"), opened)
-    assert resolve(configure(*graph), opened).partition.num_parts == 4
+        choose_num_parts(dataclasses.replace(config, memory="90MB"), opened)
+    assert build.open_graph(configure(*graph)).config.partition.num_parts == 4
 
 
 def test_denser_clusters_need_more_of_them(graph, configure):
     found = footprint.measure(build.part_of(config := configure(*graph), open_data(config)))
-    metis = keys.replaced(config, {"partition.name": "metis"})
-    assert found.batch_size(config, 4) == (1000, 2500) and found.batch_size(metis, 4) == (1000, 10000)
-    assert found.batch_size(config, 1) == found.batch_size(metis, 1) == (4000, 40000)
+    metis = dataclasses.replace(found, is_random=False)
+    assert found.batch_size(4) == (1000, 2500) and metis.batch_size(4) == (1000, 10000)
+    assert found.batch_size(1) == metis.batch_size(1) == (4000, 40000)
+    of_metis = footprint.measure(build.part_of(configure(*graph, "partition=metis"), open_data(config)))
+    assert found.is_random and not of_metis.is_random
 
 
 def test_of_a_graph_on_disk_what_waits_is_counted(graph, configure, monkeypatch):
@@ -120,16 +124,16 @@ def test_of_a_graph_on_disk_what_waits_is_counted(graph, configure, monkeypatch)
     found = footprint.measure(build.part_of(config, data := open_data(config)))
     edge_bytes = 8 + 4 * data.edge_attr.size(1)
     blocks = 2 * 40_000 * (edge_bytes - 4)  # the whole graph is one, and another is read ahead
-    metis = keys.replaced(config, {"partition.name": "metis"})
-    assert "graph (mapped)" not in found.parts(config, 4) and found.graph == 0
-    assert found.parts(config, 4)["clusters to come"] == blocks + 10_000 * edge_bytes
-    assert found.parts(config, 1)["clusters to come"] == found.parts(metis, 4)["clusters to come"] \
+    metis = dataclasses.replace(found, is_random=False)
+    assert "graph (mapped)" not in found.parts(4) and found.graph == 0
+    assert found.parts(4)["clusters to come"] == blocks + 10_000 * edge_bytes
+    assert found.parts(1)["clusters to come"] == metis.parts(4)["clusters to come"] \
         == blocks + 40_000 * edge_bytes
     monkeypatch.setattr(graph_stream, "buffer_bytes", lambda: 1000)  # the rest waits in files, and so do features
-    assert found.parts(config, 4)["clusters to come"] == blocks + 2000
-    assert "clusters to come" in footprint.describe_parts(found, config, 4)
+    assert found.parts(4)["clusters to come"] == blocks + 2000
+    assert "clusters to come" in found.describe(4)
     monkeypatch.setattr(graph_stream, "BLOCK_BYTES", 5000)
-    assert found.parts(config, 4)["clusters to come"] == 2 * 5000 + 2000
+    assert found.parts(4)["clusters to come"] == 2 * 5000 + 2000
 
 
 def test_no_random_number_is_drawn_from_those_of_the_run(graph, configure):

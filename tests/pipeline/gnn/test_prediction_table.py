@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 
 from parallel_epochs.pipeline.command import cli, schema as configuration
 from parallel_epochs.pipeline.data.node_names import pack_names
-from parallel_epochs.pipeline.gnn import prediction_table
+from parallel_epochs.pipeline.gnn import prediction_table, predictions
 from parallel_epochs.pipeline.gnn.prediction_table import Predictions, save
 from tests.helpers import building as restore
 from tests.helpers.building import EvaluateConfig, write_config
@@ -248,7 +248,7 @@ def test_what_cannot_be_written_is_refused_before_the_graph_is_opened(run, tmp_p
         (tmp_path / name).write_text("id\n4\n")
     for options, message in WRONG:
         with pytest.raises(ValueError, match=message):
-            prediction_table.check(EvaluateConfig(run="run", **options))
+            predictions.check_tables(EvaluateConfig(run="run", **options))
     far = dict(output="a.csv", output_nodes="far.csv")
     with pytest.raises(ValueError, match="far.csv: no node has the id '50' of row 2; the 50 nodes of the run are"):
         predict(run, **far)

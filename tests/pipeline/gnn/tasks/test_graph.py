@@ -226,7 +226,7 @@ def test_exact_evaluation_is_that_of_the_batches_of_training_in_evaluation_mode(
     model = build.build_model(config, data, task)
     for batch in loader.batches(0, Schedule(1, loader.num_batches).share(0)):  # running statistics of batch norms
         task.loss(model.train(), batch, torch.Generator())
-    rows = build.build_predictor(config, model, task, loader)(0)
+    rows = build.predict_all(config, data, model=model)
     assert rows.shape == (40, 4)
     seen = 0
     for batch in loader.batches(1, Schedule(1, loader.num_batches).share(0)):

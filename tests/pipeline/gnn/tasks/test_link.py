@@ -149,10 +149,10 @@ def test_validation_edges_are_seen_by_the_test_alone(configure_links):
     data = build.open_graph(plain).data
     rows, scores = {}, {}
     for name, config in (("plain", plain), ("seeing", seeing)):
-        task, loader = build.build_task(config, data), build.build_loader(config, data)
+        task = build.build_task(config, data)
         torch.manual_seed(0)
         model = build.build_model(config, data, task)
-        rows[name] = build.build_predictor(config, model, task, loader)(0)
+        rows[name] = build.predict_all(config, data, model=model)
         scores[name] = task.scores(model, rows[name])
         if name == "seeing":
             expected = {frozenset(p) for p in [*data.train_pairs.tolist(), *data.valid_pairs.tolist()]}
