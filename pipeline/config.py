@@ -48,8 +48,8 @@ class ParallelConfig:
     timeout: float = key(600.0, "The watchdog ends the run with status 75 and the rank's traceback when a rank has "
                          "sent no heartbeat for this many seconds, or for ten times as many in a phase that may take "
                          "minutes.", above=0, changes_numbers=False)
-    stop_timeout: float = key(12.0, "Number of seconds that a signal to stop leaves the step in hand to end. After "
-                              "that the run is ended, and the last checkpoint remains.", above=0,
+    stop_timeout: float = key(12.0, "Number of seconds that the current step has to finish after a signal to stop. "
+                              "After that the run is killed, and the last checkpoint remains.", above=0,
                               changes_numbers=False)
 
 
@@ -179,7 +179,7 @@ def changed_keys(config: RunConfig) -> set[str]:
 
 
 def explain_idle_keys(config: RunConfig) -> str | None:
-    """Name the keys that were given a value and do nothing beside the others, and why; none if there are none."""
+    """Name the keys that were set but have no effect with the values of other keys. Return None if there are none."""
     values, changed = {entry.name: entry.value for entry in keys.entries(config)}, changed_keys(config)
     idle = []
     for entry in keys.entries(config):

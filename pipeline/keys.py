@@ -34,8 +34,8 @@ class Meaning:
         names_files: whether it says where files lie whose content is compared instead.
         is_path: whether a tilde at its beginning stands for the home directory.
         may_be_auto: whether it is a whole number or :data:`AUTO`.
-        when: other keys with the values of each beside which this one counts; one of them is enough. Empty: always.
-        unless: other keys with the values of each beside which this one does nothing.
+        when: other keys, and the values of each with which this key has an effect; one match is enough. Empty: always.
+        unless: other keys, and the values of each with which this key has no effect.
     """
 
     text: str
@@ -64,7 +64,7 @@ class Meaning:
 
     @property
     def condition(self) -> str:
-        """Say beside which values of others it counts, as in "task=link"; empty if always."""
+        """Return the values of other keys that this key needs to have an effect, as in "task=link"; "" if none."""
         fits = [f"{_short(name)}={'|'.join('null' if value is None else str(value).lower() for value in allowed)}"
                 for name, allowed in self.when.items()]
         bars = [f"not {_short(name)}={'|'.join(map(str, barred))}" for name, barred in self.unless.items()]

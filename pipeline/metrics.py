@@ -1,4 +1,4 @@
-"""Metrics: numbers from tensors, no model; more is better but for those of :mod:`pipeline.names`."""
+"""Metrics of predictions. Higher is better, except for the metrics in LOWER_IS_BETTER of :mod:`pipeline.names`."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Names that several rooms share."""
+"""Names of splits, masks, pairs and metrics that several packages share."""
 
 SPLITS = ("train", "valid", "test")
 MASKS = tuple(f"{split}_mask" for split in SPLITS)
@@ -9,5 +9,5 @@ LOWER_IS_BETTER = ("mae", "rmse")
 
 
 def merit(metric: str, value: float) -> float:
-    """Return the value of a metric as a number of which more is better, to compare by; twice gives the value again."""
+    """Return a metric's value with the sign for which higher is better. Applied twice, it returns the value."""
     return -value if metric in LOWER_IS_BETTER else value

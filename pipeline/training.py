@@ -85,10 +85,10 @@ def run(config: RunConfig, folder: Path, command: str, *, log_config: dict | Non
 
 @contextlib.contextmanager
 def _watched(parallel: ParallelConfig, folder: Path, ranks: Ranks | None) -> Iterator[None]:
-    """Give signs of life, and have the ranks of this machine watched.
+    """Send heartbeats, and start the watchdog of this machine's ranks.
 
     Args:
-        ranks: this process among them; none if it starts them.
+        ranks: the ranks that this process is one of; None if it is the launcher.
     """
     launches = ranks is None
     if launches:

@@ -100,7 +100,7 @@ class JournalLock:
 
 @contextlib.contextmanager
 def _held(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold a folder as :func:`pipeline.run.files.lock` does, if need be when another process lets go of it."""
+    """Lock a folder with :func:`pipeline.run.files.lock`. With `wait`, wait until no other process holds the lock."""
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         while True:
@@ -266,7 +266,7 @@ def _quote(value: str) -> str:
 
 
 def _end_with(parent: int) -> Callable[[], None]:
-    """Return what makes a child stop, as by SIGTERM, when its parent ends in whatever way."""
+    """Return a function, to be called in a child, after which the system sends it SIGTERM when its parent ends."""
     def arrange() -> None:
         if sys.platform == "linux":
             PR_SET_PDEATHSIG = 1

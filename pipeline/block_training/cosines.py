@@ -57,10 +57,10 @@ def find_nearest(vectors: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def heed(stop: StopRequest | None) -> None:
-    """Give a sign of life, and leave if it was asked for.
+    """Send a heartbeat, and stop if a signal has asked for it.
 
     Raises:
-        Stopped: it was.
+        Stopped: a signal has asked the run to stop.
     """
     pulse.beat("scoring vectors", pulse.State.LONG)
     if stop is not None:

@@ -61,7 +61,8 @@ def read_command(arguments: list[str]) -> tuple[dict, Search]:
         else:
             fixed.append(override.input_line)
     if not own.get("study"):
-        raise ValueError("which study? python -m pipeline.tune study=DIR 'train.lr=tag(log,interval(1e-4,1e-2))'")
+        raise ValueError("One argument is missing: study=DIR, the folder of the study. For example: python -m "
+                         "pipeline.tune study=DIR 'train.lr=tag(log,interval(1e-4,1e-2))'")
     to_options(own)
     return own, Search(fixed, space)
 

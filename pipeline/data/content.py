@@ -23,8 +23,7 @@ def hash_file(path: Path) -> str:
 
 
 def sample_file(path: Path) -> str:
-    """Compute BLAKE2b of a file, of which above 1 GiB only its size, the time of its last change and 64 MiB throughout
-    it count.
+    """Compute BLAKE2b of a file's content. Above 1 GiB, hash its size, its modification time and 64 MiB spread over it.
 
     Raises:
         FileError: it cannot be read.

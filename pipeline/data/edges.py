@@ -182,7 +182,7 @@ def _merge(source: np.ndarray, target: np.ndarray, weight: np.ndarray | None, nu
                           shape=(num_nodes, num_nodes)).tocsr()
     merged = matrix.tocoo()
     if dropped := len(source) - merged.nnz:
-        log.info("%s: %s edges are there already, %s", path, f"{dropped:,}",
-                 "once is enough" if weight is None else "their weights are added")
+        log.info("%s: %s rows repeat an edge of another row and were merged with it%s", path, f"{dropped:,}",
+                 "" if weight is None else "; their weights were added")
     edge_index = torch.from_numpy(np.stack(merged.coords).astype(np.int64))
     return edge_index, None if weight is None else torch.from_numpy(merged.data.astype(np.float32)).unsqueeze(1)

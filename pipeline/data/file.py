@@ -67,8 +67,9 @@ def read(path: str | Path, mask_column: int | None = None, split: str | None = N
             log.info("%s: not used: %s", path, ", ".join(unused))
         missing = [key for key in ("edge_index", "y", *MASKS) if key not in saved]
         if missing:
-            hint = "; data.split=random divides the nodes" if set(missing) == set(MASKS) else ""
-            raise ValueError(f"no {', '.join(missing)}; there is {', '.join(saved) or 'nothing'}{hint}")
+            hint = ", or set data.split=random" if set(missing) == set(MASKS) else ""
+            raise ValueError(f"there is no {', '.join(missing)}; the file has {', '.join(saved) or 'nothing'}. Add "
+                             f"what is missing{hint}")
         return _as_data(saved, mask_column)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

@@ -67,7 +67,7 @@ def read(folder: str, metric: str | None, train_fraction: float, valid_fraction:
 
 
 def find_files(folder: Path) -> dict[str, list[Path]]:
-    """List the files of a folder by the split that they are in, under "" if it has none; numbers in names count.
+    """List the files of each split, under "" if the folder has no splits. Numbers in names are sorted as numbers.
 
     Raises:
         ValueError: there are none, or some lie beside the folders of splits.

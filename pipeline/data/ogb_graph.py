@@ -51,8 +51,8 @@ def read(directory: Path, name: str) -> Data:
         raise ValueError(f"{raw}/num-node-list.csv.gz has {len(num_nodes):,} graphs, num-edge-list.csv.gz "
                          f"{len(num_edges):,}")
     if len(empty := np.flatnonzero(num_nodes == 0)):
-        raise ValueError(f"{raw}/num-node-list.csv.gz: graph {empty[0]} (from 0) has no nodes; a graph without edges "
-                         "is one, without nodes it is none: leave it out")
+        raise ValueError(f"{raw}/num-node-list.csv.gz: graph {empty[0]} (from 0) has no nodes. A graph may have no "
+                         "edges, but it needs at least one node: leave it out")
     both = info["add_inverse_edge"] == "True"
     is_molecule = info["data type"] == "mol"
     first_node = np.concatenate([[0], np.cumsum(num_nodes)])

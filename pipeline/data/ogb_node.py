@@ -240,7 +240,10 @@ def read_graph(raw: Path, name: str, node_files: Sequence[str] = ()) -> dict:
 
 
 def count_rows(path: Path) -> int | None:
-    """Rows of a CSV file, read to its end, where gzip keeps a checksum: the reader itself would not name the file."""
+    """Count the rows of a .csv.gz file; None for other files.
+
+    It reads the file to its end, so that gzip compares the checksum and an error names the file.
+    """
     if require(path).suffix != ".gz":
         return None
     rows, last = 0, b"\n"

@@ -17,7 +17,10 @@ def shuffle(chosen: np.ndarray, seed: int) -> np.ndarray:
 
 
 def shuffle_all(count: int, seed: int) -> np.ndarray:
-    """Return the numbers below `count` in a random order: that of the datasets that came before :func:`shuffle`."""
+    """Return the numbers below `count` in a random order.
+
+    The order differs from that of :func:`shuffle`: datasets that are older than that function keep their splits.
+    """
     return np.random.default_rng(seed).permutation(count)
 
 

@@ -166,7 +166,7 @@ def parse_triples(content: bytes, name: str) -> pd.DataFrame:
         raise ValueError(f"{name}, line {row + 1}: {columns} in place of three: {THREE}")
     table = table.loc[~empty.all(1), :2].set_axis(COLUMNS, axis=1)
     if tuple(word.lower() for word in table.iloc[0]) in HEADS:
-        log.info("%s: the first line is a head and no triple", name)
+        log.info("%s: the first line is a header and was left out", name)
         table = table.iloc[1:]
     if table.empty:
         raise ValueError(f"{name} holds no triples")

@@ -122,8 +122,8 @@ class LoaderConfig:
                           when={"loader.name": ("neighbor", "graph"), "evaluation.method": ("neighbor",)})
     pack: str = key("graphs", "Balance batches by number of graphs or by number of nodes.",
                     choices=("graphs", "nodes"), when={"loader.name": ("graph",)})
-    backend: str = key("native", "Neighbour sampler: native, or PyG's NeighborLoader with pyg-lib or torch_sparse, "
-                       "which does not repeat its draws.", choices=("native", "pyg"),
+    backend: str = key("native", "Neighbour sampler. native: reproducible. pyg: PyG's NeighborLoader with pyg-lib or "
+                       "torch_sparse, whose draws differ between runs.", choices=("native", "pyg"),
                        when={"loader.name": ("neighbor",)})
 
 
@@ -137,7 +137,8 @@ class FeaturesConfig:
     name: str = key("data", "data: the features of the nodes, or those that data.node_features makes from the edges. "
                     "embedding: a learned table with a row for each node.")
     channels: int = key(64, "Number of columns of the table.", minimum=1, when=TABLE)
-    concat: bool = key(False, "Put the table beside the features of the data, not in their place.", when=TABLE)
+    concat: bool = key(False, "Concatenate the table and the features of the data. false: the table replaces them.",
+                       when=TABLE)
     lr: float = key(0.003, "Learning rate of the table. It is scaled and warmed up like train.lr.", above=0, when=TABLE)
     dropout: float = key(0.5, "Fraction of the nodes whose rows are zero in a step.", minimum=0, below=1, when=TABLE)
     optimizer: str = key("sparse_adam", "Optimizer of the table: sparse_adam, or sgd, which keeps no moments.",

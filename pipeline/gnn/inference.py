@@ -140,7 +140,9 @@ def predict_exact(predict: Predict, data: Data, *, num_rows: int, out_channels: 
 
 @contextlib.contextmanager
 def _stopped_together(stop: StopRequest | None, ranks: Ranks, layers: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Leave the block where a request to stop meets it, between two layers of a model, and its end if any rank did.
+    """Stop a block on all ranks together.
+
+    A rank that is asked to stop leaves the block between two layers of the model. The others leave at its end.
 
     Raises:
         Stopped: on all ranks, if one was asked to stop.

@@ -149,7 +149,7 @@ def report(setup: Setup) -> None:
     total = found.total(num_parts)
     log.info("memory: about %s a rank: %s", format_bytes(total), found.describe(num_parts))
     if total > limit:
-        log.warning("memory: %s a rank are allowed: raise partition.num_parts, or set partition.num_parts=auto",
+        log.warning("memory: this exceeds the %s that a rank may use: raise partition.num_parts, or set it to auto",
                     format_bytes(limit))
 
 

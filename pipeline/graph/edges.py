@@ -82,7 +82,8 @@ def choose_weight(edge_attr: Tensor | None) -> Tensor | None:
     if edge_attr is None:
         return None
     if edge_attr.size(1) > 1 or bool((edge_attr < 0).any()):
-        log.info("the features of the edges are not used: weights would be one number of at least 0 each")
+        log.info("edge features are not used as weights: weights are one column of numbers of at least 0, but "
+                 "edge_attr has %s", f"{edge_attr.size(1)} columns" if edge_attr.size(1) > 1 else "negative numbers")
         return None
     return edge_attr[:, 0].contiguous()
 

@@ -44,17 +44,17 @@ def check(config: KnowledgeConfig) -> None:
     if options.dim % model.parts:
         whole = -(-options.dim // model.parts) * model.parts
         raise ValueError(f"trainer.dim={options.dim} must be a multiple of {model.parts} for "
-                         f"trainer.model={options.model}, whose numbers are {model.parts} real ones each: set it "
-                         f"to {whole}, say")
+                         f"trainer.model={options.model}, which uses {model.parts} real numbers per component: set it "
+                         f"to {whole}, for example")
     if not model.is_distance:
         return
     if options.loss == "one_vs_all":
-        raise ValueError(f"trainer.loss=one_vs_all with trainer.model={options.model}: scores of all entities are a "
-                         "matrix product, and these are distances; set trainer.loss=negatives")
+        raise ValueError("trainer.loss=one_vs_all needs a model whose score is a product; this run has "
+                         f"trainer.model={options.model}, whose score is a distance. Set trainer.loss=negatives")
     for name in ("n3", "l3"):
         if value := getattr(options, name):
-            raise ValueError(f"trainer.{name}={value:g} with trainer.model={options.model}: it is a penalty for models "
-                             "of products; leave it out")
+            raise ValueError(f"trainer.{name}={value:g} needs a model whose score is a product; this run has "
+                             f"trainer.model={options.model}. Leave trainer.{name} out")
 
 
 def open_data(config: KnowledgeConfig, device: torch.device, *, content_hash: str | None = None) -> OpenData:

@@ -27,8 +27,8 @@ class KnowledgeTrainerConfig(TrainerConfig):
     batch_size: int = key(1000, "Number of triples in a step, over all ranks. With one_vs_all the average number of "
                           "answers, of which each triple has two.", minimum=1)
     chunk_size: int = key(64, "Number of triples that share their negatives.", minimum=1, when=NEGATIVES)
-    num_negatives: int = key(256, "Number of entities drawn for a chunk in place of its heads, and as many in place of "
-                             "its tails.", minimum=1, when=NEGATIVES)
+    num_negatives: int = key(256, "Number of entities drawn per chunk to replace its heads. As many are drawn to "
+                             "replace its tails.", minimum=1, when=NEGATIVES)
     margin: float = key(9.0, "Distance beyond which a triple counts as false.", minimum=0, when=DISTANCES)
     temperature: float = key(1.0, "Negatives are weighted by the softmax of score / temperature (self-adversarial). 0: "
                              "all alike.", minimum=0, when=NEGATIVES)

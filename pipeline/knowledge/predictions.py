@@ -116,11 +116,11 @@ def _answer(options: AnswersConfig, questions: Questions, restored: Restored) ->
     named = questions.triples[:, [0, 2]]
     unseen = (named >= 0) & ~torch.isin(named, train[:, [0, 2]])
     if count := int(unseen.any(1).sum()):
-        log.warning("%s of the lines name an entity that training does not have: its vector is the one that it began "
-                    "with", f"{count:,}")
+        log.warning("%s lines name an entity that occurs in no training triple; its vector still has its initial "
+                    "values, so the scores mean little", f"{count:,}")
     if bool(asks.any()):
         log.info("questions: %s, %d best answers each%s", f"{int(asks.sum()):,}", options.top,
-                 "; triples of the training are left out" if options.filtered else "")
+                 "; answers that are training triples are left out" if options.filtered else "")
     with Bar("answering", int(asks.sum()), "questions") as bar:
         found = answer(restored.tables, questions, options.top, known=train if options.filtered else None,
                        on_question=bar.advance)
@@ -132,8 +132,10 @@ def _answer(options: AnswersConfig, questions: Questions, restored: Restored) ->
 
 
 def as_table(questions: Questions, found: Found, restored: Restored) -> pd.DataFrame:
-    """Write answers with names: the line of the question, the whole triple, which part was asked for (nothing: none),
-    the place, from 1 (0: none was asked for), and the score.
+    """Return a table of answers, with the names of entities and relations.
+
+    Its columns are the line of the question, the three names of the triple, the part that was asked for ("" for a
+    triple without a question mark), the rank from 1 (0 for such a triple), and the score.
     """
     asked = questions.triples[found.rows] < 0
     heads, relations, tails = found.triples.unbind(1)

@@ -86,7 +86,8 @@ def check_data(config: LayoutConfig, data: Data) -> None:
                          f"{', '.join(allowed)}")
     if data.edge_index is not None:
         if not bool((data.edge_index[0] != data.edge_index[1]).any()):
-            raise ValueError(f"{config.data.origin()} has no edges: there is nothing to pull together")
+            raise ValueError(f"{config.data.origin()} has no edges between different nodes, but a layout of a graph "
+                             "needs some. Choose another dataset, or data=vectors")
         return
     if options.num_neighbors >= num_points:
         raise ValueError(f"trainer.num_neighbors={options.num_neighbors} must be less than the {num_points:,} points "

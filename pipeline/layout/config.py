@@ -34,8 +34,9 @@ class LayoutTrainerConfig(TrainerConfig):
     smooth: float = key(1.0, "Constant added to a squared distance in the repulsion: 0.1 in LargeVis, 1 in t-SNE.",
                         above=0)
     last_lr: float = key(0.0, "The learning rate falls linearly from train.lr to this fraction of it.", minimum=0)
-    num_parts: int = key(8, "Number of point partitions P, at most one for sixteen points. P/2 blocks of pairs are "
-                         "trained at a time, no two sharing a partition.", minimum=1, below=1024)
+    num_parts: int = key(8, "Number of point partitions P, lowered if a partition would have fewer than sixteen "
+                         "points. P/2 blocks of pairs are trained at a time, no two sharing a partition.", minimum=1,
+                         below=1024)
     metric: str | None = key(None, "knn_acc, accuracy of the 10 nearest neighbours; trustworthiness, of vectors; auc, "
                              "of the links of a graph. Default: the first that the data allow.",
                              choices=("knn_acc", "trustworthiness", "auc"))

@@ -1,4 +1,4 @@
-"""What a layout is worth: labels of its nearest neighbours, whether these were near before, and lengths of links."""
+"""Metrics of a layout: accuracy of nearest neighbours, trustworthiness, and the AUC of links by their length."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

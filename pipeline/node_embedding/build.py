@@ -70,7 +70,8 @@ def check_graph(config: NodeEmbeddingConfig, data: Data) -> None:
         raise ValueError(f"trainer.metric={metric} needs labels, and {config.data.origin()} has none: give "
                          "data.labels, or choose trainer.metric=auc")
     if data.num_edges == 0:
-        raise ValueError(f"{config.data.origin()} has no edges: there is nothing to walk on")
+        raise ValueError(f"{config.data.origin()} has no edges, but trainer=node_embedding learns from edges. Choose "
+                         "another dataset")
     check_parts(data.num_nodes, options.num_parts)
     needed = 8 * Table.numbers_per_row(options.dim, options.optimizer) * data.num_nodes * config.parallel.num_ranks
     tables = f"trainer.dim={options.dim}: two tables of {data.num_nodes:,} nodes take {format_bytes(needed)}"
@@ -224,8 +225,9 @@ def _propagate(matrix: sp.csr_array | None, num_terms: int, vectors: Tensor) -> 
 
 def _hold_out(data: Data, weight: Tensor | None, fraction: float, seed: int,
               stop: StopRequest | None) -> tuple[EdgeIndex, Tensor | None, LinkProbe]:
-    """Leave edges out of training: half of them validate, the others test, both ways round of each link. As many that
-    stay tell how well training fits.
+    """Hold edges out of training, in both directions of each link: half of them for validation, half for the test.
+
+    As many of the edges that stay are the train split of the score.
 
     Raises:
         ValueError: there are too few edges.

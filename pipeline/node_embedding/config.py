@@ -15,8 +15,9 @@ class NodeEmbeddingTrainerConfig(TrainerConfig):
     """A vector for each node, learned from the edges alone."""
 
     name: str = key("node_embedding", "Node embeddings: a vector for each node.")
-    model: str = key("deepwalk", "Source of the pairs of nodes: deepwalk, random walks; node2vec, second-order walks; "
-                     "line, short walks that start at edges; spectral, none, a matrix factorisation alone.",
+    model: str = key("deepwalk", "Model. deepwalk draws its pairs of nodes from random walks, node2vec from "
+                     "second-order walks, line from short walks that start at edges. spectral factorises a matrix and "
+                     "draws no pairs.",
                      choices=("deepwalk", "node2vec", "line", "spectral"))
     dim: int = key(128, "Dimension of the vectors.", minimum=1, below=100_000)
     walk_length: int = key(40, "Number of steps of a walk.", minimum=1, below=100_000,
@@ -27,8 +28,8 @@ class NodeEmbeddingTrainerConfig(TrainerConfig):
                    when={"trainer.model": ("node2vec",)})
     q: float = key(1.0, "In-out parameter: a walk leaves the neighbourhood of its last node with a probability in "
                    "proportion to 1/q.", above=0, when={"trainer.model": ("node2vec",)})
-    order: int = key(2, "Proximity: 1 has one vector for a node and its context, 2 has two.", minimum=1, below=3,
-                     when={"trainer.model": ("line",)})
+    order: int = key(2, "Order of LINE's proximity. 1: a node has one vector, as node and as context. 2: it has one "
+                     "vector for each.", minimum=1, below=3, when={"trainer.model": ("line",)})
     init: str = key("random", "First values of the vectors.", choices=("random", "spectral"), when=WALKED)
     propagation_steps: int = key(0, "Number of terms of ProNE's spectral filter, which is applied to the trained "
                                  "vectors. 0: no filter.", minimum=0, below=1000)

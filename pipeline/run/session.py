@@ -200,7 +200,7 @@ class Session:
             self._leave(trainer)
 
     def evaluate(self, trainer: Trainer) -> dict[str, float] | None:
-        """Let the trainer evaluate; asked to leave meanwhile, save a checkpoint from which it is done again.
+        """Let the trainer evaluate. If a signal stops it, save a checkpoint from which a resumed run evaluates again.
 
         Raises:
             Stopped: the checkpoint is saved.

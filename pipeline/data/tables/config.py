@@ -37,9 +37,10 @@ class NodeColumns:
     text_tags: list[str] = key([], "Columns of tags such as role::program|use::text. They become the TF-IDF of each "
                                "tag and of its part before ::.", shapes_graph=True)
     tag_separator: str = key("|", "Separator of two tags (data.nodes.text_tags).", shapes_graph=True)
-    text_features: str = key("hashed", "What columns of text become: hashed, hashed columns of TF-IDF for each; "
-                             "scores, the scores of linear models of all terms, a model per class, which have not seen "
-                             "the node.", choices=("hashed", "scores"), shapes_graph=True)
+    text_features: str = key("hashed", "Node features that columns of text become. hashed: hashed TF-IDF, for each "
+                             "column. scores: the score of a linear model per class, from the terms of all columns. "
+                             "The model that scores a training node was fitted without it.",
+                             choices=("hashed", "scores"), shapes_graph=True)
     text_channels: int = key(256, "Largest number of node features that a column of text becomes "
                              "(data.nodes.text_features=hashed).", minimum=1, below=MAX_CHANNELS, shapes_graph=True)
     label: str | None = key(None, "Column of the labels. Texts and whole numbers are classes, other numbers are real "

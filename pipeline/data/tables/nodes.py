@@ -112,8 +112,8 @@ def _report(db: Database, source: Source, id_column: str, numbers: Numbers, *, r
     for column in numbers.log1p:
         if found := source.first_row(db, f"{source.number('features', column)} <= -1", source.text(column)):
             name, row, (text,) = found
-            raise ValueError(f"{name}: row {row}, column {column} holds {text}, and there is no logarithm of "
-                             "1 + it (data.nodes.log1p)")
+            raise ValueError(f"{name}: row {row}, column {column} holds {text}, but data.nodes.log1p needs values "
+                             "above -1: correct the value, or remove the column from data.nodes.log1p")
     log.info("%s: %s nodes%s", source.name, f"{num_nodes:,}", "".join(f"; {note}" for note in notes))
 
 
@@ -165,7 +165,7 @@ def write_features(db: Database, writer: StoreWriter, num_nodes: int, numbers: N
 
 
 def _fit_scores(db: Database, texts: list[TextFeatures], num_nodes: int, labels: Labels, seed: int) -> TextScores:
-    """Fit the scores of texts to the nodes for training, or to as many of them as are thought of."""
+    """Fit the scores of texts to the training nodes, or to MAX_NODES of them drawn at random if there are more."""
     rng = stream("text scores", seed)
     fitted = np.flatnonzero(labels.masks[0].numpy())
     if len(fitted) > MAX_NODES:

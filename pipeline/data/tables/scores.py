@@ -1,4 +1,4 @@
-"""Features of texts by what is to be learned: scores of linear models of all terms, each model blind to what it scores.
+"""Features of texts: the scores of linear models that predict the labels. No model scores a node that it was fitted to.
 
 Stacking (Wolpert, Stacked Generalization, Neural Networks 5, 1992): what a model says of nodes that it was fitted to is
 better than what it says of others, so training nodes get the scores of models that were fitted without them.

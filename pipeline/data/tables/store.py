@@ -58,7 +58,7 @@ def write_store(config: TablesConfig, writer: StoreWriter,
         tables_edges.sort(db, len(values), both=both)
         counted = tables_edges.count(db, num_nodes, both=both, add_self_loops=add_self_loops)
         if counted.num_merged:
-            log.info("%s: %s edges are there already, and were merged with them", edges.name, f"{counted.num_merged:,}")
+            log.info("%s: %s edges repeat other edges and were merged with them", edges.name, f"{counted.num_merged:,}")
         on_stage("writing the store")
         has_features = bool(config.nodes.features or config.text_columns())
         tables_edges.write(db, writer, counted, values, directed_relations=config.edges.directed_relations,

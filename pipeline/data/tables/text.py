@@ -67,7 +67,7 @@ class TextFeatures:
 
 
 class _Tags:
-    """Takes a text of tags apart: each counts, and what stands before its first :: as well."""
+    """Splits a text into tags. The terms are the tags, and the part of each before its first ::."""
 
     def __init__(self, separator: str):
         self._separator = separator

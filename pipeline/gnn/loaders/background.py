@@ -12,7 +12,7 @@ from parallel_epochs.pipeline.run.threads import compute_alone, restored_threads
 
 
 class BackgroundRounds:
-    """Makes the batches of rounds in a thread, a few ahead of who consumes them.
+    """Makes the batches of rounds in a background thread, which is a few batches ahead of the consumer.
 
     Use it in a ``with`` statement, which stops the thread. What goes wrong in the thread is raised by :meth:`batches`.
     Beside a model on the CPU the thread computes without OpenMP threads of its own.

@@ -79,7 +79,7 @@ class ClusterLoader:
             yield self._finish(self._scaled(batch) if self._scale_sums else batch, cluster)
 
     def measure(self, partition: Partition, seconds: float) -> dict[str, dict]:
-        """Measure a draw and say so: a record for who writes it down.
+        """Measure a draw, log the result, and return it as a record for metrics.jsonl.
 
         Args:
             seconds: how long the draw took.

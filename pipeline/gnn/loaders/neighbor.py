@@ -68,7 +68,8 @@ class NeighborLoader:
         self._nodes = data.train_mask.nonzero().squeeze(1) if nodes is None else nodes
         self._purpose, self._seed, self._backend = purpose, seed, backend
         if not self._nodes.numel():
-            raise ValueError("loader=neighbor draws the neighbours of training nodes, and the graph has none")
+            raise ValueError("loader=neighbor draws the neighbours of training nodes, but the graph has no training "
+                             "nodes. Put some nodes into train_mask")
         if backend == "pyg":
             check_pyg()
 
@@ -79,7 +80,7 @@ class NeighborLoader:
 
     @property
     def least_nodes(self) -> int:
-        """The least number of nodes that a batch of any draw may have, as far as it matters: at least 2, or 1."""
+        """Return 1 if some draw may make a batch of a single node, else 2: batch norm needs two."""
         if self._nodes.numel() % self._batch_size != 1 and self._batch_size > 1:
             return 2
         src, dst = self.data.edge_index.as_tensor().long()

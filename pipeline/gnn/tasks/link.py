@@ -161,8 +161,8 @@ class LinkTask:
         """Add an edge for each validation pair, both ways round."""
         data = self._data
         if data.edge_attr is not None:
-            raise ValueError("task.valid_edges=true: the graph's edges have features, and the validation pairs have "
-                             "none")
+            raise ValueError("task.valid_edges=true adds the validation pairs as edges, but the graph's edges have "
+                             f"{data.edge_attr.size(1)} features and the pairs have none. Set task.valid_edges=false")
         pairs, out = data.valid_pairs.t(), copy.copy(data)
         edges = torch.cat([data.edge_index.as_tensor().long(), pairs, pairs.flip(0)], dim=1)
         out.edge_index, _ = sort_edges(edges, data.num_nodes)

@@ -343,8 +343,10 @@ GRAPHS = [
     (two_graphs(), "graph.pt holds 2 graphs: save the one to train on"),
     (torch.zeros(3), "graph.pt holds a Tensor, no graph: save a torch_geometric Data, or a dict of its attributes"),
     ("graph", "graph.pt holds a str, no graph: save a torch_geometric Data, or a dict of its attributes"),
-    ({}, ": no edge_index, y, train_mask, valid_mask, test_mask; there is nothing"),
-    (ring(y=None, valid_mask=None), ": no y, valid_mask; there is x, edge_index, edge_attr, train_mask, test_mask"),
+    ({}, ": there is no edge_index, y, train_mask, valid_mask, test_mask; the file has nothing. Add what is "
+         "missing"),
+    (ring(y=None, valid_mask=None),
+     ": there is no y, valid_mask; the file has x, edge_index, edge_attr, train_mask, test_mask. Add what is missing"),
     # No dense tensors of real numbers.
     (ring(x=torch.eye(6).to_sparse()), ": x is sparse; it must be a dense tensor: save x.to_dense()"),
     (ring(edge_index=torch.eye(6).to_sparse()), ": edge_index is sparse; it must be a dense tensor: save the indices() "
@@ -503,7 +505,8 @@ def test_a_file_that_holds_no_graph_is_refused(content, message, tmp_path, monke
 def test_a_file_that_holds_no_graph_is_one_line_to_a_user(tmp_path):
     torch.save(ring(y=None), tmp_path / "graph.pt")
     failed = shell(TRAIN, "data=file", "data.path=graph.pt", cwd=tmp_path)
-    line = "error: graph.pt: no y; there is x, edge_index, edge_attr, train_mask, valid_mask, test_mask"
+    line = "error: graph.pt: there is no y; the file has x, edge_index, edge_attr, train_mask, valid_mask, " \
+           "test_mask. Add what is missing"
     assert (failed.returncode, failed.stderr.strip()) == (1, line)
     assert [path.read_text().strip().endswith(line) for path in tmp_path.rglob("train.log")] == [True]
 

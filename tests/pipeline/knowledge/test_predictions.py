@@ -127,7 +127,7 @@ def test_questions_by_name_in_every_format(run, runs, tmp_path, caplog):
     with caplog.at_level("INFO"):
         table = pd.read_csv(ask(runs, tmp_path, TEXT, run=run, top=3), sep="\t", keep_default_na=False,
                             dtype={"head": str, "tail": str})
-    assert "questions: 2, 3 best answers each; triples of the training are left out" in caplog.text
+    assert "questions: 2, 3 best answers each; answers that are training triples are left out" in caplog.text
     assert table["line"].tolist() == [1, 1, 1, 3, 3, 3, 4] and table["place"].tolist() == [1, 2, 3, 1, 2, 3, 0]
     assert table["asked"].tolist() == ["tail"] * 3 + ["head"] * 3 + [""]
     assert set(table["head"][:3]) == {"7"} and set(table["tail"][3:6]) == {"9"} and table["tail"][6] == "21"
@@ -209,7 +209,7 @@ def test_entities_that_training_does_not_have_are_told_of(configure, tmp_path, c
           tmp_path / "run")
     with caplog.at_level("INFO"):
         table = ask(tmp_path, tmp_path, "new r ?\na r ?\n", run="run").read_text().splitlines()
-    assert "1 of the lines name an entity that training does not have" in caplog.text and len(table) == 1 + 4 + 3
+    assert "1 lines name an entity that occurs in no training triple" in caplog.text and len(table) == 1 + 4 + 3
 
 
 @pytest.mark.parametrize("run, doubled", [("all", 2), ("drawn", 1)])

@@ -261,7 +261,7 @@ def test_odd_rows_are_counted_before_anything_is_written(tmp_path, caplog, monke
     for text in ("4 nodes; 2 empty cells in a, taken for zeros", "2 for train; 1 for valid; 0 for test",
                  "1 nodes without a label, in no split", "8 edges; 2 dropped, as they name no node (row 6 of",
                  "column source names 'q', which is no node", "1 empty cells in p, taken for zeros", "1 self-loops",
-                 "1 edges are there already, and were merged", "1 nodes of a split have no label"):
+                 "1 edges repeat other edges and were merged", "1 nodes of a split have no label"):
         assert text in said[0], text
     assert data.x.flatten().tolist() == [1, 0, 3, 0] and data.y.flatten().tolist() == [0, 1, 0, 0]
     edges = {tuple(pair): value for pair, (value,) in zip(data.edge_index.t().tolist(), data.edge_attr.tolist())}

@@ -270,7 +270,7 @@ def test_seeds_that_may_be_alone_are_known_and_refused_with_batch_norm(num_seeds
 
 
 def test_a_graph_without_training_nodes_is_refused():
-    with pytest.raises(ValueError, match="draws the neighbours of training nodes, and the graph has none"):
+    with pytest.raises(ValueError, match="draws the neighbours of training nodes, but the graph has no training"):
         NeighborLoader(task_graph([]), [2, 2], batch_size=4)
 
 
