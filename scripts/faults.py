@@ -1,13 +1,13 @@
-"""`python -m scripts.faults`: inject faults into training runs at random moments, and check that nothing is lost.
+"""`python -m scripts.faults`: inject faults into commands at random moments, and check that nothing is lost.
 
 Each fault strikes a run some time after its start, and again after each resume, until it has struck as often as asked.
+The commands train every product, write stores, search, predict and report.
 A run that reaches its end must have the same bits as an undisturbed run. After a strike all processes must exit in
 time, the exit status must be the documented one, and a user who asked for a stop must not see a traceback.
 """
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import shutil
@@ -19,10 +19,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from parallel_epochs.scripts.strikes import FAULTS, SITE, Fault, LiveRun, is_alive
+from parallel_epochs.scripts.strikes import FAULTS, GNN, SITE, Fault, LiveRun, is_alive, write_data
 
-RUN = ["data.num_nodes=240", "data.num_edges=4800", "data.num_species=4", "data.num_groups=8", "data.num_tasks=3",
-       "model.num_layers=2", "model.hidden_channels=8", "model.norm=batch", "train.epochs=160", "train.eval_every=4"]
 SECONDS_TO_END = 20
 
 
@@ -36,24 +34,34 @@ class Campaign:
     def __init__(self, root: Path):
         self.root = root
 
-    def overrides(self, fault: Fault) -> list[str]:
-        cache = f"cache-{fault.name.replace(' ', '-')}" if fault.unprepared else "cache"
-        ranks = [] if fault.torchrun else [f"parallel.num_ranks={fault.num_ranks}"]
-        return [*RUN, *ranks, *fault.overrides, f"cache_dir={self.root / cache}"]
+    def cache(self, fault: Fault) -> Path:
+        """Return the cache of the runs of a fault."""
+        own = fault.unprepared or fault.unread
+        return self.root / (f"cache-{fault.name.replace(' ', '-')}" if own else "cache")
+
+    def command(self, fault: Fault, folder: Path, *, cache: Path | None = None, torchrun: bool = False) -> list[str]:
+        """Return the module and the arguments that a fault strikes."""
+        job, more = fault.job, list[str]()
+        if job.module == "pipeline.train":
+            more = [*([] if torchrun else [f"parallel.num_ranks={fault.num_ranks}"]), *fault.overrides]
+        if job.module in ("pipeline.train", "pipeline.tune"):
+            more.append(f"cache_dir={cache or self.cache(fault)}")
+        own = [argument.format(root=self.root) for argument in job.arguments]
+        return [job.module, *own, *more, job.target(folder)]
 
     def reference(self, fault: Fault) -> Path:
         """Return the folder of the undisturbed run whose result the struck runs must have."""
-        return self.root / f"undisturbed-{fault.num_ranks}-{FAULTS.index(fault) if fault.overrides else 0}"
+        number = FAULTS.index(fault) if fault.overrides else 0
+        return self.root / f"undisturbed-{fault.job.name}-{fault.num_ranks}-{number}"
 
     def train_reference(self, fault: Fault) -> bool:
         """Train the undisturbed run of a fault unless it exists; tell whether it succeeded."""
         folder = self.reference(fault)
-        if not (folder / "summary.json").exists():
-            run = LiveRun(folder, [*RUN, f"parallel.num_ranks={fault.num_ranks}", *fault.overrides,
-                               f"cache_dir={self.root / 'cache'}"])
-            if run.wait(600) != 0:
-                print(f"undisturbed: {run.log.read_text()}", file=sys.stderr)
-                return False
+        folder.mkdir(exist_ok=True)
+        run = LiveRun(folder, self.command(fault, folder, cache=self.root / "cache"))
+        if run.wait(600) != 0:
+            print(f"undisturbed: {run.log.read_text()}", file=sys.stderr)
+            return False
         return True
 
     def try_fault(self, fault: Fault, times: int) -> tuple[int, int, int]:
@@ -66,10 +74,11 @@ class Campaign:
         folder = self._new_folder(fault, runs)
         while True:
             struck = tried < times
-            if fault.unprepared and struck:
-                shutil.rmtree(self.overrides(fault)[-1].partition("=")[2], ignore_errors=True)
+            if fault.unprepared and struck or fault.unread and not any(folder.iterdir()):
+                shutil.rmtree(self.cache(fault), ignore_errors=True)
+            module, *arguments = self.command(fault, folder, torchrun=fault.torchrun)
             limits = list(fault.limits) if struck else []
-            run = LiveRun(folder, [*self.overrides(fault), *limits], fault.torchrun and fault.num_ranks)
+            run = LiveRun(folder, [module, *limits, *arguments], fault.torchrun and fault.num_ranks)
             if struck and self._wait_for_the_moment(fault, run) and self._strike(fault, run):
                 tried += 1
                 continue
@@ -84,12 +93,14 @@ class Campaign:
                 return tried, runs, lost
 
     def _new_folder(self, fault: Fault, number: int) -> Path:
-        return self.root / f"{FAULTS.index(fault)}-{number}"
+        folder = self.root / f"{FAULTS.index(fault)}-{number}"
+        folder.mkdir()
+        return folder
 
     def _wait_for_the_moment(self, fault: Fault, run: LiveRun) -> bool:
         """Wait for the moment of the strike; tell whether the run is still going on."""
-        if fault.unprepared:
-            time.sleep(0.8 * random.random())
+        if fault.unprepared or fault.job.seconds:
+            time.sleep((fault.job.seconds or 0.8) * random.random())
             return run.poll() is None
         # Wait for two saves, one of which may be truncated. A run that makes no progress would never end.
         last, saves = run.folder / "checkpoints" / "last.pt", set()
@@ -140,9 +151,8 @@ class Campaign:
         return True
 
     def _is_lost(self, fault: Fault, folder: Path) -> bool:
-        ours, expected = (json.loads((path / "summary.json").read_text()) for path in (folder, self.reference(fault)))
-        return any(ours[key] != expected[key] for key in ("weights_sha256", "best_epoch", "best_valid", "test",
-                                                          "data_epochs"))
+        ours, expected = map(fault.job.result, (folder, self.reference(fault)))
+        return ours != expected
 
 
 def work(campaign: Campaign, faults: list[Fault], times: int, seed: int) -> bool:
@@ -203,9 +213,12 @@ def main() -> None:
         paths = [str(site), str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         campaign = Campaign(Path(root))
-        references = list({campaign.reference(fault): fault for fault in faults}.values())
-        campaign.train_reference(references[0])  # it also prepares the graph for the others
-        split = [references[job + 1::options.jobs] for job in range(options.jobs)]
+        write_data(campaign.root)
+        # The first one also prepares the graph for the others, and is what is predicted with and reported.
+        first = next(fault for fault in FAULTS if fault.job is GNN and fault.num_ranks == 1 and not fault.overrides)
+        references = {campaign.reference(fault): fault for fault in (first, *faults)}
+        campaign.train_reference(references.pop(campaign.reference(first)))
+        split = [list(references.values())[job::options.jobs] for job in range(options.jobs)]
         if not in_processes([lambda mine=mine: all(map(campaign.train_reference, mine)) for mine in split]):
             sys.exit(1)
         print("| fault | times tried | lost |\n|---|---|---|", flush=True)

@@ -1,5 +1,6 @@
-"""The faults that `python -m scripts.faults` injects, and the training runs that it injects them into."""
+"""The faults that `python -m scripts.faults` injects, and the commands that it injects them into."""
 
+import json
 import multiprocessing.util
 import os
 import random
@@ -28,21 +29,21 @@ signal.signal(signal.SIGRTMAX, hold)
 
 
 class LiveRun:
-    """A training run in a fork of this process, which has done the imports already.
+    """A command in a fork of this process, which has done the imports already.
 
     Args:
-        overrides: overrides of the command line.
+        folder: its run directory, or what its result goes to.
+        arguments: its module, and its arguments.
         torchrun: number of ranks that torchrun starts. 0: no torchrun.
     """
 
-    def __init__(self, folder: Path, overrides: list[str], torchrun: int = 0):
+    def __init__(self, folder: Path, arguments: list[str], torchrun: int = 0):
         self.folder, self.status, self.began = folder, None, time.monotonic()
-        self.log = folder.with_suffix(".log")
+        self.log = folder.with_name(f"{folder.name}.log")
         self._board: Board | None = None
-        target = f"resume={folder}" if (folder / "config.yaml").exists() else f"hydra.run.dir={folder}"
         self.pid = os.fork()
         if self.pid == 0:
-            _be_command(["pipeline.train", *overrides, target], torchrun, self.log)
+            _be_command(arguments, torchrun, self.log)
 
     def poll(self) -> int | None:
         """Return the exit status, or minus the signal that ended the run; None while the run goes on."""
@@ -207,12 +208,99 @@ def cut_the_checkpoint(folder: Path) -> None:
         file.truncate(random.randrange(path.stat().st_size))
 
 
+def run_directory(folder: Path) -> str:
+    """Return the argument that begins a run in a folder, or continues it."""
+    return f"resume={folder}" if (folder / "config.yaml").exists() else f"hydra.run.dir={folder}"
+
+
+def read_summary(folder: Path) -> dict:
+    """Return what must be the same in the summary of a run, whatever has struck it."""
+    summary = json.loads((folder / "summary.json").read_text())
+    return {key: summary[key] for key in ("weights_sha256", "best_epoch", "best_valid", "test", "data_epochs")}
+
+
+def read_study(folder: Path) -> list:
+    """Return the overrides and the results of the trials of a study."""
+    found = [(folder / f"trial_{number:03d}" / "summary.json") for number in range(len(list(folder.glob("trial_*"))))]
+    return [read_summary(path.parent) for path in found]
+
+
+def read_table(folder: Path) -> list[bytes]:
+    """Return the content of a table of predictions: the one there is, which must be whole."""
+    assert [path.name for path in folder.iterdir()] == ["table.csv"], "there is another file beside the table"
+    return [path.read_bytes() for path in folder.iterdir()]
+
+
+def read_page(folder: Path) -> list[bool]:
+    """Tell that the page of a report is whole."""
+    return [path.read_text().rstrip().endswith("</html>") for path in folder.iterdir()]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command that faults strike.
+
+    Attributes:
+        module: its entry point.
+        arguments: its arguments; {root} stands for the folder of the campaign.
+        target: given the folder of its result, the argument that names it.
+        result: reads what must be the same as of a command that nothing struck.
+        seconds: where it saves no checkpoints: the strike comes in so many seconds.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    module: str = "pipeline.train"
+    target: Callable[[Path], str] = run_directory
+    result: Callable[[Path], Any] = read_summary
+    seconds: float = 0.0
+
+
+def write_data(folder: Path) -> None:
+    """Write the tables, edges and vectors that jobs read."""
+    rng = random.Random(0)
+    (folder / "nodes.csv").write_text("id,a,kind\n" + "".join(
+        f"n{number},{rng.random():.4f},{'ab'[number % 2]}\n" for number in range(2000)))
+    (folder / "edges.csv").write_text("from,to\n" + "".join(
+        f"n{rng.randrange(2000)},n{rng.randrange(2000)}\n" for _ in range(20_000)))
+    (folder / "edges.tsv").write_text("".join(f"{rng.randrange(300)}\t{rng.randrange(300)}\n" for _ in range(3000)))
+
+
+SMALL_MODEL = ("model.num_layers=2", "model.hidden_channels=8")
+GENERATED = ("data.num_nodes=240", "data.num_edges=4800", "data.num_species=4", "data.num_groups=8",
+             "data.num_tasks=3", *SMALL_MODEL)
+GNN = Job("gnn", (*GENERATED, "model.norm=batch", "train.epochs=160", "train.eval_every=4"))
+SAMPLING = Job("sampling", (*GENERATED, "loader=neighbor", "loader.num_neighbors=[4,3]", "loader.batch_size=40",
+                            "train.epochs=40", "train.eval_every=4"))
+TABLES = Job("tables", (
+    "data=tables", "data.folder={root}", "data.nodes.path=nodes.csv", "data.nodes.features=[a]",
+    "data.nodes.label=kind", "data.edges.path=edges.csv", "data.edges.source=from", "data.edges.target=to",
+    *SMALL_MODEL, "train.epochs=4"), seconds=1.5)
+STORE = Job("store", (*TABLES.arguments, "data.on_disk=true"), seconds=1.5)
+VECTORS = Job("vectors", (
+    "trainer=node_embedding", "data=edges", "data.path={root}/edges.tsv", "trainer.dim=16", "trainer.num_parts=4",
+    "trainer.episode_size=3000", "train.epochs=200", "train.eval_every=20"))
+KNOWLEDGE = Job("knowledge", (
+    "trainer=knowledge", "data=math", "data.num_entities=60", "data.num_operands=6", "data.num_train=800",
+    "data.num_valid=40", "data.num_test=40", "trainer.dim=8", "trainer.batch_size=200", "train.epochs=80",
+    "train.eval_every=8"))
+LAYOUT = Job("layout", ("trainer=layout", "data=edges", "data.path={root}/edges.tsv", "trainer.num_parts=4",
+                        "train.epochs=300", "train.eval_every=10"))
+TUNE = Job("tune", (*GENERATED, "train.epochs=6", "model.dropout=0.1,0.3", "trials=3"), "pipeline.tune",
+           lambda folder: f"study={folder}", read_study, seconds=12)
+PREDICT = Job("predict", ("run={root}/undisturbed-gnn-1-0",), "pipeline.predict",
+              lambda folder: f"output={folder}/table.csv", read_table, seconds=1)
+REPORT = Job("report", ("{root}/undisturbed-gnn-1-0",), "scripts.report",
+             lambda folder: f"--output={folder}/page.html", read_page, seconds=2)
+
+
 @dataclass(frozen=True)
 class Fault:
-    """A fault that is injected into a run.
+    """A fault that is injected into a command.
 
     Attributes:
         statuses: exit statuses that the run may end with.
+        job: the command.
         overrides: overrides that change the result of the run.
         limits: overrides that do not change it.
         torchrun: whether torchrun starts the ranks.
@@ -220,6 +308,7 @@ class Fault:
         quiet: whether the user must not see a traceback.
         damage: function that damages the run directory afterwards.
         unprepared: whether the fault strikes before the first round, each time with an empty cache.
+        unread: whether each run, and not each of its starts, begins with an empty cache.
     """
 
     name: str
@@ -233,6 +322,8 @@ class Fault:
     quiet: bool = False
     damage: Callable[[Path], None] | None = None
     unprepared: bool = False
+    unread: bool = False
+    job: Job = GNN
 
 
 KILLED, STOPPED, FAILED = (-signal.SIGKILL,), (EXIT_TRY_AGAIN,), (1,)
@@ -259,4 +350,11 @@ FAULTS = (
     Fault("one rank: kill -9", send(signal.SIGKILL), KILLED, num_ranks=1),
     Fault("one rank: Ctrl-C in an evaluation", press_ctrl_c, (EXIT_INTERRUPTED,), num_ranks=1, overrides=VIEWS,
           during="evaluating", quiet=True),
+    Fault("kill -9 of a rank with neighbour sampling", kill_ranks(1), FAILED, job=SAMPLING),
+    *(Fault(f"kill -9 of {job.name}", send(signal.SIGKILL), KILLED, num_ranks=1, job=job)
+      for job in (VECTORS, KNOWLEDGE, LAYOUT, TUNE, PREDICT, REPORT)),
+    *(Fault(f"kill -9 while {job.name} is written", send(signal.SIGKILL), KILLED, num_ranks=1, job=job, unread=True)
+      for job in (TABLES, STORE)),
+    *(Fault(f"SIGTERM of {job.name}", send(signal.SIGTERM), STOPPED, num_ranks=1, job=job, quiet=True)
+      for job in (VECTORS, KNOWLEDGE, LAYOUT)),
 )
