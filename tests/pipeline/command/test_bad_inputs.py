@@ -7,7 +7,6 @@ directory, ``graph.pt``, a graph, and ``folder``, an empty directory.
 
 import io
 import pickle
-import re
 import sys
 import tarfile
 import zipfile
@@ -24,6 +23,7 @@ from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.data.config import FileConfig
 from parallel_epochs.pipeline.data.file import read
 from parallel_epochs.pipeline.names import MASKS
+from tests.helpers.hostile import matches
 from tests.helpers.running import TOY, shell, train
 
 TRAIN, EVALUATE, PREDICT, PREPARE = "pipeline.train", "pipeline.evaluate", "pipeline.predict", "pipeline.prepare"
@@ -411,11 +411,6 @@ GRAPHS = [
     (ring(train_mask=torch.zeros(6) > 0), ": the train split is empty: train_mask selects no node"),
     (ring(valid_mask=torch.ones(6) > 0), ": the splits overlap: node 0 is in more than one"),
 ]
-
-
-def matches(found: str, message: str) -> bool:
-    """Compare a line with what is expected, but for what depends on the machine."""
-    return re.fullmatch(re.escape(message).replace(re.escape("<*>"), ".*"), found) is not None
 
 
 @pytest.fixture(scope="module")
