@@ -4,12 +4,16 @@ Nothing here imports torch, so that ``--help`` answers at once.
 """
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.config import DATA_SCHEMAS, DataConfig, SyntheticProteinsConfig
 from parallel_epochs.pipeline.keys import Rule, key
+from parallel_epochs.pipeline.names import ANSWER_COLUMNS, ANSWER_TENSORS, MAIN_RESULT_KEYS, RESULT_KEYS, SCORE_KINDS
+from parallel_epochs.pipeline.run import outputs
 
 _A_OR_NOTHING = {"graph": "a "}
 
@@ -139,6 +143,39 @@ class EvaluateConfig:
                                   "vectors and positions also as .npy, .parquet, or .txt in word2vec's format; answers "
                                   "as .tsv, .parquet, .json or .pt.", is_path=True)
     device: str = key("auto", "Device: auto, cpu, cuda or cuda:N.")
+    overwrite: bool = key(False, "Replace existing files that python -m pipeline.predict did not write. Files that the "
+                          "command reads, and files of runs, stores and caches, are never replaced.")
+
+    def check_output(self, name: str, path: Path, config: RunConfig) -> None:
+        """Refuse a file that cannot be written or must not be replaced, before any long work.
+
+        Args:
+            name: the key that names the file.
+            config: of the run.
+
+        Raises:
+            ValueError: names the key, the file, and what it is.
+        """
+        inputs = [(entry.name, Path(entry.value)) for entry in keys.entries(self)
+                  if entry.meaning.is_path and entry.value and entry.name not in ("run", "predictions", "output")]
+        outputs.check(name, path, ours=is_prediction, reads=[*inputs, *config.data.sources()],
+                      cache=Path(config.cache_dir), overwrite=self.overwrite)
+
+
+def is_prediction(header: outputs.Header) -> bool:
+    """Tell by the header of a file whether it holds predictions, vectors or answers of one of our runs."""
+    found = header.names
+    if header.kind == "lines":  # word2vec's format: the numbers of rows and columns, then a name and numbers in a row
+        sizes, row = re.fullmatch(r"\d+ (\d+)", found[0]), found[-1].split(" ")
+        return len(found) == 2 and sizes is not None and len(row) == int(sizes[1]) + 1
+    if set(found) in ({*ANSWER_COLUMNS}, {*ANSWER_COLUMNS, *ANSWER_TENSORS} - {"score"}):
+        return True
+    if header.kind == "keys":
+        return set(found) <= {*RESULT_KEYS} and any(name in found for name in MAIN_RESULT_KEYS)
+    vectors = tuple(f"v{number}" for number in range(len(found) - 1))
+    return header.kind == "columns" and found[:1] == ("id",) and (
+        found[1:] == vectors != () or found[1:2] == ("split",) and any(
+            name.startswith(tuple(f"{kind}_" for kind in SCORE_KINDS)) for name in found[2:]))
 
 
 # Another number of ranks changes these; a checkpoint records how many there were.

@@ -6,6 +6,14 @@ MASKS = tuple(f"{split}_mask" for split in SPLITS)
 PAIRS = ("train_pairs", "valid_pairs", "valid_negatives", "test_pairs", "test_negatives")
 # Metrics of which less is better; of all others more is.
 LOWER_IS_BETTER = ("mae", "rmse")
+# What files of predictions and vectors hold: keys of .pt files, of which one is always there, and those beside it.
+MAIN_RESULT_KEYS = ("logits", "values", "embedding")
+RESULT_KEYS = (*MAIN_RESULT_KEYS, "n_id", "pairs", "embeddings", "neighbors", "names", "relations", "relation_names")
+# Columns of answers to questions of a knowledge graph; in a .pt file, the triples and their scores as tensors.
+ANSWER_COLUMNS = ("line", "head", "relation", "tail", "asked", "place", "score")
+ANSWER_TENSORS = ("triples", "logits")
+# Columns of scores in tables of predictions: one of these, "_" and the name of a class or task.
+SCORE_KINDS = ("probability", "value", "score")
 
 
 def merit(metric: str, value: float) -> float:

@@ -24,7 +24,6 @@ from parallel_epochs.pipeline.command import arguments, schema
 from parallel_epochs.pipeline.command.space import TuneConfig
 from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig
 from parallel_epochs.pipeline.products import Product, product_of
-from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, install_command, one_line
 
 CONF = schema.CONF
@@ -234,7 +233,7 @@ def open_run(cfg: DictConfig, *, predicts: bool) -> tuple[Product, EvaluateConfi
     options = schema.to_options(cfg, config, predicts=predicts)
     for name in ("predictions", "output"):
         if (path := getattr(options, name, None)) is not None:
-            files.check_output(name, Path(path))
+            options.check_output(name, Path(path), config)
     return product_of(config.trainer.name), options, config
 
 

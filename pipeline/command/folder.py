@@ -10,9 +10,13 @@ from parallel_epochs.pipeline import config as shared, keys
 from parallel_epochs.pipeline.command import schema
 from parallel_epochs.pipeline.config import RunConfig
 from parallel_epochs.pipeline.run import files
-from parallel_epochs.pipeline.run.errors import DamagedFile
+from parallel_epochs.pipeline.run.errors import DamagedFile, FileError
 
 log = logging.getLogger(__name__)
+
+# What a run writes to its directory, and would replace there.
+RUN_FILES = ("config.yaml", "metrics.jsonl", "summary.json", "components.json", "checkpoints", "metrics.csv",
+             "tracking.json", "layout.npz")
 
 
 def resolve(config: RunConfig, folder: Path, *, named: Set[str] = frozenset(), continues: bool = False) -> RunConfig:
@@ -31,6 +35,7 @@ def resolve(config: RunConfig, folder: Path, *, named: Set[str] = frozenset(), c
         raise ValueError(f"{folder} cannot be written to")
     if config.resume is None:
         if not any(folder.glob("**/checkpoints/*.pt")):
+            refuse_files_of_others(folder)
             return config
         if not continues:
             raise ValueError(f"{folder} already holds a run: continue it with resume={folder}, or choose another "
@@ -58,6 +63,23 @@ def resolve(config: RunConfig, folder: Path, *, named: Set[str] = frozenset(), c
         raise ValueError(f"{folder} was configured otherwise: {'; '.join(differing.values())}{hint}. Leave out what "
                          "differs: resume=DIR takes the configuration from there")
     return config
+
+
+def refuse_files_of_others(folder: Path) -> None:
+    """Refuse a directory whose files have the names of a run's and belong to nothing that this program began.
+
+    Raises:
+        ValueError: names the file.
+    """
+    present = [name for name in RUN_FILES if (folder / name).exists()]
+    if "config.yaml" in present:  # the first file of a run; one that was killed early has no checkpoint yet
+        try:
+            schema.load(folder / "config.yaml")
+        except (ValueError, FileError) as error:
+            raise ValueError(f"{error}. A run would replace this file: choose another directory") from None
+    elif present:
+        raise ValueError(f"{folder / present[0]} was not written by a run, as there is no config.yaml beside it. A run "
+                         "would replace this file: choose another directory")
 
 
 def read_finished(config: RunConfig, folder: Path) -> dict | None:

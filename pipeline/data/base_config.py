@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from parallel_epochs.pipeline.keys import key
+from parallel_epochs.pipeline.keys import entries, key
 
 
 @dataclass
@@ -42,6 +42,11 @@ class DataConfig:
         Raises:
             ValueError: a file is missing or a size is impossible. The message names the key and says what to do.
         """
+
+    def sources(self) -> list[tuple[str, Path]]:
+        """List the files, folders and patterns of files that are read, each with the key that names it."""
+        return [(f"data.{entry.name}", Path(entry.value)) for entry in entries(self)
+                if entry.meaning.names_files and entry.value]
 
     def download(self) -> None:
         """Download the dataset if it is missing and can be downloaded.

@@ -15,6 +15,7 @@ from parallel_epochs.pipeline.data.base_config import (
 )
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.keys import key
+from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run.errors import install_command
 from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 
@@ -102,6 +103,9 @@ class OGBConfig(DataConfig):
     def directory(self) -> Path:
         """The folder that holds raw/ and split/."""
         return Path(self.folder) if self.folder is not None else Path(self.root) / self.name.replace("-", "_")
+
+    def sources(self) -> list[tuple[str, Path]]:
+        return [("data.folder" if self.folder is not None else "data.root", self.directory)]
 
     def download(self) -> None:
         if self.folder is None:
@@ -241,6 +245,10 @@ class GraphFilesConfig(ManyGraphsConfig):
 
     def origin(self) -> str:
         return self.folder
+
+    def sources(self) -> list[tuple[str, Path]]:
+        return [("data.folder", Path(self.folder, split, f"*{suffix}"))
+                for split in ("", *SPLITS) for suffix in (".pt", ".pth")]
 
     def check(self) -> None:
         super().check()

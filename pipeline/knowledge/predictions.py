@@ -80,6 +80,8 @@ def evaluate(options: EvaluateConfig, config: KnowledgeConfig) -> dict[str, floa
         ValueError: see :func:`restore`; a format that nothing writes.
     """
     vectors.check_evaluation(options)
+    if options.predictions is not None:
+        _check_relations(options, config)
     restored = restore(options, config)
     scores = build_probe(restored.config, restored.data)(restored.tables.score_all, True)
     vectors.log_scores(options, scores, "mrr", restored.epoch, more=", filtered ranks")
@@ -102,6 +104,8 @@ def predict(options: AnswersConfig, config: KnowledgeConfig) -> None:
     elif idle := [f"{name}={value}" for name in ("top", "filtered")
                   if (value := getattr(options, name)) != getattr(AnswersConfig, name)]:
         raise ValueError(f"{idle[0]} needs questions: give triples=QUESTIONS, or leave it out")
+    elif pairs is None and not options.neighbors:
+        _check_relations(options, config)
     restored = restore(options, config)
     if questions is not None:
         _answer(options, number_questions(questions, Path(options.triples), restored.names, restored.relation_names),
@@ -148,11 +152,28 @@ def as_table(questions: Questions, found: Found, restored: Restored) -> pd.DataF
         "place": found.places.numpy(), "score": found.scores.numpy()})
 
 
+def _check_relations(options: EvaluateConfig, config: KnowledgeConfig) -> None:
+    """Refuse vectors of relations in a file that must not be replaced.
+
+    Raises:
+        ValueError: nothing writes such a file, or it cannot be written.
+    """
+    path = Path(str(options.predictions))
+    vectors.writer_of(path)
+    if path.suffix != ".pt":
+        options.check_output("predictions", _relations_beside(path), config)
+
+
+def _relations_beside(path: Path) -> Path:
+    """Return the file for the vectors of relations, where the format has no place for them."""
+    return path.with_name(f"{path.stem}.relations{path.suffix}")
+
+
 def save_vectors(path: Path, restored: Restored) -> None:
     """Save the vectors of entities, and those of relations: in the same file if that is a .pt, else in one beside it.
 
     Raises:
-        ValueError: nothing writes such a file, or the second one cannot be written.
+        ValueError: nothing writes such a file.
     """
     vectors.writer_of(path)
     entities, relations = (table.detach() for table in (restored.tables.entities, restored.tables.relations))
@@ -164,10 +185,8 @@ def save_vectors(path: Path, restored: Restored) -> None:
             {"embedding": entities, "names": restored.names, "relations": relations, "relation_names": names}, file))
         log.info("%s vectors of entities and %s of relations in %s", f"{len(entities):,}", f"{len(relations):,}", path)
         return
-    beside = path.with_name(f"{path.stem}.relations{path.suffix}")
-    files.check_output("predictions", beside)
     vectors.save(path, entities, restored.names)
-    vectors.save(beside, relations, names)
+    vectors.save(_relations_beside(path), relations, names)
 
 
 def _write_tabs(file: IO[bytes], table: pd.DataFrame, found: Found) -> None:

@@ -104,6 +104,11 @@ class TablesConfig(DataConfig):
     def origin(self) -> str:
         return str(self.resolve(self.edges.path))
 
+    def sources(self) -> list[tuple[str, Path]]:
+        edges, nodes = self.tables
+        paths = [("data.edges.path", edges), *([] if nodes is None else [("data.nodes.path", nodes)])]
+        return [(name, path / "*" if path.is_dir() else path) for name, path in paths]
+
     def resolve(self, path: str) -> Path:
         """Return the path of a table."""
         return Path(self.folder or "", path).expanduser()
