@@ -1,6 +1,7 @@
 """`python -m scripts.keys [FILE]`: write docs/keys.md, the reference of every key, from the schema."""
 
 import dataclasses
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from parallel_epochs.pipeline.command.cli import config_groups, format_entries
 from parallel_epochs.pipeline.command.space import TuneConfig
 from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig
 from parallel_epochs.pipeline.products import PRODUCTS
+from parallel_epochs.pipeline.run import files, outputs
 
 # A title, the dataclass whose docstring stands under it, and its keys.
 Section = tuple[str, type, Iterator[keys.Entry]]
@@ -92,4 +94,11 @@ def mark(entries: Iterator[keys.Entry]) -> Iterator[keys.Entry]:
 if __name__ == "__main__":
     parser = Parser(prog="python -m scripts.keys", description="Write the reference of every key, from the schema.")
     parser.add_argument("file", type=Path, nargs="?", default=Path("docs/keys.md"), help="%(default)s if not given")
-    parser.parse_args().file.write_text(write_page())
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file that is no such reference")
+    options = parser.parse_args()
+    try:
+        outputs.check("FILE", options.file, ours=lambda header: header.start.startswith(INTRODUCTION[:40].encode()),
+                      overwrite=options.overwrite, way_out="--overwrite")
+        files.write_text(options.file, write_page())
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")

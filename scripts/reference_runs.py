@@ -17,6 +17,9 @@ from pathlib import Path
 
 import torch
 
+from parallel_epochs.pipeline.command.arguments import Parser
+from parallel_epochs.pipeline.run import files, outputs
+
 TOY = ["data.num_nodes=240", "data.num_edges=4800", "data.num_species=4", "data.num_groups=8", "data.num_tasks=3",
        "model.num_layers=3", "model.hidden_channels=16", "train.epochs=6"]
 RUNS = {
@@ -91,21 +94,29 @@ def train(name: str, root: Path, num_threads: int) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m scripts.reference_runs", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="python -m scripts.reference_runs", description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("record", "compare"), help="write the file, or compare with it")
     parser.add_argument("file", type=Path, help="results of the reference runs, as JSON")
     parser.add_argument("--threads", type=int, default=1, help="number of threads of a process (default: %(default)s)")
     parser.add_argument("--at-once", type=int, default=2, help="number of runs at the same time (default: %(default)s)")
+    parser.add_argument("--overwrite", action="store_true",
+                        help="replace an existing file that does not hold such results")
     options = parser.parse_args()
+    try:
+        if options.action == "record":
+            outputs.check("FILE", options.file, ours=lambda header: {*header.names} <= {*RUNS} and bool(header.names),
+                          overwrite=options.overwrite, way_out="--overwrite")
+        recorded = files.read_json(options.file) if options.action == "compare" else {}
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.at_once) as pool:
         root = Path(folder)
         write_components(root / "components.pt")
         results = dict(zip(RUNS, pool.map(lambda name: train(name, root, options.threads), RUNS)))
     if options.action == "record":
-        options.file.write_text(json.dumps(results, indent=2) + "\n")
+        files.write_text(options.file, json.dumps(results, indent=2) + "\n")
         return
-    recorded = json.loads(options.file.read_text())
     differing = [f"{name}: {recorded.get(name)} -> {result}" for name, result in results.items()
                  if recorded.get(name) != result]
     if differing:

@@ -140,6 +140,8 @@ def _add_disk(add: Callable[..., argparse.ArgumentParser]) -> None:
                       help="ways to measure (default: all)")
     disk.add_argument("--keep", action="store_true", help="keep the files for another run")
     disk.add_argument("--figure", help="draw seconds and memory against edges into this .svg or .png")
+    disk.add_argument("--overwrite", action="store_true", help="replace an existing file of --figure that is no such "
+                      "figure")
     ingest = add(bench_ingest, "time and memory of importing Parquet files of edges, under a memory limit", {},
                  num_nodes=132_534, num_pairs=39_600_000, memory_gib=4, threads=2)
     ingest.add_argument("--folder", default=".cache", help="folder for some GB of files (default: %(default)s)")

@@ -21,6 +21,7 @@ from parallel_epochs.pipeline.graph.partition import random_partition
 from parallel_epochs.pipeline.graph.stream import LIBRARY, ClusterStream
 from parallel_epochs.pipeline.graph.subgraph import LIBRARY as SUBGRAPH, induced_subgraph
 from parallel_epochs.pipeline.names import MASKS
+from parallel_epochs.pipeline.run import outputs
 from parallel_epochs.pipeline.run.memory import machine_memory
 from parallel_epochs.pipeline.run.seeds import stream
 from parallel_epochs.scripts.bench.measure import resident_mib, say, write_row
@@ -31,16 +32,19 @@ DRAWN = 1 << 22
 
 
 def bench_disk(num_nodes: list[int], num_edges: list[int], edge_channels: int, channels: int, num_parts: int,
-               repeat: int, folder: str, ways: list[str], keep: bool, figure: str | None) -> None:
+               repeat: int, folder: str, ways: list[str], keep: bool, figure: str | None, overwrite: bool) -> None:
     """Write random graphs to stores, unless they exist, and read epochs of random clusters from them.
 
     Raises:
-        ValueError: the numbers of nodes and of edges are not equally many.
+        ValueError: the numbers of nodes and of edges are not equally many, or the figure must not be replaced.
         FileError: the folder has no room for the files.
     """
     if len(num_nodes) != len(num_edges):
         raise ValueError(f"--num-nodes has {len(num_nodes)} numbers, but --num-edges has {len(num_edges)}: give one of "
                          "each for a graph")
+    if figure is not None:
+        from parallel_epochs.scripts.report.figures import is_figure  # of the extra `report`
+        outputs.check("--figure", Path(figure), ours=is_figure, overwrite=overwrite, way_out="--overwrite")
     writer: csv.DictWriter | None = None
     rows = []
     for nodes, edges in zip(num_nodes, num_edges):

@@ -9,10 +9,11 @@ from argparse import Namespace
 from pathlib import Path
 
 from parallel_epochs.pipeline.command.arguments import Parser
+from parallel_epochs.pipeline.run import outputs
 from parallel_epochs.pipeline.run.errors import install_command
-from parallel_epochs.pipeline.run.files import check_output
 from parallel_epochs.scripts.report import figures, find_runs
 from parallel_epochs.scripts.report.layout_figure import draw_layout
+from parallel_epochs.scripts.report.pages import is_page
 from parallel_epochs.scripts.report.runs import AXES, Run
 from parallel_epochs.scripts.report.sweep import summary_of_sweep
 from parallel_epochs.scripts.report.watch import choose_output, watch, write_page
@@ -22,9 +23,7 @@ def main() -> None:
     options = _options()
     output = options.output or choose_output(options.runs)
     try:
-        for name, path in (("--output", options.output), ("--figure", options.figure)):
-            if path is not None:
-                check_output(name, path)
+        _check_outputs(options, output)
         if options.watch:
             sys.exit(watch(options.runs, output, options.every))
         runs, left_out = find_runs(options.runs)
@@ -45,6 +44,21 @@ def main() -> None:
     if options.figure is not None:
         print(options.figure)
     print(output)
+
+
+def _check_outputs(options: Namespace, page: Path) -> None:
+    """Refuse files that must not be replaced.
+
+    Raises:
+        ValueError: names the argument and the file.
+    """
+    rules = dict(reads=[("the runs", path) for path in options.runs if path.is_file()], overwrite=options.overwrite,
+                 way_out="--overwrite")
+    outputs.check("--output", page, ours=is_page, **rules)
+    if options.figure is not None:
+        outputs.check("--figure", options.figure, ours=figures.is_figure, **rules)
+        if options.figure.resolve() == page.resolve():
+            raise ValueError(f"--figure={options.figure} is the file of the page. Give another name")
 
 
 def _figure(runs: list[Run], against: list[str] | None):
@@ -73,6 +87,9 @@ def _options() -> Namespace:
                              "the layout, unless --against is given")
     parser.add_argument("--against", nargs="+", choices=AXES, metavar="AXIS",
                         help=f"columns of the figure of curves: {', '.join(AXES)} (default: all)")
+    parser.add_argument("--overwrite", action="store_true",
+                        help="replace an existing file that is not a page or figure of this command; files of runs are "
+                             "never replaced")
     options = parser.parse_args()
     if not options.every >= 1:
         parser.error("--every must be at least 1 second")

@@ -6,12 +6,15 @@ import textwrap
 from pathlib import Path
 
 from parallel_epochs.pipeline.names import LOWER_IS_BETTER
+from parallel_epochs.pipeline.run.files import write_atomically, write_text
+from parallel_epochs.pipeline.run.outputs import Header
 from parallel_epochs.scripts.report.runs import AXES, Run, comparable, groups, qualities
 from parallel_epochs.scripts.report.thin import thin_svg
 from parallel_epochs.scripts.report.words import metric_name
 
 # Okabe and Ito's colours, which colour-blind readers tell apart, without the yellow that white paper swallows.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+CREATOR = "parallel_epochs.scripts.report"  # in the metadata of every figure
 MAX_GROUPS = 2 * len(COLOURS)
 
 
@@ -72,13 +75,20 @@ def save(figure, path: Path) -> None:
 
     format = path.suffix.removeprefix(".") or "svg"
     if format != "svg":
-        figure.savefig(path, format=format, dpi=150)
+        picture = io.BytesIO()
+        figure.savefig(picture, format=format, dpi=150, metadata={"Software": CREATOR} if format == "png" else None)
+        write_atomically(path, lambda file: file.write(picture.getbuffer()))
         return
     text = io.StringIO()
     # Without the date and with fixed names of its parts, equal runs give equal figures.
     with matplotlib.rc_context({"svg.hashsalt": "report"}):
-        figure.savefig(text, format="svg", dpi=150, metadata={"Date": None})
-    path.write_text(thin_svg(text.getvalue()))
+        figure.savefig(text, format="svg", dpi=150, metadata={"Date": None, "Creator": CREATOR})
+    write_text(path, thin_svg(text.getvalue()))
+
+
+def is_figure(header: Header) -> bool:
+    """Tell by the header of a file whether it is a figure of this package."""
+    return CREATOR.encode() in header.start
 
 
 def _figure(rows: int, columns: int):

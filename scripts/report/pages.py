@@ -4,6 +4,7 @@ import base64
 import hashlib
 from pathlib import Path
 
+from parallel_epochs.pipeline.run.outputs import Header
 from parallel_epochs.scripts.report import single
 from parallel_epochs.scripts.report.charts import Figures, Line, points_for
 from parallel_epochs.scripts.report.comparison import compare
@@ -13,6 +14,10 @@ from parallel_epochs.scripts.report.runs import Run, groups
 
 LAYOUT_SCRIPTS = ("layout_points.js", "layout_raster.js", "layout.js", "layout_gestures.js", "layout_choices.js")
 FOLDER = Path(__file__).resolve().parent
+GENERATOR = '<meta name="generator" content="parallel_epochs.scripts.report">'
+# How pages begin that were written before there was GENERATOR.
+OLD_START = b'<!doctype html><html lang="en"'
+OLD_POLICY = b"""<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'sha256-"""
 
 
 def page(runs: list[Run], left_out: list[str] = (), *, live: float = 0) -> str:
@@ -43,6 +48,11 @@ def page(runs: list[Run], left_out: list[str] = (), *, live: float = 0) -> str:
     return _document(title, body, figures, live)
 
 
+def is_page(header: Header) -> bool:
+    """Tell by the header of a file whether it is a page of this command, of this version or of one before."""
+    return GENERATOR.encode() in header.start or header.start.startswith(OLD_START) and OLD_POLICY in header.start
+
+
 def _document(title: str, body: str, figures: Figures, live: float) -> str:
     """Build the document. Its content security policy allows only these scripts, and loads nothing."""
     from plotly.offline import get_plotlyjs
@@ -57,7 +67,7 @@ def _document(title: str, body: str, figures: Figures, live: float) -> str:
     reload = f'<noscript><meta http-equiv="refresh" content="{live:g}"></noscript>' if live else ""
     return (f'<!doctype html><html lang="en"{f" data-live={live:g}" if live else ""}><head><meta charset="utf-8">'
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f'{GENERATOR}<meta name="viewport" content="width=device-width, initial-scale=1">'
             f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title>{reload}'
             f"<style>{''.join(styles)}</style></head><body>{body}"
             '<noscript><p class="warning">The charts need JavaScript; the tables do not.</p></noscript>'
