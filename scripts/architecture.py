@@ -6,6 +6,7 @@ folders of pipeline/ and the files that lie in pipeline/ itself.
 
 import ast
 import functools
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -118,7 +119,9 @@ def draw() -> str:
         members = "" if room.endswith(".py") else f": {members}"
         others = ", ".join(other.removeprefix("pipeline/") for other in sorted(arrows[room]))
         rows.append(f"| `{room}` | {texts.get(room, '').rstrip('.')}{members} | {others} |")
-    page = (ROOT / "docs" / "architecture.md").read_text()
+    # A shell that redirects our output to the page has emptied it before we read it.
+    page = (ROOT / "docs" / "architecture.md").read_text() or subprocess.run(
+        ["git", "show", "HEAD:docs/architecture.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return HEAD + "\n".join(rows) + "\n" + page[page.index(MOVED) - 1:]
 
 
