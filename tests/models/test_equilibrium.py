@@ -58,6 +58,14 @@ def test_the_best_state_is_returned_where_the_search_ends_worse():
     assert z.tolist() == [1.0] and residual == pytest.approx(0.1 / 1.1)
 
 
+def test_the_search_ends_as_soon_as_the_tolerance_is_reached():
+    applied = []
+    z, residual = solve(lambda z: applied.append(z) or 0.5 * z + 1, torch.tensor([0.0]), tolerance=1e-6,
+                        max_applications=50)
+    # A line is known from two points of it; the third is the fixed point.
+    assert z.tolist() == pytest.approx([2.0], abs=1e-5) and residual <= 1e-6 and len(applied) == 3
+
+
 def test_it_says_once_when_there_is_no_fixed_point(caplog):
     model = build(num_layers=2)
     for _ in range(2):

@@ -47,13 +47,24 @@ def test_every_graph_is_predicted_by_one_rank(num_ranks):
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
 def test_every_node_is_predicted_by_one_rank_in_each_view(num_ranks):
-    data = random_graph(23, 40, 0)
-    loader = ClusterLoader(data)
-    seen = []
+    """What is predicted depends on the batch: nodes have other neighbours in each view, and the mean counts all."""
+    loader, seen = ClusterLoader(random_graph(23, 40, 0)), []
 
     def predict(**options):
-        return predict_views(lambda batch: (seen.append(batch.n_id) or batch.n_id, batch.n_id[:, None] + 1.0), loader,
-                             num_rows=23, out_channels=1, num_views=1, num_parts=7, seed=0, round_=0, prefetch=0,
-                             **options)
+        seen.append([])
+        return predict_views(lambda batch: (seen[-1].append(batch.n_id.tolist()) or batch.n_id,
+                                            batch.n_id[:, None] + 1.0 + batch.cluster / 8), loader, num_rows=23,
+                             out_channels=1, num_views=3, num_parts=7, seed=0, round_=0, prefetch=0, **options)
 
-    assert shared_out(predict, num_ranks).flatten().tolist() == list(range(1, 24)) and len(seen) == 7
+    alone = predict()
+    parts = [predict(ranks=Alone(rank, num_ranks)) for rank in range(num_ranks)]
+    torch.testing.assert_close(sum(parts), alone)
+    views = [seen[0][first:first + 7] for first in (0, 7, 14)]
+    assert all(sorted(sum(view, [])) == [*range(23)] for view in views), "each view has every node once"
+    assert views[0] != views[1] != views[2], "each view is a partition of its own"
+    clusters = torch.tensor([[[node in cluster for cluster in view].index(True) for view in views]
+                             for node in range(23)])
+    assert alone.flatten().tolist() == pytest.approx((torch.arange(23) + 1 + clusters.double().mean(1) / 8).tolist())
+    own = seen[1:]
+    assert sorted(sum(own, [])) == sorted(seen[0]), "and each batch is one rank's"
+    assert max(map(len, own)) - min(map(len, own)) <= 1, "the batches of all views are dealt out evenly"

@@ -19,7 +19,13 @@ from parallel_epochs.pipeline.graph import components, store, stream
 from parallel_epochs.pipeline.graph.components import find_components
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.graph.laid_out import LaidOut
-from parallel_epochs.pipeline.graph.partition import from_assignment, measure_partition, random_partition, regroup
+from parallel_epochs.pipeline.graph.partition import (
+    Partition,
+    from_assignment,
+    measure_partition,
+    random_partition,
+    regroup,
+)
 from parallel_epochs.pipeline.graph.reading import Reader, edge_blocks
 from parallel_epochs.pipeline.graph.stream import ClusterStream
 from parallel_epochs.pipeline.graph.subgraph import induced_subgraph
@@ -246,6 +252,16 @@ def test_clusters_of_micro_clusters_are_those_in_memory(tmp_path, buffer, edge_d
 
     in_another_process(induce)
     assert not laid_out.holds(random_partition(100, 4, np.random.default_rng(0)))
+
+
+def test_a_copy_is_read_for_partitions_of_its_micro_clusters_alone(tmp_path):
+    """Of other partitions each cluster would be as many reads as it has nodes."""
+    micro = from_assignment(np.arange(12) // 3, 4)
+    laid_out = LaidOut(Data(num_nodes=12, store="s"), micro, tmp_path, spill=tmp_path, buffer=0)
+    order = torch.tensor([9, 10, 11, 3, 4, 5, 0, 1, 2, 6, 7, 8])
+    assert laid_out.holds(Partition(order, torch.tensor([0, 6, 12])))
+    order[-2:] = order[-2:].flip(0)
+    assert not laid_out.holds(Partition(order, torch.tensor([0, 6, 12])))
 
 
 def test_two_components_of_one_graph_have_copies_of_their_own(tmp_path):

@@ -10,7 +10,7 @@ import torch
 
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.stop import StopRequest
-from parallel_epochs.pipeline.run.sync import Agreement, GradientSync
+from parallel_epochs.pipeline.run.sync import Agreement, GradientSync, sum_rows
 
 
 @dataclass
@@ -94,3 +94,27 @@ def test_the_ranks_that_are_not_finite_are_known_to_all(losses, grads, broken):
 def test_a_request_to_stop_reaches_all_from_any_rank_with_or_without_a_batch(stopped):
     agreements, _ = step([1.0, 2.0, None], stopped=stopped)
     assert [agreed.stop for agreed in agreements] == [True] * 3
+
+
+class Gathering(Ranks):
+    """A rank whose others bring the sparse gradients that were written down beforehand."""
+
+    def gather(self, tensor):
+        return self.others.pop(0)
+
+
+def test_rows_that_several_ranks_touch_are_added_and_each_comes_once():
+    """Rank 0 touches the rows 3 and 1 (twice), rank 1 none, rank 2 the rows 1, 4 and 0."""
+    table = torch.nn.Parameter(torch.zeros(6, 2))
+    table.grad = torch.sparse_coo_tensor(torch.tensor([[3, 1, 1]]), torch.tensor([[1.0, 2], [4, 8], [16, 32]]), (6, 2),
+                                         check_invariants=True)
+    ranks = Gathering(0, 3)
+    pad, nothing = torch.nn.functional.pad, torch.zeros(3, dtype=torch.int64)
+    object.__setattr__(ranks, "others", [
+        [torch.tensor([2]), torch.tensor([0]), torch.tensor([3])],
+        [pad(torch.tensor([1, 3]), (0, 1)), nothing, torch.tensor([0, 1, 4])],
+        [torch.tensor([[20.0, 40], [1, 2], [0, 0]]), torch.zeros(3, 2),
+         torch.tensor([[0.25, 0.5], [64, 128], [256, 512]])]])
+    total = sum_rows(table, ranks)
+    assert total.is_coalesced() and total.indices().tolist() == [[0, 1, 3, 4]] and total.shape == (6, 2)
+    assert total.values().tolist() == [[0.25, 0.5], [84, 168], [1, 2], [256, 512]]
