@@ -4,27 +4,31 @@ import pytest
 import torch
 
 from parallel_epochs.pipeline.block_training.trainer import BlockTrainer, Round, RoundPlan
-from parallel_epochs.pipeline.graph.node_parts import deal_nodes, tied_rounds
+from parallel_epochs.pipeline.graph.node_parts import deal_nodes, orthogonal_rounds, tied_rounds
 from parallel_epochs.pipeline.run.ranks import Ranks
 
 
 class Counting(BlockTrainer):
-    """Adds 1 to the rows of both partitions of each block."""
+    """Adds 1 to the rows of both partitions of each block, of heads and of tails."""
 
     def _open_round(self, round_):
         return Round(num_pairs=7)
 
     def _train(self, tasks):
         for block in (block for task in tasks for block in task):
-            for part in block:
-                self._rows[self.parts.ptr[part]:self.parts.ptr[part + 1]] += 1
+            heads, tails = [table["rows"] for table in self._tables.values()] * (3 - len(self._tables))
+            for rows, part in ((heads, block[0]), (tails, block[1])):
+                rows[self.parts.ptr[part]:self.parts.ptr[part + 1]] += 1
         return 1.0, 1.0
 
 
-def counting(num_epochs=1, eval_every=1, *, score=lambda vectors: {"sum": float(vectors.sum())}, ranks=Ranks()):
+def counting(num_epochs=1, eval_every=1, *, score=lambda vectors: {"sum": float(vectors.sum())}, ranks=Ranks(),
+             sides=("vectors",)):
+    """Make a trainer of one table for both ends of its blocks, or of two."""
+    arrange = tied_rounds if len(sides) == 1 else orthogonal_rounds
     parts = deal_nodes(torch.arange(10), 4)
     plan = RoundPlan(num_epochs=num_epochs, lr=1.0, last_lr=1.0, eval_every=eval_every)
-    return Counting(parts, {"vectors": {"rows": torch.zeros(10, 2)}}, tied_rounds(4), plan, finish=torch.clone,
+    return Counting(parts, {side: {"rows": torch.zeros(10, 2)} for side in sides}, arrange(4), plan, finish=torch.clone,
                     score=score, metric="sum", dim=2, seed=0, ranks=ranks, stop=None)
 
 
@@ -65,20 +69,24 @@ class Recorded(Ranks):
         return value
 
 
+@pytest.mark.parametrize("sides", [["vectors"], ["heads", "tails"]])
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_ranks_train_tasks_in_turn_and_receive_all_others(num_ranks):
-    """Every partition comes from the rank that has trained it, step by step."""
-    whole = counting()
+def test_ranks_train_tasks_in_turn_and_receive_all_others(num_ranks, sides):
+    """Every partition comes from the rank that has trained it, step by step, of each table its own."""
+    whole = counting(sides=sides)
     list(whole.steps())
-    trained = torch.zeros(10, 2)
+    trained = [torch.zeros(10, 2) for _ in sides]
     for rank in range(num_ranks):
         ranks = Recorded(rank, num_ranks)
         object.__setattr__(ranks, "received", [])
-        trainer = counting(ranks=ranks)
-        rows, ptr = trainer._rows, trainer.parts.ptr.tolist()
+        trainer = counting(ranks=ranks, sides=sides)
+        tables, ptr = [table["rows"] for table in trainer._tables.values()], trainer.parts.ptr.tolist()
         list(trainer.steps())
-        trained += rows
-        expected = [(place % num_ranks, rows[ptr[part]].data_ptr()) for tasks in tied_rounds(4)
-                    for place, task in enumerate(tasks) for part in sorted({block[0] for block in task})]
+        for total, rows in zip(trained, tables):
+            total += rows
+        expected = [(place % num_ranks, rows[ptr[part]].data_ptr()) for tasks in trainer._schedule
+                    for place, task in enumerate(tasks) for side, rows in enumerate(tables)
+                    for part in sorted({block[side] for block in task})]
         assert ranks.received == expected
-    assert torch.equal(trained, whole._rows) and bool((trained > 0).all())
+    for total, table in zip(trained, whole._tables.values()):
+        assert torch.equal(total, table["rows"]) and bool((total > 0).all())
