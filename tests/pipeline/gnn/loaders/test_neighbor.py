@@ -220,6 +220,15 @@ def test_batches_are_a_function_of_seed_round_and_share():
         assert not any(same(a, b) for a, b in zip(whole, other, strict=True))
 
 
+def test_the_order_of_the_seeds_is_another_for_each_seed_purpose_round_and_draw():
+    def order(seed, purpose, round_, draw):
+        loader = NeighborLoader(task_graph(list(range(30))), [2], batch_size=8, seed=seed, purpose=purpose)
+        return tuple(loader.draw(round_, Share(draw=draw)).seeds.tolist())
+
+    paths = [(5, "train", 3, 1), (6, "train", 3, 1), (5, "evaluation", 3, 1), (5, "train", 2, 1), (5, "train", 3, 0)]
+    assert len({order(*path) for path in paths}) == 5 and order(*paths[0]) == order(*paths[0])
+
+
 def test_a_node_that_several_batches_reach_draws_anew_in_each():
     edges = [(0, seed) for seed in range(1, 9)] + [(other, 0) for other in range(9, 29)]
     data, seeds = make_graph(edges, 29, x=torch.ones(29, 2), y=torch.zeros(29, 1)), torch.arange(1, 9)
