@@ -31,6 +31,8 @@ class Meaning:
         changes_numbers: whether another value gives another result; a run may be resumed with other values of those
             that do not.
         shapes_graph: whether the prepared graph depends on it.
+        hashed_if_given: whether the hash of a prepared graph counts it only if it is not None. So do keys of later
+            versions: graphs and runs of earlier ones keep their hash.
         names_files: whether it says where files lie whose content is compared instead.
         is_path: whether a tilde at its beginning stands for the home directory.
         may_be_auto: whether it is a whole number or :data:`AUTO`.
@@ -45,6 +47,7 @@ class Meaning:
     below: float | None = None
     changes_numbers: bool = True
     shapes_graph: bool = False
+    hashed_if_given: bool = False
     names_files: bool = False
     is_path: bool = False
     may_be_auto: bool = False

@@ -151,25 +151,31 @@ def reciprocal_rank(y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Floa
 
 
 def hits_at(metric: str) -> int:
-    """Read K of "hits@K"; 0 for "mrr".
+    """Read K of "hits@K"; 0 for the other metrics of links.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is none of them.
     """
-    if metric == "mrr":
+    if metric in LINK_METRICS:
         return 0
     if not (found := re.fullmatch(r"hits@([1-9]\d{0,8})", metric)):
-        raise ValueError(f"the metric {metric} of links is unknown; choose mrr or hits@K, such as hits@50")
+        raise ValueError(f"the metric {metric} of links is unknown; choose mrr or hits@K, such as hits@50, "
+                         "or rocauc or ap")
     return int(found[1])
 
 
 def link_metric(metric: str, y_pred_pos: Float[Tensor, " num_positive"],
                 y_pred_neg: Float[Tensor, " num_negative"]) -> float:
-    """Compute "hits@K", for any K, or "mrr"."""
-    k = hits_at(metric)
-    return hits(y_pred_pos, y_pred_neg, k) if k else reciprocal_rank(y_pred_pos, y_pred_neg)
+    """Compute "hits@K", for any K, "mrr", or "rocauc" or "ap" of the pairs as one binary task."""
+    if k := hits_at(metric):
+        return hits(y_pred_pos, y_pred_neg, k)
+    if metric == "mrr":
+        return reciprocal_rank(y_pred_pos, y_pred_neg)
+    y_true = torch.cat([torch.ones_like(y_pred_pos), torch.zeros_like(y_pred_neg)]).unsqueeze(1)
+    return TASK_METRICS[metric](y_true, torch.cat([y_pred_pos, y_pred_neg]).unsqueeze(1))
 
 
+LINK_METRICS = ("mrr", "rocauc", "ap")
 # One line for each metric: of binary tasks, [num_nodes, num_tasks] of 0, 1 and NaN; of one class for each node,
 # [num_nodes, 1]; of real values, [num_nodes, num_tasks] with NaN for unknown ones. The second argument are logits, or
 # values in the unit of the first.

@@ -15,10 +15,13 @@ class DataConfig:
         holds: what the dataset is: "graph", one graph; "graphs", many graphs, each with its own labels; "triples", a
             knowledge graph; "vectors", points without edges. Each trainer names those that it can train on.
         is_stored: whether the cache keeps it as a store, see :mod:`pipeline.graph.store`, even without `on_disk`.
+        links: where the pairs of task=link come from: "none"; "given", the dataset has them; "edges", its edges are
+            divided, by the keys ``train_fraction``, ``valid_fraction``, ``graph_seed`` and, if there is one, ``split``.
     """
 
     holds: ClassVar[str] = "graph"
     is_stored: ClassVar[bool] = False
+    links: ClassVar[str] = "none"
     source: str = key("", "Reader of the dataset.", shapes_graph=True)
     components: str = key("all", "Connected components to train on: all, largest, K for the K-th largest (from 1), or "
                           "separate for one model per component.")
@@ -47,6 +50,26 @@ class DataConfig:
         """List the files, folders and patterns of files that are read, each with the key that names it."""
         return [(f"data.{entry.name}", Path(entry.value)) for entry in entries(self)
                 if entry.meaning.names_files and entry.value]
+
+    def check_labels(self) -> None:
+        """Refuse to learn labels of nodes, if the keys say that there are none.
+
+        Raises:
+            ValueError: says which key gives labels.
+        """
+
+    def check_links(self) -> None:
+        """Refuse to learn links, if the keys say that it cannot work.
+
+        Raises:
+            ValueError: names the key.
+        """
+        if self.links == "none":
+            raise ValueError(f"task=link cannot divide the links of data={self.source}. Choose data=edges, file, store "
+                             "or tables for links of your own, or data=ogb_link")
+        if self.links == "edges" and self.on_disk:
+            raise ValueError(f"task=link divides the edges of data={self.source} in memory, but data.on_disk=true "
+                             "leaves them on the disk. Set data.on_disk=false")
 
     def download(self) -> None:
         """Download the dataset if it is missing and can be downloaded.
@@ -89,6 +112,20 @@ def check_fractions(train_fraction: float, valid_fraction: float) -> None:
     if not (train_fraction > 0 and valid_fraction >= 0 and train_fraction + valid_fraction <= 1):
         raise ValueError(f"data.train_fraction={train_fraction} must be more than 0, "
                          f"data.valid_fraction={valid_fraction} must be at least 0, and their sum must be at most 1")
+
+
+def refuse_without_labels(origin: str, mend: str) -> None:
+    """Refuse to learn labels of nodes from a dataset without any.
+
+    Args:
+        origin: where the dataset comes from.
+        mend: how to give it labels.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(f"{origin} has no labels to learn: {mend}, predict its links by task=link, or learn vectors of "
+                     "its nodes by trainer=node_embedding")
 
 
 def refuse_changes(config: DataConfig, what: str) -> None:

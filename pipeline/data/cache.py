@@ -20,6 +20,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.config import DATASETS, DataConfig
+from parallel_epochs.pipeline.data.links import LinkSplit, describe_links, divide_links
 from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.graph import store, structure
 from parallel_epochs.pipeline.graph.components import write_component
@@ -33,15 +34,19 @@ log = logging.getLogger(__name__)
 
 # Raise it when the same configuration and files shall give another graph than before.
 FORMAT = 4
+# The same of the pairs that links are divided into.
+LINKS_FORMAT = 1
 # From here on it takes seconds to read a file and compare its checksum, and the log says so beforehand.
 MANY_BYTES = 2**28
 
 
-def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None) -> Data:
+def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None,
+         check: Callable[[Data], None] = lambda data: None) -> Data:
     """Open the prepared graph of a dataset, from the cache if it is there. Processes share the memory of its file.
 
     Args:
         content_hash: of the graph as another process loaded and checked it a moment ago; it is not checked again.
+        check: refuses what was read, before it is prepared.
 
     Returns:
         ``edge_index``, an int32 ``EdgeIndex`` sorted by destination; ``x`` [num_nodes, channels], float32, the last
@@ -59,7 +64,7 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
     """
     start = time.perf_counter()
     verify = content_hash is None
-    content_hash = content_hash or _content_hash(config)
+    content_hash = content_hash or hash_graph(config)
     path = path_of(config, cache_dir, content_hash)
     if verify and path.is_file() and path.stat().st_size >= MANY_BYTES:
         log.info("data: reading %s, %s", path, format_bytes(path.stat().st_size))
@@ -67,7 +72,7 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
 
     def build() -> Data:
         with preparing(4) as bar:
-            return prepare(read(config), config, on_stage=bar.advance)
+            return prepare(read(config, check), config, on_stage=bar.advance)
 
     def write(writer: store.StoreWriter) -> None:
         if hasattr(reader, "write_store"):
@@ -102,14 +107,50 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
     return data
 
 
-def read(config: DataConfig) -> Data:
+def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None) -> Data:
+    """Open the graph of a link task, as :func:`load` does; see :func:`pipeline.data.links.divide_links`.
+
+    Args:
+        content_hash: of what this function returned to another process a moment ago.
+
+    Returns:
+        The message graph, with the pairs of ``PAIRS``.
+
+    Raises:
+        ValueError: the dataset is wrong, has no links to divide, or not enough pairs that are not linked.
+    """
+    if config.links != "edges":
+        return load(config, cache_dir, content_hash=content_hash)
+    start, verify = time.perf_counter(), content_hash is None
+    chosen: Any = config  # of a class that has these keys
+    split = LinkSplit("time" if getattr(config, "split", None) == "time" else "random", chosen.train_fraction,
+                      chosen.valid_fraction, chosen.graph_seed, config.node_features == "log_sum")
+    content_hash = content_hash or _digest([hash_graph(config), dataclasses.astuple(split), LINKS_FORMAT])
+
+    def build() -> dict:
+        return store.pack(divide_links(load(config, cache_dir), split, config.origin()))
+
+    path = path_of(config, cache_dir, content_hash, "-links")
+    data = store.unpack(checkpoint.keep(path, build, again="dividing the links again", verify=verify))
+    data.content_hash = content_hash
+    if verify:
+        log.info("links: %s, in %s, %.1f s", describe_links(data, split), path, time.perf_counter() - start)
+    return data
+
+
+def read(config: DataConfig, check: Callable[[Data], None] = lambda data: None) -> Data:
     """Read a dataset, without preparing or keeping it.
+
+    Args:
+        check: refuses what was read.
 
     Raises:
         ValueError: the dataset is absent, incomplete or inconsistent.
     """
     config.check()
-    return _call(_reader(config).read, config)
+    data = _call(_reader(config).read, config)
+    check(data)
+    return data
 
 
 def hash_content(config: DataConfig) -> str | None:
@@ -182,12 +223,20 @@ def _call(function: Callable, config: DataConfig) -> Any:
     return function(**{name: getattr(config, name) for name in inspect.signature(function).parameters})
 
 
-def _content_hash(config: DataConfig) -> str:
+def hash_graph(config: DataConfig) -> str:
     """Hash what the prepared graph depends on: the keys that shape it, and the bytes of the files that it is read
     from.
+
+    Raises:
+        ValueError: the dataset is absent or incomplete.
     """
-    shaping = {entry.name: entry.value for entry in keys.entries(config) if entry.meaning.shapes_graph}
+    shaping = {entry.name: entry.value for entry in keys.entries(config) if entry.meaning.shapes_graph
+               and not (entry.meaning.hashed_if_given and entry.value is None)}
     if (content := hash_content(config)) is not None:
         shaping["content"] = content
     shaping["format"] = FORMAT
-    return hashlib.blake2b(json.dumps(shaping, sort_keys=True).encode(), digest_size=12).hexdigest()
+    return _digest(shaping)
+
+
+def _digest(value: object) -> str:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=12).hexdigest()

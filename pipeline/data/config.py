@@ -12,6 +12,7 @@ from parallel_epochs.pipeline.data.base_config import (
     check_folder,
     check_fractions,
     refuse_changes,
+    refuse_without_labels,
 )
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.keys import key
@@ -21,6 +22,8 @@ from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 
 OGB_NODE_NAMES = ("ogbn-proteins", "ogbn-arxiv", "ogbn-products")
 OGB_GRAPH_NAMES = ("ogbg-molhiv", "ogbg-molpcba", "ogbg-ppa")
+# Keys of links alone.
+LINK = {"task.name": ("link",)}
 OGB_LINK_NAMES = ("ogbl-collab", "ogbl-ppa", "ogbl-ddi")
 
 
@@ -139,6 +142,7 @@ class OGBGraphConfig(OGBConfig):
 class OGBLinkConfig(OGBConfig):
     """A link dataset of the Open Graph Benchmark, or any folder in its raw CSV layout."""
 
+    links: ClassVar[str] = "given"
     source: str = key("ogb_link", "Link dataset of the Open Graph Benchmark, or a folder in its raw layout.",
                       shapes_graph=True)
     name: str = key("ogbl-collab", "Name of the dataset.", choices=OGB_LINK_NAMES, shapes_graph=True)
@@ -148,23 +152,30 @@ class OGBLinkConfig(OGBConfig):
             from parallel_epochs.pipeline.data import ogb_link, ogb_node
             ogb_node.download(self.name, self.root, ogb_link.needed)
 
+    def check_labels(self) -> None:
+        raise ValueError("data=ogb_link has links and no labels of nodes: set task=link; this run has task=node")
+
 
 @dataclass
 class FileConfig(DataConfig):
     """A `torch_geometric.data.Data`, a dict of tensors or an `InMemoryDataset` of one graph, saved by torch.save."""
 
+    links: ClassVar[str] = "edges"
     source: str = key("file", "File with a torch_geometric Data that torch.save wrote.", shapes_graph=True)
     path: str = key(..., "Path of the file.", is_path=True, names_files=True)
     mask_column: int | None = key(None, "Column of the masks, counted from 0 (masks with a column for each of several "
                                   "splits).", minimum=0, shapes_graph=True)
-    split: str | None = key(None, "How the labelled nodes are divided: random, or time, which trains on the earliest. "
-                            "Default: by the masks of the file.", choices=("random", "time"), shapes_graph=True)
+    split: str | None = key(None, "How the labelled nodes, or the links of task=link, are divided: random, or time, "
+                            "which trains on the earliest. Default: nodes by the masks of the file, links by random.",
+                            choices=("random", "time"), shapes_graph=True)
     time_column: str | None = key(None, "Attribute that holds a time for each node (data.split=time).",
                                   shapes_graph=True)
-    train_fraction: float = key(0.6, "Fraction of the labelled nodes for training (data.split).", above=0,
-                                shapes_graph=True)
-    valid_fraction: float = key(0.2, "Fraction of the labelled nodes for validation. The rest is for the test "
-                                "(data.split).", minimum=0, shapes_graph=True)
+    edge_time: str | None = key(None, "Attribute that holds a time for each edge (task=link with data.split=time).",
+                                shapes_graph=True, hashed_if_given=True)
+    train_fraction: float = key(0.6, "Fraction of the labelled nodes, or of the links, for training (data.split).",
+                                above=0, shapes_graph=True)
+    valid_fraction: float = key(0.2, "Fraction of the labelled nodes, or of the links, for validation. The rest is for "
+                                "the test (data.split).", minimum=0, shapes_graph=True)
     graph_seed: int = key(0, "Seed of the split (data.split=random).", minimum=0, shapes_graph=True)
 
     def origin(self) -> str:
@@ -172,11 +183,13 @@ class FileConfig(DataConfig):
 
     def check(self) -> None:
         check_fractions(self.train_fraction, self.valid_fraction)
-        if self.split == "time" and self.time_column is None:
-            raise ValueError("data.split=time needs data.time_column, the attribute with a time for each node")
-        if self.split != "time" and self.time_column is not None:
-            raise ValueError(f"data.time_column={self.time_column} needs data.split=time; this run has "
-                             f"data.split={self.split or 'null'}")
+        if self.split == "time" and self.time_column is None and self.edge_time is None:
+            raise ValueError("data.split=time needs data.time_column, the attribute with a time for each node, or for "
+                             "task=link data.edge_time, the one with a time for each edge")
+        for name in ("time_column", "edge_time"):
+            if self.split != "time" and (value := getattr(self, name)) is not None:
+                raise ValueError(f"data.{name}={value} needs data.split=time; this run has "
+                                 f"data.split={self.split or 'null'}")
         path = Path(self.path)
         if path.is_file():
             return
@@ -192,20 +205,36 @@ class FileConfig(DataConfig):
             problem = f"does not exist{where}. Save a torch_geometric Data there with torch.save"
         raise ValueError(f"data.path={self.path} {problem}")
 
+    def check_labels(self) -> None:
+        if self.split == "time" and self.time_column is None:
+            raise ValueError("data.split=time needs data.time_column, the attribute with a time for each node")
+
+    def check_links(self) -> None:
+        super().check_links()
+        if self.split == "time" and self.edge_time is None:
+            raise ValueError("task=link with data.split=time needs data.edge_time, the attribute with a time for each "
+                             "edge")
+
 
 @dataclass
 class StoreConfig(DataConfig):
     """A graph in a store, as :mod:`pipeline.graph.store` writes it."""
 
+    links: ClassVar[str] = "edges"
     source: str = key("store", "Graph in a store: a folder of arrays and a manifest.", shapes_graph=True)
     path: str = key(..., "Path of the folder.", is_path=True, names_files=True)
     on_disk: bool = key(True, "Read the graph once per epoch, block by block. false: fetch the rows of each cluster by "
                         "random access.", changes_numbers=False)
+    train_fraction: float = key(0.6, "Fraction of the links for training.", above=0, when=LINK)
+    valid_fraction: float = key(0.2, "Fraction of the links for validation. The rest is for the test.", minimum=0,
+                                when=LINK)
+    graph_seed: int = key(0, "Seed of the split.", minimum=0, when=LINK)
 
     def origin(self) -> str:
         return self.path
 
     def check(self) -> None:
+        check_fractions(self.train_fraction, self.valid_fraction)
         if not (Path(self.path) / "manifest.json").is_file():
             raise ValueError(f"data.path={self.path} is not a store: it has no manifest.json")
         for name in ("to_undirected", "add_self_loops"):
@@ -284,6 +313,7 @@ class SmilesConfig(ManyGraphsConfig):
 class EdgesConfig(DataConfig):
     """A table of edges with ids of any kind and, if there is one, a table of labels; or a MATLAB file with both."""
 
+    links: ClassVar[str] = "edges"
     source: str = key("edges", "Table of edges: a text file with two ids, and optionally a weight, per line; a .mat "
                       "file with network and group; or a .npy array of pairs of node numbers.", shapes_graph=True)
     path: str = key(..., "Path of the table. A text file may be compressed (.gz, .bz2, .xz).", is_path=True,
@@ -291,9 +321,10 @@ class EdgesConfig(DataConfig):
     labels: str | None = key(None, "Table of labels: an id and its labels per line. An id may have several lines.",
                              is_path=True, names_files=True)
     to_undirected: bool = key(True, "Add the missing reverse edges.", shapes_graph=True)
-    train_fraction: float = key(0.5, "Fraction of the labelled nodes for training.", above=0, shapes_graph=True)
-    valid_fraction: float = key(0.1, "Fraction of the labelled nodes for validation. The rest is for the test.",
-                                minimum=0, shapes_graph=True)
+    train_fraction: float = key(0.5, "Fraction of the labelled nodes, or of the links of task=link, for training.",
+                                above=0, shapes_graph=True)
+    valid_fraction: float = key(0.1, "Fraction of the labelled nodes, or of the links, for validation. The rest is for "
+                                "the test.", minimum=0, shapes_graph=True)
     graph_seed: int = key(0, "Seed of the split.", minimum=0, shapes_graph=True)
 
     def origin(self) -> str:
@@ -308,6 +339,10 @@ class EdgesConfig(DataConfig):
             raise ValueError(f"data.labels={self.labels} does not work with {self.path}, which holds its own labels in "
                              "`group`. Leave it out")
         check_fractions(self.train_fraction, self.valid_fraction)
+
+    def check_labels(self) -> None:
+        if self.labels is None and not self.path.endswith(".mat"):
+            refuse_without_labels(self.path, "give them as data.labels")
 
 
 @dataclass

@@ -36,17 +36,20 @@ def hash_content(path: str) -> str:
 
 
 def read(path: str | Path, mask_column: int | None = None, split: str | None = None, time_column: str | None = None,
-         train_fraction: float = 0.0, valid_fraction: float = 0.0, graph_seed: int = 0) -> Data:
+         edge_time: str | None = None, train_fraction: float = 0.0, valid_fraction: float = 0.0,
+         graph_seed: int = 0) -> Data:
     """Read a graph saved with torch.save: a ``Data``, a dict of its attributes, or an ``InMemoryDataset`` of one graph.
 
     ``valid_mask`` may be called ``val_mask``, and without ``edge_attr`` the ``edge_weight`` is the edges' feature.
     Masks may also be the numbers of their nodes. A line of the log names the attributes that are not used. ``metric``
-    may be one of :mod:`pipeline.metrics`; without it, integer labels in one column mean accuracy.
+    may be one of :mod:`pipeline.metrics`; without it, integer labels in one column mean accuracy. A file without ``y``
+    and masks is a graph without labels.
 
     Args:
         mask_column: which column of masks that have several, one for each of several splits.
         split: how to divide the nodes with labels, in place of masks: "random", or by "time".
         time_column: of a split by time: the attribute with a time for each node.
+        edge_time: the attribute with a time for each edge.
         train_fraction, valid_fraction: of the nodes with labels, for training and validation.
         graph_seed: of a random split.
 
@@ -59,18 +62,23 @@ def read(path: str | Path, mask_column: int | None = None, split: str | None = N
             if name not in saved and other in saved:
                 check_tensor(other, saved[other])
                 saved[name] = saved.pop(other)
-        if split is not None and "y" in saved:
+        times = None if edge_time is None else _take_edge_times(saved, edge_time)
+        if times is not None and time_column is None:  # which divides links, and nothing else
+            saved = {key: value for key, value in saved.items() if key not in ("y", *MASKS)}
+        elif split is not None and "y" in saved:
             order = _order(path, saved, split, time_column, graph_seed)
             masks = divide(order, len(saved["y"]), train_fraction, valid_fraction)
             saved.update(zip(MASKS, masks, strict=True))
         if unused := [key for key in saved if key not in USED]:
             log.info("%s: not used: %s", path, ", ".join(unused))
-        missing = [key for key in ("edge_index", "y", *MASKS) if key not in saved]
+        labels = ("y", *MASKS) if any(key in saved for key in ("y", *MASKS)) else ()
+        missing = [key for key in ("edge_index", *labels) if key not in saved]
         if missing:
             hint = ", or set data.split=random" if set(missing) == set(MASKS) else ""
             raise ValueError(f"there is no {', '.join(missing)}; the file has {', '.join(saved) or 'nothing'}. Add "
                              f"what is missing{hint}")
-        return _as_data(saved, mask_column)
+        data = _as_data(saved, mask_column)
+        return data if times is None else data.update({"edge_time": times})
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -95,6 +103,23 @@ def _order(path: Path, saved: dict, split: str, time_column: str | None, seed: i
     labelled &= ~times.double().isnan().numpy()
     order = times.argsort(stable=True).numpy()
     return order[labelled[order]]
+
+
+def _take_edge_times(saved: dict, name: str) -> Tensor:
+    """Take the times of the edges out of the attributes."""
+    if name not in saved:
+        raise ValueError(f"no {name} (data.edge_time); there is {', '.join(saved)}")
+    times = saved.pop(name)
+    check_tensor(name, times)
+    num_edges = saved["edge_index"].size(1) if isinstance(saved.get("edge_index"), Tensor) else 0
+    if times.numel() != num_edges:
+        raise ValueError(f"{name} must have a time for each of the {num_edges:,} edges, not the shape "
+                         f"{list(times.shape)} (data.edge_time)")
+    times = times.reshape(-1).double()
+    if not (known := times.isfinite()).all():
+        raise ValueError(f"{name}: edge {int((~known).nonzero()[0])} has the time {times[~known][0]:g}; each edge "
+                         "needs one (data.edge_time). Leave such edges out, or set data.split=random")
+    return times
 
 
 def read_attributes(path: Path) -> dict:
@@ -183,6 +208,12 @@ def _as_data(saved: dict, mask_column: int | None) -> Data:
         value = (value.as_tensor() if isinstance(value, EdgeIndex) else value).detach()
         # Of unsigned integers torch knows little but how to convert them.
         tensors[key] = value.long() if value.dtype in (torch.uint16, torch.uint32, torch.uint64) else value
+    if "edge_attr" in tensors and tensors["edge_attr"].dim() == 1:
+        tensors["edge_attr"] = tensors["edge_attr"].unsqueeze(1)
+    if "species" in tensors:
+        tensors["species"] = tensors["species"].reshape(-1)
+    if "y" not in tensors:
+        return Data(num_nodes=_num_nodes(saved, tensors, None), **tensors)
     y = tensors.pop("y")
     y = y.unsqueeze(1) if y.dim() == 1 else y
     metric = saved.get("metric", "rocauc" if y.size(1) > 1 or y.is_floating_point() else "acc")
@@ -193,18 +224,21 @@ def _as_data(saved: dict, mask_column: int | None) -> Data:
         raise ValueError(f"data.mask_column={mask_column}, but the masks have no columns: leave it out")
     for mask in MASKS:
         tensors[mask] = _as_mask(mask, tensors[mask], num_nodes, mask_column)
-    if "edge_attr" in tensors and tensors["edge_attr"].dim() == 1:
-        tensors["edge_attr"] = tensors["edge_attr"].unsqueeze(1)
-    if "species" in tensors:
-        tensors["species"] = tensors["species"].reshape(-1)
     return Data(y=y if metric in CLASS_METRICS else y.float(), num_nodes=num_nodes, metric=metric, **tensors)
 
 
-def _num_nodes(saved: dict, tensors: dict[str, Tensor], y: Tensor) -> int:
-    rows = tensors["x"].size(0) if "x" in tensors else y.size(0)
-    stated = saved.get("num_nodes", rows)
+def _num_nodes(saved: dict, tensors: dict[str, Tensor], y: Tensor | None) -> int:
+    stated = saved.get("num_nodes")
     if isinstance(stated, Tensor) and stated.numel() == 1:
         stated = stated.item()
+    if "x" in tensors:
+        rows = tensors["x"].size(0)
+    elif y is not None:
+        rows = y.size(0)
+    else:  # nothing else says how many there are
+        edges = tensors["edge_index"]
+        rows = stated if type(stated) is int else int(edges.max()) + 1 if edges.numel() else 0
+    stated = rows if stated is None else stated
     if isinstance(stated, bool) or not isinstance(stated, int) or stated != rows:
         raise ValueError(f"num_nodes is {stated!r}, but {'x' if 'x' in tensors else 'y'} has {rows:,} rows: correct "
                          "it, or leave it out")

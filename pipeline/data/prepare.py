@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
@@ -69,6 +69,8 @@ def prepare(data: Data, config: DataConfig, *, on_stage: Callable[[str], None] =
     if union:
         union["by_source"] = transpose(edge_index).get_csr()[1]
     names = {key: data[key] for key in NAME_KEYS if key in data}
+    if "edge_time" in data:
+        names["edge_time"] = times_of(edge_index, data.edge_index, data.edge_time, num_nodes)
     return Data(x=x, edge_index=edge_index, edge_attr=edge_attr, num_nodes=num_nodes, metric=data.get("metric"),
                 num_categories=num_categories, x_source=x_source, **union, **names,
                 **(_take_pairs(data) if "train_pairs" in data else _take_labels(data) if "y" in data else {}))
@@ -86,12 +88,42 @@ def _take_labels(data: Data) -> dict:
 
 
 def _take_pairs(data: Data) -> dict:
-    """Take the pairs of a link task; the nodes of a split are those of the pairs that are to be linked."""
+    """Take the pairs of a link task."""
+    pairs = {key: data[key] for key in PAIRS}
+    return {**pairs, **masks_of_pairs(pairs, data.num_nodes)}
+
+
+def masks_of_pairs(pairs: dict[str, Tensor], num_nodes: int) -> dict[str, Tensor]:
+    """Return the masks of a link task: the nodes of a split are those of the pairs that are to be linked."""
     masks = {}
     for mask, split in zip(MASKS, SPLITS):
-        masks[mask] = torch.zeros(data.num_nodes, dtype=torch.bool)
-        masks[mask][data[f"{split}_pairs"].reshape(-1)] = True
-    return {**{key: data[key] for key in PAIRS}, **masks}
+        masks[mask] = torch.zeros(num_nodes, dtype=torch.bool)
+        masks[mask][pairs[f"{split}_pairs"].reshape(-1)] = True
+    return masks
+
+
+def times_of(edge_index: EdgeIndex, edges: Int[Tensor, "2 num_rows"], times: Tensor,
+             num_nodes: int) -> Float[Tensor, " num_edges"]:
+    """Return the earliest time of the rows between the two nodes of each edge, in either direction.
+
+    Args:
+        edge_index: of the prepared graph, all of whose edges but added self-loops are among the rows.
+        edges: the rows that were read.
+        times: of each row.
+
+    Returns:
+        [num_edges], float64; infinite for added self-loops.
+    """
+    def number(ends: Tensor) -> Tensor:
+        return torch.minimum(*ends) * num_nodes + torch.maximum(*ends)
+
+    known, row_of = number(plain_edges(edges).long()).unique(return_inverse=True)
+    first = torch.full((len(known) + 1,), torch.inf, dtype=torch.float64)
+    first.scatter_reduce_(0, row_of, times.double().reshape(-1), "amin")
+    wanted = number(edge_index.as_tensor().long())
+    place = torch.searchsorted(known, wanted)
+    there = known[place.clamp(max=max(len(known) - 1, 0))] == wanted
+    return first[torch.where(there, place, len(known))]
 
 
 def incident_sum(edge_index: EdgeIndex, edge_attr: Float[Tensor, "num_edges edge_dim"] | None, *,
@@ -151,8 +183,9 @@ def describe_inputs(data: Data, config: DataConfig, *, label_input: float, num_l
         more.append(f"labels of training nodes (train.label_input={label_input:g})")
     text = " + ".join([text, *more])
     if source == "degree" and not more and not num_learned:
-        better = ["give the file an x", "features=embedding learns a table with a row for each node",
-                  "train.label_input=0.5 shows training labels to the model"]
+        better = ["give the file an x", "features=embedding learns a table with a row for each node"]
+        if "train_pairs" not in data:
+            better.append("train.label_input=0.5 shows training labels to the model")
         if config.node_features == "sum":
             better.append("data.node_features=log_sum takes the degree's logarithm, standardised")
         text += f". Better: {'; '.join(better)}"

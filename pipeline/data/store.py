@@ -23,10 +23,13 @@ def open_graph(path: Path, *, verify: bool = True) -> Data:
         DamagedFile: an array is damaged.
     """
     data = store.open_graph(path, verify=verify)
-    missing = [name for name in ("x", "y", "metric", "out_channels", *MASKS) if name not in data]
+    labels = ("y", "metric", "out_channels", *MASKS)
+    if not any(name in data for name in labels):  # a graph for task=link
+        labels = ()
+    missing = [name for name in ("x", *labels) if name not in data]
     if missing:
         raise ValueError(f"{path}: there is no {', '.join(missing)} in {store.MANIFEST}")
-    if data.metric not in METRICS:
+    if labels and data.metric not in METRICS:
         raise ValueError(f"{path}: the metric is {data.metric!r}; choose one of {', '.join(METRICS)}")
     num_nodes, num_edges = data.edge_index.get_sparse_size(1), data.edge_index.size(1)
     data.num_nodes = num_nodes

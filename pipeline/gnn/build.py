@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 from parallel_epochs.models import custom
 from parallel_epochs.models.aggregate import backend
 from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.data.cache import keep_component, load, path_of
+from parallel_epochs.pipeline.data.cache import keep_component, load, load_links, path_of
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.prepare import describe_inputs
 from parallel_epochs.pipeline.gnn import estimate, memory
@@ -81,8 +81,10 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
     Raises:
         ValueError: the dataset is inconsistent, or the task, the partition or the memory does not fit it.
     """
-    data, is_new = load(config.data, config.cache_dir, content_hash=content_hash), content_hash is None
-    TASKS[config.task.name].check_data(config, data)
+    is_new, check_task = content_hash is None, partial(TASKS[config.task.name].check_data, config)
+    data = load_links(config.data, config.cache_dir, content_hash=content_hash) if config.task.name == "link" else load(
+        config.data, config.cache_dir, content_hash=content_hash, check=check_task)
+    check_task(data)
     _check_edge_features(config, data)
     components = None
     if config.model.is_foreign:

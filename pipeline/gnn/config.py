@@ -99,7 +99,8 @@ class TaskConfig:
 
     name: str = key("node", "Task: node for labels of nodes, graph for labels of whole graphs, or link.")
     metric: str | None = key(None, "Metric: rocauc, ap or micro_f1 for binary tasks, acc for classes, mae or rmse for "
-                             "real values, hits@K with any K or mrr for links. Default: the dataset's metric.")
+                             "real values; hits@K with any K, mrr, rocauc or ap for links. Default: the dataset's "
+                             "metric; rocauc for links of one's own.")
     pool: str = key("mean", "How the rows of a graph's nodes become one row.", choices=("mean", "sum", "max"),
                     when={"task.name": ("graph",)})
     pairs_per_step: int = key(65_536, "Number of training pairs in a batch.", minimum=1, when=LINK)
@@ -265,6 +266,10 @@ class GNNConfig(RunConfig):
 
     def check(self) -> None:
         super().check()
+        if self.task.name == "link":
+            self.data.check_links()
+        elif self.task.name == "node":
+            self.data.check_labels()
         sparse, dense = ("sparse_adam", "sgd"), keys.meaning_of(GNNTrainConfig, "optimizer").choices
         if self.features.optimizer in dense:
             raise ValueError(f"features.optimizer={self.features.optimizer} takes no sparse gradients, and would move "

@@ -127,12 +127,21 @@ def without_pairs(edge_index: EdgeIndex, pairs: Int[Tensor, "num_pairs 2"]) -> t
     Returns:
         An ``EdgeIndex`` sorted by destination, CSC and CSR filled, and the positions of its edges, int64.
     """
-    num_nodes = edge_index.get_sparse_size(1)
-    edges = edge_index.as_tensor()
-    kept = (~PairSet(pairs, num_nodes).contains(edges.t().long())).nonzero().squeeze(1)
-    left = edges.index_select(1, kept)
-    counts = torch.bincount(left[1], minlength=num_nodes)
-    return transpose(from_csc(left, torch.cat([counts.new_zeros(1), counts.cumsum(0)]))), kept
+    linked = PairSet(pairs, edge_index.get_sparse_size(1))
+    kept = (~linked.contains(edge_index.as_tensor().t().long())).nonzero().squeeze(1)
+    return keep_edges(edge_index, kept), kept
+
+
+def keep_edges(edge_index: EdgeIndex, kept: Int[Tensor, " num_kept"]) -> EdgeIndex:
+    """Return some edges of a graph, sorted by destination, CSC and CSR filled.
+
+    Args:
+        edge_index: sorted by destination.
+        kept: positions of the edges to keep, ascending, int64.
+    """
+    left = edge_index.as_tensor().index_select(1, kept)
+    counts = torch.bincount(left[1], minlength=edge_index.get_sparse_size(1))
+    return transpose(from_csc(left, torch.cat([counts.new_zeros(1), counts.cumsum(0)])))
 
 
 def check_pairs(pairs: Tensor, num_nodes: int) -> None:

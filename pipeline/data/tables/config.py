@@ -6,7 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from parallel_epochs.pipeline.data.base_config import DataConfig, check_folder, check_fractions
+from parallel_epochs.pipeline.data.base_config import (
+    DataConfig,
+    check_folder,
+    check_fractions,
+    refuse_without_labels,
+)
 from parallel_epochs.pipeline.keys import key
 from parallel_epochs.pipeline.run.errors import install_command
 
@@ -66,6 +71,8 @@ class EdgeColumns:
                                "their relations.", shapes_graph=True)
     directed_relations: bool = key(False, "Give the reverse edge another feature for the same relation "
                                    "(data.edges.relation).", shapes_graph=True)
+    time: str | None = key(None, "Column that holds numbers or dates (task=link with data.split=time). Equal edges "
+                           "have the earliest.", shapes_graph=True, hashed_if_given=True)
 
 
 @dataclass
@@ -73,6 +80,7 @@ class TablesConfig(DataConfig):
     """Tables of edges and nodes: CSV, TSV, Parquet, DuckDB or SQLite, with ids of any type. They may exceed memory."""
 
     is_stored: ClassVar[bool] = True
+    links: ClassVar[str] = "edges"
     source: str = key("tables", "Tables of edges and nodes: .csv, .tsv (.gz may follow), .parquet, or tables of a "
                       "DuckDB or SQLite file.", shapes_graph=True)
     folder: str | None = key(None, "Folder to which the paths of the tables are relative. Default: the current folder.",
@@ -86,15 +94,15 @@ class TablesConfig(DataConfig):
                      "columns: for the mean), error refuses the table.", choices=("zero", "error"), shapes_graph=True)
     metric: str | None = key(None, "Metric of the labels. Default: acc for texts and whole numbers, rmse for other "
                              "numbers, rocauc for several columns of 0 and 1.", shapes_graph=True)
-    split: str | None = key(None, "How the labelled nodes are divided: column, by data.nodes.split_column; random; or "
-                            "time, which trains on the earliest. Default: column if that is given, else random.",
-                            choices=SPLITS, shapes_graph=True)
+    split: str | None = key(None, "How the labelled nodes, or the links of task=link, are divided: column, by "
+                            "data.nodes.split_column (nodes only); random; or time, which trains on the earliest. "
+                            "Default: column if that is given, else random.", choices=SPLITS, shapes_graph=True)
     time_column: str | None = key(None, "Column of the nodes that holds numbers or dates (data.split=time).",
                                   shapes_graph=True)
-    train_fraction: float = key(0.6, "Fraction of the labelled nodes for training (data.split=random and time).",
-                                above=0, shapes_graph=True)
-    valid_fraction: float = key(0.2, "Fraction of the labelled nodes for validation. The rest is for the test "
-                                "(data.split=random and time).", minimum=0, shapes_graph=True)
+    train_fraction: float = key(0.6, "Fraction of the labelled nodes, or of the links, for training "
+                                "(data.split=random and time).", above=0, shapes_graph=True)
+    valid_fraction: float = key(0.2, "Fraction of the labelled nodes, or of the links, for validation. The rest is for "
+                                "the test (data.split=random and time).", minimum=0, shapes_graph=True)
     graph_seed: int = key(0, "Seed of the split (data.split=random).", minimum=0, shapes_graph=True)
     memory_limit: str = key("4GB", "Memory of DuckDB. What exceeds it is written to files in cache_dir.",
                             changes_numbers=False)
@@ -178,9 +186,31 @@ class TablesConfig(DataConfig):
         kind = self.split_kind()
         if kind == "column" and self.nodes.split_column is None:
             raise ValueError("data.split=column needs data.nodes.split_column, which holds train, valid or test")
-        if kind == "time" and (self.time_column is None or self.nodes.path is None):
-            raise ValueError("data.split=time needs data.time_column, a column of data.nodes.path")
+        if kind == "time" and self.edges.time is None and (self.time_column is None or self.nodes.path is None):
+            raise ValueError("data.split=time needs data.time_column, a column of data.nodes.path, or for task=link "
+                             "data.edges.time, a column of data.edges.path")
+        if self.edges.time is not None and self.add_self_loops:
+            raise ValueError(f"data.edges.time={self.edges.time} does not work with data.add_self_loops=true: an added "
+                             "edge has no time. Leave one of them out")
         check_fractions(self.train_fraction, self.valid_fraction)
+
+    def check_labels(self) -> None:
+        if not self.label_columns():
+            refuse_without_labels(self.origin(), "name their column by data.nodes.label")
+        if self.split_kind() == "time" and self.time_column is None:
+            raise ValueError("data.split=time needs data.time_column, a column of data.nodes.path")
+
+    def check_links(self) -> None:
+        super().check_links()
+        if self.split == "column":
+            raise ValueError("data.split=column divides nodes; task=link divides links. Set data.split=random, or "
+                             "data.split=time with data.edges.time")
+        if self.split == "time" and self.edges.time is None:
+            raise ValueError("task=link with data.split=time needs data.edges.time, the column of the edges that holds "
+                             "numbers or dates")
+        if self.split == "time" and self.label_columns() and self.time_column is None:
+            raise ValueError("data.split=time divides the labelled nodes too, and needs data.time_column for them. "
+                             f"task=link reads no labels: leave data.nodes.{self.label_columns()[0][0]} out")
 
 
 def check_packages() -> None:

@@ -62,14 +62,34 @@ def number_ids(db: Database, source: Source, ends: tuple[str, str]) -> None:
              "FROM ids ORDER BY number", "numbering ids")
 
 
+def time_of(db: Database, source: Source, column: str) -> str:
+    """Write SQL for the times of the rows: numbers, or the seconds since 1970 of dates.
+
+    Raises:
+        ValueError: a row has no time, or the times are neither all numbers nor all dates; names the file and the row.
+    """
+    text = source.text(column)
+    number, seconds = f"TRY_CAST({text} AS DOUBLE)", f"epoch(TRY_CAST({text} AS TIMESTAMP))"
+    is_number = f"coalesce(isfinite({number}), false)"
+    (numbers,), = db.execute(f"SELECT count(*) FILTER ({is_number}) FROM {source.relation}", "reading times")
+    wrong = f"NOT {is_number}" if numbers else f"{seconds} IS NULL"
+    if found := source.first_row(db, wrong, text):
+        name, row, (value,) = found
+        problem = "is empty" if value is None else f"holds {value!r}"
+        raise ValueError(f"{name}: row {row}, column {column} {problem}; times are numbers in every row, or dates such "
+                         "as 2024-05-31 in every row (data.edges.time). Leave such rows out, or set data.split=random")
+    return number if numbers else seconds
+
+
 def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple[str, str]], relation: str | None, *,
-         id_column: str | None, refuse_dangling: bool, refuse_empty: bool) -> None:
+         time: str | None, id_column: str | None, refuse_dangling: bool, refuse_empty: bool) -> None:
     """Join the table of edges with the numbers of nodes, and refuse or report rows that are odd.
 
     Args:
         ends: the columns of the ids that edges come from, and that they go to.
         values: the columns of numbers, each with the key that names it.
         relation: the column of the kind of edge, if there is one.
+        time: the column of times, if they are needed.
         id_column: of the table of nodes, if there is one.
         refuse_dangling: whether an edge that names no node is an error; it is left out otherwise.
         refuse_empty: whether an empty cell in a column of numbers is an error; it is 0 otherwise.
@@ -94,6 +114,9 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple
         chosen.append(f"{kind} AS r")
         joins.append("LEFT JOIN relations AS r ON e.r = r.name")
         kept.append("r.number AS r")
+    if time is not None:
+        chosen.append(f"{time_of(db, source, time)} AS w")
+        kept.append("w")
     inner = ", ".join([f"{ids[0]} AS s", f"{ids[1]} AS t", *chosen])
     db.stage("joined", f"SELECT {', '.join(kept)} FROM (SELECT {inner} FROM {source.relation}) AS e {' '.join(joins)}",
              "joining edges with nodes", ordered=False)
@@ -139,16 +162,19 @@ def _report(db: Database, source: Source, ends: tuple[str, str], values: list[tu
         raise ValueError(f"{source.name}: none of its {rows:,} rows names two nodes{hint if id_column else ''}")
 
 
-def sort(db: Database, num_values: int, *, both: bool) -> None:
+def sort(db: Database, num_values: int, *, has_times: bool, both: bool) -> None:
     """Sort the edges by destination, then source.
 
     Args:
         num_values: columns of numbers.
+        has_times: whether there is a column of times.
         both: sort the reverse of each edge among them.
     """
     columns = "".join(f", coalesce(v{place}, 0) AS v{place}" for place in range(num_values))
     if db.has("relations"):
         columns += ", coalesce(r, -1) AS r"
+    if has_times:
+        columns += ", w"
     forward = f"SELECT ((t::BIGINT << {DST}) | (s::BIGINT << {SRC})) AS k{columns} FROM joined " \
               "WHERE s IS NOT NULL AND t IS NOT NULL"
     backward = f" UNION ALL SELECT ((s::BIGINT << {DST}) | (t::BIGINT << {SRC}) | 1) AS k{columns} FROM joined " \
@@ -202,7 +228,7 @@ def _count_without_reverse(db: Database) -> int:
 
 
 def write(db: Database, writer: StoreWriter, counted: Counted, values: list[tuple[str, str]], *,
-          directed_relations: bool, add_self_loops: bool, node_features: str | None) -> None:
+          directed_relations: bool, add_self_loops: bool, node_features: str | None, has_times: bool) -> None:
     """Write edges, pointers to them and their features.
 
     Args:
@@ -211,6 +237,7 @@ def write(db: Database, writer: StoreWriter, counted: Counted, values: list[tupl
         directed_relations: whether a relation has another column on the reverse edge.
         node_features: "sum" or "log_sum", how ``x`` is made of the features of the edges, or of their number; none:
             it is not written.
+        has_times: write ``edge_time``, the earliest of the times of equal edges.
     """
     num_nodes, num_edges = counted.structure.num_nodes, counted.structure.num_edges
     num_values, relations = len(values), num_relations(db)
@@ -220,6 +247,8 @@ def write(db: Database, writer: StoreWriter, counted: Counted, values: list[tupl
     arrays: dict = {"edges": ((2, num_edges), dtype), "indptr": ((num_nodes + 1,), dtype)}
     if channels:
         arrays["edge_attr"] = ((num_edges, channels), torch.float32)
+    if has_times:
+        arrays["edge_time"] = ((num_edges,), torch.float64)
     if node_features is not None:
         arrays["x"] = ((num_nodes, channels or 1), torch.float32)
     if writer.has(*arrays):
@@ -234,6 +263,8 @@ def write(db: Database, writer: StoreWriter, counted: Counted, values: list[tupl
                 src, dst, attr = _add_self_loops(src, dst, attr, piece)
             opened["edges"].write(first, src.astype(numpy_dtype))
             opened["edges"].write(num_edges + first, dst.astype(numpy_dtype))
+            if has_times:  # no self-loops are added then
+                opened["edge_time"].write(first, _merge_times(piece))
             if attr is not None:
                 opened["edge_attr"].write(first * channels, attr)
             if total is not None:
@@ -302,6 +333,11 @@ def _merge(piece: _Piece, num_added: int, num_relations: int, *,
         one_hot[np.cumsum(edge)[known], relation[known]] = 1
         parts.append(one_hot)
     return src, dst, np.concatenate(parts, axis=1) if parts else None
+
+
+def _merge_times(piece: _Piece) -> np.ndarray:
+    """Return the earliest time of the rows of each edge."""
+    return np.minimum.reduceat(piece.columns["w"], _starts(piece.columns["k"] >> SRC))
 
 
 def _merge_values(keys: np.ndarray, values: np.ndarray, num_added: int) -> np.ndarray:

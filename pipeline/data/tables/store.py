@@ -51,18 +51,19 @@ def write_store(config: TablesConfig, writer: StoreWriter,
         ends, values = (config.edges.source, config.edges.target), config.value_columns()
         both, add_self_loops = config.to_undirected, config.add_self_loops
         num_nodes, labels = _read_nodes(db, config, edges)
-        tables_edges.join(db, edges, ends, values, config.edges.relation,
+        tables_edges.join(db, edges, ends, values, config.edges.relation, time=config.edges.time,
                           id_column=config.nodes.id if config.nodes.path is not None else None,
                           refuse_dangling=config.dangling == "error", refuse_empty=config.empty == "error")
         on_stage("sorting edges")
-        tables_edges.sort(db, len(values), both=both)
+        tables_edges.sort(db, len(values), has_times=config.edges.time is not None, both=both)
         counted = tables_edges.count(db, num_nodes, both=both, add_self_loops=add_self_loops)
         if counted.num_merged:
             log.info("%s: %s edges repeat other edges and were merged with them", edges.name, f"{counted.num_merged:,}")
         on_stage("writing the store")
         has_features = bool(config.nodes.features or config.text_columns())
         tables_edges.write(db, writer, counted, values, directed_relations=config.edges.directed_relations,
-                           add_self_loops=add_self_loops, node_features=None if has_features else config.node_features)
+                           add_self_loops=add_self_loops, node_features=None if has_features else config.node_features,
+                           has_times=config.edges.time is not None)
         tables_nodes.write_names(db, writer, num_nodes)
         if has_features:
             tables_nodes.write_features(db, writer, num_nodes, _numbers(config), _texts(config),
@@ -82,7 +83,7 @@ def _open_edges(db: Database, config: TablesConfig) -> Source:
     """Open the table of edges, and refuse columns that it does not have."""
     columns = config.edges
     edges = open_source(db, "data.edges", config.tables[0], columns.table)
-    for option in ("source", "target", "weight", "relation"):
+    for option in ("source", "target", "weight", "relation", "time"):
         if (column := getattr(columns, option)) is not None:
             edges.require(option, column)
     for column in columns.features:

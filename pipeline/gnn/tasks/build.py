@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.data.base_config import refuse_without_labels
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.tasks.graph import GraphTask
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
@@ -59,8 +60,8 @@ def _check_metric(config: GNNConfig) -> None:
 
 def _check_has_labels(config: GNNConfig, data: Data) -> None:
     if "ptr" not in data and "train_mask" not in data:
-        raise ValueError(f"{config.data.origin()} has no labels to learn: give them as data.labels, or learn vectors "
-                         "of its nodes by trainer=node_embedding")
+        refuse_without_labels(config.data.origin(), "save y and masks, or y with data.split=random"
+                              if config.data.source == "file" else "give them with the graph")
 
 
 def _check_labels(config: GNNConfig, data: Data) -> None:

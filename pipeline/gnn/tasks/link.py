@@ -30,7 +30,7 @@ class LinkTask:
     Args:
         data: a graph as :func:`pipeline.data.cache.load` returns it, with the pairs of ``PAIRS``.
         hidden_channels: width of the embeddings that a model is asked for.
-        metric: "hits@K" or "mrr"; that of the graph if none is given.
+        metric: "hits@K", "mrr", "rocauc" or "ap"; that of the graph if none is given.
         valid_edges: whether the validation pairs are edges of the graph from which the test pairs are predicted.
 
     Attributes:

@@ -343,8 +343,7 @@ GRAPHS = [
     (two_graphs(), "graph.pt holds 2 graphs: save the one to train on"),
     (torch.zeros(3), "graph.pt holds a Tensor, no graph: save a torch_geometric Data, or a dict of its attributes"),
     ("graph", "graph.pt holds a str, no graph: save a torch_geometric Data, or a dict of its attributes"),
-    ({}, ": there is no edge_index, y, train_mask, valid_mask, test_mask; the file has nothing. Add what is "
-         "missing"),
+    ({}, ": there is no edge_index; the file has nothing. Add what is missing"),
     (ring(y=None, valid_mask=None),
      ": there is no y, valid_mask; the file has x, edge_index, edge_attr, train_mask, test_mask. Add what is missing"),
     # No dense tensors of real numbers.

@@ -236,7 +236,7 @@ def test_an_empty_validation_split_is_said_and_the_run_ends(ogb_toy, configure, 
      "task=link needs loader=cluster, .*this run has loader=neighbor"),
     (["data.components=largest"], "task=link needs data.components=all, .*; this run has data.components=largest"),
     (["train.label_input=0.5"], "task=link needs train.label_input=0, since links have no labels"),
-    (["task=node"], "task=node needs a graph with labels of nodes; .* set task=link"),
+    (["task=node"], "data=ogb_link has links and no labels of nodes: set task=link; this run has task=node"),
     (["model.encode_x=false", "model.hidden_channels=16"], "model.encode_x=false needs an x of "
                                                            "hidden_channels=16 columns, but x has 8"),
     (["partition.num_parts=60"], "none of the 220 training pairs lies within one of 60 clusters")])
@@ -247,7 +247,7 @@ def test_what_cannot_be_trained_is_refused(overrides, error, configure_links, tm
 
 
 def test_a_graph_of_nodes_has_no_links(configure, tmp_path):
-    with pytest.raises(ValueError, match="task=link needs a graph with pairs of nodes.*: set task=node"):
+    with pytest.raises(ValueError, match="cannot divide the links of data=synthetic_proteins. Choose data=edges"):
         train(configure("task=link"), tmp_path / "run")
 
 

@@ -1,0 +1,169 @@
+"""Links of a graph of one's own: its edges divided into pairs for training, validation and test, and a message graph.
+
+As PyG's RandomLinkSplit does, both directions of a link stay together, the message graph has the training links alone,
+and as many pairs that are no edges of the whole graph are drawn once for validation and test.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.data.check import check_pairs
+from parallel_epochs.pipeline.data.prepare import NAME_KEYS, incident_sum, masks_of_pairs
+from parallel_epochs.pipeline.data.splits import divide
+from parallel_epochs.pipeline.graph.pairs import keep_edges
+from parallel_epochs.pipeline.names import SPLITS
+from parallel_epochs.pipeline.run.seeds import stream
+
+# Of pairs that OGB has not divided: unlike hits@K, it does not depend on the number of negative pairs.
+METRIC = "rocauc"
+
+
+@dataclass(frozen=True)
+class LinkSplit:
+    """How links are divided.
+
+    Attributes:
+        kind: "random", or "time", which trains on the earliest.
+        train_fraction, valid_fraction: of the links; the rest is for the test.
+        seed: of a random order, and of the pairs that are drawn.
+        log: whether features that are made of edges are the logarithms of their sums, standardised.
+    """
+
+    kind: str
+    train_fraction: float
+    valid_fraction: float
+    seed: int
+    log: bool
+
+
+def describe_links(data: Data, split: LinkSplit) -> str:
+    """Say how many pairs each split has."""
+    counts = ", ".join(f"{len(data[f'{part}_pairs']):,} {name}" for part, name in zip(
+        SPLITS, ("training", "validation", "test"), strict=True))
+    drawn = f"{len(data.valid_negatives):,} and {len(data.test_negatives):,}"
+    return (f"{counts} pairs, divided by {split.kind}; {drawn} pairs without a link drawn for validation and test; the "
+            f"graph keeps {data.edge_index.size(1):,} directed edges")
+
+
+def divide_links(graph: Data, split: LinkSplit, origin: str) -> Data:
+    """Divide the edges of a prepared graph.
+
+    A link is a pair of two different nodes with an edge in either direction. Self-loops are no links, and stay. Where
+    the features of the nodes are made of their edges, they are made anew, of the message graph.
+
+    Args:
+        graph: as :func:`pipeline.data.cache.load` returns it, with ``edge_time`` [num_edges] for a split by time.
+        origin: where the graph comes from, for messages.
+
+    Raises:
+        ValueError: no link is left for training, or there are not as many pairs without a link as are needed.
+    """
+    if "train_pairs" in graph:
+        raise ValueError(f"{origin} holds pairs of nodes already. Save its edges without them")
+    links, link_of_edge = find_links(graph.edge_index.as_tensor().long(), graph.num_nodes)
+    masks = _choose(graph, split, links, link_of_edge, origin)
+    is_loop = link_of_edge < 0
+    kept = (is_loop | masks[0][link_of_edge.clamp(min=0)]).nonzero().squeeze(1)
+    edge_index = keep_edges(graph.edge_index, kept)
+    edge_attr = None if graph.edge_attr is None else graph.edge_attr.index_select(0, kept)
+    x, source = graph.x, graph.get("x_source", "data")
+    if source != "data":
+        own = incident_sum(edge_index, edge_attr, log=split.log)
+        x = torch.cat([own, x[:, x.size(1) - graph.num_categories:]], dim=1)
+    valid, test = (int(mask.sum()) for mask in masks[1:])
+    negatives = draw_unlinked(stream("unlinked pairs", split.seed), valid + test, links, graph.num_nodes, origin)
+    pairs = {"train_pairs": links[masks[0]], "valid_pairs": links[masks[1]], "valid_negatives": negatives[:valid],
+             "test_pairs": links[masks[2]], "test_negatives": negatives[valid:]}
+    names = {key: graph[key] for key in NAME_KEYS if key in graph and not key.startswith("label")}
+    out = Data(x=x, edge_index=edge_index, edge_attr=edge_attr, num_nodes=graph.num_nodes, metric=METRIC,
+               num_categories=graph.num_categories, x_source=source, **names, **pairs,
+               **masks_of_pairs(pairs, graph.num_nodes))
+    check_pairs(out)
+    return out
+
+
+def find_links(edges: Int[Tensor, "2 num_edges"],
+               num_nodes: int) -> tuple[Int[Tensor, "num_links 2"], Int[Tensor, " num_edges"]]:
+    """Find the pairs of two different nodes that edges link, in either direction.
+
+    Returns:
+        The links, sorted by their smaller node: from it to the larger one, but the other way round if there is only
+        such an edge. And the link of each edge, -1 for self-loops.
+    """
+    source, target = edges
+    keys = torch.minimum(source, target) * num_nodes + torch.maximum(source, target)
+    links = torch.full((len(keys),), -1, dtype=torch.int64)
+    between = source != target
+    unique, links[between] = keys[between].unique(return_inverse=True)
+    pairs = torch.stack([unique // num_nodes, unique % num_nodes], dim=1)
+    ascending = torch.zeros(len(unique), dtype=torch.bool)
+    ascending[links[source < target]] = True
+    return torch.where(ascending[:, None], pairs, pairs.flip(1)), links
+
+
+def _choose(graph: Data, split: LinkSplit, links: Tensor, link_of_edge: Tensor,
+            origin: str) -> list[Bool[Tensor, " num_links"]]:
+    """Divide the links into training, validation and test."""
+    if not len(links):
+        raise ValueError(f"{origin} has no edge between two different nodes: there is no link to predict")
+    if split.kind == "random":
+        order = stream("links", split.seed).permutation(len(links))
+    else:
+        order = _earliest(graph.edge_time, link_of_edge, len(links)).argsort(stable=True).numpy()
+    masks = divide(order, len(links), split.train_fraction, split.valid_fraction)
+    rest = 1 - split.train_fraction - split.valid_fraction
+    for mask, key, fraction in zip(masks, ("data.train_fraction", "data.valid_fraction", "the rest for the test"),
+                                   (split.train_fraction, split.valid_fraction, rest), strict=True):
+        if not mask.any() and fraction > 1e-9:
+            raise ValueError(f"{origin}: {key}={fraction:.4g} of {len(links):,} link{'s' * (len(links) > 1)} is none. "
+                             "Give more edges or other fractions")
+    return masks
+
+
+def _earliest(times: Float[Tensor, " num_edges"], link_of_edge: Int[Tensor, " num_edges"],
+              num_links: int) -> Float[Tensor, " num_links"]:
+    """Return the time of the first edge of each link."""
+    between = link_of_edge >= 0
+    first = torch.full((num_links,), torch.inf, dtype=torch.float64)
+    return first.scatter_reduce_(0, link_of_edge[between], times[between].double(), "amin")
+
+
+def draw_unlinked(rng: np.random.Generator, count: int, links: Int[Tensor, "num_links 2"], num_nodes: int,
+                  origin: str) -> Int[Tensor, "count 2"]:
+    """Draw different pairs of two nodes without a link, all with the same probability and in a random order.
+
+    All pairs are numbered, the smaller node first. The k-th number without a link is found by a binary search, so that
+    a graph in which nearly all pairs are linked takes no longer.
+
+    Raises:
+        ValueError: there are not so many.
+    """
+    row_starts = torch.arange(num_nodes) * (2 * num_nodes - torch.arange(num_nodes) - 1) // 2
+    low, high = links.amin(1), links.amax(1)
+    linked = (row_starts[low] + high - low - 1).sort().values
+    num_free = num_nodes * (num_nodes - 1) // 2 - len(linked)
+    if num_free < count:
+        raise ValueError(f"{origin}: {num_free:,} pairs of its {num_nodes:,} nodes are not linked, and validation and "
+                         f"test need {count:,}, one for each of their links. Raise data.train_fraction, or give a "
+                         "graph with fewer edges")
+    chosen = torch.from_numpy(_draw_different(rng, count, num_free))
+    numbers = chosen + torch.searchsorted(linked - torch.arange(len(linked)), chosen, right=True)
+    low = torch.searchsorted(row_starts, numbers, right=True) - 1
+    # The last node begins no pair, and its start is that of the end.
+    low = low.clamp(max=num_nodes - 2)
+    return torch.stack([low, numbers - row_starts[low] + low + 1], dim=1)
+
+
+def _draw_different(rng: np.random.Generator, count: int, end: int) -> np.ndarray:
+    """Draw different numbers below `end`, in a random order."""
+    if 2 * count >= end:
+        return rng.permutation(end)[:count]
+    drawn = np.empty(0, np.int64)
+    while len(drawn) < count:
+        drawn = np.unique(np.concatenate([drawn, rng.integers(end, size=count + count // 4 + 16)]))
+    return rng.permutation(drawn)[:count]
