@@ -8,7 +8,6 @@ was killed is continued by the next command that is given the same study.
 import contextlib
 import ctypes
 import dataclasses
-import json
 import logging
 import os
 import shlex
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from parallel_epochs.pipeline.command import cli
+from parallel_epochs.pipeline.command.journal import check_is_ours, mend_journal, readable_journal
 from parallel_epochs.pipeline.command.space import (
     Search,
     TuneConfig,
@@ -32,7 +32,7 @@ from parallel_epochs.pipeline.command.space import (
 )
 from parallel_epochs.pipeline.names import merit
 from parallel_epochs.pipeline.run import files
-from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, Stopped, install_command
+from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, DamagedFile, Stopped, install_command
 from parallel_epochs.pipeline.run.log import format_score, format_table, read_records
 
 log = logging.getLogger(__name__)
@@ -61,10 +61,14 @@ def open_study(given: dict, search: Search) -> tuple[Any, Search, TuneConfig]:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     folder = Path(given["study"])
     with _held(folder / ".study", wait=True):
-        journal = JournalFileBackend(str(folder / "study.journal"), cast(Any, JournalLock(folder)))
-        study = optuna.create_study(study_name="study", storage=optuna.storages.JournalStorage(journal),
-                                    direction="maximize", load_if_exists=True)
-        known = study.user_attrs.get("search")
+        path = folder / "study.journal"
+        with _held(folder / ".journal", wait=True):
+            mend_journal(path)
+        with readable_journal(path):
+            storage = optuna.storages.JournalStorage(JournalFileBackend(str(path), cast(Any, JournalLock(folder))))
+            check_is_ours(path, storage)
+            study = optuna.create_study(study_name="study", storage=storage, direction="maximize", load_if_exists=True)
+            known = study.user_attrs.get("search")
         if known is None:
             check_space(search)
             known = dataclasses.asdict(search)
@@ -199,6 +203,8 @@ class Worker:
             self._child = subprocess.Popen([sys.executable, "-m", "parallel_epochs.pipeline.train", *overrides],
                                            stdout=output, stderr=output, stdin=subprocess.DEVNULL,
                                            start_new_session=True, preexec_fn=_end_with(os.getpid()))
+            if self._signum:  # it came before there was a child to send it to
+                self._child.send_signal(signal.SIGTERM)
             while (status := self._wait()) is None:
                 if not is_pruned and self._report(trial, folder) and trial.should_prune():
                     is_pruned = True
@@ -211,16 +217,18 @@ class Worker:
         if is_pruned:
             self._study.tell(trial, state=TrialState.PRUNED)
             log.info("trial %d: pruned after %.0f s", trial.number, seconds)
-        elif status == 0:
-            summary = json.loads((folder / "summary.json").read_text())
+        elif (summary := read_summary(folder)) is not None:  # also where a signal met the run after its last word
             self._tell(trial, summary.get("metric", ""), summary["best_valid"], seconds)
-        elif status == EXIT_TRY_AGAIN:  # somebody stopped it, or this command
+        elif status in (EXIT_TRY_AGAIN, -signal.SIGTERM):  # somebody stopped it, or this command
             self._signum = self._signum or signal.SIGTERM
+        elif status == 0:
+            self._fail(trial, "it ended without a result; did its code call sys.exit?")
         else:
             self._fail(trial, said[-1] if said else f"ended with status {status}")
 
     def _fail(self, trial: Any, reason: str) -> None:
         from optuna.trial import TrialState
+        trial.set_user_attr("failure", reason)
         self._study.tell(trial, state=TrialState.FAIL)
         self._num_failed += 1
         log.warning("trial %d failed: %s", trial.number, reason)
@@ -258,6 +266,17 @@ class Worker:
         for epoch, valid in new.items():
             trial.report(merit(metric, valid), epoch)
         return bool(new)
+
+
+def read_summary(folder: Path) -> dict | None:
+    """Read the summary of a run that has ended; none if it has written none, or another one than a run writes."""
+    path = folder / "summary.json"
+    try:
+        summary = files.read_json(path) if files.is_there(path) else {}
+    except DamagedFile as error:
+        log.warning("%s", error)
+        return None
+    return summary if "best_valid" in summary else None
 
 
 def _quote(value: str) -> str:
@@ -299,10 +318,14 @@ def main() -> None:
         log.info("%s; continue with python -m pipeline.tune study=%s", stopped, options.study)
         sys.exit(EXIT_TRY_AGAIN)
     log.info("%s", tabulate(study))
-    if any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
-        best = study.best_trial
-        log.info("best: trial %d, in %s", best.number, Path(options.study) / f"trial_{best.number:03d}")
-        log.info("%s", shlex.join(["python", "-m", "pipeline.train", *search.fixed, *best.user_attrs["overrides"]]))
+    trials = study.get_trials(deepcopy=False)
+    if not any(trial.state.name == "COMPLETE" for trial in trials):
+        reasons = [trial.user_attrs["failure"] for trial in trials if "failure" in trial.user_attrs]
+        last = f", the last one so: {reasons[-1]}" if reasons else ""
+        raise ValueError(f"no trial of {options.study} has a result: all {len(trials)} have failed{last}")
+    best = study.best_trial
+    log.info("best: trial %d, in %s", best.number, Path(options.study) / f"trial_{best.number:03d}")
+    log.info("%s", shlex.join(["python", "-m", "pipeline.train", *search.fixed, *best.user_attrs["overrides"]]))
 
 
 if __name__ == "__main__":

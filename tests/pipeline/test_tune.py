@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import optuna
@@ -37,6 +39,15 @@ for epoch in range(1, int(given.get("train.epochs", 3)) + 1):
         file.write(json.dumps({{"kind": "round", "round": epoch - 1, "epochs": epoch, "valid": lr * epoch}}) + "\\n")
     time.sleep(float(given.get("seconds", 0.02)))
 (folder / "summary.json").write_text(json.dumps({{"best_valid": lr * epoch}}))
+"""
+PYTHON = sys.executable
+# Writes the summary of a run, and dies of a signal.
+ENDS = """
+import os, pathlib, signal
+folder = pathlib.Path("{folder}")
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "summary.json").write_text('{{"best_valid": 0.25}}')
+os.kill(os.getpid(), signal.SIGTERM)
 """
 
 
@@ -201,6 +212,95 @@ def test_workers_share_a_study(stand_in):
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 6
     assert len({state(stand_in, number)["pid"] for number in range(6)}) == 6
     assert all((stand_in / f"trial_{n:03d}" / "metrics.jsonl").read_text().count("\n") == 3 for n in range(6))
+
+
+def test_a_signal_after_the_last_word_of_a_run_loses_no_trial(stand_in, monkeypatch):
+    def start(command, **options):  # the run has written its summary, and is killed on its way out
+        return subprocess.Popen([PYTHON, "-SEc", ENDS.format(folder=stand_in / "trial_000")], **options)
+
+    monkeypatch.setattr(tune, "subprocess", types.SimpleNamespace(
+        Popen=start, TimeoutExpired=subprocess.TimeoutExpired, DEVNULL=subprocess.DEVNULL))
+    study = work(stand_in, "trials=1", "train.lr=0.1,0.2")
+    assert [(trial.state.name, trial.value) for trial in study.trials] == [("COMPLETE", 0.25)]
+
+
+def test_a_run_that_is_ended_before_it_could_save_is_no_failure(stand_in, monkeypatch):
+    start = [PYTHON, "-SEc", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"]
+    monkeypatch.setattr(tune, "subprocess", types.SimpleNamespace(
+        Popen=lambda command, **options: subprocess.Popen(start, **options),
+        TimeoutExpired=subprocess.TimeoutExpired, DEVNULL=subprocess.DEVNULL))
+    study, search, options = tune.open_study(*space.read_command([f"study={stand_in}", "trials=1", "train.lr=1,2"]))
+    with pytest.raises(Stopped):
+        tune.Worker(study, search, options).work()
+    assert [trial.state.name for trial in study.trials] == ["RUNNING"]
+
+
+def test_a_study_in_which_all_trials_failed_is_an_error(stand_in, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["tune", f"study={stand_in}", "trials=2", "train.lr=2.0,3.0"])
+    for _ in range(2):  # given again, too
+        with pytest.raises(ValueError, match="no trial of .*study has a result: all 2 have failed, the last one so: "
+                                             "error: loss is nan in round 1"):
+            tune.main()
+
+
+def test_a_trial_that_exits_with_0_and_no_result_has_failed(stand_in, monkeypatch, caplog):
+    Path(sys.executable).write_text(f"#!{PYTHON} -SE\n")
+    with pytest.raises(ValueError, match="3 trials in a row have failed"):
+        work(stand_in, "trials=9", "train.lr=2.0,3.0")
+    assert "trial 0 failed: it ended without a result; did its code call sys.exit?" in caplog.text
+
+
+def journal_of(folder: Path) -> bytes:
+    study, search, _ = tune.open_study(*space.read_command([f"study={folder}", "trials=1", "train.lr=0.1,0.2"]))
+    trial = study.ask()
+    trial.set_user_attr("overrides", ["train.lr=0.1"])
+    study.tell(trial, 1.0)
+    return (folder / "study.journal").read_bytes()
+
+
+DAMAGED = {
+    "cut at its beginning": (lambda text: text[40:], "is damaged: line 1 is no record of a study"),
+    "binary": (lambda text: bytes(range(256)) * 20, "is damaged: line 1 is no record of a study"),
+    "of another program": (lambda text: b"Dear diary", "is damaged: line 1 is no record of a study"),
+    "with a list": (lambda text: b"[1, 2]\n", "is damaged: line 1 is no record of a study"),
+    "nested deeply": (lambda text: b"[" * 100_000 + b"\n", "is damaged: line 1 is no record of a study"),
+    "overwritten in its middle": (lambda text: text.replace(b'"op_code":4', b'"op_code":\xff', 1),
+                                  "is damaged: line 4 is no record of a study"),
+    "of a later Optuna": (lambda text: text.replace(b'"op_code":4', b'"op_code":99', 1),
+                          r"is damaged, or another version of Optuna than \S+ wrote it \(AssertionError\)"),
+    "of another study": (lambda text: text.replace(b'"study_name":"study"', b'"study_name":"mi\\u001bne"', 1),
+                         r"holds 'mi\\x1bne', which is no study of pipeline.tune. Choose another folder"),
+    "of another direction": (lambda text: text.replace(b'"directions":[2]', b'"directions":[1]', 1),
+                             "holds 'study', which is no study of pipeline.tune. Choose another folder"),
+    "with another search": (lambda text: text.replace(b'"fixed"', b'"first"', 1), "does not say what it searches"),
+    "with numbers to search": (lambda text: text.replace(b'"0.1,0.2"', b"[0.1,0.2]", 1),
+                               "does not say what it searches in the words of this version"),
+    "with other options": (lambda text: text.replace(b'"pruner"', b'"pruning"', 1), "does not say what it searches"),
+    "empty beside trials": (lambda text: b"", "is empty, but .*trial_000 is there. Restore the file")}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_journal_is_an_error_of_one_line(name, stand_in):
+    text = journal_of(stand_in)
+    (stand_in / "trial_000").mkdir()
+    damage, message = DAMAGED[name]
+    (stand_in / "study.journal").write_bytes(damaged := damage(text))
+    with pytest.raises(ValueError, match=f"study.journal {message}") as error:
+        tune.open_study(*space.read_command([f"study={stand_in}"]))
+    assert damaged != text and "\n" not in str(error.value)
+    assert (stand_in / "study.journal").read_bytes() == damaged
+
+
+def test_a_journal_that_lacks_its_end_goes_on(stand_in, caplog):
+    text = journal_of(stand_in)
+    lines = text.splitlines(keepends=True)
+    for cut, num_finished in ((text[:-1], 1), (text[:-20], 0), (b"".join(lines[:-1]), 0)):
+        (stand_in / "study.journal").write_bytes(cut)
+        study, _, _ = tune.open_study(*space.read_command([f"study={stand_in}"]))
+        assert sum(trial.state.is_finished() for trial in study.trials) == num_finished
+        study.set_user_attr("more", 1)
+        assert all(json.loads(line) for line in (stand_in / "study.journal").read_text().splitlines())
+    assert "study.journal ended in the middle of a line, which is left out" in caplog.text
 
 
 def test_failures_are_told_and_several_in_a_row_end_the_search(stand_in, caplog):
