@@ -66,7 +66,7 @@ def open_study(given: dict, search: Search) -> tuple[Any, Search, TuneConfig]:
             mend_journal(path)
         with readable_journal(path):
             storage = optuna.storages.JournalStorage(JournalFileBackend(str(path), cast(Any, JournalLock(folder))))
-            check_is_ours(path, storage)
+            check_is_ours(path, storage, {field.name for field in dataclasses.fields(TuneConfig)})
             study = optuna.create_study(study_name="study", storage=storage, direction="maximize", load_if_exists=True)
             known = study.user_attrs.get("search")
         if known is None:

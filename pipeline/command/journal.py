@@ -1,14 +1,12 @@
 """The journal of a study: what a killed writer left of it is mended, and what is damaged or foreign is refused."""
 
 import contextlib
-import dataclasses
 import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from parallel_epochs.pipeline.command.space import TuneConfig
 from parallel_epochs.pipeline.run import files
 
 log = logging.getLogger(__name__)
@@ -66,8 +64,11 @@ def readable_journal(path: Path) -> Iterator[None]:
                          f"({type(error).__name__}). {WAY_OUT}") from error
 
 
-def check_is_ours(path: Path, storage: Any) -> None:
+def check_is_ours(path: Path, storage: Any, known_options: set[str]) -> None:
     """Refuse a journal of studies that `pipeline.tune` has not begun.
+
+    Args:
+        known_options: names of the keys that a study remembers.
 
     Raises:
         ValueError: names the file, and what it holds.
@@ -83,5 +84,5 @@ def check_is_ours(path: Path, storage: Any) -> None:
     search = search or {"fixed": [], "space": {}}
     known = isinstance(search, dict) and search.keys() == {"fixed", "space"} and isinstance(search["space"], dict)
     if not known or not all(isinstance(text, str) for text in [*search["fixed"], *search["space"].values()]) \
-            or not {*options} <= {field.name for field in dataclasses.fields(TuneConfig)}:
+            or not {*options} <= known_options:
         raise ValueError(f"{path} does not say what it searches in the words of this version. {WAY_OUT}")
