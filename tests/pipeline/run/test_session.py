@@ -1,0 +1,111 @@
+"""What a session does around a trainer whose scores are written down beforehand: which round is the best, when a run
+ends, and what a stop at any moment leaves behind."""
+
+import dataclasses
+import math
+import signal
+
+import pytest
+import torch
+
+from parallel_epochs.pipeline.loop import fit
+from parallel_epochs.pipeline.names import SPLITS
+from parallel_epochs.pipeline.run import checkpoint
+from parallel_epochs.pipeline.run.contract import About, Progress, RoundNumbers, Step
+from parallel_epochs.pipeline.run.errors import Stopped
+from parallel_epochs.pipeline.run.session import Session
+
+NAN = math.nan
+
+
+class Scripted:
+    """Takes two steps a round, each adds 1 to its only weight; a round without a score is not evaluated.
+
+    Args:
+        valid: the validation metric of each round.
+        stop_at: the step, from 1, at which it is asked to stop.
+    """
+
+    def __init__(self, valid, *, lower_is_better=False, stop_at=0):
+        self.progress, self._valid, self._stop_at = Progress(), valid, stop_at
+        self.weight, self.num_rounds = torch.zeros(1), len(valid)
+        self.about = About(metric="m", lower_is_better=lower_is_better, kernel="", arithmetic="", num_epochs=len(valid),
+                           num_steps=2, num_parameters=1)
+
+    def describe(self):
+        return {}
+
+    def steps(self):
+        while self.progress.step_in_round < 2:
+            self.weight += 1
+            self.progress.step += 1
+            self.progress.step_in_round += 1
+            yield Step(self.progress.step, self.progress.step_in_round == 2, self.progress.step == self._stop_at)
+
+    def evaluate(self):
+        score = self._valid[self.progress.round]
+        self.progress.round += 1
+        self.progress.epochs = self.progress.round
+        self.progress.begin_round()
+        return None if score is None else dict.fromkeys(SPLITS, score)
+
+    def numbers(self):
+        return RoundNumbers(loss=1.0, lr=1.0, seconds=1.0, draw_seconds=0.0, sync_seconds=0.0)
+
+    def weights(self):
+        return {"weight": self.weight}
+
+    fingerprint = weights
+
+    def state(self):
+        return {"weight": self.weight, "progress": dataclasses.asdict(self.progress)}
+
+    def load(self, state):
+        self.weight.copy_(state["weight"])
+        self.progress = Progress(**state["progress"])
+
+
+def run(folder, valid, *, lower_is_better=False, stop_at=0, **options):
+    trainer = Scripted(valid, lower_is_better=lower_is_better, stop_at=stop_at)
+    with Session(folder, **options) as session:
+        return fit(trainer, session)
+
+
+@pytest.mark.parametrize("valid, lower_is_better, best", [
+    ([0.5, 0.7, 0.6], False, 2), ([0.5, 0.7, 0.6], True, 1), ([0.5, 0.5, 0.5], False, 1), ([0.5, 0.5, 0.5], True, 1),
+    ([NAN, NAN, NAN], False, 3), ([0.5, None, 0.4], False, 1), ([0.2, None, 0.4], False, 3)])
+def test_the_best_round_is_the_first_of_equal_ones_or_the_last_undefined_one(valid, lower_is_better, best, tmp_path):
+    result = run(tmp_path, valid, lower_is_better=lower_is_better)
+    kept = checkpoint.load(tmp_path / "checkpoints" / "best.pt")
+    assert (result.best_epoch, result.num_rounds, result.epochs) == (best, 3, 3)
+    assert (kept["epoch"], kept["round"], kept["model"]["weight"].item()) == (best, best - 1, 2 * best)
+    assert kept["scores"] == pytest.approx(dict.fromkeys(SPLITS, valid[best - 1]), nan_ok=True)
+    assert result.best_scores == pytest.approx(kept["scores"], nan_ok=True)
+
+
+@pytest.mark.parametrize("valid, patience, rounds", [
+    ([0.5, 0.4, 0.5, 0.6], 1, 2), ([0.5, 0.4, 0.5, 0.6], 2, 3), ([0.5, 0.4, 0.5, 0.6], 3, 4),
+    ([0.5, None, None, 0.4, 0.6], 1, 4), ([0.5, 0.4, 0.6, 0.5, 0.4, 0.3], 2, 5), ([0.5, 0.4, 0.3, 0.2], 0, 4)])
+def test_a_run_ends_after_as_many_worse_evaluations_as_its_patience(valid, patience, rounds, tmp_path):
+    assert run(tmp_path, valid, patience=patience).num_rounds == rounds
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 3, 4, 5])
+def test_a_run_that_was_stopped_goes_on_where_it_was(stop_at, tmp_path):
+    """A round whose last step was taken is closed first; without an evaluation its checkpoint is saved none the less.
+    """
+    valid = [0.5, None, 0.7]
+    with pytest.raises(Stopped) as stopped:
+        run(tmp_path, valid, stop_at=stop_at)
+    assert stopped.value.signum == signal.SIGTERM
+    saved = checkpoint.load(tmp_path / "checkpoints" / "last.pt")
+    progress = Progress(**saved["progress"])
+    assert (progress.round, progress.step_in_round) == divmod(stop_at, 2) and saved["weight"].item() == stop_at
+    result = run(tmp_path, valid)
+    assert (result.num_rounds, result.best_epoch) == (3, 3)
+    assert checkpoint.load(tmp_path / "checkpoints" / "last.pt")["weight"].item() == 6
+    assert result.wall_seconds > progress.wall_seconds > 0, "the time of all starts counts"
+
+
+def test_a_run_that_is_stopped_at_its_last_step_has_ended(tmp_path):
+    assert run(tmp_path, [0.5, 0.6], stop_at=4).num_rounds == 2
