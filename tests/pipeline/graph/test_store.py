@@ -86,9 +86,16 @@ def _edit(path):
         file.write(b"\xff")
 
 
+def _edit_and_date_back(path):
+    """As a backup that is put back would be: older than the manifest says."""
+    _edit(path)
+    os.utime(path / "x.bin", (1.0, 1.0))
+
+
 @pytest.mark.parametrize("damage, says", [
     (_truncate, "x.bin is damaged: it has .* bytes, the manifest says"),
     (_edit, "x.bin is damaged: its content does not have the checksum"),
+    (_edit_and_date_back, "x.bin is damaged: its content does not have the checksum"),
     (lambda path: (path / "x.bin").unlink(), "x.bin is missing"),
     (lambda path: (path / "manifest.json").write_text("{"), "manifest.json is damaged"),
     (lambda path: (path / "manifest.json").write_text('{"version": 1}'), "manifest.json is damaged"),

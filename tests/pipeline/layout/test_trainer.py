@@ -267,6 +267,19 @@ def test_a_graph_with_and_without_labels(graph, folder, configure, tmp_path):
     assert untrained["test"] < 0.6
 
 
+def test_negatives_are_drawn_by_a_power_of_the_points_weights(graph, configure):
+    config = configure(*graph, "trainer.negative_exponent=0.25")
+    data = building.open_graph(config).data
+    trainer = building.build_trainer(config, data)
+    degree = torch.bincount(data.edge_index.as_tensor()[1].long(), minlength=data.num_nodes).double()
+    drawn, parts = trainer._drawn, trainer.parts
+    for first, last in zip(parts.ptr[:-1].tolist(), parts.ptr[1:].tolist()):
+        accept, alias, size = drawn.accept[first:last].double(), drawn.alias[first:last].long(), last - first
+        chance = (accept / size).index_add(0, alias, (1 - accept) / size)
+        expected = degree[parts.node[first:last]] ** 0.25
+        torch.testing.assert_close(chance, expected / expected.sum(), atol=1e-6, rtol=1e-5)
+
+
 def test_a_graph_of_a_file_with_splits(configure, tmp_path):
     summary = train(configure("trainer=layout", "data=digits", "train.epochs=5"), tmp_path / "run")
     assert summary["metric"] == "knn_acc" and summary["test"] > 0.9

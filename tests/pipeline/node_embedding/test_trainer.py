@@ -83,6 +83,40 @@ def test_episodes_have_walks_of_their_own(small, configure):
     assert all(not torch.equal(a[:500], b[:500]) for i, a in enumerate(pairs) for b in pairs[:i])
 
 
+def test_episodes_have_negatives_of_their_own_and_the_last_no_walk_too_many(small, configure, monkeypatch):
+    config = configure(*small, "trainer.episode_size=3000", "train.epochs=7")
+    data, keys_of = build.open_graph(config).data, []
+    with contextlib.closing(build.build_trainer(config, data, torch.device("cpu"))) as trainer:
+        plan, drawn, draw = trainer._walk_plan, [], trainer._sampler.draw
+        monkeypatch.setattr(trainer._sampler, "draw",
+                            lambda first, count, *args, **options: drawn.append((first, count)) or draw(
+                                first, count, *args, **options))
+        monkeypatch.setattr(trainer, "_train_blocks",
+                            lambda *args, key, **options: keys_of.append((trainer.progress.round, key)) or (0.0, 1.0))
+        for _ in range(trainer.num_rounds):
+            list(trainer.steps())
+            trainer.progress.round += 1
+            trainer.progress.begin_round()
+    each = plan.walks_per_episode
+    assert plan.num_walks % each and trainer.num_rounds == -(-plan.num_walks // each) > 1
+    assert drawn == [(first, min(each, plan.num_walks - first)) for first in range(0, plan.num_walks, each)]
+    assert len(set(keys_of)) == len({key for _, key in keys_of}) == trainer.num_rounds
+
+
+def test_negatives_are_drawn_by_the_degrees_of_their_rows(small, configure):
+    """In each partition in proportion to a power of the degree."""
+    config = configure(*small, "trainer.negative_exponent=0.5")
+    data = build.open_graph(config).data
+    with contextlib.closing(build.build_trainer(config, data, torch.device("cpu"))) as trainer:
+        negatives, parts = trainer._negatives, trainer.parts
+    degree = torch.bincount(data.edge_index.as_tensor()[1].long(), minlength=data.num_nodes).double()
+    for first, last in zip(parts.ptr[:-1].tolist(), parts.ptr[1:].tolist()):
+        accept, alias, size = negatives.accept[first:last].double(), negatives.alias[first:last].long(), last - first
+        chance = (accept / size).index_add(0, alias, (1 - accept) / size)
+        expected = degree[parts.node[first:last]].sqrt()
+        torch.testing.assert_close(chance, expected / expected.sum(), atol=1e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["components=separate", "components=largest"])
 def test_components_are_refused(name, small, configure):
     with pytest.raises(ValueError, match=f"data.{name}: trainer=node_embedding trains on all components"):
@@ -336,6 +370,8 @@ def test_links_that_are_held_out_are_no_edges(small, configure):
         walked = {tuple(edge) for walk in trainer._sampler.draw(0, 2000, 3).tolist() for edge in zip(walk, walk[1:])}
     held = {tuple(link) for split in ("valid", "test") for link in pairs[split][0].tolist()}
     assert 0.15 < len(held) / (data.num_edges / 2) < 0.25 and held <= every
+    for links, others in pairs.values():  # each once, whichever way round it stands in the graph
+        assert len(np.unique(np.sort(links, 1), axis=0)) == len(links) == len(others)
     assert not set(map(tuple, pairs["valid"][0].tolist())) & set(map(tuple, pairs["test"][0].tolist()))
     assert not walked & (held | {(b, a) for a, b in held}) and walked <= every and len(walked) > 0.7 * len(every)
     assert {tuple(link) for link in pairs["train"][0].tolist()} <= walked | {(b, a) for a, b in walked}

@@ -1,0 +1,26 @@
+"""Splits by fractions of an order: sizes by hand, nobody twice, nobody who was not asked for."""
+
+import numpy as np
+import pytest
+
+from parallel_epochs.pipeline.data.splits import divide, shuffle
+
+
+@pytest.mark.parametrize("count, fractions, sizes", [
+    (10, (0.5, 0.25), (5, 2, 3)), (10, (0.35, 0.35), (3, 4, 3)), (11, (0.8, 0.1), (8, 1, 2)),
+    (3, (0.5, 0.5), (1, 2, 0)), (4, (0.0, 0.5), (0, 2, 2))])
+def test_sizes_are_those_of_the_rounded_ends(count, fractions, sizes):
+    """Each end is rounded down: with 0.35 and 0.35 of ten, seven are not for the test."""
+    order = 2 * np.arange(count)[::-1].copy() + 1  # of numbers of which every other one is in no split
+    masks = divide(order, 2 * count, *fractions)
+    assert tuple(int(mask.sum()) for mask in masks) == sizes
+    ends = np.cumsum([0, *sizes])
+    for mask, first, last in zip(masks, ends, ends[1:]):
+        assert sorted(mask.nonzero().flatten().tolist()) == sorted(order[first:last].tolist())
+
+
+def test_a_random_order_has_the_chosen_ones_once_and_depends_on_the_seed():
+    chosen = np.arange(40) % 3 == 0
+    orders = [shuffle(chosen, seed).tolist() for seed in (0, 0, 1)]
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == sorted(orders[2]) == np.flatnonzero(chosen).tolist() != orders[0]
