@@ -31,7 +31,7 @@ class Meaning:
         changes_numbers: whether another value gives another result; a run may be resumed with other values of those
             that do not.
         shapes_graph: whether the prepared graph depends on it.
-        hashed_if_given: whether the hash of a prepared graph counts it only if it is not None. So do keys of later
+        hashed_if_given: whether the hash of a prepared graph counts it only if it is given. So do keys of later
             versions: graphs and runs of earlier ones keep their hash.
         names_files: whether it says where files lie whose content is compared instead.
         is_path: whether a tilde at its beginning stands for the home directory.

@@ -231,7 +231,7 @@ def hash_graph(config: DataConfig) -> str:
         ValueError: the dataset is absent or incomplete.
     """
     shaping = {entry.name: entry.value for entry in keys.entries(config) if entry.meaning.shapes_graph
-               and not (entry.meaning.hashed_if_given and entry.value is None)}
+               and not (entry.meaning.hashed_if_given and entry.value in (None, []))}
     if (content := hash_content(config)) is not None:
         shaping["content"] = content
     shaping["format"] = FORMAT

@@ -176,7 +176,7 @@ def _check_labels(data: Data, masks: Tensor, unit: str) -> None:
     if data.metric in CLASS_METRICS:
         if data.y.size(1) != 1:
             raise ValueError(f"y must have one column of classes for the metric {data.metric}, not {data.y.size(1)}")
-        _check_numbering("y", "class", data.y[masks.any(0), 0])
+        _check_numbering("y", "class", data.y[:, 0], masks.any(0))
         return
     y = data.y.float()
     if data.metric in VALUE_METRICS:
@@ -191,19 +191,35 @@ def _check_labels(data: Data, masks: Tensor, unit: str) -> None:
         raise ValueError(f"y is NaN for every {unit} of the train split: there is nothing to learn")
 
 
-def _check_numbering(key: str, what: str, numbers: Tensor) -> None:
-    """Check numbers of classes or species: whole, from 0, and not far beyond as many as there are."""
-    numbers = numbers.double() if numbers.is_floating_point() else numbers.long()
-    if len(wrong := numbers[(numbers != numbers.round()) | ~torch.isfinite(numbers)]):
-        raise ValueError(f"{key} holds {wrong[0].item():g}; each {what} must be a whole number")
-    if int(numbers.min()) < 0:
+def _check_numbering(key: str, what: str, numbers: Tensor, of: Tensor | None = None) -> None:
+    """Check numbers of classes or species: whole, from 0, and not far beyond as many as there are.
+
+    Args:
+        of: which rows count; None: all of them.
+    """
+    counted = numbers if of is None else numbers[of]
+    if counted.is_floating_point():
+        wrong = (counted.double() != counted.double().round()) | ~torch.isfinite(counted.double())
+        if bool(wrong.any()):
+            raise ValueError(f"{key} holds {counted[wrong][0].item():g} in row {_first(wrong, of)}; each {what} must "
+                             "be a whole number")
+    counted = counted.long()
+    if int(counted.min()) < 0:
         where = " in a split" if what == "class" else ""
-        raise ValueError(f"{key} holds {'the class ' if what == 'class' else ''}{int(numbers.min())}{where}; "
-                         f"{'classes' if what == 'class' else what} are numbered from 0")
+        raise ValueError(f"{key} holds {'the class ' if what == 'class' else ''}{int(counted[counted < 0][0])} in row "
+                         f"{_first(counted < 0, of)}{where}; {'classes' if what == 'class' else what} are numbered "
+                         "from 0")
+    numbers = counted
     largest, found = int(numbers.max()), numbers.unique().numel()
     if largest >= max(1000, SPARSE_NUMBERING * found):
         raise ValueError(f"{key} holds the {what} {largest:,}, but only {found:,} different ones: number them from 0 "
                          f"without gaps, as torch.unique({key}, return_inverse=True)[1] does")
+
+
+def _first(wrong: Tensor, of: Tensor | None) -> int:
+    """Return the number of the first wrong row, where `wrong` counts only the rows `of`."""
+    place = int(wrong.nonzero()[0])
+    return place if of is None else int(of.nonzero()[place])
 
 
 def check_pairs(data: Data) -> None:

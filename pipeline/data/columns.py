@@ -1,6 +1,7 @@
 """Tables of text as people have them: columns separated by tabs, commas or blanks, in files that may be zipped."""
 
 import bz2
+import codecs
 import contextlib
 import gzip
 import io
@@ -60,28 +61,71 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read the lines of a text, without blanks at their ends; raises as :func:`open_unzipped`."""
-    with open_unzipped(path) as file, io.TextIOWrapper(file, "utf-8", errors="replace") as text:
+    """Read the lines of a text, without blanks at their ends.
+
+    Raises:
+        ValueError: it is not UTF-8, or as :func:`open_unzipped`.
+        FileError: it cannot be read.
+    """
+    with open_unzipped(path) as file, _as_text(file, str(path)) as text:
         return [line.strip() for line in text]
 
 
-def find_head(file: IO[bytes], comments: tuple[str, ...] = ()) -> tuple[str, int]:
+@contextlib.contextmanager
+def _as_text(file: IO[bytes], name: str) -> Iterator[io.TextIOWrapper]:
+    """Read a file as text, UTF-8 with or without a byte order mark; the file stays open.
+
+    Args:
+        name: of the file, for messages.
+
+    Raises:
+        ValueError: it is not UTF-8, then or while it is read.
+    """
+    text = io.TextIOWrapper(file, "utf-8-sig")  # type: ignore[type-var]
+    try:
+        yield text
+    except UnicodeDecodeError:
+        raise ValueError(_explain_encoding(text.detach(), name)) from None
+    text.detach()
+
+
+def _explain_encoding(file: IO[bytes], name: str) -> str:
+    """Say which line of a file is not UTF-8, and how to convert the file."""
+    file.seek(0)
+    start = file.read(4)
+    wide = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    file.seek(0)
+    for number, line in enumerate(file, start=1):
+        try:
+            line.decode()
+        except UnicodeDecodeError as error:
+            excerpt = line[max(error.start - 30, 0):error.start + 10].strip().decode("ascii", "backslashreplace")
+            return (f"{name}: line {number} is not UTF-8 text: byte 0x{line[error.start]:02x} in '{excerpt}'. Convert "
+                    f"the file, for example by iconv -f {'UTF-16' if wide else 'LATIN1'} -t UTF-8")
+    return f"{name} is not UTF-8 text. Convert it, for example by iconv -f LATIN1 -t UTF-8"
+
+
+def find_head(file: IO[bytes], name: str, comments: tuple[str, ...] = ()) -> tuple[str, int]:
     """Find the first line that is neither blank nor a comment.
 
     Args:
         file: which is at its beginning, also afterwards.
+        name: of the file, for messages.
         comments: what comments begin with.
 
     Returns:
         The line, empty if there is none; and the number of lines before it.
+
+    Raises:
+        ValueError: what is read is not UTF-8.
     """
-    text, found, num_before = io.TextIOWrapper(file, "utf-8", errors="replace"), "", 0
-    for line in text:
-        if line.strip() and not line.lstrip().startswith(comments):
-            found = line.rstrip("\n")
-            break
-        num_before += 1
-    text.detach()
+    found, num_before = "", 0
+    with _as_text(file, name) as text:
+        for line in text:
+            if line.strip() and not line.lstrip().startswith(comments):
+                found = line.rstrip("\n")
+                break
+            num_before += 1
     file.seek(0)
     return found, num_before
 
@@ -102,7 +146,9 @@ def read_table(file: IO[bytes], name: str, separator: str, **options) -> pd.Data
         ValueError: it is none; the message begins with its name.
     """
     try:
-        return pd.read_csv(file, sep=separator, encoding_errors="replace", **options)
+        return pd.read_csv(file, sep=separator, **options)
+    except UnicodeDecodeError:
+        raise ValueError(_explain_encoding(file, name)) from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         reason = str(error).strip().splitlines()[0].removeprefix("Error tokenizing data. C error: ")
         raise ValueError(f"{name} is no table: {reason}") from None

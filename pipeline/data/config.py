@@ -315,11 +315,15 @@ class EdgesConfig(DataConfig):
 
     links: ClassVar[str] = "edges"
     source: str = key("edges", "Table of edges: a text file with two ids, and optionally a weight, per line; a .mat "
-                      "file with network and group; or a .npy array of pairs of node numbers.", shapes_graph=True)
+                      "file with network and group; an adjacency matrix that scipy.sparse.save_npz wrote; or a .npy "
+                      "array of pairs of node numbers.", shapes_graph=True)
     path: str = key(..., "Path of the table. A text file may be compressed (.gz, .bz2, .xz).", is_path=True,
                     names_files=True)
     labels: str | None = key(None, "Table of labels: an id and its labels per line. An id may have several lines.",
                              is_path=True, names_files=True)
+    header: bool | None = key(None, "Whether the first line of a text file names the columns: true leaves it out, "
+                              "false takes it as an edge. Default: an edge, but a line that looks like a header is "
+                              "refused.", shapes_graph=True, hashed_if_given=True)
     to_undirected: bool = key(True, "Add the missing reverse edges.", shapes_graph=True)
     train_fraction: float = key(0.5, "Fraction of the labelled nodes, or of the links of task=link, for training.",
                                 above=0, shapes_graph=True)

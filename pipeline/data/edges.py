@@ -1,7 +1,12 @@
-"""Tables of edges and labels as people have them: ids of any kind, two or three columns; a MATLAB file; an array."""
+"""Tables of edges and labels as people have them: ids of any kind, two or three columns; matrices and arrays."""
 
+import io
 import logging
+import re
+import zipfile
+import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,15 +16,31 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.data.columns import choose_separator, find_head, open_unzipped, read_lines, read_table
+from parallel_epochs.models.edges import INT32_END
+from parallel_epochs.pipeline.data.columns import (
+    BLANKS,
+    choose_separator,
+    find_head,
+    open_unzipped,
+    read_lines,
+    read_table,
+)
 from parallel_epochs.pipeline.data.content import hash_parts
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names
 from parallel_epochs.pipeline.data.splits import divide, shuffle
 from parallel_epochs.pipeline.names import MASKS
+from parallel_epochs.pipeline.run import files
 
 log = logging.getLogger(__name__)
 
 COMMENTS = ("#", "%")
+COMMENT = re.compile(rb"^[ \t]*#[^\r\n]*", re.MULTILINE)
+# Ids that two columns have in a header and hardly in an edge.
+HEADERS = {("source", "target"), ("from", "to"), ("src", "dst"), ("head", "tail"), ("subject", "object"),
+           ("fromnodeid", "tonodeid"), ("source_id", "target_id"), ("from_id", "to_id"), ("src_id", "dst_id"),
+           *((f"{stem}{first}", f"{stem}{first + 1}") for stem in ("id", "id_", "node", "node_", "protein")
+             for first in (0, 1))}
+SMALLEST, LARGEST = float(np.finfo(np.float32).smallest_subnormal), float(np.finfo(np.float32).max)
 
 
 def hash_content(path: str, labels: str | None) -> str:
@@ -27,8 +48,12 @@ def hash_content(path: str, labels: str | None) -> str:
     return hash_parts(Path(table) for table in (path, labels) if table is not None)
 
 
-def read(path: str, labels: str | None, train_fraction: float, valid_fraction: float, graph_seed: int) -> Data:
+def read(path: str, labels: str | None, header: bool | None, train_fraction: float, valid_fraction: float,
+         graph_seed: int) -> Data:
     """Read a graph: edges that are there several times become one, with the sum of their weights.
+
+    Args:
+        header: whether the first line of a text names the columns; None: a line that looks so is refused.
 
     Returns:
         ``edge_index``; ``edge_attr`` [num_edges, 1], the weights, if there are any; ``y`` [num_nodes, num_labels], 1
@@ -46,7 +71,7 @@ def read(path: str, labels: str | None, train_fraction: float, valid_fraction: f
     if table.suffix == ".mat":
         source, target, weight, y, names = _read_matlab(table)
     else:
-        source, target, weight, names = _read_edges(table)
+        source, target, weight, names = _read_sparse(table) if table.suffix == ".npz" else _read_edges(table, header)
         if labels is not None:
             y, kinds = _read_labels(Path(labels), names)
     num_nodes = len(names)
@@ -62,21 +87,59 @@ def read(path: str, labels: str | None, train_fraction: float, valid_fraction: f
     return data
 
 
-def _read_edges(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
+def _read_edges(path: Path, header: bool | None) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
     """Read two or three columns."""
     table = _read_columns(path)
     if table.shape[1] not in (2, 3):
         raise ValueError(f"{path} has {table.shape[1]} column{'s' if table.shape[1] > 1 else ''}: an edge is two ids, "
                          "and perhaps a weight, separated by blanks, tabs or commas")
-    _refuse_empty(path, table)
-    weight = None
-    if table.shape[1] == 3:
-        weight = pd.to_numeric(table.iloc[:, 2], errors="coerce").to_numpy(np.float64)
-        if not np.isfinite(weight).all():
-            row = int(np.flatnonzero(~np.isfinite(weight))[0])
-            raise ValueError(f"{path}: edge {row + 1} has the weight {table.iloc[row, 2]!r}, which is no finite number")
+    if header is None:
+        _refuse_header(path, table)
+    elif header:
+        log.info("%s: the first line is left out as a header: %s", path, " ".join(table.iloc[0].fillna("")))
+        table = table.iloc[1:].reset_index(drop=True)
+        if table.empty:
+            raise ValueError(f"{path} holds no edges: its only line is left out by data.header=true")
+    _refuse_cells(path, table)
+    weight = None if table.shape[1] == 2 else _as_weights(path, table.iloc[:, 2])
     numbers, names = number_names(pd.concat([table.iloc[:, 0], table.iloc[:, 1]], ignore_index=True))
     return numbers[:len(table)], numbers[len(table):], weight, names
+
+
+def _refuse_header(path: Path, table: pd.DataFrame) -> None:
+    """Refuse a first line that names the columns: by its words, or since numbers follow in place of texts."""
+    first, rest = table.iloc[0].fillna(""), table.iloc[1:]
+    looks = tuple(first.iloc[:2].str.lower()) in HEADERS
+    for columns in ([0, 1], [2]):
+        if not looks and len(rest) and columns[-1] < table.shape[1]:
+            few, cells = rest.iloc[:100, columns], first.iloc[columns]
+            looks = not any(map(_is_number, cells)) and bool(few.map(_is_number).all(axis=None)) and (
+                len(rest) <= len(few) or bool(rest.iloc[:, columns].map(_is_number).all(axis=None)))
+    if looks:
+        raise ValueError(f"{path}: its first line, {' '.join(first)!r}, looks like a header and not like an edge: set "
+                         "data.header=true to leave it out, or data.header=false if it is an edge")
+
+
+def _is_number(text: object) -> bool:
+    try:
+        float(str(text))
+    except ValueError:
+        return False
+    return True
+
+
+def _as_weights(path: Path, cells: pd.Series) -> np.ndarray:
+    """Turn the third column into numbers that float32 can hold."""
+    weight = pd.to_numeric(cells, errors="coerce").to_numpy(np.float64)
+    size = np.abs(weight)
+    wrong = ~(size <= LARGEST) | (size > 0) & (size < SMALLEST)
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        why = "is no finite number" if not np.isfinite(weight[row]) else (
+            f"is outside of float32, which ends at {LARGEST:.2g}: scale all weights" if size[row] > 1 else
+            "float32 rounds to 0: scale all weights")
+        raise ValueError(f"{path}: edge {row + 1} has the weight {cells.iloc[row]!r}, which {why}")
+    return weight
 
 
 def _read_numbers(path: Path) -> tuple[Tensor, int]:
@@ -103,17 +166,33 @@ def _read_columns(path: Path) -> pd.DataFrame:
     those that begin with # are left out.
     """
     with open_unzipped(path) as file:
-        head, num_before = find_head(file, COMMENTS)
+        head, num_before = find_head(file, str(path), COMMENTS)
         if not head:
             raise ValueError(f"{path} holds no rows")
-        return read_table(file, str(path), choose_separator(head), header=None, comment="#", skiprows=num_before,
-                          dtype=str, skipinitialspace=True, keep_default_na=False)
+        # A comment begins a line; pandas would begin one within an id. Empty lines stay, which its messages count.
+        content, num_comments = COMMENT.subn(b"", file.read())
+    if num_comments > num_before:
+        log.info("%s: %s lines begin with # and are left out as comments", path, f"{num_comments:,}")
+    separator = choose_separator(head)
+    table = read_table(io.BytesIO(content), str(path), separator, header=None, skiprows=num_before, dtype=str,
+                       skipinitialspace=True, keep_default_na=False)
+    return table if separator == BLANKS else table.apply(lambda column: column.str.rstrip())
 
 
-def _refuse_empty(path: Path, table: pd.DataFrame) -> None:
-    empty = (table == "").any(axis=1) | table.isna().any(axis=1)
+def _refuse_cells(path: Path, table: pd.DataFrame) -> None:
+    """Refuse an empty cell, and one that a quotation mark made of several lines."""
+    empty = ((table == "") | table.isna()).to_numpy()
     if empty.any():
-        raise ValueError(f"{path}: row {int(np.flatnonzero(empty)[0]) + 1} has less than {table.shape[1]} columns")
+        row, column = (int(place[0]) for place in empty.nonzero())
+        last = column == 2 and empty[:, 2].all()
+        raise ValueError(f"{path}: column {column + 1} of edge {row + 1} is empty: " + (
+            "leave out the separator at the ends of the lines" if last else
+            f"each line has {table.shape[1]} columns, as the first has"))
+    for column in table:
+        if (lines := table[column].str.contains("\n", regex=False)).any():
+            row = int(np.flatnonzero(lines)[0])
+            raise ValueError(f"{path}: edge {row + 1} holds an id of several lines, "
+                             f"{table[column].iloc[row][:40]!r}: close or double its quotation mark")
 
 
 def _read_labels(path: Path, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -157,19 +236,65 @@ def _read_matlab(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None,
     if "network" not in content:
         there = ", ".join(key for key in content if not key.startswith("__"))
         raise ValueError(f"{path} has no `network`; there is {there}")
-    network = sp.coo_array(content["network"])
-    if network.shape[0] != network.shape[1]:
-        raise ValueError(f"{path}: network must be square, not {network.shape[0]} x {network.shape[1]}")
+    network = content["network"]
+    source, target, weight, num_nodes = _as_edges(network, f"{path}: network")
     labels = None
     if "group" in content:
         group = content["group"]
-        labels = np.asarray(group.todense() if sp.issparse(group) else group, np.float32)
-        if labels.ndim != 2 or len(labels) != network.shape[0]:
-            raise ValueError(f"{path}: group has the shape {list(labels.shape)} for {network.shape[0]:,} nodes")
+        labels = np.asarray(group.todense() if sp.issparse(group) else group)
+        if labels.dtype.kind not in "biuf":
+            raise ValueError(f"{path}: group holds {labels.dtype}; labels are 0 and 1")
+        labels = labels.astype(np.float32)
+        if labels.ndim != 2 or len(labels) != num_nodes:
+            raise ValueError(f"{path}: group has the shape {list(labels.shape)} for {num_nodes:,} nodes")
         labels[labels.sum(1) == 0] = np.nan
-    weight = network.data.astype(np.float64)
+    return source, target, weight, labels, np.arange(num_nodes)
+
+
+def _read_sparse(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
+    """Read an adjacency matrix that scipy.sparse.save_npz wrote. Its nodes are named by their numbers."""
+    try:
+        with files.naming(path, "read"), open(path, "rb") as file:
+            matrix = sp.load_npz(file)
+        if hasattr(matrix, "check_format"):
+            matrix.check_format(full_check=True)
+    except (ValueError, EOFError, KeyError, TypeError, IndexError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path} is no matrix that scipy.sparse.save_npz wrote: "
+                         f"{str(error).strip().partition(chr(10))[0]}") from None
+    source, target, weight, num_nodes = _as_edges(matrix, str(path))
+    return source, target, weight, np.arange(num_nodes).astype(str)
+
+
+def _as_edges(matrix: Any, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, int]:
+    """Turn an adjacency matrix into edges, their weights if not all are 1, and the number of nodes.
+
+    Args:
+        matrix: dense or sparse; what it stores of zeros is no edge.
+        name: of the matrix, for messages.
+
+    Raises:
+        ValueError: it is not square, or does not hold finite numbers.
+    """
+    if not sp.issparse(matrix) and (not isinstance(matrix, np.ndarray) or matrix.dtype.kind not in "biufc"):
+        raise ValueError(f"{name} holds {getattr(matrix, 'dtype', type(matrix).__name__)}; weights are numbers")
+    network = sp.coo_array(matrix)
+    if len(network.shape) != 2 or network.shape[0] != network.shape[1]:
+        raise ValueError(f"{name} must be square, not {' x '.join(map(str, network.shape))}")
+    if network.shape[0] >= INT32_END:
+        raise ValueError(f"{name} has {network.shape[0]:,} nodes; at most {INT32_END - 1:,} can be numbered")
+    if network.dtype.kind not in "biuf":
+        raise ValueError(f"{name} holds {network.dtype}; weights are real numbers")
     source, target = (place.astype(np.int64) for place in network.coords)
-    return source, target, None if (weight == 1).all() else weight, labels, np.arange(network.shape[0])
+    weight = network.data.astype(np.float64)
+    if len(wrong := np.flatnonzero(~(np.abs(weight) <= LARGEST))):
+        place = wrong[0]
+        raise ValueError(f"{name}: row {source[place]}, column {target[place]} holds {weight[place]:g}; weights are "
+                         f"finite numbers of float32, which ends at {LARGEST:.2g}")
+    if (stored := weight != 0).all():
+        return source, target, None if (weight == 1).all() else weight, network.shape[0]
+    log.info("%s: %s stored zeros are no edges and are left out", name, f"{int((~stored).sum()):,}")
+    source, target, weight = source[stored], target[stored], weight[stored]
+    return source, target, None if (weight == 1).all() else weight, network.shape[0]
 
 
 def _merge(source: np.ndarray, target: np.ndarray, weight: np.ndarray | None, num_nodes: int,

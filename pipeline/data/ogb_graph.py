@@ -71,9 +71,10 @@ def read(directory: Path, name: str) -> Data:
 
 
 def _read_counts(path: Path) -> np.ndarray:
-    counts = _read_table(path).reshape(-1)
-    if not np.issubdtype(counts.dtype, np.integer) or counts.min(initial=0) < 0:
-        raise ValueError(f"{path} holds something else than numbers of nodes or edges")
+    counts = ogb_node.whole(path, _read_table(path)).reshape(-1)
+    if counts.min(initial=0) < 0:
+        raise ValueError(f"{path}: row {int(counts.argmin())} (from 0) holds {counts.min()}, which is no number of "
+                         "nodes or edges")
     return counts
 
 
@@ -85,9 +86,9 @@ def _read_table(path: Path) -> np.ndarray:
 def _read_edges(raw: Path, num_nodes: np.ndarray, num_edges: np.ndarray, first_node: np.ndarray,
                 both: bool) -> torch.Tensor:
     path, total = raw / "edge.csv.gz", int(num_edges.sum())
-    edges = _read_table(path) if total else np.empty((0, 2), np.int64)
-    if edges.shape != (total, 2) or not np.issubdtype(edges.dtype, np.integer):
-        raise ValueError(f"{path} holds {edges.dtype} of shape {list(edges.shape)}, num-edge-list.csv.gz says "
+    edges = ogb_node.whole(path, _read_table(path)) if total else np.empty((0, 2), np.int64)
+    if edges.shape != (total, 2):
+        raise ValueError(f"{path} holds a table of shape {list(edges.shape)}, num-edge-list.csv.gz says "
                          f"{total:,} pairs of whole numbers")
     outside = (edges < 0) | (edges >= np.repeat(num_nodes, num_edges)[:, None])
     if outside.any():
@@ -106,9 +107,10 @@ def _read_features(path: Path, num_rows: int, dims: Callable[[], list[int]], is_
     if not is_molecule:
         return torch.from_numpy(table.astype(np.float32))
     sizes = np.array(dims())
-    if table.shape[1] != len(sizes) or not np.issubdtype(table.dtype, np.integer):
-        raise ValueError(f"{path} holds {table.shape[1]} columns of {table.dtype}, OGB's molecules have {len(sizes)} "
-                         "columns of whole numbers")
+    if table.shape[1] != len(sizes):
+        raise ValueError(f"{path} holds {table.shape[1]} columns, OGB's molecules have {len(sizes)} columns of whole "
+                         "numbers")
+    table = ogb_node.whole(path, table)
     outside = (table < 0) | (table >= sizes)
     if outside.any():
         row, column = (int(place[0]) for place in outside.nonzero())
@@ -121,9 +123,7 @@ def _read_labels(data: Data, path: Path, num_graphs: int, classify: bool) -> Non
     label = _read_table(path)
     if len(label) != num_graphs:
         raise ValueError(f"{path} has {len(label):,} rows for {num_graphs:,} graphs")
-    if classify and not np.issubdtype(label.dtype, np.integer):
-        raise ValueError(f"{path} holds {label.dtype}; classes are whole numbers")
-    data.y = torch.from_numpy(label.astype(np.int64 if classify else np.float32))
+    data.y = torch.from_numpy(ogb_node.whole(path, label) if classify else label.astype(np.float32))
 
 
 def _read_masks(data: Data, folder: Path, split: str, num_graphs: int) -> None:

@@ -80,7 +80,8 @@ def _read_pairs(paths: list[Path]) -> dict[str, Tensor]:
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} has no table of pairs '{stored}' for the {part} split") from error
         empty = torch.empty(0, 2, dtype=torch.int64)
-        out[key] = empty if not pairs.numel() else pairs if pairs.is_floating_point() else pairs.long()
+        refused = pairs.is_floating_point() or pairs.dtype == torch.bool  # by pipeline.data.check
+        out[key] = empty if not pairs.numel() else pairs if refused else pairs.long()
     return out
 
 

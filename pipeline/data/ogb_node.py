@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 # What comes of a download that is not whole; the first is _fetch's own.
 CUT_SHORT = (http.client.HTTPException, ConnectionError, TimeoutError, zipfile.BadZipFile, zlib.error, EOFError)
 
+# Bytes of a table of whole numbers.
+WHOLE_NUMBERS = b"0123456789-,\r\n \t"
+
 # Metrics that OGB's Evaluator knows, and a dataset that it knows them by.
 OFFICIAL = {"rocauc": "ogbn-proteins", "acc": "ogbn-arxiv"}
 
@@ -199,18 +202,23 @@ def read(directory: Path, name: str) -> Data:
     graph = read_graph(raw, name, ["node_species"] if has_species else [])
     num_nodes = graph["num_nodes"]
 
-    label = read_numbers(raw / "node-label.csv.gz")
-    classify = info["task type"] == "multiclass classification"
+    path, splits = raw / "node-label.csv.gz", read_split(directory, info["split"])
+    label = read_numbers(path)
+    if info["task type"] == "multiclass classification":  # NaN stands for no class, of nodes that no split has
+        unknown = np.isnan(label).any(1) if label.dtype.kind == "f" else np.zeros(len(label), bool)
+        refused = unknown & np.isin(np.arange(len(label)), np.concatenate(list(splits.values())))
+        label = whole(path, np.where((unknown & ~refused)[:, None], 0, label))
     data = Data(edge_index=torch.from_numpy(graph["edge_index"]), num_nodes=num_nodes, metric=info["eval metric"],
-                y=torch.from_numpy(label.astype(np.int64 if classify else np.float32)))
+                y=torch.from_numpy(label if label.dtype == np.int64 else label.astype(np.float32)))
     if graph["node_feat"] is not None:
         data.x = torch.from_numpy(graph["node_feat"]).float()
     if graph["edge_feat"] is not None:
         data.edge_attr = torch.from_numpy(graph["edge_feat"]).float()
     if has_species:
         # Species are taxonomy numbers; what matters is which nodes share one.
-        data.species = torch.from_numpy(np.unique(graph["node_species"], return_inverse=True)[1].reshape(-1))
-    for part, nodes in read_split(directory, info["split"]).items():
+        species = whole(raw / "node_species.csv.gz", graph["node_species"])
+        data.species = torch.from_numpy(np.unique(species, return_inverse=True)[1].reshape(-1))
+    for part, nodes in splits.items():
         if nodes.size and not (0 <= nodes.min() and nodes.max() < num_nodes):
             raise ValueError(f"{directory / 'split' / info['split']}: node "
                              f"{nodes.max() if nodes.min() >= 0 else nodes.min()} of the {part} split is not one of "
@@ -234,7 +242,7 @@ def read_graph(raw: Path, name: str, node_files: Sequence[str] = ()) -> dict:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             graphs = read_csv_graph_raw(str(raw), add_inverse_edge=meta(name)["add_inverse_edge"] == "True",
                                         additional_node_files=list(node_files))
-    except (AssertionError, IndexError, KeyError, ValueError) as error:
+    except (AssertionError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"{raw} holds no OGB graph: {error or type(error).__name__}") from error
     return graphs[0]
 
@@ -243,13 +251,20 @@ def count_rows(path: Path) -> int | None:
     """Count the rows of a .csv.gz file; None for other files.
 
     It reads the file to its end, so that gzip compares the checksum and an error names the file.
+
+    Raises:
+        ValueError: it is damaged; or it is a table of edges and holds other than whole numbers, which OGB's reader
+            would cut.
     """
     if require(path).suffix != ".gz":
         return None
-    rows, last = 0, b"\n"
+    rows, last, are_whole = 0, b"\n", True
     with open_unzipped(path) as file:
         while block := file.read(1 << 24):
             rows, last = rows + block.count(b"\n"), block[-1:]
+            are_whole = are_whole and not block.translate(None, WHOLE_NUMBERS)
+    if path.name == "edge.csv.gz" and not are_whole:
+        whole(path, read_numbers(path))
     return rows + (last != b"\n")
 
 
@@ -260,7 +275,8 @@ def check_rows(raw: Path, rows: dict[str, int | None]) -> None:
         ValueError: they differ, or the numbers cannot be read.
     """
     for unit, stems in (("node", ("node-label", "node-feat", "node_species")), ("edge", ("edge", "edge-feat"))):
-        stated = int(read_numbers(raw / f"num-{unit}-list.csv.gz")[0, 0])
+        path = raw / f"num-{unit}-list.csv.gz"
+        stated = int(whole(path, read_numbers(path))[0, 0])
         for stem in stems:
             found = rows.get(f"{stem}.csv.gz", stated)
             if found != stated:
@@ -270,12 +286,25 @@ def check_rows(raw: Path, rows: dict[str, int | None]) -> None:
 def read_numbers(path: Path) -> np.ndarray:
     """Read a table of numbers, or raise a ValueError that names the file."""
     with open_unzipped(path) as file:
-        if not find_head(file)[0]:
+        if not find_head(file, str(path))[0]:
             raise ValueError(f"{path} is empty")
         table = read_table(file, str(path), ",", header=None).values
     if not np.issubdtype(table.dtype, np.number):
-        raise ValueError(f"{path} holds something else than numbers")
+        row, column, value = next((row, column, value) for (row, column), value in np.ndenumerate(table)
+                                  if isinstance(value, (str, bool, np.bool_)) or value >= 2**63)
+        raise ValueError(f"{path}: row {row}, column {column} (from 0) holds {value}, which is no number that fits")
     return table
+
+
+def whole(path: Path, table: np.ndarray) -> np.ndarray:
+    """Return a table of numbers as int64, or raise a ValueError that names the file, the row and the value."""
+    if table.dtype == np.uint64 or table.dtype.kind not in "iu":
+        wrong = np.argwhere(~((np.abs(table) < 2**63) & (table == np.floor(table))))
+        if len(wrong):
+            place = tuple(wrong[0])
+            raise ValueError(f"{path}: row {place[0]} (from 0) holds {table[place]:.17g}, which is no whole number"
+                             f"{' below 2^63' if np.isfinite(table[place]) and table[place] >= 2**63 else ''}")
+    return table.astype(np.int64)
 
 
 def read_split(folder: Path, split: str) -> dict[str, np.ndarray]:
@@ -289,11 +318,15 @@ def read_split(folder: Path, split: str) -> dict[str, np.ndarray]:
 def _read_saved_split(path: Path) -> dict[str, np.ndarray]:
     try:
         saved = load_arrays(path)
-        return {part: np.asarray(saved[part]).reshape(-1).astype(np.int64) for part in SPLITS}
+        parts = {part: np.asarray(saved[part]).reshape(-1) for part in SPLITS}
     except FileError:
         raise
     except UNREADABLE as error:
         raise ValueError(f"{path} is damaged, or no split into {', '.join(SPLITS)} ({type(error).__name__})") from error
+    for part, nodes in parts.items():
+        if nodes.size and nodes.dtype.kind not in "iu":
+            raise ValueError(f"{path}: {part} holds {nodes.dtype}; save the numbers of its rows as integers")
+    return {part: nodes.astype(np.int64) for part, nodes in parts.items()}
 
 
 def load_arrays(path: Path) -> Any:
@@ -309,7 +342,4 @@ def load_arrays(path: Path) -> Any:
 def _read_nodes(path: Path) -> np.ndarray:
     if count_rows(path) == 0:
         return np.empty(0, np.int64)
-    nodes = read_numbers(path).reshape(-1)
-    if not np.issubdtype(nodes.dtype, np.integer):
-        raise ValueError(f"{path} holds something else than whole numbers")
-    return nodes.astype(np.int64)
+    return whole(path, read_numbers(path)).reshape(-1)

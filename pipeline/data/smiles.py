@@ -1,6 +1,8 @@
 """Molecules as SMILES in a table, made graphs by RDKit with OGB's features of atoms and bonds."""
 
+import csv
 import logging
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data import many  # which keeps ogb from asking the network
 from parallel_epochs.pipeline.data.check import check_metric
-from parallel_epochs.pipeline.data.columns import open_unzipped, read_table
+from parallel_epochs.pipeline.data.columns import find_head, open_unzipped, read_table
 from parallel_epochs.pipeline.data.content import hash_named
 from parallel_epochs.pipeline.data.many import Graphs
 from parallel_epochs.pipeline.data.splits import divide, shuffle_all
@@ -91,8 +93,17 @@ def read_molecule(path: str, skip_invalid: bool, row: tuple[int, str]) -> Graphs
 
 
 def _read_table(path: Path) -> pandas.DataFrame:
-    with open_unzipped(path) as file:
-        table = read_table(file, str(path), ",")
+    with open_unzipped(path) as file, warnings.catch_warnings():
+        warnings.simplefilter("error", pandas.errors.ParserWarning)
+        head, _ = find_head(file, str(path))
+        names = next(csv.reader([head], skipinitialspace=True), [])
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"{path}: the first line names the column {twice!r} twice; it is to name each column once")
+        try:  # with an index pandas would shift the columns, where lines have one cell more than the head
+            table = read_table(file, str(path), ",", index_col=False)
+        except pandas.errors.ParserWarning:
+            raise ValueError(f"{path}: its rows have more cells than its head has names, {len(names)}: quote cells "
+                             "that hold a comma") from None
     if not len(table):
         raise ValueError(f"{path} has a header, but no rows")
     return table
@@ -118,7 +129,11 @@ def _read_labels(table: pandas.DataFrame, path: str, label_columns: list[str] | 
     if label_columns is None:
         log.info("%s: labels are the columns %s", path, ", ".join(map(str, names)))
     y = np.stack([column.to_numpy(dtype=np.float64) for column in columns], axis=1)
-    return y.astype(np.int64 if not np.isnan(y).any() and (y == np.round(y)).all() else np.float32)
+    if len(wrong := np.argwhere(np.isinf(y.astype(np.float32)))):
+        row, place = wrong[0]
+        raise ValueError(f"{path}: row {row} (from 0, without the head) of the column {names[place]} holds "
+                         f"{y[row, place]:g}, which is no finite number of float32")
+    return y.astype(np.int64 if (np.abs(y) < 2**53).all() and (y == np.round(y)).all() else np.float32)
 
 
 def _read_masks(table: pandas.DataFrame, path: str, split_column: str) -> list[np.ndarray]:

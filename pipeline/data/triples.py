@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 STEMS = {"train": ("train",), "valid": ("valid", "dev", "val"), "test": ("test",)}
 ENDING = re.compile(r"\.(txt|tsv|del|csv)(\.gz)?$")
 ARCHIVE = re.compile(r"\.(tar|tgz|tar\.gz)$")
-# A first line of these words is a head, and no triple.
 THREE = "a triple is a head, a relation and a tail, separated by tabs, commas or blanks"
 COLUMNS = ("head", "relation", "tail")
+# A first line of these words is a header, and no triple.
 HEADS = (COLUMNS, ("h", "r", "t"), ("subject", "predicate", "object"), ("source", "relation", "target"))
 
 
@@ -132,6 +132,15 @@ def _read_files(source: Path) -> dict[str, tuple[str, bytes]]:
         raise ValueError(f"{source} is no archive that tar can read ({error}): give a folder or a .tar.gz") from None
 
 
+def _is_head(table: pd.DataFrame) -> bool:
+    """Tell whether the first line names the columns: by its words, or since ids that are numbers follow two texts."""
+    if tuple(word.lower() for word in table.iloc[0]) in HEADS:
+        return True
+    ends, rest = table.iloc[0][["head", "tail"]], table.iloc[1:]
+    return len(rest) > 0 and not ends.str.isdecimal().any() and all(
+        rest[column].str.isdecimal().all() for column in ("head", "tail"))
+
+
 def parse_triples(content: bytes, name: str) -> pd.DataFrame:
     """Read three columns of texts, separated by tabs, commas or blanks as the first line is.
 
@@ -144,7 +153,7 @@ def parse_triples(content: bytes, name: str) -> pd.DataFrame:
     Raises:
         ValueError: it is empty, or a line has other than three columns; the message names it.
     """
-    first, _ = find_head(io.BytesIO(content))
+    first, _ = find_head(io.BytesIO(content), name)
     if not first:
         raise ValueError(f"{name} holds no triples")
     try:  # with a column more than there should be: pandas would make an index of it
@@ -155,8 +164,7 @@ def parse_triples(content: bytes, name: str) -> pd.DataFrame:
         found = re.search(r"in line (\d+), saw (\d+)", str(error))
         where = f"{name}, line {found[1]}: {found[2]} columns in place of three" if found else error
         raise ValueError(f"{where}: {THREE}") from None
-    table = table.fillna("")
-    table[2] = table[2].str.rstrip()
+    table = table.fillna("").apply(lambda column: column.str.rstrip())
     empty = (table == "").to_numpy()
     wrong = (empty[:, :3].any(1) | ~empty[:, 3]) & ~empty.all(1)
     if wrong.any():
@@ -165,8 +173,8 @@ def parse_triples(content: bytes, name: str) -> pd.DataFrame:
         columns = "1 column" if count == 1 else f"{count} columns"
         raise ValueError(f"{name}, line {row + 1}: {columns} in place of three: {THREE}")
     table = table.loc[~empty.all(1), :2].set_axis(COLUMNS, axis=1)
-    if tuple(word.lower() for word in table.iloc[0]) in HEADS:
-        log.info("%s: the first line is a header and was left out", name)
+    if _is_head(table):
+        log.info("%s: the first line is left out as a header: %s", name, " ".join(table.iloc[0]))
         table = table.iloc[1:]
     if table.empty:
         raise ValueError(f"{name} holds no triples")

@@ -1,6 +1,7 @@
 """Vectors as people have them: arrays, tables, images in IDX, what `predict` saved of a run; perhaps with labels."""
 
 import io
+import itertools
 import logging
 import math
 import re
@@ -31,6 +32,10 @@ from parallel_epochs.pipeline.run.errors import install_command
 
 log = logging.getLogger(__name__)
 
+# What names the first column of a table if it holds names; "" is the index that pandas writes.
+NAMES = ("id", "name", "node", "word", "")
+# Cells of a column of numbers that hold none.
+MISSING = ["", "nan", "NaN", "NAN", "NA", "N/A", "n/a", "null", "NULL", "None"]
 # What an array of a file may be called.
 VECTOR_KEYS, LABEL_KEYS = ("embedding", "x", "position", "vectors"), ("labels", "y")
 # Types of the numbers of a file in IDX, by the third of its bytes.
@@ -200,17 +205,30 @@ def _choose(content: dict[str, np.ndarray], path: Path) -> Found:
 def _read_table(path: Path) -> Found:
     """Read numbers separated by commas, tabs or blanks; perhaps with a head, and names in the first column."""
     with open_unzipped(path) as file:
-        head, num_before = find_head(file)
+        head, num_before = find_head(file, str(path))
         if not head:
             raise ValueError(f"{path} holds no rows")
         separator = choose_separator(head)
-        first = head.split(None if separator == BLANKS else separator)
+        first = _split(head, separator)
         is_head = not any(map(_is_number, first[1:] or first))
-        if len(first) == 2 and all(cell.strip().isdecimal() for cell in first) and _suffix(path) == ".txt":
-            is_head = True  # word2vec's line of sizes
-        table = read_table(file, str(path), separator, header=None, skiprows=num_before + is_head,
-                           quoting=3 if separator == BLANKS else 0)
-    return _from_table(table, path)
+        second = _split(b"".join(itertools.islice(file, num_before + 1, num_before + 2)).decode("utf-8", "replace"),
+                        separator)
+        file.seek(0)
+        # word2vec's line of sizes; if two numbers follow it may also be the first of points in the plane
+        has_sizes = _suffix(path) == ".txt" and len(first) == 2 and all(cell.strip().isdecimal() for cell in first)
+        skipped = is_head or has_sizes and len(second) != 2
+        table = read_table(file, str(path), separator, header=None, skiprows=num_before + skipped,
+                           quoting=3 if separator == BLANKS else 0, keep_default_na=False,
+                           na_values={place: MISSING for place in range(1, max(len(first), len(second)))})
+    if has_sizes and not skipped and int(first[1]) == 1 and int(first[0]) == len(table) - 1:
+        table, skipped = table.iloc[1:].reset_index(drop=True), True
+    if skipped:
+        log.info("%s: the first line is left out as a header: %s", path, head.strip()[:80])
+    return _from_table(table, path, named=is_head and first[0].strip().strip('"').lower() in NAMES)
+
+
+def _split(line: str, separator: str) -> list[str]:
+    return line.split(None if separator == BLANKS else separator)
 
 
 def _is_number(text: str) -> bool:
@@ -227,19 +245,27 @@ def _read_parquet(path: Path) -> Found:
     except ImportError:
         raise ValueError(f"data.path={path} needs pyarrow: {install_command('parquet')}") from None
     try:
-        return _from_table(pd.read_parquet(path), path)
+        table = pd.read_parquet(path)
+        return _from_table(table, path, named=bool(len(table.columns)) and table.columns[0] == "id")
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is no table that can be read: {error}") from None
 
 
-def _from_table(table: pd.DataFrame, path: Path) -> Found:
+def _from_table(table: pd.DataFrame, path: Path, *, named: bool = False) -> Found:
+    """Take the vectors of a table.
+
+    Args:
+        named: the first column holds names, even if they are numbers.
+    """
     names = None
-    if table.shape[1] and (table.columns[0] == "id" or not pd.api.types.is_numeric_dtype(table.iloc[:, 0])):
+    if table.shape[1] and (named or not pd.api.types.is_numeric_dtype(table.iloc[:, 0])):
         names, table = table.iloc[:, 0].astype(str).to_numpy(), table.iloc[:, 1:]
     for place, column in enumerate(table):
-        if not pd.api.types.is_numeric_dtype(table[column]):
+        if not pd.api.types.is_numeric_dtype(table[column]) or pd.api.types.is_bool_dtype(table[column]):
             values = table[column].astype(str)
-            row = next(number for number, value in enumerate(values) if not _is_number(value))
+            row = next((number for number, value in enumerate(values) if not _is_number(value)), None)
+            if row is None:
+                continue  # whole numbers of more than 64 bits, which pandas leaves as they are
             raise ValueError(f"{path}: row {row + 1} of column {place + 1 + (names is not None)} is "
                              f"{values.iloc[row]!r}, which is no number: leave the column out, or give labels as "
                              "data.labels")

@@ -387,11 +387,13 @@ GRAPHS = [
     (ring(y=nodes(0, 1, 2, 0, 1, 10**9)), f": y holds the class 1,000,000,000, {GAPS.format(4, 'y')}"),
     (ring(species=nodes(0, 1, 2, 3, 9606, 10**10)), ": species holds the species 10,000,000,000, "
                                                     f"{GAPS.format(6, 'species')}"),
-    (ring(species=nodes(0, 1, torch.nan, 0, 0, 0)), ": species holds nan; each species must be a whole number"),
-    (ring(species=nodes(0, 1, 2, -1, 0, 0)), ": species holds -1; species are numbered from 0"),
-    (ring(y=nodes(0, -1, 2, 0, 1, 2)), ": y holds the class -1 in a split; classes are numbered from 0"),
-    (ring(y=nodes(0, 1, torch.nan, 0, 1, 2), metric="acc"), ": y holds nan; each class must be a whole number"),
-    (ring(y=nodes(0, 1, 0.5, 0, 1, 2), metric="acc"), ": y holds 0.5; each class must be a whole number"),
+    (ring(species=nodes(0, 1, torch.nan, 0, 0, 0)),
+     ": species holds nan in row 2; each species must be a whole number"),
+    (ring(species=nodes(0, 1, 2, -1, 0, 0)), ": species holds -1 in row 3; species are numbered from 0"),
+    (ring(y=nodes(0, -1, 2, 0, 1, 2)), ": y holds the class -1 in row 1 in a split; classes are numbered from 0"),
+    (ring(y=nodes(0, 1, torch.nan, 0, 1, 2), metric="acc"),
+     ": y holds nan in row 2; each class must be a whole number"),
+    (ring(y=nodes(0, 1, 0.5, 0, 1, 2), metric="acc"), ": y holds 0.5 in row 2; each class must be a whole number"),
     (ring(y=torch.zeros(6, 2, dtype=torch.int64), metric="acc"), ": y must have one column of classes for the metric "
                                                                  "acc, not 2"),
     (ring(y=nodes(0.0, 1, 2, 0, 1, 2)), f": {CLASSES}"), (ring(y=torch.full((6, 2), 0.5)), f": {CLASSES}"),

@@ -28,7 +28,7 @@ def test_zipped_files_are_read_as_plain_ones(name, zip_, tmp_path):
     path.write_bytes(zip_(TEXT))
     assert read_bytes(path) == TEXT and read_lines(path) == ["# made by hand", "", "a\tb", "1\t2"]
     with open_unzipped(path) as file:
-        assert find_head(file, ("#",)) == ("a\tb", 2) and find_head(file) == ("# made by hand", 0)
+        assert find_head(file, name, ("#",)) == ("a\tb", 2) and find_head(file, name) == ("# made by hand", 0)
         assert read_table(file, name, "\t", skiprows=2).values.tolist() == [[1, 2]]
 
 
@@ -42,7 +42,7 @@ def test_a_damaged_file_is_named(name, zip_, tmp_path):
 
 
 def test_a_file_without_lines_has_no_head():
-    assert find_head(io.BytesIO(b"\n# only\n \n"), ("#",)) == ("", 3) and find_head(io.BytesIO()) == ("", 0)
+    assert find_head(io.BytesIO(b"\n# only\n \n"), "t", ("#",)) == ("", 3) and find_head(io.BytesIO(), "t") == ("", 0)
 
 
 @pytest.mark.parametrize("line, least, separator", [

@@ -145,8 +145,12 @@ def test_a_split_saved_as_numpy_arrays(ogb_toy, tmp_path):
 
 @pytest.mark.parametrize("file, content, message", [
     ("raw/num-node-list.csv.gz", b"", "num-node-list.csv.gz is empty"),
-    ("raw/node-label.csv.gz", b"a\n" * 60, "node-label.csv.gz holds something else than numbers"),
-    ("split/species/train.csv.gz", b"1.5\n", "train.csv.gz holds something else than whole numbers"),
+    ("raw/node-label.csv.gz", b"a\n" * 60, "node-label.csv.gz: row 0, column 0 .from 0. holds a, which is no number"),
+    ("raw/edge.csv.gz", b"0,1\n1.5,2\n", "edge.csv.gz: row 1 .from 0. holds 1.5, which is no whole number"),
+    ("raw/num-node-list.csv.gz", b"60.5\n", "num-node-list.csv.gz: row 0 .from 0. holds 60.5"),
+    ("raw/num-edge-list.csv.gz", b"1" * 20 + b"\n", "row 0 .from 0. holds 1.1*e.19, which is no whole number below 2"),
+    ("raw/node-label.csv.gz", b"1\n" * 59 + b"9" * 30 + b"\n", "row 59, column 0 .from 0. holds 9{30}, which is no"),
+    ("split/species/train.csv.gz", b"1.5\n", "train.csv.gz: row 0 .from 0. holds 1.5, which is no whole number"),
 ])
 def test_files_that_hold_no_numbers_are_named(file, content, message, ogb_toy, tmp_path):
     folder = ogb_toy()

@@ -67,6 +67,17 @@ def test_ids_are_numbered_as_numbers_blank_lines_and_a_head_are_left_out(tmp_pat
     assert unpack_names(data) == ["2", "9", "10"] and data.triples[:2].tolist() == [[2, 0, 1], [1, 1, 0]]
 
 
+def test_a_header_of_other_words_and_blanks_around_names_are_left_out(tmp_path, caplog):
+    caplog.set_level("INFO")
+    rows = {"train": ["from\tkind\tto", "1\tx\t3", "3\tx \t2"], "valid": [" 2\tx\t3"], "test": ["2\tx\t1"]}
+    data = read(TriplesConfig(folder=str(write(tmp_path / "kg", rows))))
+    assert unpack_names(data) == ["1", "2", "3"] and data.num_relations == 1 and len(data.triples) == 4
+    assert "train.txt: the first line is left out as a header: from kind to" in caplog.text
+    (tmp_path / "kg" / "test.txt").write_bytes(b"1\tx\t3\ncaf\xe9\tx\t3\n")
+    with pytest.raises(ValueError, match="test.txt: line 2 is not UTF-8 text: byte 0xe9"):
+        read(TriplesConfig(folder=str(tmp_path / "kg")))
+
+
 def test_a_changed_table_is_prepared_again(tmp_path):
     config = TriplesConfig(folder=str(write(tmp_path / "kg")))
     first = load(config, tmp_path / "cache")

@@ -39,6 +39,19 @@ def test_tables(name, tmp_path):
     assert torch.equal(read(tmp_path / f"{name}.gz").x, data.x)
 
 
+@pytest.mark.parametrize("name, text, x, names", [
+    ("a.csv", "id,a,b\n7,1,2\n8,3,4\n", [[1, 2], [3, 4]], ["7", "8"]),  # numbers that are names
+    ("a.csv", ",a,b\n0,1,2\n1,3,4\n", [[1, 2], [3, 4]], ["0", "1"]),  # the index of pandas
+    ("a.csv", "NA,1\nnull,2\n", [[1], [2]], ["NA", "null"]),
+    ("a.txt", "5 1\n3 4\n", [[5, 1], [3, 4]], ["0", "1"]),  # points in the plane, no sizes of word2vec
+    ("a.txt", "2 1\np 4\nq 5\n", [[4], [5]], ["p", "q"]),
+    ("a.csv", "p,99999999999999999999\nq,1\n", [[1e20], [1]], ["p", "q"])])
+def test_names_and_heads_are_no_numbers_and_no_row_is_lost(name, text, x, names, tmp_path):
+    (tmp_path / name).write_text(text)
+    data = read(tmp_path / name)
+    assert data.x.tolist() == [list(map(np.float32, row)) for row in x] and unpack_names(data) == names
+
+
 def test_arrays(tmp_path):
     np.save(tmp_path / "x.npy", X.astype(np.float64))
     np.savez(tmp_path / "x.npz", x=X, y=np.array([7, -1, 5]))

@@ -233,7 +233,7 @@ BAD = {
     "one column": ("a\nb\n", "", "has 1 column: an edge is two ids"),
     "four columns": ("a b c d\n", "", "has 4 columns: an edge is two ids"),
     "ragged": ("a b\nb c d\n", "", "Expected 2 fields in line 2, saw 3"),
-    "short": ("a b 1\nb c\n", "", "row 2 has less than 3 columns"),
+    "short": ("a b 1\nb c\n", "", "column 3 of edge 2 is empty: each line has 3 columns"),
     "negative": ("a b 1\nb c -2\n", "", "edge 2 has the weight -2; weights must not be negative"),
     "no number": ("a b 1\nb c x\n", "", "edge 2 has the weight 'x', which is no finite number"),
     "nothing": ("# nothing\n", "", "holds no rows"),

@@ -1,0 +1,103 @@
+"""Tables of edges: what is an id, a comment, a header; matrices of SciPy; texts that are not UTF-8."""
+
+import logging
+
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse as sp
+
+from parallel_epochs.pipeline.data import edges
+from parallel_epochs.pipeline.data.node_names import unpack_names
+
+
+def read(path, content=None, *, labels=None, header=None):
+    """Names, the set of edges and the weights."""
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    data = edges.read(str(path), labels, header, 0.5, 0.1, 0)
+    return data, unpack_names(data), sorted(map(tuple, data.edge_index.t().tolist()))
+
+
+@pytest.mark.parametrize("content, names, pairs", [
+    ("a,b#1\nb#1,c\n", ["a", "b#1", "c"], [(0, 1), (1, 2)]),  # no comment begins within an id
+    ("#two\n#a b\na b\n # c d\nb c\n", ["a", "b", "c"], [(0, 1), (1, 2)]),
+    ("\ufeff1 2\r\n2 3\r\n", ["1", "2", "3"], [(0, 1), (1, 2)]),
+    ("a ,b\na,c \n", ["a", "b", "c"], [(0, 1), (0, 2)]),  # blanks around an id are none of it
+    ('"a b",c\n', ["a b", "c"], [(0, 1)]),
+    ("NA null\nnan NA\n", ["NA", "nan", "null"], [(0, 2), (1, 0)]),
+    ("1.5 2\n2 01\n", ["01", "1.5", "2"], [(1, 2), (2, 0)])])
+def test_ids_stay_what_they_are(content, names, pairs, tmp_path):
+    assert read(tmp_path / "edges.txt", content)[1:] == (names, pairs)
+
+
+@pytest.mark.parametrize("content, message", [
+    (b"a b\ncaf\xe9 b\ncaf\xe8 b\n", "line 2 is not UTF-8 text: byte 0xe9 in 'caf.xe9 b'. .* iconv -f LATIN1"),
+    (b"a b\n" * 5000 + b"\xff b\n", "line 5001 is not UTF-8 text: byte 0xff"),
+    ("\u00e9 b\n".encode("utf-16"), "iconv -f UTF-16"),
+    ("source target\na b\n", "its first line, 'source target', looks like a header .* data.header=true"),
+    ("u v\n1 2\n2 3\n", "its first line, 'u v', looks like a header"),
+    ("a b w\nc d 1\n", "its first line, 'a b w', looks like a header"),
+    ("a b 1e300\n", "edge 1 has the weight '1e300', which is outside of float32"),
+    ("a b 1\nb c 1e-300\n", "edge 2 has the weight '1e-300', which float32 rounds to 0"),
+    ("a b 1\nb c True\n", "edge 2 has the weight 'True', which is no finite number"),
+    ("a,b,\nc,d,\n", "column 3 of edge 1 is empty: leave out the separator at the ends of the lines"),
+    ("a b 1\nb c\n", "column 3 of edge 2 is empty: each line has 3 columns"),
+    ('a,"b\nc"\nd,e\n', r"edge 1 holds an id of several lines, 'b\\nc'")])
+def test_what_would_be_read_as_something_else_is_refused(content, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / "edges.txt", content)
+
+
+def test_a_header_is_left_out_or_an_edge_as_the_key_says(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    path = tmp_path / "edges.txt"
+    assert read(path, "source target\na b\n", header=True)[1:] == (["a", "b"], [(0, 1)])
+    assert "the first line is left out as a header: source target" in caplog.text
+    assert read(path, header=False)[1] == ["a", "b", "source", "target"]
+    assert read(path, "x y\n1 z\n")[1] == ["1", "x", "y", "z"]  # is no header: other ids are texts too
+
+
+@pytest.mark.parametrize("kind", [sp.csr_array, sp.csc_matrix, sp.coo_array])
+def test_a_matrix_of_scipy_is_a_graph(kind, tmp_path):
+    dense = np.zeros((5, 5))
+    dense[0, 1], dense[1, 0], dense[3, 0] = 2, 1, 0.5
+    sp.save_npz(tmp_path / "a.npz", kind(dense))
+    (tmp_path / "labels.txt").write_text("0 x\n3 y\n1 x\n4 y\n")
+    data, names, pairs = read(tmp_path / "a.npz", labels=str(tmp_path / "labels.txt"))
+    assert names == list("01234") and pairs == [(0, 1), (1, 0), (3, 0)] and data.num_nodes == 5
+    weights = {tuple(pair): weight for pair, weight in zip(data.edge_index.t().tolist(), data.edge_attr[:, 0].tolist())}
+    assert weights == {(0, 1): 2, (1, 0): 1, (3, 0): 0.5} and data.y[2].isnan().all()
+    sp.save_npz(tmp_path / "ones.npz", kind(dense != 0))
+    assert read(tmp_path / "ones.npz")[0].edge_attr is None
+
+
+@pytest.mark.parametrize("matrix, message", [
+    (sp.coo_array(np.ones((2, 3))), "must be square, not 2 x 3"),
+    (sp.coo_array(np.ones((2, 2)) * 1j), "holds complex128; weights are real numbers"),
+    (sp.coo_array(np.array([[0, np.nan], [0, 0]])), "row 0, column 1 holds nan"),
+    (sp.coo_array(np.array([[0, 0], [1e300, 0]])), r"row 1, column 0 holds 1e\+300"),
+    (sp.csr_array((np.ones(2), [0, 9], [0, 1, 2]), shape=(2, 10**6))[:, :10], "must be square")])
+def test_a_matrix_that_is_no_graph(matrix, message, tmp_path):
+    for path, save in ((tmp_path / "a.npz", lambda path: sp.save_npz(path, matrix)),
+                       (tmp_path / "a.mat", lambda path: scipy.io.savemat(path, {"network": sp.csc_matrix(matrix)}))):
+        save(path)
+        with pytest.raises(ValueError, match=message):
+            read(path)
+
+
+def test_files_that_hold_no_matrix_are_named(tmp_path):
+    np.savez(tmp_path / "a.npz", data=np.ones(3), indices=np.array([0, 1, 1]), indptr=np.array([0, 900, 3]),
+             shape=np.array([2, 2]), format=b"csr")
+    np.savez(tmp_path / "b.npz", edge_index=np.ones((2, 3)))
+    (tmp_path / "c.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:200])
+    for name in "abc":
+        with pytest.raises(ValueError, match=f"{name}.npz is no matrix that scipy.sparse.save_npz wrote: "):
+            read(tmp_path / f"{name}.npz")
+
+
+def test_stored_zeros_are_no_edges(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    matrix = sp.coo_array((np.array([1.0, 0.0]), ([0, 1], [1, 0])), shape=(2, 2))
+    sp.save_npz(tmp_path / "a.npz", matrix)
+    assert read(tmp_path / "a.npz")[2] == [(0, 1)] and "1 stored zeros are no edges" in caplog.text
