@@ -67,21 +67,22 @@ def read_lines(path: Path) -> list[str]:
         ValueError: it is not UTF-8, or as :func:`open_unzipped`.
         FileError: it cannot be read.
     """
-    with open_unzipped(path) as file, _as_text(file, str(path)) as text:
+    with open_unzipped(path) as file, as_text(file, str(path)) as text:
         return [line.strip() for line in text]
 
 
 @contextlib.contextmanager
-def _as_text(file: IO[bytes], name: str) -> Iterator[io.TextIOWrapper]:
+def as_text(file: IO[bytes], name: str, newline: str | None = None) -> Iterator[io.TextIOWrapper]:
     """Read a file as text, UTF-8 with or without a byte order mark; the file stays open.
 
     Args:
         name: of the file, for messages.
+        newline: as of :func:`open`.
 
     Raises:
         ValueError: it is not UTF-8, then or while it is read.
     """
-    text = io.TextIOWrapper(file, "utf-8-sig")  # type: ignore[type-var]
+    text = io.TextIOWrapper(file, "utf-8-sig", newline=newline)  # type: ignore[type-var]
     try:
         yield text
     except UnicodeDecodeError:
@@ -120,7 +121,7 @@ def find_head(file: IO[bytes], name: str, comments: tuple[str, ...] = ()) -> tup
         ValueError: what is read is not UTF-8.
     """
     found, num_before = "", 0
-    with _as_text(file, name) as text:
+    with as_text(file, name) as text:
         for line in text:
             if line.strip() and not line.lstrip().startswith(comments):
                 found = line.rstrip("\n")

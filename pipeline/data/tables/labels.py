@@ -65,7 +65,7 @@ def read(db: Database, source: Source, labels: list[tuple[str, str]], num_nodes:
     option, columns = labels[0][0], [column for _, column in labels]
     metric = _choose_metric(db, metric, columns)
     if metric in CLASS_METRICS:
-        names = _number_classes(db)
+        names = _number_classes(db, source, columns[0])
     else:
         source.refuse_wrong_numbers(db, option, columns)
         if metric in TASK_METRICS:
@@ -126,10 +126,25 @@ def _choose_metric(db: Database, metric: str | None, columns: list[str]) -> str:
     return "rmse" if fractions and not texts else "acc"
 
 
-def _number_classes(db: Database) -> dict[str, Tensor]:
-    """Number the classes as :mod:`pipeline.data.node_names` does, in a table of their own; returns their names."""
+def _number_classes(db: Database, source: Source, column: str) -> dict[str, Tensor]:
+    """Number the classes as :mod:`pipeline.data.node_names` does, in a table of their own; returns their names.
+
+    Beside numbers, nan is no class but stands for none.
+
+    Raises:
+        ValueError: two classes are the same number.
+    """
     found = [row[0] for row in db.execute(
         "SELECT label0 FROM nodes WHERE label0 IS NOT NULL GROUP BY label0 ORDER BY min(number)")]
+    values = pd.to_numeric(pd.Series(found, dtype=object), errors="coerce")
+    missing = np.array([text.strip().lower() == "nan" for text in found], bool)
+    if (values.notna() | missing).all():
+        found, values = [text for text, none in zip(found, missing) if not none], values[~missing]
+        if (twice := values.duplicated(keep=False)).any():
+            one, other = [text for text, is_twice in zip(found, twice) if is_twice and
+                          float(text) == values[twice].iloc[0]][:2]
+            raise ValueError(f"{source.name}: column {column} holds {one!r} and {other!r}, one number in two forms, "
+                             "which would be two classes: write it in one form")
     names = number_names(pd.Series(found, dtype=object))[1] if found else np.array([], object)
     schema = pa.schema([("name", pa.string()), ("class", pa.int32())])
     db.fill("classes", schema, iter([pa.record_batch(

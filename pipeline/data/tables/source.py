@@ -1,7 +1,6 @@
 """Tables in files, as DuckDB reads them: their formats, the values of their cells, and the first row that is wrong."""
 
 import csv
-import io
 import logging
 import sqlite3
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import cast
 
 import pyarrow as pa
 
-from parallel_epochs.pipeline.data.columns import open_unzipped
+from parallel_epochs.pipeline.data.columns import as_text, open_unzipped
 from parallel_epochs.pipeline.data.tables.sql import Database, literal, quote
 
 log = logging.getLogger(__name__)
@@ -189,9 +188,9 @@ def _relation(paths: list[Path]) -> str:
 
 def _read_head(path: Path, separator: str) -> list[str]:
     try:
-        with open_unzipped(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
+        with open_unzipped(path) as file, as_text(file, str(path), newline="") as text:
             names = next(csv.reader(text, delimiter=separator), [])
-    except (UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
         raise ValueError(f"{path} is no table of text: {error}") from None
     if not names:
         raise ValueError(f"{path} is empty: its first line is to name the columns")

@@ -189,7 +189,10 @@ def _explain(error: duckdb.Error) -> str:
     if found := re.search(r"CSV Error on Line: (\d+)", text):
         file = re.search(r"\n  file = (.*)", text)
         lines = [line for line in text.splitlines()[1:] if line and not line.startswith("Original Line")]
-        return f"{file[1] if file else 'the table'}: line {found[1]}: {lines[0] if lines else _first_line(error)}"
+        reason = lines[0] if lines else _first_line(error)
+        if reason.startswith("Invalid unicode"):
+            reason = "it is not UTF-8 text. Convert the file, for example by iconv -f LATIN1 -t UTF-8"
+        return f"{file[1] if file else 'the table'}: line {found[1]}: {reason}"
     return _first_line(error)
 
 

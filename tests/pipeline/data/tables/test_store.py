@@ -320,7 +320,7 @@ def test_a_split_by_time_learns_from_the_earliest(tmp_path, times):
     ([["0.5"], ["-2"], [""], ["3"], ["4"]], {"label": "c0"}, "rmse", [[0.5], [-2], [float("nan")], [3], [4]]),
     ([["0", "1"], ["1", ""], ["", ""], ["0", "0"], ["1", "1"]], {"labels": ["c0", "c1"]}, "rocauc",
      [[0, 1], [1, float("nan")], [float("nan")] * 2, [0, 0], [1, 1]]),
-    ([["7"], ["-1"], [""], ["30"], ["99"]], {"label": "c0"}, "acc", [[1], [0], [0], [2], [0]]),
+    ([["7"], ["-1"], ["nan"], ["30"], ["99"]], {"label": "c0"}, "acc", [[1], [0], [0], [2], [0]]),
     ([["7"], ["b"], [""], ["30"], ["z"]], {"label": "c0"}, "acc", [[1], [2], [0], [0], [0]])],
     ids=["real", "binary", "whole", "mixed"])
 def test_kinds_of_labels(tmp_path, cells, columns, metric, y):
