@@ -71,6 +71,9 @@ def read(path: str | Path, mask_column: int | None = None, split: str | None = N
             saved.update(zip(MASKS, masks, strict=True))
         if unused := [key for key in saved if key not in USED]:
             log.info("%s: not used: %s", path, ", ".join(unused))
+        if "weight" in unused and "edge_attr" not in saved and _is_of_edges(saved["weight"], saved.get("edge_index")):
+            log.warning("%s: weight, as from_networkx names the weights of edges, is not used; to train with them save "
+                        "data.edge_weight = data.weight", path)
         labels = ("y", *MASKS) if any(key in saved for key in ("y", *MASKS)) else ()
         missing = [key for key in ("edge_index", *labels) if key not in saved]
         if missing:
@@ -120,6 +123,12 @@ def _take_edge_times(saved: dict, name: str) -> Tensor:
         raise ValueError(f"{name}: edge {int((~known).nonzero()[0])} has the time {times[~known][0]:g}; each edge "
                          "needs one (data.edge_time). Leave such edges out, or set data.split=random")
     return times
+
+
+def _is_of_edges(value: object, edge_index: object) -> bool:
+    """Tell whether an attribute has a row for each edge."""
+    return isinstance(value, Tensor) and value.dim() > 0 and isinstance(edge_index, Tensor) \
+        and edge_index.dim() == 2 and len(value) == edge_index.size(1)
 
 
 def read_attributes(path: Path) -> dict:

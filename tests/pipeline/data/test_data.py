@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data import ogb_node, prepare as preparing, synthetic
-from parallel_epochs.pipeline.data.cache import load
+from parallel_epochs.pipeline.data.cache import load, read
 from parallel_epochs.pipeline.data.config import (
     OGB_NODE_NAMES,
     DigitsConfig,
@@ -244,6 +244,15 @@ def test_nothing_that_a_user_saved_is_dropped_in_silence(tmp_path, caplog):
     loaded = load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path / "cache")
     assert sorted(loaded.edge_attr.squeeze(1).tolist()) == sorted(weights.tolist())
     assert f"{tmp_path / 'graph.pt'}: not used: pos" in caplog.messages
+
+
+@pytest.mark.parametrize("rows, said", [(8, True), (6, False)])
+def test_weights_of_networkx_are_told_of(rows, said, tmp_path, caplog):
+    masks = {mask: torch.arange(6) % 3 == number for number, mask in enumerate(MASKS)}
+    torch.save({"edge_index": torch.zeros(2, 8, dtype=torch.long), "y": torch.arange(6) % 2,
+                "weight": torch.ones(rows), **masks}, tmp_path / "g.pt")
+    assert read(FileConfig(path=str(tmp_path / "g.pt"))).edge_attr is None
+    assert ("save data.edge_weight = data.weight" in caplog.text) == said
 
 
 def test_log_sums_are_standardised():
