@@ -72,7 +72,7 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
 
     def build() -> Data:
         with preparing(4) as bar:
-            return prepare(read(config, check), config, on_stage=bar.advance)
+            return prepare_as(config, read(config, check), on_stage=bar.advance)
 
     def write(writer: store.StoreWriter) -> None:
         if hasattr(reader, "write_store"):
@@ -136,6 +136,12 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
     if verify:
         log.info("links: %s, in %s, %.1f s", describe_links(data, split), path, time.perf_counter() - start)
     return data
+
+
+def prepare_as(config: DataConfig, data: Data, *, on_stage: Callable[[str], None] = lambda stage: None) -> Data:
+    """Prepare a dataset as it was read: see :func:`prepare`."""
+    return prepare(data, origin=config.origin(), holds=config.holds, to_undirected=config.to_undirected,
+                   add_self_loops=config.add_self_loops, node_features=config.node_features, on_stage=on_stage)
 
 
 def read(config: DataConfig, check: Callable[[Data], None] = lambda data: None) -> Data:

@@ -7,10 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
-from torch_geometric.utils import add_remaining_self_loops, to_undirected
+from torch_geometric.utils import add_remaining_self_loops, to_undirected as add_reverse
 
 from parallel_epochs.pipeline.data.check import check, check_vectors
-from parallel_epochs.pipeline.data.config import DataConfig
 from parallel_epochs.pipeline.graph.edges import plain_edges, sort_edges, transpose, with_reverse
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS, PAIRS, SPLITS
@@ -21,11 +20,18 @@ GRAPH_KEYS = ("ptr", "x_tables", "edge_tables")
 NAME_KEYS = ("names", "names_ptr", "label_names", "label_names_ptr")
 
 
-def prepare(data: Data, config: DataConfig, *, on_stage: Callable[[str], None] = lambda stage: None) -> Data:
+def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: bool = False,
+            add_self_loops: bool = False, node_features: str = "sum",
+            on_stage: Callable[[str], None] = lambda stage: None) -> Data:
     """Check a graph, sort its edges by destination, and give every node features.
 
     Args:
-        on_stage: told of each stage when it begins.
+        origin: where the graph comes from, for messages.
+        holds: what `data` is; see :class:`pipeline.data.base_config.DataConfig`, as for the next three.
+        to_undirected: add the missing reverse edges.
+        add_self_loops: add the missing self-loops.
+        node_features: how a graph without node features gets them: "sum" or "log_sum".
+        on_stage: called with the name of each stage when it begins.
 
     Returns:
         The graph, with ``x_source``: where its ``x`` is from, "data", "edges" or "degree". Triples and
@@ -36,20 +42,20 @@ def prepare(data: Data, config: DataConfig, *, on_stage: Callable[[str], None] =
     """
     on_stage("checking")
     try:
-        check_vectors(data) if config.holds == "vectors" else check(data)
+        check_vectors(data) if holds == "vectors" else check(data)
     except ValueError as error:
-        raise ValueError(f"{config.origin()}: {error}") from None
-    if config.holds in ("triples", "vectors"):
+        raise ValueError(f"{origin}: {error}") from None
+    if holds in ("triples", "vectors"):
         return data  # no edges to sort, and no features
     on_stage("sorting edges")
     num_nodes, edge_index, edge_attr = data.num_nodes, data.edge_index, data.edge_attr
     if edge_attr is not None and not edge_attr.is_floating_point() and "edge_tables" not in data:
         edge_attr = edge_attr.float()
-    if config.to_undirected and edge_attr is None:
+    if to_undirected and edge_attr is None:
         edge_index = with_reverse(plain_edges(edge_index), num_nodes)
-    elif config.to_undirected:
-        edge_index, edge_attr = to_undirected(plain_edges(edge_index).long(), edge_attr, num_nodes, reduce="mean")
-    if config.add_self_loops:
+    elif to_undirected:
+        edge_index, edge_attr = add_reverse(plain_edges(edge_index).long(), edge_attr, num_nodes, reduce="mean")
+    if add_self_loops:
         edge_index, edge_attr = add_remaining_self_loops(plain_edges(edge_index).long(), edge_attr, "mean", num_nodes)
     if not isinstance(edge_index, EdgeIndex):
         edge_index, perm = sort_edges(edge_index, num_nodes)
@@ -60,7 +66,7 @@ def prepare(data: Data, config: DataConfig, *, on_stage: Callable[[str], None] =
         x, x_source = data.x if "x_tables" in data else data.x.float(), "data"
     else:
         x_source = "degree" if edge_attr is None else "edges"
-        x = incident_sum(edge_index, edge_attr, log=config.node_features == "log_sum")
+        x = incident_sum(edge_index, edge_attr, log=node_features == "log_sum")
     num_categories = 0
     if "species" in data:
         num_categories = int(data.species.max()) + 1
@@ -154,11 +160,13 @@ def scale_sums(total: Float[Tensor, "num_nodes channels"], *, log: bool) -> Floa
     return total.float()
 
 
-def describe_inputs(data: Data, config: DataConfig, *, label_input: float, num_learned: int = 0,
+def describe_inputs(data: Data, *, is_file: bool, node_features: str, label_input: float, num_learned: int = 0,
                     concat: bool = False) -> str:
     """Say what a model gets to see of a prepared graph, and what else it could see where that is the degree alone.
 
     Args:
+        is_file: whether the graph was read from files of the user's.
+        node_features: as for :func:`prepare`.
         label_input: fraction of the training labels that are inputs.
         num_learned: columns of a table of learned node features; 0 without one.
         concat: whether the model sees it beside the graph's own features, rather than in their place.
@@ -166,11 +174,11 @@ def describe_inputs(data: Data, config: DataConfig, *, label_input: float, num_l
     num_features, source = data.x.size(1) - data.num_categories, data.get("x_source")
     what = "categories" if "x_tables" in data else "features"
     if source == "degree":
-        log = ", its logarithm, standardised" if config.node_features == "log_sum" else ""
+        log = ", its logarithm, standardised" if node_features == "log_sum" else ""
         text = f"no node features: degree only{log}"
     else:
-        where = {"data": " from the file" if config.source.startswith(("file", "ogb")) else " of the dataset",
-                 "edges": f" from the edges (data.node_features={config.node_features})"}
+        where = {"data": " from the file" if is_file else " of the dataset",
+                 "edges": f" from the edges (data.node_features={node_features})"}
         text = f"x: {num_features:,} {what}{where.get(source, '')}"
     more = [f"{data.num_categories} species, one-hot"] if data.num_categories else []
     if num_learned:
@@ -186,7 +194,7 @@ def describe_inputs(data: Data, config: DataConfig, *, label_input: float, num_l
         better = ["give the file an x", "features=embedding learns a table with a row for each node"]
         if "train_pairs" not in data:
             better.append("train.label_input=0.5 shows training labels to the model")
-        if config.node_features == "sum":
+        if node_features == "sum":
             better.append("data.node_features=log_sum takes the degree's logarithm, standardised")
         text += f". Better: {'; '.join(better)}"
     return text

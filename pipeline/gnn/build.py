@@ -28,7 +28,7 @@ from parallel_epochs.pipeline.gnn.model import (
     try_model,
 )
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
-from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.setup import Setup, machine_of
 from parallel_epochs.pipeline.gnn.tasks.build import TASKS, build_task
 from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
 from parallel_epochs.pipeline.graph.components import Components, find_components, split_components
@@ -60,16 +60,45 @@ def check(config: GNNConfig) -> None:
             raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")
     TASKS[config.task.name].check(config)
     LOADERS[config.loader.name].check(config)
-    estimate.check_memory(config)
-    estimate.check_table(config, num_nodes=1)
+    machine = machine_of(config)
+    check_table(config, num_nodes=1)
     if hasattr(config.model, "path"):  # a class of the user's, whose sizes nobody knows
         with naming_keys(config):
             custom.find(config.model.path)
         return
-    estimate.check_model(config, lambda sizes: construct(
+    sizes = {name: value for name, value in vars(config.model).items() if type(value) is int and name != "num_groups"}
+    heads = getattr(config.model, "kwargs", {}).get("heads", 1)
+    estimate.check_model(sizes, vars(type(config.model)()), lambda sizes: construct(
         keys.replaced(config, {f"model.{name}": size for name, size in sizes.items()}),
         in_channels=1 if getattr(config.model, "encode_x", True) else sizes["hidden_channels"], out_channels=1,
-        edge_dim=None if getattr(config.model, "knn", 0) else 1, num_categories=0))
+        edge_dim=None if getattr(config.model, "knn", 0) else 1, num_categories=0), machine,
+        step=heads if isinstance(heads, int) and heads > 1 else getattr(config.model, "num_groups", 1))
+
+
+def check_table(config: GNNConfig, num_nodes: int) -> None:
+    """Refuse a table of node features that the machine cannot hold.
+
+    Raises:
+        ValueError: names the key.
+    """
+    features = config.features
+    estimate.check_table(num_nodes, config.learned_channels, machine_of(config), optimizer=features.optimizer,
+                         hidden_channels=config.model.hidden_channels, device=features.device)
+
+
+def check_activations(config: GNNConfig, data: Data) -> None:
+    """Refuse batches that the machine cannot hold in training.
+
+    Raises:
+        ValueError: names the keys.
+    """
+    model, found = config.model, LOADERS[config.loader.name].num_nodes(config, data)
+    if hasattr(model, "path") or found is None:  # a class of the user's, whose layers and channels nobody knows
+        return
+    recomputes = model.name == "equilibrium" or getattr(model, "reversible", False)
+    estimate.check_activations(
+        found[0], 1 if recomputes else model.num_layers, model.hidden_channels, machine_of(config), mend=found[1],
+        bytes_each=4 if config.train.precision == "fp32" else 2)
 
 
 def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | None = None) -> OpenData:
@@ -89,13 +118,13 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
     components = None
     if config.model.is_foreign:
         visible = _visible(config, data)
-        try_model(config, visible, build_task(config, visible))
+        try_model(config, visible, build_task(config, visible), machine_of(config))
     if not is_new and config.data.components == "all":
         parts = [(None, data)]
     elif "ptr" in data:
         log.info("graphs: %s, with %s nodes and %s directed edges in all", f"{data.ptr.numel() - 1:,}",
                  f"{data.num_nodes:,}", f"{data.num_edges:,}")
-        log.info("%s", describe_inputs(data, config.data, label_input=0))
+        log.info("%s", _describe_inputs(config, data, label_input=0))
         parts = [(None, data)]
     else:
         components = _find_components(config, data, is_new)
@@ -109,8 +138,8 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
         setup.config = config if setup.number is None else replace(
             config, data=replace(config.data, components=setup.number))
         if is_new:
-            estimate.check_table(config, setup.data.num_nodes)
-            estimate.check_activations(config, setup.data)
+            check_table(config, setup.data.num_nodes)
+            check_activations(config, setup.data)
             setup.task, setup.loader  # noqa: B018 - built here
     return OpenData(config, _visible(config, data), list(setups), components)
 
@@ -121,8 +150,8 @@ def _find_components(config: GNNConfig, data: Data, is_new: bool) -> Components:
         if data.num_edges >= MANY_EDGES:
             log.info("graph: looking for odd edges and connected components among %s edges", f"{data.num_edges:,}")
         log.info("graph: %s", _describe_edges(data))
-        log.info("%s", describe_inputs(data, config.data, label_input=config.train.label_input,
-                                       num_learned=config.learned_channels, concat=config.features.concat))
+        log.info("%s", _describe_inputs(config, data, label_input=config.train.label_input,
+                                        num_learned=config.learned_channels, concat=config.features.concat))
     if config.data.components == "all" and "store" not in data:
         components = find_components(data)
     else:
@@ -132,6 +161,11 @@ def _find_components(config: GNNConfig, data: Data, is_new: bool) -> Components:
     if is_new:
         log.info("%s", components)
     return components
+
+
+def _describe_inputs(config: GNNConfig, data: Data, **options) -> str:
+    return describe_inputs(data, is_file=config.data.source.startswith(("file", "ogb")),
+                           node_features=config.data.node_features, **options)
 
 
 def _check_edge_features(config: GNNConfig, data: Data) -> None:

@@ -2,13 +2,10 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
-from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.gnn.config import GNNConfig
-from parallel_epochs.pipeline.gnn.loaders.build import LOADERS
-from parallel_epochs.pipeline.keys import entries
 from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory, parse_bytes
 
 # A weight, its gradient and the optimizer's two moments, float32.
@@ -20,6 +17,68 @@ BYTES_PER_MODULE = 4_000
 LARGEST_BUILT, SMALLEST_BUILT = 64, 6
 
 Sizes = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What holds a run: a GPU for each rank, or this machine for all its ranks.
+
+    Attributes:
+        on_gpu: whether the model lies on a GPU.
+        num_ranks: number of ranks on this machine.
+        given: the memory that training may use, such as "12GB"; None for 80 % of what there is.
+    """
+
+    on_gpu: bool
+    num_ranks: int
+    given: str | None = None
+
+    @property
+    def memory(self) -> int:
+        """The bytes that the GPU has, or this machine."""
+        return torch.cuda.get_device_properties(0).total_memory if self.on_gpu else machine_memory()
+
+    @property
+    def holder(self) -> str:
+        """The name of what has that memory."""
+        return "the GPU" if self.on_gpu else "this machine"
+
+    @property
+    def num_sharing(self) -> int:
+        """The number of ranks that share the memory: one on a GPU."""
+        return 1 if self.on_gpu else self.num_ranks
+
+    @property
+    def budget(self) -> float:
+        """The bytes that a rank may take."""
+        return (parse_bytes(self.given) if self.given else 0.8 * self.memory) / self.num_sharing
+
+    def describe_budget(self) -> str:
+        """Say how much a rank may take, and why."""
+        limit = format_bytes(self.budget)
+        if self.given:
+            return f"memory={self.given}" + (f", {limit} for each of {self.num_sharing} ranks,"
+                                             if self.num_sharing > 1 else "")
+        return f"{limit} a rank, 80 % of what {self.holder} has,"
+
+
+def machine_of(device: str, num_ranks: int, given: str | None) -> Machine:
+    """Describe what holds a run.
+
+    Args:
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        num_ranks: number of ranks on this machine.
+        given: the memory that training may use, or None.
+
+    Raises:
+        ValueError: `given` is no size.
+    """
+    if given is not None:
+        try:
+            parse_bytes(given)
+        except ValueError as error:
+            raise ValueError(f"memory={error}") from None
+    return Machine(device != "cpu" and torch.cuda.is_available(), num_ranks, given)
 
 
 def extrapolate(count: Callable[[Sizes], int], sizes: Sizes, step: int = 1) -> int:
@@ -40,21 +99,19 @@ def extrapolate(count: Callable[[Sizes], int], sizes: Sizes, step: int = 1) -> i
     return a + n * (b - a) + n * (n - 1) // 2 * (c - 2 * b + a)
 
 
-def check_model(config: GNNConfig, construct: Callable[[Sizes], torch.nn.Module]) -> None:
+def check_model(sizes: Sizes, usual: Sizes, construct: Callable[[Sizes], torch.nn.Module], machine: Machine, *,
+                step: int = 1) -> None:
     """Refuse a model that the machine cannot hold for training.
 
     Args:
-        construct: builds the model with other values of some of its keys.
+        sizes: the model's keys that are sizes, by their names.
+        usual: their values where they are not given.
+        construct: builds the model with other values of them.
+        step: see :func:`extrapolate`.
 
     Raises:
         ValueError: names the keys whose sizes are to blame, or says what `construct` does of impossible options.
     """
-    default = {entry.name: entry.value for entry in entries(type(config.model)())}
-    sizes = {name: value for name, value in vars(config.model).items() if type(value) is int and name != "num_groups"}
-    step = getattr(config.model, "num_groups", 1)  # which divides the channels
-    heads = getattr(config.model, "kwargs", {}).get("heads", 1)
-    step = heads if isinstance(heads, int) and heads > 1 else step
-
     def measure(sizes: Sizes) -> int:
         with torch.device("meta"):
             model = construct(sizes)
@@ -62,78 +119,68 @@ def check_model(config: GNNConfig, construct: Callable[[Sizes], torch.nn.Module]
         return each + BYTES_PER_MODULE * (len(list(model.modules())) + len(list(model.parameters())))
 
     def total(sizes: Sizes) -> int:
-        return extrapolate(measure, sizes, step) * ranks_of_machine(config)
+        return extrapolate(measure, sizes, step) * machine.num_sharing
 
-    available = memory_of(config)
+    available = machine.memory
     needed = total(sizes)
     if needed <= available:
         return
-    larger = {name: size for name, size in sizes.items() if size > default[name]}
-    to_blame = [name for name in larger if total({**sizes, name: default[name]}) <= available] or list(larger)
+    larger = {name: size for name, size in sizes.items() if size > usual[name]}
+    to_blame = [name for name in larger if total({**sizes, name: usual[name]}) <= available] or list(larger)
     named = " and ".join(f"model.{name}={sizes[name]}" for name in to_blame) or "parallel.num_ranks"
     raise ValueError(f"{named}: weights, gradients and optimizer take at least {format_bytes(needed)}, "
-                     f"{holder_of(config)} has {format_bytes(available)}. "
+                     f"{machine.holder} has {format_bytes(available)}. "
                      f"Lower {'them' if len(to_blame) > 1 else 'it'}")
 
 
-def check_table(config: GNNConfig, num_nodes: int) -> None:
+def check_table(num_nodes: int, channels: int, machine: Machine, *, hidden_channels: int, optimizer: str,
+                device: str) -> None:
     """Refuse a table of node features that the machine cannot hold: every rank has all of it.
+
+    Args:
+        channels: columns of the table; 0 without one.
+        hidden_channels: what the first layer makes of a row.
+        optimizer: that of the table.
+        device: "auto" for the model's, or "cpu".
 
     Raises:
         ValueError: names the key.
     """
-    features = config.features
-    if not config.learned_channels:
-        return
-    # Its numbers, and the two moments of each; and what the first layer makes of a row.
-    table = num_nodes * (12 if features.optimizer == "sparse_adam" else 4)
-    on_gpu = _on_gpu(config) and features.device == "auto"
-    each = table + BYTES_PER_PARAMETER * config.model.hidden_channels
-    num_tables = 1 if on_gpu else config.parallel.num_ranks
-    needed, available = features.channels * each * num_tables, memory_of(config) if on_gpu else machine_memory()
+    # Its numbers, and the two moments of each.
+    each = num_nodes * (12 if optimizer == "sparse_adam" else 4) + BYTES_PER_PARAMETER * hidden_channels
+    on_gpu = machine.on_gpu and device == "auto"
+    num_tables = 1 if on_gpu else machine.num_ranks
+    needed, available = channels * each * num_tables, machine.memory if on_gpu else machine_memory()
     if needed > available:
         ranks = f" in each of {num_tables} ranks" if num_tables > 1 else ""
         holder, mend = ("the GPU", ", or set features.device=cpu") if on_gpu else ("this machine", "")
-        raise ValueError(f"features.channels={features.channels}: a table of {num_nodes:,} nodes, with its optimizer"
+        raise ValueError(f"features.channels={channels}: a table of {num_nodes:,} nodes, with its optimizer"
                          f"{ranks}, takes at least {format_bytes(needed)}, {holder} has {format_bytes(available)}: "
                          f"lower it{mend}")
 
 
-def check_activations(config: GNNConfig, data: Data) -> None:
+def check_activations(num_nodes: int, num_layers: int, hidden_channels: int, machine: Machine, *,
+                      bytes_each: int, mend: str) -> None:
     """Refuse batches of which training cannot keep what backward needs: at least the input of every layer.
+
+    Args:
+        num_nodes: of a batch.
+        num_layers: of which the inputs are kept.
+        bytes_each: of a number.
+        mend: what makes batches smaller.
 
     Raises:
         ValueError: names the keys.
     """
-    model, found = config.model, LOADERS[config.loader.name].num_nodes(config, data)
-    if hasattr(model, "path") or found is None:  # a class of the user's, whose layers and channels nobody knows
-        return
-    num_nodes, mend = found
-    layers = 1 if model.name == "equilibrium" or getattr(model, "reversible", False) else model.num_layers
-    bytes_each = 4 if config.train.precision == "fp32" else 2
-    training = num_nodes * layers * model.hidden_channels * bytes_each * ranks_of_machine(config)
-    available = memory_of(config)
-    if training > available:
-        raise ValueError(f"a batch of {num_nodes:,} nodes x {'' if layers == 1 else f'model.num_layers={layers} x '}"
-                         f"model.hidden_channels={model.hidden_channels} takes at least {format_bytes(training)} in "
-                         f"training, {holder_of(config)} has {format_bytes(available)}: {mend}, or "
-                         "lower these")
+    needed, available = num_nodes * num_layers * hidden_channels * bytes_each * machine.num_sharing, machine.memory
+    if needed > available:
+        layers = "" if num_layers == 1 else f"model.num_layers={num_layers} x "
+        raise ValueError(f"a batch of {num_nodes:,} nodes x {layers}model.hidden_channels={hidden_channels} takes at "
+                         f"least {format_bytes(needed)} in training, {machine.holder} has {format_bytes(available)}: "
+                         f"{mend}, or lower these")
 
 
-def check_memory(config: GNNConfig) -> None:
-    """Refuse a memory that is no size.
-
-    Raises:
-        ValueError: names the key.
-    """
-    if config.memory is not None:
-        try:
-            parse_bytes(config.memory)
-        except ValueError as error:
-            raise ValueError(f"memory={error}") from None
-
-
-def check_whole_graph(config: GNNConfig, num_edges: int, bytes_per_edge: int) -> None:
+def check_whole_graph(num_edges: int, bytes_per_edge: int, machine: Machine) -> None:
     """Refuse an exact evaluation by one forward that makes larger tensors of edges x channels than the machine holds.
 
     Args:
@@ -142,41 +189,8 @@ def check_whole_graph(config: GNNConfig, num_edges: int, bytes_per_edge: int) ->
     Raises:
         ValueError: names the key.
     """
-    needed, available = 2 * num_edges * bytes_per_edge, memory_of(config)
+    needed, available = 2 * num_edges * bytes_per_edge, machine.memory
     if needed > available:
         raise ValueError(f"evaluation=exact: one forward over {num_edges:,} edges takes at least "
-                         f"{format_bytes(needed)}, {holder_of(config)} has {format_bytes(available)}: choose "
+                         f"{format_bytes(needed)}, {machine.holder} has {format_bytes(available)}: choose "
                          "evaluation=views")
-
-
-def budget(config: GNNConfig) -> float:
-    """Return the bytes that a rank may take: `memory`, or 80 % of what there is, shared by the ranks of the machine."""
-    given = config.memory and parse_bytes(config.memory)
-    return (given or 0.8 * memory_of(config)) / ranks_of_machine(config)
-
-
-def describe_budget(config: GNNConfig) -> str:
-    """Say how much a rank may take, and why."""
-    limit, ranks = format_bytes(budget(config)), ranks_of_machine(config)
-    if config.memory:
-        return f"memory={config.memory}" + (f", {limit} for each of {ranks} ranks," if ranks > 1 else "")
-    return f"{limit} a rank, 80 % of what {holder_of(config)} has,"
-
-
-def ranks_of_machine(config: GNNConfig) -> int:
-    """Return how many ranks share the memory: those of a machine; a GPU has one."""
-    return 1 if _on_gpu(config) else config.parallel.num_ranks
-
-
-def memory_of(config: GNNConfig) -> int:
-    """Return the bytes of memory that the GPU has, or this machine."""
-    return torch.cuda.get_device_properties(0).total_memory if _on_gpu(config) else machine_memory()
-
-
-def holder_of(config: GNNConfig) -> str:
-    """Name what has that memory."""
-    return "the GPU" if _on_gpu(config) else "this machine"
-
-
-def _on_gpu(config: GNNConfig) -> bool:
-    return config.device != "cpu" and torch.cuda.is_available()

@@ -12,11 +12,10 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.blockwise import why_not
 from parallel_epochs.models.pyg import ELEMENTS_AT_ONCE
-from parallel_epochs.pipeline.gnn import estimate
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.model import build_table
 from parallel_epochs.pipeline.gnn.predictor import BLOCK_EDGES, BLOCK_NODES, activation_bytes
-from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.setup import Setup, machine_of
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.gnn.trainer import autocast
 from parallel_epochs.pipeline.graph.edges import sort_edges
@@ -127,8 +126,8 @@ def choose_num_parts(setups: Sequence[Setup]) -> int:
         ValueError: even the most clusters take more; the message says what is too large.
     """
     setup = max(setups, key=lambda setup: setup.data.num_nodes)
-    data, limit, found = setup.data, estimate.budget(setup.config), measure(setup)
-    text = estimate.describe_budget(setup.config)
+    data, limit, found = setup.data, machine_of(setup.config).budget, measure(setup)
+    text = machine_of(setup.config).describe_budget()
     least = 2 * found.clusters_per_step  # two nodes to a cluster: batch norm needs them
     low, high = 1, max(data.num_nodes // least, 1)
     if found.total(high) > limit:
@@ -145,7 +144,7 @@ def report(setup: Setup) -> None:
     """Say what a rank will hold, where it can be told: of batches of clusters, with labels of nodes."""
     if not is_known(setup):
         return
-    num_parts, limit, found = setup.config.partition.num_clusters, estimate.budget(setup.config), measure(setup)
+    num_parts, limit, found = setup.config.partition.num_clusters, machine_of(setup.config).budget, measure(setup)
     total = found.total(num_parts)
     log.info("memory: about %s a rank: %s", format_bytes(total), found.describe(num_parts))
     if total > limit:

@@ -63,8 +63,11 @@ def build_table(config: GNNConfig, data: Data, device: torch.device) -> NodeTabl
         seed=config.seed, device=torch.device("cpu") if features.device == "cpu" else device)
 
 
-def try_model(config: GNNConfig, data: Data, task: Task) -> None:
+def try_model(config: GNNConfig, data: Data, task: Task, machine: estimate.Machine) -> None:
     """Call a model whose layers others wrote on a tiny graph, before long work.
+
+    Args:
+        machine: what holds the run.
 
     Raises:
         ValueError: it fails, returns something else than predictions, or is too large for the evaluation.
@@ -73,7 +76,7 @@ def try_model(config: GNNConfig, data: Data, task: Task) -> None:
         model = construct(config, **_sizes(config, data, task))
         tried = _try(config, model, data, task)
     if config.evaluation.is_exact and not (isinstance(model, PyGModel) and model.splits()):
-        estimate.check_whole_graph(config, data.num_edges, tried.bytes_per_edge)
+        estimate.check_whole_graph(data.num_edges, tried.bytes_per_edge, machine)
 
 
 def _try(config: GNNConfig, model: torch.nn.Module, data: Data, task: Task) -> Tried:

@@ -2,15 +2,22 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 
 from parallel_epochs.pipeline.data.opened import Part
+from parallel_epochs.pipeline.gnn import estimate
 from parallel_epochs.pipeline.gnn.features import NodeTable
 from parallel_epochs.pipeline.gnn.loaders.build import build_loader
 from parallel_epochs.pipeline.gnn.model import build_model, build_table
 from parallel_epochs.pipeline.gnn.tasks.build import build_task
 from parallel_epochs.pipeline.gnn.trainer import Loader, Task
+
+
+def machine_of(config: Any) -> estimate.Machine:
+    """Describe what holds a run of trainer=gnn."""
+    return estimate.machine_of(config.device, config.parallel.num_ranks, config.memory)
 
 
 @dataclass

@@ -8,9 +8,8 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
 from parallel_epochs.models import DeeperGCN
-from parallel_epochs.pipeline.data.cache import read
+from parallel_epochs.pipeline.data.cache import prepare_as, read
 from parallel_epochs.pipeline.data.config import OGBGraphConfig
-from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
 from parallel_epochs.pipeline.graph.partition import Partition
 from parallel_epochs.pipeline.schedule import Share
@@ -26,7 +25,7 @@ def bench_graphs(num_batches: int, batch_size: int, layers: int, channels: int, 
         folder: ogbg-molhiv in OGB's raw layout.
     """
     config = OGBGraphConfig(folder=folder)
-    data = prepare(read(config), config)
+    data = prepare_as(config, read(config))
     loader, graphs = GraphLoader(data, batch_size=batch_size), split_into_list(data)
     learned = [graphs[i] for i in data.train_mask.nonzero().squeeze(1).tolist()]
     say(f"{len(graphs):,} graphs, {len(learned):,} of them for training, in batches of {batch_size}")

@@ -6,7 +6,6 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.loader import RandomNodeLoader
 
-from parallel_epochs.pipeline.data.config import SyntheticProteinsConfig
 from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.data.synthetic import synthetic_proteins
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
@@ -31,7 +30,7 @@ def assert_same_subgraph(batch: Data, other: Data) -> None:
 def bench_partition(num_nodes: int, num_edges: int, num_parts: int, repeat: int) -> None:
     say(f"generating {num_edges:,} directed edges")
     generated = synthetic_proteins(num_nodes=num_nodes, num_edges=num_edges, num_tasks=8)
-    data = prepare(generated, SyntheticProteinsConfig(node_features="sum"))
+    data = prepare(generated, origin="synthetic_proteins")
     plain = Data(edge_index=data.edge_index.as_tensor().long(), edge_attr=data.edge_attr, x=data.x, y=data.y,
                  n_id=torch.arange(num_nodes), num_nodes=num_nodes)
     loader = ClusterLoader(data)

@@ -6,7 +6,6 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader as PyGNeighborLoader
 
-from parallel_epochs.pipeline.data.config import SyntheticProteinsConfig
 from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.data.synthetic import synthetic_proteins
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader, check_pyg
@@ -28,7 +27,7 @@ def bench_sampling(num_nodes: int, num_edges: int, batch_size: int, num_seeds: i
         raise SystemExit(str(error)) from None
     say(f"generating {num_nodes:,} nodes, {num_edges:,} directed edges")
     generated = synthetic_proteins(num_nodes=num_nodes, num_edges=num_edges, num_tasks=8)
-    data = prepare(generated, SyntheticProteinsConfig(node_features="sum"))
+    data = prepare(generated, origin="synthetic_proteins")
     plain = Data(edge_index=data.edge_index.as_tensor().long(), edge_attr=data.edge_attr, x=data.x, y=data.y,
                  num_nodes=num_nodes)
     seeds = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(0))[:num_seeds]

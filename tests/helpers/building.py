@@ -11,12 +11,16 @@ from parallel_epochs.pipeline import keys, training
 from parallel_epochs.pipeline.command import schema
 from parallel_epochs.pipeline.config import RunConfig
 from parallel_epochs.pipeline.data.opened import OpenData, Part
-from parallel_epochs.pipeline.gnn.build import build_schedule  # noqa: F401 - for the tests
+from parallel_epochs.pipeline.gnn.build import (  # noqa: F401 - for the tests
+    build_schedule,
+    check_activations,
+    check_table,
+)
 from parallel_epochs.pipeline.gnn.loaders.build import build_loader  # noqa: F401
 from parallel_epochs.pipeline.gnn.model import build_model, build_table, construct, try_model  # noqa: F401
 from parallel_epochs.pipeline.gnn.predictions import Restored, restore as restore_gnn, save_predictions  # noqa: F401
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
-from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.setup import Setup, machine_of  # noqa: F401
 from parallel_epochs.pipeline.gnn.tasks.build import build_task, check_metric  # noqa: F401
 from parallel_epochs.pipeline.products import product_of
 from parallel_epochs.pipeline.run.contract import Trainer

@@ -171,13 +171,12 @@ def test_reverse_edges_and_self_loops_get_the_mean_of_the_features():
     data = good()
     data.edge_index = torch.tensor([[0, 1, 2], [1, 0, 1]])
     data.edge_attr = torch.tensor([[1.0], [3.0], [5.0]])
-    found = preparing.prepare(data, SyntheticProteinsConfig(to_undirected=True, add_self_loops=True))
+    found = preparing.prepare(data, origin="x", to_undirected=True, add_self_loops=True)
     by_edge = {(u, v): a
                for u, v, a in zip(*found.edge_index.as_tensor().tolist(), found.edge_attr.squeeze(1).tolist())}
     assert by_edge == pytest.approx({(0, 1): 2, (1, 0): 2, (1, 2): 5, (2, 1): 5, (0, 0): 2, (1, 1): 3.5, (2, 2): 5,
                                      (3, 3): 0, (4, 4): 0, (5, 5): 0})
-    synthetic_with_loops = preparing.prepare(synthetic.synthetic_proteins(**SMALL),
-                                             SyntheticProteinsConfig(add_self_loops=True))
+    synthetic_with_loops = preparing.prepare(synthetic.synthetic_proteins(**SMALL), origin="x", add_self_loops=True)
     assert inspect(synthetic_with_loops.edge_index).num_self_loops == 600
 
 @needs_shared("yeast")
@@ -256,7 +255,7 @@ def test_weights_of_networkx_are_told_of(rows, said, tmp_path, caplog):
 
 
 def test_log_sums_are_standardised():
-    data = preparing.prepare(synthetic.synthetic_proteins(**SMALL), SyntheticProteinsConfig(node_features="log_sum"))
+    data = preparing.prepare(synthetic.synthetic_proteins(**SMALL), origin="x", node_features="log_sum")
     torch.testing.assert_close(data.x[:, :8].mean(0), torch.zeros(8), atol=1e-5, rtol=0)
     torch.testing.assert_close(data.x[:, :8].std(0, correction=0), torch.ones(8))
 
@@ -264,7 +263,7 @@ def test_log_sums_are_standardised():
 def test_an_empty_valid_split_is_said(caplog):
     data = good()
     data.valid_mask = torch.zeros(6, dtype=torch.bool)
-    data = preparing.prepare(data, SyntheticProteinsConfig())
+    data = preparing.prepare(data, origin="x")
     assert "the valid split is empty" in caplog.text and data.num_nodes == 6
 
 

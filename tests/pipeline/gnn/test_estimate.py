@@ -29,12 +29,12 @@ def test_parameters_are_counted_without_being_built(overrides, configure, monkey
 def test_a_reversible_model_keeps_the_activations_of_one_layer(name, configure, monkeypatch):
     config = configure(f"+experiment=ogbn_proteins_revgnn_{name}")
     build.check(config)
-    monkeypatch.setattr(estimate, "memory_of", lambda config: 10**6)
-    estimate.check_activations(config, random_graph(1000, 10, 0))
+    monkeypatch.setattr(estimate, "machine_memory", lambda: 10**6)
+    build.check_activations(config, random_graph(1000, 10, 0))
 
 
 def test_keys_to_blame_are_those_without_which_it_fits(configure, monkeypatch):
-    monkeypatch.setattr(estimate, "memory_of", lambda config: 10**9)
+    monkeypatch.setattr(estimate, "machine_memory", lambda: 10**9)
     build.check(configure("+experiment=ogbn_proteins"))
     config = configure()
     for changes, named in (({"model.num_layers": 50000}, "model.num_layers=50000"),
@@ -49,15 +49,15 @@ def test_keys_to_blame_are_those_without_which_it_fits(configure, monkeypatch):
 
 def test_batches_whose_activations_do_not_fit_are_refused(configure, monkeypatch):
     data = random_graph(1000, 10, 0)
-    monkeypatch.setattr(estimate, "memory_of", lambda config: 10**6)
+    monkeypatch.setattr(estimate, "machine_memory", lambda: 10**6)
     fits = configure("partition.num_parts=4")  # 250 nodes x 4 layers x 64 channels x 4 bytes
     whole = configure("partition=whole")
-    estimate.check_activations(fits, data)
+    build.check_activations(fits, data)
     for config in (whole, *(keys.replaced(fits, changes) for changes in (
             {"partition.clusters_per_step": 4}, {"model.num_layers": 16}, {"parallel.num_ranks": 4}))):
         with pytest.raises(ValueError, match="a batch of .* in training, this machine has 1 MB: raise partition"):
-            estimate.check_activations(config, data)
-    estimate.check_activations(keys.replaced(whole, {"train.precision": "bf16", "model.num_layers": 7}), data)
+            build.check_activations(config, data)
+    build.check_activations(keys.replaced(whole, {"train.precision": "bf16", "model.num_layers": 7}), data)
 
 
 def test_memory_is_that_of_the_control_group(tmp_path, monkeypatch):

@@ -227,10 +227,10 @@ def test_what_cannot_be_is_refused_before_any_work(configure, monkeypatch):
         assert "\n" not in str(refused.value)
     monkeypatch.setattr(estimate, "machine_memory", lambda: 10**8)
     config = configure("features=embedding", "parallel.num_ranks=2")
-    estimate.check_table(config, 60_000)
+    build.check_table(config, 60_000)
     with pytest.raises(ValueError, match="channels=64: a table of 70,000 nodes, with its optimizer in each of 2 ranks"):
-        estimate.check_table(config, 70_000)
-    estimate.check_table(configure("features=embedding", "parallel.num_ranks=2", "features.optimizer=sgd"), 70_000)
+        build.check_table(config, 70_000)
+    build.check_table(configure("features=embedding", "parallel.num_ranks=2", "features.optimizer=sgd"), 70_000)
     with pytest.raises(ValueError, match="features=embedding learns a row for each node, and the graph has no nodes"):
         NodeTable(0, 4, lr=1)
     model = torch.nn.ModuleDict({"names": torch.nn.Embedding(3, 2, sparse=True)})

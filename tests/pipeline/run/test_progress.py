@@ -9,7 +9,6 @@ import torch
 from torch_geometric.data import Data
 
 from parallel_epochs.models.deepgcn import DeeperGCN
-from parallel_epochs.pipeline.data.config import FileConfig
 from parallel_epochs.pipeline.data.prepare import describe_inputs, prepare
 from parallel_epochs.pipeline.gnn import inference
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
@@ -150,8 +149,9 @@ def graph_of(**attributes) -> Data:
      "no node features: degree only, its logarithm, standardised. Better: give the file an x; features=embedding "
      "learns a table with a row for each node; train.label_input=0.5 shows training labels to the model")])
 def test_it_says_what_the_model_gets(attributes, options, label_input, text):
-    config = FileConfig(path="graph.pt", **options)
-    assert describe_inputs(prepare(graph_of(**attributes), config), config, label_input=label_input) == text
+    options = {"node_features": "sum", **options}
+    data = prepare(graph_of(**attributes), origin="graph.pt", **options)
+    assert describe_inputs(data, is_file=True, **options, label_input=label_input) == text
 
 
 @pytest.mark.parametrize("attributes, concat, text", [
@@ -161,9 +161,9 @@ def test_it_says_what_the_model_gets(attributes, options, label_input, text):
      "x: 7 learned features (features=embedding) + 4 features from the file + 3 species, one-hot + 2 features of each "
      "edge")])
 def test_it_says_what_the_model_learns(attributes, concat, text):
-    config = FileConfig(path="graph.pt")
-    data = prepare(graph_of(**attributes), config)
-    assert describe_inputs(data, config, label_input=0.0, num_learned=7, concat=concat) == text
+    data = prepare(graph_of(**attributes), origin="graph.pt")
+    assert describe_inputs(data, is_file=True, node_features="sum", label_input=0.0, num_learned=7,
+                           concat=concat) == text
 
 
 def test_slow_phases_are_announced_before_they_begin(configure, tmp_path, caplog, monkeypatch):

@@ -17,9 +17,8 @@ from parallel_epochs.models.categories import TableEncoder
 from parallel_epochs.models.equilibrium import EquilibriumGNN
 from parallel_epochs.models.heads import pool_graphs
 from parallel_epochs.models.reversible import RevGNN
-from parallel_epochs.pipeline.data.cache import load, read
+from parallel_epochs.pipeline.data.cache import load, prepare_as, read
 from parallel_epochs.pipeline.data.config import OGBGraphConfig
-from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.gnn.inference import predict_graphs
 from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
 from parallel_epochs.pipeline.gnn.tasks.graph import GraphTask
@@ -62,7 +61,7 @@ def config_of(toys, configure):
 @pytest.fixture(scope="module")
 def molecules(toys):
     config = OGBGraphConfig(folder=str(toys["ogbg-molhiv"]))
-    return prepare(read(config), config)
+    return prepare_as(config, read(config))
 
 
 @pytest.mark.parametrize("split,num_ranks", [(False, 1), (False, 3), (True, 2), (True, 3), (True, 8)])

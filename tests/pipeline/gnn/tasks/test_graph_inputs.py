@@ -5,10 +5,9 @@ import gzip
 import numpy as np
 import pytest
 
-from parallel_epochs.pipeline.data.cache import load
+from parallel_epochs.pipeline.data.cache import load, prepare_as
 from parallel_epochs.pipeline.data.config import OGBGraphConfig
 from parallel_epochs.pipeline.data.ogb_graph import read
-from parallel_epochs.pipeline.data.prepare import prepare
 from tests.helpers import building as build
 from tests.helpers.files import write_csv
 from tests.helpers.graph_toys import write_graphs
@@ -58,13 +57,13 @@ def test_labels_are_checked_as_those_of_nodes_and_named_as_graphs(folder):
     config = OGBGraphConfig(folder=str(folder))
     change(folder, "graph-label", lambda table: table + 2)
     with pytest.raises(ValueError, match="y must hold 0, 1 or NaN for the metric rocauc"):
-        prepare(read(folder, config.name), config)
+        prepare_as(config, read(folder, config.name))
     write_csv(folder / "split" / "scaffold" / "train.csv.gz", [3, 12])
     with pytest.raises(ValueError, match="graph 12 of the train split is not one of 12 graphs"):
         read(folder, config.name)
     write_csv(folder / "split" / "scaffold" / "train.csv.gz", list(range(12)))
     with pytest.raises(ValueError, match="the splits overlap: graph .* is in more than one"):
-        prepare(read(folder, config.name), config)
+        prepare_as(config, read(folder, config.name))
 
 
 def test_validation_labels_of_one_kind_have_no_score(folder, configure):

@@ -216,7 +216,7 @@ COMPLETE = torch.tensor([(u, v) for u in range(40) for v in range(u)])
     (dict(test_negatives=None), "test_negatives is missing: a link task needs train_pairs")])
 def test_pairs_that_do_not_fit_are_refused(changes, error):
     with pytest.raises(ValueError, match=f"data=ogb_link: {error}|.*: {error}"):
-        prepare(broken(**changes), OGBLinkConfig())
+        prepare(broken(**changes), origin="data=ogb_link")
 
 
 def test_an_empty_validation_split_is_said_and_the_run_ends(ogb_toy, configure, tmp_path, caplog):
