@@ -28,8 +28,8 @@ from parallel_epochs.pipeline.gnn.model import (
     try_model,
 )
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
-from parallel_epochs.pipeline.gnn.setup import Setup, machine_of
-from parallel_epochs.pipeline.gnn.tasks.build import TASKS, build_task
+from parallel_epochs.pipeline.gnn.setup import Setup, build_task, machine_of
+from parallel_epochs.pipeline.gnn.tasks.build import TASKS
 from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
 from parallel_epochs.pipeline.graph.components import Components, find_components, split_components
 from parallel_epochs.pipeline.graph.partitioner import PARTITIONS
@@ -58,7 +58,7 @@ def check(config: GNNConfig) -> None:
                                ("features", config.features.name, FEATURES)):
         if name not in members:
             raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")
-    TASKS[config.task.name].check(config)
+    TASKS[config.task.name].check(config.task.metric)
     LOADERS[config.loader.name].check(config)
     machine = machine_of(config)
     check_table(config, num_nodes=1)
@@ -110,7 +110,10 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
     Raises:
         ValueError: the dataset is inconsistent, or the task, the partition or the memory does not fit it.
     """
-    is_new, check_task = content_hash is None, partial(TASKS[config.task.name].check_data, config)
+    def check_task(data: Data) -> None:
+        TASKS[config.task.name].check_data(data, config.task.metric, config.data.origin())
+
+    is_new = content_hash is None
     data = load_links(config.data, config.cache_dir, content_hash=content_hash) if config.task.name == "link" else load(
         config.data, config.cache_dir, content_hash=content_hash, check=check_task)
     check_task(data)

@@ -5,19 +5,30 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.gnn import estimate
 from parallel_epochs.pipeline.gnn.features import NodeTable
 from parallel_epochs.pipeline.gnn.loaders.build import build_loader
 from parallel_epochs.pipeline.gnn.model import build_model, build_table
-from parallel_epochs.pipeline.gnn.tasks.build import build_task
+from parallel_epochs.pipeline.gnn.tasks.build import TASKS, TaskOptions
 from parallel_epochs.pipeline.gnn.trainer import Loader, Task
 
 
 def machine_of(config: Any) -> estimate.Machine:
     """Describe what holds a run of trainer=gnn."""
     return estimate.machine_of(config.device, config.parallel.num_ranks, config.memory)
+
+
+def build_task(config: Any, data: Data) -> Task:
+    """Build what is learned on a graph.
+
+    Raises:
+        ValueError: it does not fit the graph.
+    """
+    return TASKS[config.task.name].build(data, TaskOptions(
+        config.task.metric, config.train.label_input, config.model.hidden_channels, config.task.valid_edges))
 
 
 @dataclass

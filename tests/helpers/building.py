@@ -20,8 +20,8 @@ from parallel_epochs.pipeline.gnn.loaders.build import build_loader  # noqa: F40
 from parallel_epochs.pipeline.gnn.model import build_model, build_table, construct, try_model  # noqa: F401
 from parallel_epochs.pipeline.gnn.predictions import Restored, restore as restore_gnn, save_predictions  # noqa: F401
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
-from parallel_epochs.pipeline.gnn.setup import Setup, machine_of  # noqa: F401
-from parallel_epochs.pipeline.gnn.tasks.build import build_task, check_metric  # noqa: F401
+from parallel_epochs.pipeline.gnn.setup import Setup, build_task, machine_of  # noqa: F401
+from parallel_epochs.pipeline.gnn.tasks.build import check_metric  # noqa: F401
 from parallel_epochs.pipeline.products import product_of
 from parallel_epochs.pipeline.run.contract import Trainer
 from parallel_epochs.pipeline.run.ranks import Ranks

@@ -1,4 +1,4 @@
-"""Tasks by name: what each asks of a configuration and of the data, and how it is built."""
+"""Tasks by name: what each asks of a run and of the data, and how it is built."""
 
 import copy
 from collections.abc import Callable
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.base_config import refuse_without_labels
-from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.tasks.graph import GraphTask
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
@@ -16,57 +15,66 @@ from parallel_epochs.pipeline.metrics import KINDS, METRICS, hits_at, kind_of
 
 
 @dataclass(frozen=True)
+class TaskOptions:
+    """What a run asks of its task.
+
+    Attributes:
+        metric: name of the metric; None for that of the dataset.
+        label_input: fraction of the training labels that are inputs.
+        hidden_channels: width of the model.
+        valid_edges: whether the test of links sees the edges of validation.
+    """
+
+    metric: str | None
+    label_input: float
+    hidden_channels: int
+    valid_edges: bool
+
+
+@dataclass(frozen=True)
 class TaskKind:
     """A task.
 
     Attributes:
         build: builds it for a graph; a ValueError if it does not fit.
-        check: refuses a configuration, before anything is opened.
-        check_data: refuses a dataset, before the task is built.
+        check: refuses a metric, before anything is opened.
+        check_data: refuses a dataset, before the task is built. It gets the dataset, the metric or None, and where the
+            dataset comes from, for its message.
     """
 
-    build: Callable[[GNNConfig, Data], Task]
-    check: Callable[[GNNConfig], None]
-    check_data: Callable[[GNNConfig, Data], None]
-
-
-def build_task(config: GNNConfig, data: Data) -> Task:
-    """Build what is learned on a graph.
-
-    Raises:
-        ValueError: it does not fit the graph.
-    """
-    return TASKS[config.task.name].build(config, data)
+    build: Callable[[Data, TaskOptions], Task]
+    check: Callable[[str | None], None]
+    check_data: Callable[[Data, str | None, str], None]
 
 
 def with_labels(task: type[NodeTask]) -> TaskKind:
     """Return the record of a task that learns labels."""
-    return TaskKind(lambda config, data: task(_with_metric(config, data), label_input=config.train.label_input),
-                    _check_metric, _check_labels)
+    return TaskKind(lambda data, options: task(_with_metric(data, options.metric), label_input=options.label_input),
+                    _check_known, _check_labels)
 
 
-def _with_metric(config: GNNConfig, data: Data) -> Data:
-    if config.task.metric is None:
+def _with_metric(data: Data, metric: str | None) -> Data:
+    if metric is None:
         return data
     data = copy.copy(data)
-    data.metric = config.task.metric
+    data.metric = metric
     return data
 
 
-def _check_metric(config: GNNConfig) -> None:
-    if config.task.metric not in (None, *METRICS):
-        raise ValueError(f"task.metric={config.task.metric} is unknown; choose one of {', '.join(METRICS)}")
+def _check_known(metric: str | None) -> None:
+    if metric not in (None, *METRICS):
+        raise ValueError(f"task.metric={metric} is unknown; choose one of {', '.join(METRICS)}")
 
 
-def _check_has_labels(config: GNNConfig, data: Data) -> None:
+def _check_has_labels(data: Data, metric: str | None, origin: str) -> None:
     if "ptr" not in data and "train_mask" not in data:
-        refuse_without_labels(config.data.origin(), "save y and masks, or y with data.split=random"
-                              if config.data.source == "file" else "give them with the graph")
+        refuse_without_labels(origin, "save y and masks, or y with data.split=random" if origin.endswith(".pt")
+                              else "give them with the graph")
 
 
-def _check_labels(config: GNNConfig, data: Data) -> None:
-    _check_has_labels(config, data)
-    check_metric(config.task.metric, data.metric)
+def _check_labels(data: Data, metric: str | None, origin: str) -> None:
+    _check_has_labels(data, metric, origin)
+    check_metric(metric, data.metric)
 
 
 def check_metric(chosen: str | None, metric: str) -> None:
@@ -83,14 +91,14 @@ def check_metric(chosen: str | None, metric: str) -> None:
                          f"{kind_of(metric)}. Choose one of {', '.join(KINDS[kind_of(metric)])}")
 
 
-def _build_link(config: GNNConfig, data: Data) -> LinkTask:
-    return LinkTask(data, hidden_channels=config.model.hidden_channels, metric=config.task.metric,
-                    valid_edges=config.task.valid_edges)
+def _build_link(data: Data, options: TaskOptions) -> LinkTask:
+    return LinkTask(data, hidden_channels=options.hidden_channels, metric=options.metric,
+                    valid_edges=options.valid_edges)
 
 
-def _check_link(config: GNNConfig) -> None:
-    if config.task.metric is not None:
-        hits_at(config.task.metric)
+def _check_link(metric: str | None) -> None:
+    if metric is not None:
+        hits_at(metric)
 
 
 # One line for each member of tasks/.
