@@ -4,14 +4,15 @@ import hydra
 from omegaconf import DictConfig
 
 from parallel_epochs.pipeline.command import cli
+from parallel_epochs.pipeline.products import product_of
 
 
 @hydra.main(version_base="1.3", config_path=cli.CONF, config_name="evaluate")
 def main(cfg: DictConfig) -> None:
     """Evaluate a run."""
     with cli.readable_errors():
-        product, options, config = cli.open_run(cfg, predicts=False)
-        product.predictions.evaluate(options, config)
+        run, asked = cli.open_run(cfg, predicts=False)
+        product_of(run.config.trainer.name).predictions.evaluate(run, **asked)
 
 
 if __name__ == "__main__":

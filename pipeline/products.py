@@ -10,7 +10,8 @@ A product is a folder of pipeline/ with two modules. `build` has
 - ``report(part)``, if the memory of a run is known beforehand: log it;
 - ``write_results(part, folder)``, if there is more to write than a summary at the end of a run.
 
-`predictions` has ``evaluate(options, config)`` and ``predict(options, config)``, which read a run directory.
+`predictions` has ``evaluate(run, ...)`` and ``predict(run, ...)``, which use a
+:class:`~pipeline.run.saved.SavedRun`. Their other arguments have the names of the keys that the record gives them.
 """
 
 import importlib

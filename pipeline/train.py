@@ -14,27 +14,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from parallel_epochs.pipeline.command import cli, folder as run_folder, schema
-from parallel_epochs.pipeline.config import RunConfig, explain_idle_keys
+from parallel_epochs.pipeline.config import explain_idle_keys
 from parallel_epochs.pipeline.run.errors import Stopped
 
 log = logging.getLogger(__name__)
-
-
-def check(config: RunConfig) -> None:
-    """Refuse a configuration that no run can have, before any directory is made.
-
-    Raises:
-        ValueError: names the key or the file.
-    """
-    from parallel_epochs.pipeline import training
-    from parallel_epochs.pipeline.run import ranks as rank_tools
-
-    if config.resume is not None:
-        return  # what else it takes is known when the run's own configuration is read
-    training.check(config)
-    rank_tools.choose_device(config.device, rank_tools.from_environment() or rank_tools.Ranks(
-        num_ranks=config.parallel.num_ranks, num_local=config.parallel.num_ranks))
-    config.data.check()
 
 
 @hydra.main(version_base="1.3", config_path=cli.CONF, config_name="config")
@@ -80,4 +63,4 @@ def main(cfg: DictConfig) -> float | None:
 
 
 if __name__ == "__main__":
-    cli.call(main, check)
+    cli.call(main, check="check_new", needs_data=True)

@@ -51,6 +51,32 @@ def check(config: RunConfig) -> None:
     product_of(config.trainer.name).build.check(config)
 
 
+def check_new(config: RunConfig) -> None:
+    """Refuse what no new run can have, its device included, before any directory is made; see :func:`check`.
+
+    Raises:
+        ValueError: names the key, the file or the environment variable.
+    """
+    if config.resume is not None:
+        return  # what else it takes is known when the run's own configuration is read
+    check(config)
+    choose_device(config.device, rank_tools.from_environment() or Ranks(
+        num_ranks=config.parallel.num_ranks, num_local=config.parallel.num_ranks))
+
+
+def prepare(config: RunConfig) -> None:
+    """Fill the caches for a configuration: dataset, prepared graph, partitions by METIS, nearest neighbours.
+
+    Raises:
+        ValueError: the dataset is inconsistent, or the partition impossible.
+        OSError: a download failed.
+    """
+    config.data.download()
+    build = product_of(config.trainer.name).build
+    for part in build.open_data(config, choose_device(config.device)).parts:
+        build.prepare(part)
+
+
 def run(config: RunConfig, folder: Path, command: str, *, log_config: dict | None = None) -> dict:
     """Train as configured and write the run directory, in this process or in one for each rank.
 

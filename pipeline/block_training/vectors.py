@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import torch
@@ -14,74 +14,65 @@ from parallel_epochs.pipeline.graph.pairs import check_pairs, read_pairs
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import files, tables
 from parallel_epochs.pipeline.run.log import format_score, format_table
+from parallel_epochs.pipeline.run.saved import SavedRun
 
 log = logging.getLogger(__name__)
 
 
-def check_options(options: Any) -> Tensor | None:
+def check_predictions(run: SavedRun, predictions: str | None, *, pairs: str | None = None, neighbors: int = 0,
+                      triples: str | None = None) -> Tensor | None:
     """Check where vectors shall be saved, and read the pairs whose cosines are asked for, before any long work.
 
-    Args:
-        options: of `predict`, with ``predictions`` and perhaps ``pairs``, ``neighbors`` and ``triples``.
+    The arguments are the keys of `predict` that have their names.
 
     Raises:
         ValueError: names the keys.
     """
-    if options.predictions is None:
+    if predictions is None:
         raise ValueError("One argument is missing: predictions=FILE")
-    if options.device not in ("auto", "cpu"):
-        raise ValueError(f"device={options.device}: {options.run} learned vectors, which are read on the CPU. Leave it "
-                         "out")
-    wanted = {name: value for name in ("pairs", "neighbors", "triples") if (value := getattr(options, name, None))}
+    if run.device not in ("auto", "cpu"):
+        raise ValueError(f"device={run.device}: {run.folder} learned vectors, which are read on the CPU. Leave it out")
+    wanted = {name: value for name, value in (("pairs", pairs), ("neighbors", neighbors), ("triples", triples))
+              if value}
     if len(wanted) > 1:
         raise ValueError(f"{' and '.join(f'{name}={value}' for name, value in wanted.items())}: give one of them")
-    if "pairs" in wanted:
-        return read_pairs(Path(wanted["pairs"]))
+    if pairs:
+        return read_pairs(Path(pairs))
     if not wanted:
-        writer_of(Path(options.predictions))
+        writer_of(Path(predictions))
     return None
 
 
-def check_evaluation(options: Any) -> None:
-    """Check the options of `evaluate`, before any long work.
-
-    Raises:
-        ValueError: names the key.
-    """
-    if options.predictions is not None:
-        check_options(options)
-
-
-def log_scores(options: Any, scores: dict[str, float], metric: str, epoch: int, *, more: str = "") -> None:
+def log_scores(title: str, scores: dict[str, float], metric: str) -> None:
     """Log the metrics of a checkpoint as a table.
 
     Args:
         metric: of the splits.
-        more: what the title adds.
     """
-    title = f"{options.checkpoint} checkpoint of {Path(options.run)}, epoch {epoch}{more}"
     log.info("%s", format_table([(f"{name} {metric}" if name in SPLITS else name, format_score(score))
                                  for name, score in scores.items()], title))
 
 
-def save_cosines(options: Any, pairs: Tensor | None, vectors: Tensor, names: list[str]) -> bool:
+def save_cosines(path: Path, pairs: Tensor | None, neighbors: int, vectors: Tensor, names: list[str]) -> bool:
     """Save the cosines of pairs or the nearest nodes of each, where they are asked for; returns whether.
+
+    Args:
+        neighbors: number of nearest nodes; 0 if they are not asked for.
 
     Raises:
         ValueError: pairs that name no nodes.
     """
-    path = Path(options.predictions)
     if pairs is not None:
         check_pairs(pairs, len(names))
         scores = torch.from_numpy(compare_pairs(vectors.numpy(), pairs.numpy()))
         files.write_atomically(path, lambda file: torch.save({"pairs": pairs, "logits": scores}, file))
         log.info("cosines of %s pairs in %s", f"{len(pairs):,}", path)
-    elif options.neighbors:
-        nearest, cosines = find_nearest(vectors, options.neighbors)
+    elif neighbors:
+        nearest, cosines = find_nearest(vectors, neighbors)
         files.write_atomically(path, lambda file: torch.save(
             {"neighbors": nearest, "logits": cosines, "names": names}, file))
         log.info("%d nearest of each of %s nodes in %s", nearest.size(1), f"{len(names):,}", path)
-    return pairs is not None or options.neighbors > 0
+    return pairs is not None or neighbors > 0
 
 
 def save(path: Path, vectors: Tensor, names: list[str]) -> None:

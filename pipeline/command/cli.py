@@ -1,6 +1,8 @@
 """What the entry points share: Hydra, the help, and errors that a user can read. Nothing here imports torch."""
 
 import contextlib
+import functools
+import importlib
 import logging
 import os
 import re
@@ -9,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -22,9 +24,11 @@ from omegaconf.errors import OmegaConfBaseException
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import arguments, schema
 from parallel_epochs.pipeline.command.space import TuneConfig
-from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig
-from parallel_epochs.pipeline.products import Product, product_of
+from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig, settings
 from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, install_command, one_line
+
+if TYPE_CHECKING:
+    from parallel_epochs.pipeline.run.saved import SavedRun
 
 CONF = schema.CONF
 USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, FloatingPointError, OSError)
@@ -120,11 +124,13 @@ def readable_errors() -> Iterator[None]:
         raise
 
 
-def call(main: Callable[[], object], check: Callable[[RunConfig], None] | None = None) -> None:
+def call(main: Callable[[], object], *, check: str | None = None, needs_data: bool = False) -> None:
     """Call an entry point; what is wrong with the configuration itself becomes one line.
 
     Args:
-        check: raises a ValueError for a configuration that no run can have, before Hydra makes a run directory.
+        check: name of the function of :mod:`pipeline.training` that raises a ValueError for a configuration that no
+            run can have. It is called before Hydra makes a run directory.
+        needs_data: whether the files of the dataset must be there.
     """
     # Hydra would print tracebacks and exit by itself.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -136,7 +142,7 @@ def call(main: Callable[[], object], check: Callable[[RunConfig], None] | None =
         if {"--help", "-h"} & set(sys.argv[1:]):
             print(help_text(module, [argument for argument in sys.argv[1:] if not argument.startswith("-")]))
         else:
-            check_command(module, check)
+            check_command(module, check, needs_data=needs_data)
             main()
     except (Exception, KeyboardInterrupt) as error:
         if interrupted:  # in the middle of an import, say, it arrives as another error
@@ -164,8 +170,8 @@ def _note_interrupts() -> list[int]:
     return notes
 
 
-def check_command(module: str, check: Callable[[RunConfig], None] | None) -> None:
-    """Check the arguments of an entry point, and the configuration that they compose.
+def check_command(module: str, check: str | None, *, needs_data: bool = False) -> None:
+    """Check the arguments of an entry point, and the configuration that they compose; see :func:`call`.
 
     Raises:
         ValueError: names the argument or the key.
@@ -183,7 +189,10 @@ def check_command(module: str, check: Callable[[RunConfig], None] | None) -> Non
     arguments.check(options, config_groups(), schema.all_keys())
     _check_readers(options.overrides)
     if check is not None and arguments.is_plain_run(options):
-        check(compose_config(options.overrides))
+        config = compose_config(options.overrides)
+        if needs_data and config.resume is None:
+            config.data.check()  # before torch and PyG are imported, which takes seconds
+        getattr(importlib.import_module("parallel_epochs.pipeline.training"), check)(config)
 
 
 def _check_readers(overrides: list[str]) -> None:
@@ -216,11 +225,11 @@ def named_keys(overrides: list[str]) -> set[str]:
     return {override.lstrip("+").partition("=")[0] for override in overrides} & schema.all_keys()
 
 
-def open_run(cfg: DictConfig, *, predicts: bool) -> tuple[Product, EvaluateConfig, RunConfig]:
+def open_run(cfg: DictConfig, *, predicts: bool) -> tuple["SavedRun", dict[str, Any]]:
     """Read the configuration of the run that `evaluate` or `predict` is asked about.
 
     Returns:
-        The run's product, the options of the command and the configuration of the run.
+        The run, and the other keys that its product reads.
 
     Raises:
         ValueError: no run is named, it is none, or a key does not fit it.
@@ -234,7 +243,21 @@ def open_run(cfg: DictConfig, *, predicts: bool) -> tuple[Product, EvaluateConfi
     for name in ("predictions", "output"):
         if (path := getattr(options, name, None)) is not None:
             options.check_output(name, Path(path), config)
-    return product_of(config.trainer.name), options, config
+    return saved_run(options, config)
+
+
+def saved_run(options: EvaluateConfig, config: RunConfig) -> tuple["SavedRun", dict[str, Any]]:
+    """Return a run that was trained, and what is asked of it in addition to its checkpoint.
+
+    Args:
+        options: the keys of `evaluate` or `predict`.
+        config: of the run.
+    """
+    from parallel_epochs.pipeline.run.saved import SavedRun  # imports torch
+    asked = dict(vars(options))
+    run, checkpoint, device, _ = (asked.pop(name) for name in ("run", "checkpoint", "device", "overwrite"))
+    return SavedRun(Path(run), config, settings(config), checkpoint, device,
+                    check_output=functools.partial(options.check_output, config=config)), asked
 
 
 def help_text(module: str, overrides: list[str]) -> str:

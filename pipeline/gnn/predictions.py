@@ -4,15 +4,13 @@ import dataclasses
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from parallel_epochs.pipeline.config import settings
 from parallel_epochs.pipeline.gnn import build, prediction_table as tables
-from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNEvaluateConfig
 from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup
@@ -20,12 +18,31 @@ from parallel_epochs.pipeline.graph.pairs import read_pairs
 from parallel_epochs.pipeline.run import files, tables as formats
 from parallel_epochs.pipeline.run.log import format_score, format_table
 from parallel_epochs.pipeline.run.ranks import choose_device
-from parallel_epochs.pipeline.run.session import check_data, load_checkpoint
+from parallel_epochs.pipeline.run.saved import SavedRun
 
 log = logging.getLogger(__name__)
 
-# Keys of tables of predictions.
-TABLE_KEYS = ("output", "output_nodes", "embeddings")
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a trained model. The attributes are the keys of `predict` that have their names.
+
+    Attributes:
+        predictions: file of logits or values.
+        output: table with a row for each node.
+        output_nodes: table of the ids that `output` shall hold.
+        embeddings: whether `output` holds the embeddings of the nodes too.
+        pairs: file of the pairs whose links are predicted.
+    """
+
+    predictions: str | None = None
+    output: str | None = None
+    output_nodes: str | None = None
+    embeddings: bool = False
+    pairs: str | None = None
+
+    def of_tables(self) -> dict[str, Any]:
+        """Return the keys of tables of predictions."""
+        return {"output": self.output, "output_nodes": self.output_nodes, "embeddings": self.embeddings}
 
 
 @dataclass
@@ -49,7 +66,7 @@ class Restored:
     nodes: np.ndarray | None = None
 
 
-def check_tables(options: GNNEvaluateConfig) -> list[str] | None:
+def check_tables(asked: Asked) -> list[str] | None:
     """Refuse keys that do not fit each other and files that cannot be written or read, before any long work.
 
     Returns:
@@ -58,81 +75,84 @@ def check_tables(options: GNNEvaluateConfig) -> list[str] | None:
     Raises:
         ValueError: names the key.
     """
-    if options.output is None:
-        for name in TABLE_KEYS[1:]:
-            if value := getattr(options, name):
+    if asked.output is None:
+        for name, value in asked.of_tables().items():
+            if value:
                 raise ValueError(f"{name}={value} is for a table of predictions. Give output=FILE")
         return None
-    formats.format_of("output", options.output)
-    if options.predictions is not None and Path(options.predictions).resolve() == Path(options.output).resolve():
-        raise ValueError(f"output={options.output} and predictions={options.predictions} name the same file. "
+    formats.format_of("output", asked.output)
+    if asked.predictions is not None and Path(asked.predictions).resolve() == Path(asked.output).resolve():
+        raise ValueError(f"output={asked.output} and predictions={asked.predictions} name the same file. "
                          "Give the logits another")
-    return None if options.output_nodes is None else tables.read_ids(options.output_nodes)
+    return None if asked.output_nodes is None else tables.read_ids(asked.output_nodes)
 
 
-def refuse_tables(options: GNNEvaluateConfig, reason: str) -> None:
+def refuse_tables(asked: Asked, reason: str) -> None:
     """Refuse the keys of tables.
 
     Raises:
         ValueError: names the first that has been given, and the reason.
     """
-    for name in TABLE_KEYS:
-        if value := getattr(options, name):
+    for name, value in asked.of_tables().items():
+        if value:
             raise ValueError(f"{name}={value}: {reason}")
 
 
-def restore(options: GNNEvaluateConfig, config: GNNConfig) -> Restored:
+def restore(run: SavedRun, asked: Asked, **evaluation: Any) -> Restored:
     """Load a checkpoint of a run and predict every row with it.
 
     Args:
-        config: of the run.
+        evaluation: keys of the configuration's evaluation that replace those of the run, if they are not None.
 
     Raises:
         ValueError: no such checkpoint, a damaged one, another dataset, an unknown method, or pairs that cannot be read
             or predicted.
     """
-    pairs = None if options.pairs is None else read_pairs(Path(options.pairs))
-    if pairs is not None and options.predictions is None:
-        raise ValueError(f"pairs={options.pairs} needs a file for its predictions. Give predictions=FILE")
-    folder = Path(options.run)
+    config, folder = run.config, run.folder
+    pairs = None if asked.pairs is None else read_pairs(Path(asked.pairs))
+    if pairs is not None and asked.predictions is None:
+        raise ValueError(f"pairs={asked.pairs} needs a file for its predictions. Give predictions=FILE")
     if config.task.name != "node":
-        refuse_tables(options, f"{folder} has task={config.task.name}, and tables have a row for each node. Give "
+        refuse_tables(asked, f"{folder} has task={config.task.name}, and tables have a row for each node. Give "
                                "predictions=FILE")
-    wanted = check_tables(options)
+    wanted = check_tables(asked)
     if config.data.components == "separate":
         raise ValueError(f"{folder} holds a model for each component. Choose one of "
                          f"{', '.join(sorted(str(path) for path in folder.glob('component_*')))}")
-    state = load_checkpoint(folder, options.checkpoint, settings(config))
-    given = {key: getattr(options, key) for key in ("method", "num_views", "num_parts", "num_neighbors")
-             if getattr(options, key) is not None}
+    state = run.load()
+    given = {name: value for name, value in evaluation.items() if value is not None}
     config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, **given))
     config.check()
     build.check(config)
 
-    opened = build.open_data(config, choose_device(options.device))
+    opened = build.open_data(config, choose_device(run.device))
     setup = cast(Setup, opened.parts[0])
     data, task = setup.data, setup.task
-    check_data(folder, state, data.get("content_hash"))
+    run.check_data(state, data.get("content_hash"))
     if pairs is not None:
         task.check_pairs(pairs)
-    ids = tables.ids_of(opened.data, data.get("n_id")) if options.output is not None else None
-    nodes = tables.find_nodes(wanted, ids, options.output_nodes) if wanted is not None and ids is not None else None
+    ids = tables.ids_of(opened.data, data.get("n_id")) if asked.output is not None else None
+    nodes = tables.find_nodes(wanted, ids, asked.output_nodes) if wanted is not None and ids is not None else None
     load_weights(state["model"], setup.model, setup.table)
-    if options.checkpoint == "best":
+    if run.is_best:
         round_, epoch = state["round"], state["epoch"]
     else:  # which holds the number of rounds that are complete
         round_, epoch = max(state["round"] - 1, 0), state["progress"]["epochs"]
-    predict_all = build_predictor(setup, embeddings=options.embeddings)
+    predict_all = build_predictor(setup, embeddings=asked.embeddings)
     rows, embeddings = predict_all(round_), None
-    if options.embeddings:
+    if asked.embeddings:
         rows, embeddings = rows[:, :task.out_channels], rows[:, task.out_channels:]
     found = None if ids is None else tables.Predictions(
         task.metric, rows, embeddings, ids, tables.splits_of(data), tables.labels_of(opened.data, task.out_channels))
     return Restored(setup, epoch, rows, pairs, found, nodes)
 
 
-def evaluate(options: GNNEvaluateConfig, config: GNNConfig) -> dict[str, float]:
+def evaluate(run: SavedRun, *, method: str | None, num_views: int | None, num_parts: int | None,
+             num_neighbors: list[int] | None, **asked: Any) -> dict[str, float]:
     """Evaluate a checkpoint of a run by OGB's Evaluator, and save its predictions if asked to.
+
+    Args:
+        asked: see :class:`Asked`.
 
     Returns:
         The metric of each split.
@@ -140,34 +160,41 @@ def evaluate(options: GNNEvaluateConfig, config: GNNConfig) -> dict[str, float]:
     Raises:
         ValueError: see :func:`restore`.
     """
-    restored = restore(options, config)
+    wanted = Asked(**asked)
+    restored = restore(run, wanted, method=method, num_views=num_views, num_parts=num_parts,
+                       num_neighbors=num_neighbors)
     setup = restored.setup
     scores = setup.task.scores(setup.model, restored.rows, official=True)
-    title = (f"{options.checkpoint} checkpoint of {Path(options.run)}, epoch {restored.epoch}, "
-             f"by {setup.config.evaluation.method}")
+    title = f"{run.title(restored.epoch)}, by {setup.config.evaluation.method}"
     log.info("%s", format_table([(f"{split} {setup.task.metric}", format_score(score))
                                  for split, score in scores.items()], title))
-    save(options, restored)
+    save(wanted, restored)
     return scores
 
 
-def predict(options: GNNEvaluateConfig, config: GNNConfig) -> None:
+def predict(run: SavedRun, *, method: str | None, num_views: int | None, num_parts: int | None,
+            num_neighbors: list[int] | None, **asked: Any) -> None:
     """Save the predictions of a checkpoint of a run.
+
+    Args:
+        asked: see :class:`Asked`.
 
     Raises:
         ValueError: see :func:`restore`; neither a file nor a table is asked for.
     """
-    if options.predictions is None and options.output is None:
+    wanted = Asked(**asked)
+    if wanted.predictions is None and wanted.output is None:
         raise ValueError("One argument is missing: predictions=FILE, or output=TABLE for a table of nodes")
-    save(options, restore(options, config))
+    save(wanted, restore(run, wanted, method=method, num_views=num_views, num_parts=num_parts,
+                         num_neighbors=num_neighbors))
 
 
-def save(options: GNNEvaluateConfig, restored: Restored) -> None:
+def save(asked: Asked, restored: Restored) -> None:
     """Save what is asked for: logits or values as tensors, and a table."""
-    if options.predictions is not None:
-        save_predictions(Path(options.predictions), restored)
-    if options.output is not None and restored.table is not None:
-        tables.save(options.output, restored.table, restored.nodes)
+    if asked.predictions is not None:
+        save_predictions(Path(asked.predictions), restored)
+    if asked.output is not None and restored.table is not None:
+        tables.save(asked.output, restored.table, restored.nodes)
 
 
 def save_predictions(path: Path, restored: Restored) -> None:

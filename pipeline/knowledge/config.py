@@ -61,6 +61,10 @@ class KnowledgeConfig(RunConfig):
             raise ValueError(f"trainer=knowledge needs the CPU; this run has device={self.device}. Leave device out")
 
 
+# How questions are answered where nothing else is asked for.
+TOP, FILTERED = 10, True
+
+
 @dataclass
 class AnswersConfig(EvaluateConfig):
     """The keys of `predict` for a run that learned a knowledge graph."""
@@ -71,5 +75,5 @@ class AnswersConfig(EvaluateConfig):
                          "vectors.", minimum=0)
     triples: str | None = key(None, "Table of questions with a head, a relation and a tail in each line, ? for what is "
                               "asked. A line without ? is scored.", is_path=True)
-    top: int = key(10, "Number of answers to each question.", minimum=1)
-    filtered: bool = key(True, "Leave out answers that are training triples.")
+    top: int = key(TOP, "Number of answers to each question.", minimum=1)
+    filtered: bool = key(FILTERED, "Leave out answers that are training triples.")

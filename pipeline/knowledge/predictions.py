@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pandas as pd
 import torch
@@ -13,7 +13,6 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.embedding.triples import TripleTables
 from parallel_epochs.pipeline.block_training import vectors
-from parallel_epochs.pipeline.config import EvaluateConfig, settings
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.knowledge.build import (
     build_probe,
@@ -22,11 +21,11 @@ from parallel_epochs.pipeline.knowledge.build import (
     relation_names,
     split_triples,
 )
-from parallel_epochs.pipeline.knowledge.config import AnswersConfig, KnowledgeConfig
+from parallel_epochs.pipeline.knowledge.config import FILTERED, TOP
 from parallel_epochs.pipeline.knowledge.questions import Found, Questions, answer, number_questions, read_questions
 from parallel_epochs.pipeline.run import files, tables
 from parallel_epochs.pipeline.run.progress import Bar
-from parallel_epochs.pipeline.run.session import check_data, load_checkpoint
+from parallel_epochs.pipeline.run.saved import SavedRun
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ class Restored:
             are twice as many rows as names.
     """
 
-    config: KnowledgeConfig
+    config: Any
     data: Data
     tables: TripleTables
     epoch: int
@@ -51,25 +50,23 @@ class Restored:
     relation_names: list[str]
 
 
-def restore(options: EvaluateConfig, config: KnowledgeConfig) -> Restored:
+def restore(run: SavedRun) -> Restored:
     """Load the tables of a checkpoint.
 
     Raises:
         ValueError: no such checkpoint, a damaged one, or another dataset.
     """
-    folder = Path(options.run)
-    state = load_checkpoint(folder, options.checkpoint, settings(config))
-    data = open_data(config, torch.device("cpu")).data
-    check_data(folder, state, data.get("content_hash"))
-    is_best, trainer = options.checkpoint == "best", config.trainer
-    rows = state["model" if is_best else "tables"]
+    state = run.load()
+    data = open_data(run.config, torch.device("cpu")).data
+    run.check_data(state, data.get("content_hash"))
+    trainer, rows = run.config.trainer, state["model" if run.is_best else "tables"]
     tables = TripleTables(choose_model(trainer), rows["entities"], rows["relations"],
                           reciprocal=trainer.loss == "one_vs_all")
-    return Restored(config, data, tables, state["epoch"] if is_best else state["progress"]["epochs"],
+    return Restored(run.config, data, tables, state["epoch"] if run.is_best else state["progress"]["epochs"],
                     unpack_names(data), relation_names(data))
 
 
-def evaluate(options: EvaluateConfig, config: KnowledgeConfig) -> dict[str, float]:
+def evaluate(run: SavedRun, *, predictions: str | None) -> dict[str, float]:
     """Compute the filtered ranks of a checkpoint, and save its vectors if asked to.
 
     Returns:
@@ -79,43 +76,45 @@ def evaluate(options: EvaluateConfig, config: KnowledgeConfig) -> dict[str, floa
     Raises:
         ValueError: see :func:`restore`; a format that nothing writes.
     """
-    vectors.check_evaluation(options)
-    if options.predictions is not None:
-        _check_relations(options, config)
-    restored = restore(options, config)
+    if predictions is not None:
+        vectors.check_predictions(run, predictions)
+        _check_relations(run, Path(predictions))
+    restored = restore(run)
     scores = build_probe(restored.config, restored.data)(restored.tables.score_all, True)
-    vectors.log_scores(options, scores, "mrr", restored.epoch, more=", filtered ranks")
-    if options.predictions is not None:
-        save_vectors(Path(options.predictions), restored)
+    vectors.log_scores(f"{run.title(restored.epoch)}, filtered ranks", scores, "mrr")
+    if predictions is not None:
+        save_vectors(Path(predictions), restored)
     return scores
 
 
-def predict(options: AnswersConfig, config: KnowledgeConfig) -> None:
+def predict(run: SavedRun, *, predictions: str | None, pairs: str | None, neighbors: int, triples: str | None,
+            top: int, filtered: bool) -> None:
     """Save the answers to questions, vectors, the nearest entities of each, or the cosines of pairs.
 
     Raises:
         ValueError: see :func:`restore`; questions or pairs that cannot be read or name what the graph does not have, a
             format that is unknown or not installed.
     """
-    pairs, questions = vectors.check_options(options), None
-    if options.triples is not None:
-        vectors.check_format(Path(options.predictions), "answers", WRITERS)
-        questions = read_questions(Path(options.triples))
-    elif idle := [f"{name}={value}" for name in ("top", "filtered")
-                  if (value := getattr(options, name)) != getattr(AnswersConfig, name)]:
+    asked = vectors.check_predictions(run, predictions, pairs=pairs, neighbors=neighbors, triples=triples)
+    path, questions = Path(predictions), None
+    if triples is not None:
+        vectors.check_format(path, "answers", WRITERS)
+        questions = read_questions(Path(triples))
+    elif idle := [f"{name}={value}" for name, value, usual in (("top", top, TOP), ("filtered", filtered, FILTERED))
+                  if value != usual]:
         raise ValueError(f"{idle[0]} needs questions: give triples=QUESTIONS, or leave it out")
-    elif pairs is None and not options.neighbors:
-        _check_relations(options, config)
-    restored = restore(options, config)
+    elif asked is None and not neighbors:
+        _check_relations(run, path)
+    restored = restore(run)
     if questions is not None:
-        _answer(options, number_questions(questions, Path(options.triples), restored.names, restored.relation_names),
-                restored)
-    elif not vectors.save_cosines(options, pairs, restored.tables.entities.detach(), restored.names):
-        save_vectors(Path(options.predictions), restored)
+        _answer(path, number_questions(questions, Path(triples), restored.names, restored.relation_names), restored,
+                top=top, filtered=filtered)
+    elif not vectors.save_cosines(path, asked, neighbors, restored.tables.entities.detach(), restored.names):
+        save_vectors(path, restored)
 
 
-def _answer(options: AnswersConfig, questions: Questions, restored: Restored) -> None:
-    path, train = Path(options.predictions), split_triples(restored.data)["train"]
+def _answer(path: Path, questions: Questions, restored: Restored, *, top: int, filtered: bool) -> None:
+    train = split_triples(restored.data)["train"]
     asks = (questions.triples < 0).any(1)
     named = questions.triples[:, [0, 2]]
     unseen = (named >= 0) & ~torch.isin(named, train[:, [0, 2]])
@@ -123,10 +122,10 @@ def _answer(options: AnswersConfig, questions: Questions, restored: Restored) ->
         log.warning("%s lines name an entity that occurs in no training triple; its vector still has its initial "
                     "values, so the scores mean little", f"{count:,}")
     if bool(asks.any()):
-        log.info("questions: %s, %d best answers each%s", f"{int(asks.sum()):,}", options.top,
-                 "; answers that are training triples are left out" if options.filtered else "")
+        log.info("questions: %s, %d best answers each%s", f"{int(asks.sum()):,}", top,
+                 "; answers that are training triples are left out" if filtered else "")
     with Bar("answering", int(asks.sum()), "questions") as bar:
-        found = answer(restored.tables, questions, options.top, known=train if options.filtered else None,
+        found = answer(restored.tables, questions, top, known=train if filtered else None,
                        on_question=bar.advance)
     write = WRITERS[path.suffix]
     table = as_table(questions, found, restored)
@@ -152,16 +151,15 @@ def as_table(questions: Questions, found: Found, restored: Restored) -> pd.DataF
         "place": found.places.numpy(), "score": found.scores.numpy()})
 
 
-def _check_relations(options: EvaluateConfig, config: KnowledgeConfig) -> None:
+def _check_relations(run: SavedRun, path: Path) -> None:
     """Refuse vectors of relations in a file that must not be replaced.
 
     Raises:
         ValueError: nothing writes such a file, or it cannot be written.
     """
-    path = Path(str(options.predictions))
     vectors.writer_of(path)
     if path.suffix != ".pt":
-        options.check_output("predictions", _relations_beside(path), config)
+        run.check_output("predictions", _relations_beside(path))
 
 
 def _relations_beside(path: Path) -> Path:

@@ -7,56 +7,53 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.block_training import vectors
-from parallel_epochs.pipeline.config import EvaluateConfig, settings
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.node_embedding.build import Training, finish_vectors, open_data, prepare_training
-from parallel_epochs.pipeline.node_embedding.config import NodeEmbeddingConfig, PredictVectorsConfig
-from parallel_epochs.pipeline.run.session import check_data, load_checkpoint
+from parallel_epochs.pipeline.run.saved import SavedRun
 
 
-def evaluate(options: EvaluateConfig, config: NodeEmbeddingConfig) -> dict[str, float]:
+def evaluate(run: SavedRun, *, predictions: str | None) -> dict[str, float]:
     """Compute the metrics of a checkpoint's vectors, and save them if asked to.
 
     Raises:
         ValueError: no such checkpoint, a damaged one, another dataset, or a format that nothing writes.
     """
-    vectors.check_evaluation(options)
-    data, state = _open(options, config)
-    training = prepare_training(config, data)
-    found, epoch = _vectors_of(options, config, state, training)
+    if predictions is not None:
+        vectors.check_predictions(run, predictions)
+    data, state = _open(run)
+    training = prepare_training(run.config, data)
+    found, epoch = _vectors_of(run, state, training)
     scores = training.score(found.numpy())
-    vectors.log_scores(options, scores, training.metric, epoch)
-    if options.predictions is not None:
-        vectors.save(Path(options.predictions), found, unpack_names(data))
+    vectors.log_scores(run.title(epoch), scores, training.metric)
+    if predictions is not None:
+        vectors.save(Path(predictions), found, unpack_names(data))
     return scores
 
 
-def predict(options: PredictVectorsConfig, config: NodeEmbeddingConfig) -> None:
+def predict(run: SavedRun, *, predictions: str | None, pairs: str | None, neighbors: int) -> None:
     """Save vectors, the nearest nodes of each, or the cosines of pairs.
 
     Raises:
         ValueError: as :func:`evaluate`; pairs that name no nodes.
     """
-    pairs = vectors.check_options(options)
-    data, state = _open(options, config)
+    asked = vectors.check_predictions(run, predictions, pairs=pairs, neighbors=neighbors)
+    data, state = _open(run)
     # What training saw matters for a checkpoint in its middle alone.
-    training = None if options.checkpoint == "best" else prepare_training(config, data)
-    found, names = _vectors_of(options, config, state, training)[0], unpack_names(data)
-    if not vectors.save_cosines(options, pairs, found, names):
-        vectors.save(Path(options.predictions), found, names)
+    training = None if run.is_best else prepare_training(run.config, data)
+    found, names = _vectors_of(run, state, training)[0], unpack_names(data)
+    if not vectors.save_cosines(Path(predictions), asked, neighbors, found, names):
+        vectors.save(Path(predictions), found, names)
 
 
-def _open(options: EvaluateConfig, config: NodeEmbeddingConfig) -> tuple[Data, dict]:
-    folder = Path(options.run)
-    state = load_checkpoint(folder, options.checkpoint, settings(config))
-    data = open_data(config, torch.device("cpu")).data
-    check_data(folder, state, data.get("content_hash"))
+def _open(run: SavedRun) -> tuple[Data, dict]:
+    state = run.load()
+    data = open_data(run.config, torch.device("cpu")).data
+    run.check_data(state, data.get("content_hash"))
     return data, state
 
 
-def _vectors_of(options: EvaluateConfig, config: NodeEmbeddingConfig, state: dict,
-                training: Training | None) -> tuple[Tensor, int]:
+def _vectors_of(run: SavedRun, state: dict, training: Training | None) -> tuple[Tensor, int]:
     """Return the vectors of a checkpoint [num_nodes, dim], and its epoch."""
-    if options.checkpoint == "best":
+    if run.is_best:
         return state["model"]["embedding"].clone(), state["epoch"]
-    return finish_vectors(config, training, state["heads"]["rows"]), state["progress"]["epochs"]
+    return finish_vectors(run.config, training, state["heads"]["rows"]), state["progress"]["epochs"]

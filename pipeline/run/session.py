@@ -50,22 +50,6 @@ def check_data(folder: Path, saved: dict, data_hash: str | None) -> None:
                          "start a new run")
 
 
-def load_checkpoint(folder: Path, name: str, settings: dict[str, Any]) -> dict:
-    """Load a checkpoint of a run to use what it learned.
-
-    Args:
-        folder: the run directory.
-        name: "best" or "last".
-        settings: of its config.yaml.
-
-    Raises:
-        ValueError: there is none, it is damaged, or it was trained with other settings.
-    """
-    state = checkpoint.load(folder / "checkpoints" / f"{name}.pt")
-    check_settings(folder, state, settings)
-    return state
-
-
 @dataclass
 class Result:
     """What a run achieved.

@@ -1,6 +1,7 @@
 """The parts of a run, built one by one, and its checkpoints evaluated: what commands do, by a call."""
 
 import contextlib
+import dataclasses
 from pathlib import Path
 
 import torch
@@ -8,7 +9,7 @@ from omegaconf import OmegaConf
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys, training
-from parallel_epochs.pipeline.command import schema
+from parallel_epochs.pipeline.command import cli, schema
 from parallel_epochs.pipeline.config import RunConfig
 from parallel_epochs.pipeline.data.opened import OpenData, Part
 from parallel_epochs.pipeline.gnn.build import (  # noqa: F401 - for the tests
@@ -18,7 +19,12 @@ from parallel_epochs.pipeline.gnn.build import (  # noqa: F401 - for the tests
 )
 from parallel_epochs.pipeline.gnn.loaders.build import build_loader  # noqa: F401
 from parallel_epochs.pipeline.gnn.model import build_model, build_table, construct, try_model  # noqa: F401
-from parallel_epochs.pipeline.gnn.predictions import Restored, restore as restore_gnn, save_predictions  # noqa: F401
+from parallel_epochs.pipeline.gnn.predictions import (  # noqa: F401
+    Asked,
+    Restored,
+    restore as restore_gnn,
+    save_predictions,
+)
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup, build_task, machine_of  # noqa: F401
 from parallel_epochs.pipeline.gnn.tasks.build import check_metric  # noqa: F401
@@ -63,25 +69,26 @@ def build_trainer(config: RunConfig, data: Data, device: torch.device = CPU, ran
 
 def restore(options) -> Restored:
     """Load a checkpoint of a run of trainer=gnn."""
-    return restore_gnn(*_of_run(options, predicts=False)[1:])
+    run, asked = _of_run(options, predicts=False)
+    own = {field.name: asked.pop(field.name) for field in dataclasses.fields(Asked)}
+    return restore_gnn(run, Asked(**own), **asked)
 
 
 def evaluate(options) -> dict[str, float]:
     """Evaluate a run as `python -m pipeline.evaluate` does."""
-    product, *rest = _of_run(options, predicts=False)
-    return product.predictions.evaluate(*rest)
+    run, asked = _of_run(options, predicts=False)
+    return product_of(run.config.trainer.name).predictions.evaluate(run, **asked)
 
 
 def predict(options) -> None:
     """Predict with a run as `python -m pipeline.predict` does."""
-    product, *rest = _of_run(options, predicts=True)
-    product.predictions.predict(*rest)
+    run, asked = _of_run(options, predicts=True)
+    product_of(run.config.trainer.name).predictions.predict(run, **asked)
 
 
 def _of_run(options, *, predicts: bool):
     config = schema.load(Path(options.run) / "config.yaml")
-    return product_of(config.trainer.name), schema.to_options(OmegaConf.structured(options), config,
-                                                              predicts=predicts), config
+    return cli.saved_run(schema.to_options(OmegaConf.structured(options), config, predicts=predicts), config)
 
 
 def train_one(config: RunConfig, data: Data, folder: Path, device: torch.device = CPU, command: str = "test",

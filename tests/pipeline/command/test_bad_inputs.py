@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch_geometric.data import Data, HeteroData, InMemoryDataset
 
-from parallel_epochs.pipeline import evaluate, predict, prepare as preparing, train as training
+from parallel_epochs.pipeline import evaluate, predict, prepare, train as training_command, training
 from parallel_epochs.pipeline.command import arguments, cli, schema as configuration
 from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.data.config import FileConfig
@@ -436,14 +436,14 @@ def test_a_command_is_refused_before_anything_is_written(module, typed, message,
 
     (tmp_path / "folder").mkdir(), (tmp_path / "run").mkdir()
     before = listing(tmp_path)
-    assert {evaluate.__name__, predict.__name__} <= sys.modules.keys()
+    assert {entry.__name__ for entry in (evaluate, predict, prepare, training_command)} <= sys.modules.keys()
     go_on.__module__ = f"parallel_epochs.{module}"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "register_schema", lambda: None)  # conftest.py has
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.setattr(sys, "argv", [module, *typed.split()])
     with pytest.raises(SystemExit) as stopped:
-        cli.call(go_on, {TRAIN: training.check, PREPARE: preparing.check}.get(module))
+        cli.call(go_on, check={TRAIN: "check_new", PREPARE: "check"}.get(module), needs_data=module == TRAIN)
     assert matches(stopped.value.code, f"error: {message}"), stopped.value.code
     assert "\n" not in stopped.value.code and listing(tmp_path) == before
 

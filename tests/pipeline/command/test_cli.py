@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 
 from parallel_epochs.models import DeeperGCN, EquilibriumGNN, RevGNN
 from parallel_epochs.models.aggregate import KERNELS
-from parallel_epochs.pipeline import keys, prepare
+from parallel_epochs.pipeline import keys, training
 from parallel_epochs.pipeline.command import cli, schema as configuration
 from parallel_epochs.pipeline.command.folder import resolve
 from parallel_epochs.pipeline.gnn.config import MODEL_SCHEMAS, GNNConfig as Config
@@ -123,7 +123,7 @@ def test_every_experiment_composes_and_runs_at_toy_size(experiment, configure, t
     if full.data.source == "tables":
         overrides += [f"data.folder={write_packages(tmp_path / 'tables')}", "partition.num_parts=4"]
     config = configure(f"+experiment={experiment}", *overrides)
-    prepare.fill_caches(config)
+    training.prepare(config)
     (tmp_path / "run").mkdir()
     summary = run(config, tmp_path / "run", "test")
     assert summary["experiment"] == experiment and summary["data_epochs"] == 2
@@ -133,7 +133,7 @@ def test_every_experiment_composes_and_runs_at_toy_size(experiment, configure, t
 
 
 def test_prepare_fills_the_metis_cache(configure, tmp_path):
-    prepare.fill_caches(configure(*TOY, "partition=metis"))
+    training.prepare(configure(*TOY, "partition=metis"))
     assert len(list((tmp_path / "cache" / "partitions").glob("metis-*.pt"))) == 1
 
 

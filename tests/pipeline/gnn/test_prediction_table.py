@@ -248,7 +248,7 @@ def test_what_cannot_be_written_is_refused_before_the_graph_is_opened(run, tmp_p
         (tmp_path / name).write_text("id\n4\n")
     for options, message in WRONG:
         with pytest.raises(ValueError, match=message):
-            predictions.check_tables(EvaluateConfig(run="run", **options))
+            predictions.check_tables(predictions.Asked(**options))
     far = dict(output="a.csv", output_nodes="far.csv")
     with pytest.raises(ValueError, match="far.csv: no node has the id '50' of row 2; the 50 nodes of the run are"):
         predict(run, **far)

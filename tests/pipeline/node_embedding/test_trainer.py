@@ -22,8 +22,8 @@ from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.config import EdgesConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.node_embedding.probe import LabelProbe, LinkProbe
-from parallel_epochs.pipeline.prepare import fill_caches
 from parallel_epochs.pipeline.run import checkpoint
+from parallel_epochs.pipeline.training import prepare
 from tests.helpers import building, building as build
 from tests.helpers.building import EvaluateConfig
 from tests.helpers.communities import NAMES, SMALL, TIED, small_run, write_communities
@@ -138,7 +138,7 @@ def test_keys_that_do_nothing_are_named(overrides, idle, configure):
 
 
 def test_prepare_keeps_the_graph(small, configure, tmp_path):
-    fill_caches(configure(*small))
+    prepare(configure(*small))
     assert len(list((tmp_path / "cache" / "graphs").glob("edges-*.pt"))) == 1
 
 

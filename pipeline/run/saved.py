@@ -1,0 +1,57 @@
+"""A run that was trained, opened again to use what it learned."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from parallel_epochs.pipeline.run import checkpoint as checkpoints
+from parallel_epochs.pipeline.run.session import check_data, check_settings
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run directory and the checkpoint of it that is used.
+
+    Attributes:
+        folder: the run directory.
+        config: the configuration of the run.
+        settings: its keys that change numbers, by their names.
+        checkpoint: "best" by the validation metric, or "last".
+        device: where the model is used: "auto", "cpu", "cuda" or "cuda:N".
+        check_output: refuses a file, given its key and its path, that must not be replaced.
+    """
+
+    folder: Path
+    config: Any
+    settings: dict[str, Any]
+    checkpoint: str = "best"
+    device: str = "auto"
+    check_output: Callable[[str, Path], None] = lambda name, path: None
+
+    @property
+    def is_best(self) -> bool:
+        """Whether it is the best checkpoint, which holds the weights alone, and not the state of the training."""
+        return self.checkpoint == "best"
+
+    def load(self) -> dict:
+        """Load the checkpoint.
+
+        Raises:
+            ValueError: there is none, it is damaged, or it was trained with other settings.
+        """
+        state = checkpoints.load(self.folder / "checkpoints" / f"{self.checkpoint}.pt")
+        check_settings(self.folder, state, self.settings)
+        return state
+
+    def check_data(self, state: dict, data_hash: str | None) -> None:
+        """Compare the dataset that the checkpoint was trained on and that of now.
+
+        Raises:
+            ValueError: it is another one.
+        """
+        check_data(self.folder, state, data_hash)
+
+    def title(self, epoch: int) -> str:
+        """Name the checkpoint, of a number of epochs, for a table of its metrics."""
+        return f"{self.checkpoint} checkpoint of {self.folder}, epoch {epoch}"
