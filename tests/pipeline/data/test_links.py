@@ -10,11 +10,11 @@ import torch
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data import cache
-from parallel_epochs.pipeline.data.cache import load_links
+from parallel_epochs.pipeline.data.cache import load_links, prepare_as
 from parallel_epochs.pipeline.data.config import EdgesConfig, FileConfig, StoreConfig, SyntheticProteinsConfig
 from parallel_epochs.pipeline.data.links import LinkSplit, divide_links, draw_unlinked, find_links
 from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.data.prepare import incident_sum, prepare
+from parallel_epochs.pipeline.data.prepare import incident_sum
 from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
 from parallel_epochs.pipeline.names import PAIRS
 from parallel_epochs.pipeline.run.seeds import stream
@@ -57,7 +57,7 @@ def test_features_of_edges_follow_the_edges_that_stay():
     raw = Data(edge_index=torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]]), edge_attr=torch.arange(5.).unsqueeze(1),
                num_nodes=6)
     config = dataclasses.replace(SyntheticProteinsConfig(node_features="log_sum"), to_undirected=True)
-    data = divide_links(prepare(raw, config), dataclasses.replace(SPLIT, log=True), "graph")
+    data = divide_links(prepare_as(config, raw), dataclasses.replace(SPLIT, log=True), "graph")
     source = data.edge_index.as_tensor().amin(0)
     assert data.edge_attr[:, 0].equal(source.float()) and len(data.train_pairs) == 3
     assert data.x.equal(incident_sum(data.edge_index, data.edge_attr, log=True))
