@@ -1,6 +1,7 @@
 """Edges sorted by destination: sorting, matrices without copies, weights, and the transpose."""
 
 import logging
+import math
 
 import numpy as np
 import scipy.sparse as sp
@@ -12,6 +13,9 @@ from torch_geometric import EdgeIndex
 from parallel_epochs.models.edges import choose_dtype, fill_csr, from_csc
 
 log = logging.getLogger(__name__)
+
+# The inverse of a sum of such weights still fits into float32.
+SMALLEST_WEIGHT = 1e-30
 
 
 def counting_sort(keys: np.ndarray, num_keys: int) -> tuple[np.ndarray, np.ndarray]:
@@ -86,6 +90,30 @@ def choose_weight(edge_attr: Tensor | None) -> Tensor | None:
                  "edge_attr has %s", f"{edge_attr.size(1)} columns" if edge_attr.size(1) > 1 else "negative numbers")
         return None
     return edge_attr[:, 0].contiguous()
+
+
+def check_weight(edge_attr: Tensor | None, origin: str) -> None:
+    """Refuse edge weights that float32 cannot add up: walks, spectral factors and layouts divide by their sums.
+
+    Raises:
+        ValueError: names the dataset and the largest weight.
+    """
+    if edge_attr is None or edge_attr.size(1) > 1 or not edge_attr.numel():
+        return
+    low, high = (float(bound) for bound in torch.aminmax(edge_attr))
+    if low < 0:
+        return  # these are no weights
+    if not math.isfinite(high):
+        raise ValueError(f"{origin}: edge_attr, the weight of each edge, holds {high:g}: give finite weights")
+    if high == 0:
+        raise ValueError(f"{origin}: the weights of all {len(edge_attr):,} edges are 0 in float32: leave the weights "
+                         "out, or multiply them by a constant")
+    most = torch.finfo(torch.float32).max / len(edge_attr)
+    if not SMALLEST_WEIGHT <= high <= most:
+        mend = "multiply" if high < SMALLEST_WEIGHT else "divide"
+        raise ValueError(f"{origin}: the largest weight of an edge is {high:g}, and float32 adds up {len(edge_attr):,} "
+                         f"weights if the largest is between {SMALLEST_WEIGHT:g} and {most:.0e}: {mend} all weights by "
+                         "a constant")
 
 
 def weight_matrix(edge_index: EdgeIndex, weight: Tensor | None) -> sp.csr_array:

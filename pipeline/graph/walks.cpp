@@ -21,6 +21,8 @@ struct WalkProblem {  // mirrored by the class of this name in walks.py, field b
   const int32_t* start_alias;
 };
 
+constexpr int MAX_DRAWN = 10000;  // candidates of a step that are drawn before all of them are weighed
+
 inline double uniform(uint64_t bits) { return double(bits >> 11) * 0x1p-53; }
 
 struct Walk {
@@ -65,7 +67,7 @@ struct Walk {
       if (returning >= 0) excess = (back - most) * (p.weight ? p.weight[returning] : 1.0);
     }
     area *= most;
-    while (true) {
+    for (int drawn = 0; drawn < MAX_DRAWN; drawn++) {
       if (excess > 0 && uniform(random()) * (area + excess) < excess) return last;
       const int64_t to = next(node);
       const double y = uniform(random()) * most;
@@ -75,6 +77,24 @@ struct Walk {
         return to;
       }
     }
+    return scan(node, last);
+  }
+
+  // The same distribution as above, in time proportional to the degree: for factors so far apart that few are kept.
+  int64_t scan(int64_t node, int64_t last) {
+    const auto factor = [&](int64_t edge) {
+      const int64_t to = p.neighbor[edge];
+      const double by = to == last ? 1 / p.p : find(last, to) >= 0 ? 1.0 : 1 / p.q;
+      return by * (p.weight ? p.weight[edge] : 1.0);
+    };
+    double total = 0;
+    for (int64_t edge = p.ptr[node]; edge < p.ptr[node + 1]; edge++) total += factor(edge);
+    if (!(total > 0)) return next(node);  // all weigh nothing
+    double left = uniform(random()) * total;
+    int64_t chosen = -1;
+    for (int64_t edge = p.ptr[node]; edge < p.ptr[node + 1] && left >= 0; edge++)
+      if (const double weight = factor(edge); weight > 0) chosen = edge, left -= weight;
+    return p.neighbor[chosen];
   }
 };
 

@@ -54,6 +54,27 @@ def alias_tables(ptr: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return accept, alias
 
 
+def negative_tables(ptr: Tensor, degree: Tensor, exponent: float) -> tuple[Tensor, Tensor]:
+    """Build the tables from which negatives are drawn, in proportion to a power of the degree.
+
+    Args:
+        ptr: where each partition begins [num_parts + 1], int64.
+        degree: of each row [ptr[-1]], not negative. With a negative power, rows of degree 0 are never drawn.
+
+    Returns:
+        See :func:`alias_tables`.
+
+    Raises:
+        ValueError: the powers are too large for float32.
+    """
+    degree = degree.double()
+    frequency = torch.where(degree > 0, degree.pow(exponent), 0.0) if exponent < 0 else degree.pow(exponent)
+    if not bool((frequency.sum() < torch.finfo(torch.float32).max).all()):
+        raise ValueError(f"trainer.negative_exponent={exponent:g}: this power of the largest degree, "
+                         f"{float(degree.max()):g}, does not fit into float32. Choose one between 0 and 1")
+    return alias_tables(ptr, frequency.float().contiguous())
+
+
 @dataclass
 class Pairs:
     """Pairs of nodes in blocks.
@@ -81,6 +102,9 @@ class WalkSampler:
         symmetric: whether each edge is known to have its reverse, which spares sorting them.
         random_starts: whether walks begin at random nodes, in proportion to the weight of their edges, so that their
             steps are random edges; otherwise at each node that has an edge in turn.
+
+    Raises:
+        ValueError: no edge has a weight above 0.
     """
 
     def __init__(self, edge_index: EdgeIndex, weight: Tensor | None = None, *, length: int, p: float = 1.0,
@@ -102,6 +126,9 @@ class WalkSampler:
             # A walk cannot leave a node by edges that all weigh nothing.
             tensors["starts"] = self.starts = (strength > 0).nonzero().squeeze(1).int()
             tensors["accept"], tensors["alias"] = alias_tables(self._ptr, tensors["weight"])
+        if not self.starts.numel():
+            raise ValueError(f"no walk can begin: none of the {neighbor.numel():,} edges has a weight above 0. Choose "
+                             "another graph, or hold out fewer of its edges")
         if random_starts:
             whole = torch.tensor([0, self.starts.numel()])
             tensors["start_accept"], tensors["start_alias"] = alias_tables(

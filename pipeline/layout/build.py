@@ -21,7 +21,7 @@ from parallel_epochs.pipeline.data.cache import path_of
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.opened import OpenData, Part, open_whole
 from parallel_epochs.pipeline.graph import neighbors, walks
-from parallel_epochs.pipeline.graph.edges import choose_weight, weight_matrix
+from parallel_epochs.pipeline.graph.edges import check_weight, choose_weight, weight_matrix
 from parallel_epochs.pipeline.graph.node_parts import NodeParts, deal_nodes, sort_into_blocks
 from parallel_epochs.pipeline.layout.config import LayoutConfig, LayoutTrainerConfig
 from parallel_epochs.pipeline.layout.probe import LayoutProbe, compare_links, sample_links, sample_points, trust, vote
@@ -88,6 +88,7 @@ def check_data(config: LayoutConfig, data: Data) -> None:
         if not bool((data.edge_index[0] != data.edge_index[1]).any()):
             raise ValueError(f"{config.data.origin()} has no edges between different nodes, but a layout of a graph "
                              "needs some. Choose another dataset, or data=vectors")
+        check_weight(data.edge_attr, config.data.origin())
         return
     if options.num_neighbors >= num_points:
         raise ValueError(f"trainer.num_neighbors={options.num_neighbors} must be less than the {num_points:,} points "
@@ -195,9 +196,9 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
     matrix, parts, components = weigh(config, data, kept)
     mass = np.asarray(matrix.sum(1)).ravel()
     edges = sort_into_blocks(matrix, parts)
-    frequency = torch.from_numpy(np.where(mass > 0, mass, 0)[parts.node.numpy()] ** options.negative_exponent)
+    mass = torch.from_numpy(np.where(mass > 0, mass, 0)[parts.node.numpy()])
     drawn = Drawn(edges.edges, *walks.alias_tables(edges.ptr, edges.weight),
-                  *walks.alias_tables(parts.ptr, frequency.float().contiguous()))
+                  *walks.negative_tables(parts.ptr, mass, options.negative_exponent))
     positions = _first_places(options, matrix, components, config.seed)
     plan = LayoutPlan(num_epochs=train.epochs, lr=train.lr, last_lr=options.last_lr, eval_every=train.eval_every,
                       early_attraction=options.early_attraction, early_fraction=options.early_fraction)

@@ -18,7 +18,7 @@ from parallel_epochs.models.embedding.skipgram import Negatives, SkipGramOptions
 from parallel_epochs.pipeline.block_training.open import describe_graph, label_columns
 from parallel_epochs.pipeline.data.opened import OpenData, Part, open_whole
 from parallel_epochs.pipeline.graph import walks
-from parallel_epochs.pipeline.graph.edges import choose_weight, weight_matrix
+from parallel_epochs.pipeline.graph.edges import check_weight, choose_weight, weight_matrix
 from parallel_epochs.pipeline.graph.node_parts import NodeParts, check_parts, deal_nodes
 from parallel_epochs.pipeline.graph.structure import draw_lots, inspect
 from parallel_epochs.pipeline.node_embedding.config import NodeEmbeddingConfig, NodeEmbeddingTrainerConfig
@@ -72,6 +72,7 @@ def check_graph(config: NodeEmbeddingConfig, data: Data) -> None:
     if data.num_edges == 0:
         raise ValueError(f"{config.data.origin()} has no edges, but trainer=node_embedding learns from edges. Choose "
                          "another dataset")
+    check_weight(data.edge_attr, config.data.origin())
     check_parts(data.num_nodes, options.num_parts)
     needed = 8 * Table.numbers_per_row(options.dim, options.optimizer) * data.num_nodes * config.parallel.num_ranks
     tables = f"trainer.dim={options.dim}: two tables of {data.num_nodes:,} nodes take {format_bytes(needed)}"
@@ -149,9 +150,9 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
     heads, tails = _build_tables(options, parts, matrix, storage, config.seed)
     if options.tables == "memory":
         heads, tails = (heads.to(device),) * 2 if heads is tails else (heads.to(device), tails.to(device))
-    frequency = degrees(edge_index)[parts.node].double().pow(options.negative_exponent).float().contiguous()
+    negatives = walks.negative_tables(parts.ptr, degrees(edge_index)[parts.node], options.negative_exponent)
     trainer = NodeEmbeddingTrainer(
-        sampler, parts, heads, tails, Negatives(*walks.alias_tables(parts.ptr, frequency)),
+        sampler, parts, heads, tails, Negatives(*negatives),
         SkipGramOptions(num_negatives=options.num_negatives, negative_weight=options.negative_weight,
                 optimizer=options.optimizer, weight_decay=options.weight_decay),
         plan, finish=partial(_propagate, matrix, options.propagation_steps), score=training.score,
