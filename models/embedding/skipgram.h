@@ -33,6 +33,8 @@ namespace skipgram {
 
 constexpr int GROUP = 8, TILES = 8;
 constexpr int64_t LOSS_EVERY = 16;  // tiles
+// The pairs of a tile move a row from one value of the other rows. Their number times the learning rate is at most this.
+constexpr double MOST_PER_TILE = 1;
 
 struct Group {
   int32_t head, count;
@@ -50,13 +52,13 @@ struct Update {
   float *row, *moments;
   float rate, second = 0;
 
-  Update(const SkipGramProblem& p, float* table, float* moments_, float* steps, int64_t number)
-      : p(p), row(table + number * p.stride), moments(moments_), rate(p.lr) {
+  Update(const SkipGramProblem& p, float* table, float* moments_, float* steps, int64_t number, float lr)
+      : p(p), row(table + number * p.stride), moments(moments_), rate(lr) {
     if (OPTIMIZER == ADAGRAD) moments += number * p.stride;
     if (OPTIMIZER == ADAM) {
       moments += number * 2 * p.stride;
       const float t = steps[number] += 1;
-      rate = p.lr / (1 - std::pow(p.beta1, t));
+      rate = lr / (1 - std::pow(p.beta1, t));
       second = 1 / (1 - std::pow(p.beta2, t));
     }
   }
@@ -87,6 +89,7 @@ struct Block {
   const int64_t stride, num_negatives;
   std::vector<int32_t> tails;     // of the pairs, sorted by head
   std::vector<Group> groups;
+  std::vector<float> head_lr, tail_lr;  // of each row, empty if that of all is p.lr
   std::vector<float> buffer;
   float *U, *G, *N, *S;           // heads, their gradients, negatives, weighted sigmoids
   std::vector<int32_t> negatives;
@@ -112,6 +115,31 @@ struct Block {
     for (int64_t u = 0; u < num_heads; u++)
       for (int32_t first = end[u]; first < end[u + 1]; first += GROUP)
         groups.push_back({int32_t(u), std::min(GROUP, end[u + 1] - first), first});
+    bound_steps(end);
+  }
+
+  // Lowers the learning rate of rows that many pairs of a tile are expected to move: otherwise small blocks and hubs diverge.
+  void bound_steps(const std::vector<int32_t>& end) {
+    const double per_pair = double(GROUP) * TILES / double(last_pair - first_pair);
+    std::vector<double> moves(num_heads);
+    for (int64_t u = 0; u < num_heads; u++) moves[u] = per_pair * (1 + p.negative_weight) * (end[u + 1] - end[u]);
+    head_lr = lower(moves);
+    const double per_negative = double(GROUP) * TILES * p.negative_weight / double(num_tails);
+    moves.assign(num_tails, 0);
+    for (const int32_t v : tails) moves[v] += per_pair;
+    for (int64_t v = 0; v < num_tails; v++) {
+      const double kept = p.accept[first_tail + v];
+      moves[v] += per_negative * kept, moves[p.alias[first_tail + v]] += per_negative * (1 - kept);
+    }
+    tail_lr = lower(moves);
+  }
+
+  std::vector<float> lower(const std::vector<double>& moves) const {
+    if (*std::max_element(moves.begin(), moves.end()) * p.lr <= MOST_PER_TILE) return {};
+    std::vector<float> lr(moves.size(), p.lr);
+    for (size_t i = 0; i < moves.size(); i++)
+      if (moves[i] * p.lr > MOST_PER_TILE) lr[i] = float(MOST_PER_TILE / moves[i]);
+    return lr;
   }
 
   void train() {
@@ -127,8 +155,12 @@ struct Block {
     }
   }
 
-  Update<OPTIMIZER> head(int64_t u) const { return {p, p.heads, p.head_moments, p.head_steps, first_head + u}; }
-  Update<OPTIMIZER> tail(int64_t v) const { return {p, p.tails, p.tail_moments, p.tail_steps, first_tail + v}; }
+  Update<OPTIMIZER> head(int64_t u) const {
+    return {p, p.heads, p.head_moments, p.head_steps, first_head + u, head_lr.empty() ? p.lr : head_lr[u]};
+  }
+  Update<OPTIMIZER> tail(int64_t v) const {
+    return {p, p.tails, p.tail_moments, p.tail_steps, first_tail + v, tail_lr.empty() ? p.lr : tail_lr[v]};
+  }
 
   void tile(const Group* group, int size, bool count_loss) {
     for (int i = 0; i < TILES; i++) {

@@ -15,6 +15,7 @@ OPTIMIZERS = ("sgd", "adagrad", "adam")
 LINE = 16
 # As in skipgram.h.
 GROUP, TILES, LOSS_EVERY = 8, 8, 16
+MOST_PER_TILE = 1.0
 
 
 @dataclass
@@ -123,15 +124,50 @@ def train_block(heads: Table, tails: Table, block: PairBlock, pairs: Tensor, neg
     groups = _shuffled(_groups(own), bits)
     tails_of_block = slice(block.first_tail, block.first_tail + block.num_tails)
     table = negatives.accept[tails_of_block].numpy(), negatives.alias[tails_of_block].numpy()
+    head_lr, tail_lr = (bound_steps(moves, lr) for moves in count_moves(
+        own, block.num_heads, *table, negative_weight=options.negative_weight))
     loss = count = 0.0
     for number, first in enumerate(range(0, len(groups), TILES)):
         drawn = [draw_row(next(bits), *table) for _ in range(options.num_negatives)]
         tile_loss, tile_count = _train_tile(
-            groups[first:first + TILES], drawn, _Rows(heads, block.first_head, options, lr),
-            _Rows(tails, block.first_tail, options, lr), options)
+            groups[first:first + TILES], drawn, _Rows(heads, block.first_head, options, head_lr),
+            _Rows(tails, block.first_tail, options, tail_lr), options)
         if number % LOSS_EVERY == 0:
             loss, count = loss + tile_loss, count + tile_count
     return loss, count
+
+
+def count_moves(pairs: np.ndarray, num_heads: int, accept: np.ndarray, alias: np.ndarray, *,
+                negative_weight: float) -> tuple[np.ndarray, np.ndarray]:
+    """Compute how many pairs of a tile are expected to move each row, where negatives count by their weight.
+
+    Args:
+        pairs: all pairs of a block [num_pairs, 2].
+        accept, alias: alias table of its tails [num_tails].
+
+    Returns:
+        Numbers for the heads [num_heads] and for the tails [num_tails], float64.
+    """
+    of_tile, num_tails = GROUP * TILES, len(accept)
+    heads = np.bincount(pairs[:, 0], minlength=num_heads) * (of_tile / len(pairs))
+    tails = np.bincount(pairs[:, 1], minlength=num_tails) * (of_tile / len(pairs))
+    drawn = accept.astype(np.float64)
+    np.add.at(drawn, alias, 1.0 - accept)
+    return heads * (1 + negative_weight), tails + drawn * (of_tile * negative_weight / num_tails)
+
+
+def bound_steps(moves: np.ndarray, lr: float) -> np.ndarray:
+    """Lower the learning rate of rows that many pairs of a tile move: otherwise small blocks and hubs diverge.
+
+    Such pairs all see the same value of the other rows. Their number times the learning rate is at most MOST_PER_TILE.
+
+    Args:
+        moves: numbers of pairs, see :func:`count_moves`.
+
+    Returns:
+        The learning rate of each row [num_rows], float32.
+    """
+    return np.where(moves * lr > MOST_PER_TILE, MOST_PER_TILE / np.maximum(moves, 1e-300), lr).astype(np.float32)
 
 
 def _groups(pairs: np.ndarray) -> list[np.ndarray]:
@@ -149,26 +185,26 @@ def _shuffled(groups: list[np.ndarray], bits: Iterator[int]) -> list[np.ndarray]
 class _Rows:
     """The rows of a partition and their optimizer."""
 
-    def __init__(self, table: Table, first: int, options: SkipGramOptions, lr: float):
+    def __init__(self, table: Table, first: int, options: SkipGramOptions, lr: np.ndarray):
         self.rows = table.rows.numpy()[first:]
         self._moments, self._steps = table.moments.numpy()[first:], table.steps.numpy()[first:]
         self._options, self._lr = options, lr
 
     def move(self, row: int, gradient: np.ndarray) -> None:
-        options, x = self._options, self.rows[row]
+        options, x, lr = self._options, self.rows[row], self._lr[row]
         gradient = gradient - options.weight_decay * x
         if options.optimizer == "sgd":
-            x += self._lr * gradient
+            x += lr * gradient
         elif options.optimizer == "adagrad":
             self._moments[row] += gradient**2
-            x += self._lr * gradient / (np.sqrt(self._moments[row]) + options.eps)
+            x += lr * gradient / (np.sqrt(self._moments[row]) + options.eps)
         else:
             self._steps[row] += 1
             mean, square = np.split(self._moments[row], 2)  # views
             mean += (1 - options.beta1) * (gradient - mean)
             square += (1 - options.beta2) * (gradient**2 - square)
             corrected = mean / (1 - options.beta1 ** self._steps[row])
-            x += self._lr * corrected / (np.sqrt(square / (1 - options.beta2 ** self._steps[row])) + options.eps)
+            x += lr * corrected / (np.sqrt(square / (1 - options.beta2 ** self._steps[row])) + options.eps)
 
 
 def _train_tile(groups: list[np.ndarray], drawn: list[int], heads: _Rows, tails: _Rows,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from parallel_epochs.models.embedding.skipgram import Negatives, PairBlock, SkipGramOptions, Table
-from parallel_epochs.models.embedding.skipgram_reference import GROUP, TILES
+from parallel_epochs.models.embedding.skipgram_reference import GROUP, TILES, bound_steps, count_moves
 from parallel_epochs.models.kernels.hash import GOLDEN, mix_tensor, shift_right, signed
 
 STRIDE = signed(GOLDEN)
@@ -31,26 +31,46 @@ def train(heads: Table, tails: Table, tasks: list[list[PairBlock]], pairs: Tenso
         The loss, summed over all pairs, and the number of pairs.
     """
     device = heads.rows.device
-    negatives = Negatives(negatives.accept.to(device), negatives.alias.to(device))
+    there = Negatives(negatives.accept.to(device), negatives.alias.to(device))
     loss, count = torch.zeros((), dtype=torch.float64, device=device), 0
     for block in (block for task in tasks for block in task):
-        own = pairs[block.first_pair:block.last_pair].to(device, non_blocking=True).long()
+        own = pairs[block.first_pair:block.last_pair]
         if len(own):
-            loss += _train_block(heads, tails, block, own, negatives, options, lr=lr, key=key)
+            rates = _bound_steps(block, own, negatives, options, lr)
+            loss += _train_block(heads, tails, block, own.to(device, non_blocking=True).long(), there, options,
+                                 rates=[rate.to(device, non_blocking=True) for rate in rates], key=key)
             count += len(own)
     return float(loss), float(count)
 
 
+def _tiles_at_once(block: PairBlock) -> int:
+    return min(max(min(block.num_heads, block.num_tails) // (GROUP * TILES), 1), MAX_TILES)
+
+
+def _bound_steps(block: PairBlock, pairs: Tensor, negatives: Negatives, options: SkipGramOptions,
+                 lr: float) -> list[Tensor]:
+    """Choose the learning rates of the heads and of the tails of a block.
+
+    All tiles that are trained at a time move a row once. Adagrad and adam bring the length of this move to scale.
+    """
+    if options.optimizer != "sgd":
+        return [torch.full((num_rows,), lr) for num_rows in (block.num_heads, block.num_tails)]
+    tails = slice(block.first_tail, block.first_tail + block.num_tails)
+    moves = count_moves(pairs.cpu().numpy(), block.num_heads, negatives.accept[tails].cpu().numpy(),
+                        negatives.alias[tails].cpu().numpy(), negative_weight=options.negative_weight)
+    return [torch.from_numpy(bound_steps(_tiles_at_once(block) * some, lr)) for some in moves]
+
+
 def _train_block(heads: Table, tails: Table, block: PairBlock, pairs: Tensor, negatives: Negatives,
-                 options: SkipGramOptions, *, lr: float, key: int) -> Tensor:
+                 options: SkipGramOptions, *, rates: list[Tensor], key: int) -> Tensor:
     base = mix_tensor(signed(key) + torch.tensor(block.number + 1, device=pairs.device) * STRIDE)
     head, tail, there = _tiles(pairs, base)
     head, tail = head + block.first_head, tail + block.first_tail
     drawn = block.first_tail + _draw(mix_tensor(base + NEGATIVES), len(head), block, negatives, options.num_negatives)
     loss = torch.zeros((), dtype=torch.float64, device=pairs.device)
-    at_once = min(max(min(block.num_heads, block.num_tails) // (GROUP * TILES), 1), MAX_TILES)
-    for some in torch.arange(len(head), device=pairs.device).split(at_once):
-        loss += _train_tiles(heads, tails, head[some], tail[some], there[some], drawn[some], options, lr)
+    for some in torch.arange(len(head), device=pairs.device).split(_tiles_at_once(block)):
+        loss += _train_tiles(heads, tails, head[some], tail[some], there[some], drawn[some], options,
+                             rates, (block.first_head, block.first_tail))
     return loss
 
 
@@ -85,8 +105,13 @@ def _draw(base: Tensor, num_tiles: int, block: PairBlock, negatives: Negatives, 
 
 
 def _train_tiles(heads: Table, tails: Table, head: Tensor, tail: Tensor, there: Tensor, drawn: Tensor,
-                 options: SkipGramOptions, lr: float) -> Tensor:
-    """Update all rows of some tiles by their gradients at the present values."""
+                 options: SkipGramOptions, rates: list[Tensor], firsts: tuple[int, int] = (0, 0)) -> Tensor:
+    """Update all rows of some tiles by their gradients at the present values.
+
+    Args:
+        rates: learning rates of the rows of heads and of tails,
+        firsts: and the first row of each that has one.
+    """
     u, v, n = heads.rows[head], tails.rows[tail], tails.rows[drawn]
     x = (v @ u.unsqueeze(-1)).squeeze(-1)
     pull = torch.sigmoid(-x) * there
@@ -95,19 +120,21 @@ def _train_tiles(heads: Table, tails: Table, head: Tensor, tail: Tensor, there: 
     push = -weight * torch.sigmoid(y)
     to_u = (pull.unsqueeze(-2) @ v).squeeze(-2) + push @ n
     to_v, to_n = pull.unsqueeze(-1) * u.unsqueeze(-2), push.mT @ u
-    _move(tails, torch.cat([tail[there], drawn.flatten()]), torch.cat([to_v[there], to_n.flatten(0, 1)]), options, lr)
+    _move(tails, torch.cat([tail[there], drawn.flatten()]), torch.cat([to_v[there], to_n.flatten(0, 1)]), options,
+          rates[1], firsts[1])
     used = there.any(-1)
-    _move(heads, head[used], to_u[used], options, lr)
+    _move(heads, head[used], to_u[used], options, rates[0], firsts[0])
     return (softplus(-x) * there).sum(dtype=torch.float64) + (weight * softplus(y)).sum(dtype=torch.float64)
 
 
-def _move(table: Table, rows: Tensor, gradient: Tensor, options: SkipGramOptions, lr: float) -> None:
+def _move(table: Table, rows: Tensor, gradient: Tensor, options: SkipGramOptions, rates: Tensor,
+          first: int) -> None:
     """Update rows by the sums of their gradients, which are added in a fixed order."""
     rows, order = rows.sort(stable=True)
     rows, count = rows.unique_consecutive(return_counts=True)
     offsets = torch.cat([count.new_zeros(1), count.cumsum(0)])
     total = torch.segment_reduce(gradient[order], "sum", offsets=offsets, axis=0)
-    x = table.rows[rows]
+    x, lr = table.rows[rows], rates[rows - first].unsqueeze(1)
     total = total - options.weight_decay * count.unsqueeze(1) * x
     if options.optimizer == "sgd":
         x = x + lr * total

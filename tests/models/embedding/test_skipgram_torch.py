@@ -1,6 +1,7 @@
 """Skip-gram by torch operations against autograd, and as a trainer in place of C++."""
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from parallel_epochs.models.embedding import skipgram, skipgram_torch
-from parallel_epochs.models.embedding.skipgram import Negatives, SkipGramOptions
+from parallel_epochs.models.embedding.skipgram import Negatives, PairBlock, SkipGramOptions
 from parallel_epochs.models.embedding.skipgram_torch import _draw, _tiles, _train_tiles
 from parallel_epochs.models.kernels.hash import GOLDEN, mix_tensor, signed
 from parallel_epochs.pipeline.node_embedding.trainer import NodeEmbeddingTrainer
@@ -86,7 +87,7 @@ def test_a_step_goes_along_the_gradient(tied):
     expected = [table.rows + 0.1 * gradient for table, gradient in zip([heads] if tied else [heads, tails], gradients,
                                                                        strict=True)]
     options = SkipGramOptions(num_negatives=7, negative_weight=2.0)
-    loss = _train_tiles(heads, tails, head, tail, there, drawn, options, 0.1)
+    loss = _train_tiles(heads, tails, head, tail, there, drawn, options, [torch.full((45,), 0.1)] * 2)
     assert float(loss) == pytest.approx(-float(objective.detach()))
     for table, rows in zip([heads, tails], expected, strict=False):
         torch.testing.assert_close(table.rows.double(), rows, rtol=1e-5, atol=1e-6)
@@ -107,6 +108,18 @@ def test_small_blocks_come_near_to_the_kernel(optimizer):
         losses[name] = np.mean(per_pair[:3]), np.mean(per_pair[-10:])
     assert losses["torch"][1] < losses["torch"][0]
     assert losses["torch"][1] == pytest.approx(losses["kernel"][1], rel=0.06), losses
+
+
+def test_a_row_that_all_pairs_move_does_not_diverge():
+    """Every pair and every negative of a tile is one tail's: without a bound on its step, the loss is NaN."""
+    pairs = torch.stack([torch.arange(500) % 40, torch.zeros(500)], 1).int()
+    negatives, block = Negatives(torch.zeros(40), torch.zeros(40, dtype=torch.int32)), PairBlock(0, 0, 0, 40, 40, 0, 500)
+    for function in (skipgram.train, partial(skipgram.train, native=False), skipgram_torch.train):
+        heads, tails = tables(40, 8)
+        losses = [np.divide(*function(heads, tails, [[block]], pairs, negatives, SkipGramOptions(), lr=0.3, key=key))
+                  for key in range(10)]
+        # Each tail is as often the negative as the partner: at best -log(1/6) - 5 log(5/6).
+        assert 2.7 < losses[-1] < 3.2 and heads.rows.abs().max() < 3, (function, losses)
 
 
 def test_keys_and_blocks_draw_differently_and_threads_do_not_matter():
