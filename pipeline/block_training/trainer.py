@@ -89,6 +89,7 @@ class BlockTrainer:
         metric: the name of the one that the best round is chosen by.
         dim: columns of the tables that are learned.
         storage: where the tables lie.
+        loss_limit: mean loss of a round beyond which training has diverged.
     """
 
     kernel = ""
@@ -97,7 +98,7 @@ class BlockTrainer:
     def __init__(self, parts: NodeParts, tables: Mapping[str, Mapping[str, Tensor]],
                  schedule: list[list[list[tuple[int, int]]]], plan: RoundPlan, *, finish: Callable[[Tensor], Tensor],
                  score: Score, metric: str, dim: int, seed: int, ranks: Ranks, stop: StopRequest | None,
-                 storage: MemoryStorage = MemoryStorage()):
+                 storage: MemoryStorage = MemoryStorage(), loss_limit: float = math.inf):
         self.plan, self.parts, self.progress = plan, parts, Progress()
         self.score, self._tables, self._schedule, self._finish = score, tables, schedule, finish
         self._dim, self._seed, self._ranks, self._stop = dim, seed, ranks, stop or StopRequest()
@@ -108,7 +109,7 @@ class BlockTrainer:
         # The number of threads changes no bit.
         self.about = About(metric=metric, kernel=self.kernel, num_epochs=plan.num_epochs, num_steps=len(schedule),
                            arithmetic=f"{self._rows.device.type}, {self.kernel.partition(' on ')[0]}",
-                           num_parameters=parts.row.numel() * dim * len(tables))
+                           num_parameters=parts.row.numel() * dim * len(tables), loss_limit=loss_limit)
 
     def close(self) -> None:
         """Let go of what is open."""

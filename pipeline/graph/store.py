@@ -1,6 +1,7 @@
 """Graphs on disk: a folder of arrays and a manifest, written once, opened in milliseconds, shared by processes."""
 
 import contextlib
+import hashlib
 import json
 import logging
 import math
@@ -27,6 +28,8 @@ VERSION = 1
 MANIFEST, JOURNAL = "manifest.json", "journal.json"
 # Rows that are copied at a time.
 COPIED = 1 << 18
+# Numbers that are checked at a time.
+CHECKED = 1 << 26
 
 # Linux' MAP_NORESERVE, which Python's module names from 3.13 on.
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
@@ -238,6 +241,9 @@ def open_store(path: Path, *, verify: bool = True) -> tuple[dict[str, Tensor], d
 
 def _open_array(path: Path, entry: dict, verify: bool) -> Tensor:
     dtype, shape, size = getattr(torch, entry["dtype"]), tuple(entry["shape"]), entry["size"]
+    if not isinstance(dtype, torch.dtype) or not all(type(count) is int and count >= 0 for count in (*shape, size)):
+        raise DamagedFile(f"{path.parent / MANIFEST} is damaged: {path.name} has the dtype {entry['dtype']}, the shape "
+                          f"{list(shape)} and the size {size}")
     if not files.is_there(path):
         raise DamagedFile(f"{path} is missing: {path.parent} is damaged")
     with files.naming(path, "read"):
@@ -309,7 +315,49 @@ def open_graph(path: Path, *, verify: bool = True) -> Data:
         tensors lie in their files.
     """
     tensors, values = open_store(path, verify=verify)
+    if verify and "edges" in tensors and not (record := _record_of(path)).exists():
+        _check_edges(path, tensors)
+        with contextlib.suppress(OSError):  # without a place to note it, edges are checked again the next time
+            record.parent.mkdir(parents=True, exist_ok=True)
+            record.touch()
     return unpack({**tensors, **values})
+
+
+def _record_of(path: Path) -> Path:
+    """Return the file that tells this user, on this machine, that the edges of a store have been checked."""
+    found = [(path / f"{name}.bin").stat() for name in ("edges", "indptr") if files.is_there(path / f"{name}.bin")]
+    known = [[os.uname().nodename, file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns] for file in found]
+    digest = hashlib.blake2b(json.dumps(known).encode(), digest_size=16).hexdigest()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "parallel-epochs" / "stores" / digest
+
+
+def _check_edges(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse edges between nodes that do not exist: the compiled functions would read outside of their arrays.
+
+    Raises:
+        DamagedFile: names the file and the number.
+    """
+    edges, indptr = tensors["edges"], tensors.get("indptr")
+    integers = (torch.int32, torch.int64)
+    if indptr is None or indptr.dim() != 1 or not len(indptr) or indptr.dtype not in integers or edges.dim() != 2 or \
+            edges.size(0) != 2 or edges.dtype not in integers:
+        raise DamagedFile(f"{path / MANIFEST} is damaged: edges must be integers of the shape [2, num_edges], and "
+                          "indptr of [num_nodes + 1]")
+    num_nodes, num_edges = len(indptr) - 1, edges.size(1)
+    if int(indptr[0]) or int(indptr[-1]) != num_edges:
+        raise DamagedFile(f"{path / 'indptr.bin'} is damaged: it goes from {int(indptr[0]):,} to {int(indptr[-1]):,}, "
+                          f"but there are {num_edges:,} edges")
+    for first in range(0, num_nodes, CHECKED):
+        if bool((indptr[first:first + CHECKED + 1].diff() < 0).any()):
+            raise DamagedFile(f"{path / 'indptr.bin'} is damaged: its numbers must not fall")
+        pulse.renew()
+    for row in edges:
+        for part in row.split(CHECKED):
+            low, high = (int(bound) for bound in torch.aminmax(part)) if len(part) else (0, -1)
+            if low < 0 or high >= num_nodes:
+                raise DamagedFile(f"{path / 'edges.bin'} is damaged: it names node {low if low < 0 else high:,}, the "
+                                  f"graph has nodes 0 to {num_nodes - 1:,}")
+            pulse.renew()
 
 
 def pack(data: Data) -> dict:

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,11 @@ from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.sync import sum_columns, sum_rows
 from parallel_epochs.pipeline.schedule import fall_linearly
+
+log = logging.getLogger(__name__)
+
+# A loss of triples and negatives this close to log 2 is that of scores around 0: nothing has been learned.
+STANDSTILL = 1e-4
 
 
 class Steps(Protocol):
@@ -90,6 +96,14 @@ class KnowledgeTrainer:
             yield Step(progress.step, progress.step_in_round == steps.num_steps, stop)
         self._numbers = RoundNumbers(loss=progress.mean_loss, lr=progress.lr, seconds=time.perf_counter() - start,
                                      draw_seconds=drawn, sync_seconds=synced, num_triples=num_triples)
+        self._explain_standstill()
+
+    def _explain_standstill(self) -> None:
+        """Say once that the loss has not left log 2, where products of three small rows have hardly a gradient."""
+        progress, has_products = self.progress, not (self.tables.model.is_distance or self.tables.reciprocal)
+        if progress.round == 1 and has_products and abs(progress.mean_loss - math.log(2)) < STANDSTILL:
+            log.warning("the loss stands at log 2 after two epochs: scores are products of three rows, and those of "
+                        "small rows have hardly a gradient. Raise trainer.init_scale, to 0.3 for example, or train.lr")
 
     def _exchange(self, loss: float, count: int) -> bool:
         """Sum losses and gradients over the ranks; returns whether one was asked to stop.

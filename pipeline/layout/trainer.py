@@ -1,5 +1,6 @@
 """Layouts in two or three dimensions: edges drawn by weight in blocks, the same bits for any number of workers."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,9 @@ from parallel_epochs.pipeline.graph.node_parts import BlockEdges, NodeParts, tie
 from parallel_epochs.pipeline.run import seeds
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.stop import StopRequest
+
+# Points that attract each other come within a few units; so far apart, on average, they are in no layout.
+FAR = 1000.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +33,12 @@ class LayoutPlan(RoundPlan):
     def attraction(self, done: float) -> float:
         """Return the factor on what pulls neighbours together when a fraction of the rounds is done."""
         return self.early_attraction if done < self.early_fraction else 1.0
+
+
+def _loss_limit(options: LayoutOptions) -> float:
+    """Return the loss of pairs FAR apart, and of negatives that all lie in one place."""
+    nearest = -math.log(options.smooth) if 0 < options.smooth < 1 else 0.0
+    return math.log1p(FAR**2) + options.negative_weight * nearest
 
 
 class LayoutTrainer(BlockTrainer):
@@ -52,7 +62,7 @@ class LayoutTrainer(BlockTrainer):
                  stop: StopRequest | None = None):
         super().__init__(parts, {"positions": {"rows": positions}}, tied_rounds(parts.num_parts), plan,
                          finish=lambda rows: rows, score=score, metric=metric, dim=positions.size(1), seed=seed,
-                         ranks=ranks, stop=stop)
+                         ranks=ranks, stop=stop, loss_limit=_loss_limit(options))
         self.positions, self._layout_plan = positions, plan
         self._edges, self._drawn, self._options = edges, drawn, options
         self._num_pairs = np.zeros(0, np.int64)

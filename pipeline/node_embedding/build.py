@@ -186,6 +186,9 @@ def _say(options: NodeEmbeddingTrainerConfig, plan: Plan, trainer: NodeEmbedding
     if options.model == "spectral":
         log.info("model: spectral, %d numbers a node", options.dim)
         return
+    if options.model == "node2vec" and options.p == options.q == 1:
+        log.warning("trainer.model=node2vec with trainer.p=1 and trainer.q=1 draws the walks of deepwalk: set one of "
+                    "them, for example trainer.p=0.25 trainer.q=4")
     log.info("model: %s, %d numbers a node, %s in all", options.model, options.dim, f"{trainer.about.num_parameters:,}")
     log.info("pairs: %s walks of up to %d nodes in %d episodes, at most %d steps apart; %d partitions, %d steps an "
              "episode", f"{plan.num_walks:,}", trainer.walk_nodes, plan.num_rounds, plan.distance, options.num_parts,

@@ -19,6 +19,10 @@ from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.storage import MemoryStorage
 
+# At the start products are about 0, and a pair with its negatives costs (1 + their weight) log 2. A mean loss that is
+# so many times larger comes from vectors that have diverged.
+MOST_OF_UNTRAINED = 20
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(RoundPlan):
@@ -86,7 +90,8 @@ class NodeEmbeddingTrainer(BlockTrainer):
         tables = {"heads": heads.tensors(), **({} if heads is tails else {"tails": tails.tensors()})}
         arrange = tied_rounds if heads is tails else orthogonal_rounds
         super().__init__(parts, tables, arrange(parts.num_parts), plan, finish=finish, score=score, metric=metric,
-                         dim=dim, storage=storage, seed=seed, ranks=ranks, stop=stop)
+                         dim=dim, storage=storage, seed=seed, ranks=ranks, stop=stop,
+                         loss_limit=MOST_OF_UNTRAINED * (1 + options.negative_weight) * math.log(2))
         on_cpu = heads.rows.device.type == "cpu"
         self._train_blocks = skipgram.train if on_cpu else skipgram_torch.train
         self.heads, self.tails, self._walk_plan = heads, tails, plan

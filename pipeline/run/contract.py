@@ -1,6 +1,7 @@
 """What a session and the loop need of a trainer: the same for all products."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -21,6 +22,7 @@ class Progress:
         best_scores: metrics of each split after it.
         num_worse: evaluations since then.
         wall_seconds: time spent so far, by all starts of the run.
+        first_loss: mean loss of the first step; None in checkpoints of before it was kept.
     """
 
     round: int = 0
@@ -35,6 +37,7 @@ class Progress:
     best_scores: dict[str, float] = field(default_factory=dict)
     num_worse: int = 0
     wall_seconds: float = 0.0
+    first_loss: float | None = None
 
     def begin_round(self) -> None:
         """Count no steps of a round, and no loss."""
@@ -72,6 +75,7 @@ class About:
         num_epochs: passes over the data in all, summed over the ranks.
         num_steps: steps of a round.
         num_parameters: numbers that are learned.
+        loss_limit: mean loss of a round beyond which training has diverged, where that is known beforehand.
     """
 
     metric: str
@@ -81,6 +85,7 @@ class About:
     num_epochs: int
     num_steps: int
     num_parameters: int
+    loss_limit: float = math.inf
 
 
 @dataclass(frozen=True, kw_only=True)

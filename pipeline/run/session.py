@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 # Of the checkpoints; raise it when those of before cannot be resumed.
 FORMAT = 2
+# A mean loss of a round so many times that of the first step, or 1 if that is larger, does not come back.
+LARGEST_GROWTH = 1e4
 
 
 def check_settings(folder: Path, saved: dict, settings: dict[str, Any]) -> None:
@@ -170,11 +172,15 @@ class Session:
         """Check that the ranks agree, and leave if one of them was asked to.
 
         Raises:
+            FloatingPointError: the loss of the round has exploded, although it is finite.
             RankError: the ranks' weights differ.
             Stopped: the checkpoint is saved.
         """
         self._run_log.advance()
+        if trainer.progress.first_loss is None:
+            trainer.progress.first_loss = trainer.progress.mean_loss
         if step.is_last:
+            self._refuse_divergence(trainer)
             self._run_log.end_bar()
             self._trained = time.perf_counter()
         if step.number % self._check_every == 0:
@@ -182,6 +188,17 @@ class Session:
         self._stop_agreed = step.stop
         if step.stop and not step.is_last:
             self._leave(trainer)
+
+    def _refuse_divergence(self, trainer: Trainer) -> None:
+        """End a run whose loss explodes; all ranks have the same numbers."""
+        progress = trainer.progress
+        limit = min(trainer.about.loss_limit, LARGEST_GROWTH * max(progress.first_loss or 0.0, 1.0))
+        if progress.mean_loss > limit:
+            raise FloatingPointError(
+                f"training has diverged: the mean loss of round {progress.round + 1} is {progress.mean_loss:.3g}, and "
+                f"no run that learns exceeds {limit:.3g}. "
+                + (f"The checkpoint of epoch {progress.best_epoch} is kept in {self._checkpoints / 'best.pt'}. "
+                   if progress.best_epoch is not None else "") + "Start a new run with a lower train.lr")
 
     def evaluate(self, trainer: Trainer) -> dict[str, float] | None:
         """Let the trainer evaluate. If a signal stops it, save a checkpoint from which a resumed run evaluates again.

@@ -113,7 +113,8 @@ def test_small_blocks_come_near_to_the_kernel(optimizer):
 def test_a_row_that_all_pairs_move_does_not_diverge():
     """Every pair and every negative of a tile is one tail's: without a bound on its step, the loss is NaN."""
     pairs = torch.stack([torch.arange(500) % 40, torch.zeros(500)], 1).int()
-    negatives, block = Negatives(torch.zeros(40), torch.zeros(40, dtype=torch.int32)), PairBlock(0, 0, 0, 40, 40, 0, 500)
+    negatives = Negatives(torch.zeros(40), torch.zeros(40, dtype=torch.int32))
+    block = PairBlock(0, 0, 0, 40, 40, 0, 500)
     for function in (skipgram.train, partial(skipgram.train, native=False), skipgram_torch.train):
         heads, tails = tables(40, 8)
         losses = [np.divide(*function(heads, tails, [[block]], pairs, negatives, SkipGramOptions(), lr=0.3, key=key))

@@ -39,6 +39,48 @@ def test_what_is_written_is_read(path):
     assert torch.equal(read.edge_index.get_csc()[0][0], data.edge_index.get_csc()[0][0])
 
 
+@pytest.mark.parametrize("name, place, value, message", [
+    ("edges", 5, 30, "edges.bin is damaged: it names node 30, the graph has nodes 0 to 29"),
+    ("edges", 205, -1, "edges.bin is damaged: it names node -1,"),
+    ("indptr", 4, 2**30, "indptr.bin is damaged: its numbers must not fall"),
+    ("indptr", 0, 3, "indptr.bin is damaged: it goes from 3 to"),
+    ("indptr", 30, 2**31 - 1, "indptr.bin is damaged: it goes from 0 to 2,147,483,647, but there are")])
+def test_a_number_out_of_range_is_refused_before_a_compiled_function_reads_it(tmp_path, monkeypatch, name, place, value,
+                                                                             message):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    packed = store.pack(random_graph(30, 200, 0))
+    packed[name] = packed[name].clone()
+    packed[name].view(-1)[place] = value
+    with StoreWriter(tmp_path / "graph") as writer:
+        for key, tensor in packed.items():
+            if isinstance(tensor, torch.Tensor):
+                writer.put(key, tensor)
+        writer.finish({})
+    with pytest.raises(DamagedFile, match=message):
+        open_graph(tmp_path / "graph")
+
+
+def test_edges_are_checked_once_for_each_state_of_their_files(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    checked = []
+    monkeypatch.setattr(store, "_check_edges", lambda *args: checked.append(args))
+    for _ in range(2):
+        open_graph(path)
+    assert len(checked) == 1
+    os.utime(path / "edges.bin")
+    open_graph(path)
+    assert len(checked) == 2
+
+
+@pytest.mark.parametrize("entry", [{"dtype": "load"}, {"shape": [-2, -15]}, {"shape": ["a"]}, {"size": 12.0}])
+def test_odd_values_of_a_manifest_are_damage(path, entry):
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["arrays"]["edges"].update(entry)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DamagedFile, match="damaged"):
+        open_graph(path)
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64])
 def test_every_dtype_and_an_empty_array(tmp_path, dtype):
     values = torch.arange(12).reshape(3, 4).to(dtype)
