@@ -14,7 +14,7 @@ from parallel_epochs.pipeline.data.cache import load_links, prepare_as
 from parallel_epochs.pipeline.data.config import EdgesConfig, FileConfig, StoreConfig, SyntheticProteinsConfig
 from parallel_epochs.pipeline.data.links import LinkSplit, divide_links, draw_unlinked, find_links
 from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.data.prepare import incident_sum
+from parallel_epochs.pipeline.data.prepare import incident_sum, prepare
 from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
 from parallel_epochs.pipeline.names import PAIRS
 from parallel_epochs.pipeline.run.seeds import stream
@@ -26,7 +26,7 @@ def graph(num_nodes: int = 30, num_edges: int = 120, *, both: bool = True, seed:
     """A prepared random graph with loops and equal edges; without features, unless edges have some."""
     edges = torch.from_numpy(np.random.default_rng(seed).integers(num_nodes, size=(2, num_edges)))
     edges = torch.cat([edges, edges.flip(0)], dim=1) if both else edges
-    return prepare(Data(edge_index=edges, num_nodes=num_nodes), SyntheticProteinsConfig(node_features="sum"))
+    return prepare(Data(edge_index=edges, num_nodes=num_nodes), origin="graph")
 
 
 def as_set(pairs: torch.Tensor) -> set[frozenset]:
@@ -111,7 +111,7 @@ def test_draws_are_uniform():
     ([[0, 1], [0, 1]], (0.6, 0.2), "no edge between two different nodes: there is no link to predict"),
     (list(zip(*itertools.permutations(range(4), 2))), (0.5, 0.2), "0 pairs of its 4 nodes are not linked, and")])
 def test_graphs_without_pairs_for_each_split_are_refused(edges, fractions, error):
-    whole = prepare(Data(edge_index=torch.tensor(edges), num_nodes=4), SyntheticProteinsConfig(node_features="sum"))
+    whole = prepare(Data(edge_index=torch.tensor(edges), num_nodes=4), origin="graph")
     with pytest.raises(ValueError, match=error):
         divide_links(whole, LinkSplit("random", *fractions, 0, log=False), "graph")
 
