@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import logging.config
+import shlex
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -196,6 +197,9 @@ def train_as_rank(ranks: Ranks, stop: StopRequest, config: RunConfig, folder: Pa
         if ranks.is_first:
             files.write_json(folder / "summary.json", summary)
             log.info("%s", format_table(summaries.tabulate(summary), f"result of {config.name}, in {folder}"))
+            quoted = shlex.quote(str(folder))
+            log.info("next: python -m scripts.report %s, python -m pipeline.predict run=%s predictions=FILE", quoted,
+                     quoted)
     ranks.wait()
     return summary
 

@@ -10,12 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
+from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.files import without_nan
 from parallel_epochs.pipeline.run.progress import Bar, Pace, format_seconds
 from parallel_epochs.pipeline.run.tracker import Tracker, TrackerFeed
 
 log = logging.getLogger(__name__)
+
+# Fields of a round that others compute with.
+ROUND_NUMBERS = ("epochs", "step", "loss", "lr", "grad_norm", "seconds", "wall_seconds", *SPLITS)
 
 
 class BelowError(logging.Filter):
@@ -128,15 +132,15 @@ class RunLog:
         parts = [f"epoch {epoch:>{len(str(num_epochs))}}/{num_epochs}", f"loss {loss:8.5f}"]
         if scores is not None:
             parts += [f"{split} {format_score(value)}" for split, value in scores.items()]
-            parts.append("*" if is_best else " ")
+            parts.append("best" if is_best else "    ")
         times = f"{seconds:7.2f} s"
         if evaluation_seconds is not None:
             times += f" + {evaluation_seconds:.2f} s evaluation"
         parts.append(times)
         if hidden < 0.9:
-            parts.append(f"drawing {hidden:.0%} hidden")
+            parts.append(f"training waited for {1 - hidden:.0%} of the drawing of batches")
         if synced is not None:
-            parts.append(f"gradients {synced:4.1%}")
+            parts.append(f"communication {synced:4.1%}")
         if self._pace is not None and epoch < num_epochs:
             self._seconds_left = self._pace.seconds_left(epoch, num_epochs)
             parts.append(f"{format_seconds(self._seconds_left)} left")
@@ -183,7 +187,9 @@ def read_records(path: Path) -> list[dict]:
     """
     records, damaged = _parse_records(path)
     if damaged:
-        log.warning("%s is damaged: %d lines are left out, line %d is the first", path, len(damaged), damaged[0])
+        left_out = f"{len(damaged)} lines are left out, line {damaged[0]} is the first" if len(damaged) > 1 else \
+            f"line {damaged[0]} is left out"
+        log.warning("%s is damaged: %s", path, left_out)
     return records
 
 
@@ -196,14 +202,18 @@ def _parse_records(path: Path) -> tuple[list[dict], list[int]]:
 
 
 def _parse_record(line: bytes) -> dict | None:
-    """Parse a record. Return None if the line is not one, or is one of a round without its number."""
+    """Parse a record. Return None if the line is not one, or is one of a round with text in place of a number."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         return None
-    return record if record["kind"] != "round" or type(record.get("round")) is int else None
+    if record["kind"] != "round":
+        return record
+    numbers = [value for name, value in record.items() if name in ROUND_NUMBERS and value is not None]
+    is_whole = type(record.get("round")) is int and all(type(value) in (int, float) for value in numbers)
+    return record if is_whole else None
 
 
 def format_table(rows: list[tuple[str, str]], title: str) -> str:

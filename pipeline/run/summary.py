@@ -57,9 +57,10 @@ def tabulate(summary: dict) -> list[tuple[str, str]]:
                                             f"best epoch {part['best_epoch']}"))
     if summary["best_epoch"] is not None:
         rows.append(("best epoch", f"{summary['best_epoch']} of {summary['data_epochs']}"))
+    if summary["num_ranks"] > 1:
+        rows.append(("ranks", f"{summary['num_ranks']} (parallel={summary['parallel']})"))
     return [*rows,
-            ("ranks",
-             f"{summary['num_ranks']} ({summary['parallel']}), {summary['data_epochs']} passes over the graph"),
+            ("epochs", f"{summary['data_epochs']} passes over the data"),
             ("parameters", f"{summary['num_parameters']:,}"),
             ("aggregation", summary["kernel"]),
             ("wall time", f"{summary['wall_seconds']:.1f} s"),

@@ -1,6 +1,7 @@
 """What is said while something takes long: bars on a terminal, a line a minute elsewhere, the time left, the inputs."""
 
 import io
+import json
 import logging
 import sys
 
@@ -15,7 +16,7 @@ from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.graph import metis
 from parallel_epochs.pipeline.run import progress
 from parallel_epochs.pipeline.run.allocations import Allocations
-from parallel_epochs.pipeline.run.log import RunLog
+from parallel_epochs.pipeline.run.log import RunLog, read_records
 from parallel_epochs.pipeline.run.progress import Bar, Pace, TerminalHandler, format_seconds
 from parallel_epochs.pipeline.run.ranks import Ranks
 from tests.helpers.graphs import random_graph
@@ -104,8 +105,16 @@ def test_the_epoch_line_tells_seconds_of_both_phases_and_the_time_left(tmp_path,
         log.epoch_line(epoch=20, evaluation_seconds=None, hidden=0.85, scores=None, **line)
     log.close()
     assert caplog.messages == [
-        "epoch  1/20  loss  0.50000  valid 0.2500  *     1.23 s + 0.50 s evaluation  0 s left",
-        "epoch 20/20  loss  0.50000     1.23 s  drawing 85% hidden"]
+        "epoch  1/20  loss  0.50000  valid 0.2500  best     1.23 s + 0.50 s evaluation  0 s left",
+        "epoch 20/20  loss  0.50000     1.23 s  training waited for 15% of the drawing of batches"]
+
+
+@pytest.mark.parametrize("name", ["loss", "epochs", "wall_seconds", "valid"])
+def test_a_record_with_text_in_place_of_a_number_is_left_out(tmp_path, caplog, name):
+    whole = {"kind": "round", "round": 0, "epochs": 1, "loss": 0.5, "valid": None, "wall_seconds": 1.0}
+    (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(whole)}\n{json.dumps(whole | {'round': 1, name: 'low'})}\n")
+    assert read_records(tmp_path / "metrics.jsonl") == [whole]
+    assert caplog.messages == [f"{tmp_path / 'metrics.jsonl'} is damaged: line 2 is left out"]
 
 
 @pytest.mark.parametrize("num_mlp_layers", [1, 2])  # with one, encoders of edges have as many weights as convolutions
