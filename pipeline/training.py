@@ -14,6 +14,7 @@ import torch
 from parallel_epochs.models.kernels.native import check_simd
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.config import ParallelConfig, RunConfig, settings
+from parallel_epochs.pipeline.data import inspection
 from parallel_epochs.pipeline.data.opened import OpenData, Part
 from parallel_epochs.pipeline.loop import fit
 from parallel_epochs.pipeline.products import product_of
@@ -26,6 +27,7 @@ from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 from parallel_epochs.pipeline.run.ranks import Ranks, choose_device
 from parallel_epochs.pipeline.run.session import Session
 from parallel_epochs.pipeline.run.stop import StopRequest
+from parallel_epochs.pipeline.run.storage import free_space
 from parallel_epochs.pipeline.run.threads import restored_threads, threads_per_rank, use_threads
 from parallel_epochs.pipeline.run.tracker import find_tracker
 from parallel_epochs.pipeline.run.watchdog import Limits, watch
@@ -76,6 +78,26 @@ def prepare(config: RunConfig) -> None:
     build = product_of(config.trainer.name).build
     for part in build.open_data(config, choose_device(config.device)).parts:
         build.prepare(part)
+
+
+def describe_data(config: RunConfig) -> str:
+    """Open the dataset of a configuration as a run would, and say what was found; nothing is trained.
+
+    Returns:
+        A table: what there is of the data and what is odd, the memory that training takes where that is known, and the
+        free disk.
+
+    Raises:
+        ValueError: the configuration or the dataset is wrong.
+    """
+    opened = open_data(config, choose_device(config.device))
+    build, largest = product_of(config.trainer.name).build, max(opened.parts, key=lambda part: part.data.num_nodes)
+    rows = inspection.describe(opened.data, opened.components)
+    if hasattr(build, "describe_memory"):
+        rows.append(("memory", build.describe_memory(largest)))
+    folder = Path(config.cache_dir)
+    rows.append(("free disk", f"{format_bytes(free_space(folder))} at cache_dir={folder}"))
+    return format_table(rows, f"{opened.config.data.origin()}, for trainer={config.trainer.name}")
 
 
 def run(config: RunConfig, folder: Path, command: str, *, log_config: dict | None = None) -> dict:

@@ -33,7 +33,7 @@ from parallel_epochs.pipeline.gnn.tasks.build import TASKS
 from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
 from parallel_epochs.pipeline.graph.components import Components, find_components, split_components
 from parallel_epochs.pipeline.graph.partitioner import PARTITIONS
-from parallel_epochs.pipeline.graph.structure import Structure, inspect
+from parallel_epochs.pipeline.graph.structure import structure_of
 from parallel_epochs.pipeline.run import checkpoint, pulse
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.stop import StopRequest
@@ -180,11 +180,9 @@ def _check_edge_features(config: GNNConfig, data: Data) -> None:
 
 
 def _describe_edges(data: Data) -> str:
-    if "structure" in data:
-        return str(Structure(**data.structure))
-    if "store" in data:  # to count needs memory for several numbers of each edge
+    if (found := structure_of(data)) is None:
         return f"{data.num_nodes:,} nodes, {data.num_edges:,} directed edges; its store says nothing of odd ones"
-    return str(inspect(data.edge_index))
+    return str(found)
 
 
 def _visible(config: GNNConfig, data: Data) -> Data:
@@ -245,6 +243,11 @@ def _describe_model(setup: Setup, num_parameters: int) -> None:
 def report(setup: Setup) -> None:
     """Log the memory that a rank will take, where it is known beforehand."""
     memory.report(setup)
+
+
+def describe_memory(setup: Setup) -> str:
+    """Say what memory a rank will take, and what it may use."""
+    return memory.describe(setup)
 
 
 def prepare(setup: Setup) -> None:

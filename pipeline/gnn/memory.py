@@ -152,6 +152,14 @@ def report(setup: Setup) -> None:
                     format_bytes(limit))
 
 
+def describe(setup: Setup) -> str:
+    """Say in one line what a rank will hold, and what it may use; see :func:`report`."""
+    if not is_known(setup):
+        return "not known beforehand"
+    total = measure(setup).total(setup.config.partition.num_clusters)
+    return f"about {format_bytes(total)} a rank, which may use {format_bytes(machine_of(setup.config).budget)}"
+
+
 def is_known(setup: Setup) -> bool:
     """Tell whether the memory of a run is known beforehand: that of all pairs of a batch, say, is not."""
     return type(setup.loader) is ClusterLoader and isinstance(setup.task, NodeTask) \

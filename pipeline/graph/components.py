@@ -76,12 +76,8 @@ class Components:
 
 def find_components(data: Data) -> Components:
     """Find the (weakly) connected components of a graph with ``train_mask``, ``valid_mask`` and ``test_mask``."""
-    (indptr, src), _ = data.edge_index.get_csc()
-    num_nodes = indptr.numel() - 1
-    if "store" in data:
-        count, label = _label_blocks(data)
-    else:
-        count, label = _label(src.numpy(), indptr.numpy(), num_nodes)
+    (indptr, _), _ = data.edge_index.get_csc()
+    count, label = label_components(data)
     sizes = np.bincount(label, minlength=count)
     order = np.argsort(-sizes, kind="stable")
     rank = np.empty(count, np.int64)
@@ -95,6 +91,14 @@ def find_components(data: Data) -> Components:
     columns = (sizes[order].tolist(), count_by_component(np.diff(indptr.numpy())),
                count_by_component(data.train_mask.numpy()), count_by_component(labelled))
     return Components(torch.from_numpy(index), [Component(*row) for row in zip(*columns)])
+
+
+def label_components(data: Data) -> tuple[int, np.ndarray]:
+    """Number the (weakly) connected components of a graph; returns how many there are, and that of each node."""
+    if "store" in data:
+        return _label_blocks(data)
+    (indptr, src), _ = data.edge_index.get_csc()
+    return _label(src.numpy(), indptr.numpy(), indptr.numel() - 1)
 
 
 def _label(src: np.ndarray, ptr: np.ndarray, num_nodes: int) -> tuple[int, np.ndarray]:

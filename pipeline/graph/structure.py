@@ -9,6 +9,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
 
 from parallel_epochs.models.edges import choose_dtype, fill_csr, from_csc
 from parallel_epochs.models.kernels.hash import GOLDEN, mix
@@ -65,6 +66,14 @@ def inspect(edge_index: EdgeIndex) -> Structure:
         without = int((key[found] != reverse).sum())
         # Duplicates whose numbers differ by direction leave no edge without a reverse: that is undirected as well.
     return Structure(num_nodes, num_edges, without, int(loops.sum()), int(same.sum()), int(isolated.sum()))
+
+
+def structure_of(data: Data) -> Structure | None:
+    """Inspect the edges of a graph; of one on disk return what its store says of them, or None if that is nothing."""
+    if "structure" in data:
+        return Structure(**data.structure)
+    # To count those on a disk needs memory for several numbers of each edge.
+    return None if "store" in data else inspect(data.edge_index)
 
 
 def draw_lots(edge_index: EdgeIndex, key: int) -> Tensor:
