@@ -473,8 +473,12 @@ def test_a_program_refuses_its_arguments_in_one_line(module, typed, message, pla
     check_shell(place, module, typed, message)
 
 
+# What the quick test says of each of them is written by a process of its own as well; a few show that.
+REAL = COMMANDS[::10] + [row for row in {row[0]: row for row in COMMANDS}.values() if row not in COMMANDS[::10]]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("module, typed, message", COMMANDS, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize("module, typed, message", REAL, ids=lambda value: str(value)[:60])
 def test_a_real_command_is_refused_in_one_line(module, typed, message, place):
     check_shell(place, module, typed, message)
 
