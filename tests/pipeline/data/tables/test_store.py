@@ -426,13 +426,13 @@ def test_a_kill_loses_no_stage_that_was_complete(tmp_path, point, whole, monkeyp
 
 @pytest.mark.slow
 def test_kills_at_random_moments(tmp_path, whole):
-    """Twenty processes, each killed at a random moment; then the store is made of what they have left."""
+    """Eight processes, each killed at a random moment; then the store is made of what they have left."""
     config, name, expected, _ = whole
     start = time.monotonic()
     cache.load(config, tmp_path / "timed")
     seconds = time.monotonic() - start
     rng, num_kills, num_stores = np.random.default_rng(0), 0, 0
-    while num_kills < 20:
+    while num_kills < 8:
         cache_dir = tmp_path / f"killed-{num_stores}"
         pid = forked(cache.load, config, cache_dir)
         time.sleep(seconds * rng.random())
