@@ -15,8 +15,8 @@ from parallel_epochs.pipeline.command import schema
 from tests.helpers.running import ROOT, finish, rounds_of, shell, summary_of
 
 ARCHIVE = ROOT / "tests" / "old_runs.tar.xz"
-RUNS = ["gnn", "knowledge", *(pytest.param(name, marks=pytest.mark.slow) for name in
-                              ("gnn_of_tables", "layout", "node_embedding"))]
+RUNS = ["gnn", *(pytest.param(name, marks=pytest.mark.slow) for name in
+                 ("knowledge", "gnn_of_tables", "layout", "node_embedding"))]
 
 
 @pytest.fixture(scope="module")

@@ -172,7 +172,7 @@ COMBINED = ["cluster: METIS", "cluster: bf16", "cluster: the reference's kernel"
             "link: METIS with random weights", "link: the whole graph", "link: bf16", "link: views", "link: revgnn",
             "graph: bins of nodes", "node embedding: LINE, Adam", "node embedding: on disk"]
 # So many states of a run are tried, evenly spaced.
-TRIED = 8
+TRIED = 4
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, marks=pytest.mark.slow if row in COMBINED else []) for row in ROWS])

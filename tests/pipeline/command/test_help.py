@@ -7,7 +7,9 @@ import subprocess
 import sys
 import tomllib
 
-from parallel_epochs.pipeline.command import schema
+import pytest
+
+from parallel_epochs.pipeline.command import cli, schema
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from tests.helpers.running import ROOT, TOY
 
@@ -52,6 +54,11 @@ def extras() -> list[str]:
     return sorted(IMPORTED.get(name, name) for name in named)
 
 
+def test_the_help_of_a_run_explains_every_key():
+    explain_every_key(cli.help_text("pipeline.train", ["+experiment=digits"]))
+
+
+@pytest.mark.slow
 def test_help_and_the_default_run_need_no_extra(tmp_path):
     missing = extras()
     assert {"duckdb", "faiss", "kaminpar", "matplotlib", "mlflow", "optuna", "plotly", "pyarrow", "rdkit", "submitit",
