@@ -204,12 +204,13 @@ def read(directory: Path, name: str) -> Data:
 
     path, splits = raw / "node-label.csv.gz", read_split(directory, info["split"])
     label = read_numbers(path)
-    if info["task type"] == "multiclass classification":  # NaN stands for no class, of nodes that no split has
+    classify = info["task type"] == "multiclass classification"
+    if classify:  # NaN stands for no class, of nodes that no split has
         unknown = np.isnan(label).any(1) if label.dtype.kind == "f" else np.zeros(len(label), bool)
         refused = unknown & np.isin(np.arange(len(label)), np.concatenate(list(splits.values())))
         label = whole(path, np.where((unknown & ~refused)[:, None], 0, label))
     data = Data(edge_index=torch.from_numpy(graph["edge_index"]), num_nodes=num_nodes, metric=info["eval metric"],
-                y=torch.from_numpy(label if label.dtype == np.int64 else label.astype(np.float32)))
+                y=torch.from_numpy(label.astype(np.int64 if classify else np.float32)))
     if graph["node_feat"] is not None:
         data.x = torch.from_numpy(graph["node_feat"]).float()
     if graph["edge_feat"] is not None:
