@@ -23,6 +23,8 @@ def main() -> None:
     options = _options()
     output = options.output or choose_output(options.runs)
     try:
+        if missing := [folder for folder in options.runs if not folder.exists()]:
+            raise ValueError(f"{missing[0]} is not a run directory: it does not exist")
         _check_outputs(options, output)
         if options.watch:
             sys.exit(watch(options.runs, output, options.every))

@@ -36,10 +36,10 @@ def watch(folders: list[Path], output: Path, every: float) -> int:
         The exit status.
 
     Raises:
-        ValueError: there is nothing to show, or a directory does not exist.
+        ValueError: there is nothing to show, or a path is a file.
     """
-    if missing := [folder for folder in folders if not folder.is_dir()]:
-        raise ValueError(f"{missing[0]} is not a run directory: it does not exist")
+    if files := [path for path in folders if not path.is_dir()]:
+        raise ValueError(f"--watch needs directories of runs, and {files[0]} is a file: leave out --watch")
     shown, quiet, last = False, 0, None
     try:
         while True:
