@@ -34,6 +34,7 @@ from parallel_epochs.pipeline.names import merit
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, DamagedFile, Stopped, install_command
 from parallel_epochs.pipeline.run.log import format_score, format_table, read_records
+from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
@@ -301,7 +302,7 @@ def tabulate(study: Any) -> str:
     rows = []
     finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
     for trial in sorted(finished, key=lambda trial: (trial.state.name != "COMPLETE", -(trial.value or 0))):
-        value = f"{trial.state.name.lower()} after {trial.last_step or 0} epochs"
+        value = f"{trial.state.name.lower()} after {count(trial.last_step or 0, 'epoch')}"
         if trial.state.name == "COMPLETE":
             value = format_score(merit(trial.user_attrs.get("metric", ""), trial.value))
         rows.append((f"trial {trial.number}", f"{value}  {' '.join(trial.user_attrs.get('overrides', []))}"))

@@ -4,22 +4,25 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.graph.structure import describe_edges
 from parallel_epochs.pipeline.names import MASKS
+from parallel_epochs.pipeline.run.words import count
 
 
 def describe_graph(data: Data) -> str:
     """Describe a graph for the log: its size, and its labels if it has any."""
     degree = data.edge_index.get_csc()[0][0].diff()
     isolated = int((degree == 0).sum())
-    text = f"graph: {data.num_nodes:,} nodes, {data.num_edges:,} directed edges"
+    text = f"graph: {describe_edges(data)}"
     if data.edge_attr is not None:
         text += ", weighted"
     if isolated:
-        text += f"; {isolated:,} without an edge keep the vector that they begin with"
+        text += "; " + count(isolated, "node without an edge keeps the vector that it begins with",
+                             "nodes without an edge keep the vectors that they begin with")
     if data.get("y") is not None:
         labels = label_columns(data)
         labelled = int((~data.y.float().isnan().any(1) & (labels > 0).any(1)).sum())
-        text += f"; {labelled:,} nodes have labels, of {labels.size(1):,} kinds"
+        text += f"; {count(labelled, 'node has', 'nodes have')} labels, of {count(labels.size(1), 'kind')}"
     return text
 
 

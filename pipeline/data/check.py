@@ -11,6 +11,7 @@ from parallel_epochs.pipeline.graph.edges import plain_edges
 from parallel_epochs.pipeline.graph.pairs import PairSet
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS, PAIRS
+from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ def _check_attributes(data: Data, unit: str) -> None:
         if value is None:
             continue
         if value.dim() != dims:
-            raise ValueError(f"{key} must have {dims} dimension{'s' if dims > 1 else ''}, not the shape "
+            raise ValueError(f"{key} must have {count(dims, 'dimension')}, not the shape "
                              f"{list(value.shape)}")
         check_rows(key, value, rows, of)
         if dims == 2 and value.size(1) == 0:

@@ -30,6 +30,7 @@ from parallel_epochs.pipeline.data.node_names import number_names, pack_names
 from parallel_epochs.pipeline.data.splits import divide, shuffle
 from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ def _read_edges(path: Path, header: bool | None) -> tuple[np.ndarray, np.ndarray
     """Read two or three columns."""
     table = _read_columns(path)
     if table.shape[1] not in (2, 3):
-        raise ValueError(f"{path} has {table.shape[1]} column{'s' if table.shape[1] > 1 else ''}: an edge is two ids, "
+        raise ValueError(f"{path} has {count(table.shape[1], 'column')}: an edge is two ids, "
                          "and perhaps a weight, separated by blanks, tabs or commas")
     if header is None:
         _refuse_header(path, table)

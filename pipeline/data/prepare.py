@@ -13,6 +13,7 @@ from parallel_epochs.pipeline.data.check import check, check_vectors
 from parallel_epochs.pipeline.graph.edges import plain_edges, sort_edges, transpose, with_reverse
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS, PAIRS, SPLITS
+from parallel_epochs.pipeline.run.words import count
 
 # Of many graphs in one: where each begins, and the number of categories in the columns of nodes and of edges.
 GRAPH_KEYS = ("ptr", "x_tables", "edge_tables")
@@ -172,21 +173,21 @@ def describe_inputs(data: Data, *, is_file: bool, node_features: str, label_inpu
         concat: whether the model sees it beside the graph's own features, rather than in their place.
     """
     num_features, source = data.x.size(1) - data.num_categories, data.get("x_source")
-    what = "categories" if "x_tables" in data else "features"
+    what = ("category", "categories") if "x_tables" in data else ("feature",)
     if source == "degree":
         log = ", its logarithm, standardised" if node_features == "log_sum" else ""
         text = f"no node features: degree only{log}"
     else:
         where = {"data": " from the file" if is_file else " of the dataset",
                  "edges": f" from the edges (data.node_features={node_features})"}
-        text = f"x: {num_features:,} {what}{where.get(source, '')}"
+        text = f"x: {count(num_features, *what)}{where.get(source, '')}"
     more = [f"{data.num_categories} species, one-hot"] if data.num_categories else []
     if num_learned:
         own = [text.removeprefix("no node features: ").removeprefix("x: "), *more] if concat else []
-        text, more = f"x: {num_learned:,} learned features (features=embedding)", own
+        text, more = f"x: {count(num_learned, 'learned feature')} (features=embedding)", own
     if data.edge_attr is not None:
-        what = "categories" if "edge_tables" in data else "features"
-        more.append(f"{data.edge_attr.size(1)} {what} of each edge")
+        what = ("category", "categories") if "edge_tables" in data else ("feature",)
+        more.append(f"{count(data.edge_attr.size(1), *what)} of each edge")
     if label_input:
         more.append(f"labels of training nodes (train.label_input={label_input:g})")
     text = " + ".join([text, *more])

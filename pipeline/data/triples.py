@@ -17,6 +17,7 @@ from parallel_epochs.pipeline.data.columns import choose_separator, find_head, r
 from parallel_epochs.pipeline.data.content import hash_parts, label
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names
 from parallel_epochs.pipeline.names import SPLITS
+from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
@@ -169,8 +170,7 @@ def parse_triples(content: bytes, name: str) -> pd.DataFrame:
     wrong = (empty[:, :3].any(1) | ~empty[:, 3]) & ~empty.all(1)
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
-        count = int((~empty[row]).sum())
-        columns = "1 column" if count == 1 else f"{count} columns"
+        columns = count(int((~empty[row]).sum()), "column")
         raise ValueError(f"{name}, line {row + 1}: {columns} in place of three: {THREE}")
     table = table.loc[~empty.all(1), :2].set_axis(COLUMNS, axis=1)
     if _is_head(table):

@@ -33,7 +33,7 @@ from parallel_epochs.pipeline.gnn.tasks.build import TASKS
 from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
 from parallel_epochs.pipeline.graph.components import Components, find_components, split_components
 from parallel_epochs.pipeline.graph.partitioner import PARTITIONS
-from parallel_epochs.pipeline.graph.structure import structure_of
+from parallel_epochs.pipeline.graph.structure import describe_edges
 from parallel_epochs.pipeline.run import checkpoint, pulse
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.stop import StopRequest
@@ -152,7 +152,7 @@ def _find_components(config: GNNConfig, data: Data, is_new: bool) -> Components:
     if is_new:
         if data.num_edges >= MANY_EDGES:
             log.info("graph: looking for odd edges and connected components among %s edges", f"{data.num_edges:,}")
-        log.info("graph: %s", _describe_edges(data))
+        log.info("graph: %s", describe_edges(data))
         log.info("%s", _describe_inputs(config, data, label_input=config.train.label_input,
                                         num_learned=config.learned_channels, concat=config.features.concat))
     if config.data.components == "all" and "store" not in data:
@@ -177,12 +177,6 @@ def _check_edge_features(config: GNNConfig, data: Data) -> None:
         raise ValueError(f"model.knn={knn} links nodes by edges of its own, and the {data.edge_attr.size(1)} features "
                          f"of the edges of {config.data.origin()} would be lost. Leave model.knn out, or save the "
                          "graph without edge_attr")
-
-
-def _describe_edges(data: Data) -> str:
-    if (found := structure_of(data)) is None:
-        return f"{data.num_nodes:,} nodes, {data.num_edges:,} directed edges; its store says nothing of odd ones"
-    return str(found)
 
 
 def _visible(config: GNNConfig, data: Data) -> Data:

@@ -18,6 +18,7 @@ from parallel_epochs.pipeline.graph.reading import edge_blocks
 from parallel_epochs.pipeline.graph.store import ArrayFile, StoreWriter, write_rows
 from parallel_epochs.pipeline.graph.stream import LIBRARY
 from parallel_epochs.pipeline.graph.subgraph import GRAPH_KEYS, NODE_KEYS, induced_subgraph
+from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +49,12 @@ class Components:
     def __str__(self) -> str:
         sizes = [c.num_nodes for c in self.components]
         single = sum(size == 1 for size in sizes)
-        lines = [f"components: {len(sizes):,}, of which {single:,} are single nodes"]
+        lines = [f"components: {len(sizes):,}, of which {count(single, 'is a single node', 'are single nodes')}"]
         for rank, c in enumerate(self.components[:5], start=1):
             if c.num_nodes == 1 and rank > 1:
                 break
-            lines.append(f"  {rank}: {c.num_nodes:,} nodes, {c.num_edges:,} edges, {c.num_labelled:,} labelled nodes, "
-                         f"{c.num_train:,} of them for training")
+            lines.append(f"  {rank}: {count(c.num_nodes, 'node')}, {count(c.num_edges, 'edge')}, "
+                         f"{count(c.num_labelled, 'labelled node')}, {c.num_train:,} of them for training")
         rest = sizes[len(lines) - 1:]
         if rest:
             lines.append(f"  and {len(rest):,} more of {min(rest):,} to {max(rest):,} nodes")
@@ -77,16 +78,16 @@ class Components:
 def find_components(data: Data) -> Components:
     """Find the (weakly) connected components of a graph with ``train_mask``, ``valid_mask`` and ``test_mask``."""
     (indptr, _), _ = data.edge_index.get_csc()
-    count, label = label_components(data)
-    sizes = np.bincount(label, minlength=count)
+    found, label = label_components(data)
+    sizes = np.bincount(label, minlength=found)
     order = np.argsort(-sizes, kind="stable")
-    rank = np.empty(count, np.int64)
-    rank[order] = np.arange(count)
+    rank = np.empty(found, np.int64)
+    rank[order] = np.arange(found)
     index = rank[label]
     labelled = (data.train_mask | data.valid_mask | data.test_mask).numpy()
 
     def count_by_component(weights: np.ndarray) -> list[int]:
-        return np.bincount(index, weights=weights, minlength=count).astype(np.int64).tolist()
+        return np.bincount(index, weights=weights, minlength=found).astype(np.int64).tolist()
 
     columns = (sizes[order].tolist(), count_by_component(np.diff(indptr.numpy())),
                count_by_component(data.train_mask.numpy()), count_by_component(labelled))

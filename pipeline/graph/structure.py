@@ -15,6 +15,7 @@ from parallel_epochs.models.edges import choose_dtype, fill_csr, from_csc
 from parallel_epochs.models.kernels.hash import GOLDEN, mix
 from parallel_epochs.pipeline.graph.edges import transpose
 from parallel_epochs.pipeline.run import checkpoint
+from parallel_epochs.pipeline.run.words import count
 
 # Edges that are hashed at a time.
 HASHED = 2**20
@@ -36,9 +37,12 @@ class Structure:
         return self.num_without_reverse == 0
 
     def __str__(self) -> str:
-        kind = "undirected" if self.is_undirected else f"directed ({self.num_without_reverse:,} edges have no reverse)"
-        return (f"{self.num_nodes:,} nodes, {self.num_edges:,} directed edges, {kind}, {self.num_self_loops:,} "
-                f"self-loops, {self.num_duplicates:,} duplicates, {self.num_isolated:,} isolated nodes")
+        without = self.num_without_reverse
+        kind = f"directed ({count(without, 'edge has', 'edges have')} no reverse)" if without else \
+            "undirected (every edge has its reverse)"
+        return ", ".join([kind, count(self.num_nodes, "node"), count(self.num_edges, "directed edge"),
+                          count(self.num_self_loops, "self-loop"), count(self.num_duplicates, "duplicate"),
+                          count(self.num_isolated, "isolated node")])
 
 
 def inspect(edge_index: EdgeIndex) -> Structure:
@@ -74,6 +78,14 @@ def structure_of(data: Data) -> Structure | None:
         return Structure(**data.structure)
     # To count those on a disk needs memory for several numbers of each edge.
     return None if "store" in data else inspect(data.edge_index)
+
+
+def describe_edges(data: Data) -> str:
+    """Say how large a graph is, and whether it is directed."""
+    if (found := structure_of(data)) is None:
+        return (f"{count(data.num_nodes, 'node')}, {count(data.num_edges, 'directed edge')}; its store does not say "
+                "whether every edge has its reverse")
+    return str(found)
 
 
 def draw_lots(edge_index: EdgeIndex, key: int) -> Tensor:

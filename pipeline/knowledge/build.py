@@ -20,6 +20,7 @@ from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.seeds import seed_torch
 from parallel_epochs.pipeline.run.stop import StopRequest
+from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
@@ -109,9 +110,9 @@ def describe(data: Data) -> str:
     for split in SPLITS[1:]:
         triples = splits[split]
         strange, odd = ~known[triples[:, [0, 2]]].all(1), ~kinds[triples[:, 1]]
-        for count, what in ((int(strange.sum()), "an entity"), (int(odd.sum()), "a relation")):
-            if count:
-                text += (f"; {count:,} {split} triple{'s' if count > 1 else ''} with {what} that training does not "
+        for number, what in ((int(strange.sum()), "an entity"), (int(odd.sum()), "a relation")):
+            if number:
+                text += (f"; {count(number, f'{split} triple')} with {what} that training does not "
                          "have, ranked with its first values")
     return text
 

@@ -5,6 +5,7 @@ import functools
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import schema
 from parallel_epochs.pipeline.products import PRODUCTS
+from parallel_epochs.pipeline.run import words
 from parallel_epochs.pipeline.run.log import format_score
 
 NOTHING = "–"
@@ -25,8 +26,7 @@ def count(value: float | None, noun: str = "", plural: str = "") -> str:
     """Format a number with thousands separators, and its noun in singular or plural."""
     if value is None:
         return NOTHING
-    noun = f" {noun if value == 1 else plural or noun + 's'}" if noun else ""
-    return f"{value:,}{noun}"
+    return words.count(value, noun, plural) if noun else f"{value:,}"
 
 
 def score(value: float | None) -> str:

@@ -15,6 +15,7 @@ from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, literal
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.graph.structure import Structure
+from parallel_epochs.pipeline.run import words
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ def _report(db: Database, source: Source, ends: tuple[str, str], values: list[tu
     if more and missing[-1]:
         notes.append(f"{missing[-1]:,} without a relation")
     if loops:
-        notes.append(f"{loops:,} self-loops")
+        notes.append(words.count(loops, 'self-loop'))
     log.info("%s: %s edges%s", source.name, f"{rows:,}", "".join(f"; {note}" for note in notes))
     if dangling == rows:
         hint = f"; are {ends[0]} and {ends[1]} ids of the column {id_column}?"

@@ -18,6 +18,7 @@ from parallel_epochs.pipeline.data.tables.sql import Database, blocks
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, TASK_METRICS
 from parallel_epochs.pipeline.names import MASKS, SPLITS
+from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ def read(db: Database, source: Source, labels: list[tuple[str, str]], num_nodes:
     check_splits(torch.stack(masks), "node")
     notes = [f"{int(mask.sum()):,} for {split}" for mask, split in zip(masks, SPLITS)]
     if missing := int(num_nodes - labelled.sum()):
-        notes.append(f"{missing:,} nodes without a label, in no split")
+        notes.append(f"{count(missing, 'node')} without a label, in no split")
     log.info("%s: labels of %s: %s", source.name, metric, "; ".join(notes))
     out_channels = len(columns)
     if metric in CLASS_METRICS:  # as parallel_epochs.pipeline.data.prepare counts them: those of the splits
@@ -192,7 +193,8 @@ def split_by_column(labelled: np.ndarray, db: Database, source: Source, column: 
     codes = np.concatenate([batch["code"] for batch in db.stream(
         f"SELECT (CASE lower(trim(split)) {whens} ELSE 3 END)::TINYINT AS code FROM nodes ORDER BY number")])
     if unlabelled := int(((codes < 3) & ~labelled).sum()):
-        log.info("%s: %s nodes of a split have no label, and are left out of it", source.name, f"{unlabelled:,}")
+        log.info("%s: %s no label, and %s left out of it", source.name,
+                 count(unlabelled, "node of a split has", "nodes of a split have"), "is" if unlabelled == 1 else "are")
     return [torch.from_numpy((codes == number) & labelled) for number in range(3)]
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from parallel_epochs.pipeline.data.columns import as_text, open_unzipped
 from parallel_epochs.pipeline.data.tables.sql import Database, literal, quote
+from parallel_epochs.pipeline.run import words
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +127,7 @@ class Source:
             name, row, _ = cast(tuple, self.first_row(db, f"{self.number(option, column)} IS NULL"))
             raise ValueError(f"{name}: row {row}, column {column} is empty; {count:,} rows in all are such. "
                              "data.empty=zero takes them for zeros")
-        return f"{count:,} empty cells in {column}, taken for {filled}"
+        return f"{words.count(count, 'empty cell')} in {column}, taken for {filled}"
 
 
 def open_source(db: Database, key: str, path: Path, table: str | None) -> Source:

@@ -20,6 +20,7 @@ from parallel_epochs.pipeline.data.tables.source import Source, members, open_so
 from parallel_epochs.pipeline.data.tables.sql import Database
 from parallel_epochs.pipeline.data.tables.text import TextFeatures
 from parallel_epochs.pipeline.graph.store import StoreWriter
+from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,8 @@ def write_store(config: TablesConfig, writer: StoreWriter,
         tables_edges.sort(db, len(values), has_times=config.edges.time is not None, both=both)
         counted = tables_edges.count(db, num_nodes, both=both, add_self_loops=add_self_loops)
         if counted.num_merged:
-            log.info("%s: %s edges repeat other edges and were merged with them", edges.name, f"{counted.num_merged:,}")
+            log.info("%s: %s merged with an edge between the same nodes", edges.name,
+                     count(counted.num_merged, "edge was", "edges were"))
         on_stage("writing the store")
         has_features = bool(config.nodes.features or config.text_columns())
         tables_edges.write(db, writer, counted, values, directed_relations=config.edges.directed_relations,

@@ -55,7 +55,9 @@ def test_structure_counts_what_is_odd():
                                     num_isolated=1)
     directed = inspect(make_graph([(0, 1), (1, 0), (1, 2), (2, 0)], 3).edge_index)
     assert directed.num_without_reverse == 2 and not directed.is_undirected
-    assert "2 edges have no reverse" in str(directed)
+    assert str(directed) == ("directed (2 edges have no reverse), 3 nodes, 4 directed edges, 0 self-loops, "
+                             "0 duplicates, 0 isolated nodes")
+    assert str(found).startswith("undirected (every edge has its reverse), 6 nodes, 8 directed edges, 1 self-loop, ")
     assert inspect(make_graph([(1, 1)], 3).edge_index).num_isolated == 3
 
 
@@ -65,7 +67,7 @@ def test_components_by_hand():
     found = find_components(make_graph(SIX, 6, train_mask=train, valid_mask=valid))
     assert found.index.tolist() == [0, 0, 0, 1, 1, 2]
     assert found.components == [Component(3, 5, 1, 2), Component(2, 3, 2, 2), Component(1, 0, 0, 0)]
-    assert "components: 3, of which 1 are single nodes" in str(found)
+    assert "components: 3, of which 1 is a single node" in str(found)
 
 
 @settings(max_examples=30, deadline=None)

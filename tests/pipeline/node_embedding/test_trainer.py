@@ -190,7 +190,8 @@ def test_isolated_nodes_are_told_of_and_keep_their_vectors(configure, tmp_path, 
     with caplog.at_level("INFO"):
         data = build.open_graph(configure("trainer=node_embedding", "data=edges", "trainer.metric=auc",
                                           f"data.path={tmp_path / 'g.mat'}")).data
-    assert "2 without an edge keep the vector that they begin with" in caplog.text
+    assert "graph: undirected (every edge has its reverse), 12 nodes, 90 directed edges" in caplog.text
+    assert "2 nodes without an edge keep the vectors that they begin with" in caplog.text
     assert data.num_nodes == 12 and data.num_edges == 90 and data.y.shape == (12, 2)
     assert int(data.y.isnan().any(1).sum()) == 10
 

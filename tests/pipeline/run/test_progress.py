@@ -146,6 +146,8 @@ def graph_of(**attributes) -> Data:
 
 @pytest.mark.parametrize("attributes, options, label_input, text", [
     ({"x": torch.rand(6, 4)}, {}, 0.0, "x: 4 features from the file"),
+    ({"x": torch.rand(6, 1), "edge_attr": torch.rand(6, 1)}, {}, 0.0,
+     "x: 1 feature from the file + 1 feature of each edge"),
     ({"x": torch.rand(6, 4), "edge_attr": torch.rand(6, 2)}, {}, 0.5,
      "x: 4 features from the file + 2 features of each edge + labels of training nodes (train.label_input=0.5)"),
     ({"edge_attr": torch.rand(6, 2), "species": torch.arange(6) % 3}, {}, 0.0,

@@ -18,6 +18,7 @@ import torch
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data import cache, content
+from parallel_epochs.pipeline.data.cache import prepare_as
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names, unpack_names
 from parallel_epochs.pipeline.data.tables import store as tables
 from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
@@ -258,9 +259,10 @@ def test_odd_rows_are_counted_before_anything_is_written(tmp_path, caplog, monke
     nodes = NODES.replace("y,2", "y,").replace("w,4,", "w,nan,")
     data = load(tmp_path, small(tmp_path, nodes, EDGES + "x,x,1\nx,y,3\nq,x,1\n,x,1\nx,z,\n"))
     for text in ("4 nodes; 2 empty cells in a, taken for zeros", "2 for train; 1 for valid; 0 for test",
-                 "1 nodes without a label, in no split", "8 edges; 2 dropped, as they name no node (row 6 of",
-                 "column source names 'q', which is no node", "1 empty cells in p, taken for zeros", "1 self-loops",
-                 "1 edges repeat other edges and were merged", "1 nodes of a split have no label"):
+                 "1 node without a label, in no split", "8 edges; 2 dropped, as they name no node (row 6 of",
+                 "column source names 'q', which is no node", "1 empty cell in p, taken for zeros", "1 self-loop",
+                 "1 edge was merged with an edge between the same nodes",
+                 "1 node of a split has no label, and is left out of it"):
         assert text in said[0], text
     assert data.x.flatten().tolist() == [1, 0, 3, 0] and data.y.flatten().tolist() == [0, 1, 0, 0]
     edges = {tuple(pair): value for pair, (value,) in zip(data.edge_index.t().tolist(), data.edge_attr.tolist())}
