@@ -12,7 +12,14 @@ from typing import Any, ClassVar
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.config import DATA_SCHEMAS, DataConfig, SyntheticProteinsConfig
 from parallel_epochs.pipeline.keys import Rule, key
-from parallel_epochs.pipeline.names import ANSWER_COLUMNS, ANSWER_TENSORS, MAIN_RESULT_KEYS, RESULT_KEYS, SCORE_KINDS
+from parallel_epochs.pipeline.names import (
+    ANSWER_COLUMNS,
+    ANSWER_TENSORS,
+    MAIN_RESULT_KEYS,
+    PAIR_COLUMNS,
+    RESULT_KEYS,
+    SCORE_KINDS,
+)
 from parallel_epochs.pipeline.run import outputs
 
 _A_OR_NOTHING = {"graph": "a "}
@@ -172,6 +179,8 @@ def is_prediction(header: outputs.Header) -> bool:
         return True
     if header.kind == "keys":
         return set(found) <= {*RESULT_KEYS} and any(name in found for name in MAIN_RESULT_KEYS)
+    if found in ((*PAIR_COLUMNS, "score"), (*PAIR_COLUMNS, "link", "score")):
+        return True
     vectors = tuple(f"v{number}" for number in range(len(found) - 1))
     return header.kind == "columns" and found[:1] == ("id",) and (
         found[1:] == vectors != () or found[1:2] == ("split",) and any(

@@ -4,6 +4,8 @@ SPLITS = ("train", "valid", "test")
 MASKS = tuple(f"{split}_mask" for split in SPLITS)
 # Pairs of nodes of a link task, each [num_pairs, 2]: those to be linked, and those of an evaluation that are not.
 PAIRS = ("train_pairs", "valid_pairs", "valid_negatives", "test_pairs", "test_negatives")
+# Columns of a table of pairs of nodes.
+PAIR_COLUMNS = ("source", "target")
 # Metrics of which less is better; of all others more is.
 LOWER_IS_BETTER = ("mae", "rmse")
 # What files of predictions and vectors hold: keys of .pt files, of which one is always there, and those beside it.

@@ -170,6 +170,12 @@ def hash_content(config: DataConfig) -> str | None:
     return _call(reader.hash_content, config) if hasattr(reader, "hash_content") else None
 
 
+def name_graphs(config: DataConfig) -> list[str] | None:
+    """Return the names of the graphs of a dataset of many, in their order; none where they have numbers."""
+    reader = _reader(config)
+    return _call(reader.name_graphs, config) if hasattr(reader, "name_graphs") else None
+
+
 def path_of(config: DataConfig, cache_dir: str | Path, content_hash: str, part: str = "") -> Path:
     """Return where a prepared graph is kept, a file or the folder of a store, or a `part` of it, a file."""
     kind = "store" if (config.on_disk or config.is_stored) and not part else "pt"

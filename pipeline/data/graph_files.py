@@ -66,6 +66,11 @@ def read(folder: str, metric: str | None, train_fraction: float, valid_fraction:
     return many.as_union(graphs, metric=metric, masks=masks)
 
 
+def name_graphs(folder: str) -> list[str]:
+    """Return the paths of the graphs' files in their folder, in the order of :func:`read`."""
+    return [str(path.relative_to(folder)) for paths in find_files(Path(folder)).values() for path in paths]
+
+
 def find_files(folder: Path) -> dict[str, list[Path]]:
     """List the files of each split, under "" if the folder has no splits. Numbers in names are sorted as numbers.
 

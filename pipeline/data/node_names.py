@@ -1,10 +1,22 @@
 """Names of nodes, entities and relations: numbers for them, and tensors that hold them."""
 
+import difflib
+from collections.abc import Collection
+
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+
+# Among more names nobody waits for one that looks alike.
+MANY_NAMES = 200_000
+
+
+def suggest_name(name: str, known: Collection[str]) -> str:
+    """Ask in an error about a name that is not known whether one that looks alike was meant; "" if none does."""
+    near = difflib.get_close_matches(name, known, n=1) if len(known) <= MANY_NAMES else []
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def number_names(names: pd.Series) -> tuple[np.ndarray, np.ndarray]:

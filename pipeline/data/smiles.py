@@ -64,6 +64,13 @@ def read(path: str, metric: str | None, smiles_column: str, label_columns: list[
     return data
 
 
+def name_graphs(path: str, smiles_column: str, skip_invalid: bool) -> list[str]:
+    """Return the SMILES of the molecules that :func:`read` keeps, in their order."""
+    smiles = _column(_read_table(Path(path)), path, "data.smiles_column", smiles_column).fillna("").astype(str)
+    return [text for row, text in enumerate(smiles)
+            if not skip_invalid or read_molecule(path, skip_invalid, (row, text)).num_nodes[0]]
+
+
 def read_molecule(path: str, skip_invalid: bool, row: tuple[int, str]) -> Graphs:
     """Make a molecule a graph.
 

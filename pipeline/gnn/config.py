@@ -306,12 +306,13 @@ class GNNEvaluateConfig(EvaluateConfig):
     num_parts: int | None = key(None, "Number of clusters of a view. Default: as in the run.", minimum=1)
     num_neighbors: list[int] | None = key(None, "Largest number of neighbours sampled for a node, for each hop. "
                                           "Default: as in the run.")
-    output: str | None = key(None, "Table to write, with a row for each node: its id, its split, the prediction and "
-                             "the scores. The name ends with .parquet, .csv, .csv.gz, .tsv or .tsv.gz (task=node).",
-                             is_path=True)
+    output: str | None = key(None, "Table to write. It has a row for each node or graph: its id, its split, the "
+                             "prediction and the scores; or a row for each pair: source, target and the probability "
+                             "of a link. The name ends with .parquet, .csv, .csv.gz, .tsv or .tsv.gz.", is_path=True)
     output_nodes: str | None = key(None, "Table with a column id: the nodes that output holds, in this order. Default: "
                                    "all nodes.", is_path=True)
     embeddings: bool = key(False, "Write the embeddings of the nodes to output too: the inputs of the model's last "
                            "linear layer.")
-    pairs: str | None = key(None, "File with the pairs to predict, a tensor [num_pairs, 2] saved by torch.save. "
-                            "Default: the pairs of the test split (task=link).", is_path=True)
+    pairs: str | None = key(None, "File with the pairs to predict: a table with the columns source and target, which "
+                            "hold ids of nodes, or a tensor [num_pairs, 2] saved by torch.save. Default: the pairs of "
+                            "the test split (task=link).", is_path=True)

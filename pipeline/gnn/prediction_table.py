@@ -1,8 +1,8 @@
-"""Tables of predictions: a row a node, with its id, its split, what is predicted, and the scores."""
+"""Tables of predictions: a row a node or a graph, with its id, its split, what is predicted, and the scores."""
 
 import logging
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,7 @@ MAX_CELLS = 2**21
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model has predicted of nodes.
+    """What a model has predicted of nodes, or of graphs.
 
     Attributes:
         metric: of the labels, which says what the rows are: logits of classes, logits of binary tasks, or values.
@@ -38,6 +38,7 @@ class Predictions:
         ids: of the nodes, text or int64 [num_nodes].
         splits: "train", "valid", "test" or "none" for each node [num_nodes].
         labels: names of the columns of `rows`; none where they have numbers.
+        unit: what has a row.
     """
 
     metric: str
@@ -46,6 +47,34 @@ class Predictions:
     ids: np.ndarray
     splits: np.ndarray
     labels: list[str] | None
+    unit: str = "nodes"
+
+
+def read_texts(key: str, path: str, columns: Sequence[str]) -> pd.DataFrame:
+    """Read columns of a table as texts, "" where a cell is empty.
+
+    Args:
+        key: names the table in messages, as in "output_nodes=ids.csv".
+
+    Raises:
+        ValueError: there is no such table or column, or it has no rows.
+    """
+    name = key.partition("=")[0]
+    ending = tables.format_of(name, path)
+    if not files.is_there(Path(path)):
+        raise ValueError(f"{key} does not exist")
+    try:
+        table = pd.read_parquet(path) if ending == ".parquet" else pd.read_csv(
+            path, sep=tables.SEPARATORS[ending], dtype=str, keep_default_na=False)
+    except (ValueError, OSError, EOFError, zlib.error) as error:  # what they raise of another file
+        raise ValueError(f"{key} is no table {ending}: {one_line(error)}") from None
+    for column in columns:
+        if column not in table:
+            raise ValueError(f"{key} has the columns {', '.join(map(str, table.columns))}, and none called {column}")
+    if not len(table):
+        raise ValueError(f"{key} has a header, but no rows")
+    return pd.DataFrame({column: table[column].astype(object).where(table[column].notna(), "").map(str)
+                         for column in columns})
 
 
 def read_ids(path: str) -> list[str]:
@@ -54,19 +83,8 @@ def read_ids(path: str) -> list[str]:
     Raises:
         ValueError: there is no such table or column, it has no rows, or one of them has no id, or that of another.
     """
-    ending, key = tables.format_of("output_nodes", path), f"output_nodes={path}"
-    if not files.is_there(Path(path)):
-        raise ValueError(f"{key} does not exist")
-    try:
-        table = pd.read_parquet(path) if ending == ".parquet" else pd.read_csv(
-            path, sep=tables.SEPARATORS[ending], dtype=str, keep_default_na=False)
-    except (ValueError, OSError, EOFError, zlib.error) as error:  # what they raise of another file
-        raise ValueError(f"{key} is no table {ending}: {one_line(error)}") from None
-    if ID not in table:
-        raise ValueError(f"{key} has the columns {', '.join(map(str, table.columns))}, and none called {ID}")
-    ids = table[ID].astype(object).where(table[ID].notna(), "").map(str)
-    if not len(ids):
-        raise ValueError(f"{key} has a header, but no rows")
+    key = f"output_nodes={path}"
+    ids = read_texts(key, path, [ID])[ID]
     if (empty := ids == "").any():
         raise ValueError(f"{key}: row {int(np.argmax(empty)) + 1} below the header has no {ID}")
     if (again := ids.duplicated()).any():
@@ -110,8 +128,8 @@ def ids_of(data: Data, n_id: Tensor | None) -> np.ndarray:
 
 
 def splits_of(data: Data) -> np.ndarray:
-    """Return the split of each node as text, "none" for nodes of no split."""
-    number = torch.full((data.num_nodes,), len(SPLITS), dtype=torch.uint8)
+    """Return the split of each node, or of each graph, as text; "none" for those of no split."""
+    number = torch.full((len(data[MASKS[0]]),), len(SPLITS), dtype=torch.uint8)
     for split, mask in enumerate(MASKS):
         number[data[mask]] = split
     return np.array([*SPLITS, "none"], object)[number.numpy()]
@@ -139,7 +157,7 @@ def save(path: str, predictions: Predictions, nodes: np.ndarray | None) -> None:
     nodes = np.arange(len(predictions.ids)) if nodes is None else nodes
     tables.write(Path(path), _batches(predictions, nodes))
     width = 0 if predictions.embeddings is None else predictions.embeddings.size(1)
-    log.info("predictions of %s nodes%s in %s", f"{len(nodes):,}",
+    log.info("predictions of %s %s%s in %s", f"{len(nodes):,}", predictions.unit,
              f", with embeddings of {width} numbers," * bool(width), path)
 
 

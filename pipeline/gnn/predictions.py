@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.gnn import build, prediction_table as tables
+from parallel_epochs.pipeline.data.cache import name_graphs
+from parallel_epochs.pipeline.gnn import build, pair_table, prediction_table as tables
 from parallel_epochs.pipeline.gnn.features import load_weights
+from parallel_epochs.pipeline.gnn.pair_table import number_pairs, read_pairs
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.graph.pairs import read_pairs
 from parallel_epochs.pipeline.run import files, tables as formats
 from parallel_epochs.pipeline.run.log import format_score, format_table
 from parallel_epochs.pipeline.run.ranks import choose_device
@@ -22,13 +25,14 @@ from parallel_epochs.pipeline.run.saved import SavedRun
 
 log = logging.getLogger(__name__)
 
+
 @dataclass(frozen=True)
 class Asked:
     """What is asked of a trained model. The attributes are the keys of `predict` that have their names.
 
     Attributes:
         predictions: file of logits or values.
-        output: table with a row for each node.
+        output: table with a row for each node, graph or pair.
         output_nodes: table of the ids that `output` shall hold.
         embeddings: whether `output` holds the embeddings of the nodes too.
         pairs: file of the pairs whose links are predicted.
@@ -40,9 +44,9 @@ class Asked:
     embeddings: bool = False
     pairs: str | None = None
 
-    def of_tables(self) -> dict[str, Any]:
-        """Return the keys of tables of predictions."""
-        return {"output": self.output, "output_nodes": self.output_nodes, "embeddings": self.embeddings}
+    def of_nodes(self) -> dict[str, Any]:
+        """Return the keys of tables that have a row for each node."""
+        return {"output_nodes": self.output_nodes, "embeddings": self.embeddings}
 
 
 @dataclass
@@ -56,6 +60,7 @@ class Restored:
         pairs: of nodes to predict the links of, [num_pairs, 2]; none: those of the task.
         table: what ``output`` shall hold; none without it.
         nodes: places of the rows that it shall hold; none for all.
+        ids: of all nodes or graphs; none without a table.
     """
 
     setup: Setup
@@ -64,6 +69,7 @@ class Restored:
     pairs: Tensor | None = None
     table: tables.Predictions | None = None
     nodes: np.ndarray | None = None
+    ids: np.ndarray | None = None
 
 
 def check_tables(asked: Asked) -> list[str] | None:
@@ -76,7 +82,7 @@ def check_tables(asked: Asked) -> list[str] | None:
         ValueError: names the key.
     """
     if asked.output is None:
-        for name, value in asked.of_tables().items():
+        for name, value in asked.of_nodes().items():
             if value:
                 raise ValueError(f"{name}={value} is for a table of predictions. Give output=FILE")
         return None
@@ -85,17 +91,6 @@ def check_tables(asked: Asked) -> list[str] | None:
         raise ValueError(f"output={asked.output} and predictions={asked.predictions} name the same file. "
                          "Give the logits another")
     return None if asked.output_nodes is None else tables.read_ids(asked.output_nodes)
-
-
-def refuse_tables(asked: Asked, reason: str) -> None:
-    """Refuse the keys of tables.
-
-    Raises:
-        ValueError: names the first that has been given, and the reason.
-    """
-    for name, value in asked.of_tables().items():
-        if value:
-            raise ValueError(f"{name}={value}: {reason}")
 
 
 def restore(run: SavedRun, asked: Asked, **evaluation: Any) -> Restored:
@@ -108,13 +103,10 @@ def restore(run: SavedRun, asked: Asked, **evaluation: Any) -> Restored:
         ValueError: no such checkpoint, a damaged one, another dataset, an unknown method, or pairs that cannot be read
             or predicted.
     """
-    config, folder = run.config, run.folder
-    pairs = None if asked.pairs is None else read_pairs(Path(asked.pairs))
-    if pairs is not None and asked.predictions is None:
-        raise ValueError(f"pairs={asked.pairs} needs a file for its predictions. Give predictions=FILE")
+    config, folder, is_link = run.config, run.folder, run.config.task.name == "link"
+    given_pairs = _read_pairs(run, asked)
     if config.task.name != "node":
-        refuse_tables(asked, f"{folder} has task={config.task.name}, and tables have a row for each node. Give "
-                               "predictions=FILE")
+        _refuse_nodes(run, asked)
     wanted = check_tables(asked)
     if config.data.components == "separate":
         raise ValueError(f"{folder} holds a model for each component. Choose one of "
@@ -129,9 +121,14 @@ def restore(run: SavedRun, asked: Asked, **evaluation: Any) -> Restored:
     setup = cast(Setup, opened.parts[0])
     data, task = setup.data, setup.task
     run.check_data(state, data.get("content_hash"))
+    is_named = isinstance(given_pairs, pd.DataFrame)
+    ids = _ids_of(opened.data, data, config.data) if asked.output is not None or is_named else None
+    pairs = number_pairs(given_pairs, ids, asked.pairs) if is_named else given_pairs
     if pairs is not None:
         task.check_pairs(pairs)
-    ids = tables.ids_of(opened.data, data.get("n_id")) if asked.output is not None else None
+    elif is_link and asked.output is not None and not len(data.test_pairs):
+        raise ValueError(f"output={asked.output} holds the pairs of the test without pairs=FILE, and {folder} has no "
+                         "test pairs. Give a table with the columns source and target as pairs=FILE")
     nodes = tables.find_nodes(wanted, ids, asked.output_nodes) if wanted is not None and ids is not None else None
     load_weights(state["model"], setup.model, setup.table)
     if run.is_best:
@@ -142,9 +139,38 @@ def restore(run: SavedRun, asked: Asked, **evaluation: Any) -> Restored:
     rows, embeddings = predict_all(round_), None
     if asked.embeddings:
         rows, embeddings = rows[:, :task.out_channels], rows[:, task.out_channels:]
-    found = None if ids is None else tables.Predictions(
-        task.metric, rows, embeddings, ids, tables.splits_of(data), tables.labels_of(opened.data, task.out_channels))
-    return Restored(setup, epoch, rows, pairs, found, nodes)
+    found = None if ids is None or is_link else tables.Predictions(
+        task.metric, rows, embeddings, ids, tables.splits_of(data), tables.labels_of(opened.data, task.out_channels),
+        task.unit)
+    return Restored(setup, epoch, rows, pairs, found, nodes, ids)
+
+
+def _read_pairs(run: SavedRun, asked: Asked) -> Tensor | pd.DataFrame | None:
+    """Read the pairs that are asked for, before any long work; none without them."""
+    if asked.pairs is None:
+        return None
+    if (task := run.config.task.name) != "link":
+        raise ValueError(f"pairs={asked.pairs} needs a run of task=link; {run.folder} has task={task}. Leave it out")
+    if asked.predictions is None and asked.output is None:
+        raise ValueError(f"pairs={asked.pairs} needs a file for its predictions. Give output=TABLE or "
+                         "predictions=FILE")
+    return read_pairs(asked.pairs)
+
+
+def _refuse_nodes(run: SavedRun, asked: Asked) -> None:
+    """Refuse the keys of tables with a row for each node."""
+    for name, value in asked.of_nodes().items():
+        if value:
+            raise ValueError(f"{name}={value} needs a table with a row for each node, and {run.folder} has "
+                             f"task={run.config.task.name}. Leave it out")
+
+
+def _ids_of(whole: Data, data: Data, source: Any) -> np.ndarray:
+    """Return the ids of the nodes, or of the graphs of a source: names, or numbers where there are none."""
+    if "ptr" not in data:
+        return tables.ids_of(whole, data.get("n_id"))
+    names = name_graphs(source)
+    return np.arange(len(data.ptr) - 1) if names is None else np.array(names, object)
 
 
 def evaluate(run: SavedRun, *, method: str | None, num_views: int | None, num_parts: int | None,
@@ -184,7 +210,7 @@ def predict(run: SavedRun, *, method: str | None, num_views: int | None, num_par
     """
     wanted = Asked(**asked)
     if wanted.predictions is None and wanted.output is None:
-        raise ValueError("One argument is missing: predictions=FILE, or output=TABLE for a table of nodes")
+        raise ValueError("One argument is missing: predictions=FILE, or output=TABLE for a table")
     save(wanted, restore(run, wanted, method=method, num_views=num_views, num_parts=num_parts,
                          num_neighbors=num_neighbors))
 
@@ -195,6 +221,18 @@ def save(asked: Asked, restored: Restored) -> None:
         save_predictions(Path(asked.predictions), restored)
     if asked.output is not None and restored.table is not None:
         tables.save(asked.output, restored.table, restored.nodes)
+    elif asked.output is not None:
+        save_pairs(asked.output, restored)
+
+
+def save_pairs(path: str, restored: Restored) -> None:
+    """Save a table of the pairs that are asked for, or of those of the test, each with the probability of a link."""
+    setup, is_link = restored.setup, None
+    assert restored.ids is not None
+    found = setup.task.predictions(setup.model, restored.rows, restored.pairs)
+    if restored.pairs is None:
+        is_link = torch.arange(len(found["pairs"])) < len(setup.data.test_pairs)
+    pair_table.save(path, pair_table.PairPredictions(restored.ids, found["pairs"].long(), found["logits"], is_link))
 
 
 def save_predictions(path: Path, restored: Restored) -> None:

@@ -1,6 +1,5 @@
 """Questions to a knowledge graph, (ada, likes, ?) or (?, likes, ada), and their best answers."""
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +9,13 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.models.embedding.triples import TripleTables
+from parallel_epochs.pipeline.data.node_names import suggest_name
 from parallel_epochs.pipeline.data.triples import COLUMNS, parse_triples
 from parallel_epochs.pipeline.knowledge.ranking import BLOCK, Answers
 from parallel_epochs.pipeline.run import files
 
 # Stands where an answer is asked for.
 ASKED = "?"
-# Among more names nobody waits for one that looks alike.
-MANY_NAMES = 200_000
 
 
 @dataclass(frozen=True)
@@ -97,18 +95,13 @@ def number_questions(table: pd.DataFrame, path: Path, entities: list[str], relat
         if len(strange):
             name, more = strange.iloc[0], f"; so on {len(strange) - 1:,} more lines" if len(strange) > 1 else ""
             raise ValueError(f"triples={path}, line {strange.index[0]}: the graph has no {what} {name}"
-                             f"{_near(name, known)}{more}")
+                             f"{suggest_name(name, known)}{more}")
         columns.append(torch.tensor([known.get(name, -1) for name in wanted]))
     # An entity that is called ? is not what a question mark stands for.
     triples = torch.stack(columns, dim=1)
     for place, column in enumerate(COLUMNS):
         triples[torch.from_numpy((table[column] == ASKED).to_numpy(copy=True)), place] = -1
     return Questions(torch.tensor(table.index.to_list()), triples)
-
-
-def _near(name: str, known: dict[str, int]) -> str:
-    near = difflib.get_close_matches(name, known, n=1) if len(known) <= MANY_NAMES else []
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def answer(tables: TripleTables, questions: Questions, top: int, *, known: Tensor | None = None,

@@ -231,7 +231,7 @@ LATER = [
     (EVALUATE, "run=run device=tpu", "device=tpu is unknown; choose auto, cpu, cuda or cuda:N"),
     (EVALUATE, "run=run predictions=folder", "predictions=folder is no file: give the name of a file"),
     (EVALUATE, "run=run predictions=no/logits.pt", "predictions=no/logits.pt: there is no directory no"),
-    (PREDICT, "run=run", "One argument is missing: predictions=FILE, or output=TABLE for a table of nodes"),
+    (PREDICT, "run=run", "One argument is missing: predictions=FILE, or output=TABLE for a table"),
     (PREDICT, "output=nodes.csv", "One argument is missing: run=DIR, a run directory. For example: python -m <*>"),
     (PREDICT, "run=run predictions=/dev/null/x", "predictions=/dev/null/x: there is no directory /dev/null"),
     (REPORT, "", "the following arguments are required: DIR; see python -m scripts.report --help"),

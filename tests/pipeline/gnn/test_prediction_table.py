@@ -273,18 +273,18 @@ def test_without_pyarrow_the_extra_is_named(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("overrides, message", [
-    (["data=ogb_link", "task=link"], "output=a.csv: .*run has task=link, and tables have a row for each node. Give "
-                                     "predictions="),
-    (["data=ogb_graph", "task=graph", "loader=graph", "evaluation=exact"], "output=a.csv: .*run has task=graph"),
+    (["data=ogb_link", "task=link"], "embeddings=True needs a table with a row for each node, and .* has task=link"),
+    (["data=ogb_graph", "task=graph", "loader=graph", "evaluation=exact"], "embeddings=True needs .*has task=graph"),
     (["trainer=node_embedding", "data=synthetic_proteins"], "output=a.csv is read for runs of trainer=gnn only; .*"
                                                             "has trainer=node_embedding. Leave it out"),
     (["trainer=knowledge", "data=math"], "output=a.csv is read for runs of trainer=gnn only; .*has trainer=knowledge")])
 def test_runs_without_rows_of_nodes(overrides, message, configure, tmp_path):
     (tmp_path / "run").mkdir()
     write_config(tmp_path / "run", configure(*overrides))
+    needs_nodes = message.startswith("embeddings")
     for use in (restore.predict, restore.evaluate):
         with pytest.raises(ValueError, match=message):
-            use(EvaluateConfig(run=str(tmp_path / "run"), output="a.csv"))
+            use(EvaluateConfig(run=str(tmp_path / "run"), output="a.csv", embeddings=needs_nodes))
 
 
 def test_a_model_without_a_head_has_no_embeddings(configure, tmp_path):
