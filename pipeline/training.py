@@ -27,7 +27,7 @@ from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 from parallel_epochs.pipeline.run.ranks import Ranks, choose_device
 from parallel_epochs.pipeline.run.session import Session
 from parallel_epochs.pipeline.run.stop import StopRequest
-from parallel_epochs.pipeline.run.storage import free_space
+from parallel_epochs.pipeline.run.storage import check_room, free_space
 from parallel_epochs.pipeline.run.threads import restored_threads, threads_per_rank, use_threads
 from parallel_epochs.pipeline.run.tracker import find_tracker
 from parallel_epochs.pipeline.run.watchdog import Limits, watch
@@ -270,6 +270,8 @@ def train_part(part: Part, folder: Path, *, command: str, ranks: Ranks = Ranks()
         build.report(part)
     with contextlib.closing(build.build_trainer(part, ranks=ranks, stop=stop)) as trainer, \
             build_session(part, trainer, folder, ranks=ranks, stop=stop) as session:
+        if ranks.is_first:
+            check_room(folder, trainer.about.num_parameters)
         result = fit(trainer, session)
         if ranks.is_first and hasattr(build, "write_results"):
             build.write_results(part, folder)
