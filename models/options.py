@@ -9,16 +9,20 @@ from typing import Any
 
 from torch import Tensor
 
-from parallel_epochs.models.aggregate import AGGREGATIONS, KERNELS
+from parallel_epochs.models.aggregate import KERNELS
+from parallel_epochs.models.aggregate.reference import AGGREGATIONS
 from parallel_epochs.models.conv import GENConv
 from parallel_epochs.models.heads import POOLS
 from parallel_epochs.models.residual import BLOCKS, NORMS
 from parallel_epochs.models.virtual import VIRTUAL_NODES
 
-_LEAST = {"in_channels": 1, "hidden_channels": 1, "out_channels": 1, "num_layers": 1, "num_mlp_layers": 1,
-          "edge_dim": 0, "num_categories": 0, "num_groups": 2, "knn": 0, "knn_dilation": 1}
-_CHOICES = {"block": tuple(BLOCKS), "aggr": AGGREGATIONS, "norm": tuple(NORMS), "kernel": KERNELS,
-            "virtual_node": VIRTUAL_NODES, "pool": POOLS}
+# Four tables that pipeline/keys.py reads from the source, so that a wrong value is refused before torch is imported.
+LEAST = {"in_channels": 1, "hidden_channels": 1, "out_channels": 1, "num_layers": 1, "num_mlp_layers": 1,
+         "edge_dim": 0, "num_categories": 0, "num_groups": 2, "knn": 0, "knn_dilation": 1}
+CHOICES = {"block": tuple(BLOCKS), "aggr": AGGREGATIONS, "norm": tuple(NORMS), "kernel": KERNELS,
+           "virtual_node": VIRTUAL_NODES, "pool": POOLS}
+FRACTIONS = ("dropout",)  # in [0, 1)
+POSITIVE = ("tolerance",)
 _TABLES = {"node_tables": "in_channels", "edge_tables": "edge_dim"}
 _NUMBERS = ("t", "p", "y", "dropout", "tolerance", "knn_epsilon")
 
@@ -124,11 +128,11 @@ def check_options(own: dict[str, Any], shared: ModelOptions) -> None:
     for name, value in options.items():
         if name == "self":
             continue
-        if name in _LEAST:
-            _check_integer(name, 0 if name == "edge_dim" and value is None else value, _LEAST[name])
-        elif name in _CHOICES:
-            if value not in _CHOICES[name]:
-                raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(_CHOICES[name])}")
+        if name in LEAST:
+            _check_integer(name, 0 if name == "edge_dim" and value is None else value, LEAST[name])
+        elif name in CHOICES:
+            if value not in CHOICES[name]:
+                raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(CHOICES[name])}")
         elif name in _TABLES:
             _check_tables(name, value, _TABLES[name], options[_TABLES[name]])
         elif name in _NUMBERS:
@@ -143,15 +147,17 @@ def check_options(own: dict[str, Any], shared: ModelOptions) -> None:
     if not options.get("encode_x", True) and columns != options["hidden_channels"]:
         raise ValueError(f"encode_x=false needs an x of hidden_channels={options['hidden_channels']} columns, but x "
                          f"has {columns}")
-    if not 0 <= options["dropout"] < 1:
-        raise ValueError(f"dropout must be in [0, 1), not {options['dropout']}")
+    for name in FRACTIONS:
+        if not 0 <= options[name] < 1:
+            raise ValueError(f"{name} must be in [0, 1), not {options[name]}")
     if options.get("knn") and options["edge_dim"]:
         raise ValueError(f"knn={options['knn']} builds its own edges, which have no features, but edge_dim="
                          f"{options['edge_dim']}: leave one of the two out")
     if not 0 <= options.get("knn_epsilon", 0) <= 1:
         raise ValueError(f"knn_epsilon must be in [0, 1], not {options['knn_epsilon']}")
-    if options.get("tolerance", 1) <= 0:
-        raise ValueError(f"tolerance must be more than 0, not {options['tolerance']}")
+    for name in POSITIVE:
+        if options.get(name, 1) <= 0:
+            raise ValueError(f"{name} must be more than 0, not {options[name]}")
     if options["p"] == 0:
         raise ValueError("p must not be 0: the power mean divides by it")
     if options["aggr"] == "softmax_sg" and options["learn_t"]:

@@ -22,6 +22,10 @@ from parallel_epochs.models.residual import NORMS
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu, "leaky_relu": F.leaky_relu, "elu": F.elu, "gelu": F.gelu, "silu": F.silu,
     "tanh": torch.tanh}
+# Tables that pipeline/keys.py reads from the source, as those of models/options.py.
+LEAST = {"hidden_channels": 1, "num_layers": 1}
+CHOICES = {"norm": (*NORMS, "none"), "activation": tuple(ACTIVATIONS)}
+FRACTIONS = ("dropout",)
 # Arguments that the stack gives to a convolution, and names under which it may take the number of edge features.
 OURS = ("in_channels", "out_channels", "channels", "nn")
 EDGE_DIMS = ("edge_dim", "dim", "in_edge_channels")
@@ -60,12 +64,12 @@ class PyGModel(torch.nn.Module):
                  kwargs: dict | None = None, norm: str = "layer", activation: str = "relu", residual: bool = True,
                  dropout: float = 0.1):
         super().__init__()
-        for name, value, choices in (("norm", norm, [*NORMS, "none"]), ("activation", activation, [*ACTIVATIONS])):
-            if value not in choices:
-                raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(choices)}")
+        for name, value in (("norm", norm), ("activation", activation)):
+            if value not in CHOICES[name]:
+                raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(CHOICES[name])}")
         for name, size in (("hidden_channels", hidden_channels), ("num_layers", num_layers)):
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, not {size}")
+            if size < LEAST[name]:
+                raise ValueError(f"{name} must be at least {LEAST[name]}, not {size}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), not {dropout}")
         kind, given = find(conv), dict(kwargs or {})

@@ -19,6 +19,7 @@ from parallel_epochs.pipeline.names import (
     PAIR_COLUMNS,
     RESULT_KEYS,
     SCORE_KINDS,
+    check_device,
 )
 from parallel_epochs.pipeline.run import outputs
 
@@ -112,6 +113,7 @@ class RunConfig:
             ValueError: names the key.
         """
         keys.check(self)
+        check_device(self.device)
         keys.check_rules(self, self.rules)
         product = self.trainer.name
         if self.data.holds not in self.takes:

@@ -3,6 +3,7 @@
 import ast
 import copy
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -291,17 +292,19 @@ def keys_of_constructor(file: Path, class_name: str, *, leave_out: tuple[str, ..
     Returns:
         Fields as :func:`dataclasses.make_dataclass` takes them.
     """
-    tree = ast.parse(file.read_text())
+    tree = _parse(file)
     class_ = _class_of(tree, class_name)
     (init,) = (node for node in class_.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
     types = {argument.arg: ast.unparse(argument.annotation)
              for argument in [*init.args.args[1:], *init.args.kwonlyargs]}
     defaults = {**(sizes or {}), **{argument.arg: ast.literal_eval(default) for argument, default in zip(
         init.args.kwonlyargs, init.args.kw_defaults, strict=True) if default is not None}}
-    texts = _documented(class_, "Args")
+    texts, bounds = _documented(class_, "Args"), _bounds(file, tree)
     for decorator in init.decorator_list:
         if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "takes_options":
-            shared = _class_of(ast.parse(_file_beside(file, tree, types["options"]).read_text()), types["options"])
+            beside = _imported_file(file, tree, types["options"])
+            shared = _class_of(_parse(beside), types["options"])
+            bounds |= _bounds(beside, _parse(beside))
             fields = [node for node in shared.body if isinstance(node, ast.AnnAssign)]
             types |= {ast.unparse(field.target): ast.unparse(field.annotation) for field in fields}
             defaults |= {ast.unparse(field.target): ast.literal_eval(field.value) for field in fields}
@@ -309,8 +312,14 @@ def keys_of_constructor(file: Path, class_name: str, *, leave_out: tuple[str, ..
             texts |= _documented(shared, "Attributes")
     python_types = {"int": int, "float": float, "str": str, "bool": bool, "dict | None": dict[str, Any]}
     return [(option, python_types[types[option]],
-             key({} if types[option] == "dict | None" else default, texts[option], when=(when or {}).get(option, {})))
+             key({} if types[option] == "dict | None" else default, texts[option], when=(when or {}).get(option, {}),
+                 **bounds.get(option, {})))
             for option, default in defaults.items() if option not in leave_out]
+
+
+@functools.cache
+def _parse(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
 
 
 def _class_of(tree: ast.Module, name: str) -> ast.ClassDef:
@@ -318,11 +327,50 @@ def _class_of(tree: ast.Module, name: str) -> ast.ClassDef:
     return class_
 
 
-def _file_beside(file: Path, tree: ast.Module, name: str) -> Path:
-    """Find the file in the same folder that a name is imported from."""
+def _imported_file(file: Path, tree: ast.Module, name: str) -> Path:
+    """Find the file, in the same folder or below it, that a name is imported from."""
     (module,) = (node.module for node in tree.body if isinstance(node, ast.ImportFrom)
                  and name in (alias.name for alias in node.names))
-    return file.with_name(f"{module.rpartition('.')[2]}.py")
+    path = file.parent.joinpath(*module.split(".")[module.split(".").index(file.parent.name) + 1:])
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _bounds(file: Path, tree: ast.Module) -> dict[str, dict[str, Any]]:
+    """Read what a file's tables LEAST, CHOICES, FRACTIONS and POSITIVE allow for each option, as keywords of `key`."""
+    tables, bounds = _constants(tree), dict[str, dict[str, Any]]()
+    if "LEAST" in tables:
+        bounds |= {name: {"minimum": least} for name, least in ast.literal_eval(tables["LEAST"]).items()}
+    if isinstance(choices := tables.get("CHOICES"), ast.Dict):
+        bounds |= {ast.literal_eval(name): {"choices": _names_in(file, tree, names)}
+                   for name, names in zip(choices.keys, choices.values)}
+    for table, allowed in (("FRACTIONS", {"minimum": 0, "below": 1}), ("POSITIVE", {"above": 0})):
+        if table in tables:
+            bounds |= {name: allowed for name in ast.literal_eval(tables[table])}
+    return bounds
+
+
+def _constants(tree: ast.Module) -> dict[str, ast.expr]:
+    """Return the values of the names that a module assigns."""
+    return {ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target): node.value
+            for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign))}
+
+
+def _names_in(file: Path, tree: ast.Module, node: ast.expr) -> tuple[str, ...]:
+    """Read names from a tuple, from the keys of a dict, or from such a constant of this file or of one it imports."""
+    match node:
+        case ast.Call(args=[inner]):  # tuple(...)
+            return _names_in(file, tree, inner)
+        case ast.Tuple(elts=parts):
+            return tuple(name for part in parts for name in (
+                _names_in(file, tree, part.value) if isinstance(part, ast.Starred) else [ast.literal_eval(part)]))
+        case ast.Dict(keys=names):
+            return tuple(map(ast.literal_eval, names))
+        case ast.Name(id=name) if name in (constants := _constants(tree)):
+            return _names_in(file, tree, constants[name])
+        case ast.Name(id=name):
+            other = _imported_file(file, tree, name)
+            return _names_in(other, _parse(other), node)
+    raise AssertionError(ast.unparse(node))
 
 
 def _documented(class_: ast.ClassDef, section: str) -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""Names of splits, masks, pairs and metrics that several packages share."""
+"""Names of splits, masks, pairs, metrics and devices that several packages share."""
+
+import re
 
 SPLITS = ("train", "valid", "test")
 MASKS = tuple(f"{split}_mask" for split in SPLITS)
@@ -16,6 +18,16 @@ ANSWER_COLUMNS = ("line", "head", "relation", "tail", "asked", "place", "score")
 ANSWER_TENSORS = ("triples", "logits")
 # Columns of scores in tables of predictions: one of these, "_" and the name of a class or task.
 SCORE_KINDS = ("probability", "value", "score")
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that has no name of a device's. Whether it is there is known when torch is imported.
+
+    Raises:
+        ValueError: names the key and those that are known.
+    """
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+        raise ValueError(f"device={name} is unknown; choose auto, cpu, cuda or cuda:N")
 
 
 def merit(metric: str, value: float) -> float:

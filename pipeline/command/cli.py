@@ -22,9 +22,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.command import arguments, schema
+from parallel_epochs.pipeline.command import arguments, folder as run_folder, schema
 from parallel_epochs.pipeline.command.space import TuneConfig
 from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig, settings
+from parallel_epochs.pipeline.data.base_config import DataConfig
 from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, install_command, one_line
 
 if TYPE_CHECKING:
@@ -124,13 +125,13 @@ def readable_errors() -> Iterator[None]:
         raise
 
 
-def call(main: Callable[[], object], *, check: str | None = None, needs_data: bool = False) -> None:
+def call(main: Callable[[], object], *, check: str | None = None, trains: bool = False) -> None:
     """Call an entry point; what is wrong with the configuration itself becomes one line.
 
     Args:
         check: name of the function of :mod:`pipeline.training` that raises a ValueError for a configuration that no
             run can have. It is called before Hydra makes a run directory.
-        needs_data: whether the files of the dataset must be there.
+        trains: whether a run is trained, whose dataset must be there, or is continued.
     """
     # Hydra would print tracebacks and exit by itself.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -142,7 +143,7 @@ def call(main: Callable[[], object], *, check: str | None = None, needs_data: bo
         if {"--help", "-h"} & set(sys.argv[1:]):
             print(help_text(module, [argument for argument in sys.argv[1:] if not argument.startswith("-")]))
         else:
-            check_command(module, check, needs_data=needs_data)
+            check_command(module, check, trains=trains)
             main()
     except (Exception, KeyboardInterrupt) as error:
         if interrupted:  # in the middle of an import, say, it arrives as another error
@@ -170,7 +171,7 @@ def _note_interrupts() -> list[int]:
     return notes
 
 
-def check_command(module: str, check: str | None, *, needs_data: bool = False) -> None:
+def check_command(module: str, check: str | None, *, trains: bool = False) -> None:
     """Check the arguments of an entry point, and the configuration that they compose; see :func:`call`.
 
     Raises:
@@ -190,9 +191,25 @@ def check_command(module: str, check: str | None, *, needs_data: bool = False) -
     _check_readers(options.overrides)
     if check is not None and arguments.is_plain_run(options):
         config = compose_config(options.overrides)
-        if needs_data and config.resume is None:
-            config.data.check()  # before torch and PyG are imported, which takes seconds
+        _check_inputs(config, named_keys(options.overrides), trains=trains)
         getattr(importlib.import_module("parallel_epochs.pipeline.training"), check)(config)
+
+
+def _check_inputs(config: RunConfig, named: set[str], *, trains: bool) -> None:
+    """Check what a run reads, before torch and PyG are imported, which takes seconds.
+
+    Args:
+        named: the keys that the command names.
+        trains: see :func:`call`.
+
+    Raises:
+        ValueError: a file of the dataset is missing or wrong, or the run to resume was configured otherwise.
+    """
+    if trains and config.resume is not None:
+        if "RANK" not in os.environ:  # torchrun's number of ranks counts as given
+            run_folder.resolve(config, Path(choose_run_dir(config.resume, "")).absolute(), named=named)
+    elif trains or type(config.data).download is DataConfig.download:  # what cannot be downloaded must be there
+        config.data.check()
 
 
 def _check_readers(overrides: list[str]) -> None:
@@ -240,9 +257,7 @@ def open_run(cfg: DictConfig, *, predicts: bool) -> tuple["SavedRun", dict[str, 
                          f"pipeline.{command}")
     config = schema.load(Path(cfg.run).expanduser() / "config.yaml")
     options = schema.to_options(cfg, config, predicts=predicts)
-    for name in ("predictions", "output"):
-        if (path := getattr(options, name, None)) is not None:
-            options.check_output(name, Path(path), config)
+    _check_files(options, config, predicts=predicts)
     return saved_run(options, config)
 
 
@@ -258,6 +273,25 @@ def saved_run(options: EvaluateConfig, config: RunConfig) -> tuple["SavedRun", d
     run, checkpoint, device, _ = (asked.pop(name) for name in ("run", "checkpoint", "device", "overwrite"))
     return SavedRun(Path(run), config, settings(config), checkpoint, device,
                     check_output=functools.partial(options.check_output, config=config)), asked
+
+
+def _check_files(options: EvaluateConfig, config: RunConfig, *, predicts: bool) -> None:
+    """Check the files that a command names, before torch is imported and the run is opened.
+
+    Raises:
+        ValueError: names the key.
+    """
+    outputs = {name: getattr(options, name) for name in ("predictions", "output") if hasattr(options, name)}
+    if predicts and not any(outputs.values()):
+        table = ", or output=TABLE for a table of nodes" if "output" in outputs else ""
+        raise ValueError(f"One argument is missing: predictions=FILE{table}")
+    for name, path in outputs.items():
+        if path is not None:
+            options.check_output(name, Path(path), config)
+    for name in ("output_nodes", "pairs", "triples"):
+        if (path := getattr(options, name, None)) is not None and not Path(path).exists():
+            text = keys.meaning_of(type(options), name).text.partition(". ")[0]
+            raise ValueError(f"{name}={path} does not exist. It names the {text[0].lower()}{text[1:]}")
 
 
 def help_text(module: str, overrides: list[str]) -> str:

@@ -6,6 +6,7 @@ reads, and refuses any other that was given.
 
 import dataclasses
 import functools
+import typing
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +19,7 @@ from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig, TrainerConfig
 from parallel_epochs.pipeline.data.config import DataConfig
 from parallel_epochs.pipeline.gnn.config import ModelConfig
+from parallel_epochs.pipeline.names import check_device
 from parallel_epochs.pipeline.products import PRODUCTS, Product, product_of
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import DamagedFile, one_line
@@ -49,8 +51,10 @@ def open_schema() -> DictConfig:
     return schema
 
 
-def open_mappings(schema: type) -> DictConfig:
-    """Return a schema whose mappings, such as model.kwargs, take any names."""
+def open_mappings(schema: type) -> type | DictConfig:
+    """Return a schema whose mappings, such as model.kwargs, take any names; the class itself if it has none."""
+    if not any(typing.get_origin(field.type) is dict for field in dataclasses.fields(schema)):
+        return schema
     node = OmegaConf.structured(schema)
     for name in node:
         if isinstance(node._get_node(name), DictConfig):
@@ -216,4 +220,5 @@ def to_options(cfg: DictConfig, config: RunConfig, *, predicts: bool) -> Evaluat
                              f"has trainer={product.name}. Leave it out")
     options = cast(EvaluateConfig, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), given)))
     keys.check(options)
+    check_device(options.device)
     return keys.expand_paths(options)

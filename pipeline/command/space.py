@@ -87,11 +87,11 @@ def compose_with(search: Search, chosen: list[str]) -> DictConfig:
     """Compose the configuration of a trial.
 
     Raises:
-        ValueError: a key is unknown, or a value is not allowed.
+        ValueError: a key is unknown, a value is not allowed, or a file of the dataset is missing.
     """
     with initialize_config_dir(schema.CONF, version_base="1.3"):
         cfg = compose("config", [*search.fixed, *chosen])
-    schema.to_object(cfg)
+    schema.to_object(cfg).data.check()
     return cfg
 
 

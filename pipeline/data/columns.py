@@ -9,12 +9,13 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
-
-import pandas as pd
+from typing import IO, TYPE_CHECKING, Any
 
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import FileError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # What opens a zipped file, by the end of its name and by its first bytes.
 OPENERS: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
@@ -136,7 +137,7 @@ def choose_separator(line: str, least: int = 1) -> str:
     return next((mark for mark in ("\t", ",") if line.strip().count(mark) >= least), BLANKS)
 
 
-def read_table(file: IO[bytes], name: str, separator: str, **options) -> pd.DataFrame:
+def read_table(file: IO[bytes], name: str, separator: str, **options) -> "pd.DataFrame":
     """Read a table of text with pandas.
 
     Args:
@@ -146,6 +147,8 @@ def read_table(file: IO[bytes], name: str, separator: str, **options) -> pd.Data
     Raises:
         ValueError: it is none; the message begins with its name.
     """
+    import pandas as pd
+
     try:
         return pd.read_csv(file, sep=separator, **options)
     except UnicodeDecodeError:

@@ -3,7 +3,6 @@
 import re
 import shlex
 import signal
-from importlib import metadata
 from pathlib import Path
 
 from omegaconf.errors import OmegaConfBaseException
@@ -72,5 +71,7 @@ def install_command(extra: str) -> str:
         here = Path.cwd() == root
         constraints = "constraints.txt" if here else shlex.quote(str(root / "constraints.txt"))
         return f"pip install -c {constraints} -e '{'.' if here else root}[{extra}]'"
+    from importlib import metadata  # 15 ms, and only an error needs it
+
     lines = [line for line in metadata.requires("parallel-epochs") or [] if re.search(f"extra == .{extra}.", line)]
     return " ".join(["pip install", *(re.match(r"[\w.-]+", line)[0] for line in lines)])

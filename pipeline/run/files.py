@@ -15,12 +15,13 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from parallel_epochs.pipeline.run.errors import DamagedFile, FileError
 from parallel_epochs.pipeline.run.memory import format_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -282,12 +283,14 @@ def file_digest(file: BinaryIO) -> str:
     return blake.hexdigest()
 
 
-def write_at(fd: int, values: np.ndarray, at: int) -> int:
+def write_at(fd: int, values: "np.ndarray", at: int) -> int:
     """Write an array to a file at a byte offset. Return the offset of its end.
 
     Raises:
         OSError: they cannot be written.
     """
+    import numpy as np  # here, since --help and a refused command import this module and need no arrays
+
     content = _bytes_of(np.ascontiguousarray(values))
     while content:
         written = os.pwrite(fd, content, at)
@@ -295,7 +298,8 @@ def write_at(fd: int, values: np.ndarray, at: int) -> int:
     return at
 
 
-def read_at(fd: int, dtype: np.dtype, shape: tuple[int, ...], at: int, out: np.ndarray | None = None) -> np.ndarray:
+def read_at(fd: int, dtype: "np.dtype", shape: tuple[int, ...], at: int,
+            out: "np.ndarray | None" = None) -> "np.ndarray":
     """Read an array from a file at a byte offset.
 
     Args:
@@ -304,6 +308,8 @@ def read_at(fd: int, dtype: np.dtype, shape: tuple[int, ...], at: int, out: np.n
     Raises:
         OSError: the file cannot be read, or it ends before the array does.
     """
+    import numpy as np
+
     size = dtype.itemsize * math.prod(shape)
     values = np.empty(shape, dtype) if out is None else out[:size].view(dtype).reshape(shape)
     content = _bytes_of(values)
@@ -315,9 +321,9 @@ def read_at(fd: int, dtype: np.dtype, shape: tuple[int, ...], at: int, out: np.n
     return values
 
 
-def _bytes_of(values: np.ndarray) -> memoryview:
+def _bytes_of(values: "np.ndarray") -> memoryview:
     """Return the memory of a contiguous array."""
-    return values.reshape(-1).view(np.uint8).data if values.size else memoryview(b"")
+    return values.reshape(-1).view("uint8").data if values.size else memoryview(b"")
 
 
 def check_output(name: str, path: Path) -> None:

@@ -4,7 +4,6 @@ import contextlib
 import datetime
 import functools
 import os
-import re
 import socket
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
+from parallel_epochs.pipeline.names import check_device
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.errors import RankError, Stopped
 from parallel_epochs.pipeline.run.watchdog import LONG_FACTOR, Limits
@@ -214,8 +214,7 @@ def choose_device(name: str, ranks: Ranks = Ranks()) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise ValueError(f"device={name} is unknown; choose auto, cpu, cuda or cuda:N")
+    check_device(name)
     if name == "cpu":
         return torch.device(name)
     if not torch.cuda.is_available():

@@ -12,6 +12,7 @@ from parallel_epochs.pipeline.data.base_config import (
     check_fractions,
     refuse_without_labels,
 )
+from parallel_epochs.pipeline.data.tables import heads
 from parallel_epochs.pipeline.keys import key
 from parallel_epochs.pipeline.run.errors import install_command
 
@@ -142,6 +143,23 @@ class TablesConfig(DataConfig):
         return [*([("weight", edges.weight)] if edges.weight is not None else []),
                 *(("features", column) for column in edges.features)]
 
+    def edge_columns(self) -> list[tuple[str, str]]:
+        """Return every column of the edges that a key names, each with that key."""
+        edges = self.edges
+        return [*((f"data.edges.{name}", column) for name in ("source", "target", "weight", "relation", "time")
+                  if (column := getattr(edges, name)) is not None),
+                *(("data.edges.features", column) for column in edges.features)]
+
+    def node_columns(self) -> list[tuple[str, str]]:
+        """Return every column of the nodes that is read, each with the key that names it."""
+        nodes, kind, labels = self.nodes, self.split_kind(), self.label_columns()
+        return [("data.nodes.id", nodes.id),
+                *((f"data.nodes.{name}", column) for name in ("features", "text", "text_chars", "text_tags")
+                  for column in getattr(nodes, name)),
+                *((f"data.nodes.{name}", column) for name, column in labels),
+                *([("data.nodes.split_column", nodes.split_column)] if kind == "column" and labels else []),
+                *([("data.time_column", self.time_column)] if kind == "time" else [])]
+
     @property
     def tables(self) -> tuple[Path, Path | None]:
         """The paths of the table of edges and of the table of nodes. The latter is None if there is no such table."""
@@ -161,6 +179,10 @@ class TablesConfig(DataConfig):
         if self.edges.directed_relations and (self.edges.relation is None or not self.to_undirected):
             raise ValueError("data.edges.directed_relations=true needs data.edges.relation and "
                              "data.to_undirected=true, to distinguish a relation from its inverse on the reverse edge")
+        edges, nodes = self.tables
+        heads.check("data.edges", edges, self.edge_columns())
+        if nodes is not None:
+            heads.check("data.nodes", nodes, self.node_columns())
 
     def _check_nodes(self) -> None:
         nodes = self.nodes

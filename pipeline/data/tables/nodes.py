@@ -54,11 +54,6 @@ def read(db: Database, source: Source, id_column: str, numbers: Numbers, *, text
     Raises:
         ValueError: names the file, the column and the first bad row.
     """
-    options = [("id", id_column), *(("features", name) for name in numbers.columns),
-               *(("text", name) for name in texts), *labels,
-               *([("split_column", split_column)] if split_column is not None else [])]
-    for option, column in options:
-        source.require(option, column)
     chosen = ["(row_number() OVER () - 1)::INTEGER AS number", f"{source.text(id_column)} AS id"]
     chosen += [f"{source.number('features', name)} AS f{place}" for place, name in enumerate(numbers.columns)]
     chosen += [f"{source.text(name)} AS text{place}" for place, name in enumerate(texts)]
@@ -66,9 +61,6 @@ def read(db: Database, source: Source, id_column: str, numbers: Numbers, *, text
     if split_column is not None:
         chosen.append(f"{source.text(split_column)} AS split")
     if time_column is not None:
-        if time_column not in source.columns:
-            raise ValueError(f"data.time_column={time_column}: {source.name} has no such column; there are "
-                             f"{', '.join(source.columns)}")
         chosen.append(f"{source.text(time_column)} AS time")
     db.stage("nodes", f"SELECT {', '.join(chosen)} FROM {source.relation}", "reading nodes")
     _report(db, source, id_column, numbers, refuse_empty=refuse_empty)

@@ -1,6 +1,5 @@
 """Tables in files, as DuckDB reads them: their formats, the values of their cells, and the first row that is wrong."""
 
-import csv
 import logging
 import sqlite3
 from collections.abc import Iterator
@@ -10,14 +9,12 @@ from typing import cast
 
 import pyarrow as pa
 
-from parallel_epochs.pipeline.data.columns import as_text, open_unzipped
+from parallel_epochs.pipeline.data.tables.heads import SUFFIXES, expand, read_head, separator_of
 from parallel_epochs.pipeline.data.tables.sql import Database, literal, quote
 from parallel_epochs.pipeline.run import words
 
 log = logging.getLogger(__name__)
 
-SEPARATORS = {".csv": ",", ".tsv": "\t"}
-SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 SQLITE, DUCKDB = b"SQLite format 3\0", b"DUCK"
 FLOATS = ("FLOAT", "DOUBLE")
 NUMBERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT",
@@ -45,16 +42,6 @@ class Source:
     relation: str
     parts: list[tuple[str, str]]
     columns: dict[str, str]
-
-    def require(self, option: str, column: str) -> None:
-        """Refuse a column that the table does not have.
-
-        Raises:
-            ValueError: names the key, and the columns that are there.
-        """
-        if column not in self.columns:
-            raise ValueError(f"{self.key}.{option}={column}: {self.name} has no such column; there are "
-                             f"{', '.join(self.columns)}")
 
     def text(self, column: str) -> str:
         """Write SQL for a cell as text, NULL where it is empty; a whole number of a float column has no point."""
@@ -140,7 +127,7 @@ def open_source(db: Database, key: str, path: Path, table: str | None) -> Source
     Raises:
         ValueError: it is none of a format that is known; the message names the file.
     """
-    paths = _expand(key, path)
+    paths = expand(key, path)
     if len(paths) == 1 and not paths[0].name.endswith(SUFFIXES):
         return _open_database(db, key, paths[0], table)
     if table is not None:
@@ -154,52 +141,15 @@ def open_source(db: Database, key: str, path: Path, table: str | None) -> Source
     return Source(key, str(path), _relation(paths), parts, columns[0])
 
 
-def members(path: Path) -> list[Path]:
-    """Return the files that a path means, in the order of their names."""
-    if path.is_dir():
-        return sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
-    return [path] if path.exists() else sorted(path.parent.glob(path.name))
-
-
-def _expand(key: str, path: Path) -> list[Path]:
-    paths = members(path)
-    if not paths:
-        raise ValueError(f"{key}.path={path} holds no table: there is no file that ends in {', '.join(SUFFIXES)}")
-    kinds = {_suffix(path) for path in paths}
-    if len(kinds) > 1:
-        raise ValueError(f"{key}.path={path} holds files of several kinds, {' and '.join(sorted(kinds))}: give a "
-                         f"pattern, as in {path / '*'}{sorted(kinds)[0]}")
-    return paths
-
-
-def _suffix(path: Path) -> str:
-    return next((suffix for suffix in reversed(SUFFIXES) if path.name.endswith(suffix)), path.suffix)
-
-
 def _relation(paths: list[Path]) -> str:
     """Write what stands behind FROM for files of one kind. Cells of text files are texts: nothing is guessed."""
     files, first = f"[{', '.join(literal(str(path)) for path in paths)}]", paths[0]
     if first.suffix == ".parquet":
         return f"read_parquet({files})"
-    separator = SEPARATORS[first.with_suffix("").suffix if first.suffix == ".gz" else first.suffix]
-    columns = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in _read_head(first, separator))
+    separator = separator_of(first)
+    columns = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in read_head(first, separator))
     return (f"read_csv({files}, columns={{{columns}}}, auto_detect=false, header=true, delim={literal(separator)}, "
             f"quote='\"', escape='\"', compression='{'gzip' if first.suffix == '.gz' else 'none'}')")
-
-
-def _read_head(path: Path, separator: str) -> list[str]:
-    try:
-        with open_unzipped(path) as file, as_text(file, str(path), newline="") as text:
-            names = next(csv.reader(text, delimiter=separator), [])
-    except csv.Error as error:
-        raise ValueError(f"{path} is no table of text: {error}") from None
-    if not names:
-        raise ValueError(f"{path} is empty: its first line is to name the columns")
-    if len(set(names)) < len(names) or "" in names:
-        wrong = next(name for name in names if name == "" or names.count(name) > 1)
-        raise ValueError(f"{path}: the first line names the column {wrong!r} " + (
-            "twice" if wrong else "without a name") + "; it is to name each column once")
-    return names
 
 
 def _open_database(db: Database, key: str, path: Path, table: str | None) -> Source:

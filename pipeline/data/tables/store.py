@@ -14,9 +14,10 @@ from pathlib import Path
 from parallel_epochs.pipeline.data.content import hash_parts, label, sample_file
 from parallel_epochs.pipeline.data.tables import edges as tables_edges, labels as tables_labels, nodes as tables_nodes
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
+from parallel_epochs.pipeline.data.tables.heads import members, require
 from parallel_epochs.pipeline.data.tables.labels import Labels
 from parallel_epochs.pipeline.data.tables.scores import check_columns
-from parallel_epochs.pipeline.data.tables.source import Source, members, open_source
+from parallel_epochs.pipeline.data.tables.source import Source, open_source
 from parallel_epochs.pipeline.data.tables.sql import Database
 from parallel_epochs.pipeline.data.tables.text import TextFeatures
 from parallel_epochs.pipeline.graph.store import StoreWriter
@@ -83,13 +84,9 @@ def write_store(config: TablesConfig, writer: StoreWriter,
 
 def _open_edges(db: Database, config: TablesConfig) -> Source:
     """Open the table of edges, and refuse columns that it does not have."""
-    columns = config.edges
-    edges = open_source(db, "data.edges", config.tables[0], columns.table)
-    for option in ("source", "target", "weight", "relation", "time"):
-        if (column := getattr(columns, option)) is not None:
-            edges.require(option, column)
-    for column in columns.features:
-        edges.require("features", column)
+    edges = open_source(db, "data.edges", config.tables[0], config.edges.table)
+    for key, column in config.edge_columns():
+        require(key, column, edges.name, edges.columns)
     return edges
 
 
@@ -100,6 +97,8 @@ def _read_nodes(db: Database, config: TablesConfig, edges: Source) -> tuple[int,
         tables_edges.number_ids(db, edges, (config.edges.source, config.edges.target))
         return tables_nodes.count(db, f"{config.tables[0]} holds no ids"), None
     nodes, kind = open_source(db, "data.nodes", path, config.nodes.table), config.split_kind()
+    for key, column in config.node_columns():
+        require(key, column, nodes.name, nodes.columns)
     split_column = config.nodes.split_column if kind == "column" and labels else None
     tables_nodes.read(db, nodes, config.nodes.id, _numbers(config), texts=[name for name, _ in config.text_columns()],
                       labels=labels, split_column=split_column,

@@ -47,6 +47,39 @@ json.dump(said, sys.stdout)
 """
 
 
+TABLES = ["data=tables", "data.edges.path=edges.csv", "data.nodes.path=nodes.csv"]
+# What is refused before torch is imported: a wrong key, value, file or column of each command, and what it says.
+REFUSED = {
+    ("pipeline.train", "train.lrr=1"): "train.lrr is unknown; did you mean train.lr?",
+    ("pipeline.train", "train.lr=fast"): "train.lr must be a number, not fast",
+    ("pipeline.train", "train.lr=-1"): "train.lr must be more than 0, not -1.0",
+    ("pipeline.train", "device=tpu"): "device=tpu is unknown; choose auto, cpu, cuda or cuda:N",
+    ("pipeline.train", "model.num_layers=0"): "model.num_layers must be at least 1, not 0",
+    ("pipeline.train", "model.dropout=1"): "model.dropout must be in [0, 1), not 1.0",
+    ("pipeline.train", "model.norm=group"): "model.norm=group is unknown; choose one of layer, batch",
+    ("pipeline.train", "model=pyg", "model.norm=group"): "model.norm=group is unknown; choose one of layer, batch, none",
+    ("pipeline.train", "model=equilibrium", "model.tolerance=0"): "model.tolerance must be more than 0, not 0.0",
+    ("pipeline.train", "data=file", "data.path=no.pt"): "data.path=no.pt does not exist in ",
+    ("pipeline.train", *TABLES, "data.nodes.label=genre"):
+        "data.nodes.label=genre: nodes.csv has no such column; there are id, label",
+    ("pipeline.train", *TABLES, "data.nodes.text_tags=[tags]"):
+        "data.nodes.text_tags=tags: nodes.csv has no such column; there are id, label",
+    ("pipeline.train", *TABLES, "data.edges.weight=w"):
+        "data.edges.weight=w: edges.csv has no such column; there are source, target",
+    ("pipeline.train", "resume=no"): "resume=no is not a run directory: it has no config.yaml",
+    ("pipeline.prepare", "data=file", "data.path=no.pt"): "data.path=no.pt does not exist in ",
+    ("pipeline.prepare", *TABLES, "data.edges.source=from"):
+        "data.edges.source=from: edges.csv has no such column; there are source, target",
+    ("pipeline.tune", "study=study", "train.lr=-1,1"): "train.lr must be more than 0, not -1.0",
+    ("pipeline.tune", "study=study", "data=file", "data.path=no.pt", "train.lr=1,2"):
+        "data.path=no.pt does not exist in ",
+    ("pipeline.evaluate", "run=no"): "no is not a run directory: it has no config.yaml",
+    ("pipeline.evaluate", "run=no", "checkpint=last"): "checkpint is unknown; did you mean checkpoint?",
+    ("pipeline.predict", "run=no", "predictions=x.pt"): "no is not a run directory: it has no config.yaml",
+    ("scripts.report", "no"): "no is not a run directory: it has no config.yaml",
+}
+
+
 def extras() -> list[str]:
     """The packages of all extras but those of the tests, by the names that they are imported by."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -82,6 +115,19 @@ def test_help_and_the_default_run_need_no_extra(tmp_path):
     for command, (status, shown, _) in said.items():
         assert status == 0 and shown.startswith(f"usage: python -m {command.removesuffix(' --help')} ["), command
     assert {path.name for path in tmp_path.iterdir()} == {"run", "cache"}
+
+
+def test_what_is_refused_imports_no_torch(tmp_path):
+    (tmp_path / "edges.csv").write_text("source,target\na,b\n")
+    (tmp_path / "nodes.csv").write_text("id,label\na,x\nb,y\n")
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER], input=json.dumps([[], list(REFUSED)]), cwd=tmp_path, capture_output=True,
+        text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    for (command, words), (status, _, has_torch) in zip(REFUSED.items(), json.loads(done.stdout).values(), strict=True):
+        # What evaluate and predict find in a run goes through their log.
+        assert status == 1 or str(status).startswith(f"error: {words}"), (command, status)
+        assert not has_torch, command
 
 
 def explain_every_key(shown: str) -> None:
