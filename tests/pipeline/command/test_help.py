@@ -57,7 +57,8 @@ REFUSED = {
     ("pipeline.train", "model.num_layers=0"): "model.num_layers must be at least 1, not 0",
     ("pipeline.train", "model.dropout=1"): "model.dropout must be in [0, 1), not 1.0",
     ("pipeline.train", "model.norm=group"): "model.norm=group is unknown; choose one of layer, batch",
-    ("pipeline.train", "model=pyg", "model.norm=group"): "model.norm=group is unknown; choose one of layer, batch, none",
+    ("pipeline.train", "model=pyg", "model.norm=group"):
+        "model.norm=group is unknown; choose one of layer, batch, none",
     ("pipeline.train", "model=equilibrium", "model.tolerance=0"): "model.tolerance must be more than 0, not 0.0",
     ("pipeline.train", "data=file", "data.path=no.pt"): "data.path=no.pt does not exist in ",
     ("pipeline.train", *TABLES, "data.nodes.label=genre"):
