@@ -56,10 +56,12 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "installing PyTorch, PyG and what they need into $(VENV); pip downloads them once, which takes minutes"
 	$(INSTALL) -e .
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
+	@echo "installing the packages of the tests into $(VENV)"
 	$(INSTALL) -e .[test]
 	touch $@
 

@@ -283,7 +283,7 @@ def _check_files(options: EvaluateConfig, config: RunConfig, *, predicts: bool) 
     """
     outputs = {name: getattr(options, name) for name in ("predictions", "output") if hasattr(options, name)}
     if predicts and not any(outputs.values()):
-        table = ", or output=TABLE for a table of nodes" if "output" in outputs else ""
+        table = ", or output=TABLE for a table" if "output" in outputs else ""
         raise ValueError(f"One argument is missing: predictions=FILE{table}")
     for name, path in outputs.items():
         if path is not None:

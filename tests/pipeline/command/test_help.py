@@ -47,7 +47,7 @@ json.dump(said, sys.stdout)
 """
 
 
-TABLES = ["data=tables", "data.edges.path=edges.csv", "data.nodes.path=nodes.csv"]
+TABLES = ["data=tables", "data.edges.path=edges.csv", "data.nodes.path=nodes.csv", "data.nodes.label=label"]
 # What is refused before torch is imported: a wrong key, value, file or column of each command, and what it says.
 REFUSED = {
     ("pipeline.train", "train.lrr=1"): "train.lrr is unknown; did you mean train.lr?",
@@ -77,7 +77,7 @@ REFUSED = {
     ("pipeline.evaluate", "run=no"): "no is not a run directory: it has no config.yaml",
     ("pipeline.evaluate", "run=no", "checkpint=last"): "checkpint is unknown; did you mean checkpoint?",
     ("pipeline.predict", "run=no", "predictions=x.pt"): "no is not a run directory: it has no config.yaml",
-    ("scripts.report", "no"): "no is not a run directory: it has no config.yaml",
+    ("scripts.report", "."): ". is not a run directory: it has no config.yaml",
 }
 
 
