@@ -108,7 +108,7 @@ def test_a_folder_in_ogbs_layout(name, ogb_toy, tmp_path):
     assert sorted(folder.rglob("*")) == before
     assert [int(data[m].sum()) for m in MASKS] == [36, 12, 12]
     if name == "ogbn-proteins":
-        assert (data.metric, data.y.shape, data.num_categories) == ("rocauc", (60, 5), 3)
+        assert (data.metric, data.y.shape, data.y.dtype, data.num_categories) == ("rocauc", (60, 5), torch.float32, 3)
         assert data.x.shape == (60, 8 + 3) and data.edge_index.size(1) == 600
         assert inspect(data.edge_index).is_undirected
         total = torch.zeros(60, 8).index_add_(0, data.edge_index.as_tensor()[1], data.edge_attr)
