@@ -63,4 +63,4 @@ def main(cfg: DictConfig) -> float | None:
 
 
 if __name__ == "__main__":
-    cli.call(main, check="check_new", trains=True)
+    cli.call(main, check="check_new", needs_data=True)

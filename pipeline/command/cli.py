@@ -125,13 +125,13 @@ def readable_errors() -> Iterator[None]:
         raise
 
 
-def call(main: Callable[[], object], *, check: str | None = None, trains: bool = False) -> None:
+def call(main: Callable[[], object], *, check: str | None = None, needs_data: bool = False) -> None:
     """Call an entry point; what is wrong with the configuration itself becomes one line.
 
     Args:
         check: name of the function of :mod:`pipeline.training` that raises a ValueError for a configuration that no
             run can have. It is called before Hydra makes a run directory.
-        trains: whether a run is trained, whose dataset must be there, or is continued.
+        needs_data: whether what is read must be there: the files of the dataset, or the run to resume.
     """
     # Hydra would print tracebacks and exit by itself.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -143,7 +143,7 @@ def call(main: Callable[[], object], *, check: str | None = None, trains: bool =
         if {"--help", "-h"} & set(sys.argv[1:]):
             print(help_text(module, [argument for argument in sys.argv[1:] if not argument.startswith("-")]))
         else:
-            check_command(module, check, trains=trains)
+            check_command(module, check, needs_data=needs_data)
             main()
     except (Exception, KeyboardInterrupt) as error:
         if interrupted:  # in the middle of an import, say, it arrives as another error
@@ -171,7 +171,7 @@ def _note_interrupts() -> list[int]:
     return notes
 
 
-def check_command(module: str, check: str | None, *, trains: bool = False) -> None:
+def check_command(module: str, check: str | None, *, needs_data: bool = False) -> None:
     """Check the arguments of an entry point, and the configuration that they compose; see :func:`call`.
 
     Raises:
@@ -191,24 +191,24 @@ def check_command(module: str, check: str | None, *, trains: bool = False) -> No
     _check_readers(options.overrides)
     if check is not None and arguments.is_plain_run(options):
         config = compose_config(options.overrides)
-        _check_inputs(config, named_keys(options.overrides), trains=trains)
+        _check_inputs(config, named_keys(options.overrides), needs_data=needs_data)
         getattr(importlib.import_module("parallel_epochs.pipeline.training"), check)(config)
 
 
-def _check_inputs(config: RunConfig, named: set[str], *, trains: bool) -> None:
+def _check_inputs(config: RunConfig, named: set[str], *, needs_data: bool) -> None:
     """Check what a run reads, before torch and PyG are imported, which takes seconds.
 
     Args:
         named: the keys that the command names.
-        trains: see :func:`call`.
+        needs_data: see :func:`call`.
 
     Raises:
         ValueError: a file of the dataset is missing or wrong, or the run to resume was configured otherwise.
     """
-    if trains and config.resume is not None:
+    if needs_data and config.resume is not None:
         if "RANK" not in os.environ:  # torchrun's number of ranks counts as given
             run_folder.resolve(config, Path(choose_run_dir(config.resume, "")).absolute(), named=named)
-    elif trains or type(config.data).download is DataConfig.download:  # what cannot be downloaded must be there
+    elif needs_data or type(config.data).download is DataConfig.download:  # what cannot be downloaded must be there
         config.data.check()
 
 

@@ -443,7 +443,7 @@ def test_a_command_is_refused_before_anything_is_written(module, typed, message,
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.setattr(sys, "argv", [module, *typed.split()])
     with pytest.raises(SystemExit) as stopped:
-        cli.call(go_on, check={TRAIN: "check_new", PREPARE: "check"}.get(module), trains=module == TRAIN)
+        cli.call(go_on, check={TRAIN: "check_new", PREPARE: "check"}.get(module), needs_data=module == TRAIN)
     assert matches(stopped.value.code, f"error: {message}"), stopped.value.code
     assert "\n" not in stopped.value.code and listing(tmp_path) == before
 
