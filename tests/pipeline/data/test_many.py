@@ -10,6 +10,7 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
@@ -20,6 +21,7 @@ from parallel_epochs.pipeline.data.config import GraphFilesConfig, SmilesConfig
 from parallel_epochs.pipeline.data.many import read_in_parallel
 from parallel_epochs.pipeline.run.launch import start_rank_server
 from parallel_epochs.scripts.strikes import is_alive
+from tests.helpers import building
 from tests.helpers.reading import refuse, refuse_or_take_long, tell
 from tests.helpers.running import ROOT, train
 
@@ -273,7 +275,7 @@ def test_without_rdkit_the_extra_is_named(table, monkeypatch):
 
 
 @pytest.mark.parametrize("source", ["graph_files", "smiles"])
-def test_both_train_and_are_read_once(source, configure, folder, table, tmp_path, monkeypatch):
+def test_both_train_are_read_once_and_have_names_in_tables(source, configure, folder, table, tmp_path, monkeypatch):
     where = [f"data.folder={folder}"] if source == "graph_files" else [f"data.path={table}", "data.split_column=split"]
     config = configure(f"data={source}", *where, *RUN)
     result = train(config, tmp_path / "run")
@@ -282,6 +284,15 @@ def test_both_train_and_are_read_once(source, configure, folder, table, tmp_path
     monkeypatch.setattr(module, "read", lambda: pytest.fail("read again"))
     assert train(configure(f"data={source}", *where, *RUN, "data.num_workers=1"), tmp_path / "again")[
         "weights_sha256"] == result["weights_sha256"]
+    building.predict(building.EvaluateConfig(run=str(tmp_path / "run"), device="cpu",
+                                             output=str(tmp_path / "graphs.csv"),
+                                             predictions=str(tmp_path / "rows.pt")))
+    found = pd.read_csv(tmp_path / "graphs.csv")
+    names = [f"graph_{number}.pt" for number in range(12)] if source == "graph_files" else pd.read_csv(table)["smiles"]
+    assert found["id"].tolist() == list(names) and set(found["split"]) == {"train", "valid", "test"}
+    rows = torch.load(tmp_path / "rows.pt")["logits" if source == "graph_files" else "values"]
+    assert np.array_equal(found.iloc[:, -1].to_numpy(np.float32), (
+        rows.double().sigmoid().float() if source == "graph_files" else rows)[:, -1].numpy())
 
 
 def test_another_file_is_another_dataset(folder, tmp_path):
