@@ -119,7 +119,7 @@ def test_equal_to_the_graph_prepared_in_memory(tmp_path, columns, options, undir
     nodes, edges = random_tables()
     parts = write(tmp_path, nodes, edges)
     config = config_of(tmp_path, parts["nodes"] | LABELS, parts["edges"] | columns, to_undirected=undirected, **options)
-    assert_equal(load(tmp_path, config), prepare_as(config, read(nodes, edges, columns)))
+    assert_equal(load(tmp_path, config), cache.prepare_as(config, read(nodes, edges, columns)))
 
 
 def to_sqlite(path, **tables):
@@ -165,7 +165,7 @@ def test_every_format_gives_the_same_graph(tmp_path, kind):
     node_table, edge_table = write_as(kind, tmp_path, nodes, edges)
     columns = {"weight": "w", "features": ["p", "q"]}
     config = config_of(tmp_path, node_table | LABELS, edge_table | columns | {"source": "from", "target": "to"})
-    assert_equal(load(tmp_path, config), prepare_as(config, read(nodes, edges, columns)))
+    assert_equal(load(tmp_path, config), cache.prepare_as(config, read(nodes, edges, columns)))
 
 
 @pytest.mark.parametrize("ids", [["10", "9", "2", "33"], ["b", "a", "10", "B"], ["1.5", "1", "0.25", "-3"],
@@ -176,7 +176,7 @@ def test_without_a_table_of_nodes_ids_are_numbered_as_by_data_edges(tmp_path, id
     config = config_of(tmp_path, {}, {"path": "edges.parquet"})
     places, names = number_names(pd.concat([edges["source"], edges["target"]], ignore_index=True).astype(str))
     expected = Data(edge_index=torch.from_numpy(places.reshape(2, -1)), num_nodes=4, **pack_names(names))
-    assert_equal(load(tmp_path, config), prepare_as(config, expected))
+    assert_equal(load(tmp_path, config), cache.prepare_as(config, expected))
 
 
 def test_pieces_of_edges_that_end_anywhere_make_the_same_graph(tmp_path, monkeypatch):
@@ -186,7 +186,7 @@ def test_pieces_of_edges_that_end_anywhere_make_the_same_graph(tmp_path, monkeyp
         monkeypatch.setattr("parallel_epochs.pipeline.data.tables.sql.BATCH", batch)
         config = config_of(tmp_path, parts["nodes"] | LABELS, parts["edges"] | columns, add_self_loops=batch == 64)
         data = cache.load(config, tmp_path / f"cache-{batch}")
-        assert_equal(data, prepare_as(config, read(nodes, edges, columns)))
+        assert_equal(data, cache.prepare_as(config, read(nodes, edges, columns)))
 
 
 @pytest.mark.parametrize("directed", [True, False])
