@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from parallel_epochs.pipeline.command import cli, folder as run_folder, schema
+from parallel_epochs.pipeline.command import cli, folder as run_folder, schema, sweep
 from parallel_epochs.pipeline.config import explain_idle_keys
 from parallel_epochs.pipeline.run.errors import Stopped
 
@@ -63,4 +63,8 @@ def main(cfg: DictConfig) -> float | None:
 
 
 if __name__ == "__main__":
-    cli.call(main, check="check_new", needs_data=True)
+    try:
+        cli.call(main, check="check_new", needs_data=True)
+    finally:
+        for begun in sweep.begun:
+            print(sweep.describe(begun))

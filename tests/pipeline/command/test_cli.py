@@ -2,6 +2,7 @@ import dataclasses
 import inspect
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -188,6 +189,8 @@ def test_hydra_multirun(tmp_path):
     swept = shell("pipeline.train", "-m", "seed=0,1", *TOY, "hydra.sweep.dir=sweep", cwd=tmp_path)
     assert swept.returncode == 0, swept.stderr
     assert sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json")) == ["0", "1"]
+    assert re.fullmatch(r"sweep in sweep: 2 of 2 runs finished; valid rocauc 0\.\d{4} ± 0\.\d{4}, test rocauc "
+                        r"0\.\d{4} ± 0\.\d{4} \(mean ± standard deviation\)", swept.stdout.splitlines()[-1])
 
 
 @pytest.mark.slow
@@ -197,6 +200,7 @@ def test_every_failure_of_a_sweep_is_in_its_log(tmp_path):
     assert swept.returncode == 1 and "Traceback" not in swept.stderr
     assert "ERROR error: data.components=9" in logs[0] and "ERROR" not in logs[1] \
         and "ERROR error: data.components=0" in logs[2]
+    assert swept.stdout.splitlines()[-1].startswith("sweep in sweep: 1 of 3 runs finished; valid rocauc 0.")
     last = swept.stderr.splitlines()[-1]
     assert last.startswith("error: data.components=9") and last.endswith(f"(log: {tmp_path}/sweep/0/train.log)")
 

@@ -1,0 +1,74 @@
+"""What a sweep of `python -m pipeline.train -m` says when it ends."""
+
+import shlex
+import statistics
+from pathlib import Path
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from parallel_epochs.pipeline.names import merit
+from parallel_epochs.pipeline.run import files, words
+from parallel_epochs.pipeline.run.errors import DamagedFile
+from parallel_epochs.pipeline.run.log import format_score
+
+# Directories of the sweeps that this process has begun.
+begun: list[Path] = []
+
+
+class NoteFolder(Callback):
+    """Notes where a sweep begins. Hydra tells of its end only if no member has failed."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs) -> None:
+        begun.append(Path(config.hydra.sweep.dir))
+
+
+def describe(folder: Path) -> str:
+    """Say how many runs in the directory of a sweep have a result, and their scores.
+
+    Runs that differ only in their seeds give means and sample standard deviations (divided by n - 1). Of others the
+    best one is named.
+    """
+    members = sorted({path.parent for path in folder.glob("**/train.log")})
+    summaries = {member: summary for member in members if (summary := _read_summary(member)) is not None}
+    text = f"sweep in {folder}: {len(summaries):,} of {words.count(len(members), 'run')} finished"
+    # A metric can be undefined on a split.
+    results = {member: summary for member, summary in summaries.items()
+               if isinstance(summary.get("best_valid"), float) and isinstance(summary.get("test"), float)}
+    if len(results) < len(summaries):
+        text += f", {len(results):,} with a metric"
+    if not results:
+        return text
+    metrics = {summary["metric"] for summary in results.values()}
+    if len(metrics) > 1:
+        return f"{text}; their metrics differ: {', '.join(sorted(metrics))}"
+    metric = metrics.pop()
+    if len({_without_seed(summary["command"]) for summary in results.values()}) == 1:
+        scores = [f"{name} {metric} {_mean_and_std([summary[key] for summary in results.values()])}"
+                  for name, key in (("valid", "best_valid"), ("test", "test"))]
+        return f"{text}; {', '.join(scores)}{' (mean ± standard deviation)' if len(results) > 1 else ''}"
+    best = max(results, key=lambda member: merit(metric, results[member]["best_valid"]))
+    return (f"{text}; the best is {best}: valid {metric} {format_score(results[best]['best_valid'])}, test {metric} "
+            f"{format_score(results[best]['test'])}")
+
+
+def _read_summary(folder: Path) -> dict | None:
+    """Read the summary of a run; none if it has none, or a damaged one."""
+    path = folder / "summary.json"
+    if not files.is_there(path):
+        return None
+    try:
+        summary = files.read_json(path)
+    except DamagedFile:
+        return None
+    return summary if {"metric", "command"} <= summary.keys() else None
+
+
+def _without_seed(command: str) -> tuple[str, ...]:
+    return tuple(argument for argument in shlex.split(command) if not argument.startswith("seed="))
+
+
+def _mean_and_std(values: list[float]) -> str:
+    mean = format_score(statistics.fmean(values))
+    decimals = len(mean.partition(".")[2])
+    return f"{mean} ± {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else mean
