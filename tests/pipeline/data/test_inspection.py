@@ -95,7 +95,7 @@ def test_triples(configure, tmp_path):
 
 def test_vectors(configure, tmp_path):
     x = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
-    x[7], x[:, 2], x[5, 2] = x[3], 0.0, -0.0
+    x[7], x[:, 2], x[7, 2] = x[3], 0.0, -0.0
     np.save(tmp_path / "x.npy", x)
     (tmp_path / "labels.txt").write_text("".join(f"{'red' if row % 4 else 'blue'}\n" for row in range(40)))
     found = said(configure, "trainer=layout", "data=vectors", f"data.path={tmp_path / 'x.npy'}",
