@@ -3,7 +3,6 @@
 
 import importlib
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,7 +45,7 @@ class CustomModel(torch.nn.Module):
         known: dict[str, Any] = dict(in_channels=in_channels + num_categories, hidden_channels=hidden_channels,
                                      out_channels=out_channels, num_layers=num_layers, edge_dim=edge_dim)
         given = dict(kwargs or {})
-        whole = isinstance(make, type) and issubclass(make, BasicGNN)
+        whole = issubclass(make, BasicGNN)
         reads_attr, reads_weight = (not whole or getattr(make, f"supports_edge_{what}") for what in ("attr", "weight"))
         if whole and reads_attr and edge_dim:
             given = {"edge_dim": edge_dim} | given  # it takes what its layers take
@@ -71,8 +70,8 @@ class CustomModel(torch.nn.Module):
         return self.model(x, edge_index, **name_edges(self.edge_argument, edge_attr))
 
 
-def find(path: str) -> Callable[..., Any]:
-    """Import a class, or a function that makes a module, by its dotted path.
+def find(path: str) -> type[torch.nn.Module]:
+    """Import a class of modules by its dotted path.
 
     Raises:
         ValueError: there is none; the message begins with "path".
@@ -88,7 +87,8 @@ def find(path: str) -> Callable[..., Any]:
             if isinstance(error, ModuleNotFoundError) and module_name.startswith(error.name or " ") else ""
         raise ValueError(f"path={path} cannot be imported: {one_line(error)}{hint}") from error
     found = getattr(module, name, None)
-    if not callable(found) or isinstance(found, type) and not issubclass(found, torch.nn.Module):
+    # A function would be called as well, and os.system is one.
+    if not isinstance(found, type) or not issubclass(found, torch.nn.Module):
         raise ValueError(f"path={path}: {module_name} has no {name}" if found is None else
-                         f"path={path} is not a torch.nn.Module")
+                         f"path={path} is not a torch.nn.Module: give the path of a class that extends it")
     return found

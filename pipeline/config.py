@@ -98,6 +98,8 @@ class RunConfig:
     resume: str | None = key(None, "Run directory to continue in place.", changes_numbers=False, is_path=True)
     resume_allow_rescale: bool = key(False, "Resume with another number of ranks, and compute the learning rate anew.",
                                      changes_numbers=False)
+    trust: bool = key(False, "Resume a run whose config.yaml names a class that you have not named in a command "
+                      "(model=custom): importing it runs its code.", changes_numbers=False)
     cache_dir: str = key(".cache", "Folder of prepared graphs and of partitions by METIS and KaMinPar.",
                          changes_numbers=False, is_path=True)
     data: DataConfig = field(default_factory=SyntheticProteinsConfig)
@@ -152,6 +154,8 @@ class EvaluateConfig:
                                   "vectors and positions also as .npy, .parquet, or .txt in word2vec's format; answers "
                                   "as .tsv, .parquet, .json or .pt.", is_path=True)
     device: str = key("auto", "Device: auto, cpu, cuda or cuda:N.")
+    trust: bool = key(False, "Open a run whose config.yaml names a class that you have not named in a command "
+                      "(model=custom): importing it runs its code.")
     overwrite: bool = key(False, "Replace existing files that python -m pipeline.predict did not write. Files that the "
                           "command reads, and files of runs, stores and caches, are never replaced.")
 

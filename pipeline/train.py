@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from parallel_epochs.pipeline.command import cli, folder as run_folder, schema, sweep
+from parallel_epochs.pipeline.command import cli, folder as run_folder, schema, sweep, trust
 from parallel_epochs.pipeline.config import explain_idle_keys
 from parallel_epochs.pipeline.run.errors import Stopped
 
@@ -39,6 +39,7 @@ def main(cfg: DictConfig) -> float | None:
             config = run_folder.with_ranks_of(config, ranks.num_ranks)
         if ranks is None or ranks.is_first:
             config = run_folder.resolve(config, folder, named=named, continues=continues)
+            trust.remember(config)  # which a command names, or has trusted
         if ranks is not None:
             rank_tools.join(rank_tools.choose_device(config.device, ranks), config.parallel.timeout)
             config = ranks.broadcast(config)

@@ -20,12 +20,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from parallel_epochs.pipeline.command import cli
+from parallel_epochs.pipeline.command import cli, trust
 from parallel_epochs.pipeline.command.journal import check_is_ours, mend_journal, readable_journal
 from parallel_epochs.pipeline.command.space import (
     Search,
     TuneConfig,
+    check_saved,
     check_space,
+    compose_with,
+    could_suggest,
     read_command,
     suggest,
     to_options,
@@ -34,6 +37,7 @@ from parallel_epochs.pipeline.names import merit
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, DamagedFile, Stopped, install_command
 from parallel_epochs.pipeline.run.log import format_score, format_table, read_records
+from parallel_epochs.pipeline.run.progress import TerminalHandler
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
@@ -74,16 +78,20 @@ def open_study(given: dict, search: Search) -> tuple[Any, Search, TuneConfig]:
             check_space(search)
             known = dataclasses.asdict(search)
             study.set_user_attr("search", known)
-        options = to_options({**study.user_attrs.get("options", {}), **given})
-        study.set_user_attr("options", {**dataclasses.asdict(options), "study": str(folder)})
+        # Trust is said in a command, and never saved.
+        options = to_options({**study.user_attrs.get("options", {}), "trust": False, **given})
+        study.set_user_attr("options", {**dataclasses.asdict(options), "study": str(folder), "trust": False})
     pruners: dict[str, Callable] = {
         "median": lambda: optuna.pruners.MedianPruner(options.startup_trials, options.warmup_epochs),
         "hyperband": optuna.pruners.HyperbandPruner, "none": optuna.pruners.NopPruner}
     study.pruner = pruners[options.pruner]()
-    if (search.fixed or search.space) and search != Search(**known):
+    is_typed = bool(search.fixed or search.space)
+    if is_typed and search != Search(**known):
         command = shlex.join([*known["fixed"], *(f"{key}={values}" for key, values in known["space"].items())])
         raise ValueError(f"{folder} searches something else: {command}. Give study={folder} alone to continue it, or "
                          "another folder")
+    if not is_typed and not options.trust:
+        check_saved(Search(**known), folder)
     return study, Search(**known), options
 
 
@@ -120,10 +128,14 @@ def _held(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 class Worker:
-    """Takes trials of a study, one after the other."""
+    """Takes trials of a study, one after the other.
 
-    def __init__(self, study: Any, search: Search, options: TuneConfig):
-        self._study, self._search, self._options = study, search, options
+    Args:
+        is_typed: the search was given in the command, and is not only what the study holds.
+    """
+
+    def __init__(self, study: Any, search: Search, options: TuneConfig, *, is_typed: bool = True):
+        self._study, self._search, self._options, self._is_typed = study, search, options, is_typed
         self._folder = Path(options.study)
         self._types = check_space(search)
         self._child: subprocess.Popen | None = None
@@ -161,11 +173,13 @@ class Worker:
             trials = self._study.get_trials(deepcopy=False)
             for known in trials:
                 if known.state == optuna.trial.TrialState.RUNNING:
-                    with contextlib.suppress(ValueError):  # its worker lives
+                    try:
                         held.enter_context(_held(self._worker_folder(known.number)))
-                        log.info("trial %d was interrupted and goes on", known.number)
-                        trial = optuna.trial.Trial(self._study, known._trial_id)
-                        return trial, self._choose(trial)
+                    except ValueError:  # its worker lives
+                        continue
+                    log.info("trial %d was interrupted and goes on", known.number)
+                    trial = optuna.trial.Trial(self._study, known._trial_id)
+                    return trial, self._choose(trial)
             if len(trials) >= self._options.trials:
                 return None
             trial = self._study.ask()
@@ -179,7 +193,24 @@ class Worker:
             # A function of the trial, the seed and the results so far: the study of one worker can be repeated.
             self._study.sampler = optuna.samplers.TPESampler(seed=self._options.sampler_seed + trial.number)
             trial.set_user_attr("overrides", suggest(trial, self._search, self._types))
-        return trial.user_attrs["overrides"]
+        overrides = trial.user_attrs["overrides"]
+        if not self._options.trust and not could_suggest(self._search, overrides):
+            raise ValueError(f"{self._folder / 'study.journal'}: trial {trial.number} has the values {overrides}, "
+                             "which its search cannot give. If you trust the author of the study, add trust=true")
+        self._check_class(overrides)
+        return overrides
+
+    def _check_class(self, overrides: list[str]) -> None:
+        """Remember the class of a trial that the user has named or trusts; refuse another one.
+
+        Raises:
+            ValueError: names the class.
+        """
+        try:
+            _, config = compose_with(self._search, overrides)
+        except cli.USER_ERRORS:  # the trial fails with the same message, and the study goes on
+            return
+        trust.check(config, self._folder / "study.journal", trust=self._options.trust or self._is_typed)
 
     def _worker_folder(self, number: int) -> Path:
         return self._folder / ".workers" / str(number)
@@ -196,7 +227,7 @@ class Worker:
         with _held(folder, wait=True):  # a run that lost its worker ends by itself, and saves first
             pass
         is_resumed = any(folder.glob("**/checkpoints/last.pt")) and (folder / "config.yaml").is_file()
-        overrides = [f"resume={folder}"] if is_resumed else \
+        overrides = [f"resume={folder}", *["trust=true"] * self._options.trust] if is_resumed else \
             [*self._search.fixed, *chosen, f"hydra.run.dir={_quote(str(folder))}"]
         log.info("trial %d: %s", trial.number, " ".join(chosen))
         start, is_pruned = time.perf_counter(), False
@@ -311,10 +342,11 @@ def tabulate(study: Any) -> str:
 
 def main() -> None:
     """Search."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    study, search, options = open_study(*read_command(sys.argv[1:]))
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[TerminalHandler(sys.stdout)])
+    given, typed = read_command(sys.argv[1:])
+    study, search, options = open_study(given, typed)
     try:
-        Worker(study, search, options).work()
+        Worker(study, search, options, is_typed=bool(typed.fixed or typed.space)).work()
     except Stopped as stopped:
         log.info("%s; continue with python -m pipeline.tune study=%s", stopped, options.study)
         sys.exit(EXIT_TRY_AGAIN)

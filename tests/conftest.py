@@ -42,6 +42,10 @@ def temporary_folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
         patch.setattr(tempfile, "tempdir", None)
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        # Kernels are compiled once, and not in each test run.
+        patch.setenv("TORCH_EXTENSIONS_DIR", os.environ.get("TORCH_EXTENSIONS_DIR") or str(caches / "torch_extensions"))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("home")))  # of the classes that commands name
         yield
 
 

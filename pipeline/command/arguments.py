@@ -15,6 +15,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 
+from parallel_epochs.pipeline.run.errors import printable
+
 KINDS = {"Integer": "a whole number in digits", "Float": "a number", "bool": "true or false"}
 
 
@@ -33,7 +35,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose complaints are one line and an exit status of 1, as those of all our programs."""
 
     def error(self, message: str) -> NoReturn:
-        sys.exit(f"error: {message}; see {self.prog} --help")
+        sys.exit(printable(f"error: {message}; see {self.prog} --help"))
 
 
 def positive(text: str) -> int:

@@ -22,11 +22,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.command import arguments, folder as run_folder, schema
+from parallel_epochs.pipeline.command import arguments, folder as run_folder, schema, trust
 from parallel_epochs.pipeline.command.space import TuneConfig
 from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig, settings
 from parallel_epochs.pipeline.data.base_config import DataConfig
-from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, install_command, one_line
+from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, install_command, one_line, printable
 
 if TYPE_CHECKING:
     from parallel_epochs.pipeline.run.saved import SavedRun
@@ -154,7 +154,7 @@ def call(main: Callable[[], object], *, check: str | None = None, needs_data: bo
         lines = [f"error: {explain(error)}", *getattr(error, "__notes__", [])]
         if isinstance(error, MissingConfigException) and "submitit" in str(error.missing_cfg_file):
             lines = [f"error: hydra/launcher=slurm needs submitit: {install_command('slurm')}"]
-        sys.exit(" ".join(lines))
+        sys.exit(printable(" ".join(lines)))
 
 
 def _note_interrupts() -> list[int]:
@@ -255,7 +255,9 @@ def open_run(cfg: DictConfig, *, predicts: bool) -> tuple["SavedRun", dict[str, 
         command = "predict run=DIR predictions=FILE" if predicts else "evaluate run=DIR"
         raise ValueError("One argument is missing: run=DIR, a run directory. For example: python -m "
                          f"pipeline.{command}")
-    config = schema.load(Path(cfg.run).expanduser() / "config.yaml")
+    saved = Path(cfg.run).expanduser() / "config.yaml"
+    config = schema.load(saved)
+    trust.check(config, saved, trust=cfg.trust)
     options = schema.to_options(cfg, config, predicts=predicts)
     _check_files(options, config, predicts=predicts)
     return saved_run(options, config)
@@ -270,7 +272,8 @@ def saved_run(options: EvaluateConfig, config: RunConfig) -> tuple["SavedRun", d
     """
     from parallel_epochs.pipeline.run.saved import SavedRun  # imports torch
     asked = dict(vars(options))
-    run, checkpoint, device, _ = (asked.pop(name) for name in ("run", "checkpoint", "device", "overwrite"))
+    run, checkpoint, device = (asked.pop(name) for name in ("run", "checkpoint", "device"))
+    del asked["overwrite"], asked["trust"]  # they have been asked
     return SavedRun(Path(run), config, settings(config), checkpoint, device,
                     check_output=functools.partial(options.check_output, config=config)), asked
 

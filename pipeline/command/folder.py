@@ -7,7 +7,7 @@ from collections.abc import Set
 from pathlib import Path
 
 from parallel_epochs.pipeline import config as shared, keys
-from parallel_epochs.pipeline.command import schema
+from parallel_epochs.pipeline.command import schema, trust
 from parallel_epochs.pipeline.config import RunConfig
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import DamagedFile, FileError
@@ -50,8 +50,11 @@ def resolve(config: RunConfig, folder: Path, *, named: Set[str] = frozenset(), c
         if unknown := given - {entry.name for entry in keys.entries(saved)}:
             raise ValueError(f"{folder} was trained with {saved.describe_members()}, which have no "
                              f"{', '.join(sorted(unknown))}")
+        if "model.path" not in named:  # another one is refused below
+            trust.check(saved, folder / "config.yaml", trust=config.trust)
+        # Trust is said in a command, and never saved.
         config = keys.replaced(saved, {entry.name: entry.value for entry in keys.entries(config)
-                                       if entry.name in given})
+                                       if entry.name in given} | {"trust": False})
     free = shared.keys_without_effect(saved) | {entry.name for entry in keys.entries(config)
                                                 if entry.meaning.names_files}
     if config.resume_allow_rescale:

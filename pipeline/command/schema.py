@@ -21,7 +21,7 @@ from parallel_epochs.pipeline.data.config import DataConfig
 from parallel_epochs.pipeline.gnn.config import ModelConfig
 from parallel_epochs.pipeline.names import check_device
 from parallel_epochs.pipeline.products import PRODUCTS, Product, product_of
-from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import DamagedFile, one_line
 
 # Of a checkout and of an installation alike.
@@ -181,9 +181,11 @@ def load(path: Path) -> RunConfig:
     if not files.is_there(path):
         raise ValueError(f"{path.parent} is not a run directory: it has no {path.name}")
     try:
-        cfg = OmegaConf.create(files.read_text(path))
+        limits.check_yaml(text := files.read_text(path), path.name)
+        cfg = OmegaConf.create(text)
         if not isinstance(cfg, DictConfig) or not cfg:
             raise ValueError("it holds no keys")
+        _refuse_interpolations(OmegaConf.to_container(cfg))
         if cfg.pop("tensorboard", False):  # the key of version 0.2.0
             cfg.tracker = {"name": "tensorboard"}
         if OmegaConf.select(cfg, "trainer.name") is None:  # before there were several products
@@ -194,6 +196,23 @@ def load(path: Path) -> RunConfig:
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError, AssertionError) as error:
         reason = one_line(error) or "it holds no keys"  # OmegaConf asserts that without a word
         raise ValueError(f"{path} is not the configuration of a run: {reason}") from error
+
+
+def _refuse_interpolations(value: Any, name: str = "") -> None:
+    """Refuse ${...}, which could read the environment of whoever opens the file. Runs are saved without it.
+
+    Raises:
+        ValueError: names the key.
+    """
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _refuse_interpolations(item, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list):
+        for item in value:
+            _refuse_interpolations(item, name)
+    elif isinstance(value, str) and "${" in value:
+        raise ValueError(f"{name}={value} is an interpolation, and those of a saved run are not resolved: write its "
+                         "value in its place")
 
 
 def to_options(cfg: DictConfig, config: RunConfig, *, predicts: bool) -> EvaluateConfig:

@@ -1,12 +1,16 @@
 """What `python -m pipeline.tune` searches: overrides with several values, in Hydra's own notation for sweeps."""
 
 import dataclasses
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from parallel_epochs.pipeline import keys
@@ -23,6 +27,8 @@ class TuneConfig:
                            "the same epoch.", choices=("median", "hyperband", "none"))
     startup_trials: int = keys.key(5, "Number of trials before the median stops any.", minimum=1)
     warmup_epochs: int = keys.key(0, "Number of epochs of a trial before the median may stop it.", minimum=0)
+    trust: bool = keys.key(False, "Continue a study whose study.journal names Hydra's keys, or a class that you have "
+                           "not named in a command (model=custom): they can run code of its author's choice.")
     sampler_seed: int = keys.key(0, "Seed of the sampler (TPE).", minimum=0, below=2**31)
 
 
@@ -83,16 +89,17 @@ def parse(key: str, values: str) -> Override:
     return OverridesParser.create().parse_override(f"{key}={values}")
 
 
-def compose_with(search: Search, chosen: list[str]) -> DictConfig:
-    """Compose the configuration of a trial.
+def compose_with(search: Search, chosen: list[str]) -> tuple[DictConfig, Any]:
+    """Compose the configuration of a trial, and turn it into the dataclass of its product.
 
     Raises:
         ValueError: a key is unknown, a value is not allowed, or a file of the dataset is missing.
     """
     with initialize_config_dir(schema.CONF, version_base="1.3"):
         cfg = compose("config", [*search.fixed, *chosen])
-    schema.to_object(cfg).data.check()
-    return cfg
+    config = schema.to_object(cfg)
+    config.data.check()
+    return cfg, config
 
 
 def check_space(search: Search) -> dict[str, type]:
@@ -114,9 +121,45 @@ def check_space(search: Search) -> dict[str, type]:
             first.append(f"{key}={value.start:g}")
         else:
             first.append(f"{key}={next(parse(key, values).sweep_string_iterator())}")
-    cfg = compose_with(search, first)
+    cfg, _ = compose_with(search, first)
     types = {key: type(OmegaConf.select(cfg, key)) for key in search.space}
     return {key: kind for key, kind in types.items() if kind in (int, float)}
+
+
+def check_saved(search: Search, folder: Path) -> None:
+    """Refuse a saved study whose overrides do more than give values to keys.
+
+    Raises:
+        ValueError: an override is a flag, resolves something, or is of Hydra's own keys, which can call anything.
+    """
+    for override in (*search.fixed, *(f"{key}={values}" for key, values in search.space.items())):
+        try:
+            parsed = OverridesParser.create().parse_override(override)
+            name = parsed.key_or_group
+        except HydraException:
+            name = "hydra"
+        leaves_conf = "." not in name and ".." in override  # data=../../elsewhere
+        if name.startswith("hydra") or name in ("resume", "trust") or "${" in override or leaves_conf:
+            raise ValueError(f"{folder / 'study.journal'} holds {override}, which can do more than give a key its "
+                             "value. Give the search in the command, or, if you trust the author of the study, add "
+                             "trust=true")
+
+
+def could_suggest(search: Search, overrides: Sequence[str]) -> bool:
+    """Tell whether overrides are such as :func:`suggest` returns."""
+    if len(overrides) != len(search.space):
+        return False
+    for (key, values), override in zip(search.space.items(), overrides):
+        name, equals, text = str(override).partition("=")
+        space = parse(key, values)
+        if name != key or not equals:
+            return False
+        if isinstance(space.value(), (IntervalSweep, RangeSweep)):
+            if not re.fullmatch(r"-?[0-9.]+(e[+-]?[0-9]+)?", text):
+                return False
+        elif text not in space.sweep_string_iterator():
+            return False
+    return True
 
 
 def suggest(trial: Any, search: Search, types: dict[str, type]) -> list[str]:

@@ -9,9 +9,9 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
-from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import FileError
 
 if TYPE_CHECKING:
@@ -23,20 +23,83 @@ MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz"}
 BLANKS = r"\s+"
 
 
+class Unzipped(io.BufferedIOBase):
+    """A file that is unzipped while it is read, up to a limit.
+
+    Args:
+        file: what unzips.
+        name: of the file, for messages.
+        bound: the largest number of bytes to unzip.
+    """
+
+    def __init__(self, file: IO[bytes], name: str, bound: int):
+        self._file, self._name, self._bound = file, name, bound
+
+    def readable(self) -> bool:
+        """Return true."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return true."""
+        return True
+
+    def tell(self) -> int:
+        """Return the number of bytes before the next one."""
+        return self._file.tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place; to go forward is to unzip what lies between."""
+        if whence == io.SEEK_END:
+            while self.read(1 << 20):
+                pass
+        else:
+            self._check(offset + (self.tell() if whence == io.SEEK_CUR else 0))
+        return self._file.seek(offset, whence)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read bytes.
+
+        Raises:
+            ValueError: the file unzips to more than the limit.
+        """
+        if size is None or size < 0:
+            content = self._file.read(self._bound + 1 - self.tell())
+        else:
+            content = self._file.read(size)
+        self._check(self.tell())
+        return content
+
+    def read1(self, size: int = -1, /) -> bytes:
+        """Read some bytes; raises as :meth:`read`."""
+        return self.read(size if size > 0 else io.DEFAULT_BUFFER_SIZE)
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        """Read a line; raises as :meth:`read`."""
+        line = self._file.readline(self._bound + 1 - self.tell() if size is None or size < 0 else size)
+        self._check(self.tell())
+        return line
+
+    def _check(self, place: int) -> None:
+        limits.check_size(f"{self._name} unpacks to", place, limits.UNPACKED, self._bound)
+
+
 @contextlib.contextmanager
-def open_unzipped(path: Path) -> Iterator[IO[bytes]]:
+def open_unzipped(path: Path, bound: int | None = None) -> Iterator[IO[bytes]]:
     """Open a file for reading, and unzip what is read if it is zipped.
 
+    Args:
+        bound: the largest number of bytes to unzip. Default: what may go into memory.
+
     Raises:
-        ValueError: it is damaged or cut short, then or while it is read.
+        ValueError: it is damaged or cut short, or unzips to more bytes than that, then or while it is read.
         FileError: it cannot be read.
     """
-    with files.naming(path, "read"), open(path, "rb") as file, unzip(file, str(path)) as opened:
+    with files.naming(path, "read"), open(path, "rb") as file, unzip(file, str(path), bound) as opened:
         yield opened
 
 
 @contextlib.contextmanager
-def unzip(file: IO[bytes], name: str) -> Iterator[IO[bytes]]:
+def unzip(file: IO[bytes], name: str, bound: int | None = None) -> Iterator[IO[bytes]]:
     """Unzip an open file if it is zipped; see :func:`open_unzipped`.
 
     Args:
@@ -46,7 +109,11 @@ def unzip(file: IO[bytes], name: str) -> Iterator[IO[bytes]]:
     file.seek(0)
     kind = next((kind for magic, kind in MAGIC.items() if start.startswith(magic)), Path(name).suffix)
     try:
-        yield OPENERS[kind](file) if kind in OPENERS else file
+        if kind not in OPENERS:
+            yield file
+        else:
+            bound = limits.limit_in_memory() if bound is None else bound
+            yield cast(IO[bytes], Unzipped(OPENERS[kind](file), name, bound))
     except FileError:
         raise
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
@@ -91,6 +158,18 @@ def as_text(file: IO[bytes], name: str, newline: str | None = None) -> Iterator[
     text.detach()
 
 
+def lines_of(text: io.TextIOWrapper, name: str) -> Iterator[str]:
+    """Read a text by its lines.
+
+    Raises:
+        ValueError: a line is longer than the limit.
+    """
+    longest = limits.limit(limits.LINE)
+    for number, line in enumerate(iter(lambda: text.readline(longest + 1), ""), start=1):
+        limits.check_size(f"{name}: line {number} has", len(line), limits.LINE)
+        yield line
+
+
 def _explain_encoding(file: IO[bytes], name: str) -> str:
     """Say which line of a file is not UTF-8, and how to convert the file."""
     file.seek(0)
@@ -119,11 +198,11 @@ def find_head(file: IO[bytes], name: str, comments: tuple[str, ...] = ()) -> tup
         The line, empty if there is none; and the number of lines before it.
 
     Raises:
-        ValueError: what is read is not UTF-8.
+        ValueError: what is read is not UTF-8, or a line is longer than the limit.
     """
     found, num_before = "", 0
     with as_text(file, name) as text:
-        for line in text:
+        for line in lines_of(text, name):
             if line.strip() and not line.lstrip().startswith(comments):
                 found = line.rstrip("\n")
                 break

@@ -19,6 +19,7 @@ from parallel_epochs.pipeline.data.content import hash_file
 from parallel_epochs.pipeline.data.splits import divide, shuffle
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS
 from parallel_epochs.pipeline.names import MASKS
+from parallel_epochs.pipeline.run import limits
 from parallel_epochs.pipeline.run.checkpoint import UNREADABLE
 
 log = logging.getLogger(__name__)
@@ -141,6 +142,7 @@ def read_attributes(path: Path) -> dict:
 
 
 def _load(path: Path) -> object:
+    limits.check_zip(path)
     try:
         with warnings.catch_warnings(), \
                 torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage, EdgeIndex]):

@@ -13,7 +13,14 @@ import pandas as pd
 import torch
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.data.columns import choose_separator, find_head, read_bytes, read_table, unzip
+from parallel_epochs.pipeline.data.columns import (
+    choose_separator,
+    find_head,
+    open_unzipped,
+    read_bytes,
+    read_table,
+    unzip,
+)
 from parallel_epochs.pipeline.data.content import hash_parts, label
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names
 from parallel_epochs.pipeline.names import SPLITS
@@ -122,7 +129,7 @@ def _read_files(source: Path) -> dict[str, tuple[str, bytes]]:
         chosen = _find([path.name for path in source.iterdir()], source)
         return {split: (name, read_bytes(source / name)) for split, name in chosen.items()}
     try:
-        with tarfile.open(source) as archive:
+        with open_unzipped(source) as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
             chosen = _find([member.name for member in archive if member.isfile()], source)
             contents = {}
             for split, name in chosen.items():

@@ -27,7 +27,7 @@ from parallel_epochs.pipeline.data.columns import (
 )
 from parallel_epochs.pipeline.data.content import hash_parts, label
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names
-from parallel_epochs.pipeline.run import checkpoint, files
+from parallel_epochs.pipeline.run import checkpoint, files, limits
 from parallel_epochs.pipeline.run.errors import install_command
 
 log = logging.getLogger(__name__)
@@ -163,20 +163,22 @@ def _read_images(path: Path) -> Found:
 def _read_array(path: Path) -> Found:
     try:
         return Found(np.load(io.BytesIO(read_bytes(path)), allow_pickle=False))
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, MemoryError) as error:  # of a head that asks for any number of bytes
         raise ValueError(f"{path} is no array that numpy.save wrote: {error}") from None
 
 
 def _read_arrays(path: Path) -> Found:
+    limits.check_zip(path)
     try:
         with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as archive:
             content = {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, OSError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is no file that numpy.savez wrote: {error}") from None
     return _choose(content, path)
 
 
 def _read_tensors(path: Path) -> Found:
+    limits.check_zip(path)
     try:
         content = torch.load(io.BytesIO(files.read_bytes(path)), weights_only=True, map_location="cpu")
     except checkpoint.UNREADABLE as error:
@@ -210,6 +212,7 @@ def _read_table(path: Path) -> Found:
             raise ValueError(f"{path} holds no rows")
         separator = choose_separator(head)
         first = _split(head, separator)
+        limits.check_columns(str(path), len(first))
         is_head = not any(map(_is_number, first[1:] or first))
         second = _split(b"".join(itertools.islice(file, num_before + 1, num_before + 2)).decode("utf-8", "replace"),
                         separator)
@@ -241,9 +244,16 @@ def _is_number(text: str) -> bool:
 
 def _read_parquet(path: Path) -> Found:
     try:
-        import pyarrow  # noqa: F401
+        from pyarrow import parquet
     except ImportError:
         raise ValueError(f"data.path={path} needs pyarrow: {install_command('parquet')}") from None
+    try:
+        with parquet.ParquetFile(path) as file:
+            num_rows, num_columns = file.metadata.num_rows, file.metadata.num_columns
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is no table that can be read: {error}") from None
+    limits.check_columns(str(path), num_columns)
+    limits.check_size(f"{path} unpacks to", 8 * num_rows * num_columns, limits.UNPACKED, limits.limit_in_memory())
     try:
         table = pd.read_parquet(path)
         return _from_table(table, path, named=bool(len(table.columns)) and table.columns[0] == "id")

@@ -13,7 +13,7 @@ from torch_geometric import EdgeIndex
 from parallel_epochs.models.edges import from_csc
 from parallel_epochs.pipeline.graph.edges import counting_sort, transpose
 from parallel_epochs.pipeline.graph.partition import Partition
-from parallel_epochs.pipeline.run import checkpoint, files
+from parallel_epochs.pipeline.run import checkpoint, files, limits
 
 # A pair is drawn again as often; beyond it, hardly any pair of the nodes is free.
 ATTEMPTS = 1000
@@ -165,6 +165,7 @@ def read_pairs(path: Path) -> Tensor:
     """
     if not path.is_file():
         raise ValueError(f"pairs={path} does not exist; save a tensor of shape [num_pairs, 2] there with torch.save")
+    limits.check_zip(path)
     try:
         pairs = torch.load(io.BytesIO(files.read_bytes(path)), weights_only=True)
     except checkpoint.UNREADABLE as error:

@@ -51,7 +51,8 @@ class ArrayFile:
         self.path, self.shape, self.dtype = path, shape, dtype
         self.size = math.prod(shape) * dtype.itemsize
         with files.naming(path, "written", size=lambda: self.size):
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC,
+                               0o644)
             try:
                 if self.size:  # what does not fit is said now, not after hours
                     os.posix_fallocate(self._fd, 0, self.size)
@@ -233,6 +234,8 @@ def open_store(path: Path, *, verify: bool = True) -> tuple[dict[str, Tensor], d
         version, arrays, values = manifest["version"], manifest["arrays"], manifest["values"]
         if version != VERSION:
             raise ValueError(f"{path} was written in version {version} of stores, and this program reads {VERSION}")
+        if strange := [name for name in (*arrays, *values) if not name.isidentifier()]:
+            raise DamagedFile(f"{path / MANIFEST} is damaged: {strange[0]!r} is no name of an array or a value")
         tensors = {name: _open_array(path / f"{name}.bin", entry, verify) for name, entry in arrays.items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise DamagedFile(f"{path / MANIFEST} is damaged: {error!r}") from None
@@ -246,6 +249,8 @@ def _open_array(path: Path, entry: dict, verify: bool) -> Tensor:
                           f"{list(shape)} and the size {size}")
     if not files.is_there(path):
         raise DamagedFile(f"{path} is missing: {path.parent} is damaged")
+    if not path.resolve().is_relative_to(path.parent.resolve()):
+        raise DamagedFile(f"{path} is a link to {path.resolve()}, outside of the store: put the file itself there")
     with files.naming(path, "read"):
         found = path.stat()
         if found.st_size != size or size != math.prod(shape) * dtype.itemsize:

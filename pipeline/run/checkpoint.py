@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import DamagedFile, FileError
 from parallel_epochs.pipeline.run.memory import format_bytes
 
@@ -75,6 +75,7 @@ def load(path: Path, *, mmap: bool = False, verify: bool = True) -> dict:
     """
     if not files.is_there(path):
         raise ValueError(f"{path} does not exist")
+    limits.check_zip(path)
     state = _map(path) if mmap else _parse(path, files.read_bytes(path))
     expected = state.pop("sha256")
     if verify and digest(state) != expected:

@@ -46,6 +46,16 @@ class Stopped(Exception):
         return EXIT_INTERRUPTED if self.signum == signal.SIGINT else EXIT_TRY_AGAIN
 
 
+# Characters that move the cursor, change colours or titles, ring, or reorder a line; halves of pairs cannot be printed.
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""Write characters that steer a terminal as \x1b, for a message may hold names that others chose."""
+    return STEERING.sub(lambda found: f"\\x{ord(found[0]):02x}" if found[0] < "\x80" else f"\\u{ord(found[0]):04x}",
+                        text)
+
+
 def one_line(error: BaseException) -> str:
     """Join the messages of an error and of its cause in one line, without what only a programmer can use."""
     if isinstance(error.__cause__, OSError) and str(error).startswith("Unable to configure handler"):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from parallel_epochs.pipeline.run import limits
 from parallel_epochs.pipeline.run.errors import DamagedFile, FileError
 from parallel_epochs.pipeline.run.memory import format_bytes
 
@@ -93,7 +94,13 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Read a text file. Raises what :func:`read_bytes` raises, and DamagedFile if the content is not text."""
+    """Read a text file.
+
+    Raises what :func:`read_bytes` raises, a ValueError for more bytes than the limit, and DamagedFile if the content is
+    not text.
+    """
+    if is_there(path):
+        limits.check_size(f"{path} has", path.stat().st_size, limits.TEXT)
     try:
         return read_bytes(path).decode()
     except UnicodeDecodeError:
@@ -121,6 +128,21 @@ def keep_aside(path: Path) -> Path:
     return aside
 
 
+def own_file(path: str, flags: int) -> int:
+    """Open a file to write to, for `opener` of :func:`open`: a link in somebody's folder may name another's file.
+
+    Raises:
+        FileError: the path is a link.
+    """
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise FileError(f"{path} is a link, and is written to only if it is a file: delete it",
+                            error.errno) from None
+        raise
+
+
 @contextlib.contextmanager
 def lock(folder: Path) -> Iterator[None]:
     """Lock a directory for this process. The system releases the lock however the process ends.
@@ -133,7 +155,7 @@ def lock(folder: Path) -> Iterator[None]:
     is_there(path)
     with contextlib.ExitStack() as stack:
         with naming(path, "locked"):
-            file = stack.enter_context(open(path, "w"))
+            file = stack.enter_context(open(path, "a", opener=own_file))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

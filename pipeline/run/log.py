@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run.errors import printable
 from parallel_epochs.pipeline.run.files import without_nan
 from parallel_epochs.pipeline.run.progress import Bar, Pace, format_seconds
 from parallel_epochs.pipeline.run.tracker import Tracker, TrackerFeed
@@ -36,7 +37,10 @@ class LogFile(logging.FileHandler):
 
     def _open(self):
         files.is_there(Path(self.baseFilename))  # opening a pipe would wait
-        return super()._open()
+        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=files.own_file)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))  # the log is shown on a terminal sooner or later
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Print why a message could not be written, once."""
@@ -90,7 +94,7 @@ class RunLog:
             log.warning("%s: the records of %d of %d rounds are lost", path, first_round - len(kept), first_round)
         files.write_text(path, "".join(json.dumps(record) + "\n" for record in [*others, *kept]))
         with files.naming(path, "written"):
-            self._file = open(path, "a")  # noqa: SIM115 - closed by close()
+            self._file = open(path, "a", opener=files.own_file)  # noqa: SIM115 - closed by close()
         if open_tracker is not None:
             began = time.time() - (kept[-1]["wall_seconds"] if kept else 0.0)
             self._tracker = TrackerFeed(functools.partial(open_tracker, began=began), kept)

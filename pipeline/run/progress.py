@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from tqdm import tqdm
 
+from parallel_epochs.pipeline.run.errors import printable
+
 log = logging.getLogger(__name__)
 
 LINE_EVERY = 60.0  # seconds between two lines of a log file
@@ -69,7 +71,10 @@ class Bar:
 
 
 class TerminalHandler(logging.StreamHandler):
-    """Writes messages above a progress bar instead of into it (conf/hydra/job_logging)."""
+    """Writes messages above a progress bar instead of into it (conf/hydra/job_logging), and no terminal's codes."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
     def emit(self, record: logging.LogRecord) -> None:
         with tqdm.external_write_mode(file=sys.stdout):

@@ -165,7 +165,7 @@ class CsvTracker:
         if new := [key for key in row if key not in self._columns]:
             self._columns += new
             is_new = True
-        with open(self._path, "w" if is_new else "a", newline="") as file:
+        with open(self._path, "w" if is_new else "a", newline="", opener=files.own_file) as file:
             writer = csv.DictWriter(file, self._columns)
             if is_new:
                 writer.writeheader()

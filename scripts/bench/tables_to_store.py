@@ -50,13 +50,15 @@ def _generate(path: Path, num_nodes: int, num_pairs: int) -> None:
     """Write files of random edges, in which nodes with small numbers have more edges."""
     from parallel_epochs.pipeline.data.tables.sql import Database  # imports DuckDB, which may be missing
     (path / "edges").mkdir()
-    with Database(path, "2GB", 0) as db:
+    starts = range(0, num_pairs, ROWS)
+    files = [path / "edges" / f"{number:04d}.parquet" for number in range(len(starts))]
+    with Database(path, "2GB", 0, files) as db:
         db.execute("SELECT setseed(0.5)")
-        for number, first in enumerate(range(0, num_pairs, ROWS)):
+        for file, first in zip(files, starts):
             ends = ", ".join(f"'protein:' || lpad(({num_nodes} * random() ** 2)::INTEGER::VARCHAR, 9, '0') AS {end}"
                              for end in ("source", "target"))
             db.execute(f"COPY (SELECT {ends}, random()::FLOAT AS score, random()::FLOAT AS weight FROM "
-                       f"range({min(ROWS, num_pairs - first)})) TO '{path / 'edges' / f'{number:04d}.parquet'}'")
+                       f"range({min(ROWS, num_pairs - first)})) TO '{file.absolute()}'")
 
 
 def _make_store(folder: str, memory_limit: str, threads: str) -> None:

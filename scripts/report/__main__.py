@@ -10,7 +10,7 @@ from pathlib import Path
 
 from parallel_epochs.pipeline.command.arguments import Parser
 from parallel_epochs.pipeline.run import outputs
-from parallel_epochs.pipeline.run.errors import install_command
+from parallel_epochs.pipeline.run.errors import install_command, printable
 from parallel_epochs.scripts.report import figures, find_runs
 from parallel_epochs.scripts.report.layout_figure import draw_layout
 from parallel_epochs.scripts.report.pages import is_page
@@ -31,18 +31,18 @@ def main() -> None:
         runs, left_out = find_runs(options.runs)
         text, warnings = summary_of_sweep(runs, left_out) if len(runs) > 1 or left_out else ("", [])
         for line in warnings + [f"{run.folder}: {problem}" for run in runs for problem in run.problems]:
-            print(line, file=sys.stderr)
+            print(printable(line), file=sys.stderr)
         if len(runs) == 1 and (problem := runs[0].layout[1]):
-            print(problem, file=sys.stderr)
+            print(printable(problem), file=sys.stderr)
         if text:
-            print(text, end="\n\n")
+            print(printable(text), end="\n\n")
         write_page(output, runs, left_out)
         if options.figure is not None:
             figures.save(_figure(runs, options.against), options.figure)
     except ImportError as error:
         sys.exit(f"error: the report draws with Plotly and matplotlib ({error}): {install_command('report')}")
     except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(printable(f"error: {error}"))
     if options.figure is not None:
         print(options.figure)
     print(output)

@@ -11,7 +11,8 @@ import yaml
 
 from parallel_epochs.pipeline.command.schema import keys_without_numbers
 from parallel_epochs.pipeline.names import merit
-from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run import files, limits
+from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.log import read_records
 from parallel_epochs.scripts.report.layout import NAME, Layout, read_layout
 from parallel_epochs.scripts.report.states import RunState, is_going_on, last_error, state_of
@@ -171,8 +172,11 @@ def read_run(folder: Path) -> Run:
         raise ValueError(f"{folder} is not a run directory: it has no config.yaml")
     # Read as plain YAML, as runs of older versions have keys that the schema no longer has.
     try:
-        config = yaml.safe_load(files.read_text(folder / "config.yaml"))
-    except yaml.YAMLError as error:
+        limits.check_yaml(text := files.read_text(folder / "config.yaml"), "config.yaml")
+        config = yaml.safe_load(text)
+    except DamagedFile:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{folder / 'config.yaml'} is not a configuration: {' '.join(str(error).split())}") from None
     if not isinstance(config, dict) or not config:
         raise ValueError(f"{folder / 'config.yaml'} is not a configuration: it holds no keys")

@@ -4,7 +4,8 @@ import csv
 from collections.abc import Iterable
 from pathlib import Path
 
-from parallel_epochs.pipeline.data.columns import as_text, open_unzipped
+from parallel_epochs.pipeline.data.columns import as_text, lines_of, open_unzipped
+from parallel_epochs.pipeline.run import limits
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
@@ -94,9 +95,10 @@ def read_head(path: Path, separator: str) -> list[str]:
     """
     try:
         with open_unzipped(path) as file, as_text(file, str(path), newline="") as text:
-            names = next(csv.reader(text, delimiter=separator), [])
+            names = next(csv.reader(lines_of(text, str(path)), delimiter=separator), [])
     except csv.Error as error:
         raise ValueError(f"{path} is no table of text: {error}") from None
+    limits.check_columns(str(path), len(names))
     if not names:
         raise ValueError(f"{path} is empty: its first line is to name the columns")
     if len(set(names)) < len(names) or "" in names:

@@ -10,8 +10,8 @@ from typing import cast
 import pyarrow as pa
 
 from parallel_epochs.pipeline.data.tables.heads import SUFFIXES, expand, read_head, separator_of
-from parallel_epochs.pipeline.data.tables.sql import Database, literal, quote
-from parallel_epochs.pipeline.run import words
+from parallel_epochs.pipeline.data.tables.sql import Database, literal, pattern_of, quote
+from parallel_epochs.pipeline.run import limits, words
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +134,7 @@ def open_source(db: Database, key: str, path: Path, table: str | None) -> Source
         raise ValueError(f"{key}.table={table}: {path} is no DuckDB or SQLite file; leave it out")
     parts = [(_relation([path]), str(path)) for path in paths]
     columns = [db.columns(part) for part, _ in parts]
+    limits.check_columns(str(path), max(map(len, columns)))
     for (_, name), other in zip(parts, columns):
         if other != columns[0]:
             raise ValueError(f"{name} has the columns {', '.join(other)}, and {parts[0][1]} has "
@@ -143,7 +144,7 @@ def open_source(db: Database, key: str, path: Path, table: str | None) -> Source
 
 def _relation(paths: list[Path]) -> str:
     """Write what stands behind FROM for files of one kind. Cells of text files are texts: nothing is guessed."""
-    files, first = f"[{', '.join(literal(str(path)) for path in paths)}]", paths[0]
+    files, first = f"[{', '.join(literal(pattern_of(path)) for path in paths)}]", paths[0]
     if first.suffix == ".parquet":
         return f"read_parquet({files})"
     separator = separator_of(first)
@@ -166,7 +167,7 @@ def _open_database(db: Database, key: str, path: Path, table: str | None) -> Sou
         copy = f"{part}_source"
         _copy_sqlite(db, copy, path, key, table)
         return Source(key, name, copy, [(copy, name)], db.columns(copy))
-    db.execute(f"ATTACH IF NOT EXISTS {literal(str(path))} AS {part}_file (READ_ONLY)")
+    db.execute(f"ATTACH IF NOT EXISTS {literal(str(path.absolute()))} AS {part}_file (READ_ONLY)")
     tables = [row[0] for row in db.execute(
         f"SELECT table_name FROM information_schema.tables WHERE table_catalog = '{part}_file'")]
     if table not in tables:
@@ -179,8 +180,11 @@ def _copy_sqlite(db: Database, name: str, path: Path, key: str, table: str) -> N
     """Copy a table of SQLite, whose cells may be of any type, as texts; DuckDB's own reader is an extension to load."""
     if db.has(name):
         return
-    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    # In a URI ?, # and % in a file's name mean something else.
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
     try:
+        for setting in ("trusted_schema = off", "cell_size_check = on", "mmap_size = 0"):  # as of an untrusted file
+            connection.execute(f"PRAGMA {setting}")
         found = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
         tables = [row[0] for row in found]
         if table not in tables:

@@ -6,7 +6,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +30,26 @@ BATCH = 1 << 20
 class Database:
     """A database in a file, whose stages are tables that are there wholly or not at all.
 
+    A view in somebody's database may name any file. So queries read and write the files that are given here and no
+    others, load no extensions and reach no network.
+
     Args:
         folder: holds the file and what does not fit into memory, under names that begin with "work-".
         memory_limit: of DuckDB, such as "4GB".
         threads: of DuckDB; 0: as many as torch has.
+        paths: the files that queries may read or write.
 
     Raises:
         FileError: it cannot be made.
     """
 
-    def __init__(self, folder: Path, memory_limit: str, threads: int):
+    def __init__(self, folder: Path, memory_limit: str, threads: int, paths: Iterable[Path] = ()):
         self.folder = folder
         path, spill = folder / "work-tables.duckdb", folder / "work-spill"
         shutil.rmtree(spill, ignore_errors=True)  # of a process that was killed
         settings: dict[str, Any] = {"memory_limit": memory_limit, "threads": threads or torch.get_num_threads(),
-                                    "temp_directory": str(spill), "autoinstall_known_extensions": False}
+                                    "temp_directory": str(spill), "autoinstall_known_extensions": False,
+                                    "autoload_known_extensions": False, "python_enable_replacements": False}
         try:
             self._connection = _connect(path, settings)
         except duckdb.Error as error:
@@ -53,6 +58,11 @@ class Database:
                 left.unlink(missing_ok=True)
             self._connection = _connect(path, settings)
         self._connection.execute("SET enable_progress_bar = false")
+        # A path with a wildcard is looked up as a pattern before it is read. A database has a log beside it.
+        allowed = {form for path in paths for form in (
+            str(path.absolute()), pattern_of(path), f"{path.absolute()}.wal")}
+        self._connection.execute(f"SET allowed_paths = [{', '.join(map(literal, sorted(allowed)))}]")
+        self._connection.execute("SET enable_external_access = false")
 
     def __enter__(self) -> "Database":
         return self
@@ -170,6 +180,8 @@ class Database:
             # Of a commit that the disk has no room for, DuckDB says that the transaction failed, and why in its text.
             if "No space left on device" in str(error):
                 raise FileError(f"{doing}: {self.folder} has no space left: {_first_line(error)}") from error
+            if isinstance(error, duckdb.PermissionException):
+                raise ValueError(_explain_access(error)) from error
             if isinstance(error, duckdb.IOException):
                 raise FileError(f"{doing} in {self.folder}: {_first_line(error)}") from error
             raise ValueError(_explain(error)) from error
@@ -196,9 +208,23 @@ def _explain(error: duckdb.Error) -> str:
     return _first_line(error)
 
 
+def _explain_access(error: duckdb.Error) -> str:
+    """Say which file a table reads beside its own."""
+    found = re.search(r'Cannot access (?:file|directory) "(.*?)" - ', str(error))
+    if found is None:
+        return _first_line(error)
+    return f"the table is a view that reads {found[1]}, and only files that the configuration names are read: save " \
+           "the rows of the view as a table"
+
+
 def quote(name: str) -> str:
     """Write a name for SQL."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def pattern_of(path: Path) -> str:
+    """Write the pattern that DuckDB takes for this one file, whatever wildcards its name holds."""
+    return re.sub(r"([*?[])", r"[\1]", str(path.absolute()))
 
 
 def literal(text: str) -> str:

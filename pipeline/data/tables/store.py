@@ -47,7 +47,8 @@ def write_store(config: TablesConfig, writer: StoreWriter,
         FileError: a file cannot be read or written.
     """
     config.check()
-    with Database(writer.folder, config.memory_limit, config.threads) as db:
+    paths = [path for table in config.tables if table is not None for path in members(table)]
+    with Database(writer.folder, config.memory_limit, config.threads, paths) as db:
         on_stage("reading nodes")
         edges = _open_edges(db, config)
         ends, values = (config.edges.source, config.edges.target), config.value_columns()
