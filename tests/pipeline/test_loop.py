@@ -20,6 +20,8 @@ from parallel_epochs.pipeline.graph.partitioner import Partitioner
 from parallel_epochs.pipeline.graph.structure import inspect
 from parallel_epochs.pipeline.graph.subgraph import induced_subgraph
 from parallel_epochs.pipeline.run import checkpoint
+from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.schedule import Share
 from tests.helpers import building as build
 from tests.helpers.building import train_one
 from tests.helpers.graphs import random_graph, task_graph
@@ -79,6 +81,23 @@ def test_every_step_of_every_round_has_random_numbers_of_its_own(configure, monk
             list(trainer.steps())
             trainer.evaluate()
     assert len(states) == 8 and all(len(set(each)) == 8 for each in zip(*states))
+
+
+def test_every_rank_has_random_numbers_of_its_own(configure, monkeypatch):
+    config, states, loss = configure(*TOY), [], NodeTask.loss
+
+    def watched(self, model, batch, rng):
+        states.append((checkpoint.digest(torch.get_rng_state()), checkpoint.digest(rng.get_state())))
+        return loss(self, model, batch, rng)
+
+    monkeypatch.setattr(NodeTask, "loss", watched)
+    with contextlib.closing(build.build_trainer(config, build.open_graph(config).data, CPU)) as trainer:
+        batch = next(trainer.loader.batches(0, Share()))
+        for rank in (0, 0, 1):
+            monkeypatch.setattr(trainer, "_ranks", Ranks(rank, 2))
+            trainer._step(batch, 0.01)
+    first, again, other = states
+    assert first == again and all(one != two for one, two in zip(first, other))
 
 
 def test_training_learns(configure, tmp_path):
