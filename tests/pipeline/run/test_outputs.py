@@ -42,7 +42,7 @@ ANSWERS = "line\thead\trelation\ttail\tasked\tplace\tscore\n1\ta\tr\tb\ttail\t1\
 
 @pytest.mark.parametrize("name, content", [
     ("nodes.csv", b"id,split,class,probability_0,probability_1\n1,train,0,0.5,0.5\n"),
-    ("nodes.csv.gz", gzip.compress(b"id,split,score_a,embedding_0\n1,train,0.5,1\n")),
+    ("nodes.csv.gz", gzip.compress(b"id,split,score_a,embedding_0\n1,train,0.5,1\n", mtime=0)),
     ("nodes.tsv", b"id\tsplit\tvalue_0\n1\tnone\t2\n"),
     ("words.txt", b"2 3\na 1 2 3\nb 4 5 6\n"),
     ("answers.tsv", ANSWERS.encode()),
@@ -63,7 +63,7 @@ def test_a_file_of_predictions_is_replaced_by_other_predictions(tmp_path, name, 
     ("nodes.csv", b"id,split,class\n1,train,0\n", "a table with the columns id, split, class"),
     ("scores.csv", b"id,probability_0\n1,.5\n", "a table with the columns id, probability_0"),
     ("nodes.tsv", b"a\x1b[31m\tb\n", r"a table with the columns a\x1b[31m, b"),
-    ("table.csv.gz", gzip.compress(b"id,a,b,c,d,e,f\n"), "a table with the columns id, a, b, c, d, ..."),
+    ("table.csv.gz", gzip.compress(b"id,a,b,c,d,e,f\n", mtime=0), "a table with the columns id, a, b, c, d, ..."),
     ("graph.pt", torch_file({"x": torch.zeros(2, 2), "edge_index": torch.zeros(2, 2)}),
      "a file with the keys x, edge_index"),
     ("state.pt", torch_file({"logits": torch.zeros(2), "optimizer": {}}), "a file with the keys logits, optimizer"),
@@ -73,7 +73,7 @@ def test_a_file_of_predictions_is_replaced_by_other_predictions(tmp_path, name, 
     ("diary.txt", "Dear diary, caf\u00e9".encode(), r"a table with the columns Dear diary,  caf\xe9"),
     ("latin.txt", b"caf\xe9\n", r"a text that begins with 'caf\ufffd'"),
     ("settings.json", b'{"a": 1, "b": 2}', "a file with the keys a, b"),
-    ("cut.csv.gz", gzip.compress(b"id,a\n")[:5], r"a binary file that begins with '\x1f\x8b"),
+    ("cut.csv.gz", gzip.compress(b"id,a\n", mtime=0)[:5], r"a binary file that begins with '\x1f\x8b"),
     ("cut.pt", torch_file({"logits": torch.zeros(2)})[:100], r"a binary file that begins with 'PK\x03\x04"),
     ("cut.parquet", b"PAR1", "a binary file that begins with 'PAR1'")])
 def test_another_file_is_replaced_only_if_the_user_says_so(tmp_path, name, content, what):
