@@ -23,13 +23,14 @@ def edges(weight: str, num_nodes: int = 40):
 
 ZERO = ("edges.txt: the weights of all 240 edges are 0 in float32: leave the weights out, or multiply them by a "
         "constant")
-TINY = ("edges.txt: the largest weight of an edge is 1e-42, and float32 adds up 240 weights if the largest is between "
-        "1e-30 and 1e+36: multiply all weights by a constant")
+ROUNDED = "edges.txt: edge 1 has the weight '1e-300', which float32 rounds to 0: scale all weights"
+TINY = ("edges.txt: the largest weight of an edge is 1.00053e-42, and float32 adds up 240 weights if the largest is "
+        "between 1e-30 and 1e+36: multiply all weights by a constant")
 HUGE = ("edges.txt: the largest weight of an edge is 3e+38, and float32 adds up 240 weights if the largest is between "
         "1e-30 and 1e+36: divide all weights by a constant")
 CASES = [
     *(Case(f"{name} weights, {model}", f"{EMBED} trainer.model={model}", message, edges(weight))
-      for name, weight, message in (("zero", "0", ZERO), ("tiny", "1e-300", ZERO), ("denormal", "1e-42", TINY),
+      for name, weight, message in (("zero", "0", ZERO), ("tiny", "1e-300", ROUNDED), ("denormal", "1e-42", TINY),
                                     ("huge", "3e38", HUGE))
       for model in ("deepwalk", "node2vec", "line", "spectral")),
     *(Case(f"{name} weights, layout", LAYOUT, message, edges(weight))
