@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -45,18 +46,25 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
+def parse(arguments: list[str], keys: Iterable[str] = ()) -> argparse.Namespace:
     """Parse the flags of Hydra's; ``overrides`` are the arguments that are none.
+
+    Args:
+        keys: names of keys, which a message suggests where a flag looks like one.
 
     Raises:
         ValueError: an unknown flag, or one without its value.
     """
     parser = get_args_parser()
-    setattr(parser, "error", _refuse)  # noqa: B010 - its own prints a screen of usage
+    setattr(parser, "error", partial(_refuse, keys=sorted(keys)))  # noqa: B010 - its own prints a screen of usage
     return parser.parse_args(arguments)
 
 
-def _refuse(message: str) -> NoReturn:
+def _refuse(message: str, keys: list[str]) -> NoReturn:
+    found = re.match(r"unrecognized arguments: (--?([A-Za-z][\w.-]*))", message)
+    if found and (near := _nearest(found[2].replace("-", "_"), keys)):
+        raise ValueError(f"{found[1]} is no flag; keys have no dashes: did you mean "
+                         f"{' or '.join(f'{key}=VALUE' for key in near)}?")
     raise ValueError(f"{message}; see --hydra-help")
 
 
@@ -187,12 +195,19 @@ def _check_key(override: Override, groups: dict[str, list[str]], keys: list[str]
     if any(key.startswith(f"{name}.") for key in keys) and override.value_type == ValueType.ELEMENT \
             and isinstance(override.value(), dict):
         return
-    chosen = _groups_with(name, groups)
+    is_end = any(key.rpartition(".")[2] == name for key in keys)  # "epochs" is more likely train.epochs than a member
+    chosen = [] if is_end else _groups_with(name, groups)
     hint = f"; did you mean {' or '.join(chosen)}?" if chosen else _suggest(name, [*groups, *keys])
     raise ValueError(f"{name} is unknown{hint}")
 
 
 def _suggest(name: str, names: list[str]) -> str:
+    near = _nearest(name, names)
+    return f"; did you mean {' or '.join(near)}?" if near else "; see --help"
+
+
+def _nearest(name: str, names: list[str]) -> list[str]:
+    """Find the names that are most like one; none if none is like it."""
     leaf = name.rpartition(".")[2]
 
     def likeness(known: str) -> tuple[float, float]:
@@ -201,9 +216,8 @@ def _suggest(name: str, names: list[str]) -> str:
         end = difflib.SequenceMatcher(None, leaf, known.rpartition(".")[2]).ratio()
         return max(whole, end), whole if leaf != name else 0
 
-    best = max(likeness(known) for known in names)
-    near = [known for known in names if likeness(known) == best] if best[0] > 0.7 else []
-    return f"; did you mean {' or '.join(near)}?" if near else "; see --help"
+    best = max((likeness(known) for known in names), default=(0.0, 0.0))
+    return [known for known in names if likeness(known) == best] if best[0] > 0.7 else []
 
 
 def _did_you_mean(value: str, members: list[str]) -> str:

@@ -178,16 +178,13 @@ def check_command(module: str, check: str | None, *, needs_data: bool = False) -
         ValueError: names the argument or the key.
         HydraException: what Hydra does not compose.
     """
-    options = arguments.parse(sys.argv[1:])
-    if _takes_a_run(module):
-        arguments.check(options, {}, [entry.name for entry in keys.entries(schema.AnyEvaluation())])
+    known = {entry.name for entry in keys.entries(schema.AnyEvaluation())} if _takes_a_run(module) \
+        else schema.all_keys() | ({entry.name for entry in keys.entries(TuneConfig())} if _searches(module) else set())
+    options = arguments.parse(sys.argv[1:], known)
+    options.multirun |= _searches(module)
+    arguments.check(options, {} if _takes_a_run(module) else config_groups(), known)
+    if _takes_a_run(module) or _searches(module):
         return
-    if _searches(module):
-        options.multirun = True
-        arguments.check(options, config_groups(),
-                        schema.all_keys() | {entry.name for entry in keys.entries(TuneConfig())})
-        return
-    arguments.check(options, config_groups(), schema.all_keys())
     _check_readers(options.overrides)
     if check is not None and arguments.is_plain_run(options):
         config = compose_config(options.overrides)

@@ -97,7 +97,11 @@ COMMANDS = [
     (TRAIN, "~partition", "~partition: a run needs one; choose partition=kaminpar | kaminpar_random | metis | "
                            "metis_random | random | whole"),
     (TRAIN, "hydra.foo=1", "Could not override 'hydra.foo'. Key 'foo' not in 'HydraConf'"),
-    (TRAIN, "--lr 3", "unrecognized arguments: --lr; see --hydra-help"),
+    (TRAIN, "--gpus 2", "unrecognized arguments: --gpus; see --hydra-help"),
+    (TRAIN, "--train.lr=3", "--train.lr is no flag; keys have no dashes: did you mean train.lr=VALUE?"),
+    (TRAIN, "--num-layers 3", "--num-layers is no flag; keys have no dashes: did you mean model.num_layers=VALUE?"),
+    (EVALUATE, "--checkpoint last", "--checkpoint is no flag; keys have no dashes: did you mean checkpoint=VALUE?"),
+    (TRAIN, "epochs=3", "epochs is unknown; did you mean train.epochs?"),
     # Values that Hydra cannot parse.
     (TRAIN, "name=a=b", "name=a=b cannot be parsed: quote the value: 'name=\"a=b\"'"),
     (TRAIN, "name=a,b", "name=a,b is a list of values: add -m to run each, or quote it: 'name=\"a,b\"'"),
@@ -221,7 +225,7 @@ LATER = [
                                  "directory"),
     (EVALUATE, "", "One argument is missing: run=DIR, a run directory. For example: python -m <*>"),
     (EVALUATE, "run=", "One argument is missing: run=DIR, a run directory. For example: python -m <*>"),
-    (EVALUATE, "run=no", "no is not a run directory: it has no config.yaml"),
+    (EVALUATE, "run=no", "no is not a run directory: it does not exist"),
     (EVALUATE, "run=run/config.yaml", "run/config.yaml is not a run directory: it has no config.yaml"),
     (EVALUATE, "run=run checkpoint=first", "checkpoint=first is unknown; choose one of best, last"),
     (EVALUATE, "run=run method=guess", "method=guess is unknown; choose one of views, exact, neighbor"),
@@ -235,7 +239,7 @@ LATER = [
     (PREDICT, "output=nodes.csv", "One argument is missing: run=DIR, a run directory. For example: python -m <*>"),
     (PREDICT, "run=run predictions=/dev/null/x", "predictions=/dev/null/x: there is no directory /dev/null"),
     (REPORT, "", "the following arguments are required: DIR; see python -m scripts.report --help"),
-    (REPORT, "no", "no is not a run directory: it has no config.yaml"),
+    (REPORT, "no", "no is not a run directory: it does not exist"),
     (REPORT, "run --out folder", "--output=folder is no file: give the name of a file"),
     (REPORT, "run --figure no/curves.svg", "--figure=no/curves.svg: there is no directory no"),
     (REPORT, "run --against lr", "argument --against: invalid choice: 'lr' (choose from <*>); see python -m "
