@@ -225,7 +225,7 @@ LATER = [
                                  "directory"),
     (EVALUATE, "", "One argument is missing: run=DIR, a run directory. For example: python -m <*>"),
     (EVALUATE, "run=", "One argument is missing: run=DIR, a run directory. For example: python -m <*>"),
-    (EVALUATE, "run=no", "no is not a run directory: it does not exist"),
+    (EVALUATE, "run=no", "no is not a run directory: it has no config.yaml"),
     (EVALUATE, "run=run/config.yaml", "run/config.yaml is not a run directory: it has no config.yaml"),
     (EVALUATE, "run=run checkpoint=first", "checkpoint=first is unknown; choose one of best, last"),
     (EVALUATE, "run=run method=guess", "method=guess is unknown; choose one of views, exact, neighbor"),
