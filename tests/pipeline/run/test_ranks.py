@@ -248,7 +248,7 @@ def test_two_ranks_train_and_say_so(undisturbed):
     assert [(e["round"], e["epochs"], e["step"]) for e in rounds_of(folder)] \
         == [(i, 2 * i + 2, 4 * i + 4) for i in range(4)]
     assert "starting 2 ranks of 1 threads" in output and "scaled (linear) 0.01" in output
-    assert output.count("epoch 8/8") == 1 and "gradients" in output
+    assert output.count("epoch 8/8") == 1 and "communication" in output
     log = (folder / "train.log").read_text()
     assert log.count("epoch 8/8") == 1 and log.count("result of default") == 1
 
