@@ -68,14 +68,21 @@ def test_seeds_differ_and_the_same_seed_repeats(configure):
     assert hashes[0] == hashes[1] != hashes[2]
 
 
-def test_every_step_of_every_round_has_random_numbers_of_its_own(configure, monkeypatch):
-    config, states, loss = configure(*TOY), [], NodeTask.loss
+@pytest.fixture
+def random_states(monkeypatch) -> list[tuple[str, str]]:
+    """Digests of torch's random state and of the step's own, at each loss that is computed."""
+    states, loss = [], NodeTask.loss
 
     def watched(self, model, batch, rng):
         states.append((checkpoint.digest(torch.get_rng_state()), checkpoint.digest(rng.get_state())))
         return loss(self, model, batch, rng)
 
     monkeypatch.setattr(NodeTask, "loss", watched)
+    return states
+
+
+def test_every_step_of_every_round_has_random_numbers_of_its_own(configure, random_states):
+    config, states = configure(*TOY), random_states
     with contextlib.closing(build.build_trainer(config, build.open_graph(config).data, CPU)) as trainer:
         for _ in range(2):
             list(trainer.steps())
@@ -83,14 +90,8 @@ def test_every_step_of_every_round_has_random_numbers_of_its_own(configure, monk
     assert len(states) == 8 and all(len(set(each)) == 8 for each in zip(*states))
 
 
-def test_every_rank_has_random_numbers_of_its_own(configure, monkeypatch):
-    config, states, loss = configure(*TOY), [], NodeTask.loss
-
-    def watched(self, model, batch, rng):
-        states.append((checkpoint.digest(torch.get_rng_state()), checkpoint.digest(rng.get_state())))
-        return loss(self, model, batch, rng)
-
-    monkeypatch.setattr(NodeTask, "loss", watched)
+def test_every_rank_has_random_numbers_of_its_own(configure, random_states, monkeypatch):
+    config, states = configure(*TOY), random_states
     with contextlib.closing(build.build_trainer(config, build.open_graph(config).data, CPU)) as trainer:
         batch = next(trainer.loader.batches(0, Share()))
         for rank in (0, 0, 1):
