@@ -13,6 +13,10 @@ FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "-
          "--disable-sync", "--disable-component-update", "--hide-scrollbars", "--remote-debugging-pipe", "about:blank")
 
 
+class Unanswered(Exception):
+    """Chromium gave no answer, or an error in place of one."""
+
+
 class Browser:
     """A page of a Chromium of its own; used in a ``with`` statement.
 
@@ -69,7 +73,11 @@ class Browser:
         """Wait until an expression is true, whatever page is loaded meanwhile."""
         end = time.monotonic() + seconds
         while True:
-            answer = self.call("Runtime.evaluate", expression=condition, returnByValue=True)
+            try:
+                answer = self._send("Runtime.evaluate", session=self._session, seconds=2, expression=condition,
+                                    returnByValue=True)
+            except Unanswered:  # the page was replaced during the question
+                answer = {}
             if answer.get("result", {}).get("value") is True:
                 return
             assert time.monotonic() < end, f"never true: {condition}"
@@ -93,20 +101,22 @@ class Browser:
         """Draw the whole page, as PNG."""
         return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"])
 
-    def _send(self, method: str, *, session: str | None = None, **parameters) -> dict:
+    def _send(self, method: str, *, session: str | None = None, seconds: float = 60, **parameters) -> dict:
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         os.write(self._output, json.dumps(message | ({"sessionId": session} if session else {})).encode() + b"\0")
-        end = time.monotonic() + 60
+        end = time.monotonic() + seconds
         while self._number not in self._answers:
-            assert select.select([self._input], [], [], max(end - time.monotonic(), 0))[0], f"no answer to {method}"
+            if not select.select([self._input], [], [], max(end - time.monotonic(), 0))[0]:
+                raise Unanswered(f"no answer to {method} in {seconds:g} s")
             received = os.read(self._input, 1 << 20)
             assert received, "chromium has ended"
             *whole, self._buffer = (self._buffer + received).split(b"\0")
             for text in whole:
                 self._take(json.loads(text))
         answer = self._answers.pop(self._number)
-        assert "error" not in answer, (method, answer)
+        if "error" in answer:
+            raise Unanswered(f"{method}: {answer['error']}")
         return answer["result"]
 
     def _take(self, message: dict) -> None:
