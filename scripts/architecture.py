@@ -45,15 +45,21 @@ def tree_of(path: Path) -> ast.Module:
 
 def imports_of(path: Path, known: dict[str, Path]) -> set[str]:
     """Find the modules of ours that a file imports, at its top or within a function."""
+    inner = {name for name in _names_imported(path) if name in known}
+    return {name for name in inner if not any(other.startswith(f"{name}.") for other in inner)}
+
+
+@functools.cache
+def _names_imported(path: Path) -> frozenset[str]:
+    """Find what a file imports of ours, modules and what they hold, by names within the package."""
     found = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-    ours = {name.removeprefix("parallel_epochs.") for name in found if name and name.startswith("parallel_epochs.")}
-    inner = {name for name in ours if name in known}
-    return {name for name in inner if not any(other.startswith(f"{name}.") for other in inner)}
+    return frozenset(name.removeprefix("parallel_epochs.") for name in found
+                     if name and name.startswith("parallel_epochs."))
 
 
 def room_of(module: str) -> str:

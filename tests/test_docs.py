@@ -124,13 +124,14 @@ def assert_sound(command: list[str]) -> None:
                 assert re.search(rf'"{option}"|"{name}": |\b{name}=', main.read_text()), f"{module} has no {option}"
 
 
-@pytest.mark.parametrize("page", EVERYWHERE, ids=lambda page: page.name)
-def test_every_command_is_sound(page):
-    for command in commands_of(page):
+def test_every_command_is_sound():
+    pages = {tuple(command): page.name for page in EVERYWHERE for command in commands_of(page)}
+    assert len(pages) > 200
+    for command, page in pages.items():
         try:
-            assert_sound(command)
+            assert_sound(list(command))
         except Exception as error:
-            raise AssertionError(f"{page.name}: {shlex.join(command)}: {error}") from error
+            raise AssertionError(f"{page}: {shlex.join(command)}: {error}") from error
 
 
 def test_a_command_that_is_wrong_is_found():

@@ -135,7 +135,7 @@ def to_object(cfg: DictConfig, *, is_saved: bool = False) -> RunConfig:
         read = {entry.name for entry in keys.entries(dataclasses.replace(product.config(), **chosen))}
         foreign = _take_out(values, all_keys() - read)
         if not is_saved:
-            usual = _defaults(foreign)
+            usual = _defaults()
             check_readers(product.name, (f"{name}={value}" for name, value in foreign.items() if value != usual[name]))
         merged = OmegaConf.merge(schema, values)
         if missing := OmegaConf.missing_keys(merged):
@@ -162,14 +162,15 @@ def _take_out(values: dict[str, Any], names: set[str], prefix: str = "") -> dict
     return found
 
 
-def _defaults(names: Iterable[str]) -> dict[str, Any]:
-    """Return the values of keys where they are not given; of the options of a model, those of any model."""
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    """Return the values of all keys where they are not given; of the options of a model, those of any model."""
     found: dict[str, Any] = {}
     for product in PRODUCTS.values():
         for config in variants(product):
             for entry in keys.entries(config):
                 found.setdefault(entry.name, entry.value)
-    return {name: found.get(name) for name in names}
+    return found
 
 
 def load(path: Path) -> RunConfig:

@@ -63,7 +63,8 @@ def thaw(content: bytes):
 def remember_choices() -> None:
     """Change Hydra in this process, and in those that are forked from it from now on."""
     list_defaults, merge = config_loader_impl.create_defaults_list, ConfigLoaderImpl._compose_config_from_defaults_list
-    load, structure = ConfigRepository.load_config, functools.cache(OmegaConf.structured)
+    load, structured = ConfigRepository.load_config, OmegaConf.structured
+    structure = functools.cache(lambda schema: freeze(structured(schema)))
     files, lists, merged = {}, {}, {}
 
     def places(repo) -> str:
@@ -94,8 +95,9 @@ def remember_choices() -> None:
         self.delegate, self.cache = copy.copy(delegate), {}
 
     def structure_once(schema, *args, **options):
-        known = isinstance(schema, type) and not args and not options
-        return copy.deepcopy(structure(schema)) if known else structure.__wrapped__(schema, *args, **options)
+        ours = isinstance(schema, type) and schema.__module__.startswith("parallel_epochs.")
+        known = ours and not args and not options
+        return thaw(structure(schema)) if known else structured(schema, *args, **options)
 
     OmegaConf.structured = staticmethod(structure_once)
     config_loader_impl.create_defaults_list = list_once

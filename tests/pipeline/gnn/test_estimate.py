@@ -8,9 +8,9 @@ from tests.helpers import building as build
 from tests.helpers.graphs import random_graph
 
 
-@pytest.mark.parametrize("overrides", [["model.block=dense"], ["model.norm=batch", "model.msg_norm=true"], [],
-                                       pytest.param(["model=revgnn", "model.num_groups=5", "model.hidden_channels=130"],
-                                                    marks=pytest.mark.slow)])
+@pytest.mark.parametrize("overrides", [
+    ["model.block=dense", "model.norm=batch", "model.msg_norm=true"], [],
+    pytest.param(["model=revgnn", "model.num_groups=5", "model.hidden_channels=130"], marks=pytest.mark.slow)])
 def test_parameters_are_counted_without_being_built(overrides, configure, monkeypatch):
     monkeypatch.setattr(estimate, "LARGEST_BUILT", 12)  # of sizes beyond that, three small ones are built
     config = configure(*overrides)
@@ -21,7 +21,7 @@ def test_parameters_are_counted_without_being_built(overrides, configure, monkey
             model = build.construct(changed, in_channels=3, out_channels=2, edge_dim=5, num_categories=0)
         return sum(weight.numel() for weight in model.parameters())
 
-    sizes = dict(num_layers=20, hidden_channels=130, num_mlp_layers=17)
+    sizes = dict(num_layers=14, hidden_channels=130, num_mlp_layers=13)
     assert estimate.extrapolate(count, sizes, getattr(config.model, "num_groups", 1)) == count(sizes)
 
 
