@@ -123,8 +123,8 @@ def test_what_is_refused_imports_no_torch(tmp_path):
     (tmp_path / "edges.csv").write_text("source,target\na,b\n")
     (tmp_path / "nodes.csv").write_text("id,label\na,x\nb,y\n")
     done = subprocess.run(
-        [sys.executable, "-c", REMEMBER + RUNNER], input=json.dumps([[], list(REFUSED)]), cwd=tmp_path, capture_output=True,
-        text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+        [sys.executable, "-c", REMEMBER + RUNNER], input=json.dumps([[], list(REFUSED)]), cwd=tmp_path,
+        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     for (command, words), (status, _, has_torch) in zip(REFUSED.items(), json.loads(done.stdout).values(), strict=True):
         # What evaluate and predict find in a run goes through their log.
