@@ -16,6 +16,8 @@ from parallel_epochs.pipeline.data.tables import heads
 from parallel_epochs.pipeline.keys import key
 from parallel_epochs.pipeline.run.errors import install_command
 
+# Keys of columns that become node features.
+INPUTS = ("features", "categories", "text", "text_chars", "text_tags")
 SPLITS = ("column", "random", "time")
 MEMORY = re.compile(r"\d+(\.\d+)? ?([KMGT]i?B)", re.IGNORECASE)
 # No table of people has more columns. A larger number is a mistake and would fill the disk.
@@ -33,6 +35,10 @@ class NodeColumns:
     features: list[str] = key([], "Columns of numbers that become node features.", shapes_graph=True)
     log1p: list[str] = key([], "Columns of features that are replaced by log(1 + x).", shapes_graph=True)
     standardize: bool = key(False, "Bring every column of features to mean 0 and variance 1.", shapes_graph=True)
+    categories: list[str] = key([], "Columns of few different texts or whole numbers. Each value becomes a node "
+                                "feature of 0 and 1.", shapes_graph=True, hashed_if_given=True)
+    max_categories: int = key(256, "Largest number of different values of a column of data.nodes.categories.",
+                              minimum=1, below=MAX_CHANNELS, changes_numbers=False)
     text: list[str] = key([], "Columns of prose. They become the TF-IDF of their words.", shapes_graph=True)
     text_words: int = key(1, "Largest number of successive words that form a term (data.nodes.text).", minimum=1,
                           below=6, shapes_graph=True)
@@ -92,7 +98,8 @@ class TablesConfig(DataConfig):
     dangling: str = key("drop", "What happens to edges with an empty id, or an id that is not a node: drop leaves them "
                         "out and logs how many, error refuses the table.", choices=("drop", "error"), shapes_graph=True)
     empty: str = key("zero", "What happens to empty cells in columns of numbers: zero takes them for 0 (standardised "
-                     "columns: for the mean), error refuses the table.", choices=("zero", "error"), shapes_graph=True)
+                     "columns: for the mean), flag does so and adds a feature that is 1 for such cells, error refuses "
+                     "the table.", choices=("zero", "flag", "error"), shapes_graph=True)
     metric: str | None = key(None, "Metric of the labels. Default: acc for texts and whole numbers, rmse for other "
                              "numbers, rocauc for several columns of 0 and 1.", shapes_graph=True)
     split: str | None = key(None, "How the labelled nodes, or the links of task=link, are divided: column, by "
@@ -154,8 +161,7 @@ class TablesConfig(DataConfig):
         """Return every column of the nodes that is read, each with the key that names it."""
         nodes, kind, labels = self.nodes, self.split_kind(), self.label_columns()
         return [("data.nodes.id", nodes.id),
-                *((f"data.nodes.{name}", column) for name in ("features", "text", "text_chars", "text_tags")
-                  for column in getattr(nodes, name)),
+                *((f"data.nodes.{name}", column) for name in INPUTS for column in getattr(nodes, name)),
                 *((f"data.nodes.{name}", column) for name, column in labels),
                 *([("data.nodes.split_column", nodes.split_column)] if kind == "column" and labels else []),
                 *([("data.time_column", self.time_column)] if kind == "time" else [])]
@@ -175,6 +181,7 @@ class TablesConfig(DataConfig):
         if not MEMORY.fullmatch(self.memory_limit):
             raise ValueError(f"data.memory_limit={self.memory_limit} is not a size. Write it as 4GB or 500MB")
         self._check_nodes()
+        _refuse_twice("data.edges.features", self.edges.features)
         self._check_split()
         if self.edges.directed_relations and (self.edges.relation is None or not self.to_undirected):
             raise ValueError("data.edges.directed_relations=true needs data.edges.relation and "
@@ -187,9 +194,15 @@ class TablesConfig(DataConfig):
     def _check_nodes(self) -> None:
         nodes = self.nodes
         if nodes.path is None:
-            for name in ("features", "text", "text_chars", "text_tags", "label", "labels", "split_column"):
+            for name in (*INPUTS, "label", "labels", "split_column"):
                 if value := getattr(nodes, name):
                     raise ValueError(f"data.nodes.{name}={value} needs a table of nodes: give data.nodes.path")
+        for name in (*INPUTS, "labels"):
+            _refuse_twice(f"data.nodes.{name}", getattr(nodes, name))
+        for name in INPUTS:
+            if known := sorted({column for _, column in self.label_columns()} & set(getattr(nodes, name))):
+                raise ValueError(f"data.nodes.{name} names {known[0]}, which is the label: the model would read what "
+                                 "it is to predict. Leave it out")
         if nodes.label is not None and nodes.labels:
             raise ValueError(f"data.nodes.label={nodes.label} and data.nodes.labels={nodes.labels} exclude each other: "
                              "give one of them")
@@ -233,6 +246,12 @@ class TablesConfig(DataConfig):
         if self.split == "time" and self.label_columns() and self.time_column is None:
             raise ValueError("data.split=time divides the labelled nodes too, and needs data.time_column for them. "
                              f"task=link reads no labels: leave data.nodes.{self.label_columns()[0][0]} out")
+
+
+def _refuse_twice(key: str, columns: list[str]) -> None:
+    """Refuse a list of columns that names one twice."""
+    if twice := [column for place, column in enumerate(columns) if column in columns[:place]]:
+        raise ValueError(f"{key} names {twice[0]} twice. Name it once")
 
 
 def check_packages() -> None:

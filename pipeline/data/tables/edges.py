@@ -83,7 +83,7 @@ def time_of(db: Database, source: Source, column: str) -> str:
 
 
 def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple[str, str]], relation: str | None, *,
-         time: str | None, id_column: str | None, refuse_dangling: bool, refuse_empty: bool) -> None:
+         time: str | None, id_column: str | None, refuse_dangling: bool, empty: str) -> list[int]:
     """Join the table of edges with the numbers of nodes, and refuse or report rows that are odd.
 
     Args:
@@ -93,7 +93,11 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple
         time: the column of times, if they are needed.
         id_column: of the table of nodes, if there is one.
         refuse_dangling: whether an edge that names no node is an error; it is left out otherwise.
-        refuse_empty: whether an empty cell in a column of numbers is an error; it is 0 otherwise.
+        empty: what is done with an empty cell in a column of numbers: "zero" takes it for 0, "flag" does so and adds
+            a column that is 1 for such cells, "error" refuses it.
+
+    Returns:
+        The places of the columns of numbers whose empty cells get a column.
 
     Raises:
         ValueError: names the file, the column and the first bad row.
@@ -121,7 +125,8 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple
     inner = ", ".join([f"{ids[0]} AS s", f"{ids[1]} AS t", *chosen])
     db.stage("joined", f"SELECT {', '.join(kept)} FROM (SELECT {inner} FROM {source.relation}) AS e {' '.join(joins)}",
              "joining edges with nodes", ordered=False)
-    _report(db, source, ends, values, id_column=id_column, refuse_dangling=refuse_dangling, refuse_empty=refuse_empty)
+    missing = _report(db, source, ends, values, id_column=id_column, refuse_dangling=refuse_dangling, empty=empty)
+    return [place for place, count in enumerate(missing) if count] if empty == "flag" else []
 
 
 def num_relations(db: Database) -> int:
@@ -130,13 +135,14 @@ def num_relations(db: Database) -> int:
 
 
 def _report(db: Database, source: Source, ends: tuple[str, str], values: list[tuple[str, str]], *,
-            id_column: str | None, refuse_dangling: bool, refuse_empty: bool) -> None:
+            id_column: str | None, refuse_dangling: bool, empty: str) -> list[int]:
+    """Refuse or report rows that are odd; returns the empty cells of each column of numbers."""
     ids = [source.text(column) for column in ends]
-    empty = [f"count(*) FILTER (v{place} IS NULL)" for place in range(len(values))]
+    counts = [f"count(*) FILTER (v{place} IS NULL)" for place in range(len(values))]
     more = ["count(*) FILTER (r IS NULL)"] if db.has("relations") else []
     rows, dangling, loops, *missing = db.execute(
         "SELECT count(*), count(*) FILTER (s IS NULL OR t IS NULL), count(*) FILTER (s = t)"
-        f"{''.join(f', {count}' for count in [*empty, *more])} FROM joined", "counting edges")[0]
+        f"{''.join(f', {count}' for count in [*counts, *more])} FROM joined", "counting edges")[0]
     notes = []
     if dangling:
         name, row, (first, second) = source.first_row(
@@ -152,7 +158,7 @@ def _report(db: Database, source: Source, ends: tuple[str, str], values: list[tu
         notes.append(f"{dangling:,} dropped, as they name no node (row {row} of {name}: {problem})")
     for (option, column), count in zip(values, missing):
         if count:
-            notes.append(source.report_empty(db, option, column, count, refuse=refuse_empty, filled="zeros"))
+            notes.append(source.report_empty(db, option, column, count, empty=empty, filled="zeros"))
     if more and missing[-1]:
         notes.append(f"{missing[-1]:,} without a relation")
     if loops:
@@ -161,17 +167,20 @@ def _report(db: Database, source: Source, ends: tuple[str, str], values: list[tu
     if dangling == rows:
         hint = f"; are {ends[0]} and {ends[1]} ids of the column {id_column}?"
         raise ValueError(f"{source.name}: none of its {rows:,} rows names two nodes{hint if id_column else ''}")
+    return missing[:len(values)]
 
 
-def sort(db: Database, num_values: int, *, has_times: bool, both: bool) -> None:
+def sort(db: Database, num_values: int, flagged: list[int], *, has_times: bool, both: bool) -> None:
     """Sort the edges by destination, then source.
 
     Args:
         num_values: columns of numbers.
+        flagged: places of those whose empty cells get a column, behind all of them.
         has_times: whether there is a column of times.
         both: sort the reverse of each edge among them.
     """
     columns = "".join(f", coalesce(v{place}, 0) AS v{place}" for place in range(num_values))
+    columns += "".join(f", (v{place} IS NULL)::FLOAT AS v{num_values + number}" for number, place in enumerate(flagged))
     if db.has("relations"):
         columns += ", coalesce(r, -1) AS r"
     if has_times:

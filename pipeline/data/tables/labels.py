@@ -5,14 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
 import torch
 from torch import Tensor
 
 from parallel_epochs.pipeline.data.check import check_metric, check_splits
-from parallel_epochs.pipeline.data.node_names import number_names, pack_names
+from parallel_epochs.pipeline.data.node_names import pack_names
 from parallel_epochs.pipeline.data.splits import divide, shuffle
+from parallel_epochs.pipeline.data.tables.categories import number_values
 from parallel_epochs.pipeline.data.tables.source import LARGEST, Source
 from parallel_epochs.pipeline.data.tables.sql import Database, blocks
 from parallel_epochs.pipeline.graph.store import StoreWriter
@@ -66,7 +65,7 @@ def read(db: Database, source: Source, labels: list[tuple[str, str]], num_nodes:
     option, columns = labels[0][0], [column for _, column in labels]
     metric = _choose_metric(db, metric, columns)
     if metric in CLASS_METRICS:
-        names = _number_classes(db, source, columns[0])
+        names = pack_names(number_values(db, source, "label0", columns[0], "classes"), "label_names")
     else:
         source.refuse_wrong_numbers(db, option, columns)
         if metric in TASK_METRICS:
@@ -125,32 +124,6 @@ def _choose_metric(db: Database, metric: str | None, columns: list[str]) -> str:
     if len(columns) > 1:
         return "rmse" if fractions or others else "rocauc"
     return "rmse" if fractions and not texts else "acc"
-
-
-def _number_classes(db: Database, source: Source, column: str) -> dict[str, Tensor]:
-    """Number the classes as :mod:`pipeline.data.node_names` does, in a table of their own; returns their names.
-
-    Beside numbers, nan is no class but stands for none.
-
-    Raises:
-        ValueError: two classes are the same number.
-    """
-    found = [row[0] for row in db.execute(
-        "SELECT label0 FROM nodes WHERE label0 IS NOT NULL GROUP BY label0 ORDER BY min(number)")]
-    values = pd.to_numeric(pd.Series(found, dtype=object), errors="coerce")
-    missing = np.array([text.strip().lower() == "nan" for text in found], bool)
-    if (values.notna() | missing).all():
-        found, values = [text for text, none in zip(found, missing) if not none], values[~missing]
-        if (twice := values.duplicated(keep=False)).any():
-            one, other = [text for text, is_twice in zip(found, twice) if is_twice and
-                          float(text) == values[twice].iloc[0]][:2]
-            raise ValueError(f"{source.name}: column {column} holds {one!r} and {other!r}, one number in two forms, "
-                             "which would be two classes: write it in one form")
-    names = number_names(pd.Series(found, dtype=object))[1] if found else np.array([], object)
-    schema = pa.schema([("name", pa.string()), ("class", pa.int32())])
-    db.fill("classes", schema, iter([pa.record_batch(
-        [pa.array(list(names), pa.string()), pa.array(range(len(names)), pa.int32())], schema=schema)]))
-    return pack_names(names, "label_names")
 
 
 def _refuse_other_than_binary(db: Database, source: Source, option: str, columns: list[str]) -> None:

@@ -9,6 +9,7 @@ import scipy.sparse as sp
 import torch
 
 from parallel_epochs.models.edges import INT32_END
+from parallel_epochs.pipeline.data.tables.categories import one_hot, read as read_categories
 from parallel_epochs.pipeline.data.tables.labels import Labels, read_values
 from parallel_epochs.pipeline.data.tables.scores import MAX_NODES, TextScores, fit_scores
 from parallel_epochs.pipeline.data.tables.source import Source
@@ -31,39 +32,59 @@ class Numbers:
         columns: their names.
         log1p: those whose log(1 + x) is taken.
         standardize: bring every column to mean 0 and variance 1.
+        empty: what is done with an empty cell: "zero" takes it for 0, or for the mean if the column is standardised;
+            "flag" adds a column that is 1 for such cells; "error" refuses it.
     """
 
     columns: list[str]
     log1p: list[str]
     standardize: bool
+    empty: str
 
 
-def read(db: Database, source: Source, id_column: str, numbers: Numbers, *, texts: list[str],
-         labels: list[tuple[str, str]], split_column: str | None, time_column: str | None, refuse_empty: bool) -> None:
+@dataclass
+class Found:
+    """What is known of the columns of features when the table has been read.
+
+    Attributes:
+        flagged: places of the columns of numbers whose empty cells are marked by a column of their own.
+        categories: the number of values of each column of categories.
+    """
+
+    flagged: list[int]
+    categories: list[int]
+
+
+def read(db: Database, source: Source, id_column: str, numbers: Numbers, *, texts: list[str], categories: list[str],
+         max_categories: int, labels: list[tuple[str, str]], split_column: str | None,
+         time_column: str | None) -> Found:
     """Make the table of nodes of what their table holds, numbered in its order.
 
-    Columns are ``number``, ``id``, ``f0``... the features, ``text0``..., ``label0``..., ``split`` and ``time``; NULL is
-    an empty cell, or one that is no number.
+    Columns are ``number``, ``id``, ``f0``... the features, ``text0``..., ``category0``..., ``label0``..., ``split`` and
+    ``time``; NULL is an empty cell, or one that is no number.
 
     Args:
         texts: the columns of text.
+        categories: the columns of categories.
+        max_categories: the largest number of different values of each.
         labels: the columns of labels, each with the key that names it.
         split_column, time_column: those of the split and of the time, if they are needed.
-        refuse_empty: whether an empty cell in a column of numbers is an error.
 
     Raises:
         ValueError: names the file, the column and the first bad row.
     """
     chosen = ["(row_number() OVER () - 1)::INTEGER AS number", f"{source.text(id_column)} AS id"]
     chosen += [f"{source.number('features', name)} AS f{place}" for place, name in enumerate(numbers.columns)]
-    chosen += [f"{source.text(name)} AS text{place}" for place, name in enumerate(texts)]
-    chosen += [f"{source.text(name)} AS label{place}" for place, (_, name) in enumerate(labels)]
-    if split_column is not None:
-        chosen.append(f"{source.text(split_column)} AS split")
-    if time_column is not None:
-        chosen.append(f"{source.text(time_column)} AS time")
+    for kind, names in (("text", texts), ("category", categories), ("label", [name for _, name in labels])):
+        chosen += [f"{source.text(name)} AS {kind}{place}" for place, name in enumerate(names)]
+    chosen += [f"{source.text(name)} AS {cell}" for cell, name in (("split", split_column), ("time", time_column))
+               if name is not None]
     db.stage("nodes", f"SELECT {', '.join(chosen)} FROM {source.relation}", "reading nodes")
-    _report(db, source, id_column, numbers, refuse_empty=refuse_empty)
+    num_nodes, missing = _check(db, source, id_column, numbers)
+    sizes, notes = read_categories(db, source, categories, limit=max_categories, refuse_empty=numbers.empty == "error")
+    notes = _report(db, source, numbers, missing) + notes
+    log.info("%s: %s nodes%s", source.name, f"{num_nodes:,}", "".join(f"; {note}" for note in notes))
+    return Found([place for place, count in enumerate(missing) if count] if numbers.empty == "flag" else [], sizes)
 
 
 def count(db: Database, origin: str) -> int:
@@ -83,7 +104,8 @@ def count(db: Database, origin: str) -> int:
     return num_nodes
 
 
-def _report(db: Database, source: Source, id_column: str, numbers: Numbers, *, refuse_empty: bool) -> None:
+def _check(db: Database, source: Source, id_column: str, numbers: Numbers) -> tuple[int, list[int]]:
+    """Refuse nodes without an id, or with that of another; returns their number, and empty cells of each feature."""
     empty = "".join(f", count(*) FILTER (f{place} IS NULL)" for place in range(len(numbers.columns)))
     num_nodes, no_id, *missing = db.execute(f"SELECT count(*), count(*) FILTER (id IS NULL){empty} FROM nodes")[0]
     if no_id:
@@ -96,17 +118,22 @@ def _report(db: Database, source: Source, id_column: str, numbers: Numbers, *, r
         id, first, times = twice[0]
         raise ValueError(f"{source.name}: the id {id!r} of row {first + 1} is there {times:,} times (data.nodes.id="
                          f"{id_column}): a node is one row")
+    return num_nodes, missing
+
+
+def _report(db: Database, source: Source, numbers: Numbers, missing: list[int]) -> list[str]:
+    """Say what becomes of the empty cells of each feature, and refuse values that have no logarithm."""
     notes = []
     for column, count in zip(numbers.columns, missing):
         if count:
-            notes.append(source.report_empty(db, "features", column, count, refuse=refuse_empty,
+            notes.append(source.report_empty(db, "features", column, count, empty=numbers.empty,
                                              filled="the mean" if numbers.standardize else "zeros"))
     for column in numbers.log1p:
         if found := source.first_row(db, f"{source.number('features', column)} <= -1", source.text(column)):
             name, row, (text,) = found
             raise ValueError(f"{name}: row {row}, column {column} holds {text}, but data.nodes.log1p needs values "
                              "above -1: correct the value, or remove the column from data.nodes.log1p")
-    log.info("%s: %s nodes%s", source.name, f"{num_nodes:,}", "".join(f"; {note}" for note in notes))
+    return notes
 
 
 def write_names(db: Database, writer: StoreWriter, num_nodes: int) -> None:
@@ -130,10 +157,12 @@ def write_names(db: Database, writer: StoreWriter, num_nodes: int) -> None:
 
 
 def write_features(db: Database, writer: StoreWriter, num_nodes: int, numbers: Numbers, texts: list[TextFeatures], *,
-                   scored: Labels | None, seed: int) -> None:
-    """Write ``x``: the columns of numbers, then those of each column of text, or the scores of all of them.
+                   found: Found, scored: Labels | None, seed: int) -> None:
+    """Write ``x``: the columns of numbers, the marks of their empty cells, the columns of each column of text or the
+    scores of all of them, and those of each column of categories.
 
     Args:
+        found: what :func:`read` returned.
         texts: what computes the features of each column of text.
         scored: the labels, if texts become scores.
         seed: of the scores.
@@ -145,13 +174,15 @@ def write_features(db: Database, writer: StoreWriter, num_nodes: int, numbers: N
         for first, last in blocks(num_nodes, BLOCK):
             text.count(_texts(db, place, first, last))
     scores = None if scored is None else _fit_scores(db, texts, num_nodes, scored, seed)
-    channels = len(numbers.columns) + (sum(text.channels for text in texts) if scores is None else len(scores.bias))
+    channels = len(numbers.columns) + len(found.flagged) + sum(found.categories) + (
+        sum(text.channels for text in texts) if scores is None else len(scores.bias))
     with writer.write(x=((num_nodes, channels), torch.float32)) as opened:
         for first, last in blocks(num_nodes, BLOCK):
-            parts = [((_numbers(db, numbers, first, last) - mean) / std)] if numbers.columns else []
-            parts = [np.nan_to_num(part) for part in parts]
+            values = _numbers(db, numbers, first, last)
+            parts = [np.nan_to_num((values - mean) / std), np.isnan(values[:, found.flagged])]
             parts += [scores.transform(first, _terms(db, texts, first, last))] if scores is not None else [
                 text.transform(_texts(db, place, first, last)) for place, text in enumerate(texts)]
+            parts.append(one_hot(db, found.categories, first, last))
             block = np.concatenate([part.astype(np.float32) for part in parts], axis=1)
             opened["x"].write(first * channels, block)
 
@@ -196,6 +227,8 @@ def _moments(db: Database, numbers: Numbers, num_nodes: int) -> tuple[np.ndarray
 def _numbers(db: Database, numbers: Numbers, first: int, last: int) -> np.ndarray:
     """Read the columns of numbers of some nodes, float64, NaN where a cell is empty."""
     columns = numbers.columns
+    if not columns:
+        return np.empty((last - first, 0))
     chosen = ", ".join(f"coalesce(f{place}::DOUBLE, 'nan'::DOUBLE) AS f{place}" for place in range(len(columns)))
     table = db.fetch(f"SELECT {chosen} FROM nodes WHERE number >= {first} AND number < {last} ORDER BY number")
     values = np.stack([table[f"f{place}"].to_numpy() for place in range(len(columns))], axis=1)

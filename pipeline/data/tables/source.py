@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 
 import pyarrow as pa
 
@@ -19,6 +19,7 @@ SQLITE, DUCKDB = b"SQLite format 3\0", b"DUCK"
 FLOATS = ("FLOAT", "DOUBLE")
 NUMBERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT",
            "UHUGEINT", "BOOLEAN", "DECIMAL", *FLOATS)
+NESTED = ("STRUCT", "MAP", "UNION")
 # The largest number of float32; what training computes in.
 LARGEST = "3.4028234663852886e38"
 # Rows of SQLite that are read at a time.
@@ -76,6 +77,16 @@ class Source:
         text = self.text(column)
         return f"({self.number(option, column)} IS NULL AND {text} IS NOT NULL AND lower(trim({text})) <> 'nan')"
 
+    def refuse_nested(self, key: str, column: str) -> None:
+        """Refuse a column whose cells are lists or structures.
+
+        Raises:
+            ValueError: names the key, the table and the type.
+        """
+        if (kind := self.columns[column]).startswith(NESTED) or kind.endswith("]"):
+            raise ValueError(f"{key}={column}: the column of {self.name} is {kind}, and a cell must be one text, "
+                             "number or date. Write such a column as text, or as several columns")
+
     def first_row(self, db: Database, condition: str, *values: str) -> tuple[str, int, tuple] | None:
         """Find the first row that fulfils a condition: the file, the number of the row from 1, and some values."""
         chosen = ", ".join(values) or "NULL"
@@ -98,23 +109,36 @@ class Source:
                 raise ValueError(f"{name}: row {row}, column {column} holds {text!r}, which is no finite number of "
                                  f"float32 ({self.key}.{option})")
 
-    def report_empty(self, db: Database, option: str, column: str, count: int, *, refuse: bool, filled: str) -> str:
+    def refuse_empty(self, db: Database, column: str, condition: str, count: int) -> NoReturn:
+        """Refuse the empty cells of a column.
+
+        Args:
+            condition: SQL for whether a cell counts as empty.
+            count: such cells.
+
+        Raises:
+            ValueError: always; names the file, the column and the first such row.
+        """
+        name, row, _ = cast(tuple, self.first_row(db, condition))
+        raise ValueError(f"{name}: row {row}, column {column} is empty; {count:,} rows in all are such. "
+                         "data.empty=zero takes them for zeros")
+
+    def report_empty(self, db: Database, option: str, column: str, count: int, *, empty: str, filled: str) -> str:
         """Say what becomes of the empty cells of a column of numbers.
 
         Args:
             count: cells that are no number.
-            refuse: an empty cell is an error.
+            empty: what is done with such a cell, as data.empty says it.
             filled: what such a cell is taken for.
 
         Raises:
             ValueError: a cell is neither a number nor empty, or it is empty and is to be refused.
         """
         self.refuse_wrong_numbers(db, option, [column])
-        if refuse:
-            name, row, _ = cast(tuple, self.first_row(db, f"{self.number(option, column)} IS NULL"))
-            raise ValueError(f"{name}: row {row}, column {column} is empty; {count:,} rows in all are such. "
-                             "data.empty=zero takes them for zeros")
-        return f"{words.count(count, 'empty cell')} in {column}, taken for {filled}"
+        if empty == "error":
+            self.refuse_empty(db, column, f"{self.number(option, column)} IS NULL", count)
+        flag = ", with a column that marks them" if empty == "flag" else ""
+        return f"{words.count(count, 'empty cell')} in {column}, taken for {filled}{flag}"
 
 
 def open_source(db: Database, key: str, path: Path, table: str | None) -> Source:

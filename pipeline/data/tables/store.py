@@ -53,25 +53,26 @@ def write_store(config: TablesConfig, writer: StoreWriter,
         edges = _open_edges(db, config)
         ends, values = (config.edges.source, config.edges.target), config.value_columns()
         both, add_self_loops = config.to_undirected, config.add_self_loops
-        num_nodes, labels = _read_nodes(db, config, edges)
-        tables_edges.join(db, edges, ends, values, config.edges.relation, time=config.edges.time,
-                          id_column=config.nodes.id if config.nodes.path is not None else None,
-                          refuse_dangling=config.dangling == "error", refuse_empty=config.empty == "error")
+        num_nodes, labels, found = _read_nodes(db, config, edges)
+        flagged = tables_edges.join(db, edges, ends, values, config.edges.relation, time=config.edges.time,
+                                    id_column=config.nodes.id if config.nodes.path is not None else None,
+                                    refuse_dangling=config.dangling == "error", empty=config.empty)
         on_stage("sorting edges")
-        tables_edges.sort(db, len(values), has_times=config.edges.time is not None, both=both)
+        tables_edges.sort(db, len(values), flagged, has_times=config.edges.time is not None, both=both)
+        values += [("empty", values[place][1]) for place in flagged]
         counted = tables_edges.count(db, num_nodes, both=both, add_self_loops=add_self_loops)
         if counted.num_merged:
             log.info("%s: %s merged with an edge between the same nodes", edges.name,
                      count(counted.num_merged, "edge was", "edges were"))
         on_stage("writing the store")
-        has_features = bool(config.nodes.features or config.text_columns())
+        has_features = bool(config.nodes.features or config.text_columns() or config.nodes.categories)
         tables_edges.write(db, writer, counted, values, directed_relations=config.edges.directed_relations,
                            add_self_loops=add_self_loops, node_features=None if has_features else config.node_features,
                            has_times=config.edges.time is not None)
         tables_nodes.write_names(db, writer, num_nodes)
         if has_features:
             tables_nodes.write_features(db, writer, num_nodes, _numbers(config), _texts(config),
-                                        scored=labels if config.nodes.text_features == "scores" else None,
+                                        found=found, scored=labels if config.nodes.text_features == "scores" else None,
                                         seed=config.graph_seed)
         if labels is not None:
             tables_labels.write(db, writer, labels)
@@ -86,41 +87,51 @@ def write_store(config: TablesConfig, writer: StoreWriter,
 def _open_edges(db: Database, config: TablesConfig) -> Source:
     """Open the table of edges, and refuse columns that it does not have."""
     edges = open_source(db, "data.edges", config.tables[0], config.edges.table)
-    for key, column in config.edge_columns():
-        require(key, column, edges.name, edges.columns)
+    _require(edges, config.edge_columns())
     return edges
 
 
-def _read_nodes(db: Database, config: TablesConfig, edges: Source) -> tuple[int, Labels | None]:
-    """Read the table of nodes, or number the ids that edges name; returns the number of nodes, and their labels."""
+def _require(source: Source, named: list[tuple[str, str]]) -> None:
+    """Refuse columns that a table does not have, or whose cells are no single values."""
+    for key, column in named:
+        require(key, column, source.name, source.columns)
+        source.refuse_nested(key, column)
+
+
+def _read_nodes(db: Database, config: TablesConfig, edges: Source) -> tuple[int, Labels | None, tables_nodes.Found]:
+    """Read the table of nodes, or number the ids that edges name.
+
+    Returns:
+        The number of nodes, their labels, and what is known of their columns of features.
+    """
     path, labels = config.tables[1], config.label_columns()
     if path is None:
         tables_edges.number_ids(db, edges, (config.edges.source, config.edges.target))
-        return tables_nodes.count(db, f"{config.tables[0]} holds no ids"), None
+        return tables_nodes.count(db, f"{config.tables[0]} holds no ids"), None, tables_nodes.Found([], [])
     nodes, kind = open_source(db, "data.nodes", path, config.nodes.table), config.split_kind()
-    for key, column in config.node_columns():
-        require(key, column, nodes.name, nodes.columns)
+    _require(nodes, config.node_columns())
     split_column = config.nodes.split_column if kind == "column" and labels else None
-    tables_nodes.read(db, nodes, config.nodes.id, _numbers(config), texts=[name for name, _ in config.text_columns()],
-                      labels=labels, split_column=split_column,
-                      time_column=config.time_column if kind == "time" else None, refuse_empty=config.empty == "error")
+    found = tables_nodes.read(db, nodes, config.nodes.id, _numbers(config),
+                              texts=[name for name, _ in config.text_columns()], categories=config.nodes.categories,
+                              max_categories=config.nodes.max_categories, labels=labels, split_column=split_column,
+                              time_column=config.time_column if kind == "time" else None)
     num_nodes = tables_nodes.count(db, f"{path} holds no rows")
     if not labels:
-        return num_nodes, None
+        return num_nodes, None, found
     fractions = config.train_fraction, config.valid_fraction
     split: tables_labels.Split = {
         "column": partial(tables_labels.split_by_column, db=db, source=nodes, column=split_column),
         "random": partial(tables_labels.split_at_random, fractions=fractions, seed=config.graph_seed),
         "time": partial(tables_labels.split_by_time, db=db, source=nodes, column=config.time_column,
                         fractions=fractions)}[kind]
-    found = tables_labels.read(db, nodes, labels, num_nodes, config.metric, split)
+    learned = tables_labels.read(db, nodes, labels, num_nodes, config.metric, split)
     if config.nodes.text_features == "scores":
-        check_columns(found.out_channels)
-    return num_nodes, found
+        check_columns(learned.out_channels)
+    return num_nodes, learned, found
 
 
 def _numbers(config: TablesConfig) -> tables_nodes.Numbers:
-    return tables_nodes.Numbers(config.nodes.features, config.nodes.log1p, config.nodes.standardize)
+    return tables_nodes.Numbers(config.nodes.features, config.nodes.log1p, config.nodes.standardize, config.empty)
 
 
 def _texts(config: TablesConfig) -> list[TextFeatures]:

@@ -345,6 +345,25 @@ def test_features_of_numbers(tmp_path):
     np.testing.assert_allclose(load(tmp_path, config).x.numpy(), expected, rtol=1e-6)
 
 
+def test_features_of_categories_and_empty_cells(tmp_path, caplog):
+    """Values are in their order, numbers as numbers; the mark of an empty cell lies behind the columns of numbers."""
+    caplog.set_level(logging.INFO)
+    nodes = "id,a,b,c,floor,note\nx,,1,DE,10,up\ny,5,2,,9,down\nz,3,3,10,nan,up\nw,1,4,DE,10,up\n"
+    config = small(tmp_path, nodes, "source,target,p\nx,y,\ny,x,3\nx,y,2\ny,z,1\n", {
+        "path": "nodes.csv", "features": ["b", "a"], "text": ["note"], "categories": ["c", "floor"]}, empty="flag")
+    data = load(tmp_path, config)
+    assert data.x[:, [0, 1, 2, 5, 6, 7, 8]].tolist() == [
+        [1, 0, 1, 0, 1, 0, 1], [2, 5, 0, 0, 0, 1, 0], [3, 3, 0, 1, 0, 0, 0], [4, 1, 0, 0, 1, 0, 1]]
+    assert data.x[:, 3:5].norm(dim=1).tolist() == pytest.approx([2**0.5] * 4)  # the texts
+    # Equal edges have the mean of the marks, and an edge and its reverse have the mean of both.
+    edges = dict(zip(map(tuple, data.edge_index.t().tolist()), data.edge_attr.tolist()))
+    assert edges == {(0, 1): [2, 0.25], (1, 0): [2, 0.25], (1, 2): [1, 0], (2, 1): [1, 0]}
+    mark = "taken for zeros, with a column that marks them"
+    assert f"1 empty cell in a, {mark}; c: 2 categories, and 1 empty cell in none of them; floor: 2 categories, and " \
+           "1 empty cell in none of them" in caplog.text
+    assert f"1 empty cell in p, {mark}" in caplog.text
+
+
 @pytest.mark.parametrize("package", ["duckdb", "pyarrow"])
 def test_the_extra_is_named_where_a_package_is_missing(tmp_path, monkeypatch, package):
     find = importlib.util.find_spec
@@ -366,9 +385,12 @@ def many_rows(folder: Path) -> TablesConfig:
     """Tables that take a while."""
     nodes, edges = random_tables(3, 3000, 60_000)
     nodes["text"] = [f"words {number % 17} of {number % 101}" for number in range(len(nodes))]
+    nodes.loc[::5, "a"] = edges.loc[::5, "w"] = np.nan
     parts = write(folder, nodes, edges)
-    columns = {"features": ["a"], "standardize": True, "text": ["text"], "text_channels": 16, **LABELS}
-    return config_of(folder, parts["nodes"] | columns, parts["edges"] | {"weight": "w", "features": ["p", "q"]})
+    columns = {"features": ["a"], "standardize": True, "text": ["text"], "text_channels": 16, "categories": ["b"],
+               **LABELS}
+    return config_of(folder, parts["nodes"] | columns, parts["edges"] | {"weight": "w", "features": ["p", "q"]},
+                     empty="flag")
 
 
 @pytest.fixture(scope="module")
@@ -508,6 +530,10 @@ def test_the_content_of_files_counts_and_of_large_ones_samples(tmp_path, monkeyp
     config = small(tmp_path)
     before = cache.hash_content(config)
     assert cache.hash_content(dataclasses.replace(config, memory_limit="1GB")) == before
+    columns = [dataclasses.replace(config, nodes=dataclasses.replace(config.nodes, **options)) for options in (
+        {}, {"max_categories": 9}, {"categories": ["a"]}, {"categories": ["split"]})]
+    hashes = [cache.hash_graph(config) for config in (*columns, dataclasses.replace(config, empty="flag"))]
+    assert hashes[0] == hashes[1] and len(set(hashes)) == 4
     (tmp_path / "edges.csv").write_text(EDGES.replace("w,3", "w,4"))
     assert cache.hash_content(config) != before
     monkeypatch.setattr(content, "HASHED_WHOLLY", 10)

@@ -1,0 +1,102 @@
+"""Columns of categories: their different values are numbered, and each becomes a column of 0 and 1."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from parallel_epochs.pipeline.data.node_names import number_names
+from parallel_epochs.pipeline.data.tables.source import Source
+from parallel_epochs.pipeline.data.tables.sql import Database
+from parallel_epochs.pipeline.run.words import count
+
+
+def number_values(db: Database, source: Source, cell: str, column: str, table: str) -> np.ndarray:
+    """Number the values of a column as :mod:`pipeline.data.node_names` does, in a table of their own.
+
+    Beside numbers, nan is no value but stands for none.
+
+    Args:
+        cell: the column of the table of nodes that holds the values.
+        column: its name in the source, for messages.
+        table: is made, with the columns ``name`` and ``class``.
+
+    Returns:
+        The values, in the order of their numbers.
+
+    Raises:
+        ValueError: two values are the same number.
+    """
+    found = [row[0] for row in db.execute(
+        f"SELECT {cell} FROM nodes WHERE {cell} IS NOT NULL GROUP BY {cell} ORDER BY min(number)")]
+    values = pd.to_numeric(pd.Series(found, dtype=object), errors="coerce")
+    missing = np.array([text.strip().lower() == "nan" for text in found], bool)
+    if (values.notna() | missing).all():
+        found, values = [text for text, none in zip(found, missing) if not none], values[~missing]
+        if (twice := values.duplicated(keep=False)).any():
+            one, other = [text for text, is_twice in zip(found, twice) if is_twice and
+                          float(text) == values[twice].iloc[0]][:2]
+            raise ValueError(f"{source.name}: column {column} holds {one!r} and {other!r}, one number in two forms, "
+                             "which would count as two values: write it in one form")
+    names = number_names(pd.Series(found, dtype=object))[1] if found else np.array([], object)
+    schema = pa.schema([("name", pa.string()), ("class", pa.int32())])
+    db.fill(table, schema, iter([pa.record_batch(
+        [pa.array(list(names), pa.string()), pa.array(range(len(names)), pa.int32())], schema=schema)]))
+    return names
+
+
+def read(db: Database, source: Source, columns: Sequence[str], *, limit: int,
+         refuse_empty: bool) -> tuple[list[int], list[str]]:
+    """Number the values of columns of categories, which are ``category0``... in the table of nodes.
+
+    Args:
+        limit: the largest number of different values of a column.
+        refuse_empty: whether an empty cell is an error; it is in no category otherwise.
+
+    Returns:
+        The number of values of each column, and what to report of each.
+
+    Raises:
+        ValueError: names the file, the column and what is wrong with it.
+    """
+    sizes, notes = [], []
+    for place, column in enumerate(columns):
+        cell = f"category{place}"
+        (size,), = db.execute(f"SELECT count(DISTINCT {cell}) FROM nodes", "counting categories")
+        if size > limit:
+            raise ValueError(f"{source.name}: column {column} holds {size:,} different values, which would be as many "
+                             f"columns of x; data.nodes.max_categories={limit} allows fewer. Raise it, or give the "
+                             "column as one of data.nodes.text_tags, which shares columns among values, or of "
+                             "data.nodes.features if it holds numbers")
+        names = number_values(db, source, cell, column, f"categories{place}")
+        if not len(names):
+            raise ValueError(f"{source.name}: column {column} is empty in every row. Leave it out of "
+                             "data.nodes.categories")
+        (empty,), = db.execute(
+            f"SELECT count(*) - count(class) FROM nodes LEFT JOIN categories{place} ON {cell} = name")
+        sizes.append(len(names))
+        notes.append(f"{column}: {count(len(names), 'category', 'categories')}")
+        if empty and refuse_empty:
+            source.refuse_empty(db, column, f"coalesce({source.text(column)} NOT IN "
+                                            f"(SELECT name FROM categories{place}), true)", empty)
+        if empty:
+            notes[-1] += f", and {count(empty, 'empty cell')} in none of them"
+    return sizes, notes
+
+
+def one_hot(db: Database, sizes: Sequence[int], first: int, last: int) -> np.ndarray:
+    """Read the categories of some nodes, float32 [last - first, sum of sizes]; a cell without one is all zeros.
+
+    Args:
+        sizes: the number of values of each column.
+    """
+    if not sizes:
+        return np.empty((last - first, 0), np.float32)
+    places = range(len(sizes))
+    chosen = ", ".join(f"coalesce(c{place}.class, -1) AS c{place}" for place in places)
+    joins = " ".join(f"LEFT JOIN categories{place} AS c{place} ON category{place} = c{place}.name" for place in places)
+    table = db.fetch(f"SELECT {chosen} FROM (SELECT * FROM nodes WHERE number >= {first} AND number < {last}) {joins} "
+                     "ORDER BY number")
+    return np.concatenate([(table[f"c{place}"].to_numpy()[:, None] == np.arange(size)).astype(np.float32)
+                           for place, size in enumerate(sizes)], axis=1)

@@ -1,0 +1,125 @@
+"""Columns of tables that are no features: missing, empty, nested, too many values, or the label itself."""
+
+import datetime
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.helpers.hostile import Case, check
+
+pytestmark = pytest.mark.slow
+
+TABLES = ("pipeline.check data=tables data.nodes.path=nodes.{suffix} data.nodes.label=kind data.edges.path=edges.csv "
+          "data.graph_seed=1 ")
+CHECK, PARQUET = TABLES.format(suffix="csv"), TABLES.format(suffix="parquet")
+
+
+def nodes(column: list, *, name: str = "a", suffix: str = "csv", num_nodes: int = 40):
+    """Write a ring of nodes with one column more, whose cells are repeated."""
+    def write(folder: Path) -> None:
+        cells = [column[place % len(column)] for place in range(num_nodes)]
+        table = pd.DataFrame({"id": [f"n{place}" for place in range(num_nodes)],
+                              "kind": [place % 3 for place in range(num_nodes)], name: cells})
+        (table.to_csv if suffix == "csv" else table.to_parquet)(folder / f"nodes.{suffix}", index=False)
+        (folder / "edges.csv").write_text("source,target,w\n" + "".join(
+            f"n{place},n{(place + 1) % num_nodes},{'' if place == 4 else 1}\n" for place in range(num_nodes)))
+    return write
+
+
+DATES = [datetime.date(2024, 1, 1) + datetime.timedelta(days=place) for place in range(300)]
+CATEGORIES = [
+    Case("categories of a missing column", CHECK + "data.nodes.categories=[b]",
+         "data.nodes.categories=b: nodes.csv has no such column; there are id, kind, a", nodes(["x"])),
+    Case("categories without a table of nodes", "pipeline.check task=link data=tables data.edges.path=edges.csv "
+         "data.nodes.categories=[a]", "data.nodes.categories=['a'] needs a table of nodes: give data.nodes.path",
+         nodes(["x"])),
+    Case("categories of an empty column", CHECK + "data.nodes.categories=[a]",
+         "nodes.csv: column a is empty in every row. Leave it out of data.nodes.categories", nodes([""])),
+    Case("categories of nan alone", PARQUET + "data.nodes.categories=[a]",
+         "nodes.parquet: column a is empty in every row. Leave it out of data.nodes.categories",
+         nodes([float("nan")], suffix="parquet")),
+    Case("categories of NULL alone", PARQUET + "data.nodes.categories=[a]",
+         "nodes.parquet: column a is empty in every row. Leave it out of data.nodes.categories",
+         nodes([None], suffix="parquet")),
+    Case("an empty category that is an error", CHECK + "data.nodes.categories=[a] data.empty=error",
+         "nodes.csv: row 2, column a is empty; 20 rows in all are such. data.empty=zero takes them for zeros",
+         nodes(["x", ""])),
+    Case("one value", CHECK + "data.nodes.categories=[a]", None, nodes(["x"])),
+    Case("one value and empty cells", CHECK + "data.nodes.categories=[a] data.empty=flag", None, nodes(["x", ""])),
+    Case("lists as categories", PARQUET + "data.nodes.categories=[a]",
+         "data.nodes.categories=a: the column of nodes.parquet is BIGINT[], and a cell must be one text, number or "
+         "date. Write such a column as text, or as several columns", nodes([[1, 2]], suffix="parquet")),
+    Case("structures as categories", PARQUET + "data.nodes.categories=[a]",
+         "data.nodes.categories=a: the column of nodes.parquet is STRUCT(b BIGINT), and a cell must be one text, "
+         "number or date. Write such a column as text, or as several columns", nodes([{"b": 1}], suffix="parquet")),
+    Case("booleans as categories", PARQUET + "data.nodes.categories=[a]", None,
+         nodes([True, False, None], suffix="parquet")),
+    Case("few dates as categories", PARQUET + "data.nodes.categories=[a]", None, nodes(DATES[:5], suffix="parquet")),
+    Case("many dates as categories", PARQUET + "data.nodes.categories=[a]",
+         "nodes.parquet: column a holds 300 different values, which would be as many columns of x; "
+         "data.nodes.max_categories=256 allows fewer. Raise it, or give the column as one of data.nodes.text_tags, "
+         "which shares columns among values, or of data.nodes.features if it holds numbers",
+         nodes(DATES, suffix="parquet", num_nodes=300)),
+    Case("ids as categories", CHECK + "data.nodes.categories=[id] data.nodes.max_categories=39",
+         "nodes.csv: column id holds 40 different values, which would be as many columns of x; "
+         "data.nodes.max_categories=39 allows fewer. Raise it, or give the column as one of data.nodes.text_tags, "
+         "which shares columns among values, or of data.nodes.features if it holds numbers", nodes(["x"])),
+    Case("a million different values", PARQUET + "data.nodes.categories=[a]",
+         "nodes.parquet: column a holds 1,000,000 different values, which would be as many columns of x; "
+         "data.nodes.max_categories=256 allows fewer. Raise it, or give the column as one of data.nodes.text_tags, "
+         "which shares columns among values, or of data.nodes.features if it holds numbers",
+         nodes(list(range(1_000_000)), suffix="parquet", num_nodes=1_000_000)),
+    Case("a column used twice", CHECK + "data.nodes.categories=[a,a]",
+         "data.nodes.categories names a twice. Name it once", nodes(["x"])),
+    Case("the label as a category", CHECK + "data.nodes.categories=[kind]",
+         "data.nodes.categories names kind, which is the label: the model would read what it is to predict. Leave it "
+         "out", nodes(["x"])),
+    Case("a number in two forms", CHECK + "data.nodes.categories=[a]",
+         "nodes.csv: column a holds '1' and '1.0', one number in two forms, which would count as two values: write it "
+         "in one form", nodes(["1", "2", "1.0"])),
+    Case("no room for categories", CHECK + "data.nodes.categories=[a] data.nodes.max_categories=0",
+         "data.nodes.max_categories must be in [1, 65536), not 0", nodes(["x"])),
+    Case("a column with the name of our own", CHECK + "data.nodes.categories=[category0]", None,
+         nodes(["class", "name"], name="category0")),
+    Case("quotes in a value", CHECK + "data.nodes.categories=[a]", None, nodes(["'; DROP TABLE nodes; --", 'a"b', "€"])),
+]
+FLAGS = [
+    Case("flags of a missing column", CHECK + "data.nodes.features=[b] data.empty=flag",
+         "data.nodes.features=b: nodes.csv has no such column; there are id, kind, a", nodes(["1"])),
+    Case("flags of an empty column", CHECK + "data.nodes.features=[a] data.empty=flag", None, nodes([""])),
+    Case("flags without an empty cell", CHECK + "data.nodes.features=[a] data.empty=flag", None, nodes(["1", "2"])),
+    Case("flags of one value", CHECK + "data.nodes.features=[a] data.nodes.standardize=true data.empty=flag", None,
+         nodes(["3", ""])),
+    Case("flags of lists", PARQUET + "data.nodes.features=[a] data.empty=flag",
+         "data.nodes.features=a: the column of nodes.parquet is DOUBLE[], and a cell must be one text, number or date. "
+         "Write such a column as text, or as several columns", nodes([[1.5, None]], suffix="parquet")),
+    Case("flags of booleans", PARQUET + "data.nodes.features=[a] data.empty=flag", None,
+         nodes([True, None, False], suffix="parquet")),
+    Case("flags of dates", PARQUET + "data.nodes.features=[a] data.empty=flag",
+         "data.nodes.features=a: the column of nodes.parquet is DATE, which is no number",
+         nodes([*DATES[:3], None], suffix="parquet")),
+    Case("flags of words", CHECK + "data.nodes.features=[a] data.empty=flag",
+         "nodes.csv: row 2, column a holds 'n/a', which is no finite number of float32 (data.nodes.features)",
+         nodes(["1", "n/a"])),
+    Case("flags of infinity", CHECK + "data.nodes.features=[a] data.empty=flag",
+         "nodes.csv: row 2, column a holds 'inf', which is no finite number of float32 (data.nodes.features)",
+         nodes(["1", "inf"])),
+    Case("flags of a column used twice", CHECK + "data.nodes.features=[a,a] data.empty=flag",
+         "data.nodes.features names a twice. Name it once", nodes(["1"])),
+    Case("the label as a feature", CHECK + "data.nodes.features=[kind] data.empty=flag",
+         "data.nodes.features names kind, which is the label: the model would read what it is to predict. Leave it out",
+         nodes(["1"])),
+    Case("flags of logarithms", CHECK + "data.nodes.features=[a] data.nodes.log1p=[a] data.empty=flag", None,
+         nodes(["", "1"])),
+    Case("flags of edges", CHECK + "data.edges.weight=w data.empty=flag", None, nodes(["1"])),
+    Case("flags of edges of a feature used twice", CHECK + "data.edges.features=[w,w] data.empty=flag",
+         "data.edges.features names w twice. Name it once", nodes(["1"])),
+    Case("an unknown way with empty cells", CHECK + "data.nodes.features=[a] data.empty=mean",
+         "data.empty=mean is unknown; choose one of zero, flag, error", nodes(["1"])),
+]
+
+
+@pytest.mark.parametrize("case", CATEGORIES + FLAGS, ids=lambda case: case.name)
+def test_hostile(case, tmp_path):
+    check(case, tmp_path)
