@@ -82,7 +82,8 @@ CATEGORIES = [
          "data.nodes.max_categories must be in [1, 65536), not 0", nodes(["x"])),
     Case("a column with the name of our own", CHECK + "data.nodes.categories=[category0]", None,
          nodes(["class", "name"], name="category0")),
-    Case("quotes in a value", CHECK + "data.nodes.categories=[a]", None, nodes(["'; DROP TABLE nodes; --", 'a"b', "€"])),
+    Case("quotes in a value", CHECK + "data.nodes.categories=[a]", None,
+         nodes(["'; DROP TABLE nodes; --", 'a"b', "€"])),
 ]
 FLAGS = [
     Case("flags of a missing column", CHECK + "data.nodes.features=[b] data.empty=flag",
