@@ -18,6 +18,8 @@ ANSWER_COLUMNS = ("line", "head", "relation", "tail", "asked", "place", "score")
 ANSWER_TENSORS = ("triples", "logits")
 # Columns of scores in tables of predictions: one of these, "_" and the name of a class or task.
 SCORE_KINDS = ("probability", "value", "score")
+# The file of a run directory with the scores of each class or task at the best epoch. Of more of them it has none.
+SCORES, MAX_LABELS = "scores.json", 200
 
 
 def check_device(name: str) -> None:

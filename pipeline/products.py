@@ -8,6 +8,7 @@ A product is a folder of pipeline/ with two modules. `build` has
 - ``build_trainer(part, ranks, stop) -> Trainer``: what trains a part of the opened data;
 - ``prepare(part)``: fill the caches that training would fill;
 - ``report(part)``, if the memory of a run is known beforehand: log it;
+- ``write_best(part, trainer, folder)``, if there is more to write than a checkpoint after the best evaluation so far;
 - ``write_results(part, folder)``, if there is more to write than a summary at the end of a run.
 
 `predictions` has ``evaluate(run, ...)`` and ``predict(run, ...)``, which use a

@@ -285,10 +285,13 @@ def build_session(part: Part, trainer: Trainer, folder: Path, *, ranks: Ranks = 
                   stop: StopRequest | None = None) -> Session:
     """Build what keeps a run in its directory."""
     config, tracker = part.config, find_tracker(part.config.tracker.name)
+    write_best = getattr(product_of(config.trainer.name).build, "write_best", None)
     open_tracker = None if tracker is None else partial(
         tracker, folder, name="/".join(folder.resolve().parts[-2:]), project=config.tracker.project,
         best="min" if trainer.about.lower_is_better else "max",
         settings={entry.name: entry.value for entry in keys.entries(config)})
     return Session(folder, data_hash=part.data.get("content_hash"), settings=settings(config),
                    patience=config.train.patience, check_every=config.parallel.check_every,
-                   allow_rescale=config.resume_allow_rescale, open_tracker=open_tracker, ranks=ranks, stop=stop)
+                   allow_rescale=config.resume_allow_rescale, open_tracker=open_tracker,
+                   **({} if write_best is None else {"on_best": partial(write_best, part, trainer, folder)}),
+                   ranks=ranks, stop=stop)

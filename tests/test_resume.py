@@ -20,6 +20,7 @@ from hydra import compose, initialize_config_dir
 
 from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.command import cli, schema as configuration
+from parallel_epochs.pipeline.names import SCORES
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.contract import Step
 from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, RankError, Stopped
@@ -218,10 +219,12 @@ def records_of(folder: Path) -> list[dict]:
 def learned_by(folder: Path) -> list:
     """What a run leaves, without what a clock told."""
     summary, last = summary_of(folder), checkpoint.load(folder / "checkpoints" / "last.pt")
+    scores = folder / SCORES
     last["progress"].pop("wall_seconds")
     return [{key: summary.get(key) for key in ("weights_sha256", "train", "test", "best_valid", "best_epoch", "scores",
                                                "data_epochs", "num_rounds", "components")}, records_of(folder),
-            checkpoint.digest(last), checkpoint.digest(checkpoint.load(folder / "checkpoints" / "best.pt"))]
+            checkpoint.digest(last), checkpoint.digest(checkpoint.load(folder / "checkpoints" / "best.pt")),
+            scores.read_text() if scores.exists() else None]
 
 
 def assert_same(folder: Path, whole: Path) -> None:

@@ -18,6 +18,7 @@ from parallel_epochs.pipeline.gnn import estimate, memory
 from parallel_epochs.pipeline.gnn.components import train_components  # noqa: F401 - of this product
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.features import refuse_sparse_modules, without_features
+from parallel_epochs.pipeline.gnn.label_scores import report_limit, write_best  # noqa: F401 - of this product
 from parallel_epochs.pipeline.gnn.loaders.build import LOADERS
 from parallel_epochs.pipeline.gnn.model import (
     FEATURES,
@@ -235,8 +236,9 @@ def _describe_model(setup: Setup, num_parameters: int) -> None:
 
 
 def report(setup: Setup) -> None:
-    """Log the memory that a rank will take, where it is known beforehand."""
+    """Log the memory that a rank will take, where it is known beforehand, and what the run will not record."""
     memory.report(setup)
+    report_limit(setup.task)
 
 
 def describe_memory(setup: Setup) -> str:

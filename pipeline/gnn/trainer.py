@@ -95,6 +95,9 @@ class GNNTrainer:
         prefetch: batches drawn ahead.
         kernel: what aggregates messages, for the log.
         stop: looked at in every step.
+
+    Attributes:
+        rows: predictions of the last evaluation, until the next step; none on other ranks than the first.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, task: Task,
@@ -117,6 +120,7 @@ class GNNTrainer:
         self._background: BackgroundRounds | None = None
         self._exit = contextlib.ExitStack()
         self._numbers: RoundNumbers | None = None
+        self.rows: Tensor | None = None
 
     def close(self) -> None:
         """End the thread that makes the batches."""
@@ -129,7 +133,7 @@ class GNNTrainer:
 
     def steps(self) -> Iterator[Step]:
         """Train on the rest of this round; :meth:`state` is whole after each step. :meth:`evaluate` closes it."""
-        progress, schedule = self.progress, self.schedule
+        progress, schedule, self.rows = self.progress, self.schedule, None
         start, self._sync.seconds = time.perf_counter(), 0.0
         background = self._background_rounds()
         self.model.train()
@@ -217,6 +221,7 @@ class GNNTrainer:
             pulse.beat(f"evaluating round {progress.round + 1}")
             rows = self._predict_all(progress.round)
             scores = self._ranks.broadcast(self.task.scores(self.model, rows) if self._ranks.is_first else None)
+            self.rows = rows if self._ranks.is_first else None
         progress.epochs, progress.round = epochs, progress.round + 1
         progress.begin_round()
         return scores

@@ -88,17 +88,18 @@ class Session:
         check_every: steps between two checks that all ranks have the same weights.
         allow_rescale: whether a checkpoint of another number of ranks may be resumed.
         open_tracker: opens what the rounds are recorded by as well, see :class:`pipeline.run.log.RunLog`.
+        on_best: called by the first rank after the best evaluation so far, when its checkpoint is saved.
         stop: asks for an end after the step in hand.
     """
 
     def __init__(self, folder: Path, *, data_hash: str | None = None, settings: dict[str, Any] | None = None,
                  patience: int = 0, check_every: int = 100, allow_rescale: bool = False,
-                 open_tracker: Callable[..., Tracker] | None = None, ranks: Ranks = Ranks(),
-                 stop: StopRequest | None = None):
+                 open_tracker: Callable[..., Tracker] | None = None, on_best: Callable[[], None] = lambda: None,
+                 ranks: Ranks = Ranks(), stop: StopRequest | None = None):
         self.folder, self.ranks = folder, ranks
         self._origin: dict[str, Any] = {"data_hash": data_hash, "settings": settings or {}}
         self._patience, self._check_every = patience, check_every
-        self._allow_rescale, self._open_tracker = allow_rescale, open_tracker
+        self._allow_rescale, self._open_tracker, self._on_best = allow_rescale, open_tracker, on_best
         self._stop = stop or StopRequest()
         self._stop_agreed = self._has_explained = False
         self._run_log: RunLog | None = None
@@ -230,6 +231,7 @@ class Session:
                     checkpoint.save(self._checkpoints / "best.pt", {
                         "model": trainer.weights(), "round": number, "epoch": progress.epochs, "scores": scores,
                         **self._origin})
+                    self._on_best()
         numbers = trainer.numbers()
         self._run_log.record("round", round=number, epochs=progress.epochs, step=progress.step, **numbers.record(),
                              **({} if scores is None else {"evaluation_seconds": evaluated}),

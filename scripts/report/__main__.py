@@ -32,8 +32,9 @@ def main() -> None:
         text, warnings = summary_of_sweep(runs, left_out) if len(runs) > 1 or left_out else ("", [])
         for line in warnings + [f"{run.folder}: {problem}" for run in runs for problem in run.problems]:
             print(printable(line), file=sys.stderr)
-        if len(runs) == 1 and (problem := runs[0].layout[1]):
-            print(printable(problem), file=sys.stderr)
+        for _, problem in [runs[0].layout, runs[0].scores] if len(runs) == 1 else []:
+            if problem:
+                print(printable(problem), file=sys.stderr)
         if text:
             print(printable(text), end="\n\n")
         write_page(output, runs, left_out)

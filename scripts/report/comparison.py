@@ -23,6 +23,7 @@ from parallel_epochs.scripts.report.single import Section, axis_switch, badge, g
 from parallel_epochs.scripts.report.sweep import leaderboard, mean_and_std, summary_of_sweep
 
 SPEED_COLUMNS = {"step": "Steps", "epochs": "Epochs", "wall_seconds": "Wall time (s)"}
+MAX_KEYS = 12  # that differ and are shown at once
 SHARED_CORES = ("Ranks shared the cores of a CPU, so wall times are longer than on one machine per rank. Compare runs "
                 "by steps and epochs.")
 
@@ -172,8 +173,8 @@ def _differences(lines: list[Line]) -> str:
     if not keys:
         return ""
     names = {key: words.KEYS.get(key, key) for key in keys}
-    note = paragraph("All other keys have the same value in all runs, except for the seed and the paths of files.",
-                     "note")
+    note = paragraph("Keys of the model and the data come first, then those of training. All other keys have the same "
+                     "value in all runs, except for the seed and the paths of files.", "note")
     values = {key: [words.setting(key, run.settings.get(key)) for run in first] for key in keys}
     if len(keys) > len(lines):
         columns = [Column("Key"), *(Column(line.label) for line in lines), Column("Meaning")]
@@ -184,7 +185,11 @@ def _differences(lines: list[Line]) -> str:
         rows = [[Cell(_swatch(line) + escape(line.label), line.label),
                  *(number(_sortable(line.members[0].settings.get(key)), values[key][i]) for key in keys)]
                 for i, line in enumerate(lines)]
-    return table(columns, rows, label="Keys that differ") + note
+    if len(rows) <= MAX_KEYS or len(keys) <= len(lines):
+        return table(columns, rows, label="Keys that differ") + note
+    more = table(columns, rows[MAX_KEYS:], label="More keys that differ")
+    return (table(columns, rows[:MAX_KEYS], label="Keys that differ")
+            + f"<details><summary>{words.count(len(rows) - MAX_KEYS, 'more key')}</summary>{more}</details>" + note)
 
 
 def _speed_up(runs: list[Run], labels: list[str]) -> str:

@@ -1,12 +1,13 @@
 """HTML elements of a page. Every text that comes from a run is escaped here."""
 
 import html
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from parallel_epochs.scripts.report.words import NOTHING
 
 NUM_COLOURS = 7  # of page.css
+BRIEF = 12  # characters of names of rows that need no column of a least width
 
 escape = html.escape
 
@@ -67,9 +68,32 @@ def table(columns: list[Column], rows: list[list[Cell]], *, label: str, is_sorta
     is_sortable = is_sortable and len(rows) > 1
     head = "".join(_heading(column, is_sortable) for column in columns)
     body = "".join(f"<tr>{_row(columns, row)}</tr>" for row in rows)
-    return (f'<div class="wide" tabindex="0" role="region" aria-label="{escape(label)}">'
-            f"<table{' data-sortable' if is_sortable else ''}>"
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>")
+    kind = ' class="brief"' if all(len(row[0].html) <= BRIEF for row in rows) else ""
+    kind += " data-sortable" if is_sortable else ""
+    return _wide(f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>", label)
+
+
+def matrix(names: list[str], counts: list[list[int]], *, label: str, hint: Callable[[int, int], str]) -> str:
+    """Build a table of counts whose rows and columns have the same names. A cell is shaded by its share of the row.
+
+    Args:
+        label: description for screen readers.
+        hint: text that is shown on hover, given the numbers of the row and of the column.
+    """
+    upright = "" if all(len(name) <= 4 for name in names) else " upright"
+    head = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in names)
+    body = "".join(f'<tr><th scope="row">{escape(names[i])}</th>' + "".join(
+        f'<td class="{"right" if i == j else "wrong"}" style="--share:{count / max(sum(row), 1):.3f}" '
+        f'title="{escape(hint(i, j))}">{count:,}</td>'
+        if count else "<td>0</td>" for j, count in enumerate(row)) + "</tr>" for i, row in enumerate(counts))
+    return _wide(f'<table class="matrix{upright}"><thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table>',
+                 label)
+
+
+def _wide(content: str, label: str) -> str:
+    """Let a table scroll sideways where it is wider than the page. The script of the page shows the hint then."""
+    return (f'<div class="wide" tabindex="0" role="region" aria-label="{escape(label)}">{content}</div>'
+            '<p class="sideways note" hidden>Scroll sideways to see all columns.</p>')
 
 
 def _heading(column: Column, is_sortable: bool) -> str:

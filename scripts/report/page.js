@@ -83,6 +83,14 @@
     [...body.rows].sort((a, b) => compare(valueOf(a), valueOf(b))).forEach((row) => body.append(row));
   }
 
+  // Says of a table that it is wider than its place, for who sees no scroll bar.
+  function showSideways(wide) {
+    const scrolls = wide.scrollWidth > wide.clientWidth + 1;
+    wide.classList.toggle("scrolls", scrolls);
+    wide.classList.toggle("at-end", wide.scrollLeft + wide.clientWidth >= wide.scrollWidth - 1);
+    wide.nextElementSibling.hidden = !scrolls;
+  }
+
   async function copy(button) {
     const words = button.parentElement.querySelector("pre").textContent;
     try {
@@ -141,6 +149,11 @@
     for (const kind of ["pointermove", "pointerdown", "keydown", "wheel", "touchmove"])
       addEventListener(kind, touch);
     setTimeout(reload, 1000 * live);
+  }
+  const sizes = new ResizeObserver((entries) => entries.forEach((entry) => showSideways(entry.target)));
+  for (const wide of all(".wide")) {
+    sizes.observe(wide);
+    wide.addEventListener("scroll", () => showSideways(wide), { passive: true });
   }
   const print = (printing) => () => applyTheme(Object.assign(state, { printing }));
   addEventListener("beforeprint", print(true));

@@ -14,6 +14,7 @@ from parallel_epochs.pipeline.names import merit
 from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.log import read_records
+from parallel_epochs.scripts.report.label_scores import read_scores
 from parallel_epochs.scripts.report.layout import NAME, Layout, read_layout
 from parallel_epochs.scripts.report.states import RunState, is_going_on, last_error, state_of
 from parallel_epochs.scripts.report.table import read_table
@@ -23,6 +24,9 @@ from parallel_epochs.scripts.report.words import setting
 NO_SETTING = keys_without_numbers() - {"train.epochs"}
 # Keys that rarely are what a comparison is about: a label names them only if nothing else tells the runs apart.
 SECONDARY = ("name", "train.epochs", "train.eval_every")
+# Groups of keys, those that matter most first. Keys of no group come last.
+ORDER = ("model", "data", "task", "features", "trainer", "num_ranks", "parallel", "lr_scaling", "train.lr",
+         "train.optimizer", "train", "loader", "partition", "evaluation", "kernel")
 # The parallel settings, which are read from the summary. Older runs do not have them.
 RANKS, MODE, SCALING = "num_ranks", "parallel", "lr_scaling"
 AXES = {"step": "steps of each rank", "epochs": "epochs (passes over the graph, all ranks)",
@@ -142,6 +146,14 @@ class Run:
         except (ValueError, OSError) as error:
             return None, str(error)
         return None, ""
+
+    @functools.cached_property
+    def scores(self) -> tuple[dict | None, str]:
+        """Return the scores of each class or task, if the run left them, and a message if they cannot be read."""
+        try:
+            return read_scores(self.folder), ""
+        except (ValueError, OSError) as error:
+            return None, str(error)
 
     def best(self) -> float | None:
         """Return the best validation metric."""
@@ -311,9 +323,19 @@ def _settings(config: dict, summary: dict) -> dict:
 
 
 def differing(runs: list[Run]) -> list[str]:
-    """List the settings, except for the seed, in which the runs differ."""
+    """List the settings, except for the seed, in which the runs differ: what matters most first.
+
+    Within a group, the choice of a component comes before its keys, and keys of all runs before keys of some.
+    """
     keys = dict.fromkeys(key for run in runs for key in run.settings)
-    return [key for key in keys if any(run.settings.get(key) != runs[0].settings.get(key) for run in runs)]
+    found = [key for key in keys if any(run.settings.get(key) != runs[0].settings.get(key) for run in runs)]
+
+    def place(key: str) -> tuple[int, bool, bool]:
+        group = next((i for i, first in enumerate(ORDER) if f"{key}.".startswith(f"{first}.")), len(ORDER))
+        is_choice = key.rpartition(".")[2] in ("name", "source")
+        return group, not is_choice, not all(key in run.settings for run in runs)
+
+    return sorted(found, key=place)
 
 
 def groups(runs: list[Run]) -> list[tuple[str, list[Run]]]:

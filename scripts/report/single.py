@@ -15,6 +15,7 @@ from parallel_epochs.scripts.report.elements import (
     text,
     tiles,
 )
+from parallel_epochs.scripts.report.label_section import confusion_section, label_section, title_of
 from parallel_epochs.scripts.report.layout_section import layout_section
 from parallel_epochs.scripts.report.runs import AXES, Run
 from parallel_epochs.scripts.report.states import RunState
@@ -27,11 +28,14 @@ def describe(run: Run, figures: Figures) -> tuple[str, list[Section]]:
     """Describe a run by a title and sections, of which the first stands above the others."""
     if run.settings["num_ranks"] == 1:
         figures.axes = {"epochs": "epochs", "step": "optimizer steps", "wall_seconds": AXES["wall_seconds"]}
-    figures.layout, problem = run.layout
+    (figures.layout, problem), (scores, of_scores) = run.layout, run.scores
+    problems = [*run.problems, *filter(None, [problem, of_scores])]
     return run.name, [
-        ("", "", _state(run) + warnings([*run.problems, *filter(None, [problem])]) + _tiles(run) + _command(run)),
+        ("", "", _state(run) + warnings(problems) + _tiles(run) + _command(run)),
         ("layout", "Layout", layout_section(figures.layout) if figures.layout else ""),
         ("curves", "Curves", _curves(run, figures)),
+        ("labels", title_of(scores), label_section(scores) if scores else ""),
+        ("confusion", "Confusion matrix", confusion_section(scores) if scores else ""),
         ("time", "Time of each phase", _time(run, figures)),
         *graph_sections(run, figures),
         ("environment", "Hardware and versions", _environment(run)),

@@ -76,6 +76,11 @@ def versions(value: dict) -> str:
     return ", ".join(f"{name} {version}" for name, version in value.items())
 
 
+def shortened(name: str, most: int = 60) -> str:
+    """Cut a name that is too long for a table."""
+    return name if len(name) <= most else f"{name[:most - 1]}…"
+
+
 @functools.cache
 def meanings() -> dict[str, str]:
     """Return what each key of any configuration means, in the words of ``--help``."""

@@ -57,6 +57,27 @@ def components(sizes: list[int]) -> dict:
                         for size in sizes]}
 
 
+def write_scores(folder: Path, kind: str, num_labels: int = 3, **fields) -> Path:
+    """Write what a run leaves of each label: two rows of a class are right, and one is taken for the next class.
+
+    Args:
+        kind: "classes", "binary tasks", "real values" or "links".
+        fields: what the record says otherwise; a field of the splits is one of every split.
+    """
+    confusion = [[2 * (i == j) + (j == (i + 1) % num_labels) for j in range(num_labels)] for i in range(num_labels)]
+    each = {"classes": {"labels": [3] * num_labels, "confusion": confusion}, "links": {"negatives": 50},
+            "binary tasks": {"labels": [40] * num_labels, "positive": [10] * num_labels,
+                             "score": [None, *(0.5 + i / 10**4 for i in range(1, num_labels))]},
+            "real values": {"labels": [40] * num_labels, "score": [0.25] * num_labels}}[kind]
+    of_splits = {"rows": 1200, **each}
+    of_splits |= {key: fields.pop(key) for key in [*of_splits] if key in fields}
+    record = {"epoch": 2, "kind": kind, "metric": {"classes": "acc", "real values": "rmse", "links": "mrr"}.get(
+        kind, "rocauc"), "unit": "nodes", "num_labels": num_labels, "names": None, **fields}
+    (folder / "scores.json").write_text(json.dumps(
+        {"splits": {split: of_splits for split in ("train", "valid", "test")}, **record}))
+    return folder
+
+
 def write_layout(folder: Path, **parts) -> Path:
     """Write a run that left a layout: four points of two classes, if not told otherwise; a part that is None is left
     out.

@@ -12,7 +12,7 @@ from parallel_epochs.pipeline.run.log import read_records
 from parallel_epochs.pipeline.training import run
 from parallel_epochs.scripts import report
 from parallel_epochs.scripts.report import charts, runs as report_runs
-from tests.helpers.report_runs import components, partition, write_records, write_run
+from tests.helpers.report_runs import components, partition, write_records, write_run, write_scores
 from tests.helpers.running import TOY, train
 
 VOID = ("meta", "br", "input")
@@ -198,6 +198,55 @@ def test_the_partition_is_the_first_of_the_run_also_after_a_resume(configure, tm
     assert [(r["kind"], r["round"]) for r in records] == [("partition", 0), ("round", 0), ("round", 1),
                                                           ("partition", 2), ("round", 2), ("round", 3)]
     assert "as drawn for round 1:" in page_of(tmp_path / "run").text
+
+
+def test_keys_that_differ_begin_with_the_model_and_the_data(tmp_path):
+    folders = [write_run(tmp_path / name, [0.5], lr=lr, num_ranks=ranks, data=data)
+               for name, lr, ranks, data in (("a", 0.1, 1, "file"), ("b", 0.2, 2, "store"))]
+    for number, folder in enumerate(folders):
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config |= {"name": f"run {number}", "device": f"cuda:{number}", "evaluation": {"num_views": number},
+                   "kernel": f"k{number}"}
+        config["model"] |= {"norm": number} if number else {"hidden": number}
+        config["model"]["name"], config["train"]["eval_every"] = f"model {number}", number
+        (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    keys = report_runs.differing(report.find_runs(folders)[0])
+    assert keys == ["model.name", "model.hidden", "model.norm", "data.source", "num_ranks", "train.lr",
+                    "train.eval_every", "evaluation.num_views", "kernel", "name", "device"]
+    config["trainer"] = {f"key_{number}": number for number in range(5)}
+    (folders[1] / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    assert "<summary>3 more keys</summary>" in page_of(*folders).document
+
+
+def test_scores_of_each_class_and_what_was_confused(tmp_path):
+    folder = write_scores(write_run(tmp_path / "run", [0.5]), "classes", names=["a", "<i>", "c"])
+    page = page_of(folder)
+    assert page.text.count("Classes") == page.text.count("Confusion matrix") == 2  # with the list of sections
+    assert "Training: 1,200 nodes. Validation: 1,200 nodes. Test: 1,200 nodes." in page.text
+    assert "<i> 0.6667 0.6667 0.6667 0.6667 3 3 3" in page.text and "Scores after epoch 2." in page.text
+    assert "Test a <i> c a 2 1 0 <i> 0 2 1 c 1 0 2 Scroll sideways to see all columns. Validation a <i>" in page.text
+    assert 'title="1 of 3 nodes of &lt;i&gt; were predicted as c"' in page.document
+    page = page_of(write_scores(folder, "classes", 31))
+    assert "All 31 classes" in page.text and "most frequent wrong predictions among 31 classes" in page.text
+    assert page.text.count("0 1 1 33.3%") == 2 and "matrix" not in page.document.partition("<main>")[2].partition(
+        "<script")[0].replace("Confusion matrix", "")
+    page = page_of(write_scores(folder, "classes", 2, labels=[0, 0], confusion=[[0, 0], [0, 0]]))
+    assert "0 – – – – 0 0 0" in page.text and "Confusion matrix" not in page.text
+    assert "1,000 classes: the run recorded no scores of each." in page_of(
+        write_scores(folder, "classes", 1000)).text
+    (folder / "scores.json").unlink()
+    assert "Classes" not in page_of(folder).text
+
+
+def test_scores_of_each_task_target_and_the_pairs(tmp_path):
+    folder = write_scores(write_run(tmp_path / "run", [0.5]), "binary tasks")
+    text = page_of(folder).text
+    assert ("Test ROC-AUC of a task: from 0.5001 (task 1) to 0.5002 (task 2), median 0.5001. It is undefined for 1 task"
+            in text or "median 0.5002. It is undefined for 1 task" in text)
+    assert "0 – – 25.0% 40 40 40 1 0.5001 0.5001 25.0% 40 40 40" in text
+    assert "Targets" in page_of(write_scores(folder, "real values")).text
+    text = page_of(write_scores(folder, "links")).text
+    assert "Pairs Training: 1,200 pairs and 50 that are not linked." in text and "Scores after" not in text
 
 
 def test_speed_up_at_equal_quality(tmp_path):
