@@ -215,7 +215,7 @@ def test_keys_that_differ_begin_with_the_model_and_the_data(tmp_path):
                     "train.eval_every", "evaluation.num_views", "kernel", "name", "device"]
     config["trainer"] = {f"key_{number}": number for number in range(5)}
     (folders[1] / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    assert "<summary>3 more keys</summary>" in page_of(*folders).document
+    assert "<summary>4 more keys</summary>" in page_of(*folders).document
 
 
 def test_scores_of_each_class_and_what_was_confused(tmp_path):

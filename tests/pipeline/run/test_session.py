@@ -75,8 +75,11 @@ def run(folder, valid, *, lower_is_better=False, stop_at=0, **options):
     ([0.5, 0.7, 0.6], False, 2), ([0.5, 0.7, 0.6], True, 1), ([0.5, 0.5, 0.5], False, 1), ([0.5, 0.5, 0.5], True, 1),
     ([NAN, NAN, NAN], False, 3), ([0.5, None, 0.4], False, 1), ([0.2, None, 0.4], False, 3)])
 def test_the_best_round_is_the_first_of_equal_ones_or_the_last_undefined_one(valid, lower_is_better, best, tmp_path):
-    result = run(tmp_path, valid, lower_is_better=lower_is_better)
-    kept = checkpoint.load(tmp_path / "checkpoints" / "best.pt")
+    file, seen = tmp_path / "checkpoints" / "best.pt", []
+    result = run(tmp_path, valid, lower_is_better=lower_is_better,
+                 on_best=lambda: seen.append(checkpoint.load(file)["epoch"]))
+    kept = checkpoint.load(file)
+    assert seen[-1] == best and len(set(seen)) == len(seen) <= 3
     assert (result.best_epoch, result.num_rounds, result.epochs) == (best, 3, 3)
     assert (kept["epoch"], kept["round"], kept["model"]["weight"].item()) == (best, best - 1, 2 * best)
     assert kept["scores"] == pytest.approx(dict.fromkeys(SPLITS, valid[best - 1]), nan_ok=True)
