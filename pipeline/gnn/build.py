@@ -11,11 +11,11 @@ from torch_geometric.data import Data
 from parallel_epochs.models import custom
 from parallel_epochs.models.aggregate import backend
 from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.data.cache import keep_component, load, load_links, path_of
+from parallel_epochs.pipeline.data.cache import keep_component, load, load_links
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.prepare import describe_inputs
 from parallel_epochs.pipeline.gnn import estimate, memory
-from parallel_epochs.pipeline.gnn.components import train_components  # noqa: F401 - of this product
+from parallel_epochs.pipeline.gnn.components import find_or_read, train_components  # noqa: F401 - of this product
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.features import refuse_sparse_modules, without_features
 from parallel_epochs.pipeline.gnn.label_scores import report_limit, write_best  # noqa: F401 - of this product
@@ -32,10 +32,10 @@ from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup, build_task, machine_of
 from parallel_epochs.pipeline.gnn.tasks.build import TASKS
 from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
-from parallel_epochs.pipeline.graph.components import Components, find_components, split_components
+from parallel_epochs.pipeline.graph.components import Components, split_components
 from parallel_epochs.pipeline.graph.partitioner import PARTITIONS
 from parallel_epochs.pipeline.graph.structure import describe_edges
-from parallel_epochs.pipeline.run import checkpoint, pulse
+from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.schedule import Schedule, Share
@@ -156,12 +156,7 @@ def _find_components(config: GNNConfig, data: Data, is_new: bool) -> Components:
         log.info("graph: %s", describe_edges(data))
         log.info("%s", _describe_inputs(config, data, label_input=config.train.label_input,
                                         num_learned=config.learned_channels, concat=config.features.concat))
-    if config.data.components == "all" and "store" not in data:
-        components = find_components(data)
-    else:
-        components = Components.unpack(checkpoint.keep(
-            path_of(config.data, config.cache_dir, data.content_hash, "-components"),
-            lambda: find_components(data).pack(), again="finding them again", verify=is_new))
+    components = find_or_read(config, data, verify=is_new)
     if is_new:
         log.info("%s", components)
     return components

@@ -1,23 +1,39 @@
-"""A model for each connected component that is large enough."""
+"""The connected components of a graph, and a model for each that is large enough."""
 
 import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
+from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.data.cache import path_of
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.inference import predict_exact
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup, build_task
+from parallel_epochs.pipeline.graph.components import Components, find_components
 from parallel_epochs.pipeline.graph.subgraph import induced_subgraph
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.ranks import Ranks
 
 log = logging.getLogger(__name__)
+
+
+def find_or_read(config: Any, data: Data, *, verify: bool) -> Components:
+    """Find the connected components of a graph; those that are costly to find are kept in the cache.
+
+    Args:
+        verify: whether to check what the cache holds.
+    """
+    if config.data.components == "all" and "store" not in data:
+        return find_components(data)
+    return Components.unpack(checkpoint.keep(
+        path_of(config.data, config.cache_dir, data.content_hash, "-components"),
+        lambda: find_components(data).pack(), again="finding them again", verify=verify))
 
 
 def train_components(train_one: Callable[[Setup, Path], dict], opened: OpenData, folder: Path, *,
