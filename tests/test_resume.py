@@ -171,7 +171,7 @@ def leave_an_evaluation(trainer, stop: Asks, looks: int) -> str:
 # What these are made of, other rows have as well.
 COMBINED = ["cluster: METIS", "cluster: bf16", "cluster: the reference's kernel", "table: SGD", "link: METIS",
             "link: METIS with random weights", "link: the whole graph", "link: bf16", "link: views", "link: revgnn",
-            "graph: bins of nodes", "node embedding: LINE, Adam", "node embedding: on disk"]
+            "links of edges", "graph: bins of nodes", "node embedding: LINE, Adam", "node embedding: on disk"]
 # So many states of a run are tried, evenly spaced.
 TRIED = 4
 
@@ -297,6 +297,7 @@ RANKS = [
     ("neighbor: label inputs, sampled evaluation", UNEVEN, "killed"),
     ("table", UNEVEN, "killed"), ("table: neighbor", [*SPLIT, "parallel.check_every=1"], "killed"),
     ("link", UNEVEN, "killed"), ("link", [*SPLIT, "task.pairs_per_step=50"], "killed"),
+    ("links of edges", UNEVEN, "killed"), ("links of edges", [*SPLIT, "task.pairs_per_step=50"], "stopped"),
     ("graph", UNEVEN, "killed"), ("graph", [*SPLIT, "loader.batch_size=9"], "killed"),
     ("node embedding", [*LONGER["node embedding"], "parallel.num_ranks=2"], "killed"),
     ("node embedding: on disk", [*LONGER["node embedding"], "parallel.num_ranks=2"], "killed"),

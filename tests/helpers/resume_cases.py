@@ -56,6 +56,9 @@ def write_tables(folder: Path) -> list[str]:
 # The data of some rows, written on first use.
 WRITE: dict[str, Callable[[Path], list[str]]] = {
     "link": lambda folder: [*LINK, f"data.folder={write_links(folder)}"],
+    "links of edges": lambda folder: [
+        *LINK[1:], "data=edges", f"data.path={write_communities(folder) / 'edges.tsv'}", "data.train_fraction=0.8",
+        "data.valid_fraction=0.1"],
     "graph": lambda folder: [*GRAPH, f"data.folder={write_graphs(folder, 'ogbg-molpcba')}"],
     "tables": write_tables,
     "layout": lambda folder: [*LAYOUT, *write_vectors(folder)],
@@ -106,6 +109,7 @@ ROWS: dict[str, list[str]] = {
     "link: sampled evaluation": ["evaluation=neighbor", "loader.num_neighbors=[3,3]"],
     "link: hidden pairs, batch norm": ["task.hide_pairs=true", "task.strict_negatives=true", "model.norm=batch"],
     "link: revgnn": ["model=revgnn"],
+    "links of edges": [],
     "graph": [],
     "graph: bins of nodes": ["loader.pack=nodes"],
     "tables": [],
