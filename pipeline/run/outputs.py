@@ -92,27 +92,11 @@ def check(name: str, path: Path, *, ours: Callable[[Header], bool] = nothing,
                          f"another name, or {way_out} to replace it")
 
 
-def check_apart(**paths: Path | None) -> None:
-    """Refuse two outputs that are the same file.
-
-    Args:
-        paths: the outputs, by the arguments that name them.
-
-    Raises:
-        ValueError: names both.
-    """
-    seen: dict[Path, str] = {}
-    for name, path in paths.items():
-        if path is not None and (other := seen.setdefault(path.resolve(), f"{name}={path}")) != f"{name}={path}":
-            raise ValueError(f"{other} and {name}={path} name the same file. Give one of them another name")
-
-
 def is_read(source: Path, path: Path) -> bool:
     """Tell whether a path is a file that is read, by any of its names, or fits the pattern of files that are read."""
     if source.is_file():
         return path.exists() and os.path.samefile(source, path)
-    return not source.exists() and fnmatch.fnmatch(path.name, source.name) \
-        and path.parent.resolve() == source.parent.resolve()
+    return fnmatch.fnmatch(path.name, source.name) and path.parent.resolve() == source.parent.resolve()
 
 
 def is_inside(path: Path, folder: Path) -> bool:
