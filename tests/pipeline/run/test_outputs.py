@@ -125,8 +125,8 @@ def test_a_new_file_is_not_put_among_files_that_are_read_together(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["run/checkpoints/best.pt", "run/metrics.jsonl", "run/config.yaml", "store/x.bin",
-                                  "study/study.journal", "sweep/notes.csv", ".cache/graphs/file-0123456789abcdef01234567.pt",
-                                  "mine/table.csv", "raw/edge.csv"])
+                                  "study/study.journal", "sweep/notes.csv",
+                                  ".cache/graphs/file-0123456789abcdef01234567.pt", "mine/table.csv", "raw/edge.csv"])
 def test_files_of_runs_stores_caches_and_folders_are_never_replaced(tmp_path, name):
     for other in ("run/config.yaml", "run/metrics.jsonl", "store/manifest.json", "study/study.journal",
                   "sweep/multirun.yaml", name):
