@@ -7,7 +7,6 @@ was killed is continued by the next command that is given the same study.
 
 import contextlib
 import ctypes
-import dataclasses
 import logging
 import os
 import shlex
@@ -16,26 +15,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from parallel_epochs.pipeline.command import cli, trust
-from parallel_epochs.pipeline.command.journal import check_is_ours, mend_journal, readable_journal
-from parallel_epochs.pipeline.command.space import (
-    Search,
-    TuneConfig,
-    check_saved,
-    check_space,
-    compose_with,
-    could_suggest,
-    read_command,
-    suggest,
-    to_options,
-)
+from parallel_epochs.pipeline.command import cli, space, trust
+from parallel_epochs.pipeline.command.journal import hold
+from parallel_epochs.pipeline.command.space import Search
 from parallel_epochs.pipeline.names import merit
 from parallel_epochs.pipeline.run import files
-from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, DamagedFile, Stopped, install_command
+from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, DamagedFile, Stopped
 from parallel_epochs.pipeline.run.log import format_score, format_table, read_records
 from parallel_epochs.pipeline.run.progress import TerminalHandler
 from parallel_epochs.pipeline.run.words import count
@@ -46,98 +35,22 @@ POLL_SECONDS = 0.5
 MAX_FAILURES = 3  # in a row
 
 
-def open_study(given: dict, search: Search) -> tuple[Any, Search, TuneConfig]:
-    """Open the study in its folder, or make it.
-
-    Args:
-        given: keys of :class:`TuneConfig`; the others are those that the study was begun with.
-
-    Returns:
-        The study, what it searches, and how.
-
-    Raises:
-        ValueError: Optuna is not installed, or the study searches something else.
-    """
-    try:
-        import optuna
-        from optuna.storages.journal import JournalFileBackend
-    except ImportError:
-        raise ValueError(f"pipeline.tune needs Optuna, which is not installed: {install_command('optuna')}") from None
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    folder = Path(given["study"])
-    with _held(folder / ".study", wait=True):
-        path = folder / "study.journal"
-        with _held(folder / ".journal", wait=True):
-            mend_journal(path)
-        with readable_journal(path):
-            storage = optuna.storages.JournalStorage(JournalFileBackend(str(path), cast(Any, JournalLock(folder))))
-            check_is_ours(path, storage, {field.name for field in dataclasses.fields(TuneConfig)})
-            study = optuna.create_study(study_name="study", storage=storage, direction="maximize", load_if_exists=True)
-            known = study.user_attrs.get("search")
-        if known is None:
-            check_space(search)
-            known = dataclasses.asdict(search)
-            study.set_user_attr("search", known)
-        # Trust is said in a command, and never saved.
-        options = to_options({**study.user_attrs.get("options", {}), "trust": False, **given})
-        study.set_user_attr("options", {**dataclasses.asdict(options), "study": str(folder), "trust": False})
-    pruners: dict[str, Callable] = {
-        "median": lambda: optuna.pruners.MedianPruner(options.startup_trials, options.warmup_epochs),
-        "hyperband": optuna.pruners.HyperbandPruner, "none": optuna.pruners.NopPruner}
-    study.pruner = pruners[options.pruner]()
-    is_typed = bool(search.fixed or search.space)
-    if is_typed and search != Search(**known):
-        command = shlex.join([*known["fixed"], *(f"{key}={values}" for key, values in known["space"].items())])
-        raise ValueError(f"{folder} searches something else: {command}. Give study={folder} alone to continue it, or "
-                         "another folder")
-    if not is_typed and not options.trust:
-        check_saved(Search(**known), folder)
-    return study, Search(**known), options
-
-
-class JournalLock:
-    """Optuna's lock of its journal by the system's own, which a killed process does not leave behind."""
-
-    def __init__(self, folder: Path):
-        self._path, self._held = folder / ".journal", contextlib.ExitStack()
-
-    def acquire(self) -> bool:
-        """Wait for the lock."""
-        self._held.enter_context(_held(self._path, wait=True))
-        return True
-
-    def release(self) -> None:
-        """Let go of it."""
-        self._held.close()
-
-
-@contextlib.contextmanager
-def _held(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Lock a folder with :func:`pipeline.run.files.lock`. With `wait`, wait until no other process holds the lock."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(files.lock(folder))
-                break
-            except ValueError:
-                if not wait:
-                    raise
-                time.sleep(0.02)
-        yield
-
-
 class Worker:
     """Takes trials of a study, one after the other.
 
     Args:
+        folder: of the study.
+        num_trials: of the study, including those of other workers.
+        seed: of the sampler.
+        trust: whether the study may name Hydra's keys, and classes that the user has not named in a command.
         is_typed: the search was given in the command, and is not only what the study holds.
     """
 
-    def __init__(self, study: Any, search: Search, options: TuneConfig, *, is_typed: bool = True):
-        self._study, self._search, self._options, self._is_typed = study, search, options, is_typed
-        self._folder = Path(options.study)
-        self._types = check_space(search)
+    def __init__(self, study: Any, search: Search, folder: Path, *, num_trials: int, seed: int = 0, trust: bool = False,
+                 is_typed: bool = True):
+        self._study, self._search, self._folder = study, search, folder
+        self._num_trials, self._seed, self._trust, self._is_typed = num_trials, seed, trust, is_typed
+        self._types = space.check_space(search)
         self._child: subprocess.Popen | None = None
         self._signum = 0
         self._num_failed = 0
@@ -169,21 +82,21 @@ class Worker:
             The trial, and the overrides with its values.
         """
         import optuna
-        with _held(self._folder / ".study", wait=True):  # one worker at a time
+        with hold(self._folder / ".study", wait=True):  # one worker at a time
             trials = self._study.get_trials(deepcopy=False)
             for known in trials:
                 if known.state == optuna.trial.TrialState.RUNNING:
                     try:
-                        held.enter_context(_held(self._worker_folder(known.number)))
+                        held.enter_context(hold(self._worker_folder(known.number)))
                     except ValueError:  # its worker lives
                         continue
                     log.info("trial %d was interrupted and goes on", known.number)
                     trial = optuna.trial.Trial(self._study, known._trial_id)
                     return trial, self._choose(trial)
-            if len(trials) >= self._options.trials:
+            if len(trials) >= self._num_trials:
                 return None
             trial = self._study.ask()
-            held.enter_context(_held(self._worker_folder(trial.number)))
+            held.enter_context(hold(self._worker_folder(trial.number)))
             return trial, self._choose(trial)
 
     def _choose(self, trial: Any) -> list[str]:
@@ -191,10 +104,10 @@ class Worker:
         import optuna
         if "overrides" not in trial.user_attrs:
             # A function of the trial, the seed and the results so far: the study of one worker can be repeated.
-            self._study.sampler = optuna.samplers.TPESampler(seed=self._options.sampler_seed + trial.number)
-            trial.set_user_attr("overrides", suggest(trial, self._search, self._types))
+            self._study.sampler = optuna.samplers.TPESampler(seed=self._seed + trial.number)
+            trial.set_user_attr("overrides", space.suggest(trial, self._search, self._types))
         overrides = trial.user_attrs["overrides"]
-        if not self._options.trust and not could_suggest(self._search, overrides):
+        if not self._trust and not space.could_suggest(self._search, overrides):
             raise ValueError(f"{self._folder / 'study.journal'}: trial {trial.number} has the values {overrides}, "
                              "which its search cannot give. If you trust the author of the study, add trust=true")
         self._check_class(overrides)
@@ -207,10 +120,10 @@ class Worker:
             ValueError: names the class.
         """
         try:
-            _, config = compose_with(self._search, overrides)
+            _, config = space.compose_with(self._search, overrides)
         except cli.USER_ERRORS:  # the trial fails with the same message, and the study goes on
             return
-        trust.check(config, self._folder / "study.journal", trust=self._options.trust or self._is_typed)
+        trust.check(config, self._folder / "study.journal", trust=self._trust or self._is_typed)
 
     def _worker_folder(self, number: int) -> Path:
         return self._folder / ".workers" / str(number)
@@ -224,10 +137,10 @@ class Worker:
         """Train a trial to its end, or until it is pruned, and tell the study."""
         from optuna.trial import TrialState
         folder = self._folder / f"trial_{trial.number:03d}"
-        with _held(folder, wait=True):  # a run that lost its worker ends by itself, and saves first
+        with hold(folder, wait=True):  # a run that lost its worker ends by itself, and saves first
             pass
         is_resumed = any(folder.glob("**/checkpoints/last.pt")) and (folder / "config.yaml").is_file()
-        overrides = [f"resume={folder}", *["trust=true"] * self._options.trust] if is_resumed else \
+        overrides = [f"resume={folder}", *["trust=true"] * self._trust] if is_resumed else \
             [*self._search.fixed, *chosen, f"hydra.run.dir={_quote(str(folder))}"]
         log.info("trial %d: %s", trial.number, " ".join(chosen))
         start, is_pruned = time.perf_counter(), False
@@ -343,10 +256,11 @@ def tabulate(study: Any) -> str:
 def main() -> None:
     """Search."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[TerminalHandler(sys.stdout)])
-    given, typed = read_command(sys.argv[1:])
-    study, search, options = open_study(given, typed)
+    given, typed = space.read_command(sys.argv[1:])
+    study, search, options = space.open_study(given, typed)
     try:
-        Worker(study, search, options, is_typed=bool(typed.fixed or typed.space)).work()
+        Worker(study, search, Path(options.study), num_trials=options.trials, seed=options.sampler_seed,
+               trust=options.trust, is_typed=bool(typed.fixed or typed.space)).work()
     except Stopped as stopped:
         log.info("%s; continue with python -m pipeline.tune study=%s", stopped, options.study)
         sys.exit(EXIT_TRY_AGAIN)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,3 +87,35 @@ def check_is_ours(path: Path, storage: Any, known_options: set[str]) -> None:
     if not known or not all(isinstance(text, str) for text in [*search["fixed"], *search["space"].values()]) \
             or not {*options} <= known_options:
         raise ValueError(f"{path} does not say what it searches in the words of this version. {WAY_OUT}")
+
+
+class JournalLock:
+    """Optuna's lock of its journal by the system's own, which a killed process does not leave behind."""
+
+    def __init__(self, folder: Path):
+        self._path, self._held = folder / ".journal", contextlib.ExitStack()
+
+    def acquire(self) -> bool:
+        """Wait for the lock."""
+        self._held.enter_context(hold(self._path, wait=True))
+        return True
+
+    def release(self) -> None:
+        """Let go of it."""
+        self._held.close()
+
+
+@contextlib.contextmanager
+def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Lock a folder with :func:`pipeline.run.files.lock`. With `wait`, wait until no other process holds the lock."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(files.lock(folder))
+                break
+            except ValueError:
+                if not wait:
+                    raise
+                time.sleep(0.02)
+        yield

@@ -1,8 +1,12 @@
-"""What `python -m pipeline.tune` searches: overrides with several values, in Hydra's own notation for sweeps."""
+"""What `python -m pipeline.tune` searches, and how, as its command or the folder of its study say.
+
+A search is overrides with several values, in Hydra's own notation for sweeps.
+"""
 
 import dataclasses
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +19,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import schema
+from parallel_epochs.pipeline.command.journal import (
+    JournalLock,
+    check_is_ours,
+    hold,
+    mend_journal,
+    readable_journal,
+)
+from parallel_epochs.pipeline.run.errors import install_command
 
 
 @dataclass
@@ -82,6 +94,55 @@ def to_options(given: dict) -> TuneConfig:
     options = cast(TuneConfig, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TuneConfig), given)))
     keys.check(options)
     return options
+
+
+def open_study(given: dict, search: Search) -> tuple[Any, Search, TuneConfig]:
+    """Open the study in its folder, or make it.
+
+    Args:
+        given: keys of :class:`TuneConfig`; the others are those that the study was begun with.
+
+    Returns:
+        The study, what it searches, and how.
+
+    Raises:
+        ValueError: Optuna is not installed, or the study searches something else.
+    """
+    try:
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
+    except ImportError:
+        raise ValueError(f"pipeline.tune needs Optuna, which is not installed: {install_command('optuna')}") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    folder = Path(given["study"])
+    with hold(folder / ".study", wait=True):
+        path = folder / "study.journal"
+        with hold(folder / ".journal", wait=True):
+            mend_journal(path)
+        with readable_journal(path):
+            storage = optuna.storages.JournalStorage(JournalFileBackend(str(path), cast(Any, JournalLock(folder))))
+            check_is_ours(path, storage, {field.name for field in dataclasses.fields(TuneConfig)})
+            study = optuna.create_study(study_name="study", storage=storage, direction="maximize", load_if_exists=True)
+            known = study.user_attrs.get("search")
+        if known is None:
+            check_space(search)
+            known = dataclasses.asdict(search)
+            study.set_user_attr("search", known)
+        # Trust is said in a command, and never saved.
+        options = to_options({**study.user_attrs.get("options", {}), "trust": False, **given})
+        study.set_user_attr("options", {**dataclasses.asdict(options), "study": str(folder), "trust": False})
+    pruners: dict[str, Callable] = {
+        "median": lambda: optuna.pruners.MedianPruner(options.startup_trials, options.warmup_epochs),
+        "hyperband": optuna.pruners.HyperbandPruner, "none": optuna.pruners.NopPruner}
+    study.pruner = pruners[options.pruner]()
+    is_typed = bool(search.fixed or search.space)
+    if is_typed and search != Search(**known):
+        command = shlex.join([*known["fixed"], *(f"{key}={values}" for key, values in known["space"].items())])
+        raise ValueError(f"{folder} searches something else: {command}. Give study={folder} alone to continue it, or "
+                         "another folder")
+    if not is_typed and not options.trust:
+        check_saved(Search(**known), folder)
+    return study, Search(**known), options
 
 
 def parse(key: str, values: str) -> Override:

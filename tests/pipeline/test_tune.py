@@ -59,7 +59,7 @@ def stand_in(tmp_path, monkeypatch):
     file.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(file))
     monkeypatch.setattr(tune, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(tune, "check_space", lambda search: {"train.lr": float})
+    monkeypatch.setattr(space, "check_space", lambda search: {"train.lr": float})
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1,
                                                               signal.SIGUSR2)}
     yield tmp_path / "study"
@@ -67,10 +67,15 @@ def stand_in(tmp_path, monkeypatch):
         signal.signal(signum, handler)
 
 
+def open_worker(folder: Path, *arguments: str) -> tuple[tune.Worker, optuna.Study]:
+    study, search, options = space.open_study(*space.read_command([f"study={folder}", *arguments]))
+    return tune.Worker(study, search, folder, num_trials=options.trials, seed=options.sampler_seed), study
+
+
 def work(folder: Path, *arguments: str) -> optuna.Study:
     """Do what the command does."""
-    study, search, options = tune.open_study(*space.read_command([f"study={folder}", *arguments]))
-    tune.Worker(study, search, options).work()
+    worker, study = open_worker(folder, *arguments)
+    worker.work()
     return study
 
 
@@ -99,7 +104,7 @@ def test_a_command_is_split_into_keys_fixed_overrides_and_space():
 def test_what_is_wrong_is_said_before_any_trial(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Exception, match=message) as caught:
-        tune.open_study(*space.read_command(arguments))
+        space.open_study(*space.read_command(arguments))
     from parallel_epochs.pipeline.command import cli
     assert cli.is_readable(caught.value)
 
@@ -107,7 +112,7 @@ def test_what_is_wrong_is_said_before_any_trial(arguments, message, tmp_path, mo
 def test_optuna_is_named_where_it_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ValueError, match=r"pip install -c constraints.txt -e '.\[optuna\]'"):
-        tune.open_study(*space.read_command([f"study={tmp_path}", "train.lr=1,2"]))
+        space.open_study(*space.read_command([f"study={tmp_path}", "train.lr=1,2"]))
 
 
 def test_values_are_drawn_as_they_were_typed():
@@ -229,9 +234,9 @@ def test_a_run_that_is_ended_before_it_could_save_is_no_failure(stand_in, monkey
     monkeypatch.setattr(tune, "subprocess", types.SimpleNamespace(
         Popen=lambda command, **options: subprocess.Popen(start, **options),
         TimeoutExpired=subprocess.TimeoutExpired, DEVNULL=subprocess.DEVNULL))
-    study, search, options = tune.open_study(*space.read_command([f"study={stand_in}", "trials=1", "train.lr=1,2"]))
+    worker, study = open_worker(stand_in, "trials=1", "train.lr=1,2")
     with pytest.raises(Stopped):
-        tune.Worker(study, search, options).work()
+        worker.work()
     assert [trial.state.name for trial in study.trials] == ["RUNNING"]
 
 
@@ -251,7 +256,7 @@ def test_a_trial_that_exits_with_0_and_no_result_has_failed(stand_in, monkeypatc
 
 
 def journal_of(folder: Path) -> bytes:
-    study, search, _ = tune.open_study(*space.read_command([f"study={folder}", "trials=1", "train.lr=0.1,0.2"]))
+    study, search, _ = space.open_study(*space.read_command([f"study={folder}", "trials=1", "train.lr=0.1,0.2"]))
     trial = study.ask()
     trial.set_user_attr("overrides", ["train.lr=0.1"])
     study.tell(trial, 1.0)
@@ -286,7 +291,7 @@ def test_a_damaged_journal_is_an_error_of_one_line(name, stand_in):
     damage, message = DAMAGED[name]
     (stand_in / "study.journal").write_bytes(damaged := damage(text))
     with pytest.raises(ValueError, match=f"study.journal {message}") as error:
-        tune.open_study(*space.read_command([f"study={stand_in}"]))
+        space.open_study(*space.read_command([f"study={stand_in}"]))
     assert damaged != text and "\n" not in str(error.value)
     assert (stand_in / "study.journal").read_bytes() == damaged
 
@@ -296,7 +301,7 @@ def test_a_journal_that_lacks_its_end_goes_on(stand_in, caplog):
     lines = text.splitlines(keepends=True)
     for cut, num_finished in ((text[:-1], 1), (text[:-20], 0), (b"".join(lines[:-1]), 0)):
         (stand_in / "study.journal").write_bytes(cut)
-        study, _, _ = tune.open_study(*space.read_command([f"study={stand_in}"]))
+        study, _, _ = space.open_study(*space.read_command([f"study={stand_in}"]))
         assert sum(trial.state.is_finished() for trial in study.trials) == num_finished
         study.set_user_attr("more", 1)
         assert all(json.loads(line) for line in (stand_in / "study.journal").read_text().splitlines())
