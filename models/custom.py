@@ -10,7 +10,15 @@ from jaxtyping import Float
 from torch import Tensor
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from parallel_epochs.models.foreign import choose_edge_argument, construct, name_edges, one_line
+from parallel_epochs.models.foreign import (
+    FAILURES,
+    check_output,
+    choose_edge_argument,
+    construct,
+    name_edges,
+    naming_failures,
+    one_line,
+)
 
 
 class CustomModel(torch.nn.Module):
@@ -41,7 +49,7 @@ class CustomModel(torch.nn.Module):
                  edge_dim: int | None = None, num_categories: int = 0, kernel: str = "auto", path: str = "",
                  kwargs: dict | None = None):
         super().__init__()
-        make, self.title = find(path), path
+        make, self.title, self._out_channels = find(path), path, out_channels
         known: dict[str, Any] = dict(in_channels=in_channels + num_categories, hidden_channels=hidden_channels,
                                      out_channels=out_channels, num_layers=num_layers, edge_dim=edge_dim)
         given = dict(kwargs or {})
@@ -63,11 +71,18 @@ class CustomModel(torch.nn.Module):
             self.edge_argument = positional[2].name if len(positional) > 2 else "a third argument"
 
     def forward(self, x: Float[Tensor, "num_nodes in_channels"], edge_index: Tensor,
-                edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None) -> Any:
-        """Call the model, which must return logits or values [num_nodes, out_channels]."""
-        if self._by_place:
-            return self.model(x, edge_index, edge_attr)
-        return self.model(x, edge_index, **name_edges(self.edge_argument, edge_attr))
+                edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None
+                ) -> Float[Tensor, "num_nodes out_channels"]:
+        """Call the model, which must return logits or values [num_nodes, out_channels].
+
+        Raises:
+            ForeignError: the model fails, or returns something else.
+        """
+        with naming_failures(self.title, x, edge_index, edge_attr):
+            out = self.model(x, edge_index, edge_attr) if self._by_place else \
+                self.model(x, edge_index, **name_edges(self.edge_argument, edge_attr))
+        return check_output(out, self.title, x, self._out_channels,
+                            is_trained=self.training and torch.is_grad_enabled())
 
 
 def find(path: str) -> type[torch.nn.Module]:
@@ -81,7 +96,7 @@ def find(path: str) -> type[torch.nn.Module]:
         raise ValueError(f"path={path} does not name a class: give it as package.module.Class")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except FAILURES as error:
         # The missing module is this one or one of its packages, not a module that it imports.
         hint = "; install it, or put it into the current folder or into PYTHONPATH" \
             if isinstance(error, ModuleNotFoundError) and module_name.startswith(error.name or " ") else ""

@@ -1,8 +1,12 @@
 """Models that others wrote: their arguments are found by inspection, and a call on a tiny graph tests them."""
 
+import contextlib
 import inspect
-from collections.abc import Callable, Collection
+import re
+import traceback
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +17,22 @@ from torch.utils._pytree import tree_leaves
 from parallel_epochs.models.edges import from_csc
 
 NUM_NODES, NUM_EDGES = 11, 1009
+PROGRAM = Path(__file__).parents[1]
 KEEPS_STATE = ("cached",)  # options of PyG's layers that reuse the edges of the first call
+
+
+class ForeignError(ValueError):
+    """A model that others wrote fails, or returns something else than predictions. The message names it."""
+
+
+# What foreign code may raise. sys.exit() would otherwise end the program with the status that the code chose.
+FAILURES = (Exception, SystemExit)
 
 
 def one_line(error: BaseException) -> str:
     """Describe an error of foreign code in one line."""
+    if isinstance(error, SystemExit):
+        return f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
@@ -48,7 +63,7 @@ def construct(make: Callable[..., Any], name: str, given: dict[str, Any], known:
         raise ValueError(f"kwargs lacks {', '.join(missing)}, which {name} needs")
     try:
         return make(**arguments)
-    except Exception as error:
+    except FAILURES as error:
         raise ValueError(f"kwargs: {name} refuses them: {one_line(error)}") from error
 
 
@@ -98,37 +113,95 @@ class Tried:
     bytes_per_edge: int
 
 
-@torch.no_grad()
-def try_forward(model: torch.nn.Module, name: str, *, num_columns: int, out_channels: int,
-                edge_dim: int | None) -> Tried:
+@contextlib.contextmanager
+def naming_failures(name: str, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Iterator[None]:
+    """Turn what a foreign forward raises into one line. A lack of memory and errors of this program stay as they are.
+
+    Raises:
+        ForeignError: names the model and the shapes that it was called with.
+    """
+    try:
+        yield
+    except FAILURES as error:
+        if type(error).__module__.startswith("parallel_epochs.") or isinstance(error, MemoryError) \
+                or isinstance(error, RuntimeError) and re.search("(allocate|out of) memory", str(error)):
+            raise
+        features = "none" if edge_attr is None else list(edge_attr.shape)
+        raise ForeignError(f"{name} fails on x {list(x.shape)}, edge_index {list(edge_index.shape)} and edge_attr "
+                           f"{features}: {one_line(error)}{_where(error)}") from error
+
+
+def _where(error: BaseException) -> str:
+    """Name the last line that is neither of this program nor of an installed package."""
+    lines = [f" ({frame.filename}, line {frame.lineno})" for frame in traceback.extract_tb(error.__traceback__)
+             if "site-packages" not in frame.filename and not Path(frame.filename).is_relative_to(PROGRAM)]
+    return lines[-1] if lines else ""
+
+
+def check_output(out: Any, name: str, x: Tensor, out_channels: int, *, is_trained: bool) -> Tensor:
+    """Check what a foreign forward returns; float64 becomes float32.
+
+    Args:
+        x: what it was called with.
+        is_trained: whether its gradient is needed.
+
+    Raises:
+        ForeignError: it is no floating point tensor [num_nodes, out_channels] on the device of `x`, or without a
+            gradient although that is needed.
+    """
+    in_which = " in training" if is_trained else ""
+    if not isinstance(out, Tensor):
+        raise ForeignError(f"{name} returns a {type(out).__name__}{in_which}; it must return a tensor [num_nodes, "
+                           f"{out_channels}]")
+    if list(out.shape) != [x.size(0), out_channels] or not out.is_floating_point():
+        raise ForeignError(f"{name} returns {out.dtype} of shape {list(out.shape)} for {x.size(0)} nodes{in_which}; it "
+                           f"must return floats of shape [num_nodes, {out_channels}], a column for each class or task")
+    if out.device != x.device:
+        raise ForeignError(f"{name} returns a tensor on {out.device}{in_which}; it must be on {x.device}, where x is")
+    if is_trained and not out.requires_grad:
+        raise ForeignError(f"{name} returns a tensor without a gradient in training: its parameters cannot learn. "
+                           "Leave out detach() and no_grad()")
+    return out.float() if out.dtype == torch.float64 else out
+
+
+def try_forward(model: torch.nn.Module, name: str, *, num_columns: int, out_channels: int, edge_dim: int | None,
+                trains: bool = False) -> Tried:
     """Call a model on a tiny graph. The call also gives lazy parameters their shapes.
 
     Args:
         name: name of the model in messages.
         num_columns: number of columns of `x`.
+        trains: call it in training too, backward included. That changes its gradients and its running statistics.
 
     Raises:
-        ValueError: the model fails, returns no floating point tensor [num_nodes, out_channels], or has no parameters.
+        ForeignError: the model fails, returns no finite floating point tensor [num_nodes, out_channels], or has no
+            parameters.
     """
     edge_index, edge_attr = tiny_graph(edge_dim)
     x = torch.rand(NUM_NODES, num_columns, generator=torch.Generator().manual_seed(1))
     was_training, largest = model.training, _LargestOfEdges()
-    model.eval()
-    try:
-        with largest:
+
+    def call() -> Tensor:
+        with naming_failures(name, x, edge_index, edge_attr):
             out = model(x, edge_index, edge_attr)
-    except Exception as error:
-        raise ValueError(f"{name} fails on x [{NUM_NODES}, {num_columns}], edge_index [2, {NUM_EDGES}] and edge_attr "
-                         f"{'none' if edge_attr is None else list(edge_attr.shape)}: {one_line(error)}") from error
+        out = check_output(out, name, x, out_channels, is_trained=model.training)
+        if not out.isfinite().all():
+            raise ForeignError(f"{name} returns {float(out[~out.isfinite()][0])} for x in [0, 1]"
+                               f"{' in training' if model.training else ''}; it must return finite numbers")
+        return out
+
+    try:
+        model.eval()
+        with torch.no_grad(), largest:
+            call()
+        if not any(p.requires_grad for p in model.parameters()):
+            raise ForeignError(f"{name} has no parameters: there is nothing to train")
+        if trains:
+            model.train()
+            with naming_failures(name, x, edge_index, edge_attr):
+                call().sum().backward()
     finally:
         model.train(was_training)
-    if not isinstance(out, Tensor):
-        raise ValueError(f"{name} returns a {type(out).__name__}; it must return a tensor [num_nodes, {out_channels}]")
-    if list(out.shape) != [NUM_NODES, out_channels] or not out.is_floating_point():
-        raise ValueError(f"{name} returns {out.dtype} of shape {list(out.shape)} for {NUM_NODES} nodes; it must return "
-                         f"floats of shape [num_nodes, {out_channels}], a column for each class or task")
-    if not any(p.requires_grad for p in model.parameters()):
-        raise ValueError(f"{name} has no parameters: there is nothing to train")
     return Tried(largest.bytes // NUM_EDGES)
 
 

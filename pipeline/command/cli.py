@@ -144,7 +144,7 @@ def call(main: Callable[[], object], *, check: str | None = None, needs_data: bo
             print(help_text(module, [argument for argument in sys.argv[1:] if not argument.startswith("-")]))
         else:
             check_command(module, check, needs_data=needs_data)
-            main()
+            _call_to_the_end(main)
     except (Exception, KeyboardInterrupt) as error:
         if interrupted:  # in the middle of an import, say, it arrives as another error
             print("interrupted", file=sys.stderr)
@@ -155,6 +155,21 @@ def call(main: Callable[[], object], *, check: str | None = None, needs_data: bo
         if isinstance(error, MissingConfigException) and "submitit" in str(error.missing_cfg_file):
             lines = [f"error: hydra/launcher=slurm needs submitit: {install_command('slurm')}"]
         sys.exit(printable(" ".join(lines)))
+
+
+def _call_to_the_end(main: Callable[[], object]) -> None:
+    """Call what never ends the program with status 0 itself; code of a user's model may, and there is no result then.
+
+    Raises:
+        ValueError: it was ended so.
+    """
+    try:
+        main()
+    except SystemExit as error:
+        if error.code:
+            raise
+        raise ValueError("sys.exit() was called before there was a result; does the class of model.path call it?") \
+            from error
 
 
 def _note_interrupts() -> list[int]:

@@ -74,16 +74,16 @@ def try_model(config: GNNConfig, data: Data, task: Task, machine: estimate.Machi
     """
     with torch.random.fork_rng():
         model = construct(config, **_sizes(config, data, task))
-        tried = _try(config, model, data, task)
+        tried = _try(config, model, data, task, trains=True)
     if config.evaluation.is_exact and not (isinstance(model, PyGModel) and model.splits()):
         estimate.check_whole_graph(data.num_edges, tried.bytes_per_edge, machine)
 
 
-def _try(config: GNNConfig, model: torch.nn.Module, data: Data, task: Task) -> Tried:
+def _try(config: GNNConfig, model: torch.nn.Module, data: Data, task: Task, *, trains: bool = False) -> Tried:
     with naming_keys(config):
         return try_forward(model, str(model.title), out_channels=task.out_channels,
                            num_columns=task.in_channels + config.learned_channels + data.num_categories,
-                           edge_dim=None if data.edge_attr is None else data.edge_attr.size(1))
+                           edge_dim=None if data.edge_attr is None else data.edge_attr.size(1), trains=trains)
 
 
 def construct(config: GNNConfig, **sizes) -> torch.nn.Module:
@@ -109,7 +109,7 @@ def naming_keys(config: GNNConfig) -> Iterator[None]:
         yield
     except ValueError as error:
         is_key = re.split(r"[ =:]", str(error))[0] in vars(config.model)
-        raise ValueError(f"model.{error}" if is_key else str(error)) from None
+        raise ValueError(f"model.{error}" if is_key else str(error)) from error
 
 
 def encoder_of(model: torch.nn.Module) -> torch.nn.Module:

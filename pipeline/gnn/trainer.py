@@ -297,8 +297,12 @@ class GNNTrainer:
             where += f", of rank {', '.join(map(str, agreed.broken))}"
         elif batch is not None:
             where += f", batch {batch.cluster + 1} ({batch.num_nodes:,} nodes)"
-        return FloatingPointError(f"{what} is {float(value)} in {where}; the weights have not moved. Try a lower "
-                                  "train.lr, train.clip_grad_norm or train.precision=fp32.")
+        mend = "the weights have not moved. Try a lower train.lr, train.clip_grad_norm or train.precision=fp32"
+        if self.progress.step == 0:
+            mend = "the model has not learned yet, so train.lr is not the cause. Look for extreme values in the " \
+                   "features and labels, or for a division by zero in a model of your own" + (
+                       "" if self._precision == "fp32" else ", or try train.precision=fp32")
+        return FloatingPointError(f"{what} is {float(value)} in {where}; {mend}")
 
 
 def _padded(batches: Iterator[Data], num_steps: int) -> Iterator[Data | None]:

@@ -23,7 +23,8 @@ from parallel_epochs.pipeline.run.threads import use_threads
 log = logging.getLogger(__name__)
 
 # Errors whose message is enough; the others get a traceback in the log.
-READABLE = ("ValueError", "DamagedFile", "FileError", "FloatingPointError", "RankError", "ChildProcessError")
+READABLE = ("ValueError", "ForeignError", "DamagedFile", "FileError", "FloatingPointError", "RankError",
+            "ChildProcessError")
 
 
 def launch(function: Callable, num_ranks: int, num_threads: int, stop: StopRequest, *args) -> Any:
@@ -98,7 +99,10 @@ def _run_rank(function: Callable, num_threads: int, stop: StopRequest, board: Pa
     me = ranks.from_environment()
     if board is not None:
         pulse.join(pulse.Board(board), me.local_rank, me.rank)
-    result = function(me, stop, *args)
+    try:
+        result = function(me, stop, *args)
+    except SystemExit as error:  # it would count as the end of the work
+        raise RankError(f"sys.exit({error.code}) was called; does the class of model.path call it?") from error
     # Not after a failure: the others would lose the connection, and report that, before this rank has reported its own.
     ranks.leave()
     pulse.leave()

@@ -129,6 +129,9 @@ def _together() -> Iterator[None]:
             if board is not None and (verdict := board.verdict) is not None:
                 raise Stopped(verdict["signum"], verdict["message"]) from None
             time.sleep(0.05)
+        if "closed by peer" in str(error):
+            raise RankError("another rank has ended and said nothing; look above for a message of its own, or in the "
+                            "system's log, as it may have taken too much memory") from error
         raise
 
 

@@ -6,11 +6,12 @@ import torch_geometric.nn as pyg
 
 from parallel_epochs.models import pyg as stacks
 from parallel_epochs.models.custom import CustomModel
-from parallel_epochs.models.foreign import try_forward
+from parallel_epochs.models.foreign import ForeignError, naming_failures, try_forward
 from parallel_epochs.models.pyg import PyGModel
 from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.gnn import estimate
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
+from parallel_epochs.pipeline.run.errors import Stopped
 from tests.helpers import building as build, building as restore
 from tests.helpers.building import EvaluateConfig
 from tests.helpers.graphs import random_graph
@@ -133,7 +134,11 @@ PREDICT_NOTHING = {
     "Pair": r"Pair returns a tuple; it must return a tensor \[num_nodes, 3\]",
     "Broken": r"Broken fails on x \[11, 12\], edge_index \[2, 1009\] and edge_attr \[1009, 8\]: RuntimeError: mat1 and "
               "mat2",
-    "Frozen": r"Frozen returns torch.float32 of shape \[11, 2\]"}
+    "Frozen": r"Frozen returns torch.float32 of shape \[11, 2\]",
+    "PairInTraining": r"PairInTraining returns a tuple in training; it must return a tensor \[num_nodes, 3\]",
+    "Detached": "Detached returns a tensor without a gradient in training",
+    "Endless": r"Endless returns -?inf for x in \[0, 1\]; it must return finite numbers",
+    "Exits": r"Exits fails on .*: it calls sys.exit\(0\) \(.*tests/helpers/nets.py, line [0-9]+\)"}
 
 
 def test_a_model_that_predicts_nothing_is_refused_before_long_work(configure):
@@ -144,6 +149,19 @@ def test_a_model_that_predicts_nothing_is_refused_before_long_work(configure):
             build.open_graph(config)
     with pytest.raises(ValueError, match="^tests.helpers.nets.Frozen has no parameters: there is nothing to train"):
         try_forward(custom("Frozen"), "tests.helpers.nets.Frozen", num_columns=5, out_channels=2, edge_dim=3)
+
+
+def test_a_batch_is_checked_as_the_tiny_graph_is():
+    x, edges = DATA.x, DATA.edge_index.long()
+    assert custom("Double")(x, edges).dtype == torch.float32
+    with pytest.raises(ForeignError, match=r"^tests.helpers.nets.Flat returns .* \[60\] for 60 nodes in training; "):
+        custom("Flat")(x, edges)
+    with torch.no_grad():  # as in an evaluation
+        assert custom("Detached")(x, edges).shape == (60, 2)
+    with pytest.raises(MemoryError), naming_failures("a model", x, edges, None):
+        raise MemoryError
+    with pytest.raises(Stopped), naming_failures("a model", x, edges, None):
+        raise Stopped(0, "between two layers")
 
 
 def test_keywords_that_a_class_does_not_take(configure):
