@@ -135,6 +135,17 @@ def check(config: Any) -> None:
         _check_entry(entry)
 
 
+def refused(config: Any) -> dict[str, Any]:
+    """Return the keys whose values :func:`check` refuses, with the values."""
+    found = {}
+    for entry in entries(config):
+        try:
+            _check_entry(entry)
+        except ValueError:
+            found[entry.name] = entry.value
+    return found
+
+
 def _check_entry(entry: Entry) -> None:
     name, value, meaning = entry.name, entry.value, entry.meaning
     if value is None or meaning.may_be_auto and value == AUTO:

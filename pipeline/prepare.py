@@ -3,7 +3,7 @@
 import hydra
 from omegaconf import DictConfig
 
-from parallel_epochs.pipeline.command import cli, schema
+from parallel_epochs.pipeline.command import cli
 
 
 @hydra.main(version_base="1.3", config_path=cli.CONF, config_name="prepare")
@@ -11,7 +11,7 @@ def main(cfg: DictConfig) -> None:
     """Prepare what a run needs."""
     with cli.readable_errors():
         from parallel_epochs.pipeline import training  # imports torch
-        training.prepare(schema.to_object(cfg))
+        training.prepare(cli.read_config(cfg))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from parallel_epochs.pipeline.command import cli, folder as run_folder, schema, sweep, trust
+from parallel_epochs.pipeline.command import cli, folder as run_folder, sweep, trust
 from parallel_epochs.pipeline.config import explain_idle_keys
 from parallel_epochs.pipeline.run.errors import Stopped
 
@@ -28,7 +28,7 @@ def main(cfg: DictConfig) -> float | None:
         from parallel_epochs.pipeline import training
         from parallel_epochs.pipeline.run import ranks as rank_tools
 
-        config = schema.to_object(cfg)
+        config = cli.read_config(cfg)
         settings = HydraConfig.get()
         folder = Path(settings.runtime.output_dir)
         named = cli.named_keys(settings.overrides.task)

@@ -5,7 +5,6 @@ import functools
 import importlib
 import logging
 import os
-import re
 import signal
 import sys
 import traceback
@@ -48,7 +47,7 @@ def register_schema() -> None:
     store.store(name="evaluate_schema", node=schema.AnyEvaluation)
     for part, schemas in schema.members().items():
         for name, keys_of_member in schemas.items():
-            store.store(group=SCHEMA_GROUPS[part], name=name, node=schema.open_mappings(keys_of_member))
+            store.store(group=SCHEMA_GROUPS[part], name=name, node=schema.open_node(keys_of_member))
     OmegaConf.register_new_resolver("run_dir", choose_run_dir, replace=True)
 
 
@@ -74,22 +73,7 @@ def explain(error: Exception) -> str:
     if is_out_of_memory(error):
         return "out of memory: raise partition.num_parts, or lower model.hidden_channels or parallel.num_ranks " \
                f"({str(error).splitlines()[0] if str(error) else type(error).__name__})"
-    if found := re.search(r"Could not override '((data|model|trainer)\.\w+)'", str(error)):
-        return f"{found[1]} is a key of {_owners(found[1])} alone"
-    if found := re.search(r"(?s)In 'experiment/([\w/]+)'.*Key '(\w+)' not in '(\w+)'", str(error)):
-        # An experiment is composed last: its keys meet the group that the command line chose.
-        group = next((group for group, schemas in schema.members().items()
-                      if found[3] in {kind.__name__ for kind in schemas.values()}), "model")
-        return (f"+experiment={found[1]} sets {group}.{found[2]}, a key of {_owners(f'{group}.{found[2]}')} alone: for "
-                f"another {group}, give its other keys by hand, as conf/experiment/{found[1]}.yaml has them")
     return arguments.explain(error) or one_line(error)
-
-
-def _owners(key: str) -> str:
-    """Name the members of a group that have a key."""
-    group = key.partition(".")[0]
-    return " and ".join(f"{group}={name}" for name, kind in schema.members()[group].items()
-                        if key in {entry.name for entry in keys.entries(kind(), f"{group}.")})
 
 
 def is_readable(error: Exception) -> bool:
@@ -246,7 +230,12 @@ def _searches(module: str) -> bool:
 def compose_config(overrides: list[str]) -> RunConfig:
     """Compose the configuration of a run."""
     with initialize_config_dir(CONF, version_base="1.3"):
-        return schema.to_object(compose("config", overrides))
+        return schema.to_object(compose("config", overrides), overrides)
+
+
+def read_config(cfg: DictConfig) -> RunConfig:
+    """Turn what Hydra has composed for an entry point into the configuration of a run."""
+    return schema.to_object(cfg, HydraConfig.get().overrides.task)
 
 
 def named_keys(overrides: list[str]) -> set[str]:

@@ -6,7 +6,7 @@ reads, and refuses any other that was given.
 
 import dataclasses
 import functools
-import typing
+import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +23,8 @@ from parallel_epochs.pipeline.names import check_device
 from parallel_epochs.pipeline.products import PRODUCTS, Product, product_of
 from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import DamagedFile, one_line
+
+log = logging.getLogger(__name__)
 
 # Of a checkout and of an installation alike.
 CONF = str(Path(__file__).resolve().parents[2] / "conf")
@@ -48,17 +50,16 @@ def open_schema() -> DictConfig:
     schema = OmegaConf.structured(AnyRun)
     for part, kind in OPEN_PARTS.items():
         schema[part] = kind
+        OmegaConf.set_struct(schema[part], False)
     return schema
 
 
-def open_mappings(schema: type) -> type | DictConfig:
-    """Return a schema whose mappings, such as model.kwargs, take any names; the class itself if it has none."""
-    if not any(typing.get_origin(field.type) is dict for field in dataclasses.fields(schema)):
-        return schema
+def open_node(schema: type) -> DictConfig:
+    """Return a schema that takes other keys, too, which :func:`to_object` looks at; its mappings take any names."""
     node = OmegaConf.structured(schema)
-    for name in node:
-        if isinstance(node._get_node(name), DictConfig):
-            OmegaConf.set_struct(node._get_node(name), False)
+    for part in (node, *(node._get_node(name) for name in node)):
+        if isinstance(part, DictConfig):
+            OmegaConf.set_struct(part, False)
     return node
 
 
@@ -69,6 +70,26 @@ def variants(product: Product) -> Iterator[RunConfig]:
     for part, (_, schemas) in usual.members.items():
         for kind in schemas.values():
             yield dataclasses.replace(usual, **{part: kind()})
+
+
+@dataclasses.dataclass(frozen=True)
+class Typed:
+    """What a command names.
+
+    Attributes:
+        names: keys and groups, with the keys that choose the groups' members.
+        members: the parts whose member it chooses.
+    """
+
+    names: frozenset[str]
+    members: tuple[str, ...]
+
+    @classmethod
+    def read(cls, arguments: Iterable[str]) -> "Typed":
+        """Read the arguments of a command."""
+        names = {argument.lstrip("+").partition("=")[0] for argument in arguments}
+        chosen = {f"{name}.name" for name in names - {"data"}}  # data.name is another key
+        return cls(frozenset(names | chosen), tuple(part for part in OPEN_PARTS if part in names))
 
 
 @functools.cache
@@ -110,10 +131,55 @@ def check_readers(product: str, names: Iterable[str]) -> None:
                              "out")
 
 
-def to_object(cfg: DictConfig, *, is_saved: bool = False) -> RunConfig:
+def owners(key: str) -> str:
+    """Name the members of a part that have a key, as on the command line."""
+    part = key.partition(".")[0]
+    return " and ".join(f"{part}={name}" for name, kind in members()[part].items()
+                        if key in {entry.name for entry in keys.entries(kind(), f"{part}.")})
+
+
+def _check_unread(product: Product, unread: dict[str, Any], typed: Typed) -> list[str]:
+    """Refuse keys that a run does not read, unless an experiment wrote them for a member that another has replaced.
+
+    Args:
+        unread: the keys with their values.
+
+    Returns:
+        Those that an experiment wrote.
+
+    Raises:
+        ValueError: names the first other key.
+    """
+    usual = _defaults()
+    given = {name: value for name, value in unread.items() if value != usual[name] or name in typed.names}
+    refused = [name for name in given if name in typed.names or not typed.members]
+    check_readers(product.name, (f"{name}={given[name]}" for name in refused))
+    for name in refused:
+        raise ValueError(f"{name} is a key of {owners(name)} alone")
+    return [f"{name}={value}" for name, value in given.items()]
+
+
+def _check_values(config: RunConfig, usual: RunConfig, typed: Typed) -> tuple[RunConfig, list[str]]:
+    """Give keys their usual value whose value an experiment chose for a member that another has replaced.
+
+    Args:
+        usual: the configuration with the usual values.
+
+    Returns:
+        The configuration, and the keys with their values of before.
+    """
+    odd = {name: value for name, value in keys.refused(config).items()
+           if name not in typed.names and name.partition(".")[0] in typed.members}
+    defaults = {entry.name: entry.value for entry in keys.entries(usual) if entry.name in odd}
+    return keys.replaced(config, defaults), [f"{name}={value}" for name, value in odd.items()]
+
+
+def to_object(cfg: DictConfig, arguments: Iterable[str] = (), *, is_saved: bool = False) -> RunConfig:
     """Turn a composed configuration into the dataclass of its product, every interpolation resolved.
 
     Args:
+        arguments: of the command. Where one chooses a dataset, model or trainer, an experiment may have written keys
+            for another, which are left out.
         is_saved: whether it is the config.yaml of a run, in which older versions wrote keys that its product does not
             read. They are left out.
 
@@ -130,19 +196,22 @@ def to_object(cfg: DictConfig, *, is_saved: bool = False) -> RunConfig:
             raise ValueError(f"{part}.{name}={value} is unknown; choose one of {', '.join(schemas)}")
         schema[part] = OmegaConf.structured(schemas[value])
         chosen[part] = schemas[value]()
+    usual, typed = dataclasses.replace(product.config(), **chosen), Typed.read(arguments)
     try:
         values = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
-        read = {entry.name for entry in keys.entries(dataclasses.replace(product.config(), **chosen))}
-        foreign = _take_out(values, all_keys() - read)
-        if not is_saved:
-            usual = _defaults()
-            check_readers(product.name, (f"{name}={value}" for name, value in foreign.items() if value != usual[name]))
+        read = {entry.name for entry in keys.entries(usual)}
+        unread = _take_out(values, all_keys() - read)
+        left_out = [] if is_saved else _check_unread(product, unread, typed)
         merged = OmegaConf.merge(schema, values)
         if missing := OmegaConf.missing_keys(merged):
             raise ValueError(f"no value for {', '.join(sorted(missing))}: give it on the command line")
         config = cast(RunConfig, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         raise ValueError(one_line(error)) from None
+    config, replaced = _check_values(config, usual, typed)
+    if left_out or replaced:
+        log.info("left out, as the experiment means them for another %s: %s", " and ".join(typed.members),
+                 ", ".join([*left_out, *replaced]))
     config.check()
     return keys.expand_paths(config)
 

@@ -157,8 +157,8 @@ def compose_with(search: Search, chosen: list[str]) -> tuple[DictConfig, Any]:
         ValueError: a key is unknown, a value is not allowed, or a file of the dataset is missing.
     """
     with initialize_config_dir(schema.CONF, version_base="1.3"):
-        cfg = compose("config", [*search.fixed, *chosen])
-    config = schema.to_object(cfg)
+        cfg = compose("config", typed := [*search.fixed, *chosen])
+    config = schema.to_object(cfg, typed)
     config.data.check()
     return cfg, config
 

@@ -30,7 +30,7 @@ def compose_config(overrides: tuple[str, ...], name: str = "config") -> schema.R
 @functools.cache
 def _compose(overrides: tuple[str, ...], name: str, home: str) -> schema.RunConfig:
     with initialize_config_dir(cli.CONF, version_base="1.3"):
-        return schema.to_object(compose(name, list(overrides)))
+        return schema.to_object(compose(name, list(overrides)), overrides)
 
 
 # Dataclasses that are made while the program runs, which no module holds for pickle to find.

@@ -46,6 +46,18 @@ def method(name: str) -> Callable[[Path], None]:
     return module(f"{START}{FORWARD}        return out\n\n    def {name}(self, *_, **__):\n        sys.exit(0)\n")
 
 
+def packages(*names: str) -> Callable[[Path], None]:
+    """Write packages with names that this program's folders have in a checkout, and a class in each."""
+    def write(folder: Path) -> None:
+        for name in names:
+            (folder / name).mkdir()
+            (folder / name / "__init__.py").touch()
+            (folder / name / "config.yaml").write_text("name: mine\n")
+            (folder / name / "mine.py").write_text(f"{HEADER}{START}{FORWARD}        return out\n")
+
+    return write
+
+
 MUST = "it must return a tensor [num_nodes, 3]"
 FLOATS = "it must return floats of shape [num_nodes, 3], a column for each class or task"
 CALLED = "mine.Net fails on x [11, 12], edge_index [2, 1009] and edge_attr [1009, 8]: "
@@ -146,6 +158,10 @@ CASES = [
     Case("os._exit(0) in a rank", f"{TRAIN} parallel.num_ranks=2", "rank <*> failed: another rank has ended and said "
          "nothing; look above for a message of its own, or in the system's log, as it may have taken too much memory",
          forward("len(x) == 11 or os._exit(0); return out")),
+    Case("packages of the names that ours have", TRAIN.replace("mine.Net", "models.mine.Net"), None,
+         packages("models", "scripts", "conf")),
+    Case("a package pipeline", "parallel_epochs." + TRAIN.replace("mine.Net", "pipeline.mine.Net"), None,
+         packages("models", "scripts", "conf", "pipeline")),
     Case("float64", TRAIN, None, forward("return out.double()")),
     Case("float64 by views", f"{TRAIN} evaluation=views", None, forward("return out.double()")),
     Case("bfloat16", TRAIN, None, forward("return out.bfloat16()")),

@@ -78,9 +78,10 @@ COMMANDS = [
                                    "and data=vectors "
                                    "alone"),
     (TRAIN, "model=revgnn model.virtual_node=add", "model.virtual_node is a key of model=deepergcn alone"),
-    (TRAIN, "+experiment=ogbg_molhiv model=revgnn",
-     "+experiment=ogbg_molhiv sets model.block, a key of model=deepergcn alone: for another model, give its other keys "
-     "by hand, as conf/experiment/ogbg_molhiv.yaml has them"),
+    (TRAIN, "+experiment=digits model=custom model.path=a.B model.norm=layer",
+     "model.norm is a key of model=deepergcn and model=revgnn and model=equilibrium and model=pyg alone"),
+    (TRAIN, "+experiment=complex_math trainer=layout", "trainer=layout cannot train on data=math, <*>"),
+    (TRAIN, "+experiment=digits model=revgnn trainer=layout", "model.name=revgnn is read by trainer=gnn only; <*>"),
     (TRAIN, "digits", "digits is no key=value; did you mean data=digits or +experiment=digits?"),
     (TRAIN, "runs/first", "runs/first is no key=value: write KEY=VALUE, see --help"),
     (TRAIN, "+train.lr=0.1", "+train.lr=0.1: train.lr is a key of every run; leave out the plus"),

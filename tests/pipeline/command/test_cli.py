@@ -15,9 +15,9 @@ from parallel_epochs.models.aggregate import KERNELS
 from parallel_epochs.pipeline import keys, training
 from parallel_epochs.pipeline.command import cli, schema as configuration
 from parallel_epochs.pipeline.command.folder import resolve
-from parallel_epochs.pipeline.gnn.config import MODEL_SCHEMAS, GNNConfig as Config
+from parallel_epochs.pipeline.gnn.config import FOREIGN, MODEL_SCHEMAS, GNNConfig as Config
 from parallel_epochs.pipeline.training import run
-from tests.helpers import building as restore
+from tests.helpers import building as restore, composing
 from tests.helpers.building import EvaluateConfig
 from tests.helpers.files import write_packages
 from tests.helpers.graphs import random_graph
@@ -121,6 +121,33 @@ QUICK = ["debian_sections", "digits", "ogbg_molhiv", "ogbl_collab", "ogbn_protei
 def test_every_experiment_composes(configure):
     for experiment in EXPERIMENTS:
         assert configure(f"+experiment={experiment}").name == experiment
+
+
+@pytest.mark.parametrize("typed, changes, left_out", [
+    (["+experiment=digits", "model=custom", "model.path=a.B"],
+     {"model.num_layers": 4, "train.epochs": 60}, "another model: model.dropout=0.2"),
+    (["+experiment=complex_math", "trainer=node_embedding", "data=edges", "data.path=a.txt", "trainer.dim=8"],
+     {"trainer.model": "deepwalk", "trainer.dim": 8, "train.lr": 0.1},
+     "another data and trainer: trainer.n3=0.1, trainer.model=complex")])
+def test_an_experiment_gives_way_to_what_is_chosen_by_hand(typed, changes, left_out, configure, caplog):
+    caplog.set_level("INFO")
+    composing._compose.cache_clear()
+    found = {entry.name: entry.value for entry in keys.entries(configure(*typed))}
+    assert {name: found[name] for name in changes} == changes
+    assert f"left out, as the experiment means them for {left_out}" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_composes_with_every_model(experiment, configure):
+    whole_graphs = configure(f"+experiment={experiment}").task.name == "graph"
+    for model in MODEL_SCHEMAS:
+        typed = [f"+experiment={experiment}", f"model={model}", *["model.path=a.B"] * (model == "custom")]
+        if whole_graphs and model in FOREIGN:
+            with pytest.raises(ValueError, match="since the model must pool the nodes of each graph"):
+                configure(*typed)
+        else:
+            assert configure(*typed).model.name == model
 
 
 @pytest.mark.parametrize("experiment", [

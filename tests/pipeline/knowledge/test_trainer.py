@@ -17,7 +17,7 @@ from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.ranks import Ranks
 from tests.helpers import building as build
 from tests.helpers.files import SHARED, needs_shared, write_triples
-from tests.helpers.running import ROOT, finish, shell, summary_of, train
+from tests.helpers.running import ROOT, finish, summary_of, train
 
 TOY = ["trainer=knowledge", "data=math", "data.num_entities=60", "data.num_operands=6", "data.num_train=1400",
        "data.num_valid=150", "data.num_test=150", "trainer.dim=40", "trainer.batch_size=200", "trainer.chunk_size=50",
@@ -271,12 +271,6 @@ def test_keys_of_other_products_are_refused_also_with_their_usual_value(configur
     with pytest.raises(ValueError, match="^model.num_layers=4 is read by trainer=gnn only"):
         schema.check_readers("knowledge", ["model.num_layers=4", "train.lr=1"])
     schema.check_readers("knowledge", ["train.lr=1", "trainer=knowledge", "parallel.num_ranks=2"])
-
-
-def test_an_experiment_with_another_trainer_names_whose_key_it_sets():
-    process = shell("pipeline.train", "+experiment=complex_math", "trainer=node_embedding", cwd=ROOT)
-    assert process.returncode == 1
-    assert "sets trainer.loss, a key of trainer=knowledge alone: for another trainer" in process.stderr
 
 
 def test_other_trainers_do_not_take_triples(configure):
