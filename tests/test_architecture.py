@@ -14,6 +14,8 @@ LONGEST_FUNCTION, MOST_IMPORTS = 40, 25
 # What `python -m scripts.architecture --numbers` may count at most.
 LIMITS = {"rooms": 27, "imports between rooms": 110, "modules that import a configuration dataclass": 20,
           "comparisons of a component's name": 10}
+# They read their own source, or what the system says of a process.
+OWN_FILES = {"pipeline.keys", "pipeline.graph.kaminpar_process"}
 # Kernels in Triton's language cannot be cut into functions at will.
 LONGER = {"models.aggregate.gpu_backward.backward", "models.aggregate.gpu_forward.forward"}
 
@@ -47,6 +49,23 @@ def test_functions_have_one_idea_and_modules_few_imports():
             if isinstance(node, ast.FunctionDef) and (number := code_lines(node, source)) > LONGEST_FUNCTION:
                 too_much[f"{name}.{node.name}"] = number
     assert too_much.keys() <= LONGER, too_much
+
+
+def test_files_of_users_are_opened_in_one_place():
+    """``files.open_file`` refuses a pipe, which never ends; ``open`` would wait for it."""
+    found = [f"{name}, line {node.lineno}" for name, path in modules().items()
+             if name.startswith("pipeline.") and not name.startswith("pipeline.run.") and name not in OWN_FILES
+             for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call) and reads_a_file(node)]
+    assert not found
+
+
+def reads_a_file(call: ast.Call) -> bool:
+    """Tell whether a call opens a file for reading by Python's own functions."""
+    if isinstance(call.func, ast.Name) and call.func.id == "open":
+        mode = call.args[1] if len(call.args) > 1 else None
+        return not (isinstance(mode, ast.Constant) and set(mode.value) & set("wax"))
+    return isinstance(call.func, ast.Attribute) and call.func.attr in ("read_text", "read_bytes", "open") \
+        and not (isinstance(call.func.value, ast.Name) and call.func.value.id in ("files", "os", "tarfile"))
 
 
 def code_lines(function: ast.FunctionDef, source: str) -> int:

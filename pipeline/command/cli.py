@@ -25,6 +25,7 @@ from parallel_epochs.pipeline.command import arguments, folder as run_folder, sc
 from parallel_epochs.pipeline.command.space import TuneConfig
 from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig, settings
 from parallel_epochs.pipeline.data.base_config import DataConfig
+from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, install_command, one_line, printable
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def choose_run_dir(resume: str | None, default: str) -> str:
     """Return the run directory: that of the run to resume, which must be there before Hydra would create it."""
     if resume is not None:
         folder = Path(resume).expanduser()
-        if not (folder / "config.yaml").is_file():
+        if not files.is_there(folder / "config.yaml"):
             raise ValueError(f"resume={resume} is not a run directory: it has no config.yaml")
         return str(folder)
     from parallel_epochs.pipeline.run import ranks  # imports torch

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from parallel_epochs.pipeline.keys import entries, key
+from parallel_epochs.pipeline.run import files
 
 
 @dataclass
@@ -80,17 +81,18 @@ class DataConfig:
 
 
 def check_files(**paths: str | None) -> None:
-    """Refuse files that do not exist.
+    """Refuse files that do not exist, and what is no file.
 
     Args:
         paths: the files, by the names of their keys. None: the key was not given.
 
     Raises:
         ValueError: a file does not exist. The message names the key.
+        FileError: it is a directory, a pipe or a device.
     """
     for name, path in paths.items():
-        if path is not None and not Path(path).is_file():
-            raise ValueError(f"data.{name}={path} does not exist or is not a file")
+        if path is not None and not files.is_there(Path(path)):
+            raise ValueError(f"data.{name}={path} does not exist")
 
 
 def check_folder(folder: str) -> None:

@@ -11,12 +11,19 @@ from parallel_epochs.pipeline.graph.edges import plain_edges
 from parallel_epochs.pipeline.graph.pairs import PairSet
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS, PAIRS
+from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
 # A class or a species that no node has costs memory as any other; so many more of them than nodes have are a mistake.
 SPARSE_NUMBERING = 10
+# So many nodes for each edge are a mistake as well, unless there are few in all.
+SPARSE_EDGES, FEW_NODES = 1000, 10_000_000
+# The root of what float32 ends at.
+LARGEST_SQUARED = 1.8e19
+# The degree of a node, in place of features, and where its edges begin.
+BYTES_PER_NODE = 12
 
 
 def check(data: Data) -> None:
@@ -112,6 +119,23 @@ def check_range(edge_index: Tensor, num_nodes: int) -> None:
                              f"nodes 0 to {num_nodes - 1}")
 
 
+def check_numbering(name: str, num_nodes: int, num_edges: int) -> None:
+    """Refuse numbers of nodes that only a mistake explains: every number below the largest is a node and takes memory.
+
+    Args:
+        name: of what holds the numbers, for messages.
+
+    Raises:
+        ValueError: says how many nodes the largest number means, and what memory they take.
+    """
+    needed = num_nodes * BYTES_PER_NODE
+    if num_nodes > FEW_NODES and (num_nodes > SPARSE_EDGES * num_edges or needed > machine_memory()):
+        raise ValueError(f"{name} names node {num_nodes - 1:,} and has {count(num_edges, 'edge')}: every number below "
+                         f"is a node too, and {num_nodes:,} nodes take at least {format_bytes(needed)}. Number the "
+                         "nodes from 0 without gaps, or save the edges as a text file for data=edges, whose ids may be "
+                         "any")
+
+
 def check_rows(key: str, value: Tensor, rows: int, of: str) -> None:
     """Check that an attribute has as many rows as the graph has nodes, edges or graphs.
 
@@ -155,6 +179,19 @@ def check_features(key: str, value: Tensor) -> None:
         # Training computes in float32, which holds less than float64.
         beyond = " in float32, which ends at 3.4e38" if math.isfinite(found) else ""
         raise ValueError(f"{key} is not finite{beyond}: row {row}, column {column} holds {found:g}")
+
+
+def find_large(key: str, value: Tensor) -> str | None:
+    """Say where a matrix holds a number whose square overflows float32; None if nowhere.
+
+    Args:
+        key: what the matrix is called.
+    """
+    if not value.numel() or not float(value.abs().max()) > LARGEST_SQUARED:
+        return None
+    row, column = (int(place) for place in (value.abs() > LARGEST_SQUARED).nonzero()[0])
+    return (f"column {column} of {key} holds {value[row, column]:.4g}, and the square of a number beyond "
+            f"{LARGEST_SQUARED:.2g} overflows float32: divide the column by a constant")
 
 
 def check_splits(masks: Tensor, unit: str) -> None:
@@ -297,3 +334,5 @@ def check_vectors(data: Data) -> None:
         row, column = (int(place) for place in wrong.nonzero()[0])
         raise ValueError(f"{int(wrong.any(1).sum()):,} vectors are not finite in float32: row {row}, column {column} "
                          f"holds {x[row, column]:g}; leave such rows out, or fill them")
+    if large := find_large("the vectors", x):
+        raise ValueError(large)

@@ -3,6 +3,7 @@
 import bz2
 import codecs
 import contextlib
+import csv
 import gzip
 import io
 import lzma
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 # What opens a zipped file, by the end of its name and by its first bytes.
 OPENERS: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz"}
+# How files begin that are not unzipped here.
+PACKED = {b"PK\x03\x04": "a zip archive", b"(\xb5/\xfd": "packed by zstd", b"7z\xbc\xaf": "a 7z archive"}
 BLANKS = r"\s+"
 
 
@@ -94,7 +97,7 @@ def open_unzipped(path: Path, bound: int | None = None) -> Iterator[IO[bytes]]:
         ValueError: it is damaged or cut short, or unzips to more bytes than that, then or while it is read.
         FileError: it cannot be read.
     """
-    with files.naming(path, "read"), open(path, "rb") as file, unzip(file, str(path), bound) as opened:
+    with files.open_file(path) as file, unzip(file, str(path), bound) as opened:
         yield opened
 
 
@@ -174,6 +177,8 @@ def _explain_encoding(file: IO[bytes], name: str) -> str:
     """Say which line of a file is not UTF-8, and how to convert the file."""
     file.seek(0)
     start = file.read(4)
+    if packed := PACKED.get(start):
+        return f"{name} is {packed}: unpack it"
     wide = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     file.seek(0)
     for number, line in enumerate(file, start=1):
@@ -209,6 +214,21 @@ def find_head(file: IO[bytes], name: str, comments: tuple[str, ...] = ()) -> tup
             num_before += 1
     file.seek(0)
     return found, num_before
+
+
+def read_names(path: Path) -> list[str]:
+    """Read the names of the columns of a table of text separated by commas, its first line.
+
+    Raises:
+        ValueError: there is none, or it names a column twice, or as :func:`find_head` and :func:`open_unzipped`.
+    """
+    with open_unzipped(path) as file:
+        names = next(csv.reader([find_head(file, str(path))[0]]), [])
+    if not names:
+        raise ValueError(f"{path} is empty: its first line is to name the columns")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"{path}: the first line names the column {twice!r} twice; it is to name each column once")
+    return names
 
 
 def choose_separator(line: str, least: int = 1) -> str:

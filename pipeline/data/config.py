@@ -14,9 +14,12 @@ from parallel_epochs.pipeline.data.base_config import (
     refuse_changes,
     refuse_without_labels,
 )
+from parallel_epochs.pipeline.data.columns import read_names
+from parallel_epochs.pipeline.data.tables import heads
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.keys import key
 from parallel_epochs.pipeline.names import SPLITS
+from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import install_command
 from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 
@@ -191,15 +194,13 @@ class FileConfig(DataConfig):
                 raise ValueError(f"data.{name}={value} needs data.split=time; this run has "
                                  f"data.split={self.split or 'null'}")
         path = Path(self.path)
-        if path.is_file():
+        if not path.is_dir() and files.is_there(path):
             return
         if re.match(r"\w+:/", self.path):
             problem = "is a web address. Download the file and give its path"
         elif path.is_dir():
             inside = next(iter(sorted(path.glob("**/data.pt"))), "FILE")
             problem = f"is a folder. Give a file in it: data.path={inside}"
-        elif path.exists():
-            problem = "is a pipe or a device. Copy its content into a file"
         else:
             where = "" if path.is_absolute() else f" in {Path.cwd()}"
             problem = f"does not exist{where}. Save a torch_geometric Data there with torch.save"
@@ -235,7 +236,7 @@ class StoreConfig(DataConfig):
 
     def check(self) -> None:
         check_fractions(self.train_fraction, self.valid_fraction)
-        if not (Path(self.path) / "manifest.json").is_file():
+        if not files.is_there(Path(self.path) / "manifest.json"):
             raise ValueError(f"data.path={self.path} is not a store: it has no manifest.json")
         for name in ("to_undirected", "add_self_loops"):
             if getattr(self, name):
@@ -307,6 +308,11 @@ class SmilesConfig(ManyGraphsConfig):
         check_files(path=self.path)
         if importlib.util.find_spec("rdkit") is None:
             raise ValueError(f"data=smiles needs RDKit: {install_command('molecules')}")
+        names = read_names(Path(self.path))
+        for name, columns in (("smiles_column", [self.smiles_column]), ("label_columns", self.label_columns or []),
+                              ("split_column", [self.split_column] if self.split_column is not None else [])):
+            for column in columns:
+                heads.require(f"data.{name}", column, self.path, names)
 
 
 @dataclass
@@ -364,7 +370,7 @@ class TriplesConfig(DataConfig):
 
     def check(self) -> None:
         refuse_changes(self, "triples")
-        if not Path(self.folder).exists():
+        if not Path(self.folder).is_dir() and not files.is_there(Path(self.folder)):
             raise ValueError(f"data.folder={self.folder} does not exist. Give a folder with train.txt, valid.txt and "
                              "test.txt, or a .tar.gz of them")
 

@@ -18,7 +18,7 @@ def hash_file(path: Path) -> str:
     Raises:
         FileError: it cannot be read.
     """
-    with files.naming(path, "read"), open(path, "rb") as file:
+    with files.open_file(path) as file:
         return files.file_digest(file)
 
 
@@ -28,7 +28,7 @@ def sample_file(path: Path) -> str:
     Raises:
         FileError: it cannot be read.
     """
-    with files.naming(path, "read"), open(path, "rb") as file:
+    with files.open_file(path) as file:
         found = path.stat()
         if found.st_size <= HASHED_WHOLLY:
             return files.file_digest(file)

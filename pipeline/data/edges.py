@@ -17,6 +17,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.edges import INT32_END
+from parallel_epochs.pipeline.data.check import check_numbering
 from parallel_epochs.pipeline.data.columns import (
     BLANKS,
     choose_separator,
@@ -159,6 +160,7 @@ def _read_numbers(path: Path) -> tuple[Tensor, int]:
     low, high = int(pairs.min()), int(pairs.max())
     if low < 0 or high >= 2**31 - 1:
         raise ValueError(f"{path} names node {low if low < 0 else high:,}; nodes are numbered from 0, below 2**31 - 1")
+    check_numbering(str(path), high + 1, pairs.shape[1])
     return torch.from_numpy(pairs.astype(np.int32)), high + 1
 
 
@@ -255,7 +257,7 @@ def _read_matlab(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None,
 def _read_sparse(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
     """Read an adjacency matrix that scipy.sparse.save_npz wrote. Its nodes are named by their numbers."""
     try:
-        with files.naming(path, "read"), open(path, "rb") as file:
+        with files.open_file(path) as file:
             matrix = sp.load_npz(file)
         if hasattr(matrix, "check_format"):
             matrix.check_format(full_check=True)
@@ -285,6 +287,7 @@ def _as_edges(matrix: Any, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarra
         raise ValueError(f"{name} has {network.shape[0]:,} nodes; at most {INT32_END - 1:,} can be numbered")
     if network.dtype.kind not in "biuf":
         raise ValueError(f"{name} holds {network.dtype}; weights are real numbers")
+    check_numbering(name, network.shape[0], network.nnz)
     source, target = (place.astype(np.int64) for place in network.coords)
     weight = network.data.astype(np.float64)
     if len(wrong := np.flatnonzero(~(np.abs(weight) <= LARGEST))):

@@ -1,9 +1,9 @@
 """Graphs that users saved themselves with torch.save."""
 
+import errno
 import logging
 import re
 import warnings
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -14,21 +14,18 @@ from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
-from parallel_epochs.pipeline.data.check import check_tensor
+from parallel_epochs.pipeline.data.check import check_numbering, check_tensor
 from parallel_epochs.pipeline.data.content import hash_file
 from parallel_epochs.pipeline.data.splits import divide, shuffle
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS
 from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run import limits
-from parallel_epochs.pipeline.run.checkpoint import UNREADABLE
+from parallel_epochs.pipeline.run.checkpoint import UNREADABLE, explain_content
 
 log = logging.getLogger(__name__)
 
 USED = ("x", "edge_index", "edge_attr", "y", "species", "metric", "num_nodes", *MASKS)
 OTHER_NAMES = {"val_mask": "valid_mask", "edge_weight": "edge_attr"}
-# How files begin that torch.save has not written.
-FORMATS = {b"PK": "a zip archive", b"\x1f\x8b": "a gzip file", b"BZh": "a bzip2 file", b"\xfd7zXZ": "an xz file",
-           b"\x93NUMPY": "a numpy array", b"\x89HDF": "an HDF5 file", b"PAR1": "a Parquet file", b"\x80": "a pickle"}
 
 
 def hash_content(path: str) -> str:
@@ -151,9 +148,9 @@ def _load(path: Path) -> object:
     except UNREADABLE as error:
         if class_ := re.search(r"GLOBAL (\S+) was not an allowed global", str(error)):
             raise ValueError(f"{path} {_explain_class(class_[1])}") from None
-        if isinstance(error, OSError) and error.strerror:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # which a file cut short gives
             raise
-        raise ValueError(f"{path} is no saved torch_geometric Data: {_explain_content(path)}; save one with "
+        raise ValueError(f"{path} is no saved torch_geometric Data: {explain_content(path)}; save one with "
                          "torch.save") from error
 
 
@@ -164,27 +161,6 @@ def _explain_class(name: str) -> str:
     if name.startswith("numpy."):
         return "holds a numpy array: save torch.from_numpy(...) of it"
     return f"names {name}, which is not loaded, as it could run code: save a torch_geometric Data of tensors"
-
-
-def _explain_content(path: Path) -> str:
-    with open(path, "rb") as file:
-        start = file.read(1024)
-    if not start:
-        return "it is empty"
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            if any(name.endswith("/constants.pkl") for name in archive.namelist()):
-                return "it is a TorchScript module"
-            if any(name.endswith("/data.pkl") for name in archive.namelist()):
-                return "it is damaged"
-    elif start.startswith(b"PK"):
-        return "it is damaged or cut short"
-    if start[257:262] == b"ustar":
-        return "it is a tar archive"
-    for magic, name in FORMATS.items():
-        if start.startswith(magic):
-            return f"it is {name}"
-    return "it is text" if start.isascii() and b"\0" not in start else "it cannot be read"
 
 
 def _attributes(path: Path, saved: object) -> dict:
@@ -249,6 +225,7 @@ def _num_nodes(saved: dict, tensors: dict[str, Tensor], y: Tensor | None) -> int
     else:  # nothing else says how many there are
         edges = tensors["edge_index"]
         rows = stated if type(stated) is int else int(edges.max()) + 1 if edges.numel() else 0
+        check_numbering("edge_index", rows, edges.numel() // 2)
     stated = rows if stated is None else stated
     if isinstance(stated, bool) or not isinstance(stated, int) or stated != rows:
         raise ValueError(f"num_nodes is {stated!r}, but {'x' if 'x' in tensors else 'y'} has {rows:,} rows: correct "

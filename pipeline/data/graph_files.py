@@ -15,6 +15,7 @@ from parallel_epochs.pipeline.data.check import (
     check_edge_index,
     check_features,
     check_metric,
+    check_numbering,
     check_range,
     check_rows,
     check_tensor,
@@ -128,6 +129,8 @@ def _as_graph(saved: dict) -> Graphs:
     num_nodes = saved.get("num_nodes", len(features["x"]) if "x" in features else largest)
     if isinstance(num_nodes, bool) or not isinstance(num_nodes, int) or num_nodes < 1:
         raise ValueError(f"num_nodes is {num_nodes!r}; a graph has at least one node")
+    if "x" not in features:
+        check_numbering("edge_index", num_nodes, edges.size(1))
     for key, rows, of in (("x", num_nodes, "nodes"), ("edge_attr", edges.size(1), "edges")):
         if key in features:
             check_rows(key, features[key], rows, of)

@@ -115,10 +115,10 @@ def _choose(graph: Data, split: LinkSplit, links: Tensor, link_of_edge: Tensor,
         order = stream("links", split.seed).permutation(len(links))
     else:
         order = _earliest(graph.edge_time, link_of_edge, len(links)).argsort(stable=True).numpy()
-    masks = divide(order, len(links), split.train_fraction, split.valid_fraction)
+    masks = divide(order, len(links), split.train_fraction, split.valid_fraction, unit="link")
     rest = 1 - split.train_fraction - split.valid_fraction
-    for mask, key, fraction in zip(masks, ("data.train_fraction", "data.valid_fraction", "the rest for the test"),
-                                   (split.train_fraction, split.valid_fraction, rest), strict=True):
+    for mask, key, fraction in zip(masks[1:], ("data.valid_fraction", "the rest for the test"),
+                                   (split.valid_fraction, rest), strict=True):
         if not mask.any() and fraction > 1e-9:
             raise ValueError(f"{origin}: {key}={fraction:.4g} of {len(links):,} link{'s' * (len(links) > 1)} is none. "
                              "Give more edges or other fractions")

@@ -1,6 +1,5 @@
 """Molecules as SMILES in a table, made graphs by RDKit with OGB's features of atoms and bonds."""
 
-import csv
 import logging
 import warnings
 from functools import partial
@@ -13,7 +12,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data import many  # which keeps ogb from asking the network
 from parallel_epochs.pipeline.data.check import check_metric
-from parallel_epochs.pipeline.data.columns import find_head, open_unzipped, read_table
+from parallel_epochs.pipeline.data.columns import open_unzipped, read_names, read_table
 from parallel_epochs.pipeline.data.content import hash_named
 from parallel_epochs.pipeline.data.many import Graphs
 from parallel_epochs.pipeline.data.splits import divide, shuffle_all
@@ -43,7 +42,7 @@ def read(path: str, metric: str | None, smiles_column: str, label_columns: list[
     """
     check_metric(metric)
     table = _read_table(Path(path))
-    column = _column(table, path, "data.smiles_column", smiles_column)
+    column = table[smiles_column]
     y = _read_labels(table, path, label_columns, {smiles_column, split_column})
     rows = list(zip(range(len(table)), column.fillna("").astype(str)))
     graphs = many.read_in_parallel(partial(read_molecule, path, skip_invalid), rows, num_workers)
@@ -66,7 +65,7 @@ def read(path: str, metric: str | None, smiles_column: str, label_columns: list[
 
 def name_graphs(path: str, smiles_column: str, skip_invalid: bool) -> list[str]:
     """Return the SMILES of the molecules that :func:`read` keeps, in their order."""
-    smiles = _column(_read_table(Path(path)), path, "data.smiles_column", smiles_column).fillna("").astype(str)
+    smiles = _read_table(Path(path))[smiles_column].fillna("").astype(str)
     return [text for row, text in enumerate(smiles)
             if not skip_invalid or read_molecule(path, skip_invalid, (row, text)).num_nodes[0]]
 
@@ -102,24 +101,14 @@ def read_molecule(path: str, skip_invalid: bool, row: tuple[int, str]) -> Graphs
 def _read_table(path: Path) -> pandas.DataFrame:
     with open_unzipped(path) as file, warnings.catch_warnings():
         warnings.simplefilter("error", pandas.errors.ParserWarning)
-        head, _ = find_head(file, str(path))
-        names = next(csv.reader([head], skipinitialspace=True), [])
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"{path}: the first line names the column {twice!r} twice; it is to name each column once")
         try:  # with an index pandas would shift the columns, where lines have one cell more than the head
             table = read_table(file, str(path), ",", index_col=False)
         except pandas.errors.ParserWarning:
-            raise ValueError(f"{path}: its rows have more cells than its head has names, {len(names)}: quote cells "
-                             "that hold a comma") from None
+            raise ValueError(f"{path}: its rows have more cells than its head has names, {len(read_names(path))}: "
+                             "quote cells that hold a comma") from None
     if not len(table):
         raise ValueError(f"{path} has a header, but no rows")
     return table
-
-
-def _column(table: pandas.DataFrame, path: str, key: str, name: str) -> pandas.Series:
-    if name not in table.columns:
-        raise ValueError(f"{key}={name}: {path} has the columns {', '.join(map(str, table.columns))}")
-    return table[name]
 
 
 def _read_labels(table: pandas.DataFrame, path: str, label_columns: list[str] | None,
@@ -129,7 +118,7 @@ def _read_labels(table: pandas.DataFrame, path: str, label_columns: list[str] | 
         name for name in table.columns if name not in others and pandas.api.types.is_numeric_dtype(table[name])]
     if not names:
         raise ValueError(f"{path} has no column of numbers for labels: name some in data.label_columns")
-    columns = [_column(table, path, "data.label_columns", name) for name in names]
+    columns = [table[name] for name in names]
     for name, column in zip(names, columns):
         if not pandas.api.types.is_numeric_dtype(column):
             raise ValueError(f"data.label_columns={name}: the column of {path} holds {column.dtype}, no numbers")
@@ -144,8 +133,11 @@ def _read_labels(table: pandas.DataFrame, path: str, label_columns: list[str] | 
 
 
 def _read_masks(table: pandas.DataFrame, path: str, split_column: str) -> list[np.ndarray]:
-    column = _column(table, path, "data.split_column", split_column)
+    column = table[split_column]
     if len(wrong := column[~column.isin(SPLITS)]):
         raise ValueError(f"{path}: row {wrong.index[0]} (from 0, without the head) of the column {split_column} is "
                          f"{wrong.iloc[0]!r}, not train, valid or test")
+    if not (column == SPLITS[0]).any():
+        raise ValueError(f"{path}: the train split is empty: no row has train in the column {split_column} "
+                         "(data.split_column)")
     return [(column == split).to_numpy() for split in SPLITS]

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parallel_epochs.pipeline.run import words
 from parallel_epochs.pipeline.run.seeds import stream
 
 
@@ -24,18 +25,26 @@ def shuffle_all(count: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).permutation(count)
 
 
-def divide(order: np.ndarray, count: int, train_fraction: float, valid_fraction: float) -> list[Tensor]:
+def divide(order: np.ndarray, count: int, train_fraction: float, valid_fraction: float, *,
+           unit: str = "label") -> list[Tensor]:
     """Divide nodes or graphs in their order: the first for training, then those for validation, the rest for the test.
 
     Sizes are rounded down.
 
     Args:
         order: numbers below `count`, each at most once; what is not among them is in no split.
+        unit: what is divided, for messages.
 
     Returns:
         Three masks [count], bool.
+
+    Raises:
+        ValueError: none is left for training.
     """
     ends = [int(train_fraction * len(order)), int((train_fraction + valid_fraction) * len(order))]
+    if not ends[0]:
+        raise ValueError(f"data.train_fraction={train_fraction:.4g} of {words.count(len(order), unit)} is none. Raise "
+                         f"it, or give more {unit}s")
     masks = []
     for part in np.split(order, ends):
         mask = torch.zeros(count, dtype=torch.bool)

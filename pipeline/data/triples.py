@@ -45,7 +45,7 @@ def hash_content(folder: str) -> str:
         ValueError: there are none.
     """
     source = _source(Path(folder))
-    names = [""] if source.is_file() else sorted(_find([path.name for path in source.iterdir()], source).values())
+    names = [""] if not source.is_dir() else sorted(_find([path.name for path in source.iterdir()], source).values())
     return hash_parts(label((name, source / name) for name in names))
 
 
@@ -94,7 +94,7 @@ def build_triples(triples: list[np.ndarray], entities: np.ndarray, relations: np
 
 def _source(folder: Path) -> Path:
     """Return the folder of the tables, or the archive: the one that is given, or the only one in the folder."""
-    if folder.is_file():
+    if not folder.is_dir():
         return folder
     inside = sorted(path.name for path in folder.iterdir())
     archives = [name for name in inside if ARCHIVE.search(name)]

@@ -112,7 +112,7 @@ def _members(path: Path) -> list[Path]:
     out = []
     for member in images:
         labels = member.with_name(re.sub(r"idx\d", "idx1", member.name.replace("images", "labels")))
-        if not labels.is_file():
+        if not files.is_there(labels):
             raise ValueError(f"{member} has no labels beside it: {labels.name} is not there; give the images' own path")
         out += [member, labels]
     return out
@@ -178,12 +178,7 @@ def _read_arrays(path: Path) -> Found:
 
 
 def _read_tensors(path: Path) -> Found:
-    limits.check_zip(path)
-    try:
-        content = torch.load(io.BytesIO(files.read_bytes(path)), weights_only=True, map_location="cpu")
-    except checkpoint.UNREADABLE as error:
-        raise ValueError(f"{path} is no tensor, nor a dict of tensors, that torch.save wrote "
-                         f"({type(error).__name__})") from error
+    content = checkpoint.read_tensors(path, str(path))
     if isinstance(content, Tensor):
         content = {VECTOR_KEYS[0]: content}
     if not isinstance(content, dict):

@@ -81,7 +81,8 @@ def predict_part(setup: Setup, folder: Path) -> tuple[torch.Tensor, Callable]:
     """
     task, model, table = setup.task, setup.model, setup.table
     best = checkpoint.load(folder / "checkpoints" / "best.pt")
-    load_weights(best["model"], model, table)
+    with checkpoint.fitting(best):
+        load_weights(best["model"], model, table)
     logits = build_predictor(setup)(best["round"])
     if table is None:
         return logits, partial(task.predict, model)

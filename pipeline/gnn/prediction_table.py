@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.data.columns import open_unzipped
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS, SPLITS
@@ -64,8 +65,11 @@ def read_texts(key: str, path: str, columns: Sequence[str]) -> pd.DataFrame:
     if not files.is_there(Path(path)):
         raise ValueError(f"{key} does not exist")
     try:
-        table = pd.read_parquet(path) if ending == ".parquet" else pd.read_csv(
-            path, sep=tables.SEPARATORS[ending], dtype=str, keep_default_na=False)
+        if ending == ".parquet":
+            table = pd.read_parquet(path)
+        else:
+            with open_unzipped(Path(path)) as file:
+                table = pd.read_csv(file, sep=tables.SEPARATORS[ending], dtype=str, keep_default_na=False)
     except (ValueError, OSError, EOFError, zlib.error) as error:  # what they raise of another file
         raise ValueError(f"{key} is no table {ending}: {one_line(error)}") from None
     for column in columns:

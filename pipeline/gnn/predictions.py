@@ -19,6 +19,7 @@ from parallel_epochs.pipeline.gnn.pair_table import number_pairs, read_pairs
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.run import files, tables as formats
+from parallel_epochs.pipeline.run.checkpoint import fitting
 from parallel_epochs.pipeline.run.log import format_score, format_table
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.pipeline.run.saved import SavedRun
@@ -130,11 +131,12 @@ def restore(run: SavedRun, asked: Asked, **evaluation: Any) -> Restored:
         raise ValueError(f"output={asked.output} holds the pairs of the test without pairs=FILE, and {folder} has no "
                          "test pairs. Give a table with the columns source and target as pairs=FILE")
     nodes = tables.find_nodes(wanted, ids, asked.output_nodes) if wanted is not None and ids is not None else None
-    load_weights(state["model"], setup.model, setup.table)
-    if run.is_best:
-        round_, epoch = state["round"], state["epoch"]
-    else:  # which holds the number of rounds that are complete
-        round_, epoch = max(state["round"] - 1, 0), state["progress"]["epochs"]
+    with fitting(state):
+        load_weights(state["model"], setup.model, setup.table)
+        if run.is_best:
+            round_, epoch = int(state["round"]), int(state["epoch"])
+        else:  # which holds the number of rounds that are complete
+            round_, epoch = max(state["round"] - 1, 0), int(state["progress"]["epochs"])
     predict_all = build_predictor(setup, embeddings=asked.embeddings)
     rows, embeddings = predict_all(round_), None
     if asked.embeddings:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.data.check import find_large
 from parallel_epochs.pipeline.gnn.features import NodeTable, load_weights, weights_of
 from parallel_epochs.pipeline.gnn.loaders.background import BackgroundRounds
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader
@@ -298,7 +299,10 @@ class GNNTrainer:
         elif batch is not None:
             where += f", batch {batch.cluster + 1} ({batch.num_nodes:,} nodes)"
         mend = "the weights have not moved. Try a lower train.lr, train.clip_grad_norm or train.precision=fp32"
-        if self.progress.step == 0:
+        if large := None if batch is None else next(filter(None, (
+                find_large(key, batch[key]) for key in ("x", "edge_attr") if batch.get(key) is not None)), None):
+            mend = f"the weights have not moved. Probably, {large}"
+        elif self.progress.step == 0:
             mend = "the model has not learned yet, so train.lr is not the cause. Look for extreme values in the " \
                    "features and labels, or for a division by zero in a model of your own" + (
                        "" if self._precision == "fp32" else ", or try train.precision=fp32")

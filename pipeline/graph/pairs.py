@@ -1,6 +1,5 @@
 """Pairs of nodes that are to be linked: which lie within a cluster, which are linked already, and which are not."""
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from torch_geometric import EdgeIndex
 from parallel_epochs.models.edges import from_csc
 from parallel_epochs.pipeline.graph.edges import counting_sort, transpose
 from parallel_epochs.pipeline.graph.partition import Partition
-from parallel_epochs.pipeline.run import checkpoint, files, limits
+from parallel_epochs.pipeline.run import checkpoint, files
 
 # A pair is drawn again as often; beyond it, hardly any pair of the nodes is free.
 ATTEMPTS = 1000
@@ -163,13 +162,9 @@ def read_pairs(path: Path) -> Tensor:
     Raises:
         ValueError: there is none.
     """
-    if not path.is_file():
+    if not files.is_there(path):
         raise ValueError(f"pairs={path} does not exist; save a tensor of shape [num_pairs, 2] there with torch.save")
-    limits.check_zip(path)
-    try:
-        pairs = torch.load(io.BytesIO(files.read_bytes(path)), weights_only=True)
-    except checkpoint.UNREADABLE as error:
-        raise ValueError(f"pairs={path} is no tensor that torch.save wrote ({type(error).__name__})") from error
+    pairs = checkpoint.read_tensors(path, f"pairs={path}")
     if not isinstance(pairs, Tensor):
         raise ValueError(f"pairs={path} holds a {type(pairs).__name__}, not a tensor of shape [num_pairs, 2]")
     return pairs

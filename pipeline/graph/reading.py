@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from torch import Tensor
@@ -37,7 +38,7 @@ class Reader:
         self._files = []
         for path in self._paths:
             with files.naming(path, "read"):
-                file = self._exit.enter_context(open(path, "rb", buffering=0))
+                file = cast(FileIO, self._exit.enter_context(files.open_file(path, buffering=0)))
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
                 self._files.append(file)
         # What does not fit into memory anyway need not drive out of it what does.

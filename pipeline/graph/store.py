@@ -83,7 +83,7 @@ class ArrayFile:
             os.fsync(self._fd)
             changed = os.fstat(self._fd).st_mtime_ns
             self.close()
-            with open(self.path, "rb") as file:
+            with files.open_file(self.path) as file:
                 digest = files.file_digest(file)
         return {"dtype": str(self.dtype).removeprefix("torch."), "shape": list(self.shape), "size": self.size,
                 "changed_ns": changed, "blake2b": digest}
@@ -257,7 +257,7 @@ def _open_array(path: Path, entry: dict, verify: bool) -> Tensor:
             raise DamagedFile(f"{path} is damaged: it has {found.st_size:,} bytes, the manifest says {size:,}")
         if verify and found.st_mtime_ns != entry["changed_ns"]:
             log.info("%s was changed or copied since it was written: comparing its checksum", path)
-            with open(path, "rb") as file:
+            with files.open_file(path) as file:
                 if files.file_digest(file) != entry["blake2b"]:
                     raise DamagedFile(f"{path} is damaged: its content does not have the checksum it was written with")
     return torch.frombuffer(_map(path, size), dtype=dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
@@ -268,7 +268,7 @@ def _map(path: Path, size: int) -> mmap.mmap:
 
     No memory is set aside for such pages, or a file larger than memory could not be mapped.
     """
-    with files.naming(path, "mapped into memory"), open(path, "rb") as file:
+    with files.naming(path, "mapped into memory"), files.open_file(path) as file:
         return mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE | NO_RESERVE,
                          prot=mmap.PROT_READ | mmap.PROT_WRITE)
 

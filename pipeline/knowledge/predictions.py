@@ -24,6 +24,7 @@ from parallel_epochs.pipeline.knowledge.build import (
 from parallel_epochs.pipeline.knowledge.config import FILTERED, TOP
 from parallel_epochs.pipeline.knowledge.questions import Found, Questions, answer, number_questions, read_questions
 from parallel_epochs.pipeline.run import files, tables
+from parallel_epochs.pipeline.run.checkpoint import fitting
 from parallel_epochs.pipeline.run.progress import Bar
 from parallel_epochs.pipeline.run.saved import SavedRun
 
@@ -59,11 +60,12 @@ def restore(run: SavedRun) -> Restored:
     state = run.load()
     data = open_data(run.config, torch.device("cpu")).data
     run.check_data(state, data.get("content_hash"))
-    trainer, rows = run.config.trainer, state["model" if run.is_best else "tables"]
-    tables = TripleTables(choose_model(trainer), rows["entities"], rows["relations"],
-                          reciprocal=trainer.loss == "one_vs_all")
-    return Restored(run.config, data, tables, state["epoch"] if run.is_best else state["progress"]["epochs"],
-                    unpack_names(data), relation_names(data))
+    with fitting(state):
+        trainer, rows = run.config.trainer, state["model" if run.is_best else "tables"]
+        tables = TripleTables(choose_model(trainer), rows["entities"], rows["relations"],
+                              reciprocal=trainer.loss == "one_vs_all")
+        epoch = int(state["epoch"] if run.is_best else state["progress"]["epochs"])
+    return Restored(run.config, data, tables, epoch, unpack_names(data), relation_names(data))
 
 
 def evaluate(run: SavedRun, *, predictions: str | None) -> dict[str, float]:

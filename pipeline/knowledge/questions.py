@@ -57,8 +57,8 @@ def read_questions(path: Path) -> pd.DataFrame:
     Raises:
         ValueError: there is none, it is empty, or a line is no question; the message names it.
     """
-    if not path.is_file():
-        raise ValueError(f"triples={path} does not exist, or is no file: save questions there, a head, a relation and "
+    if not files.is_there(path):
+        raise ValueError(f"triples={path} does not exist: save questions there, a head, a relation and "
                          f"a tail a line, with {ASKED} for what is asked")
     content = files.read_bytes(path)
     if not content.strip():

@@ -9,6 +9,7 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline.block_training import vectors
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.node_embedding.build import Training, finish_vectors, open_data, prepare_training
+from parallel_epochs.pipeline.run.checkpoint import fitting
 from parallel_epochs.pipeline.run.saved import SavedRun
 
 
@@ -54,6 +55,8 @@ def _open(run: SavedRun) -> tuple[Data, dict]:
 
 def _vectors_of(run: SavedRun, state: dict, training: Training | None) -> tuple[Tensor, int]:
     """Return the vectors of a checkpoint [num_nodes, dim], and its epoch."""
-    if run.is_best:
-        return state["model"]["embedding"].clone(), state["epoch"]
-    return finish_vectors(run.config, training, state["heads"]["rows"]), state["progress"]["epochs"]
+    with fitting(state):
+        if run.is_best:
+            return state["model"]["embedding"].clone(), int(state["epoch"])
+        rows, epoch = state["heads"]["rows"], int(state["progress"]["epochs"])
+    return finish_vectors(run.config, training, rows), epoch

@@ -1,13 +1,15 @@
 """Reads and writes checkpoints: nested dicts of tensors and plain values, with a checksum of their content."""
 
+import contextlib
 import hashlib
 import io
 import logging
 import os
 import pickle
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -22,8 +24,43 @@ log = logging.getLogger(__name__)
 UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError,
               pickle.UnpicklingError, zipfile.BadZipFile)
 
+# How files begin that torch.save has not written.
+FORMATS = {b"PK": "a zip archive", b"\x1f\x8b": "a gzip file", b"BZh": "a bzip2 file", b"\xfd7zXZ": "an xz file",
+           b"\x93NUMPY": "a numpy array", b"\x89HDF": "an HDF5 file", b"PAR1": "a Parquet file", b"\x80": "a pickle"}
 # Checkpoints of this size and larger are memory-mapped, so that their content is not in memory twice.
 LARGE = 1 << 26
+
+
+class Content(dict):
+    """What a file holds, by keys; one that is missing is the file's fault.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path, values: dict):
+        super().__init__(values)
+        self.path = path
+
+    def __missing__(self, key: object) -> NoReturn:
+        raise DamagedFile(f"{self.path} is damaged: it has no {key}")
+
+
+@contextlib.contextmanager
+def fitting(content: dict) -> Iterator[None]:
+    """Go on from the content of a checkpoint.
+
+    Raises:
+        DamagedFile: it does not fit what is to be restored.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, RuntimeError) as error:
+        if "out of memory" in str(error):
+            raise
+        path = content.path if isinstance(content, Content) else "the checkpoint"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise DamagedFile(f"{path} is damaged, or of another run: its content does not fit ({reason})") from error
 
 
 def digest(state: object) -> str:
@@ -34,7 +71,8 @@ def digest(state: object) -> str:
         if isinstance(value, Tensor):
             value = value.detach().cpu().contiguous()
             sha.update(f"{value.dtype}{list(value.shape)}".encode())
-            sha.update(value.flatten().view(torch.uint8).numpy().data)
+            if value.numel():  # without numbers it may have a stride that no view takes
+                sha.update(value.flatten().view(torch.uint8).numpy().data)
         elif isinstance(value, dict):
             for key, item in value.items():
                 sha.update(f"{key!r}:".encode())
@@ -61,12 +99,15 @@ def save(path: Path, state: dict, *, keep_as: Path | None = None) -> None:
     files.write_atomically(path, lambda file: torch.save({**state, "sha256": digest(state)}, file), keep_as=keep_as)
 
 
-def load(path: Path, *, mmap: bool = False, verify: bool = True) -> dict:
+def load(path: Path, *, mmap: bool = False, verify: bool = True) -> Content:
     """Read what :func:`save` wrote.
 
     Args:
         mmap: leave the tensors in the file and let the system page them in.
         verify: compare the content with its digest.
+
+    Returns:
+        The values; one that is missing raises DamagedFile.
 
     Raises:
         ValueError: the file does not exist.
@@ -80,7 +121,7 @@ def load(path: Path, *, mmap: bool = False, verify: bool = True) -> dict:
     expected = state.pop("sha256")
     if verify and digest(state) != expected:
         raise DamagedFile(f"{path} is damaged: its content does not have the checksum it was saved with")
-    return state
+    return Content(path, state)
 
 
 def _map(path: Path) -> dict:
@@ -117,7 +158,47 @@ def _has_checksums_of_zip(content: bytes) -> bool:
         return False
 
 
-def keep(path: Path, build: Callable[[], dict], *, again: str, mmap: bool = True, verify: bool = True) -> dict:
+def read_tensors(path: Path, name: str) -> object:
+    """Read tensors that a user saved with torch.save.
+
+    Args:
+        name: of the file, for messages.
+
+    Raises:
+        ValueError: there is no such file, or it holds something else.
+        FileError: it cannot be read.
+    """
+    content = files.read_bytes(path)
+    limits.check_zip(path)
+    try:
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except UNREADABLE as error:
+        raise ValueError(f"{name} holds no tensors that torch.save wrote: {explain_content(path)}") from error
+
+
+def explain_content(path: Path) -> str:
+    """Say what a file is that torch.load does not read."""
+    with files.open_file(path) as file:
+        start = file.read(1024)
+    if not start:
+        return "it is empty"
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+                return "it is a TorchScript module"
+            if any(name.endswith("/data.pkl") for name in archive.namelist()):
+                return "it is damaged"
+    elif start.startswith(b"PK"):
+        return "it is damaged or cut short"
+    if start[257:262] == b"ustar":
+        return "it is a tar archive"
+    for magic, name in FORMATS.items():
+        if start.startswith(magic):
+            return f"it is {name}"
+    return "it is text" if start.isascii() and b"\0" not in start else "it cannot be read"
+
+
+def keep(path: Path, build: Callable[[], dict], *, again: str, mmap: bool = True, verify: bool = True) -> Content:
     """Return the content of a cached file. Build it first if the file does not exist or is damaged.
 
     Args:
@@ -150,7 +231,7 @@ def save_last(folder: Path, state: dict) -> None:
     save(folder / "last.pt", state, keep_as=folder / "previous.pt")
 
 
-def load_last(folder: Path) -> dict | None:
+def load_last(folder: Path) -> Content | None:
     """Load ``last.pt``, or ``previous.pt`` if that is damaged. Return None if there is neither.
 
     A damaged checkpoint is kept as ``last.pt.damaged``. One that cannot be read now is left alone, as it may be intact.

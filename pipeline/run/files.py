@@ -80,13 +80,25 @@ def is_there(path: Path) -> bool:
     raise FileError(f"{path} is a {kinds.get(stat.S_IFMT(mode), 'device')}, not a file")
 
 
-def read_bytes(path: Path) -> bytes:
-    """Read a whole file.
+@contextlib.contextmanager
+def open_file(path: Path, buffering: int = -1) -> Iterator[BinaryIO]:
+    """Open a file that somebody wrote, for reading in binary mode.
+
+    Args:
+        buffering: as of :func:`open`.
 
     Raises:
         ValueError: the file does not exist.
-        FileError: it cannot be read.
+        FileError: it cannot be read, or is none; see :func:`is_there`.
     """
+    if not is_there(path):
+        raise ValueError(f"{path} does not exist")
+    with naming(path, "read"), open(path, "rb", buffering) as file:
+        yield cast(BinaryIO, file)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a whole file; raises what :func:`open_file` raises."""
     if not is_there(path):
         raise ValueError(f"{path} does not exist")
     with naming(path, "read"):

@@ -41,7 +41,8 @@ class SavedRun:
             ValueError: there is none, it is damaged, or it was trained with other settings.
         """
         state = checkpoints.load(self.folder / "checkpoints" / f"{self.checkpoint}.pt")
-        check_settings(self.folder, state, self.settings)
+        with checkpoints.fitting(state):
+            check_settings(self.folder, state, self.settings)
         return state
 
     def check_data(self, state: dict, data_hash: str | None) -> None:

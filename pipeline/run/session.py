@@ -149,9 +149,10 @@ class Session:
                              "their number decides on the partitions and the learning rate. "
                              "resume_allow_rescale=true goes on from the checkpoint with the learning rate of the new "
                              "number")
-        check_settings(self.folder, saved, self._origin["settings"])
-        check_data(self.folder, saved, self._origin["data_hash"])
-        trainer.load(saved)
+        with checkpoint.fitting(saved):
+            check_settings(self.folder, saved, self._origin["settings"])
+            check_data(self.folder, saved, self._origin["data_hash"])
+            trainer.load(saved)
         progress = trainer.progress
         if not same_ranks and progress.step_in_round:
             log.warning("the round that had begun starts again with the new number of ranks")

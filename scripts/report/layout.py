@@ -97,11 +97,12 @@ def read_layout(folder: Path) -> Layout:
 
 def _read_parts(path: Path) -> dict[str, np.ndarray]:
     try:
-        with files.naming(path, "read"), open(path, "rb") as file:
+        with files.open_file(path) as file:
             if not zipfile.is_zipfile(file):
                 file.seek(0)
                 raise ValueError("it is truncated" if file.read(2) == b"PK" else "it is not an archive of NumPy arrays")
-        with files.naming(path, "read"), np.load(path, allow_pickle=False) as archive:
+            file.seek(0)
+            archive = np.load(file, allow_pickle=False)
             missing = [name for name in PARTS if name not in archive.files]
             if missing:
                 raise ValueError(f"it lacks {', '.join(missing)}")

@@ -1,7 +1,10 @@
 """Runs in a table: one CSV file with the evaluated rounds of several runs, in place of their directories."""
 
 import csv
+import io
 from pathlib import Path
+
+from parallel_epochs.pipeline.run import files
 
 # Columns of numbers that change from round to round. All others are settings, which the first row of a run holds.
 ROUND = ("round", "epochs", "step", "loss", "lr", "train", "valid", "test", "seconds", "wall_seconds")
@@ -15,8 +18,7 @@ def read_table(path: Path) -> dict[str, tuple[list[dict], dict]]:
     Raises:
         ValueError: a column is missing, a cell is not a number, or there are no rows.
     """
-    with open(path, newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = list(csv.DictReader(io.StringIO(files.read_text(path), newline="")))
     if missing := [name for name in REQUIRED if rows and rows[0].get(name) is None]:
         raise ValueError(f"{path} is not a table of runs: it lacks the columns {', '.join(missing)}")
     if not rows:

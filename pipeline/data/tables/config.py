@@ -187,9 +187,9 @@ class TablesConfig(DataConfig):
             raise ValueError("data.edges.directed_relations=true needs data.edges.relation and "
                              "data.to_undirected=true, to distinguish a relation from its inverse on the reverse edge")
         edges, nodes = self.tables
-        heads.check("data.edges", edges, self.edge_columns())
+        heads.check("data.edges", edges, self.edges.table, self.edge_columns())
         if nodes is not None:
-            heads.check("data.nodes", nodes, self.node_columns())
+            heads.check("data.nodes", nodes, self.nodes.table, self.node_columns())
 
     def _check_nodes(self) -> None:
         nodes = self.nodes

@@ -5,29 +5,49 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from parallel_epochs.pipeline.data.columns import as_text, lines_of, open_unzipped
-from parallel_epochs.pipeline.run import limits
+from parallel_epochs.pipeline.data.tables import databases
+from parallel_epochs.pipeline.run import files, limits
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 
 
-def check(key: str, path: Path, named: list[tuple[str, str]]) -> None:
-    """Refuse columns that a table does not have. Those of DuckDB and SQLite files are looked at when they are read.
+def check(key: str, path: Path, table: str | None, named: list[tuple[str, str]]) -> None:
+    """Refuse columns that a table does not have.
 
     Args:
         key: of the table, "data.nodes" or "data.edges".
+        table: its name, in a DuckDB or SQLite file.
         named: the columns that are read, each with the key that names it.
 
     Raises:
         ValueError: names the key, the table and the columns that it has.
     """
-    paths = members(path)
-    if len(paths) == 1 and not paths[0].name.endswith(SUFFIXES):
-        return
     first = expand(key, path)[0]
-    columns = _parquet_columns(first) if first.suffix == ".parquet" else read_head(first, separator_of(first))
+    if first.suffix == ".parquet":
+        columns = _parquet_columns(first)
+    elif first.name.endswith(SUFFIXES):
+        columns = read_head(first, separator_of(first))
+    else:
+        database_kind(key, first, table)
+        columns = databases.columns_of(key, first, str(table))
     for option, column in named:
         require(option, column, str(path), columns)
+
+
+def database_kind(key: str, path: Path, table: str | None) -> str:
+    """Return "SQLite" or "DuckDB", for a file whose name ends in none of the endings of tables.
+
+    Raises:
+        ValueError: it is neither, or no table is named.
+    """
+    kind = databases.kind_of(path)
+    if kind is None:
+        raise ValueError(f"{path} is no table that can be read: its name ends in none of {', '.join(SUFFIXES)}, and it "
+                         "is no DuckDB or SQLite file")
+    if table is None:
+        raise ValueError(f"{path} is a {kind} file: name its table by {key}.table")
+    return kind
 
 
 def require(key: str, column: str, name: str, columns: Iterable[str]) -> None:
@@ -50,9 +70,12 @@ def _parquet_columns(path: Path) -> list[str]:
     from pyarrow import parquet
 
     try:
-        return parquet.read_schema(path).names
+        with files.open_file(path) as file:
+            names = parquet.read_schema(file).names
     except pyarrow.ArrowException as error:
         raise ValueError(f"{path} is no Parquet file that can be read: {error}") from None
+    _check_names(path, names)
+    return names
 
 
 def members(path: Path) -> list[Path]:
@@ -98,11 +121,22 @@ def read_head(path: Path, separator: str) -> list[str]:
             names = next(csv.reader(lines_of(text, str(path)), delimiter=separator), [])
     except csv.Error as error:
         raise ValueError(f"{path} is no table of text: {error}") from None
-    limits.check_columns(str(path), len(names))
     if not names:
         raise ValueError(f"{path} is empty: its first line is to name the columns")
-    if len(set(names)) < len(names) or "" in names:
-        wrong = next(name for name in names if name == "" or names.count(name) > 1)
-        raise ValueError(f"{path}: the first line names the column {wrong!r} " + (
-            "twice" if wrong else "without a name") + "; it is to name each column once")
+    _check_names(path, names)
     return names
+
+
+def _check_names(path: Path, names: list[str]) -> None:
+    """Refuse names of columns that DuckDB would not tell apart, or that nobody can name."""
+    limits.check_columns(str(path), len(names))
+    if "" in names:
+        raise ValueError(f"{path}: the first line names the column '' without a name; it is to name each column once")
+    seen: dict[str, str] = {}
+    for name in names:
+        if (other := seen.setdefault(name.lower(), name)) != name:
+            raise ValueError(f"{path}: the columns {other!r} and {name!r} differ only by case, and data=tables reads "
+                             "them as one: rename one of them")
+    if len(seen) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{path}: the first line names the column {twice!r} twice; it is to name each column once")

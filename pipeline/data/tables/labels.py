@@ -168,6 +168,9 @@ def split_by_column(labelled: np.ndarray, db: Database, source: Source, column: 
     if unlabelled := int(((codes < 3) & ~labelled).sum()):
         log.info("%s: %s no label, and %s left out of it", source.name,
                  count(unlabelled, "node of a split has", "nodes of a split have"), "is" if unlabelled == 1 else "are")
+    if not ((codes == 0) & labelled).any():
+        raise ValueError(f"{source.name}: the train split is empty: no row with a label has train in the column "
+                         f"{column} (data.nodes.split_column)")
     return [torch.from_numpy((codes == number) & labelled) for number in range(3)]
 
 

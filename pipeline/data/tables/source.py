@@ -1,7 +1,6 @@
 """Tables in files, as DuckDB reads them: their formats, the values of their cells, and the first row that is wrong."""
 
 import logging
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +8,14 @@ from typing import NoReturn, cast
 
 import pyarrow as pa
 
+from parallel_epochs.pipeline.data.tables import heads
+from parallel_epochs.pipeline.data.tables.databases import columns_of, open_sqlite
 from parallel_epochs.pipeline.data.tables.heads import SUFFIXES, expand, read_head, separator_of
 from parallel_epochs.pipeline.data.tables.sql import Database, literal, pattern_of, quote
 from parallel_epochs.pipeline.run import limits, words
 
 log = logging.getLogger(__name__)
 
-SQLITE, DUCKDB = b"SQLite format 3\0", b"DUCK"
 FLOATS = ("FLOAT", "DOUBLE")
 NUMBERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT",
            "UHUGEINT", "BOOLEAN", "DECIMAL", *FLOATS)
@@ -168,62 +168,38 @@ def open_source(db: Database, key: str, path: Path, table: str | None) -> Source
 
 def _relation(paths: list[Path]) -> str:
     """Write what stands behind FROM for files of one kind. Cells of text files are texts: nothing is guessed."""
-    files, first = f"[{', '.join(literal(pattern_of(path)) for path in paths)}]", paths[0]
+    names, first = f"[{', '.join(literal(pattern_of(path)) for path in paths)}]", paths[0]
     if first.suffix == ".parquet":
-        return f"read_parquet({files})"
+        return f"read_parquet({names})"
     separator = separator_of(first)
     columns = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in read_head(first, separator))
-    return (f"read_csv({files}, columns={{{columns}}}, auto_detect=false, header=true, delim={literal(separator)}, "
+    return (f"read_csv({names}, columns={{{columns}}}, auto_detect=false, header=true, delim={literal(separator)}, "
             f"quote='\"', escape='\"', compression='{'gzip' if first.suffix == '.gz' else 'none'}')")
 
 
 def _open_database(db: Database, key: str, path: Path, table: str | None) -> Source:
-    with open(path, "rb") as file:
-        start = file.read(16)
-    kind = "SQLite" if start == SQLITE else "DuckDB" if start[8:12] == DUCKDB else None
-    if kind is None:
-        raise ValueError(f"{path} is no table that can be read: its name ends in none of {', '.join(SUFFIXES)}, and it "
-                         "is no DuckDB or SQLite file")
-    if table is None:
-        raise ValueError(f"{path} is a {kind} file: name its table by {key}.table")
-    part, name = key.rpartition(".")[2], f"{path}, table {table}"
+    kind = heads.database_kind(key, path, table)
+    part, name, table = key.rpartition(".")[2], f"{path}, table {table}", cast(str, table)
     if kind == "SQLite":
         copy = f"{part}_source"
-        _copy_sqlite(db, copy, path, key, table)
+        _copy_sqlite(db, copy, path, columns_of(key, path, table), table)
         return Source(key, name, copy, [(copy, name)], db.columns(copy))
     db.execute(f"ATTACH IF NOT EXISTS {literal(str(path.absolute()))} AS {part}_file (READ_ONLY)")
-    tables = [row[0] for row in db.execute(
-        f"SELECT table_name FROM information_schema.tables WHERE table_catalog = '{part}_file'")]
-    if table not in tables:
-        raise ValueError(f"{key}.table={table}: {path} has no such table; there are {', '.join(sorted(tables))}")
     relation = f"{part}_file.{quote(table)}"
     return Source(key, name, relation, [(relation, name)], db.columns(relation))
 
 
-def _copy_sqlite(db: Database, name: str, path: Path, key: str, table: str) -> None:
+def _copy_sqlite(db: Database, name: str, path: Path, columns: list[str], table: str) -> None:
     """Copy a table of SQLite, whose cells may be of any type, as texts; DuckDB's own reader is an extension to load."""
     if db.has(name):
         return
-    # In a URI ?, # and % in a file's name mean something else.
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-    try:
-        for setting in ("trusted_schema = off", "cell_size_check = on", "mmap_size = 0"):  # as of an untrusted file
-            connection.execute(f"PRAGMA {setting}")
-        found = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
-        tables = [row[0] for row in found]
-        if table not in tables:
-            raise ValueError(f"{key}.table={table}: {path} has no such table; there are {', '.join(sorted(tables))}")
-        columns = [row[1] for row in connection.execute(f"PRAGMA table_info({quote(table)})")]
-        schema = pa.schema([(column, pa.string()) for column in columns])
-        cells = ", ".join(f"CAST({quote(column)} AS TEXT)" for column in columns)
-        cursor = connection.execute(f"SELECT {cells} FROM {quote(table)}")
+    schema = pa.schema([(column, pa.string()) for column in columns])
+    texts = ", ".join(f"CAST({quote(column)} AS TEXT)" for column in columns)
+    with open_sqlite(path) as connection:
+        cursor = connection.execute(f"SELECT {texts} FROM {quote(table)}")
 
         def batches() -> Iterator[pa.RecordBatch]:
             while rows := cursor.fetchmany(CHUNK):
                 yield pa.record_batch([pa.array(cells, pa.string()) for cells in zip(*rows)], schema=schema)
 
         db.fill(name, schema, batches())
-    except sqlite3.Error as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    finally:
-        connection.close()

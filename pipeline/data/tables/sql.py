@@ -30,8 +30,7 @@ BATCH = 1 << 20
 class Database:
     """A database in a file, whose stages are tables that are there wholly or not at all.
 
-    A view in somebody's database may name any file. So queries read and write the files that are given here and no
-    others, load no extensions and reach no network.
+    Queries read and write the files that are given here and no others, load no extensions and reach no network.
 
     Args:
         folder: holds the file and what does not fit into memory, under names that begin with "work-".
@@ -180,8 +179,6 @@ class Database:
             # Of a commit that the disk has no room for, DuckDB says that the transaction failed, and why in its text.
             if "No space left on device" in str(error):
                 raise FileError(f"{doing}: {self.folder} has no space left: {_first_line(error)}") from error
-            if isinstance(error, duckdb.PermissionException):
-                raise ValueError(_explain_access(error)) from error
             if isinstance(error, duckdb.IOException):
                 raise FileError(f"{doing} in {self.folder}: {_first_line(error)}") from error
             raise ValueError(_explain(error)) from error
@@ -206,15 +203,6 @@ def _explain(error: duckdb.Error) -> str:
             reason = "it is not UTF-8 text. Convert the file, for example by iconv -f LATIN1 -t UTF-8"
         return f"{file[1] if file else 'the table'}: line {found[1]}: {reason}"
     return _first_line(error)
-
-
-def _explain_access(error: duckdb.Error) -> str:
-    """Say which file a table reads beside its own."""
-    found = re.search(r'Cannot access (?:file|directory) "(.*?)" - ', str(error))
-    if found is None:
-        return _first_line(error)
-    return f"the table is a view that reads {found[1]}, and only files that the configuration names are read: save " \
-           "the rows of the view as a table"
 
 
 def quote(name: str) -> str:

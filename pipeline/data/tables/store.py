@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from parallel_epochs.pipeline.data.columns import open_unzipped
 from parallel_epochs.pipeline.data.content import hash_parts, label, sample_file
 from parallel_epochs.pipeline.data.tables import edges as tables_edges, labels as tables_labels, nodes as tables_nodes
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
@@ -21,9 +22,14 @@ from parallel_epochs.pipeline.data.tables.source import Source, open_source
 from parallel_epochs.pipeline.data.tables.sql import Database
 from parallel_epochs.pipeline.data.tables.text import TextFeatures
 from parallel_epochs.pipeline.graph.store import StoreWriter
+from parallel_epochs.pipeline.run import limits, pulse
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
+
+# Bytes that are unzipped at a time.
+UNZIPPED = 1 << 20
+
 
 def hash_content(tables: tuple[Path, Path | None]) -> str:
     """Compute a digest of the files of the tables."""
@@ -48,6 +54,9 @@ def write_store(config: TablesConfig, writer: StoreWriter,
     """
     config.check()
     paths = [path for table in config.tables if table is not None for path in members(table)]
+    for path in paths:
+        if path.suffix == ".gz":
+            _check_zipped(path)
     with Database(writer.folder, config.memory_limit, config.threads, paths) as db:
         on_stage("reading nodes")
         edges = _open_edges(db, config)
@@ -82,6 +91,17 @@ def write_store(config: TablesConfig, writer: StoreWriter,
     if labels is not None:
         summary |= {"metric": labels.metric, "out_channels": labels.out_channels}
     writer.finish(summary)
+
+
+def _check_zipped(path: Path) -> None:
+    """Unzip a table once, for DuckDB would fill the disk with any number of rows, and says little of one cut short.
+
+    Raises:
+        ValueError: it is damaged or cut short, or unzips to more bytes than the limit.
+    """
+    with open_unzipped(path, limits.limit(limits.UNPACKED)) as file:
+        while file.read(UNZIPPED):
+            pulse.beat(f"unzipping {path.name}", pulse.State.LONG)
 
 
 def _open_edges(db: Database, config: TablesConfig) -> Source:

@@ -43,7 +43,7 @@ COMMANDS = [
                                "metis_random, random, whole; did you mean metis?"),
     (TRAIN, "data=fiel", "data=fiel is unknown; choose one of digits, edges, file, graph_files, math, ogb, ogb_graph, "
                          "ogb_link, smiles, store, synthetic_proteins, tables, triples, vectors; did you mean file?"),
-    (TRAIN, "trainer=layout data=vectors data.path=none.npy", "data.path=none.npy does not exist or is not a file"),
+    (TRAIN, "trainer=layout data=vectors data.path=none.npy", "data.path=none.npy does not exist"),
     (TRAIN, "trainer=layout data=vectors", "no value for data.path: give it on the command line"),
     (TRAIN, "trainer=layout data=digits trainer.dim=4", "trainer.dim must be less than 4, not 4"),
     (TRAIN, "trainer=layout data=digits trainer.dim=1", "trainer.dim must be in [2, 4), not 1"),
@@ -186,7 +186,7 @@ COMMANDS = [
     (TRAIN, "data=file data.path=no.pt", "data.path=no.pt does not exist in <*>. Save a torch_geometric Data there "
                                          "with torch.save"),
     (TRAIN, "data=file data.path=folder", "data.path=folder is a folder. Give a file in it: data.path=FILE"),
-    (TRAIN, "data=file data.path=/dev/null", "data.path=/dev/null is a pipe or a device. Copy its content into a file"),
+    (TRAIN, "data=file data.path=/dev/null", "/dev/null is a device, not a file"),
     (TRAIN, "data=file data.path=https://a.org/g.pt", "data.path=https://a.org/g.pt is a web address. Download the "
                                                       "file and give its path"),
     (TRAIN, "cache_dir=/dev/null/cache", "cache_dir=/dev/null/cache: /dev/null is no directory"),

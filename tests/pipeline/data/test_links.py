@@ -106,7 +106,7 @@ def test_draws_are_uniform():
 
 
 @pytest.mark.parametrize("edges, fractions, error", [
-    ([[0], [1]], (0.6, 0.2), "data.train_fraction=0.6 of 1 link is none. Give more edges or other fractions"),
+    ([[0], [1]], (0.6, 0.2), "data.train_fraction=0.6 of 1 link is none. Raise it, or give more links"),
     ([[0, 0, 0], [1, 2, 3]], (0.9, 0.05), "data.valid_fraction=0.05 of 3 links is none"),
     ([[0, 1], [0, 1]], (0.6, 0.2), "no edge between two different nodes: there is no link to predict"),
     (list(zip(*itertools.permutations(range(4), 2))), (0.5, 0.2), "0 pairs of its 4 nodes are not linked, and")])

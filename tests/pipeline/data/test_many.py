@@ -251,16 +251,16 @@ def test_what_is_no_molecule_is_named_or_left_out(table, caplog):
 
 
 @pytest.mark.parametrize("text, keys, message", [
-    (TABLE, {"smiles_column": "mol"}, "data.smiles_column=mol: .* has the columns smiles, active, size, split"),
+    (TABLE, {"smiles_column": "mol"}, "data.smiles_column=mol: .* has no such column; there are smiles, active"),
     (TABLE, {"label_columns": ["split"]}, "data.label_columns=split: the column of .* no numbers"),
-    (TABLE, {"label_columns": ["toxic"]}, "data.label_columns=toxic: .* has the columns"),
+    (TABLE, {"label_columns": ["toxic"]}, "data.label_columns=toxic: .* has no such column"),
     (TABLE, {"split_column": "size"}, "row 0 .* of the column size is .*3.*, not train, valid or test"),
     ("smiles\nCCO\n", {}, "has no column of numbers for labels"),
     ("smiles,y\n", {}, "has a header, but no rows"),
     ("smiles,y,y\nC,1,2\n", {}, "the first line names the column 'y' twice"),
     ("smiles,y\nC,1,5\nCC,0,5\n", {}, "its rows have more cells than its head has names, 2"),
     ("smiles,y\nC,1\nCC,inf\n", {}, r"row 1 .* of the column y holds inf, which is no finite number"),
-    ("", {}, "molecules.csv is no table: No columns to parse from file"),
+    ("", {}, "molecules.csv is empty: its first line is to name the columns"),
     ("smiles,y\nX,1\n", {"skip_invalid": True}, "RDKit reads none of its 1 molecules")])
 def test_a_table_that_is_none_of_molecules(text, keys, message, table):
     table.write_text(text)

@@ -8,7 +8,7 @@ from parallel_epochs.pipeline.data.splits import divide, shuffle
 
 @pytest.mark.parametrize("count, fractions, sizes", [
     (10, (0.5, 0.25), (5, 2, 3)), (10, (0.35, 0.35), (3, 4, 3)), (11, (0.8, 0.1), (8, 1, 2)),
-    (3, (0.5, 0.5), (1, 2, 0)), (4, (0.0, 0.5), (0, 2, 2))])
+    (3, (0.5, 0.5), (1, 2, 0)), (4, (0.25, 0.0), (1, 0, 3))])
 def test_sizes_are_those_of_the_rounded_ends(count, fractions, sizes):
     """Each end is rounded down: with 0.35 and 0.35 of ten, seven are not for the test."""
     order = 2 * np.arange(count)[::-1].copy() + 1  # of numbers of which every other one is in no split

@@ -102,7 +102,7 @@ BAD = {
     "ragged.csv": ("1,2\n3,4,5\n", "ragged.csv is no table: Expected 2 fields in line 2, saw 3"),
     "x.npy": ("nothing", "x.npy is no array that numpy.save wrote"),
     "x.npz": ("nothing", "x.npz is no file that numpy.savez wrote"),
-    "x.pt": ("nothing", "x.pt is no tensor, nor a dict of tensors"),
+    "x.pt": ("nothing", "x.pt holds no tensors that torch.save wrote: it is text"),
     "x.parquet": ("nothing", "x.parquet is no table that can be read"),
     "x-idx3-ubyte": ("nothing", "x-idx3-ubyte is no file in IDX: it begins with 6e6f7468"),
     "x.gexf": ("nothing", "x.gexf: vectors are read from files that end with one of .npy, .npz, .csv"),

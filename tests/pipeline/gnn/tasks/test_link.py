@@ -190,7 +190,7 @@ def test_predictions_are_logits_of_pairs(trained, tmp_path):
             restore.restore(dataclasses.replace(options, pairs=str(wrong)))
     with pytest.raises(ValueError, match="needs a file for its predictions. Give output=TABLE or predictions=FILE"):
         restore.restore(dataclasses.replace(options, predictions=None))
-    for text, error in (("no tensor", "is no tensor that torch.save wrote"), (None, "does not exist")):
+    for text, error in (("no tensor", "holds no tensors that torch.save wrote: it is text"), (None, "does not exist")):
         wrong.unlink() if text is None else wrong.write_text(text)
         with pytest.raises(ValueError, match=error):
             restore.restore(dataclasses.replace(options, pairs=str(wrong)))

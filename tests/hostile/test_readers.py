@@ -1,0 +1,340 @@
+"""Files that nobody should have written: no regular files, cut short, or with odd values. Each ends in one line."""
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import shutil
+import socket
+import sqlite3
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.io
+import scipy.sparse as sp
+import torch
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.data.prepare import prepare
+from parallel_epochs.pipeline.graph import store
+from parallel_epochs.pipeline.run import checkpoint
+from tests.helpers.hostile import Case, check
+from tests.helpers.running import shell
+
+pytestmark = pytest.mark.slow
+
+NUM_NODES = 40
+ENDS = [(node, (node * 7 + step) % NUM_NODES) for node in range(NUM_NODES) for step in (1, 2, 3)]
+SMALL = "model.num_layers=2 model.hidden_channels=8 train.epochs=1 cache_dir=cache"
+TABLES = (f"pipeline.train data=tables data.nodes.path=nodes.csv data.edges.path=edges.csv data.nodes.features=[size] "
+          f"data.nodes.label=kind partition.num_parts=1 {SMALL}")
+GRAPH = f"pipeline.train data=file data.path=graph.pt partition.num_parts=1 {SMALL}"
+STORE = f"pipeline.train data=store data.path=stored partition.num_parts=1 {SMALL}"
+MANY = ("pipeline.train data=graph_files data.folder=graphs task=graph loader=graph evaluation=exact model.norm=batch "
+        f"{SMALL}")
+SMILES = MANY.replace("graph_files data.folder=graphs", "smiles data.path=molecules.csv")
+EDGES = "pipeline.train trainer=node_embedding data=edges trainer.dim=4 train.epochs=1 cache_dir=cache data.path="
+LINKS = f"pipeline.train task=link data=edges data.path=edges.tsv partition.num_parts=1 {SMALL}"
+TRIPLES = "pipeline.train trainer=knowledge data=triples trainer.dim=4 train.epochs=1 cache_dir=cache data.folder="
+VECTORS = "pipeline.train trainer=layout data=vectors train.epochs=1 cache_dir=cache data.path="
+EVALUATE, RESUME = "pipeline.evaluate run=runs/graph", "pipeline.train resume=runs/graph"
+BEST, LAST = "runs/graph/checkpoints/best.pt", "runs/graph/checkpoints/last.pt"
+PREDICT = "pipeline.predict run=runs/"
+Write = Callable[[Path], object]
+
+
+def graph_of(num_nodes: int) -> dict[str, Any]:
+    """Make a graph with features, labels and masks."""
+    edges = torch.tensor([(node, (node * 7 + step) % num_nodes) for node in range(num_nodes) for step in (1, 2, 3)]).T
+    part = torch.arange(num_nodes) % 3
+    return {"edge_index": torch.cat([edges, edges.flip(0)], 1), "x": torch.arange(3. * num_nodes).view(-1, 3) / 100,
+            "y": torch.arange(num_nodes) % 2, "train_mask": part == 0, "valid_mask": part == 1, "test_mask": part == 2}
+
+
+def write_data(folder: Path) -> None:
+    """Write data of every kind, all of which train."""
+    nodes = pd.DataFrame({"id": range(NUM_NODES), "size": range(NUM_NODES), "kind": np.arange(NUM_NODES) % 2})
+    nodes.to_csv(folder / "nodes.csv", index=False)
+    nodes.to_parquet(folder / "nodes.parquet")
+    with sqlite3.connect(folder / "nodes.db") as db:
+        nodes.to_sql("nodes", db, index=False)
+    (folder / "edges.csv").write_text("source,target\n" + "".join(f"{a},{b}\n" for a, b in ENDS))
+    (folder / "edges.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in ENDS))
+    (folder / "kinds.txt").write_text("".join(f"{n} k{n % 2}\n" for n in range(NUM_NODES)))
+    (folder / "molecules.csv").write_text(molecules(lambda n: f"{'C' * (n + 1)}O,{n % 2}"))
+    np.save(folder / "edges.npy", np.array(ENDS))
+    scipy.io.savemat(folder / "edges.mat", {"network": np.eye(NUM_NODES)})
+    sp.save_npz(folder / "edges.npz", sp.eye_array(NUM_NODES).tocsr())
+    torch.save(graph_of(NUM_NODES), folder / "graph.pt")
+    x = np.random.default_rng(0).normal(size=(60, 4))
+    np.save(folder / "x.npy", x), np.savez_compressed(folder / "x.npz", x=x)
+    torch.save(torch.from_numpy(x), folder / "x.pt"), torch.save(torch.tensor([[0, 1]]), folder / "pairs.pt")
+    pd.DataFrame(x, columns=list("abcd")).to_parquet(folder / "x.parquet")
+    (folder / "x.csv").write_text("".join(f"{n % 7},{n % 5},{n}\n" for n in range(60)))
+    (folder / "kg").mkdir(), (folder / "graphs").mkdir()
+    for number, split in enumerate(("train", "valid", "test")):
+        (folder / "kg" / f"{split}.txt").write_text("".join(f"{a}\tr{a % 2}\t{b}\n" for a, b in ENDS[number::3]))
+    with tarfile.open(folder / "kg.tar.gz", "w:gz") as archive:
+        archive.add(folder / "kg", "kg")
+    for number in range(12):
+        one = {key: value for key, value in graph_of(5).items() if key in ("edge_index", "x")}
+        torch.save({**one, "y": number % 2}, folder / "graphs" / f"{number}.pt")
+    graph = {**graph_of(NUM_NODES), "y": (torch.arange(NUM_NODES) % 2).unsqueeze(1)}
+    with store.StoreWriter(folder / "stored") as writer:
+        store.write_graph(writer, prepare(Data(**graph, metric="acc", num_nodes=NUM_NODES), origin="toy"))
+
+
+def molecules(line: Callable[[int], str], head: str = "smiles,active") -> str:
+    return "\n".join([head, *map(line, range(12))]) + "\n"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    """A folder with data and three runs."""
+    folder = tmp_path_factory.mktemp("written")
+    write_data(folder)
+    for name, typed in (("graph", GRAPH), ("kg", f"{TRIPLES}kg"), ("link", LINKS)):
+        done = shell(*typed.split(), f"hydra.run.dir=runs/{name}", cwd=folder)
+        assert done.returncode == 0, done.stderr
+        (folder / "runs" / name / "train.log").unlink()  # a resumed run appends to it
+    return folder
+
+
+def special(name: str, kind: str) -> Write:
+    """Replace a file by what is no regular file."""
+    def write(folder: Path) -> None:
+        path = folder / name
+        path.unlink(missing_ok=True)
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "device":
+            path.symlink_to("/dev/zero")
+        elif kind == "directory":
+            path.mkdir()
+        else:
+            here = os.open(".", os.O_RDONLY)
+            os.chdir(path.parent)  # the path of a socket may have 107 bytes
+            with socket.socket(socket.AF_UNIX) as opened:
+                opened.bind(path.name)
+            os.fchdir(here), os.close(here)
+    return write
+
+
+def text(name: str, content: str) -> Write:
+    return lambda folder: (folder / name).write_text(content)
+
+
+def array(name: str, value: np.ndarray) -> Write:
+    return lambda folder: np.save(folder / name, value)
+
+
+def halved(name: str, source: str | None = None, pack: Callable[[bytes], bytes] = bytes) -> Write:
+    """Pack a file, perhaps under another name, and leave half of it."""
+    def write(folder: Path) -> None:
+        content = pack((folder / (source or name)).read_bytes())
+        (folder / (source or name)).unlink()
+        (folder / name).write_bytes(content[:len(content) // 2])
+    return write
+
+
+def zipped(content: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("inside.txt", content)
+    return file.getvalue()
+
+
+def zstd(content: bytes) -> bytes:
+    return b"\x28\xb5\x2f\xfd" + lzma.compress(content)
+
+
+def sqlite_of(sql: str) -> Write:
+    def write(folder: Path) -> None:
+        db = sqlite3.connect(folder / "edges.db")
+        db.executescript(sql)
+        db.close()
+    return write
+
+
+def duckdb_of(sql: str) -> Write:
+    def write(folder: Path) -> None:
+        import duckdb
+
+        with duckdb.connect(str(folder / "edges.duckdb")) as db:
+            db.execute(sql)
+    return write
+
+
+def mat_of(**values: object) -> Write:
+    return lambda folder: scipy.io.savemat(folder / "edges.mat", values)
+
+
+def changed(name: str, **values: object) -> Write:
+    """Change the keys of a dict that torch.save wrote; None deletes a key."""
+    def write(folder: Path) -> None:
+        saved = {**torch.load(folder / name), **values}
+        saved = {key: value for key, value in saved.items() if value is not None and key != "sha256"}
+        checkpoint.save(folder / name, saved) if "checkpoints" in name else torch.save(saved, folder / name)
+    return write
+
+
+def nothing_of(name: str, kind: str) -> str:
+    return f"{name} is a {kind}, not a file"
+
+
+def on(file: str, of: str = EDGES) -> str:
+    return of + file
+
+
+def database(file: str) -> str:
+    return f"{TABLES.replace('edges.csv', file)} data.edges.table=edges"
+
+
+ENDLESS = ("CREATE VIEW edges AS WITH RECURSIVE c(source) AS (SELECT 1 UNION ALL SELECT source + 1 FROM c) "
+           "SELECT source, source + 1 AS target FROM c")
+A_VIEW = ("data.edges.table=edges: this is a view of {}. A view can read other files or yield rows without end, so "
+          "only tables are read: save its rows by CREATE TABLE rows_of_edges AS SELECT * FROM edges")
+CUT_SHORT = "{} is damaged or cut short: Compressed file ended before the end-of-stream marker was reached"
+TOO_MANY = ("{} names node {} and has {}: every number below is a node too, and {} nodes take at least {}. Number the "
+            "nodes from 0 without gaps, or save the edges as a text file for data=edges, whose ids may be any")
+NO_FIT = "<*>{} is damaged, or of another run: its content does not fit (<*>)"
+
+SPECIAL = [
+    ("nodes.csv", "pipe", TABLES), ("edges.csv", "device", TABLES), ("nodes.csv", "socket", TABLES),
+    ("graph.pt", "pipe", GRAPH), ("graph.pt", "device", GRAPH), ("edges.tsv", "pipe", on("edges.tsv")),
+    ("edges.npy", "device", on("edges.npy")), ("edges.mat", "pipe", on("edges.mat")),
+    ("edges.npz", "directory", on("edges.npz")), ("edges.tsv", "socket", on("edges.tsv")),
+    ("kinds.txt", "pipe", on("edges.tsv data.labels=kinds.txt")), ("kg/train.txt", "pipe", TRIPLES + "kg"),
+    ("kg/valid.txt", "device", TRIPLES + "kg"), ("kg/test.txt", "directory", TRIPLES + "kg"),
+    ("kg.tar.gz", "device", TRIPLES + "kg.tar.gz"), ("x.npy", "pipe", on("x.npy", VECTORS)),
+    ("x.csv", "device", on("x.csv", VECTORS)), ("x.parquet", "pipe", on("x.parquet", VECTORS)),
+    ("x.pt", "device", on("x.pt", VECTORS)), ("names.txt", "pipe", on("x.npy data.labels=names.txt", VECTORS)),
+    ("graphs/3.pt", "pipe", MANY), ("graphs/0.pt", "device", MANY), ("molecules.csv", "pipe", SMILES),
+    ("stored/manifest.json", "pipe", STORE), ("stored/edges.bin", "device", STORE),
+    ("pairs.csv", "pipe", PREDICT + "link pairs=pairs.csv output=o.csv"),
+    ("pairs.pt", "device", PREDICT + "link pairs=pairs.pt predictions=o.pt"),
+    ("ids.csv", "pipe", PREDICT + "graph output_nodes=ids.csv output=o.csv"),
+    ("asked.txt", "pipe", PREDICT + "kg triples=asked.txt predictions=o.tsv"),
+    ("runs/graph/config.yaml", "device", EVALUATE), (BEST, "pipe", EVALUATE)]
+
+CASES = [
+    *(Case(f"a {kind} as {name}", typed, nothing_of(name, kind), special(name, kind), 60)
+      for name, kind, typed in SPECIAL),
+    *(Case(f"an endless view of {kind}, {rows}", database(f"edges.{kind}"), A_VIEW.format(f"edges.{kind}"),
+           write(ENDLESS + where), 60)
+      for kind, write in (("db", sqlite_of), ("duckdb", duckdb_of))
+      for rows, where in (("with rows", ""), ("without", " WHERE source < 0"))),
+    Case("an array of a node too far", on("edges.npy"), TOO_MANY.format(
+        "edges.npy", "2,147,483,646", "2 edges", "2,147,483,647", "25.8 GB"),
+        array("edges.npy", np.array([[0, 1], [1, 2**31 - 2]])), 60),
+    Case("a matrix of too many rows", on("edges.npz"), TOO_MANY.format(
+        "edges.npz", "2,147,483,645", "1 edge", "2,147,483,646", "25.8 GB"),
+        lambda folder: sp.save_npz(folder / "edges.npz", sp.coo_array(([1.0], ([0], [1])), (2**31 - 2, 2**31 - 2))),
+        60),
+    Case("a graph of a node too far", on("graph.pt", EDGES.replace("data=edges", "data=file")), TOO_MANY.format(
+        "graph.pt: edge_index", "2,147,483,645", "2 edges", "2,147,483,646", "25.8 GB"),
+        lambda folder: torch.save({"edge_index": torch.tensor([[0, 1], [1, 2**31 - 3]])}, folder / "graph.pt"), 60),
+    Case("one of many graphs with a node too far", MANY, TOO_MANY.format(
+        "graphs/3.pt: edge_index", "1,099,511,627,776", "1 edge", "1,099,511,627,777", "13.2 TB"),
+        changed("graphs/3.pt", edge_index=torch.tensor([[0], [2**40]]), x=None), 60),
+
+    *(Case(f"half of {source} by {ending}", typed.replace(source, source + ending), CUT_SHORT.format(source + ending),
+           halved(source + ending, source, pack))
+      for ending, pack, source, typed in (
+        (".gz", gzip.compress, "nodes.csv", TABLES), (".gz", gzip.compress, "edges.tsv", on("edges.tsv")),
+        (".gz", gzip.compress, "kg/train.txt", TRIPLES + "kg"), (".gz", gzip.compress, "x.csv", on("x.csv", VECTORS)),
+        (".gz", gzip.compress, "molecules.csv", SMILES), (".bz2", bz2.compress, "edges.tsv", on("edges.tsv")),
+        (".bz2", bz2.compress, "kinds.txt", on("edges.tsv data.labels=kinds.txt")),
+        (".xz", lzma.compress, "edges.tsv", on("edges.tsv")))),
+    *(Case(f"half of {source} by {ending}", typed.replace(source, source + ending),
+           f"{source}{ending} is {kind}: unpack it", halved(source + ending, source, pack))
+      for ending, pack, kind in ((".zip", zipped, "a zip archive"), (".zst", zstd, "packed by zstd"))
+      for source, typed in (("edges.tsv", on("edges.tsv")), ("molecules.csv", SMILES))),
+    *(Case(f"half of {name}", typed, message, halved(name)) for name, typed, message in (
+        ("graph.pt", GRAPH, "graph.pt is no saved torch_geometric Data: it is damaged or cut short; save one with "
+         "torch.save"),
+        ("graphs/3.pt", MANY, "graphs/3.pt is no saved torch_geometric Data: it is damaged or cut short; save one with "
+         "torch.save"),
+        ("x.pt", on("x.pt", VECTORS), "x.pt holds no tensors that torch.save wrote: it is damaged or cut short"),
+        ("pairs.pt", PREDICT + "link pairs=pairs.pt predictions=o.pt",
+         "pairs=pairs.pt holds no tensors that torch.save wrote: it is damaged or cut short"),
+        ("x.npy", on("x.npy", VECTORS), "x.npy is no array that numpy.save wrote: <*>"),
+        ("x.npz", on("x.npz", VECTORS), "x.npz is no file that numpy.savez wrote: File is not a zip file"),
+        ("x.parquet", on("x.parquet", VECTORS), "x.parquet is no table that can be read: <*>"),
+        ("edges.npy", on("edges.npy"), "edges.npy is no array that numpy.save wrote: <*>"),
+        ("edges.npz", on("edges.npz"), "edges.npz is no matrix that scipy.sparse.save_npz wrote: <*>"),
+        ("edges.mat", on("edges.mat"), "edges.mat is no MATLAB file that can be read: <*>"),
+        ("nodes.parquet", TABLES.replace("nodes.csv", "nodes.parquet"),
+         "nodes.parquet is no Parquet file that can be read: <*>"),
+        ("nodes.db", TABLES.replace("nodes.csv", "nodes.db data.nodes.table=nodes"),
+         "nodes.db cannot be read: database disk image is malformed"),
+        ("kg.tar.gz", TRIPLES + "kg.tar.gz", CUT_SHORT.format("kg.tar.gz")),
+        ("stored/x.bin", STORE, "stored/x.bin is damaged: it has 240 bytes, the manifest says 480"),
+        ("stored/manifest.json", STORE, "stored/manifest.json is damaged: it is not JSON (<*>)"),
+        (BEST, EVALUATE, f"{BEST} is damaged: it cannot be read (<*>)"))),
+
+    *(Case(f"a best checkpoint without {key}", EVALUATE, f"{BEST} is damaged: it has no {key}",
+           changed(BEST, **{key: None})) for key in ("model", "round", "epoch")),
+    Case("a best checkpoint of a list", EVALUATE, NO_FIT.format(BEST), changed(BEST, model=[1])),
+    Case("a best checkpoint of text", EVALUATE, NO_FIT.format(BEST), changed(BEST, settings="train.lr")),
+    Case("a best checkpoint of knowledge without model", "pipeline.evaluate run=runs/kg",
+         "runs/kg/checkpoints/best.pt is damaged: it has no model", changed("runs/kg/checkpoints/best.pt", model=None)),
+    *(Case(f"a last checkpoint without {key}", RESUME, f"<*>{LAST} is damaged: it has no {key}",
+           changed(LAST, **{key: None})) for key in ("model", "progress", "num_ranks", "arithmetic", "optimizer")),
+    Case("a last checkpoint with odd progress", RESUME, NO_FIT.format(LAST), changed(LAST, progress={"steps": 3})),
+
+    Case("a complex matrix", on("edges.mat"), "edges.mat: network holds complex128; weights are real numbers",
+         mat_of(network=np.eye(4) * 1j)),
+    Case("a matrix of text", on("edges.mat"), "edges.mat: network holds <U5; weights are numbers",
+         mat_of(network="hello")),
+    Case("complex labels", on("edges.mat"), "edges.mat: group holds complex128; labels are 0 and 1",
+         mat_of(network=np.eye(4), group=np.eye(4) * 1j)),
+    Case("molecules without a bond", SMILES, None, text("molecules.csv", molecules(lambda n: f"C,{n % 2}"))),
+    Case("a molecule without a bond", SMILES, None,
+         text("molecules.csv", molecules(lambda n: f"{'C' * (n + 1)},{n % 2}"))),
+    *(Case(f"huge numbers in {key}", typed, f"loss is nan in round 1, step 1, batch 1 (<*> nodes); the weights have "
+           f"not moved. Probably, column 0 of {key} holds 3e+38, and the square of a number beyond 1.8e+19 overflows "
+           "float32: divide the column by a constant", write)
+      for key, typed, write in (
+        ("x", GRAPH, changed("graph.pt", x=torch.full((NUM_NODES, 3), 3e38))),
+        ("edge_attr", LINKS, text("edges.tsv", "".join(f"{a}\t{b}\t3e38\n" for a, b in ENDS))))),
+    Case("huge vectors", on("x.npy", VECTORS), "x.npy: column 0 of the vectors holds 3e+38, and the square of a number "
+         "beyond 1.8e+19 overflows float32: divide the column by a constant",
+         array("x.npy", np.full((60, 4), 3e38))),
+    *(Case(f"columns that differ by case in {name}", TABLES, f"{name}: the columns {one!r} and {other!r} differ only "
+           "by case, and data=tables reads them as one: rename one of them", text(name, content))
+      for name, one, other, content in (("nodes.csv", "size", "Size", "id,size,Size,kind\n1,2,3,4\n"),
+                                        ("edges.csv", "source", "SOURCE", "source,target,SOURCE\n1,2,3\n"))),
+    Case("no row for training", f"{TABLES} data.nodes.split_column=part", "nodes.csv: the train split is empty: no row "
+         "with a label has train in the column part (data.nodes.split_column)",
+         text("nodes.csv", "id,size,kind,part\n" + "".join(f"{n},{n},{n % 2},valid\n" for n in range(NUM_NODES)))),
+    Case("a fraction of nothing", f"{TABLES} data.train_fraction=0.001",
+         "data.train_fraction=0.001 of 40 labels is none. Raise it, or give more labels"),
+    Case("no molecule for training", f"{SMILES} data.split_column=part", "molecules.csv: the train split is empty: no "
+         "row has train in the column part (data.split_column)",
+         text("molecules.csv", molecules(lambda n: f"{'C' * (n + 1)},{n % 2},valid", "smiles,active,part"))),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_file_is_refused_in_one_line(case, written, tmp_path):
+    folder = tmp_path / "here"
+    shutil.copytree(written, folder)
+    check(case, folder)
+
+
+def test_a_zipped_table_has_a_limit_of_size(written, tmp_path, monkeypatch):
+    monkeypatch.setenv("PARALLEL_EPOCHS_MAX_UNPACKED", "1MB")
+    folder = tmp_path / "here"
+    shutil.copytree(written, folder)
+    check(Case("zipped", TABLES.replace("edges.csv", "edges.csv.gz"), "edges.csv.gz unpacks to more than 1 MB: if that "
+               "is right, raise the limit PARALLEL_EPOCHS_MAX_UNPACKED",
+               lambda folder: (folder / "edges.csv.gz").write_bytes(gzip.compress(
+                   b"source,target\n" + b"1,2\n" * 500_000))), folder)
