@@ -110,8 +110,10 @@ def _add_runs(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the benchmarks of aggregations, layers and models."""
-    add(bench_aggregate, "time and memory of one aggregation, compared with PyG's and with the limit of the machine",
-        CLUSTER, repeat=3)
+    aggregate = add(bench_aggregate, "time and memory of one aggregation, compared with PyG's, plain and compiled by "
+                    "torch.compile, and with the limit of the machine", CLUSTER, repeat=3)
+    aggregate.add_argument("--eager", action="store_true", help="leave out torch.compile, which takes a minute for each "
+                           "row")
     layer = add(bench_layer, "time and memory of one layer with norm, activation and dropout, compared with PyG's",
                 CLUSTER, channels=64, repeat=3)
     layer.add_argument("--full", action="store_true",

@@ -10,9 +10,17 @@ from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 
 from parallel_epochs.models.aggregate import aggregate, backend
+from parallel_epochs.pipeline.run.errors import one_line
 from parallel_epochs.scripts.bench import graphs, machine
 from parallel_epochs.scripts.bench.machine import Machine
-from parallel_epochs.scripts.bench.measure import assert_close, extra_of_both, say, side_by_side, write_row
+from parallel_epochs.scripts.bench.measure import (
+    assert_close,
+    describe_extensions,
+    extra_of_both,
+    say,
+    side_by_side,
+    write_row,
+)
 
 EPS = 1e-7
 # Up to this number of edges our output is compared with PyG's in float64, as its float32 has rounding errors too.
@@ -33,9 +41,9 @@ class Case:
 CASES = (Case(), Case(channels=128), Case(edge_dim=0), Case(aggr="max"), Case(aggr="power"))
 
 
-def bench_aggregate(num_nodes: int, num_edges: int, repeat: int) -> None:
+def bench_aggregate(num_nodes: int, num_edges: int, repeat: int, eager: bool = False) -> None:
     data = graphs.proteins(num_nodes, num_edges // 2 * 2)
-    rows = [_measure(case, data, repeat) for case in CASES]
+    rows = [_measure(case, data, repeat, eager) for case in CASES]
     # The best of the whole run, as other users of the machine slow down one case and not the next.
     best = Machine(max(row["bytes_per_s"] for row in rows), max(row["operations_per_s"] for row in rows))
     writer = None
@@ -72,7 +80,7 @@ def _in_float64(conv: pyg.GENConv, edge_index: Tensor, attr: Tensor | None, grad
     return {"out": out.detach(), **dict(zip(leaves, gradients, strict=True))}
 
 
-def _measure(case: Case, data: Data, repeat: int) -> dict:
+def _measure(case: Case, data: Data, repeat: int, eager: bool) -> dict:
     say(f"{case}, {backend(torch.empty(1, 1), data.edge_index)}")
     torch.manual_seed(0)
     channels, plain = case.channels, data.edge_index.as_tensor()
@@ -112,14 +120,42 @@ def _measure(case: Case, data: Data, repeat: int) -> dict:
     # The gradients of t and p are sums over all nodes and channels, with terms of both signs.
     scales = {param: float(_sizes_of_terms(a["out"], gradient[indptr.diff() > 0], param).sum())} if param else {}
     assert_close(a, b, tolerance=1e-4 if plain.size(1) > MAX_EXACT_EDGES else 1e-5, scales=scales)
-    del a, b
+    del a
     row = {"bench": "aggregate", "aggr": case.aggr, "channels": channels, "edge_dim": case.edge_dim,
-           "num_nodes": data.num_nodes, "num_edges": plain.size(1), **side_by_side(theirs, ours, repeat, inner=9)}
+           "num_nodes": data.num_nodes, "num_edges": plain.size(1), "pyg_with": describe_extensions(),
+           **side_by_side(theirs, ours, repeat, inner=9)}
+    if not eager:
+        row |= _compiled(lambda: conv.propagate(plain, x=(x, x), edge_attr=attr, size=None), backward, ours, b, repeat,
+                         indptr.diff() > 0)
+    del b
     row |= extra_of_both(theirs, ours)
     row["extra_ratio"] = round(row["pyg_extra_mib"] / max(row["ours_extra_mib"], 0.1), 1)
 
     say(f"extra memory: PyG {row['pyg_extra_mib']:.0f} MiB, ours {row['ours_extra_mib']:.1f} MiB")
     return row | _beside_the_machine(case, data, lambda: ours(grad=False))
+
+
+def _compiled(propagate: Callable[[], Tensor], backward: Callable[[Tensor], dict[str, Tensor]],
+              ours: Callable[[], object], exact: dict[str, Tensor], repeat: int, has_neighbors: Tensor) -> dict:
+    """Time PyG's layer as torch.compile makes it; without columns of numbers where that fails.
+
+    Args:
+        exact: the output, of the nodes with neighbours, and the gradients to compare with.
+    """
+    columns = [f"{name}_{what}{unit}" for name, unit in (("compiled", "_s"), ("ours_beside_compiled", "_s"),
+                                                         ("compiled_ratio", "")) for what in ("median", "min", "max")]
+    compiled = torch.compile(propagate)
+    try:
+        found = backward(compiled())
+    except Exception as error:  # of whatever kind the compiler raises
+        say(f"torch.compile of PyG's layer failed: {one_line(error)[:200]}")
+        return dict.fromkeys(columns, "")
+    found["out"] = found["out"][has_neighbors]
+    compared = ("out", "x", "weight")
+    assert_close({name: found[name] for name in compared if name in found},
+                 {name: exact[name] for name in compared if name in found}, tolerance=1e-4)
+    return side_by_side(lambda: backward(compiled()), ours, repeat, inner=9, peer="compiled",
+                        others=("ours_beside_compiled", "compiled_ratio"))
 
 
 def _numbers(case: Case, *shape: int, scale: float = 1.0) -> Tensor:

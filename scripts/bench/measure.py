@@ -18,6 +18,7 @@ from types import ModuleType
 import torch
 import torch_geometric
 from torch import Tensor
+from torch_geometric import typing
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import RunConfig
@@ -36,6 +37,15 @@ def import_peer(module: str, package: str) -> ModuleType:
     except ImportError:
         raise SystemExit(f"this benchmark compares with {package}, which is not installed: pip install {package}"
                          ) from None
+
+
+def describe_extensions() -> str:
+    """Say which of the packages with kernels for PyG are installed; PyG uses them without being asked."""
+    found = []
+    for module, is_used in (("pyg_lib", typing.WITH_PYG_LIB), ("torch_scatter", typing.WITH_TORCH_SCATTER)):
+        version = getattr(importlib.import_module(module), "__version__", "installed") if is_used else "not installed"
+        found.append(f"{module} {version}")
+    return ", ".join(found)
 
 
 def say(message: str) -> None:
@@ -70,10 +80,12 @@ def seconds_of(function: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def side_by_side(theirs: Callable[[], object], ours: Callable[[], object], repeat: int, inner: int = 1) -> dict:
+def side_by_side(theirs: Callable[[], object], ours: Callable[[], object], repeat: int, inner: int = 1, *,
+                 peer: str = "pyg", others: tuple[str, ...] = ("ours", "ratio")) -> dict:
     """Time two functions in turn, after a warm-up call of each.
 
     Args:
+        peer, others: names of the columns of `theirs`, of `ours` and of the ratio.
         repeat: number of rounds. Each gives one ratio.
         inner: number of calls of `ours` in a round; their median counts.
 
@@ -85,10 +97,10 @@ def side_by_side(theirs: Callable[[], object], ours: Callable[[], object], repea
     for round_ in range(repeat):
         a, b = seconds_of(theirs), statistics.median(seconds_of(ours) for _ in range(inner))
         rounds.append((a, b, a / b))
-        say(f"round {round_ + 1}: PyG {a:.3f} s, ours {b:.4f} s, ratio {a / b:.1f}")
+        say(f"round {round_ + 1}: {peer} {a:.3f} s, ours {b:.4f} s, ratio {a / b:.1f}")
     columns = {}
-    for name, values in zip(("pyg", "ours", "ratio"), zip(*rounds)):
-        unit = "" if name == "ratio" else "_s"
+    for name, values in zip((peer, *others), zip(*rounds)):
+        unit = "" if name.endswith("ratio") else "_s"
         columns |= {f"{name}_{what.__name__}{unit}": round(what(values), 2 if name == "ratio" else 4)
                     for what in (statistics.median, min, max)}
     return columns

@@ -57,7 +57,7 @@ def components(sizes: list[int]) -> dict:
                         for size in sizes]}
 
 
-def write_scores(folder: Path, kind: str, num_labels: int = 3, **fields) -> Path:
+def write_scores(folder: Path, kind: str, num_labels: int = 3, /, **fields) -> Path:
     """Write what a run leaves of each label: two rows of a class are right, and one is taken for the next class.
 
     Args:

@@ -15,7 +15,7 @@ from tests.helpers.running import ROOT
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
 @pytest.mark.parametrize("bench, rows", [
-    (["aggregate", "--repeat", "1"], 5), (["layer", "--repeat", "1"], 1),
+    (["aggregate", "--repeat", "1", "--eager"], 5), (["layer", "--repeat", "1"], 1),
     (["step", "--repeat", "1", "--pyg-layers", "3", "--layers", "4"], 2),
     (["depth", "--repeat", "1", "--channels", "24", "--layers", "2"], 6), (["inference", "--layers", "2"], 1)])
 def test_benchmarks_beside_pyg(bench, rows):

@@ -9,7 +9,7 @@ import pytest
 
 from parallel_epochs.pipeline.run.log import read_records
 from parallel_epochs.scripts import report
-from tests.helpers.report_runs import components, write_records, write_run
+from tests.helpers.report_runs import components, write_records, write_run, write_scores
 
 pytestmark = pytest.mark.system
 WIDTHS = (400, 900, 1600)
@@ -42,6 +42,7 @@ def pages(tmp_path_factory):
                          hardware=hardware) for lr in (0.1, 0.2) for seed in range(3)]
     (folders[0] / "components.json").write_text(json.dumps(components([20, 9, 3, 1])))
     folders.append(write_run(folder / "other", climb, metric="rocauc", finished=False, num_ranks=2))
+    write_scores(folders[0], "classes", 18, names=[f"section of packages {number}" for number in range(18)])
     out = {}
     early = write_run(folder / "early", [0.9, *climb[:9]])  # the best epoch is at the left edge
     for name, chosen in (("one", folders[:1]), ("early", [early]), ("several", folders)):
@@ -156,6 +157,25 @@ def test_tables_are_sorted_and_texts_copied(browser, pages):
     browser.wait_for("document.querySelector('.copy').textContent == 'Copied'")
     assert browser.run("document.getElementById('announce').textContent") == "Copied"
     assert browser.run("navigator.clipboard.readText()") == "python -m pipeline.train -m seed=0,1,2"
+
+
+def test_a_table_that_is_too_wide_says_so_until_it_is_not(browser, pages):
+    hints = """[...document.querySelectorAll('.wide')].filter((wide) => !wide.closest('details:not([open])'))
+        .map((wide) => [wide, wide.nextElementSibling]).map(([wide, hint]) => [
+            wide.scrollWidth > wide.clientWidth + 1, !hint.hidden && hint.textContent.startsWith("Scroll sideways")])"""
+    for width, least in ((390, 4), (1600, 0)):
+        browser.open(pages["one"], width=width)
+        browser.wait_for(f"({hints}).every(([scrolls, says]) => scrolls === says)")
+        assert sum(scrolls for scrolls, _ in browser.run(hints)) >= least
+    browser.open(pages["one"], width=390)
+    table = "document.querySelector('#confusion .wide')"
+    first = f"{table}.querySelector('tbody th').getBoundingClientRect().left"
+    before = browser.run(first)
+    browser.run(f"{table}.scrollLeft = 1e6")
+    browser.wait_for(f"{table}.classList.contains('at-end')")
+    assert browser.run(first) == before  # the names of the rows stay
+    browser.run("document.querySelector('details').open = true")  # a table that had no width
+    browser.wait_for(f"({hints}).every(([scrolls, says]) => scrolls === says)")
 
 
 def test_it_prints_in_the_light_theme(browser, pages):
