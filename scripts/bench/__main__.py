@@ -112,8 +112,7 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the benchmarks of aggregations, layers and models."""
     aggregate = add(bench_aggregate, "time and memory of one aggregation, compared with PyG's, plain and compiled by "
                     "torch.compile, and with the limit of the machine", CLUSTER, repeat=3)
-    aggregate.add_argument("--eager", action="store_true", help="leave out torch.compile, which takes a minute for each "
-                           "row")
+    aggregate.add_argument("--eager", action="store_true", help="leave out torch.compile, which takes a minute a row")
     layer = add(bench_layer, "time and memory of one layer with norm, activation and dropout, compared with PyG's",
                 CLUSTER, channels=64, repeat=3)
     layer.add_argument("--full", action="store_true",

@@ -112,31 +112,31 @@ def _measure(case: Case, data: Data, repeat: int, eager: bool) -> dict:
         out = aggregate(x, data.edge_index, attr, weight, bias, aggr=case.aggr, eps=EPS, kernel="fused", **scalar)
         return backward(out) if grad else out
 
-    a, b = ours(), theirs()
+    a, b, connected = ours(), theirs(), indptr.diff() > 0
     if plain.size(1) <= MAX_EXACT_EDGES:
         b = _in_float64(conv, plain, attr, gradient, x, inputs)
     for side in (a, b):  # without neighbours our result is 0 and PyG's is its lower bound
-        side["out"] = side["out"][indptr.diff() > 0]
+        side["out"] = side["out"][connected]
     # The gradients of t and p are sums over all nodes and channels, with terms of both signs.
-    scales = {param: float(_sizes_of_terms(a["out"], gradient[indptr.diff() > 0], param).sum())} if param else {}
+    scales = {param: float(_sizes_of_terms(a["out"], gradient[connected], param).sum())} if param else {}
     assert_close(a, b, tolerance=1e-4 if plain.size(1) > MAX_EXACT_EDGES else 1e-5, scales=scales)
-    del a
     row = {"bench": "aggregate", "aggr": case.aggr, "channels": channels, "edge_dim": case.edge_dim,
            "num_nodes": data.num_nodes, "num_edges": plain.size(1), "pyg_with": describe_extensions(),
            **side_by_side(theirs, ours, repeat, inner=9)}
     if not eager:
         row |= _compiled(lambda: conv.propagate(plain, x=(x, x), edge_attr=attr, size=None), backward, ours, b, repeat,
-                         indptr.diff() > 0)
-    del b
-    row |= extra_of_both(theirs, ours)
-    row["extra_ratio"] = round(row["pyg_extra_mib"] / max(row["ours_extra_mib"], 0.1), 1)
+                         connected)
+    return row | _extra_memory(theirs, ours) | _beside_the_machine(case, data, lambda: ours(grad=False))
 
+
+def _extra_memory(theirs: Callable[[], object], ours: Callable[[], object]) -> dict:
+    row = extra_of_both(theirs, ours)
     say(f"extra memory: PyG {row['pyg_extra_mib']:.0f} MiB, ours {row['ours_extra_mib']:.1f} MiB")
-    return row | _beside_the_machine(case, data, lambda: ours(grad=False))
+    return row | {"extra_ratio": round(row["pyg_extra_mib"] / max(row["ours_extra_mib"], 0.1), 1)}
 
 
 def _compiled(propagate: Callable[[], Tensor], backward: Callable[[Tensor], dict[str, Tensor]],
-              ours: Callable[[], object], exact: dict[str, Tensor], repeat: int, has_neighbors: Tensor) -> dict:
+              ours: Callable[[], object], exact: dict[str, Tensor], repeat: int, connected: Tensor) -> dict:
     """Time PyG's layer as torch.compile makes it; without columns of numbers where that fails.
 
     Args:
@@ -150,7 +150,7 @@ def _compiled(propagate: Callable[[], Tensor], backward: Callable[[Tensor], dict
     except Exception as error:  # of whatever kind the compiler raises
         say(f"torch.compile of PyG's layer failed: {one_line(error)[:200]}")
         return dict.fromkeys(columns, "")
-    found["out"] = found["out"][has_neighbors]
+    found["out"] = found["out"][connected]
     compared = ("out", "x", "weight")
     assert_close({name: found[name] for name in compared if name in found},
                  {name: exact[name] for name in compared if name in found}, tolerance=1e-4)

@@ -55,8 +55,8 @@ def bench_triples(folder: str, dim: int, batch_size: int, num_negatives: int, nu
         assert len(ends) == num_steps + 1, ends
         seconds = {"ours": _train_ours(config, data, num_steps), "PyKEEN": (ends[0] - start, ends[-1] - ends[0])}
         for name, (setup, taken) in seconds.items():
-            say(f"round {round_ + 1}, {name}: {scored / taken / 1e6:.2f} M scored triples per second, after {setup:.2f} s "
-                "of set-up")
+            say(f"round {round_ + 1}, {name}: {scored / taken / 1e6:.2f} M scored triples per second, after "
+                f"{setup:.2f} s of set-up")
             writer = write_row(writer, {
                 "bench": "triples", "what": name, "round": round_, "dim": dim, "num_negatives": num_negatives,
                 "scored": scored, "setup_seconds": round(setup, 3), "seconds": round(taken, 3),
