@@ -300,7 +300,7 @@ class GNNTrainer:
             where += f", batch {batch.cluster + 1} ({batch.num_nodes:,} nodes)"
         mend = "the weights have not moved. Try a lower train.lr, train.clip_grad_norm or train.precision=fp32"
         if large := None if batch is None else next(filter(None, (
-                find_large(key, batch[key]) for key in ("x", "edge_attr") if batch.get(key) is not None)), None):
+                find_large(key, batch[key]) for key in ("edge_attr", "x") if batch.get(key) is not None)), None):
             mend = f"the weights have not moved. Probably, {large}"
         elif self.progress.step == 0:
             mend = "the model has not learned yet, so train.lr is not the cause. Look for extreme values in the " \

@@ -28,6 +28,8 @@ VERSION = 1
 MANIFEST, JOURNAL = "manifest.json", "journal.json"
 # Rows that are copied at a time.
 COPIED = 1 << 18
+# The arrays whose numbers are places in other arrays.
+CHECKED_ARRAYS = ("edges", "indptr", "ptr", "by_source")
 # Numbers that are checked at a time.
 CHECKED = 1 << 26
 
@@ -234,8 +236,10 @@ def open_store(path: Path, *, verify: bool = True) -> tuple[dict[str, Tensor], d
         version, arrays, values = manifest["version"], manifest["arrays"], manifest["values"]
         if version != VERSION:
             raise ValueError(f"{path} was written in version {version} of stores, and this program reads {VERSION}")
-        if strange := [name for name in (*arrays, *values) if not name.isidentifier()]:
+        if strange := [name for name in (*arrays, *values) if not name.isidentifier() or name == "edge_index"]:
             raise DamagedFile(f"{path / MANIFEST} is damaged: {strange[0]!r} is no name of an array or a value")
+        if twice := next((name for name in values if name in arrays), None):
+            raise DamagedFile(f"{path / MANIFEST} is damaged: {twice} is both an array and a value")
         tensors = {name: _open_array(path / f"{name}.bin", entry, verify) for name, entry in arrays.items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise DamagedFile(f"{path / MANIFEST} is damaged: {error!r}") from None
@@ -329,8 +333,8 @@ def open_graph(path: Path, *, verify: bool = True) -> Data:
 
 
 def _record_of(path: Path) -> Path:
-    """Return the file that tells this user, on this machine, that the edges of a store have been checked."""
-    found = [(path / f"{name}.bin").stat() for name in ("edges", "indptr") if files.is_there(path / f"{name}.bin")]
+    """Return the file that tells this user, on this machine, that the edges and ranges of a store have been checked."""
+    found = [(path / f"{name}.bin").stat() for name in CHECKED_ARRAYS if files.is_there(path / f"{name}.bin")]
     known = [[os.uname().nodename, file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns] for file in found]
     digest = hashlib.blake2b(json.dumps(known).encode(), digest_size=16).hexdigest()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "parallel-epochs" / "stores" / digest
@@ -349,20 +353,42 @@ def _check_edges(path: Path, tensors: Mapping[str, Tensor]) -> None:
         raise DamagedFile(f"{path / MANIFEST} is damaged: edges must be integers of the shape [2, num_edges], and "
                           "indptr of [num_nodes + 1]")
     num_nodes, num_edges = len(indptr) - 1, edges.size(1)
-    if int(indptr[0]) or int(indptr[-1]) != num_edges:
-        raise DamagedFile(f"{path / 'indptr.bin'} is damaged: it goes from {int(indptr[0]):,} to {int(indptr[-1]):,}, "
-                          f"but there are {num_edges:,} edges")
-    for first in range(0, num_nodes, CHECKED):
-        if bool((indptr[first:first + CHECKED + 1].diff() < 0).any()):
-            raise DamagedFile(f"{path / 'indptr.bin'} is damaged: its numbers must not fall")
-        pulse.renew()
+    _check_ends(path / "indptr.bin", indptr, num_edges, "edges")
     for row in edges:
-        for part in row.split(CHECKED):
-            low, high = (int(bound) for bound in torch.aminmax(part)) if len(part) else (0, -1)
-            if low < 0 or high >= num_nodes:
-                raise DamagedFile(f"{path / 'edges.bin'} is damaged: it names node {low if low < 0 else high:,}, the "
-                                  f"graph has nodes 0 to {num_nodes - 1:,}")
-            pulse.renew()
+        _check_numbers(path / "edges.bin", row, num_nodes, "node", "nodes")
+    # Of many graphs in one.
+    ptr, by_source = tensors.get("ptr"), tensors.get("by_source")
+    for name, value in (("ptr", ptr), ("by_source", by_source)):
+        if value is not None and (value.dim() != 1 or value.dtype not in integers):
+            raise DamagedFile(f"{path / MANIFEST} is damaged: {name} must be integers in one dimension")
+    if ptr is not None:
+        _check_ends(path / "ptr.bin", ptr, num_nodes, "nodes")
+    if by_source is not None:
+        if len(by_source) != num_edges:
+            raise DamagedFile(f"{path / MANIFEST} is damaged: by_source has {len(by_source):,} numbers for "
+                              f"{num_edges:,} edges")
+        _check_numbers(path / "by_source.bin", by_source, num_edges, "edge", "edges")
+
+
+def _check_ends(path: Path, ptr: Tensor, end: int, what: str) -> None:
+    """Refuse ends of ranges that do not go from 0 to their number without falling."""
+    if not len(ptr) or int(ptr[0]) or int(ptr[-1]) != end:
+        found = f"goes from {int(ptr[0]):,} to {int(ptr[-1]):,}" if len(ptr) else "is empty"
+        raise DamagedFile(f"{path} is damaged: it {found}, but there are {end:,} {what}")
+    for first in range(0, len(ptr) - 1, CHECKED):
+        if bool((ptr[first:first + CHECKED + 1].diff() < 0).any()):
+            raise DamagedFile(f"{path} is damaged: its numbers must not fall")
+        pulse.renew()
+
+
+def _check_numbers(path: Path, values: Tensor, count: int, one: str, many: str) -> None:
+    """Refuse numbers of nodes or edges that there are not."""
+    for part in values.split(CHECKED):
+        low, high = (int(bound) for bound in torch.aminmax(part)) if len(part) else (0, -1)
+        if low < 0 or high >= count:
+            raise DamagedFile(f"{path} is damaged: it names {one} {low if low < 0 else high:,}, the graph has {many} 0 "
+                              f"to {count - 1:,}")
+        pulse.renew()
 
 
 def pack(data: Data) -> dict:

@@ -1,7 +1,7 @@
 """What is odd about a graph's edges: directed ones, self-loops, duplicates; their digest; their both orders."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +70,12 @@ def inspect(edge_index: EdgeIndex) -> Structure:
         without = int((key[found] != reverse).sum())
         # Duplicates whose numbers differ by direction leave no edge without a reverse: that is undirected as well.
     return Structure(num_nodes, num_edges, without, int(loops.sum()), int(same.sum()), int(isolated.sum()))
+
+
+def is_structure(value: object) -> bool:
+    """Tell whether a value of a store holds the fields of :class:`Structure`."""
+    names = {field.name for field in fields(Structure)}
+    return isinstance(value, dict) and value.keys() == names and all(type(number) is int for number in value.values())
 
 
 def structure_of(data: Data) -> Structure | None:

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+import json
 import lzma
 import os
 import shutil
@@ -185,6 +186,24 @@ def changed(name: str, **values: object) -> Write:
     return write
 
 
+def manifest(edit: Callable[[dict], object]) -> Write:
+    """Edit the manifest of the store."""
+    def write(folder: Path) -> None:
+        path = folder / "stored" / "manifest.json"
+        content = json.loads(path.read_text())
+        edit(content)
+        path.write_text(json.dumps(content))
+    return write
+
+
+def value(name: str, new: object) -> Write:
+    return manifest(lambda content: content["values"].update({name: new}))
+
+
+def entry(name: str, **new: object) -> Write:
+    return manifest(lambda content: content["arrays"][name].update(new))
+
+
 def nothing_of(name: str, kind: str) -> str:
     return f"{name} is a {kind}, not a file"
 
@@ -204,6 +223,8 @@ A_VIEW = ("data.edges.table=edges: this is a view of {}. A view can read other f
 CUT_SHORT = "{} is damaged or cut short: Compressed file ended before the end-of-stream marker was reached"
 TOO_MANY = ("{} names node {} and has {}: every number below is a node too, and {} nodes take at least {}. Number the "
             "nodes from 0 without gaps, or save the edges as a text file for data=edges, whose ids may be any")
+MANIFEST = "stored/manifest.json"
+NO_METRIC = "the metric is {}; choose one of rocauc, ap, micro_f1, acc, mae, rmse"
 NO_FIT = "<*>{} is damaged, or of another run: its content does not fit (<*>)"
 
 SPECIAL = [
@@ -289,6 +310,37 @@ CASES = [
     *(Case(f"a last checkpoint without {key}", RESUME, f"<*>{LAST} is damaged: it has no {key}",
            changed(LAST, **{key: None})) for key in ("model", "progress", "num_ranks", "arithmetic", "optimizer")),
     Case("a last checkpoint with odd progress", RESUME, NO_FIT.format(LAST), changed(LAST, progress={"steps": 3})),
+
+    *(Case(f"a store with {name}={new!r}"[:60], STORE, message, value(name, new)) for name, new, message in (
+        ("metric", 3, f"stored: {NO_METRIC.format('3')}"), ("metric", ["acc"], f"stored: {NO_METRIC.format(['acc'])}"),
+        ("out_channels", -1, f"{MANIFEST}: out_channels is -1; it must be a whole number from 1 to 40"),
+        ("out_channels", "two", f"{MANIFEST}: out_channels is 'two'; it must be a whole number from 1 to 40"),
+        ("out_channels", 2**60, f"{MANIFEST}: out_channels is {2**60}; it must be a whole number from 1 to 40"),
+        ("out_channels", 1, f"{MANIFEST}: y holds the class 1, and out_channels=1 numbers them from 0 to 0"),
+        ("num_categories", -3, f"{MANIFEST}: num_categories is -3; it must be a whole number from 0 to 3"),
+        ("num_categories", "x", f"{MANIFEST}: num_categories is 'x'; it must be a whole number from 0 to 3"),
+        ("structure", {"a": 1}, f"{MANIFEST}: structure is {{'a': 1}}; it must hold counts under the names of "
+         "Structure"),
+        ("train_mask", 3, f"{MANIFEST} is damaged: train_mask is both an array and a value"),
+        ("edge_index", 3, f"{MANIFEST} is damaged: 'edge_index' is no name of an array or a value"),
+        ("ptr", 3, f"{MANIFEST}: ptr belongs to a store of many graphs, and data=store is one graph: leave it out"))),
+    *(Case(f"a store whose {name} has {new}"[:60], STORE, message, entry(name, **new)) for name, new, message in (
+        ("x", {"dtype": "int32"}, f"{MANIFEST}: x must have 2 dimensions of float32, not torch.int32 of [40, 3]"),
+        ("x", {"shape": [120]}, "stored: x has 120 rows, and there are 40 nodes"),
+        ("y", {"shape": [40]}, f"{MANIFEST}: y must have 2 dimensions of float32 or int64, not torch.int64 of [40]"),
+        ("train_mask", {"dtype": "uint8"}, f"{MANIFEST}: train_mask must have 1 dimension of bool, not torch.uint8 of "
+         "[40]"),
+        ("x", {"dtype": "float3"}, f"{MANIFEST} is damaged: <*>"), ("x", {"dtype": 3}, f"{MANIFEST} is damaged: <*>"),
+        ("x", {"shape": None}, f"{MANIFEST} is damaged: <*>"), ("x", {"size": "big"}, f"{MANIFEST} is damaged: <*>"),
+        ("x", {"shape": [2**70, 0], "size": 0}, "<*>stored/x.bin is damaged: <*>"))),
+    *(Case(f"a store with {key} {new!r}", STORE, f"{MANIFEST} is damaged: <*>",
+           manifest(lambda content, key=key, new=new: content.update({key: new})))
+      for key, new in (("arrays", []), ("arrays", {"x": 3}), ("values", 3), ("values", [1]))),
+    *(Case(f"a store without {name}", STORE, message, manifest(lambda content, name=name: content["arrays"].pop(name)))
+      for name, message in (
+        ("x", "stored: there is no x in manifest.json"), ("y", "stored: there is no y in manifest.json"),
+        ("edges", "stored: there is no edges in manifest.json"),
+        ("indptr", f"{MANIFEST} is damaged: edges must be <*>"))),
 
     Case("a complex matrix", on("edges.mat"), "edges.mat: network holds complex128; weights are real numbers",
          mat_of(network=np.eye(4) * 1j)),

@@ -44,11 +44,14 @@ def test_what_is_written_is_read(path):
     ("edges", 205, -1, "edges.bin is damaged: it names node -1,"),
     ("indptr", 4, 2**30, "indptr.bin is damaged: its numbers must not fall"),
     ("indptr", 0, 3, "indptr.bin is damaged: it goes from 3 to"),
-    ("indptr", 30, 2**31 - 1, "indptr.bin is damaged: it goes from 0 to 2,147,483,647, but there are")])
+    ("indptr", 30, 2**31 - 1, "indptr.bin is damaged: it goes from 0 to 2,147,483,647, but there are"),
+    ("ptr", 1, 31, "ptr.bin is damaged: its numbers must not fall"),
+    ("ptr", 2, 29, "ptr.bin is damaged: it goes from 0 to 29, but there are 30 nodes"),
+    ("by_source", 7, 400, "by_source.bin is damaged: it names edge 400, the graph has edges 0 to 399")])
 def test_a_number_out_of_range_is_refused_before_a_compiled_function_reads_it(tmp_path, monkeypatch, name, place, value,
                                                                              message):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    packed = store.pack(random_graph(30, 200, 0))
+    packed = store.pack(random_graph(30, 200, 0)) | {"ptr": torch.tensor([0, 12, 30]), "by_source": torch.arange(400)}
     packed[name] = packed[name].clone()
     packed[name].view(-1)[place] = value
     with StoreWriter(tmp_path / "graph") as writer:
