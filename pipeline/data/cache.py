@@ -22,6 +22,7 @@ from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.config import DATASETS, DataConfig
 from parallel_epochs.pipeline.data.links import LinkSplit, describe_links, divide_links
 from parallel_epochs.pipeline.data.prepare import prepare
+from parallel_epochs.pipeline.data.sparse import densify
 from parallel_epochs.pipeline.graph import store, structure
 from parallel_epochs.pipeline.graph.components import write_component
 from parallel_epochs.pipeline.graph.subgraph import induced_subgraph
@@ -72,7 +73,8 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
 
     def build() -> Data:
         with preparing(4) as bar:
-            return prepare_as(config, read(config, check), on_stage=bar.advance)
+            return prepare_as(config, read(config, check), on_stage=bar.advance,
+                              densify=partial(densify, folder=Path(cache_dir), origin=config.origin()))
 
     def write(writer: store.StoreWriter) -> None:
         if hasattr(reader, "write_store"):
@@ -138,10 +140,10 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
     return data
 
 
-def prepare_as(config: DataConfig, data: Data, *, on_stage: Callable[[str], None] = lambda stage: None) -> Data:
-    """Prepare a dataset as it was read: see :func:`prepare`."""
+def prepare_as(config: DataConfig, data: Data, **options: Any) -> Data:
+    """Prepare a dataset as it was read: see :func:`prepare`, also for the `options`."""
     return prepare(data, origin=config.origin(), holds=config.holds, to_undirected=config.to_undirected,
-                   add_self_loops=config.add_self_loops, node_features=config.node_features, on_stage=on_stage)
+                   add_self_loops=config.add_self_loops, node_features=config.node_features, **options)
 
 
 def read(config: DataConfig, check: Callable[[Data], None] = lambda data: None) -> Data:

@@ -16,6 +16,7 @@ from torch_geometric.data.storage import GlobalStorage
 
 from parallel_epochs.pipeline.data.check import check_numbering, check_tensor
 from parallel_epochs.pipeline.data.content import hash_file
+from parallel_epochs.pipeline.data.sparse import coalesce
 from parallel_epochs.pipeline.data.splits import divide, shuffle
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS
 from parallel_epochs.pipeline.names import MASKS
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 USED = ("x", "edge_index", "edge_attr", "y", "species", "metric", "num_nodes", *MASKS)
 OTHER_NAMES = {"val_mask": "valid_mask", "edge_weight": "edge_attr"}
+SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def hash_content(path: str) -> str:
@@ -160,6 +162,11 @@ def _explain_class(name: str) -> str:
         return "holds a HeteroData, which is not supported: save the Data that its to_homogeneous() gives"
     if name.startswith("numpy."):
         return "holds a numpy array: save torch.from_numpy(...) of it"
+    if name.startswith("scipy.sparse."):
+        return ("holds a SciPy matrix: save torch.sparse_csr_tensor(m.indptr, m.indices, m.data, m.shape), where m is "
+                "its tocsr()")
+    if name.endswith(".SparseTensor"):
+        return "holds a SparseTensor: save its to_torch_sparse_csr_tensor()"
     return f"names {name}, which is not loaded, as it could run code: save a torch_geometric Data of tensors"
 
 
@@ -191,6 +198,9 @@ def _num_graphs(saved: tuple | list) -> int:
 def _as_data(saved: dict, mask_column: int | None) -> Data:
     tensors = {key: saved[key] for key in USED if key in saved and key not in ("metric", "num_nodes")}
     for key, value in tensors.items():
+        if key == "x" and isinstance(value, Tensor) and value.layout in SPARSE:
+            tensors[key] = coalesce(key, value.detach())
+            continue
         check_tensor(key, value)
         value = (value.as_tensor() if isinstance(value, EdgeIndex) else value).detach()
         # Of unsigned integers torch knows little but how to convert them.

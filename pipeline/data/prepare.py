@@ -23,6 +23,7 @@ NAME_KEYS = ("names", "names_ptr", "label_names", "label_names_ptr")
 
 def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: bool = False,
             add_self_loops: bool = False, node_features: str = "sum",
+            densify: Callable[[Tensor], Tensor] = Tensor.to_dense,
             on_stage: Callable[[str], None] = lambda stage: None) -> Data:
     """Check a graph, sort its edges by destination, and give every node features.
 
@@ -32,6 +33,7 @@ def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: boo
         to_undirected: add the missing reverse edges.
         add_self_loops: add the missing self-loops.
         node_features: how a graph without node features gets them: "sum" or "log_sum".
+        densify: makes a sparse ``x`` dense.
         on_stage: called with the name of each stage when it begins.
 
     Returns:
@@ -71,7 +73,10 @@ def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: boo
     num_categories = 0
     if "species" in data:
         num_categories = int(data.species.max()) + 1
-        x = torch.cat([x, torch.nn.functional.one_hot(data.species.long(), num_categories).float()], dim=1)
+        one_hot = torch.nn.functional.one_hot(data.species.long(), num_categories).float()
+        x = torch.cat([x, one_hot.to_sparse() if x.is_sparse else one_hot], dim=1)
+    if x.is_sparse:
+        x = densify(x.coalesce())
     union = {key: data[key] for key in GRAPH_KEYS if key in data}
     if union:
         union["by_source"] = transpose(edge_index).get_csr()[1]

@@ -352,7 +352,8 @@ GRAPHS = [
     (ring(y=None, valid_mask=None),
      ": there is no y, valid_mask; the file has x, edge_index, edge_attr, train_mask, test_mask. Add what is missing"),
     # No dense tensors of real numbers.
-    (ring(x=torch.eye(6).to_sparse()), ": x is sparse; it must be a dense tensor: save x.to_dense()"),
+    (ring(edge_attr=torch.eye(12).to_sparse()), ": edge_attr is sparse; it must be a dense tensor: save "
+                                                "edge_attr.to_dense()"),
     (ring(edge_index=torch.eye(6).to_sparse()), ": edge_index is sparse; it must be a dense tensor: save the indices() "
                                                 "of its COO form"),
     (ring(edge_attr=None, edge_weight=torch.ones(12).to_sparse()),

@@ -1,0 +1,77 @@
+"""Sparse node features: checked when they are read, and made dense a few rows at a time, in a file."""
+
+import logging
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from parallel_epochs.pipeline.data.check import check_tensor
+from parallel_epochs.pipeline.run import pulse
+from parallel_epochs.pipeline.run.memory import format_bytes
+from parallel_epochs.pipeline.run.storage import DiskStorage, free_space
+
+log = logging.getLogger(__name__)
+
+# Bytes of dense rows that are in memory at a time.
+BLOCK = 1 << 26
+
+
+def coalesce(key: str, value: Tensor) -> Tensor:
+    """Check a sparse matrix that was read from a file, and bring it into COO form, its places in order, each once.
+
+    Raises:
+        ValueError: it is no matrix, or names a place outside of it; the message begins with `key`.
+    """
+    if value.dim() != 2 or value.dense_dim():
+        raise ValueError(f"{key} is sparse in {value.dim() - value.dense_dim()} of {value.dim()} dimensions; it must "
+                         f"be a matrix that is sparse in both: save {key}.to_dense().to_sparse()")
+    try:
+        with warnings.catch_warnings(), torch.sparse.check_sparse_tensor_invariants():
+            warnings.simplefilter("ignore")  # that torch's CSR form may change
+            if value.layout == torch.sparse_coo:
+                checked = torch.sparse_coo_tensor(value._indices(), value._values(), value.shape)
+            else:
+                by_row = value.layout in (torch.sparse_csr, torch.sparse_bsr)
+                ptr, other = (value.crow_indices(), value.col_indices()) if by_row else (value.ccol_indices(),
+                                                                                         value.row_indices())
+                checked = torch.sparse_compressed_tensor(ptr, other, value.values(), value.shape,
+                                                         layout=value.layout).to_sparse_coo()
+    except RuntimeError as error:
+        raise ValueError(f"{key} is no sparse matrix that can be read: {str(error).partition(chr(10))[0]}") from None
+    checked = checked.coalesce()
+    check_tensor(key, checked.values())
+    return checked
+
+
+def densify(x: Tensor, folder: Path, origin: str) -> Tensor:
+    """Make a sparse matrix dense, float32, in a file without a name: memory holds some of its rows at a time.
+
+    Args:
+        x: as :func:`coalesce` returns it.
+        folder: of the file. It also has to hold the graph that is kept.
+        origin: where the matrix comes from, for messages.
+
+    Raises:
+        ValueError: the disk has no room for the dense rows.
+    """
+    num_rows, num_columns = x.shape
+    size, free = 4 * num_rows * num_columns, free_space(folder)
+    what = f"{x.values().numel():,} numbers of {num_rows:,} nodes x {num_columns:,} columns, {format_bytes(size)} dense"
+    if 2 * size > free:
+        raise ValueError(f"{origin}: x is sparse, {what}: cache_dir needs twice as much to prepare it, and its disk has "
+                         f"{format_bytes(free)} free. Set cache_dir to a larger disk, or save fewer columns, for "
+                         "example those that scikit-learn's TruncatedSVD makes of them")
+    log.info("%s: x is sparse, %s: its dense rows lie in a file of cache_dir", origin, what)
+    storage = DiskStorage(folder)
+    dense = storage.zeros(num_rows, num_columns)
+    (rows, columns), values = x.indices(), x.values().float()
+    step = max(BLOCK // max(4 * num_columns, 1), 1)
+    for first in range(0, num_rows, step):
+        last = min(first + step, num_rows)
+        begin, end = torch.searchsorted(rows, torch.tensor([first, last])).tolist()
+        dense[rows[begin:end], columns[begin:end]] = values[begin:end]
+        storage.release(dense, first, last)
+        pulse.renew()
+    return dense

@@ -1,0 +1,96 @@
+"""Sparse node features: the graph is that of the dense ones; matrices that are none are refused."""
+
+import warnings
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.data import cache, file, sparse
+from parallel_epochs.pipeline.data.config import FileConfig
+
+DENSE = torch.tensor([[0, 1.5, 0], [0, 0, 0], [-2, 0, 3], [0, 0, 1]])
+PLACES = torch.tensor([[2, 0, 3, 2, 2], [0, 1, 2, 2, 0]])  # in no order, and one of them twice
+EDGES = torch.tensor([[0, 1, 2], [1, 2, 3]])
+
+
+def coo(values: Tensor, num_columns: int) -> Tensor:
+    return torch.sparse_coo_tensor(PLACES, values, (4, num_columns), check_invariants=True)
+
+
+def load(folder, x: Tensor, *, on_disk: bool = False, **attributes) -> Data:
+    torch.save(Data(x=x, edge_index=EDGES, num_nodes=4, **attributes), folder / "graph.pt")
+    return cache.load(FileConfig(path=str(folder / "graph.pt"), on_disk=on_disk), folder / "cache")
+
+
+def compressed(layout: torch.layout, **options) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return DENSE.to_sparse(layout=layout, **options)
+
+
+@pytest.mark.parametrize("x", [
+    coo(torch.tensor([-1, 1.5, 1, 3, -1]), 3), compressed(torch.sparse_csr),
+    compressed(torch.sparse_csc), compressed(torch.sparse_bsr, blocksize=(2, 1)), DENSE.double().to_sparse()],
+    ids=["coo", "csr", "csc", "bsr", "double"])
+def test_the_graph_is_that_of_dense_features(tmp_path, monkeypatch, x):
+    monkeypatch.setattr(sparse, "BLOCK", 24)  # two rows
+    data = load(tmp_path, x)
+    assert torch.equal(data.x, DENSE) and data.x.dtype == torch.float32 and not list(tmp_path.glob("cache/*.*"))
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_species_stand_behind_sparse_features(tmp_path, on_disk):
+    data = load(tmp_path, DENSE.to_sparse(), on_disk=on_disk, species=torch.tensor([1, 0, 2, 1]))
+    assert torch.equal(data.x, torch.cat([DENSE, torch.eye(3)[[1, 0, 2, 1]]], dim=1)) and data.num_categories == 3
+
+
+def outside(layout: torch.layout) -> Tensor:
+    """A matrix that names a column it does not have, at an address that is none of the process's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if layout == torch.sparse_coo:
+            return torch.sparse_coo_tensor(torch.tensor([[3], [1 << 40]]), torch.ones(1), (4, 3),
+                                           check_invariants=False)
+        ptr, other = torch.tensor([0, 0, 0, 0, 1]), torch.tensor([1 << 40])
+        return torch.sparse_compressed_tensor(ptr[:5 if layout == torch.sparse_csr else 4], other, torch.ones(1),
+                                              (4, 3), layout=layout, check_invariants=False)
+
+
+@pytest.mark.parametrize(("x", "message"), [
+    (outside(torch.sparse_coo), "x is no sparse matrix that can be read: .*index 1099511627776"),
+    (outside(torch.sparse_csr), "x is no sparse matrix that can be read: .*col_indices"),
+    (outside(torch.sparse_csc), "x is no sparse matrix that can be read: "),
+    (DENSE.to_sparse(1), "x is sparse in 1 of 2 dimensions; .*: save x.to_dense"),
+    (DENSE[0].to_sparse(), "x is sparse in 1 of 1 dimensions"),
+    ((DENSE * 1j).to_sparse(), "x holds complex numbers"),
+    (DENSE[:3].to_sparse(), "num_nodes is 4, but x has 3 rows"),
+    (torch.zeros(4, 0).to_sparse(), "x has no columns: leave it out"),
+    ((DENSE * 3e38).to_sparse(), "x is not finite: row 0, column 1 holds inf"),
+    ((DENSE.double() * 1e300).to_sparse(), "x is not finite in float32, .*: row 0, column 1 holds 1.5e.300"),
+    (coo(torch.ones(5), 1 << 50), r"graph.pt: x is sparse, 4 numbers of 4 nodes x "
+     r"1,125,899,906,842,624 columns, .* dense: cache_dir needs twice as much .* TruncatedSVD")],
+    ids=["coo", "csr", "csc", "hybrid", "vector", "complex", "rows", "columns", "infinite", "beyond", "wide"])
+def test_what_is_no_matrix_is_refused(tmp_path, x, message):
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path, x)
+
+
+def test_a_disk_that_holds_the_rows_once_is_refused(tmp_path, monkeypatch):
+    """The rows are written twice: to a file without a name, and to the graph that is kept."""
+    for free in (96, 95):
+        monkeypatch.setattr(sparse, "free_space", lambda folder: free)
+        if free == 96:
+            assert torch.equal(sparse.densify(DENSE.to_sparse(), tmp_path, "g"), DENSE)
+        else:
+            with pytest.raises(ValueError, match="48 B dense: cache_dir needs twice as much .* its disk has 95 B"):
+                sparse.densify(DENSE.to_sparse(), tmp_path, "g")
+
+
+def test_a_matrix_of_scipy_is_not_loaded(tmp_path):
+    torch.save({"x": sp.csr_matrix(np.eye(4)), "edge_index": EDGES}, tmp_path / "graph.pt")
+    with pytest.raises(ValueError, match="holds a SciPy matrix: save torch.sparse_csr_tensor.m.indptr, m.indices"):
+        file.read_attributes(tmp_path / "graph.pt")
