@@ -16,6 +16,8 @@ from parallel_epochs.pipeline.names import MASKS, SPLITS
 Rows = list[tuple[str, str]]
 # Classes or tasks that are listed one by one.
 LISTED = 20
+# Nodes or edges whose features are compared at a time.
+ROWS = 4096
 
 
 def describe(data: Data, components: Components | None = None) -> Rows:
@@ -86,9 +88,17 @@ def describe_features(data: Data) -> Rows:
 def describe_columns(values: Tensor, *, count_constant: bool = True) -> str:
     """Say how many columns there are, and how many hold one number alone, of which nothing can be learned."""
     text = f"{values.size(1):,}"
-    if count_constant and len(values) > 1 and (same := int((values == values[:1]).all(0).sum())):
+    if count_constant and len(values) > 1 and (same := _count_constant(values)):
         text += f", of which {same:,} {'holds' if same == 1 else 'hold'} the same number in every row"
     return text
+
+
+def _count_constant(values: Tensor) -> int:
+    """Count the columns that hold one number alone, some rows at a time: the features may be larger than memory."""
+    same = torch.ones(values.size(1), dtype=torch.bool)
+    for part in values.split(ROWS):
+        same &= (part == values[0]).all(0)
+    return int(same.sum())
 
 
 def describe_pairs(data: Data) -> Rows:

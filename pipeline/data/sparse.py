@@ -46,10 +46,10 @@ def coalesce(key: str, value: Tensor) -> Tensor:
 
 
 def densify(x: Tensor, folder: Path, origin: str) -> Tensor:
-    """Make a sparse matrix dense, float32, in a file without a name: memory holds some of its rows at a time.
+    """Make a sparse matrix of float32 dense in a file without a name: memory holds some of its rows at a time.
 
     Args:
-        x: as :func:`coalesce` returns it.
+        x: float32, as :func:`coalesce` returns it otherwise.
         folder: of the file. It also has to hold the graph that is kept.
         origin: where the matrix comes from, for messages.
 
@@ -60,13 +60,13 @@ def densify(x: Tensor, folder: Path, origin: str) -> Tensor:
     size, free = 4 * num_rows * num_columns, free_space(folder)
     what = f"{x.values().numel():,} numbers of {num_rows:,} nodes x {num_columns:,} columns, {format_bytes(size)} dense"
     if 2 * size > free:
-        raise ValueError(f"{origin}: x is sparse, {what}: cache_dir needs twice as much to prepare it, and its disk has "
-                         f"{format_bytes(free)} free. Set cache_dir to a larger disk, or save fewer columns, for "
+        raise ValueError(f"{origin}: x is sparse, {what}: cache_dir needs twice as much to prepare it, and its disk "
+                         f"has {format_bytes(free)} free. Set cache_dir to a larger disk, or save fewer columns, for "
                          "example those that scikit-learn's TruncatedSVD makes of them")
     log.info("%s: x is sparse, %s: its dense rows lie in a file of cache_dir", origin, what)
     storage = DiskStorage(folder)
     dense = storage.zeros(num_rows, num_columns)
-    (rows, columns), values = x.indices(), x.values().float()
+    (rows, columns), values = x.indices(), x.values()
     step = max(BLOCK // max(4 * num_columns, 1), 1)
     for first in range(0, num_rows, step):
         last = min(first + step, num_rows)

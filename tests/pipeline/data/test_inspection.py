@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from parallel_epochs.pipeline.data import inspection
 from parallel_epochs.pipeline.data.inspection import LISTED, describe
 from parallel_epochs.pipeline.training import describe_data
 from tests.helpers.files import write_ogb
@@ -40,6 +41,12 @@ def test_a_graph_of_tasks_is_counted():
         "missing labels (NaN)": "train 2 (50.0%), valid 0, test 1 (50.0%)",
         "task 0": "ones of labels: train 1 of 2, valid 1 of 1, test 0 of 0",
         "task 1": "ones of labels: train 0 of 0, valid 1 of 1, test 0 of 1"}
+
+
+def test_constant_columns_are_counted_block_by_block(monkeypatch):
+    monkeypatch.setattr(inspection, "ROWS", 2)
+    values = torch.tensor([[1, 2, 3], [1, 0, 3], [1, 2, 0]])
+    assert inspection.describe_columns(values) == "3, of which 1 holds the same number in every row"
 
 
 def test_classes_and_values_are_counted():

@@ -1,5 +1,6 @@
 """Sparse node features: the graph is that of the dense ones; matrices that are none are refused."""
 
+import resource
 import warnings
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data import cache, file, sparse
 from parallel_epochs.pipeline.data.config import FileConfig
+from tests.helpers.running import forked, status_of
 
 DENSE = torch.tensor([[0, 1.5, 0], [0, 0, 0], [-2, 0, 3], [0, 0, 1]])
 PLACES = torch.tensor([[2, 0, 3, 2, 2], [0, 1, 2, 2, 0]])  # in no order, and one of them twice
@@ -81,13 +83,26 @@ def test_what_is_no_matrix_is_refused(tmp_path, x, message):
 
 def test_a_disk_that_holds_the_rows_once_is_refused(tmp_path, monkeypatch):
     """The rows are written twice: to a file without a name, and to the graph that is kept."""
-    for free in (96, 95):
-        monkeypatch.setattr(sparse, "free_space", lambda folder: free)
-        if free == 96:
-            assert torch.equal(sparse.densify(DENSE.to_sparse(), tmp_path, "g"), DENSE)
-        else:
-            with pytest.raises(ValueError, match="48 B dense: cache_dir needs twice as much .* its disk has 95 B"):
-                sparse.densify(DENSE.to_sparse(), tmp_path, "g")
+    monkeypatch.setattr(sparse, "free_space", lambda folder: 96)
+    assert torch.equal(sparse.densify(DENSE.to_sparse(), tmp_path, "g"), DENSE)
+    monkeypatch.setattr(sparse, "free_space", lambda folder: 95)
+    with pytest.raises(ValueError, match="48 B dense: cache_dir needs twice as much .* its disk has 95 B"):
+        sparse.densify(DENSE.to_sparse(), tmp_path, "g")
+
+
+def densify_in_little_memory(folder) -> None:
+    """Make 80 MB of rows, in a process that may allocate 20 MB."""
+    x = torch.eye(1000).to_sparse()
+    tall = torch.sparse_coo_tensor(x.indices() * torch.tensor([[20], [1]]), x.values(), (20_000, 1000),
+                                   check_invariants=True).coalesce()
+    data = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData"))
+    resource.setrlimit(resource.RLIMIT_DATA, ((data << 10) + 20_000_000,) * 2)
+    dense = sparse.densify(tall, folder, "g")
+    assert dense[40, 2] == 1 and dense[41, 2] == 0 and dense.sum() == 1000
+
+
+def test_dense_rows_take_no_memory(tmp_path):
+    assert status_of(forked(densify_in_little_memory, tmp_path)) == 0
 
 
 def test_a_matrix_of_scipy_is_not_loaded(tmp_path):
