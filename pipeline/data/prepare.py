@@ -65,16 +65,7 @@ def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: boo
         edge_attr = edge_attr.float() if edge_attr is not None and edge_attr.is_floating_point() else edge_attr
         edge_attr = None if edge_attr is None else edge_attr.index_select(0, perm)
     on_stage("building node features")
-    if data.x is not None:
-        x, x_source = data.x if "x_tables" in data else data.x.float(), "data"
-    else:
-        x_source = "degree" if edge_attr is None else "edges"
-        x = incident_sum(edge_index, edge_attr, log=node_features == "log_sum")
-    num_categories = 0
-    if "species" in data:
-        num_categories = int(data.species.max()) + 1
-        one_hot = torch.nn.functional.one_hot(data.species.long(), num_categories).float()
-        x = torch.cat([x, one_hot.to_sparse() if x.is_sparse else one_hot], dim=1)
+    x, num_categories, x_source = _node_features(data, edge_index, edge_attr, log=node_features == "log_sum")
     if x.is_sparse:
         x = densify(x.coalesce())
     union = {key: data[key] for key in GRAPH_KEYS if key in data}
@@ -86,6 +77,29 @@ def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: boo
     return Data(x=x, edge_index=edge_index, edge_attr=edge_attr, num_nodes=num_nodes, metric=data.get("metric"),
                 num_categories=num_categories, x_source=x_source, **union, **names,
                 **(_take_pairs(data) if "train_pairs" in data else _take_labels(data) if "y" in data else {}))
+
+
+def _node_features(data: Data, edge_index: EdgeIndex, edge_attr: Tensor | None, *,
+                   log: bool) -> tuple[Tensor, int, str]:
+    """Give every node features: its own or those of its edges, and its species.
+
+    Args:
+        edge_index, edge_attr: sorted by destination.
+        log: whether those of the edges are logarithms of sums.
+
+    Returns:
+        The features, perhaps sparse; the number of species, their last columns; and where the others are from.
+    """
+    if data.x is not None:
+        x, x_source = data.x if "x_tables" in data else data.x.float(), "data"
+    else:
+        x_source = "degree" if edge_attr is None else "edges"
+        x = incident_sum(edge_index, edge_attr, log=log)
+    if "species" not in data:
+        return x, 0, x_source
+    num_categories = int(data.species.max()) + 1
+    one_hot = torch.nn.functional.one_hot(data.species.long(), num_categories).float()
+    return torch.cat([x, one_hot.to_sparse() if x.is_sparse else one_hot], dim=1), num_categories, x_source
 
 
 def _take_labels(data: Data) -> dict:
