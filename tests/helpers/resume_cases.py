@@ -44,13 +44,15 @@ def write_vectors(folder: Path) -> list[str]:
 def write_tables(folder: Path) -> list[str]:
     """Write tables of nodes and edges, and return the overrides that read them."""
     rng, ids = np.random.default_rng(0), np.array([f"node-{number}" for number in range(60)])
-    pd.DataFrame({"id": ids, "a": rng.normal(size=60).round(3), "b": rng.integers(0, 100, 60),
-                  "kind": rng.choice(["libs", "games"], 60),
+    a = np.where(np.arange(60) % 7, rng.normal(size=60).round(3), np.nan)  # some cells are empty
+    pd.DataFrame({"id": ids, "a": a, "b": rng.integers(0, 100, 60), "kind": rng.choice(["libs", "games"], 60),
+                  "country": np.array(["DE", "FR", ""])[np.arange(60) % 3],
                   "split": rng.choice(["train", "val", "test"], 60)}).to_csv(folder / "nodes.csv", index=False)
     pd.DataFrame({"from": rng.choice(ids, 300), "to": rng.choice(ids, 300)}).to_csv(folder / "edges.csv", index=False)
     return ["data=tables", f"data.folder={folder}", "data.nodes.path=nodes.csv", "data.nodes.features=[a,b]",
-            "data.nodes.label=kind", "data.nodes.split_column=split", "data.edges.path=edges.csv",
-            "data.edges.source=from", "data.edges.target=to", "model.num_layers=2", "model.hidden_channels=8"]
+            "data.nodes.categories=[country]", "data.empty=flag", "data.nodes.label=kind",
+            "data.nodes.split_column=split", "data.edges.path=edges.csv", "data.edges.source=from",
+            "data.edges.target=to", "model.num_layers=2", "model.hidden_channels=8"]
 
 
 # The data of some rows, written on first use.

@@ -106,8 +106,10 @@ class Source:
         for column in columns:
             if found := self.first_row(db, self.is_wrong(option, column), self.text(column)):
                 name, row, (text,) = found
+                mend = ". Correct it, or give a column of words as one of data.nodes.categories or data.nodes.text" \
+                    if (self.key, option) == ("data.nodes", "features") else ""
                 raise ValueError(f"{name}: row {row}, column {column} holds {text!r}, which is no finite number of "
-                                 f"float32 ({self.key}.{option})")
+                                 f"float32 ({self.key}.{option}){mend}")
 
     def refuse_empty(self, db: Database, column: str, condition: str, count: int) -> NoReturn:
         """Refuse the empty cells of a column.

@@ -105,7 +105,14 @@ def test_dense_rows_take_no_memory(tmp_path):
     assert status_of(forked(densify_in_little_memory, tmp_path)) == 0
 
 
-def test_a_matrix_of_scipy_is_not_loaded(tmp_path):
-    torch.save({"x": sp.csr_matrix(np.eye(4)), "edge_index": EDGES}, tmp_path / "graph.pt")
-    with pytest.raises(ValueError, match="holds a SciPy matrix: save torch.sparse_csr_tensor.m.indptr, m.indices"):
+class SparseTensor:
+    """A class of the name that torch_sparse gives its matrices."""
+
+
+@pytest.mark.parametrize(("x", "message"), [
+    (sp.csr_matrix(np.eye(4)), "holds a SciPy matrix: save torch.sparse_csr_tensor.m.indptr, m.indices"),
+    (SparseTensor(), "holds a SparseTensor: save its to_torch_sparse_csr_tensor")], ids=["scipy", "torch_sparse"])
+def test_matrices_of_other_packages_are_not_loaded(tmp_path, x, message):
+    torch.save({"x": x, "edge_index": EDGES}, tmp_path / "graph.pt")
+    with pytest.raises(ValueError, match=message):
         file.read_attributes(tmp_path / "graph.pt")
