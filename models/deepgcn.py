@@ -45,14 +45,14 @@ class DeeperGCN(torch.nn.Module):
         out_channels: Number of classes or tasks.
         num_layers: Number of convolutions.
         block: How a layer's output joins its input: res+, res, plain or dense.
-        knn: Number of nearest nodes in feature space that each layer links to a node, in place of the given edges,
-            which must then have no features. 0: the given edges.
+        knn: Number of nearest nodes in feature space to which each layer links a node. These edges replace those of the
+            graph, which must have no features. 0: the edges of the graph.
         knn_dilation: Largest dilation D. Layer l = 1, 2, ... takes every l-th of the nearest nodes, and from layer D on
             every D-th (knn > 0).
         knn_epsilon: Probability that a node is linked to random nodes of its dilated neighbourhood in a training step
             (knn > 0).
-        virtual_node: What a virtual node, which every node reads, computes of the nodes of its graph: their sum (add),
-            their mean, which does not depend on the size of a cluster (mean), or no virtual node (none).
+        virtual_node: How a virtual node, which is linked to all nodes of its graph, aggregates them: add; mean, which
+            does not depend on the size of a cluster; none, without a virtual node.
         gradient_checkpointing: Whether backward computes the activations of each layer again, so that forward need not
             keep them.
         encode_x: Whether a linear encoder reads x. Without it the first layer reads x, which must then have

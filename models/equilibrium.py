@@ -36,7 +36,7 @@ class EquilibriumGNN(torch.nn.Module):
         out_channels: Number of classes or tasks.
         num_layers: Largest number of applications of the block in a search for the fixed point. Forward and backward
             search once each.
-        tolerance: Distance between a state and the block's result, relative to the result, at which a search ends.
+        tolerance: Relative distance between a state and the block's output for it at which a search ends.
         options: See :class:`models.options.ModelOptions`, given as keywords.
 
     Attributes:

@@ -49,19 +49,23 @@ class ParallelConfig:
 
     name: str = key("epochs", "epochs: each rank draws its own partition. split: the ranks share one partition. "
                     "single: one process.", choices=("epochs", "split", "single"))
-    num_ranks: int = key(1, "Number of processes that train together, one per GPU, or on CPUs.", minimum=1)
-    threads_per_rank: int = key(0, "Number of threads of each rank. 0: the processors of the machine divided by its "
-                                "ranks; torch's own number for a single process and under torchrun.", minimum=0,
+    num_ranks: int = key(1, "Number of processes that train together. Each has a GPU of its own, or CPU "
+                         "cores.", minimum=1)
+    threads_per_rank: int = key(0, "Number of threads of each rank. 0: the number of processors divided by the number "
+                                "of ranks of the machine, or torch's default for a single process and under "
+                                "torchrun.", minimum=0,
                                 below=1024)
     check_every: int = key(100, "Number of steps between two checks that all ranks have the same weights.", minimum=1,
                            changes_numbers=False)
-    warn_after: float = key(30.0, "The log names a rank that has sent no heartbeat for this many seconds, or for ten "
-                            "times as many in a phase that may take minutes.", above=0, changes_numbers=False)
-    timeout: float = key(600.0, "The watchdog ends the run with status 75 and the rank's traceback when a rank has "
-                         "sent no heartbeat for this many seconds, or for ten times as many in a phase that may take "
-                         "minutes.", above=0, changes_numbers=False)
-    stop_timeout: float = key(12.0, "Number of seconds that the current step has to finish after a signal to stop. "
-                              "After that the run is killed, and the last checkpoint remains.", above=0,
+    warn_after: float = key(30.0, "Number of seconds without a heartbeat after which the log names a rank. Phases that "
+                            "may take minutes have ten times as long.",
+                            above=0, changes_numbers=False)
+    timeout: float = key(600.0, "Number of seconds without a heartbeat of a rank after which the watchdog ends the "
+                         "run, with its traceback and status 75. Phases that may take minutes have ten times as "
+                         "long.", above=0, changes_numbers=False)
+    stop_timeout: float = key(12.0, "Number of seconds that the current step may take after a signal to stop. A slower "
+                              "run is killed, and only its last checkpoint remains.",
+                              above=0,
                               changes_numbers=False)
 
 
@@ -69,9 +73,11 @@ class ParallelConfig:
 class TrackerConfig:
     """Which tracker gets the records of metrics.jsonl too."""
 
-    name: str = key("none", "Tracker that gets the numbers of every round in addition to metrics.jsonl.",
+    name: str = key("none", "Tracker that gets the records of metrics.jsonl too: none, csv, tensorboard, wandb or "
+                    "mlflow.",
                     changes_numbers=False)
-    project: str = key("parallel-epochs", "Project of Weights & Biases, experiment of MLflow.", changes_numbers=False)
+    project: str = key("parallel-epochs", "Name of the project in Weights & Biases, or of the experiment in "
+                       "MLflow.", changes_numbers=False)
 
 
 @dataclass
@@ -96,10 +102,12 @@ class RunConfig:
     memory: str | None = key(None, "Memory that training may use, per GPU or per machine, e.g. 12GB. Default: 80 % of "
                              "what is installed.", changes_numbers=False)
     resume: str | None = key(None, "Run directory to continue in place.", changes_numbers=False, is_path=True)
-    resume_allow_rescale: bool = key(False, "Resume with another number of ranks, and compute the learning rate anew.",
+    resume_allow_rescale: bool = key(False, "Allow that a run resumes with another number of ranks. The learning rate "
+                                     "is then computed anew.",
                                      changes_numbers=False)
-    trust: bool = key(False, "Resume a run whose config.yaml names a class that you have not named in a command "
-                      "(model=custom): importing it runs its code.", changes_numbers=False)
+    trust: bool = key(False, "Resume a run whose config.yaml names a class that you have not named in a command of "
+                      "your own (model=custom). Importing the class runs its code.",
+                      changes_numbers=False)
     cache_dir: str = key(".cache", "Folder of prepared graphs and of partitions by METIS and KaMinPar.",
                          changes_numbers=False, is_path=True)
     data: DataConfig = field(default_factory=SyntheticProteinsConfig)
@@ -150,12 +158,13 @@ class EvaluateConfig:
 
     run: str = key(..., "Run directory.", is_path=True)
     checkpoint: str = key("best", "Checkpoint: best by the validation metric, or last.", choices=("best", "last"))
-    predictions: str | None = key(None, "File for the predictions: logits in the order of nodes, graphs or pairs; "
-                                  "vectors and positions also as .npy, .parquet, or .txt in word2vec's format; answers "
-                                  "as .tsv, .parquet, .json or .pt.", is_path=True)
+    predictions: str | None = key(None, "File for the predictions. Logits, in the order of nodes, graphs or pairs, are "
+                                  "saved as .pt. Vectors and positions are saved as .pt, .npy, .parquet, or .txt in "
+                                  "word2vec's format. Answers are saved as .tsv, .parquet, .json or .pt.",
+                                  is_path=True)
     device: str = key("auto", "Device: auto, cpu, cuda or cuda:N.")
-    trust: bool = key(False, "Open a run whose config.yaml names a class that you have not named in a command "
-                      "(model=custom): importing it runs its code.")
+    trust: bool = key(False, "Open a run whose config.yaml names a class that you have not named in a command of your "
+                      "own (model=custom). Importing the class runs its code.")
     overwrite: bool = key(False, "Replace existing files that python -m pipeline.predict did not write. Files that the "
                           "command reads, and files of runs, stores and caches, are never replaced.")
 

@@ -35,12 +35,14 @@ class TuneConfig:
 
     study: str = keys.key(..., "Folder of the study: its file study.journal, and a run directory for each trial.")
     trials: int = keys.key(20, "Number of trials of the study, including those of other workers.", minimum=1)
-    pruner: str = keys.key("median", "Which trials are stopped early. median: those below the median of the others at "
-                           "the same epoch.", choices=("median", "hyperband", "none"))
-    startup_trials: int = keys.key(5, "Number of trials before the median stops any.", minimum=1)
-    warmup_epochs: int = keys.key(0, "Number of epochs of a trial before the median may stop it.", minimum=0)
+    pruner: str = keys.key("median", "Which trials are stopped early. median: trials whose metric is below the median "
+                           "of the others at the same epoch. hyperband: those that Hyperband stops. none: no "
+                           "trial.", choices=("median", "hyperband", "none"))
+    startup_trials: int = keys.key(5, "Number of trials that must finish before the median stops a trial.", minimum=1)
+    warmup_epochs: int = keys.key(0, "Number of epochs that a trial trains before the median may stop it.", minimum=0)
     trust: bool = keys.key(False, "Continue a study whose study.journal names Hydra's keys, or a class that you have "
-                           "not named in a command (model=custom): they can run code of its author's choice.")
+                           "not named in a command of your own (model=custom). Both can run code that the study's "
+                           "author chose.")
     sampler_seed: int = keys.key(0, "Seed of the sampler (TPE).", minimum=0, below=2**31)
 
 

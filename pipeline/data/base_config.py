@@ -30,11 +30,11 @@ class DataConfig:
                                   "(data.components=separate).", minimum=1)
     to_undirected: bool = key(False, "Add the missing reverse edges.", shapes_graph=True)
     add_self_loops: bool = key(False, "Add the missing self-loops.", shapes_graph=True)
-    node_features: str = key("sum", "How a graph without node features gets them: sum, the sums of the features of "
-                             "their edges; log_sum, the logarithms of these sums, standardised.",
+    node_features: str = key("sum", "How a graph without node features gets them. sum: the sum of the features of a "
+                             "node's edges. log_sum: the logarithm of this sum, standardised.",
                              choices=("sum", "log_sum"), shapes_graph=True)
-    on_disk: bool = key(False, "Leave the graph in files and read it once per epoch, block by block. This is for "
-                        "graphs larger than memory.", changes_numbers=False)
+    on_disk: bool = key(False, "Leave the graph in files and read it once per epoch, block by block (for graphs larger "
+                        "than memory).", changes_numbers=False)
 
     def origin(self) -> str:
         """Return where the graph comes from, for messages."""

@@ -35,8 +35,9 @@ class SyntheticProteinsConfig(DataConfig):
     """A generated graph with the schema of ogbn-proteins."""
 
     source: str = key("synthetic_proteins", "Generated graph with the schema of ogbn-proteins.", shapes_graph=True)
-    node_features: str = key("log_sum", "How nodes get features: sum, the sums of the features of their edges; "
-                             "log_sum, the logarithms of these sums, standardised.", choices=("sum", "log_sum"),
+    node_features: str = key("log_sum", "How nodes get features. sum: the sum of the features of a node's edges. "
+                             "log_sum: the logarithm of this sum, standardised.",
+                             choices=("sum", "log_sum"),
                              shapes_graph=True)
     num_nodes: int = key(8000, "Number of nodes.", shapes_graph=True)
     num_edges: int = key(400_000, "Number of directed edges, which is twice the number of pairs.", shapes_graph=True)
@@ -166,19 +167,21 @@ class FileConfig(DataConfig):
     links: ClassVar[str] = "edges"
     source: str = key("file", "File with a torch_geometric Data that torch.save wrote.", shapes_graph=True)
     path: str = key(..., "Path of the file.", is_path=True, names_files=True)
-    mask_column: int | None = key(None, "Column of the masks, counted from 0 (masks with a column for each of several "
-                                  "splits).", minimum=0, shapes_graph=True)
-    split: str | None = key(None, "How the labelled nodes, or the links of task=link, are divided: random, or time, "
-                            "which trains on the earliest. Default: nodes by the masks of the file, links by random.",
+    mask_column: int | None = key(None, "Column of the masks to use, counted from 0, if they have "
+                                  "several.", minimum=0, shapes_graph=True)
+    split: str | None = key(None, "How labelled nodes, or the links of task=link, are split. random: at random. time: "
+                            "the earliest are for training. Default: the masks of the file for nodes, random for "
+                            "links.",
                             choices=("random", "time"), shapes_graph=True)
     time_column: str | None = key(None, "Attribute that holds a time for each node (data.split=time).",
                                   shapes_graph=True)
     edge_time: str | None = key(None, "Attribute that holds a time for each edge (task=link with data.split=time).",
                                 shapes_graph=True, hashed_if_given=True)
-    train_fraction: float = key(0.6, "Fraction of the labelled nodes, or of the links, for training (data.split).",
+    train_fraction: float = key(0.6, "Fraction of the labelled nodes, or of the links, for training (with data.split).",
                                 above=0, shapes_graph=True)
     valid_fraction: float = key(0.2, "Fraction of the labelled nodes, or of the links, for validation. The rest is for "
-                                "the test (data.split).", minimum=0, shapes_graph=True)
+                                "the test (with data.split).",
+                                minimum=0, shapes_graph=True)
     graph_seed: int = key(0, "Seed of the split (data.split=random).", minimum=0, shapes_graph=True)
 
     def origin(self) -> str:
@@ -224,7 +227,7 @@ class StoreConfig(DataConfig):
     links: ClassVar[str] = "edges"
     source: str = key("store", "Graph in a store: a folder of arrays and a manifest.", shapes_graph=True)
     path: str = key(..., "Path of the folder.", is_path=True, names_files=True)
-    on_disk: bool = key(True, "Read the graph once per epoch, block by block. false: fetch the rows of each cluster by "
+    on_disk: bool = key(True, "Read the graph once per epoch, block by block. false: read the rows of each cluster by "
                         "random access.", changes_numbers=False)
     train_fraction: float = key(0.6, "Fraction of the links for training.", above=0, when=LINK)
     valid_fraction: float = key(0.2, "Fraction of the links for validation. The rest is for the test.", minimum=0,
@@ -320,15 +323,16 @@ class EdgesConfig(DataConfig):
     """A table of edges with ids of any kind and, if there is one, a table of labels; or a MATLAB file with both."""
 
     links: ClassVar[str] = "edges"
-    source: str = key("edges", "Table of edges: a text file with two ids, and optionally a weight, per line; a .mat "
-                      "file with network and group; an adjacency matrix that scipy.sparse.save_npz wrote; or a .npy "
-                      "array of pairs of node numbers.", shapes_graph=True)
+    source: str = key("edges", "Table of edges. It may be a text file with two ids and optionally a weight per line, a "
+                      ".mat file with network and group, an adjacency matrix that scipy.sparse.save_npz wrote, or a "
+                      ".npy array of pairs of node numbers.", shapes_graph=True)
     path: str = key(..., "Path of the table. A text file may be compressed (.gz, .bz2, .xz).", is_path=True,
                     names_files=True)
-    labels: str | None = key(None, "Table of labels: an id and its labels per line. An id may have several lines.",
+    labels: str | None = key(None, "Path of the table of labels, with an id and its labels in each line. An id may "
+                             "have several lines.",
                              is_path=True, names_files=True)
-    header: bool | None = key(None, "Whether the first line of a text file names the columns: true leaves it out, "
-                              "false takes it as an edge. Default: an edge, but a line that looks like a header is "
+    header: bool | None = key(None, "Whether the first line of a text file is a header. true: it is left out. false: "
+                              "it is an edge. Default: it is an edge, but a line that looks like a header is "
                               "refused.", shapes_graph=True, hashed_if_given=True)
     to_undirected: bool = key(True, "Add the missing reverse edges.", shapes_graph=True)
     train_fraction: float = key(0.5, "Fraction of the labelled nodes, or of the links of task=link, for training.",
@@ -362,8 +366,9 @@ class TriplesConfig(DataConfig):
     holds: ClassVar[str] = "triples"
     source: str = key("triples", "Knowledge graph: tables of head, relation and tail for training, validation and "
                       "test.", shapes_graph=True)
-    folder: str = key(..., "Folder of train.txt, valid.txt and test.txt (or .tsv, .del, .csv; .gz may follow), or a "
-                      ".tar.gz of them.", is_path=True, names_files=True)
+    folder: str = key(..., "Folder with train.txt, valid.txt and test.txt, or a .tar.gz of them. The files may also "
+                      "end in .tsv, .del or .csv, and be compressed (.gz).",
+                      is_path=True, names_files=True)
 
     def origin(self) -> str:
         return self.folder
@@ -380,11 +385,12 @@ class MathConfig(DataConfig):
     """A generated knowledge graph of arithmetic modulo the number of entities."""
 
     holds: ClassVar[str] = "triples"
-    source: str = key("math", "Generated knowledge graph of arithmetic. Its entities are numbers, its relations are "
-                      "+ - * / % with an operand.", shapes_graph=True)
-    num_entities: int = key(1000, "Number of entities, the numbers from 0.", minimum=2, below=10_000_000,
+    source: str = key("math", "Generated knowledge graph of arithmetic. Its entities are numbers. Its relations are + "
+                      "- * / and % with an operand.", shapes_graph=True)
+    num_entities: int = key(1000, "Number of entities: the numbers 0, 1, 2 and so on.", minimum=2, below=10_000_000,
                             shapes_graph=True)
-    num_operands: int = key(30, "Number of operands of each of the five operators, from 1.", minimum=1, below=10_000,
+    num_operands: int = key(30, "Number of operands of each of the five operators: the numbers 1, 2, 3 and so "
+                            "on.", minimum=1, below=10_000,
                             shapes_graph=True)
     num_train: int = key(20_000, "Number of training triples.", minimum=1, shapes_graph=True)
     num_valid: int = key(1000, "Number of validation triples.", minimum=1, shapes_graph=True)
@@ -410,12 +416,13 @@ class VectorsConfig(DataConfig):
     """Vectors of any kind, one per row, with or without labels."""
 
     holds: ClassVar[str] = "vectors"
-    source: str = key("vectors", "Vectors: a table or tensor with a vector per row, images as of MNIST, or vectors "
-                      "that `predict` saved.", shapes_graph=True)
-    path: str = key(..., "Path of a file .npy, .npz, .csv, .tsv, .txt (word2vec), .parquet or .pt, of images in IDX "
-                    "(.gz may follow), or of a folder of such images and their labels.", is_path=True, names_files=True)
-    labels: str | None = key(None, "File of the labels: a text file with a label, or an id and a label, per line; a "
-                             ".npy array; or IDX.",
+    source: str = key("vectors", "Vectors: a table or tensor with a vector per row, images in the format of MNIST, or "
+                      "vectors that `predict` saved.", shapes_graph=True)
+    path: str = key(..., "Path of a file that ends in .npy, .npz, .csv, .tsv, .txt (word2vec's format), .parquet or "
+                    ".pt, of a file of images in IDX format (it may be compressed by .gz), or of a folder of such "
+                    "images and their labels.", is_path=True, names_files=True)
+    labels: str | None = key(None, "Path of the labels: a text file with a label, or a name and a label, in each line; "
+                             "a .npy array; or a file in IDX format.",
                              is_path=True, names_files=True)
 
     def origin(self) -> str:

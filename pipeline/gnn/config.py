@@ -17,17 +17,20 @@ WITHOUT_CLUSTERS = {"loader.name": ("neighbor", "graph")}
 class PartitionConfig:
     """How the graph is cut into clusters."""
 
-    name: str = key("random", "How clusters are drawn.", unless=WITHOUT_CLUSTERS)
+    name: str = key("random", "Method that draws the clusters of a round: random, metis, metis_random, kaminpar, "
+                    "kaminpar_random or whole.", unless=WITHOUT_CLUSTERS)
     num_parts: Any = key(4, "Number of clusters of a partition. auto: as few as fit into memory.", minimum=1,
                          may_be_auto=True, unless={"partition.name": ("whole",), **WITHOUT_CLUSTERS})
     clusters_per_step: int = key(1, "Number of clusters that are merged into one batch, with the edges between them.",
                                  minimum=1, unless=WITHOUT_CLUSTERS)
-    num_micro_parts: int = key(0, "Number of small clusters that are regrouped into num_parts clusters each round. "
-                               "0: 20 x num_parts.", minimum=0, unless=WITHOUT_CLUSTERS,
+    num_micro_parts: int = key(0, "Number of micro-clusters, which each round regroups into num_parts clusters. 0: 20 "
+                               "x num_parts.", minimum=0, unless=WITHOUT_CLUSTERS,
                                when={"partition.name": ("metis_random", "kaminpar_random")})
-    scale_sums: bool = key(False, "Scale the sum over a node's neighbours in its cluster up to all its neighbours.",
+    scale_sums: bool = key(False, "Multiply the sum over a node's neighbours in its cluster by the node's degree in "
+                           "the graph divided by its degree in the cluster.",
                            unless=WITHOUT_CLUSTERS, when={"model.aggr": ("add", "softmax_sum", "power_sum")})
-    prefetch: int = key(2, "Number of batches that are drawn ahead in the background.", minimum=1, below=1000,
+    prefetch: int = key(2, "Number of batches that a background thread prepares ahead of "
+                        "training.", minimum=1, below=1000,
                         changes_numbers=False)
 
     @property
@@ -100,13 +103,14 @@ class TaskConfig:
     name: str = key("node", "Task: node for labels of nodes, graph for labels of whole graphs, or link.")
     metric: str | None = key(None, "Metric: rocauc, ap or micro_f1 for binary tasks, acc for classes, mae or rmse for "
                              "real values; hits@K with any K, mrr, rocauc or ap for links. Default: the dataset's "
-                             "metric; rocauc for links of one's own.")
-    pool: str = key("mean", "How the rows of a graph's nodes become one row.", choices=("mean", "sum", "max"),
+                             "metric; rocauc for links that the program made from edges.")
+    pool: str = key("mean", "How the rows of a graph's nodes are pooled into one row.", choices=("mean", "sum", "max"),
                     when={"task.name": ("graph",)})
     pairs_per_step: int = key(65_536, "Number of training pairs in a batch.", minimum=1, when=LINK)
-    num_negatives: int = key(1, "Number of random pairs drawn for each training pair.", minimum=1, when=LINK)
-    strict_negatives: bool = key(False, "Draw no training pair and no self-pair as a negative.", when=LINK)
-    hide_pairs: bool = key(False, "Remove the training pairs of a batch from its edges.", when=LINK)
+    num_negatives: int = key(1, "Number of negative pairs drawn for each training pair.", minimum=1, when=LINK)
+    strict_negatives: bool = key(False, "Never draw a training pair, or a pair of a node with itself, as a negative "
+                                 "pair.", when=LINK)
+    hide_pairs: bool = key(False, "Remove the training pairs of a batch from the edges of the batch.", when=LINK)
     valid_edges: bool = key(False, "Add the validation pairs as edges when the test split is evaluated.", when=LINK)
     predictor_layers: int = key(3, "Number of linear layers of the predictor.", minimum=1, below=1000, when=LINK)
 
@@ -141,7 +145,8 @@ class FeaturesConfig:
     concat: bool = key(False, "Concatenate the table and the features of the data. false: the table replaces them.",
                        when=TABLE)
     lr: float = key(0.003, "Learning rate of the table. It is scaled and warmed up like train.lr.", above=0, when=TABLE)
-    dropout: float = key(0.5, "Fraction of the nodes whose rows are zero in a step.", minimum=0, below=1, when=TABLE)
+    dropout: float = key(0.5, "Fraction of a batch's nodes whose rows are zero in a training "
+                         "step.", minimum=0, below=1, when=TABLE)
     optimizer: str = key("sparse_adam", "Optimizer of the table: sparse_adam, or sgd, which keeps no moments.",
                          when=TABLE)
     device: str = key("auto", "Where the table lies: auto, on the device of the model; cpu, in the memory of the "
@@ -167,7 +172,8 @@ class GNNTrainConfig(TrainConfig):
 class GNNParallelConfig(ParallelConfig):
     """Which ranks train, and how the learning rate follows their number."""
 
-    lr_scaling: str = key("linear", "How the learning rate grows with the number of partitions trained at a time.",
+    lr_scaling: str = key("linear", "Factor by which train.lr is multiplied, from the number of batches that all ranks "
+                          "train on in one step: 1 (none), its square root (sqrt), or the number itself (linear).",
                           choices=("none", "sqrt", "linear"))
 
 

@@ -15,36 +15,41 @@ class KnowledgeTrainerConfig(TrainerConfig):
     """Vectors of the entities and relations of a knowledge graph."""
 
     name: str = key("knowledge", "Knowledge graph embeddings: vectors of entities and relations.")
-    model: str = key("complex", "How a triple is scored: by a distance (transe, rotate) or by a product (distmult, "
+    model: str = key("complex", "Model. The score of a triple is a distance (transe, rotate) or a product (distmult, "
                      "complex, simple, quate).",
                      choices=("transe", "distmult", "complex", "simple", "rotate", "quate"))
     dim: int = key(200, "Number of real numbers in an entity's vector. complex, rotate and simple use two for each "
                    "component, quate uses four.", minimum=1, below=1_000_000)
-    loss: str = key("one_vs_all", "one_vs_all: cross-entropy over all entities, with reciprocal relations. negatives: "
-                    "triples against others whose head or tail is drawn at random.",
+    loss: str = key("one_vs_all", "Loss. one_vs_all: cross-entropy over all entities, with reciprocal relations. "
+                    "negatives: each triple is compared with triples whose head or tail is drawn at random.",
                     choices=("one_vs_all", "negatives"))
     norm: int = key(1, "Norm of the distance: 1 or 2.", minimum=1, below=3, when={"trainer.model": ("transe",)})
-    batch_size: int = key(1000, "Number of triples in a step, over all ranks. With one_vs_all the average number of "
-                          "answers, of which each triple has two.", minimum=1)
+    batch_size: int = key(1000, "Number of triples in a step, over all ranks. With one_vs_all: average number of "
+                          "answers in a step; each triple has two, its head and its tail.",
+                          minimum=1)
     chunk_size: int = key(64, "Number of triples that share their negatives.", minimum=1, when=NEGATIVES)
     num_negatives: int = key(256, "Number of entities drawn per chunk to replace its heads. As many are drawn to "
                              "replace its tails.", minimum=1, when=NEGATIVES)
     margin: float = key(9.0, "Distance beyond which a triple counts as false.", minimum=0, when=DISTANCES)
-    temperature: float = key(1.0, "Negatives are weighted by the softmax of score / temperature (self-adversarial). 0: "
-                             "all alike.", minimum=0, when=NEGATIVES)
-    n3: float = key(0.0, "Weight of the N3 penalty: the cubed moduli of a triple's components (models of products).",
+    temperature: float = key(1.0, "Temperature of self-adversarial weights: negatives are weighted by the softmax of "
+                             "score / temperature. 0: equal weights.",
+                             minimum=0, when=NEGATIVES)
+    n3: float = key(0.0, "Weight of the N3 penalty: the cubed moduli of a triple's components (models whose score is a "
+                    "product).",
                     minimum=0)
-    l3: float = key(0.0, "Weight of the L3 penalty: the cubed real numbers of a triple, as in GraphVite (models of "
-                    "products).", minimum=0)
-    init_scale: float = key(0.001, "Standard deviation of the first values.", above=0,
+    l3: float = key(0.0, "Weight of the L3 penalty: the cubed real numbers of a triple, as in GraphVite (models whose "
+                    "score is a product).", minimum=0)
+    init_scale: float = key(0.001, "Standard deviation of the initial values.", above=0,
                             when={"trainer.model": ("distmult", "complex", "simple")})
-    optimizer: str = key("adagrad", "Optimizer of the vectors; adagrad and adam keep moments. With loss=negatives only "
-                         "the rows of a step move.", choices=("adagrad", "adam", "sgd"))
-    relation_lr: float = key(1.0, "Learning rate of relations, as a fraction of that of entities.", minimum=0)
-    last_lr: float = key(1.0, "The learning rate goes linearly from train.lr to this fraction of it.", minimum=0)
-    eval_sample: int = key(0, "Number of validation triples that are ranked, always the same. The test split is ranked "
-                           "whole. 0: all.", minimum=0)
-    per_relation: bool = key(False, "Score each relation of the test split too, in the last evaluation.")
+    optimizer: str = key("adagrad", "Optimizer of the vectors; adagrad and adam keep moments. With "
+                         "trainer.loss=negatives, a step updates only the rows that it "
+                         "uses.", choices=("adagrad", "adam", "sgd"))
+    relation_lr: float = key(1.0, "Learning rate of the relations, as a fraction of that of the entities.", minimum=0)
+    last_lr: float = key(1.0, "Final learning rate as a fraction of train.lr. The learning rate changes "
+                         "linearly.", minimum=0)
+    eval_sample: int = key(0, "Number of validation triples that are ranked, always the same ones. 0: all. The test "
+                           "split is always ranked completely.", minimum=0)
+    per_relation: bool = key(False, "Also score each relation of the test split, in the last evaluation.")
 
 
 @dataclass

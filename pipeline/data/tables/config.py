@@ -33,32 +33,37 @@ class NodeColumns:
     table: str | None = key(None, "Name of the table in the file (DuckDB and SQLite).", shapes_graph=True)
     id: str = key("id", "Column of the nodes' ids, of any type.", shapes_graph=True)
     features: list[str] = key([], "Columns of numbers that become node features.", shapes_graph=True)
-    log1p: list[str] = key([], "Columns of features that are replaced by log(1 + x).", shapes_graph=True)
-    standardize: bool = key(False, "Bring every column of features to mean 0 and variance 1.", shapes_graph=True)
-    categories: list[str] = key([], "Columns of few different texts or whole numbers. Each value becomes a node "
-                                "feature of 0 and 1.", shapes_graph=True, hashed_if_given=True)
-    max_categories: int = key(256, "Largest number of different values of a column of data.nodes.categories.",
+    log1p: list[str] = key([], "Columns of data.nodes.features that are replaced by log(1 + x).", shapes_graph=True)
+    standardize: bool = key(False, "Scale every column of data.nodes.features to mean 0 and variance "
+                            "1.", shapes_graph=True)
+    categories: list[str] = key([], "Categorical columns: texts or whole numbers with few different values. They "
+                                "become one-hot node features.",
+                                shapes_graph=True, hashed_if_given=True)
+    max_categories: int = key(256, "Largest number of different values that a categorical column may have "
+                              "(data.nodes.categories).",
                               minimum=1, below=MAX_CHANNELS, changes_numbers=False)
-    text: list[str] = key([], "Columns of prose. They become the TF-IDF of their words.", shapes_graph=True)
+    text: list[str] = key([], "Columns of prose. They become TF-IDF features of their words.", shapes_graph=True)
     text_words: int = key(1, "Largest number of successive words that form a term (data.nodes.text).", minimum=1,
                           below=6, shapes_graph=True)
-    text_chars: list[str] = key([], "Columns of names. They become the TF-IDF of the pieces of their words.",
+    text_chars: list[str] = key([], "Columns of names. They become TF-IDF features of the character n-grams within "
+                                "their words.",
                                 shapes_graph=True)
-    char_lengths: list[int] = key([2, 4], "Smallest and largest number of letters of a piece (data.nodes.text_chars).",
+    char_lengths: list[int] = key([2, 4], "Smallest and largest n of the character n-grams (data.nodes.text_chars).",
                                   shapes_graph=True)
-    text_tags: list[str] = key([], "Columns of tags such as role::program|use::text. They become the TF-IDF of each "
-                               "tag and of its part before ::.", shapes_graph=True)
+    text_tags: list[str] = key([], "Columns of tags such as role::program|use::text. They become TF-IDF features of "
+                               "each tag, and of its part before ::.", shapes_graph=True)
     tag_separator: str = key("|", "Separator of two tags (data.nodes.text_tags).", shapes_graph=True)
-    text_features: str = key("hashed", "Node features that columns of text become. hashed: hashed TF-IDF, for each "
-                             "column. scores: the score of a linear model per class, from the terms of all columns. "
-                             "The model that scores a training node was fitted without it.",
+    text_features: str = key("hashed", "Node features that are made from columns of text. hashed: hashed TF-IDF of "
+                             "each column. scores: for each class, the score of a linear model of all columns. "
+                             "Training nodes are scored by models that were fitted without them.",
                              choices=("hashed", "scores"), shapes_graph=True)
-    text_channels: int = key(256, "Largest number of node features that a column of text becomes "
-                             "(data.nodes.text_features=hashed).", minimum=1, below=MAX_CHANNELS, shapes_graph=True)
+    text_channels: int = key(256, "Largest number of node features for each column of text "
+                             "(data.nodes.text_features=hashed).",
+                             minimum=1, below=MAX_CHANNELS, shapes_graph=True)
     label: str | None = key(None, "Column of the labels. Texts and whole numbers are classes, other numbers are real "
                             "values.", shapes_graph=True)
-    labels: list[str] = key([], "Columns of the labels, instead of data.nodes.label. Each is a binary task of 0 and 1, "
-                            "or holds real values.", shapes_graph=True)
+    labels: list[str] = key([], "Several columns of labels, instead of data.nodes.label. They are binary tasks (0 and "
+                            "1) or real values.", shapes_graph=True)
     split_column: str | None = key(None, "Column that holds train, valid (or val) or test.", shapes_graph=True)
 
 
@@ -70,16 +75,17 @@ class EdgeColumns:
     table: str | None = key(None, "Name of the table in the file (DuckDB and SQLite).", shapes_graph=True)
     source: str = key("source", "Column of the ids of the source nodes.", shapes_graph=True)
     target: str = key("target", "Column of the ids of the target nodes.", shapes_graph=True)
-    weight: str | None = key(None, "Column of weights, which become the first edge feature. Weights of equal edges are "
-                             "added.", shapes_graph=True)
-    features: list[str] = key([], "Columns of numbers that become edge features. Equal edges get the mean.",
+    weight: str | None = key(None, "Column of weights, which become the first edge feature. Weights of duplicate edges "
+                             "are added.", shapes_graph=True)
+    features: list[str] = key([], "Columns of numbers that become edge features. Duplicate edges get the mean.",
                               shapes_graph=True)
-    relation: str | None = key(None, "Column of relations, which become one-hot edge features. Equal edges get all "
+    relation: str | None = key(None, "Column of relations, which become one-hot edge features. Duplicate edges get all "
                                "their relations.", shapes_graph=True)
-    directed_relations: bool = key(False, "Give the reverse edge another feature for the same relation "
+    directed_relations: bool = key(False, "Give a relation another one-hot feature on reverse edges "
                                    "(data.edges.relation).", shapes_graph=True)
-    time: str | None = key(None, "Column that holds numbers or dates (task=link with data.split=time). Equal edges "
-                           "have the earliest.", shapes_graph=True, hashed_if_given=True)
+    time: str | None = key(None, "Column of times, as numbers or dates (task=link with data.split=time). Duplicate "
+                           "edges get their earliest time.",
+                           shapes_graph=True, hashed_if_given=True)
 
 
 @dataclass
@@ -88,31 +94,34 @@ class TablesConfig(DataConfig):
 
     is_stored: ClassVar[bool] = True
     links: ClassVar[str] = "edges"
-    source: str = key("tables", "Tables of edges and nodes: .csv, .tsv (.gz may follow), .parquet, or tables of a "
-                      "DuckDB or SQLite file.", shapes_graph=True)
+    source: str = key("tables", "Tables of edges and nodes: files that end in .csv, .tsv (perhaps with .gz) or "
+                      ".parquet, or tables in a DuckDB or SQLite file.", shapes_graph=True)
     folder: str | None = key(None, "Folder to which the paths of the tables are relative. Default: the current folder.",
                              is_path=True, names_files=True)
     nodes: NodeColumns = field(default_factory=NodeColumns)
     edges: EdgeColumns = field(default_factory=EdgeColumns)
     to_undirected: bool = key(True, "Add the missing reverse edges.", shapes_graph=True)
-    dangling: str = key("drop", "What happens to edges with an empty id, or an id that is not a node: drop leaves them "
-                        "out and logs how many, error refuses the table.", choices=("drop", "error"), shapes_graph=True)
-    empty: str = key("zero", "What happens to empty cells in columns of numbers: zero takes them for 0 (standardised "
-                     "columns: for the mean), flag does so and adds a feature that is 1 for such cells, error refuses "
-                     "the table.", choices=("zero", "flag", "error"), shapes_graph=True)
+    dangling: str = key("drop", "What to do with edges that have an empty id, or an id that no node has. drop: leave "
+                        "them out and log how many. error: refuse the table.",
+                        choices=("drop", "error"), shapes_graph=True)
+    empty: str = key("zero", "What to do with empty cells in columns of numbers. zero: read them as 0, or as the mean "
+                     "in standardised columns. flag: do that, and add a feature that is 1 for such cells. error: "
+                     "refuse the table.", choices=("zero", "flag", "error"), shapes_graph=True)
     metric: str | None = key(None, "Metric of the labels. Default: acc for texts and whole numbers, rmse for other "
                              "numbers, rocauc for several columns of 0 and 1.", shapes_graph=True)
-    split: str | None = key(None, "How the labelled nodes, or the links of task=link, are divided: column, by "
-                            "data.nodes.split_column (nodes only); random; or time, which trains on the earliest. "
-                            "Default: column if that is given, else random.", choices=SPLITS, shapes_graph=True)
-    time_column: str | None = key(None, "Column of the nodes that holds numbers or dates (data.split=time).",
+    split: str | None = key(None, "How labelled nodes, or the links of task=link, are split. column: by "
+                            "data.nodes.split_column (nodes only). random: at random. time: the earliest are for "
+                            "training. Default: column if data.nodes.split_column is given, otherwise "
+                            "random.", choices=SPLITS, shapes_graph=True)
+    time_column: str | None = key(None, "Column of the table of nodes that holds times, as numbers or dates "
+                                  "(data.split=time).",
                                   shapes_graph=True)
     train_fraction: float = key(0.6, "Fraction of the labelled nodes, or of the links, for training "
                                 "(data.split=random and time).", above=0, shapes_graph=True)
     valid_fraction: float = key(0.2, "Fraction of the labelled nodes, or of the links, for validation. The rest is for "
                                 "the test (data.split=random and time).", minimum=0, shapes_graph=True)
     graph_seed: int = key(0, "Seed of the split (data.split=random).", minimum=0, shapes_graph=True)
-    memory_limit: str = key("4GB", "Memory of DuckDB. What exceeds it is written to files in cache_dir.",
+    memory_limit: str = key("4GB", "Memory that DuckDB may use. It writes what does not fit to files in cache_dir.",
                             changes_numbers=False)
     threads: int = key(0, "Number of threads of DuckDB. 0: as many as PyTorch uses.", minimum=0, below=1024,
                        changes_numbers=False)
