@@ -142,7 +142,7 @@ class RunLog:
             times += f" + {evaluation_seconds:.2f} s evaluation"
         parts.append(times)
         if hidden < 0.9:
-            parts.append(f"training waited for {1 - hidden:.0%} of the drawing of batches")
+            parts.append(f"{1 - hidden:.0%} of batch drawing delayed training")
         if synced is not None:
             parts.append(f"communication {synced:4.1%}")
         if self._pace is not None and epoch < num_epochs:

@@ -106,7 +106,7 @@ def test_the_epoch_line_tells_seconds_of_both_phases_and_the_time_left(tmp_path,
     log.close()
     assert caplog.messages == [
         "epoch  1/20  loss  0.50000  valid 0.2500  best     1.23 s + 0.50 s evaluation  0 s left",
-        "epoch 20/20  loss  0.50000     1.23 s  training waited for 15% of the drawing of batches"]
+        "epoch 20/20  loss  0.50000     1.23 s  15% of batch drawing delayed training"]
 
 
 @pytest.mark.parametrize("name", ["loss", "epochs", "wall_seconds", "valid"])
