@@ -1,5 +1,6 @@
 """The errors that end a run early, and their messages as one line for the user."""
 
+import os
 import re
 import shlex
 import signal
@@ -60,6 +61,8 @@ def one_line(error: BaseException) -> str:
     """Join the messages of an error and of its cause in one line, without what only a programmer can use."""
     if isinstance(error.__cause__, OSError) and str(error).startswith("Unable to configure handler"):
         return one_line(error.__cause__)  # logging does not name the file
+    if isinstance(error, FileNotFoundError) and error.filename is None and not _has_folder():
+        return "the current folder has been deleted: change to one that exists, and run the command again"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     noise = ("object_type=", "reference_type=", "full_key:", "To append", "provider=", "Config search path")
@@ -68,6 +71,15 @@ def one_line(error: BaseException) -> str:
         lines += one_line(error.__cause__).splitlines()
     lines = [line.removeprefix("ValueError raised while resolving interpolation: ") for line in lines]
     return " ".join(line for line in lines if line and not line.startswith(noise))
+
+
+def _has_folder() -> bool:
+    """Tell whether the current folder is there still."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def install_command(extra: str) -> str:

@@ -9,6 +9,8 @@ import os
 import shutil
 import socket
 import sqlite3
+import subprocess
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -26,8 +28,9 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.graph import store
 from parallel_epochs.pipeline.run import checkpoint
+from tests.helpers import disks
 from tests.helpers.hostile import Case, check
-from tests.helpers.running import shell
+from tests.helpers.running import ROOT, shell
 
 pytestmark = pytest.mark.slow
 
@@ -390,3 +393,25 @@ def test_a_zipped_table_has_a_limit_of_size(written, tmp_path, monkeypatch):
                "is right, raise the limit PARALLEL_EPOCHS_MAX_UNPACKED",
                lambda folder: (folder / "edges.csv.gz").write_bytes(gzip.compress(
                    b"source,target\n" + b"1,2\n" * 500_000))), folder)
+
+
+def test_full_shared_memory_is_named(written, tmp_path):
+    folder = tmp_path / "here"
+    shutil.copytree(written, folder)
+    disks.mount("-t", "tmpfs", "-o", "size=4k", "tmpfs", "/dev/shm")
+    try:
+        Path("/dev/shm/full").write_bytes(bytes(4096))
+        check(Case("full", GRAPH, "/dev/shm has no space left for board, 0 B are free; delete something, or choose "
+                   "another directory"), folder)
+    finally:
+        disks.unmount(Path("/dev/shm"))
+
+
+@pytest.mark.parametrize("module", ["pipeline.train", "pipeline.check"])
+def test_a_current_folder_that_was_deleted(module, tmp_path):
+    (tmp_path / "gone").mkdir()
+    done = subprocess.run(["bash", "-c", f"rmdir ../gone; exec {sys.executable} -m parallel_epochs.{module}"],
+                          cwd=tmp_path / "gone", capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 1 and done.stderr == "error: the current folder has been deleted: change to one that " \
+        "exists, and run the command again\n", done.stderr

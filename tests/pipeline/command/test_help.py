@@ -1,8 +1,10 @@
 """Every entry point explains itself, and the default run trains, where none of the optional packages is installed."""
 
+import ctypes
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import tomllib
@@ -54,6 +56,15 @@ cli.register_schema()
 remember_choices()
 """
 TABLES = ["data=tables", "data.edges.path=edges.csv", "data.nodes.path=nodes.csv", "data.nodes.label=label"]
+
+
+def has_driver() -> bool:
+    try:
+        return bool(ctypes.CDLL("libcuda.so.1"))
+    except OSError:
+        return os.path.exists("/dev/kfd")
+
+
 # What is refused before torch is imported: a wrong key, value, file or column of each command, and what it says.
 REFUSED = {
     ("pipeline.train", "train.lrr=1"): "train.lrr is unknown; did you mean train.lr?",
@@ -69,6 +80,11 @@ REFUSED = {
         "data.nodes.label=genre: nodes.csv has no such column; there are id, label",
     ("pipeline.train", *TABLES, "data.edges.weight=w"):
         "data.edges.weight=w: edges.csv has no such column; there are source, target",
+    ("pipeline.train", "trainer=node_embedding", "data=tables", "data.edges.path=edges.db", "data.edges.table=edges"):
+        "data.edges.target=target: edges.db has no such column; there are source",
+    ("pipeline.train", "data=smiles", "data.path=nodes.csv", "task=graph", "loader=graph"):
+        "data.smiles_column=smiles: nodes.csv has no such column; there are id, label",
+    **({} if has_driver() else {("pipeline.train", "device=cuda"): "device=cuda: torch sees no GPU on this machine"}),
     ("pipeline.train", "resume=no"): "resume=no is not a run directory: it has no config.yaml",
     ("pipeline.prepare", *TABLES, "data.edges.source=from"):
         "data.edges.source=from: edges.csv has no such column; there are source, target",
@@ -122,6 +138,8 @@ def test_help_and_the_default_run_need_no_extra(tmp_path):
 def test_what_is_refused_imports_no_torch(tmp_path):
     (tmp_path / "edges.csv").write_text("source,target\na,b\n")
     (tmp_path / "nodes.csv").write_text("id,label\na,x\nb,y\n")
+    with sqlite3.connect(tmp_path / "edges.db") as db:
+        db.execute("CREATE TABLE edges (source)")
     done = subprocess.run(
         [sys.executable, "-c", REMEMBER + RUNNER], input=json.dumps([[], list(REFUSED)]), cwd=tmp_path,
         capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
