@@ -119,9 +119,9 @@ def aggregate(
     structure = _find_structure(edge_index, x.size(0), num_dst, by_source=save)
     limits = POWERMEAN_RANGE if aggr == "powermean" else POWER_RANGE
     out, _, _ = ops.forward(x, *structure, attr, weight, bias, param, kind, eps, *limits, save)
-    if aggr == "powermean":
-        out = _clamp_mean(out, param, structure[0].diff().unsqueeze(1) == 0)
-    elif aggr == "mean" or aggr.endswith("_sum"):
+    if kind == "power":
+        out = _clamp_mean(out, param, structure[0].diff().unsqueeze(1) == 0, aggr)
+    if aggr == "mean" or aggr.endswith("_sum"):
         degree = structure[0].diff().clamp(min=1).unsqueeze(1).to(out.dtype)
         out = out / degree if aggr == "mean" else out * degree.pow(_exponent(y, num_dst))
     return out.to(dtype)
@@ -136,13 +136,20 @@ def _drop_features(attr, weight, bias, x):
     return None, None, None, x if bias is None else x + bias
 
 
-def _clamp_mean(out: Tensor, p: Tensor, empty: Tensor) -> Tensor:
-    """Clamp a mean as PyG does, given `out`, the root of the mean; the mean of `empty` rows is 0."""
+def _clamp_mean(out: Tensor, p: Tensor, empty: Tensor, aggr: str) -> Tensor:
+    """Clamp a mean of powers as PyG (powermean) and DeepGCN (power) do, given its root `out`.
+
+    The mean of `empty` rows is 0; power leaves these rows 0.
+    """
+    limits = POWERMEAN_RANGE if aggr == "powermean" else POWER_RANGE
     # Bounds stay within float32: one that no row reaches must not make p's gradient NaN.
-    low, high = (_spread((math.log(bound) / p.float()).clamp(max=88).exp(), out.size(0)) for bound in POWERMEAN_RANGE)
-    least, greatest = (torch.where(empty, low, bound) for bound in (torch.minimum(low, high), torch.maximum(low, high)))
-    # At p = 1, messages at a bound have their mean there too, and PyG clamps only what lies beyond.
-    out = torch.where(out < least * (1 - _ROUNDING), least, out)
+    low, high = (_spread((math.log(bound) / p.float()).clamp(max=88).exp(), out.size(0)) for bound in limits)
+    least, greatest = torch.minimum(low, high), torch.maximum(low, high)
+    if aggr == "powermean":
+        least, greatest = (torch.where(empty, low, bound) for bound in (least, greatest))
+    # At p = 1, messages at a bound have their mean there too, and only what lies beyond is clamped.
+    beneath = out < least * (1 - _ROUNDING)
+    out = torch.where(beneath if aggr == "powermean" else beneath & ~empty, least, out)
     return torch.where(out > greatest * (1 + _ROUNDING), greatest, out)
 
 

@@ -29,7 +29,7 @@ def aggregate_edges(x_j, dst, edge_attr, weight, bias, t, p, y, *, aggr, eps, nu
 def reduce(message, dst, num_dst, *, aggr, t, p, y, limits=POWER_RANGE):
     """Reduce messages [num_edges, channels] at their destinations to [num_dst, channels].
 
-    ``power`` and ``power_sum`` clamp messages to `limits`.
+    ``power`` and ``power_sum`` clamp messages and the mean of their powers to `limits`.
     """
     if aggr == "add":
         return _sum(message, dst, num_dst)
@@ -51,9 +51,8 @@ def reduce(message, dst, num_dst, *, aggr, t, p, y, limits=POWER_RANGE):
         mean = _sum(message.pow(p), dst, num_dst) / degree.clamp(min=1)
         if aggr == "powermean":
             return _clamp_mean(mean, base, limits, p)
-        # The power of an empty mean has no finite gradient, so it is replaced by 1 and masked out at the end.
-        out = mean.masked_fill(degree == 0, 1.0).pow(1 / p) * (degree > 0)
-        out = out if base is None else out * base
+        # An empty mean is replaced by 1, whose powers have finite gradients, and masked out at the end.
+        out = _clamp_mean(mean.masked_fill(degree == 0, 1.0), base, limits, p) * (degree > 0)
     else:
         out = _softmax(message, dst, num_dst, t, semi_grad=aggr == "softmax_sg")
     if aggr.endswith("_sum"):
@@ -89,7 +88,7 @@ def _find_base_of_powers(message: Tensor, dst: Tensor, num_dst: int, p: float | 
 
 
 def _clamp_mean(mean: Tensor, base: Tensor | None, limits: tuple[float, float], p: float | Tensor) -> Tensor:
-    """Compute PyG's ``mean.clamp(*limits) ** (1 / p)`` from the mean of messages that were divided by `base`."""
+    """Compute ``mean.clamp(*limits) ** (1 / p)`` from the mean of messages that were divided by `base`."""
     mild = mean.clamp(*limits).pow(1 / p)
     if base is None:
         return mild

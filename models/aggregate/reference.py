@@ -32,11 +32,11 @@ def aggregate(
     """Aggregate the messages ``relu(x_j + e_ij) + eps`` at every destination node.
 
     ``softmax`` weights each message by ``softmax_j(t * m_ij)`` per channel, and ``softmax_sg`` does so without a
-    gradient through the weights. ``power`` is ``(mean_j clamp(m_ij, 1e-7, 10)^p)^(1/p)``. ``softmax_sum`` and
-    ``power_sum`` multiply these by ``degree^sigmoid(y)``. ``max`` divides its gradient evenly among ties. ``powermean``
-    is PyG's: it clamps both the messages and their mean to [1e-4, 100], but nothing if p is the number 1.
+    gradient through the weights. ``power`` is ``clamp(mean_j clamp(m_ij)^p)^(1/p)``, where both are clamped to [1e-7,
+    10], as in DeepGCN's code. ``softmax_sum`` and ``power_sum`` multiply these by ``degree^sigmoid(y)``. ``max``
+    divides its gradient evenly among ties. ``powermean`` is PyG's: it clamps both to [1e-4, 100], but nothing if p is
+    the number 1.
     See "DeeperGCN: All You Need to Train Deeper GCNs" (https://arxiv.org/abs/2006.07739).
-    ``power`` differs from DeepGCN's code in one step: that code also clamps the mean of the powers to [1e-7, 10].
 
     More than `max_block_edges` edges are aggregated in blocks of destinations, forward and backward, so that tensors of
     edges x channels hold only one block: see :func:`models.aggregate.reference_in_blocks.aggregate`.

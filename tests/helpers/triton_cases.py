@@ -61,11 +61,12 @@ def test_against_the_reference(aggr, features, channels, dtype):
     check(aggr, features, channels, dtype=dtype)
 
 
+@pytest.mark.parametrize("aggr", ["powermean", "power"])
 @pytest.mark.parametrize("p", [-2.0, 0.5, 1.0, 3.0])
-def test_powermean_clamps_messages_and_mean(p):
-    edge_index, inputs, grad = wide_graph(p)
-    assert_close(compute(edge_index, inputs, grad, aggr="powermean"),
-                 compute(edge_index, inputs, grad, aggr="powermean", exact=True), grad=grad, exponent=abs(p))
+def test_power_means_clamp_messages_and_mean(p, aggr):
+    edge_index, inputs, grad = wide_graph(p, aggr)
+    assert_close(compute(edge_index, inputs, grad, aggr=aggr),
+                 compute(edge_index, inputs, grad, aggr=aggr, exact=True), grad=grad, exponent=abs(p))
 
 
 @pytest.mark.parametrize("edge_dim", [*range(10), 15, 16, 33, 64, 65])

@@ -35,7 +35,7 @@ def by_hand(x, edges, edge_attr, *, aggr, t, p, y, eps=1e-7):
             top = max(t * v for v in m)
             w = [math.exp(t * v - top) for v in m]
             softmax = sum(a * b for a, b in zip(w, m, strict=True)) / sum(w)
-            power = (sum(v**p for v in clamped) / len(m)) ** (1 / p)
+            power = min(max(sum(v**p for v in clamped) / len(m), 1e-7), 10.0) ** (1 / p)
             degree = len(m) ** (1 / (1 + math.exp(-y)))
             out[i][c] = {"add": sum(m), "mean": sum(m) / len(m), "max": max(m), "softmax": softmax,
                          "softmax_sg": softmax, "softmax_sum": softmax * degree, "power": power,

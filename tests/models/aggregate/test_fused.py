@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch_geometric import EdgeIndex
 
 from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, backend, cpu, fused, ops
-from parallel_epochs.models.aggregate.reduce import POWER_RANGE
+from parallel_epochs.models.aggregate.reduce import POWER_RANGE, POWERMEAN_RANGE
 from parallel_epochs.models.conv import GENConv
 from parallel_epochs.models.deepgcn import DeeperGCN
 from tests.helpers.shapes import unchecked
@@ -101,27 +101,48 @@ def check(edge_index, inputs, grad, **options):
     assert_close(ours, exact, grad=grad, exponent=inputs["p"])
 
 
-def off_the_bounds(edge_index, inputs, grad):
-    """No gradient for what is at a bound of PyG's power mean, where rounding decides the side."""
+def off_the_bounds(edge_index, inputs, grad, aggr="powermean"):
+    """No gradient for what is at a bound of a power mean, where rounding decides the side."""
+    low, high = POWERMEAN_RANGE if aggr == "powermean" else POWER_RANGE
     x, attr, weight, bias, p = (inputs[name] if inputs[name] is None else inputs[name].double()
                                 for name in (*NAMES[:4], "p"))
     message = x[edge_index[0]]
     if attr is not None:
         message = message + (attr if weight is None else torch.nn.functional.linear(attr, weight, bias))
-    powers = (message.relu() + 1e-7).clamp(1e-4, 100) ** p
+    powers = (message.relu() + 1e-7).clamp(low, high) ** p
     mean = torch.zeros(grad.shape, dtype=torch.float64).index_add(0, edge_index[1], powers)
     mean /= edge_index[1].bincount(minlength=grad.size(0)).clamp(min=1).unsqueeze(1)
-    return grad * ((mean / 1e-4 - 1).abs() > 1e-5) * ((mean / 100 - 1).abs() > 1e-5)
+    return grad * ((mean / low - 1).abs() > 1e-5) * ((mean / high - 1).abs() > 1e-5)
 
 
-def wide_graph(p):
-    """Messages on both sides of both clamps of PyG's power mean, in rows of few edges or none."""
+def wide_graph(p, aggr="powermean"):
+    """Messages on both sides of both clamps of a power mean, in rows of few edges or none."""
     edge_index, inputs, grad = graph(30, 40, 100)
     inputs["x"] *= torch.tensor([1 / 16, 1.0, 128.0])[torch.arange(30) % 3, None]
     inputs["p"] = torch.tensor([p])
     message = inputs["x"][edge_index[0]] + torch.nn.functional.linear(*(inputs[name] for name in NAMES[1:4]))
     assert (message < 1e-4).any() and (message > 100).any()
-    return edge_index, inputs, off_the_bounds(edge_index, inputs, grad)
+    return edge_index, inputs, off_the_bounds(edge_index, inputs, grad, aggr)
+
+
+@pytest.mark.parametrize("p", [-2.0, 0.5, 1.0, 3.0, 5.0])
+def test_power_clamps_messages_and_mean(p):
+    edge_index, inputs, grad = wide_graph(p, "power")
+    leaves = {name: inputs[name].double().requires_grad_() for name in (*NAMES[:4], "p")}
+    x, attr, weight, bias, exponent = leaves.values()
+    message = (x[edge_index[0]] + torch.nn.functional.linear(attr, weight, bias)).relu() + 1e-7
+    degree = edge_index[1].bincount(minlength=40).unsqueeze(1)
+    powers = torch.zeros(grad.shape, dtype=torch.float64).index_add(
+        0, edge_index[1], message.clamp(1e-7, 10) ** exponent)
+    mean = powers / degree.clamp(min=1)
+    assert p == 0.5 or p == 1 or ((mean > 10) & (degree > 0)).any() and (p < 0 or ((mean < 1e-7) & (degree > 0)).any())
+    out = torch.where(degree > 0, torch.where(degree > 0, mean, 1).clamp(1e-7, 10) ** (1 / exponent), 0)
+    out.backward(grad.double())
+    exact = {"out": out.detach()} | {name: leaf.grad for name, leaf in leaves.items()}
+    for kernel, dtype in (("fused", torch.float32), ("reference", torch.float64)):
+        ours = run(edge_index, inputs, grad, aggr="power", kernel=kernel, dtype=dtype)
+        torch.testing.assert_close(ours["out"].double(), exact["out"], rtol=1e-5, atol=0)
+        assert_close(ours, exact, grad=grad, exponent=abs(p))
 
 
 @pytest.mark.parametrize("p", [-2.0, 0.5, 1.0, 3.0])
@@ -170,8 +191,8 @@ def check_any_graph(aggr, sizes, num_edges, channels, features, dtype, t, p, y, 
         inputs = {name: value if value is None else value.abs() for name, value in inputs.items()}
         inputs["x"] += 0.125
     inputs |= dict(t=torch.tensor([t]), p=torch.tensor([p]), y=torch.tensor([y]))
-    if aggr == "powermean":
-        grad = off_the_bounds(edge_index, inputs, grad)
+    if aggr.startswith("power"):
+        grad = off_the_bounds(edge_index, inputs, grad, aggr)
     check(edge_index, inputs, grad, aggr=aggr)
 
 

@@ -133,8 +133,8 @@ def test_other_widths_of_vectors(width):
                 inputs = {name: value if value is None else value.abs() for name, value in inputs.items()}
                 inputs["x"] += 0.125
             inputs |= dict(t=torch.tensor([1.3]), p=torch.tensor([1.7]), y=torch.tensor([0.2]))
-            if aggr == "powermean":
-                grad = off_the_bounds(edge_index, inputs, grad)
+            if aggr.startswith("power"):
+                grad = off_the_bounds(edge_index, inputs, grad, aggr)
             check(edge_index, inputs, grad, aggr=aggr)
 
 
