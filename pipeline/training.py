@@ -5,6 +5,7 @@ import logging
 import logging.config
 import shlex
 import signal
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -265,11 +266,12 @@ def train_part(part: Part, folder: Path, *, command: str, ranks: Ranks = Ranks()
     Returns:
         The content of ``summary.json``.
     """
-    config, build = part.config, product_of(part.config.trainer.name).build
+    config, build, began = part.config, product_of(part.config.trainer.name).build, time.perf_counter()
+    pulse.beat("preparing the training", pulse.State.LONG)
     if ranks.is_first and hasattr(build, "report"):
         build.report(part)
     with contextlib.closing(build.build_trainer(part, ranks=ranks, stop=stop)) as trainer, \
-            build_session(part, trainer, folder, ranks=ranks, stop=stop) as session:
+            build_session(part, trainer, folder, ranks=ranks, stop=stop, began=began) as session:
         if ranks.is_first:
             check_room(folder, trainer.about.num_parameters)
         result = fit(trainer, session)
@@ -282,8 +284,8 @@ def train_part(part: Part, folder: Path, *, command: str, ranks: Ranks = Ranks()
 
 
 def build_session(part: Part, trainer: Trainer, folder: Path, *, ranks: Ranks = Ranks(),
-                  stop: StopRequest | None = None) -> Session:
-    """Build what keeps a run in its directory."""
+                  stop: StopRequest | None = None, began: float | None = None) -> Session:
+    """Build what keeps a run in its directory; see :class:`Session`."""
     config, tracker = part.config, find_tracker(part.config.tracker.name)
     write_best = getattr(product_of(config.trainer.name).build, "write_best", None)
     open_tracker = None if tracker is None else partial(
@@ -294,4 +296,4 @@ def build_session(part: Part, trainer: Trainer, folder: Path, *, ranks: Ranks = 
                    patience=config.train.patience, check_every=config.parallel.check_every,
                    allow_rescale=config.resume_allow_rescale, open_tracker=open_tracker,
                    **({} if write_best is None else {"on_best": partial(write_best, part, trainer, folder)}),
-                   ranks=ranks, stop=stop)
+                   ranks=ranks, stop=stop, began=began)

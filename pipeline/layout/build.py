@@ -142,8 +142,8 @@ def keep_neighbors(config: LayoutConfig, data: Data) -> dict:
     how = neighbors.check_search(options.neighbors, data.num_nodes)
 
     def build() -> dict:
-        with pulse.waiting("looking for neighbours"):
-            return _find_neighbors(data.x.numpy(), options, how)
+        pulse.beat("looking for neighbours", pulse.State.LONG)
+        return _find_neighbors(data.x.numpy(), options, how)
 
     if "content_hash" not in data:
         return build()

@@ -71,8 +71,10 @@ def digest(state: object) -> str:
         if isinstance(value, Tensor):
             value = value.detach().cpu().contiguous()
             sha.update(f"{value.dtype}{list(value.shape)}".encode())
-            if value.numel():  # without numbers it may have a stride that no view takes
-                sha.update(value.flatten().view(torch.uint8).numpy().data)
+            flat = value.flatten()
+            if flat.numel() < 2:  # of any stride, which torch.save keeps
+                flat = flat.clone(memory_format=torch.contiguous_format)
+            sha.update(flat.view(torch.uint8).numpy().data)
         elif isinstance(value, dict):
             for key, item in value.items():
                 sha.update(f"{key!r}:".encode())

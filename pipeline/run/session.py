@@ -52,6 +52,11 @@ def check_data(folder: Path, saved: dict, data_hash: str | None) -> None:
                          "start a new run")
 
 
+def shown_scores(scores: dict[str, float], metric: str) -> dict[str, float]:
+    """Choose what a line of the log shows: the metric of each split, or the metric alone where it has no splits."""
+    return {metric: scores[metric]} if metric in scores else {split: scores[split] for split in SPLITS}
+
+
 @dataclass
 class Result:
     """What a run achieved.
@@ -90,12 +95,13 @@ class Session:
         open_tracker: opens what the rounds are recorded by as well, see :class:`pipeline.run.log.RunLog`.
         on_best: called by the first rank after the best evaluation so far, when its checkpoint is saved.
         stop: asks for an end after the step in hand.
+        began: time of :func:`time.perf_counter` at which the work began; now if not given.
     """
 
     def __init__(self, folder: Path, *, data_hash: str | None = None, settings: dict[str, Any] | None = None,
                  patience: int = 0, check_every: int = 100, allow_rescale: bool = False,
                  open_tracker: Callable[..., Tracker] | None = None, on_best: Callable[[], None] = lambda: None,
-                 ranks: Ranks = Ranks(), stop: StopRequest | None = None):
+                 ranks: Ranks = Ranks(), stop: StopRequest | None = None, began: float | None = None):
         self.folder, self.ranks = folder, ranks
         self._origin: dict[str, Any] = {"data_hash": data_hash, "settings": settings or {}}
         self._patience, self._check_every = patience, check_every
@@ -103,7 +109,7 @@ class Session:
         self._stop = stop or StopRequest()
         self._stop_agreed = self._has_explained = False
         self._run_log: RunLog | None = None
-        self._began = self._trained = 0.0
+        self._began, self._trained = time.perf_counter() if began is None else began, 0.0
 
     def __enter__(self) -> "Session":
         return self
@@ -130,7 +136,7 @@ class Session:
         if saved is not None:
             self._load(trainer, saved)
         progress = trainer.progress
-        self._began = time.perf_counter() - progress.wall_seconds
+        self._began -= progress.wall_seconds
         self._assert_same_weights(trainer)
         self._run_log = RunLog(self.folder if self.ranks.is_first else None, metric=trainer.about.metric,
                                first_round=progress.round, open_tracker=self._open_tracker)
@@ -238,7 +244,7 @@ class Session:
                              **({} if scores is None else {"evaluation_seconds": evaluated}),
                              wall_seconds=time.perf_counter() - self._began, **(scores or {}))
         # A trainer may score more than the splits: that is for the record.
-        shown = None if scores is None else {split: scores[split] for split in SPLITS}
+        shown = None if scores is None else shown_scores(scores, trainer.about.metric)
         synced = numbers.sync_seconds / numbers.seconds if self.ranks.num_ranks > 1 else None
         self._run_log.epoch_line(epoch=progress.epochs, num_epochs=trainer.about.num_epochs, loss=numbers.loss,
                                  seconds=numbers.seconds, evaluation_seconds=evaluated, hidden=numbers.hidden,

@@ -48,9 +48,11 @@ def summarise(result: Result, *, experiment: str, metric: str, parallel: str, lr
 
 def tabulate(summary: dict) -> list[tuple[str, str]]:
     """Return the rows of the log's final table, as names and texts."""
-    rows = [(f"{split} {summary['metric']}", format_score(summary[key]))
-            for split, key in (("train", "train"), ("valid", "best_valid"), ("test", "test"))]
-    rows += [(name, format_score(score)) for name, score in summary.get("scores", {}).items()]
+    scores = summary.get("scores", {})
+    rows = [] if summary["metric"] in scores else [  # which has no splits then
+        (f"{split} {summary['metric']}", format_score(summary[key]))
+        for split, key in (("train", "train"), ("valid", "best_valid"), ("test", "test"))]
+    rows += [(name, format_score(score)) for name, score in scores.items()]
     for number, part in summary.get("components", {}).items():
         rows.append((f"  component {number}", f"valid {format_score(part['best_valid'])}, test "
                                             f"{format_score(part['test'])}, "

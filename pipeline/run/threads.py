@@ -9,6 +9,8 @@ from typing import TypeVar
 import torch
 from threadpoolctl import threadpool_limits
 
+from parallel_epochs.pipeline.run import pulse
+
 T = TypeVar("T")
 
 
@@ -53,7 +55,7 @@ def compute_alone() -> None:
 
 
 def in_chunks(function: Callable[[slice], T], num_rows: int, size: int, num_threads: int | None = None) -> list[T]:
-    """Call a function for chunks of rows, several at a time, each with a single thread.
+    """Call a function for chunks of rows, several at a time, each with a single thread. Each chunk is a heartbeat.
 
     The chunks do not depend on the number of threads, so the results have the same bits for any number.
 
@@ -65,7 +67,11 @@ def in_chunks(function: Callable[[slice], T], num_rows: int, size: int, num_thre
     Returns:
         The results in the order of the chunks.
     """
+    def call(rows: slice) -> T:
+        pulse.renew()
+        return function(rows)
+
     chunks = [slice(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
     with restored_threads(), threadpool_limits(1, "blas"), \
             ThreadPoolExecutor(num_threads or torch.get_num_threads(), initializer=compute_alone) as pool:
-        return list(pool.map(function, chunks))
+        return list(pool.map(call, chunks))

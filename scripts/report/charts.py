@@ -89,14 +89,15 @@ def metric_curves(figures: Figures, run: Run, legend: str) -> str:
     """Draw the metric of each split of one run, with a mark at the best epoch."""
     name = metric_name(run.metric)
     traces = []
-    for number, split in enumerate(("valid", "test", "train")):
-        traces += _curve(figures, Line(split, SPLITS[split], [run], number), split, with_seeds=False, digits=4)
+    for number, split in enumerate(run.splits):
+        label = SPLITS[split] if len(run.splits) > 1 else name
+        traces += _curve(figures, Line(split, label, [run], number), split, with_seeds=False, digits=4)
     best = run.best_round()
     marks = [] if best is None else [
         {"x": {key: best.get(key) for key in AXES}, "text": f"best: epoch {best.get('epochs', 0):,.0f}"}]
     label = "; ".join(f"{trace['name']} {_from_to(trace['y'])}" for trace in traces)
     return figures.add(f"{name[:1].upper()}{name[1:]}", traces, {"yaxis": {"title": {"text": name}}}, legend=legend,
-                       marks=marks, label=f"{name} of each split. {label}")
+                       marks=marks, label=f"{name}{' of each split' * (len(run.splits) > 1)}. {label}")
 
 
 def curves(figures: Figures, lines: list[Line], key: str, *, with_seeds: bool, quality: float | None = None) -> str:

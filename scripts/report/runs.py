@@ -100,6 +100,11 @@ class Run:
         return self.summary.get("metric") or drawn.get("metric", "metric")
 
     @property
+    def splits(self) -> tuple[str, ...]:
+        """Return the splits that the metric is computed of; one stands for all where no point is held out."""
+        return ("valid",) if self.metric in (self.best_round() or {}) else ("valid", "test", "train")
+
+    @property
     def source(self) -> dict:
         """Return the keys of the data, and the metric."""
         return {key: value for key, value in self.settings.items() if key.startswith("data.")} | {"metric": self.metric}
@@ -121,8 +126,11 @@ class Run:
 
     @functools.cached_property
     def phases(self) -> list[dict[str, float]]:
-        """Return the seconds of each phase, a dict for each round that has recorded them."""
-        found, before = [], 0.0
+        """Return the seconds of each phase, a dict for each round that has recorded them; those of the set-up of none.
+        """
+        first = self.rounds[0] if self.rounds else {}
+        found, before = [], max(first.get("wall_seconds", 0.0) - first.get("seconds", 0.0) - first.get(
+            "evaluation_seconds", math.inf), 0.0)
         for record in self.rounds:
             if {"seconds", "wall_seconds"} <= record.keys():
                 draw = record.get("draw_seconds", 0.0) * (1 - record.get("hidden", 0.0))

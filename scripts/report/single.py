@@ -61,11 +61,12 @@ def warnings(lines: list[str]) -> str:
 def _tiles(run: Run) -> str:
     result, name = run.result, words.metric_name(run.metric)
     epoch, last = result.get("best_epoch"), (run.rounds or [{}])[-1]
+    titles = {split: (f"{words.SPLITS[split]} {name}" if len(run.splits) > 1 else name[:1].upper() + name[1:])
+              for split in run.splits}
+    best = f"best value, after epoch {epoch:,}" if epoch is not None else ""
     entries = [
-        (f"Validation {name}", words.score(result.get("best_valid")),
-         f"best value, after epoch {epoch:,}" if epoch is not None else ""),
-        (f"Test {name}", words.score(result.get("test")), "at the best validation"),
-        (f"Training {name}", words.score(result.get("train")), "at the best validation"),
+        *((title, words.score(result.get("best_valid" if split == "valid" else split)),
+           best if split == "valid" else "at the best validation") for split, title in titles.items()),
         ("Training loss", f"{last['loss']:.4g}" if "loss" in last else words.NOTHING, "in the last round"),
         ("Wall time", words.duration(result.get("wall_seconds")),
          words.count(result.get("data_epochs"), "epoch")),
@@ -90,7 +91,7 @@ def _command(run: Run) -> str:
 def _curves(run: Run, figures: Figures) -> str:
     if not run.rounds:
         return paragraph("No round has ended yet.")
-    legend = charts.legend_of([(split, words.SPLITS[split], i, 1) for i, split in enumerate(("valid", "test", "train"))
+    legend = charts.legend_of([(split, words.SPLITS[split], i, 1) for i, split in enumerate(run.splits)
                                if any(split in r for r in run.rounds)])
     line = [Line("run", "", [run], 0)]
     drawn = [charts.metric_curves(figures, run, legend) if legend.count("<li>") else "",

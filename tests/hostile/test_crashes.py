@@ -3,7 +3,10 @@
 from pathlib import Path
 
 import pytest
+import torch
+from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.names import MASKS
 from tests.helpers.hostile import Case, check
 
 pytestmark = pytest.mark.slow
@@ -18,6 +21,16 @@ def edges(weight: str, num_nodes: int = 40):
     def write(folder: Path) -> None:
         (folder / "edges.txt").write_text("".join(
             f"n{i} n{(i + d) % num_nodes} {weight}\n" for i in range(num_nodes) for d in (1, 2, 5)))
+    return write
+
+
+def tiny_graph(num_nodes: int, edge_index: list[list[int]]):
+    """Write a graph of a few nodes."""
+    def write(folder: Path) -> None:
+        node = torch.arange(num_nodes)
+        masks = {mask: node % 3 == number for number, mask in enumerate(MASKS)}
+        torch.save(Data(x=torch.randn(num_nodes, 4), edge_index=torch.tensor(edge_index, dtype=torch.int64),
+                        y=node[:, None] % 2, metric="acc", num_nodes=num_nodes, **masks), folder / "graph.pt")
     return write
 
 
@@ -38,6 +51,11 @@ CASES = [
     Case("a power of the degree that overflows", f"{EMBED} trainer.negative_exponent=200",
          "trainer.negative_exponent=200: this power of the largest degree, 6, does not fit into float32. Choose one "
          "between 0 and 1", edges("1")),
+    *(Case(name, "pipeline.train data=file data.path=graph.pt partition.num_parts=1 train.epochs=2 cache_dir=cache",
+           None, tiny_graph(num_nodes, edge_index)) for name, num_nodes, edge_index in (
+               ("a graph of one node", 1, [[], []]), ("a graph of one node and a loop", 1, [[0], [0]]),
+               ("a graph of two nodes without edges", 2, [[], []]), ("a graph of one edge", 2, [[0, 1], [1, 0]]),
+               ("a graph without edges", 5, [[], []]))),
     Case("walks that hardly ever move on", f"{EMBED} trainer.model=node2vec trainer.p=1e30 trainer.q=1e30", None,
          edges("1")),
 ]

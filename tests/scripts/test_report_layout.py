@@ -49,6 +49,18 @@ def test_the_page_holds_the_points(tmp_path):
     assert len(identities) == len(set(identities))
 
 
+def test_a_metric_without_splits_is_shown_once(tmp_path):
+    folder = write_run(tmp_path / "run", [0.5, 0.75], metric="knn_acc")
+    text = page_of(folder).text
+    assert all(f"{split} knn_acc" in text for split in ("Validation", "Test", "Training"))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (folder / "metrics.jsonl").write_text("".join(
+        json.dumps(line | ({"knn_acc": line["valid"]} if "valid" in line else {})) + "\n" for line in lines))
+    text = page_of(folder).text
+    assert "Knn_acc .7500" in text or "Knn_acc 0.7500" in text
+    assert not any(f"{split} knn_acc" in text for split in ("Validation", "Test", "Training"))
+
+
 def test_only_the_page_of_a_single_run_with_a_layout_has_it(tmp_path):
     one, other = write_layout(tmp_path / "a"), write_run(tmp_path / "b", [0.5])
     (other / "layout.npz.part").write_bytes(b"of another file")

@@ -19,6 +19,7 @@ from parallel_epochs.pipeline.graph import neighbors
 from parallel_epochs.pipeline.graph.node_parts import deal_nodes, sort_into_blocks
 from parallel_epochs.pipeline.graph.walks import alias_tables
 from parallel_epochs.pipeline.layout import build as build_layout, probe as layout_probe
+from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.training import prepare
 from tests.helpers import building
 from tests.helpers.building import EvaluateConfig
@@ -309,6 +310,29 @@ def test_neighbours_are_kept(small, configure, tmp_path, monkeypatch):
     train(configure(*small, "seed=3"), tmp_path / "run")
     with pytest.raises(TypeError):
         train(configure(*small, "trainer.perplexity=4"), tmp_path / "other")
+
+
+def test_the_search_for_neighbours_may_take_long_and_keeps_beating(small, configure, tmp_path, monkeypatch):
+    folder, signs, beats = tmp_path / "board", [], []
+    (folder).mkdir()
+    (folder / "board").write_bytes(bytes(pulse._LAYOUT.size))
+    board = pulse.Board(folder)
+
+    def calibrate(distance, perplexity, calibrate=neighbors.calibrate):
+        before = board.signs()[0]
+        weight = calibrate(distance, perplexity)
+        signs.append(board.signs()[0])
+        beats.append(signs[-1].beat - before.beat)
+        return weight
+
+    monkeypatch.setattr(neighbors, "calibrate", calibrate)
+    pulse.join(board, 0, 0)
+    try:
+        prepare(configure(*small))
+    finally:
+        pulse.leave()
+    assert [(sign.state, sign.doing) for sign in signs] == [(pulse.State.LONG, "looking for neighbours")]
+    assert beats[0] > 0  # a heartbeat for each chunk
 
 
 @pytest.mark.slow

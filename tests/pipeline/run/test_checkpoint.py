@@ -150,3 +150,9 @@ def test_last_falls_back_to_the_previous_and_says_so(tmp_path, caplog):
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(ValueError, match="no checkpoint is left to resume from"):
         checkpoint.load_last(tmp_path)
+
+
+def test_the_digest_of_a_tensor_without_a_stride():
+    number = torch.full((1,), 7)
+    assert checkpoint.digest(number.as_strided((1,), (0,))) == checkpoint.digest(number)
+    assert checkpoint.digest(torch.empty(2, 0, dtype=torch.int64).T) != checkpoint.digest(number)

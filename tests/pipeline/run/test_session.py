@@ -4,6 +4,7 @@ ends, and what a stop at any moment leaves behind."""
 import dataclasses
 import math
 import signal
+import time
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.contract import About, Progress, RoundNumbers, Step
 from parallel_epochs.pipeline.run.errors import Stopped
-from parallel_epochs.pipeline.run.session import Session
+from parallel_epochs.pipeline.run.session import Session, shown_scores
+from parallel_epochs.pipeline.run.summary import tabulate
 
 NAN = math.nan
 
@@ -69,6 +71,22 @@ def run(folder, valid, *, lower_is_better=False, stop_at=0, **options):
     trainer = Scripted(valid, lower_is_better=lower_is_better, stop_at=stop_at)
     with Session(folder, **options) as session:
         return fit(trainer, session)
+
+
+def test_the_work_before_the_first_step_counts(tmp_path):
+    assert run(tmp_path, [0.5], began=time.perf_counter() - 1000).wall_seconds > 1000
+    assert run(tmp_path, [0.5], began=time.perf_counter() - 1000).wall_seconds > 2000  # of both starts
+
+
+def test_a_metric_without_splits_is_shown_once():
+    splits = {"train": 0.5, "valid": 0.5, "test": 0.5}
+    assert shown_scores(splits | {"mrr@heads": 0.4}, "mrr") == splits
+    assert shown_scores(splits | {"knn_acc": 0.5, "auc": 0.4}, "knn_acc") == {"knn_acc": 0.5}
+    summary = {"metric": "auc", "train": 0.5, "best_valid": 0.6, "test": 0.7, "best_epoch": 1, "data_epochs": 1,
+               "num_ranks": 1, "num_parameters": 1, "kernel": "", "wall_seconds": 1, "peak_memory_bytes": 1,
+               "weights_sha256": ""}
+    assert [name for name, _ in tabulate(summary)][:4] == ["train auc", "valid auc", "test auc", "best epoch"]
+    assert [name for name, _ in tabulate(summary | {"scores": {"auc": 0.6}})][:2] == ["auc", "best epoch"]
 
 
 @pytest.mark.parametrize("valid, lower_is_better, best", [
