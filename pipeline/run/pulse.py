@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from parallel_epochs.pipeline.run import files
-
 # On this signal a process writes the tracebacks of its threads, even while one of them holds the interpreter's lock.
 TRACE_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGQUIT)
 
@@ -79,6 +77,8 @@ class Board:
     def create(cls, num_places: int) -> "Board":
         """Make a board, in shared memory where the system has a folder for it."""
         shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        from parallel_epochs.pipeline.run import files  # not in the watchdog's own process, which has no packages
+
         with files.naming(Path(shared or tempfile.gettempdir(), "board"), "written"):
             folder = Path(tempfile.mkdtemp(prefix="parallel-epochs-", dir=shared))
             (folder / "board").write_bytes(bytes(num_places * _LAYOUT.size))
