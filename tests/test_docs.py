@@ -21,11 +21,14 @@ from parallel_epochs.__main__ import COMMANDS
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import cli, schema as configuration, space
 from parallel_epochs.pipeline.data.config import OGB_GRAPH_NAMES
+from parallel_epochs.pipeline.names import merit
 from parallel_epochs.pipeline.products import PRODUCTS
+from parallel_epochs.pipeline.run.log import read_records
 from parallel_epochs.scripts.keys import write_page
 from tests.helpers.building import EvaluateConfig
 from tests.helpers.composing import compose_config
 from tests.helpers.files import write_images, write_packages, write_triples
+from tests.helpers.report_runs import write_records, write_run
 from tests.helpers.running import ROOT, TOY, shell
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -35,6 +38,8 @@ SMALL = ["model.num_layers=2", "model.hidden_channels=8", "train.epochs=2", "tra
 # The other benchmarks are run by test_bench.py.
 SMALL_BENCH = {"partition": ["--repeat=1"], "scale": [], "ranks": ["--layers=2", "--steps=1"],
                "memory": ["--layers=1", "--num-ranks=2"]}
+# The part by which a loss may rise from the first round to the last, without and with a metric that becomes better.
+RISE, MOST_RISE = 0.05, 2.0
 # Runs commands one after the other, each in a fork that has the imports behind it.
 RUNNER = """
 import json, os, runpy, sys
@@ -270,6 +275,37 @@ def test_a_folder_of_a_run_stands_for_one_command():
     assert folders and not {folder: commands for folder, commands in folders.items() if len(commands) > 1}
 
 
+def odd_results(folder: Path) -> list[str]:
+    """Say what is odd about the numbers of the runs in a folder.
+
+    Losses and metrics are finite. The loss of a run falls, but for the noise of a few small steps, or its validation
+    metric becomes better: a layout, whose points lie on one another at first, has a loss that rises before it falls.
+    """
+    odd = []
+    for path in sorted(folder.rglob("metrics.jsonl")):
+        rounds = [record for record in read_records(path) if record["kind"] == "round"]
+        losses, scores = ([record[key] for record in rounds if key in record] for key in ("loss", "valid"))
+        if len(losses) < len(rounds) or not rounds or None in [*losses, *scores]:
+            odd.append(f"{path.parent}: the losses are {losses}, the validation metrics {scores}")
+            continue
+        summary = path.with_name("summary.json")
+        metric = json.loads(summary.read_text())["metric"] if summary.exists() else ""
+        is_better = bool(scores) and merit(metric, scores[-1]) > merit(metric, scores[0])
+        if losses[-1] > losses[0] + (MOST_RISE if is_better else RISE) * abs(losses[0]):
+            odd.append(f"{path.parent}: the losses are {losses}, the validation metrics {scores}")
+    return odd
+
+
+@pytest.mark.parametrize("change, is_odd", [
+    ({}, False), ({"loss": 1.2}, False), ({"loss": 1.04, "valid": 0.4}, False), ({"loss": 1.2, "valid": 0.5}, True),
+    ({"loss": 2.35e12}, True), ({"loss": None}, True), ({"valid": None}, True)])
+def test_odd_results_are_found(change, is_odd, tmp_path):
+    run = write_run(tmp_path / "some" / "run", [0.5, 0.6])
+    *others, last = read_records(run / "metrics.jsonl")
+    write_records(run, [*others, last | change])
+    assert [line.partition(":")[0] for line in odd_results(tmp_path)] == [str(run)] * is_odd
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory) -> tuple[Path, set]:
     """A folder for all pages, and the commands that have been run there: pages that train the same run share it."""
@@ -307,3 +343,4 @@ def test_every_command_runs(page, shared, ogb_toy):
         [sys.executable, "-c", RUNNER], input=json.dumps(steps), cwd=folder, capture_output=True, text=True,
         timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
     assert result.returncode == 0, result.stdout + result.stderr
+    assert not odd_results(folder)
