@@ -38,7 +38,7 @@ SMALL = ["model.num_layers=2", "model.hidden_channels=8", "train.epochs=2", "tra
 # The other benchmarks are run by test_bench.py.
 SMALL_BENCH = {"partition": ["--repeat=1"], "scale": [], "ranks": ["--layers=2", "--steps=1"],
                "memory": ["--layers=1", "--num-ranks=2"]}
-# The part by which a loss may rise from the first round to the last, without and with a metric that becomes better.
+# The part by which a loss may rise from the first round to the last, without and with a metric that is no worse.
 RISE, MOST_RISE = 0.05, 2.0
 # Runs commands one after the other, each in a fork that has the imports behind it.
 RUNNER = """
@@ -279,7 +279,7 @@ def odd_results(folder: Path) -> list[str]:
     """Say what is odd about the numbers of the runs in a folder.
 
     Losses and metrics are finite. The loss of a run falls, but for the noise of a few small steps, or its validation
-    metric becomes better: a layout, whose points lie on one another at first, has a loss that rises before it falls.
+    metric does not become worse: the loss of a layout, whose points lie on one another at first, rises before it falls.
     """
     odd = []
     for path in sorted(folder.rglob("metrics.jsonl")):
@@ -290,14 +290,14 @@ def odd_results(folder: Path) -> list[str]:
             continue
         summary = path.with_name("summary.json")
         metric = json.loads(summary.read_text())["metric"] if summary.exists() else ""
-        is_better = bool(scores) and merit(metric, scores[-1]) > merit(metric, scores[0])
-        if losses[-1] > losses[0] + (MOST_RISE if is_better else RISE) * abs(losses[0]):
+        is_good = bool(scores) and merit(metric, scores[-1]) >= merit(metric, scores[0])
+        if losses[-1] > losses[0] + (MOST_RISE if is_good else RISE) * abs(losses[0]):
             odd.append(f"{path.parent}: the losses are {losses}, the validation metrics {scores}")
     return odd
 
 
 @pytest.mark.parametrize("change, is_odd", [
-    ({}, False), ({"loss": 1.2}, False), ({"loss": 1.04, "valid": 0.4}, False), ({"loss": 1.2, "valid": 0.5}, True),
+    ({}, False), ({"loss": 1.2}, False), ({"loss": 1.04, "valid": 0.4}, False), ({"loss": 1.2, "valid": 0.4}, True),
     ({"loss": 2.35e12}, True), ({"loss": None}, True), ({"valid": None}, True)])
 def test_odd_results_are_found(change, is_odd, tmp_path):
     run = write_run(tmp_path / "some" / "run", [0.5, 0.6])

@@ -12,6 +12,7 @@ from parallel_epochs.pipeline.run.log import read_records
 from parallel_epochs.pipeline.training import run
 from parallel_epochs.scripts import report
 from parallel_epochs.scripts.report import charts, runs as report_runs
+from parallel_epochs.scripts.report.label_scores import rates
 from tests.helpers.report_runs import components, partition, write_records, write_run, write_scores
 from tests.helpers.running import TOY, train
 
@@ -207,15 +208,17 @@ def test_keys_that_differ_begin_with_the_model_and_the_data(tmp_path):
         config = yaml.safe_load((folder / "config.yaml").read_text())
         config |= {"name": f"run {number}", "device": f"cuda:{number}", "evaluation": {"num_views": number},
                    "kernel": f"k{number}"}
-        config["model"] |= {"norm": number} if number else {"hidden": number}
-        config["model"]["name"], config["train"]["eval_every"] = f"model {number}", number
+        config["model"] |= {"width": number, **({"norm": number} if number else {"hidden": number})}
+        config["train"]["eval_every"] = number
+        config["model"]["name"] = config["model"].pop("name") + str(number)  # behind the others
         (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     keys = report_runs.differing(report.find_runs(folders)[0])
-    assert keys == ["model.name", "model.hidden", "model.norm", "data.source", "num_ranks", "train.lr",
+    assert keys == ["model.name", "model.width", "model.hidden", "model.norm", "data.source", "num_ranks", "train.lr",
                     "train.eval_every", "evaluation.num_views", "kernel", "name", "device"]
     config["trainer"] = {f"key_{number}": number for number in range(5)}
     (folders[1] / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    assert "<summary>4 more keys</summary>" in page_of(*folders).document
+    document = page_of(*folders).document
+    assert "<summary>5 more keys</summary>" in document and document.count('data-value="model.norm"') == 1
 
 
 def test_scores_of_each_class_and_what_was_confused(tmp_path):
@@ -223,6 +226,7 @@ def test_scores_of_each_class_and_what_was_confused(tmp_path):
     page = page_of(folder)
     assert page.text.count("Classes") == page.text.count("Confusion matrix") == 2  # with the list of sections
     assert "Training: 1,200 nodes. Validation: 1,200 nodes. Test: 1,200 nodes." in page.text
+    assert [found["precision"] for found in rates([[2, 1], [0, 1]])] == [1.0, 0.5] and rates([[0]])[0]["f1"] is None
     assert "<i> 0.6667 0.6667 0.6667 0.6667 3 3 3" in page.text and "Scores after epoch 2." in page.text
     assert "Test a <i> c a 2 1 0 <i> 0 2 1 c 1 0 2 Scroll sideways to see all columns. Validation a <i>" in page.text
     assert 'title="1 of 3 nodes of &lt;i&gt; were predicted as c"' in page.document
