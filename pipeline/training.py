@@ -32,6 +32,7 @@ from parallel_epochs.pipeline.run.storage import check_room, free_space
 from parallel_epochs.pipeline.run.threads import restored_threads, threads_per_rank, use_threads
 from parallel_epochs.pipeline.run.tracker import find_tracker
 from parallel_epochs.pipeline.run.watchdog import Limits, watch
+from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +166,7 @@ def _launch_ranks(config: RunConfig, folder: Path, command: str, stop: StopReque
     with files.lock(folder):
         _write_start(folder, opened)
         threads = threads_per_rank(num_ranks, config.parallel.threads_per_rank)
-        log.info("starting %d ranks of %d threads", num_ranks, threads)
+        log.info("starting %d ranks of %s", num_ranks, count(threads, "thread"))
         stop.defer()  # the ranks obey it
         with pulse.waiting("waiting for the ranks"):
             summary = launch(_train_launched, num_ranks, threads, stop, config, folder, command,

@@ -19,6 +19,7 @@ from parallel_epochs.pipeline.graph.components import Components, find_component
 from parallel_epochs.pipeline.graph.subgraph import induced_subgraph
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ def train_components(train_one: Callable[[Setup, Path], dict], opened: OpenData,
     summaries, predict_largest = {}, None
     for part in opened.parts:
         setup, own_folder = cast(Setup, part), folder / f"component_{part.number}"
-        log.info("component %s of %s nodes, in %s", setup.number, f"{setup.data.num_nodes:,}", own_folder)
+        log.info("component %s of %s, in %s", setup.number, count(setup.data.num_nodes, "node"), own_folder)
         summaries[setup.number] = train_one(setup, own_folder)
         if not ranks.is_first:
             continue

@@ -149,8 +149,8 @@ def select_component(data: Data, components: Components, which: str, take: Take 
         raise ValueError(f"data.components={which}: none of its {component.num_nodes:,} nodes is in the training "
                          "split. Choose another component")
     left_out = sum(c.num_labelled for c in components.components) - component.num_labelled
-    log.info("component %d: %s nodes; the others hold %s labelled nodes, which are left out", number,
-             f"{component.num_nodes:,}", f"{left_out:,}")
+    log.info("component %d: %s; the others hold %s, left out of the run", number,
+             count(component.num_nodes, "node"), count(left_out, "labelled node"))
     nodes = (components.index == number - 1).nonzero().squeeze(1)
     return induced_subgraph(data, nodes) if take is None else take(number, nodes)
 

@@ -11,6 +11,7 @@ from torch_geometric import EdgeIndex
 from parallel_epochs.pipeline.graph.partition import Partition, from_assignment, measure_partition, whole_partition
 from parallel_epochs.pipeline.graph.structure import hash_structure
 from parallel_epochs.pipeline.run import checkpoint
+from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +33,8 @@ def cut_graph(edge_index: EdgeIndex, num_parts: int, seed: int, cache: Path | No
 
     def cut() -> dict:
         start = time.perf_counter()
-        log.info("%s: cutting %s nodes into %s clusters%s", title, f"{edge_index.get_sparse_size(1):,}",
-                 f"{num_parts:,}", "" if cache is None else f", kept in {cache} for later runs")
+        log.info("%s: cutting %s into %s%s", title, count(edge_index.get_sparse_size(1), "node"),
+                 count(num_parts, "cluster"), "" if cache is None else f", kept in {cache} for later runs")
         partition = from_assignment(fill_empty(run(edge_index, num_parts, seed), num_parts), num_parts)
         log.info("%s: %s", title, measure_partition(edge_index, partition, time.perf_counter() - start))
         return {"perm": partition.perm, "ptr": partition.ptr}

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from parallel_epochs.pipeline.graph.edges import counting_sort
+from parallel_epochs.pipeline.run.words import count
 
 
 @dataclass
@@ -110,8 +111,8 @@ class Quality:
         return max(self.sizes) * len(self.sizes) / sum(self.sizes)
 
     def __str__(self) -> str:
-        return (f"{len(self.sizes):,} clusters, {self.seconds:.2f} s, {sum(self.kept_edges):,} of {self.num_edges:,} "
-                f"edges kept ({self.cut:.1%} cut), imbalance {self.imbalance:.3f}")
+        return (f"{count(len(self.sizes), 'cluster')}, {self.seconds:.2f} s, {sum(self.kept_edges):,} of "
+                f"{self.num_edges:,} edges kept ({self.cut:.1%} cut), imbalance {self.imbalance:.3f}")
 
 
 def measure_partition(edge_index: EdgeIndex, partition: Partition, seconds: float, *,

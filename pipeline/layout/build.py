@@ -33,6 +33,7 @@ from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.seeds import stream
 from parallel_epochs.pipeline.run.stop import StopRequest
+from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
@@ -207,9 +208,9 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
                             LayoutOptions(num_negatives=options.num_negatives, negative_weight=options.negative_weight,
                                     smooth=options.smooth),
                             plan, score=probe, metric=probe.metric, seed=config.seed, ranks=ranks, stop=stop)
-    log.info("model: layout of %s points in %d dimensions, from %s places; %s weighted pairs an epoch, %d partitions, "
-             "%d steps an epoch", f"{data.num_nodes:,}", options.dim, options.init, f"{matrix.nnz:,}", parts.num_parts,
-             trainer.about.num_steps)
+    log.info("model: layout of %s in %d dimensions, from %s places; %s weighted pairs an epoch, %s, %s an epoch",
+             count(data.num_nodes, "point"), options.dim, options.init, f"{matrix.nnz:,}",
+             count(parts.num_parts, "partition"), count(trainer.about.num_steps, "step"))
     return trainer
 
 

@@ -30,6 +30,7 @@ from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.seeds import seed_torch, stream
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.storage import DiskStorage, MemoryStorage, free_space
+from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
@@ -190,9 +191,9 @@ def _say(options: NodeEmbeddingTrainerConfig, plan: Plan, trainer: NodeEmbedding
         log.warning("trainer.model=node2vec with trainer.p=1 and trainer.q=1 draws the walks of deepwalk: set one of "
                     "them, for example trainer.p=0.25 trainer.q=4")
     log.info("model: %s, %d numbers a node, %s in all", options.model, options.dim, f"{trainer.about.num_parameters:,}")
-    log.info("pairs: %s walks of up to %d nodes in %d episodes, at most %d steps apart; %d partitions, %d steps an "
-             "episode", f"{plan.num_walks:,}", trainer.walk_nodes, plan.num_rounds, plan.distance, options.num_parts,
-             trainer.about.num_steps)
+    log.info("pairs: %s of up to %d nodes in %s, at most %s apart; %s, %s an episode", count(plan.num_walks, "walk"),
+             trainer.walk_nodes, count(plan.num_rounds, "episode"), count(plan.distance, "step"),
+             count(options.num_parts, "partition"), count(trainer.about.num_steps, "step"))
 
 
 def _is_spectral(options: NodeEmbeddingTrainerConfig) -> bool:

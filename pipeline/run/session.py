@@ -16,6 +16,7 @@ from parallel_epochs.pipeline.run.log import RunLog
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.tracker import Tracker
+from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ class Session:
     def finished(self, trainer: Trainer) -> bool:
         """Tell whether nothing is left to do."""
         if 0 < self._patience <= trainer.progress.num_worse and trainer.progress.round < trainer.num_rounds:
-            log.info("no better validation metric in %d evaluations: stopping", self._patience)
+            log.info("no better validation metric in %s: stopping", count(self._patience, "evaluation"))
             return True
         return trainer.progress.round >= trainer.num_rounds
 

@@ -13,6 +13,7 @@ from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run.log import format_score
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.session import Result
+from parallel_epochs.pipeline.run.words import count
 
 PACKAGES = ("torch", "torch_geometric", "pymetis", "ogb", "hydra-core")
 
@@ -62,7 +63,7 @@ def tabulate(summary: dict) -> list[tuple[str, str]]:
     if summary["num_ranks"] > 1:
         rows.append(("ranks", f"{summary['num_ranks']} (parallel={summary['parallel']})"))
     return [*rows,
-            ("epochs", f"{summary['data_epochs']} passes over the data"),
+            ("epochs", count(summary["data_epochs"], "pass", "passes") + " over the data"),
             ("parameters", f"{summary['num_parameters']:,}"),
             ("aggregation", summary["kernel"]),
             ("wall time", f"{summary['wall_seconds']:.1f} s"),
