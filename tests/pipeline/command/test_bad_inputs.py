@@ -80,6 +80,7 @@ COMMANDS = [
     (TRAIN, "model=revgnn model.virtual_node=add", "model.virtual_node is a key of model=deepergcn alone"),
     (TRAIN, "+experiment=digits model=custom model.path=a.B model.norm=layer",
      "model.norm is a key of model=deepergcn and model=revgnn and model=equilibrium and model=pyg alone"),
+    (TRAIN, "+experiment=digits trainer=layout trainer.dim=8", "trainer.dim must be <*>, not 8"),
     (TRAIN, "+experiment=complex_math trainer=layout", "trainer=layout cannot train on data=math, <*>"),
     (TRAIN, "+experiment=digits model=revgnn trainer=layout", "model.name=revgnn is read by trainer=gnn only; <*>"),
     (TRAIN, "digits", "digits is no key=value; did you mean data=digits or +experiment=digits?"),
