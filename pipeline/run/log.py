@@ -65,6 +65,7 @@ class RunLog:
         metric: name of the metric, for the lines.
         first_round: a resumed run writes the records from this round on again, so the old ones are dropped. Other
             records of earlier starts stay.
+        wall_seconds: time spent so far, by all starts of the run.
         open_tracker: opens the tracker that gets the rounds too. It takes `began` by keyword; see
             :class:`pipeline.run.tracker.Tracker`.
 
@@ -72,7 +73,7 @@ class RunLog:
         FileError: ``metrics.jsonl`` cannot be read or written.
     """
 
-    def __init__(self, folder: Path | None, *, metric: str, first_round: int = 0,
+    def __init__(self, folder: Path | None, *, metric: str, first_round: int = 0, wall_seconds: float = 0.0,
                  open_tracker: Callable[..., Tracker] | None = None):
         self.metric = metric
         self._file: TextIO | None = None
@@ -96,8 +97,7 @@ class RunLog:
         with files.naming(path, "written"):
             self._file = open(path, "a", opener=files.own_file)  # noqa: SIM115 - closed by close()
         if open_tracker is not None:
-            began = time.time() - (kept[-1]["wall_seconds"] if kept else 0.0)
-            self._tracker = TrackerFeed(functools.partial(open_tracker, began=began), kept)
+            self._tracker = TrackerFeed(functools.partial(open_tracker, began=time.time() - wall_seconds), kept)
 
     def close(self, status: str = "finished") -> None:
         """Close the files.

@@ -140,7 +140,8 @@ class Session:
         self._began -= progress.wall_seconds
         self._assert_same_weights(trainer)
         self._run_log = RunLog(self.folder if self.ranks.is_first else None, metric=trainer.about.metric,
-                               first_round=progress.round, open_tracker=self._open_tracker)
+                               first_round=progress.round, wall_seconds=time.perf_counter() - self._began,
+                               open_tracker=self._open_tracker)
         for kind, values in trainer.describe().items():
             self._run_log.record(kind, **values)
         self._start_bar(trainer)
