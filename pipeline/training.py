@@ -51,8 +51,8 @@ def check(config: RunConfig) -> None:
     files.check_folder("cache_dir", Path(config.cache_dir))
     num_ranks, available = config.parallel.num_ranks, machine_memory()
     if num_ranks * BYTES_PER_RANK > available:
-        raise ValueError(f"parallel.num_ranks={num_ranks}: a rank takes at least {format_bytes(BYTES_PER_RANK)}, this "
-                         f"machine has {format_bytes(available)}")
+        raise ValueError(f"parallel.num_ranks={num_ranks}: a rank takes at least {format_bytes(BYTES_PER_RANK)}, but "
+                         f"this machine has {format_bytes(available)}")
     product_of(config.trainer.name).build.check(config)
 
 

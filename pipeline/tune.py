@@ -90,7 +90,7 @@ class Worker:
                         held.enter_context(hold(self._worker_folder(known.number)))
                     except ValueError:  # its worker lives
                         continue
-                    log.info("trial %d was interrupted and goes on", known.number)
+                    log.info("trial %d was interrupted and continues", known.number)
                     trial = optuna.trial.Trial(self._study, known._trial_id)
                     return trial, self._choose(trial)
             if len(trials) >= self._num_trials:
@@ -178,7 +178,7 @@ class Worker:
         self._num_failed += 1
         log.warning("trial %d failed: %s", trial.number, reason)
         if self._num_failed >= MAX_FAILURES:
-            raise ValueError(f"{MAX_FAILURES} trials in a row have failed, the last one so: {reason}")
+            raise ValueError(f"{MAX_FAILURES} trials in a row have failed, the last one with: {reason}")
 
     def _tell(self, trial: Any, metric: str, valid: float | None, seconds: float) -> None:
         """Tell the study what a trial has come to: the metric, or minus a metric of which less is better.
@@ -268,7 +268,7 @@ def main() -> None:
     trials = study.get_trials(deepcopy=False)
     if not any(trial.state.name == "COMPLETE" for trial in trials):
         reasons = [trial.user_attrs["failure"] for trial in trials if "failure" in trial.user_attrs]
-        last = f", the last one so: {reasons[-1]}" if reasons else ""
+        last = f", the last one with: {reasons[-1]}" if reasons else ""
         raise ValueError(f"no trial of {options.study} has a result: all {len(trials)} have failed{last}")
     best = study.best_trial
     log.info("best: trial %d, in %s", best.number, Path(options.study) / f"trial_{best.number:03d}")

@@ -148,7 +148,8 @@ class BlockTrainer:
             progress.step_in_round += 1
             if not math.isfinite(progress.loss_sum):
                 raise FloatingPointError(f"loss is {progress.loss_sum} in {self.round_name} {progress.round + 1}, step "
-                                         f"{number + 1}; the last checkpoint is from before. Try a lower train.lr")
+                                         f"{number + 1}. The last checkpoint was saved before this step. Try a lower "
+                                         "train.lr")
             yield Step(progress.step, progress.step_in_round == len(self._schedule), stop)
         drawn = opened.draw_seconds
         self._numbers = RoundNumbers(

@@ -31,11 +31,13 @@ def check_predictions(run: SavedRun, predictions: str | None, *, pairs: str | No
     if predictions is None:
         raise ValueError("One argument is missing: predictions=FILE")
     if run.device not in ("auto", "cpu"):
-        raise ValueError(f"device={run.device}: {run.folder} learned vectors, which are read on the CPU. Leave it out")
+        raise ValueError(f"device={run.device}: {run.folder} learned vectors, which are read on the CPU. Leave device "
+                         "out")
     wanted = {name: value for name, value in (("pairs", pairs), ("neighbors", neighbors), ("triples", triples))
               if value}
     if len(wanted) > 1:
-        raise ValueError(f"{' and '.join(f'{name}={value}' for name, value in wanted.items())}: give one of them")
+        raise ValueError(f"{' and '.join(f'{name}={value}' for name, value in wanted.items())} exclude each other. "
+                         "Give one of them")
     if pairs:
         return read_pairs(Path(pairs))
     if not wanted:
@@ -66,12 +68,12 @@ def save_cosines(path: Path, pairs: Tensor | None, neighbors: int, vectors: Tens
         check_pairs(pairs, len(names))
         scores = torch.from_numpy(compare_pairs(vectors.numpy(), pairs.numpy()))
         files.write_atomically(path, lambda file: torch.save({"pairs": pairs, "logits": scores}, file))
-        log.info("cosines of %s pairs in %s", f"{len(pairs):,}", path)
+        log.info("wrote the cosines of %s pairs to %s", f"{len(pairs):,}", path)
     elif neighbors:
         nearest, cosines = find_nearest(vectors, neighbors)
         files.write_atomically(path, lambda file: torch.save(
             {"neighbors": nearest, "logits": cosines, "names": names}, file))
-        log.info("%d nearest of each of %s nodes in %s", nearest.size(1), f"{len(names):,}", path)
+        log.info("wrote the %d nearest of each of %s nodes to %s", nearest.size(1), f"{len(names):,}", path)
     return pairs is not None or neighbors > 0
 
 
@@ -83,7 +85,7 @@ def save(path: Path, vectors: Tensor, names: list[str]) -> None:
     """
     write = writer_of(path)
     files.write_atomically(path, lambda file: write(file, vectors, names))
-    log.info("%s vectors of %d numbers in %s", f"{len(vectors):,}", vectors.size(1), path)
+    log.info("wrote %s vectors of %d numbers to %s", f"{len(vectors):,}", vectors.size(1), path)
 
 
 def writer_of(path: Path) -> Callable[[IO[bytes], Tensor, list[str]], None]:
@@ -103,7 +105,7 @@ def check_format(path: Path, what: str, formats: Iterable[str]) -> None:
         ValueError: it is none of the formats, or what writes it is not installed.
     """
     if path.suffix not in formats:
-        raise ValueError(f"predictions={path}: {what} are saved as one of {', '.join(formats)}")
+        raise ValueError(f"predictions={path}: {what} can only be saved as one of {', '.join(formats)}")
     if path.suffix == ".parquet":
         tables.check_parquet("predictions", path)
 

@@ -63,7 +63,7 @@ def parse(arguments: list[str], keys: Iterable[str] = ()) -> argparse.Namespace:
 def _refuse(message: str, keys: list[str]) -> NoReturn:
     found = re.match(r"unrecognized arguments: (--?([A-Za-z][\w.-]*))", message)
     if found and (near := _nearest(found[2].replace("-", "_"), keys)):
-        raise ValueError(f"{found[1]} is no flag; keys have no dashes: did you mean "
+        raise ValueError(f"{found[1]} is not a flag. Keys have no dashes: did you mean "
                          f"{' or '.join(f'{key}=VALUE' for key in near)}?")
     raise ValueError(f"{message}; see --hydra-help")
 
@@ -99,7 +99,7 @@ def check(options: argparse.Namespace, groups: dict[str, list[str]], keys: Itera
         if name.startswith("hydra"):
             continue
         if override.is_sweep_override() and not _is_sweep(options):
-            raise ValueError(f"{argument} is a list of values: add -m to run each, or quote it: "
+            raise ValueError(f"{argument} is a list of values. Add -m to run each of them, or quote the list: "
                              f"{shlex.quote(_quoted(argument))}")
         if name in {group.lstrip("+") for group in groups}:
             _check_group(override, groups)
@@ -125,11 +125,12 @@ def _parse(argument: str, groups: dict[str, list[str]], keys: list[str]) -> Over
     except HydraException:
         name, equals, _ = argument.partition("=")
         if equals and _is_parsable(quoted := _quoted(argument)):
-            raise ValueError(f"{argument} cannot be parsed: quote the value: {shlex.quote(quoted)}") from None
+            raise ValueError(f"{argument} cannot be parsed. Quote the value: {shlex.quote(quoted)}") from None
         if not equals:
             shown = argument if argument.strip() else repr(argument)
-            raise ValueError(f"{shown} is no key=value{_guess_assignment(argument, groups, keys)}") from None
-        raise ValueError(f"{name} is no name of a key{_suggest(name, [*groups, *keys])}") from None
+            raise ValueError(f"{shown} is not of the form "
+                             f"key=value{_guess_assignment(argument, groups, keys)}") from None
+        raise ValueError(f"{name} is not the name of a key{_suggest(name, [*groups, *keys])}") from None
 
 
 def _is_parsable(argument: str) -> bool:
@@ -163,7 +164,7 @@ def _check_group(override: Override, groups: dict[str, list[str]]) -> None:
     group = name if name in groups else f"+{name}"
     members = groups[group]
     if override.is_delete():
-        raise ValueError(f"~{name}: a run needs one; choose {name}={' | '.join(members)}")
+        raise ValueError(f"~{name}: a run needs this group. Choose {name}={' | '.join(members)}")
     if override.is_add() and group == name:
         raise ValueError(f"{override.input_line}: {name} is part of every run; leave out the plus")
     values = override.sweep_string_iterator() if override.is_sweep_override() else [override.get_value_element_as_str()]

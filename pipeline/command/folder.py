@@ -63,8 +63,8 @@ def resolve(config: RunConfig, folder: Path, *, named: Set[str] = frozenset(), c
     if differing:
         hint = ". Another number of ranks draws other partitions: resume_allow_rescale=true allows it, with the " \
                "learning rate computed anew" if "parallel.num_ranks" in differing else ""
-        raise ValueError(f"{folder} was configured otherwise: {'; '.join(differing.values())}{hint}. Leave out what "
-                         "differs: resume=DIR takes the configuration from there")
+        raise ValueError(f"{folder} was trained with other values: {'; '.join(differing.values())}{hint}. Leave these "
+                         "keys out: resume=DIR takes the configuration from DIR")
     return config
 
 
@@ -81,8 +81,8 @@ def refuse_files_of_others(folder: Path) -> None:
         except (ValueError, FileError) as error:
             raise ValueError(f"{error}. A run would replace this file: choose another directory") from None
     elif present:
-        raise ValueError(f"{folder / present[0]} was not written by a run, as there is no config.yaml beside it. A run "
-                         "would replace this file: choose another directory")
+        raise ValueError(f"{folder / present[0]} was not written by a run, as there is no config.yaml next to it. A "
+                         "run would replace this file: choose another directory")
 
 
 def read_finished(config: RunConfig, folder: Path) -> dict | None:
@@ -96,7 +96,7 @@ def read_finished(config: RunConfig, folder: Path) -> dict | None:
         summary = files.read_json(path)
         summary["best_valid"]
     except (DamagedFile, KeyError) as error:
-        log.warning("%s has no result that can be read (%s): it is written again", path, error)
+        log.warning("%s cannot be read (%s) and is written again", path, error)
         return None
     return summary
 
@@ -109,7 +109,7 @@ def with_ranks_of(config: RunConfig, num_ranks: int) -> RunConfig:
     """
     if config.parallel.num_ranks not in (1, num_ranks):
         raise ValueError(f"torchrun has started {num_ranks} ranks, and parallel.num_ranks={config.parallel.num_ranks} "
-                         "asks for another number. Leave it out")
+                         "asks for another number. Leave parallel.num_ranks out")
     config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, num_ranks=num_ranks))
     config.check()
     return config

@@ -281,8 +281,8 @@ def _refuse_interpolations(value: Any, name: str = "") -> None:
         for item in value:
             _refuse_interpolations(item, name)
     elif isinstance(value, str) and "${" in value:
-        raise ValueError(f"{name}={value} is an interpolation, and those of a saved run are not resolved: write its "
-                         "value in its place")
+        raise ValueError(f"{name}={value} is an interpolation, and interpolations in a saved run are not resolved. "
+                         "Write its value instead")
 
 
 def to_options(cfg: DictConfig, config: RunConfig, *, predicts: bool) -> EvaluateConfig:

@@ -76,8 +76,8 @@ def read_command(arguments: list[str]) -> tuple[dict, Search]:
         elif override.is_sweep_override():
             space[override.get_key_element()] = override.input_line.partition("=")[2]
         elif override.key_or_group in ("resume", "hydra.run.dir"):
-            raise ValueError(f"{override.key_or_group} is chosen for each trial: give study=DIR alone to continue a "
-                             "study")
+            raise ValueError(f"{override.key_or_group} is chosen for each trial. Leave it out; to continue a study, "
+                             "give only study=DIR")
         else:
             fixed.append(override.input_line)
     if not own.get("study"):
@@ -203,9 +203,8 @@ def check_saved(search: Search, folder: Path) -> None:
             name = "hydra"
         leaves_conf = "." not in name and ".." in override  # data=../../elsewhere
         if name.startswith("hydra") or name in ("resume", "trust") or "${" in override or leaves_conf:
-            raise ValueError(f"{folder / 'study.journal'} holds {override}, which can do more than give a key its "
-                             "value. Give the search in the command, or, if you trust the author of the study, add "
-                             "trust=true")
+            raise ValueError(f"{folder / 'study.journal'} holds {override}, which can do more than set a key. Give the "
+                             "search in the command, or, if you trust the author of the study, add trust=true")
 
 
 def could_suggest(search: Search, overrides: Sequence[str]) -> bool:

@@ -33,11 +33,11 @@ def remember(config: Any) -> None:
         with open(file, "w") as opened:
             opened.write(call)  # for who wants to know; only the name is read
     except OSError as error:
-        log.warning("%s cannot be written (%s): to resume or evaluate this run will need trust=true", folder,
+        log.warning("%s cannot be written (%s). You will need trust=true to resume or evaluate this run", folder,
                     error.strerror)
         return
     if not _is_known(call):
-        log.warning("%s can be written to by others: to resume or evaluate this run will need trust=true", folder)
+        log.warning("%s can be written to by others. You will need trust=true to resume or evaluate this run", folder)
 
 
 def check(config: Any, origin: Path, *, trust: bool) -> None:
@@ -54,8 +54,8 @@ def check(config: Any, origin: Path, *, trust: bool) -> None:
     if call is None or _is_known(call):
         return
     if not trust:
-        raise ValueError(f"{origin} names the class {json.loads(call)['path']} (model.path), and you have not named it "
-                         "in a command with these model.kwargs: importing it would run code that the author of this "
+        raise ValueError(f"{origin} names the class {json.loads(call)['path']} (model.path). You have not named it in "
+                         "a command with these model.kwargs, and importing it would run code that the author of this "
                          "file chose. If you trust the author, add trust=true, once for each class")
     remember(config)
 

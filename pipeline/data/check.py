@@ -275,8 +275,8 @@ def check_pairs(data: Data) -> None:
         raise ValueError("train_pairs is empty: there is no training pair to learn from")
     linked = PairSet(data.train_pairs, data.num_nodes)
     if linked.is_complete:
-        raise ValueError(f"all {len(linked):,} pairs of the {data.num_nodes:,} nodes are training pairs: there is no "
-                         "other to tell them from")
+        raise ValueError(f"all {len(linked):,} pairs of the {data.num_nodes:,} nodes are training pairs, so no "
+                         "negative pair can be drawn")
     for part in ("valid", "test"):
         if not len(data[f"{part}_pairs"]):
             log.warning("%s_pairs is empty: %s", part, "the last epoch counts as the best one" if part == "valid" else
@@ -328,7 +328,7 @@ def check_vectors(data: Data) -> None:
     """
     x = data.x
     if len(x) < 2:
-        raise ValueError(f"there {'is 1 vector' if len(x) == 1 else 'are no vectors'}: two at least have a layout")
+        raise ValueError(f"there {'is 1 vector' if len(x) == 1 else 'are no vectors'}: a layout needs at least two")
     if not x.size(1):
         raise ValueError("the vectors have no numbers")
     wrong = ~torch.isfinite(x)

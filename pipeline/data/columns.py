@@ -254,4 +254,4 @@ def read_table(file: IO[bytes], name: str, separator: str, **options) -> "pd.Dat
         raise ValueError(_explain_encoding(file, name)) from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         reason = str(error).strip().splitlines()[0].removeprefix("Error tokenizing data. C error: ")
-        raise ValueError(f"{name} is no table: {reason}") from None
+        raise ValueError(f"{name} is not a table: {reason}") from None

@@ -157,7 +157,7 @@ class OGBLinkConfig(OGBConfig):
             ogb_node.download(self.name, self.root, ogb_link.needed)
 
     def check_labels(self) -> None:
-        raise ValueError("data=ogb_link has links and no labels of nodes: set task=link; this run has task=node")
+        raise ValueError("data=ogb_link has links but no labels of nodes; this run has task=node. Set task=link")
 
 
 @dataclass

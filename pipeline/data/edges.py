@@ -93,8 +93,8 @@ def _read_edges(path: Path, header: bool | None) -> tuple[np.ndarray, np.ndarray
     """Read two or three columns."""
     table = _read_columns(path)
     if table.shape[1] not in (2, 3):
-        raise ValueError(f"{path} has {count(table.shape[1], 'column')}: an edge is two ids, "
-                         "and perhaps a weight, separated by blanks, tabs or commas")
+        raise ValueError(f"{path} has {count(table.shape[1], 'column')}: a line holds two ids and optionally a weight, "
+                         "separated by blanks, tabs or commas")
     if header is None:
         _refuse_header(path, table)
     elif header:
@@ -137,7 +137,7 @@ def _as_weights(path: Path, cells: pd.Series) -> np.ndarray:
     wrong = ~(size <= LARGEST) | (size > 0) & (size < SMALLEST)
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
-        why = "is no finite number" if not np.isfinite(weight[row]) else (
+        why = "is not a finite number" if not np.isfinite(weight[row]) else (
             f"is outside of float32, which ends at {LARGEST:.2g}: scale all weights" if size[row] > 1 else
             "float32 rounds to 0: scale all weights")
         raise ValueError(f"{path}: edge {row + 1} has the weight {cells.iloc[row]!r}, which {why}")
@@ -149,7 +149,7 @@ def _read_numbers(path: Path) -> tuple[Tensor, int]:
     try:
         pairs = np.load(path, mmap_mode="r")
     except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f"{path} is no array that numpy.save wrote: {str(error).strip()}") from None
+        raise ValueError(f"{path} is not an array that numpy.save wrote: {str(error).strip()}") from None
     if not isinstance(pairs, np.ndarray) or pairs.dtype.kind not in "iu" or pairs.ndim != 2 or 2 not in pairs.shape:
         kind = f"{pairs.dtype} {list(pairs.shape)}" if isinstance(pairs, np.ndarray) else "several arrays"
         raise ValueError(f"{path} holds {kind}: edges are integers [num_edges, 2] or [2, num_edges], the numbers "
@@ -219,7 +219,7 @@ def _read_labels(path: Path, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]
         first = f"; the first is {unknown[0]}" if unknown else ""
         raise ValueError(f"{path}: none of its ids is a node of the edges{first}")
     if unknown:
-        log.warning("%s: %s of its ids are no nodes of the edges and are left out, %s first", path,
+        log.warning("%s: %s of its ids name no node of the edges and are left out; the first is %s", path,
                     f"{len(unknown):,}", unknown[0])
     kinds = sorted({label for _, label in found}, key=lambda label: (len(label), label))
     y = np.full((len(names), len(kinds)), np.nan, np.float32)
@@ -235,7 +235,7 @@ def _read_matlab(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None,
     try:
         content = scipy.io.loadmat(path)
     except (ValueError, NotImplementedError, OSError, TypeError) as error:
-        raise ValueError(f"{path} is no MATLAB file that can be read: {error}") from None
+        raise ValueError(f"{path} is not a readable MATLAB file: {error}") from None
     if "network" not in content:
         there = ", ".join(key for key in content if not key.startswith("__"))
         raise ValueError(f"{path} has no `network`; there is {there}")
@@ -262,7 +262,7 @@ def _read_sparse(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None,
         if hasattr(matrix, "check_format"):
             matrix.check_format(full_check=True)
     except (ValueError, EOFError, KeyError, TypeError, IndexError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path} is no matrix that scipy.sparse.save_npz wrote: "
+        raise ValueError(f"{path} is not a matrix that scipy.sparse.save_npz wrote: "
                          f"{str(error).strip().partition(chr(10))[0]}") from None
     source, target, weight, num_nodes = _as_edges(matrix, str(path))
     return source, target, weight, np.arange(num_nodes).astype(str)
@@ -296,7 +296,7 @@ def _as_edges(matrix: Any, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarra
                          f"finite numbers of float32, which ends at {LARGEST:.2g}")
     if (stored := weight != 0).all():
         return source, target, None if (weight == 1).all() else weight, network.shape[0]
-    log.info("%s: %s stored zeros are no edges and are left out", name, f"{int((~stored).sum()):,}")
+    log.info("%s: %s stored zeros are not edges and are left out", name, f"{int((~stored).sum()):,}")
     source, target, weight = source[stored], target[stored], weight[stored]
     return source, target, None if (weight == 1).all() else weight, network.shape[0]
 

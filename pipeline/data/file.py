@@ -96,7 +96,7 @@ def _order(path: Path, saved: dict, split: str, time_column: str | None, seed: i
     if split == "random":
         return shuffle(labelled, seed)
     if time_column not in saved:
-        raise ValueError(f"no {time_column} (data.time_column); there is {', '.join(saved)}")
+        raise ValueError(f"data.time_column={time_column} is not in the file, which has {', '.join(saved)}")
     times = saved.pop(time_column)
     check_tensor(time_column, times)
     if times.numel() != len(labelled):
@@ -111,7 +111,7 @@ def _order(path: Path, saved: dict, split: str, time_column: str | None, seed: i
 def _take_edge_times(saved: dict, name: str) -> Tensor:
     """Take the times of the edges out of the attributes."""
     if name not in saved:
-        raise ValueError(f"no {name} (data.edge_time); there is {', '.join(saved)}")
+        raise ValueError(f"data.edge_time={name} is not in the file, which has {', '.join(saved)}")
     times = saved.pop(name)
     check_tensor(name, times)
     num_edges = saved["edge_index"].size(1) if isinstance(saved.get("edge_index"), Tensor) else 0
@@ -152,7 +152,7 @@ def _load(path: Path) -> object:
             raise ValueError(f"{path} {_explain_class(class_[1])}") from None
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # which a file cut short gives
             raise
-        raise ValueError(f"{path} is no saved torch_geometric Data: {explain_content(path)}; save one with "
+        raise ValueError(f"{path} is not a saved torch_geometric Data: {explain_content(path)}; save one with "
                          "torch.save") from error
 
 
@@ -179,8 +179,8 @@ def _attributes(path: Path, saved: object) -> dict:
     if isinstance(saved, Data):
         saved = saved.to_dict()
     if not isinstance(saved, dict):
-        raise ValueError(f"{path} holds a {type(saved).__name__}, no graph: save a torch_geometric Data, or a dict of "
-                         "its attributes")
+        raise ValueError(f"{path} holds a {type(saved).__name__}, not a graph: save a torch_geometric Data, or a dict "
+                         "of its attributes")
     if "_global_store" in saved or not all(isinstance(key, str) for key in saved):
         raise ValueError(f"{path} {_explain_class('torch_geometric.data.HeteroData')}")
     return {key: value for key, value in saved.items() if value is not None}

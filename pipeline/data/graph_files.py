@@ -84,7 +84,7 @@ def find_files(folder: Path) -> dict[str, list[Path]]:
 
     beside, splits = list_files(folder), {split: folder / split for split in SPLITS if (folder / split).is_dir()}
     if beside and splits:
-        raise ValueError(f"data.folder={folder} has {len(beside):,} files beside {', '.join(splits)}/: move them into "
+        raise ValueError(f"data.folder={folder} has {len(beside):,} files next to {', '.join(splits)}/: move them into "
                          "one of these")
     found = {split: list_files(inside) for split, inside in splits.items()} if splits else {"": beside}
     if splits and "train" not in splits:
@@ -107,7 +107,8 @@ def read_graph(path: Path, like: dict[str, int] | None = None) -> Graphs:
     try:
         graph = _as_graph(saved)
         if like is not None and _shape(graph) != like:
-            raise ValueError(f"its columns are {_describe(_shape(graph))}, those of the first file {_describe(like)}")
+            raise ValueError(f"its columns are {_describe(_shape(graph))}, but those of the first file are "
+                             f"{_describe(like)}")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return graph
@@ -144,7 +145,7 @@ def _as_features(key: str, value: Tensor) -> Tensor:
     value = value.detach().float()
     value = value.unsqueeze(1) if value.dim() == 1 else value
     if value.dim() != 2 or not value.size(1):
-        raise ValueError(f"{key} must have two dimensions and a column at least, not the shape {list(value.shape)}")
+        raise ValueError(f"{key} must have two dimensions and at least one column, not the shape {list(value.shape)}")
     check_features(key, value)
     return value
 

@@ -120,8 +120,8 @@ def _choose(graph: Data, split: LinkSplit, links: Tensor, link_of_edge: Tensor,
     for mask, key, fraction in zip(masks[1:], ("data.valid_fraction", "the rest for the test"),
                                    (split.valid_fraction, rest), strict=True):
         if not mask.any() and fraction > 1e-9:
-            raise ValueError(f"{origin}: {key}={fraction:.4g} of {len(links):,} link{'s' * (len(links) > 1)} is none. "
-                             "Give more edges or other fractions")
+            raise ValueError(f"{origin}: {key}={fraction:.4g} of {len(links):,} link{'s' * (len(links) > 1)} is less "
+                             "than one link. Give more edges or other fractions")
     return masks
 
 
@@ -148,7 +148,7 @@ def draw_unlinked(rng: np.random.Generator, count: int, links: Int[Tensor, "num_
     linked = (row_starts[low] + high - low - 1).sort().values
     num_free = num_nodes * (num_nodes - 1) // 2 - len(linked)
     if num_free < count:
-        raise ValueError(f"{origin}: {num_free:,} pairs of its {num_nodes:,} nodes are not linked, and validation and "
+        raise ValueError(f"{origin}: {num_free:,} pairs of its {num_nodes:,} nodes are not linked, but validation and "
                          f"test need {count:,}, one for each of their links. Raise data.train_fraction, or give a "
                          "graph with fewer edges")
     chosen = torch.from_numpy(_draw_different(rng, count, num_free))

@@ -48,7 +48,7 @@ def read(directory: Path, name: str) -> Data:
     log.info("data: reading the tables in %s", raw)
     num_nodes, num_edges = (_read_counts(raw / f"num-{unit}-list.csv.gz") for unit in ("node", "edge"))
     if len(num_nodes) != len(num_edges):
-        raise ValueError(f"{raw}/num-node-list.csv.gz has {len(num_nodes):,} graphs, num-edge-list.csv.gz "
+        raise ValueError(f"{raw}/num-node-list.csv.gz has {len(num_nodes):,} graphs, but num-edge-list.csv.gz has "
                          f"{len(num_edges):,}")
     if len(empty := np.flatnonzero(num_nodes == 0)):
         raise ValueError(f"{raw}/num-node-list.csv.gz: graph {empty[0]} (from 0) has no nodes. A graph may have no "
@@ -73,7 +73,7 @@ def read(directory: Path, name: str) -> Data:
 def _read_counts(path: Path) -> np.ndarray:
     counts = ogb_node.whole(path, _read_table(path)).reshape(-1)
     if counts.min(initial=0) < 0:
-        raise ValueError(f"{path}: row {int(counts.argmin())} (from 0) holds {counts.min()}, which is no number of "
+        raise ValueError(f"{path}: row {int(counts.argmin())} (from 0) holds {counts.min()}, which is not a number of "
                          "nodes or edges")
     return counts
 
@@ -88,8 +88,8 @@ def _read_edges(raw: Path, num_nodes: np.ndarray, num_edges: np.ndarray, first_n
     path, total = raw / "edge.csv.gz", int(num_edges.sum())
     edges = ogb_node.whole(path, _read_table(path)) if total else np.empty((0, 2), np.int64)
     if edges.shape != (total, 2):
-        raise ValueError(f"{path} holds a table of shape {list(edges.shape)}, num-edge-list.csv.gz says "
-                         f"{total:,} pairs of whole numbers")
+        raise ValueError(f"{path} holds a table of shape {list(edges.shape)}, but num-edge-list.csv.gz says {total:,} "
+                         "pairs of whole numbers")
     outside = (edges < 0) | (edges >= np.repeat(num_nodes, num_edges)[:, None])
     if outside.any():
         row = int(outside.any(1).argmax())
@@ -103,13 +103,13 @@ def _read_edges(raw: Path, num_nodes: np.ndarray, num_edges: np.ndarray, first_n
 def _read_features(path: Path, num_rows: int, dims: Callable[[], list[int]], is_molecule: bool) -> torch.Tensor:
     table = _read_table(path) if num_rows else np.empty((0, len(dims()) if is_molecule else 1), np.int64)
     if len(table) != num_rows:
-        raise ValueError(f"{path} has {len(table):,} rows, the lists of sizes say {num_rows:,}")
+        raise ValueError(f"{path} has {len(table):,} rows, but the lists of sizes say {num_rows:,}")
     if not is_molecule:
         return torch.from_numpy(table.astype(np.float32))
     sizes = np.array(dims())
     if table.shape[1] != len(sizes):
-        raise ValueError(f"{path} holds {table.shape[1]} columns, OGB's molecules have {len(sizes)} columns of whole "
-                         "numbers")
+        raise ValueError(f"{path} holds {table.shape[1]} columns, but OGB's molecules have {len(sizes)} columns of "
+                         "whole numbers")
     table = ogb_node.whole(path, table)
     outside = (table < 0) | (table >= sizes)
     if outside.any():

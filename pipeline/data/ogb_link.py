@@ -91,7 +91,7 @@ def _load(path: Path) -> dict:
     except FileError:
         raise
     except UNREADABLE as error:
-        raise ValueError(f"{path} is damaged, or holds something else than pairs ({type(error).__name__})") from error
+        raise ValueError(f"{path} is damaged, or does not hold pairs ({type(error).__name__})") from error
     if not isinstance(saved, dict):
         raise ValueError(f"{path} holds a {type(saved).__name__}, not a table of pairs for each of its names")
     return saved

@@ -281,7 +281,7 @@ def check_rows(raw: Path, rows: dict[str, int | None]) -> None:
         for stem in stems:
             found = rows.get(f"{stem}.csv.gz", stated)
             if found != stated:
-                raise ValueError(f"{raw / stem}.csv.gz has {found:,} rows, num-{unit}-list.csv.gz says {stated:,}")
+                raise ValueError(f"{raw / stem}.csv.gz has {found:,} rows, but num-{unit}-list.csv.gz says {stated:,}")
 
 
 def read_numbers(path: Path) -> np.ndarray:
@@ -293,7 +293,8 @@ def read_numbers(path: Path) -> np.ndarray:
     if not np.issubdtype(table.dtype, np.number):
         row, column, value = next((row, column, value) for (row, column), value in np.ndenumerate(table)
                                   if isinstance(value, (str, bool, np.bool_)) or value >= 2**63)
-        raise ValueError(f"{path}: row {row}, column {column} (from 0) holds {value}, which is no number that fits")
+        raise ValueError(f"{path}: row {row}, column {column} (from 0) holds {value}, which is not a number or does "
+                         "not fit")
     return table
 
 
@@ -303,8 +304,8 @@ def whole(path: Path, table: np.ndarray) -> np.ndarray:
         wrong = np.argwhere(~((np.abs(table) < 2**63) & (table == np.floor(table))))
         if len(wrong):
             place = tuple(wrong[0])
-            raise ValueError(f"{path}: row {place[0]} (from 0) holds {table[place]:.17g}, which is no whole number"
-                             f"{' below 2^63' if np.isfinite(table[place]) and table[place] >= 2**63 else ''}")
+            raise ValueError(f"{path}: row {place[0]} (from 0) holds {table[place]:.17g}, which is not a whole "
+                             f"number{' below 2^63' if np.isfinite(table[place]) and table[place] >= 2**63 else ''}")
     return table.astype(np.int64)
 
 
@@ -323,7 +324,8 @@ def _read_saved_split(path: Path) -> dict[str, np.ndarray]:
     except FileError:
         raise
     except UNREADABLE as error:
-        raise ValueError(f"{path} is damaged, or no split into {', '.join(SPLITS)} ({type(error).__name__})") from error
+        raise ValueError(f"{path} is damaged, or not a split into {', '.join(SPLITS)} "
+                         f"({type(error).__name__})") from error
     for part, nodes in parts.items():
         if nodes.size and nodes.dtype.kind not in "iu":
             raise ValueError(f"{path}: {part} holds {nodes.dtype}; save the numbers of its rows as integers")

@@ -89,7 +89,7 @@ def read_molecule(path: str, skip_invalid: bool, row: tuple[int, str]) -> Graphs
     molecule = Chem.MolFromSmiles(smiles)
     if molecule is None or not molecule.GetNumAtoms():
         if not skip_invalid:
-            raise ValueError(f"{path}: row {number} (from 0, without the head): RDKit reads no molecule in {smiles!r}; "
+            raise ValueError(f"{path}: row {number} (from 0, below the header): RDKit reads no molecule in {smiles!r}; "
                              "correct it, or set data.skip_invalid=true")
         return Graphs(np.array([0]), np.array([0]), np.empty((2, 0), np.int64), np.empty((0, 9), np.uint8),
                       np.empty((0, 3), np.uint8))
@@ -121,21 +121,21 @@ def _read_labels(table: pandas.DataFrame, path: str, label_columns: list[str] | 
     columns = [table[name] for name in names]
     for name, column in zip(names, columns):
         if not pandas.api.types.is_numeric_dtype(column):
-            raise ValueError(f"data.label_columns={name}: the column of {path} holds {column.dtype}, no numbers")
+            raise ValueError(f"data.label_columns={name}: the column of {path} holds {column.dtype}, not numbers")
     if label_columns is None:
         log.info("%s: labels are the columns %s", path, ", ".join(map(str, names)))
     y = np.stack([column.to_numpy(dtype=np.float64) for column in columns], axis=1)
     if len(wrong := np.argwhere(np.isinf(y.astype(np.float32)))):
         row, place = wrong[0]
-        raise ValueError(f"{path}: row {row} (from 0, without the head) of the column {names[place]} holds "
-                         f"{y[row, place]:g}, which is no finite number of float32")
+        raise ValueError(f"{path}: row {row} (from 0, below the header) of the column {names[place]} holds "
+                         f"{y[row, place]:g}, which is not a finite number of float32")
     return y.astype(np.int64 if (np.abs(y) < 2**53).all() and (y == np.round(y)).all() else np.float32)
 
 
 def _read_masks(table: pandas.DataFrame, path: str, split_column: str) -> list[np.ndarray]:
     column = table[split_column]
     if len(wrong := column[~column.isin(SPLITS)]):
-        raise ValueError(f"{path}: row {wrong.index[0]} (from 0, without the head) of the column {split_column} is "
+        raise ValueError(f"{path}: row {wrong.index[0]} (from 0, below the header) of the column {split_column} is "
                          f"{wrong.iloc[0]!r}, not train, valid or test")
     if not (column == SPLITS[0]).any():
         raise ValueError(f"{path}: the train split is empty: no row has train in the column {split_column} "

@@ -43,7 +43,7 @@ def open_graph(path: Path, *, verify: bool = True) -> Data:
     data.num_nodes, data.num_categories = num_nodes, data.get("num_categories", 0)
     for name, rows in (*((name, num_nodes) for name in ("x", "y", *MASKS)), ("edge_attr", num_edges)):
         if data.get(name) is not None and len(data[name]) != rows:
-            raise ValueError(f"{path}: {name} has {len(data[name]):,} rows, and there are {rows:,} "
+            raise ValueError(f"{path}: {name} has {len(data[name]):,} rows, but there are {rows:,} "
                              f"{'edges' if name == 'edge_attr' else 'nodes'}")
     try:
         _check_values(data, has_labels=bool(labels))

@@ -117,7 +117,7 @@ def _find(names: list[str], source: Path) -> dict[str, str]:
     for split, members in found.items():
         if not members:
             raise ValueError(f"{source} has no {split}.txt (or .tsv, .del, .csv, each perhaps with .gz): save the "
-                             f"{split} triples there, head, relation and tail a line")
+                             f"{split} triples there, with a head, a relation and a tail in each line")
         if len(members) > 1:
             raise ValueError(f"{source} has {' and '.join(members)}: leave one file of {split} triples there")
     return {split: members[0] for split, members in found.items()}
@@ -137,7 +137,8 @@ def _read_files(source: Path) -> dict[str, tuple[str, bytes]]:
                     contents[split] = name, file.read()
             return contents
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{source} is no archive that tar can read ({error}): give a folder or a .tar.gz") from None
+        raise ValueError(f"{source} is not an archive that tar can read ({error}): give a folder or a "
+                         ".tar.gz") from None
 
 
 def _is_head(table: pd.DataFrame) -> bool:
@@ -170,7 +171,7 @@ def parse_triples(content: bytes, name: str) -> pd.DataFrame:
                            skip_blank_lines=False)
     except ValueError as error:
         found = re.search(r"in line (\d+), saw (\d+)", str(error))
-        where = f"{name}, line {found[1]}: {found[2]} columns in place of three" if found else error
+        where = f"{name}, line {found[1]}: {found[2]} columns instead of three" if found else error
         raise ValueError(f"{where}: {THREE}") from None
     table = table.fillna("").apply(lambda column: column.str.rstrip())
     empty = (table == "").to_numpy()
@@ -178,7 +179,7 @@ def parse_triples(content: bytes, name: str) -> pd.DataFrame:
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         columns = count(int((~empty[row]).sum()), "column")
-        raise ValueError(f"{name}, line {row + 1}: {columns} in place of three: {THREE}")
+        raise ValueError(f"{name}, line {row + 1}: {columns} instead of three: {THREE}")
     table = table.loc[~empty.all(1), :2].set_axis(COLUMNS, axis=1)
     if _is_head(table):
         log.info("%s: the first line is left out as a header: %s", name, " ".join(table.iloc[0]))

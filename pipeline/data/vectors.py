@@ -113,7 +113,7 @@ def _members(path: Path) -> list[Path]:
     for member in images:
         labels = member.with_name(re.sub(r"idx\d", "idx1", member.name.replace("images", "labels")))
         if not files.is_there(labels):
-            raise ValueError(f"{member} has no labels beside it: {labels.name} is not there; give the images' own path")
+            raise ValueError(f"{member} has no labels: {labels.name} is not next to it. Give the path of the images")
         out += [member, labels]
     return out
 
@@ -136,7 +136,7 @@ def _read_idx(path: Path) -> np.ndarray:
     """Read an array of any shape: two zeros, type, number of sizes, sizes, and the numbers, the largest byte first."""
     content = read_bytes(path)
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in IDX_TYPES:
-        raise ValueError(f"{path} is no file in IDX: it begins with {content[:4].hex()}")
+        raise ValueError(f"{path} is not a file in IDX format: it begins with {content[:4].hex()}")
     head = 4 + 4 * content[3]
     shape = np.frombuffer(content[4:head], ">u4").astype(np.int64)
     dtype = np.dtype(IDX_TYPES[content[2]])
@@ -155,7 +155,7 @@ def _read_images(path: Path) -> Found:
     found, labels = _read_idx_file(path), _read_idx(next(
         member for before, member in zip(_members(path.parent), _members(path.parent)[1:]) if before == path))
     if len(labels) != len(found.x):
-        raise ValueError(f"{path} has {len(found.x):,} images, and the file of its labels {len(labels):,}")
+        raise ValueError(f"{path} has {len(found.x):,} images, but its file of labels has {len(labels):,}")
     found.labels = labels
     return found
 
@@ -164,7 +164,7 @@ def _read_array(path: Path) -> Found:
     try:
         return Found(np.load(io.BytesIO(read_bytes(path)), allow_pickle=False))
     except (ValueError, OSError, EOFError, MemoryError) as error:  # of a head that asks for any number of bytes
-        raise ValueError(f"{path} is no array that numpy.save wrote: {error}") from None
+        raise ValueError(f"{path} is not an array that numpy.save wrote: {error}") from None
 
 
 def _read_arrays(path: Path) -> Found:
@@ -173,7 +173,7 @@ def _read_arrays(path: Path) -> Found:
         with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as archive:
             content = {name: archive[name] for name in archive.files}
     except (ValueError, OSError, EOFError, MemoryError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is no file that numpy.savez wrote: {error}") from None
+        raise ValueError(f"{path} is not a file that numpy.savez wrote: {error}") from None
     return _choose(content, path)
 
 
@@ -193,7 +193,7 @@ def _choose(content: dict[str, np.ndarray], path: Path) -> Found:
     tables = [name for name in VECTOR_KEYS if name in content] or [
         name for name, value in content.items() if np.ndim(value) == 2]
     if not tables:
-        raise ValueError(f"{path} holds {', '.join(content) or 'nothing'}: vectors are called {VECTOR_KEYS[0]} or "
+        raise ValueError(f"{path} holds {', '.join(content) or 'nothing'}: vectors must be called {VECTOR_KEYS[0]} or "
                          f"{VECTOR_KEYS[1]}")
     labels = next((content[name] for name in LABEL_KEYS if name in content), None)
     return Found(content[tables[0]], content.get("names"), labels)
@@ -246,14 +246,14 @@ def _read_parquet(path: Path) -> Found:
         with parquet.ParquetFile(path) as file:
             num_rows, num_columns = file.metadata.num_rows, file.metadata.num_columns
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is no table that can be read: {error}") from None
+        raise ValueError(f"{path} is not a readable table: {error}") from None
     limits.check_columns(str(path), num_columns)
     limits.check_size(f"{path} unpacks to", 8 * num_rows * num_columns, limits.UNPACKED, limits.limit_in_memory())
     try:
         table = pd.read_parquet(path)
         return _from_table(table, path, named=bool(len(table.columns)) and table.columns[0] == "id")
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is no table that can be read: {error}") from None
+        raise ValueError(f"{path} is not a readable table: {error}") from None
 
 
 def _from_table(table: pd.DataFrame, path: Path, *, named: bool = False) -> Found:
@@ -272,7 +272,7 @@ def _from_table(table: pd.DataFrame, path: Path, *, named: bool = False) -> Foun
             if row is None:
                 continue  # whole numbers of more than 64 bits, which pandas leaves as they are
             raise ValueError(f"{path}: row {row + 1} of column {place + 1 + (names is not None)} is "
-                             f"{values.iloc[row]!r}, which is no number: leave the column out, or give labels as "
+                             f"{values.iloc[row]!r}, which is not a number: leave the column out, or give labels as "
                              "data.labels")
     return Found(table.to_numpy(np.float64), names)
 

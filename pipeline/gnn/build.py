@@ -152,7 +152,8 @@ def _find_components(config: GNNConfig, data: Data, is_new: bool) -> Components:
     """Find the connected components, or read them from the cache; the log tells of a new graph."""
     if is_new:
         if data.num_edges >= MANY_EDGES:
-            log.info("graph: looking for odd edges and connected components among %s edges", f"{data.num_edges:,}")
+            log.info("graph: looking for irregular edges and connected components among %s "
+                     "edges", f"{data.num_edges:,}")
         log.info("graph: %s", describe_edges(data))
         log.info("%s", _describe_inputs(config, data, label_input=config.train.label_input,
                                         num_learned=config.learned_channels, concat=config.features.concat))

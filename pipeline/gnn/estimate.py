@@ -128,9 +128,8 @@ def check_model(sizes: Sizes, usual: Sizes, construct: Callable[[Sizes], torch.n
     larger = {name: size for name, size in sizes.items() if size > usual[name]}
     to_blame = [name for name in larger if total({**sizes, name: usual[name]}) <= available] or list(larger)
     named = " and ".join(f"model.{name}={sizes[name]}" for name in to_blame) or "parallel.num_ranks"
-    raise ValueError(f"{named}: weights, gradients and optimizer take at least {format_bytes(needed)}, "
-                     f"{machine.holder} has {format_bytes(available)}. "
-                     f"Lower {'them' if len(to_blame) > 1 else 'it'}")
+    raise ValueError(f"{named}: weights, gradients and optimizer take at least {format_bytes(needed)}, but "
+                     f"{machine.holder} has {format_bytes(available)}. Lower {'them' if len(to_blame) > 1 else 'it'}")
 
 
 def check_table(num_nodes: int, channels: int, machine: Machine, *, hidden_channels: int, optimizer: str,
@@ -154,9 +153,9 @@ def check_table(num_nodes: int, channels: int, machine: Machine, *, hidden_chann
     if needed > available:
         ranks = f" in each of {num_tables} ranks" if num_tables > 1 else ""
         holder, mend = ("the GPU", ", or set features.device=cpu") if on_gpu else ("this machine", "")
-        raise ValueError(f"features.channels={channels}: a table of {num_nodes:,} nodes, with its optimizer"
-                         f"{ranks}, takes at least {format_bytes(needed)}, {holder} has {format_bytes(available)}: "
-                         f"lower it{mend}")
+        raise ValueError(f"features.channels={channels}: a table of {num_nodes:,} nodes, with its optimizer{ranks}, "
+                         f"takes at least {format_bytes(needed)}, but {holder} has {format_bytes(available)}: lower "
+                         f"it{mend}")
 
 
 def check_activations(num_nodes: int, num_layers: int, hidden_channels: int, machine: Machine, *,
@@ -176,8 +175,8 @@ def check_activations(num_nodes: int, num_layers: int, hidden_channels: int, mac
     if needed > available:
         layers = "" if num_layers == 1 else f"model.num_layers={num_layers} x "
         raise ValueError(f"a batch of {num_nodes:,} nodes x {layers}model.hidden_channels={hidden_channels} takes at "
-                         f"least {format_bytes(needed)} in training, {machine.holder} has {format_bytes(available)}: "
-                         f"{mend}, or lower these")
+                         f"least {format_bytes(needed)} in training, but {machine.holder} has "
+                         f"{format_bytes(available)}: {mend}, or lower these")
 
 
 def check_whole_graph(num_edges: int, bytes_per_edge: int, machine: Machine) -> None:
@@ -192,5 +191,5 @@ def check_whole_graph(num_edges: int, bytes_per_edge: int, machine: Machine) -> 
     needed, available = 2 * num_edges * bytes_per_edge, machine.memory
     if needed > available:
         raise ValueError(f"evaluation=exact: one forward over {num_edges:,} edges takes at least "
-                         f"{format_bytes(needed)}, {machine.holder} has {format_bytes(available)}: choose "
+                         f"{format_bytes(needed)}, but {machine.holder} has {format_bytes(available)}: choose "
                          "evaluation=views")

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 def report_limit(task: Task) -> None:
     """Log that a run has too many classes or tasks for scores of each."""
     if not isinstance(task, LinkTask) and task.out_channels > MAX_LABELS:
-        log.info("%s %s: %s has scores of each only for at most %d", f"{task.out_channels:,}", kind_of(task.metric),
+        log.info("%s %s: %s has a score for each of them only up to %d", f"{task.out_channels:,}", kind_of(task.metric),
                  SCORES, MAX_LABELS)
 
 

@@ -85,7 +85,7 @@ def number_pairs(table: pd.DataFrame, ids: np.ndarray, path: str) -> Int[Tensor,
         name = table.iloc[row, int(np.argmax(unknown[row]))]
         rows = int(unknown.any(1).sum())
         more = f"; {rows:,} rows name such nodes" if rows > 1 else ""
-        raise ValueError(f"pairs={path}: row {row + 1} below the header names {name!r}, which is none of the "
+        raise ValueError(f"pairs={path}: row {row + 1} below the header names {name!r}, which is not one of the "
                          f"{len(ids):,} nodes of the run{suggest_name(name, place)}{more}")
     return torch.from_numpy(numbers.to_numpy(np.int64, copy=True))
 
@@ -99,7 +99,7 @@ def save(path: str, predictions: PairPredictions) -> None:
         FileError: the table cannot be written; what was there before is there still.
     """
     tables.write(Path(path), _batches(predictions))
-    log.info("probabilities of %s pairs in %s", f"{len(predictions.pairs):,}", path)
+    log.info("wrote the probabilities of %s pairs to %s", f"{len(predictions.pairs):,}", path)
 
 
 def _batches(predictions: PairPredictions) -> Iterator[Columns]:

@@ -71,10 +71,10 @@ def read_texts(key: str, path: str, columns: Sequence[str]) -> pd.DataFrame:
             with open_unzipped(Path(path)) as file:
                 table = pd.read_csv(file, sep=tables.SEPARATORS[ending], dtype=str, keep_default_na=False)
     except (ValueError, OSError, EOFError, zlib.error) as error:  # what they raise of another file
-        raise ValueError(f"{key} is no table {ending}: {one_line(error)}") from None
+        raise ValueError(f"{key} is not a readable table {ending}: {one_line(error)}") from None
     for column in columns:
         if column not in table:
-            raise ValueError(f"{key} has the columns {', '.join(map(str, table.columns))}, and none called {column}")
+            raise ValueError(f"{key} has the columns {', '.join(map(str, table.columns))}, but none called {column}")
     if not len(table):
         raise ValueError(f"{key} has a header, but no rows")
     return pd.DataFrame({column: table[column].astype(object).where(table[column].notna(), "").map(str)
@@ -161,7 +161,7 @@ def save(path: str, predictions: Predictions, nodes: np.ndarray | None) -> None:
     nodes = np.arange(len(predictions.ids)) if nodes is None else nodes
     tables.write(Path(path), _batches(predictions, nodes))
     width = 0 if predictions.embeddings is None else predictions.embeddings.size(1)
-    log.info("predictions of %s %s%s in %s", f"{len(nodes):,}", predictions.unit,
+    log.info("wrote the predictions of %s %s%s to %s", f"{len(nodes):,}", predictions.unit,
              f", with embeddings of {width} numbers," * bool(width), path)
 
 

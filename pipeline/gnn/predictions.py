@@ -245,4 +245,4 @@ def save_predictions(path: Path, restored: Restored) -> None:
         predictions["n_id"] = setup.data.n_id
     files.write_atomically(path, lambda file: torch.save(predictions, file))
     kind = next(kind for kind in ("logits", "values") if kind in predictions)
-    log.info("%s of %s %s in %s", kind, f"{len(predictions[kind]):,}", setup.task.unit, path)
+    log.info("wrote the %s of %s %s to %s", kind, f"{len(predictions[kind]):,}", setup.task.unit, path)

@@ -143,8 +143,8 @@ def _predict_both(task: Task, model: torch.nn.Module, head: torch.nn.Linear) -> 
         rows, predictions = task.predict(model, batch)
         embeddings = take()
         if embeddings.size(0) != batch.num_nodes:
-            raise ValueError(f"embeddings=true: the model's head reads {embeddings.size(0):,} rows, and there "
-                             f"are {batch.num_nodes:,} nodes: these are no embeddings of nodes; leave it out")
+            raise ValueError(f"embeddings=true: the model's head reads {embeddings.size(0):,} rows, and there are "
+                             f"{batch.num_nodes:,} nodes: these are not embeddings of nodes; leave it out")
         return rows, torch.cat([predictions, embeddings[batch.target]], dim=1)
 
     return predict

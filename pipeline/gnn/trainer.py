@@ -244,8 +244,8 @@ class GNNTrainer:
         if not any(isinstance(module, torch.nn.BatchNorm1d) for module in self.model.modules()):
             return
         if isinstance(self.loader, NeighborLoader) and self.loader.least_nodes < 2:
-            raise ValueError("batch norm needs two nodes to train, and a batch of a single training node that draws no "
-                             "other may come: set another loader.batch_size, or model.norm=layer")
+            raise ValueError("batch norm needs two nodes to train, but a batch may hold a single training node without "
+                             "neighbours. Set another loader.batch_size, or model.norm=layer")
         if isinstance(drawn, Partition) and (smallest := int(drawn.ptr.diff().min())) < 2:
             raise ValueError(f"{drawn.num_parts:,} batches of {drawn.perm.numel():,} nodes: the smallest has "
                              f"{smallest}, and batch norm needs two nodes to train. Lower partition.num_parts, or "

@@ -112,8 +112,8 @@ def draw_negatives(rng: np.random.Generator, num_pairs: int, nodes: Int[Tensor, 
         if not wrong.numel():
             return drawn
         drawn[wrong] = torch.from_numpy(rng.integers(len(nodes), size=(wrong.numel(), 2)))
-    raise ValueError(f"{ATTEMPTS:,} draws among {len(nodes):,} nodes of a cluster met no pair that is not linked: "
-                     "nearly all are. Lower partition.num_parts, or set task.strict_negatives=false")
+    raise ValueError(f"{ATTEMPTS:,} draws among {len(nodes):,} nodes of a cluster found no unlinked pair: nearly all "
+                     "pairs are linked. Lower partition.num_parts, or set task.strict_negatives=false")
 
 
 def without_pairs(edge_index: EdgeIndex, pairs: Int[Tensor, "num_pairs 2"]) -> tuple[EdgeIndex, Tensor]:

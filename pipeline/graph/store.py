@@ -377,7 +377,7 @@ def _check_ends(path: Path, ptr: Tensor, end: int, what: str) -> None:
         raise DamagedFile(f"{path} is damaged: it {found}, but there are {end:,} {what}")
     for first in range(0, len(ptr) - 1, CHECKED):
         if bool((ptr[first:first + CHECKED + 1].diff() < 0).any()):
-            raise DamagedFile(f"{path} is damaged: its numbers must not fall")
+            raise DamagedFile(f"{path} is damaged: its numbers must not decrease")
         pulse.renew()
 
 

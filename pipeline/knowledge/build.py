@@ -84,7 +84,7 @@ def check_data(config: KnowledgeConfig, data: Data) -> None:
     needed, available = 4 * numbers * copies * config.parallel.num_ranks, machine_memory()
     if needed > available:
         raise ValueError(f"trainer.dim={options.dim}: tables of {data.num_nodes:,} entities and {data.num_relations:,} "
-                         f"relations, with their optimizer, take {format_bytes(needed)}, this machine has "
+                         f"relations, with their optimizer, take {format_bytes(needed)}, but this machine has "
                          f"{format_bytes(available)}: lower it")
     num_train = int(data.triple_ptr[1])
     batch = min(options.batch_size, num_train * (2 if one_vs_all else 1))
@@ -93,7 +93,7 @@ def check_data(config: KnowledgeConfig, data: Data) -> None:
     each = data.num_nodes * batch if one_vs_all else 2 * options.num_negatives * (2 * options.dim * chunks + 2 * batch)
     if 4 * each > available:
         mend = "trainer.batch_size" + ("" if one_vs_all else " or trainer.num_negatives")
-        raise ValueError(f"trainer.batch_size={options.batch_size:,}: a step takes {format_bytes(4 * each)}, this "
+        raise ValueError(f"trainer.batch_size={options.batch_size:,}: a step takes {format_bytes(4 * each)}, but this "
                          f"machine has {format_bytes(available)}: lower {mend}")
 
 
@@ -112,8 +112,7 @@ def describe(data: Data) -> str:
         strange, odd = ~known[triples[:, [0, 2]]].all(1), ~kinds[triples[:, 1]]
         for number, what in ((int(strange.sum()), "an entity"), (int(odd.sum()), "a relation")):
             if number:
-                text += (f"; {count(number, f'{split} triple')} with {what} that training does not "
-                         "have, ranked with its first values")
+                text += (f"; {count(number, f'{split} triple')} with {what} that occurs in no training triple")
     return text
 
 
@@ -151,7 +150,7 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
     trainer = KnowledgeTrainer(tables, steps, optimizer, num_epochs=train.epochs, lr=train.lr, last_lr=options.last_lr,
                                eval_every=train.eval_every, score=build_probe(config, data, ranks, stop), ranks=ranks,
                                stop=stop)
-    log.info("model: %s, %d numbers an entity and %d a relation%s, %s in all; %s steps an epoch", options.model,
+    log.info("model: %s, %d numbers per entity and %d per relation%s, %s in all; %s steps per epoch", options.model,
              options.dim, model.relation_dim(options.dim), ", both ways round" if one_vs_all else "",
              f"{trainer.about.num_parameters:,}", f"{trainer.about.num_steps:,}")
     return trainer

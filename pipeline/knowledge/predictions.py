@@ -121,8 +121,8 @@ def _answer(path: Path, questions: Questions, restored: Restored, *, top: int, f
     named = questions.triples[:, [0, 2]]
     unseen = (named >= 0) & ~torch.isin(named, train[:, [0, 2]])
     if count := int(unseen.any(1).sum()):
-        log.warning("%s lines name an entity that occurs in no training triple; its vector still has its initial "
-                    "values, so the scores mean little", f"{count:,}")
+        log.warning("%s lines name an entity that occurs in no training triple, so their scores mean "
+                    "little", f"{count:,}")
     if bool(asks.any()):
         log.info("questions: %s, %d best answers each%s", f"{int(asks.sum()):,}", top,
                  "; answers that are training triples are left out" if filtered else "")
@@ -132,7 +132,8 @@ def _answer(path: Path, questions: Questions, restored: Restored, *, top: int, f
     write = WRITERS[path.suffix]
     table = as_table(questions, found, restored)
     files.write_atomically(path, lambda file: write(file, table, found))
-    log.info("%s answers to %s questions, and scores of %s triples, in %s", f"{int((found.places > 0).sum()):,}",
+    log.info("wrote %s answers to %s questions, and the scores of %s triples, to "
+             "%s", f"{int((found.places > 0).sum()):,}",
              f"{int(asks.sum()):,}", f"{int((~asks).sum()):,}", path)
 
 
@@ -183,7 +184,8 @@ def save_vectors(path: Path, restored: Restored) -> None:
     if path.suffix == ".pt":
         files.write_atomically(path, lambda file: torch.save(
             {"embedding": entities, "names": restored.names, "relations": relations, "relation_names": names}, file))
-        log.info("%s vectors of entities and %s of relations in %s", f"{len(entities):,}", f"{len(relations):,}", path)
+        log.info("wrote %s vectors of entities and %s of relations to %s",
+                 f"{len(entities):,}", f"{len(relations):,}", path)
         return
     vectors.save(path, entities, restored.names)
     vectors.save(_relations_beside(path), relations, names)

@@ -62,8 +62,8 @@ def read_questions(path: Path) -> pd.DataFrame:
                          f"a tail a line, with {ASKED} for what is asked")
     content = files.read_bytes(path)
     if not content.strip():
-        raise ValueError(f"triples={path} is empty: write a head, a relation and a tail a line, with {ASKED} for what "
-                         "is asked")
+        raise ValueError(f"triples={path} is empty: write a head, a relation and a tail in each line, with {ASKED} for "
+                         "what is asked")
     table = parse_triples(content, f"triples={path}")
     table.index += 1
     heads, relations, tails = (table[column] == ASKED for column in COLUMNS)

@@ -102,8 +102,8 @@ class KnowledgeTrainer:
         """Say once that the loss has not left log 2, where products of three small rows have hardly a gradient."""
         progress, has_products = self.progress, not (self.tables.model.is_distance or self.tables.reciprocal)
         if progress.round == 1 and has_products and abs(progress.mean_loss - math.log(2)) < STANDSTILL:
-            log.warning("the loss stands at log 2 after two epochs: scores are products of three rows, and those of "
-                        "small rows have hardly a gradient. Raise trainer.init_scale, to 0.3 for example, or train.lr")
+            log.warning("the loss is still log 2 after two epochs: scores are products of three rows, and small rows "
+                        "have almost no gradient. Raise trainer.init_scale, to 0.3 for example, or train.lr")
 
     def _exchange(self, loss: float, count: int) -> bool:
         """Sum losses and gradients over the ranks; returns whether one was asked to stop.

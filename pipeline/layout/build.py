@@ -83,8 +83,8 @@ def check_data(config: LayoutConfig, data: Data) -> None:
     options, num_points = config.trainer, data.num_nodes
     allowed = _metrics(data)
     if options.metric is not None and options.metric not in allowed:
-        raise ValueError(f"trainer.metric={options.metric} cannot be computed of {config.data.origin()}: choose one of "
-                         f"{', '.join(allowed)}")
+        raise ValueError(f"trainer.metric={options.metric} cannot be computed for {config.data.origin()}: choose one "
+                         f"of {', '.join(allowed)}")
     if data.edge_index is not None:
         if not bool((data.edge_index[0] != data.edge_index[1]).any()):
             raise ValueError(f"{config.data.origin()} has no edges between different nodes, but a layout of a graph "
@@ -99,7 +99,7 @@ def check_data(config: LayoutConfig, data: Data) -> None:
     needed = num_points * (12 * data.x.size(1) + 64 * options.num_neighbors)
     if needed > machine_memory():
         raise ValueError(f"trainer.num_neighbors={options.num_neighbors}: the neighbours of {num_points:,} points take "
-                         f"{format_bytes(needed)}, this machine has {format_bytes(machine_memory())}: lower it")
+                         f"{format_bytes(needed)}, but this machine has {format_bytes(machine_memory())}: lower it")
 
 
 def _metrics(data: Data) -> list[str]:
@@ -152,7 +152,8 @@ def keep_neighbors(config: LayoutConfig, data: Data) -> dict:
     digest = hashlib.blake2b(json.dumps(shaping).encode(), digest_size=6).hexdigest()
     path = path_of(config.data, config.cache_dir, data.content_hash, f"-neighbors-{digest}")
     found = checkpoint.keep(path, build, again="looking for neighbours again")
-    log.info("neighbours: %d of each of %s vectors among %d numbers, %s, perplexity %g: %.1f s", options.num_neighbors,
+    log.info("neighbours: %d of each of %s vectors, searched in %d numbers, %s, perplexity %g: %.1f "
+             "s", options.num_neighbors,
              f"{data.num_nodes:,}", found["num_searched"], how, options.perplexity, time.perf_counter() - start)
     return found
 
@@ -274,4 +275,4 @@ def write_results(part: Part, folder: Path) -> None:
     np.savez_compressed(file, position=best["model"]["embedding"].numpy().astype(np.float32), names=names,
                         labels=classes.astype(np.int64), label_names=label_names, title=np.array(title))
     files.write_atomically(folder / "layout.npz", lambda out: out.write(file.getbuffer()))
-    log.info("layout of %s points in %s", f"{data.num_nodes:,}", folder / "layout.npz")
+    log.info("wrote the layout of %s points to %s", f"{data.num_nodes:,}", folder / "layout.npz")

@@ -78,7 +78,7 @@ def check_graph(config: NodeEmbeddingConfig, data: Data) -> None:
     needed = 8 * Table.numbers_per_row(options.dim, options.optimizer) * data.num_nodes * config.parallel.num_ranks
     tables = f"trainer.dim={options.dim}: two tables of {data.num_nodes:,} nodes take {format_bytes(needed)}"
     if options.tables == "memory" and needed > machine_memory():
-        raise ValueError(f"{tables}, this machine has {format_bytes(machine_memory())}: lower it, or set "
+        raise ValueError(f"{tables}, but this machine has {format_bytes(machine_memory())}: lower it, or set "
                          "trainer.tables=disk")
     if options.tables == "disk" and needed > (free := free_space(Path(config.cache_dir))):
         raise ValueError(f"{tables} on the disk of cache_dir={config.cache_dir}, where {format_bytes(free)} are free: "
@@ -185,7 +185,7 @@ def prepare(part: Part) -> None:
 
 def _say(options: NodeEmbeddingTrainerConfig, plan: Plan, trainer: NodeEmbeddingTrainer) -> None:
     if options.model == "spectral":
-        log.info("model: spectral, %d numbers a node", options.dim)
+        log.info("model: spectral, %d numbers per node", options.dim)
         return
     if options.model == "node2vec" and options.p == options.q == 1:
         log.warning("trainer.model=node2vec with trainer.p=1 and trainer.q=1 draws the walks of deepwalk: set one of "

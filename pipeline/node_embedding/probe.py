@@ -88,7 +88,7 @@ class LabelProbe:
                  num_threads: int = 1, stop: StopRequest | None = None):
         self._nodes = np.flatnonzero(~np.isnan(labels).any(1) & (labels.sum(1) > 0))
         if len(self._nodes) < 4:
-            raise ValueError(f"{len(self._nodes)} nodes have labels: a classifier needs four at least, two to fit, one "
+            raise ValueError(f"{len(self._nodes)} nodes have labels: a classifier needs at least four, two to fit, one "
                              "to validate and one to test")
         self._labels = np.nan_to_num(labels).astype(np.int8)
         self._metric, self._portions, self._num_draws = metric, portions, num_draws

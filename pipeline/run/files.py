@@ -150,7 +150,7 @@ def own_file(path: str, flags: int) -> int:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise FileError(f"{path} is a link, and is written to only if it is a file: delete it",
+            raise FileError(f"{path} is a symbolic link, which is not written to: delete it",
                             error.errno) from None
         raise
 
@@ -367,9 +367,9 @@ def check_output(name: str, path: Path) -> None:
         ValueError: names the argument and the path.
     """
     if path.exists() and not path.is_file():
-        raise ValueError(f"{name}={path} is no file: give the name of a file")
+        raise ValueError(f"{name}={path} is not a file: give the name of a file")
     if not path.parent.is_dir():
-        raise ValueError(f"{name}={path}: there is no directory {path.parent}")
+        raise ValueError(f"{name}={path}: the directory {path.parent} does not exist")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ValueError(f"{name}={path} cannot be written")
 
@@ -382,4 +382,4 @@ def check_folder(name: str, path: Path) -> None:
     """
     existing = next((folder for folder in (path, *path.parents) if folder.exists()), path)
     if existing.exists() and not existing.is_dir():
-        raise ValueError(f"{name}={path}: {existing} is no directory")
+        raise ValueError(f"{name}={path}: {existing} is not a directory")

@@ -105,10 +105,10 @@ def check_room(folder: Path, num_parameters: int) -> None:
     free = free_space(folder) + sum(path.stat().st_size for path in folder.glob("checkpoints/*.pt"))
     least, usual = 2 * LEAST_BYTES * num_parameters, (2 * ADAM_BYTES + BEST_BYTES) * num_parameters
     if least > free:
-        raise ValueError(f"{folder} is on a disk with {format_bytes(free)} for checkpoints, and those of "
-                         f"{num_parameters:,} parameters take {format_bytes(least)} at least: delete something, or "
-                         "choose another disk by hydra.run.dir")
+        raise ValueError(f"{folder} is on a disk with {format_bytes(free)} for checkpoints, but those of "
+                         f"{num_parameters:,} parameters take {format_bytes(least)} at least: delete files, or choose "
+                         "another disk by hydra.run.dir")
     if usual > free:
-        log.warning("%s is on a disk with %s for checkpoints, and those of %s parameters may take %s: delete "
-                    "something, or choose another disk by hydra.run.dir", folder, format_bytes(free),
+        log.warning("%s is on a disk with %s for checkpoints, but those of %s parameters may take %s: delete files, or "
+                    "choose another disk by hydra.run.dir", folder, format_bytes(free),
                     f"{num_parameters:,}", format_bytes(usual))

@@ -100,8 +100,8 @@ class TrackerFeed:
     def _warn(self, reason: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            log.warning("the tracker failed: %s. The run goes on without it; metrics.jsonl holds every record, and a "
-                        "resumed run hands over what is missing", reason)
+            log.warning("the tracker failed: %s. The run continues without it. metrics.jsonl holds every record, and a "
+                        "resumed run sends the missing ones", reason)
 
 
 def numbers_of(record: dict) -> dict[str, float]:

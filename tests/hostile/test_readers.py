@@ -282,19 +282,19 @@ CASES = [
       for ending, pack, kind in ((".zip", zipped, "a zip archive"), (".zst", zstd, "packed by zstd"))
       for source, typed in (("edges.tsv", on("edges.tsv")), ("molecules.csv", SMILES))),
     *(Case(f"half of {name}", typed, message, halved(name)) for name, typed, message in (
-        ("graph.pt", GRAPH, "graph.pt is no saved torch_geometric Data: it is damaged or cut short; save one with "
+        ("graph.pt", GRAPH, "graph.pt is not a saved torch_geometric Data: it is damaged or cut short; save one with "
          "torch.save"),
-        ("graphs/3.pt", MANY, "graphs/3.pt is no saved torch_geometric Data: it is damaged or cut short; save one with "
-         "torch.save"),
+        ("graphs/3.pt", MANY, "graphs/3.pt is not a saved torch_geometric Data: it is damaged or cut short; save one "
+         "with torch.save"),
         ("x.pt", on("x.pt", VECTORS), "x.pt holds no tensors that torch.save wrote: it is damaged or cut short"),
         ("pairs.pt", PREDICT + "link pairs=pairs.pt predictions=o.pt",
          "pairs=pairs.pt holds no tensors that torch.save wrote: it is damaged or cut short"),
-        ("x.npy", on("x.npy", VECTORS), "x.npy is no array that numpy.save wrote: <*>"),
+        ("x.npy", on("x.npy", VECTORS), "x.npy is not an array that numpy.save wrote: <*>"),
         ("x.npz", on("x.npz", VECTORS), "x.npz is no file that numpy.savez wrote: File is not a zip file"),
         ("x.parquet", on("x.parquet", VECTORS), "x.parquet is no table that can be read: <*>"),
-        ("edges.npy", on("edges.npy"), "edges.npy is no array that numpy.save wrote: <*>"),
-        ("edges.npz", on("edges.npz"), "edges.npz is no matrix that scipy.sparse.save_npz wrote: <*>"),
-        ("edges.mat", on("edges.mat"), "edges.mat is no MATLAB file that can be read: <*>"),
+        ("edges.npy", on("edges.npy"), "edges.npy is not an array that numpy.save wrote: <*>"),
+        ("edges.npz", on("edges.npz"), "edges.npz is not a matrix that scipy.sparse.save_npz wrote: <*>"),
+        ("edges.mat", on("edges.mat"), "edges.mat is not a readable MATLAB file: <*>"),
         ("nodes.parquet", TABLES.replace("nodes.csv", "nodes.parquet"),
          "nodes.parquet is no Parquet file that can be read: <*>"),
         ("nodes.db", TABLES.replace("nodes.csv", "nodes.db data.nodes.table=nodes"),

@@ -43,7 +43,7 @@ CATEGORIES = [
          "nodes.parquet: column a is empty in every row. Leave it out of data.nodes.categories",
          nodes([None], suffix="parquet")),
     Case("an empty category that is an error", CHECK + "data.nodes.categories=[a] data.empty=error",
-         "nodes.csv: row 2, column a is empty; 20 rows in all are such. data.empty=zero takes them for zeros",
+         "nodes.csv: row 2, column a is empty; 20 rows in all are affected. data.empty=zero takes them for zeros",
          nodes(["x", ""])),
     Case("one value", CHECK + "data.nodes.categories=[a]", None, nodes(["x"])),
     Case("one value and empty cells", CHECK + "data.nodes.categories=[a] data.empty=flag", None, nodes(["x", ""])),
@@ -98,14 +98,14 @@ FLAGS = [
     Case("flags of booleans", PARQUET + "data.nodes.features=[a] data.empty=flag", None,
          nodes([True, None, False], suffix="parquet")),
     Case("flags of dates", PARQUET + "data.nodes.features=[a] data.empty=flag",
-         "data.nodes.features=a: the column of nodes.parquet is DATE, which is no number",
+         "data.nodes.features=a: the column of nodes.parquet is DATE, which is not a number",
          nodes([*DATES[:3], None], suffix="parquet")),
     Case("flags of words", CHECK + "data.nodes.features=[a] data.empty=flag",
-         "nodes.csv: row 2, column a holds 'n/a', which is no finite number of float32 (data.nodes.features). "
+         "nodes.csv: row 2, column a holds 'n/a', which is not a finite number of float32 (data.nodes.features). "
          "Correct it, or give a column of words as one of data.nodes.categories or data.nodes.text",
          nodes(["1", "n/a"])),
     Case("flags of infinity", CHECK + "data.nodes.features=[a] data.empty=flag",
-         "nodes.csv: row 2, column a holds 'inf', which is no finite number of float32 (data.nodes.features). "
+         "nodes.csv: row 2, column a holds 'inf', which is not a finite number of float32 (data.nodes.features). "
          "Correct it, or give a column of words as one of data.nodes.categories or data.nodes.text",
          nodes(["1", "inf"])),
     Case("flags of a column used twice", CHECK + "data.nodes.features=[a,a] data.empty=flag",

@@ -63,9 +63,9 @@ def named(value: str) -> Callable[[Path], None]:
 
 
 def untrusted(origin: str, path: str) -> str:
-    return (f"{origin} names the class {path} (model.path), and you have not named it in a command with these "
-            "model.kwargs: importing it would run code that the author of this file chose. If you trust the author, "
-            "add trust=true, once for each class")
+    return (f"{origin} names the class {path} (model.path). You have not named it in a command with these "
+            "model.kwargs, and importing it would run code that the author of this file chose. If you trust the "
+            "author, add trust=true, once for each class")
 
 
 TABLES = "data=tables cache_dir=cache data.nodes.path={} data.edges.path={}"
@@ -122,7 +122,7 @@ def linked(manifest: dict, folder: Path) -> None:
 
 
 def no_name(name: str) -> str:
-    return f"theirs/manifest.json is damaged: {name!r} is no name of an array or a value"
+    return f"theirs/manifest.json is damaged: {name!r} is not the name of an array or a value"
 
 
 class Reduced:
@@ -233,17 +233,19 @@ CASES = [
              folder / "theirs/config.yaml").write_text((folder / "theirs/config.yaml").read_text().replace(
                  "trust: false", "trust: true")))),
     Case("a variable of the environment", "pipeline.evaluate run=theirs",
-         NOT_A_RUN + "name=${oc.env:HOME} is an interpolation, and those of a saved run are not resolved: write its "
-         "value in its place", named("${oc.env:HOME}")),
+         NOT_A_RUN + "name=${oc.env:HOME} is an interpolation, and interpolations in a saved run are not resolved. "
+                     "Write its value instead", named("${oc.env:HOME}")),
     Case("a variable of the environment, resumed", "pipeline.train resume=theirs",
-         "<*>" + NOT_A_RUN + "name=x-${oc.env:HOME} is an interpolation, and those of a saved run are not resolved: "
-         "write its value in its place", named("x-${oc.env:HOME}")),
+         "<*>" + NOT_A_RUN + "name=x-${oc.env:HOME} is an interpolation, and interpolations in a saved run are not "
+                             "resolved. Write its value instead",
+                             named("x-${oc.env:HOME}")),
     Case("a resolver of Hydra's", "pipeline.evaluate run=theirs",
-         NOT_A_RUN + "more=${hydra:runtime.cwd} is an interpolation, and those of a saved run are not resolved: write "
-         "its value in its place", added("more: ['${hydra:runtime.cwd}']")),
+         NOT_A_RUN + "more=${hydra:runtime.cwd} is an interpolation, and interpolations in a saved run are not "
+                     "resolved. Write its value instead", added("more: ['${hydra:runtime.cwd}']")),
     Case("a variable in the name of the product", "pipeline.predict run=theirs output=t.csv",
-         NOT_A_RUN + "trainer.name=${oc.env:USER} is an interpolation, and those of a saved run are not resolved: "
-         "write its value in its place", their_run(lambda text: text.replace("name: gnn", "name: ${oc.env:USER}"))),
+         NOT_A_RUN + "trainer.name=${oc.env:USER} is an interpolation, and interpolations in a saved run are not "
+                     "resolved. Write its value instead",
+                     their_run(lambda text: text.replace("name: gnn", "name: ${oc.env:USER}"))),
     Case("a target of Hydra's", "pipeline.evaluate run=theirs",
          NOT_A_RUN + "Key '_target_' not in 'GNNConfig'", added("_target_: os.system")),
     Case("keys of Hydra's", "pipeline.train resume=theirs",
@@ -264,9 +266,9 @@ CASES = [
          NOT_A_RUN + "config.yaml has more than 1 MB: if that is right, raise the limit PARALLEL_EPOCHS_MAX_CONFIG",
          added("# " + "x" * 2_000_000)),
     Case("a lock that is a link", "pipeline.train resume=theirs",
-         "<*>theirs/.lock is a link, and is written to only if it is a file: delete it", linked_file(".lock")),
+         "<*>theirs/.lock is a symbolic link, which is not written to: delete it", linked_file(".lock")),
     Case("a log that is a link", "pipeline.train resume=theirs",
-         "<*>theirs/train.log is a link, and is written to only if it is a file: delete it", linked_file("train.log")),
+         "<*>theirs/train.log is a symbolic link, which is not written to: delete it", linked_file("train.log")),
     Case("a checkpoint that is a pickle", "pipeline.evaluate run=theirs",
          "theirs/checkpoints/best.pt is damaged: it cannot be read (UnpicklingError)",
          pickled("theirs/checkpoints/best.pt")),
@@ -274,7 +276,7 @@ CASES = [
          "theirs/checkpoints/best.pt is damaged: it cannot be read (UnpicklingError)",
          pickled("theirs/checkpoints/best.pt", torch.save)),
     Case("an array of objects", LAYOUT + "x.npy",
-         "x.npy is no array that numpy.save wrote: Object arrays cannot be loaded when allow_pickle=False",
+         "x.npy is not an array that numpy.save wrote: Object arrays cannot be loaded when allow_pickle=False",
          lambda folder: np.save(folder / "x.npy", np.array([Reduced()], object), allow_pickle=True)),
 
     *(Case(f"a view that reads {what}", PREPARE.format("nodes.csv", "edges.duckdb") + " data.edges.table=seen", A_VIEW,
@@ -304,7 +306,7 @@ CASES = [
     Case("a bomb of torch", "pipeline.train data=file data.path=graph.pt cache_dir=cache", unpacks("graph.pt"),
          repacked),
     Case("a bomb of Parquet", LAYOUT + "x.parquet", unpacks("x.parquet"), parquet_of),
-    Case("an array of any size", LAYOUT + "x.npy", "x.npy is no array that numpy.save wrote: <*>",
+    Case("an array of any size", LAYOUT + "x.npy", "x.npy is not an array that numpy.save wrote: <*>",
          packed("x.npy", b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '<f8', 'fortran_order': False, 'shape': "
                 b"(1000000000000, 8), }".ljust(117) + b"\n")),
     Case("a line without end", NODE2VEC + "x.tsv",

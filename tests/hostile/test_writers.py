@@ -150,8 +150,8 @@ CASES = [
          "<*>app/config.yaml is not the configuration of a run: <*>. A run would replace this file: choose another "
          "directory", lambda folder: _write(folder / "app/config.yaml", "port: 80\n")),
     Case("a run onto a folder with a summary of the user", T + "hydra.run.dir=app",
-         "<*>app/summary.json was not written by a run, as there is no config.yaml beside it. A run would replace this "
-         "file: choose another directory", lambda folder: _write(folder / "app/summary.json", "{}")),
+         "<*>app/summary.json was not written by a run, as there is no config.yaml next to it. A run would replace "
+         "this file: choose another directory", lambda folder: _write(folder / "app/summary.json", "{}")),
 ]
 
 

@@ -130,4 +130,4 @@ def test_a_run_whose_neighbours_pyg_draws(configure, tmp_path, caplog):
     summary = train(configure(*TOY, "loader=neighbor", "loader.num_neighbors=[4,3]", "loader.batch_size=64",
                               "loader.backend=pyg"), tmp_path / "run")
     assert 0 <= summary["test"] <= 1 and "sampling: PyG's NeighborLoader, num_neighbors=[4, 3]" in caplog.text
-    assert "only loader.backend=native repeats and resumes a run with the same bits" in caplog.text
+    assert "only loader.backend=native is reproducible and resumes with the same bits" in caplog.text

@@ -112,7 +112,7 @@ def test_a_run_on_real_values_reports_them_in_their_own_unit(metric, configure, 
     rows = torch.load(tmp_path / "values.pt")["values"]
     test = torch.arange(len(y)) % 3 == 2
     assert METRICS[metric](y[test], rows[test]) == pytest.approx(scores["test"])
-    assert f"values of {len(y)} nodes in" in caplog.text
+    assert f"wrote the values of {len(y)} nodes to" in caplog.text
 
 
 def test_early_stopping_takes_the_lowest_error(configure, tmp_path):
@@ -172,7 +172,7 @@ def test_one_class_in_validation_is_said_and_does_not_crash(metric, configure, t
     saved["y"] = (torch.arange(120) % 2).float().unsqueeze(1).where(~saved["val_mask"].unsqueeze(1), 1.0)
     torch.save(saved, path)
     summary = train(configure("data=file", f"data.path={path}", *MODEL), tmp_path / "run")
-    line = f"{metric} is undefined on the valid split, whose labels are all of one kind or unknown: the last epoch"
+    line = f"{metric} is undefined on the valid split, whose labels are all equal or missing: the last epoch"
     assert caplog.text.count(line) == 1
     assert summary["best_epoch"] == 8 and 0 <= summary["test"] <= 1
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["best_valid"] is None

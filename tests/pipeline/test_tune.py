@@ -243,8 +243,8 @@ def test_a_run_that_is_ended_before_it_could_save_is_no_failure(stand_in, monkey
 def test_a_study_in_which_all_trials_failed_is_an_error(stand_in, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["tune", f"study={stand_in}", "trials=2", "train.lr=2.0,3.0"])
     for _ in range(2):  # given again, too
-        with pytest.raises(ValueError, match="no trial of .*study has a result: all 2 have failed, the last one so: "
-                                             "error: loss is nan in round 1"):
+        with pytest.raises(ValueError, match="no trial of .*study has a result: all 2 have failed, the last one with: "
+                           "error: loss is nan in round 1"):
             tune.main()
 
 
@@ -264,24 +264,24 @@ def journal_of(folder: Path) -> bytes:
 
 
 DAMAGED = {
-    "cut at its beginning": (lambda text: text[40:], "is damaged: line 1 is no record of a study"),
-    "binary": (lambda text: bytes(range(256)) * 20, "is damaged: line 1 is no record of a study"),
-    "of another program": (lambda text: b"Dear diary", "is damaged: line 1 is no record of a study"),
-    "with a list": (lambda text: b"[1, 2]\n", "is damaged: line 1 is no record of a study"),
-    "nested deeply": (lambda text: b"[" * 100_000 + b"\n", "is damaged: line 1 is no record of a study"),
+    "cut at its beginning": (lambda text: text[40:], "is damaged: line 1 is not a record of a study"),
+    "binary": (lambda text: bytes(range(256)) * 20, "is damaged: line 1 is not a record of a study"),
+    "of another program": (lambda text: b"Dear diary", "is damaged: line 1 is not a record of a study"),
+    "with a list": (lambda text: b"[1, 2]\n", "is damaged: line 1 is not a record of a study"),
+    "nested deeply": (lambda text: b"[" * 100_000 + b"\n", "is damaged: line 1 is not a record of a study"),
     "overwritten in its middle": (lambda text: text.replace(b'"op_code":4', b'"op_code":\xff', 1),
-                                  "is damaged: line 4 is no record of a study"),
+                                  "is damaged: line 4 is not a record of a study"),
     "of a later Optuna": (lambda text: text.replace(b'"op_code":4', b'"op_code":99', 1),
                           r"is damaged, or another version of Optuna than \S+ wrote it \(AssertionError\)"),
     "of another study": (lambda text: text.replace(b'"study_name":"study"', b'"study_name":"mi\\u001bne"', 1),
-                         r"holds 'mi\\x1bne', which is no study of pipeline.tune. Choose another folder"),
+                         r"holds 'mi\\x1bne', which is not a study of pipeline.tune. Choose another folder"),
     "of another direction": (lambda text: text.replace(b'"directions":[2]', b'"directions":[1]', 1),
-                             "holds 'study', which is no study of pipeline.tune. Choose another folder"),
-    "with another search": (lambda text: text.replace(b'"fixed"', b'"first"', 1), "does not say what it searches"),
+                             "holds 'study', which is not a study of pipeline.tune. Choose another folder"),
+    "with another search": (lambda text: text.replace(b'"fixed"', b'"first"', 1), "does not describe its search"),
     "with numbers to search": (lambda text: text.replace(b'"0.1,0.2"', b"[0.1,0.2]", 1),
-                               "does not say what it searches in the words of this version"),
-    "with other options": (lambda text: text.replace(b'"pruner"', b'"pruning"', 1), "does not say what it searches"),
-    "empty beside trials": (lambda text: b"", "is empty, but .*trial_000 is there. Restore the file")}
+                               "does not describe its search in the format of this version"),
+    "with other options": (lambda text: text.replace(b'"pruner"', b'"pruning"', 1), "does not describe its search"),
+    "empty beside trials": (lambda text: b"", "is empty, but .*trial_000 exists. Restore the file")}
 
 
 @pytest.mark.parametrize("name", DAMAGED)
@@ -309,7 +309,7 @@ def test_a_journal_that_lacks_its_end_goes_on(stand_in, caplog):
 
 
 def test_failures_are_told_and_several_in_a_row_end_the_search(stand_in, caplog):
-    with pytest.raises(ValueError, match="3 trials in a row have failed, the last one so: error: loss is nan"):
+    with pytest.raises(ValueError, match="3 trials in a row have failed, the last one with: error: loss is nan"):
         work(stand_in, "trials=9", "train.lr=2.0,3.0")
     assert caplog.text.count("failed: error: loss is nan in round 1") == 3
     study = work(stand_in.with_name("some"), "trials=4", "train.lr=0.1,3.0", "pruner=none", "seconds=0")
@@ -326,7 +326,7 @@ def test_a_search_over_real_runs_that_is_killed_and_continued(tmp_path):
     process.wait(60)
     result = shell("pipeline.tune", "study=study", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert "trial 1 was interrupted and goes on" in result.stdout
+    assert "trial 1 was interrupted and continues" in result.stdout
     assert "python -m pipeline.train" in result.stdout.splitlines()[-1]
     report = shell("scripts.report", *map(str, (tmp_path / "study").glob("trial_*")), cwd=tmp_path)
     assert report.returncode == 0, report.stderr

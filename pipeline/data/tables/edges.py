@@ -151,9 +151,9 @@ def _report(db: Database, source: Source, ends: tuple[str, str], values: list[tu
         known = [id is not None and bool(db.execute("SELECT 1 FROM nodes WHERE id = " + literal(id)))
                  for id in (first, second)]
         column, id = (ends[1], second) if known[0] else (ends[0], first)
-        problem = f"column {column} is empty" if id is None else f"column {column} names {id!r}, which is no node"
+        problem = f"column {column} is empty" if id is None else f"column {column} names {id!r}, which is not a node"
         if refuse_dangling:
-            raise ValueError(f"{name}: row {row}, {problem}; {dangling:,} rows in all are such. data.dangling=drop "
+            raise ValueError(f"{name}: row {row}, {problem}; {dangling:,} rows in all are affected. data.dangling=drop "
                              "leaves them out")
         notes.append(f"{dangling:,} dropped, as they name no node (row {row} of {name}: {problem})")
     for (option, column), count in zip(values, missing):

@@ -160,8 +160,8 @@ def split_by_column(labelled: np.ndarray, db: Database, source: Source, column: 
     known = ", ".join(f"'{name}'" for name in NAMES)
     if found := source.first_row(db, f"lower(trim({source.text(column)})) NOT IN ({known})", source.text(column)):
         name, row, (text,) = found
-        raise ValueError(f"{name}: row {row}, column {column} holds {text!r}; a split is train, valid or test, and an "
-                         "empty cell none of them (data.nodes.split_column)")
+        raise ValueError(f"{name}: row {row}, column {column} holds {text!r}; a cell of the split is train, valid, "
+                         "test or empty (data.nodes.split_column)")
     whens = " ".join(f"WHEN '{name}' THEN {number}" for name, number in NAMES.items())
     codes = np.concatenate([batch["code"] for batch in db.stream(
         f"SELECT (CASE lower(trim(split)) {whens} ELSE 3 END)::TINYINT AS code FROM nodes ORDER BY number")])
@@ -193,8 +193,8 @@ def split_by_time(labelled: np.ndarray, db: Database, source: Source, column: st
         name, row, (text,) = source.first_row(
             db, f"{source.text(column)} IS NOT NULL AND TRY_CAST({source.text(column)} AS TIMESTAMP) IS NULL",
             source.text(column))
-        raise ValueError(f"{name}: row {row}, column {column} holds {text!r}, which is no date; times are "
-                         "numbers in every row, or dates such as 2024-05-31 (data.time_column)")
+        raise ValueError(f"{name}: row {row}, column {column} holds {text!r}, which is not a date; times are numbers "
+                         "in every row, or dates such as 2024-05-31 (data.time_column)")
     kind = "TIMESTAMP" if texts else "DOUBLE"
     order = np.concatenate([np.empty(0, np.int32), *(batch["number"] for batch in db.stream(
         f"SELECT number FROM nodes WHERE time IS NOT NULL ORDER BY time::{kind}, number"))])

@@ -111,13 +111,13 @@ def _check(db: Database, source: Source, id_column: str, numbers: Numbers) -> tu
     if no_id:
         name, row, _ = source.first_row(db, f"{source.text(id_column)} IS NULL")
         raise ValueError(f"{name}: row {row}, column {id_column} is empty: every node needs an id; {no_id:,} rows in "
-                         "all are such")
+                         "all are affected")
     twice = db.execute("SELECT id, min(number), count(*) FROM nodes GROUP BY id HAVING count(*) > 1 ORDER BY 2 LIMIT 1",
                        "looking for ids that are there twice")
     if twice:
         id, first, times = twice[0]
-        raise ValueError(f"{source.name}: the id {id!r} of row {first + 1} is there {times:,} times (data.nodes.id="
-                         f"{id_column}): a node is one row")
+        raise ValueError(f"{source.name}: the id {id!r} of row {first + 1} is there {times:,} times "
+                         f"(data.nodes.id={id_column}): give each node one row")
     return num_nodes, missing
 
 

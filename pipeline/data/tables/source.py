@@ -69,7 +69,8 @@ class Source:
         elif kind.startswith(NUMBERS):
             value = f"{name}::DOUBLE"
         else:
-            raise ValueError(f"{self.key}.{option}={column}: the column of {self.name} is {kind}, which is no number")
+            raise ValueError(f"{self.key}.{option}={column}: the column of {self.name} is {kind}, which is not a "
+                             "number")
         return f"CASE WHEN abs({value}) <= {LARGEST} THEN {value} END"
 
     def is_wrong(self, option: str, column: str) -> str:
@@ -108,7 +109,7 @@ class Source:
                 name, row, (text,) = found
                 mend = ". Correct it, or give a column of words as one of data.nodes.categories or data.nodes.text" \
                     if (self.key, option) == ("data.nodes", "features") else ""
-                raise ValueError(f"{name}: row {row}, column {column} holds {text!r}, which is no finite number of "
+                raise ValueError(f"{name}: row {row}, column {column} holds {text!r}, which is not a finite number of "
                                  f"float32 ({self.key}.{option}){mend}")
 
     def refuse_empty(self, db: Database, column: str, condition: str, count: int) -> NoReturn:
@@ -122,7 +123,7 @@ class Source:
             ValueError: always; names the file, the column and the first such row.
         """
         name, row, _ = cast(tuple, self.first_row(db, condition))
-        raise ValueError(f"{name}: row {row}, column {column} is empty; {count:,} rows in all are such. "
+        raise ValueError(f"{name}: row {row}, column {column} is empty; {count:,} rows in all are affected. "
                          "data.empty=zero takes them for zeros")
 
     def report_empty(self, db: Database, option: str, column: str, count: int, *, empty: str, filled: str) -> str:
@@ -157,14 +158,14 @@ def open_source(db: Database, key: str, path: Path, table: str | None) -> Source
     if len(paths) == 1 and not paths[0].name.endswith(SUFFIXES):
         return _open_database(db, key, paths[0], table)
     if table is not None:
-        raise ValueError(f"{key}.table={table}: {path} is no DuckDB or SQLite file; leave it out")
+        raise ValueError(f"{key}.table={table}: {path} is not a DuckDB or SQLite file. Leave it out")
     parts = [(_relation([path]), str(path)) for path in paths]
     columns = [db.columns(part) for part, _ in parts]
     limits.check_columns(str(path), max(map(len, columns)))
     for (_, name), other in zip(parts, columns):
         if other != columns[0]:
             raise ValueError(f"{name} has the columns {', '.join(other)}, and {parts[0][1]} has "
-                             f"{', '.join(columns[0])}: the files of a table have the same columns and types")
+                             f"{', '.join(columns[0])}: the files of a table must have the same columns and types")
     return Source(key, str(path), _relation(paths), parts, columns[0])
 
 

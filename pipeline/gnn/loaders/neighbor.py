@@ -117,8 +117,8 @@ class NeighborLoader:
             seconds: how long the order took.
         """
         if self._backend == "pyg":
-            log.info("loader.backend=pyg draws other neighbours each time: only loader.backend=native repeats and "
-                     "resumes a run with the same bits")
+            log.info("loader.backend=pyg draws other neighbours in every run: only loader.backend=native is "
+                     "reproducible and resumes with the same bits")
         start = time.perf_counter()
         numbers = range(min(NUM_MEASURED, self.num_batches))
         sizes = [(nodes.numel(), edge_index.size(1)) for _, _, (edge_index, nodes, _) in self._samples(order, numbers)]

@@ -83,8 +83,8 @@ COMMANDS = [
     (TRAIN, "+experiment=digits trainer=layout trainer.dim=8", "trainer.dim must be <*>, not 8"),
     (TRAIN, "+experiment=complex_math trainer=layout", "trainer=layout cannot train on data=math, <*>"),
     (TRAIN, "+experiment=digits model=revgnn trainer=layout", "model.name=revgnn is read by trainer=gnn only; <*>"),
-    (TRAIN, "digits", "digits is no key=value; did you mean data=digits or +experiment=digits?"),
-    (TRAIN, "runs/first", "runs/first is no key=value: write KEY=VALUE, see --help"),
+    (TRAIN, "digits", "digits is not of the form key=value; did you mean data=digits or +experiment=digits?"),
+    (TRAIN, "runs/first", "runs/first is not of the form key=value: write KEY=VALUE, see --help"),
     (TRAIN, "+train.lr=0.1", "+train.lr=0.1: train.lr is a key of every run; leave out the plus"),
     (TRAIN, "+data=digits", "+data=digits: data is part of every run; leave out the plus"),
     (TRAIN, "=1", "=1 names no key: write KEY=VALUE, see --help"),
@@ -92,29 +92,29 @@ COMMANDS = [
                          "ogb_link, smiles, store, synthetic_proteins, tables, triples, vectors"),
     (TRAIN, "TRAIN.LR=1", "TRAIN.LR is unknown; see --help"),
     (TRAIN, "train/lr=1", "train/lr is unknown; did you mean train.lr?"),
-    (TRAIN, "train.lr 0.1", "train.lr is no key=value: write KEY=VALUE, see --help"),
+    (TRAIN, "train.lr 0.1", "train.lr is not of the form key=value: write KEY=VALUE, see --help"),
     (TRAIN, "+speed=1", "speed is unknown; did you mean seed?"),
     (TRAIN, "++color=1", "color is unknown; see --help"),
     (TRAIN, "~train.lr", "~train.lr: a key cannot be removed; give it a value: train.lr=..."),
-    (TRAIN, "~partition", "~partition: a run needs one; choose partition=kaminpar | kaminpar_random | metis | "
-                           "metis_random | random | whole"),
+    (TRAIN, "~partition", "~partition: a run needs this group. Choose partition=kaminpar | kaminpar_random | metis | "
+     "metis_random | random | whole"),
     (TRAIN, "hydra.foo=1", "Could not override 'hydra.foo'. Key 'foo' not in 'HydraConf'"),
     (TRAIN, "--gpus 2", "unrecognized arguments: --gpus; see --hydra-help"),
-    (TRAIN, "--train.lr=3", "--train.lr is no flag; keys have no dashes: did you mean train.lr=VALUE?"),
-    (TRAIN, "--num-layers 3", "--num-layers is no flag; keys have no dashes: did you mean model.num_layers=VALUE?"),
-    (EVALUATE, "--checkpoint last", "--checkpoint is no flag; keys have no dashes: did you mean checkpoint=VALUE?"),
+    (TRAIN, "--train.lr=3", "--train.lr is not a flag. Keys have no dashes: did you mean train.lr=VALUE?"),
+    (TRAIN, "--num-layers 3", "--num-layers is not a flag. Keys have no dashes: did you mean model.num_layers=VALUE?"),
+    (EVALUATE, "--checkpoint last", "--checkpoint is not a flag. Keys have no dashes: did you mean checkpoint=VALUE?"),
     (TRAIN, "epochs=3", "epochs is unknown; did you mean train.epochs?"),
     # Values that Hydra cannot parse.
-    (TRAIN, "name=a=b", "name=a=b cannot be parsed: quote the value: 'name=\"a=b\"'"),
-    (TRAIN, "name=a,b", "name=a,b is a list of values: add -m to run each, or quote it: 'name=\"a,b\"'"),
-    (TRAIN, "name=a[1]", "name=a[1] cannot be parsed: quote the value: 'name=\"a[1]\"'"),
-    (TRAIN, "name=a(1)", "name=a(1) cannot be parsed: quote the value: 'name=\"a(1)\"'"),
-    (TRAIN, "name={a}", "name={a} cannot be parsed: quote the value: 'name=\"{a}\"'"),
-    (TRAIN, "name=größe", "name=größe cannot be parsed: quote the value: 'name=\"größe\"'"),
-    (TRAIN, "name=it's", "name=it's cannot be parsed: quote the value: 'name=\"it'\"'\"'s\"'"),
-    (TRAIN, "data.folder=~/x", "data.folder=~/x cannot be parsed: quote the value: 'data.folder=\"~/x\"'"),
+    (TRAIN, "name=a=b", "name=a=b cannot be parsed. Quote the value: 'name=\"a=b\"'"),
+    (TRAIN, "name=a,b", "name=a,b is a list of values. Add -m to run each of them, or quote the list: 'name=\"a,b\"'"),
+    (TRAIN, "name=a[1]", "name=a[1] cannot be parsed. Quote the value: 'name=\"a[1]\"'"),
+    (TRAIN, "name=a(1)", "name=a(1) cannot be parsed. Quote the value: 'name=\"a(1)\"'"),
+    (TRAIN, "name={a}", "name={a} cannot be parsed. Quote the value: 'name=\"{a}\"'"),
+    (TRAIN, "name=größe", "name=größe cannot be parsed. Quote the value: 'name=\"größe\"'"),
+    (TRAIN, "name=it's", "name=it's cannot be parsed. Quote the value: 'name=\"it'\"'\"'s\"'"),
+    (TRAIN, "data.folder=~/x", "data.folder=~/x cannot be parsed. Quote the value: 'data.folder=\"~/x\"'"),
     (TRAIN, "name=${x}", "Interpolation key 'x' not found"),
-    (TRAIN, "tr[a]in=3", "tr[a]in is no name of a key; <*>"),
+    (TRAIN, "tr[a]in=3", "tr[a]in is not the name of a key; <*>"),
     # Values of another type.
     (TRAIN, "train.lr=fast", "train.lr must be a number, not fast"),
     (TRAIN, "train.lr=true", "train.lr must be a number, not true"),
@@ -177,8 +177,8 @@ COMMANDS = [
                                                 f"{MEMORY}"),
     (TRAIN, "model.num_mlp_layers=1000000000", "model.num_mlp_layers=1000000000: weights, gradients and optimizer "
                                                f"{MEMORY}"),
-    (TRAIN, "parallel.num_ranks=100000000", "parallel.num_ranks=100000000: a rank takes at least 50 MB, this machine "
-                                            "has <*>"),
+    (TRAIN, "parallel.num_ranks=100000000", "parallel.num_ranks=100000000: a rank takes at least 50 MB, but this "
+     "machine has <*>"),
     (TRAIN, "data.num_nodes=1000000000000", "data.num_nodes=1,000,000,000,000, data.num_edges=400,000 and "
                                             f"data.num_tasks=16 {MEMORY}"),
     # Files that are not there.
@@ -190,7 +190,7 @@ COMMANDS = [
     (TRAIN, "data=file data.path=/dev/null", "/dev/null is a device, not a file"),
     (TRAIN, "data=file data.path=https://a.org/g.pt", "data.path=https://a.org/g.pt is a web address. Download the "
                                                       "file and give its path"),
-    (TRAIN, "cache_dir=/dev/null/cache", "cache_dir=/dev/null/cache: /dev/null is no directory"),
+    (TRAIN, "cache_dir=/dev/null/cache", "cache_dir=/dev/null/cache: /dev/null is not a directory"),
     (TRAIN, "cache_dir=", "no value for cache_dir: give a path"),
     (TRAIN, "data=ogb data.name=ogbn-mag", "data.name=ogbn-mag is unknown; choose one of ogbn-proteins, ogbn-arxiv, "
                                            "ogbn-products"),
@@ -201,11 +201,11 @@ COMMANDS = [
     (PREPARE, "partition.num_part=3", "partition.num_part is unknown; did you mean partition.num_parts?"),
     (PREPARE, "train.lr=nan", "train.lr must be a finite number, not nan"),
     (PREPARE, "data=file", "no value for data.path: give it on the command line"),
-    (EVALUATE, "run", "run is no key=value; did you mean run=run?"),
+    (EVALUATE, "run", "run is not of the form key=value; did you mean run=run?"),
     (EVALUATE, "run=run chekpoint=best", "chekpoint is unknown; did you mean checkpoint?"),
     (EVALUATE, "run=run train.lr=1", "train.lr is unknown; see --help"),
-    (EVALUATE, "run=run,other", "run=run,other is a list of values: add -m to run each, or quote it: "
-                                "'run=\"run,other\"'"),
+    (EVALUATE, "run=run,other", "run=run,other is a list of values. Add -m to run each of them, or quote the list: "
+     "'run=\"run,other\"'"),
     (PREDICT, "+run=run", "+run=run: run is a key of every run; leave out the plus"),
 ]
 
@@ -215,11 +215,10 @@ LATER = [
     (TRAIN, "--config-name=foo", "Cannot find primary config 'foo'. Check that it's in your config search path."),
     (TRAIN, "resume=no", "resume=no is not a run directory: it has no config.yaml"),
     (TRAIN, "resume=graph.pt", "resume=graph.pt is not a run directory: it has no config.yaml"),
-    (TRAIN, "resume=run train.lr=0.1", "<*>/run was configured otherwise: train.lr: 0.005 -> 0.1. Leave out what "
-                                       "differs: resume=DIR takes the configuration from there"),
-    (TRAIN, "resume=run train.epochs=9 partition=metis", "<*>/run was configured otherwise: partition.name: random -> "
-                                                         "metis. Leave out what differs: resume=DIR takes the "
-                                                         "configuration from there"),
+    (TRAIN, "resume=run train.lr=0.1", "<*>/run was trained with other values: train.lr: 0.005 -> 0.1. Leave these "
+     "keys out: resume=DIR takes the configuration from DIR"),
+    (TRAIN, "resume=run train.epochs=9 partition=metis", "<*>/run was trained with other values: partition.name: "
+     "random -> metis. Leave these keys out: resume=DIR takes the configuration from DIR"),
     (TRAIN, "resume=run data=digits data.num_neighbors=3",
      "<*>/run was trained with trainer=gnn and data=synthetic_proteins and model=deepergcn, which have no "
      "data.num_neighbors"),
@@ -235,15 +234,15 @@ LATER = [
     (EVALUATE, "run=run num_views=many", "num_views must be a whole number in digits, not many"),
     (EVALUATE, "run=run num_parts=-1", "num_parts must be at least 1, not -1"),
     (EVALUATE, "run=run device=tpu", "device=tpu is unknown; choose auto, cpu, cuda or cuda:N"),
-    (EVALUATE, "run=run predictions=folder", "predictions=folder is no file: give the name of a file"),
-    (EVALUATE, "run=run predictions=no/logits.pt", "predictions=no/logits.pt: there is no directory no"),
+    (EVALUATE, "run=run predictions=folder", "predictions=folder is not a file: give the name of a file"),
+    (EVALUATE, "run=run predictions=no/logits.pt", "predictions=no/logits.pt: the directory no does not exist"),
     (PREDICT, "run=run", "One argument is missing: predictions=FILE, or output=TABLE for a table"),
     (PREDICT, "output=nodes.csv", "One argument is missing: run=DIR, a run directory. For example: python -m <*>"),
-    (PREDICT, "run=run predictions=/dev/null/x", "predictions=/dev/null/x: there is no directory /dev/null"),
+    (PREDICT, "run=run predictions=/dev/null/x", "predictions=/dev/null/x: the directory /dev/null does not exist"),
     (REPORT, "", "the following arguments are required: DIR; see python -m scripts.report --help"),
     (REPORT, "no", "no is not a run directory: it does not exist"),
-    (REPORT, "run --out folder", "--output=folder is no file: give the name of a file"),
-    (REPORT, "run --figure no/curves.svg", "--figure=no/curves.svg: there is no directory no"),
+    (REPORT, "run --out folder", "--output=folder is not a file: give the name of a file"),
+    (REPORT, "run --figure no/curves.svg", "--figure=no/curves.svg: the directory no does not exist"),
     (REPORT, "run --against lr", "argument --against: invalid choice: 'lr' (choose from <*>); see python -m "
                                  "scripts.report --help"),
     (BENCH, "", "the following arguments are required: bench; see python -m scripts.bench --help"),
@@ -324,7 +323,7 @@ def nodes(*numbers: float, dtype=None) -> torch.Tensor:
 TEN = ring()["train_mask"].unsqueeze(1).expand(6, 10).contiguous()
 CLASSES = ("y must hold 0, 1 or NaN for the metric rocauc; for classes save whole numbers in one column, with "
            'metric="acc", and for real values any with metric="rmse" or "mae"')
-NO_DATA = "graph.pt is no saved torch_geometric Data: it {}; save one with torch.save"
+NO_DATA = "graph.pt is not a saved torch_geometric Data: it {}; save one with torch.save"
 GAPS = "but only {0} different ones: number them from 0 without gaps, as torch.unique({1}, return_inverse=True)[1] does"
 IN_A_COLUMN = " in float32, which ends at 3.4e38: row 0, column 0 holds 1e+300"
 # What torch.save wrote, or the bytes of another file, and the message; that of an attribute begins with "graph.pt: ".
@@ -347,8 +346,8 @@ GRAPHS = [
                          "to_homogeneous() gives"),
     ([Data(**ring()), Data(**ring())], "graph.pt holds 2 graphs: save the one to train on"),
     (two_graphs(), "graph.pt holds 2 graphs: save the one to train on"),
-    (torch.zeros(3), "graph.pt holds a Tensor, no graph: save a torch_geometric Data, or a dict of its attributes"),
-    ("graph", "graph.pt holds a str, no graph: save a torch_geometric Data, or a dict of its attributes"),
+    (torch.zeros(3), "graph.pt holds a Tensor, not a graph: save a torch_geometric Data, or a dict of its attributes"),
+    ("graph", "graph.pt holds a str, not a graph: save a torch_geometric Data, or a dict of its attributes"),
     ({}, ": there is no edge_index; the file has nothing. Add what is missing"),
     (ring(y=None, valid_mask=None),
      ": there is no y, valid_mask; the file has x, edge_index, edge_attr, train_mask, test_mask. Add what is missing"),

@@ -79,8 +79,8 @@ def test_resuming_another_configuration_names_the_keys(configure, tmp_path):
     folder.mkdir()
     (folder / "config.yaml").write_text(keys.to_yaml(configure(*TOY)))
     resumed = [*TOY, f"resume={folder}"]
-    with pytest.raises(ValueError, match=r"train.lr: 0.005 -> 0.1; model.t: 1.0 -> 0.5\. Leave out what "
-                                         "differs"):
+    with pytest.raises(ValueError, match=r"train.lr: 0.005 -> 0.1; model.t: 1.0 -> 0.5\. Leave these "
+                                         "keys out"):
         resolve(configure(*resumed, "train.lr=0.1", "model.t=0.5"), folder)
     with pytest.raises(ValueError, match="data.source: synthetic_proteins -> digits"):
         resolve(configure("data=digits", f"resume={folder}"), folder)
@@ -89,9 +89,9 @@ def test_resuming_another_configuration_names_the_keys(configure, tmp_path):
     assert resolve(configure(f"resume={folder}", "train.epochs=9"), folder) == configure(
         *[override for override in TOY if "epochs" not in override], "train.epochs=9")
     # A key that is named counts though its value is that of the default run; one of a group that is not named does not.
-    with pytest.raises(ValueError, match=r"configured otherwise: model.num_layers: 2 -> 4\. Leave"):
+    with pytest.raises(ValueError, match=r"was trained with other values: model.num_layers: 2 -> 4\. Leave"):
         resolve(configure(f"resume={folder}", "model.num_layers=4"), folder, named={"model.num_layers"})
-    with pytest.raises(ValueError, match=r"configured otherwise: partition.name: random -> metis\. Leave"):
+    with pytest.raises(ValueError, match=r"was trained with other values: partition.name: random -> metis\. Leave"):
         resolve(configure(f"resume={folder}", "partition=metis"), folder)
     with pytest.raises(ValueError, match=r"data=synthetic_proteins and model=deepergcn, which have no data.num_neigh"):
         resolve(configure(f"resume={folder}", "data=digits", "data.num_neighbors=3"), folder)

@@ -139,18 +139,20 @@ def test_a_split_saved_as_numpy_arrays(ogb_toy, tmp_path):
     for broken in (lambda: torch.save({"train": parts["train"]}, split / "split_dict.pt"),
                    lambda: (split / "split_dict.pt").write_bytes(b"half")):
         broken()
-        with pytest.raises(ValueError, match="split_dict.pt is damaged, or no split into train, valid, test"):
+        with pytest.raises(ValueError, match="split_dict.pt is damaged, or not a split into train, valid, test"):
             load(config, tmp_path / "b")
 
 
 @pytest.mark.parametrize("file, content, message", [
     ("raw/num-node-list.csv.gz", b"", "num-node-list.csv.gz is empty"),
-    ("raw/node-label.csv.gz", b"a\n" * 60, "node-label.csv.gz: row 0, column 0 .from 0. holds a, which is no number"),
-    ("raw/edge.csv.gz", b"0,1\n1.5,2\n", "edge.csv.gz: row 1 .from 0. holds 1.5, which is no whole number"),
+    ("raw/node-label.csv.gz", b"a\n" * 60, "node-label.csv.gz: row 0, column 0 .from 0. holds a, which is not a "
+     "number"),
+    ("raw/edge.csv.gz", b"0,1\n1.5,2\n", "edge.csv.gz: row 1 .from 0. holds 1.5, which is not a whole number"),
     ("raw/num-node-list.csv.gz", b"60.5\n", "num-node-list.csv.gz: row 0 .from 0. holds 60.5"),
-    ("raw/num-edge-list.csv.gz", b"1" * 20 + b"\n", "row 0 .from 0. holds 1.1*e.19, which is no whole number below 2"),
-    ("raw/node-label.csv.gz", b"1\n" * 59 + b"9" * 30 + b"\n", "row 59, column 0 .from 0. holds 9{30}, which is no"),
-    ("split/species/train.csv.gz", b"1.5\n", "train.csv.gz: row 0 .from 0. holds 1.5, which is no whole number"),
+    ("raw/num-edge-list.csv.gz", b"1" * 20 + b"\n", "row 0 .from 0. holds 1.1*e.19, which is not a whole number below "
+     "2"),
+    ("raw/node-label.csv.gz", b"1\n" * 59 + b"9" * 30 + b"\n", "row 59, column 0 .from 0. holds 9{30}, which is not"),
+    ("split/species/train.csv.gz", b"1.5\n", "train.csv.gz: row 0 .from 0. holds 1.5, which is not a whole number"),
 ])
 def test_files_that_hold_no_numbers_are_named(file, content, message, ogb_toy, tmp_path):
     folder = ogb_toy()
@@ -294,11 +296,11 @@ def test_files_that_do_not_fit_each_other_are_named(ogb_toy, tmp_path):
     feat = folder / "raw" / "edge-feat.csv.gz"
     rows = gzip.decompress(feat.read_bytes()).splitlines()
     feat.write_bytes(gzip.compress(b"\n".join(rows[:-10])))
-    with pytest.raises(ValueError, match="edge-feat.csv.gz has 290 rows, num-edge-list.csv.gz says 300"):
+    with pytest.raises(ValueError, match="edge-feat.csv.gz has 290 rows, but num-edge-list.csv.gz says 300"):
         load(config, tmp_path)
     feat.write_bytes(gzip.compress(b"\n".join(rows)))
     write_csv(folder / "raw" / "num-edge-list.csv.gz", [299])
-    with pytest.raises(ValueError, match="edge.csv.gz has 300 rows, num-edge-list.csv.gz says 299"):
+    with pytest.raises(ValueError, match="edge.csv.gz has 300 rows, but num-edge-list.csv.gz says 299"):
         load(config, tmp_path)
     write_csv(folder / "raw" / "num-edge-list.csv.gz", [300])
     write_csv(folder / "split" / "species" / "test.csv.gz", [60])

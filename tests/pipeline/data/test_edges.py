@@ -40,7 +40,7 @@ def test_ids_stay_what_they_are(content, names, pairs, tmp_path):
     ("a b w\nc d 1\n", "its first line, 'a b w', looks like a header"),
     ("a b 1e300\n", "edge 1 has the weight '1e300', which is outside of float32"),
     ("a b 1\nb c 1e-300\n", "edge 2 has the weight '1e-300', which float32 rounds to 0"),
-    ("a b 1\nb c True\n", "edge 2 has the weight 'True', which is no finite number"),
+    ("a b 1\nb c True\n", "edge 2 has the weight 'True', which is not a finite number"),
     ("a,b,\nc,d,\n", "column 3 of edge 1 is empty: leave out the separator at the ends of the lines"),
     ("a b 1\nb c\n", "column 3 of edge 2 is empty: each line has 3 columns"),
     ('a,"b\nc"\nd,e\n', r"edge 1 holds an id of several lines, 'b\\nc'")])
@@ -92,7 +92,7 @@ def test_files_that_hold_no_matrix_are_named(tmp_path):
     np.savez(tmp_path / "b.npz", edge_index=np.ones((2, 3)))
     (tmp_path / "c.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:200])
     for name in "abc":
-        with pytest.raises(ValueError, match=f"{name}.npz is no matrix that scipy.sparse.save_npz wrote: "):
+        with pytest.raises(ValueError, match=f"{name}.npz is not a matrix that scipy.sparse.save_npz wrote: "):
             read(tmp_path / f"{name}.npz")
 
 
@@ -100,4 +100,4 @@ def test_stored_zeros_are_no_edges(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     matrix = sp.coo_array((np.array([1.0, 0.0]), ([0, 1], [1, 0])), shape=(2, 2))
     sp.save_npz(tmp_path / "a.npz", matrix)
-    assert read(tmp_path / "a.npz")[2] == [(0, 1)] and "1 stored zeros are no edges" in caplog.text
+    assert read(tmp_path / "a.npz")[2] == [(0, 1)] and "1 stored zeros are not edges" in caplog.text

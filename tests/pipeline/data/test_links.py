@@ -90,7 +90,7 @@ def test_every_pair_without_a_link_can_be_drawn_and_no_other(num_nodes, num_link
     assert sorted(map(tuple, drawn.tolist())) == sorted(map(tuple, pairs[num_links:].tolist()))
     few = draw_unlinked(stream("test", 0), num_free // 3, pairs[:num_links], num_nodes, "graph")
     assert len(as_set(few)) == num_free // 3 and as_set(few) <= as_set(pairs[num_links:])
-    with pytest.raises(ValueError, match=f"{num_free} pairs of its {num_nodes} nodes are not linked, and .* need "
+    with pytest.raises(ValueError, match=f"{num_free} pairs of its {num_nodes} nodes are not linked, but .* need "
                                          f"{num_free + 1}"):
         draw_unlinked(stream("test", 0), num_free + 1, pairs[:num_links], num_nodes, "graph")
 
@@ -107,9 +107,9 @@ def test_draws_are_uniform():
 
 @pytest.mark.parametrize("edges, fractions, error", [
     ([[0], [1]], (0.6, 0.2), "data.train_fraction=0.6 of 1 link is none. Raise it, or give more links"),
-    ([[0, 0, 0], [1, 2, 3]], (0.9, 0.05), "data.valid_fraction=0.05 of 3 links is none"),
+    ([[0, 0, 0], [1, 2, 3]], (0.9, 0.05), "data.valid_fraction=0.05 of 3 links is less than one link"),
     ([[0, 1], [0, 1]], (0.6, 0.2), "no edge between two different nodes: there is no link to predict"),
-    (list(zip(*itertools.permutations(range(4), 2))), (0.5, 0.2), "0 pairs of its 4 nodes are not linked, and")])
+    (list(zip(*itertools.permutations(range(4), 2))), (0.5, 0.2), "0 pairs of its 4 nodes are not linked, but")])
 def test_graphs_without_pairs_for_each_split_are_refused(edges, fractions, error):
     whole = prepare(Data(edge_index=torch.tensor(edges), num_nodes=4), origin="graph")
     with pytest.raises(ValueError, match=error):

@@ -160,8 +160,10 @@ hetero["a"].x = torch.ones(2, 1)
 
 @pytest.mark.parametrize("saved, message", [
     (graph(3, y=None), "graph_3.pt: no y; there is"),
-    (graph(3, x=torch.ones(5, 3)), "graph_3.pt: its columns are x 3, edge_attr 1, y 1, those of the first file x 2"),
-    (graph(3, x=None, num_nodes=5), "graph_3.pt: its columns are edge_attr 1, y 1, those of the first file x 2"),
+    (graph(3, x=torch.ones(5, 3)), "graph_3.pt: its columns are x 3, edge_attr 1, y 1, but those of the first file are "
+     "x 2"),
+    (graph(3, x=None, num_nodes=5), "graph_3.pt: its columns are edge_attr 1, y 1, but those of the first file are x "
+     "2"),
     (graph(3, x=torch.ones(4, 2)), "graph_3.pt: edge_index is out of range: it names node 4, the graph has nodes 0"),
     (graph(3, x=torch.full((5, 2), torch.inf)), "graph_3.pt: x is not finite: row 0, column 0 holds inf"),
     (graph(3, edge_attr=torch.ones(4)), "graph_3.pt: edge_attr has 4 rows for 5 edges"),
@@ -173,7 +175,7 @@ hetero["a"].x = torch.ones(2, 1)
     (graph(3, y=torch.eye(2).to_sparse()), "graph_3.pt: y is sparse"),
     (hetero, "graph_3.pt holds a HeteroData, which is not supported"),
     ([graph(3), graph(4)], "graph_3.pt holds 2 graphs: save the one"),
-    ("text", "graph_3.pt holds a str, no graph")], ids=str)
+    ("text", "graph_3.pt holds a str, not a graph")], ids=str)
 def test_a_file_that_is_not_like_the_others(saved, message, folder):
     if isinstance(saved, Data):
         saved = Data(**{key: value for key, value in saved.to_dict().items() if value is not None})
@@ -202,8 +204,8 @@ def empty(folder):
 
 
 @pytest.mark.parametrize("change, keys, message", [
-    (damage, {}, "graph_5.pt is no saved torch_geometric Data: it is damaged or cut short"),
-    (mix, {}, "12 files beside train/: move them into one of these"),
+    (damage, {}, "graph_5.pt is not a saved torch_geometric Data: it is damaged or cut short"),
+    (mix, {}, "12 files next to train/: move them into one of these"),
     (leave_out_train, {}, "has test/, but no train/"), (empty, {}, "has no files"),
     (None, {"folder": "nowhere"}, "data.folder=nowhere does not exist or is not a folder"),
     (None, {"metric": "auc"}, "data.metric=auc is unknown; choose one of rocauc"),
@@ -241,7 +243,7 @@ def test_molecules_have_the_features_of_ogb(table, tmp_path):
 
 def test_what_is_no_molecule_is_named_or_left_out(table, caplog):
     table.write_text(TABLE.replace("c1ccccc1", "c1cc").replace("\nN,", "\n,"))
-    with pytest.raises(ValueError, match=r"molecules.csv: row 1 \(from 0, without the head\): RDKit reads no "
+    with pytest.raises(ValueError, match=r"molecules.csv: row 1 \(from 0, below the header\): RDKit reads no "
                                          "molecule in 'c1cc'"):
         read(SmilesConfig(path=str(table)))
     data = read(SmilesConfig(path=str(table), split_column="split", skip_invalid=True))
@@ -252,14 +254,14 @@ def test_what_is_no_molecule_is_named_or_left_out(table, caplog):
 
 @pytest.mark.parametrize("text, keys, message", [
     (TABLE, {"smiles_column": "mol"}, "data.smiles_column=mol: .* has no such column; there are smiles, active"),
-    (TABLE, {"label_columns": ["split"]}, "data.label_columns=split: the column of .* no numbers"),
+    (TABLE, {"label_columns": ["split"]}, "data.label_columns=split: the column of .* not numbers"),
     (TABLE, {"label_columns": ["toxic"]}, "data.label_columns=toxic: .* has no such column"),
     (TABLE, {"split_column": "size"}, "row 0 .* of the column size is .*3.*, not train, valid or test"),
     ("smiles\nCCO\n", {}, "has no column of numbers for labels"),
     ("smiles,y\n", {}, "has a header, but no rows"),
     ("smiles,y,y\nC,1,2\n", {}, "the first line names the column 'y' twice"),
     ("smiles,y\nC,1,5\nCC,0,5\n", {}, "its rows have more cells than its head has names, 2"),
-    ("smiles,y\nC,1\nCC,inf\n", {}, r"row 1 .* of the column y holds inf, which is no finite number"),
+    ("smiles,y\nC,1\nCC,inf\n", {}, r"row 1 .* of the column y holds inf, which is not a finite number"),
     ("", {}, "molecules.csv is empty: its first line is to name the columns"),
     ("smiles,y\nX,1\n", {"skip_invalid": True}, "RDKit reads none of its 1 molecules")])
 def test_a_table_that_is_none_of_molecules(text, keys, message, table):

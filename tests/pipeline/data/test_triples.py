@@ -88,10 +88,10 @@ def test_a_changed_table_is_prepared_again(tmp_path):
 
 
 @pytest.mark.parametrize("rows, message", [
-    ({"train": ["a\tb"], "valid": ["a\tr\tb"], "test": ["a\tr\tb"]}, r"train.txt, line 1: 2 columns in place of three"),
-    ({**ROWS, "test": ["a\tr\tb", "a\tr\tb\t1"]}, r"test.txt, line 2: 4 columns in place of three"),
-    ({**ROWS, "test": ["a\tr\tb", "a\tr\tb\t1\t2"]}, r"test.txt, line 2: 5 columns in place of three"),
-    ({**ROWS, "valid": ["a\tr\tb", "", "a\tr"]}, r"valid.txt, line 3: 2 columns in place of three"),
+    ({"train": ["a\tb"], "valid": ["a\tr\tb"], "test": ["a\tr\tb"]}, r"train.txt, line 1: 2 columns instead of three"),
+    ({**ROWS, "test": ["a\tr\tb", "a\tr\tb\t1"]}, r"test.txt, line 2: 4 columns instead of three"),
+    ({**ROWS, "test": ["a\tr\tb", "a\tr\tb\t1\t2"]}, r"test.txt, line 2: 5 columns instead of three"),
+    ({**ROWS, "valid": ["a\tr\tb", "", "a\tr"]}, r"valid.txt, line 3: 2 columns instead of three"),
     ({**ROWS, "valid": ["a\tr\tb", "a\t\tb"]}, r"valid.txt, line 2"),
     ({**ROWS, "valid": []}, r"valid.txt holds no triples"),
     ({**ROWS, "valid": ["head\trelation\ttail"]}, r"valid.txt holds no triples"),
@@ -123,8 +123,8 @@ def test_what_training_does_not_have_is_counted_and_kept(tmp_path):
     assert len(data.triples) == 7 and data.num_nodes == 5 and data.num_relations == 3
     text = describe(data)
     assert "5 entities, 3 relations, 3 / 2 / 2 triples" in text
-    assert "2 valid triples with an entity that training does not have" in text
-    assert "1 test triple with a relation that training does not have" in text
+    assert "2 valid triples with an entity that occurs in no training triple" in text
+    assert "1 test triple with a relation that occurs in no training triple" in text
     assert "test triples with an entity" not in text and "valid triples with a relation" not in text
 
 

@@ -69,7 +69,7 @@ def test_images_in_idx(tmp_path):
     images = np.arange(24).reshape(4, 3, 2)
     path = write_idx(tmp_path / "a-images-idx3-ubyte.gz", images)
     assert np.array_equal(read(path).x.numpy(), images.reshape(4, 6))
-    with pytest.raises(ValueError, match="has no labels beside it: a-labels-idx1-ubyte.gz is not there"):
+    with pytest.raises(ValueError, match="has no labels: a-labels-idx1-ubyte.gz is not next to it"):
         read(tmp_path)
     labels = write_idx(tmp_path / "a-labels-idx1-ubyte.gz", np.array([3, 1, 3, 0]))
     write_idx(tmp_path / "b-images-idx3-ubyte", images[:2] + 100)
@@ -97,14 +97,14 @@ def test_labels(tmp_path):
 
 
 BAD = {
-    "x.csv": ("1,2\n3,red\n", r"x.csv: row 2 of column 2 is 'red', which is no number"),
+    "x.csv": ("1,2\n3,red\n", r"x.csv: row 2 of column 2 is 'red', which is not a number"),
     "empty.csv": ("\n", "empty.csv holds no rows"),
-    "ragged.csv": ("1,2\n3,4,5\n", "ragged.csv is no table: Expected 2 fields in line 2, saw 3"),
-    "x.npy": ("nothing", "x.npy is no array that numpy.save wrote"),
-    "x.npz": ("nothing", "x.npz is no file that numpy.savez wrote"),
+    "ragged.csv": ("1,2\n3,4,5\n", "ragged.csv is not a table: Expected 2 fields in line 2, saw 3"),
+    "x.npy": ("nothing", "x.npy is not an array that numpy.save wrote"),
+    "x.npz": ("nothing", "x.npz is not a file that numpy.savez wrote"),
     "x.pt": ("nothing", "x.pt holds no tensors that torch.save wrote: it is text"),
-    "x.parquet": ("nothing", "x.parquet is no table that can be read"),
-    "x-idx3-ubyte": ("nothing", "x-idx3-ubyte is no file in IDX: it begins with 6e6f7468"),
+    "x.parquet": ("nothing", "x.parquet is not a readable table"),
+    "x-idx3-ubyte": ("nothing", "x-idx3-ubyte is not a file in IDX format: it begins with 6e6f7468"),
     "x.gexf": ("nothing", "x.gexf: vectors are read from files that end with one of .npy, .npz, .csv"),
 }
 
@@ -124,7 +124,7 @@ def test_arrays_that_are_no_vectors(tmp_path):
         with pytest.raises(ValueError, match=message):
             read(tmp_path / "x.npy")
     torch.save({"weights": torch.ones(3)}, tmp_path / "x.pt")
-    with pytest.raises(ValueError, match="holds weights: vectors are called embedding or x"):
+    with pytest.raises(ValueError, match="holds weights: vectors must be called embedding or x"):
         read(tmp_path / "x.pt")
     with pytest.raises(ValueError, match="is a directory without files of images in IDX"):
         read(tmp_path)
@@ -148,11 +148,11 @@ def test_labels_that_do_not_fit(tmp_path):
 @pytest.mark.parametrize("x, overrides, message", [
     (np.full((40, 3), np.nan), [], "40 vectors are not finite in float32: row 0, column 0 holds nan"),
     (np.where(np.arange(120).reshape(40, 3) == 7, np.inf, 1), [], "1 vectors are not .* row 2, column 1 holds inf"),
-    (np.full((40, 3), 1e300), [], "holds inf"), (np.ones((1, 3)), [], "there is 1 vector: two at least"),
+    (np.full((40, 3), 1e300), [], "holds inf"), (np.ones((1, 3)), [], "there is 1 vector: a layout needs"),
     (np.ones((0, 3)), [], "there are no vectors"), (np.ones((40, 0)), [], "the vectors have no numbers"),
     (np.ones((20, 3)), [], "trainer.num_neighbors=30 must be less than the 20 points .* set it to 19 at most"),
-    (np.ones((40, 3)), ["trainer.metric=knn_acc"], "trainer.metric=knn_acc cannot be computed of .* one of trustw"),
-    (np.ones((40, 3)), ["trainer.metric=auc"], "trainer.metric=auc cannot be computed of"),
+    (np.ones((40, 3)), ["trainer.metric=knn_acc"], "trainer.metric=knn_acc cannot be computed for .* one of trustw"),
+    (np.ones((40, 3)), ["trainer.metric=auc"], "trainer.metric=auc cannot be computed for"),
     (np.ones((40, 3)), ["data.components=largest"], "data.components=largest: ")])
 def test_vectors_that_cannot_be_placed(x, overrides, message, configure, tmp_path):
     with np.errstate(over="ignore"):

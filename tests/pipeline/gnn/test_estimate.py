@@ -55,7 +55,7 @@ def test_batches_whose_activations_do_not_fit_are_refused(configure, monkeypatch
     build.check_activations(fits, data)
     for config in (whole, *(keys.replaced(fits, changes) for changes in (
             {"partition.clusters_per_step": 4}, {"model.num_layers": 16}, {"parallel.num_ranks": 4}))):
-        with pytest.raises(ValueError, match="a batch of .* in training, this machine has 1 MB: raise partition"):
+        with pytest.raises(ValueError, match="a batch of .* in training, but this machine has 1 MB: raise partition"):
             build.check_activations(config, data)
     build.check_activations(keys.replaced(whole, {"train.precision": "bf16", "model.num_layers": 7}), data)
 

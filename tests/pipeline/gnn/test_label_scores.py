@@ -48,7 +48,7 @@ def test_a_run_with_too_many_classes_says_so(caplog):
         graph = make_graph([(0, 1)], 2, x=torch.zeros(2, 1), y=torch.zeros(2, 1, dtype=torch.int64), metric="acc")
         graph.out_channels = num_classes
         report_limit(NodeTask(graph))
-    assert caplog.messages == ["201 classes: scores.json has scores of each only for at most 200"]
+    assert caplog.messages == ["201 classes: scores.json has a score for each of them only up to 200"]
 
 
 CASES = {

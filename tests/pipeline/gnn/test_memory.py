@@ -175,7 +175,7 @@ def test_a_run_keeps_the_number_that_was_chosen(configure, tmp_path, caplog):
     resumed = configure(*command, f"resume={tmp_path / 'run'}", "memory=9GB")
     again = run_folder.resolve(resumed, tmp_path / "run", named={"partition.num_parts"})
     assert again == dataclasses.replace(saved, memory="9GB")
-    with pytest.raises(ValueError, match="configured otherwise: partition.num_parts: 1 -> 3"):
+    with pytest.raises(ValueError, match="trained with other values: partition.num_parts: 1 -> 3"):
         run_folder.resolve(keys.replaced(resumed, {"partition.num_parts": 3}), tmp_path / "run")
 
 

@@ -27,12 +27,12 @@ def test_rows_keep_their_order_and_ids(ending, tmp_path):
 
 
 @pytest.mark.parametrize("content, error", [
-    ("source\nada\n", "asked.csv has the columns source, and none called target"),
+    ("source\nada\n", "asked.csv has the columns source, but none called target"),
     ("source,target\n", "has a header, but no rows"),
     ("source,target\nada,bob\n,bob\n", "row 2 below the header has no source"),
     ("source,target\nada,ada\n", "row 1 below the header pairs 'ada' with itself; a link is between two"),
-    ("source,target\nada,bob\nada,evee\nx,y\n", "row 2 below the header names 'evee', which is none of the 3 nodes of "
-                                                "the run; did you mean eve\\?; 2 rows name such nodes")])
+    ("source,target\nada,bob\nada,evee\nx,y\n", "row 2 below the header names 'evee', which is not one of the 3 nodes "
+     "of the run; did you mean eve\\?; 2 rows name such nodes")])
 def test_tables_that_name_no_pairs_are_refused(content, error, tmp_path):
     path = tmp_path / "asked.csv"
     path.write_text(content)

@@ -227,14 +227,14 @@ WRONG = [
     (dict(output="a.csv", predictions="./a.csv"), "output=a.csv and predictions=./a.csv name the same file"),
     (dict(output="a.csv", output_nodes="no.csv"), "output_nodes=no.csv does not exist"),
     (dict(output="a.csv", output_nodes="ids.txt"), "output_nodes=ids.txt: tables are one of"),
-    (dict(output="a.csv", output_nodes="name.csv"), "name.csv has the columns name, size, and none called id"),
+    (dict(output="a.csv", output_nodes="name.csv"), "name.csv has the columns name, size, but none called id"),
     (dict(output="a.csv", output_nodes="again.csv"), "again.csv: row 3 below the header has the id '4' of row 1: give "
                                                      "each once"),
     (dict(output="a.csv", output_nodes="gap.csv"), "gap.csv: row 2 below the header has no id"),
     (dict(output="a.csv", output_nodes="head.csv"), "head.csv has a header, but no rows"),
-    (dict(output="a.csv", output_nodes="empty.csv"), "empty.csv is no table .csv: "),
-    (dict(output="a.csv", output_nodes="text.parquet"), "text.parquet is no table .parquet: "),
-    (dict(output="a.csv", output_nodes="text.csv.gz"), "text.csv.gz is no table .csv.gz: "),
+    (dict(output="a.csv", output_nodes="empty.csv"), "empty.csv is not a readable table .csv: "),
+    (dict(output="a.csv", output_nodes="text.parquet"), "text.parquet is not a readable table .parquet: "),
+    (dict(output="a.csv", output_nodes="text.csv.gz"), "text.csv.gz is not a readable table .csv.gz: "),
 ]
 
 

@@ -42,10 +42,10 @@ def test_what_is_written_is_read(path):
 @pytest.mark.parametrize("name, place, value, message", [
     ("edges", 5, 30, "edges.bin is damaged: it names node 30, the graph has nodes 0 to 29"),
     ("edges", 205, -1, "edges.bin is damaged: it names node -1,"),
-    ("indptr", 4, 2**30, "indptr.bin is damaged: its numbers must not fall"),
+    ("indptr", 4, 2**30, "indptr.bin is damaged: its numbers must not decrease"),
     ("indptr", 0, 3, "indptr.bin is damaged: it goes from 3 to"),
     ("indptr", 30, 2**31 - 1, "indptr.bin is damaged: it goes from 0 to 2,147,483,647, but there are"),
-    ("ptr", 1, 31, "ptr.bin is damaged: its numbers must not fall"),
+    ("ptr", 1, 31, "ptr.bin is damaged: its numbers must not decrease"),
     ("ptr", 2, 29, "ptr.bin is damaged: it goes from 0 to 29, but there are 30 nodes"),
     ("by_source", 7, 400, "by_source.bin is damaged: it names edge 400, the graph has edges 0 to 399")])
 def test_a_number_out_of_range_is_refused_before_a_compiled_function_reads_it(tmp_path, monkeypatch, name, place, value,
@@ -275,8 +275,8 @@ def test_a_disk_that_cannot_be_written_to(path, tmp_path):
 @pytest.mark.parametrize("change, says", [
     (lambda data: data.pop("y"), "there is no y in manifest.json"),
     (lambda data: data.update({"metric": "luck"}), "the metric is 'luck'; choose one of"),
-    (lambda data: data.update({"valid_mask": torch.ones(3) > 0}), "valid_mask has 3 rows, and there are 30"),
-    (lambda data: data.update({"edge_attr": torch.ones(3, 1)}), "edge_attr has 3 rows, and there are 400 edges"),
+    (lambda data: data.update({"valid_mask": torch.ones(3) > 0}), "valid_mask has 3 rows, but there are 30"),
+    (lambda data: data.update({"edge_attr": torch.ones(3, 1)}), "edge_attr has 3 rows, but there are 400 edges"),
 ])
 def test_a_store_that_is_no_graph_with_labels(tmp_path, change, says):
     data = random_graph(30, 200, 0)

@@ -161,11 +161,11 @@ BAD = {
     "no such entity": ("7\t*3\t?\n77\t*3\t?\n", r"line 2: the graph has no entity 77; did you mean 7\?"),
     "no such relation": ("7\t**3\t?\n1\t**3\t?\n", r"line 1: the graph has no relation \*\*3; did you mean \*3\?; so "
                                                    "on 1 more lines"),
-    "two columns": ("7\t*3\t?\n7\t*3\n", "line 2: 2 columns in place of three"),
-    "four columns": ("7\t*3\t?\t1\n", "line 1: 4 columns in place of three"),
+    "two columns": ("7\t*3\t?\n7\t*3\n", "line 2: 2 columns instead of three"),
+    "four columns": ("7\t*3\t?\t1\n", "line 1: 4 columns instead of three"),
     "a relation is asked for": ("7\t*3\t?\n\n7\t?\t8\n", "line 3: relations are not asked for; name it"),
     "both are asked for": ("?\t*3\t?\n", "line 1: name the head or the tail"),
-    "empty": ("\n\n", "is empty: write a head, a relation and a tail a line"),
+    "empty": ("\n\n", "is empty: write a head, a relation and a tail in each line"),
 }
 
 
@@ -181,8 +181,9 @@ def test_questions_that_are_none(name, runs, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("options, message", [
-    ({"top": 0}, "top must be at least 1, not 0"), ({"neighbors": 3}, "neighbors=3 and triples=.*: give one of them"),
-    ({"file": "a.npy"}, "answers are saved as one of .tsv, .parquet, .json, .pt"),
+    ({"top": 0}, "top must be at least 1, not 0"), ({"neighbors": 3}, "neighbors=3 and triples=.* exclude each other. "
+                                                    "Give one of them"),
+    ({"file": "a.npy"}, "answers can only be saved as one of .tsv, .parquet, .json, .pt"),
     ({"method": "views"}, "method=views is read for runs of trainer=gnn only"),
     ({"device": "cuda"}, "device=cuda: .* learned vectors, which are read on the CPU")])
 def test_impossible_wishes_are_refused(options, message, runs, tmp_path):
@@ -238,7 +239,7 @@ def test_vectors_in_the_formats_of_the_field(run, doubled, runs, tmp_path):
     torch.save(torch.tensor([[0, 1], [5, 40]]), tmp_path / "pairs.pt")
     scored = torch.load(predict("p.pt", pairs=str(tmp_path / "pairs.pt")), weights_only=True)["logits"]
     assert scored.shape == (2,) and all(math.isfinite(value) for value in scored.tolist())
-    with pytest.raises(ValueError, match=r"vectors are saved as one of .pt, .npy, .parquet, .txt"):
+    with pytest.raises(ValueError, match=r"vectors can only be saved as one of .pt, .npy, .parquet, .txt"):
         predict("x.csv")
 
 

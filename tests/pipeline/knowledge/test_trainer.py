@@ -296,4 +296,4 @@ def test_the_experiments_of_the_real_graph_open_it(configure):
     assert (ROOT / "conf" / "experiment" / "complex_fb15k237.yaml").is_file()
     data = build.open_graph(config).data
     assert data.num_nodes == 14_541 and data.triple_ptr.diff().tolist() == [272_115, 17_535, 20_466]
-    assert "28 test triples with an entity that training does not have" in build_knowledge.describe(data)
+    assert "28 test triples with an entity that occurs in no training triple" in build_knowledge.describe(data)

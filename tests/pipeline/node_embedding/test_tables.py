@@ -91,7 +91,7 @@ def test_edges_from_an_array(tmp_path, configure):
         with pytest.raises(ValueError, match=says):
             cache.read(EdgesConfig(path=str(tmp_path / "c.npy")))
     (tmp_path / "c.npy").write_bytes(b"\x93NUMPY")
-    with pytest.raises(ValueError, match="is no array that numpy.save wrote"):
+    with pytest.raises(ValueError, match="is not an array that numpy.save wrote"):
         cache.read(EdgesConfig(path=str(tmp_path / "c.npy")))
     with pytest.raises(ValueError, match="needs a table with ids, but .* holds node numbers"):
         EdgesConfig(path=str(tmp_path / "a.npy"), labels=str(tmp_path / "a.tsv")).check()

@@ -226,17 +226,17 @@ def test_labels_of_some_nodes(tmp_path, caplog):
     labels = write(tmp_path / "l.txt", "a 10 2\nc,2\nnobody 3\n")
     data = read(table, labels)
     assert data.y[[0, 2]].tolist() == [[1, 1], [1, 0]] and data.y[[1, 3]].isnan().all()
-    assert "1 of its ids are no nodes of the edges and are left out, nobody first" in caplog.text
+    assert "1 of its ids name no node of the edges and are left out; the first is nobody" in caplog.text
     assert sum(int(data[mask].sum()) for mask in ("train_mask", "valid_mask", "test_mask")) == 2
 
 
 BAD = {
-    "one column": ("a\nb\n", "", "has 1 column: an edge is two ids"),
-    "four columns": ("a b c d\n", "", "has 4 columns: an edge is two ids"),
+    "one column": ("a\nb\n", "", "has 1 column: a line holds two ids"),
+    "four columns": ("a b c d\n", "", "has 4 columns: a line holds two ids"),
     "ragged": ("a b\nb c d\n", "", "Expected 2 fields in line 2, saw 3"),
     "short": ("a b 1\nb c\n", "", "column 3 of edge 2 is empty: each line has 3 columns"),
     "negative": ("a b 1\nb c -2\n", "", "edge 2 has the weight -2; weights must not be negative"),
-    "no number": ("a b 1\nb c x\n", "", "edge 2 has the weight 'x', which is no finite number"),
+    "no number": ("a b 1\nb c x\n", "", "edge 2 has the weight 'x', which is not a finite number"),
     "nothing": ("# nothing\n", "", "holds no rows"),
     "no label": ("a b\n", "a\n", "line 1 has no label"),
     "strangers": ("a b\n", "z 1\n", "none of its ids is a node of the edges; the first is z"),
@@ -314,11 +314,11 @@ def test_vectors_in_the_formats_of_the_field(trained, tmp_path):
     torch.testing.assert_close(scored["logits"], expected[[0, 5], [1, 80]])
     near = torch.load(predict("n.pt", neighbors=3))
     torch.testing.assert_close(near["logits"], expected.fill_diagonal_(-2).topk(3).values)
-    for options, message in (({"pairs": str(tmp_path / "pairs.pt"), "neighbors": 2}, "give one of them"),
+    for options, message in (({"pairs": str(tmp_path / "pairs.pt"), "neighbors": 2}, "Give one of them"),
                              ({"method": "views"}, "method=views is read for runs of trainer=gnn only")):
         with pytest.raises(ValueError, match=message):
             predict("x.pt", **options)
-    with pytest.raises(ValueError, match=r"vectors are saved as one of .pt, .npy, .parquet, .txt"):
+    with pytest.raises(ValueError, match=r"vectors can only be saved as one of .pt, .npy, .parquet, .txt"):
         predict("x.csv")
 
 

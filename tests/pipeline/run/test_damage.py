@@ -409,7 +409,7 @@ def test_the_commands_end_with_one_line_each(run, trained, small_disk, tmp_path)
     for arguments, says in (
             ([f"cache_dir={small_disk}", f"hydra.run.dir={tmp_path / 'other'}"], full),
             ([cache, f"hydra.run.dir={small_disk / 'run'}", "model.hidden_channels=128"],
-             "is on a disk with .* for checkpoints, and those of 170,157 parameters take"),
+             "is on a disk with .* for checkpoints, but those of 170,157 parameters take"),
             ([f"cache_dir={small_disk}", "parallel.num_ranks=2", f"hydra.run.dir={tmp_path / 'ranks'}"], full)):
         done = shell("pipeline.train", *RUN, "data.num_nodes=1200", "data.num_edges=40000", *arguments, cwd=tmp_path)
         assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr

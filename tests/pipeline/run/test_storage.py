@@ -21,13 +21,13 @@ def test_checkpoints_that_do_not_fit(leave, tmp_path, caplog):
     with pytest.raises(ValueError) as caught:
         check_room(tmp_path, 1000)
     assert str(caught.value) == (
-        f"{tmp_path} is on a disk with 8 kB for checkpoints, and those of 1,000 parameters take 8 kB at least: delete "
-        "something, or choose another disk by hydra.run.dir")
+        f"{tmp_path} is on a disk with 8 kB for checkpoints, but those of 1,000 parameters take 8 kB at least: delete "
+        "files, or choose another disk by hydra.run.dir")
     # A run that is continued replaces its own.
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.pt").write_bytes(b"1")
     check_room(tmp_path, 1000)
-    assert "those of 1,000 parameters may take 36 kB: delete something" in caplog.text
+    assert "those of 1,000 parameters may take 36 kB: delete files" in caplog.text
     caplog.clear()
     leave(36_000)
     check_room(tmp_path, 1000)

@@ -192,8 +192,8 @@ def test_what_a_tracker_could_not_take_is_offered_again_and_the_warning_comes_on
     feed.close("finished")
     assert broken.taken == [1, 2, 3, 4, 5] and broken.status == "finished"
     assert [r.getMessage() for r in caplog.records] == [
-        "the tracker failed: no route to host. The run goes on without it; metrics.jsonl holds every record, and a "
-        "resumed run hands over what is missing"]
+        "the tracker failed: no route to host. The run continues without it. metrics.jsonl holds every record, and a "
+        "resumed run sends the missing ones"]
 
 
 def test_a_tracker_that_hangs_costs_the_run_nothing_but_a_wait_at_its_end(caplog, monkeypatch):

@@ -218,14 +218,17 @@ def small(folder, nodes: str = NODES, edges: str = EDGES, node_columns: dict | N
 
 
 BAD = {
-    "number": (NODES.replace("y,2", "y,two"), EDGES, {}, "nodes.csv: row 2, column a holds 'two', which is no finite"),
-    "infinite": (NODES.replace("y,2", "y,1e39"), EDGES, {}, "row 2, column a holds '1e39', which is no finite number"),
+    "number": (NODES.replace("y,2", "y,two"), EDGES, {},
+               "nodes.csv: row 2, column a holds 'two', which is not a finite"),
+    "infinite": (NODES.replace("y,2", "y,1e39"), EDGES, {}, "row 2, column a holds '1e39', which is not a finite "
+                 "number"),
     "edge feature": (NODES, EDGES.replace("y,z,2", "y,z,?"), {}, r"edges.csv: row 2, column p holds '\?'"),
     "id twice": (NODES.replace("z,3", "x,3"), EDGES, {}, "the id 'x' of row 1 is there 2 times"),
     "no id": (NODES.replace("z,3", ",3"), EDGES, {}, "nodes.csv: row 3, column id is empty: every node needs an id"),
-    "split": (NODES.replace("u,val", "u,vale"), EDGES, {}, "row 3, column split holds 'vale'; a split is train, valid"),
+    "split": (NODES.replace("u,val", "u,vale"), EDGES, {},
+              "row 3, column split holds 'vale'; a cell of the split is train, valid"),
     "dangling": (NODES, EDGES + "q,x,4\nr,x,4\n", {"dangling": "error"},
-                 "edges.csv: row 4, column source names 'q', which is no node; 2 rows in all"),
+                 "edges.csv: row 4, column source names 'q', which is not a node; 2 rows in all"),
     "empty": (NODES.replace("y,2", "y,"), EDGES, {"empty": "error"}, "nodes.csv: row 2, column a is empty; 1 rows"),
     "empty of edges": (NODES, EDGES.replace("y,z,2", "y,z,"), {"empty": "error"},
                        "edges.csv: row 2, column p is empty"),
@@ -259,7 +262,7 @@ def test_odd_rows_are_counted_before_anything_is_written(tmp_path, caplog, monke
     data = load(tmp_path, small(tmp_path, nodes, EDGES + "x,x,1\nx,y,3\nq,x,1\n,x,1\nx,z,\n"))
     for text in ("4 nodes; 2 empty cells in a, taken for zeros", "2 for train; 1 for valid; 0 for test",
                  "1 node without a label, in no split", "8 edges; 2 dropped, as they name no node (row 6 of",
-                 "column source names 'q', which is no node", "1 empty cell in p, taken for zeros", "1 self-loop",
+                 "column source names 'q', which is not a node", "1 empty cell in p, taken for zeros", "1 self-loop",
                  "1 edge was merged with an edge between the same nodes",
                  "1 node of a split has no label, and is left out of it"):
         assert text in said[0], text
@@ -312,7 +315,7 @@ def test_a_split_by_time_learns_from_the_earliest(tmp_path, times):
     data = load(tmp_path, config)
     assert [data[mask].nonzero().flatten().tolist() for mask in MASKS] == [[0, 1], [4], [3]]
     (tmp_path / "nodes.csv").write_text(nodes.replace(times[1], "soon"))
-    with pytest.raises(ValueError, match="row [12], column when holds '.*', which is no date; times are"):
+    with pytest.raises(ValueError, match="row [12], column when holds '.*', which is not a date; times are"):
         load(tmp_path, config)
 
 

@@ -273,7 +273,7 @@ def test_seeds_that_may_be_alone_are_known_and_refused_with_batch_norm(num_seeds
     assert min(min(drawn), 2) == least
     config = configure(*TOY, "loader=neighbor", f"loader.num_neighbors={num_neighbors}", "model.num_layers=1",
                        f"loader.batch_size={batch_size}", "model.norm=batch")
-    refused = pytest.raises(ValueError, match="batch norm needs two nodes .* set another loader.batch_size")
+    refused = pytest.raises(ValueError, match="batch norm needs two nodes .* Set another loader.batch_size")
     with refused if least == 1 else contextlib.nullcontext():
         build.build_trainer(config, data, torch.device("cpu")).describe()
 

@@ -210,7 +210,7 @@ COMPLETE = torch.tensor([(u, v) for u in range(40) for v in range(u)])
      r"test_pairs is out of range: row 1 is the pair \[39, 40\], the graph has nodes 0 to 39"),
     (dict(valid_negatives=torch.tensor([[-1, 3]])), "valid_negatives is out of range: row 0"),
     (dict(train_pairs=torch.zeros(0, 2, dtype=torch.int64)), "train_pairs is empty: there is no training pair"),
-    (dict(train_pairs=COMPLETE), "all 780 pairs of the 40 nodes are training pairs: there is no other"),
+    (dict(train_pairs=COMPLETE), "all 780 pairs of the 40 nodes are training pairs, so no negative"),
     (dict(valid_pairs=torch.zeros(3, 3, dtype=torch.int64)), r"valid_pairs must be integers of shape \[num_pairs, 2\]"),
     (dict(valid_pairs=torch.zeros(3, 2)), "valid_pairs must be integers .* not torch.float32"),
     (dict(test_negatives=None), "test_negatives is missing: a link task needs train_pairs")])
@@ -236,7 +236,7 @@ def test_an_empty_validation_split_is_said_and_the_run_ends(ogb_toy, configure, 
      "task=link needs loader=cluster, .*this run has loader=neighbor"),
     (["data.components=largest"], "task=link needs data.components=all, .*; this run has data.components=largest"),
     (["train.label_input=0.5"], "task=link needs train.label_input=0, since links have no labels"),
-    (["task=node"], "data=ogb_link has links and no labels of nodes: set task=link; this run has task=node"),
+    (["task=node"], "data=ogb_link has links but no labels of nodes; this run has task=node. Set task=link"),
     (["model.encode_x=false", "model.hidden_channels=16"], "model.encode_x=false needs an x of "
                                                            "hidden_channels=16 columns, but x has 8"),
     (["partition.num_parts=60"], "none of the 220 training pairs lies within one of 60 clusters")])
@@ -264,14 +264,14 @@ def test_folders_of_another_layout_are_named(ogb_toy, configure, tmp_path):
     split = "split/time/test.pt"
     assert message(lambda f: (f / split).unlink()) == (
         f"DIR/{split} is missing; data.folder must hold raw/ and split/ as OGB lays them out")
-    assert message(lambda f: (f / split).write_text("?")).startswith(f"DIR/{split} is damaged, or holds something else")
+    assert message(lambda f: (f / split).write_text("?")).startswith(f"DIR/{split} is damaged, or does not hold pairs")
     assert message(lambda f: torch.save([1], f / split)) == (
         f"DIR/{split} holds a list, not a table of pairs for each of its names")
     assert message(lambda f: torch.save({"edge": np.zeros((1, 2), np.int64)}, f / split)) == (
         f"DIR/{split} has no table of pairs 'edge_neg' for the test split")
     assert message(lambda f: (f / "raw" / "edge.csv.gz").unlink()).startswith("DIR/raw/edge.csv.gz is missing")
     assert message(lambda f: write_csv(f / "raw" / "num-edge-list.csv.gz", [9])) == (
-        "DIR/raw/edge.csv.gz has 220 rows, num-edge-list.csv.gz says 9")
+        "DIR/raw/edge.csv.gz has 220 rows, but num-edge-list.csv.gz says 9")
 
 
 def test_a_split_in_one_file_is_read_too(ogb_toy, tmp_path):

@@ -156,7 +156,7 @@ def test_negatives_are_uniform_over_the_pairs_that_are_free():
 def test_a_full_cluster_is_refused_and_attempts_are_bounded():
     triangle = link_graph(6, 21)
     triangle.train_pairs = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 4]])
-    with pytest.raises(ValueError, match="1,000 draws among 3 nodes of a cluster met no pair that is not linked"):
+    with pytest.raises(ValueError, match="1,000 draws among 3 nodes of a cluster found no unlinked pair"):
         draw_negatives(stream("test", 0), 2, torch.arange(3), PairSet(triangle.train_pairs, 6))
     loader = loader_of(triangle, 2, strict=True)
     partition = loader.draw(0, Share())
