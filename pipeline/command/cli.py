@@ -145,16 +145,24 @@ def call(main: Callable[[], object], *, check: str | None = None, needs_data: bo
 def _call_to_the_end(main: Callable[[], object]) -> None:
     """Call what never ends the program with status 0 itself; code of a user's model may, and there is no result then.
 
+    Hydra ends it where it is asked for a text of its own, such as --hydra-help.
+
     Raises:
         ValueError: it was ended so.
     """
     try:
         main()
     except SystemExit as error:
-        if error.code:
+        if error.code or _raiser_of(error) == "hydra._internal.utils":
             raise
         raise ValueError("sys.exit() was called before there was a result; does the class of model.path call it?") \
             from error
+
+
+def _raiser_of(error: BaseException) -> str:
+    """Name the module that raised an error."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__", "")
 
 
 def _note_interrupts() -> list[int]:

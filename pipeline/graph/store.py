@@ -237,7 +237,7 @@ def open_store(path: Path, *, verify: bool = True) -> tuple[dict[str, Tensor], d
         if version != VERSION:
             raise ValueError(f"{path} was written in version {version} of stores, and this program reads {VERSION}")
         if strange := [name for name in (*arrays, *values) if not name.isidentifier() or name == "edge_index"]:
-            raise DamagedFile(f"{path / MANIFEST} is damaged: {strange[0]!r} is no name of an array or a value")
+            raise DamagedFile(f"{path / MANIFEST} is damaged: {strange[0]!r} is not the name of an array or a value")
         if twice := next((name for name in values if name in arrays), None):
             raise DamagedFile(f"{path / MANIFEST} is damaged: {twice} is both an array and a value")
         tensors = {name: _open_array(path / f"{name}.bin", entry, verify) for name, entry in arrays.items()}

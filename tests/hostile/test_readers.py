@@ -290,8 +290,8 @@ CASES = [
         ("pairs.pt", PREDICT + "link pairs=pairs.pt predictions=o.pt",
          "pairs=pairs.pt holds no tensors that torch.save wrote: it is damaged or cut short"),
         ("x.npy", on("x.npy", VECTORS), "x.npy is not an array that numpy.save wrote: <*>"),
-        ("x.npz", on("x.npz", VECTORS), "x.npz is no file that numpy.savez wrote: File is not a zip file"),
-        ("x.parquet", on("x.parquet", VECTORS), "x.parquet is no table that can be read: <*>"),
+        ("x.npz", on("x.npz", VECTORS), "x.npz is not a file that numpy.savez wrote: File is not a zip file"),
+        ("x.parquet", on("x.parquet", VECTORS), "x.parquet is not a readable table: <*>"),
         ("edges.npy", on("edges.npy"), "edges.npy is not an array that numpy.save wrote: <*>"),
         ("edges.npz", on("edges.npz"), "edges.npz is not a matrix that scipy.sparse.save_npz wrote: <*>"),
         ("edges.mat", on("edges.mat"), "edges.mat is not a readable MATLAB file: <*>"),
@@ -325,11 +325,11 @@ CASES = [
         ("structure", {"a": 1}, f"{MANIFEST}: structure is {{'a': 1}}; it must hold counts under the names of "
          "Structure"),
         ("train_mask", 3, f"{MANIFEST} is damaged: train_mask is both an array and a value"),
-        ("edge_index", 3, f"{MANIFEST} is damaged: 'edge_index' is no name of an array or a value"),
+        ("edge_index", 3, f"{MANIFEST} is damaged: 'edge_index' is not the name of an array or a value"),
         ("ptr", 3, f"{MANIFEST}: ptr belongs to a store of many graphs, and data=store is one graph: leave it out"))),
     *(Case(f"a store whose {name} has {new}"[:60], STORE, message, entry(name, **new)) for name, new, message in (
         ("x", {"dtype": "int32"}, f"{MANIFEST}: x must have 2 dimensions of float32, not torch.int32 of [40, 3]"),
-        ("x", {"shape": [120]}, "stored: x has 120 rows, and there are 40 nodes"),
+        ("x", {"shape": [120]}, "stored: x has 120 rows, but there are 40 nodes"),
         ("y", {"shape": [40]}, f"{MANIFEST}: y must have 2 dimensions of float32 or int64, not torch.int64 of [40]"),
         ("train_mask", {"dtype": "uint8"}, f"{MANIFEST}: train_mask must have 1 dimension of bool, not torch.uint8 of "
          "[40]"),
