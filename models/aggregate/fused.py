@@ -120,7 +120,7 @@ def aggregate(
     limits = POWERMEAN_RANGE if aggr == "powermean" else POWER_RANGE
     out, _, _ = ops.forward(x, *structure, attr, weight, bias, param, kind, eps, *limits, save)
     if kind == "power":
-        out = _clamp_mean(out, param, structure[0].diff().unsqueeze(1) == 0, aggr)
+        out = _clamp_mean(out, param, structure[0].diff().unsqueeze(1) == 0, aggr, limits)
     if aggr == "mean" or aggr.endswith("_sum"):
         degree = structure[0].diff().clamp(min=1).unsqueeze(1).to(out.dtype)
         out = out / degree if aggr == "mean" else out * degree.pow(_exponent(y, num_dst))
@@ -136,12 +136,11 @@ def _drop_features(attr, weight, bias, x):
     return None, None, None, x if bias is None else x + bias
 
 
-def _clamp_mean(out: Tensor, p: Tensor, empty: Tensor, aggr: str) -> Tensor:
+def _clamp_mean(out: Tensor, p: Tensor, empty: Tensor, aggr: str, limits: tuple[float, float]) -> Tensor:
     """Clamp a mean of powers as PyG (powermean) and DeepGCN (power) do, given its root `out`.
 
     The mean of `empty` rows is 0; power leaves these rows 0.
     """
-    limits = POWERMEAN_RANGE if aggr == "powermean" else POWER_RANGE
     # Bounds stay within float32: one that no row reaches must not make p's gradient NaN.
     low, high = (_spread((math.log(bound) / p.float()).clamp(max=88).exp(), out.size(0)) for bound in limits)
     least, greatest = torch.minimum(low, high), torch.maximum(low, high)
