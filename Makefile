@@ -27,8 +27,9 @@ test-of: $(VENV)/.installed-test
 	tests=$$($(BIN)/python -m tests.helpers.mirror $(FILE)) && $(BIN)/python -m pytest $$tests
 
 # Real processes that are hurt, every benchmark, Triton's interpreter, torch.compile, the README's commands.
+# It has a third worker, since half of the time these tests wait: for kills, limits of time and other processes.
 test-slow: $(VENV)/.installed-test
-	$(PYTEST) -m "slow and not system and not slurm" --durations=20
+	$(PYTEST) -n 3 -m "slow and not system and not slurm" --durations=20
 
 # What needs system packages, long builds or large packages: Chromium, torch_sparse (10 to 15 minutes to compile, once),
 # the trackers wandb and mlflow (about 150 MB), and mkdocs.
