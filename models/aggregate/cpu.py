@@ -96,25 +96,3 @@ def _call(function, num_others, x, ptr, other, position, attr, weight, bias, par
         raise IndexError(f"an edge has an end that is not in the graph, which has {num_others:,} and "
                          f"{problem.num_rows:,} nodes, {problem.num_edges:,} edges and {problem.num_positions:,} rows "
                          f"of edge features")
-
-
-def hash_tensor(tensor: Tensor) -> int:
-    """Compute a checksum of a tensor's values."""
-    tensor = tensor.contiguous()
-    function = LIBRARY.get().fused_hash
-    function.restype = ctypes.c_uint64
-    return function(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_int64(tensor.numel() * tensor.element_size()),
-                    ctypes.c_int64(torch.get_num_threads()))
-
-
-def sort_edges(edge_index, num_src, num_dst, structure) -> None:
-    """Sort the edges by destination and by source into `structure`."""
-    edge_index = edge_index.contiguous()
-    for key, num_keys, arrays in ((1, num_dst, structure[:3]), (0, num_src, structure[3:])):
-        broken = LIBRARY.get().fused_sort(
-            *(ctypes.c_void_p(edge_index[i].data_ptr()) for i in (key, 1 - key)), ctypes.c_int64(edge_index.size(1)),
-            ctypes.c_int64(num_keys), ctypes.c_int(edge_index.dtype == torch.int64),
-            *(ctypes.c_void_p(array.data_ptr()) for array in arrays))
-        if broken:
-            raise IndexError(f"edge_index[{key}] has values from {int(edge_index[key].min())} to "
-                             f"{int(edge_index[key].max())}, but there are {num_keys} such nodes")

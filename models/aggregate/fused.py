@@ -1,4 +1,4 @@
-"""The fused aggregation, which computes what the reference does: it sorts the edges and calls the kernels."""
+"""The fused aggregation, which computes what the reference does: it finds the sorted edges and calls the kernels."""
 # ruff: noqa: F722 (shapes are strings)
 
 import functools
@@ -9,14 +9,12 @@ from importlib import metadata
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
-from torch_geometric import EdgeIndex
 
-from parallel_epochs.models import edges, notice
+from parallel_epochs.models import notice
 from parallel_epochs.models.aggregate import cpu, ops
 from parallel_epochs.models.aggregate.reduce import POWER_RANGE, POWERMEAN_RANGE
 from parallel_epochs.models.aggregate.reference import replace_power_of_one
-from parallel_epochs.models.kernels.hash import GOLDEN, signed
+from parallel_epochs.models.structure import find_structure
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Largest number of edge features that the GPU kernel encodes itself.
@@ -25,8 +23,6 @@ _MAX_EDGE_DIM = 64
 _MAX_GPU_T = 1e5
 # Relative rounding error of a power mean in the kernel.
 _ROUNDING = 4e-6
-# Sorted edges of plain edge lists. They are kept until the edge list is freed or written to.
-_sorted = WeakIdKeyDictionary()
 
 
 def why_not_fused(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, weight: Tensor | None = None,
@@ -116,7 +112,7 @@ def aggregate(
 
     inputs = (x, attr, weight, bias, param)
     save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
-    structure = _find_structure(edge_index, x.size(0), num_dst, by_source=save)
+    structure = find_structure(edge_index, x.size(0), num_dst, by_source=save)
     limits = POWERMEAN_RANGE if aggr == "powermean" else POWER_RANGE
     out, _, _ = ops.forward(x, *structure, attr, weight, bias, param, kind, eps, *limits, save)
     if kind == "power":
@@ -164,37 +160,3 @@ def _spread(scalar: Tensor, num_dst: int) -> Tensor:
     # depend on the number of threads.
     blocks = (num_dst + 1023) // 1024
     return scalar.reshape(1, 1).expand(blocks, 1).expand(blocks, 1024).reshape(-1, 1)[:num_dst]
-
-
-def _find_structure(edge_index: Tensor, num_src: int, num_dst: int, *, by_source: bool) -> list[Tensor | None]:
-    """Return the index tensors that :func:`ops.forward` takes; the last three are None unless `by_source`."""
-    if not isinstance(edge_index, EdgeIndex):
-        return _sort(edge_index, num_src, num_dst)
-    if edge_index.sort_order is None:
-        return _sort(edge_index.as_tensor(), num_src, num_dst)
-    (indptr, src), position = edges.compress(edge_index, by="col")
-    structure = [edges.pad(indptr, num_dst, "destination"), src, position]
-    if not by_source:
-        return [*structure, None, None, None]
-    (rowptr, dst), position = edges.compress(edge_index, by="row")
-    return [*structure, edges.pad(rowptr, num_src, "source"), dst, position]
-
-
-def _sort(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
-    edges.check_int32(edge_index, num_src, num_dst)
-    if torch.compiler.is_compiling() or edge_index.is_inference():
-        return ops.sort_edges(edge_index, num_src, num_dst)
-    # torch's version counter misses writes through `.data` and NumPy, so a checksum of the values is compared.
-    checksum = _hash_on_gpu(edge_index) if edge_index.is_cuda else cpu.hash_tensor(edge_index)
-    key = (edge_index._version, num_src, num_dst) if edge_index.is_cuda else (checksum, num_src, num_dst)
-    known = _sorted.get(edge_index)
-    if known is None or known[0] != key:
-        known = _sorted[edge_index] = key, checksum, ops.sort_edges(edge_index, num_src, num_dst)
-    elif edge_index.is_cuda:  # comparing here would wait for the device
-        torch._assert_async(known[1] == checksum, "edge_index was changed through .data: pass a new tensor instead")
-    return known[2]
-
-
-def _hash_on_gpu(edge_index: Tensor) -> Tensor:
-    numbers = edge_index.flatten().long()
-    return ((numbers + 1) * (torch.arange(numbers.numel(), device=numbers.device) * signed(GOLDEN) + 1)).sum()

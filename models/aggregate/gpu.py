@@ -14,6 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from parallel_epochs.models.aggregate import gpu_backward, gpu_forward, ops
 from parallel_epochs.models.edges import INT32_END
+from parallel_epochs.models.kernels import sorting
 
 # Largest number of chunks of rows and edges that a graph is cut into, and smallest size of a chunk.
 MAX_CHUNKS, MIN_CHUNK = 8192, 256
@@ -225,7 +226,7 @@ def _sum_rows(values: Tensor) -> Tensor:
 
 
 def sort_edges(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
-    """Compute :func:`models.aggregate.ops.sort_edges`. It waits for the device once, to check the edges."""
+    """Compute :func:`models.kernels.sorting.sort_edges`. It waits for the device once, to check the edges."""
     tensors = []
     for key, num_keys in ((1, num_dst), (0, num_src)):
         keys, position = edge_index[key].sort(stable=True)
@@ -242,5 +243,5 @@ def sort_edges(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
 
 def register(device_type: str = "cuda") -> None:
     """Register these kernels for a type of device, which may be "cpu" under TRITON_INTERPRET=1."""
-    for operator, kernel in ((ops.forward, forward), (ops.backward, backward), (ops.sort_edges, sort_edges)):
+    for operator, kernel in ((ops.forward, forward), (ops.backward, backward), (sorting.sort_edges, sort_edges)):
         operator.register_kernel(device_type, kernel)

@@ -1,4 +1,4 @@
-"""The fused aggregation as torch custom operators: forward, backward, and the sorting of a plain edge list.
+"""The fused aggregation as torch custom operators: forward and backward.
 
 Each operator has a C++ kernel for CPU tensors (cpu.py) and a Triton kernel for CUDA tensors (gpu.py). Both return the
 same shapes and dtypes and share the derivatives that are registered here.
@@ -12,7 +12,7 @@ from parallel_epochs.models.aggregate import cpu
 from parallel_epochs.models.aggregate.cpu import KINDS
 from parallel_epochs.models.aggregate.reduce import aggregate_edges
 
-__all__ = ["KINDS", "allocate_gradients", "allocate_outputs", "backward", "forward", "sort_edges"]
+__all__ = ["KINDS", "allocate_gradients", "allocate_outputs", "backward", "forward"]
 
 # The package's first name: the same files may be imported as `models` and as `parallel_epochs.models`.
 NAMESPACE = __name__.partition(".")[0]
@@ -163,34 +163,3 @@ def _differentiate_twice(ctx, grad):
 
 
 forward.register_autograd(_backward, setup_context=_setup_context)
-
-
-@torch.library.custom_op(f"{NAMESPACE}::sort_edges", mutates_args=(), device_types="cpu")
-def sort_edges(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
-    """Sort edges by destination and by source. Edges of the same node keep their order.
-
-    Args:
-        edge_index: source and destination of each edge [2, num_edges], int32 or int64.
-        num_src: number of source nodes.
-        num_dst: number of destination nodes.
-
-    Returns:
-        indptr, src, position, rowptr, dst and position_by_src for :func:`forward`, in the dtype of `edge_index`.
-
-    Raises:
-        IndexError: `edge_index` has a node that is out of range.
-    """
-    structure = _allocate_structure(edge_index, num_src, num_dst)
-    cpu.sort_edges(edge_index, num_src, num_dst, structure)
-    return structure
-
-
-def _allocate_structure(edge_index, num_src, num_dst):
-    num_edges = edge_index.size(1)
-    sizes = (num_dst + 1, num_edges, num_edges, num_src + 1, num_edges, num_edges)
-    return [edge_index.new_empty((size,)) for size in sizes]
-
-
-@sort_edges.register_fake
-def _(edge_index, num_src, num_dst):
-    return _allocate_structure(edge_index, num_src, num_dst)

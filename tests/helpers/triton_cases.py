@@ -7,6 +7,7 @@ import torch
 from torch_geometric import EdgeIndex
 
 from parallel_epochs.models.aggregate import AGGREGATIONS, fused, gpu, ops, reduce, reference
+from parallel_epochs.models.kernels import sorting
 from tests.models.aggregate.test_fused import assert_close, graph, poisoned_memory, run, wide_graph  # noqa: F401 (a fixture)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -176,7 +177,7 @@ def test_edges_outside_of_the_graph():
     with pytest.raises(IndexError, match="but there are 9 such nodes"):
         compute(edge_index + 9, inputs, grad, aggr="add")
     if DEVICE == "cpu":  # on a GPU this is an assertion of the device, after which nothing else runs
-        structure = ops.sort_edges(edge_index, 12, 9)
+        structure = sorting.sort_edges(edge_index, 12, 9)
         with pytest.raises(RuntimeError, match="an edge has an end or a row of features that does not exist"):
             ops.forward(inputs["x"][:5], *structure, None, None, None, torch.ones(1), "add", 1e-7, *LIMITS, False)
 
@@ -188,10 +189,10 @@ def test_operators(aggr, features, dtype):
     dtypes = dict(x=dtype, edge_attr=dtype, weight=torch.float32, bias=torch.float32)
     x, attr, weight, bias = (None if inputs[name] is None else inputs[name].to(DEVICE, kind).requires_grad_()
                              for name, kind in dtypes.items())
-    structure = ops.sort_edges(edge_index.to(DEVICE), 12, 9)
+    structure = sorting.sort_edges(edge_index.to(DEVICE), 12, 9)
     param = torch.tensor([1.5], device=DEVICE, requires_grad=aggr != "max")
     torch.library.opcheck(ops.forward, (x, *structure, attr, weight, bias, param, aggr, 1e-7, *LIMITS, True))
-    torch.library.opcheck(ops.sort_edges, (edge_index.to(DEVICE), 12, 9))
+    torch.library.opcheck(sorting.sort_edges, (edge_index.to(DEVICE), 12, 9))
     with torch.no_grad():
         outputs = ops.forward(x, *structure, attr, weight, bias, param, aggr, 1e-7, *LIMITS, True)
     given = (None if value is None else value.detach() for value in (x, *structure[3:], attr, weight, bias, param))

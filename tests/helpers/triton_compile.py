@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 
 from parallel_epochs.models.aggregate import gpu, ops
 from parallel_epochs.models.aggregate.reduce import POWER_RANGE
+from parallel_epochs.models.kernels import sorting
 
 LIMITS = POWER_RANGE
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -51,7 +52,7 @@ def compile_problem(aggr, channels, edge_dim, *, encoded=False, dtype=torch.floa
                     need_attr=False):
     print(f"{aggr}, {channels} channels, {'encoded' if encoded else edge_dim} edge features, {dtype}, {index}")
     edge_index = torch.randint(100, (2, 2000)).to(index)
-    structure = ops.sort_edges(edge_index, 100, 100)
+    structure = sorting.sort_edges(edge_index, 100, 100)
     x, attr, weight, bias = torch.zeros(100, channels, dtype=dtype), None, None, None
     if encoded:
         attr = torch.zeros(2000, channels, dtype=dtype)

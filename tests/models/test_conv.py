@@ -14,6 +14,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from parallel_epochs.models import GENConv, notice
 from parallel_epochs.models.aggregate import fused
+from parallel_epochs.models.kernels import sorting
 from tests.helpers.graphs import random_graph
 from tests.helpers.shapes import unchecked
 
@@ -251,8 +252,8 @@ def test_changes_behind_torchs_back_are_noticed(edit, dtype):
 
 def test_edges_are_sorted_once(monkeypatch):
     ours, _ = pair()
-    sort, calls = fused.ops.sort_edges, []
-    monkeypatch.setattr(fused.ops, "sort_edges", lambda *args: calls.append(1) or sort(*args))
+    sort, calls = sorting.sort_edges, []
+    monkeypatch.setattr(sorting, "sort_edges", lambda *args: calls.append(1) or sort(*args))
     x, edge_index, edge_attr = inputs()
     for _ in range(3):
         ours(x, edge_index, edge_attr)

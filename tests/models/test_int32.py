@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.models.aggregate import fused
 from parallel_epochs.models.edges import INT32_END, check_int32, choose_dtype, compress, from_csc
+from parallel_epochs.models.structure import find_structure
 from parallel_epochs.pipeline.graph import metis, structure
 from tests.helpers.shapes import unchecked
 
@@ -17,7 +17,7 @@ def edges(num_edges: int, dtype=torch.int32) -> torch.Tensor:
 
 @pytest.mark.parametrize("call", [
     lambda many: from_csc(many, torch.zeros(3, dtype=torch.int64)),
-    lambda many: fused._sort(many, 1, 1), check_int32])
+    lambda many: find_structure(many, 1, 1, by_source=True), check_int32])
 def test_too_many_edges_for_int32_are_refused(call):
     with pytest.raises(ValueError, match="edge_index is int32, which cannot count to 2,147,483,648, .*: make it int64"):
         call(edges(INT32_END))

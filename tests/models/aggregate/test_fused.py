@@ -13,6 +13,7 @@ from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, backend, c
 from parallel_epochs.models.aggregate.reduce import POWER_RANGE, POWERMEAN_RANGE
 from parallel_epochs.models.conv import GENConv
 from parallel_epochs.models.deepgcn import DeeperGCN
+from parallel_epochs.models.kernels import sorting
 from tests.helpers.shapes import unchecked
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
@@ -347,12 +348,12 @@ def test_operators_in_the_compiler(aggr, encoded):
 
 def check_operators(aggr, encoded, tests):
     edge_index, inputs, grad = graph(12, 12, 40, encoded=encoded)
-    structure = ops.sort_edges(edge_index, 12, 12)
+    structure = sorting.sort_edges(edge_index, 12, 12)
     x, attr, weight, bias = (None if value is None else value.requires_grad_() for value in list(inputs.values())[:4])
     t = torch.tensor([1.5], requires_grad=aggr not in ("add", "max", "softmax_sg"))
     torch.library.opcheck(ops.forward, (x, *structure, attr, weight, bias, t, aggr, 1e-7, *POWER_RANGE, True),
                           test_utils=tests)
-    torch.library.opcheck(ops.sort_edges, (edge_index, 12, 12), test_utils=tests)
+    torch.library.opcheck(sorting.sort_edges, (edge_index, 12, 12), test_utils=tests)
     with torch.no_grad():
         out, stat, stat2 = ops.forward(x, *structure, attr, weight, bias, t, aggr, 1e-7, *POWER_RANGE, True)
         arguments = (grad, out, stat, stat2, x.detach(), *structure[3:],

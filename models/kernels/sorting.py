@@ -1,0 +1,60 @@
+"""Sorting of plain edge lists as one torch custom operator, and checksums that tell whether one was changed."""
+
+import ctypes
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from parallel_epochs.models.kernels.native import NativeLibrary, pointer
+
+# The package's first name: the same files may be imported as `models` and as `parallel_epochs.models`.
+NAMESPACE = __name__.partition(".")[0]
+LIBRARY = NativeLibrary("edge sorting", Path(__file__).with_name("sorting.cpp"),
+                        otherwise="layers run in plain torch instead")
+
+
+@torch.library.custom_op(f"{NAMESPACE}::sort_edges", mutates_args=(), device_types="cpu")
+def sort_edges(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
+    """Sort edges by destination and by source. Edges of the same node keep their order.
+
+    Args:
+        edge_index: source and destination of each edge [2, num_edges], int32 or int64.
+        num_src: number of source nodes.
+        num_dst: number of destination nodes.
+
+    Returns:
+        The fields of :class:`models.structure.Structure`, in the dtype of `edge_index`.
+
+    Raises:
+        IndexError: `edge_index` has a node that is out of range.
+    """
+    structure, edge_index = _allocate(edge_index, num_src, num_dst), edge_index.contiguous()
+    for key, num_keys, arrays in ((1, num_dst, structure[:3]), (0, num_src, structure[3:])):
+        broken = LIBRARY.get().edges_sort(
+            *(pointer(edge_index[i]) for i in (key, 1 - key)), ctypes.c_int64(edge_index.size(1)),
+            ctypes.c_int64(num_keys), ctypes.c_int(edge_index.dtype == torch.int64), *map(pointer, arrays))
+        if broken:
+            raise IndexError(f"edge_index[{key}] has values from {int(edge_index[key].min())} to "
+                             f"{int(edge_index[key].max())}, but there are {num_keys} such nodes")
+    return structure
+
+
+def _allocate(edge_index, num_src, num_dst):
+    num_edges = edge_index.size(1)
+    sizes = (num_dst + 1, num_edges, num_edges, num_src + 1, num_edges, num_edges)
+    return [edge_index.new_empty((size,)) for size in sizes]
+
+
+@sort_edges.register_fake
+def _(edge_index, num_src, num_dst):
+    return _allocate(edge_index, num_src, num_dst)
+
+
+def hash_tensor(tensor: Tensor) -> int:
+    """Compute a checksum of the values of a tensor on the CPU."""
+    tensor = tensor.contiguous()
+    function = LIBRARY.get().edges_hash
+    function.restype = ctypes.c_uint64
+    return function(pointer(tensor), ctypes.c_int64(tensor.numel() * tensor.element_size()),
+                    ctypes.c_int64(torch.get_num_threads()))

@@ -1,0 +1,86 @@
+"""Edges in both sorted orders, as the kernels read them. Plain edge lists are sorted once and remembered."""
+# ruff: noqa: F722 (shapes are strings)
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+from torch_geometric import EdgeIndex
+
+from parallel_epochs.models import edges
+from parallel_epochs.models.kernels import sorting
+from parallel_epochs.models.kernels.hash import GOLDEN, signed
+
+# Sorted edges of plain edge lists. They are kept until the edge list is freed or written to.
+_sorted = WeakIdKeyDictionary()
+
+
+class Structure(NamedTuple):
+    """Edges sorted by destination, then the same edges sorted by source; int32 or int64.
+
+    Attributes:
+        indptr: first edge of each destination [num_dst + 1].
+        src: sources of the edges sorted by destination [num_edges].
+        position: number that each of these edges has in the caller's order [num_edges]. None: they are in that order.
+        rowptr: first edge of each source [num_src + 1]. None, as the next two, if backward does not follow.
+        dst: destinations of the edges sorted by source [num_edges].
+        position_by_src: number that each of these edges has in the caller's order [num_edges]. None: in that order.
+    """
+
+    indptr: Int[Tensor, " num_dst_plus_1"]
+    src: Int[Tensor, " num_edges"]
+    position: Int[Tensor, " num_edges"] | None
+    rowptr: Int[Tensor, " num_src_plus_1"] | None
+    dst: Int[Tensor, " num_edges"] | None
+    position_by_src: Int[Tensor, " num_edges"] | None
+
+
+def find_structure(edge_index: Int[Tensor, "2 num_edges"], num_src: int, num_dst: int, *,
+                   by_source: bool) -> Structure:
+    """Sort edges, unless they are sorted already.
+
+    An ``EdgeIndex`` that is sorted by row or column is used as it is. A plain `edge_index` is sorted on its first use,
+    and the result is kept until that tensor is freed or its values change. A checksum detects changes through ``.data``
+    or a NumPy array that shares its memory, too.
+
+    Args:
+        edge_index: [2, num_edges], a tensor or an ``EdgeIndex``, int32 or int64.
+        by_source: whether the order by source is needed, which backward reads.
+
+    Raises:
+        IndexError: a plain `edge_index` has a node that is out of range.
+        ValueError: an ``EdgeIndex`` has more nodes than `num_src` or `num_dst`, or int32 cannot count the edges.
+    """
+    if not isinstance(edge_index, EdgeIndex):
+        return _sort(edge_index, num_src, num_dst)
+    if edge_index.sort_order is None:
+        return _sort(edge_index.as_tensor(), num_src, num_dst)
+    (indptr, src), position = edges.compress(edge_index, by="col")
+    by_destination = edges.pad(indptr, num_dst, "destination"), src, position
+    if not by_source:
+        return Structure(*by_destination, None, None, None)
+    (rowptr, dst), position = edges.compress(edge_index, by="row")
+    return Structure(*by_destination, edges.pad(rowptr, num_src, "source"), dst, position)
+
+
+def _sort(edge_index: Tensor, num_src: int, num_dst: int) -> Structure:
+    edges.check_int32(edge_index, num_src, num_dst)
+    if torch.compiler.is_compiling() or edge_index.is_inference():
+        return Structure(*sorting.sort_edges(edge_index, num_src, num_dst))
+    # torch's version counter misses writes through `.data` and NumPy, so a checksum of the values is compared.
+    checksum = _hash_on_gpu(edge_index) if edge_index.is_cuda else sorting.hash_tensor(edge_index)
+    key = (edge_index._version, num_src, num_dst) if edge_index.is_cuda else (checksum, num_src, num_dst)
+    known = _sorted.get(edge_index)
+    if known is None or known[0] != key:
+        structure = Structure(*sorting.sort_edges(edge_index, num_src, num_dst))
+        known = _sorted[edge_index] = key, checksum, structure
+    elif edge_index.is_cuda:  # comparing here would wait for the device
+        torch._assert_async(known[1] == checksum, "edge_index was changed through .data: pass a new tensor instead")
+    return known[2]
+
+
+def _hash_on_gpu(edge_index: Tensor) -> Tensor:
+    numbers = edge_index.flatten().long()
+    return ((numbers + 1) * (torch.arange(numbers.numel(), device=numbers.device) * signed(GOLDEN) + 1)).sum()
