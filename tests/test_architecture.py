@@ -12,7 +12,7 @@ from parallel_epochs.scripts.architecture import ROOT, draw, imports_of, modules
 # Of code: without the signature, blank lines, comments and the docstring.
 LONGEST_FUNCTION, MOST_IMPORTS = 40, 25
 # What `python -m scripts.architecture --numbers` may count at most.
-LIMITS = {"rooms": 27, "imports between rooms": 110, "modules that import a configuration dataclass": 20,
+LIMITS = {"rooms": 27, "imports between rooms": 113, "modules that import a configuration dataclass": 20,
           "comparisons of a component's name": 10}
 # They read their own source, or what the system says of a process.
 OWN_FILES = {"pipeline.keys", "pipeline.graph.kaminpar_process"}
