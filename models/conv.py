@@ -1,22 +1,19 @@
 """GENConv with the arguments and state_dict of PyG's, plus all aggregations of DeepGCN and an external edge encoder."""
 # ruff: noqa: F722 (shapes are strings)
 
-import copy
 from typing import Optional
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch_geometric import EdgeIndex, nn as pyg
-from torch_geometric.nn.conv import MessagePassing
+from torch_geometric import nn as pyg
 from torch_geometric.typing import OptPairTensor, OptTensor, SparseTensor  # noqa: F401 (PyG looks for them here)
-from torch_geometric.utils import is_torch_sparse_tensor
 
-from parallel_epochs.models import notice
 from parallel_epochs.models.activation import norm_relu_dropout
-from parallel_epochs.models.aggregate import AGGREGATIONS, KERNELS, aggregate, check_rows
+from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, check_rows
 from parallel_epochs.models.aggregate.reduce import reduce
-from parallel_epochs.models.edges import for_pyg, from_sparse_tensor, from_torch_sparse
+from parallel_epochs.models.edges import for_pyg
+from parallel_epochs.models.fused_conv import FusedConv, choose_features, count_destinations, read_edges
 from parallel_epochs.models.plain import has_hooks, is_plain
 
 # The aggregation that PyG's constructor gets, so that it creates the parameter t or p under its own name.
@@ -27,13 +24,9 @@ _OURS = ("power", *_PYG_AGGR)
 SUMS = ("add", "softmax_sum", "power_sum")
 # The entries of PyG's `aggr_kwargs` that are read here.
 _AGGR_KWARGS = {"t", "p", "learn"}
-# The methods that PyG calls on the way from the nodes to the aggregated messages. A subclass may override them.
-_STEPS = ("message", "aggregate", "update", "message_and_aggregate", "edge_update")
-_HOOKS = tuple(f"_{step}_forward_{kind}" for step in ("propagate", *_STEPS[:2], *_STEPS[3:])
-               for kind in ("pre_hooks", "hooks"))
 
 
-class GENConv(pyg.GENConv):
+class GENConv(FusedConv, pyg.GENConv):
     """Generalized graph convolution, ``MLP(x_i + aggregate_j(relu(x_j + e_ij) + eps))``.
 
     It takes the arguments of :class:`torch_geometric.nn.GENConv` and has more aggregations, see
@@ -47,7 +40,7 @@ class GENConv(pyg.GENConv):
     Args:
         y: initial y of the factor degree^sigmoid(y) in ``softmax_sum`` and ``power_sum``.
         learn_y: whether `y` is learned.
-        kernel: "auto", "fused" or "reference", see :func:`models.aggregate.aggregate`.
+        kernel: "auto", "fused" or "reference", see :func:`models.aggregate.aggregate`, or "pyg" for PyG's own code.
 
     Raises:
         ValueError: unknown `kernel`.
@@ -55,19 +48,12 @@ class GENConv(pyg.GENConv):
 
     def __init__(self, in_channels, out_channels, aggr="softmax", *args, y: float = 0.0, learn_y: bool = False,
                  kernel: str = "auto", **kwargs):
-        if kernel not in KERNELS:
-            raise ValueError(f"kernel={kernel} is unknown; choose one of {', '.join(KERNELS)}")
         super().__init__(in_channels, out_channels, _PYG_AGGR.get(aggr, aggr) if isinstance(aggr, str) else aggr,
-                         *args, **kwargs)
+                         *args, kernel=kernel, **kwargs)
         self.aggr_name = aggr if isinstance(aggr, str) else self.aggr
         self._pygs_kwargs = sorted(set(kwargs.get("aggr_kwargs") or ()) - _AGGR_KWARGS)
-        self._aggr_kind = type(self.aggr_module)
-        self.kernel = kernel
         if isinstance(aggr, str) and aggr.endswith("_sum"):
             self.y = torch.nn.Parameter(torch.tensor([y])) if learn_y else y
-        if _is_made_by_pyg(type(self)._orig_propagate):
-            # PyG uses the inherited code, which may have been generated for another class, without explanations.
-            type(self)._orig_propagate = MessagePassing.propagate
 
     def forward(
         self,
@@ -101,25 +87,15 @@ class GENConv(pyg.GENConv):
         Raises:
             ValueError: sizes that do not match, or ``kernel="fused"`` where PyG's own code has to run.
         """
-        if reason := self._why_pygs_own(x):
-            if self.kernel == "fused":
-                raise ValueError(f"kernel=fused cannot run: {reason}. Use kernel=auto to run PyG's own code.")
+        if reason := self._runs_pygs_own(x, self._why_special()):
             if degree_ratio is not None:
                 raise ValueError(f"degree_ratio works without PyG's own code only, which has to run here: {reason}")
-            notice.warn(f"{type(self).__name__}: PyG's own code runs ({reason})")
             return self._run_pygs_own(x, edge_index, edge_attr, size, edge_encoder)
 
-        if isinstance(edge_index, SparseTensor):
-            value = edge_index.storage.value()
-            edge_index = from_sparse_tensor(edge_index)
-        elif is_torch_sparse_tensor(edge_index):
-            edge_index, value = from_torch_sparse(edge_index)
-        else:
-            value = None
-        if edge_attr is None and value is not None and value.dim() > 1:  # as PyG has it
-            edge_attr = value
+        edge_index, value = read_edges(edge_index)
+        edge_attr = choose_features(edge_attr, value)
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
-        num_dst = _count_destinations(x_src, x_dst, edge_index, size)
+        num_dst = count_destinations(x_src, x_dst, edge_index, size)
         if hasattr(self, "lin_src"):
             x_src = self.lin_src(x_src)
         edge_attr, weight, bias = self._choose_encoder(edge_attr, edge_encoder)
@@ -150,28 +126,13 @@ class GENConv(pyg.GENConv):
                       t=getattr(self.aggr_module, "t", 1.0), p=getattr(self.aggr_module, "p", 1.0),
                       y=getattr(self, "y", 0.0))
 
-    def _why_pygs_own(self, x: Tensor | tuple[Tensor, Tensor | None]) -> str:
-        """Return the reason why PyG's own code has to run, or an empty text."""
+    def _why_special(self) -> str:
+        """Return the reason that only this layer has why PyG's own code has to run, or an empty text."""
         if not isinstance(self.aggr_name, str) or self.aggr_name not in AGGREGATIONS:
             return f"aggr={self.aggr_name}"
         if self._pygs_kwargs:
             return f"aggr_kwargs with {', '.join(self._pygs_kwargs)}"
-        if self.flow != "source_to_target":
-            return f"flow={self.flow}"
-        if (x if isinstance(x, Tensor) else x[0]).dim() != 2 or self.node_dim not in (-2, 0):
-            return "x does not have 2 dimensions, or node_dim is not -2"
-        if self.explain:
-            return "an explainer's mask"
-        if self.decomposed_layers != 1:
-            return f"decomposed_layers={self.decomposed_layers}"
-        if any(getattr(self, name) for name in _HOOKS):
-            return "hooks on the steps of message passing"
-        if not is_plain(self.aggr_module, self._aggr_kind):
-            return "aggr_module was replaced or has hooks"
-        own = [step for step in _STEPS if step in vars(self) or getattr(type(self), step) is not _step_of_ours(step)]
-        if "propagate" in vars(self) or not _is_made_by_pyg(type(self).propagate):
-            own.append("propagate")
-        return f"the class overrides {', '.join(own)}" if own else ""
+        return ""
 
     def _run_pygs_own(self, x, edge_index, edge_attr, size, edge_encoder):
         if edge_attr is not None and isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
@@ -212,35 +173,5 @@ class GENConv(pyg.GENConv):
                 out = module(out)
         return out
 
-    def __prepare_scriptable__(self) -> MessagePassing:
-        """Return PyG's layer with the same parameters for torch.jit.script, which cannot read this class."""
-        if type(self) is not GENConv or self.aggr_name in _OURS:
-            raise ValueError(f"torch.jit.script can only read PyG's own layers, not {type(self).__name__} with "
-                             f"aggr={self.aggr_name}. Use GENConv with one of PyG's aggregations, such as softmax.")
-        notice.warn("GENConv: PyG's own code runs (torch.jit.script)")
-        template = pyg.GENConv(1, 1)  # PyG writes the code that is scripted when it first makes a layer
-        twin = copy.copy(self)
-        twin.__class__ = pyg.GENConv
-        twin.inspector = template.inspector
-        return twin
-
-
-def _step_of_ours(step: str):
-    return getattr(GENConv, step)
-
-
-def _is_made_by_pyg(propagate) -> bool:
-    return propagate is MessagePassing.propagate or propagate.__module__.endswith("_propagate")
-
-
-def _count_destinations(x_src, x_dst, edge_index, size) -> int:
-    if isinstance(edge_index, EdgeIndex):
-        size = edge_index.sparse_size()
-    num_src, num_dst = (None, None) if size is None else size
-    for name, x, expected in (("source", x_src, num_src), ("destination", x_dst, num_dst)):
-        if x is not None and expected is not None and x.size(0) != expected:
-            raise ValueError(f"x has {x.size(0)} {name} nodes, but the edges are between {num_src} source and "
-                             f"{num_dst} destination nodes")
-    if x_dst is not None:
-        return x_dst.size(0)
-    return x_src.size(0) if num_dst is None else num_dst
+    def _why_not_scriptable(self) -> str:
+        return f"PyG has no aggr={self.aggr_name}, but softmax for example" if self.aggr_name in _OURS else ""

@@ -67,6 +67,9 @@ def test_a_plain_layer_runs_fused(said, monkeypatch):
     ours.kernel = "fused"
     ours(*inputs())
     assert not said
+    ours.kernel = "pyg"
+    assert_same(ours, theirs, *inputs())
+    assert said == ["GENConv: PyG's own code runs (kernel=pyg)"]
 
 
 @pytest.mark.parametrize("options, why", [
@@ -457,7 +460,7 @@ def test_what_does_not_fit_is_refused(wrong, message, kernel):
 
 
 def test_an_unknown_kernel_is_refused_at_once():
-    with pytest.raises(ValueError, match="kernel=fast is unknown; choose one of auto, fused, reference"):
+    with pytest.raises(ValueError, match="kernel=fast is unknown; choose one of auto, fused, reference, pyg"):
         GENConv(6, 6, kernel="fast")
 
 
