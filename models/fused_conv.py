@@ -1,5 +1,4 @@
-"""What the layers share that stand in for PyG's: which code runs, the edges that it reads, and the class for TorchScript.
-"""
+"""What the layers share that stand in for PyG's: which code runs, the edges it reads, and the class for TorchScript."""
 
 import copy
 import inspect
@@ -30,8 +29,8 @@ class FusedConv:
 
     Args:
         kernel: "fused" for the fused kernel, "reference" for plain torch with the same numbers, "pyg" for PyG's own
-            code, or "auto" for the fused kernel where it can run. Where only PyG's own code can do what is asked, "auto"
-            and "reference" run that, and one warning says so.
+            code, or "auto" for the fused kernel where it can run. Where only PyG's own code can do what is asked,
+            "auto" and "reference" run that, and one warning says so.
 
     Raises:
         ValueError: unknown `kernel`.
