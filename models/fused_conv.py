@@ -22,7 +22,7 @@ _HOOKS = tuple(f"_{step}_forward_{kind}" for step in ("propagate", *_STEPS[:2], 
                for kind in ("pre_hooks", "hooks"))
 
 
-class FusedConv:
+class FusedConv(MessagePassing):
     """The common part of the layers that stand in for PyG's. Such a layer inherits from this class, then from PyG's.
 
     The constructor takes the arguments of PyG's class and `kernel`.
@@ -99,7 +99,7 @@ class FusedConv:
         if reason:
             raise ValueError(f"torch.jit.script can only read PyG's own layers, not {type(self).__name__}: {reason}")
         notice.warn(f"{ours.__name__}: PyG's own code runs (torch.jit.script)")
-        template = pygs.__new__(pygs)
+        template = object.__new__(pygs)
         MessagePassing.__init__(template)  # PyG writes the code that is scripted when it first makes a layer
         twin = copy.copy(self)
         twin.__class__ = pygs
