@@ -99,7 +99,7 @@ class FusedConv(MessagePassing):
         if reason:
             raise ValueError(f"torch.jit.script can only read PyG's own layers, not {type(self).__name__}: {reason}")
         notice.warn(f"{ours.__name__}: PyG's own code runs (torch.jit.script)")
-        template = object.__new__(pygs)
+        template: MessagePassing = object.__new__(pygs)
         MessagePassing.__init__(template)  # PyG writes the code that is scripted when it first makes a layer
         twin = copy.copy(self)
         twin.__class__ = pygs
