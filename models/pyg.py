@@ -1,7 +1,6 @@
 """A stack of layers of any convolution of PyG, chosen by its name."""
 # ruff: noqa: F722 (shapes are strings)
 
-import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -216,10 +215,7 @@ def find(name: str) -> type[torch.nn.Module]:
     if isinstance(kind, type) and issubclass(kind, BasicGNN):
         raise ValueError(f"conv={name} is a whole model: set model=custom model.path=torch_geometric.nn.{name}")
     if not isinstance(kind, type) or not issubclass(kind, pyg.MessagePassing):
-        known = {other.lower(): other for other in dir(pyg) if other.endswith("Conv")}
-        near = difflib.get_close_matches(name.lower(), known, n=1)
-        raise ValueError(f"conv={name} is not a convolution of torch_geometric.nn"
-                         f"{f'; did you mean {known[near[0]]}?' if near else ''}")
+        raise ValueError(f"conv={name} is not a convolution of torch_geometric.nn")
     parameters = inspect.signature(getattr(kind, "forward")).parameters  # noqa: B009
     needed = [key for key, parameter in list(parameters.items())[1:]
               if parameter.default is inspect.Parameter.empty]

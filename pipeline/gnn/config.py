@@ -1,6 +1,8 @@
 """The keys of trainer=gnn. Nothing here imports torch, so that ``--help`` answers at once."""
 
+import difflib
 import importlib.util
+import re
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -284,11 +286,29 @@ class GNNConfig(RunConfig):
         if self.features.optimizer not in sparse:
             raise ValueError(f"features.optimizer={self.features.optimizer} is unknown; choose one of "
                              f"{', '.join(sparse)}")
+        if conv := getattr(self.model, "conv", ""):
+            _check_conv(conv)
         if self.loader.name == "neighbor":
             _check_num_neighbors("loader", self.loader.num_neighbors, self.model.num_layers)
         if self.evaluation.samples:
             part = "evaluation" if self.evaluation.num_neighbors else "loader"
             _check_num_neighbors(part, getattr(self, part).num_neighbors, self.model.num_layers)
+
+
+def _check_conv(name: str) -> None:
+    """Refuse a layer that ``torch_geometric.nn`` does not name; its files are read, as importing it takes seconds.
+
+    Raises:
+        ValueError: names the layer that was probably meant.
+    """
+    (folder,) = importlib.util.find_spec("torch_geometric").submodule_search_locations
+    known = {word for file in Path(folder, "nn").glob("*/__init__.py")
+             for word in re.findall(r"\b[A-Z]\w+", file.read_text())}
+    if name not in known:
+        lower = {word.lower(): word for word in known if word.endswith("Conv")}
+        near = difflib.get_close_matches(name.lower(), lower, n=1)
+        raise ValueError(f"model.conv={name} is not a convolution of torch_geometric.nn"
+                         f"{f'; did you mean {lower[near[0]]}?' if near else ''}")
 
 
 def _check_num_neighbors(part: str, num_neighbors: list[int], num_layers: int) -> None:

@@ -57,6 +57,8 @@ COMMANDS = [
     (TRAIN, "trainer=layout data=vectors data.path=graph.pt trainer.perplexity=30",
      "trainer.perplexity=30 must be less than trainer.num_neighbors=30: a third of it is usual"),
     (TRAIN, "model=gcn", "model=gcn is unknown; choose one of custom, deepergcn, equilibrium, pyg, revgnn"),
+    (TRAIN, "model=pyg model.conv=sageconv",
+     "model.conv=sageconv is not a convolution of torch_geometric.nn; did you mean SAGEConv?"),
     (TRAIN, "experiment=digit", "experiment=digit is unknown; choose one of complex_fb15k237, complex_math, "
                                 "debian_sections, deepwalk_blogcatalog, digits, largevis_mnist, line_blogcatalog, "
                                 "node2vec_blogcatalog, "
