@@ -35,9 +35,22 @@ def sort_edges(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
             *(pointer(edge_index[i]) for i in (key, 1 - key)), ctypes.c_int64(edge_index.size(1)),
             ctypes.c_int64(num_keys), ctypes.c_int(edge_index.dtype == torch.int64), *map(pointer, arrays))
         if broken:
-            raise IndexError(f"edge_index[{key}] has values from {int(edge_index[key].min())} to "
-                             f"{int(edge_index[key].max())}, but there are {num_keys} such nodes")
+            check_ends(edge_index, num_src, num_dst)
     return structure
+
+
+def check_ends(edge_index: Tensor, num_src: int | None, num_dst: int | None) -> None:
+    """Raise an IndexError if an edge [2, num_edges] has a source or a destination that is not in the graph.
+
+    A number of nodes that is none is not checked.
+    """
+    for row, (ends, num_nodes) in enumerate(zip(edge_index, (num_src, num_dst), strict=True)):
+        if num_nodes is None or not ends.numel():
+            continue
+        least, greatest = map(int, ends.aminmax())
+        if least < 0 or greatest >= num_nodes:
+            raise IndexError(f"edge_index[{row}] has values from {least} to {greatest}, but there are {num_nodes} such "
+                             f"nodes")
 
 
 def _allocate(edge_index, num_src, num_dst):

@@ -1,0 +1,78 @@
+"""The reference operators in plain torch, for any device and dtype. They build the message of every edge."""
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+from parallel_epochs.models.aggregate.reference import is_transformed
+from parallel_epochs.models.kernels.sorting import check_ends
+from parallel_epochs.models.messages.inputs import Call, align
+
+# What a destination without edges gets: PyG's rule.
+EMPTY = {"sum": 0.0, "mean": 0.0, "max": 0.0, "min": 0.0, "prod": 1.0}
+_SCATTER = {"max": "amax", "min": "amin", "prod": "prod"}
+
+
+def update_all(call: Call, reduce: str) -> Tensor:
+    """Compute :func:`models.messages.update_all`."""
+    edges = _ends(call)
+    message = _compute_messages(call, edges)
+    return reduce_messages(message, edges[1], call.num_dst, reduce).to(call.dtype)
+
+
+def apply_edges(call: Call) -> Tensor:
+    """Compute :func:`models.messages.apply_edges`."""
+    return _compute_messages(call, _ends(call)).to(call.dtype)
+
+
+def edge_softmax(call: Call) -> Tensor:
+    """Compute :func:`models.messages.edge_softmax` of a call of ``copy_e``."""
+    dst = _ends(call)[1]
+    scores = _widen(call.operands["e"])
+    largest = reduce_messages(scores.detach(), dst, call.num_dst, "max")
+    share = (scores - largest.index_select(0, dst)).exp()
+    return (share / reduce_messages(share, dst, call.num_dst, "sum").index_select(0, dst)).to(call.dtype)
+
+
+def combine(operation: str, left: Tensor, right: Tensor | None) -> Tensor:
+    """Combine two operands, whose shapes broadcast, into messages."""
+    if operation == "copy":
+        return left
+    if operation == "dot":
+        return (left * right).sum(-1, keepdim=True)
+    return getattr(torch, operation)(left, right)
+
+
+def reduce_messages(message: Tensor, dst: Tensor, num_dst: int, reduce: str) -> Tensor:
+    """Reduce messages [num_edges, *trailing] at their destinations to [num_dst, *trailing]."""
+    out = torch.full((num_dst, *message.shape[1:]), EMPTY[reduce], dtype=message.dtype, device=message.device)
+    if reduce in _SCATTER:
+        index = dst.long().reshape(-1, *(1,) * (message.dim() - 1)).expand_as(message)
+        return out.scatter_reduce(0, index, message, _SCATTER[reduce], include_self=reduce == "prod")
+    out = out.index_add(0, dst, message)
+    if reduce == "sum":
+        return out
+    degree = message.new_zeros(num_dst).index_add_(0, dst, torch.ones_like(dst, dtype=message.dtype))
+    return out / degree.clamp(min=1).reshape(-1, *(1,) * (out.dim() - 1))
+
+
+def _ends(call: Call) -> Tensor:
+    edge_index = call.edge_index.as_tensor() if isinstance(call.edge_index, EdgeIndex) else call.edge_index
+    if edge_index.device.type == "cpu" and not is_transformed():  # a check would wait for a GPU
+        check_ends(edge_index, call.num_src, call.num_dst)
+    return edge_index
+
+
+def _compute_messages(call: Call, edges: Tensor) -> Tensor:
+    rows = {"u": edges[0], "v": edges[1]}
+    num_dims = max(operand.dim() - 1 for operand in call.operands.values())
+    values = []
+    for name in call.message.names:
+        operand = _widen(align(call.operands[name], num_dims))
+        values.append(operand.index_select(0, rows[name]) if name in rows else operand)
+    return combine(call.message.operation, values[0], values[1] if len(values) == 2 else None)
+
+
+def _widen(operand: Tensor) -> Tensor:
+    # Sums of many terms would lose too much in 16 bits.
+    return operand.to(torch.promote_types(operand.dtype, torch.float32))
