@@ -166,6 +166,8 @@ def _check_entry(entry: Entry) -> None:
             raise ValueError(f"{name} must be in [{meaning.minimum:g}, {_power_of_two(meaning.below)}), not {value}")
     elif meaning.minimum is not None and value < meaning.minimum:
         raise ValueError(f"{name} must be at least {meaning.minimum:g}, not {value}")
+    if meaning.above is not None and meaning.below is not None and not meaning.above < value < meaning.below:
+        raise ValueError(f"{name} must be in ({meaning.above:g}, {meaning.below:g}), not {value}")
     if meaning.above is not None and not value > meaning.above:
         raise ValueError(f"{name} must be more than {meaning.above:g}, not {value}")
 

@@ -1,8 +1,15 @@
 """Rounds, shares and learning rates of every rank: numbers only, no graph and no model."""
 
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -73,8 +80,8 @@ class Schedule:
             return Share(draw=0, first=self.rank + first_step * self.num_ranks, stride=self.num_ranks)
         return Share(draw=self.rank, first=first_step, is_empty=self.rank >= self.epochs_of_round(epochs))
 
-    def learning_rate(self, step: int, epochs: int, step_in_round: int = 0) -> float:
-        """Compute the learning rate of a step: `lr`, times a factor for the ranks, times a factor for the warm-up.
+    def learning_rate(self, step: int, epochs: int, step_in_round: int = 0, *, lr: float | None = None) -> float:
+        """Compute the learning rate of a step: that of one rank, times a factor for the ranks and one for the warm-up.
 
         The factor for the ranks is 1 (none), the root (sqrt) or the number itself (linear) of the batches that all
         ranks together train on in the step. The warm-up rises linearly to 1 over `warmup_steps` steps.
@@ -83,11 +90,12 @@ class Schedule:
             step: number of the step since the run began, from 0.
             epochs: passes over the graph before its round.
             step_in_round: number of the step in it, from 0; the last one of split may have fewer batches than ranks.
+            lr: learning rate of one rank. None: :attr:`lr`.
         """
         left = self.num_batches - step_in_round * self.num_ranks
         together = min(self.num_ranks, left) if self.split else self.epochs_of_round(epochs)
         scale = {"none": 1, "sqrt": math.sqrt(together), "linear": together}[self.lr_scaling]
-        return self.lr * scale * min(1, (step + 1) / max(self.warmup_steps, 1))
+        return (self.lr if lr is None else lr) * scale * min(1, (step + 1) / max(self.warmup_steps, 1))
 
     def is_evaluation_due(self, before: int, after: int) -> bool:
         """Tell whether to evaluate after a round that went from `before` to `after` passes over the graph."""
@@ -111,6 +119,98 @@ class Schedule:
         warmup = f" after {self.warmup_steps} steps" if self.warmup_steps else ""
         return (f"{self.num_ranks} ranks, parallel={'split' if self.split else 'epochs'}: learning rate {self.lr:g}, "
                 f"scaled ({self.lr_scaling}) {self.learning_rate(self.warmup_steps, 0):g}{warmup}")
+
+
+class Decay(Protocol):
+    """How the learning rate of one rank, without the warm-up, changes in the course of a run.
+
+    - `follows_metric`: whether it needs a validation metric.
+    - `lr`: the learning rate of a step, given its number since the run began.
+    - `observe`: called after each evaluation that follows the warm-up, with its validation metric, the same on all
+      ranks.
+    - `state` and `load`: what a resumed run needs beside the number of the step, by name.
+    """
+
+    follows_metric: bool
+
+    def lr(self, step: int) -> float: ...
+    def observe(self, score: float) -> None: ...
+    def state(self) -> dict: ...
+    def load(self, state: dict) -> None: ...
+
+
+class Constant:
+    """A learning rate that stays the same."""
+
+    follows_metric = False
+
+    def __init__(self, lr: float, **options):
+        self._lr = lr
+
+    def lr(self, step: int) -> float:
+        """Return the learning rate of every step."""
+        return self._lr
+
+    def observe(self, score: float) -> None:
+        """Do nothing."""
+
+    def state(self) -> dict:
+        """Return nothing."""
+        return {}
+
+    def load(self, state: dict) -> None:
+        """Do nothing."""
+
+    def __str__(self) -> str:
+        return ""
+
+
+class Plateau:
+    """A learning rate that falls when the validation metric stops improving, by torch's ReduceLROnPlateau.
+
+    Args:
+        lr: at the beginning.
+        factor: what the learning rate is multiplied by, in (0, 1).
+        patience: evaluations without a better metric that are tolerated; the next one lowers the learning rate.
+        lower_is_better: whether a lower metric is better.
+    """
+
+    follows_metric = True
+
+    def __init__(self, lr: float, *, factor: float, patience: int, lower_is_better: bool):
+        # Its learning rate is that of one rank. The optimizer of the model has that of all ranks.
+        self._optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)
+        self._scheduler = ReduceLROnPlateau(self._optimizer, "min" if lower_is_better else "max", factor=factor,
+                                            patience=patience)
+
+    def lr(self, step: int) -> float:
+        """Return the learning rate now."""
+        return self._optimizer.param_groups[0]["lr"]
+
+    def observe(self, score: float) -> None:
+        """Count an evaluation. The learning rate falls if too many in a row were no better than the best one."""
+        before, scheduler = self.lr(0), self._scheduler
+        scheduler.step(score)
+        if self.lr(0) < before:
+            log.info("learning rate falls from %g to %g: evaluations in a row without a validation metric better than "
+                     "%.4f: %d", before, self.lr(0), scheduler.best, scheduler.patience + 1)
+
+    def state(self) -> dict:
+        """Return the learning rate, and what the scheduler counts."""
+        return {"lr": self.lr(0), "best": self._scheduler.best, "num_bad": self._scheduler.num_bad_epochs}
+
+    def load(self, state: dict) -> None:
+        """Go on from what :meth:`state` returned."""
+        self._optimizer.param_groups[0]["lr"] = state["lr"]
+        self._scheduler.best, self._scheduler.num_bad_epochs = state["best"], state["num_bad"]
+
+    def __str__(self) -> str:
+        return (f", times {self._scheduler.factor:g} after more than {self._scheduler.patience} evaluations without a "
+                "better validation metric")
+
+
+# By train.schedule. Each takes the learning rate of one rank and the options of all others.
+DECAYS: dict[str, type[Constant] | type[Plateau]] = {"none": Constant, "plateau": Plateau}
 
 
 def fall_linearly(lr: float, last: float, done: float) -> float:

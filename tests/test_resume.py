@@ -284,6 +284,7 @@ RANKS = [
     ("cluster", UNEVEN, "stopped"), ("cluster", UNEVEN, "killed"),
     ("cluster", [*SPLIT, "partition.num_parts=5"], "stopped"), ("cluster", [*SPLIT, "partition.num_parts=5"], "killed"),
     ("cluster: METIS", [*UNEVEN, "train.label_input=0.5"], "stopped"),
+    ("cluster: AdamW, warm-up, plateau and clipping", [*SPLIT, "partition.num_parts=5"], "killed"),
     *((row, [*UNEVEN, *norm, f"evaluation={evaluation}"], "stopped")
       for row, *norm in (("revgnn", "model.norm=batch"), ("equilibrium", "model.norm=batch"), ("custom",),
                          ("pyg", "model.norm=batch"), ("cluster: fp16", "model.norm=batch"), ("cluster: batch norm",))

@@ -29,7 +29,7 @@ from parallel_epochs.pipeline.gnn.model import (
     try_model,
 )
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
-from parallel_epochs.pipeline.gnn.setup import Setup, build_task, machine_of
+from parallel_epochs.pipeline.gnn.setup import Setup, build_decay, build_task, machine_of
 from parallel_epochs.pipeline.gnn.tasks.build import TASKS
 from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
 from parallel_epochs.pipeline.graph.components import Components, split_components
@@ -145,6 +145,7 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
             check_table(config, setup.data.num_nodes)
             check_activations(config, setup.data)
             setup.task, setup.loader  # noqa: B018 - built here
+            build_decay(config, setup.task)
     return OpenData(config, _visible(config, data), list(setups), components)
 
 
@@ -208,13 +209,13 @@ def build_trainer(setup: Setup, *, ranks: Ranks = Ranks(), stop: StopRequest | N
     refuse_sparse_modules(model, train.optimizer)
     optimizer = OPTIMIZERS[train.optimizer](model.parameters(), lr=train.lr, weight_decay=train.weight_decay,
                                             fused=True)
-    predict_all = build_predictor(setup, ranks, stop)
+    predict_all, decay = build_predictor(setup, ranks, stop), build_decay(config, setup.task)
     trainer = GNNTrainer(
-        model, optimizer, setup.task, loader, schedule, predict_all, device=device, table=table,
+        model, optimizer, setup.task, loader, schedule, predict_all, device=device, decay=decay, table=table,
         precision=train.precision, clip_grad_norm=train.clip_grad_norm, seed=config.seed,
         prefetch=config.partition.prefetch, kernel=kernel, ranks=ranks, stop=stop)
     _describe_model(setup, trainer.about.num_parameters)
-    log.info("%s", schedule)
+    log.info("%s%s", schedule, decay)
     return trainer
 
 

@@ -146,13 +146,17 @@ class FeaturesConfig:
     channels: int = key(64, "Number of columns of the table.", minimum=1, when=TABLE)
     concat: bool = key(False, "Concatenate the table and the features of the data. false: the table replaces them.",
                        when=TABLE)
-    lr: float = key(0.003, "Learning rate of the table. It is scaled and warmed up like train.lr.", above=0, when=TABLE)
+    lr: float = key(0.003, "Learning rate of the table. It is scaled, warmed up and lowered like train.lr.", above=0,
+                     when=TABLE)
     dropout: float = key(0.5, "Fraction of a batch's nodes whose rows are zero in a training "
                          "step.", minimum=0, below=1, when=TABLE)
     optimizer: str = key("sparse_adam", "Optimizer of the table: sparse_adam, or sgd, which keeps no moments.",
                          when=TABLE)
     device: str = key("auto", "Where the table lies: auto, on the device of the model; cpu, in the memory of the "
                       "machine.", choices=("auto", "cpu"), when=TABLE)
+
+
+PLATEAU = {"train.schedule": ("plateau",)}
 
 
 @dataclass
@@ -163,6 +167,12 @@ class GNNTrainConfig(TrainConfig):
     weight_decay: float = key(0.0, "Weight decay of the optimizer.", minimum=0)
     warmup_steps: int = key(0, "Number of steps in which the learning rate rises linearly, from lr / warmup_steps to "
                             "lr.", minimum=0)
+    schedule: str = key("none", "How the learning rate changes after the warm-up. none: not at all. plateau: it falls "
+                        "when the validation metric stops improving, as by torch's ReduceLROnPlateau.",
+                        choices=("none", "plateau"))
+    plateau_factor: float = key(0.1, "Factor by which the learning rate falls.", above=0, below=1, when=PLATEAU)
+    plateau_patience: int = key(10, "Largest number of evaluations in a row without a better validation metric that "
+                                "does not lower the learning rate.", minimum=0, when=PLATEAU)
     clip_grad_norm: float = key(0.0, "Largest norm of the gradient. 0: no clipping.", minimum=0)
     label_input: float = key(0.0, "Fraction of the training labels that are inputs during training. 0: none.",
                              minimum=0, below=1)

@@ -24,7 +24,7 @@ from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.seeds import seed_torch
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.sync import Agreement, GradientSync
-from parallel_epochs.pipeline.schedule import Schedule, Share
+from parallel_epochs.pipeline.schedule import Constant, Decay, Schedule, Share
 
 # Of autocast, by train.precision.
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -42,7 +42,8 @@ class Task(Protocol):
 
     `loss` returns the loss of a batch, summed over what counts in it, and the number of that; `predict` the numbers of
     a batch's targets and a row for each; `scores` the metric of each split from the rows of all; `predictions` what is
-    saved of them, a row for each of `unit`; `check_pairs` refuses pairs of nodes that it could not predict.
+    saved of them, a row for each of `unit`; `check_pairs` refuses pairs of nodes that it could not predict;
+    `is_defined` tells whether the metric of a split is a number.
     """
 
     metric: str
@@ -57,6 +58,7 @@ class Task(Protocol):
     def predictions(self, model: torch.nn.Module | None, rows: Tensor,
                     pairs: Tensor | None = None) -> dict[str, Tensor]: ...
     def check_pairs(self, pairs: Tensor) -> None: ...
+    def is_defined(self, split: str) -> bool: ...
 
 
 class Loader(Protocol):
@@ -87,6 +89,7 @@ class GNNTrainer:
         task: what is learned.
         loader: of the batches.
         schedule: of this rank.
+        decay: changes the learning rate in the course of the run; a constant one if not given.
         predict_all: predicts every row after a round, given its number; empty on other ranks than the first where
             only the first can.
         table: node features that are learned beside the model.
@@ -103,11 +106,12 @@ class GNNTrainer:
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, task: Task,
                  loader: Loader, schedule: Schedule, predict_all: Callable[[int], Tensor], *,
-                 device: torch.device, table: NodeTable | None = None, precision: str = "fp32",
-                 clip_grad_norm: float = 0.0, seed: int = 0, prefetch: int = 2, kernel: str = "",
-                 ranks: Ranks = Ranks(), stop: StopRequest | None = None):
+                 device: torch.device, decay: Decay | None = None, table: NodeTable | None = None,
+                 precision: str = "fp32", clip_grad_norm: float = 0.0, seed: int = 0, prefetch: int = 2,
+                 kernel: str = "", ranks: Ranks = Ranks(), stop: StopRequest | None = None):
         self.model, self.optimizer, self.task, self.loader, self.schedule = model, optimizer, task, loader, schedule
         self.table, self.device, self.progress = table, device, Progress()
+        self._decay = decay or Constant(schedule.lr)
         weights = [*model.parameters(), *([] if table is None else [table.weight])]
         # Another device, or another number of threads outside of the fused kernel, rounds otherwise.
         self.about = About(
@@ -140,7 +144,8 @@ class GNNTrainer:
         self.model.train()
         for batch in _padded(background.batches(progress.round), schedule.num_steps - progress.step_in_round):
             pulse.beat(f"step {progress.step_in_round + 1} of round {progress.round + 1}")
-            progress.lr = schedule.learning_rate(progress.step, progress.epochs, progress.step_in_round)
+            progress.lr = schedule.learning_rate(progress.step, progress.epochs, progress.step_in_round,
+                                                 lr=self._decay.lr(progress.step))
             agreed, norm = self._step(batch, progress.lr)
             progress.step += 1
             progress.step_in_round += 1
@@ -223,6 +228,8 @@ class GNNTrainer:
             rows = self._predict_all(progress.round)
             scores = self._ranks.broadcast(self.task.scores(self.model, rows) if self._ranks.is_first else None)
             self.rows = rows if self._ranks.is_first else None
+            if progress.step >= self.schedule.warmup_steps:
+                self._decay.observe(scores["valid"])
         progress.epochs, progress.round = epochs, progress.round + 1
         progress.begin_round()
         return scores
@@ -268,6 +275,7 @@ class GNNTrainer:
         return {"model": self.weights(), "optimizer": self.optimizer.state_dict(),
                 **({} if self.table is None else {"table_optimizer": self.table.state()}),
                 **({"scaler": self._scaler.state_dict()} if self._scaler.is_enabled() else {}),
+                **({"decay": decay} if (decay := self._decay.state()) else {}),
                 "progress": dataclasses.asdict(self.progress)}
 
     def load(self, state: dict) -> None:
@@ -278,6 +286,7 @@ class GNNTrainer:
             self.table.load(state["table_optimizer"])
         if self._scaler.is_enabled():
             self._scaler.load_state_dict(state["scaler"])
+        self._decay.load(state.get("decay", {}))
         self.progress = Progress(**state["progress"])
 
     def _background_rounds(self) -> BackgroundRounds:

@@ -79,8 +79,9 @@ ROWS: dict[str, list[str]] = {
     "cluster: two clusters a step": [*TOY, "partition.clusters_per_step=2", "partition.num_parts=8"],
     "cluster: views": [*TOY, "evaluation=views", "evaluation.num_views=2"],
     "cluster: the whole graph": [*TOY, "partition=whole"],
-    "cluster: AdamW, warm-up and clipping": [
-        *TOY, "train.optimizer=adamw", "train.weight_decay=0.1", "train.warmup_steps=7", "train.clip_grad_norm=0.1"],
+    "cluster: AdamW, warm-up, plateau and clipping": [
+        *TOY, "train.optimizer=adamw", "train.weight_decay=0.1", "train.warmup_steps=3", "train.clip_grad_norm=0.1",
+        "train.schedule=plateau", "train.plateau_factor=0.5", "train.plateau_patience=0"],
     "cluster: batch norm": [*TOY, "model.norm=batch"],
     "cluster: bf16": [*TOY, "train.precision=bf16"],
     "cluster: fp16": [*TOY, "train.precision=fp16"],

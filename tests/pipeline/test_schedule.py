@@ -3,8 +3,12 @@
 import itertools
 
 import pytest
+import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from parallel_epochs.pipeline.schedule import Schedule
+from parallel_epochs.pipeline.gnn.config import GNNTrainConfig
+from parallel_epochs.pipeline.keys import meaning_of
+from parallel_epochs.pipeline.schedule import DECAYS, Plateau, Schedule
 
 # Numbers of epochs, batches and ranks: few enough to try them all.
 ALL = list(itertools.product((1, 2, 5, 6), (1, 2, 3, 7), (1, 2, 3, 4)))
@@ -80,3 +84,29 @@ def test_learning_rates_by_hand(scaling, factors):
     assert [schedule.learning_rate(10, epochs) / 0.1 for epochs in (0, 4)] == pytest.approx(factors)
     warmup = [schedule.learning_rate(step, 0) / (0.1 * factors[0]) for step in range(5)]
     assert warmup == pytest.approx([0.25, 0.5, 0.75, 1, 1])
+
+
+@pytest.mark.parametrize("lower_is_better", [False, True])
+def test_a_plateau_lowers_the_learning_rate_as_torch_does_and_goes_on_from_its_state(lower_is_better, caplog):
+    caplog.set_level("INFO")
+    options = dict(factor=0.5, patience=1, lower_is_better=lower_is_better)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    theirs = ReduceLROnPlateau(optimizer, "min" if lower_is_better else "max", factor=0.5, patience=1)
+    ours = Plateau(0.1, **options)
+    found = []
+    for score in (0.5, 0.6, 0.6, 0.7, 0.6, 0.6, 0.4, 0.3, 0.5, 0.5):
+        resumed = Plateau(0.1, **options)
+        resumed.load(ours.state())
+        for plateau in (ours, resumed):
+            plateau.observe(score)
+        theirs.step(score)
+        assert ours.state() == resumed.state() and ours.lr(0) == theirs.get_last_lr()[0]
+        found.append(ours.lr(0))
+    by_hand = [1, 1, .5, .5, .25, .25, .25, .25, .25, .125] if lower_is_better else \
+        [1, 1, 1, 1, 1, .5, .5, .25, .25, .125]
+    assert found == pytest.approx([0.1 * factor for factor in by_hand])
+    assert "learning rate falls from 0.1 to 0.05: evaluations in a row without a validation metric better than " \
+        f"{0.5 if lower_is_better else 0.7:.4f}: 2" in caplog.text
+    few = Schedule(num_epochs=2, num_batches=6, num_ranks=4, lr=0.1, warmup_steps=10)
+    assert few.learning_rate(4, 0, lr=ours.lr(4)) == pytest.approx(0.1 * 0.125 / 2)
+    assert meaning_of(GNNTrainConfig, "schedule").choices == tuple(DECAYS)

@@ -128,6 +128,10 @@ class LinkTask:
         """
         check_pairs(pairs, self.num_rows)
 
+    def is_defined(self, split: str) -> bool:
+        """Tell whether the metric of the validation or the test split is a number: it needs pairs of both kinds."""
+        return bool(len(self._data[f"{split}_pairs"]) and len(self._data[f"{split}_negatives"]))
+
     @torch.no_grad()
     def decode(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows columns"],
                pairs: Int[Tensor, "num_pairs 2"], *, of_test: bool = False) -> Float[Tensor, " num_pairs"]:

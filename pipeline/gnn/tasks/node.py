@@ -132,6 +132,11 @@ class NodeTask:
         """
         raise ValueError("pairs=FILE is for runs of task=link; this run predicts labels of nodes")
 
+    def is_defined(self, split: str) -> bool:
+        """Tell whether the metric of a split is a number: it needs labels, and some metrics labels of both kinds."""
+        y = self._data.y[self._data[f"{split}_mask"]]
+        return not math.isnan(self._score(torch.zeros(y.size(0), self.out_channels), y, official=False))
+
     def _predict(self, model: torch.nn.Module, batch: Data,
                  shown: Bool[Tensor, " num_nodes"]) -> Float[Tensor, "num_nodes out_channels"]:
         more = {"degree_ratio": batch.degree_ratio} if "degree_ratio" in batch else {}
