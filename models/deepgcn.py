@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from parallel_epochs.models.activation import norm_relu_dropout
 from parallel_epochs.models.categories import TableEncoder
+from parallel_epochs.models.edge_dropout import drop_edges
 from parallel_epochs.models.encoders import create_edge_encoder, create_node_encoders, encode_nodes, fold, prepare_edges
 from parallel_epochs.models.heads import pool_graphs
 from parallel_epochs.models.nearest import dilated_neighbors
@@ -35,6 +36,8 @@ class DeeperGCN(torch.nn.Module):
     With `knn`, each layer ignores the given edges and links each node to its nearest nodes in the space of the layer's
     input, computed anew in each step. These are the dynamic, dilated graphs of "DeepGCNs: Can GCNs Go as Deep as CNNs?"
     (https://arxiv.org/abs/1904.03751). See :func:`models.nearest.dilated_neighbors`.
+
+    Each layer draws anew which edges `edge_dropout` removes.
 
     With `pool`, the nodes of each graph become one row in front of the head, and ``res+`` has no ReLU after its last
     norm, as in DeepGCN's models of whole graphs.
@@ -75,6 +78,7 @@ class DeeperGCN(torch.nn.Module):
         super().__init__()
         edge_dim, num_categories = options.edge_dim or 0, options.num_categories
         self.block, self.dropout, self.pool, self.kernel = block, options.dropout, options.pool, options.kernel
+        self.input_dropout, self.edge_dropout = options.input_dropout, options.edge_dropout
         self.num_columns, self.num_edge_columns = in_channels + num_categories, edge_dim
         self.gradient_checkpointing = gradient_checkpointing
         self.fold_edge_encoder = fold_edge_encoder
@@ -146,7 +150,8 @@ class DeeperGCN(torch.nn.Module):
 
     def encode_nodes(self, x: Tensor) -> Tensor:
         """Encode node features for the first layer [num_nodes, channels]."""
-        return x if self.node_encoder is None else encode_nodes(x, self.node_encoder, self.category_encoder)
+        h = x if self.node_encoder is None else encode_nodes(x, self.node_encoder, self.category_encoder)
+        return F.dropout(h, self.input_dropout, self.training)
 
     def encode_edges(self, edge_attr: Tensor) -> Tensor:
         """Encode edge features for all layers [num_edges, channels]."""
@@ -171,6 +176,7 @@ class DeeperGCN(torch.nn.Module):
         if self.knn:
             edge_index = dilated_neighbors(h, self.knn, dilation=min(layer + 1, self.knn_dilation), ptr=ptr,
                                            epsilon=self.knn_epsilon if self.training else 0.0)
+        edge_index, edge_attr = drop_edges(edge_index, edge_attr, dropout=self.edge_dropout, training=self.training)
 
         def convolve(h: Tensor) -> Tensor:
             nonlocal state

@@ -5,7 +5,7 @@ PyG sorts edges when a sorted order is asked for. These functions store an order
 # ruff: noqa: F722 (shapes are strings)
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric import EdgeIndex
@@ -78,6 +78,35 @@ def fill_csr(edge_index: EdgeIndex, *, perm: Int[Tensor, " num_edges"], src: Int
     """
     edge_index._T_perm, edge_index._T_index, edge_index._T_indptr = perm, (src, dst), rowptr
     return edge_index
+
+
+def keep_edges(edge_index: Int[Tensor, "2 num_edges"], kept: Bool[Tensor, " num_edges"]) -> Tensor:
+    """Return some of the edges, in their order. An ``EdgeIndex`` keeps its sorted orders, and nothing is sorted again.
+
+    Args:
+        edge_index: [2, num_edges], a tensor or an ``EdgeIndex``.
+        kept: whether an edge is kept [num_edges].
+    """
+    if not isinstance(edge_index, EdgeIndex):
+        return edge_index[:, kept]
+    left = edge_index.as_tensor()[:, kept]
+    num_src, num_dst = edge_index.get_sparse_size()
+    if not edge_index.is_sorted_by_col:
+        return EdgeIndex(left, sparse_size=(num_src, num_dst), sort_order=edge_index.sort_order)
+    out = from_csc(left, _count(kept)[edge_index.get_csc()[0][0].long()], num_src=num_src)
+    if edge_index._T_perm is None or edge_index._T_indptr is None or edge_index._T_index[0] is None:
+        return out
+    # The same choice among the edges sorted by source.
+    by_source = edge_index._T_perm.long()
+    kept_by_source = kept[by_source]
+    src, dst = (nodes[kept_by_source] for nodes in edge_index._T_index)
+    return fill_csr(out, perm=_count(kept)[by_source[kept_by_source]].to(left.dtype), src=src, dst=dst,
+                    rowptr=_count(kept_by_source)[edge_index._T_indptr.long()].to(left.dtype))
+
+
+def _count(kept: Tensor) -> Tensor:
+    """Count the edges that are kept in front of each edge [num_edges + 1]."""
+    return torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])
 
 
 @torch.inference_mode(False)  # kept for steps that have gradients too

@@ -12,8 +12,10 @@ from typing import cast
 import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
+from torch.nn import functional as F
 
 from parallel_epochs.models.activation import draw_mask, norm_relu_dropout
+from parallel_epochs.models.edge_dropout import drop_edges
 from parallel_epochs.models.encoders import create_edge_encoder, create_node_encoders, encode_nodes, fold, prepare_edges
 from parallel_epochs.models.heads import pool_graphs
 from parallel_epochs.models.options import ModelOptions, check_inputs, takes_options
@@ -27,8 +29,8 @@ class EquilibriumGNN(torch.nn.Module):
 
     `u` are the encoded nodes. Anderson acceleration searches the fixed point, beginning at zeros. Backward solves the
     linear equation of the implicit function theorem in the same way, so that the memory is that of one block, however
-    often it is applied. All applications drop the same elements. If a search does not reach its tolerance, the step
-    goes on with the best state that it found; the first time, a log line says so.
+    often it is applied. All applications drop the same elements and edges. If a search does not reach its tolerance,
+    the step goes on with the best state that it found; the first time, a log line says so.
 
     Args:
         in_channels: Number of node features, without the one-hot columns of `num_categories`.
@@ -56,6 +58,7 @@ class EquilibriumGNN(torch.nn.Module):
         self.num_columns, self.num_edge_columns, self.pool = in_channels + num_categories, edge_dim, options.pool
         self.max_applications, self.tolerance = num_layers, tolerance
         self.dropout, self.kernel = options.dropout, options.kernel
+        self.input_dropout, self.edge_dropout = options.input_dropout, options.edge_dropout
         self.residual = 0.0
         self._has_said = False
         self.category_encoder, self.node_encoder = create_node_encoders(
@@ -88,7 +91,8 @@ class EquilibriumGNN(torch.nn.Module):
         """
         check_inputs(self, x, edge_attr)
         edge_attr = prepare_edges(edge_attr, getattr(self, "edge_encoder", None))
-        u = encode_nodes(x, self.node_encoder, self.category_encoder)
+        edge_index, edge_attr = drop_edges(edge_index, edge_attr, dropout=self.edge_dropout, training=self.training)
+        u = F.dropout(encode_nodes(x, self.node_encoder, self.category_encoder), self.input_dropout, self.training)
         u = u.to(torch.promote_types(u.dtype, torch.float32))
         mask = draw_mask(u, self.norms[0], dropout=self.dropout, training=self.training, kernel=self.kernel)
         maps = [None, None] if edge_attr is None else [

@@ -21,10 +21,10 @@ LEAST = {"in_channels": 1, "hidden_channels": 1, "out_channels": 1, "num_layers"
          "edge_dim": 0, "num_categories": 0, "num_groups": 2, "knn": 0, "knn_dilation": 1}
 CHOICES = {"block": tuple(BLOCKS), "aggr": AGGREGATIONS, "norm": tuple(NORMS), "kernel": KERNELS,
            "virtual_node": VIRTUAL_NODES, "pool": POOLS}
-FRACTIONS = ("dropout",)  # in [0, 1)
+FRACTIONS = ("dropout", "input_dropout", "edge_dropout")  # in [0, 1)
 POSITIVE = ("tolerance",)
 _TABLES = {"node_tables": "in_channels", "edge_tables": "edge_dim"}
-_NUMBERS = ("t", "p", "y", "dropout", "tolerance", "knn_epsilon")
+_NUMBERS = ("t", "p", "y", *FRACTIONS, "tolerance", "knn_epsilon")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +53,8 @@ class ModelOptions:
         num_mlp_layers: Number of linear layers in the MLP of each convolution. Its hidden layers, if it has any, are
             twice as wide as its input.
         dropout: Probability, in [0, 1), that an activation is dropped in training.
+        input_dropout: Probability, in [0, 1), that a channel of the encoded node features is dropped in training.
+        edge_dropout: Probability, in [0, 1), that an edge is removed in training, before the aggregation.
         kernel: Implementation of aggregation and norm: auto, fused or reference. See
             :func:`models.aggregate.aggregate` and :func:`models.activation.norm_relu_dropout`.
     """
@@ -74,6 +76,8 @@ class ModelOptions:
     norm: str = "layer"
     num_mlp_layers: int = 2
     dropout: float = 0.1
+    input_dropout: float = 0.0
+    edge_dropout: float = 0.0
     kernel: str = "auto"
 
     def create_conv(self, in_channels: int, out_channels: int) -> GENConv:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
+from parallel_epochs.models.edge_dropout import drop_edges
 from parallel_epochs.models.edges import for_pyg, from_csc
 from parallel_epochs.models.encoders import create_node_encoders, encode_nodes
 from parallel_epochs.models.foreign import NUM_NODES, choose_edge_argument, construct, name_edges, tiny_graph
@@ -24,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 # Tables that pipeline/keys.py reads from the source, as those of models/options.py.
 LEAST = {"hidden_channels": 1, "num_layers": 1}
 CHOICES = {"norm": (*NORMS, "none"), "activation": tuple(ACTIVATIONS)}
-FRACTIONS = ("dropout",)
+FRACTIONS = ("dropout", "input_dropout", "edge_dropout")
 # Arguments that the stack gives to a convolution, and names under which it may take the number of edge features.
 OURS = ("in_channels", "out_channels", "channels", "nn")
 EDGE_DIMS = ("edge_dim", "dim", "in_edge_channels")
@@ -52,6 +53,9 @@ class PyGModel(torch.nn.Module):
         activation: Activation of each layer: relu, leaky_relu, elu, gelu, silu or tanh.
         residual: Whether a layer's input is added to its output.
         dropout: Probability, in [0, 1), that an activation is dropped in training.
+        input_dropout: Probability, in [0, 1), that a channel of the encoded node features is dropped in training.
+        edge_dropout: Probability, in [0, 1), that an edge is removed from a layer in training, before the aggregation
+            and its softmax.
 
     Raises:
         ValueError: a name is unknown, a size is impossible, or the convolution does not take an argument. The message
@@ -61,7 +65,7 @@ class PyGModel(torch.nn.Module):
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
                  edge_dim: int | None = None, num_categories: int = 0, kernel: str = "auto", conv: str = "GATv2Conv",
                  kwargs: dict | None = None, norm: str = "layer", activation: str = "relu", residual: bool = True,
-                 dropout: float = 0.1):
+                 dropout: float = 0.1, input_dropout: float = 0.0, edge_dropout: float = 0.0):
         super().__init__()
         for name, value in (("norm", norm), ("activation", activation)):
             if value not in CHOICES[name]:
@@ -69,19 +73,21 @@ class PyGModel(torch.nn.Module):
         for name, size in (("hidden_channels", hidden_channels), ("num_layers", num_layers)):
             if size < LEAST[name]:
                 raise ValueError(f"{name} must be at least {LEAST[name]}, not {size}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), not {dropout}")
+        for name, fraction in zip(FRACTIONS, (dropout, input_dropout, edge_dropout), strict=True):
+            if not 0 <= fraction < 1:
+                raise ValueError(f"{name} must be in [0, 1), not {fraction}")
         kind, given = find(conv), dict(kwargs or {})
         self.title = f"{num_layers} layers of {conv} x {hidden_channels} channels"
         self.category_encoder, self.node_encoder = create_node_encoders(in_channels, num_categories, hidden_channels)
         self.layers = torch.nn.ModuleList(
             Layer(create_conv(kind, hidden_channels, edge_dim, given),
                   torch.nn.Identity() if norm == "none" else NORMS[norm](hidden_channels),
-                  choose_edges(kind, edge_dim, given), activation=activation, residual=residual, dropout=dropout)
+                  choose_edges(kind, edge_dim, given), activation=activation, residual=residual, dropout=dropout,
+                  edge_dropout=edge_dropout)
             for _ in range(num_layers))
         self.head = torch.nn.Linear(hidden_channels, out_channels)
         self.edge_argument = self.layers[0].edge_argument
-        self.hidden_channels, self._edge_dim = hidden_channels, edge_dim
+        self.hidden_channels, self._edge_dim, self.input_dropout = hidden_channels, edge_dim, input_dropout
         self._splits: bool | None = None
 
     def forward(self, x: Float[Tensor, "num_nodes in_channels_and_categories"], edge_index: Tensor,
@@ -93,7 +99,8 @@ class PyGModel(torch.nn.Module):
             edge_index: [2, num_edges], a tensor or an ``EdgeIndex``.
             edge_attr: [num_edges, edge_dim] or none.
         """
-        h = start = encode_nodes(x, self.node_encoder, self.category_encoder)
+        h = start = F.dropout(encode_nodes(x, self.node_encoder, self.category_encoder), self.input_dropout,
+                              self.training)
         edge_index = for_pyg(edge_index)
         most, blocks = max(ELEMENTS_AT_ONCE // self.hidden_channels, 1), None
         is_large = edge_index.size(1) > most and not self.training and not torch.is_grad_enabled()
@@ -127,9 +134,10 @@ class Layer(torch.nn.Module):
     """A convolution with its norm, activation, dropout and residual connection."""
 
     def __init__(self, conv: torch.nn.Module, norm: torch.nn.Module, edge_argument: str, *, activation: str,
-                 residual: bool, dropout: float):
+                 residual: bool, dropout: float, edge_dropout: float):
         super().__init__()
-        self.conv, self.norm, self.residual, self.dropout = conv, norm, residual, dropout
+        self.conv, self.norm, self.residual = conv, norm, residual
+        self.dropout, self.edge_dropout = dropout, edge_dropout
         self._activate, self.edge_argument = ACTIVATIONS[activation], edge_argument
         self._takes_start = "x_0" in inspect.signature(conv.forward).parameters
 
@@ -142,6 +150,7 @@ class Layer(torch.nn.Module):
             start: input of the first layer, which some convolutions read again.
             blocks: blocks of nodes that are computed one after the other. None: all nodes at once.
         """
+        edge_index, edge_attr = drop_edges(edge_index, edge_attr, dropout=self.edge_dropout, training=self.training)
         if blocks is None:
             out = self._convolve(h, start, edge_index, edge_attr)
         else:

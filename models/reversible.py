@@ -11,9 +11,11 @@ import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from parallel_epochs.models.activation import draw_mask, norm_relu_dropout
 from parallel_epochs.models.conv import GENConv
+from parallel_epochs.models.edge_dropout import drop_edges
 from parallel_epochs.models.encoders import create_edge_encoder, create_node_encoders, encode_nodes, fold, prepare_edges
 from parallel_epochs.models.heads import pool_graphs
 from parallel_epochs.models.options import ModelOptions, check_inputs, takes_options
@@ -30,9 +32,9 @@ class RevGNN(torch.nn.Module):
 
     The channels form g groups. A layer adds the output of a branch to each group: ``y_0 = x_0 + F_0(x_1 + ... +
     x_{g-1})`` and ``y_i = x_i + F_i(y_{i-1})``. The branch F_i is ``conv(dropout(relu(norm(.))))`` on
-    `hidden_channels / g` channels. All layers drop the same elements. Backward computes a layer's input from its
-    output, so forward keeps no activations and their memory does not grow with `num_layers`. Each branch runs once in
-    forward and once more in backward, in addition to its gradient.
+    `hidden_channels / g` channels. All layers drop the same elements and edges. Backward computes a layer's input from
+    its output, so forward keeps no activations and their memory does not grow with `num_layers`. Each branch runs once
+    in forward and once more in backward, in addition to its gradient.
 
     The groups are summed in float64, while the branches read and compute float32, or 16 bits under autocast. Therefore
     backward recovers the input of a thousand layers, where sums in float32 would drift. The batch norms of a tied layer
@@ -64,6 +66,7 @@ class RevGNN(torch.nn.Module):
         edge_dim, num_categories = options.edge_dim or 0, options.num_categories
         self.num_layers, self.num_groups, self.reversible = num_layers, num_groups, reversible
         self.dropout, self.kernel, self.pool = options.dropout, options.kernel, options.pool
+        self.input_dropout, self.edge_dropout = options.input_dropout, options.edge_dropout
         self.num_columns, self.num_edge_columns = in_channels + num_categories, edge_dim
 
         self.category_encoder, self.node_encoder = create_node_encoders(
@@ -104,7 +107,8 @@ class RevGNN(torch.nn.Module):
         """
         check_inputs(self, x, edge_attr)
         edge_attr = prepare_edges(edge_attr, getattr(self, "edge_encoder", None))
-        h = encode_nodes(x, self.node_encoder, self.category_encoder)
+        edge_index, edge_attr = drop_edges(edge_index, edge_attr, dropout=self.edge_dropout, training=self.training)
+        h = F.dropout(encode_nodes(x, self.node_encoder, self.category_encoder), self.input_dropout, self.training)
         h = self._apply_layers(h.to(torch.promote_types(h.dtype, torch.float32)), edge_index, edge_attr)
         h = norm_relu_dropout(h, self.norm, dropout=self.dropout, training=self.training, kernel=self.kernel)
         return self.head(pool_graphs(h, ptr, self.pool))

@@ -19,6 +19,7 @@ from tests.helpers.files import write_links
 from tests.helpers.graph_toys import write_graphs
 from tests.helpers.running import TOY
 
+DROPPED = ["model.input_dropout=0.2", "model.edge_dropout=0.3"]
 NEIGHBOR = [*TOY, "loader=neighbor", "loader.num_neighbors=[4,3]", "loader.batch_size=40"]
 TABLE = [*TOY, "features=embedding", "features.channels=6"]
 LINK = ["data=ogb_link", "task=link", "partition=random", "partition.num_parts=2", "model.num_layers=2",
@@ -81,23 +82,23 @@ ROWS: dict[str, list[str]] = {
     "cluster: the whole graph": [*TOY, "partition=whole"],
     "cluster: AdamW, warm-up, plateau and clipping": [
         *TOY, "train.optimizer=adamw", "train.weight_decay=0.1", "train.warmup_steps=3", "train.clip_grad_norm=0.1",
-        "train.schedule=plateau", "train.plateau_factor=0.5", "train.plateau_patience=0"],
+        "train.schedule=plateau", "train.plateau_factor=0.5", "train.plateau_patience=0", *DROPPED],
     "cluster: batch norm": [*TOY, "model.norm=batch"],
     "cluster: bf16": [*TOY, "train.precision=bf16"],
-    "cluster: fp16": [*TOY, "train.precision=fp16"],
+    "cluster: fp16": [*TOY, "train.precision=fp16", *DROPPED],
     "cluster: label inputs": [*TOY, "train.label_input=0.5"],
     "cluster: scaled sums": [*TOY, "partition.scale_sums=true", "model.aggr=softmax_sum", "model.learn_y=true",
                              "model.gradient_checkpointing=true"],
     "cluster: on disk": [*TOY, "data.on_disk=true", "evaluation=views"],
     "cluster: the reference's kernel": [*TOY, "kernel=reference"],
-    "revgnn": [*TOY, "model=revgnn"],
-    "equilibrium": [*TOY, "model=equilibrium"],
-    "pyg": [*TOY, "model=pyg", "model.kwargs.heads=2", "model.norm=batch"],
+    "revgnn": [*TOY, "model=revgnn", *DROPPED],
+    "equilibrium": [*TOY, "model=equilibrium", *DROPPED],
+    "pyg": [*TOY, "model=pyg", "model.kwargs.heads=2", "model.norm=batch", *DROPPED],
     "custom": [*TOY, "model=custom", "model.path=tests.helpers.nets.Net"],
     "dynamic edges": [*KNN, "partition.num_parts=3"],
     "neighbor": NEIGHBOR,
     "neighbor: label inputs, sampled evaluation": [*NEIGHBOR, "train.label_input=0.5", "evaluation=neighbor",
-                                                   "train.precision=bf16"],
+                                                   "train.precision=bf16", *DROPPED],
     "table": TABLE,
     "table: hidden rows": [*TABLE, "features.dropout=0.5", "features.concat=true"],
     "table: SGD": [*TABLE, "features.optimizer=sgd"],
@@ -114,7 +115,7 @@ ROWS: dict[str, list[str]] = {
     "link: revgnn": ["model=revgnn"],
     "links of edges": [],
     "graph": [],
-    "graph: bins of nodes": ["loader.pack=nodes"],
+    "graph: bins of nodes": ["loader.pack=nodes", *DROPPED],
     "tables": [],
     "node embedding": [],
     "node embedding: LINE, Adam": ["trainer.optimizer=adam", "trainer.model=line", "trainer.order=1"],

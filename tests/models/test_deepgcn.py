@@ -221,7 +221,7 @@ def test_gradient_checkpointing_changes_no_bit(block, norm):
     grads = []
     for checkpointing in (False, True):
         torch.manual_seed(0)
-        model = DeeperGCN(5, 8, 2, 4, edge_dim=3, block=block, norm=norm, dropout=0.5,
+        model = DeeperGCN(5, 8, 2, 4, edge_dim=3, block=block, norm=norm, dropout=0.5, edge_dropout=0.3,
                           gradient_checkpointing=checkpointing)
         torch.manual_seed(1)
         model(data.x, data.edge_index, data.edge_attr).square().sum().backward()
@@ -297,8 +297,9 @@ def test_every_parameter_of_every_block_gets_a_gradient():
         "num_categories")),
     (dict(num_layers=True), "num_layers must be an integer, not True"),
     *((({name: value}), f"{name} must be a finite number, not {value!r}")
-      for name in ("t", "p", "y", "dropout") for value in (math.nan, math.inf, "1", None)),
-    *((dict(dropout=value), f"dropout must be in [0, 1), not {value}") for value in (1.0, -0.1)),
+      for name in ("t", "p", "y", "dropout", "edge_dropout") for value in (math.nan, math.inf, "1", None)),
+    *(({name: value}, f"{name} must be in [0, 1), not {value}") for name in ("dropout", "input_dropout", "edge_dropout")
+      for value in (1.0, -0.1)),
     (dict(p=0), "p must not be 0: the power mean divides by it"),
     (dict(aggr="softmax_sg"), "aggr=softmax_sg has no gradient for t: set learn_t=false"),
     *((({name: "false"}), f"{name} must be true or false, not 'false'") for name in (

@@ -78,7 +78,7 @@ def test_one_feature_of_an_edge_is_its_weight():
     ({"conv": "GCNConv", "kwargs": {"cached": True}}, "kwargs: cached=true keeps the edges of the first batch"),
     ({"norm": "graph"}, "norm=graph is unknown; choose one of layer, batch, none"),
     ({"activation": "sine"}, "activation=sine is unknown; choose one of relu, leaky_relu"),
-    ({"dropout": 1.0}, r"dropout must be in \[0, 1\), not 1.0")])
+    *(({name: 1.0}, rf"{name} must be in \[0, 1\), not 1.0") for name in ("dropout", "input_dropout", "edge_dropout"))])
 def test_what_no_stack_can_be(options, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         PyGModel(5, 8, 2, 2, edge_dim=3, **options)

@@ -61,7 +61,8 @@ def test_layers_by_hand(num_groups):
 
 @pytest.mark.parametrize("options, how", [
     (dict(), dict()), (dict(num_groups=3), dict()), (dict(tied=True), dict()), (dict(edge_dim=None), dict(attr=False)),
-    (dict(norm="batch"), dict()), (dict(kernel="reference", norm="batch", num_groups=4), dict()),
+    (dict(norm="batch", edge_dropout=0.4, input_dropout=0.2), dict()),
+    (dict(kernel="reference", norm="batch", num_groups=4), dict()),
     (dict(kernel="reference"), dict(bf16=True)), (dict(), dict(bf16=True)),
     (dict(aggr="softmax", learn_t=True, msg_norm=True, learn_msg_scale=True), dict()),
 ])

@@ -171,7 +171,7 @@ def test_one_class_in_validation_is_said_and_does_not_crash(metric, configure, t
     saved = torch.load(path)
     saved["y"] = (torch.arange(120) % 2).float().unsqueeze(1).where(~saved["val_mask"].unsqueeze(1), 1.0)
     torch.save(saved, path)
-    with pytest.raises(ValueError, match=f"train.schedule=plateau follows the validation metric, but {metric} is undef"):
+    with pytest.raises(ValueError, match=f"schedule=plateau follows the validation metric, but {metric} is undefined"):
         train(configure("data=file", f"data.path={path}", *MODEL, "train.schedule=plateau"), tmp_path / "refused")
     summary = train(configure("data=file", f"data.path={path}", *MODEL), tmp_path / "run")
     line = f"{metric} is undefined on the valid split, whose labels are all equal or missing: the last epoch"
