@@ -112,6 +112,8 @@ def test_a_device_that_is_not_there(configure, tmp_path):
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")
                      if "override /trainer:" not in path.read_text())
 SHRINK = ["model.num_layers=2", "model.hidden_channels=8", "train.epochs=2", "train.eval_every=1"]
+SHRINK_MORE = {"ogbn_proteins_gat": ["model.hidden_channels=12", "loader.num_neighbors=[3,3]",
+                                     "evaluation.num_neighbors=[4,4]"]}
 
 
 # Each stands for others with the same loader, task and kind of data.
@@ -154,7 +156,7 @@ def test_every_experiment_composes_with_every_model(experiment, configure):
     pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in EXPERIMENTS])
 def test_every_experiment_runs_at_toy_size(experiment, configure, tmp_path, ogb_toy):
     full = configure(f"+experiment={experiment}")
-    overrides = list(SHRINK)
+    overrides = [*SHRINK, *SHRINK_MORE.get(experiment, [])]
     if full.data.source.startswith("ogb"):
         overrides.append(f"data.folder={ogb_toy(full.data.name)}")
     if full.data.source == "tables":
