@@ -179,7 +179,7 @@ def try_forward(model: torch.nn.Module, name: str, *, num_columns: int, out_chan
     """
     edge_index, edge_attr = tiny_graph(edge_dim)
     x = torch.rand(NUM_NODES, num_columns, generator=torch.Generator().manual_seed(1))
-    was_training, largest = model.training, _LargestOfEdges()
+    was_training, largest = model.training, LargestOfEdges()
 
     def call() -> Tensor:
         with naming_failures(name, x, edge_index, edge_attr):
@@ -205,7 +205,7 @@ def try_forward(model: torch.nn.Module, name: str, *, num_columns: int, out_chan
     return Tried(largest.bytes // NUM_EDGES)
 
 
-class _LargestOfEdges(TorchDispatchMode):
+class LargestOfEdges(TorchDispatchMode):
     """Records the size of the largest float tensor with a row for each edge and perhaps for each self-loop."""
 
     def __init__(self) -> None:

@@ -3,6 +3,7 @@
 import copy
 import inspect
 
+import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv import MessagePassing
@@ -37,11 +38,12 @@ class FusedConv(MessagePassing):
     """
 
     kernel: str
+    pygs_reason = ""  # why the last call ran PyG's own code
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        if FusedConv in cls.__bases__ and "__init__" not in vars(cls):
-            cls.__init__ = _make_constructor(cls)
+        if FusedConv in cls.__bases__:
+            _sign_constructor(cls)
 
     def __init__(self, *args, kernel: str = "auto", **kwargs):
         if kernel not in KERNELS:
@@ -68,6 +70,8 @@ class FusedConv(MessagePassing):
             raise ValueError(f"kernel=fused cannot run: {reason}. Use kernel=auto to run PyG's own code.")
         if reason:
             notice.warn(f"{type(self).__name__}: PyG's own code runs ({reason})")
+        if not torch.compiler.is_compiling():
+            self.pygs_reason = reason
         return reason
 
     def _why_pygs_own(self, x: Tensor | tuple[Tensor, Tensor | None]) -> str:
@@ -113,17 +117,18 @@ def _find_bases(kind: type) -> tuple[type, type]:
     return ours, ours.__bases__[-1]
 
 
-def _make_constructor(cls):
-    """Write the constructor whose signature is that of PyG's class with `kernel`."""
-    def __init__(self, *args, kernel="auto", **kwargs):
-        super(cls, self).__init__(*args, kernel=kernel, **kwargs)
-
+def _sign_constructor(cls):
+    """Give a class a constructor, unless it has one, and the signature of PyG's with the keywords that it adds."""
+    if "__init__" not in vars(cls):
+        def __init__(self, *args, kernel="auto", **kwargs):
+            super(cls, self).__init__(*args, kernel=kernel, **kwargs)
+        cls.__init__ = __init__
     signature = inspect.signature(cls.__bases__[-1].__init__)
     *parameters, more = signature.parameters.values()
-    kernel = inspect.Parameter("kernel", inspect.Parameter.KEYWORD_ONLY, default="auto", annotation=str)
     assert more.kind is inspect.Parameter.VAR_KEYWORD, "every layer of PyG's takes the arguments of MessagePassing"
-    __init__.__signature__ = signature.replace(parameters=[*parameters, kernel, more])
-    return __init__
+    added = [parameter for parameter in inspect.signature(cls.__init__).parameters.values()
+             if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    cls.__init__.__signature__ = signature.replace(parameters=[*parameters, *added, more])
 
 
 def _is_made_by_pyg(walk) -> bool:

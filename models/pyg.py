@@ -13,10 +13,21 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
+from parallel_epochs.models import sum_convs
+from parallel_epochs.models.conv import GENConv
 from parallel_epochs.models.edge_dropout import drop_edges
 from parallel_epochs.models.edges import for_pyg, from_csc
 from parallel_epochs.models.encoders import create_node_encoders, encode_nodes
-from parallel_epochs.models.foreign import NUM_NODES, choose_edge_argument, construct, name_edges, tiny_graph
+from parallel_epochs.models.foreign import (
+    NUM_EDGES,
+    NUM_NODES,
+    LargestOfEdges,
+    choose_edge_argument,
+    construct,
+    name_edges,
+    tiny_graph,
+)
+from parallel_epochs.models.fused_conv import FusedConv
 from parallel_epochs.models.residual import NORMS
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -29,6 +40,10 @@ FRACTIONS = ("dropout", "input_dropout", "edge_dropout")
 # Arguments that the stack gives to a convolution, and names under which it may take the number of edge features.
 OURS = ("in_channels", "out_channels", "channels", "nn")
 EDGE_DIMS = ("edge_dim", "dim", "in_edge_channels")
+# Layers of PyG's with a fused class that has the same arguments, inputs and parameters.
+FUSED: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
+    getattr(pyg, kind.__name__): kind for kind in (
+        GENConv, sum_convs.GCNConv, sum_convs.SAGEConv, sum_convs.GraphConv, sum_convs.GINConv, sum_convs.GINEConv)}
 # Largest number of elements of a tensor of edges x channels in inference.
 ELEMENTS_AT_ONCE = 2**25
 
@@ -46,7 +61,9 @@ class PyGModel(torch.nn.Module):
         num_layers: Number of convolutions.
         edge_dim: Number of edge features, or None.
         num_categories: Number of the last columns of `x` that hold a one-hot category.
-        kernel: Not used.
+        kernel: "auto" for the class of `FUSED` that stands in for the convolution, with the fused kernel where it can
+            run; "fused" to refuse what it cannot run; "reference" for that class in plain torch; "pyg" for PyG's own
+            class. A convolution without such a class is PyG's own.
         conv: Convolution of torch_geometric.nn, such as GATv2Conv, SAGEConv, GCNConv, GINEConv or TransformerConv.
         kwargs: Further arguments of its constructor, as in 'model.kwargs={heads:4}'.
         norm: Norm of each layer: layer, batch or none.
@@ -76,23 +93,24 @@ class PyGModel(torch.nn.Module):
         for name, fraction in zip(FRACTIONS, (dropout, input_dropout, edge_dropout), strict=True):
             if not 0 <= fraction < 1:
                 raise ValueError(f"{name} must be in [0, 1), not {fraction}")
-        kind, given = find(conv), dict(kwargs or {})
+        kind, given = choose_class(find(conv), kernel), dict(kwargs or {})
         self.title = f"{num_layers} layers of {conv} x {hidden_channels} channels"
         self.category_encoder, self.node_encoder = create_node_encoders(in_channels, num_categories, hidden_channels)
         self.layers = torch.nn.ModuleList(
-            Layer(create_conv(kind, hidden_channels, edge_dim, given),
+            Layer(create_conv(kind, hidden_channels, edge_dim, given, kernel=kernel),
                   torch.nn.Identity() if norm == "none" else NORMS[norm](hidden_channels),
                   choose_edges(kind, edge_dim, given), activation=activation, residual=residual, dropout=dropout,
                   edge_dropout=edge_dropout)
             for _ in range(num_layers))
         self.head = torch.nn.Linear(hidden_channels, out_channels)
         self.edge_argument = self.layers[0].edge_argument
+        self.takes_int32_edges = kind in FUSED.values()
         self.hidden_channels, self._edge_dim, self.input_dropout = hidden_channels, edge_dim, input_dropout
-        self._splits: bool | None = None
+        self._tried: Tried | None = None
 
     def forward(self, x: Float[Tensor, "num_nodes in_channels_and_categories"], edge_index: Tensor,
                 edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None) -> Float[Tensor, "num_nodes out"]:
-        """Predict logits. Without gradients, a large graph is computed in blocks of destinations if :meth:`splits`.
+        """Predict logits. Without gradients, a large graph is computed in blocks of destinations if that saves memory.
 
         Args:
             x: [num_nodes, in_channels + num_categories]
@@ -101,10 +119,10 @@ class PyGModel(torch.nn.Module):
         """
         h = start = F.dropout(encode_nodes(x, self.node_encoder, self.category_encoder), self.input_dropout,
                               self.training)
-        edge_index = for_pyg(edge_index)
+        edge_index = edge_index if self.takes_int32_edges else for_pyg(edge_index)
         most, blocks = max(ELEMENTS_AT_ONCE // self.hidden_channels, 1), None
         is_large = edge_index.size(1) > most and not self.training and not torch.is_grad_enabled()
-        if is_large and hasattr(edge_index, "get_csc") and self.splits():
+        if is_large and hasattr(edge_index, "get_csc") and self.splits() and self.builds_messages():
             blocks = cut(edge_index, most)
         for layer in self.layers:
             h = layer(h, start, edge_index, edge_attr, blocks)
@@ -115,7 +133,21 @@ class PyGModel(torch.nn.Module):
 
         The output of GCNConv, for example, also depends on the degrees of its neighbours. A try on a tiny graph tells.
         """
-        if self._splits is None:
+        return self._try_blocks().splits
+
+    def builds_messages(self) -> bool:
+        """Tell whether a layer builds a tensor of edges x channels, which a fused kernel does not."""
+        return self._try_blocks().builds_messages
+
+    def why_pygs_own(self) -> str:
+        """Return the reason why PyG's own code runs, known after a first call, or an empty text: fused classes run."""
+        conv = self.layers[0].conv
+        if isinstance(conv, FusedConv):
+            return conv.pygs_reason
+        return "kernel=pyg" if type(conv) in FUSED else "no fused class stands in for it"
+
+    def _try_blocks(self) -> "Tried":
+        if self._tried is None:
             layer, was_training = self.layers[0], self.training
             edge_index, edge_attr = tiny_graph(self._edge_dim)
             device = next(self.parameters()).device  # the head may have been taken away
@@ -123,11 +155,21 @@ class PyGModel(torch.nn.Module):
             h, edge_attr = h.to(device), None if edge_attr is None else edge_attr.to(device)
             self.eval()
             with torch.no_grad():
-                whole, parts = (layer(h, h.cos(), edge_index.to(device), edge_attr, blocks)
-                                for blocks in (None, cut(edge_index.to(device), 20)))
+                with LargestOfEdges() as largest:
+                    whole = layer(h, h.cos(), edge_index.to(device), edge_attr)
+                parts = layer(h, h.cos(), edge_index.to(device), edge_attr, cut(edge_index.to(device), 20))
             self.train(was_training)
-            self._splits = torch.allclose(whole, parts, rtol=1e-4, atol=1e-5)
-        return self._splits
+            self._tried = Tried(torch.allclose(whole, parts, rtol=1e-4, atol=1e-5),
+                                largest.bytes >= 4 * NUM_EDGES * self.hidden_channels)
+        return self._tried
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a call of a layer on a tiny graph tells; see the methods of :class:`PyGModel`."""
+
+    splits: bool
+    builds_messages: bool
 
 
 class Layer(torch.nn.Module):
@@ -234,11 +276,25 @@ def find(name: str) -> type[torch.nn.Module]:
     return kind
 
 
-def create_conv(kind: type[torch.nn.Module], channels: int, edge_dim: int | None, given: dict) -> torch.nn.Module:
+def choose_class(kind: type[torch.nn.Module], kernel: str) -> type[torch.nn.Module]:
+    """Return the fused class that stands in for a convolution of PyG, or that itself.
+
+    Raises:
+        ValueError: there is none, and ``kernel="fused"``. The message begins with "kernel".
+    """
+    if kernel == "fused" and kind not in FUSED:
+        raise ValueError(f"kernel=fused cannot run {kind.__name__}, which has no fused class. Set kernel=auto, or "
+                         f"choose one of {', '.join(sorted(fused.__name__ for fused in FUSED))}")
+    return kind if kernel == "pyg" else FUSED.get(kind, kind)
+
+
+def create_conv(kind: type[torch.nn.Module], channels: int, edge_dim: int | None, given: dict, *,
+                kernel: str = "auto") -> torch.nn.Module:
     """Create a convolution with `channels` inputs and outputs.
 
     Args:
         given: arguments of the user for its constructor.
+        kernel: of a fused class.
 
     Raises:
         ValueError: see :func:`models.foreign.construct`, or the number of heads does not divide the channels.
@@ -249,9 +305,11 @@ def create_conv(kind: type[torch.nn.Module], channels: int, edge_dim: int | None
     joined = given.get("concat", True) and "heads" in parameters
     if joined and (not isinstance(heads, int) or heads < 1 or channels % heads):
         raise ValueError(f"hidden_channels={channels} is not a multiple of heads={heads}")
+    if kind is GENConv and given.get("aggr") == "power":
+        given = given | {"aggr": "powermean"}  # which PyG means
     known: dict[str, Any] = dict(in_channels=channels, out_channels=channels // heads if joined else channels,
                                  channels=channels, hidden_channels=channels, edge_dim=edge_dim, dim=edge_dim or 0,
-                                 in_edge_channels=edge_dim)
+                                 in_edge_channels=edge_dim, kernel=kernel)
     if kind is pyg.NNConv:  # a matrix for each edge
         known["nn"] = torch.nn.Linear(edge_dim or 1, channels * channels)
     elif "nn" in parameters:

@@ -15,6 +15,8 @@ from parallel_epochs.models.kernels.hash import GOLDEN, signed
 
 # Sorted edges of plain edge lists. They are kept until the edge list is freed or written to.
 _sorted = WeakIdKeyDictionary()
+# The self-loops of edges, kept in the same way.
+_loops = WeakIdKeyDictionary()
 
 
 class Structure(NamedTuple):
@@ -63,6 +65,25 @@ def find_structure(edge_index: Int[Tensor, "2 num_edges"], num_src: int, num_dst
         return Structure(*by_destination, None, None, None)
     (rowptr, dst), position = edges.compress(edge_index, by="row")
     return Structure(*by_destination, edges.pad(rowptr, num_src, "source"), dst, position)
+
+
+def count_in_edges(edge_index: Int[Tensor, "2 num_edges"], num_nodes: int) -> Int[Tensor, " num_nodes"]:
+    """Count the edges that end at each node; arguments and errors as for :func:`find_structure`."""
+    return find_structure(edge_index, num_nodes, num_nodes, by_source=False).indptr.diff()
+
+
+def find_loops(edge_index: Int[Tensor, "2 num_edges"], num_nodes: int) -> Int[Tensor, " num_loops"]:
+    """Find the positions of the edges that join a node with itself. They are kept as long as the sorted edges are."""
+    edges = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+    if torch.compiler.is_compiling() or edge_index.is_inference():
+        return (edges[0] == edges[1]).nonzero().squeeze(1)
+    if not isinstance(edge_index, EdgeIndex):
+        find_structure(edge_index, num_nodes, num_nodes, by_source=False)  # compares the edges with those it knows
+    key = edge_index._version if isinstance(edge_index, EdgeIndex) else _sorted[edge_index][0]
+    known = _loops.get(edge_index)
+    if known is None or known[0] != key:
+        known = _loops[edge_index] = key, (edges[0] == edges[1]).nonzero().squeeze(1)
+    return known[1]
 
 
 def _sort(edge_index: Tensor, num_src: int, num_dst: int) -> Structure:

@@ -9,7 +9,6 @@ import torch
 from torch_geometric.data import Data
 
 from parallel_epochs.models import custom
-from parallel_epochs.models.aggregate import backend
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import keep_component, load, load_links
 from parallel_epochs.pipeline.data.opened import OpenData
@@ -25,6 +24,7 @@ from parallel_epochs.pipeline.gnn.model import (
     construct,
     describe_foreign,
     encoder_of,
+    name_kernel,
     naming_keys,
     try_model,
 )
@@ -44,7 +44,6 @@ log = logging.getLogger(__name__)
 
 # From here on it takes seconds to look through a graph, and the log says so beforehand.
 MANY_EDGES = 2_000_000
-OWN_KERNELS = "the model's own"  # what aggregates messages where others wrote the layers
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
@@ -202,9 +201,7 @@ def build_trainer(setup: Setup, *, ranks: Ranks = Ranks(), stop: StopRequest | N
     pulse.beat("preparing the batches", pulse.State.LONG)
     with ranks.first_then_others():
         loader.prepare()
-        kernel = OWN_KERNELS if config.model.is_foreign else backend(
-            torch.empty(1, 1, device=device), torch.empty(2, 0, dtype=torch.int64, device=device),
-            kernel=config.kernel)
+        kernel = name_kernel(config, setup.model, device)
     model, table = setup.model, setup.table
     refuse_sparse_modules(model, train.optimizer)
     optimizer = OPTIMIZERS[train.optimizer](model.parameters(), lr=train.lr, weight_decay=train.weight_decay,

@@ -234,6 +234,7 @@ RULES = (
     Rule(TABLE, "train.precision", ("fp32", "bf16"), "sparse gradients cannot be unscaled"),
     *(Rule({"model.knn": _is_set}, name, allowed, "neighbours are found by features, not along edges")
       for name, allowed in (("loader.name", ("cluster", "graph")), ("evaluation.method", ("exact", "views")))),
+    Rule({"kernel": ("pyg",)}, "model.name", ("pyg",), "other models have no layers of PyG's"),
     *(Rule({"partition.scale_sums": (True,)}, name, allowed, "sums over the graph's edges are scaled")
       for name, allowed in (("model.name", ("deepergcn",)), ("task.name", ("node",)), ("model.knn", (0,)))),
     *(Rule({"partition.num_parts": (keys.AUTO,)}, name, allowed, f"{why}. Give a number, or leave it out")
@@ -256,7 +257,8 @@ class GNNConfig(RunConfig):
     rules: ClassVar[tuple[Rule, ...]] = (*RunConfig.rules, *RULES)
 
     kernel: str = key("auto", "Kernel that aggregates messages: auto, which is fused where it can run; fused; "
-                      "reference.", choices=("auto", "fused", "reference"))
+                      "reference, which is plain torch; pyg, which is PyG's own layers.",
+                      choices=("auto", "fused", "reference", "pyg"))
     train: GNNTrainConfig = field(default_factory=GNNTrainConfig)
     parallel: GNNParallelConfig = field(default_factory=GNNParallelConfig)
     task: TaskConfig = field(default_factory=TaskConfig)

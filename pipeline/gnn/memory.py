@@ -11,7 +11,7 @@ import torch
 from torch_geometric.data import Data
 
 from parallel_epochs.models.blockwise import why_not
-from parallel_epochs.models.pyg import ELEMENTS_AT_ONCE
+from parallel_epochs.models.pyg import ELEMENTS_AT_ONCE, PyGModel
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.model import build_table
 from parallel_epochs.pipeline.gnn.predictor import BLOCK_EDGES, BLOCK_NODES, activation_bytes
@@ -210,7 +210,8 @@ def _evaluation(setup: Setup, forward: Linear, batch: Linear) -> float:
         at_once = min(num_edges, ELEMENTS_AT_ONCE // config.model.hidden_channels)
         wide = 0 if getattr(model, "takes_int32_edges", False) else 40 * num_edges
         # In blocks of edges the messages are there, which small graphs have no need of.
-        blocks = 4 * ELEMENTS_AT_ONCE if at_once < num_edges and hasattr(model, "splits") else 0
+        in_blocks = at_once < num_edges and isinstance(model, PyGModel) and model.builds_messages()
+        blocks = 4 * ELEMENTS_AT_ONCE if in_blocks else 0
         if on_cpu and "store" in data and not why_not(model):
             block = forward(min(num_nodes, BLOCK_NODES), min(num_edges, BLOCK_EDGES))
             return activation_bytes(num_nodes, config.model.hidden_channels) + rows + block

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch_geometric.data import Data
 
+from parallel_epochs.models.aggregate import backend
 from parallel_epochs.models.foreign import Tried, try_forward
 from parallel_epochs.models.link_predictor import LinkModel
 from parallel_epochs.models.pyg import PyGModel
@@ -18,6 +19,7 @@ from parallel_epochs.pipeline.gnn.features import NodeTable
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.trainer import Task
 
+OWN_KERNELS = "the model's own"  # what aggregates messages where others wrote the layers
 # Where node features come from besides the data.
 FEATURES: dict[str, type[NodeTable] | None] = {"data": None, "embedding": NodeTable}
 
@@ -117,12 +119,25 @@ def encoder_of(model: torch.nn.Module) -> torch.nn.Module:
     return model.encoder if isinstance(model, LinkModel) else model
 
 
+def name_kernel(config: GNNConfig, model: torch.nn.Module, device: torch.device) -> str:
+    """Name what aggregates messages in a model that was called once."""
+    encoder = encoder_of(model)
+    if config.model.is_foreign and not (isinstance(encoder, PyGModel) and not encoder.why_pygs_own()):
+        return OWN_KERNELS
+    return backend(torch.empty(1, 1, device=device), torch.empty(2, 0, dtype=torch.int64, device=device),
+                   kernel=config.kernel)
+
+
 def describe_foreign(config: GNNConfig, model: torch.nn.Module, data: Data) -> str:
     """Say what a model whose layers others wrote does with edge features, and how it is evaluated."""
     name = getattr(config.model, "conv", model.title)
     used = f"to {name} as {model.edge_argument}" if model.edge_argument else f"not used by {name}"
     text = "" if data.edge_attr is None else f"the {data.edge_attr.size(1)} edge features: {used}; "
-    exact = "layer by layer, in blocks of edges where the graph is large" \
-        if isinstance(model, PyGModel) and model.splits() else "by one forward over the whole graph"
+    exact = "by one forward over the whole graph"
+    if isinstance(model, PyGModel):
+        reason = model.why_pygs_own()
+        text += f"{name}: PyG's own code runs ({reason}); " if reason else f"{name}: a fused class stands in for PyG's; "
+        if model.splits() and model.builds_messages():
+            exact = "layer by layer, in blocks of edges where the graph is large"
     how = {"exact": exact, "views": "by views"}.get(config.evaluation.method, "by sampled neighbours")
     return f"{text}evaluation: {how}"

@@ -11,7 +11,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from parallel_epochs.models import DeeperGCN, EquilibriumGNN, RevGNN
-from parallel_epochs.models.aggregate import KERNELS
+from parallel_epochs.models.fused_conv import KERNELS
 from parallel_epochs.pipeline import keys, training
 from parallel_epochs.pipeline.command import cli, schema as configuration
 from parallel_epochs.pipeline.command.folder import resolve
@@ -62,7 +62,7 @@ def test_options_of_the_model_are_those_of_its_constructor(name, model):
         {"fold_edge_encoder"} if name == "deepergcn" else set())
 
 
-def test_choices_of_the_kernel_are_those_of_the_aggregation():
+def test_choices_of_the_kernel_are_those_of_the_layers():
     assert Config.__dataclass_fields__["kernel"].metadata["meaning"].choices == KERNELS
 
 

@@ -1,0 +1,187 @@
+"""The layers that stand in for PyG's and only sum, average or compare: PyG's numbers in float64, without its tensors."""
+
+import copy
+
+import pytest
+import torch
+from torch_geometric import EdgeIndex, nn as pyg
+from torch_geometric.utils import to_torch_coo_tensor
+
+from parallel_epochs.models import notice, pyg as stacks, sum_convs
+from tests.helpers import building
+from tests.helpers.building import EvaluateConfig
+from tests.helpers.running import TOY, train
+
+NUM_NODES, NUM_DST, NUM_EDGES, CHANNELS, EDGE_DIM = 30, 13, 150, 6, 3
+WEIGHT, ATTR = "edge_weight", "edge_attr"
+
+
+def mlp():
+    return torch.nn.Sequential(torch.nn.Linear(CHANNELS, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+
+
+# Layers, the arguments of their constructors, and the edge features that they get.
+LAYERS = [
+    ("GCNConv", (CHANNELS, 4), {}, ""), ("GCNConv", (CHANNELS, 4), {}, WEIGHT),
+    ("GCNConv", (-1, 4), {"improved": True, "bias": False}, WEIGHT), ("GCNConv", (CHANNELS, 4), {"improved": True}, ""),
+    ("GCNConv", (CHANNELS, 4), {"normalize": False}, ""), ("GCNConv", (CHANNELS, 4), {"normalize": False}, WEIGHT),
+    ("GCNConv", (CHANNELS, 4), {"add_self_loops": False}, WEIGHT), ("GCNConv", (CHANNELS, 4), {"cached": True}, ""),
+    ("GCNConv", (CHANNELS, 4), {"add_self_loops": False}, ""),
+    ("SAGEConv", (CHANNELS, 4), {}, ""), ("SAGEConv", (-1, 4), {"aggr": "max", "bias": False}, ""),
+    ("SAGEConv", (CHANNELS, 4), {"aggr": "add", "normalize": True, "project": True}, ""),
+    ("SAGEConv", (CHANNELS, 4), {"aggr": "min", "root_weight": False}, ""),
+    ("GraphConv", (CHANNELS, 4), {}, ""), ("GraphConv", (CHANNELS, 4), {"aggr": "mean", "bias": False}, WEIGHT),
+    ("GraphConv", (-1, 4), {"aggr": "max"}, WEIGHT),
+    ("GINConv", (mlp,), {"train_eps": True}, ""), ("GINConv", (mlp,), {"eps": 0.3, "aggr": "mean"}, ""),
+    ("GINEConv", (mlp,), {"edge_dim": EDGE_DIM, "train_eps": True}, ATTR), ("GINEConv", (mlp,), {"aggr": "max"}, "wide"),
+]
+BIPARTITE = ("SAGEConv", "GraphConv", "GINConv", "GINEConv")
+IDS = [f"{name}-{features}-{'-'.join(map(str, options.items()))}" for name, _, options, features in LAYERS]
+
+
+def layers(name, arguments, options):
+    """The layer of this project and PyG's, in float64, with the same parameters."""
+    torch.manual_seed(0)
+    made = [value() if callable(value) else value for value in arguments]
+    theirs = getattr(pyg, name)(*made, **options).double()
+    ours = getattr(sum_convs, name)(*copy.deepcopy(made), **options).double()
+    return ours, theirs
+
+
+def inputs(features, num_dst=NUM_NODES):
+    """Node features, edges with self-loops and repeated edges, and edge features, in float64."""
+    rng = torch.Generator().manual_seed(1)
+    edges = torch.stack([torch.randint(bound, (NUM_EDGES,), generator=rng) for bound in (NUM_NODES, num_dst - 2)])
+    edges[:, 5] = edges[:, 6] = 3
+    columns = {"": None, WEIGHT: (), ATTR: (EDGE_DIM,), "wide": (CHANNELS,)}[features]
+    x = torch.randn(NUM_NODES, CHANNELS, dtype=torch.float64, generator=rng)
+    return x, edges, None if columns is None else torch.rand(NUM_EDGES, *columns, dtype=torch.float64, generator=rng)
+
+
+def results(conv, x, edges, attr, **more):
+    """The output and the gradients by name: of the inputs and of the parameters, all in float64."""
+    dtype = next(conv.parameters()).dtype
+    nodes = [value.to(dtype, copy=True).requires_grad_() for value in (x if isinstance(x, tuple) else (x,))]
+    attr = () if attr is None else (attr.to(dtype, copy=True).requires_grad_(),)
+    out = conv(tuple(nodes) if isinstance(x, tuple) else nodes[0], edges, *attr, **more)
+    conv.zero_grad()
+    (out * torch.arange(out.numel(), dtype=dtype).view_as(out).cos()).sum().backward()
+    found = {"out": out.detach(), **{f"input {i}": leaf.grad for i, leaf in enumerate((*nodes, *attr))},
+             **{name: parameter.grad for name, parameter in conv.named_parameters()}}
+    return {name: value.double() for name, value in found.items() if value is not None}
+
+
+def assert_same(ours, theirs, x, edges, attr, *, pygs_edges=None, tolerance=1e-9, **more):
+    expected = results(theirs, x, edges if pygs_edges is None else pygs_edges, attr, **more)
+    ours.load_state_dict(theirs.state_dict())
+    for name, value in results(ours, x, edges, attr, **more).items():
+        size = max(1.0, float(expected[name].abs().max()))
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=tolerance * size,
+                                   msg=lambda text, name=name: f"{name}: {text}")
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+
+
+@pytest.fixture(autouse=True)
+def said(monkeypatch):
+    """What was logged as a warning."""
+    notice._said.clear()
+    lines = []
+    monkeypatch.setattr(notice.log, "warning", lambda form, line: lines.append(line))
+    return lines
+
+
+@pytest.mark.parametrize("name, arguments, options, features", LAYERS, ids=IDS)
+def test_output_and_gradients_are_pygs(name, arguments, options, features, said):
+    ours, theirs = layers(name, arguments, options)
+    x, edges, attr = inputs(features)
+    ours.kernel = "reference"
+    assert_same(ours, theirs, x, edges, attr)
+    ours.kernel = "auto"
+    assert_same(ours.float(), theirs, x, edges, attr, tolerance=1e-5)
+    order = edges[1].argsort(stable=True)
+    by_target = EdgeIndex(edges[:, order].int(), sparse_size=(NUM_NODES, NUM_NODES), sort_order="col")
+    if not options.get("cached"):
+        assert_same(ours, theirs, x, by_target, None if attr is None else attr[order], pygs_edges=edges[:, order],
+                    tolerance=1e-5)
+    assert not said
+
+
+@pytest.mark.parametrize("name, arguments, options, features", [case for case in LAYERS if case[0] in BIPARTITE],
+                         ids=[label for label in IDS if label.startswith(BIPARTITE)])
+def test_bipartite_graphs(name, arguments, options, features, said):
+    ours, theirs = layers(name, arguments, options)
+    x, edges, attr = inputs(features, NUM_DST)
+    size = (NUM_NODES, NUM_DST)
+    assert_same(ours, theirs, (x, x[:NUM_DST].cos()), edges, attr, size=size)
+    alone = [conv((x, None), edges, *(() if attr is None else (attr,)), size=size) for conv in (ours, theirs)]
+    torch.testing.assert_close(*alone)
+    assert not said
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks", "ignore:Converting sparse tensor", "ignore:Sparse CSR")
+@pytest.mark.parametrize("name", ["GCNConv", "GraphConv", "SAGEConv", "GINConv"])
+def test_values_of_a_sparse_matrix_are_weights(name):
+    ours, theirs = layers(name, (mlp,) if name == "GINConv" else (CHANNELS, 4), {})
+    x, edges, weight = inputs(WEIGHT)
+    adj_t = to_torch_coo_tensor(edges.flip(0), weight, size=NUM_NODES).coalesce()
+    ours.load_state_dict(theirs.state_dict())
+    for layout in (torch.sparse_coo, torch.sparse_csr):
+        adj = adj_t.to_sparse(layout=layout)
+        torch.testing.assert_close(ours(x, adj), theirs(x, adj))
+
+
+@pytest.mark.parametrize("name, options, features, why", [
+    ("SAGEConv", {"aggr": "lstm"}, "", "aggr=lstm"), ("SAGEConv", {"aggr": ["mean", "max"]}, "", "aggr=['mean', 'max']"),
+    ("GCNConv", {"aggr": "mean"}, "", "aggr=mean"), ("GraphConv", {"flow": "target_to_source"}, "",
+                                                     "flow=target_to_source"),
+    ("GINEConv", {"edge_dim": EDGE_DIM, "aggr": "min"}, ATTR, "aggr=min")])
+def test_pygs_own_code_runs_and_one_warning_says_so(name, options, features, why, said):
+    ours, theirs = layers(name, (mlp,) if name == "GINEConv" else (CHANNELS, 4), options)
+    x, edges, attr = inputs(features)
+    order = edges[1].argsort(stable=True)  # which lstm needs
+    assert_same(ours, theirs, x, edges[:, order], attr)
+    assert said == [f"{name}: PyG's own code runs ({why})"] and ours.pygs_reason == why
+    ours.kernel = "fused"
+    with pytest.raises(ValueError, match="kernel=fused cannot run: "):
+        ours(x, edges)
+
+
+def test_edges_that_change_change_their_self_loops():
+    ours, theirs = layers("GCNConv", (CHANNELS, 4), {})
+    x, edges, _ = inputs("")
+    assert_same(ours, theirs, x, edges, None)
+    edges[:, 7] = 4
+    assert_same(ours, theirs, x, edges, None)
+    edges.numpy()[:, 8] = 5
+    assert_same(ours, theirs, x, edges, None)
+
+
+def test_a_graph_without_edges():
+    for name, options in (("GCNConv", {}), ("SAGEConv", {"aggr": "max"}), ("GraphConv", {})):
+        assert_same(*layers(name, (CHANNELS, 4), options), inputs("")[0], torch.empty(2, 0, dtype=torch.int64), None)
+
+
+def test_each_layer_has_a_fused_class_unless_pygs_is_asked_for():
+    for kind, ours in stacks.FUSED.items():
+        assert stacks.choose_class(kind, "auto") is stacks.choose_class(kind, "reference") is ours
+        assert stacks.choose_class(kind, "pyg") is kind and issubclass(ours, kind)
+    with pytest.raises(ValueError, match="kernel=fused cannot run ChebConv, which has no fused class. Set kernel=auto"):
+        stacks.PyGModel(5, 8, 2, 2, conv="ChebConv", kernel="fused")
+
+
+@pytest.mark.slow
+def test_a_run_of_pygs_class_is_evaluated_and_resumed_by_ours(configure, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    arguments, run = (*TOY[:5], "model=pyg", "model.conv=GCNConv", "model.num_layers=2"), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(stacks, "FUSED", {})
+        assert train(configure(*arguments, "train.epochs=2"), run)["kernel"] == "the model's own"
+        before = building.evaluate(EvaluateConfig(run=str(run)))["valid"]
+    assert "GCNConv: PyG's own code runs (no fused class stands in for it); evaluation: by one forward" in caplog.text
+    assert building.evaluate(EvaluateConfig(run=str(run)))["valid"] == pytest.approx(before, abs=1e-6)
+    caplog.clear()
+    assert train(configure(*arguments, "train.epochs=3"), run)["kernel"] != "the model's own"
+    assert "GCNConv: a fused class stands in for PyG's; evaluation: by one forward over the whole graph" in caplog.text
+    caplog.clear()
+    assert train(configure(*arguments, "train.epochs=1", "kernel=pyg"), tmp_path / "pyg")["kernel"] == "the model's own"
+    assert "GCNConv: PyG's own code runs (kernel=pyg)" in caplog.text
