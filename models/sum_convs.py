@@ -30,6 +30,9 @@ class GCNConv(FusedConv, pyg.GCNConv):
     of edges is built. With ``cached=True`` PyG normalizes the edges of the first call.
     """
 
+    _cached_edge_index: tuple[Tensor, Tensor] | None
+    _cached_adj_t: SparseTensor | None
+
     def forward(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor = None) -> Tensor:
         """Convolve once.
 
