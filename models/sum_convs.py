@@ -46,7 +46,7 @@ class GCNConv(FusedConv, pyg.GCNConv):
             [num_nodes, out_channels]
         """
         if isinstance(x, (tuple, list)) or self._runs_pygs_own(x, "" if self.aggr == "add" else f"aggr={self.aggr}"):
-            # PyG writes the code of propagate from this line: propagate_type: (x: Tensor, edge_weight: OptTensor)
+            # PyG writes the code of propagate from this: propagate_type: (x: Tensor, edge_weight: OptTensor)
             return super().forward(x, for_pyg(edge_index), edge_weight)
         is_normalized = not self.normalize
         if self.normalize and self.cached:
@@ -91,7 +91,9 @@ class GCNConv(FusedConv, pyg.GCNConv):
         if not loops.numel():
             return fill
         node = torch.as_tensor(edges[0]).index_select(0, loops)
-        own = torch.ones_like(node, dtype=torch.float32) if weight is None else weight.reshape(-1).index_select(0, loops)
+        own = torch.ones_like(node, dtype=torch.float32)
+        if weight is not None:
+            own = weight.reshape(-1).index_select(0, loops)
         kept = own.new_full((num_nodes,), fill)
         if edges is edge_index and weight is not None:
             kept = kept.index_put((node,), own)
@@ -123,7 +125,7 @@ class SAGEConv(FusedConv, pyg.SAGEConv):
     def forward(self, x: Tensor | OptPairTensor, edge_index: Adj, size: Size = None) -> Tensor:
         """Convolve once; arguments and result are those of PyG's layer."""
         if self._runs_pygs_own(x, _why_aggr(self)):
-            # PyG writes the code of propagate from this line: propagate_type: (x: OptPairTensor)
+            # PyG writes the code of propagate from this: propagate_type: (x: OptPairTensor)
             return super().forward(x, for_pyg(edge_index), size)
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
         edges, weight = _read_unweighted(edge_index)
@@ -146,7 +148,7 @@ class GraphConv(FusedConv, pyg.GraphConv):
                 size: Size = None) -> Tensor:
         """Convolve once; arguments and result are those of PyG's layer."""
         if self._runs_pygs_own(x, _why_aggr(self)):
-            # PyG writes the code of propagate from this line: propagate_type: (x: OptPairTensor, edge_weight: OptTensor)
+            # PyG writes the code of propagate from this: propagate_type: (x: OptPairTensor, edge_weight: OptTensor)
             return super().forward(x, for_pyg(edge_index), edge_weight, size)
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
         edges, value = read_edges(edge_index)
@@ -164,7 +166,7 @@ class GINConv(FusedConv, pyg.GINConv):
     def forward(self, x: Tensor | OptPairTensor, edge_index: Adj, size: Size = None) -> Tensor:
         """Convolve once; arguments and result are those of PyG's layer."""
         if self._runs_pygs_own(x, _why_aggr(self)):
-            # PyG writes the code of propagate from this line: propagate_type: (x: OptPairTensor)
+            # PyG writes the code of propagate from this: propagate_type: (x: OptPairTensor)
             return super().forward(x, for_pyg(edge_index), size)
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
         edges, weight = _read_unweighted(edge_index)
@@ -186,7 +188,7 @@ class GINEConv(FusedConv, pyg.GINEConv):
         edges, value = read_edges(edge_index)
         features = choose_features(edge_attr, value)
         if self._runs_pygs_own(x, self._why_special(x_src, features)):
-            # PyG writes the code of propagate from this line: propagate_type: (x: OptPairTensor, edge_attr: OptTensor)
+            # PyG writes the code of propagate from this: propagate_type: (x: OptPairTensor, edge_attr: OptTensor)
             return super().forward(x, for_pyg(edge_index), edge_attr, size)
         check_rows(edges, features)  # PyG repeats a single row
         num_dst = count_destinations(x_src, x_dst, edges, size)

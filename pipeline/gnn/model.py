@@ -136,7 +136,8 @@ def describe_foreign(config: GNNConfig, model: torch.nn.Module, data: Data) -> s
     exact = "by one forward over the whole graph"
     if isinstance(model, PyGModel):
         reason = model.why_pygs_own()
-        text += f"{name}: PyG's own code runs ({reason}); " if reason else f"{name}: a fused class stands in for PyG's; "
+        runs = f"PyG's own code runs ({reason})" if reason else "a fused class stands in for PyG's"
+        text += f"{name}: {runs}; "
         if model.splits() and model.builds_messages():
             exact = "layer by layer, in blocks of edges where the graph is large"
     how = {"exact": exact, "views": "by views"}.get(config.evaluation.method, "by sampled neighbours")

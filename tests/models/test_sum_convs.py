@@ -1,4 +1,4 @@
-"""The layers that stand in for PyG's and only sum, average or compare: PyG's numbers in float64, without its tensors."""
+"""The layers that stand in for PyG's and sum, average or compare messages: PyG's numbers in float64."""
 
 import copy
 
@@ -33,7 +33,8 @@ LAYERS = [
     ("GraphConv", (CHANNELS, 4), {}, ""), ("GraphConv", (CHANNELS, 4), {"aggr": "mean", "bias": False}, WEIGHT),
     ("GraphConv", (-1, 4), {"aggr": "max"}, WEIGHT),
     ("GINConv", (mlp,), {"train_eps": True}, ""), ("GINConv", (mlp,), {"eps": 0.3, "aggr": "mean"}, ""),
-    ("GINEConv", (mlp,), {"edge_dim": EDGE_DIM, "train_eps": True}, ATTR), ("GINEConv", (mlp,), {"aggr": "max"}, "wide"),
+    ("GINEConv", (mlp,), {"edge_dim": EDGE_DIM, "train_eps": True}, ATTR),
+    ("GINEConv", (mlp,), {"aggr": "max"}, "wide"),
 ]
 BIPARTITE = ("SAGEConv", "GraphConv", "GINConv", "GINEConv")
 IDS = [f"{name}-{features}-{'-'.join(map(str, options.items()))}" for name, _, options, features in LAYERS]
@@ -131,7 +132,8 @@ def test_values_of_a_sparse_matrix_are_weights(name):
 
 
 @pytest.mark.parametrize("name, options, features, why", [
-    ("SAGEConv", {"aggr": "lstm"}, "", "aggr=lstm"), ("SAGEConv", {"aggr": ["mean", "max"]}, "", "aggr=['mean', 'max']"),
+    ("SAGEConv", {"aggr": "lstm"}, "", "aggr=lstm"),
+    ("SAGEConv", {"aggr": ["mean", "max"]}, "", "aggr=['mean', 'max']"),
     ("GCNConv", {"aggr": "mean"}, "", "aggr=mean"), ("GraphConv", {"flow": "target_to_source"}, "",
                                                      "flow=target_to_source"),
     ("GINEConv", {"edge_dim": EDGE_DIM, "aggr": "min"}, ATTR, "aggr=min")])
