@@ -1,6 +1,7 @@
 """Edges in both sorted orders, as the kernels read them. Plain edge lists are sorted once and remembered."""
 # ruff: noqa: F722 (shapes are strings)
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -13,8 +14,9 @@ from parallel_epochs.models import edges
 from parallel_epochs.models.kernels import sorting
 from parallel_epochs.models.kernels.hash import GOLDEN, signed
 
-# Sorted edges of plain edge lists. They are kept until the edge list is freed or written to.
-_sorted = WeakIdKeyDictionary()
+# Sorted edges of plain edge lists, and of edge lists with self-loops. They are kept until the edge list is freed or
+# written to.
+_sorted, _looped = WeakIdKeyDictionary(), WeakIdKeyDictionary()
 # The self-loops of edges, kept in the same way.
 _loops = WeakIdKeyDictionary()
 
@@ -86,18 +88,61 @@ def find_loops(edge_index: Int[Tensor, "2 num_edges"], num_nodes: int) -> Int[Te
     return known[1]
 
 
+def find_structure_with_loops(edge_index: Int[Tensor, "2 num_edges"], num_src: int, num_dst: int,
+                              num_loops: int) -> Structure:
+    """Sort edges by destination after their self-loops were replaced by one of each of the first `num_loops` nodes.
+
+    In `position`, edge i of `edge_index` has number i, and the new self-loop of node n has number num_edges + n. The
+    result is kept as :func:`find_structure` keeps it.
+
+    Args:
+        edge_index: [2, num_edges], a tensor or an ``EdgeIndex``, int32 or int64.
+
+    Returns:
+        The edges by destination. The removed self-loops lie behind the last edge that `indptr` counts.
+
+    Raises:
+        IndexError: a node is out of range.
+        ValueError: int32 cannot count the edges or nodes.
+    """
+    edges.check_int32(edge_index, num_src, num_dst + 1, edge_index.size(1) + num_loops)
+
+    def sort(edge_index: Tensor) -> Structure:
+        if not torch.compiler.is_compiling() and bool((edge_index[1] >= num_dst).any()):
+            raise IndexError(f"edge_index[1] has values up to {int(edge_index[1].max())}, but there are {num_dst} such "
+                             "nodes")
+        structure = sorting.sort_edges(append_loops(edge_index, num_dst, num_loops), num_src, num_dst + 1)
+        return Structure(structure[0][:-1], structure[1], structure[2], None, None, None)
+
+    return _remember(_looped, edge_index, (num_src, num_dst, num_loops), sort)
+
+
+def append_loops(edge_index: Int[Tensor, "2 num_edges"], num_dst: int,
+                 num_loops: int) -> Int[Tensor, "2 num_edges_and_loops"]:
+    """Append a self-loop of each of the first nodes; those that are there already get the destination `num_dst`."""
+    src, dst = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+    loops = torch.arange(num_loops, dtype=src.dtype, device=src.device)
+    return torch.stack([torch.cat([src, loops]), torch.cat([torch.where(src == dst, num_dst, dst), loops])])
+
+
 def _sort(edge_index: Tensor, num_src: int, num_dst: int) -> Structure:
     edges.check_int32(edge_index, num_src, num_dst)
+    return _remember(_sorted, edge_index, (num_src, num_dst),
+                     lambda edge_index: Structure(*sorting.sort_edges(edge_index, num_src, num_dst)))
+
+
+def _remember(known_of: WeakIdKeyDictionary, edge_index: Tensor, sizes: tuple[int, ...],
+              sort: Callable[[Tensor], Structure]) -> Structure:
     if torch.compiler.is_compiling() or edge_index.is_inference():
-        return Structure(*sorting.sort_edges(edge_index, num_src, num_dst))
+        return sort(edge_index)
+    plain = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
     # torch's version counter misses writes through `.data` and NumPy, so a checksum of the values is compared.
-    checksum = _hash_on_gpu(edge_index) if edge_index.is_cuda else sorting.hash_tensor(edge_index)
-    key = (edge_index._version, num_src, num_dst) if edge_index.is_cuda else (checksum, num_src, num_dst)
-    known = _sorted.get(edge_index)
+    checksum = _hash_on_gpu(plain) if plain.is_cuda else sorting.hash_tensor(plain)
+    key = (plain._version, *sizes) if plain.is_cuda else (checksum, *sizes)
+    known = known_of.get(edge_index)
     if known is None or known[0] != key:
-        structure = Structure(*sorting.sort_edges(edge_index, num_src, num_dst))
-        known = _sorted[edge_index] = key, checksum, structure
-    elif edge_index.is_cuda:  # comparing here would wait for the device
+        known = known_of[edge_index] = key, checksum, sort(edge_index)
+    elif plain.is_cuda:  # comparing here would wait for the device
         torch._assert_async(known[1] == checksum, "edge_index was changed through .data: pass a new tensor instead")
     return known[2]
 

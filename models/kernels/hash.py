@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 Bits = TypeVar("Bits", int, np.ndarray)
 # What is added from one number of a SplitMix64 sequence to the next: 2^64 divided by the golden ratio.
 GOLDEN = 0x9e3779b97f4a7c15
 MASK = 2**64 - 1
+_LOW = 2**32 - 1
 _FIRST, _SECOND = 0xbf58476d1ce4e5b9, 0x94d049bb133111eb
 
 
@@ -30,6 +32,27 @@ def mix_tensor(z: Tensor) -> Tensor:
 def shift_right(z: Tensor, places: int) -> Tensor:
     """Shift the 64 bits of each number to the right and fill up with zeros, whatever its sign."""
     return (z >> places) & (1 << 64 - places) - 1
+
+
+def draw_factors(seed: Tensor, row: Tensor, lane: Tensor, dropout: float) -> Tensor:
+    """Draw the dropout factors, 0 or 1 / (1 - dropout), of elements: a function of (seed, row, lane) alone.
+
+    Args:
+        seed: one int64.
+        row: numbers of the rows [num_rows], int64.
+        lane: numbers of the columns [num_columns], int64, below 2^32.
+        dropout: probability of 0, in [0, 1].
+
+    Returns:
+        [num_rows, num_columns], float32.
+    """
+    key = mix_tensor(seed + (row + 1) * signed(GOLDEN)).unsqueeze(1)
+    h = (lane * 0x9e3779b1 + (key & _LOW)) & _LOW
+    h = ((h ^ h >> 16) * 0x7feb352d + shift_right(key, 32)) & _LOW
+    h = (h ^ h >> 15) * 0x846ca68b & _LOW
+    h = h ^ h >> 16
+    factor = 0.0 if dropout == 1 else 1 / (1 - dropout)
+    return (h >= min(int(dropout * 2**32), _LOW)) * torch.full((), factor, dtype=torch.float32, device=row.device)
 
 
 def signed(bits: int) -> int:
