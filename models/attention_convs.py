@@ -8,8 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch_geometric import nn as pyg
 from torch_geometric.nn.conv import MessagePassing
-from torch_geometric.typing import (  # noqa: F401 (PyG looks for them here)
-    OptPairTensor, OptTensor, PairTensor, SparseTensor)
+from torch_geometric.typing import OptPairTensor, OptTensor, PairTensor, SparseTensor  # noqa: F401 (PyG looks for them here)
 from torch_geometric.utils import is_torch_sparse_tensor, scatter
 
 from parallel_epochs.models.edges import for_pyg
@@ -59,8 +58,8 @@ class AttentionConv(MessagePassing):
             given["num_loops"] = num_loops
             if edge_attr is not None and weight is not None:
                 given["loop_attr"] = fill_loops(edge_index, edge_attr, num_loops, num_dst, self.fill_value)
-        out = attention(message, source, target, edge_index, edge_attr, weight, att, **given, **options)
-        out, weights = out if return_weights else (out, None)
+        result: Any = attention(message, source, target, edge_index, edge_attr, weight, att, **given, **options)
+        out, weights = result if return_weights else (result, None)
         if return_weights:
             weights = list_edges(edge_index, num_dst, given.get("num_loops"), weights)
         return out.flatten(1) if self.concat else out.mean(1), weights

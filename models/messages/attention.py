@@ -121,10 +121,10 @@ def _check(message, source, target, edge_attr, loop_attr, weight, att, edge_inde
         if tensor is None or expected is None or tensor.shape != expected:
             found = "is missing" if tensor is None else f"has shape {tuple(tensor.shape)}"
             must = "left out" if expected is None else f"{list(expected)}"
-            raise ValueError(f"{name} {found}, but must be {must} for score={score} and messages {list(message.shape)}")
+            raise ValueError(f"{name} {found}, but must be {must} for score={score} and message {list(message.shape)}")
         if tensor.device != message.device or edge_index.device != message.device:
-            raise ValueError(f"tensors are on '{tensor.device}', '{edge_index.device}' and '{message.device}': move them "
-                             "to one device")
+            raise ValueError(f"tensors are on '{tensor.device}', '{edge_index.device}' and '{message.device}': move "
+                             "them to one device")
 
 
 def backend(message: Tensor, kernel: str = "auto") -> str:

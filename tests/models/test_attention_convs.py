@@ -155,7 +155,7 @@ def test_edge_dropout_removes_edges_in_training():
     ("GATv2Conv", dict(edge_attr=torch.ones(E, 3)), "the layer was built without edge_dim: build it with edge_dim=3"),
     ("GATv2Conv", dict(x=(torch.ones(N, 6), None)), "needs the features of the destination nodes"),
     ("GATConv", dict(size=(N, 9)), f"x has {N} destination nodes"),
-    ("TransformerConv", dict(edge_index=torch.ones(3, 4, dtype=torch.int64)), r"must be int32 or int64 \[2, num_edges\]")])
+    ("TransformerConv", dict(edge_index=torch.ones(3, 4, dtype=torch.int64)), "must be int32 or int64")])
 def test_what_does_not_fit_is_refused(name, given, message):
     ours, _ = pair(name)
     x, edge_index, _ = inputs()
