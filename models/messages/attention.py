@@ -65,8 +65,8 @@ def attention(
         kernel: "fused", "reference" or "auto", see :func:`models.aggregate.aggregate`.
 
     Returns:
-        [num_dst, heads, channels], 0 for a destination without edges. With `return_weights` also [num_edges + num_loops,
-        heads] in the order of `edge_index`, then of the new self-loops; a removed edge has weight 0.
+        [num_dst, heads, channels], 0 for a destination without edges. With `return_weights` also the weights
+        [num_edges + num_loops, heads], in the order of `edge_index`, then of the new self-loops; 0 for removed edges.
 
     Raises:
         ValueError: unknown `score` or `kernel`, shapes that do not match, or ``kernel="fused"`` where it cannot run.
