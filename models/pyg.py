@@ -28,6 +28,7 @@ from parallel_epochs.models.foreign import (
     tiny_graph,
 )
 from parallel_epochs.models.fused_conv import FusedConv
+from parallel_epochs.models.recipe_convs import AGDNConv, GIPAConv
 from parallel_epochs.models.residual import NORMS
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -44,6 +45,8 @@ EDGE_DIMS = ("edge_dim", "dim", "in_edge_channels")
 FUSED: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     getattr(pyg, kind.__name__): kind for kind in (
         GENConv, sum_convs.GCNConv, sum_convs.SAGEConv, sum_convs.GraphConv, sum_convs.GINConv, sum_convs.GINEConv)}
+# Convolutions of published recipes that PyG does not have.
+RECIPES: dict[str, type[torch.nn.Module]] = {kind.__name__: kind for kind in (AGDNConv, GIPAConv)}
 # Largest number of elements of a tensor of edges x channels in inference.
 ELEMENTS_AT_ONCE = 2**25
 
@@ -64,7 +67,8 @@ class PyGModel(torch.nn.Module):
         kernel: "auto" for the class of `FUSED` that stands in for the convolution, with the fused kernel where it can
             run; "fused" to refuse what it cannot run; "reference" for that class in plain torch; "pyg" for PyG's own
             class. A convolution without such a class is PyG's own.
-        conv: Convolution of torch_geometric.nn, such as GATv2Conv, SAGEConv, GCNConv, GINEConv or TransformerConv.
+        conv: Convolution of torch_geometric.nn, such as GATv2Conv, SAGEConv, GCNConv, GINEConv or TransformerConv; or
+            AGDNConv or GIPAConv.
         kwargs: Further arguments of its constructor, as in 'model.kwargs={heads:4}'.
         norm: Norm of each layer: layer, batch or none.
         activation: Activation of each layer: relu, leaky_relu, elu, gelu, silu or tanh.
@@ -257,11 +261,13 @@ def cut(edge_index: Any, most: int) -> list[DestinationBlock]:
 
 
 def find(name: str) -> type[torch.nn.Module]:
-    """Find a convolution of :mod:`torch_geometric.nn` by its name.
+    """Find a convolution of :mod:`torch_geometric.nn`, or of :mod:`models.recipe_convs`, by its name.
 
     Raises:
         ValueError: there is none, or it does not map nodes and edges to nodes. The message begins with "conv".
     """
+    if name in RECIPES:
+        return RECIPES[name]
     kind = getattr(pyg, name, None)
     if isinstance(kind, type) and issubclass(kind, BasicGNN):
         raise ValueError(f"conv={name} is a whole model: set model=custom model.path=torch_geometric.nn.{name}")

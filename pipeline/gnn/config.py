@@ -80,9 +80,13 @@ OPTIONS_COUNT_WHEN: dict[str, dict[str, tuple]] = {
 }
 
 
+def _models_folder() -> Path:
+    return Path(importlib.util.find_spec("parallel_epochs.models").submodule_search_locations[0])
+
+
 def _model_schema(name: str) -> type[ModelConfig]:
     module, class_name = MODELS[name]
-    source = Path(importlib.util.find_spec("parallel_epochs.models").submodule_search_locations[0], f"{module}.py")
+    source = _models_folder() / f"{module}.py"
     fields = keys.keys_of_constructor(source, class_name, leave_out=NO_KEYS, sizes=SIZES, when=OPTIONS_COUNT_WHEN)
     schema = make_dataclass(f"{class_name}Config", [("name", str, key(name, "Model.")), *fields],
                             bases=(ModelConfig,),
@@ -308,7 +312,9 @@ class GNNConfig(RunConfig):
 
 
 def _check_conv(name: str) -> None:
-    """Refuse a layer that ``torch_geometric.nn`` does not name; its files are read, as importing it takes seconds.
+    """Refuse a layer that neither ``torch_geometric.nn`` names nor models/recipe_convs.py.
+
+    The files are read, since importing them takes seconds.
 
     Raises:
         ValueError: names the layer that was probably meant.
@@ -316,6 +322,7 @@ def _check_conv(name: str) -> None:
     (folder,) = importlib.util.find_spec("torch_geometric").submodule_search_locations
     known = {word for file in Path(folder, "nn").glob("*/__init__.py")
              for word in re.findall(r"\b[A-Z]\w+", file.read_text())}
+    known.update(re.findall(r"^class (\w+Conv)\b", (_models_folder() / "recipe_convs.py").read_text(), re.MULTILINE))
     if name not in known:
         lower = {word.lower(): word for word in known if word.endswith("Conv")}
         near = difflib.get_close_matches(name.lower(), lower, n=1)

@@ -94,6 +94,7 @@ ROWS: dict[str, list[str]] = {
     "revgnn": [*TOY, "model=revgnn", *DROPPED],
     "equilibrium": [*TOY, "model=equilibrium", *DROPPED],
     "pyg": [*TOY, "model=pyg", "model.kwargs.heads=2", "model.norm=batch", *DROPPED],
+    "pyg: AGDN": [*TOY, "model=pyg", "model.conv=AGDNConv", "model.kwargs.heads=2", *DROPPED],
     "custom": [*TOY, "model=custom", "model.path=tests.helpers.nets.Net"],
     "dynamic edges": [*KNN, "partition.num_parts=3"],
     "neighbor": NEIGHBOR,

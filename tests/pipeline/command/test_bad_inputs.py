@@ -32,9 +32,9 @@ MEMORY = "take at least <*> this machine has <*>"
 AGGREGATIONS = "softmax, softmax_sg, softmax_sum, power, power_sum, powermean, mean, max, add"
 EXPERIMENTS = ("complex_fb15k237, complex_math, debian_sections, deepwalk_blogcatalog, digits, largevis_mnist, "
                "line_blogcatalog, node2vec_blogcatalog, ogbg_molhiv, ogbg_molpcba, ogbg_ppa, ogbl_collab, ogbn_arxiv, "
-               "ogbn_products, ogbn_proteins, ogbn_proteins_gat, ogbn_proteins_revgnn_deep, "
-               "ogbn_proteins_revgnn_wide, proteins_labels, proteins_small, rotate_fb15k237, "
-               "graphvite/NAME (45 of them)")
+               "ogbn_products, ogbn_proteins, ogbn_proteins_agdn, ogbn_proteins_gat, ogbn_proteins_gipa, "
+               "ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide, proteins_labels, proteins_small, "
+               "rotate_fb15k237, graphvite/NAME (45 of them)")
 
 # What is refused before Hydra, or anything else, has written a file: module, arguments, message behind "error: ".
 COMMANDS = [
@@ -64,6 +64,8 @@ COMMANDS = [
     (TRAIN, "model=gcn", "model=gcn is unknown; choose one of custom, deepergcn, equilibrium, pyg, revgnn"),
     (TRAIN, "model=pyg model.conv=sageconv",
      "model.conv=sageconv is not a convolution of torch_geometric.nn; did you mean SAGEConv?"),
+    (TRAIN, "model=pyg model.conv=AGDN",
+     "model.conv=AGDN is not a convolution of torch_geometric.nn; did you mean AGDNConv?"),
     (TRAIN, "experiment=digit", f"experiment=digit is unknown; choose one of {EXPERIMENTS}; did you mean digits?"),
     (TRAIN, "+experiment=cora", f"experiment=cora is unknown; choose one of {EXPERIMENTS}"),
     (TRAIN, "experiment=graphvite/rotate_fb15k27", "experiment=graphvite/rotate_fb15k27 is unknown; choose one of <*>; "

@@ -113,7 +113,8 @@ EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("
                      if "override /trainer:" not in path.read_text())
 SHRINK = ["model.num_layers=2", "model.hidden_channels=8", "train.epochs=2", "train.eval_every=1"]
 SHRINK_MORE = {"ogbn_proteins_gat": ["model.hidden_channels=12", "loader.num_neighbors=[3,3]",
-                                     "evaluation.num_neighbors=[4,4]"]}
+                                     "evaluation.num_neighbors=[4,4]"],
+               "ogbn_proteins_agdn": ["model.hidden_channels=12"], "ogbn_proteins_gipa": ["model.hidden_channels=20"]}
 
 
 # Each stands for others with the same loader, task and kind of data.
