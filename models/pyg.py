@@ -150,6 +150,13 @@ class PyGModel(torch.nn.Module):
             return conv.pygs_reason
         return "kernel=pyg" if type(conv) in FUSED else "no fused class stands in for it"
 
+    def describe_code(self) -> str:
+        """Say whose code runs, known after a first call."""
+        if type(self.layers[0].conv) in RECIPES.values():
+            return "a layer of this program, which PyG does not have"
+        reason = self.why_pygs_own()
+        return f"PyG's own code runs ({reason})" if reason else "a fused class stands in for PyG's"
+
     def _try_blocks(self) -> "Tried":
         if self._tried is None:
             layer, was_training = self.layers[0], self.training
@@ -286,8 +293,11 @@ def choose_class(kind: type[torch.nn.Module], kernel: str) -> type[torch.nn.Modu
     """Return the fused class that stands in for a convolution of PyG, or that itself.
 
     Raises:
-        ValueError: there is none, and ``kernel="fused"``. The message begins with "kernel".
+        ValueError: there is none, and ``kernel="fused"``; or PyG has no such class, and ``kernel="pyg"``. The message
+            begins with "kernel".
     """
+    if kernel == "pyg" and kind in RECIPES.values():
+        raise ValueError(f"kernel=pyg cannot run {kind.__name__}, which PyG does not have. Set kernel=auto")
     if kernel == "fused" and kind not in FUSED:
         raise ValueError(f"kernel=fused cannot run {kind.__name__}, which has no fused class. Set kernel=auto, or "
                          f"choose one of {', '.join(sorted(fused.__name__ for fused in FUSED))}")

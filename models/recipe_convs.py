@@ -23,10 +23,12 @@ class EdgeScores(torch.nn.Module):
         heads: number of heads.
         edge_dim: number of edge features, or None.
         edge_channels: width of the hidden layer of the edge features.
+        kernel: as for :func:`models.messages.apply_edges`.
     """
 
-    def __init__(self, in_channels: int, heads: int, edge_dim: int | None, edge_channels: int):
+    def __init__(self, in_channels: int, heads: int, edge_dim: int | None, edge_channels: int, kernel: str):
         super().__init__()
+        self.kernel = kernel
         self.lin_src = torch.nn.Linear(in_channels, heads, bias=False)
         self.lin_dst = torch.nn.Linear(in_channels, heads, bias=False)
         self.edge_encoder = torch.nn.Linear(edge_dim, edge_channels) if edge_dim else None
@@ -36,7 +38,7 @@ class EdgeScores(torch.nn.Module):
     def forward(self, x: Float[Tensor, "num_nodes in_channels"], edge_index: Int[Tensor, "2 num_edges"],
                 edge_attr: Float[Tensor, "num_edges edge_dim"] | None) -> Float[Tensor, "num_edges heads"]:
         """Compute the scores; edge features are left out if they are None."""
-        scores = apply_edges(edge_index, "u_add_v", u=self.lin_src(x), v=self.lin_dst(x))
+        scores = apply_edges(edge_index, "u_add_v", u=self.lin_src(x), v=self.lin_dst(x), kernel=self.kernel)
         if edge_attr is None or self.edge_encoder is None or self.lin_edge is None:
             return scores
         return scores + self.lin_edge(self.edge_encoder(edge_attr).relu())
@@ -59,13 +61,15 @@ class AGDNConv(torch.nn.Module):
         num_hops: number of hops.
         negative_slope: slope of the LeakyReLU.
         dropout: probability in training that a weight is zero, after the softmax.
+        kernel: as for :func:`models.messages.update_all`.
     """
 
     def __init__(self, in_channels: int, out_channels: int, heads: int = 1, *, edge_dim: int | None = None,
-                 edge_channels: int = 16, num_hops: int = 2, negative_slope: float = 0.2, dropout: float = 0.0):
+                 edge_channels: int = 16, num_hops: int = 2, negative_slope: float = 0.2, dropout: float = 0.0,
+                 kernel: str = "auto"):
         super().__init__()
-        self.heads, self.negative_slope, self.dropout = heads, negative_slope, dropout
-        self.scores = EdgeScores(in_channels, heads, edge_dim, edge_channels)
+        self.heads, self.negative_slope, self.dropout, self.kernel = heads, negative_slope, dropout, kernel
+        self.scores = EdgeScores(in_channels, heads, edge_dim, edge_channels, kernel)
         self.lin = torch.nn.Linear(in_channels, heads * out_channels, bias=False)
         self.lin_root = torch.nn.Linear(in_channels, heads * out_channels)
         self.norms = torch.nn.ModuleList(HeadNorm(heads, out_channels) for _ in range(num_hops))
@@ -76,13 +80,13 @@ class AGDNConv(torch.nn.Module):
                 edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None) -> Float[Tensor, "num_nodes channels"]:
         """Convolve once: x [num_nodes, in_channels], edge_attr [num_edges, edge_dim] or none."""
         scores = F.leaky_relu(self.scores(x, edge_index, edge_attr), self.negative_slope)
-        incoming, outgoing = (edge_softmax(edges, scores, x.size(0)).clamp(min=LEAST_WEIGHT)
+        incoming, outgoing = (edge_softmax(edges, scores, x.size(0), kernel=self.kernel).clamp(min=LEAST_WEIGHT)
                               for edges in (edge_index, edge_index.flip(0)))
         weight = F.dropout((incoming * outgoing).sqrt(), self.dropout, self.training)
         h = self.lin(x).view(x.size(0), self.heads, -1)
         out = self.lin_root(x).view_as(h)
         for norm, factor in zip(self.norms, self.hop_weight):
-            h = sum_weighted(edge_index, h, weight)
+            h = sum_weighted(edge_index, h, weight, self.kernel)
             out = out + norm(h) * factor
         return out.flatten(1)
 
@@ -95,14 +99,14 @@ class GIPAConv(torch.nn.Module):
     normalised by head and goes through a linear map. A linear map of the node's own features is added.
 
     Args:
-        in_channels, out_channels, heads, edge_dim, edge_channels, dropout: as for :class:`AGDNConv`.
+        in_channels, out_channels, heads, edge_dim, edge_channels, dropout, kernel: as for :class:`AGDNConv`.
     """
 
     def __init__(self, in_channels: int, out_channels: int, heads: int = 1, *, edge_dim: int | None = None,
-                 edge_channels: int = 16, dropout: float = 0.0):
+                 edge_channels: int = 16, dropout: float = 0.0, kernel: str = "auto"):
         super().__init__()
-        channels, self.heads, self.dropout = heads * out_channels, heads, dropout
-        self.scores = EdgeScores(in_channels, heads, edge_dim, edge_channels)
+        channels, self.heads, self.dropout, self.kernel = heads * out_channels, heads, dropout, kernel
+        self.scores = EdgeScores(in_channels, heads, edge_dim, edge_channels, kernel)
         self.lin = torch.nn.Linear(in_channels, channels, bias=False)
         self.norm = HeadNorm(heads, out_channels)
         self.lin_out, self.lin_root = torch.nn.Linear(channels, channels), torch.nn.Linear(in_channels, channels)
@@ -111,9 +115,9 @@ class GIPAConv(torch.nn.Module):
     def forward(self, x: Float[Tensor, "num_nodes in_channels"], edge_index: Int[Tensor, "2 num_edges"],
                 edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None) -> Float[Tensor, "num_nodes channels"]:
         """Convolve once: x [num_nodes, in_channels], edge_attr [num_edges, edge_dim] or none."""
-        weight = edge_softmax(edge_index, self.scores(x, edge_index, edge_attr), x.size(0))
+        weight = edge_softmax(edge_index, self.scores(x, edge_index, edge_attr), x.size(0), kernel=self.kernel)
         weight = F.dropout(weight, self.dropout, self.training)
-        h = sum_weighted(edge_index, self.lin(x).view(x.size(0), self.heads, -1), weight)
+        h = sum_weighted(edge_index, self.lin(x).view(x.size(0), self.heads, -1), weight, self.kernel)
         return self.lin_out(self.norm(h).flatten(1)) + self.lin_root(x)
 
 
@@ -131,9 +135,9 @@ class HeadNorm(torch.nn.Module):
 
 
 def sum_weighted(edge_index: Int[Tensor, "2 num_edges"], h: Float[Tensor, "num_nodes heads channels"],
-                 weight: Float[Tensor, "num_edges heads"]) -> Float[Tensor, "num_nodes heads channels"]:
+                 weight: Float[Tensor, "num_edges heads"], kernel: str) -> Float[Tensor, "num_nodes heads channels"]:
     """Sum the features of the sources, times the weights of the edges, at each destination."""
-    return update_all(edge_index, "u_mul_e", "sum", u=h, e=weight.unsqueeze(-1), num_dst=h.size(0))
+    return update_all(edge_index, "u_mul_e", "sum", u=h, e=weight.unsqueeze(-1), num_dst=h.size(0), kernel=kernel)
 
 
 def initialize(lins: Iterable[torch.nn.Linear]) -> None:

@@ -170,8 +170,9 @@ def leave_an_evaluation(trainer, stop: Asks, looks: int) -> str:
 
 # What these are made of, other rows have as well.
 COMBINED = ["pyg: AGDN", "cluster: METIS", "cluster: bf16", "cluster: the reference's kernel", "table: SGD",
-            "link: METIS", "link: METIS with random weights", "link: the whole graph", "link: bf16", "link: views", "link: revgnn",
-            "links of edges", "graph: bins of nodes", "node embedding: LINE, Adam", "node embedding: on disk"]
+            "link: METIS", "link: METIS with random weights", "link: the whole graph", "link: bf16", "link: views",
+            "link: revgnn", "links of edges", "graph: bins of nodes", "node embedding: LINE, Adam",
+            "node embedding: on disk"]
 # So many states of a run are tried, evenly spaced.
 TRIED = 4
 

@@ -135,9 +135,7 @@ def describe_foreign(config: GNNConfig, model: torch.nn.Module, data: Data) -> s
     text = "" if data.edge_attr is None else f"the {data.edge_attr.size(1)} edge features: {used}; "
     exact = "by one forward over the whole graph"
     if isinstance(model, PyGModel):
-        reason = model.why_pygs_own()
-        runs = f"PyG's own code runs ({reason})" if reason else "a fused class stands in for PyG's"
-        text += f"{name}: {runs}; "
+        text += f"{name}: {model.describe_code()}; "
         if model.splits() and model.builds_messages():
             exact = "layer by layer, in blocks of edges where the graph is large"
     how = {"exact": exact, "views": "by views"}.get(config.evaluation.method, "by sampled neighbours")

@@ -77,5 +77,9 @@ def test_a_stack_of_them_trains_in_half_precision_and_without_edges(conv, by_blo
             out = model(data.x, data.edge_index, data.edge_attr)
         out.float().square().sum().backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
+    assert model.layers[0].conv.kernel == model.layers[0].conv.scores.kernel == "auto"
+    assert model.describe_code() == "a layer of this program, which PyG does not have"
+    with pytest.raises(ValueError, match=f"^kernel=pyg cannot run {conv}, which PyG does not have. Set kernel=auto"):
+        PyGModel(5, 8, 2, 2, conv=conv, kernel="pyg")
     none = torch.empty(2, 0, dtype=torch.int64)
     assert model.eval()(data.x, none, torch.empty(0, 3)).isfinite().all()
