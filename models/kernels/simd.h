@@ -116,16 +116,13 @@ INLINE vf exp2(vf a) {
                         9.9999992508e-01f});
   return (vf)_mm512_scalef_ps((__m512)p, (__m512)a);
 #else
-  vf c = a < -126.0f ? splat(-126.0f) : a;
-  c = c > 128.0f ? splat(128.0f) : c;
+  // From the second argument of both, NaN is kept. Below -127, the factor is 0, and from 127.5 on infinity.
+  vf c = min(splat(128.0f), max(splat(-127.0f), a));
   vf shifted = c + 12582912.0f;  // 1.5 * 2^23: rounds to the nearest integer, left in the low bits
   vf f = c - (shifted - 12582912.0f);
   vf p = polynomial(f, {1.3276409889e-03f, 9.6755408374e-03f, 5.5507134656e-02f, 2.4022119736e-01f, 6.9314696695e-01f,
                         1.0000000717e+00f});
-  vf out = (vf)((vi)p + ((vi)shifted << 23));
-  out = a < -126.0f ? vf{} : out;
-  out = a >= 128.0f ? splat(__builtin_inff()) : out;
-  return a != a ? a : out;
+  return p * (vf)(((vi)shifted << 23) + 0x3f800000);
 #endif
 }
 
