@@ -1,4 +1,4 @@
-// The arguments of a pass, and the states of rows that several chunks share.
+// The arguments of a pass.
 #pragma once
 #include "encode.h"
 #include "kinds.h"
@@ -24,35 +24,3 @@ static Sorted sorted_edges(const AggregationProblem& p) {
   return {p.num_rows, p.num_others, p.num_edges, {p.ptr, bool(p.ptr_wide)}, {p.other, bool(p.other_wide)},
           {p.position, bool(p.position_wide)}};
 }
-
-// States of rows that several chunks share: for each chunk, of the row it begins in and of the row it ends in.
-template <class State>
-struct Partials {
-  int64_t num_blocks;
-  Buffer<State> head, tail;
-  Partials(int64_t num_chunks, int64_t num_blocks_)
-      : num_blocks(num_blocks_), head(num_chunks * num_blocks_), tail(num_chunks * num_blocks_) {}
-
-  // Returns the place for the state of a row that began before the chunk or goes on after it.
-  State* of(int64_t chunk, const Segment& segment) {
-    return (segment.whole ? tail.data : head.data) + chunk * num_blocks;
-  }
-
-  // Calls done(row, states of all blocks) for every row of more than one chunk.
-  template <class Merge, class Done>
-  void merge(const Sorted& edges, Merge merge, Done done) {
-    std::vector<State> sum(num_blocks);
-    const int64_t step = edges.chunk_edges();
-    for (int64_t chunk = 0; chunk < edges.num_chunks(); chunk++) {
-      const int64_t begin = chunk * step, end = std::min(edges.num_edges, begin + step);
-      int64_t row = edges.row_of(begin);
-      if (edges.ptr[row] < begin) {
-        for (int64_t b = 0; b < num_blocks; b++) merge(sum[b], head[chunk * num_blocks + b]);
-        if (edges.ptr[row + 1] <= end) done(row, sum.data());
-      }
-      row = edges.row_of(end - 1);
-      if (edges.ptr[row] >= begin && edges.ptr[row + 1] > end)
-        std::copy_n(tail.data + chunk * num_blocks, num_blocks, sum.data());
-    }
-  }
-};

@@ -75,9 +75,9 @@ struct Segment {
 struct Tile {
   int num_edges, num_segments, num_upcoming;
   Segment segments[TILE];
-  // Offsets of each edge's two nodes in arrays of nodes. The last edge is repeated past the end, for prefetching.
-  int64_t row[TILE + AHEAD], other[TILE + AHEAD];
-  int64_t position[TILE];
+  // Offsets of each edge's two nodes in arrays of nodes, and its row in arrays of edges. Past the end of the tile, for
+  // prefetching: the row of the last edge, and what the next edges have if it is in range.
+  int64_t row[TILE + AHEAD], other[TILE + AHEAD], position[TILE + AHEAD];
   int64_t upcoming[TILE];  // positions of the next tile's edges
 };
 
@@ -117,8 +117,9 @@ struct TileWalk {
                                             row_begin >= chunk_begin};
       for (; at < end; at++) tile.row[at - first] = row * row_stride;
     }
-    edges.other.read(first, n, tile.other);
-    edges.position.read(first, n, tile.position);
+    const int more = int(std::min<int64_t>(AHEAD, edges.num_edges - at));
+    edges.other.read(first, n + more, tile.other);
+    edges.position.read(first, n + more, tile.position);
     bool outside = false;
     for (int i = 0; i < n; i++)
       outside |= uint64_t(tile.other[i]) >= uint64_t(edges.num_others) ||
@@ -127,11 +128,14 @@ struct TileWalk {
       broken = true;
       return false;
     }
-    for (int i = 0; i < n; i++) tile.other[i] *= other_stride;
+    for (int i = n; i < n + AHEAD; i++) {
+      if (i >= n + more || uint64_t(tile.other[i]) >= uint64_t(edges.num_others)) tile.other[i] = tile.other[n - 1];
+      if (i >= n + more || uint64_t(tile.position[i]) >= uint64_t(num_positions)) tile.position[i] = tile.position[n - 1];
+    }
+    for (int i = 0; i < n + AHEAD; i++) tile.other[i] *= other_stride;
     tile.num_upcoming = int(std::min<int64_t>(TILE, edges.num_edges - at));
     edges.position.read(at, tile.num_upcoming, tile.upcoming);
     std::fill_n(tile.row + n, AHEAD, tile.row[n - 1]);
-    std::fill_n(tile.other + n, AHEAD, tile.other[n - 1]);
     return true;
   }
 };
@@ -153,4 +157,36 @@ struct Buffer {
   Buffer(const Buffer&) = delete;
   ~Buffer() { std::free(data); }
   T& operator[](int64_t i) { return data[i]; }
+};
+
+// States of rows that several chunks share: for each chunk, of the row it begins in and of the row it ends in.
+template <class State>
+struct Partials {
+  int64_t num_blocks;
+  Buffer<State> head, tail;
+  Partials(int64_t num_chunks, int64_t num_blocks_)
+      : num_blocks(num_blocks_), head(num_chunks * num_blocks_), tail(num_chunks * num_blocks_) {}
+
+  // Returns the place for the state of a row that began before the chunk or goes on after it.
+  State* of(int64_t chunk, const Segment& segment) {
+    return (segment.whole ? tail.data : head.data) + chunk * num_blocks;
+  }
+
+  // Calls done(row, states of all blocks) for every row of more than one chunk.
+  template <class Merge, class Done>
+  void merge(const Sorted& edges, Merge merge, Done done) {
+    std::vector<State> sum(num_blocks);
+    const int64_t step = edges.chunk_edges();
+    for (int64_t chunk = 0; chunk < edges.num_chunks(); chunk++) {
+      const int64_t begin = chunk * step, end = std::min(edges.num_edges, begin + step);
+      int64_t row = edges.row_of(begin);
+      if (edges.ptr[row] < begin) {
+        for (int64_t b = 0; b < num_blocks; b++) merge(sum[b], head[chunk * num_blocks + b]);
+        if (edges.ptr[row + 1] <= end) done(row, sum.data());
+      }
+      row = edges.row_of(end - 1);
+      if (edges.ptr[row] >= begin && edges.ptr[row + 1] > end)
+        std::copy_n(tail.data + chunk * num_blocks, num_blocks, sum.data());
+    }
+  }
 };

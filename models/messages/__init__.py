@@ -5,20 +5,16 @@ SparseTensor or torch.sparse tensor [num_dst, num_src], whose values are not rea
 as :func:`models.structure.find_structure` says.
 """
 
-import functools
-import logging
-
 import torch
 from torch import Tensor
 from torch_geometric.typing import SparseTensor
 
 from parallel_epochs.models.aggregate import KERNELS
-from parallel_epochs.models.messages import reference
-from parallel_epochs.models.messages.inputs import MESSAGES, REDUCTIONS, check_reduction, read_call
+from parallel_epochs.models.messages import fused, reference
+from parallel_epochs.models.messages.inputs import MESSAGES, REDUCTIONS, Call, check_reduction, read_call
 
 __all__ = ["KERNELS", "MESSAGES", "REDUCTIONS", "apply_edges", "edge_softmax", "update_all"]
 
-log = logging.getLogger(__name__)
 
 
 def update_all(edge_index: Tensor | SparseTensor, message: str, reduce: str, *, u: Tensor | None = None,
@@ -56,8 +52,7 @@ def update_all(edge_index: Tensor | SparseTensor, message: str, reduce: str, *, 
         if call.num_src is None:
             raise ValueError(f"message={message} does not tell how many destination nodes there are: pass num_dst")
         call = call._replace(num_dst=call.num_src)
-    _why_reference(call.edge_index, kernel)
-    return reference.update_all(call, reduce)
+    return (reference if _why_reference(call, kernel) else fused).update_all(call, reduce)
 
 
 def apply_edges(edge_index: Tensor | SparseTensor, message: str, *, u: Tensor | None = None, v: Tensor | None = None,
@@ -75,8 +70,7 @@ def apply_edges(edge_index: Tensor | SparseTensor, message: str, *, u: Tensor | 
         ValueError, IndexError: as :func:`update_all`.
     """
     call = read_call(edge_index, message, u=u, v=v, e=e)
-    _why_reference(call.edge_index, kernel)
-    return reference.apply_edges(call)
+    return (reference if _why_reference(call, kernel) else fused).apply_edges(call)
 
 
 def edge_softmax(edge_index: Tensor | SparseTensor, scores: Tensor, num_dst: int | None = None, *,
@@ -98,24 +92,18 @@ def edge_softmax(edge_index: Tensor | SparseTensor, scores: Tensor, num_dst: int
     call = read_call(edge_index, "copy_e", e=scores, num_dst=num_dst)
     if call.num_dst is None:
         raise ValueError("edge_index does not tell how many destination nodes there are: pass num_dst")
-    _why_reference(call.edge_index, kernel)
     return reference.edge_softmax(call)
 
 
-def _why_reference(edge_index: Tensor, kernel: str) -> str:
+def _why_reference(call: Call, kernel: str) -> str:
     """Return the reason why the reference runs, or an empty text if the kernel runs."""
     if kernel not in KERNELS:
         raise ValueError(f"kernel={kernel} is unknown; choose one of {', '.join(KERNELS)}")
     if kernel == "reference":
         return "kernel=reference"
-    reason = f"there is no kernel for '{edge_index.device.type}' yet"
-    if kernel == "fused":
+    reason = fused.why_not_fused(call)
+    if reason and kernel == "fused":
         raise ValueError(f"kernel=fused cannot run: {reason}. Use kernel=auto to fall back to the reference.")
     if not torch.compiler.is_compiling():
-        _announce(reason)
+        fused.announce(reason)
     return reason
-
-
-@functools.cache
-def _announce(reason: str) -> None:
-    log.info("messages: reference (%s)", reason)

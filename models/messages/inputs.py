@@ -40,7 +40,7 @@ class Call(NamedTuple):
 
     Attributes:
         edge_index: [2, num_edges], a tensor or an ``EdgeIndex``.
-        message: what is computed on each edge.
+        name: what is computed on each edge, one of `MESSAGES`.
         operands: those that the message reads, by name; each is [num_rows, *trailing].
         num_src: number of source nodes. None: neither the operands nor the edges tell.
         num_dst: number of destination nodes. None: as above.
@@ -49,12 +49,17 @@ class Call(NamedTuple):
     """
 
     edge_index: Tensor
-    message: Message
+    name: str
     operands: dict[str, Tensor]
     num_src: int | None
     num_dst: int | None
     trailing: torch.Size
     dtype: torch.dtype
+
+    @property
+    def message(self) -> Message:
+        """What is computed on each edge."""
+        return MESSAGES[self.name]
 
     def get(self, name: str) -> Tensor | None:
         """Return an operand, or none if the message does not read it."""
@@ -87,7 +92,7 @@ def read_call(edge_index, message: str, *, u=None, v=None, e=None, num_src=None,
     dtype, *others = (operand.dtype for operand in operands.values())
     for other in others:
         dtype = torch.promote_types(dtype, other)
-    return Call(edge_index, parsed, operands, num_src, num_dst, _broadcast(message, parsed, operands), dtype)
+    return Call(edge_index, message, operands, num_src, num_dst, _broadcast(message, parsed, operands), dtype)
 
 
 def check_reduction(reduce: str) -> None:

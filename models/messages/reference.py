@@ -1,5 +1,7 @@
 """The reference operators in plain torch, for any device and dtype. They build the message of every edge."""
 
+import math
+
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
@@ -7,10 +9,6 @@ from torch_geometric import EdgeIndex
 from parallel_epochs.models.aggregate.reference import is_transformed
 from parallel_epochs.models.kernels.sorting import check_ends
 from parallel_epochs.models.messages.inputs import Call, align
-
-# What a destination without edges gets: PyG's rule.
-EMPTY = {"sum": 0.0, "mean": 0.0, "max": 0.0, "min": 0.0, "prod": 1.0}
-_SCATTER = {"max": "amax", "min": "amin", "prod": "prod"}
 
 
 def update_all(call: Call, reduce: str) -> Tensor:
@@ -34,7 +32,7 @@ def edge_softmax(call: Call) -> Tensor:
     return (share / reduce_messages(share, dst, call.num_dst, "sum").index_select(0, dst)).to(call.dtype)
 
 
-def combine(operation: str, left: Tensor, right: Tensor | None) -> Tensor:
+def combine(operation: str, left: Tensor, right: Tensor | None = None) -> Tensor:
     """Combine two operands, whose shapes broadcast, into messages."""
     if operation == "copy":
         return left
@@ -45,15 +43,18 @@ def combine(operation: str, left: Tensor, right: Tensor | None) -> Tensor:
 
 def reduce_messages(message: Tensor, dst: Tensor, num_dst: int, reduce: str) -> Tensor:
     """Reduce messages [num_edges, *trailing] at their destinations to [num_dst, *trailing]."""
-    out = torch.full((num_dst, *message.shape[1:]), EMPTY[reduce], dtype=message.dtype, device=message.device)
-    if reduce in _SCATTER:
-        index = dst.long().reshape(-1, *(1,) * (message.dim() - 1)).expand_as(message)
-        return out.scatter_reduce(0, index, message, _SCATTER[reduce], include_self=reduce == "prod")
-    out = out.index_add(0, dst, message)
+    shape, ones = (num_dst, *message.shape[1:]), (1,) * (message.dim() - 1)
     if reduce == "sum":
-        return out
-    degree = message.new_zeros(num_dst).index_add_(0, dst, torch.ones_like(dst, dtype=message.dtype))
-    return out / degree.clamp(min=1).reshape(-1, *(1,) * (out.dim() - 1))
+        return message.new_zeros(shape).index_add(0, dst, message)
+    degree = message.new_zeros(num_dst).index_add_(0, dst, torch.ones_like(dst, dtype=message.dtype)).view(-1, *ones)
+    if reduce == "mean":
+        return reduce_messages(message, dst, num_dst, "sum") / degree.clamp(min=1)
+    index = dst.long().view(-1, *ones).expand_as(message)
+    if reduce == "prod":
+        return message.new_ones(shape).scatter_reduce(0, index, message, "prod")
+    # Torch counts an initial value that equals the result as one of the ties. NaN equals nothing.
+    out = message.new_full(shape, math.nan).scatter_reduce(0, index, message, f"a{reduce}", include_self=False)
+    return torch.where(degree == 0, 0.0, out)
 
 
 def _ends(call: Call) -> Tensor:
@@ -70,7 +71,7 @@ def _compute_messages(call: Call, edges: Tensor) -> Tensor:
     for name in call.message.names:
         operand = _widen(align(call.operands[name], num_dims))
         values.append(operand.index_select(0, rows[name]) if name in rows else operand)
-    return combine(call.message.operation, values[0], values[1] if len(values) == 2 else None)
+    return combine(call.message.operation, *values)
 
 
 def _widen(operand: Tensor) -> Tensor:

@@ -13,7 +13,9 @@ import torch
 from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, backend, cpu
 from parallel_epochs.models.kernels import native, norm
 from parallel_epochs.models.kernels.native import NativeLibrary, find_included
+from parallel_epochs.models.messages import cpu as messages
 from tests.models.aggregate.test_fused import check, graph, off_the_bounds
+from tests.models.messages.test_fused import WALKS, check_hubs
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
 
@@ -35,7 +37,8 @@ class LongerProblem(ctypes.Structure):
 
 
 @pytest.mark.parametrize("library, function", [
-    (cpu.LIBRARY, "fused_problem_size"), (norm.LIBRARY, "norm_problem_size")])
+    (cpu.LIBRARY, "fused_problem_size"), (norm.LIBRARY, "norm_problem_size"),
+    (messages.LIBRARY, "messages_problem_size")])
 def test_structures_have_the_sizes_of_their_counterparts(library, function):
     assert list(library.structures) == [function]
     wrong = NativeLibrary(library.name, library.source, otherwise="", structures={function: LongerProblem})
@@ -48,7 +51,7 @@ def test_structures_have_the_sizes_of_their_counterparts(library, function):
 def test_a_changed_header_is_another_library(tmp_path):
     headers = {file.name for file in find_included(cpu.LIBRARY.source)}
     assert headers == {"fused_cpu.cpp", "forward.h", "backward.h", "problem.h", "encode.h", "kinds.h", "tiles.h",
-                       "hash.h", "simd.h"}
+                       "simd.h"}
     assert {file.name for file in find_included(norm.LIBRARY.source)} == {"norm.cpp", "norm.h", "hash.h", "tiles.h",
                                                                           "simd.h"}
     (tmp_path / "a.cpp").write_text('#include "b.h"\n')
@@ -109,9 +112,9 @@ def test_an_unknown_level_is_refused(tmp_path, monkeypatch):
 
 @pytest.fixture(params=LEVELS)
 def width(request, monkeypatch):
-    """A level, under which the aggregation and the norm are compiled."""
+    """A level, under which the aggregation, the norm and the messages are compiled."""
     monkeypatch.setenv(native.SIMD_VARIABLE, request.param)
-    for module in (cpu, norm):
+    for module in (cpu, norm, messages):
         library = module.LIBRARY
         monkeypatch.setattr(module, "LIBRARY", NativeLibrary(
             library.name, library.source, otherwise="", structures=library.structures))
@@ -136,6 +139,15 @@ def test_other_widths_of_vectors(width):
             if aggr.startswith("power"):
                 grad = off_the_bounds(edge_index, inputs, grad, aggr)
             check(edge_index, inputs, grad, aggr=aggr)
+
+
+@pytest.mark.slow
+@needs_x86
+def test_other_widths_of_messages(width):
+    assert messages.get_simd() == width
+    for left, right in (((21,), ()), ((64,), (64,)), ((4, 16), (4, 1))):
+        check_hubs(left, right, ("u_mul_e", "copy_u"), ("sum",))
+        check_hubs(left, right, ("v_div_u", "e_sub_u"), WALKS)
 
 
 @pytest.mark.slow

@@ -1,0 +1,142 @@
+"""Calls of the compiled C++ operators. The operators in ops.py document what each function computes."""
+
+import ctypes
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from parallel_epochs.models.kernels.native import NativeLibrary
+from parallel_epochs.models.messages.inputs import Message
+
+# In the order of problem.h.
+PLACES = ("nowhere", "row", "other", "edge")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+OPERATIONS = ("copy", "add", "sub", "mul", "div")
+REDUCTIONS = ("sum", "max", "min", "prod", "none")
+
+
+class Operand(ctypes.Structure):
+    """Values of nodes or edges, field by field as in problem.h."""
+
+    _fields_ = ([(name, ctypes.c_void_p) for name in ("data", "map")]
+                + [(name, ctypes.c_int64) for name in ("width", "place", "dtype")])
+
+
+class MessageProblem(ctypes.Structure):
+    """Arguments of one call, field by field as in problem.h."""
+
+    _fields_ = (
+        [(name, ctypes.c_int64) for name in (
+            "num_rows", "num_others", "num_edges", "channels", "num_threads", "ptr_wide", "other_wide",
+            "position_wide")]
+        + [(name, ctypes.c_void_p) for name in ("ptr", "other", "position")]
+        + [(name, ctypes.c_int64) for name in ("operation", "reduction", "backward")]
+        + [(name, Operand) for name in ("left", "right")]
+        + [(name, ctypes.c_void_p) for name in ("out", "stat", "stat2")]
+        + [(name, Operand) for name in ("gradient", "second")]
+        + [(name, ctypes.c_int64) for name in ("row_side", "edge_side")]
+        + [("edge_out", Operand)]
+    )
+
+
+LIBRARY = NativeLibrary(
+    "fused messages", Path(__file__).with_name("messages_cpu.cpp"), otherwise="the reference runs instead",
+    structures={"messages_problem_size": MessageProblem})
+
+
+def get_simd() -> str:
+    """Return the width of the compiled kernels: "avx512", "avx2" or "portable"."""
+    function = LIBRARY.get().messages_simd
+    function.restype = ctypes.c_char_p
+    return function().decode()
+
+
+class Walk:
+    """A pass over edges that are sorted by row, or, without `ptr`, over edges in any order.
+
+    Args:
+        names: of the operands whose rows are those of the walk's rows and of the nodes at the other ends.
+        sizes: numbers of these nodes.
+        ptr: first edge of each row [num_rows + 1], or none.
+        other: node at the other end of each edge [num_edges].
+        position: row of each edge in arrays of edges [num_edges], or none if they are in order; without `ptr`, the node
+            of the edge's row.
+        message: what is computed on each edge; ``dot`` is a product here.
+        operands: those of the message by name, of any dtype in `DTYPES`.
+        shape: of the full message of an edge, before ``dot`` sums its last dimension.
+    """
+
+    def __init__(self, names: tuple[str, str], sizes: tuple[int, int], ptr: Tensor | None, other: Tensor,
+                 position: Tensor | None, message: Message, operands: dict[str, Tensor], shape: torch.Size):
+        self._places = {names[0]: "row", names[1]: "other", "e": "edge"}
+        self._sizes, self._shape = sizes, shape
+        self._kept: list[Tensor] = []  # whose addresses the problem has
+        operation = "mul" if message.operation == "dot" else message.operation
+        self._problem = MessageProblem(
+            num_rows=sizes[0], num_others=sizes[1], num_edges=other.numel(), channels=shape.numel(),
+            num_threads=torch.get_num_threads(), operation=OPERATIONS.index(operation))
+        for name, tensor in (("ptr", ptr), ("other", other), ("position", position)):
+            if tensor is not None:
+                setattr(self._problem, name, self._keep(tensor))
+                setattr(self._problem, f"{name}_wide", tensor.dtype == torch.int64)
+        for field, name in zip(("left", "right"), message.names):
+            setattr(self._problem, field, self._operand(operands[name], name))
+
+    def forward(self, reduce: str, *, out: Tensor | None = None, stat: Tensor | None = None,
+                stat2: Tensor | None = None, edge_out: Tensor | None = None) -> None:
+        """Write the results of the rows and what backward needs of them, or the messages of the edges."""
+        self._problem.reduction = REDUCTIONS.index(reduce)
+        for name, tensor in (("out", out), ("stat", stat), ("stat2", stat2)):
+            if tensor is not None and tensor.numel():
+                setattr(self._problem, name, self._keep(tensor))
+        if edge_out is not None:
+            self._problem.edge_out = self._operand(edge_out, "e")
+        self._run()
+
+    def backward(self, reduce: str, gradient: Tensor, second: Tensor | None, *, of: str, row_side: int = 0,
+                 out: Tensor | None = None, edge_side: int = 0, edge_out: Tensor | None = None) -> None:
+        """Write the gradient of the operand of the rows, summed over their edges, and that of the edges.
+
+        Args:
+            gradient: gradient of the results of rows or of the messages of edges, see `of`.
+            second: for max and min the results, for prod the gradient of a message of 0.
+            of: name whose rows `gradient` and `second` have: "u", "v" or "e".
+            row_side: whether the operand of the rows is the left (1) or the right one (2).
+            out: its gradient [num_rows, *shape].
+            edge_side: the same of the edges.
+            edge_out: their gradient, [num_edges, ...] of a shape that broadcasts.
+        """
+        self._problem.backward, self._problem.reduction = 1, REDUCTIONS.index(reduce)
+        self._problem.gradient = self._operand(gradient, of)
+        if second is not None:
+            self._problem.second = self._operand(second, of)
+        self._problem.row_side, self._problem.edge_side = row_side, edge_side
+        if out is not None:
+            self._problem.out = self._keep(out)
+        if edge_out is not None:
+            self._problem.edge_out = self._operand(edge_out, "e")
+        self._run()
+
+    def _keep(self, tensor: Tensor) -> int:
+        tensor = tensor.contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def _operand(self, tensor: Tensor, name: str) -> Operand:
+        trailing = tensor.shape[1:]
+        columns = torch.arange(trailing.numel(), dtype=torch.int32).view(trailing).expand(self._shape)
+        return Operand(data=self._keep(tensor), map=None if trailing.numel() == self._shape.numel() else self._keep(
+            columns), width=trailing.numel(), place=PLACES.index(self._places[name]), dtype=DTYPES.index(tensor.dtype))
+
+    def _run(self) -> None:
+        if self._problem.channels == 0:
+            return
+        status = LIBRARY.get().messages_run(ctypes.byref(self._problem))
+        rows, others = (f"{size:,}" for size in self._sizes)
+        if status == 2:
+            raise MemoryError(f"messages from {others} to {rows} nodes with {self._problem.channels:,} channels do not "
+                              f"fit into memory")
+        if status:
+            raise IndexError(f"an edge has an end that is not in the graph, which has {others} and {rows} nodes and "
+                             f"{self._problem.num_edges:,} edges")

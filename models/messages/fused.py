@@ -1,0 +1,104 @@
+"""The fused operators, which compute what the reference does: they find the sorted edges and call the kernels."""
+
+import functools
+import logging
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+from parallel_epochs.models.aggregate.reference import is_transformed
+from parallel_epochs.models.kernels.sorting import check_ends
+from parallel_epochs.models.messages import cpu, ops
+from parallel_epochs.models.messages.inputs import Call
+from parallel_epochs.models.structure import find_structure
+
+log = logging.getLogger(__name__)
+
+
+def why_not_fused(call: Call) -> str:
+    """Return the reason why the kernels cannot run, or an empty text."""
+    for name, operand in call.operands.items():
+        if operand.dtype not in cpu.DTYPES:
+            return f"{name} has dtype {operand.dtype}, but the kernel computes in float32"
+    if not torch.compiler.is_compiling() and is_transformed():
+        return "the kernel supports neither torch.func nor torch.jit.trace nor forward-mode derivatives"
+    return why_no_kernel(call.edge_index.device.type)
+
+
+@torch.compiler.assume_constant_result
+def why_no_kernel(device: str) -> str:
+    """Return the reason why the kernels cannot run on a device, or an empty text."""
+    return f"there is no kernel for '{device}' yet" if device != "cpu" else cpu.LIBRARY.missing()
+
+
+@functools.cache
+def announce(reason: str) -> None:
+    """Log once that the kernels run, or why the reference runs."""
+    log.info("messages: %s", f"reference ({reason})" if reason else f"fused-cpu ({cpu.get_simd()})")
+
+
+def update_all(call: Call, reduce: str) -> Tensor:
+    """Compute :func:`models.messages.update_all`."""
+    if call.message.operation == "dot":
+        return _reduce_dots(call, reduce)
+    structure, num_src = _find_structure(call)
+    save = _needs_gradient(call)
+    out, _, _ = ops.update_all(*_operands(call), *structure, num_src, call.name,
+                               "sum" if reduce == "mean" else reduce, save)
+    if reduce == "mean":
+        degree = structure[0].diff().clamp(min=1).to(out.dtype)
+        out = out / degree.reshape(-1, *(1,) * (out.dim() - 1))
+    return out.to(call.dtype)
+
+
+def apply_edges(call: Call) -> Tensor:
+    """Compute :func:`models.messages.apply_edges`."""
+    edge_index = call.edge_index
+    structure: tuple[Tensor | None, ...] = (None,) * 6
+    num_src, num_dst = (_bound(count) for count in (call.num_src, call.num_dst))
+    if _needs_gradient(call):
+        structure, num_src = _find_structure(call)
+        num_dst = structure[0].numel() - 1
+    ends = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+    try:
+        return ops.apply_edges(*_operands(call), ends, *structure, num_src, num_dst, call.name, call.dtype)
+    except IndexError:
+        check_ends(ends, call.num_src, call.num_dst)
+        raise
+
+
+def _reduce_dots(call: Call, reduce: str) -> Tensor:
+    if reduce in ("sum", "mean"):  # the sums over edges and over the last dimension change places
+        product = call._replace(name=call.name.replace("dot", "mul"), dtype=torch.float32)
+        return update_all(product, reduce).sum(-1, keepdim=True).to(call.dtype)
+    dots = apply_edges(call._replace(dtype=torch.float32))
+    copy = Call(call.edge_index, "copy_e", {"e": dots}, call.num_src, call.num_dst, call.trailing, call.dtype)
+    return update_all(copy, reduce)
+
+
+def _needs_gradient(call: Call) -> bool:
+    return torch.is_grad_enabled() and any(operand.requires_grad for operand in call.operands.values())
+
+
+def _find_structure(call: Call):
+    """Sort the edges by destination, and by source if a gradient needs that; also count the source nodes."""
+    u, edge_index = call.get("u"), call.edge_index
+    num_src, num_dst = (_count(edge_index[row], count) for row, count in enumerate((call.num_src, call.num_dst)))
+    by_source = u is not None and u.requires_grad and torch.is_grad_enabled()
+    return find_structure(edge_index, num_src, num_dst, by_source=by_source), num_src
+
+
+def _count(ends: Tensor, count: int | None) -> int:
+    """Return a number of nodes, or the least that the edges need where nobody has told it."""
+    return count if count is not None else int(ends.max()) + 1 if ends.numel() else 0
+
+
+def _bound(count: int | None) -> int:
+    return torch.iinfo(torch.int64).max if count is None else count
+
+
+def _operands(call: Call) -> tuple[Tensor | None, ...]:
+    """Return u, v and e. Those of nodes are cast to float32; the kernel reads 16 bits of edges as they are."""
+    u, v, e = (call.get(name) for name in "uve")
+    return None if u is None else u.float(), None if v is None else v.float(), e

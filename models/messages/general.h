@@ -1,0 +1,324 @@
+// Every message and every reduction, forward and backward: a block of channels of a tile of edges at a time. What is
+// computed is chosen at run time for each of these blocks, so that the file compiles in seconds.
+#pragma once
+#include "problem.h"
+
+// What is known of a row: its result, and what backward needs: ties or zeros, and the product of all but zeros.
+struct State {
+  vf value, count, product;
+};
+
+template <Reduction REDUCTION>
+INLINE void take(State& state, vf message, bool first) {
+  if constexpr (REDUCTION == PROD) {
+    if (first) state = {splat(1), vf{}, splat(1)};
+    const vi zero = message == 0.0f;
+    state.value *= message;
+    state.count += zero ? splat(1) : vf{};
+    state.product *= zero ? splat(1) : message;
+  } else if constexpr (REDUCTION == SUM) {
+    state.value = first ? message : state.value + message;
+  } else {
+    const vi missing = message != message;
+    const vf one = missing ? vf{} : splat(1);
+    if (first) {
+      state.value = message, state.count = one;
+      return;
+    }
+    const vi better = (REDUCTION == MAX ? message > state.value : message < state.value) | missing;
+    state.count = better ? one : message == state.value ? state.count + 1.0f : state.count;
+    state.value = better ? message : state.value;
+  }
+}
+
+// Adds what another chunk knows of the same row.
+template <Reduction REDUCTION>
+INLINE void merge(State& state, const State& part) {
+  if constexpr (REDUCTION == SUM) {
+    state.value += part.value;
+  } else if constexpr (REDUCTION == PROD) {
+    state.value *= part.value, state.count += part.count, state.product *= part.product;
+  } else {
+    const vi better =
+        (REDUCTION == MAX ? part.value > state.value : part.value < state.value) | (part.value != part.value);
+    state.count = better ? part.count : part.value == state.value ? state.count + part.count : state.count;
+    state.value = better ? part.value : state.value;
+  }
+}
+
+// Room of one thread.
+struct Room {
+  Tile tile;
+  Buffer<float> left, right, message, gradient, second, result, edges;
+  Buffer<State> carried;
+  Room(int64_t num_blocks, int64_t edge_width)
+      : left(PLANE), right(PLANE), message(PLANE), gradient(PLANE), second(PLANE), result(PLANE),
+        edges(TILE * edge_width), carried(num_blocks) {}
+};
+
+struct General {
+  const MessageProblem& p;
+  const Sorted edges;
+  const int64_t num_blocks;
+  const float zero;  // GCC 12 takes the product of a vector and a constant 0 for 0, even that of NaN
+  const bool needs_message, needs_left, needs_right, in_rows, writes_mapped;
+  Partials<State> partials;
+
+  explicit General(const MessageProblem& p_)
+      : p(p_),
+        edges(sorted_edges(p_)),
+        num_blocks((p_.channels + LANES - 1) / LANES),
+        zero(p_.backward ? 0.0f : 1.0f),
+        needs_message(!p_.backward || p_.second.data || (p_.operation == DIV && has_side(RIGHT))),
+        needs_left(needs_message || (p_.operation == MUL && has_side(RIGHT))),
+        needs_right((needs_message && p_.operation != COPY) ||
+                    (p_.operation == MUL && has_side(LEFT)) || (p_.operation == DIV && p_.backward)),
+        in_rows(p_.out),
+        writes_mapped(p_.edge_out.data && p_.edge_out.map),
+        partials(in_rows ? edges.num_chunks() : 0, num_blocks) {}
+
+  bool has_side(Side side) const { return p.backward && (p.row_side == side || p.edge_side == side); }
+  int lanes_of(int64_t block) const { return int(std::min<int64_t>(LANES, p.channels - block * LANES)); }
+
+  template <class T>
+  void read(const Operand& operand, const Tile& tile, int64_t block, float* plane) const {
+    const int lanes = lanes_of(block);
+    const Block place = find_block(operand, block * LANES, lanes);
+    const int64_t* at = operand.place == ROW ? tile.row : operand.place == OTHER ? tile.other : tile.position;
+    const T* from = static_cast<const T*>(operand.data) + place.column;
+    const int32_t* map = operand.map + block * LANES;
+    for (int i = 0; i < tile.num_edges; i++) {
+      const T* here = from + at[i] * operand.width;
+      if (operand.place == OTHER) __builtin_prefetch(from + at[i + AHEAD] * operand.width);
+      vf value = {};
+      if (place.access == RUN) {
+        value = load_wide(here, lanes);
+      } else if (place.access == SPLAT) {
+        value = splat(widen(*here));
+      } else {
+        for (int lane = 0; lane < lanes; lane++) value[lane] = widen(here[map[lane] - place.column]);
+      }
+      store(plane + i * LANES, value);
+    }
+  }
+
+  void read(const Operand& operand, const Tile& tile, int64_t block, float* plane) const {
+    switch (operand.dtype) {
+      case BFLOAT16: return read<Bfloat16>(operand, tile, block, plane);
+      case FLOAT16: return read<Float16>(operand, tile, block, plane);
+      default: return read<float>(operand, tile, block, plane);
+    }
+  }
+
+  template <class Function>
+  static INLINE void fill(int num_edges, float* to, Function function) {
+    for (int i = 0; i < num_edges * LANES; i += LANES) store(to + i, function(i));
+  }
+
+  const float* combine(int n, const float* left, const float* right, float* to) const {
+    auto l = [&](int i) { return load(left + i); };
+    auto r = [&](int i) { return load(right + i); };
+    switch (p.operation) {
+      case COPY: return left;
+      case ADD: fill(n, to, [&](int i) { return l(i) + r(i); }); break;
+      case SUB: fill(n, to, [&](int i) { return l(i) - r(i); }); break;
+      case MUL: fill(n, to, [&](int i) { return l(i) * r(i); }); break;
+      default: fill(n, to, [&](int i) { return l(i) / r(i); });
+    }
+    return to;
+  }
+
+  // Replaces the gradient of the row's result, or a factor of it, by that of each message.
+  void to_messages(int n, const float* message, const float* second, float* gradient) const {
+    if (p.reduction == PROD) {
+      fill(n, gradient, [&](int i) {
+        const vf m = load(message + i);
+        return m == 0.0f ? load(second + i) : load(gradient + i) / m;
+      });
+    } else {
+      fill(n, gradient, [&](int i) {
+        const vf g = load(gradient + i);  // 0 times an infinite gradient is NaN, as in the reference
+        return load(message + i) == load(second + i) ? g : g * zero;
+      });
+    }
+  }
+
+  const float* to_side(int64_t side, int n, const Room& room, const float* message, float* to) const {
+    const float *left = room.left.data, *right = room.right.data, *g = room.gradient.data;
+    if (p.operation == MUL) {
+      const float* other = side == LEFT ? right : left;
+      fill(n, to, [&](int i) { return load(g + i) * load(other + i); });
+    } else if (p.operation == DIV && side == LEFT) {
+      fill(n, to, [&](int i) { return load(g + i) / load(right + i); });
+    } else if (p.operation == DIV) {
+      fill(n, to, [&](int i) { return -(load(g + i) * load(message + i)) / load(right + i); });
+    } else if (p.operation == SUB && side == RIGHT) {
+      fill(n, to, [&](int i) { return -load(g + i); });
+    } else {
+      return g;
+    }
+    return to;
+  }
+
+  void write_row(int64_t row, int64_t block, const State& state) const {
+    const int lanes = lanes_of(block);
+    const int64_t at = row * p.channels + block * LANES;
+    store(p.out + at, state.value, lanes);
+    if (p.stat) store(p.stat + at, state.count, lanes);
+    if (p.stat2) store(p.stat2 + at, state.product, lanes);
+  }
+
+  template <Reduction REDUCTION>
+  void reduce(const Tile& tile, int64_t chunk, int64_t block, const float* from, State* carried) {
+    for (int s = 0; s < tile.num_segments; s++) {
+      const Segment& segment = tile.segments[s];
+      State state = segment.fresh ? State{} : carried[block];
+      for (int i = segment.begin; i < segment.end; i++)
+        take<REDUCTION>(state, load(from + i * LANES), segment.fresh && i == segment.begin);
+      if (segment.last && segment.whole) {
+        write_row(segment.row, block, state);
+      } else {
+        (segment.last ? partials.of(chunk, segment) : carried)[block] = state;
+      }
+    }
+  }
+
+  void reduce(Room& room, int64_t chunk, int64_t block, const float* from) {
+    State* carried = room.carried.data;
+    switch (p.backward ? int64_t(SUM) : p.reduction) {
+      case SUM: return reduce<SUM>(room.tile, chunk, block, from, carried);
+      case MAX: return reduce<MAX>(room.tile, chunk, block, from, carried);
+      case MIN: return reduce<MIN>(room.tile, chunk, block, from, carried);
+      case PROD: return reduce<PROD>(room.tile, chunk, block, from, carried);
+    }
+  }
+
+  // Writes a block of the edges' rows as it is, or adds it to the columns that it was read from.
+  template <class T>
+  void write_edges(const Tile& tile, int64_t block, const float* from, float* sums) const {
+    const int lanes = lanes_of(block);
+    const int64_t width = p.edge_out.width;
+    if (!p.edge_out.map) {
+      T* to = static_cast<T*>(p.edge_out.data) + block * LANES;
+      for (int i = 0; i < tile.num_edges; i++)
+        store_narrow(to + tile.position[i] * width, load(from + i * LANES), lanes);
+      return;
+    }
+    const Block place = find_block(p.edge_out, block * LANES, lanes);
+    const int32_t* map = p.edge_out.map + block * LANES;
+    for (int i = 0; i < tile.num_edges; i++) {
+      float* to = sums + i * width;
+      if (place.access == SPLAT && lanes == LANES) {
+        to[place.column] += quick_sum(load(from + i * LANES));
+      } else {
+        for (int lane = 0; lane < lanes; lane++) to[map[lane]] += from[i * LANES + lane];
+      }
+    }
+    if (block + 1 < num_blocks) return;
+    for (int i = 0; i < tile.num_edges; i++)
+      for (int64_t k = 0; k < width; k++)
+        put(static_cast<T*>(p.edge_out.data) + tile.position[i] * width + k, sums[i * width + k]);
+  }
+
+  void write_edges(Room& room, int64_t block, const float* from) const {
+    switch (p.edge_out.dtype) {
+      case BFLOAT16: return write_edges<Bfloat16>(room.tile, block, from, room.edges.data);
+      case FLOAT16: return write_edges<Float16>(room.tile, block, from, room.edges.data);
+      default: return write_edges<float>(room.tile, block, from, room.edges.data);
+    }
+  }
+
+  void run_block(Room& room, int64_t chunk, int64_t block) {
+    const Tile& tile = room.tile;
+    const int n = tile.num_edges;
+    if (needs_left) read(p.left, tile, block, room.left.data);
+    if (needs_right) read(p.right, tile, block, room.right.data);
+    const float* message = needs_message ? combine(n, room.left.data, room.right.data, room.message.data) : nullptr;
+    if (!p.backward) {
+      if (in_rows) reduce(room, chunk, block, message);
+      if (p.edge_out.data) write_edges(room, block, message);
+      return;
+    }
+    read(p.gradient, tile, block, room.gradient.data);
+    if (p.second.data) {
+      read(p.second, tile, block, room.second.data);
+      to_messages(n, message, room.second.data, room.gradient.data);
+    }
+    if (in_rows) reduce(room, chunk, block, to_side(p.row_side, n, room, message, room.result.data));
+    if (p.edge_out.data) write_edges(room, block, to_side(p.edge_side, n, room, message, room.result.data));
+  }
+
+  void run_tile(Room& room, int64_t chunk) {
+    if (writes_mapped) std::fill_n(room.edges.data, room.tile.num_edges * p.edge_out.width, 0.0f);
+    for (int64_t block = 0; block < num_blocks; block++) run_block(room, chunk, block);
+  }
+
+  bool run_chunk(int64_t chunk, Room& room) {
+    bool broken = false;
+    TileWalk walk(edges, chunk, p.num_edges, 1, 1);
+    while (walk.next(room.tile, broken)) run_tile(room, chunk);
+    if (broken) return false;
+    const Segment& end = room.tile.segments[room.tile.num_segments - 1];
+    if (in_rows && !end.last) std::copy_n(room.carried.data, num_blocks, partials.of(chunk, end));
+    return true;
+  }
+
+  // A chunk of edges that are not sorted, of which nothing is reduced.
+  bool run_unsorted_chunk(int64_t chunk, Room& room) {
+    Tile& tile = room.tile;
+    const int64_t begin = chunk * edges.chunk_edges(), end = std::min(p.num_edges, begin + edges.chunk_edges());
+    tile.num_segments = 0;
+    for (int64_t first = begin; first < end; first += TILE) {
+      const int n = tile.num_edges = int(std::min<int64_t>(TILE, end - first));
+      edges.position.read(first, n, tile.row);
+      edges.other.read(first, n, tile.other);
+      for (int i = 0; i < n; i++) {
+        if (uint64_t(tile.row[i]) >= uint64_t(p.num_rows) || uint64_t(tile.other[i]) >= uint64_t(p.num_others)) return false;
+        tile.position[i] = first + i;
+      }
+      std::fill_n(tile.other + n, AHEAD, tile.other[n - 1]);
+      run_tile(room, chunk);
+    }
+    return true;
+  }
+
+  void fill_empty(int64_t row) const {
+    if (edges.ptr[row] != edges.ptr[row + 1]) return;
+    const bool prod = p.reduction == PROD && !p.backward;
+    const int64_t at = row * p.channels;
+    std::fill_n(p.out + at, p.channels, float(prod));
+    if (p.stat) std::fill_n(p.stat + at, p.channels, float(!prod));
+    if (p.stat2) std::fill_n(p.stat2 + at, p.channels, 1.0f);
+  }
+
+  void merge_rows() {
+    auto finish = [&](int64_t row, const State* states) {
+      for (int64_t block = 0; block < num_blocks; block++) write_row(row, block, states[block]);
+    };
+    switch (p.backward ? int64_t(SUM) : p.reduction) {
+      case SUM: return partials.merge(edges, merge<SUM>, finish);
+      case MAX: return partials.merge(edges, merge<MAX>, finish);
+      case MIN: return partials.merge(edges, merge<MIN>, finish);
+      case PROD: return partials.merge(edges, merge<PROD>, finish);
+    }
+  }
+
+  int run() {
+    int broken = 0;
+    const int64_t num_chunks = edges.num_chunks();
+#pragma omp parallel num_threads(edges.team(p.num_threads)) reduction(| : broken)
+    {
+      Room room(num_blocks, writes_mapped ? p.edge_out.width : 0);
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t chunk = 0; chunk < num_chunks; chunk++)
+        broken |= p.ptr ? !run_chunk(chunk, room) : !run_unsorted_chunk(chunk, room);
+      if (in_rows) {
+#pragma omp for schedule(static)
+        for (int64_t row = 0; row < p.num_rows; row++) fill_empty(row);
+      }
+    }
+    if (broken) return BROKEN_INDEX;
+    if (in_rows) merge_rows();
+    return OK;
+  }
+};

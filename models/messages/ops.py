@@ -1,0 +1,233 @@
+"""The fused operators of messages as torch custom operators: forward and backward."""
+
+import torch
+from torch import Tensor
+
+from parallel_epochs.models import notice
+from parallel_epochs.models.messages import reference
+from parallel_epochs.models.messages.cpu import Walk
+from parallel_epochs.models.messages.inputs import MESSAGES, align
+
+# The package's first name: the same files may be imported as `models` and as `parallel_epochs.models`.
+NAMESPACE = __name__.partition(".")[0]
+# What backward needs of the rows: ties; the number of zeros, and the product of the others.
+_NUM_STATS = {"max": 1, "min": 1, "prod": 2}
+
+
+@torch.library.custom_op(f"{NAMESPACE}::update_all", mutates_args=(), device_types="cpu")
+def update_all(
+    u: Tensor | None, v: Tensor | None, e: Tensor | None,
+    indptr: Tensor, src: Tensor, position: Tensor | None,
+    rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
+    num_src: int, message: str, reduce: str, save: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Reduce messages by destination.
+
+    Args:
+        u: values of the source nodes [num_src, *trailing], float32.
+        v: values of the destination nodes [num_dst, *trailing], float32.
+        e: values of the edges [num_edges, *trailing], float32 or 16 bits.
+        indptr: first edge of each destination [num_dst + 1]; it and the next five are a Structure.
+        src: sources of the edges sorted by destination [num_edges].
+        position: rows in `e` of the edges sorted by destination [num_edges]. None: in order.
+        rowptr: first edge of each source [num_src + 1]. Only the gradient of `u` needs it and the next two.
+        dst: destinations of the edges sorted by source [num_edges].
+        position_by_src: rows in `e` of the edges sorted by source [num_edges]. None: in order.
+        num_src: number of source nodes.
+        message: one of `MESSAGES`, but no ``dot``.
+        reduce: "sum", "max", "min" or "prod".
+        save: whether backward will follow.
+
+    Returns:
+        out [num_dst, *trailing], float32, and two tensors of the same shape for backward. These are for max and min the
+        number of ties, for prod the number of zeros and the product of all others. A tensor that is not needed has no
+        elements.
+    """
+    out, stat, stat2 = _allocate_rows(u, v, e, indptr, message, reduce, save)
+    walk = _by_destination(u, v, e, indptr, src, position, num_src, message)
+    walk.forward(reduce, out=out, stat=stat, stat2=stat2)
+    return out, stat, stat2
+
+
+def _allocate_rows(u, v, e, indptr, message, reduce, save):
+    shape = (indptr.size(0) - 1, *_message_shape(message, u, v, e))
+    num_stats = _NUM_STATS.get(reduce, 0) if save else 0
+    shapes = (shape, *(shape if i < num_stats else (0,) for i in range(2)))
+    return tuple(indptr.new_empty(shape, dtype=torch.float32) for shape in shapes)
+
+
+@update_all.register_fake
+def _(u, v, e, indptr, src, position, rowptr, dst, position_by_src, num_src, message, reduce, save):
+    return _allocate_rows(u, v, e, indptr, message, reduce, save)
+
+
+@torch.library.custom_op(f"{NAMESPACE}::apply_edges", mutates_args=(), device_types="cpu")
+def apply_edges(
+    u: Tensor | None, v: Tensor | None, e: Tensor | None, ends: Tensor,
+    indptr: Tensor | None, src: Tensor | None, position: Tensor | None,
+    rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
+    num_src: int, num_dst: int, message: str, dtype: torch.dtype,
+) -> Tensor:
+    """Compute the message of every edge.
+
+    Args:
+        ends: source and destination of each edge [2, num_edges], in any order; the Structure of the same edges is for
+            backward only.
+        message: one of `MESSAGES`.
+        dtype: of the result; float32, bfloat16 or float16.
+
+    Returns:
+        [num_edges, *trailing], in the order of `ends`.
+    """
+    out = _allocate_edges(u, v, e, ends, message, dtype)
+    walk = Walk(("v", "u"), (num_dst, num_src), None, ends[0], ends[1], MESSAGES[message],
+                _named(u, v, e), _full_shape(message, u, v, e))
+    walk.forward("none", edge_out=out)
+    return out
+
+
+def _allocate_edges(u, v, e, ends, message, dtype):
+    return ends.new_empty((ends.size(1), *_message_shape(message, u, v, e)), dtype=dtype)
+
+
+@apply_edges.register_fake
+def _(u, v, e, ends, indptr, src, position, rowptr, dst, position_by_src, num_src, num_dst, message, dtype):
+    return _allocate_edges(u, v, e, ends, message, dtype)
+
+
+@torch.library.custom_op(f"{NAMESPACE}::messages_backward", mutates_args=(), device_types="cpu")
+def backward(
+    grad: Tensor, out: Tensor | None, stat: Tensor | None, stat2: Tensor | None,
+    u: Tensor | None, v: Tensor | None, e: Tensor | None,
+    indptr: Tensor, src: Tensor, position: Tensor | None,
+    rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
+    num_src: int, message: str, reduce: str, needed: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the gradients of :func:`update_all`, or of :func:`apply_edges` if `reduce` is "none".
+
+    Args:
+        grad: gradient of the result, [num_dst, *trailing] in float32, or [num_edges, *trailing].
+        out: the first result of :func:`update_all`; the next two are its others. Max, min and prod need them.
+        needed: names of the operands whose gradients are needed, such as "ue".
+
+    Returns:
+        One gradient for each of u, v and e, with its shape and dtype; one that is not needed has no elements.
+    """
+    operands, shape, parsed = _named(u, v, e), _full_shape(message, u, v, e), MESSAGES[message]
+    of = "e" if reduce == "none" else "v"
+    grad, second = _factors(grad, out, stat, stat2, reduce)
+    sides = {name: side + 1 for side, name in enumerate(parsed.names) if name in needed}
+    grads = _allocate_gradients(u, v, e, needed)
+    full = {}
+    # The gradient of the edges is computed in the first walk, which is that by source if there are two.
+    edge = dict(edge_side=sides["e"], edge_out=grads[2]) if "e" in needed else {}
+    if "u" in needed:
+        full["u"] = grad.new_empty((u.size(0), *shape), dtype=torch.float32)
+        walk = Walk(("u", "v"), (num_src, indptr.size(0) - 1), rowptr, dst, position_by_src, parsed, operands, shape)
+        walk.backward(reduce, grad, second, of=of, row_side=sides["u"], out=full["u"], **edge)
+        edge = {}
+    if "v" in needed:
+        full["v"] = grad.new_empty((v.size(0), *shape), dtype=torch.float32)
+        edge |= dict(row_side=sides["v"], out=full["v"])
+    if edge:
+        walk = _by_destination(u, v, e, indptr, src, position, num_src, message)
+        walk.backward(reduce, grad, second, of=of, **edge)
+    u_and_v = (_sum_to(full[name], operands[name]) if name in full else empty for name, empty in zip("uv", grads))
+    return *u_and_v, grads[2]
+
+
+def _factors(grad, out, stat, stat2, reduce):
+    """Compute what the walks read of each row: the factors of its messages' gradients."""
+    if reduce == "prod":
+        one_zero, whole = grad * stat2, grad * out
+        return whole, torch.where(stat == 1, one_zero, whole)
+    return (grad / stat, out) if reduce in ("max", "min") else (grad, None)
+
+
+def _sum_to(gradient: Tensor, operand: Tensor) -> Tensor:
+    """Sum a gradient [num_nodes, *shape] over the dimensions in which the operand was broadcast."""
+    return gradient.sum_to_size(align(operand, gradient.dim() - 1).shape).reshape(operand.shape)
+
+
+def _allocate_gradients(u, v, e, needed):
+    like = next(tensor for tensor in (u, v, e) if tensor is not None)
+    return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) if name in needed
+                 else like.new_empty((0,)) for name, tensor in zip("uve", (u, v, e)))
+
+
+@backward.register_fake
+def _(grad, out, stat, stat2, u, v, e, indptr, src, position, rowptr, dst, position_by_src, num_src, message, reduce,
+      needed):
+    return _allocate_gradients(u, v, e, needed)
+
+
+def _named(u, v, e) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in (("u", u), ("v", v), ("e", e)) if tensor is not None}
+
+
+def _full_shape(message, u, v, e) -> torch.Size:
+    """Return the shape of an edge's message before ``dot`` sums it."""
+    return torch.broadcast_shapes(*(tensor.shape[1:] for tensor in _named(u, v, e).values()))
+
+
+def _message_shape(message, u, v, e) -> tuple[int, ...]:
+    shape = _full_shape(message, u, v, e)
+    return (*shape[:-1], 1) if MESSAGES[message].operation == "dot" else tuple(shape)
+
+
+def _by_destination(u, v, e, indptr, src, position, num_src, message) -> Walk:
+    return Walk(("v", "u"), (indptr.size(0) - 1, num_src), indptr, src, position, MESSAGES[message], _named(u, v, e),
+                _full_shape(message, u, v, e))
+
+
+def _set_up_rows(ctx, inputs, output):
+    *tensors, ctx.num_src, ctx.message, ctx.reduce, save = inputs
+    assert save, "backward needs what forward saves for it"
+    out, stat, stat2 = output
+    ctx.mark_non_differentiable(stat, stat2)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(out if ctx.reduce in _NUM_STATS else None, stat, stat2, *tensors)
+
+
+def _set_up_edges(ctx, inputs, output):
+    u, v, e, _, *structure, ctx.num_src, _, ctx.message, _ = inputs
+    ctx.reduce = "none"
+    ctx.save_for_backward(None, None, None, u, v, e, *structure)
+
+
+def _differentiate(ctx, grad):
+    """Compute the gradients of u, v and e, or none for those that need none."""
+    if grad is None:
+        return None, None, None
+    needed = "".join(name for name, need in zip("uve", ctx.needs_input_grad) if need)
+    if torch.is_grad_enabled():
+        return _differentiate_twice(ctx, grad, needed)
+    grads = backward(grad, *ctx.saved_tensors, ctx.num_src, ctx.message, ctx.reduce, needed)
+    return [gradient if name in needed else None for name, gradient in zip("uve", grads)]
+
+
+def _differentiate_twice(ctx, grad, needed):
+    """Compute gradients that have gradients themselves, in plain torch with the message of every edge."""
+    notice.warn("messages: the reference computes gradients of gradients, with tensors of edges x channels")
+    _, _, _, u, v, e, indptr, src, position, *_ = ctx.saved_tensors
+    operands = _named(u, v, e)
+    dst = torch.arange(indptr.numel() - 1, device=src.device).repeat_interleave(indptr.diff().long())
+    rows = {"u": src, "v": dst, "e": position}
+    num_dims = max(operand.dim() - 1 for operand in operands.values())
+    values = [align(operands[name], num_dims).float() for name in MESSAGES[ctx.message].names]
+    values = [value if rows[name] is None else value.index_select(0, rows[name])
+              for name, value in zip(MESSAGES[ctx.message].names, values)]
+    out = reference.combine(MESSAGES[ctx.message].operation, *values)
+    if ctx.reduce != "none":
+        out = reference.reduce_messages(out, dst, indptr.numel() - 1, ctx.reduce)
+    elif position is not None:
+        grad = grad.index_select(0, position)
+    grads = torch.autograd.grad(out, [operands[name] for name in needed], grad.to(out.dtype), create_graph=True)
+    found = dict(zip(needed, grads))
+    return [found.get(name) for name in "uve"]
+
+
+update_all.register_autograd(lambda ctx, grad, _, __: (*_differentiate(ctx, grad), *(None,) * 10),
+                             setup_context=_set_up_rows)
+apply_edges.register_autograd(lambda ctx, grad: (*_differentiate(ctx, grad), *(None,) * 11),
+                              setup_context=_set_up_edges)

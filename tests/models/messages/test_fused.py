@@ -1,0 +1,320 @@
+"""The kernels of messages against the reference in float64: the results and every gradient."""
+
+import itertools
+import math
+import os
+import shutil
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch_geometric import EdgeIndex
+
+from parallel_epochs.models.messages import MESSAGES, REDUCTIONS, apply_edges, cpu, fused, ops, update_all
+from parallel_epochs.models.messages.inputs import read_call
+from tests.models.messages.test_messages import DST, SRC, cases, make_edges, make_operands
+
+pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
+
+WALKS = (*REDUCTIONS, "edges")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled():
+    assert cpu.LIBRARY.get() is not None, cpu.LIBRARY.missing()
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory():
+    """Fill what torch.empty returns with NaN, so that an element nobody writes cannot pass for a result."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def hub_graph(num_edges=6000, hub=4000):
+    """Edges of which the first `hub` share a destination, and the last as many a source: several chunks each."""
+    edge_index = make_edges(300, 40, num_edges)
+    edge_index[1, :hub] = 3
+    edge_index[0, -hub:] = 5
+    return edge_index
+
+
+def run(edge_index, message, reduce, operands, *, kernel, dtype=torch.float32, learn="uve", num_src=SRC, num_dst=DST):
+    """Compute the result and the gradients of the operands in `learn`, by name."""
+    leaves = {name: value.to(dtype, copy=True).requires_grad_(name in learn) for name, value in operands.items()}
+    if reduce == "edges":
+        out = apply_edges(edge_index, message, **leaves, kernel=kernel)
+    else:
+        out = update_all(edge_index, message, reduce, **leaves, num_src=num_src, num_dst=num_dst, kernel=kernel)
+    g = torch.Generator().manual_seed(1)
+    out.backward((torch.rand(out.shape, generator=g) + 0.5).to(dtype))
+    return {"out": out.detach()} | {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+
+
+def check(*arguments, tolerance=1e-5, **options):
+    ours, exact = run(*arguments, kernel="fused", **options), run(
+        *arguments, kernel="reference", **options | {"dtype": torch.float64})
+    assert ours.keys() == exact.keys()
+    for name, expected in exact.items():
+        assert ours[name].shape == expected.shape, name
+        error = (ours[name].double() - expected).norm()
+        assert error <= tolerance * expected.norm(), f"{name}: {error:.1e} of {expected.norm():.1e}"
+
+
+ROTATED = [pytest.param(*case.values, [walk for place, walk in enumerate(WALKS) if (place - number) % 3 == 0])
+           for number, case in enumerate(case for case in cases() if not case.marks)]
+
+
+@pytest.mark.parametrize("message, left, right, walks", ROTATED)
+def test_messages(message, left, right, walks):
+    for walk in walks:
+        check(make_edges(), message, walk, make_operands(message, left, right))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("message, left, right", [case.values for case in cases()])
+def test_all_messages(message, left, right):
+    for walk, learn in itertools.product(WALKS, ("uve", *MESSAGES[message].names)):
+        check(make_edges(), message, walk, make_operands(message, left, right), learn=learn)
+
+
+# Values of nodes and of edges with one, two, four, eight and more vectors of any width, and some that are not full.
+SUMS = [((64,), ()), ((64,), (1,)), ((37,), (37,)), ((4, 16), (4, 1)), ((200,), (200,)), ((3, 8), (3, 1)), ((5,), ()),
+        ((2, 3, 16), (3, 1))]
+
+
+@pytest.mark.parametrize("left, right", SUMS)
+def test_hubs(left, right):
+    check_hubs(left, right, ("u_mul_e", "copy_u", "copy_e"), ("sum",))
+
+
+@pytest.mark.parametrize("message, walk", [("v_div_u", "max"), ("u_sub_e", "min"), ("e_mul_u", "prod"),
+                                           ("e_dot_v", "edges")])
+def test_hubs_of_other_reductions(message, walk):
+    check_hubs((5, 3), (5, 3), (message,), (walk,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left, right", SUMS)
+def test_hubs_of_all_messages(left, right):
+    names = [name for name, message in MESSAGES.items() if message.operation != "dot"]
+    check_hubs(left, right, names, WALKS)
+
+
+def check_hubs(left, right, messages, walks):
+    edge_index = hub_graph()
+    for message, walk in itertools.product(messages, walks):
+        rows = {"u": 300, "v": 40, "e": edge_index.size(1)}
+        operands = make_operands(message, left, right, rows)
+        if walk == "prod":  # of thousands of messages is within the range of float32 only if they are close to 1
+            at = 0 if MESSAGES[message].operation in ("add", "sub") else 1
+            operands = {name: (1 if name == MESSAGES[message].left else at) + value / 1024
+                        for name, value in operands.items()}
+        for learn in ("uve", "u"):
+            if learn == "uve" or "u" in MESSAGES[message].names:
+                check(edge_index, message, walk, operands, learn=learn, num_src=300, num_dst=40,
+                      tolerance=1e-4 if walk == "prod" else 1e-5)
+
+
+@pytest.mark.parametrize("message, walk", [("u_mul_e", "sum"), ("u_mul_e", "edges"), ("v_add_u", "max"),
+                                           ("e_div_u", "prod")])
+def test_sorted_edges_are_used_as_they_are(message, walk):
+    edge_index, operands = make_edges(dtype=torch.int32), make_operands(message, (3, 8), (3, 1))
+    for order in ("col", "row", None):
+        edges = EdgeIndex(edge_index, sparse_size=(SRC, DST))
+        check(edges.sort_by(order).values if order else edges, message, walk, operands)
+
+
+def test_threads_do_not_change_a_bit():
+    rows, before = {"u": 300, "v": 40, "e": 6000}, torch.get_num_threads()
+    for message, walk in (("u_mul_e", "sum"), ("copy_u", "mean"), ("u_sub_v", "max"), ("e_div_u", "prod"),
+                          ("u_dot_v", "edges")):
+        operands, results = make_operands(message, (4, 16), (4, 16), rows), []
+        try:
+            for num_threads in (1, 2, 3):
+                torch.set_num_threads(num_threads)
+                results.append(run(hub_graph(), message, walk, operands, kernel="fused", num_src=300,
+                                   num_dst=40))
+        finally:
+            torch.set_num_threads(before)
+        for result in results[1:]:
+            for name, value in result.items():
+                assert torch.equal(value.view(torch.int32), results[0][name].view(torch.int32)), (message, walk, name)
+
+
+def test_ties_divide_the_gradient():
+    edge_index = torch.tensor([[0, 0, 1, 2], [0, 0, 0, 0]])
+    for reduce, values in (("max", [0.0, 0.0, -1.0]), ("min", [0.0, 0.0, 1.0])):  # nodes 0 (twice) and 1 tie
+        for kernel in ("fused", "reference"):
+            u = torch.tensor(values).unsqueeze(1).requires_grad_()
+            update_all(edge_index, "copy_u", reduce, u=u, num_dst=1, kernel=kernel).backward(torch.tensor([[6.0]]))
+            torch.testing.assert_close(u.grad, torch.tensor([[4.0], [2.0], [0.0]]))
+
+
+@pytest.mark.parametrize("number_of_zeros", [0, 1, 2])
+def test_gradients_of_products_with_zeros(number_of_zeros):
+    operands = make_operands("copy_u", (5,), (5,))
+    operands["u"][:number_of_zeros] = 0
+    edge_index = torch.tensor([[0, 1, 2, 3, 0], [0, 0, 0, 0, 1]])
+    check(edge_index, "copy_u", "prod", operands)
+    u = operands["u"].requires_grad_()
+    expected = torch.autograd.grad(torch.stack([u[:4].prod(0), u[0]]).sum(), u)[0]
+    out = update_all(edge_index, "copy_u", "prod", u=u.float(), num_dst=2, kernel="fused")
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), u)[0], expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("message", ["copy_u", "u_mul_e", "u_sub_v", "v_div_u"])
+def test_nan_and_infinity_are_those_of_the_reference(message, value):
+    for walk in WALKS:
+        operands = make_operands(message, (3, 8), (3, 8))
+        operands["u"][2, 1, 3], operands["u"][4, 0, 0] = value, 0
+        ours, expected = (run(make_edges(), message, walk, operands, kernel=kernel)
+                          for kernel in ("fused", "reference"))
+        for name, tensor in expected.items():
+            torch.testing.assert_close(ours[name], tensor, equal_nan=True, rtol=1e-5, atol=1e-6, msg=f"{walk} {name}")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("message, walk", [("u_mul_e", "sum"), ("copy_e", "mean"), ("e_sub_v", "max"),
+                                           ("u_add_e", "edges"), ("u_dot_e", "edges")])
+def test_16_bits(message, walk, dtype):
+    edge_index, operands = make_edges(), make_operands(message, (3, 8), (3, 8))
+    ours, theirs = (run(edge_index, message, walk, operands, kernel=kernel, dtype=dtype)
+                    for kernel in ("fused", "reference"))
+    exact = run(edge_index, message, walk, operands, kernel="reference", dtype=torch.float64)
+    for name, expected in exact.items():
+        assert ours[name].dtype == theirs[name].dtype == dtype
+        assert (ours[name].double() - expected).norm() <= 2**-7 * expected.norm(), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bits_are_rounded_as_torch_rounds(dtype):
+    every = torch.arange(-2**15, 2**15, dtype=torch.int16).view(dtype).unsqueeze(1)
+    edges = torch.zeros(2, 2**15, dtype=torch.int64)
+    wide = torch.cat([every.float(), every.float() * (1 + 2**-9), every.float() * (1 + 2**-12)])
+    zero = torch.zeros(1, dtype=dtype)
+    for values in wide.split(2**15):
+        e = torch.zeros(2**15, 1, dtype=dtype, requires_grad=True)
+        update_all(edges, "e_mul_u", "sum", e=e, u=torch.ones(1), num_dst=1, kernel="fused")
+        out = ops.apply_edges(None, None, values, edges, *(None,) * 6, 1, 1, "copy_e", dtype)
+        torch.testing.assert_close(out, values.to(dtype), rtol=0, atol=0, equal_nan=True)
+    wide = torch.cat([apply_edges(edges, "e_add_u", e=part, u=zero.float(), kernel="fused")
+                      for part in every.split(2**15)])
+    torch.testing.assert_close(wide, every.float(), rtol=0, atol=0, equal_nan=True)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the number of elements of the largest result of any function of torch."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **kwargs or {})
+        for tensor in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return out
+
+
+@pytest.mark.parametrize("message, right", [("copy_u", (4, 16)), ("u_mul_e", (4, 1)), ("u_add_v", (4, 16)),
+                                            ("u_dot_v", (4, 16))])
+def test_nothing_of_edges_x_channels(message, right):
+    rows = {"u": 40, "v": 40, "e": 6000}
+    operands = make_operands(message, (4, 16), right, rows)
+    for walk in WALKS:
+        if walk == "edges" and message != "u_dot_v":
+            continue
+        largest = []
+        for kernel in ("fused", "reference"):
+            with Largest() as mode:
+                run(hub_graph() % 40, message, walk, operands, kernel=kernel, num_src=40, num_dst=40)
+            largest.append(mode.elements)
+        assert largest[0] <= 4 * 6000 and largest[1] >= 64 * 6000, walk
+
+
+def test_gradients_of_gradients():
+    edge_index, g = make_edges(4, 3, 9), torch.Generator().manual_seed(0)
+    u, e = torch.rand(4, 2, 3, generator=g) + 0.5, torch.rand(9, 2, 1, generator=g) + 0.5
+
+    def penalty(kernel, dtype, walk):
+        leaves = [value.to(dtype, copy=True).requires_grad_() for value in (u, e)]
+        if walk == "edges":
+            out = apply_edges(edge_index, "u_mul_e", u=leaves[0], e=leaves[1], kernel=kernel)
+        else:
+            out = update_all(edge_index, "u_mul_e", walk, u=leaves[0], e=leaves[1], num_dst=3, kernel=kernel)
+        grads = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(grad.square().sum() for grad in grads), leaves)
+
+    for walk in WALKS:
+        for ours, exact in zip(penalty("fused", torch.float32, walk), penalty("reference", torch.float64, walk)):
+            torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-4)
+
+
+def test_operators():
+    check_operators(("test_schema", "test_autograd_registration", "test_faketensor"), ["sum", "max", "prod"])
+
+
+@pytest.mark.slow
+def test_operators_in_the_compiler():
+    check_operators("test_aot_dispatch_dynamic", ["sum", "prod"])
+
+
+def check_operators(tests, reductions):
+    edge_index, operands = make_edges(), make_operands("u_mul_e", (3, 8), (3, 1))
+    u, e = (operands[name].float().requires_grad_() for name in "ue")
+    structure, num_src = fused._find_structure(read_call(edge_index, "u_mul_e", u=u, e=e, num_dst=DST))
+    for reduce in reductions:
+        arguments = (u, None, e, *structure, num_src, "u_mul_e", reduce, True)
+        torch.library.opcheck(ops.update_all, arguments, test_utils=tests)
+        with torch.no_grad():
+            outputs = ops.update_all(*arguments)
+        torch.library.opcheck(ops.backward, (torch.ones(DST, 3, 8), *outputs, u.detach(), None, e.detach(), *structure,
+                                             num_src, "u_mul_e", reduce, "ue"), test_utils=tests)
+    torch.library.opcheck(ops.apply_edges, (u, None, e, edge_index, *structure, num_src, DST, "u_mul_e", torch.float32),
+                          test_utils=tests)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_compile_without_a_graph_break(reduce):
+    torch._dynamo.reset()
+    operands = make_operands("u_mul_e", (3, 8), (3, 1))
+
+    def f(u, e):
+        return update_all(edge_index, "u_mul_e", reduce, u=u, e=e, num_dst=DST)
+
+    edge_index, results = make_edges(), []
+    for function in (f, torch.compile(f, fullgraph=True, backend="aot_eager")):
+        leaves = [operands[name].float().requires_grad_() for name in "ue"]
+        out = function(*leaves)
+        results.append([out.detach(), *torch.autograd.grad(out.square().sum(), leaves)])
+    for a, b in zip(*results):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_an_edge_index_with_wrong_numbers_is_refused():
+    edges = torch.tensor([[0, 9, 1], [0, 1, 1]])
+    for order in ("col", None):
+        index = EdgeIndex(edges, sparse_size=(3, 2), sort_order=order)
+        with pytest.raises(IndexError, match="not in the graph|such nodes"):
+            update_all(index, "copy_u", "sum", u=torch.ones(3, 16), kernel="fused")
+        with pytest.raises(IndexError, match="not in the graph|such nodes"):
+            update_all(index, "copy_u", "max", u=torch.ones(3, 16), kernel="fused")
+
+
+def test_what_runs_and_why(caplog):
+    edge_index, u = make_edges(), torch.ones(SRC, 3)
+    with pytest.raises(ValueError, match="^kernel=fused cannot run: u has dtype torch.float64, .*Use kernel=auto"):
+        update_all(edge_index, "copy_u", "sum", u=u.double(), kernel="fused")
+    assert fused.why_no_kernel("cuda") == "there is no kernel for 'cuda' yet"
+    caplog.set_level("INFO")
+    fused.announce.cache_clear()
+    for kernel in ("auto", "auto"):
+        update_all(edge_index, "copy_u", "sum", u=u.double(), num_dst=DST, kernel=kernel)
+        update_all(edge_index, "copy_u", "sum", u=u, num_dst=DST, kernel=kernel)
+    assert caplog.messages == [
+        "messages: reference (u has dtype torch.float64, but the kernel computes in float32)",
+        f"messages: fused-cpu ({cpu.get_simd()})"]
