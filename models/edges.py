@@ -135,9 +135,9 @@ def from_torch_sparse(adj_t: Tensor) -> tuple[EdgeIndex, Tensor]:
     if adj_t.layout == torch.sparse_coo:
         dst, src = adj_t.indices()
     elif adj_t.layout == torch.sparse_csr:
-        src, dst = adj_t.col_indices(), _expand(adj_t.crow_indices())
+        src, dst = adj_t.col_indices(), expand(adj_t.crow_indices())
     else:
-        src, dst = _expand(adj_t.ccol_indices()), adj_t.row_indices()
+        src, dst = expand(adj_t.ccol_indices()), adj_t.row_indices()
     known = _known.get(adj_t)
     if known is None or not (torch.equal(known.as_tensor()[0], src) and torch.equal(known.as_tensor()[1], dst)):
         with torch.inference_mode(False):
@@ -147,7 +147,7 @@ def from_torch_sparse(adj_t: Tensor) -> tuple[EdgeIndex, Tensor]:
     return known, adj_t.values()
 
 
-def _expand(ptr: Tensor) -> Tensor:
+def expand(ptr: Tensor) -> Tensor:
     """Return the row of each entry."""
     return torch.arange(ptr.numel() - 1, dtype=ptr.dtype, device=ptr.device).repeat_interleave(ptr.diff())
 

@@ -28,7 +28,10 @@ from parallel_epochs.models.foreign import (
     tiny_graph,
 )
 from parallel_epochs.models.fused_conv import FusedConv
+from parallel_epochs.models.gated_conv import ResGatedGraphConv
+from parallel_epochs.models.pna_conv import PNAConv
 from parallel_epochs.models.recipe_convs import AGDNConv, GIPAConv
+from parallel_epochs.models.relation_conv import RGCNConv
 from parallel_epochs.models.residual import NORMS
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -44,7 +47,8 @@ EDGE_DIMS = ("edge_dim", "dim", "in_edge_channels")
 # Layers of PyG's with a fused class that has the same arguments, inputs and parameters.
 FUSED: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     getattr(pyg, kind.__name__): kind for kind in (
-        GENConv, sum_convs.GCNConv, sum_convs.SAGEConv, sum_convs.GraphConv, sum_convs.GINConv, sum_convs.GINEConv)}
+        GENConv, sum_convs.GCNConv, sum_convs.SAGEConv, sum_convs.GraphConv, sum_convs.GINConv, sum_convs.GINEConv,
+        ResGatedGraphConv, PNAConv, RGCNConv)}
 # Convolutions of published recipes that PyG does not have.
 RECIPES: dict[str, type[torch.nn.Module]] = {kind.__name__: kind for kind in (AGDNConv, GIPAConv)}
 # Largest number of elements of a tensor of edges x channels in inference.

@@ -17,8 +17,8 @@ from parallel_epochs.models.kernels.hash import GOLDEN, signed
 # Sorted edges of plain edge lists, and of edge lists with self-loops. They are kept until the edge list is freed or
 # written to.
 _sorted, _looped = WeakIdKeyDictionary(), WeakIdKeyDictionary()
-# The self-loops of edges, kept in the same way.
-_loops = WeakIdKeyDictionary()
+# The degrees and self-loops of edges, kept in the same way.
+_degrees = WeakIdKeyDictionary()
 
 
 class Structure(NamedTuple):
@@ -69,23 +69,56 @@ def find_structure(edge_index: Int[Tensor, "2 num_edges"], num_src: int, num_dst
     return Structure(*by_destination, edges.pad(rowptr, num_src, "source"), dst, position)
 
 
-def count_in_edges(edge_index: Int[Tensor, "2 num_edges"], num_nodes: int) -> Int[Tensor, " num_nodes"]:
-    """Count the edges that end at each node; arguments and errors as for :func:`find_structure`."""
-    return find_structure(edge_index, num_nodes, num_nodes, by_source=False).indptr.diff()
+class Degrees(NamedTuple):
+    """What a layer that normalizes by degrees reads of the edges of a graph.
+
+    Attributes:
+        edge_index: the edges, sorted by destination if that order is kept.
+        position: number that each of these edges has in the caller's order [num_edges]. None: they are in that order.
+        in_degree: number of edges that end at each node [num_nodes].
+        loops: positions in `edge_index` of the edges that join a node with itself [num_loops].
+    """
+
+    edge_index: Int[Tensor, "2 num_edges"]
+    position: Int[Tensor, " num_edges"] | None
+    in_degree: Int[Tensor, " num_nodes"]
+    loops: Int[Tensor, " num_loops"]
 
 
-def find_loops(edge_index: Int[Tensor, "2 num_edges"], num_nodes: int) -> Int[Tensor, " num_loops"]:
-    """Find the positions of the edges that join a node with itself. They are kept as long as the sorted edges are."""
-    edges = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
-    if torch.compiler.is_compiling() or edge_index.is_inference():
-        return (edges[0] == edges[1]).nonzero().squeeze(1)
-    if not isinstance(edge_index, EdgeIndex):
-        find_structure(edge_index, num_nodes, num_nodes, by_source=False)  # compares the edges with those it knows
-    key = edge_index._version if isinstance(edge_index, EdgeIndex) else _sorted[edge_index][0]
-    known = _loops.get(edge_index)
+def find_degrees(edge_index: Int[Tensor, "2 num_edges"], num_nodes: int) -> Degrees:
+    """Find the degrees and self-loops of a graph. They are kept as the sorted edges of :func:`find_structure` are."""
+    is_sorted = isinstance(edge_index, EdgeIndex) and edge_index.sort_order == "col"
+    is_kept = is_sorted or not isinstance(edge_index, EdgeIndex) and edge_index.device.type == "cpu" \
+        and sorting.LIBRARY.get() is not None
+    if torch.compiler.is_compiling() or edge_index.is_inference() or not is_kept:
+        plain = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+        return Degrees(edge_index, None, torch.bincount(plain[1], minlength=num_nodes), _find_loops(plain))
+    structure = find_structure(edge_index, num_nodes, num_nodes, by_source=not is_sorted)
+    key = edge_index._version if is_sorted else _sorted[edge_index][0]
+    known = _degrees.get(edge_index)
     if known is None or known[0] != key:
-        known = _loops[edge_index] = key, (edges[0] == edges[1]).nonzero().squeeze(1)
-    return known[1]
+        kept = edge_index if is_sorted else _as_edge_index(structure)
+        plain = torch.stack([structure.src, edges.expand(structure.indptr)])
+        # An entry must not hold its own key, which would then live for ever.
+        degrees = Degrees(plain[:, :0] if is_sorted else kept, None if is_sorted else structure.position,
+                          structure.indptr.diff(), _find_loops(plain))
+        known = _degrees[edge_index] = key, degrees
+    return known[1]._replace(edge_index=edge_index) if is_sorted else known[1]
+
+
+def _find_loops(edges: Tensor) -> Tensor:
+    return (edges[0] == edges[1]).nonzero().squeeze(1)
+
+
+def _as_edge_index(structure: Structure) -> EdgeIndex:
+    """Return the edges of a structure that has both orders, sorted by destination."""
+    indptr, src, position, rowptr, by_source, position_by_src = structure
+    assert position is not None and rowptr is not None and by_source is not None and position_by_src is not None
+    dst, num_src = edges.expand(indptr), rowptr.numel() - 1
+    place = torch.empty_like(position)
+    place[position] = torch.arange(position.numel(), dtype=position.dtype)
+    return edges.fill_csr(edges.from_csc(torch.stack([src, dst]), indptr, num_src=num_src), src=edges.expand(rowptr),
+                          perm=place[position_by_src], dst=by_source, rowptr=rowptr)
 
 
 def find_structure_with_loops(edge_index: Int[Tensor, "2 num_edges"], num_src: int, num_dst: int,

@@ -17,7 +17,7 @@ from parallel_epochs.models.edges import for_pyg
 from parallel_epochs.models.fused_conv import FusedConv, choose_features, count_destinations, read_edges
 from parallel_epochs.models.messages import update_all
 from parallel_epochs.models.plain import is_plain
-from parallel_epochs.models.structure import count_in_edges, find_loops
+from parallel_epochs.models.structure import Degrees, find_degrees
 
 # The reductions of PyG's aggregations.
 REDUCTIONS = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max", "min": "min"}
@@ -59,8 +59,7 @@ class GCNConv(FusedConv, pyg.GCNConv):
         if is_normalized:
             out = _reduce(self, h, edges, weight, num_nodes)
         else:
-            correction = self._weigh_loops(edge_index, edges, weight, num_nodes)
-            out = self._sum_normalized(h, edges, weight, correction, x.dtype)
+            out = self._sum_normalized(h, edge_index, edges, weight, x.dtype)
         return out if self.bias is None else out + self.bias
 
     def _normalize_once(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> tuple[Adj, OptTensor]:
@@ -74,46 +73,45 @@ class GCNConv(FusedConv, pyg.GCNConv):
             self._cached_edge_index = gcn_norm(edge_index, *options)
         return self._cached_edge_index
 
-    def _weigh_loops(self, edge_index: Adj, edges: Tensor, weight: OptTensor, num_nodes: int) -> Tensor | float:
+    def _sum_normalized(self, h: Tensor, edge_index: Adj, edges: Tensor, weight: OptTensor,
+                        dtype: torch.dtype) -> Tensor:
+        num_nodes = h.size(0)
+        graph = find_degrees(edges, num_nodes)
+        if weight is None:
+            degree = graph.in_degree.to(torch.promote_types(dtype, torch.float32))
+        else:
+            weight = weight.reshape(-1) if graph.position is None else weight.reshape(-1)[graph.position]
+            degree = update_all(graph.edge_index, "copy_e", "sum", e=weight, num_src=num_nodes, num_dst=num_nodes,
+                                kernel=self.kernel)
+        loops = self._weigh_loops(graph, weight, num_nodes, is_list=edges is edge_index,
+                                  replaces=isinstance(edge_index, SparseTensor))
+        degree = degree + loops
+        scale = degree.masked_fill(degree == 0, torch.inf).pow(-0.5).to(dtype).unsqueeze(1)
+        h = (h * scale).to(h.dtype)
+        out = _reduce(self, h, graph.edge_index, weight, num_nodes)
+        if isinstance(loops, Tensor):
+            loops = loops.to(dtype).unsqueeze(1)
+        return (out + loops * h) * scale
+
+    def _weigh_loops(self, graph: Degrees, weight: OptTensor, num_nodes: int, *, is_list: bool,
+                     replaces: bool) -> Tensor | float:
         """Return the weight of each node's self-loop [num_nodes] beyond that of its loops among the edges.
 
         As in PyG, a weighted edge list keeps the weight of a loop that it has, the values of a SparseTensor's diagonal
         are replaced, and a torch.sparse tensor gets loops in addition to its own.
         """
-        fill = 2.0 if self.improved else 1.0
         if not self.add_self_loops:
             return 0.0
-        if edges is not edge_index and not isinstance(edge_index, SparseTensor):
+        # PyG reads `improved` only where there are weights.
+        fill = 2.0 if self.improved and not (is_list and weight is None) else 1.0
+        if not graph.loops.numel() or not (is_list or replaces):
             return fill
-        if edges is edge_index and weight is None:
-            fill = 1.0  # PyG reads `improved` only where there are weights
-        loops = find_loops(edges, num_nodes)
-        if not loops.numel():
-            return fill
-        node = torch.as_tensor(edges[0]).index_select(0, loops)
-        own = torch.ones_like(node, dtype=torch.float32)
-        if weight is not None:
-            own = weight.reshape(-1).index_select(0, loops)
+        node = torch.as_tensor(graph.edge_index[0]).index_select(0, graph.loops)
+        own = torch.ones_like(node, dtype=torch.float32) if weight is None else weight.index_select(0, graph.loops)
         kept = own.new_full((num_nodes,), fill)
-        if edges is edge_index and weight is not None:
-            kept = kept.index_put((node,), own)
+        if is_list and weight is not None:
+            kept = kept.index_put((node.long(),), own)
         return kept.index_add(0, node, -own)
-
-    def _sum_normalized(self, h: Tensor, edges: Tensor, weight: OptTensor, correction: Tensor | float,
-                        dtype: torch.dtype) -> Tensor:
-        num_nodes = h.size(0)
-        if weight is None:
-            degree = count_in_edges(edges, num_nodes).to(torch.promote_types(dtype, torch.float32))
-        else:
-            degree = update_all(edges, "copy_e", "sum", e=weight.reshape(-1, 1), num_src=num_nodes, num_dst=num_nodes,
-                                kernel=self.kernel).squeeze(1)
-        degree = degree + correction
-        scale = degree.masked_fill(degree == 0, torch.inf).pow(-0.5).to(dtype).unsqueeze(1)
-        h = (h * scale).to(h.dtype)
-        out = _reduce(self, h, edges, weight, num_nodes)
-        if isinstance(correction, Tensor):
-            correction = correction.to(dtype).unsqueeze(1)
-        return (out + correction * h) * scale
 
 
 class SAGEConv(FusedConv, pyg.SAGEConv):
@@ -124,7 +122,7 @@ class SAGEConv(FusedConv, pyg.SAGEConv):
 
     def forward(self, x: Tensor | OptPairTensor, edge_index: Adj, size: Size = None) -> Tensor:
         """Convolve once; arguments and result are those of PyG's layer."""
-        if self._runs_pygs_own(x, _why_aggr(self)):
+        if self._runs_pygs_own(x, why_aggr(self)):
             # PyG writes the code of propagate from this: propagate_type: (x: OptPairTensor)
             return super().forward(x, for_pyg(edge_index), size)
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
@@ -147,7 +145,7 @@ class GraphConv(FusedConv, pyg.GraphConv):
     def forward(self, x: Tensor | OptPairTensor, edge_index: Adj, edge_weight: OptTensor = None,
                 size: Size = None) -> Tensor:
         """Convolve once; arguments and result are those of PyG's layer."""
-        if self._runs_pygs_own(x, _why_aggr(self)):
+        if self._runs_pygs_own(x, why_aggr(self)):
             # PyG writes the code of propagate from this: propagate_type: (x: OptPairTensor, edge_weight: OptTensor)
             return super().forward(x, for_pyg(edge_index), edge_weight, size)
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
@@ -165,7 +163,7 @@ class GINConv(FusedConv, pyg.GINConv):
 
     def forward(self, x: Tensor | OptPairTensor, edge_index: Adj, size: Size = None) -> Tensor:
         """Convolve once; arguments and result are those of PyG's layer."""
-        if self._runs_pygs_own(x, _why_aggr(self)):
+        if self._runs_pygs_own(x, why_aggr(self)):
             # PyG writes the code of propagate from this: propagate_type: (x: OptPairTensor)
             return super().forward(x, for_pyg(edge_index), size)
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
@@ -209,7 +207,8 @@ class GINEConv(FusedConv, pyg.GINEConv):
         return "" if self.aggr in ("add", "sum", "mean", "max") else f"aggr={self.aggr}"
 
 
-def _why_aggr(conv: pyg.MessagePassing) -> str:
+def why_aggr(conv: pyg.MessagePassing) -> str:
+    """Return the reason why PyG's own code has to reduce the messages, or an empty text."""
     return "" if isinstance(conv.aggr, str) and conv.aggr in REDUCTIONS else f"aggr={conv.aggr}"
 
 

@@ -15,13 +15,13 @@ def aggregate(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, weight: T
 
     Backward computes each block again. A gradient that needs a gradient itself is computed for all edges at once.
     """
-    indptr, *structure = _sort(edge_index, num_dst)
+    indptr, *structure = sort_by_destination(edge_index, num_dst)
     options = dict(aggr=aggr, eps=eps)
     return _AggregateInBlocks.apply(x, edge_attr, weight, bias, t, p, y, *structure, indptr,
                          cut_into_blocks(indptr, max_block_edges), options)
 
 
-def _sort(edge_index: Tensor, num_dst: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def sort_by_destination(edge_index: Tensor, num_dst: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Sort edges by destination: pointers, sources, destinations, and positions unless they were in this order."""
     if isinstance(edge_index, EdgeIndex) and edge_index.sort_order is not None:
         (indptr, src), position = edges.compress(edge_index, by="col")
@@ -30,9 +30,9 @@ def _sort(edge_index: Tensor, num_dst: int) -> tuple[Tensor, Tensor, Tensor, Ten
         return indptr, src, dst if position is None else dst.index_select(0, position), position
     src, dst = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
     dst, position = dst.sort(stable=True)
-    least, greatest = int(dst[0]), int(dst[-1])
-    if least < 0 or greatest >= num_dst:
-        raise IndexError(f"edge_index[1] has values from {least} to {greatest}, but there are {num_dst} such nodes")
+    if dst.numel() and (int(dst[0]) < 0 or int(dst[-1]) >= num_dst):
+        raise IndexError(f"edge_index[1] has values from {int(dst[0])} to {int(dst[-1])}, but there are {num_dst} such "
+                         "nodes")
     indptr = torch.searchsorted(dst, torch.arange(num_dst + 1, dtype=dst.dtype, device=dst.device))
     return indptr, src.index_select(0, position), dst, position
 

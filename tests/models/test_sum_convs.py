@@ -7,7 +7,7 @@ import torch
 from torch_geometric import EdgeIndex, nn as pyg
 from torch_geometric.utils import to_torch_coo_tensor
 
-from parallel_epochs.models import notice, pyg as stacks, sum_convs
+from parallel_epochs.models import edge_blocks, notice, pyg as stacks
 from tests.helpers import building
 from tests.helpers.building import EvaluateConfig
 from tests.helpers.running import TOY, train
@@ -36,8 +36,17 @@ LAYERS = [
     ("GINEConv", (mlp,), {"edge_dim": EDGE_DIM, "train_eps": True}, ATTR),
     ("GINEConv", (mlp,), {"aggr": "max"}, "wide"),
 ]
-BIPARTITE = ("SAGEConv", "GraphConv", "GINConv", "GINEConv")
-IDS = [f"{name}-{features}-{'-'.join(map(str, options.items()))}" for name, _, options, features in LAYERS]
+PNA = dict(aggregators=["mean", "min", "max", "std"], scalers=["identity", "amplification", "attenuation"],
+           deg=torch.tensor([0, 3, 20, 4]))
+PNA_OTHERS = dict(aggregators=["sum", "var"], scalers=["linear", "inverse_linear"], deg=torch.tensor([1, 3, 20, 4]))
+LAYERS += [
+    ("ResGatedGraphConv", (CHANNELS, 4), {}, ""),
+    ("ResGatedGraphConv", (CHANNELS, 4), {"edge_dim": EDGE_DIM, "bias": False, "act": torch.tanh}, ATTR),
+    ("ResGatedGraphConv", (-1, 4), {"root_weight": False, "aggr": "mean"}, ""),
+    ("PNAConv", (CHANNELS, 4), PNA, ""), ("PNAConv", (CHANNELS, 4), PNA | {"edge_dim": EDGE_DIM, "towers": 2}, ATTR),
+    ("PNAConv", (CHANNELS, 4), PNA_OTHERS | {"towers": 2, "divide_input": True, "train_norm": True}, "")]
+BIPARTITE = ("SAGEConv", "GraphConv", "GINConv", "GINEConv", "ResGatedGraphConv")
+IDS = [f"{number}-{name}" for number, (name, *_) in enumerate(LAYERS)]
 
 
 def layers(name, arguments, options):
@@ -45,7 +54,7 @@ def layers(name, arguments, options):
     torch.manual_seed(0)
     made = [value() if callable(value) else value for value in arguments]
     theirs = getattr(pyg, name)(*made, **options).double()
-    ours = getattr(sum_convs, name)(*copy.deepcopy(made), **options).double()
+    ours = stacks.FUSED[getattr(pyg, name)](*copy.deepcopy(made), **options).double()
     return ours, theirs
 
 
@@ -92,7 +101,8 @@ def said(monkeypatch):
 
 
 @pytest.mark.parametrize("name, arguments, options, features", LAYERS, ids=IDS)
-def test_output_and_gradients_are_pygs(name, arguments, options, features, said):
+def test_output_and_gradients_are_pygs(name, arguments, options, features, said, monkeypatch):
+    monkeypatch.setattr(edge_blocks, "MAX_ELEMENTS", 100)  # blocks of few edges
     ours, theirs = layers(name, arguments, options)
     x, edges, attr = inputs(features)
     ours.kernel = "reference"
@@ -108,14 +118,16 @@ def test_output_and_gradients_are_pygs(name, arguments, options, features, said)
 
 
 @pytest.mark.parametrize("name, arguments, options, features", [case for case in LAYERS if case[0] in BIPARTITE],
-                         ids=[label for label in IDS if label.startswith(BIPARTITE)])
+                         ids=[label for label in IDS if label.endswith(BIPARTITE)])
 def test_bipartite_graphs(name, arguments, options, features, said):
     ours, theirs = layers(name, arguments, options)
     x, edges, attr = inputs(features, NUM_DST)
     size = (NUM_NODES, NUM_DST)
-    assert_same(ours, theirs, (x, x[:NUM_DST].cos()), edges, attr, size=size)
-    alone = [conv((x, None), edges, *(() if attr is None else (attr,)), size=size) for conv in (ours, theirs)]
-    torch.testing.assert_close(*alone)
+    takes_size = name != "ResGatedGraphConv"
+    assert_same(ours, theirs, (x, x[:NUM_DST].cos()), edges, attr, **({"size": size} if takes_size else {}))
+    if takes_size:
+        alone = [conv((x, None), edges, *(() if attr is None else (attr,)), size=size) for conv in (ours, theirs)]
+        torch.testing.assert_close(*alone)
     assert not said
 
 
@@ -148,6 +160,23 @@ def test_pygs_own_code_runs_and_one_warning_says_so(name, options, features, why
         ours(x, edges)
 
 
+@pytest.mark.parametrize("options", [{}, {"aggr": "max", "bias": False}, {"num_bases": 3}, {"num_blocks": 2},
+                                     {"root_weight": False, "aggr": "add"}], ids=str)
+def test_relations(options, said):
+    ours, theirs = layers("RGCNConv", (CHANNELS, 4, 5), options)
+    x, edges, _ = inputs("", NUM_DST)
+    kinds = torch.arange(NUM_EDGES) % 4  # one relation has no edges
+    assert_same(ours, theirs, (x, x[:NUM_DST].cos()), edges, None, edge_type=kinds)
+    kinds[:20] = 3
+    assert_same(ours, theirs, x, edges, None, edge_type=kinds)
+    if "num_blocks" not in options:
+        both = [layers("RGCNConv", (NUM_NODES, 4, 5), options) for _ in range(2)]
+        for conv, other in both:
+            other.load_state_dict(conv.state_dict())
+            torch.testing.assert_close(conv(None, edges, kinds), other(None, edges, kinds))
+    assert not said
+
+
 def test_edges_that_change_change_their_self_loops():
     ours, theirs = layers("GCNConv", (CHANNELS, 4), {})
     x, edges, _ = inputs("")
@@ -159,7 +188,8 @@ def test_edges_that_change_change_their_self_loops():
 
 
 def test_a_graph_without_edges():
-    for name, options in (("GCNConv", {}), ("SAGEConv", {"aggr": "max"}), ("GraphConv", {})):
+    for name, options in (("GCNConv", {}), ("SAGEConv", {"aggr": "max"}), ("GraphConv", {}), ("ResGatedGraphConv", {}),
+                          ("PNAConv", PNA)):
         assert_same(*layers(name, (CHANNELS, 4), options), inputs("")[0], torch.empty(2, 0, dtype=torch.int64), None)
 
 
