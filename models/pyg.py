@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from parallel_epochs.models import sum_convs
+from parallel_epochs.models import attention_convs, sum_convs
 from parallel_epochs.models.conv import GENConv
 from parallel_epochs.models.edge_dropout import drop_edges
 from parallel_epochs.models.edges import for_pyg, from_csc
@@ -48,7 +48,8 @@ EDGE_DIMS = ("edge_dim", "dim", "in_edge_channels")
 FUSED: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     getattr(pyg, kind.__name__): kind for kind in (
         GENConv, sum_convs.GCNConv, sum_convs.SAGEConv, sum_convs.GraphConv, sum_convs.GINConv, sum_convs.GINEConv,
-        ResGatedGraphConv, PNAConv, RGCNConv)}
+        ResGatedGraphConv, PNAConv, RGCNConv, attention_convs.GATConv, attention_convs.GATv2Conv,
+        attention_convs.TransformerConv)}
 # Convolutions of published recipes that PyG does not have.
 RECIPES: dict[str, type[torch.nn.Module]] = {kind.__name__: kind for kind in (AGDNConv, GIPAConv)}
 # Largest number of elements of a tensor of edges x channels in inference.

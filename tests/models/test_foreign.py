@@ -192,7 +192,8 @@ def test_one_forward_over_too_many_edges_is_refused(configure, monkeypatch):
 def test_trains_and_predicts_like_any_other(model, configure, tmp_path, caplog):
     caplog.set_level("INFO")
     summary = train(configure(*TOY[:5], *model, "train.epochs=3"), tmp_path / "run")
-    assert summary["kernel"] == "the model's own" and "edge features: to " in caplog.text
+    is_own = summary["kernel"] == "the model's own"
+    assert is_own == (model[0] == "model=custom") and "edge features: to " in caplog.text
     scores = restore.evaluate(EvaluateConfig(run=str(tmp_path / "run")))
     assert scores["valid"] == pytest.approx(summary["best_valid"], abs=1e-12)
     scores = restore.evaluate(EvaluateConfig(run=str(tmp_path / "run"), method="views", num_parts=2))
