@@ -1,0 +1,309 @@
+// Backward: each edge is visited once, by destination. The gradients of sources are added to one copy for each part of
+// the edges; the number of parts never depends on the threads, and the copies are added in order.
+#pragma once
+#include "attention.h"
+
+// Sums in float over a tile, then in double.
+struct LongSum {
+  int64_t size;
+  Buffer<float> tile;
+  Buffer<double> total;
+  explicit LongSum(int64_t size_) : size(size_), tile(size_, 0.0f), total(size_, 0.0) {}
+  void flush() {
+    for (int64_t i = 0; i < size; i++) total[i] += tile[i], tile[i] = 0;
+  }
+};
+
+template <int SCORE, bool EDGES>
+struct AttentionBackward : Attention<SCORE, EDGES> {
+  using Base = Attention<SCORE, EDGES>;
+  using Base::att, Base::dropout, Base::edges, Base::head, Base::layout, Base::message, Base::p, Base::scale,
+      Base::score_size, Base::score_vectors, Base::size, Base::slope, Base::source, Base::target, Base::weight;
+
+  static constexpr int64_t MAX_PARTS = 8;
+
+  // What a part of the edges adds up: gradients of the sources, of the row that began before it, and of the parameters.
+  struct Part {
+    Buffer<float> message, source, row;
+    LongSum att, weight;
+    Part(int64_t messages, int64_t sources, int64_t row_size, int64_t att_size, int64_t weight_size)
+        : message(messages, 0.0f), source(sources, 0.0f), row(row_size, 0.0f), att(att_size), weight(weight_size) {}
+  };
+
+  const int64_t stat_size, num_parts;
+  Buffer<float> gradient, stat, grad_target;  // stat: log-sum-exp, then the product of output and gradient
+  std::vector<Part*> parts;
+
+  explicit AttentionBackward(const AttentionProblem& p_)
+      : Base(p_),
+        stat_size(layout.blocks * LANES),
+        // The copies together stay smaller than a tensor of edges x channels.
+        num_parts(std::max<int64_t>(
+            1, std::min({MAX_PARTS, std::max<int64_t>(2, edges.num_edges / (4 * std::max<int64_t>(p_.num_src, 1))),
+                         edges.num_chunks()}))),
+        gradient(p_.num_dst * size),
+        stat(p_.num_dst * 2 * stat_size),
+        grad_target(p_.num_dst * score_size),
+        parts(num_parts) {
+#pragma omp parallel for num_threads(edges.team(p.num_threads)) schedule(static)
+    for (int64_t row = 0; row < p.num_dst; row++) pack_row(row);
+  }
+  ~AttentionBackward() {
+    for (Part* part : parts) delete part;
+  }
+
+  void pack_row(int64_t row) const {
+    const int64_t dim = p.heads * p.channels;
+    const float *g = p.gradient + row * dim, *out = p.out + row * dim;
+    layout.pack(g, gradient.data + row * size);
+    float* to = stat.data + row * 2 * stat_size;
+    layout.spread(p.lse + row * p.heads, to);
+    for (int64_t b = 0; b < layout.blocks; b++) store(to + stat_size + b * LANES, vf{});
+    for (int64_t h = 0; h < p.heads; h++) {
+      float product = 0;
+      for (int64_t c = 0; c < p.channels; c++) product += g[h * p.channels + c] * out[h * p.channels + c];
+      for (int i = int(h % layout.width); i < LANES; i += layout.width)
+        to[stat_size + h / layout.width * LANES + i] = product;
+    }
+    std::fill_n(grad_target.data + row * score_size, score_size, 0.0f);
+  }
+
+  // Gradients of VECTORS vectors of n edges; z becomes the gradient of the encoded features.
+  template <int VECTORS>
+  INLINE void add_vectors(Part& part, const int64_t* other, int n, int64_t row, int64_t at, float* z, const vf* w,
+                          const vf* ds, float* grad_row) const {
+    vf own[VECTORS], g[VECTORS], a[VECTORS], row_sum[VECTORS] = {}, att_sum[VECTORS] = {};
+    for (int v = 0; v < VECTORS; v++) {
+      own[v] = SCORE == GAT ? vf{} : load(target.data + row * score_size + at + v * LANES);
+      g[v] = load(gradient.data + row * size + at + v * LANES);
+      a[v] = SCORE == GATV2 ? load(att.data + at + v * LANES) : vf{};
+    }
+    for (int i = 0; i < n; i++) {
+      const int64_t node = other[i] * size + at;
+      for (int v = 0; v < VECTORS; v++) {
+        float *to = part.message.data + node + v * LANES, *encoded = z + i * score_size + at + v * LANES;
+        vf value = w[i] * g[v];
+        if (SCORE == GATV2) {
+          vf x = load(message.data + node + v * LANES) + own[v];
+          if (EDGES) x += load(encoded);
+          const vf share = x > 0.0f ? ds[i] : ds[i] * slope;
+          row_sum[v] += share;
+          att_sum[v] = fma(share, x, att_sum[v]);
+          if (EDGES) store(encoded, share * a[v]);
+          value = fma(share, a[v], value);
+        }
+        if (SCORE == DOT) {
+          vf key = load(source.data + node + v * LANES);
+          if (EDGES) key += load(encoded);
+          row_sum[v] = fma(ds[i], key, row_sum[v]);
+          float* to_key = part.source.data + node + v * LANES;
+          key = ds[i] * own[v];
+          store(to_key, load(to_key) + key);
+          if (EDGES) store(encoded, key + value);
+        }
+        store(to, load(to) + value);
+      }
+    }
+    if (SCORE == GAT) return;
+    for (int v = 0; v < VECTORS; v++) {
+      float *to = grad_row + at + v * LANES, *to_att = part.att.tile.data + at + v * LANES;
+      store(to, load(to) + (SCORE == GATV2 ? row_sum[v] * a[v] : row_sum[v]));
+      if (SCORE == GATV2) store(to_att, load(to_att) + att_sum[v]);
+    }
+  }
+
+  // GAT's scores need one vector for a block of heads.
+  INLINE void add_scores_of_gat(Part& part, const int64_t* other, int n, int64_t row, int64_t block, float* z,
+                                const vf* ds, float* grad_row) const {
+    const vf own = load(target.data + row * score_size + block * LANES);
+    vf sum = {};
+    for (int i = 0; i < n; i++) {
+      const vf x = this->sum_of_gat(other[i], block, own, z + i * score_size);
+      const vf share = x > 0.0f ? ds[i] : ds[i] * slope;
+      float* to = part.source.data + other[i] * score_size + block * LANES;
+      store(to, load(to) + share);
+      if (EDGES) store(z + i * score_size + block * LANES, share);
+      sum += share;
+    }
+    store(grad_row + block * LANES, load(grad_row + block * LANES) + sum);
+  }
+
+  // Adds the gradients of n edges of a row, at most SLICE.
+  void add(Part& part, const Tile& tile, int first, int n, int64_t row, float* z, float* grad_row) const {
+    const int64_t* other = tile.other + first;
+    vf w[SLICE], ds[SLICE];
+    for (int64_t b = 0; b < layout.blocks; b++) {
+      const float* stats = stat.data + row * 2 * stat_size + b * LANES;
+      const vf lse = load(stats), product = load(stats + stat_size);
+      const int64_t base = b * layout.vectors * LANES;
+      this->score(other, n, row, b, z, w);
+      this->template multiply_all<true>(other, n, b, gradient.data + row * size + base, z, ds);
+      for (int i = 0; i < n; i++) {
+        const vf share = exp2(w[i] - lse);
+        const vf factor = dropout.active() ? dropout.factor(tile.position[first + i], head[b]) : splat(1.0f);
+        w[i] = share * factor;
+        ds[i] = share * (factor * ds[i] - product);
+        if (SCORE == DOT) ds[i] *= scale * (1 / LOG2_E);
+      }
+      if (SCORE == GAT) add_scores_of_gat(part, other, n, row, b, z, ds, grad_row);
+      int64_t k = 0;
+      for (; k + 2 <= layout.vectors; k += 2)
+        add_vectors<2>(part, other, n, row, base + k * LANES, z, w, ds, grad_row);
+      if (k < layout.vectors) add_vectors<1>(part, other, n, row, base + k * LANES, z, w, ds, grad_row);
+    }
+  }
+
+  template <int VECTORS, int COLUMNS>
+  INLINE void add_weight_some(Part& part, const float* features, int n, int64_t vector, int64_t d, const float* z) const {
+    vf a[VECTORS][COLUMNS];
+    float* to = part.weight.tile.data + (vector * p.edge_dim + d) * LANES;
+    for (int v = 0; v < VECTORS; v++)
+      for (int c = 0; c < COLUMNS; c++) a[v][c] = load(to + (v * p.edge_dim + c) * LANES);
+    for (int i = 0; i < n; i++) {
+      vf dz[VECTORS];
+      for (int v = 0; v < VECTORS; v++) dz[v] = load(z + i * score_size + (vector + v) * LANES);
+      for (int c = 0; c < COLUMNS; c++) {
+        const vf e = splat(features[i * p.edge_dim + d + c]);
+        for (int v = 0; v < VECTORS; v++) a[v][c] = fma(dz[v], e, a[v][c]);
+      }
+    }
+    for (int v = 0; v < VECTORS; v++)
+      for (int c = 0; c < COLUMNS; c++) store(to + (v * p.edge_dim + c) * LANES, a[v][c]);
+  }
+
+  template <int VECTORS>
+  INLINE void add_weight_vectors(Part& part, const float* features, int n, int64_t vector, const float* z) const {
+    int64_t d = 0;
+    for (; d + 4 <= p.edge_dim; d += 4) add_weight_some<VECTORS, 4>(part, features, n, vector, d, z);
+    for (; d < p.edge_dim; d++) add_weight_some<VECTORS, 1>(part, features, n, vector, d, z);
+  }
+
+  // Adds the gradients of the encoder and of the features of n edges, from those of the encoded features, z.
+  void add_features(Part& part, const Tile& tile, int first, int n, const float* features, const float* z) const {
+    const int64_t count = score_size / LANES;
+    int64_t vector = 0;
+    for (; vector + 2 <= count; vector += 2) add_weight_vectors<2>(part, features, n, vector, z);
+    if (vector < count) add_weight_vectors<1>(part, features, n, vector, z);
+    if (!p.grad_attr) return;
+    const float repeated = SCORE == GAT ? float(layout.groups) : 1.0f;  // GAT has each head in so many lanes
+    for (int i = 0; i < n; i++) {
+      const int64_t position = tile.position[first + i];
+      float* to = position < p.num_listed ? p.grad_attr + position * p.edge_dim
+                                          : p.grad_loop_attr + (position - p.num_listed) * p.edge_dim;
+      for (int64_t d = 0; d < p.edge_dim; d++) {
+        vf a = {};
+        for (int64_t v = 0; v < count; v++)
+          a = fma(load(z + i * score_size + v * LANES), load(weight.data + (v * p.edge_dim + d) * LANES), a);
+        to[d] = quick_sum(a) / repeated;
+      }
+    }
+  }
+
+  bool run_chunk(Part& part, int64_t part_begin, int64_t chunk, Tile& tile, float* features, float* z) {
+    bool broken = false;
+    TileWalk walk(edges, chunk, p.num_positions, 1, 1);
+    for (int64_t start = walk.at; this->next(walk, tile, features, broken); start = walk.at) {
+      for (int s = 0, slice = 0; slice < tile.num_edges; slice += SLICE) {
+        const int end = std::min(slice + SLICE, tile.num_edges);
+        this->prefetch(start + slice + SLICE);
+        if (EDGES) this->encode(features + slice * p.edge_dim, end - slice, z);
+        for (int at = slice; at < end;) {
+          while (tile.segments[s].end <= at) s++;
+          const Segment& segment = tile.segments[s];
+          const int n = std::min(segment.end, end) - at;
+          float* grad_row =
+              edges.ptr[segment.row] < part_begin ? part.row.data : grad_target.data + segment.row * score_size;
+          add(part, tile, at, n, segment.row, z + (at - slice) * score_size, grad_row);
+          at += n;
+        }
+        if (EDGES) add_features(part, tile, slice, end - slice, features + slice * p.edge_dim, z);
+      }
+      if (SCORE == GATV2) part.att.flush();
+      if (EDGES) part.weight.flush();
+    }
+    return !broken;
+  }
+
+  int run() {
+    int broken = 0;
+    const int64_t num_chunks = edges.num_chunks();
+    bool full = false;
+#pragma omp parallel num_threads(std::min<int>(edges.team(p.num_threads), int(num_parts))) reduction(| : broken)
+    {
+      Tile tile;
+      Buffer<float> features(TILE * p.edge_dim), z(SLICE * score_size);
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t i = 0; i < num_parts; i++) {
+        try {
+          parts[i] = new Part(p.num_src * size, SCORE == GATV2 ? 0 : p.num_src * score_size, score_size,
+                              SCORE == GATV2 ? size : 0, EDGES ? score_size * p.edge_dim : 0);
+        } catch (const std::bad_alloc&) {
+#pragma omp atomic write
+          full = true;
+          continue;
+        }
+        const int64_t first = i * num_chunks / num_parts, end = (i + 1) * num_chunks / num_parts;
+        for (int64_t chunk = first; chunk < end; chunk++)
+          broken |= !run_chunk(*parts[i], first * edges.chunk_edges(), chunk, tile, features.data, z.data);
+      }
+    }
+    if (full) return OUT_OF_MEMORY;
+    if (broken) return BROKEN_INDEX;
+    add_parts();
+    return OK;
+  }
+
+  void add_parts() {
+    for (int64_t i = 1; i < num_parts; i++) {
+      const int64_t begin = i * edges.num_chunks() / num_parts * edges.chunk_edges();
+      float* to = grad_target.data + edges.row_of(begin) * score_size;
+      for (int64_t k = 0; k < score_size; k++) to[k] += parts[i]->row[k];
+    }
+    const int64_t dim = p.heads * p.channels, score_dim = SCORE == GAT ? p.heads : dim;
+#pragma omp parallel num_threads(edges.team(p.num_threads))
+    {
+#pragma omp for schedule(static) nowait
+      for (int64_t node = 0; node < p.num_src; node++) {
+        layout.unpack(add_copies(&Part::message, node * size, size), p.grad_message + node * dim);
+        if (SCORE != GATV2)
+          this->unpack_score(add_copies(&Part::source, node * score_size, score_size),
+                             p.grad_source + node * score_dim);
+      }
+#pragma omp for schedule(static)
+      for (int64_t row = 0; row < p.num_dst; row++)
+        this->unpack_score(grad_target.data + row * score_size, p.grad_target + row * score_dim);
+    }
+    if (SCORE == GATV2) layout.unpack(add_long(&Part::att).data(), p.grad_att);
+    if (EDGES) write_weight(add_long(&Part::weight));
+  }
+
+  // Adds `count` numbers of all parts to those of the first, in order.
+  const float* add_copies(Buffer<float> Part::*copy, int64_t at, int64_t count) const {
+    float* to = (parts[0]->*copy).data + at;
+    for (int64_t i = 1; i < num_parts; i++) {
+      const float* from = (parts[i]->*copy).data + at;
+      for (int64_t k = 0; k < count; k += LANES) store(to + k, load(to + k) + load(from + k));
+    }
+    return to;
+  }
+
+  std::vector<float> add_long(LongSum Part::*sum) const {
+    std::vector<float> out((parts[0]->*sum).size);
+    for (size_t k = 0; k < out.size(); k++) {
+      double total = 0;
+      for (const Part* part : parts) total += (part->*sum).total.data[k];
+      out[k] = float(total);
+    }
+    return out;
+  }
+
+  void write_weight(const std::vector<float>& sums) const {
+    const int64_t rows = SCORE == GAT ? p.heads : p.heads * p.channels;
+    std::vector<float> packed(score_size), column(rows);
+    for (int64_t d = 0; d < p.edge_dim; d++) {
+      for (int64_t i = 0; i < score_size; i++) packed[i] = sums[(i / LANES * p.edge_dim + d) * LANES + i % LANES];
+      this->unpack_score(packed.data(), column.data());
+      for (int64_t i = 0; i < rows; i++) p.grad_weight[i * p.edge_dim + d] = column[i];
+    }
+  }
+};

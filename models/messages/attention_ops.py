@@ -1,0 +1,209 @@
+"""The fused attention as torch custom operators, forward and backward, with the calls of the compiled C++ code."""
+
+import ctypes
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from parallel_epochs.models import notice
+from parallel_epochs.models.kernels.native import NativeLibrary
+from parallel_epochs.models.messages.attention_reference import attend
+
+# The package's first name: the same files may be imported as `models` and as `parallel_epochs.models`.
+NAMESPACE = __name__.partition(".")[0]
+# The scores in the order of attention.h.
+SCORES = ("gatv2", "gat", "dot")
+# Which of forward's arguments have gradients: message, source, target, attr, loop_attr, weight and att.
+_DIFFERENTIABLE = (0, 1, 2, 6, 7, 8, 9)
+
+
+class AttentionProblem(ctypes.Structure):
+    """Arguments of one call, field by field as in attention.h."""
+
+    _fields_ = (
+        [(name, ctypes.c_int64) for name in (
+            "num_dst", "num_src", "num_positions", "num_listed", "heads", "channels", "edge_dim", "score",
+            "num_threads", "seed", "ptr_wide", "other_wide", "position_wide")]
+        + [(name, ctypes.c_void_p) for name in ("ptr", "other", "position")]
+        + [(name, ctypes.c_double) for name in ("slope", "dropout", "edge_dropout")]
+        + [(name, ctypes.c_void_p) for name in (
+            "message", "source", "target", "attr", "loop_attr", "weight", "att", "out", "lse", "weights", "gradient",
+            "grad_message", "grad_source", "grad_target", "grad_attr", "grad_loop_attr", "grad_weight", "grad_att")]
+    )
+
+
+LIBRARY = NativeLibrary(
+    "fused attention", Path(__file__).with_name("attention_cpu.cpp"), otherwise="the reference attention runs instead",
+    structures={"attention_problem_size": AttentionProblem})
+
+
+def get_simd() -> str:
+    """Return the width of the compiled kernels: "avx512", "avx2" or "portable"."""
+    function = LIBRARY.get().attention_simd
+    function.restype = ctypes.c_char_p
+    return function().decode()
+
+
+@torch.library.custom_op(f"{NAMESPACE}::attention", mutates_args=(), device_types="cpu")
+def forward(
+    message: Tensor, source: Tensor | None, target: Tensor, indptr: Tensor, src: Tensor, position: Tensor | None,
+    attr: Tensor | None, loop_attr: Tensor | None, weight: Tensor | None, att: Tensor | None, seed: Tensor,
+    score: str, slope: float, dropout: float, edge_dropout: float, num_positions: int, return_weights: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attend by destination. All floating-point tensors are float32, each index tensor is int32 or int64.
+
+    Args:
+        message: [num_src, heads, channels].
+        source: [num_src, heads, channels] for "dot", [num_src, heads] for "gat".
+        target: [num_dst, heads, channels], for "gat" [num_dst, heads].
+        indptr: first edge of each destination [num_dst + 1].
+        src: sources of the edges sorted by destination.
+        position: number of each of these edges in the caller's order. None: in order.
+        attr: edge features of the first positions [num_edges, edge_dim].
+        loop_attr: edge features of the others [num_loops, edge_dim].
+        weight: linear encoder of the edge features [heads * channels, edge_dim], for "gat" [heads, edge_dim].
+        att: [heads, channels], for "gatv2".
+        seed: one int64.
+        score: one of `SCORES`.
+        slope: negative slope of the leaky ReLU.
+        dropout: probability in [0, 1].
+        edge_dropout: probability in [0, 1].
+        num_positions: number of edges in the caller's order.
+        return_weights: whether the weights are computed.
+
+    Returns:
+        The output [num_dst, heads, channels], log2 of the sum of exponentials [num_dst, heads], and the weights
+        [num_positions, heads], which have no elements if they were not asked for.
+    """
+    out, lse, weights = _allocate_outputs(message, target, num_positions, return_weights)
+    _call(LIBRARY.get().attention_forward, message, source, target, indptr, src, position, attr, loop_attr, weight,
+          att, seed, score, slope, dropout, edge_dropout, num_positions, out=out, lse=lse,
+          weights=weights.zero_() if return_weights else None)
+    return out, lse, weights
+
+
+def _allocate_outputs(message, target, num_positions, return_weights):
+    num_dst, heads = target.size(0), message.size(1)
+    return (message.new_empty((num_dst, *message.shape[1:])), message.new_empty((num_dst, heads)),
+            message.new_empty((num_positions if return_weights else 0, heads)))
+
+
+@forward.register_fake
+def _(message, source, target, indptr, src, position, attr, loop_attr, weight, att, seed, score, slope, dropout,
+      edge_dropout, num_positions, return_weights):
+    return _allocate_outputs(message, target, num_positions, return_weights)
+
+
+@torch.library.custom_op(f"{NAMESPACE}::attention_backward", mutates_args=(), device_types="cpu")
+def backward(
+    grad: Tensor, out: Tensor, lse: Tensor, message: Tensor, source: Tensor | None, target: Tensor, indptr: Tensor,
+    src: Tensor, position: Tensor | None, attr: Tensor | None, loop_attr: Tensor | None, weight: Tensor | None,
+    att: Tensor | None, seed: Tensor, score: str, slope: float, dropout: float, edge_dropout: float,
+    num_positions: int, need_attr: bool,
+) -> list[Tensor]:
+    """Compute the gradients of :func:`forward`.
+
+    Args:
+        grad: gradient of `out` [num_dst, heads, channels].
+        out: what :func:`forward` returned first.
+        lse: what :func:`forward` returned second.
+        need_attr: whether `attr` and `loop_attr` have gradients.
+
+    Returns:
+        One gradient each for message, source, target, attr, loop_attr, weight and att, with its shape; one that does
+        not exist or is not needed has no elements.
+    """
+    grads = _allocate_gradients(message, source, target, attr, loop_attr, weight, att, need_attr)
+    names = "message", "source", "target", "attr", "loop_attr", "weight", "att"
+    given = message, source, target, attr if need_attr else None, loop_attr if need_attr else None, weight, att
+    written = {f"grad_{name}": value for name, value, tensor in zip(names, grads, given, strict=True)
+               if tensor is not None}
+    _call(LIBRARY.get().attention_backward, message, source, target, indptr, src, position, attr, loop_attr, weight,
+          att, seed, score, slope, dropout, edge_dropout, num_positions, gradient=grad, out=out, lse=lse, **written)
+    return grads
+
+
+def _allocate_gradients(message, source, target, attr, loop_attr, weight, att, need_attr):
+    given = message, source, target, attr if need_attr else None, loop_attr if need_attr else None, weight, att
+    return [message.new_empty(0) if tensor is None else
+            # Removed edges are not visited.
+            tensor.new_zeros(tensor.shape) if tensor is attr or tensor is loop_attr else tensor.new_empty(tensor.shape)
+            for tensor in given]
+
+
+@backward.register_fake
+def _(grad, out, lse, message, source, target, indptr, src, position, attr, loop_attr, weight, att, seed, score, slope,
+      dropout, edge_dropout, num_positions, need_attr):
+    return _allocate_gradients(message, source, target, attr, loop_attr, weight, att, need_attr)
+
+
+def _call(function, message, source, target, ptr, other, position, attr, loop_attr, weight, att, seed, score, slope,
+          dropout, edge_dropout, num_positions, **arrays):
+    tensors = dict(message=message, source=source, target=target, ptr=ptr, other=other, position=position, attr=attr,
+                   loop_attr=loop_attr, weight=weight, att=att, **arrays)
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
+    problem = AttentionProblem(
+        num_dst=target.size(0), num_src=message.size(0), num_positions=num_positions,
+        num_listed=0 if attr is None else attr.size(0), heads=message.size(1), channels=message.size(2),
+        edge_dim=0 if attr is None else attr.size(1), score=SCORES.index(score), num_threads=torch.get_num_threads(),
+        seed=int(seed), ptr_wide=ptr.dtype == torch.int64, other_wide=other.dtype == torch.int64,
+        position_wide=position is not None and position.dtype == torch.int64, slope=slope, dropout=dropout,
+        edge_dropout=edge_dropout, **{name: tensor.data_ptr() for name, tensor in tensors.items()})
+    status = function(ctypes.byref(problem))
+    if status == 2:
+        raise MemoryError(f"attention from {problem.num_src:,} to {problem.num_dst:,} nodes with {problem.heads} heads "
+                          f"of {problem.channels:,} channels does not fit into memory")
+    if status:
+        raise IndexError(f"an edge has an end that is not in the graph, which has {problem.num_src:,} and "
+                         f"{problem.num_dst:,} nodes and {num_positions:,} edges")
+
+
+def _setup_context(ctx, inputs, output):
+    *tensors, ctx.score, ctx.slope, ctx.dropout, ctx.edge_dropout, ctx.num_positions, _ = inputs
+    out, lse, _ = output
+    ctx.mark_non_differentiable(lse)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(out, lse, *tensors)
+
+
+def _backward(ctx, grad, _, grad_weights):
+    grads = [None] * 17
+    if grad is not None or grad_weights is not None:
+        by_reference = torch.is_grad_enabled() or grad_weights is not None
+        differentiate = _differentiate_by_reference if by_reference else _differentiate
+        for i, value in zip(_DIFFERENTIABLE, differentiate(ctx, grad, grad_weights), strict=True):
+            grads[i] = value
+    return tuple(grads)
+
+
+def _differentiate(ctx, grad, _):
+    need_attr = ctx.needs_input_grad[6] or ctx.needs_input_grad[7]
+    grads = backward(grad, *ctx.saved_tensors, ctx.score, ctx.slope, ctx.dropout, ctx.edge_dropout, ctx.num_positions,
+                     need_attr)
+    return [value if ctx.needs_input_grad[i] else None for i, value in zip(_DIFFERENTIABLE, grads, strict=True)]
+
+
+def _differentiate_by_reference(ctx, grad, grad_weights):
+    """Compute gradients of the weights, or gradients that have gradients themselves, in plain torch."""
+    notice.warn("attention: the reference computes gradients of weights and gradients of gradients, with tensors of "
+                "edges x channels")
+    _, _, message, source, target, indptr, src, position, attr, loop_attr, weight, att, seed = ctx.saved_tensors
+    inputs = message, source, target, attr, loop_attr, weight, att
+    dst = torch.arange(target.size(0), device=src.device).repeat_interleave(indptr.diff().long())
+    src = src[:dst.numel()]
+    position = torch.arange(dst.numel()) if position is None else position[:dst.numel()]
+    with torch.enable_grad():
+        results = attend(src, dst, position, *inputs, seed, score=ctx.score, slope=ctx.slope, dropout=ctx.dropout,
+                         edge_dropout=ctx.edge_dropout, num_dst=target.size(0), num_positions=ctx.num_positions)
+        given = [(result, value) for result, value in zip(results, (grad, grad_weights), strict=True)
+                 if value is not None]
+        needed = [i for i, at in enumerate(_DIFFERENTIABLE) if ctx.needs_input_grad[at]]
+        grads = torch.autograd.grad([result for result, _ in given], [inputs[i] for i in needed],
+                                    [value for _, value in given], create_graph=torch.is_grad_enabled(),
+                                    allow_unused=True)
+    grads = dict(zip(needed, grads, strict=True))
+    return [grads.get(i) for i in range(len(inputs))]
+
+
+forward.register_autograd(_backward, setup_context=_setup_context)
