@@ -189,11 +189,13 @@ def _differentiate_by_reference(ctx, grad, grad_weights):
     notice.warn("attention: the reference computes gradients of weights and gradients of gradients, with tensors of "
                 "edges x channels")
     _, _, message, source, target, indptr, src, position, attr, loop_attr, weight, att, seed = ctx.saved_tensors
-    inputs = message, source, target, attr, loop_attr, weight, att
     dst = torch.arange(target.size(0), device=src.device).repeat_interleave(indptr.diff().long())
     src = src[:dst.numel()]
     position = torch.arange(dst.numel()) if position is None else position[:dst.numel()]
     with torch.enable_grad():
+        # Views, as one input may have been computed from another.
+        inputs = [None if tensor is None else tensor.view_as(tensor)
+                  for tensor in (message, source, target, attr, loop_attr, weight, att)]
         results = attend(src, dst, position, *inputs, seed, score=ctx.score, slope=ctx.slope, dropout=ctx.dropout,
                          edge_dropout=ctx.edge_dropout, num_dst=target.size(0), num_positions=ctx.num_positions)
         given = [(result, value) for result, value in zip(results, (grad, grad_weights), strict=True)
