@@ -21,7 +21,7 @@ from parallel_epochs.pipeline.graph.structure import inspect
 from parallel_epochs.pipeline.graph.subgraph import induced_subgraph
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.ranks import Ranks
-from parallel_epochs.pipeline.schedule import Share
+from parallel_epochs.pipeline.schedule import Plateau, Share
 from tests.helpers import building as build
 from tests.helpers.building import train_one
 from tests.helpers.graphs import random_graph, task_graph
@@ -219,14 +219,14 @@ def test_every_choice_of_the_optimizer_changes_the_result(configure):
     data = build.open_graph(config).data
     choices = [{}, {"train.clip_grad_norm": 0.01}, {"train.weight_decay": 0.1},
                {"train.weight_decay": 0.1, "train.optimizer": "adamw"}, {"model.dropout": 0.5},
-               {"train.precision": "bf16"}]
+               {"model.input_dropout": 0.5}, {"model.edge_dropout": 0.5}, {"train.precision": "bf16"}]
     hashes = {weights_after_a_round(keys.replaced(config, choice), data) for choice in choices}
     assert len(hashes) == len(choices)
 
 
-def test_warm_up_is_linear_and_clipping_bounds_what_the_optimizer_sees(configure, tmp_path, monkeypatch):
-    norms = []
-    step = torch.optim.Adam.step
+def test_a_plateau_follows_a_linear_warm_up_and_clipping_bounds_the_gradient(configure, tmp_path, monkeypatch):
+    norms, observed = [], []
+    step, observe = torch.optim.Adam.step, Plateau.observe
 
     def watched(self, *args, **kwargs):
         grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
@@ -234,9 +234,18 @@ def test_warm_up_is_linear_and_clipping_bounds_what_the_optimizer_sees(configure
         return step(self, *args, **kwargs)
 
     monkeypatch.setattr(torch.optim.Adam, "step", watched)
-    train(configure(*TOY, "train.clip_grad_norm=0.01", "train.warmup_steps=8", "train.lr=0.1"), tmp_path / "run")
-    assert len(norms) == 16 and max(norms) == pytest.approx(0.01, rel=1e-3)
-    assert [e["lr"] for e in rounds_of(tmp_path / "run")] == pytest.approx([0.05, 0.1, 0.1, 0.1])
+    monkeypatch.setattr(Plateau, "observe", lambda self, score: (observed.append(score), observe(self, score)))
+    train(configure(*TOY, "train.clip_grad_norm=0.01", "train.warmup_steps=8", "train.lr=0.3", "train.epochs=6",
+                    "train.schedule=plateau", "train.plateau_patience=0"), tmp_path / "run")
+    assert len(norms) == 24 and max(norms) == pytest.approx(0.01, rel=1e-3)
+    rounds, expected = rounds_of(tmp_path / "run"), [0.15, 0.3]
+    assert observed == [record["valid"] for record in rounds[1:]], "the first evaluation lies in the warm-up"
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.3)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", factor=0.1, patience=0)
+    for score in observed[:-1]:
+        scheduler.step(score)
+        expected.append(scheduler.get_last_lr()[0])
+    assert [record["lr"] for record in rounds] == pytest.approx(expected) and min(expected) < 0.3 / 2
 
 
 def test_another_dataset_under_a_resumed_run_is_refused(configure, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-from parallel_epochs.pipeline import config as effects
+from parallel_epochs.pipeline import config as effects, keys
 from parallel_epochs.pipeline.command import cli, schema as configuration
 from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.data.config import OGBLinkConfig
@@ -227,6 +227,8 @@ def test_an_empty_validation_split_is_said_and_the_run_ends(ogb_toy, configure, 
     summary = train(config, tmp_path / "run")
     assert "valid_pairs is empty: the last epoch counts as the best one" in caplog.text
     assert summary["best_epoch"] == 4 and summary["test"] >= 0
+    with pytest.raises(ValueError, match="train.schedule=plateau follows .* hits@10 is undefined on the valid"):
+        train(keys.replaced(config, {"train.schedule": "plateau"}), tmp_path / "refused")
 
 
 @pytest.mark.parametrize("overrides, error", [
