@@ -32,11 +32,20 @@ INLINE vf splat(float a) { return vf{} + a; }
 INLINE vf load(const float* from) { return *reinterpret_cast<const vf_unaligned*>(from); }
 INLINE void store(float* to, vf a) { *reinterpret_cast<vf_unaligned*>(to) = a; }
 
+#ifdef SIMD_AVX2
+INLINE __m256i first_lanes(int lanes) {
+  static const int32_t ONES_AND_ZEROS[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(ONES_AND_ZEROS + LANES - lanes));
+}
+#endif
+
 // The first `lanes` only, for the last channels; the others are read as 0.
 INLINE vf load(const float* from, int lanes) {
   if (lanes == LANES) return load(from);
-#ifdef SIMD_AVX512
+#if defined(SIMD_AVX512)
   return (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << lanes) - 1), from);
+#elif defined(SIMD_AVX2)
+  return (vf)_mm256_maskload_ps(from, first_lanes(lanes));
 #else
   vf out = {};
   std::memcpy(&out, from, 4 * lanes);
@@ -46,7 +55,13 @@ INLINE vf load(const float* from, int lanes) {
 
 INLINE void store(float* to, vf a, int lanes) {
   if (lanes == LANES) return store(to, a);
+#if defined(SIMD_AVX512)
+  _mm512_mask_storeu_ps(to, (__mmask16)((1u << lanes) - 1), (__m512)a);
+#elif defined(SIMD_AVX2)
+  _mm256_maskstore_ps(to, first_lanes(lanes), (__m256)a);
+#else
   std::memcpy(to, &a, 4 * lanes);
+#endif
 }
 
 // Written out, because forward and backward must round alike: max finds its winners again by equality.
@@ -145,8 +160,12 @@ INLINE double sum(vf a) {
 
 // By halves, in float.
 INLINE float quick_sum(vf a) {
-#ifdef SIMD_AVX512
+#if defined(SIMD_AVX512)
   return _mm512_reduce_add_ps((__m512)a);
+#elif defined(SIMD_AVX2)
+  __m128 half = _mm256_castps256_ps128((__m256)a) + _mm256_extractf128_ps((__m256)a, 1);
+  half += _mm_movehl_ps(half, half);
+  return half[0] + half[1];
 #else
   for (int half = LANES / 2; half; half /= 2)
     for (int i = 0; i < half; i++) a[i] += a[i + half];

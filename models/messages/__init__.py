@@ -92,7 +92,7 @@ def edge_softmax(edge_index: Tensor | SparseTensor, scores: Tensor, num_dst: int
     call = read_call(edge_index, "copy_e", e=scores, num_dst=num_dst)
     if call.num_dst is None:
         raise ValueError("edge_index does not tell how many destination nodes there are: pass num_dst")
-    return reference.edge_softmax(call)
+    return (reference if _why_reference(call, kernel) else fused).edge_softmax(call)
 
 
 def _why_reference(call: Call, kernel: str) -> str:

@@ -12,7 +12,7 @@ from parallel_epochs.models.messages.inputs import Message
 # In the order of problem.h.
 PLACES = ("nowhere", "row", "other", "edge")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-OPERATIONS = ("copy", "add", "sub", "mul", "div")
+OPERATIONS = ("copy", "add", "sub", "mul", "div", "exp")
 REDUCTIONS = ("sum", "max", "min", "prod", "none")
 
 
@@ -62,14 +62,14 @@ class Walk:
         other: node at the other end of each edge [num_edges].
         position: row of each edge in arrays of edges [num_edges], or none if they are in order; without `ptr`, the node
             of the edge's row.
-        message: what is computed on each edge; ``dot`` is a product here.
-        operands: those of the message by name, of any dtype in `DTYPES`.
+        message: what is computed on each edge; ``dot`` is a product here, and ``exp`` that of a difference.
+        operands: those of the message by name, of any dtype in `DTYPES`; "g" is a second operand of the edges.
         shape: of the full message of an edge, before ``dot`` sums its last dimension.
     """
 
     def __init__(self, names: tuple[str, str], sizes: tuple[int, int], ptr: Tensor | None, other: Tensor,
                  position: Tensor | None, message: Message, operands: dict[str, Tensor], shape: torch.Size):
-        self._places = {names[0]: "row", names[1]: "other", "e": "edge"}
+        self._places = {names[0]: "row", names[1]: "other", "e": "edge", "g": "edge"}
         self._sizes, self._shape = sizes, shape
         self._kept: list[Tensor] = []  # whose addresses the problem has
         operation = "mul" if message.operation == "dot" else message.operation
@@ -84,14 +84,20 @@ class Walk:
             setattr(self._problem, field, self._operand(operands[name], name))
 
     def forward(self, reduce: str, *, out: Tensor | None = None, stat: Tensor | None = None,
-                stat2: Tensor | None = None, edge_out: Tensor | None = None) -> None:
-        """Write the results of the rows and what backward needs of them, or the messages of the edges."""
+                stat2: Tensor | None = None, edge_out: Tensor | None = None, second: Tensor | None = None) -> None:
+        """Write the results of the rows and what backward needs of them, or the messages of the edges.
+
+        `second` has a row for each destination. It is a factor of ``exp``, and what a product subtracts from its right
+        operand.
+        """
         self._problem.reduction = REDUCTIONS.index(reduce)
         for name, tensor in (("out", out), ("stat", stat), ("stat2", stat2)):
             if tensor is not None and tensor.numel():
                 setattr(self._problem, name, self._keep(tensor))
         if edge_out is not None:
             self._problem.edge_out = self._operand(edge_out, "e")
+        if second is not None:
+            self._problem.second = self._operand(second, "v")
         self._run()
 
     def backward(self, reduce: str, gradient: Tensor, second: Tensor | None, *, of: str, row_side: int = 0,

@@ -60,12 +60,22 @@ def apply_edges(call: Call) -> Tensor:
     if _needs_gradient(call):
         structure, num_src = _find_structure(call)
         num_dst = structure[0].numel() - 1
-    ends = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+    ends = _ends(edge_index)
     try:
         return ops.apply_edges(*_operands(call), ends, *structure, num_src, num_dst, call.name, call.dtype)
     except IndexError:
         check_ends(ends, call.num_src, call.num_dst)
         raise
+
+
+def edge_softmax(call: Call) -> Tensor:
+    """Compute :func:`models.messages.edge_softmax` of a call of ``copy_e``."""
+    (indptr, src, position, *_), num_src = _find_structure(call)
+    return ops.edge_softmax(call.operands["e"], _ends(call.edge_index), indptr, src, position, num_src)
+
+
+def _ends(edge_index: Tensor) -> Tensor:
+    return edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
 
 
 def _reduce_dots(call: Call, reduce: str) -> Tensor:

@@ -1,6 +1,8 @@
 // Every message and every reduction, forward and backward: a block of channels of a tile of edges at a time. What is
 // computed is chosen at run time for each of these blocks, so that the file compiles in seconds.
 #pragma once
+#include <cmath>
+
 #include "problem.h"
 
 // What is known of a row: its result, and what backward needs: ties or zeros, and the product of all but zeros.
@@ -89,7 +91,7 @@ struct General {
     const int32_t* map = operand.map + block * LANES;
     for (int i = 0; i < tile.num_edges; i++) {
       const T* here = from + at[i] * operand.width;
-      if (operand.place == OTHER) __builtin_prefetch(from + at[i + AHEAD] * operand.width);
+      if (operand.place != ROW || !p.ptr) __builtin_prefetch(from + at[i + AHEAD] * operand.width);
       vf value = {};
       if (place.access == RUN) {
         value = load_wide(here, lanes);
@@ -123,9 +125,20 @@ struct General {
       case ADD: fill(n, to, [&](int i) { return l(i) + r(i); }); break;
       case SUB: fill(n, to, [&](int i) { return l(i) - r(i); }); break;
       case MUL: fill(n, to, [&](int i) { return l(i) * r(i); }); break;
+      case EXP: fill(n, to, [&](int i) { return exp2((l(i) - r(i)) * float(M_LOG2E)); }); break;
       default: fill(n, to, [&](int i) { return l(i) / r(i); });
     }
     return to;
+  }
+
+  // Computes softmax from exponentials and the inverse of their sum, or its gradient from those of its results.
+  void scale(int n, const Room& room) const {
+    const float *l = room.left.data, *r = room.right.data, *m = room.message.data, *s = room.second.data;
+    if (p.operation == EXP) {
+      fill(n, room.result.data, [&](int i) { return load(m + i) * load(s + i); });
+    } else {
+      fill(n, room.result.data, [&](int i) { return load(l + i) * (load(r + i) - load(s + i)); });
+    }
   }
 
   // Replaces the gradient of the row's result, or a factor of it, by that of each message.
@@ -235,6 +248,11 @@ struct General {
     if (needs_right) read(p.right, tile, block, room.right.data);
     const float* message = needs_message ? combine(n, room.left.data, room.right.data, room.message.data) : nullptr;
     if (!p.backward) {
+      if (p.second.data) {
+        read(p.second, tile, block, room.second.data);
+        scale(n, room);
+        message = room.result.data;
+      }
       if (in_rows) reduce(room, chunk, block, message);
       if (p.edge_out.data) write_edges(room, block, message);
       return;
@@ -255,30 +273,16 @@ struct General {
 
   bool run_chunk(int64_t chunk, Room& room) {
     bool broken = false;
+    if (!p.ptr) {
+      UnsortedWalk walk(edges, chunk);
+      while (walk.next(room.tile, broken)) run_tile(room, chunk);
+      return !broken;
+    }
     TileWalk walk(edges, chunk, p.num_edges, 1, 1);
     while (walk.next(room.tile, broken)) run_tile(room, chunk);
     if (broken) return false;
     const Segment& end = room.tile.segments[room.tile.num_segments - 1];
     if (in_rows && !end.last) std::copy_n(room.carried.data, num_blocks, partials.of(chunk, end));
-    return true;
-  }
-
-  // A chunk of edges that are not sorted, of which nothing is reduced.
-  bool run_unsorted_chunk(int64_t chunk, Room& room) {
-    Tile& tile = room.tile;
-    const int64_t begin = chunk * edges.chunk_edges(), end = std::min(p.num_edges, begin + edges.chunk_edges());
-    tile.num_segments = 0;
-    for (int64_t first = begin; first < end; first += TILE) {
-      const int n = tile.num_edges = int(std::min<int64_t>(TILE, end - first));
-      edges.position.read(first, n, tile.row);
-      edges.other.read(first, n, tile.other);
-      for (int i = 0; i < n; i++) {
-        if (uint64_t(tile.row[i]) >= uint64_t(p.num_rows) || uint64_t(tile.other[i]) >= uint64_t(p.num_others)) return false;
-        tile.position[i] = first + i;
-      }
-      std::fill_n(tile.other + n, AHEAD, tile.other[n - 1]);
-      run_tile(room, chunk);
-    }
     return true;
   }
 
@@ -310,8 +314,7 @@ struct General {
     {
       Room room(num_blocks, writes_mapped ? p.edge_out.width : 0);
 #pragma omp for schedule(dynamic, 1)
-      for (int64_t chunk = 0; chunk < num_chunks; chunk++)
-        broken |= p.ptr ? !run_chunk(chunk, room) : !run_unsorted_chunk(chunk, room);
+      for (int64_t chunk = 0; chunk < num_chunks; chunk++) broken |= !run_chunk(chunk, room);
       if (in_rows) {
 #pragma omp for schedule(static)
         for (int64_t row = 0; row < p.num_rows; row++) fill_empty(row);

@@ -1,6 +1,6 @@
 // Messages of edges and their reduction without a tensor of edges x channels. cpu.py calls the functions at the end.
+#include "dots.h"
 #include "general.h"
-#include "sums.h"
 
 extern "C" {
 
@@ -10,7 +10,9 @@ const char* messages_simd() { return SIMD_NAME; }
 
 int messages_run(const MessageProblem* p) try {
   Sums sums(*p);
-  return sums.fits() ? sums.run() : General(*p).run();
+  if (sums.fits()) return sums.run();
+  Dots dots(*p);
+  return dots.fits() ? dots.run() : General(*p).run();
 } catch (const std::bad_alloc&) {
   return OUT_OF_MEMORY;
 }

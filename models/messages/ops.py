@@ -6,12 +6,14 @@ from torch import Tensor
 from parallel_epochs.models import notice
 from parallel_epochs.models.messages import reference
 from parallel_epochs.models.messages.cpu import Walk
-from parallel_epochs.models.messages.inputs import MESSAGES, align
+from parallel_epochs.models.messages.inputs import MESSAGES, Message, align
 
 # The package's first name: the same files may be imported as `models` and as `parallel_epochs.models`.
 NAMESPACE = __name__.partition(".")[0]
 # What backward needs of the rows: ties; the number of zeros, and the product of the others.
 _NUM_STATS = {"max": 1, "min": 1, "prod": 2}
+# Messages of softmax and of its gradient.
+_EXP, _PRODUCT = Message("e", "exp", "v"), Message("e", "mul", "g")
 
 
 @torch.library.custom_op(f"{NAMESPACE}::update_all", mutates_args=(), device_types="cpu")
@@ -93,6 +95,53 @@ def _allocate_edges(u, v, e, ends, message, dtype):
 @apply_edges.register_fake
 def _(u, v, e, ends, indptr, src, position, rowptr, dst, position_by_src, num_src, num_dst, message, dtype):
     return _allocate_edges(u, v, e, ends, message, dtype)
+
+
+@torch.library.custom_op(f"{NAMESPACE}::edge_softmax", mutates_args=(), device_types="cpu")
+def edge_softmax(scores: Tensor, ends: Tensor, indptr: Tensor, src: Tensor, position: Tensor | None,
+                 num_src: int) -> Tensor:
+    """Compute the softmax of scores [num_edges, *heads] over the edges of each destination.
+
+    Args:
+        ends: source and destination of each edge [2, num_edges], in any order.
+        indptr: first edge of each destination [num_dst + 1]; it and the next two are the same edges sorted.
+    """
+    largest, sums = (indptr.new_empty((indptr.size(0) - 1, *scores.shape[1:]), dtype=torch.float32) for _ in range(2))
+    _by_destination(None, None, scores, indptr, src, position, num_src, "copy_e").forward("max", out=largest)
+    operands = {"e": scores, "v": largest}
+    walk = Walk(("v", "u"), (indptr.size(0) - 1, num_src), indptr, src, position, _EXP, operands, scores.shape[1:])
+    walk.forward("sum", out=sums)
+    return _apply_unsorted(_EXP, operands, ends, 1 / sums)
+
+
+@edge_softmax.register_fake
+def _(scores, ends, indptr, src, position, num_src):
+    return scores.new_empty(scores.shape)
+
+
+@torch.library.custom_op(f"{NAMESPACE}::edge_softmax_backward", mutates_args=(), device_types="cpu")
+def edge_softmax_backward(grad: Tensor, out: Tensor, ends: Tensor, indptr: Tensor, src: Tensor,
+                          position: Tensor | None, num_src: int) -> Tensor:
+    """Compute the gradient of :func:`edge_softmax` from that of its result."""
+    sums = indptr.new_empty((indptr.size(0) - 1, *out.shape[1:]), dtype=torch.float32)
+    operands = {"e": out, "g": grad}
+    walk = Walk(("v", "u"), (indptr.size(0) - 1, num_src), indptr, src, position, _PRODUCT, operands, out.shape[1:])
+    walk.forward("sum", out=sums)
+    return _apply_unsorted(_PRODUCT, operands, ends, sums)
+
+
+@edge_softmax_backward.register_fake
+def _(grad, out, ends, indptr, src, position, num_src):
+    return out.new_empty(out.shape)
+
+
+def _apply_unsorted(message, operands, ends, second):
+    scores = operands["e"]
+    out = torch.empty_like(scores, memory_format=torch.contiguous_format)
+    walk = Walk(("v", "u"), (second.size(0), torch.iinfo(torch.int64).max), None, ends[0], ends[1], message, operands,
+                scores.shape[1:])
+    walk.forward("none", edge_out=out, second=second)
+    return out
 
 
 @torch.library.custom_op(f"{NAMESPACE}::messages_backward", mutates_args=(), device_types="cpu")
@@ -231,3 +280,19 @@ update_all.register_autograd(lambda ctx, grad, _, __: (*_differentiate(ctx, grad
                              setup_context=_set_up_rows)
 apply_edges.register_autograd(lambda ctx, grad: (*_differentiate(ctx, grad), *(None,) * 11),
                               setup_context=_set_up_edges)
+
+
+def _set_up_softmax(ctx, inputs, output):
+    scores, *edges, ctx.num_src = inputs
+    ctx.save_for_backward(scores, output, *edges)
+
+
+def _differentiate_softmax(ctx, grad):
+    scores, out, ends, *sorted_edges = ctx.saved_tensors
+    if not torch.is_grad_enabled():
+        return edge_softmax_backward(grad, out, ends, *sorted_edges, ctx.num_src), *(None,) * 5
+    out = reference.softmax(scores.float(), ends[1], sorted_edges[0].numel() - 1)
+    return torch.autograd.grad(out, scores, grad.float(), create_graph=True)[0], *(None,) * 5
+
+
+edge_softmax.register_autograd(_differentiate_softmax, setup_context=_set_up_softmax)

@@ -4,7 +4,7 @@
 
 enum Place { NOWHERE = 0, ROW = 1, OTHER = 2, EDGE = 3 };
 enum Dtype { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
-enum Operation { COPY = 0, ADD = 1, SUB = 2, MUL = 3, DIV = 4 };
+enum Operation { COPY = 0, ADD = 1, SUB = 2, MUL = 3, DIV = 4, EXP = 5 };
 enum Reduction { SUM = 0, MAX = 1, MIN = 2, PROD = 3, NO_REDUCTION = 4 };
 enum Side { NEITHER = 0, LEFT = 1, RIGHT = 2 };
 constexpr int OK = 0, BROKEN_INDEX = 1, OUT_OF_MEMORY = 2;
@@ -24,7 +24,8 @@ struct MessageProblem {
   Operand left, right;
   // forward: the results of rows, and what backward needs of max, min (ties) and prod (zeros, product of the others)
   float *out, *stat, *stat2;
-  // backward: factors of the gradient, and the operands whose gradients are summed over rows or written for edges
+  // Backward: factors of the gradient, and the operands whose gradients are summed over rows or written for edges.
+  // Forward: `second` makes softmax of EXP, and the gradient of softmax of MUL.
   Operand gradient, second;
   int64_t row_side, edge_side;
   // forward: the messages; backward: the gradient of an operand of the edges
@@ -35,6 +36,41 @@ static Sorted sorted_edges(const MessageProblem& p) {
   return {p.num_rows, p.num_others, p.num_edges, {p.ptr, bool(p.ptr_wide)}, {p.other, bool(p.other_wide)},
           {p.position, bool(p.position_wide)}};
 }
+
+// Walks edges that are not sorted, of which nothing is reduced: every tile is one segment.
+struct UnsortedWalk {
+  const Sorted& edges;  // `position` has the row of each edge
+  int64_t at;
+  const int64_t end;
+
+  UnsortedWalk(const Sorted& edges_, int64_t chunk)
+      : edges(edges_),
+        at(chunk * edges_.chunk_edges()),
+        end(std::min(edges_.num_edges, at + edges_.chunk_edges())) {}
+
+  // As TileWalk::next.
+  bool next(Tile& tile, bool& broken) {
+    if (at >= end) return false;
+    const int n = tile.num_edges = int(std::min<int64_t>(TILE, end - at));
+    const int ahead = int(std::min<int64_t>(n + AHEAD, edges.num_edges - at));
+    tile.segments[0] = {0, 0, n, true, true, true};
+    tile.num_segments = 1;
+    edges.position.read(at, ahead, tile.row);
+    edges.other.read(at, ahead, tile.other);
+    for (int i = 0; i < n + AHEAD; i++) {
+      const bool outside = i >= ahead || uint64_t(tile.row[i]) >= uint64_t(edges.num_rows) ||
+                           uint64_t(tile.other[i]) >= uint64_t(edges.num_others);
+      if (outside && i < n) {
+        broken = true;
+        return false;
+      }
+      if (outside) tile.row[i] = tile.row[n - 1], tile.other[i] = tile.other[n - 1];
+      tile.position[i] = std::min(at + i, edges.num_edges - 1);
+    }
+    at += n;
+    return true;
+  }
+};
 
 // How the lanes of a block of channels read or write an operand: side by side, all the same column, or any columns.
 enum Access { RUN, SPLAT, MAPPED };

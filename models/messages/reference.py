@@ -25,11 +25,14 @@ def apply_edges(call: Call) -> Tensor:
 
 def edge_softmax(call: Call) -> Tensor:
     """Compute :func:`models.messages.edge_softmax` of a call of ``copy_e``."""
-    dst = _ends(call)[1]
-    scores = _widen(call.operands["e"])
-    largest = reduce_messages(scores.detach(), dst, call.num_dst, "max")
+    return softmax(_widen(call.operands["e"]), _ends(call)[1], call.num_dst).to(call.dtype)
+
+
+def softmax(scores: Tensor, dst: Tensor, num_dst: int) -> Tensor:
+    """Compute the softmax of scores [num_edges, *heads] over the edges of each destination."""
+    largest = reduce_messages(scores.detach(), dst, num_dst, "max")
     share = (scores - largest.index_select(0, dst)).exp()
-    return (share / reduce_messages(share, dst, call.num_dst, "sum").index_select(0, dst)).to(call.dtype)
+    return share / reduce_messages(share, dst, num_dst, "sum").index_select(0, dst)
 
 
 def combine(operation: str, left: Tensor, right: Tensor | None = None) -> Tensor:

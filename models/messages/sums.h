@@ -5,6 +5,35 @@
 
 enum Factor { NO_FACTOR, ONE_FACTOR, FACTOR_OF_BLOCK, FACTOR_OF_CHANNEL };
 
+// Runs a pass chunk by chunk, then finishes the rows that several chunks share.
+template <class Pass>
+int run_rows(const Pass& pass) {
+  const MessageProblem& p = pass.p;
+  const Sorted& edges = pass.edges;
+  const int64_t num_chunks = edges.num_chunks(), num_blocks = pass.num_blocks;
+  int broken = 0;
+  Partials<vf> partials(p.out ? num_chunks : 0, num_blocks);
+#pragma omp parallel num_threads(edges.team(p.num_threads)) reduction(| : broken)
+  {
+    Tile tile;
+    Buffer<vf> carried(num_blocks);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t chunk = 0; chunk < num_chunks; chunk++) broken |= !pass.run_chunk(chunk, tile, carried.data, partials);
+    if (p.out) {
+#pragma omp for schedule(static)
+      for (int64_t row = 0; row < p.num_rows; row++)
+        if (edges.ptr[row] == edges.ptr[row + 1]) std::fill_n(p.out + row * p.channels, p.channels, 0.0f);
+    }
+  }
+  if (broken) return BROKEN_INDEX;
+  if (!p.out) return OK;
+  partials.merge(edges, [](vf& sum, const vf& part) { sum += part; },
+                 [&](int64_t row, const vf* sums) {
+                   for (int64_t b = 0; b < num_blocks; b++) store(p.out + row * p.channels + pass.channel_of(b), sums[b]);
+                 });
+  return OK;
+}
+
 struct Sums {
   const MessageProblem& p;
   const Sorted edges;
@@ -45,6 +74,7 @@ struct Sums {
   bool fits_backward() {
     values = p.gradient;
     if (p.operation == MUL) factors = p.row_side == LEFT ? p.right : p.left;
+    if (p.operation == MUL && values.place == EDGE) std::swap(values, factors);
     if (p.row_side == NEITHER || p.edge_side != NEITHER || p.second.data) return false;
     return p.operation <= MUL && !(p.operation == SUB && p.row_side == RIGHT);
   }
@@ -112,25 +142,5 @@ struct Sums {
     return true;
   }
 
-  int run() const {
-    int broken = 0;
-    const int64_t num_chunks = edges.num_chunks();
-    Partials<vf> partials(num_chunks, num_blocks);
-#pragma omp parallel num_threads(edges.team(p.num_threads)) reduction(| : broken)
-    {
-      Tile tile;
-      Buffer<vf> carried(num_blocks);
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t chunk = 0; chunk < num_chunks; chunk++) broken |= !run_chunk(chunk, tile, carried.data, partials);
-#pragma omp for schedule(static)
-      for (int64_t row = 0; row < p.num_rows; row++)
-        if (edges.ptr[row] == edges.ptr[row + 1]) std::fill_n(p.out + row * p.channels, p.channels, 0.0f);
-    }
-    if (broken) return BROKEN_INDEX;
-    partials.merge(edges, [](vf& sum, const vf& part) { sum += part; },
-                   [&](int64_t row, const vf* sums) {
-                     for (int64_t b = 0; b < num_blocks; b++) store(p.out + row * p.channels + channel_of(b), sums[b]);
-                   });
-    return OK;
-  }
+  int run() const { return run_rows(*this); }
 };

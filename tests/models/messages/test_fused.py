@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.models.messages import MESSAGES, REDUCTIONS, apply_edges, cpu, fused, ops, update_all
+from parallel_epochs.models.messages import MESSAGES, REDUCTIONS, apply_edges, cpu, edge_softmax, fused, ops, update_all
 from parallel_epochs.models.messages.inputs import read_call
 from tests.models.messages.test_messages import DST, SRC, cases, make_edges, make_operands
 
@@ -206,6 +206,31 @@ def test_16_bits_are_rounded_as_torch_rounds(dtype):
     torch.testing.assert_close(wide, every.float(), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("heads", [(), (4,), (2, 8), (33,)])
+def test_softmax(heads):
+    edge_index, g = hub_graph(), torch.Generator().manual_seed(0)
+    scores, grad = torch.randn(2, 6000, *heads, generator=g) * torch.tensor([5.0, 1.0]).view(2, 1, *(1,) * len(heads))
+    results = []
+    for kernel, dtype in (("fused", torch.float32), ("reference", torch.float64)):
+        leaf = scores.to(dtype, copy=True).requires_grad_()
+        out = edge_softmax(edge_index, leaf, 40, kernel=kernel)
+        first = torch.autograd.grad(out, leaf, grad.to(dtype), create_graph=True)[0]
+        results.append([out, *torch.autograd.grad(out, leaf, grad.to(dtype), retain_graph=True), first,
+                        *torch.autograd.grad(first.square().sum(), leaf)])
+    for ours, exact in zip(*results):
+        assert (ours - exact).norm() <= 1e-5 * exact.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_softmax_in_16_bits(dtype):
+    scores = torch.randn(6000, 4).to(dtype).requires_grad_()
+    for kernel in ("fused", "reference"):
+        out = edge_softmax(hub_graph(), scores, 40, kernel=kernel)
+        exact = edge_softmax(hub_graph(), scores.double(), 40, kernel="reference")
+        torch.testing.assert_close(out.double(), exact, rtol=2**-8, atol=2**-24)
+        assert out.dtype == torch.autograd.grad(out.square().sum(), scores)[0].dtype == dtype
+
+
 class Largest(TorchDispatchMode):
     """Notes the number of elements of the largest result of any function of torch."""
 
@@ -273,6 +298,10 @@ def check_operators(tests, reductions):
             outputs = ops.update_all(*arguments)
         torch.library.opcheck(ops.backward, (torch.ones(DST, 3, 8), *outputs, u.detach(), None, e.detach(), *structure,
                                              num_src, "u_mul_e", reduce, "ue"), test_utils=tests)
+    scores = torch.randn(edge_index.size(1), 4, requires_grad=True)
+    torch.library.opcheck(ops.edge_softmax, (scores, edge_index, *structure[:3], num_src), test_utils=tests)
+    torch.library.opcheck(ops.edge_softmax_backward, (scores.detach(), scores.detach(), edge_index, *structure[:3],
+                                                      num_src), test_utils=tests)
     torch.library.opcheck(ops.apply_edges, (u, None, e, edge_index, *structure, num_src, DST, "u_mul_e", torch.float32),
                           test_utils=tests)
 
