@@ -16,7 +16,6 @@ from parallel_epochs.models.messages.inputs import MESSAGES, REDUCTIONS, Call, c
 __all__ = ["KERNELS", "MESSAGES", "REDUCTIONS", "apply_edges", "edge_softmax", "update_all"]
 
 
-
 def update_all(edge_index: Tensor | SparseTensor, message: str, reduce: str, *, u: Tensor | None = None,
                v: Tensor | None = None, e: Tensor | None = None, num_src: int | None = None,
                num_dst: int | None = None, kernel: str = "auto") -> Tensor:
@@ -35,7 +34,9 @@ def update_all(edge_index: Tensor | SparseTensor, message: str, reduce: str, *, 
             torch, aligned to the right. ``dot`` sums the products over the last dimension and keeps it as 1.
         num_src: number of source nodes. None: the rows of `u`, or what `edge_index` knows.
         num_dst: number of destination nodes. None: the rows of `v`, or what `edge_index` knows, or `num_src`.
-        kernel: "auto", "fused" or "reference". The reference is plain torch and builds the message of every edge.
+        kernel: "fused" for the C++ kernels, which run on a CPU and compute in float32; "reference" for plain torch,
+            which builds the message of every edge; "auto" for the kernels where they can run. They cast 16-bit values
+            of nodes to float32, and read those of edges as they are.
 
     Returns:
         [num_dst, *trailing], in the operands' common dtype; sums are in float32 at least. A destination without edges
