@@ -154,8 +154,6 @@ def draw_unlinked(rng: np.random.Generator, count: int, links: Int[Tensor, "num_
     chosen = torch.from_numpy(_draw_different(rng, count, num_free))
     numbers = chosen + torch.searchsorted(linked - torch.arange(len(linked)), chosen, right=True)
     low = torch.searchsorted(row_starts, numbers, right=True) - 1
-    # The last node begins no pair, and its start is that of the end.
-    low = low.clamp(max=num_nodes - 2)
     return torch.stack([low, numbers - row_starts[low] + low + 1], dim=1)
 
 

@@ -53,6 +53,21 @@ def test_splits_and_message_graph_equal_those_found_by_hand(both):
     assert all(tuple(pair) in one_way for pair in torch.cat([data.train_pairs, data.test_pairs]).tolist())
 
 
+def test_self_loops_stay_whichever_links_are_hidden():
+    whole = graph()
+    loops = [edge for edge in whole.edge_index.as_tensor().t().tolist() if edge[0] == edge[1]]
+    assert loops
+    for seed in range(5):
+        edges = divide_links(whole, dataclasses.replace(SPLIT, seed=seed), "graph").edge_index.as_tensor().t().tolist()
+        assert [edge for edge in edges if edge[0] == edge[1]] == loops
+
+
+def test_a_graph_that_has_pairs_is_not_divided_again():
+    data = divide_links(graph(), SPLIT, "graph")
+    with pytest.raises(ValueError, match="graph holds pairs of nodes already. Save its edges without them"):
+        divide_links(data, SPLIT, "graph")
+
+
 def test_features_of_edges_follow_the_edges_that_stay():
     raw = Data(edge_index=torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]]), edge_attr=torch.arange(5.).unsqueeze(1),
                num_nodes=6)
