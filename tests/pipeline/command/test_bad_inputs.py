@@ -148,7 +148,7 @@ COMMANDS = [
     (TRAIN, "model.p=0", "model.p must not be 0: the power mean divides by it"),
     (TRAIN, "train.optimizer=sgd", "train.optimizer=sgd is unknown; choose one of adam, adamw"),
     (TRAIN, "evaluation.method=guess", "evaluation.method=guess is unknown; choose one of views, exact, neighbor"),
-    (TRAIN, "kernel=fast", "kernel=fast is unknown; choose one of auto, fused, reference"),
+    (TRAIN, "kernel=fast", "kernel=fast is unknown; choose one of auto, fused, reference, pyg"),
     (TRAIN, "device=tpu0", "device=tpu0 is unknown; choose auto, cpu, cuda or cuda:N"),
     (TRAIN, "device=meta", "device=meta is unknown; choose auto, cpu, cuda or cuda:N"),
     (TRAIN, "data.source=web", "data.source=web is unknown; choose one of synthetic_proteins, digits, ogb, ogb_graph, "
