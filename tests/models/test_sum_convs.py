@@ -8,6 +8,7 @@ from torch_geometric import EdgeIndex, nn as pyg
 from torch_geometric.utils import to_torch_coo_tensor
 
 from parallel_epochs.models import edge_blocks, notice, pyg as stacks
+from parallel_epochs.models.foreign import NUM_EDGES as NUM, LargestOfEdges, tiny_graph
 from tests.helpers import building
 from tests.helpers.building import EvaluateConfig
 from tests.helpers.running import TOY, train
@@ -40,7 +41,7 @@ PNA = dict(aggregators=["mean", "min", "max", "std"], scalers=["identity", "ampl
            deg=torch.tensor([0, 3, 20, 4]))
 PNA_OTHERS = dict(aggregators=["sum", "var"], scalers=["linear", "inverse_linear"], deg=torch.tensor([1, 3, 20, 4]))
 LAYERS += [
-    ("ResGatedGraphConv", (CHANNELS, 4), {}, ""),
+    ("ResGatedGraphConv", (CHANNELS, 19), {}, ""), ("ResGatedGraphConv", (CHANNELS, 4), {"edge_dim": EDGE_DIM}, ATTR),
     ("ResGatedGraphConv", (CHANNELS, 4), {"edge_dim": EDGE_DIM, "bias": False, "act": torch.tanh}, ATTR),
     ("ResGatedGraphConv", (-1, 4), {"root_weight": False, "aggr": "mean"}, ""),
     ("PNAConv", (CHANNELS, 4), PNA, ""), ("PNAConv", (CHANNELS, 4), PNA | {"edge_dim": EDGE_DIM, "towers": 2}, ATTR),
@@ -185,6 +186,38 @@ def test_edges_that_change_change_their_self_loops():
     assert_same(ours, theirs, x, edges, None)
     edges.numpy()[:, 8] = 5
     assert_same(ours, theirs, x, edges, None)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks", "ignore:Sparse CS")
+@pytest.mark.parametrize("name, arguments, options, features", [
+    ("GCNConv", (64, 64), {}, ""), ("GCNConv", (64, 64), {}, WEIGHT), ("SAGEConv", (64, 64), {"aggr": "max"}, ""),
+    ("GraphConv", (64, 64), {"aggr": "mean"}, WEIGHT), ("GINConv", (torch.nn.Identity,), {}, ""),
+    ("GINEConv", (lambda: torch.nn.Linear(64, 64),), {"edge_dim": EDGE_DIM}, ATTR),
+    ("ResGatedGraphConv", (64, 64), {"edge_dim": EDGE_DIM}, ATTR), ("RGCNConv", (64, 64, 2), {}, "")])
+@pytest.mark.parametrize("kernel", ["fused", "pyg"])
+def test_no_tensor_of_edges_x_channels_is_made(name, arguments, options, features, kernel):
+    conv = stacks.FUSED[getattr(pyg, name)](*[value() if callable(value) else value for value in arguments], **options,
+                                            kernel=kernel)
+    edges, attr = tiny_graph(EDGE_DIM)
+    more = {"": [], WEIGHT: [attr[:, 0]], ATTR: [attr]}[features]
+    if name == "RGCNConv":
+        more = [torch.zeros(NUM, dtype=torch.int64)]
+    x = torch.randn(int(edges.max()) + 1, 64, requires_grad=True)
+    with LargestOfEdges() as largest:
+        conv(x, edges, *more).sum().backward()
+    assert (largest.bytes >= 4 * NUM * 64) is (kernel == "pyg")
+
+
+def test_gated_sums_say_why_the_kernel_cannot_run():
+    x, edges, _ = inputs("")
+    for options, message in (({"act": torch.nn.Tanh()}, "the kernel has no act=Tanh"), ({"aggr": "max"}, "with aggr=max")):
+        conv = stacks.FUSED[pyg.ResGatedGraphConv](CHANNELS, 4, **options, kernel="fused")
+        with pytest.raises(ValueError, match=f"kernel=fused cannot run: .*{message}"):
+            conv(x.float(), edges)
+    conv = stacks.FUSED[pyg.ResGatedGraphConv](CHANNELS, 4)
+    broken = EdgeIndex(torch.tensor([[99], [1]]), sparse_size=(NUM_NODES, NUM_NODES), sort_order="col")
+    with torch.no_grad(), pytest.raises(IndexError, match="edge_index has a node that is not in the graph"):
+        conv(x.float(), broken)
 
 
 def test_a_graph_without_edges():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, backend, cpu
-from parallel_epochs.models.kernels import native, norm
+from parallel_epochs.models.kernels import gated, native, norm
 from parallel_epochs.models.kernels.native import NativeLibrary, find_included
 from parallel_epochs.models.messages import cpu as messages
 from tests.models.aggregate.test_fused import check, graph, off_the_bounds
@@ -38,7 +38,7 @@ class LongerProblem(ctypes.Structure):
 
 @pytest.mark.parametrize("library, function", [
     (cpu.LIBRARY, "fused_problem_size"), (norm.LIBRARY, "norm_problem_size"),
-    (messages.LIBRARY, "messages_problem_size")])
+    (messages.LIBRARY, "messages_problem_size"), (gated.LIBRARY, "gated_problem_size")])
 def test_structures_have_the_sizes_of_their_counterparts(library, function):
     assert list(library.structures) == [function]
     wrong = NativeLibrary(library.name, library.source, otherwise="", structures={function: LongerProblem})
