@@ -82,7 +82,8 @@ class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
 
     def _why_blocks(self, x: Tensor, attr: OptTensor) -> str:
         """Return the reason why the kernel cannot run, or an empty text."""
-        if not is_plain(self.act, torch.nn.Sigmoid) and self.act is not torch.sigmoid or self.aggr not in ("add", "sum"):
+        is_sigmoid = is_plain(self.act, torch.nn.Sigmoid) or self.act is torch.sigmoid
+        if not is_sigmoid or self.aggr not in ("add", "sum"):
             return f"the kernel has no act={self.act} with aggr={self.aggr}"
         if x.device.type != "cpu" or x.dtype not in _DTYPES:
             return f"there is no kernel for {x.dtype} on '{x.device.type}'"

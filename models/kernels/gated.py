@@ -47,7 +47,8 @@ def sum_gated(key: Float[Tensor, "num_dst channels"], query: Float[Tensor, "num_
 class _SumGated(torch.autograd.Function):
     @staticmethod
     def forward(ctx, key, pair, attr, weight, structure):
-        given = [None if tensor is None else tensor.detach().float().contiguous() for tensor in (key, pair, attr, weight)]
+        given = [None if tensor is None else tensor.detach().float().contiguous()
+                 for tensor in (key, pair, attr, weight)]
         out = torch.empty_like(given[0])
         _call("gated_forward", given, structure[:3], given[0].size(0), given[1].size(0), out=out)
         ctx.save_for_backward(*given)
