@@ -11,6 +11,7 @@ from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import OptPairTensor, OptTensor, PairTensor, SparseTensor  # noqa: F401 (PyG looks for them here)
 from torch_geometric.utils import is_torch_sparse_tensor, scatter
 
+from parallel_epochs.models.edge_dropout import drop_edges
 from parallel_epochs.models.edges import for_pyg
 from parallel_epochs.models.fused_conv import FusedConv, choose_features, count_destinations, read_edges
 from parallel_epochs.models.messages.attention import attention
@@ -24,7 +25,8 @@ class AttentionConv(MessagePassing):
     """The common part of the attention layers.
 
     Attributes:
-        edge_dropout: probability, in training, that an edge is removed before the softmax.
+        edge_dropout: probability, in training, that an edge or a self-loop is removed before the softmax. PyG's own
+            code keeps all self-loops that it adds.
     """
 
     edge_dropout = 0.0
@@ -44,6 +46,10 @@ class AttentionConv(MessagePassing):
             if not is_plain(self.lin_edge, pyg.Linear):
                 return "lin_edge was replaced or has hooks"
         return ""
+
+    def _edges_for_pyg(self, edge_index, edge_attr):
+        """Return the edges, and their features, that PyG's own code reads."""
+        return drop_edges(for_pyg(edge_index), edge_attr, dropout=self.edge_dropout, training=self.training)
 
     def _adds_loops(self) -> bool:
         return getattr(self, "add_self_loops", False)
@@ -86,7 +92,7 @@ class GATConv(AttentionConv, FusedConv, pyg.GATConv):
         if self._runs_pygs_own(x, special):
             # PyG writes its code from these lines: edge_updater_type: (alpha: OptPairTensor, edge_attr: OptTensor)
             # propagate_type: (x: OptPairTensor, alpha: Tensor)
-            return super().forward(x, for_pyg(edge_index), edge_attr, size, return_attention_weights)
+            return super().forward(x, *self._edges_for_pyg(edge_index, edge_attr), size, return_attention_weights)
         edge_index, value = read_edges(edge_index)
         edge_attr = _as_columns(choose_features(edge_attr, value))
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
@@ -125,7 +131,7 @@ class GATv2Conv(AttentionConv, FusedConv, pyg.GATv2Conv):
         if self._runs_pygs_own(x, special):
             # PyG writes its code from these lines: edge_updater_type: (x: PairTensor, edge_attr: OptTensor)
             # propagate_type: (x: PairTensor, alpha: Tensor)
-            return super().forward(x, for_pyg(edge_index), edge_attr, return_attention_weights)
+            return super().forward(x, *self._edges_for_pyg(edge_index, edge_attr), return_attention_weights)
         edge_index, value = read_edges(edge_index)
         edge_attr = _as_columns(choose_features(edge_attr, value))
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
@@ -164,7 +170,7 @@ class TransformerConv(AttentionConv, FusedConv, pyg.TransformerConv):
         if self._runs_pygs_own(x, special):
             # PyG writes its code from this line:
             # propagate_type: (query: Tensor, key: Tensor, value: Tensor, edge_attr: OptTensor)
-            return super().forward(x, for_pyg(edge_index), edge_attr, return_attention_weights)
+            return super().forward(x, *self._edges_for_pyg(edge_index, edge_attr), return_attention_weights)
         edge_index, value = read_edges(edge_index)
         if self.lin_edge is not None:
             edge_attr = choose_features(edge_attr, value)

@@ -104,6 +104,21 @@ def keep_edges(edge_index: Int[Tensor, "2 num_edges"], kept: Bool[Tensor, " num_
                     rowptr=_count(kept_by_source)[edge_index._T_indptr.long()].to(left.dtype))
 
 
+def flip(edge_index: Int[Tensor, "2 num_edges"]) -> Tensor:
+    """Turn every edge round, in the order of the edges. An ``EdgeIndex`` keeps its sorted orders.
+
+    PyG 2.8 exchanges the pointers of the two orders when it flips an ``EdgeIndex``, and then returns wrong neighbours.
+    """
+    if not isinstance(edge_index, EdgeIndex):
+        return edge_index.flip(0)
+    num_src, num_dst = edge_index.get_sparse_size()
+    order = "row" if edge_index.is_sorted_by_col else "col" if edge_index.is_sorted_by_row else None
+    out = EdgeIndex(edge_index.as_tensor().flip(0), sparse_size=(num_dst, num_src), sort_order=order)
+    out._indptr, out._T_perm, out._T_indptr = edge_index._indptr, edge_index._T_perm, edge_index._T_indptr
+    out._T_index = edge_index._T_index[::-1]
+    return out
+
+
 def _count(kept: Tensor) -> Tensor:
     """Count the edges that are kept in front of each edge [num_edges + 1]."""
     return torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])

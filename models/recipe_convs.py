@@ -9,7 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from parallel_epochs.models.edges import flip
 from parallel_epochs.models.messages import apply_edges, edge_softmax, update_all
+from parallel_epochs.models.messages.attention import attention
 
 # Smallest attention weight of which AGDNConv takes the root, whose gradient at 0 is infinite.
 LEAST_WEIGHT = 1e-9
@@ -39,9 +41,13 @@ class EdgeScores(torch.nn.Module):
                 edge_attr: Float[Tensor, "num_edges edge_dim"] | None) -> Float[Tensor, "num_edges heads"]:
         """Compute the scores; edge features are left out if they are None."""
         scores = apply_edges(edge_index, "u_add_v", u=self.lin_src(x), v=self.lin_dst(x), kernel=self.kernel)
-        if edge_attr is None or self.edge_encoder is None or self.lin_edge is None:
-            return scores
-        return scores + self.lin_edge(self.edge_encoder(edge_attr).relu())
+        encoded = self.encode(edge_attr)
+        return scores if encoded is None else scores + self.lin_edge(encoded)
+
+    def encode(self, edge_attr: Float[Tensor, "num_edges edge_dim"] | None
+               ) -> Float[Tensor, "num_edges edge_channels"] | None:
+        """Apply the hidden layer to the edge features; None without features."""
+        return None if edge_attr is None or self.edge_encoder is None else self.edge_encoder(edge_attr).relu()
 
 
 class AGDNConv(torch.nn.Module):
@@ -81,12 +87,13 @@ class AGDNConv(torch.nn.Module):
         """Convolve once: x [num_nodes, in_channels], edge_attr [num_edges, edge_dim] or none."""
         scores = F.leaky_relu(self.scores(x, edge_index, edge_attr), self.negative_slope)
         incoming, outgoing = (edge_softmax(edges, scores, x.size(0), kernel=self.kernel).clamp(min=LEAST_WEIGHT)
-                              for edges in (edge_index, edge_index.flip(0)))
+                              for edges in (edge_index, flip(edge_index)))
         weight = F.dropout((incoming * outgoing).sqrt(), self.dropout, self.training)
         h = self.lin(x).view(x.size(0), self.heads, -1)
         out = self.lin_root(x).view_as(h)
         for norm, factor in zip(self.norms, self.hop_weight):
-            h = sum_weighted(edge_index, h, weight, self.kernel)
+            h = update_all(edge_index, "u_mul_e", "sum", u=h, e=weight.unsqueeze(-1), num_dst=h.size(0),
+                           kernel=self.kernel)
             out = out + norm(h) * factor
         return out.flatten(1)
 
@@ -100,7 +107,12 @@ class GIPAConv(torch.nn.Module):
 
     Args:
         in_channels, out_channels, heads, edge_dim, edge_channels, dropout, kernel: as for :class:`AGDNConv`.
+
+    Attributes:
+        edge_dropout: probability, in training, that an edge is removed before the softmax.
     """
+
+    edge_dropout = 0.0
 
     def __init__(self, in_channels: int, out_channels: int, heads: int = 1, *, edge_dim: int | None = None,
                  edge_channels: int = 16, dropout: float = 0.0, kernel: str = "auto"):
@@ -115,9 +127,11 @@ class GIPAConv(torch.nn.Module):
     def forward(self, x: Float[Tensor, "num_nodes in_channels"], edge_index: Int[Tensor, "2 num_edges"],
                 edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None) -> Float[Tensor, "num_nodes channels"]:
         """Convolve once: x [num_nodes, in_channels], edge_attr [num_edges, edge_dim] or none."""
-        weight = edge_softmax(edge_index, self.scores(x, edge_index, edge_attr), x.size(0), kernel=self.kernel)
-        weight = F.dropout(weight, self.dropout, self.training)
-        h = sum_weighted(edge_index, self.lin(x).view(x.size(0), self.heads, -1), weight, self.kernel)
+        part, encoded = self.scores, self.scores.encode(edge_attr)
+        h = attention(self.lin(x).view(x.size(0), self.heads, -1), part.lin_src(x), part.lin_dst(x), edge_index,
+                      encoded, None if encoded is None else part.lin_edge.weight, score="gat", negative_slope=1.0,
+                      dropout=self.dropout if self.training else 0.0,
+                      edge_dropout=self.edge_dropout if self.training else 0.0, kernel=self.kernel)
         return self.lin_out(self.norm(h).flatten(1)) + self.lin_root(x)
 
 
@@ -132,12 +146,6 @@ class HeadNorm(torch.nn.Module):
     def forward(self, h: Float[Tensor, "num_nodes heads channels"]) -> Float[Tensor, "num_nodes heads channels"]:
         """Normalise features [num_nodes, heads, channels]."""
         return F.layer_norm(h, h.shape[-1:]) * self.weight + self.bias
-
-
-def sum_weighted(edge_index: Int[Tensor, "2 num_edges"], h: Float[Tensor, "num_nodes heads channels"],
-                 weight: Float[Tensor, "num_edges heads"], kernel: str) -> Float[Tensor, "num_nodes heads channels"]:
-    """Sum the features of the sources, times the weights of the edges, at each destination."""
-    return update_all(edge_index, "u_mul_e", "sum", u=h, e=weight.unsqueeze(-1), num_dst=h.size(0), kernel=kernel)
 
 
 def initialize(lins: Iterable[torch.nn.Linear]) -> None:

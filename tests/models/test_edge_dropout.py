@@ -17,7 +17,13 @@ from tests.helpers.graphs import random_graph
 DATA = random_graph(40, 400, 0)
 MODELS = {"deepergcn": DeeperGCN, "checkpointed": functools.partial(DeeperGCN, gradient_checkpointing=True),
           "revgnn": RevGNN, "equilibrium": EquilibriumGNN, "pyg": functools.partial(PyGModel, conv="GINEConv"),
-          "attention": functools.partial(PyGModel, conv="GATConv", kwargs={"add_self_loops": False})}
+          "PyG's attention": functools.partial(PyGModel, conv="GATConv", kernel="pyg",
+                                               kwargs={"add_self_loops": False})}
+# Their kernels leave edges out.
+INSIDE = {"attention": functools.partial(PyGModel, conv="GATConv", kwargs={"add_self_loops": False}),
+          "attention by PyG's code": functools.partial(PyGModel, conv="GATConv",
+                                                       kwargs={"add_self_loops": False, "aggr": "mean"}),
+          "gipa": functools.partial(PyGModel, conv="GIPAConv")}
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -84,15 +90,17 @@ def test_layers_see_some_edges_in_training_and_all_in_evaluation(name):
     assert all(edges == every for edges in edges_of_layers(model.eval()))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *INSIDE])
 def test_without_edges_and_inputs_a_model_still_learns(name):
+    make = (MODELS | INSIDE)[name]
     torch.manual_seed(0)
-    model = MODELS[name](5, 8, 2, 2, edge_dim=3, dropout=0.0, edge_dropout=1 - 1e-7)
+    model = make(5, 8, 2, 2, edge_dim=3, dropout=0.0, edge_dropout=1 - 1e-7)
+    assert name not in INSIDE or [layer.edge_dropout for layer in model.layers] == [0.0, 0.0]
     model(DATA.x, DATA.edge_index, DATA.edge_attr).sum().backward()
     none = torch.empty(2, 0, dtype=torch.int64)
     torch.testing.assert_close(model(DATA.x, DATA.edge_index, DATA.edge_attr),
                                model.eval()(DATA.x, none, torch.empty(0, 3)))
-    model = MODELS[name](5, 8, 2, 2, edge_dim=3, dropout=0.0, input_dropout=1 - 1e-7).train()
+    model = make(5, 8, 2, 2, edge_dim=3, dropout=0.0, input_dropout=1 - 1e-7).train()
     torch.testing.assert_close(*(model(x, DATA.edge_index, DATA.edge_attr) for x in (DATA.x, 7 * DATA.x)))
     model.eval()
     assert not torch.allclose(*(model(x, DATA.edge_index, DATA.edge_attr) for x in (DATA.x, 7 * DATA.x)))

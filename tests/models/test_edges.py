@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.models.edges import compress, fill_csr, from_csc
+from parallel_epochs.models.edges import compress, fill_csr, flip, from_csc
 from tests.helpers.running import ROOT
 
 EDGES = torch.tensor([[2, 0, 1, 3, 0], [0, 1, 1, 1, 2]])  # 4 sources, 3 destinations
@@ -24,6 +24,23 @@ def test_filled_orders_are_pygs(dtype):
         for ours, expected in pairs:
             assert expected is None and ours is None or torch.equal(ours, expected.to(ours.dtype))
         assert compress(edge_index, by=by)[0][0].dtype == dtype
+
+
+@pytest.mark.parametrize("filled", [True, False])
+def test_flipped_edges_keep_their_orders(filled):
+    edge_index = from_csc(EDGES, torch.tensor([0, 1, 4, 5]), num_src=4)
+    if filled:
+        perm = torch.tensor([1, 4, 2, 0, 3])
+        src, dst = EDGES[:, perm]
+        fill_csr(edge_index, perm=perm, src=src, dst=dst, rowptr=torch.tensor([0, 2, 3, 4, 5]))
+    theirs = EdgeIndex(EDGES.flip(0), sparse_size=(3, 4), sort_order="row")
+    for ours in (flip(edge_index), flip(flip(flip(edge_index)))):
+        ours.validate()
+        assert torch.equal(ours.as_tensor(), theirs.as_tensor()) and ours.sparse_size() == (3, 4)
+        for by in ("col", "row"):
+            for mine, expected in zip(_flatten(compress(ours, by=by)), _flatten(compress(theirs, by=by)), strict=True):
+                assert expected is None and mine is None or torch.equal(mine, expected)
+    assert torch.equal(flip(EDGES), EDGES.flip(0))
 
 
 def _flatten(compressed):
