@@ -10,6 +10,9 @@ from parallel_epochs.models.aggregate import check_rows
 from parallel_epochs.models.edge_blocks import Rows, compute_in_blocks
 from parallel_epochs.models.edges import for_pyg
 from parallel_epochs.models.fused_conv import FusedConv, count_destinations, read_edges
+from parallel_epochs.models.messages import update_all
+from parallel_epochs.models.messages.fused import why_not_fused
+from parallel_epochs.models.messages.inputs import read_call
 from parallel_epochs.models.messages.reference import reduce_messages
 from parallel_epochs.models.plain import has_hooks, is_plain
 from parallel_epochs.models.structure import find_degrees
@@ -24,8 +27,9 @@ class PNAConv(FusedConv, pyg.PNAConv):
     """Principal neighbourhood aggregation with the arguments of :class:`torch_geometric.nn.PNAConv`.
 
     With one pre-layer, a message is ``W1 x_i + W2 x_j + W3 e_ij``. The products with `x` are made for the nodes, and
-    ``W1 x_i`` is added to the reductions of the rest. One pass over the edges makes all reductions, in blocks of
-    destinations, and again in backward.
+    ``W1 x_i`` is added to the reductions of the rest. Without edge features, the kernels make one pass for the means
+    and one each for sum, min and max. With edge features, and where the kernels cannot run, plain torch makes all
+    reductions in one pass over blocks of destinations, and again in backward.
     """
 
     def forward(self, x: Tensor, edge_index: Adj, edge_attr: OptTensor = None) -> Tensor:
@@ -41,15 +45,13 @@ class PNAConv(FusedConv, pyg.PNAConv):
         weight = torch.stack([nn[0].weight for nn in self.pre_nns])
         of_dst, of_src, *of_edge = weight.split(self.F_in, dim=2)
         bias = torch.stack([nn[0].bias for nn in self.pre_nns])
-        rows = Rows([_multiply(x, of_src)], [], [], [])
+        of_attr = None
         if edge_attr is not None:
             check_rows(edges, edge_attr)
-            encoder = self.edge_encoder
-            rows = Rows(rows.sources, [], [edge_attr], [of_edge[0] @ encoder.weight])
-            bias = bias + of_edge[0] @ encoder.bias
-        reduced = compute_in_blocks(self._reduce, edges, rows, num_dst=num_nodes)
+            of_attr = of_edge[0] @ self.edge_encoder.weight
+            bias = bias + of_edge[0] @ self.edge_encoder.bias
+        parts = self._collect(edges, _multiply(x, of_src), edge_attr, of_attr, num_nodes)
         degree = find_degrees(edges, num_nodes).in_degree.to(x.dtype).view(-1, 1, 1)
-        parts = dict(zip(self._primitives(), reduced.split(self.F_in, dim=2), strict=True))
         out = self._scale(self._combine(parts, _multiply(x, of_dst) + bias, degree), degree)
         out = torch.cat([x, out], dim=-1)
         return self.lin(torch.cat([nn(out[:, i]) for i, nn in enumerate(self.post_nns)], dim=1))
@@ -67,6 +69,29 @@ class PNAConv(FusedConv, pyg.PNAConv):
         wanted = {"sum": {"sum"}, "mean": {"mean", "var", "std"}, "square": {"var", "std"}, "min": {"min"},
                   "max": {"max"}}
         return [name for name, readers in wanted.items() if readers & kinds]
+
+    def _collect(self, edges: Tensor, sent: Tensor, attr: OptTensor, of_attr: OptTensor,
+                 num_nodes: int) -> dict[str, Tensor]:
+        """Reduce what the sources send [num_nodes, towers, F_in], and the edges add, in each way that is needed."""
+        names = self._primitives()
+        reason = "there is no kernel with edge features" if attr is not None else why_not_fused(
+            read_call(edges, "copy_u", u=sent, num_dst=num_nodes))
+        if reason and self.kernel == "fused":
+            raise ValueError(f"kernel=fused cannot run: {reason}. Use kernel=auto to run plain torch in blocks.")
+        if self.kernel == "reference" or reason:
+            rows = Rows([sent], [], [] if attr is None else [attr], [] if of_attr is None else [of_attr])
+            reduced = compute_in_blocks(self._reduce, edges, rows, num_dst=num_nodes)
+            return dict(zip(names, reduced.split(self.F_in, dim=2), strict=True))
+        # Without edge features, the square of a message is a value of the nodes too.
+        values = {name: sent * sent if name == "square" else sent for name in names}
+        parts: dict[str, Tensor] = {}
+        for reduce in ("sum", "mean", "min", "max"):
+            together = [name for name in names if {"square": "mean"}.get(name, name) == reduce]
+            if together:
+                out = update_all(edges, "copy_u", reduce, u=torch.cat([values[name] for name in together], dim=2),
+                                 num_src=sent.size(0), num_dst=num_nodes, kernel=self.kernel)
+                parts |= dict(zip(together, out.split(self.F_in, dim=2), strict=True))
+        return parts
 
     def _reduce(self, rows: Rows, dst: Tensor, num_dst: int) -> Tensor:
         """Reduce the messages without their destinations' part, [num_dst, towers, primitives x F_in]."""

@@ -88,9 +88,8 @@ class Degrees(NamedTuple):
 def find_degrees(edge_index: Int[Tensor, "2 num_edges"], num_nodes: int) -> Degrees:
     """Find the degrees and self-loops of a graph. They are kept as the sorted edges of :func:`find_structure` are."""
     is_sorted = isinstance(edge_index, EdgeIndex) and edge_index.sort_order == "col"
-    is_kept = is_sorted or not isinstance(edge_index, EdgeIndex) and edge_index.device.type == "cpu" \
-        and sorting.LIBRARY.get() is not None
-    if torch.compiler.is_compiling() or edge_index.is_inference() or not is_kept:
+    if torch.compiler.is_compiling() or edge_index.is_inference() or not is_sorted and (
+            isinstance(edge_index, EdgeIndex) or edge_index.device.type != "cpu" or sorting.LIBRARY.get() is None):
         plain = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
         return Degrees(edge_index, None, torch.bincount(plain[1], minlength=num_nodes), _find_loops(plain))
     structure = find_structure(edge_index, num_nodes, num_nodes, by_source=not is_sorted)

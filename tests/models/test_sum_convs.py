@@ -192,7 +192,8 @@ def test_edges_that_change_change_their_self_loops():
     ("GCNConv", (64, 64), {}, ""), ("GCNConv", (64, 64), {}, WEIGHT), ("SAGEConv", (64, 64), {"aggr": "max"}, ""),
     ("GraphConv", (64, 64), {"aggr": "mean"}, WEIGHT), ("GINConv", (torch.nn.Identity,), {}, ""),
     ("GINEConv", (lambda: torch.nn.Linear(64, 64),), {"edge_dim": EDGE_DIM}, ATTR),
-    ("ResGatedGraphConv", (64, 64), {"edge_dim": EDGE_DIM}, ATTR), ("RGCNConv", (64, 64, 2), {}, "")])
+    ("ResGatedGraphConv", (64, 64), {"edge_dim": EDGE_DIM}, ATTR), ("RGCNConv", (64, 64, 2), {}, ""),
+    ("PNAConv", (64, 64), PNA, "")])
 @pytest.mark.parametrize("kernel", ["fused", "pyg"])
 def test_no_tensor_of_edges_x_channels_is_made(name, arguments, options, features, kernel):
     conv = stacks.FUSED[getattr(pyg, name)](*[value() if callable(value) else value for value in arguments], **options,
