@@ -149,10 +149,7 @@ struct General {
         return m == 0.0f ? load(second + i) : load(gradient + i) / m;
       });
     } else {
-      fill(n, gradient, [&](int i) {
-        const vf g = load(gradient + i);  // 0 times an infinite gradient is NaN, as in the reference
-        return load(message + i) == load(second + i) ? g : g * zero;
-      });
+      fill(n, gradient, [&](int i) { return chosen(load(gradient + i), load(message + i), load(second + i)); });
     }
   }
 
@@ -181,13 +178,13 @@ struct General {
     if (p.stat2) store(p.stat2 + at, state.product, lanes);
   }
 
-  template <Reduction REDUCTION>
-  void reduce(const Tile& tile, int64_t chunk, int64_t block, const float* from, State* carried) {
+  template <Reduction REDUCTION, class Function>
+  void reduce(const Tile& tile, int64_t chunk, int64_t block, Function value, State* carried) {
     for (int s = 0; s < tile.num_segments; s++) {
       const Segment& segment = tile.segments[s];
       State state = segment.fresh ? State{} : carried[block];
       for (int i = segment.begin; i < segment.end; i++)
-        take<REDUCTION>(state, load(from + i * LANES), segment.fresh && i == segment.begin);
+        take<REDUCTION>(state, value(i), segment.fresh && i == segment.begin);
       if (segment.last && segment.whole) {
         write_row(segment.row, block, state);
       } else {
@@ -196,14 +193,49 @@ struct General {
     }
   }
 
-  void reduce(Room& room, int64_t chunk, int64_t block, const float* from) {
+  template <class Function>
+  void reduce(Room& room, int64_t chunk, int64_t block, Function value) {
     State* carried = room.carried.data;
     switch (p.backward ? int64_t(SUM) : p.reduction) {
-      case SUM: return reduce<SUM>(room.tile, chunk, block, from, carried);
-      case MAX: return reduce<MAX>(room.tile, chunk, block, from, carried);
-      case MIN: return reduce<MIN>(room.tile, chunk, block, from, carried);
-      case PROD: return reduce<PROD>(room.tile, chunk, block, from, carried);
+      case SUM: return reduce<SUM>(room.tile, chunk, block, value, carried);
+      case MAX: return reduce<MAX>(room.tile, chunk, block, value, carried);
+      case MIN: return reduce<MIN>(room.tile, chunk, block, value, carried);
+      case PROD: return reduce<PROD>(room.tile, chunk, block, value, carried);
     }
+  }
+
+  // Reads a block of whole vectors of an operand in the order of the edges.
+  auto reader(const Operand& operand, const Tile& tile, int64_t block) const {
+    const float* from = static_cast<const float*>(operand.data) + find_block(operand, block * LANES, LANES).column;
+    const int64_t* at = operand.place == ROW ? tile.row : operand.place == OTHER ? tile.other : tile.position;
+    return [from, at, width = operand.width](int i) {
+      __builtin_prefetch(from + at[i + AHEAD] * width);
+      return load(from + at[i] * width);
+    };
+  }
+
+  bool is_whole(const Operand& operand, int64_t block) const {
+    return operand.dtype == FLOAT32 && lanes_of(block) == LANES &&
+           find_block(operand, block * LANES, LANES).access == RUN;
+  }
+
+  // Reduces copies as they are read, forward, and backward of max and min. False if they have to be unpacked first.
+  bool reduce_copies(Room& room, int64_t chunk, int64_t block) {
+    if (p.operation != COPY || p.edge_out.data || !is_whole(p.left, block)) return false;
+    const auto message = reader(p.left, room.tile, block);
+    if (!p.backward) {
+      reduce(room, chunk, block, message);
+      return true;
+    }
+    if (!p.second.data || p.reduction == PROD || !is_whole(p.gradient, block)) return false;
+    const auto gradient = reader(p.gradient, room.tile, block), result = reader(p.second, room.tile, block);
+    reduce(room, chunk, block, [=](int i) { return chosen(gradient(i), message(i), result(i)); });
+    return true;
+  }
+
+  // The gradient of a message by that of its row's result.
+  INLINE vf chosen(vf gradient, vf message, vf result) const {
+    return message == result ? gradient : gradient * zero;  // 0 times infinity is NaN, as in the reference
   }
 
   // Writes a block of the edges' rows as it is, or adds it to the columns that it was read from.
@@ -244,6 +276,7 @@ struct General {
   void run_block(Room& room, int64_t chunk, int64_t block) {
     const Tile& tile = room.tile;
     const int n = tile.num_edges;
+    if (reduce_copies(room, chunk, block)) return;
     if (needs_left) read(p.left, tile, block, room.left.data);
     if (needs_right) read(p.right, tile, block, room.right.data);
     const float* message = needs_message ? combine(n, room.left.data, room.right.data, room.message.data) : nullptr;
@@ -253,7 +286,7 @@ struct General {
         scale(n, room);
         message = room.result.data;
       }
-      if (in_rows) reduce(room, chunk, block, message);
+      if (in_rows) reduce(room, chunk, block, [=](int i) { return load(message + i * LANES); });
       if (p.edge_out.data) write_edges(room, block, message);
       return;
     }
@@ -262,7 +295,10 @@ struct General {
       read(p.second, tile, block, room.second.data);
       to_messages(n, message, room.second.data, room.gradient.data);
     }
-    if (in_rows) reduce(room, chunk, block, to_side(p.row_side, n, room, message, room.result.data));
+    if (in_rows) {
+      const float* values = to_side(p.row_side, n, room, message, room.result.data);
+      reduce(room, chunk, block, [=](int i) { return load(values + i * LANES); });
+    }
     if (p.edge_out.data) write_edges(room, block, to_side(p.edge_side, n, room, message, room.result.data));
   }
 

@@ -167,20 +167,21 @@ def backward(
     grad, second = _factors(grad, out, stat, stat2, reduce)
     sides = {name: side + 1 for side, name in enumerate(parsed.names) if name in needed}
     grads = _allocate_gradients(u, v, e, needed)
-    full = {}
-    # The gradient of the edges is computed in the first walk, which is that by source if there are two.
+    full = {name: grad.new_empty((operands[name].size(0), *shape), dtype=torch.float32)
+            for name in "uv" if name in needed}
     edge = dict(edge_side=sides["e"], edge_out=grads[2]) if "e" in needed else {}
+    # Numbers of heads are summed while the walk by source has the rows of both ends. Whole rows of edges are cheaper by
+    # destination, and leave a plain sum to the walk by source.
+    by_source = edge if "u" in needed and e is not None and e.shape[1:].numel() < shape.numel() else {}
+    by_destination = {} if by_source else edge
     if "u" in needed:
-        full["u"] = grad.new_empty((u.size(0), *shape), dtype=torch.float32)
         walk = Walk(("u", "v"), (num_src, indptr.size(0) - 1), rowptr, dst, position_by_src, parsed, operands, shape)
-        walk.backward(reduce, grad, second, of=of, row_side=sides["u"], out=full["u"], **edge)
-        edge = {}
+        walk.backward(reduce, grad, second, of=of, row_side=sides["u"], out=full["u"], **by_source)
     if "v" in needed:
-        full["v"] = grad.new_empty((v.size(0), *shape), dtype=torch.float32)
-        edge |= dict(row_side=sides["v"], out=full["v"])
-    if edge:
+        by_destination = by_destination | dict(row_side=sides["v"], out=full["v"])
+    if by_destination:
         walk = _by_destination(u, v, e, indptr, src, position, num_src, message)
-        walk.backward(reduce, grad, second, of=of, **edge)
+        walk.backward(reduce, grad, second, of=of, **by_destination)
     u_and_v = (_sum_to(full[name], operands[name]) if name in full else empty for name, empty in zip("uv", grads))
     return *u_and_v, grads[2]
 
