@@ -90,8 +90,8 @@ def test_hubs(left, right):
     check_hubs(left, right, ("u_mul_e", "copy_u", "copy_e"), ("sum",))
 
 
-@pytest.mark.parametrize("message, walk", [("copy_u", "max"), ("v_div_u", "max"), ("u_sub_e", "min"), ("e_mul_u", "prod"),
-                                           ("e_dot_v", "edges")])
+@pytest.mark.parametrize("message, walk", [("copy_u", "max"), ("v_div_u", "max"), ("u_sub_e", "min"),
+                                           ("e_mul_u", "prod"), ("e_dot_v", "edges")])
 def test_hubs_of_other_reductions(message, walk):
     check_hubs((5, 3), (5, 3), (message,), (walk,))
 
