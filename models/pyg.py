@@ -113,7 +113,7 @@ class PyGModel(torch.nn.Module):
             for _ in range(num_layers))
         self.head = torch.nn.Linear(hidden_channels, out_channels)
         self.edge_argument = self.layers[0].edge_argument
-        self.takes_int32_edges = kind in FUSED.values()
+        self.takes_int32_edges = kind in FUSED.values() or kind in RECIPES.values()
         self.hidden_channels, self._edge_dim, self.input_dropout = hidden_channels, edge_dim, input_dropout
         self._tried: Tried | None = None
 
@@ -153,6 +153,8 @@ class PyGModel(torch.nn.Module):
         conv = self.layers[0].conv
         if isinstance(conv, FusedConv):
             return conv.pygs_reason
+        if type(conv) in RECIPES.values():
+            return ""
         return "kernel=pyg" if type(conv) in FUSED else "no fused class stands in for it"
 
     def describe_code(self) -> str:
@@ -306,7 +308,7 @@ def choose_class(kind: type[torch.nn.Module], kernel: str) -> type[torch.nn.Modu
     """
     if kernel == "pyg" and kind in RECIPES.values():
         raise ValueError(f"kernel=pyg cannot run {kind.__name__}, which PyG does not have. Set kernel=auto")
-    if kernel == "fused" and kind not in FUSED:
+    if kernel == "fused" and kind not in FUSED and kind not in RECIPES.values():
         raise ValueError(f"kernel=fused cannot run {kind.__name__}, which has no fused class. Set kernel=auto, or "
                          f"choose one of {', '.join(sorted(fused.__name__ for fused in FUSED))}")
     return kind if kernel == "pyg" else FUSED.get(kind, kind)

@@ -72,6 +72,7 @@ def test_a_stack_of_them_trains_in_half_precision_and_without_edges(conv, by_blo
     torch.manual_seed(0)
     model = PyGModel(5, 8, 2, 2, edge_dim=3, conv=conv, kwargs={"heads": 2, "dropout": 0.2}, edge_dropout=0.3)
     assert model.edge_argument == "edge_attr" and model.splits() == by_blocks
+    assert model.takes_int32_edges and data.edge_index.dtype == torch.int32 and not model.why_pygs_own()
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast("cpu", dtype):
             out = model(data.x, data.edge_index, data.edge_attr)
@@ -81,5 +82,9 @@ def test_a_stack_of_them_trains_in_half_precision_and_without_edges(conv, by_blo
     assert model.describe_code() == "a layer of this program, which PyG does not have"
     with pytest.raises(ValueError, match=f"^kernel=pyg cannot run {conv}, which PyG does not have. Set kernel=auto"):
         PyGModel(5, 8, 2, 2, conv=conv, kernel="pyg")
+    fused = PyGModel(5, 8, 2, 2, edge_dim=3, conv=conv, kernel="fused").eval()
+    plain = PyGModel(5, 8, 2, 2, edge_dim=3, conv=conv, kernel="reference").eval()
+    plain.load_state_dict(fused.state_dict())
+    torch.testing.assert_close(*(net(data.x, data.edge_index, data.edge_attr) for net in (fused, plain)))
     none = torch.empty(2, 0, dtype=torch.int64)
     assert model.eval()(data.x, none, torch.empty(0, 3)).isfinite().all()
