@@ -17,7 +17,7 @@ struct AttentionProblem {  // mirrored by AttentionProblem in attention_ops.py, 
 
 enum Score { GATV2 = 0, GAT = 1, DOT = 2 };
 constexpr int OK = 0, BROKEN_INDEX = 1, OUT_OF_MEMORY = 2;
-constexpr int SLICE = 32;  // edges whose encoded features fit in the first-level cache
+constexpr int SLICE = 16;  // edges whose encoded features fit in the first-level cache
 constexpr float LOG2_E = 1.4426950408889634f, LOWEST = -3.4028234e38f;
 constexpr uint32_t ALL_HEADS = 0xffffffffu;  // the column of the hash that decides on whole edges
 
@@ -33,6 +33,14 @@ INLINE vf permute(vf a, vi lane) {
   for (int i = 0; i < LANES; i++) out[i] = a[lane[i]];
   return out;
 #endif
+}
+
+// Keeps the compiler from reading a vector again wherever it is used.
+INLINE vf in_register(vf a) {
+#if defined(SIMD_AVX2) || defined(SIMD_AVX512)
+  asm("" : "+x"(a));
+#endif
+  return a;
 }
 
 // Heads lie in the lanes of a vector, so that a score needs no long sum over lanes, and its weight multiplies vectors as
@@ -221,13 +229,16 @@ struct Attention {
 
   template <int N, int VECTORS>
   INLINE void encode_some(const float* features, const float* w, float* z) const {
-    vf a[N][VECTORS] = {};
+    vf a[N][VECTORS];
+    for (int i = 0; i < N; i++)
+      for (int v = 0; v < VECTORS; v++) a[i][v] = splat(0.0f);
+    const int64_t dim = p.edge_dim;
 #pragma GCC unroll 1
-    for (int64_t d = 0; d < p.edge_dim; d++) {
+    for (int64_t d = 0; d < dim; d++) {
       vf column[VECTORS];
-      for (int v = 0; v < VECTORS; v++) column[v] = load(w + (v * p.edge_dim + d) * LANES);
+      for (int v = 0; v < VECTORS; v++) column[v] = in_register(load(w + (v * dim + d) * LANES));
       for (int i = 0; i < N; i++) {
-        const vf e = splat(features[i * p.edge_dim + d]);
+        const vf e = splat(features[i * dim + d]);
         for (int v = 0; v < VECTORS; v++) a[i][v] = fma(e, column[v], a[i][v]);
       }
     }
@@ -244,8 +255,8 @@ struct Attention {
     for (; i < n; i++) encode_some<1, VECTORS>(features + i * p.edge_dim, w, z + i * score_size);
   }
 
-  // Encodes the features of n edges into z [edge][score_size].
-  void encode(const float* features, int n, float* z) const {
+  // Encodes the features of n edges into z [edge][score_size]. Inlined, it would have too few registers.
+  __attribute__((noinline)) void encode(const float* features, int n, float* z) const {
     const int64_t count = score_size / LANES;
     int64_t vector = 0;
     for (; vector + 2 <= count; vector += 2) encode_vectors<2>(features, n, vector, z);
@@ -255,8 +266,9 @@ struct Attention {
   // Products of N edges with a vector of the destination: the scores, or (Values) the gradients of the weights.
   template <int N, bool Values>
   INLINE void multiply(const int64_t* other, int64_t block, const float* of_dst, const float* z, vf* out) const {
-    vf a[N] = {};
+    vf a[N];
     const float* from[N];
+    for (int i = 0; i < N; i++) a[i] = splat(0.0f);
     for (int i = 0; i < N; i++)
       from[i] = (Values ? message.data + other[i] * size : score_row(other[i])) + block * layout.vectors * LANES;
     const float *plus = att.data + block * layout.vectors * LANES, *minus = plus + size;
@@ -291,15 +303,18 @@ struct Attention {
     return EDGES ? x + load(z + block * LANES) : x;
   }
 
-  // Prefetches what a slice of edges in sorted order will read.
-  INLINE void prefetch(int64_t first) const {
+  // Prefetches what a slice of edges in sorted order will read, and the rows of gradients to which it will add.
+  INLINE void prefetch(int64_t first, const float* grad_message = nullptr, const float* grad_source = nullptr) const {
     const int64_t end = std::min(first + SLICE, edges.num_edges);
     for (int64_t i = first; i < end; i++) {
-      const int64_t other = edges.other[i];
-      const float *from = message.data + other * size, *scored = source.data + other * score_size;
-      for (int64_t k = 0; k < size; k += 16) __builtin_prefetch(from + k);
+      const int64_t at = edges.other[i] * size, scored = edges.other[i] * score_size;
+      for (int64_t k = 0; k < size; k += 64 / 4) __builtin_prefetch(message.data + at + k);
+      if (grad_message)
+        for (int64_t k = 0; k < size; k += 64 / 4) __builtin_prefetch(grad_message + at + k, 1);
       if (SCORE == GATV2) continue;
-      for (int64_t k = 0; k < score_size; k += 16) __builtin_prefetch(scored + k);
+      for (int64_t k = 0; k < score_size; k += 64 / 4) __builtin_prefetch(source.data + scored + k);
+      if (grad_source)
+        for (int64_t k = 0; k < score_size; k += 64 / 4) __builtin_prefetch(grad_source + scored + k, 1);
     }
   }
 

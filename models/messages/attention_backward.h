@@ -20,7 +20,7 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
   using Base::att, Base::dropout, Base::edges, Base::head, Base::layout, Base::message, Base::p, Base::scale,
       Base::score_size, Base::score_vectors, Base::size, Base::slope, Base::source, Base::target, Base::weight;
 
-  static constexpr int64_t MAX_PARTS = 8;
+  static constexpr int64_t MAX_PARTS = 4;
 
   // What a part of the edges adds up: gradients of the sources, of the row that began before it, and of the parameters.
   struct Part {
@@ -72,36 +72,43 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
   template <int VECTORS>
   INLINE void add_vectors(Part& part, const int64_t* other, int n, int64_t row, int64_t at, float* z, const vf* w,
                           const vf* ds, float* grad_row) const {
-    vf own[VECTORS], g[VECTORS], a[VECTORS], row_sum[VECTORS] = {}, att_sum[VECTORS] = {};
+    vf own[VECTORS], g[VECTORS], a[VECTORS], row_sum[VECTORS], att_sum[VECTORS];
+    for (int v = 0; v < VECTORS; v++) row_sum[v] = att_sum[v] = splat(0.0f);
     for (int v = 0; v < VECTORS; v++) {
       own[v] = SCORE == GAT ? vf{} : load(target.data + row * score_size + at + v * LANES);
       g[v] = load(gradient.data + row * size + at + v * LANES);
       a[v] = SCORE == GATV2 ? load(att.data + at + v * LANES) : vf{};
     }
-    for (int i = 0; i < n; i++) {
-      const int64_t node = other[i] * size + at;
+    // Stores might change members, as far as the compiler knows.
+    const int64_t row_size = size, encoded_size = score_size;
+    const float *values = message.data + at, *keys = source.data + at;
+    float *grad_values = part.message.data + at, *grad_keys = part.source.data + at;
+    const vf negative_slope = slope;
+    z += at;
+    for (int i = 0; i < n; i++, z += encoded_size) {
+      const int64_t node = other[i] * row_size;
+      const vf weight = w[i], grad_score = ds[i], other_score = grad_score * negative_slope;
       for (int v = 0; v < VECTORS; v++) {
-        float *to = part.message.data + node + v * LANES, *encoded = z + i * score_size + at + v * LANES;
-        vf value = w[i] * g[v];
-        if (SCORE == GATV2) {
-          vf x = load(message.data + node + v * LANES) + own[v];
-          if (EDGES) x += load(encoded);
-          const vf share = x > 0.0f ? ds[i] : ds[i] * slope;
+        const int64_t k = node + v * LANES;
+        vf value = weight * g[v];
+        if constexpr (SCORE == GATV2) {
+          vf x = load(values + k) + own[v];
+          if (EDGES) x += load(z + v * LANES);
+          const vf share = x > 0.0f ? grad_score : other_score;
           row_sum[v] += share;
           att_sum[v] = fma(share, x, att_sum[v]);
-          if (EDGES) store(encoded, share * a[v]);
+          if (EDGES) store(z + v * LANES, share * a[v]);
           value = fma(share, a[v], value);
         }
-        if (SCORE == DOT) {
-          vf key = load(source.data + node + v * LANES);
-          if (EDGES) key += load(encoded);
-          row_sum[v] = fma(ds[i], key, row_sum[v]);
-          float* to_key = part.source.data + node + v * LANES;
-          key = ds[i] * own[v];
-          store(to_key, load(to_key) + key);
-          if (EDGES) store(encoded, key + value);
+        if constexpr (SCORE == DOT) {
+          vf key = load(keys + k);
+          if (EDGES) key += load(z + v * LANES);
+          row_sum[v] = fma(grad_score, key, row_sum[v]);
+          key = grad_score * own[v];
+          store(grad_keys + k, load(grad_keys + k) + key);
+          if (EDGES) store(z + v * LANES, key + value);
         }
-        store(to, load(to) + value);
+        store(grad_values + k, load(grad_values + k) + value);
       }
     }
     if (SCORE == GAT) return;
@@ -117,12 +124,18 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
                                 const vf* ds, float* grad_row) const {
     const vf own = load(target.data + row * score_size + block * LANES);
     vf sum = {};
-    for (int i = 0; i < n; i++) {
-      const vf x = this->sum_of_gat(other[i], block, own, z + i * score_size);
-      const vf share = x > 0.0f ? ds[i] : ds[i] * slope;
-      float* to = part.source.data + other[i] * score_size + block * LANES;
+    const int64_t row_size = score_size;
+    const float* scored = source.data + block * LANES;
+    float* grad_scored = part.source.data + block * LANES;
+    const vf negative_slope = slope;
+    z += block * LANES;
+    for (int i = 0; i < n; i++, z += row_size) {
+      vf x = load(scored + other[i] * row_size) + own;
+      if (EDGES) x += load(z);
+      const vf share = x > 0.0f ? ds[i] : ds[i] * negative_slope;
+      float* to = grad_scored + other[i] * row_size;
       store(to, load(to) + share);
-      if (EDGES) store(z + i * score_size + block * LANES, share);
+      if (EDGES) store(z, share);
       sum += share;
     }
     store(grad_row + block * LANES, load(grad_row + block * LANES) + sum);
@@ -156,19 +169,21 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
   template <int VECTORS, int COLUMNS>
   INLINE void add_weight_some(Part& part, const float* features, int n, int64_t vector, int64_t d, const float* z) const {
     vf a[VECTORS][COLUMNS];
-    float* to = part.weight.tile.data + (vector * p.edge_dim + d) * LANES;
+    const int64_t dim = p.edge_dim, encoded_size = score_size;
+    float* to = part.weight.tile.data + (vector * dim + d) * LANES;
+    z += vector * LANES, features += d;
     for (int v = 0; v < VECTORS; v++)
-      for (int c = 0; c < COLUMNS; c++) a[v][c] = load(to + (v * p.edge_dim + c) * LANES);
-    for (int i = 0; i < n; i++) {
+      for (int c = 0; c < COLUMNS; c++) a[v][c] = load(to + (v * dim + c) * LANES);
+    for (int i = 0; i < n; i++, z += encoded_size, features += dim) {
       vf dz[VECTORS];
-      for (int v = 0; v < VECTORS; v++) dz[v] = load(z + i * score_size + (vector + v) * LANES);
+      for (int v = 0; v < VECTORS; v++) dz[v] = load(z + v * LANES);
       for (int c = 0; c < COLUMNS; c++) {
-        const vf e = splat(features[i * p.edge_dim + d + c]);
+        const vf e = splat(features[c]);
         for (int v = 0; v < VECTORS; v++) a[v][c] = fma(dz[v], e, a[v][c]);
       }
     }
     for (int v = 0; v < VECTORS; v++)
-      for (int c = 0; c < COLUMNS; c++) store(to + (v * p.edge_dim + c) * LANES, a[v][c]);
+      for (int c = 0; c < COLUMNS; c++) store(to + (v * dim + c) * LANES, a[v][c]);
   }
 
   template <int VECTORS>
@@ -205,7 +220,7 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
     for (int64_t start = walk.at; this->next(walk, tile, features, broken); start = walk.at) {
       for (int s = 0, slice = 0; slice < tile.num_edges; slice += SLICE) {
         const int end = std::min(slice + SLICE, tile.num_edges);
-        this->prefetch(start + slice + SLICE);
+        this->prefetch(start + slice + SLICE, part.message.data, part.source.data);
         if (EDGES) this->encode(features + slice * p.edge_dim, end - slice, z);
         for (int at = slice; at < end;) {
           while (tile.segments[s].end <= at) s++;

@@ -4,7 +4,7 @@
 
 template <template <int, bool> class Pass>
 static int dispatch(const AttentionProblem& p) try {
-  const bool edges = p.attr != nullptr;
+  const bool edges = p.edge_dim > 0;  // attr is null without edges
   switch (p.score) {
     case GATV2: return edges ? Pass<GATV2, true>(p).run() : Pass<GATV2, false>(p).run();
     case GAT: return edges ? Pass<GAT, true>(p).run() : Pass<GAT, false>(p).run();

@@ -160,9 +160,9 @@ def _call(function, message, source, target, ptr, other, position, attr, loop_at
 
 
 def _setup_context(ctx, inputs, output):
-    *tensors, ctx.score, ctx.slope, ctx.dropout, ctx.edge_dropout, ctx.num_positions, _ = inputs
-    out, lse, _ = output
-    ctx.mark_non_differentiable(lse)
+    *tensors, ctx.score, ctx.slope, ctx.dropout, ctx.edge_dropout, ctx.num_positions, return_weights = inputs
+    out, lse, weights = output
+    ctx.mark_non_differentiable(*((lse,) if return_weights else (lse, weights)))
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(out, lse, *tensors)
 

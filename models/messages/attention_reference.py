@@ -49,7 +49,7 @@ def attend(
     if edge_attr is not None:
         table = edge_attr if loop_attr is None else torch.cat([edge_attr, loop_attr])
         encoded = F.linear(table.index_select(0, position), weight)
-        encoded = encoded if score == "gat" else encoded.view(-1, *message.shape[1:])
+        encoded = encoded if score == "gat" else encoded.view(encoded.size(0), *message.shape[1:])
     values = message.index_select(0, src)
     logits = _score(values, source, target, encoded, att, src, dst, score, slope)
     weights = _softmax(logits, dst, num_dst)

@@ -1,13 +1,20 @@
 """The fused attention beside its reference in float64: outputs, weights, gradients, dropout and bad input."""
 
+import itertools
+import os
+import shutil
+
 import pytest
 import torch
 
 from parallel_epochs.models import structure
+from parallel_epochs.models.kernels import native
 from parallel_epochs.models.kernels.hash import draw_factors
+from parallel_epochs.models.messages import attention_ops
 from parallel_epochs.models.messages.attention import SCORES, attention
 from tests.helpers.shapes import unchecked
 
+pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
 NAMES = "message", "source", "target", "edge_attr", "loop_attr", "weight", "att"
 
 
@@ -47,9 +54,10 @@ def run(tensors, edge_index, dtype=torch.float32, *, weights=False, **options):
 def assert_close(ours, theirs, tolerance=2e-5):
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
-        scale = float(value.double().abs().max()) + 1
-        error = float((ours[name].double() - value.double()).abs().max()) / scale if value.numel() else 0
-        assert error < tolerance, (name, error)
+        assert ours[name].shape == value.shape
+        if value.numel():
+            error = float((ours[name].double() - value.double()).abs().max() / (value.double().abs().max() + 1))
+            assert error < tolerance, (name, error)
 
 
 def test_the_reference_is_the_formula():
@@ -118,3 +126,99 @@ def test_what_does_not_fit_is_refused(kernel, change, message):
     given = dict(tensors, edge_index=edge_index, score="gatv2", kernel=kernel) | change
     with pytest.raises(ValueError, match=message), unchecked():
         attention(**given)
+
+
+@pytest.mark.parametrize("heads, channels", [
+    (3, 5), (9, 17), *(pytest.param(heads, channels, marks=pytest.mark.slow) for heads, channels in itertools.product(
+        (1, 3, 4, 6, 9, 17), (1, 5, 16, 17)))])
+@pytest.mark.parametrize("score", SCORES)
+def test_hubs_and_sizes_of_every_kind(score, heads, channels):
+    """Rows lie in several chunks, and threads change no bit."""
+    for edge_dim, options in ((0, {}), (8, dict(dropout=0.3)), (5, dict(num_loops=40, edge_dropout=0.3))):
+        tensors, edge_index = problem(score, heads, channels, num_src=50, num_dst=60, num_edges=2500, hub=True,
+                                      edge_dim=edge_dim, num_loops=options.get("num_loops"))
+        options = dict(score=score, seed=torch.tensor([2]), kernel="fused") | options
+        results = [run_on(threads, tensors, edge_index, **options) for threads in (1, 2)]
+        assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+        assert_close(results[0], run(tensors, edge_index, torch.float64, **options | {"kernel": "auto"}), 4e-5)
+
+
+def run_on(threads, *arguments, **options):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return run(*arguments, **options)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 300.0, -300.0])
+def test_scores_that_are_not_numbers(score, value):
+    tensors, edge_index = problem(score)
+    tensors["target" if value != -float("inf") else "message" if score == "gatv2" else "source"][3] = value
+    ours, theirs = (run(tensors, edge_index, score=score, kernel=kernel)["out"] for kernel in ("fused", "reference"))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("sizes", [dict(num_edges=0), dict(num_edges=1, num_dst=1), dict(channels=0), dict(num_dst=0,
+                                                                                                   num_edges=0)])
+def test_graphs_of_almost_nothing(sizes):
+    for score in SCORES[:2 if "channels" in sizes else 3]:  # a dot product is divided by the root of the channels
+        tensors, edge_index = problem(score, **sizes)
+        assert_close(run(tensors, edge_index, score=score), run(tensors, edge_index, torch.float64, score=score))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bits_are_summed_in_float32(dtype):
+    tensors, edge_index = problem("gatv2")
+    tensors = {name: None if value is None else value.to(dtype) for name, value in tensors.items()}
+    out = run(tensors, edge_index, dtype, score="gatv2")
+    assert all(value.dtype == dtype for value in out.values())
+    expected = run(tensors, edge_index, torch.float64, score="gatv2")
+    assert_close(out, expected, 2 * torch.finfo(dtype).eps)
+
+
+def test_gradients_of_gradients_and_of_dependent_inputs():
+    """An input that was computed from another gets its gradient once."""
+    tensors, edge_index = problem("gatv2", num_src=9, num_dst=9)
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        message = tensors["message"].to(dtype).requires_grad_()
+        out = attention(message, None, 2 * message, edge_index, att=tensors["att"].to(dtype), score="gatv2")
+        (first,) = torch.autograd.grad(out.square().sum(), message, create_graph=True)
+        results.append((first, *torch.autograd.grad(first.square().sum(), message)))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("score", SCORES)
+def test_operators_and_compile(score):
+    tensors, edge_index = problem(score)
+    leaves = {name: None if value is None else value.requires_grad_() for name, value in tensors.items()}
+    indptr, src, position = structure.find_structure(edge_index, 23, 17, by_source=False)[:3]
+    given = (leaves["message"], leaves["source"], leaves["target"], indptr, src, position, leaves["edge_attr"], None,
+             leaves["weight"], leaves["att"], torch.tensor([3]), score, 0.2, 0.1, 0.1, edge_index.size(1), False)
+    torch.library.opcheck(attention_ops.forward, given)
+
+    def call(leaves):
+        return attention(leaves["message"], leaves["source"], leaves["target"], edge_index, leaves["edge_attr"],
+                         leaves["weight"], leaves["att"], loop_attr=leaves["loop_attr"], score=score, num_loops=5)
+
+    leaves["loop_attr"] = torch.ones(5, 3)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(call, fullgraph=True, backend="aot_eager")(leaves), call(leaves))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["portable", "avx2"])
+def test_every_level_of_vector_instructions(level, monkeypatch):
+    monkeypatch.setenv(native.SIMD_VARIABLE, level)
+    library = attention_ops.LIBRARY
+    other = native.NativeLibrary(library.name, library.source, otherwise="", structures=library.structures)
+    if other.missing():
+        pytest.skip(other.missing())
+    monkeypatch.setattr(attention_ops, "LIBRARY", other)
+    for score, heads in itertools.product(SCORES, (3, 17)):
+        test_hubs_and_sizes_of_every_kind(score, heads, 5)
