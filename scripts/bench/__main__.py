@@ -10,10 +10,12 @@ from collections.abc import Callable
 from parallel_epochs.pipeline.command.arguments import Parser, positive
 from parallel_epochs.pipeline.run.errors import one_line
 from parallel_epochs.scripts.bench.aggregate import bench_aggregate
+from parallel_epochs.scripts.bench.convs import INSTALL_DGL, bench_convs
 from parallel_epochs.scripts.bench.cut import bench_cut
 from parallel_epochs.scripts.bench.depth import bench_depth
 from parallel_epochs.scripts.bench.disk import WAYS, bench_disk
 from parallel_epochs.scripts.bench.embedding import bench_embedding
+from parallel_epochs.scripts.bench.growth import bench_growth
 from parallel_epochs.scripts.bench.inference import bench_inference
 from parallel_epochs.scripts.bench.layer import bench_layer
 from parallel_epochs.scripts.bench.layout import PEERS, bench_layout
@@ -93,6 +95,12 @@ def main() -> None:
         sys.exit(f"error: {one_line(error)}")
 
 
+def _add_figure(bench: argparse.ArgumentParser) -> None:
+    bench.add_argument("--figure", help="draw the measurements into this .svg or .png")
+    bench.add_argument("--overwrite", action="store_true", help="replace an existing file of --figure that is no such "
+                       "figure")
+
+
 def _add_runs(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the benchmarks of whole runs."""
     links = add(bench_links, "Hits@50 of the ogbl-collab recipe, compared with common neighbours and PyG's modules", {},
@@ -113,6 +121,14 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
     aggregate = add(bench_aggregate, "time and memory of one aggregation, compared with PyG's, plain and compiled by "
                     "torch.compile, and with the limit of the machine", CLUSTER, repeat=3)
     aggregate.add_argument("--eager", action="store_true", help="leave out torch.compile, which takes a minute a row")
+    convs = add(bench_convs, "time and memory of the layers that run fused, compared with PyG's and DGL's", CLUSTER,
+                channels=64, repeat=3)
+    convs.add_argument("--cases", nargs="+", help="layers whose name contains one of these texts (default: all)")
+    growth = add(bench_growth, "training steps of GCN and GAT against nodes, density and hidden size, compared with "
+                 "DGL's and PyG's", {}, memory_gib=8, repeat=3)
+    _add_figure(growth)
+    for bench in (convs, growth):
+        bench.add_argument("--dgl", default="", metavar="FOLDER", help=f"folder of DGL, from {INSTALL_DGL}")
     layer = add(bench_layer, "time and memory of one layer with norm, activation and dropout, compared with PyG's",
                 CLUSTER, channels=64, repeat=3)
     layer.add_argument("--full", action="store_true",
@@ -140,9 +156,7 @@ def _add_disk(add: Callable[..., argparse.ArgumentParser]) -> None:
     disk.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS),
                       help="ways to measure (default: all)")
     disk.add_argument("--keep", action="store_true", help="keep the files for another run")
-    disk.add_argument("--figure", help="draw seconds and memory against edges into this .svg or .png")
-    disk.add_argument("--overwrite", action="store_true", help="replace an existing file of --figure that is no such "
-                      "figure")
+    _add_figure(disk)
     ingest = add(bench_ingest, "time and memory of importing Parquet files of edges, under a memory limit", {},
                  num_nodes=132_534, num_pairs=39_600_000, memory_gib=4, threads=2)
     ingest.add_argument("--folder", default=".cache", help="folder for some GB of files (default: %(default)s)")

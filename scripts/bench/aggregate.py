@@ -48,13 +48,15 @@ def bench_aggregate(num_nodes: int, num_edges: int, repeat: int, eager: bool = F
     best = Machine(max(row["bytes_per_s"] for row in rows), max(row["operations_per_s"] for row in rows))
     writer = None
     for row in rows:
-        limit = best.limit(row["must_move_bytes"], row["operations"])
+        # Without edge features, an aggregation does little more than read the rows of its sources.
+        limit = max(best.limit(row["must_move_bytes"], row["operations"]), row["gather_s"] or 0)
         row |= {"bytes_per_s": best.bandwidth, "operations_per_s": best.peak, "limit_s": round(limit, 5),
                 "fraction_of_limit": round(limit / row["forward_best_s"], 3)}
         say(f"{row['aggr']}, {row['channels']} channels, {row['edge_dim']} features: "
             f"forward {row['forward_best_s']:.4f} s, "
             f"limit {limit:.4f} s ({row['must_move_bytes'] / 1e6:.0f} MB at {best.bandwidth / 1e9:.1f} GB/s, "
-            f"{row['operations'] / 1e9:.2f} G operations at {best.peak / 1e9:.0f} G/s), "
+            f"{row['operations'] / 1e9:.2f} G operations at {best.peak / 1e9:.0f} G/s, "
+            f"rows gathered in {row['gather_s'] or 0:.4f} s), "
             f"{row['fraction_of_limit']:.0%} of it")
         writer = write_row(writer, row)
 
@@ -169,6 +171,9 @@ def _beside_the_machine(case: Case, data: Data, forward: Callable[[], torch.Tens
     limits, seconds = machine.measure(forward)
     num_edges, bytes_per_source = data.num_edges, data.edge_index.element_size()
     num_bytes = num_edges * (4 * case.edge_dim + bytes_per_source) + 3 * 4 * data.num_nodes * case.channels
+    gather = None if case.edge_dim else machine.seconds_to_gather(
+        data.num_nodes, case.channels, data.edge_index.get_csc()[0][1].long())
     operations = num_edges * case.channels * (OPERATIONS[case.aggr] + 2 * case.edge_dim)
     return {"forward_best_s": round(seconds, 5), "must_move_bytes": num_bytes, "operations": operations,
-            "bytes_per_s": round(limits.bandwidth), "operations_per_s": round(limits.peak)}
+            "gather_s": gather and round(gather, 5), "bytes_per_s": round(limits.bandwidth),
+            "operations_per_s": round(limits.peak)}

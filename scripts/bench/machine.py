@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from parallel_epochs.scripts.bench.measure import seconds_of
 
@@ -35,6 +36,26 @@ def _library() -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     library.multiply_add.restype = ctypes.c_int64
     return library
+
+
+def seconds_to_gather(num_rows: int, channels: int, index: Tensor, rounds: int = 30) -> float:
+    """Return the fewest seconds in which this machine reads rows of a float32 table in a given order.
+
+    Args:
+        num_rows, channels: the size of the table. The channels are rounded up to whole vectors, at most 32 of them.
+        index: rows to read, int64.
+    """
+    lanes = _library().lanes()
+    width = min(-(-channels // lanes), 32)
+    # Aligned to whole cache lines, as the allocator of torch does.
+    table, out = torch.ones(num_rows, width * lanes), torch.zeros(1)
+
+    def gather():
+        _library().gather_rows(ctypes.c_void_p(table.data_ptr()), ctypes.c_void_p(index.data_ptr()),
+                               ctypes.c_int64(index.numel()), ctypes.c_int64(width),
+                               ctypes.c_int(torch.get_num_threads()), ctypes.c_void_p(out.data_ptr()))
+
+    return min(seconds_of(gather) for _ in range(rounds))
 
 
 def measure(function: Callable[[], object], rounds: int = 12) -> tuple[Machine, float]:

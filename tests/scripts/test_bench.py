@@ -8,6 +8,8 @@ import sys
 import pytest
 import torch
 
+from parallel_epochs.scripts.bench import growth
+from parallel_epochs.scripts.bench.convs import CASES, import_dgl
 from parallel_epochs.scripts.bench.measure import assert_close
 from tests.helpers.running import ROOT
 
@@ -15,7 +17,8 @@ from tests.helpers.running import ROOT
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
 @pytest.mark.parametrize("bench, rows", [
-    (["aggregate", "--repeat", "1", "--eager"], 5), (["layer", "--repeat", "1"], 1),
+    (["aggregate", "--repeat", "1", "--eager"], 5), (["convs", "--repeat", "1"], len(CASES) + 1),
+    (["layer", "--repeat", "1"], 1),
     (["step", "--repeat", "1", "--pyg-layers", "3", "--layers", "4"], 2),
     (["depth", "--repeat", "1", "--channels", "24", "--layers", "2"], 6), (["inference", "--layers", "2"], 1)])
 def test_benchmarks_beside_pyg(bench, rows):
@@ -26,6 +29,23 @@ def test_benchmarks_beside_pyg(bench, rows):
     assert result.returncode == 0, result.stderr
     table = list(csv.DictReader(io.StringIO(result.stdout)))
     assert len(table) == rows and all(row["bench"] == bench[0] for row in table)
+
+
+@pytest.mark.slow
+def test_growth_is_drawn_as_far_as_memory_lasts(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(growth, "VALUES", {growth.NODES: (300,), growth.DENSITY: (0.02,), growth.HIDDEN: (8, 16)})
+    monkeypatch.setattr(growth, "START", {growth.NODES: 300, growth.DENSITY: 0.02, growth.HIDDEN: 8})
+    growth.bench_growth(1, 8, figure=str(tmp_path / "growth.svg"))
+    table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert len(table) == 16 and all(float(row["step_s"]) > 0 for row in table)
+    assert "hidden size" in (tmp_path / "growth.svg").read_text()
+    # 100,000,000 edges of 1,024 channels are 381 GiB.
+    assert growth.run_apart(growth.Point("PyG", "GCN", 100_000, 0.01, 1024), 1, 4, "") == ""
+
+
+def test_a_missing_dgl_is_an_error_that_says_how_to_install_it(tmp_path):
+    with pytest.raises(ValueError, match="DGL cannot be imported .* install it with pip install --no-deps --target"):
+        import_dgl(str(tmp_path))
 
 
 @pytest.mark.system

@@ -1,0 +1,256 @@
+"""Layers that run fused here, forward and backward, compared with PyG's own and with DGL's."""
+
+import copy
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
+
+from parallel_epochs.models.edges import from_csc
+from parallel_epochs.models.pyg import FUSED, PyGModel
+from parallel_epochs.pipeline.run.errors import one_line
+from parallel_epochs.scripts.bench import graphs
+from parallel_epochs.scripts.bench.measure import (
+    assert_close,
+    describe_extensions,
+    extra_of_both,
+    say,
+    seconds_of,
+    side_by_side,
+    write_row,
+)
+
+# They were compiled for another torch. Message passing does not need them.
+DGL_UNUSED = ("dgl.graphbolt", "dgl.sparse")
+INSTALL_DGL = "pip install --no-deps --target FOLDER dgl==2.1.0 networkx psutil requests"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer with `channels` inputs and outputs.
+
+    Attributes:
+        conv: name of PyG's class.
+        heads: number of heads, which share the channels; 0 for a layer without.
+        edges: what the layer reads of an edge: nothing, one weight, or features.
+        dgl: name of DGL's class, if it has the layer.
+        kwargs: arguments of PyG's class so that all compute the same.
+    """
+
+    conv: str
+    heads: int = 0
+    edges: str = "nothing"
+    dgl: str = ""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.conv + (f", {self.heads} heads" if self.heads else "") + (
+            "" if self.edges == "nothing" else f", {self.edges}")
+
+
+NO_LOOPS = {"add_self_loops": False}
+CASES = (
+    Case("GCNConv", edges="weight", dgl="GraphConv", kwargs={"normalize": False, **NO_LOOPS}),
+    Case("SAGEConv", dgl="SAGEConv"),
+    Case("GATConv", heads=4, dgl="GATConv", kwargs=NO_LOOPS),
+    Case("GATv2Conv", heads=4, dgl="GATv2Conv", kwargs=NO_LOOPS),
+    Case("GATConv", heads=4, edges="features", kwargs=NO_LOOPS),
+    Case("GATv2Conv", heads=4, edges="features", kwargs=NO_LOOPS),
+    Case("TransformerConv", heads=4, edges="features"),
+    Case("GINEConv", edges="features"),
+    Case("ResGatedGraphConv", edges="features"),
+)
+
+
+STEP, NUM_LAYERS, NUM_TASKS = "a training step of model=pyg, GATv2Conv", 6, 112
+
+
+def bench_convs(num_nodes: int, num_edges: int, channels: int, repeat: int, cases: list[str] | None = None,
+                dgl: str = "") -> None:
+    """Compare layers.
+
+    Args:
+        cases: layers whose name contains one of these texts. None: all.
+        dgl: folder of an installed DGL, or nothing to leave DGL out.
+    """
+    data = with_self_loops(graphs.proteins(num_nodes, num_edges // 2 * 2))
+    library = import_dgl(dgl) if dgl else None
+    writer, row = None, dict[str, Any]()
+    for case in CASES:
+        if cases is None or any(text in case.name for text in cases):
+            row = _measure(case, data, channels, repeat, library)
+            writer = write_row(writer, row)
+    if cases is None or any(text in STEP for text in cases):
+        write_row(writer, dict.fromkeys(row, "") | _measure_step(data, channels, repeat))
+
+
+def _measure_step(data: Data, channels: int, repeat: int) -> dict:
+    """Compare a training step of `model=pyg`: 6 layers of GATv2Conv with edge features, norm and dropout."""
+    say(STEP)
+    torch.manual_seed(0)
+    options = {"edge_dim": data.edge_attr.size(1), "conv": "GATv2Conv", "kwargs": {"heads": 4, **NO_LOOPS}}
+    ours = PyGModel(channels, channels, NUM_TASKS, NUM_LAYERS, kernel="fused", **options)
+    theirs = PyGModel(channels, channels, NUM_TASKS, NUM_LAYERS, kernel="pyg", **options)
+    theirs.load_state_dict(ours.state_dict())
+    x, y = torch.randn(data.num_nodes, channels), (torch.rand(data.num_nodes, NUM_TASKS) < 0.3).float()
+
+    def make(model: torch.nn.Module) -> Callable[[], Tensor]:
+        optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+        def step() -> Tensor:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(model(x, data.edge_index, data.edge_attr), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    with torch.no_grad():  # without dropout, of which both draw other masks
+        found, expected = (model.eval()(x, data.edge_index, data.edge_attr) for model in (ours, theirs))
+    assert_close({"out": found}, {"out": expected}, tolerance=1e-4)
+    our_step, their_step = make(ours.train()), make(theirs.train())
+    return {"bench": "convs", "conv": STEP, "channels": channels, "num_nodes": data.num_nodes,
+            "num_edges": data.num_edges, "pyg_with": describe_extensions(),
+            **side_by_side(their_step, our_step, repeat, inner=5), **extra_of_both(their_step, our_step)}
+
+
+def with_self_loops(data: Data) -> Data:
+    """Add a self-loop to each node, with features of zeros, and sort the edges by destination."""
+    loops, edge_index = torch.arange(data.num_nodes), data.edge_index.as_tensor()
+    src, dst = torch.cat([edge_index, torch.stack([loops, loops])], 1)
+    attr = torch.cat([data.edge_attr, torch.zeros(data.num_nodes, data.edge_attr.size(1))])
+    dst, order = dst.sort(stable=True)
+    indptr = torch.searchsorted(dst, torch.arange(data.num_nodes + 1))
+    return Data(edge_index=from_csc(torch.stack([src[order], dst]), indptr), edge_attr=attr[order],
+                num_nodes=data.num_nodes)
+
+
+def import_dgl(folder: str) -> ModuleType:
+    """Import DGL from a folder that is not among those of this environment.
+
+    Raises:
+        ValueError: it is not there, or does not work with this torch.
+    """
+    sys.path.append(folder)
+    os.environ.setdefault("DGLBACKEND", "pytorch")  # it would write a file into the user's home otherwise
+    for name in DGL_UNUSED:
+        sys.modules.setdefault(name, ModuleType(name))
+    try:
+        return importlib.import_module("dgl")
+    except Exception as error:  # of whatever kind its set-up raises
+        raise ValueError(f"--dgl={folder}: DGL cannot be imported ({one_line(error)}); install it with "
+                         f"{INSTALL_DGL}") from error
+
+
+def _measure(case: Case, data: Data, channels: int, repeat: int, library: ModuleType | None) -> dict:
+    say(case.name)
+    torch.manual_seed(0)
+    theirs, ours = build(case, channels, data.edge_attr.size(1))
+    x = graphs.exact(data.num_nodes, channels).requires_grad_()
+    gradient = graphs.exact(data.num_nodes, channels)
+    weight = graphs.exact(data.num_edges).abs() + 1 / 32
+    edges = {"nothing": (), "weight": (weight,), "features": (data.edge_attr,)}[case.edges]
+    plain = data.edge_index.as_tensor().clone()
+
+    def run(conv: torch.nn.Module, edge_index: Tensor | EdgeIndex, x: Tensor, *edges: Tensor) -> dict[str, Tensor]:
+        out = conv(x, edge_index, *edges)
+        names, leaves = zip(*conv.named_parameters())
+        gradients = torch.autograd.grad(out, [x, *leaves], gradient.to(out.dtype))
+        return dict(zip(("out", "x", *names), (out.detach(), *gradients), strict=True))
+
+    setup = seconds_of(lambda: run(ours, plain, x, *edges)) - min(
+        seconds_of(lambda: run(ours, plain, x, *edges)) for _ in range(3))
+    exact = run(copy.deepcopy(theirs).double(), plain, x.double(), *(value.double() for value in edges))
+    # A softmax does not change if the same is added to all keys, so that the gradient of their bias is 0.
+    keys = "lin_key.bias", "lin_key.weight"
+    scales = {keys[0]: float(exact[keys[1]].abs().max())} if keys[0] in exact else {}
+    found = run(ours, data.edge_index, x, *edges)
+    assert_close(found, {"out": exact["out"]}, tolerance=1e-5)
+    # A (leaky) ReLU decided by rounding changes a sum by one of its terms.
+    assert_close(found, exact, tolerance=1e-3, scales=scales)
+    row = {"bench": "convs", "conv": case.name, "channels": channels, "num_nodes": data.num_nodes,
+           "num_edges": data.num_edges, "pyg_with": describe_extensions(), "ours_setup_s": round(setup, 4)}
+    row |= side_by_side(lambda: run(theirs, plain, x, *edges), lambda: run(ours, data.edge_index, x, *edges), repeat,
+                        inner=9)
+    row |= extra_of_both(lambda: run(theirs, plain, x, *edges), lambda: run(ours, data.edge_index, x, *edges))
+    row["extra_ratio"] = round(row["pyg_extra_mib"] / max(row["ours_extra_mib"], 0.1), 1)
+    say(f"extra memory: PyG {row['pyg_extra_mib']:.0f} MiB, ours {row['ours_extra_mib']:.1f} MiB")
+    return row | _beside_dgl(case, library, data, theirs, channels, x, gradient, weight, exact["out"],
+                             lambda: run(ours, data.edge_index, x, *edges), repeat)
+
+
+def build(case: Case, channels: int, edge_dim: int) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """Create PyG's layer and ours with the same parameters."""
+    kwargs: dict[str, Any] = dict(case.kwargs)
+    if case.heads:
+        kwargs["heads"] = case.heads
+    if case.edges == "features":
+        kwargs["edge_dim"] = edge_dim
+    if case.conv == "GINEConv":
+        kwargs["nn"] = torch.nn.Linear(channels, channels)
+    else:
+        kwargs |= {"in_channels": channels, "out_channels": channels // max(case.heads, 1)}
+    kind = getattr(pyg, case.conv)
+    theirs, ours = kind(**kwargs), FUSED[kind](**copy.deepcopy(kwargs), kernel="fused")
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+def _beside_dgl(case: Case, library: ModuleType | None, data: Data, theirs: torch.nn.Module, channels: int, x: Tensor,
+                gradient: Tensor, weight: Tensor, exact: Tensor, ours: Callable[[], object], repeat: int) -> dict:
+    """Time DGL's layer; empty columns where DGL does not have it or was left out."""
+    names = [f"{name}_{what}{unit}" for name, unit in (("dgl", "_s"), ("ours_beside_dgl", "_s"), ("dgl_ratio", ""))
+             for what in ("median", "min", "max")]
+    if library is None or not case.dgl:
+        return dict.fromkeys(["dgl_setup_s", *names], "")
+    src, dst = data.edge_index.as_tensor()
+    graph = library.graph((src, dst), num_nodes=data.num_nodes)
+    setup = seconds_of(graph.create_formats_)
+    conv = copy_to_dgl(library, case, theirs, channels)
+    more = {"edge_weight": weight} if case.edges == "weight" else {}
+
+    def run() -> Tensor:
+        out = conv(graph, x, **more).reshape(data.num_nodes, channels)
+        torch.autograd.grad(out, [x, *conv.parameters()], gradient)
+        return out.detach()
+
+    assert_close({"DGL's out": run()}, {"DGL's out": exact}, tolerance=1e-4)
+    return {"dgl_setup_s": round(setup, 4)} | side_by_side(run, ours, repeat, inner=9, peer="dgl",
+                                                          others=("ours_beside_dgl", "dgl_ratio"))
+
+
+@torch.no_grad()
+def copy_to_dgl(library: ModuleType, case: Case, theirs: torch.nn.Module, channels: int) -> torch.nn.Module:
+    """Create DGL's layer with the parameters of PyG's."""
+    nn, given = importlib.import_module("dgl.nn"), dict(theirs.named_parameters())
+    if case.dgl == "GraphConv":
+        conv = nn.GraphConv(channels, channels, norm="none")
+        pairs = {"weight": given["lin.weight"].t(), "bias": given["bias"]}
+    elif case.dgl == "SAGEConv":
+        conv = nn.SAGEConv(channels, channels, "mean")
+        pairs = {"fc_neigh.weight": given["lin_l.weight"], "fc_self.weight": given["lin_r.weight"],
+                 "fc_self.bias": given["lin_l.bias"]}
+    elif case.dgl == "GATConv":
+        conv = nn.GATConv(channels, channels // case.heads, case.heads)
+        pairs = {"fc.weight": given["lin.weight"], "attn_l": given["att_src"], "attn_r": given["att_dst"],
+                 "bias": given["bias"]}
+    else:
+        conv = nn.GATv2Conv(channels, channels // case.heads, case.heads)
+        # DGL adds its bias to the messages too, as PyG does.
+        pairs = {"attn": given["att"], "fc_src.weight": given["lin_l.weight"], "fc_src.bias": given["lin_l.bias"],
+                 "fc_dst.weight": given["lin_r.weight"], "fc_dst.bias": given["lin_r.bias"]}
+    parameters = dict(conv.named_parameters())
+    for name, value in pairs.items():
+        parameters[name].copy_(value.reshape(parameters[name].shape))
+    return conv

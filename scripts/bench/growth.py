@@ -1,0 +1,188 @@
+"""Training steps of GCN and GAT on random graphs that grow: ours, DGL's and PyG's, in processes of limited memory."""
+
+import csv
+import resource
+import statistics
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parallel_epochs.models.edges import from_csc
+from parallel_epochs.pipeline.run import outputs
+from parallel_epochs.scripts.bench import convs
+from parallel_epochs.scripts.bench.convs import Case
+from parallel_epochs.scripts.bench.measure import assert_close, say, seconds_of, write_row
+
+CASES = {"GCN": Case("GCNConv", edges="weight", dgl="GraphConv", kwargs={"normalize": False, **convs.NO_LOOPS}),
+         "GAT": Case("GATConv", heads=4, dgl="GATConv", kwargs=convs.NO_LOOPS)}
+# What each chart varies, and its values; the others stay at those of START.
+NODES, DENSITY, HIDDEN = "number of nodes", "density", "hidden size"
+VALUES: dict[str, tuple[float, ...]] = {
+    NODES: (10_000, 20_000, 40_000, 70_000, 100_000), DENSITY: (0.0002, 0.0008, 0.0032, 0.0128),
+    HIDDEN: (16, 32, 64, 128, 256)}
+START: dict[str, float] = {NODES: 20_000, DENSITY: 0.0008, HIDDEN: 64}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A training step to measure: a library, a layer, and the sizes of a random graph."""
+
+    library: str
+    layer: str
+    num_nodes: int
+    density: float
+    hidden: int
+
+
+def bench_growth(repeat: int, memory_gib: int, dgl: str = "", figure: str | None = None,
+                 overwrite: bool = False) -> None:
+    """Measure steps of two layers against nodes, density and hidden size, each point in a process of its own.
+
+    Args:
+        dgl: folder of an installed DGL, or nothing to leave DGL out.
+        figure: file to draw the charts into.
+
+    Raises:
+        ValueError: the figure must not be replaced.
+    """
+    if figure is not None:
+        from parallel_epochs.scripts.report.figures import is_figure  # of the extra `report`
+        outputs.check("--figure", Path(figure), ours=is_figure, overwrite=overwrite, way_out="--overwrite")
+    compare(dgl)
+    writer: csv.DictWriter | None = None
+    rows = []
+    for chart, values in VALUES.items():
+        for value in values:
+            sizes = START | {chart: value}
+            for layer in CASES:
+                for library in ("ours", *(["DGL"] if dgl else []), "PyG"):
+                    point = Point(library, layer, int(sizes[NODES]), sizes[DENSITY], int(sizes[HIDDEN]))
+                    rows.append({"bench": "growth", "chart": chart, **vars(point),
+                                 "step_s": run_apart(point, repeat, memory_gib, dgl)})
+                    say(f"{point}: {rows[-1]['step_s'] or 'does not fit'}")
+                    writer = write_row(writer, rows[-1])
+    if figure is not None:
+        draw(rows, Path(figure), memory_gib)
+
+
+@torch.no_grad()
+def compare(dgl: str) -> None:
+    """Stop unless a layer of each library gives the same as PyG's on a small graph."""
+    edge_index, weight = random_graph(300, 0.02)
+    x = torch.randn(300, 32)
+    for name, case in CASES.items():
+        theirs, ours = convs.build(case, 32, 0)
+        weights = weight if name == "GCN" else None
+        outputs_of = {"ours": apply(ours, x, edge_index, weights, "ours")}
+        if dgl:
+            library = convs.import_dgl(dgl)
+            graph = library.graph(tuple(edge_index.as_tensor()), num_nodes=300)
+            outputs_of["DGL"] = apply(convs.copy_to_dgl(library, case, theirs, 32), x, graph, weights, "DGL")
+        expected = apply(theirs, x, edge_index.as_tensor(), weights, "PyG")
+        assert_close(outputs_of, dict.fromkeys(outputs_of, expected), tolerance=1e-4)
+
+
+def run_apart(point: Point, repeat: int, memory_gib: int, dgl: str) -> float | str:
+    """Measure a point in a process of its own; nothing if it does not fit into its memory."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        try:
+            return pool.submit(measure, point, repeat, memory_gib, dgl, torch.get_num_threads()).result()
+        except (MemoryError, BrokenProcessPool):
+            return ""
+
+
+def measure(point: Point, repeat: int, memory_gib: int, dgl: str, threads: int) -> float:
+    """Return the median seconds of a training step.
+
+    Raises:
+        MemoryError: it does not fit.
+    """
+    torch.set_num_threads(threads)
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_gib << 30,) * 2)
+    try:
+        step = make_step(point, dgl)
+        step()
+        return round(statistics.median(seconds_of(step) for _ in range(repeat)), 4)
+    except RuntimeError as error:
+        if "memory" not in str(error) and "bad_alloc" not in str(error):  # torch's ways to say that there is none
+            raise
+        raise MemoryError(str(error)) from error
+
+
+def make_step(point: Point, dgl: str) -> Any:
+    """Return a function that trains two layers once on a random graph; the loss is the mean square of the output."""
+    torch.manual_seed(0)
+    n = point.num_nodes
+    edge_index, weight = random_graph(n, point.density)
+    x, case = torch.randn(n, point.hidden), CASES[point.layer]
+    pairs = [convs.build(case, point.hidden, 0) for _ in range(2)]
+    edges: Any = edge_index
+    if point.library == "DGL":
+        library = convs.import_dgl(dgl)
+        layers = [convs.copy_to_dgl(library, case, theirs, point.hidden) for theirs, _ in pairs]
+        edges = library.graph(tuple(edge_index.as_tensor()), num_nodes=n)
+        edges.create_formats_()
+    elif point.library == "PyG":
+        layers, edges = [theirs for theirs, _ in pairs], edge_index.as_tensor()
+    else:
+        layers = [ours for _, ours in pairs]
+    optimizer = torch.optim.SGD([p for layer in layers for p in layer.parameters()], 1e-3)
+
+    def step() -> None:
+        h = x
+        for layer in layers:
+            h = apply(layer, h, edges, weight if point.layer == "GCN" else None, point.library).relu()
+        optimizer.zero_grad()
+        h.square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def apply(layer: torch.nn.Module, h: Tensor, edges: Any, weight: Tensor | None, library: str) -> Tensor:
+    """Apply a layer of any of the three libraries [num_nodes, channels]."""
+    if library == "DGL":
+        more = {} if weight is None else {"edge_weight": weight}
+        return layer(edges, h, **more).reshape(h.shape)
+    return layer(h, edges) if weight is None else layer(h, edges, weight)
+
+
+def random_graph(num_nodes: int, density: float) -> tuple[Any, Tensor]:
+    """Draw as many random edges as a density asks for, and a self-loop of each node; and weights of the edges."""
+    count = int(density * num_nodes**2)
+    loops = torch.arange(num_nodes)
+    dst, _ = torch.cat([torch.randint(num_nodes, (count,)), loops]).sort()
+    src = torch.randint(num_nodes, (count + num_nodes,))
+    indptr = torch.searchsorted(dst, torch.arange(num_nodes + 1))
+    src[indptr[:-1]] = loops  # every node has an edge, as DGL asks
+    return from_csc(torch.stack([src, dst]), indptr), torch.rand(count + num_nodes)
+
+
+def draw(rows: list[dict], path: Path, memory_gib: int) -> None:
+    """Draw a chart for each layer and each size that grows."""
+    from matplotlib.figure import Figure  # of the extra `report`
+
+    from parallel_epochs.scripts.report import figures
+    drawing = Figure(figsize=(10.5, 6), layout="constrained")
+    axes = drawing.subplots(len(CASES), len(VALUES), squeeze=False)
+    for line, layer in zip(axes, CASES):
+        for axis, chart in zip(line, VALUES):
+            column = {NODES: "num_nodes", DENSITY: "density", HIDDEN: "hidden"}[chart]
+            for colour, library in zip(figures.COLOURS, ("ours", "DGL", "PyG")):
+                points = [(row[column], row["step_s"]) for row in rows
+                          if (row["chart"], row["layer"], row["library"]) == (chart, layer, library) and row["step_s"]]
+                if points:
+                    axis.loglog(*zip(*points), marker="o", markersize=4, color=colour, label=library)
+            axis.set_xlabel(chart)
+            axis.set_title(layer if chart == NODES else "", loc="left")
+            axis.grid(True, which="major", linewidth=0.4)
+        line[0].set_ylabel("seconds of a training step")
+        line[0].legend()
+    drawing.suptitle(f"A line ends where a process of {memory_gib} GiB is too small", fontsize=9)
+    figures.save(drawing, path)
