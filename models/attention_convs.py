@@ -14,10 +14,13 @@ from torch_geometric.utils import is_torch_sparse_tensor, scatter
 from parallel_epochs.models.edge_dropout import drop_edges
 from parallel_epochs.models.edges import for_pyg
 from parallel_epochs.models.fused_conv import FusedConv, choose_features, count_destinations, read_edges
+from parallel_epochs.models.messages import update_all
 from parallel_epochs.models.messages.attention import attention
 from parallel_epochs.models.plain import is_plain
-from parallel_epochs.models.structure import append_loops
+from parallel_epochs.models.structure import append_loops, find_structure_with_loops
 
+# The names of PyG's reductions that have a kernel.
+_REDUCTIONS = {"add": "sum", "sum": "sum", "mean": "mean", "min": "min", "max": "max"}
 __all__ = ["GATConv", "GATv2Conv", "Optional", "TransformerConv"]
 
 
@@ -63,7 +66,8 @@ class AttentionConv(MessagePassing):
         if self._adds_loops():
             given["num_loops"] = num_loops
             if edge_attr is not None and weight is not None:
-                given["loop_attr"] = fill_loops(edge_index, edge_attr, num_loops, num_dst, self.fill_value)
+                given["loop_attr"] = fill_loops(edge_index, edge_attr, num_loops, self.fill_value,
+                                                num_src=message.size(0), num_dst=num_dst)
         result: Any = attention(message, source, target, edge_index, edge_attr, weight, att, **given, **options)
         out, weights = result if return_weights else (result, None)
         if return_weights:
@@ -200,8 +204,8 @@ def _as_columns(edge_attr: Tensor | None) -> Tensor | None:
     return edge_attr.unsqueeze(1) if edge_attr is not None and edge_attr.dim() == 1 else edge_attr
 
 
-def fill_loops(edge_index: Tensor, edge_attr: Float[Tensor, "num_edges edge_dim"], num_loops: int, num_dst: int,
-               fill_value: float | Tensor | str) -> Float[Tensor, "num_loops edge_dim"]:
+def fill_loops(edge_index: Tensor, edge_attr: Float[Tensor, "num_edges edge_dim"], num_loops: int,
+               fill_value: float | Tensor | str, *, num_src: int, num_dst: int) -> Float[Tensor, "num_loops edge_dim"]:
     """Compute the features of new self-loops.
 
     Args:
@@ -214,6 +218,11 @@ def fill_loops(edge_index: Tensor, edge_attr: Float[Tensor, "num_edges edge_dim"
         return fill_value.to(edge_attr).expand(shape)
     if not isinstance(fill_value, str):
         return edge_attr.new_full(shape, fill_value)
+    if fill_value in _REDUCTIONS and edge_attr.device.type == "cpu" and not torch.compiler.is_compiling():
+        structure = find_structure_with_loops(edge_index, num_src, num_dst, num_loops)
+        if int(structure.indptr[-1]) == edge_index.size(1) + num_loops:  # there were no self-loops
+            return update_all(edge_index, "copy_e", _REDUCTIONS[fill_value], e=edge_attr, num_src=num_src,
+                              num_dst=num_dst)[:num_loops]
     index = append_loops(edge_index, num_dst, 0)[1].long()
     return scatter(edge_attr, index, 0, num_dst + 1, fill_value)[:num_loops]
 

@@ -150,6 +150,9 @@ def _differentiate_twice(ctx, grad):
     """Compute gradients that have gradients themselves, in plain torch with tensors of edges x channels."""
     notice.warn("aggregation: the reference computes gradients of gradients, with tensors of edges x channels")
     *_, x, rowptr, dst, position, attr, weight, bias, param = ctx.saved_tensors
+    # Views, as one input may have been computed from another.
+    x, attr, weight, bias, param = (None if tensor is None else tensor.view_as(tensor)
+                                    for tensor in (x, attr, weight, bias, param))
     eps, low, high = ctx.numbers
     src = torch.arange(x.size(0), device=x.device).repeat_interleave(rowptr.diff().long())
     rows = attr if attr is None or position is None else attr.index_select(0, position)

@@ -142,6 +142,14 @@ def test_dropout_is_drawn_from_torchs_state_and_only_in_training(name):
     assert_same(ours, theirs, *inputs())
 
 
+@pytest.mark.parametrize("fill_value", ["mean", "add", "min", "max", "mul"])
+def test_loops_are_filled_from_edges_that_are_none(fill_value):
+    x, edge_index, edge_attr = inputs()
+    edge_index[1] = (edge_index[0] + 1 + edge_index[1] % 9) % N
+    ours, theirs = pair("GATv2Conv", edge_dim=3, fill_value=fill_value)
+    assert_same(ours, theirs, x, edge_index, edge_attr)
+
+
 def test_edge_dropout_removes_edges_in_training():
     ours, _ = pair("GATv2Conv", add_self_loops=False)
     x, edge_index, _ = inputs()
