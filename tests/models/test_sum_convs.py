@@ -209,6 +209,26 @@ def test_no_tensor_of_edges_x_channels_is_made(name, arguments, options, feature
     assert (largest.bytes >= 4 * NUM * 64) is (kernel == "pyg")
 
 
+def test_gated_sums_have_the_same_bits_for_any_number_of_threads():
+    rng = torch.Generator().manual_seed(2)
+    edges = torch.randint(400, (2, 20_000), generator=rng)
+    attr, x = torch.randn(20_000, EDGE_DIM, generator=rng), torch.randn(400, CHANNELS, generator=rng)
+    torch.manual_seed(0)
+    conv = stacks.FUSED[pyg.ResGatedGraphConv](CHANNELS, 16, edge_dim=EDGE_DIM, kernel="fused")
+    before, found = torch.get_num_threads(), []
+    try:
+        for num_threads in (1, 4, 4):
+            torch.set_num_threads(num_threads)
+            conv.zero_grad()
+            out = conv(x, edges, attr)
+            out.square().sum().backward()
+            found.append([out.detach(), *(parameter.grad.clone() for parameter in conv.parameters())])
+    finally:
+        torch.set_num_threads(before)
+    for one, *others in zip(*found, strict=True):
+        assert all(torch.equal(one, other) for other in others)
+
+
 def test_gated_sums_say_why_the_kernel_cannot_run():
     x, edges, _ = inputs("")
     for options, message in (({"act": torch.nn.Tanh()}, "no act=Tanh"), ({"aggr": "max"}, "with aggr=max")):
