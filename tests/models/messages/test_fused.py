@@ -81,7 +81,7 @@ def test_all_messages(message, left, right):
 
 
 # Values of nodes and of edges with one, two, four, eight and more vectors of any width, and some that are not full.
-SUMS = [((64,), ()), ((64,), (1,)), ((37,), (37,)), ((4, 16), (4, 1)), ((200,), (200,)), ((3, 8), (3, 1)), ((5,), ()),
+SUMS = [((64,), ()), ((256,), (1,)), ((37,), (37,)), ((4, 16), (4, 1)), ((200,), (200,)), ((3, 8), (3, 1)), ((5,), ()),
         ((2, 3, 16), (3, 1))]
 
 
@@ -175,6 +175,15 @@ def test_nan_and_infinity_are_those_of_the_reference(message, value):
                           for kernel in ("fused", "reference"))
         for name, tensor in expected.items():
             torch.testing.assert_close(ours[name], tensor, equal_nan=True, rtol=1e-5, atol=1e-6, msg=f"{walk} {name}")
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_nan_in_one_of_several_chunks(reduce):
+    edge_index, u = hub_graph(), torch.ones(300, 16)
+    edge_index[0][edge_index[0] == 200] = 199
+    edge_index[0, 2500], u[200] = 200, math.nan
+    out = update_all(edge_index, "copy_u", reduce, u=u, num_dst=40, kernel="fused")
+    assert (out.isnan() == (torch.arange(40) == 3).unsqueeze(1)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
