@@ -173,15 +173,30 @@ def compress(edge_index: EdgeIndex, *, by: str) -> tuple[tuple[Tensor, Tensor], 
     Returns:
         The pointers [num_nodes + 1] with the nodes at the other ends [num_edges], and the positions in `edge_index` of
         the edges in that order, or none if they are in that order.
+
+    Raises:
+        IndexError: an edge has an end that is not in the graph.
     """
     check_int32(edge_index)
     in_order = edge_index.is_sorted_by_col if by == "col" else edge_index.is_sorted_by_row
-    if torch.compiler.is_compiling() and not in_order:
+    if torch.compiler.is_compiling():
         # PyG 2.8 hands a filled transpose to the compiler without its nodes, and then fails on that.
-        if edge_index._T_perm is not None and edge_index._T_indptr is not None:
+        if not in_order and edge_index._T_perm is not None and edge_index._T_indptr is not None:
             perm = edge_index._T_perm
             return (edge_index._T_indptr, edge_index.as_tensor()[1 if by == "row" else 0].index_select(0, perm)), perm
+    elif (edge_index._indptr if in_order else edge_index._T_indptr) is None:
+        _check_ends(edge_index, 1 if by == "col" else 0)
     return edge_index.get_csc() if by == "col" else edge_index.get_csr()
+
+
+def _check_ends(edge_index: EdgeIndex, side: int) -> None:
+    """Refuse ends of edges for which there is no pointer: PyG would write the pointers out of bounds."""
+    ends, num_nodes = edge_index.as_tensor()[side], edge_index.sparse_size(side)
+    if num_nodes is None or ends.numel() == 0:  # PyG counts the nodes
+        return
+    least, most = (int(end) for end in ends.aminmax())
+    if least < 0 or most >= num_nodes:
+        raise IndexError(f"edge_index[{side}] has values from {least} to {most}, but there are {num_nodes} such nodes")
 
 
 def pad(indptr: Tensor, num_nodes: int, side: str) -> Tensor:

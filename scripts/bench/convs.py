@@ -176,9 +176,7 @@ def _measure(case: Case, data: Data, channels: int, repeat: int, library: Module
     keys = "lin_key.bias", "lin_key.weight"
     scales = {keys[0]: float(exact[keys[1]].abs().max())} if keys[0] in exact else {}
     found = run(ours, data.edge_index, x, *edges)
-    assert_close(found, {"out": exact["out"]}, tolerance=1e-5)
-    # A (leaky) ReLU decided by rounding changes a sum by one of its terms.
-    assert_close(found, exact, tolerance=1e-3, scales=scales)
+    assert_close(found, exact, tolerance=1e-4, scales=scales)
     row = {"bench": "convs", "conv": case.name, "channels": channels, "num_nodes": data.num_nodes,
            "num_edges": data.num_edges, "pyg_with": describe_extensions(), "ours_setup_s": round(setup, 4)}
     row |= side_by_side(lambda: run(theirs, plain, x, *edges), lambda: run(ours, data.edge_index, x, *edges), repeat,
@@ -203,6 +201,11 @@ def build(case: Case, channels: int, edge_dim: int) -> tuple[torch.nn.Module, to
         kwargs |= {"in_channels": channels, "out_channels": channels // max(case.heads, 1)}
     kind = getattr(pyg, case.conv)
     theirs, ours = kind(**kwargs), FUSED[kind](**copy.deepcopy(kwargs), kernel="fused")
+    with torch.no_grad():  # multiples of 1/32, so that rounding decides no (leaky) ReLU, see `graphs.proteins`
+        for parameter in theirs.parameters():
+            parameter.copy_(graphs.exact(*parameter.shape, scale=1 / 8))
+        if case.dgl == "GATv2Conv":  # DGL's has no bias of the output
+            theirs.bias.zero_()
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours
 

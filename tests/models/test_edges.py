@@ -48,6 +48,14 @@ def _flatten(compressed):
     return indptr, nodes, perm
 
 
+@pytest.mark.parametrize("order, by", [("col", "row"), ("row", "col"), ("col", "col")])
+def test_ends_that_are_not_in_the_graph_are_refused_before_pointers_are_made(order, by):
+    edges = torch.tensor([[0, 1, 9_000_000], [0, 1, 9_000_000]])
+    side = 1 if by == "col" else 0
+    with pytest.raises(IndexError, match=rf"edge_index\[{side}\] has values from 0 to 9000000, but there are 3 such"):
+        compress(EdgeIndex(edges, sparse_size=(3, 3), sort_order=order), by=by)
+
+
 def test_as_many_sources_as_destinations_by_default():
     assert from_csc(EDGES[:, :3], torch.tensor([0, 1, 3, 3])).sparse_size() == (3, 3)
 

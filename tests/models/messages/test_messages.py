@@ -96,7 +96,8 @@ def test_gradients_of_the_reference(reduce):
     assert torch.autograd.gradgradcheck(f, (u, e))
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta state")
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_edges_of_every_kind():
     plain = make_edges().flip(0).unique(dim=1).flip(0).contiguous()  # sorted by destination
     u, e = torch.randn(SRC, 4), torch.randn(plain.size(1), 4)
