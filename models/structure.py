@@ -122,7 +122,7 @@ def _as_edge_index(structure: Structure) -> EdgeIndex:
 
 def find_structure_with_loops(edge_index: Int[Tensor, "2 num_edges"], num_src: int, num_dst: int,
                               num_loops: int) -> Structure:
-    """Sort edges by destination after their self-loops were replaced by one of each of the first `num_loops` nodes.
+    """Sort edges after their self-loops were replaced by one of each of the first `num_loops` nodes.
 
     In `position`, edge i of `edge_index` has number i, and the new self-loop of node n has number num_edges + n. The
     result is kept as :func:`find_structure` keeps it.
@@ -131,7 +131,7 @@ def find_structure_with_loops(edge_index: Int[Tensor, "2 num_edges"], num_src: i
         edge_index: [2, num_edges], a tensor or an ``EdgeIndex``, int32 or int64.
 
     Returns:
-        The edges by destination. The removed self-loops lie behind the last edge that `indptr` counts.
+        The edges in both orders. By destination, the removed self-loops lie behind the last edge that `indptr` counts.
 
     Raises:
         IndexError: a node is out of range.
@@ -143,8 +143,12 @@ def find_structure_with_loops(edge_index: Int[Tensor, "2 num_edges"], num_src: i
         if not torch.compiler.is_compiling() and bool((edge_index[1] >= num_dst).any()):
             raise IndexError(f"edge_index[1] has values up to {int(edge_index[1].max())}, but there are {num_dst} such "
                              "nodes")
-        structure = sorting.sort_edges(append_loops(edge_index, num_dst, num_loops), num_src, num_dst + 1)
-        return Structure(structure[0][:-1], structure[1], structure[2], None, None, None)
+        indptr, src, position, rowptr, dst, position_by_src = sorting.sort_edges(
+            append_loops(edge_index, num_dst, num_loops), num_src, num_dst + 1)
+        stays = dst < num_dst
+        before = torch.cat([rowptr[:1], stays.cumsum(0)])  # of the edges that stay
+        return Structure(indptr[:-1], src, position, before[rowptr].to(rowptr.dtype), dst[stays],
+                         position_by_src[stays])
 
     return _remember(_looped, edge_index, (num_src, num_dst, num_loops), sort)
 

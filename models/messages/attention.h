@@ -303,19 +303,18 @@ struct Attention {
     return EDGES ? x + load(z + block * LANES) : x;
   }
 
-  // Prefetches what a slice of edges in sorted order will read, and the rows of gradients to which it will add.
-  INLINE void prefetch(int64_t first, const float* grad_message = nullptr, const float* grad_source = nullptr) const {
+  // Prefetches rows of nodes that a slice of edges in sorted order will read, or add to (Write).
+  template <bool Write>
+  INLINE void prefetch_rows(int64_t first, const float* rows, int64_t floats) const {
     const int64_t end = std::min(first + SLICE, edges.num_edges);
-    for (int64_t i = first; i < end; i++) {
-      const int64_t at = edges.other[i] * size, scored = edges.other[i] * score_size;
-      for (int64_t k = 0; k < size; k += 64 / 4) __builtin_prefetch(message.data + at + k);
-      if (grad_message)
-        for (int64_t k = 0; k < size; k += 64 / 4) __builtin_prefetch(grad_message + at + k, 1);
-      if (SCORE == GATV2) continue;
-      for (int64_t k = 0; k < score_size; k += 64 / 4) __builtin_prefetch(source.data + scored + k);
-      if (grad_source)
-        for (int64_t k = 0; k < score_size; k += 64 / 4) __builtin_prefetch(grad_source + scored + k, 1);
-    }
+    for (int64_t i = first; i < end; i++)
+      for (const float *row = rows + edges.other[i] * floats, *stop = row + floats; row < stop; row += 64 / 4)
+        __builtin_prefetch(row, Write);
+  }
+
+  INLINE void prefetch(int64_t first) const {
+    prefetch_rows<false>(first, message.data, size);
+    if (SCORE != GATV2) prefetch_rows<false>(first, source.data, score_size);
   }
 
   // Scores of n edges of a row, times log2(e).

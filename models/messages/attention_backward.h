@@ -1,5 +1,6 @@
-// Backward: each edge is visited once, by destination. The gradients of sources are added to one copy for each part of
+// Backward: each edge is visited once. The gradients of the nodes at its far end are added to one copy for each part of
 // the edges; the number of parts never depends on the threads, and the copies are added in order.
+// Rows are destinations. For GAT they are sources, see `by_source`: then the copies hold scores alone, not messages.
 #pragma once
 #include "attention.h"
 
@@ -14,15 +15,27 @@ struct LongSum {
   }
 };
 
+// The problem whose rows are the sources, for edges that are sorted by source: the gradients of the outputs are read as
+// messages are, and the messages stand in the place of these gradients.
+static AttentionProblem by_source(AttentionProblem p) {
+  std::swap(p.num_dst, p.num_src);
+  std::swap(p.message, p.gradient);
+  std::swap(p.source, p.target);
+  std::swap(p.grad_source, p.grad_target);
+  return p;
+}
+
 template <int SCORE, bool EDGES>
 struct AttentionBackward : Attention<SCORE, EDGES> {
   using Base = Attention<SCORE, EDGES>;
   using Base::att, Base::dropout, Base::edges, Base::head, Base::layout, Base::message, Base::p, Base::scale,
       Base::score_size, Base::score_vectors, Base::size, Base::slope, Base::source, Base::target, Base::weight;
 
-  static constexpr int64_t MAX_PARTS = 4;
+  static constexpr bool IS_GAT = SCORE == GAT;
+  static constexpr int64_t MAX_PARTS = IS_GAT ? 16 : 4;
 
-  // What a part of the edges adds up: gradients of the sources, of the row that began before it, and of the parameters.
+  // What a part of the edges adds up: gradients of the nodes at the far ends, of the row that began before it, and of
+  // the parameters.
   struct Part {
     Buffer<float> message, source, row;
     LongSum att, weight;
@@ -30,8 +43,10 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
         : message(messages, 0.0f), source(sources, 0.0f), row(row_size, 0.0f), att(att_size), weight(weight_size) {}
   };
 
-  const int64_t stat_size, num_parts;
-  Buffer<float> gradient, stat, grad_target;  // stat: log-sum-exp, then the product of output and gradient
+  const int64_t stat_size, num_parts, row_size;
+  // stat, of destinations: log-sum-exp, then the product of output and gradient. grad_row: of a row's messages (GAT
+  // alone), then of its scores.
+  Buffer<float> gradient, stat, grad_rows;
   std::vector<Part*> parts;
 
   explicit AttentionBackward(const AttentionProblem& p_)
@@ -41,23 +56,31 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
         num_parts(std::max<int64_t>(
             1, std::min({MAX_PARTS, std::max<int64_t>(2, edges.num_edges / (4 * std::max<int64_t>(p_.num_src, 1))),
                          edges.num_chunks()}))),
+        row_size(score_size + (IS_GAT ? size : 0)),
         gradient(p_.num_dst * size),
-        stat(p_.num_dst * 2 * stat_size),
-        grad_target(p_.num_dst * score_size),
+        stat((IS_GAT ? p_.num_src : p_.num_dst) * 2 * stat_size),
+        grad_rows(p_.num_dst * row_size),
         parts(num_parts) {
-#pragma omp parallel for num_threads(edges.team(p.num_threads)) schedule(static)
-    for (int64_t row = 0; row < p.num_dst; row++) pack_row(row);
+    const int64_t dim = p.heads * p.channels, num_stats = IS_GAT ? p.num_src : p.num_dst;
+#pragma omp parallel num_threads(edges.team(p.num_threads))
+    {
+#pragma omp for schedule(static) nowait
+      for (int64_t row = 0; row < p.num_dst; row++) {
+        layout.pack(p.gradient + row * dim, gradient.data + row * size);
+        std::fill_n(grad_rows.data + row * row_size, row_size, 0.0f);
+      }
+#pragma omp for schedule(static)
+      for (int64_t node = 0; node < num_stats; node++)
+        pack_stats(node, (IS_GAT ? p.message : p.gradient) + node * dim, p.out + node * dim);
+    }
   }
   ~AttentionBackward() {
     for (Part* part : parts) delete part;
   }
 
-  void pack_row(int64_t row) const {
-    const int64_t dim = p.heads * p.channels;
-    const float *g = p.gradient + row * dim, *out = p.out + row * dim;
-    layout.pack(g, gradient.data + row * size);
-    float* to = stat.data + row * 2 * stat_size;
-    layout.spread(p.lse + row * p.heads, to);
+  void pack_stats(int64_t node, const float* g, const float* out) const {
+    float* to = stat.data + node * 2 * stat_size;
+    layout.spread(p.lse + node * p.heads, to);
     for (int64_t b = 0; b < layout.blocks; b++) store(to + stat_size + b * LANES, vf{});
     for (int64_t h = 0; h < p.heads; h++) {
       float product = 0;
@@ -65,7 +88,6 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
       for (int i = int(h % layout.width); i < LANES; i += layout.width)
         to[stat_size + h / layout.width * LANES + i] = product;
     }
-    std::fill_n(grad_target.data + row * score_size, score_size, 0.0f);
   }
 
   // Gradients of VECTORS vectors of n edges; z becomes the gradient of the encoded features.
@@ -75,21 +97,25 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
     vf own[VECTORS], g[VECTORS], a[VECTORS], row_sum[VECTORS], att_sum[VECTORS];
     for (int v = 0; v < VECTORS; v++) row_sum[v] = att_sum[v] = splat(0.0f);
     for (int v = 0; v < VECTORS; v++) {
-      own[v] = SCORE == GAT ? vf{} : load(target.data + row * score_size + at + v * LANES);
+      own[v] = IS_GAT ? vf{} : load(target.data + row * score_size + at + v * LANES);
       g[v] = load(gradient.data + row * size + at + v * LANES);
       a[v] = SCORE == GATV2 ? load(att.data + at + v * LANES) : vf{};
     }
     // Stores might change members, as far as the compiler knows.
-    const int64_t row_size = size, encoded_size = score_size;
+    const int64_t node_size = size, encoded_size = score_size;
     const float *values = message.data + at, *keys = source.data + at;
     float *grad_values = part.message.data + at, *grad_keys = part.source.data + at;
     const vf negative_slope = slope;
     z += at;
     for (int i = 0; i < n; i++, z += encoded_size) {
-      const int64_t node = other[i] * row_size;
+      const int64_t node = other[i] * node_size;
       const vf weight = w[i], grad_score = ds[i], other_score = grad_score * negative_slope;
       for (int v = 0; v < VECTORS; v++) {
         const int64_t k = node + v * LANES;
+        if constexpr (IS_GAT) {
+          row_sum[v] = fma(weight, load(values + k), row_sum[v]);
+          continue;
+        }
         vf value = weight * g[v];
         if constexpr (SCORE == GATV2) {
           vf x = load(values + k) + own[v];
@@ -111,7 +137,6 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
         store(grad_values + k, load(grad_values + k) + value);
       }
     }
-    if (SCORE == GAT) return;
     for (int v = 0; v < VECTORS; v++) {
       float *to = grad_row + at + v * LANES, *to_att = part.att.tile.data + at + v * LANES;
       store(to, load(to) + (SCORE == GATV2 ? row_sum[v] * a[v] : row_sum[v]));
@@ -124,21 +149,22 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
                                 const vf* ds, float* grad_row) const {
     const vf own = load(target.data + row * score_size + block * LANES);
     vf sum = {};
-    const int64_t row_size = score_size;
+    const int64_t node_size = score_size;
     const float* scored = source.data + block * LANES;
     float* grad_scored = part.source.data + block * LANES;
     const vf negative_slope = slope;
     z += block * LANES;
-    for (int i = 0; i < n; i++, z += row_size) {
-      vf x = load(scored + other[i] * row_size) + own;
+    for (int i = 0; i < n; i++, z += node_size) {
+      vf x = load(scored + other[i] * node_size) + own;
       if (EDGES) x += load(z);
       const vf share = x > 0.0f ? ds[i] : ds[i] * negative_slope;
-      float* to = grad_scored + other[i] * row_size;
+      float* to = grad_scored + other[i] * node_size;
       store(to, load(to) + share);
       if (EDGES) store(z, share);
       sum += share;
     }
-    store(grad_row + block * LANES, load(grad_row + block * LANES) + sum);
+    float* to = grad_row + size + block * LANES;
+    store(to, load(to) + sum);
   }
 
   // Adds the gradients of n edges of a row, at most SLICE.
@@ -146,20 +172,22 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
     const int64_t* other = tile.other + first;
     vf w[SLICE], ds[SLICE];
     for (int64_t b = 0; b < layout.blocks; b++) {
-      const float* stats = stat.data + row * 2 * stat_size + b * LANES;
-      const vf lse = load(stats), product = load(stats + stat_size);
       const int64_t base = b * layout.vectors * LANES;
       this->score(other, n, row, b, z, w);
       this->template multiply_all<true>(other, n, b, gradient.data + row * size + base, z, ds);
       for (int i = 0; i < n; i++) {
-        const vf share = exp2(w[i] - lse);
+        const float* stats = stat.data + (IS_GAT ? other[i] : row) * 2 * stat_size + b * LANES;
+        const vf product = load(stats + stat_size), share = exp2(w[i] - load(stats));
         const vf factor = dropout.active() ? dropout.factor(tile.position[first + i], head[b]) : splat(1.0f);
         w[i] = share * factor;
         ds[i] = share * (factor * ds[i] - product);
         if (SCORE == DOT) ds[i] *= scale * (1 / LOG2_E);
       }
-      if (SCORE == GAT) add_scores_of_gat(part, other, n, row, b, z, ds, grad_row);
+      if (IS_GAT) add_scores_of_gat(part, other, n, row, b, z, ds, grad_row);
       int64_t k = 0;
+      if (IS_GAT)  // which needs few registers
+        for (; k + 8 <= layout.vectors; k += 8)
+          add_vectors<8>(part, other, n, row, base + k * LANES, z, w, ds, grad_row);
       for (; k + 2 <= layout.vectors; k += 2)
         add_vectors<2>(part, other, n, row, base + k * LANES, z, w, ds, grad_row);
       if (k < layout.vectors) add_vectors<1>(part, other, n, row, base + k * LANES, z, w, ds, grad_row);
@@ -220,14 +248,17 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
     for (int64_t start = walk.at; this->next(walk, tile, features, broken); start = walk.at) {
       for (int s = 0, slice = 0; slice < tile.num_edges; slice += SLICE) {
         const int end = std::min(slice + SLICE, tile.num_edges);
-        this->prefetch(start + slice + SLICE, part.message.data, part.source.data);
+        this->prefetch(start + slice + SLICE);
+        if (IS_GAT) this->template prefetch_rows<false>(start + slice + SLICE, stat.data, 2 * stat_size);
+        if (!IS_GAT) this->template prefetch_rows<true>(start + slice + SLICE, part.message.data, size);
+        if (SCORE != GATV2) this->template prefetch_rows<true>(start + slice + SLICE, part.source.data, score_size);
         if (EDGES) this->encode(features + slice * p.edge_dim, end - slice, z);
         for (int at = slice; at < end;) {
           while (tile.segments[s].end <= at) s++;
           const Segment& segment = tile.segments[s];
           const int n = std::min(segment.end, end) - at;
           float* grad_row =
-              edges.ptr[segment.row] < part_begin ? part.row.data : grad_target.data + segment.row * score_size;
+              edges.ptr[segment.row] < part_begin ? part.row.data : grad_rows.data + segment.row * row_size;
           add(part, tile, at, n, segment.row, z + (at - slice) * score_size, grad_row);
           at += n;
         }
@@ -250,7 +281,7 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
 #pragma omp for schedule(dynamic, 1)
       for (int64_t i = 0; i < num_parts; i++) {
         try {
-          parts[i] = new Part(p.num_src * size, SCORE == GATV2 ? 0 : p.num_src * score_size, score_size,
+          parts[i] = new Part(IS_GAT ? 0 : p.num_src * size, SCORE == GATV2 ? 0 : p.num_src * score_size, row_size,
                               SCORE == GATV2 ? size : 0, EDGES ? score_size * p.edge_dim : 0);
         } catch (const std::bad_alloc&) {
 #pragma omp atomic write
@@ -271,22 +302,25 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
   void add_parts() {
     for (int64_t i = 1; i < num_parts; i++) {
       const int64_t begin = i * edges.num_chunks() / num_parts * edges.chunk_edges();
-      float* to = grad_target.data + edges.row_of(begin) * score_size;
-      for (int64_t k = 0; k < score_size; k++) to[k] += parts[i]->row[k];
+      float* to = grad_rows.data + edges.row_of(begin) * row_size;
+      for (int64_t k = 0; k < row_size; k++) to[k] += parts[i]->row[k];
     }
-    const int64_t dim = p.heads * p.channels, score_dim = SCORE == GAT ? p.heads : dim;
+    const int64_t dim = p.heads * p.channels, score_dim = IS_GAT ? p.heads : dim;
 #pragma omp parallel num_threads(edges.team(p.num_threads))
     {
 #pragma omp for schedule(static) nowait
       for (int64_t node = 0; node < p.num_src; node++) {
-        layout.unpack(add_copies(&Part::message, node * size, size), p.grad_message + node * dim);
+        if (!IS_GAT) layout.unpack(add_copies(&Part::message, node * size, size), p.grad_message + node * dim);
         if (SCORE != GATV2)
           this->unpack_score(add_copies(&Part::source, node * score_size, score_size),
                              p.grad_source + node * score_dim);
       }
 #pragma omp for schedule(static)
-      for (int64_t row = 0; row < p.num_dst; row++)
-        this->unpack_score(grad_target.data + row * score_size, p.grad_target + row * score_dim);
+      for (int64_t row = 0; row < p.num_dst; row++) {
+        const float* from = grad_rows.data + row * row_size;
+        if (IS_GAT) layout.unpack(from, p.grad_message + row * dim);
+        this->unpack_score(from + row_size - score_size, p.grad_target + row * score_dim);
+      }
     }
     if (SCORE == GATV2) layout.unpack(add_long(&Part::att).data(), p.grad_att);
     if (EDGES) write_weight(add_long(&Part::weight));

@@ -22,5 +22,7 @@ const char* attention_simd() { return SIMD_NAME; }
 
 int attention_forward(const AttentionProblem* p) { return dispatch<AttentionForward>(*p); }
 
-int attention_backward(const AttentionProblem* p) { return dispatch<AttentionBackward>(*p); }
+int attention_backward(const AttentionProblem* p) {
+  return dispatch<AttentionBackward>(p->score == GAT ? by_source(*p) : *p);
+}
 }

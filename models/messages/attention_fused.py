@@ -25,14 +25,18 @@ def attention(message: Tensor, source: Tensor | None, target: Tensor | None, edg
               num_loops: int | None, return_weights: bool) -> tuple[Tensor, Tensor]:
     """Compute :func:`models.messages.attention_reference.attention` without a tensor of edges x channels."""
     num_src = message.size(0)
+    # Backward of the other scores reads the edges by destination.
+    by_source = score == "gat" and torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad
+        for tensor in (message, source, target, edge_attr, loop_attr, weight, att))
     if num_loops is None:
-        structure = find_structure(edge_index, num_src, num_dst, by_source=False)
+        structure = find_structure(edge_index, num_src, num_dst, by_source=by_source)
     else:
         structure = find_structure_with_loops(edge_index, num_src, num_dst, num_loops)
     if target is None:
         target = message.new_zeros((num_dst, message.size(1)))
     out, _, weights = ops.forward(
-        message, source, target, structure.indptr, structure.src, structure.position, edge_attr, loop_attr, weight,
+        message, source, target, *structure, edge_attr, loop_attr, weight,
         att, seed, score, float(slope), float(dropout), float(edge_dropout), edge_index.size(1) + (num_loops or 0),
         return_weights)
     return out, weights

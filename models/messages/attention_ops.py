@@ -15,7 +15,7 @@ NAMESPACE = __name__.partition(".")[0]
 # The scores in the order of attention.h.
 SCORES = ("gatv2", "gat", "dot")
 # Which of forward's arguments have gradients: message, source, target, attr, loop_attr, weight and att.
-_DIFFERENTIABLE = (0, 1, 2, 6, 7, 8, 9)
+_DIFFERENTIABLE = (0, 1, 2, 9, 10, 11, 12)
 
 
 class AttentionProblem(ctypes.Structure):
@@ -48,6 +48,7 @@ def get_simd() -> str:
 @torch.library.custom_op(f"{NAMESPACE}::attention", mutates_args=(), device_types="cpu")
 def forward(
     message: Tensor, source: Tensor | None, target: Tensor, indptr: Tensor, src: Tensor, position: Tensor | None,
+    rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
     attr: Tensor | None, loop_attr: Tensor | None, weight: Tensor | None, att: Tensor | None, seed: Tensor,
     score: str, slope: float, dropout: float, edge_dropout: float, num_positions: int, return_weights: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,6 +61,9 @@ def forward(
         indptr: first edge of each destination [num_dst + 1].
         src: sources of the edges sorted by destination.
         position: number of each of these edges in the caller's order. None: in order.
+        rowptr: first edge of each source [num_src + 1]. Only backward of "gat" reads it and the next two.
+        dst: destinations of the edges sorted by source.
+        position_by_src: number of each of these edges in the caller's order. None: in order.
         attr: edge features of the first positions [num_edges, edge_dim].
         loop_attr: edge features of the others [num_loops, edge_dim].
         weight: linear encoder of the edge features [heads * channels, edge_dim], for "gat" [heads, edge_dim].
@@ -90,15 +94,15 @@ def _allocate_outputs(message, target, num_positions, return_weights):
 
 
 @forward.register_fake
-def _(message, source, target, indptr, src, position, attr, loop_attr, weight, att, seed, score, slope, dropout,
-      edge_dropout, num_positions, return_weights):
+def _(message, source, target, indptr, src, position, rowptr, dst, position_by_src, attr, loop_attr, weight, att, seed,
+      score, slope, dropout, edge_dropout, num_positions, return_weights):
     return _allocate_outputs(message, target, num_positions, return_weights)
 
 
 @torch.library.custom_op(f"{NAMESPACE}::attention_backward", mutates_args=(), device_types="cpu")
 def backward(
-    grad: Tensor, out: Tensor, lse: Tensor, message: Tensor, source: Tensor | None, target: Tensor, indptr: Tensor,
-    src: Tensor, position: Tensor | None, attr: Tensor | None, loop_attr: Tensor | None, weight: Tensor | None,
+    grad: Tensor, out: Tensor, lse: Tensor, message: Tensor, source: Tensor | None, target: Tensor, ptr: Tensor,
+    other: Tensor, position: Tensor | None, attr: Tensor | None, loop_attr: Tensor | None, weight: Tensor | None,
     att: Tensor | None, seed: Tensor, score: str, slope: float, dropout: float, edge_dropout: float,
     num_positions: int, need_attr: bool,
 ) -> list[Tensor]:
@@ -108,6 +112,9 @@ def backward(
         grad: gradient of `out` [num_dst, heads, channels].
         out: what :func:`forward` returned first.
         lse: what :func:`forward` returned second.
+        ptr: `indptr`, or `rowptr` for "gat".
+        other: `src`, or `dst` for "gat".
+        position: as in :func:`forward`, or `position_by_src` for "gat".
         need_attr: whether `attr` and `loop_attr` have gradients.
 
     Returns:
@@ -119,7 +126,7 @@ def backward(
     given = message, source, target, attr if need_attr else None, loop_attr if need_attr else None, weight, att
     written = {f"grad_{name}": value for name, value, tensor in zip(names, grads, given, strict=True)
                if tensor is not None}
-    _call(LIBRARY.get().attention_backward, message, source, target, indptr, src, position, attr, loop_attr, weight,
+    _call(LIBRARY.get().attention_backward, message, source, target, ptr, other, position, attr, loop_attr, weight,
           att, seed, score, slope, dropout, edge_dropout, num_positions, gradient=grad, out=out, lse=lse, **written)
     return grads
 
@@ -133,7 +140,7 @@ def _allocate_gradients(message, source, target, attr, loop_attr, weight, att, n
 
 
 @backward.register_fake
-def _(grad, out, lse, message, source, target, indptr, src, position, attr, loop_attr, weight, att, seed, score, slope,
+def _(grad, out, lse, message, source, target, ptr, other, position, attr, loop_attr, weight, att, seed, score, slope,
       dropout, edge_dropout, num_positions, need_attr):
     return _allocate_gradients(message, source, target, attr, loop_attr, weight, att, need_attr)
 
@@ -161,6 +168,7 @@ def _call(function, message, source, target, ptr, other, position, attr, loop_at
 
 def _setup_context(ctx, inputs, output):
     *tensors, ctx.score, ctx.slope, ctx.dropout, ctx.edge_dropout, ctx.num_positions, return_weights = inputs
+    assert ctx.score != "gat" or tensors[6] is not None, "backward of gat needs the edges sorted by source"
     out, lse, weights = output
     ctx.mark_non_differentiable(*((lse,) if return_weights else (lse, weights)))
     ctx.set_materialize_grads(False)
@@ -168,7 +176,7 @@ def _setup_context(ctx, inputs, output):
 
 
 def _backward(ctx, grad, _, grad_weights):
-    grads = [None] * 17
+    grads = [None] * 20
     if grad is not None or grad_weights is not None:
         by_reference = torch.is_grad_enabled() or grad_weights is not None
         differentiate = _differentiate_by_reference if by_reference else _differentiate
@@ -178,9 +186,11 @@ def _backward(ctx, grad, _, grad_weights):
 
 
 def _differentiate(ctx, grad, _):
-    need_attr = ctx.needs_input_grad[6] or ctx.needs_input_grad[7]
-    grads = backward(grad, *ctx.saved_tensors, ctx.score, ctx.slope, ctx.dropout, ctx.edge_dropout, ctx.num_positions,
-                     need_attr)
+    need_attr = ctx.needs_input_grad[9] or ctx.needs_input_grad[10]
+    out, lse, message, source, target, *orders = ctx.saved_tensors
+    structure, rest = orders[3:6] if ctx.score == "gat" else orders[:3], orders[6:]
+    grads = backward(grad, out, lse, message, source, target, *structure, *rest, ctx.score, ctx.slope, ctx.dropout,
+                     ctx.edge_dropout, ctx.num_positions, need_attr)
     return [value if ctx.needs_input_grad[i] else None for i, value in zip(_DIFFERENTIABLE, grads, strict=True)]
 
 
@@ -188,7 +198,8 @@ def _differentiate_by_reference(ctx, grad, grad_weights):
     """Compute gradients of the weights, or gradients that have gradients themselves, in plain torch."""
     notice.warn("attention: the reference computes gradients of weights and gradients of gradients, with tensors of "
                 "edges x channels")
-    _, _, message, source, target, indptr, src, position, attr, loop_attr, weight, att, seed = ctx.saved_tensors
+    _, _, message, source, target, indptr, src, position, _, _, _, attr, loop_attr, weight, att, seed = \
+        ctx.saved_tensors
     dst = torch.arange(target.size(0), device=src.device).repeat_interleave(indptr.diff().long())
     src = src[:dst.numel()]
     position = torch.arange(dst.numel()) if position is None else position[:dst.numel()]

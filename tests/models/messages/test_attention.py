@@ -197,8 +197,8 @@ def test_gradients_of_gradients_and_of_dependent_inputs():
 def test_operators_and_compile(score):
     tensors, edge_index = problem(score)
     leaves = {name: None if value is None else value.requires_grad_() for name, value in tensors.items()}
-    indptr, src, position = structure.find_structure(edge_index, 23, 17, by_source=False)[:3]
-    given = (leaves["message"], leaves["source"], leaves["target"], indptr, src, position, leaves["edge_attr"], None,
+    orders = structure.find_structure(edge_index, 23, 17, by_source=True)
+    given = (leaves["message"], leaves["source"], leaves["target"], *orders, leaves["edge_attr"], None,
              leaves["weight"], leaves["att"], torch.tensor([3]), score, 0.2, 0.1, 0.1, edge_index.size(1), False)
     torch.library.opcheck(attention_ops.forward, given)
 
