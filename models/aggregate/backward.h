@@ -181,7 +181,8 @@ struct Backward {
 
   bool run_chunk(int64_t chunk, Tile& tile, float* features, float* z, vf* carried, float* grad_features) {
     bool broken = false;
-    TileWalk walk(edges, chunk, p.num_positions, p.channels, num_blocks * Kind::packed * LANES);
+    const int64_t packed_floats = num_blocks * Kind::packed * LANES;
+    TileWalk walk(edges, chunk, p.num_positions, p.channels, packed_floats, p.attr != nullptr);
     while (walk.next(tile, broken)) {
       const float* e = encoder.gather(tile, p.position == nullptr, features);
       int64_t block = 0;

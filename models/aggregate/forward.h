@@ -49,7 +49,7 @@ struct Forward {
 
   bool run_chunk(int64_t chunk, Tile& tile, float* features, float* z, State* carried) {
     bool broken = false;
-    TileWalk walk(edges, chunk, p.num_positions, p.channels, p.channels);
+    TileWalk walk(edges, chunk, p.num_positions, 0, p.channels, p.attr != nullptr);
     while (walk.next(tile, broken)) {
       const float* e = encoder.gather(tile, p.position == nullptr, features);
       int64_t block = 0;

@@ -86,15 +86,19 @@ struct TileWalk {
   const Sorted& edges;
   const int64_t chunk_begin, chunk_end;
   const int64_t num_positions, row_stride, other_stride;
+  const bool looks_ahead;
   int64_t at, row;
 
-  TileWalk(const Sorted& edges_, int64_t chunk, int64_t num_positions_, int64_t row_stride_, int64_t other_stride_)
+  // A pass that does not read `row` of a tile gives 0 for its stride; one that does not read `upcoming` says so.
+  TileWalk(const Sorted& edges_, int64_t chunk, int64_t num_positions_, int64_t row_stride_, int64_t other_stride_,
+           bool looks_ahead_ = true)
       : edges(edges_),
         chunk_begin(chunk * edges_.chunk_edges()),
         chunk_end(std::min(edges_.num_edges, chunk_begin + edges_.chunk_edges())),
         num_positions(num_positions_),
         row_stride(row_stride_),
         other_stride(other_stride_),
+        looks_ahead(looks_ahead_),
         at(chunk_begin),
         row(edges_.row_of(chunk_begin)) {}
 
@@ -103,39 +107,52 @@ struct TileWalk {
     if (at >= chunk_end) return false;
     const int64_t first = at;
     const int n = tile.num_edges = static_cast<int>(std::min<int64_t>(TILE, chunk_end - at));
+    broken |= !cut(tile, first, n);
+    const int more = int(std::min<int64_t>(AHEAD, edges.num_edges - first - n));
+    broken |= !read(edges.other, edges.num_others, first, n, more, tile.other);
+    broken |= !read(edges.position, num_positions, first, n, more, tile.position);
+    if (broken) return false;
+    if (other_stride != 1)
+      for (int i = 0; i < n + AHEAD; i++) tile.other[i] *= other_stride;
+    if (row_stride) std::fill_n(tile.row + n, AHEAD, tile.row[n - 1]);
+    if (looks_ahead) {
+      tile.num_upcoming = int(std::min<int64_t>(TILE, edges.num_edges - at));
+      edges.position.read(at, tile.num_upcoming, tile.upcoming);
+    }
+    return true;
+  }
+
+  // Cuts the next n edges into segments; false if the row pointers are not a running sum of all edges.
+  bool cut(Tile& tile, int64_t first, int n) {
     tile.num_segments = 0;
     while (at < first + n) {
       int64_t row_end = edges.ptr[row + 1];
       while (row_end <= at && row + 1 < edges.num_rows) row_end = edges.ptr[++row + 1];
-      int64_t row_begin = edges.ptr[row], end = std::min(row_end, first + n);
-      if (end <= at) {  // the row pointers are not a running sum of all edges
-        broken = true;
-        return false;
-      }
+      const int64_t row_begin = edges.ptr[row], end = std::min(row_end, first + n);
+      if (end <= at) return false;
       tile.segments[tile.num_segments++] = {row, int(at - first), int(end - first),
                                             at == row_begin || at == chunk_begin, end == row_end,
                                             row_begin >= chunk_begin};
-      for (; at < end; at++) tile.row[at - first] = row * row_stride;
+      if (row_stride) std::fill(tile.row + (at - first), tile.row + (end - first), row * row_stride);
+      at = end;
     }
-    const int more = int(std::min<int64_t>(AHEAD, edges.num_edges - at));
-    edges.other.read(first, n + more, tile.other);
-    edges.position.read(first, n + more, tile.position);
-    bool outside = false;
-    for (int i = 0; i < n; i++)
-      outside |= uint64_t(tile.other[i]) >= uint64_t(edges.num_others) ||
-                 uint64_t(tile.position[i]) >= uint64_t(num_positions);
-    if (outside) {
-      broken = true;
-      return false;
-    }
-    for (int i = n; i < n + AHEAD; i++) {
-      if (i >= n + more || uint64_t(tile.other[i]) >= uint64_t(edges.num_others)) tile.other[i] = tile.other[n - 1];
-      if (i >= n + more || uint64_t(tile.position[i]) >= uint64_t(num_positions)) tile.position[i] = tile.position[n - 1];
-    }
-    for (int i = 0; i < n + AHEAD; i++) tile.other[i] *= other_stride;
-    tile.num_upcoming = int(std::min<int64_t>(TILE, edges.num_edges - at));
-    edges.position.read(at, tile.num_upcoming, tile.upcoming);
-    std::fill_n(tile.row + n, AHEAD, tile.row[n - 1]);
+    return true;
+  }
+
+  // Written so that the compiler compares several at once: their bits together are negative if any number is outside.
+  static INLINE bool all_below(int64_t bound, const int64_t* numbers, int count) {
+    int64_t bits = 0;
+    for (int i = 0; i < count; i++) bits |= numbers[i] | (bound - 1 - numbers[i]);
+    return bits >= 0;
+  }
+
+  // Reads n indices and, for prefetching, those behind them, which the last one replaces if any is missing or outside.
+  // False if one of the first n is not in [0, bound).
+  static bool read(const Index& index, int64_t bound, int64_t first, int n, int more, int64_t* to) {
+    index.read(first, n + more, to);
+    if (!all_below(bound, to, n)) return false;
+    const int good = all_below(bound, to + n, more) ? more : 0;
+    std::fill(to + n + good, to + n + AHEAD, to[n - 1]);
     return true;
   }
 };

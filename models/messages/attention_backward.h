@@ -244,7 +244,7 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
 
   bool run_chunk(Part& part, int64_t part_begin, int64_t chunk, Tile& tile, float* features, float* z) {
     bool broken = false;
-    TileWalk walk(edges, chunk, p.num_positions, 1, 1);
+    TileWalk walk(edges, chunk, p.num_positions, 0, 1, EDGES);
     for (int64_t start = walk.at; this->next(walk, tile, features, broken); start = walk.at) {
       for (int s = 0, slice = 0; slice < tile.num_edges; slice += SLICE) {
         const int end = std::min(slice + SLICE, tile.num_edges);

@@ -95,7 +95,7 @@ struct AttentionForward : Attention<SCORE, EDGES> {
 
   bool run_chunk(int64_t chunk, Tile& tile, float* features, float* z, vf* state) {
     bool broken = false;
-    TileWalk walk(edges, chunk, p.num_positions, 1, 1);
+    TileWalk walk(edges, chunk, p.num_positions, 0, 1, EDGES);
     const Segment* last = nullptr;
     for (int64_t first = walk.at; this->next(walk, tile, features, broken); first = walk.at) {
       for (int s = 0, at = 0, ready = 0; s < tile.num_segments; s++) {
@@ -173,7 +173,7 @@ struct AttentionForward : Attention<SCORE, EDGES> {
 #pragma omp for schedule(dynamic, 1)
       for (int64_t chunk = 0; chunk < edges.num_chunks(); chunk++) {
         bool broken = false;
-        TileWalk walk(edges, chunk, p.num_positions, 1, 1);
+        TileWalk walk(edges, chunk, p.num_positions, 0, 1, EDGES);
         while (this->next(walk, tile, features.data, broken)) {
           if (EDGES) this->encode(features.data, tile.num_edges, z.data);
           for (int s = 0; s < tile.num_segments; s++) write_segment(tile, tile.segments[s], z.data, lse.data, w);

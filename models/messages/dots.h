@@ -130,7 +130,7 @@ struct Dots {
       while (walk.next(tile, broken)) run_tile<false>(tile, carried, head, tail);
       return !broken;
     }
-    TileWalk walk(edges, chunk, p.num_edges, 1, 1);
+    TileWalk walk(edges, chunk, p.num_edges, 1, 1, false);
     while (walk.next(tile, broken))
       p.out ? run_tile<true>(tile, carried, head, tail) : run_tile<false>(tile, carried, head, tail);
     if (broken) return false;

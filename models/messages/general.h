@@ -314,7 +314,7 @@ struct General {
       while (walk.next(room.tile, broken)) run_tile(room, chunk);
       return !broken;
     }
-    TileWalk walk(edges, chunk, p.num_edges, 1, 1);
+    TileWalk walk(edges, chunk, p.num_edges, 1, 1, false);
     while (walk.next(room.tile, broken)) run_tile(room, chunk);
     if (broken) return false;
     const Segment& end = room.tile.segments[room.tile.num_segments - 1];

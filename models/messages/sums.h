@@ -128,7 +128,7 @@ struct Sums {
 
   bool run_chunk(int64_t chunk, Tile& tile, vf* carried, Partials<vf>& partials) const {
     bool broken = false;
-    TileWalk walk(edges, chunk, p.num_edges, 1, 1);
+    TileWalk walk(edges, chunk, p.num_edges, 0, 1, false);
     vf *head = partials.head.data + chunk * num_blocks, *tail = partials.tail.data + chunk * num_blocks;
     while (walk.next(tile, broken)) switch (factor) {
         case NO_FACTOR: add_rows<NO_FACTOR>(tile, carried, head, tail); break;
