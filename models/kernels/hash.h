@@ -11,6 +11,18 @@ inline uint64_t mix(uint64_t z) {
   return z ^ (z >> 31);
 }
 
+// The key of a row's elements, whose dropout `hash_element` decides.
+inline uint64_t key_of_row(int64_t seed, int64_t row) { return mix(uint64_t(seed) + uint64_t(row + 1) * GOLDEN); }
+
+// Mixes the key of a row and the number of an element, or of several elements in a vector of uint32_t.
+template <class Number>
+inline __attribute__((always_inline)) Number hash_element(uint64_t key, Number element) {
+  Number h = element * 0x9e3779b1u + uint32_t(key);
+  h = (h ^ (h >> 16)) * 0x7feb352du + uint32_t(key >> 32);
+  h = (h ^ (h >> 15)) * 0x846ca68bu;
+  return h ^ (h >> 16);
+}
+
 // Scales random bits to an integer from 0 to bound - 1.
 inline int64_t below(uint64_t bits, int64_t bound) {
   return int64_t((unsigned __int128)bits * uint64_t(bound) >> 64);

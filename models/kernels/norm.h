@@ -13,8 +13,6 @@ struct NormProblem {  // mirrored by NormProblem in norm.py, field by field
   float *grad_x, *grad_weight, *grad_bias;
 };
 
-typedef uint32_t vu __attribute__((vector_size(4 * SIMD_LANES)));
-
 struct NormReluDropout {
   static constexpr int64_t MAX_ROW_CHUNKS = 64, MIN_ROWS = 64;
   const NormProblem& p;
@@ -41,17 +39,9 @@ struct NormReluDropout {
     return lanes == LANES ? a : (vf)((vi)a & (vi)(lane < vu{} + uint32_t(lanes)));
   }
 
-  // Mixes (seed, row); its halves then key the row's elements.
-  static uint64_t key_of(int64_t seed, int64_t row) {
-    return mix(uint64_t(seed) + uint64_t(row + 1) * GOLDEN);
-  }
-
   // Returns the dropout factor of an element, 0 or 1 / (1 - dropout), a function of (seed, row, channel).
   INLINE vf kept(uint64_t key, int64_t block) const {
-    vu h = (lane + uint32_t(block * LANES)) * 0x9e3779b1u + uint32_t(key);
-    h = (h ^ (h >> 16)) * 0x7feb352du + uint32_t(key >> 32);
-    h = (h ^ (h >> 15)) * 0x846ca68bu;
-    h ^= h >> 16;
+    const vu h = hash_element(key, lane + uint32_t(block * LANES));
     return h >= vu{} + threshold ? splat(rescale) : vf{};
   }
 
@@ -74,7 +64,7 @@ struct NormReluDropout {
       squares = fma(a, a, squares);
     }
     const float scale = 1 / __builtin_sqrtf(quick_sum(squares) / p.channels + p.eps);
-    const uint64_t key = key_of(p.seed, row);
+    const uint64_t key = key_of_row(p.seed, row);
     for (int64_t b = 0; b < num_blocks; b++) {
       const int lanes = lanes_of(b);
       vf y = max(vf{}, affine(normalised(x, b, lanes, mean, scale), b, lanes));
@@ -87,7 +77,7 @@ struct NormReluDropout {
   void backward_row(int64_t row, vf* grad_weight, vf* grad_bias, vf* q) const {
     const float* x = p.x + row * p.channels;
     const float mean = p.mean[row], scale = p.scale[row];
-    const uint64_t key = key_of(p.seed, row);
+    const uint64_t key = key_of_row(p.seed, row);
     vf plain = {}, along = {};
     for (int64_t b = 0; b < num_blocks; b++) {
       const int lanes = lanes_of(b);

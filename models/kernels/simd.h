@@ -25,6 +25,7 @@ constexpr int TILE = 128;  // edges worked on at a time: what fits in the first-
 constexpr int PLANE = TILE * LANES;
 typedef float vf __attribute__((vector_size(4 * SIMD_LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * SIMD_LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * SIMD_LANES)));
 typedef float vf_unaligned __attribute__((vector_size(4 * SIMD_LANES), aligned(4), may_alias));
 
 INLINE vf splat(float a) { return vf{} + a; }

@@ -21,8 +21,6 @@ constexpr int SLICE = 16;  // edges whose encoded features fit in the first-leve
 constexpr float LOG2_E = 1.4426950408889634f, LOWEST = -3.4028234e38f;
 constexpr uint32_t ALL_HEADS = 0xffffffffu;  // the column of the hash that decides on whole edges
 
-typedef uint32_t vu __attribute__((vector_size(4 * SIMD_LANES)));
-
 INLINE vf permute(vf a, vi lane) {
 #if defined(SIMD_AVX512)
   return (vf)_mm512_permutexvar_ps((__m512i)lane, (__m512)a);
@@ -98,26 +96,18 @@ struct GroupSum {
 
 // Dropout of an element, a function of (seed, row, lane); hash.py has the same.
 struct Dropout {
-  uint64_t seed;
+  int64_t seed;
   uint32_t threshold;
   float rescale;
   Dropout(int64_t seed_, double share)
-      : seed(uint64_t(seed_)),
+      : seed(seed_),
         threshold(share >= 1 ? 0xffffffffu : uint32_t(share * 4294967296.0)),
         rescale(share >= 1 ? 0.0f : float(1 / (1 - share))) {}
   bool active() const { return threshold != 0; }
-  INLINE uint64_t key(int64_t row) const { return mix(seed + uint64_t(row + 1) * GOLDEN); }
-  template <class Number>
-  static INLINE Number hash(uint64_t key, Number lane) {
-    Number h = lane * 0x9e3779b1u + uint32_t(key);
-    h = (h ^ (h >> 16)) * 0x7feb352du + uint32_t(key >> 32);
-    h = (h ^ (h >> 15)) * 0x846ca68bu;
-    return h ^ (h >> 16);
-  }
   INLINE vf factor(int64_t row, vu lane) const {
-    return hash(key(row), lane) >= vu{} + threshold ? splat(rescale) : vf{};
+    return hash_element(key_of_row(seed, row), lane) >= vu{} + threshold ? splat(rescale) : vf{};
   }
-  bool removes(int64_t row) const { return rescale == 0 || hash(key(row), ALL_HEADS) < threshold; }
+  bool removes(int64_t row) const { return rescale == 0 || hash_element(key_of_row(seed, row), ALL_HEADS) < threshold; }
 };
 
 template <int SCORE, bool EDGES>

@@ -52,21 +52,13 @@ struct UnsortedWalk {
   bool next(Tile& tile, bool& broken) {
     if (at >= end) return false;
     const int n = tile.num_edges = int(std::min<int64_t>(TILE, end - at));
-    const int ahead = int(std::min<int64_t>(n + AHEAD, edges.num_edges - at));
+    const int more = int(std::min<int64_t>(AHEAD, edges.num_edges - at - n));
     tile.segments[0] = {0, 0, n, true, true, true};
     tile.num_segments = 1;
-    edges.position.read(at, ahead, tile.row);
-    edges.other.read(at, ahead, tile.other);
-    for (int i = 0; i < n + AHEAD; i++) {
-      const bool outside = i >= ahead || uint64_t(tile.row[i]) >= uint64_t(edges.num_rows) ||
-                           uint64_t(tile.other[i]) >= uint64_t(edges.num_others);
-      if (outside && i < n) {
-        broken = true;
-        return false;
-      }
-      if (outside) tile.row[i] = tile.row[n - 1], tile.other[i] = tile.other[n - 1];
-      tile.position[i] = std::min(at + i, edges.num_edges - 1);
-    }
+    broken |= !TileWalk::read(edges.position, edges.num_rows, at, n, more, tile.row);
+    broken |= !TileWalk::read(edges.other, edges.num_others, at, n, more, tile.other);
+    if (broken) return false;
+    for (int i = 0; i < n + AHEAD; i++) tile.position[i] = std::min(at + i, edges.num_edges - 1);
     at += n;
     return true;
   }

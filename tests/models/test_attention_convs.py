@@ -7,20 +7,14 @@ import pytest
 import torch
 from torch_geometric import EdgeIndex, nn as pyg
 
-from parallel_epochs.models import attention_convs, notice
+from parallel_epochs.models import attention_convs
 from tests.helpers.shapes import unchecked
 
 N, E = 30, 100
 NAMES = ("GATConv", "GATv2Conv", "TransformerConv")
 
 
-@pytest.fixture(autouse=True)
-def said(monkeypatch):
-    """What was logged as a warning, once each."""
-    notice._said.clear()
-    lines = []
-    monkeypatch.setattr(notice.log, "warning", lambda form, line: lines.append(line))
-    return lines
+pytestmark = pytest.mark.usefixtures("said")
 
 
 def pair(name, sizes=(6, 5), **options):

@@ -12,23 +12,15 @@ import torch
 from torch_geometric import EdgeIndex, nn as pyg
 from torch_geometric.nn.conv import MessagePassing
 
-from parallel_epochs.models import GENConv, notice
+from parallel_epochs.models import GENConv
 from parallel_epochs.models.aggregate import fused
 from parallel_epochs.models.kernels import sorting
 from tests.helpers.graphs import random_graph
 from tests.helpers.shapes import unchecked
 
-pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
+pytestmark = [pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"),
+              pytest.mark.usefixtures("said")]
 N, E = 30, 100
-
-
-@pytest.fixture(autouse=True)
-def said(monkeypatch):
-    """What was logged as a warning, once each."""
-    notice._said.clear()
-    lines = []
-    monkeypatch.setattr(notice.log, "warning", lambda form, line: lines.append(line))
-    return lines
 
 
 def pair(theirs=pyg.GENConv, ours=GENConv, sizes=(6, 6), **options):

@@ -7,7 +7,7 @@ import torch
 from torch_geometric import EdgeIndex, nn as pyg
 from torch_geometric.utils import to_torch_coo_tensor
 
-from parallel_epochs.models import edge_blocks, notice, pyg as stacks
+from parallel_epochs.models import edge_blocks, pyg as stacks
 from parallel_epochs.models.foreign import NUM_EDGES as NUM, LargestOfEdges, tiny_graph
 from tests.helpers import building
 from tests.helpers.building import EvaluateConfig
@@ -15,6 +15,8 @@ from tests.helpers.running import TOY, train
 
 NUM_NODES, NUM_DST, NUM_EDGES, CHANNELS, EDGE_DIM = 30, 13, 150, 6, 3
 WEIGHT, ATTR = "edge_weight", "edge_attr"
+
+pytestmark = pytest.mark.usefixtures("said")
 
 
 def mlp():
@@ -90,15 +92,6 @@ def assert_same(ours, theirs, x, edges, attr, *, pygs_edges=None, tolerance=1e-9
         torch.testing.assert_close(value, expected[name], rtol=0, atol=tolerance * size,
                                    msg=lambda text, name=name: f"{name}: {text}")
     assert ours.state_dict().keys() == theirs.state_dict().keys()
-
-
-@pytest.fixture(autouse=True)
-def said(monkeypatch):
-    """What was logged as a warning."""
-    notice._said.clear()
-    lines = []
-    monkeypatch.setattr(notice.log, "warning", lambda form, line: lines.append(line))
-    return lines
 
 
 @pytest.mark.parametrize("name, arguments, options, features", LAYERS, ids=IDS)

@@ -16,7 +16,8 @@ from parallel_epochs.models.deepgcn import DeeperGCN
 from parallel_epochs.models.kernels import sorting
 from tests.helpers.shapes import unchecked
 
-pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
+pytestmark = [pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"),
+              pytest.mark.usefixtures("poisoned_memory")]
 
 NAMES = ("x", "edge_attr", "weight", "bias", "t", "p", "y")
 LEARNS = {"softmax": "t", "softmax_sg": "", "softmax_sum": "ty", "power": "p", "power_sum": "py",
@@ -26,15 +27,6 @@ LEARNS = {"softmax": "t", "softmax_sg": "", "softmax_sum": "ty", "power": "p", "
 @pytest.fixture(autouse=True, scope="module")
 def compiled():
     assert cpu.LIBRARY.get() is not None, cpu.LIBRARY.missing()
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory():
-    """Fill what torch.empty returns with NaN, so that an element nobody writes cannot pass for a result."""
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def graph(num_src, num_dst, num_edges, *, edge_dim=8, channels=16, encoded=False, hub=0, seed=0, dtype=torch.int64):
