@@ -27,7 +27,7 @@ ROOT = Path(parallel_epochs.__file__).resolve().parents[1]
 # Long phases may be silent this many times longer than `warn_after` and `timeout`.
 LONG_FACTOR = 10
 # Grace period for the launcher and the healthy ranks of torchrun to exit after the hung ranks were killed.
-SECONDS_TO_LEAVE = 5
+SECONDS_TO_LEAVE = 10
 
 
 @dataclass(frozen=True)

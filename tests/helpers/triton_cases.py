@@ -8,7 +8,8 @@ from torch_geometric import EdgeIndex
 
 from parallel_epochs.models.aggregate import AGGREGATIONS, fused, gpu, ops, reduce, reference
 from parallel_epochs.models.kernels import sorting
-from tests.models.aggregate.test_fused import assert_close, graph, poisoned_memory, run, wide_graph  # noqa: F401 (a fixture)
+from tests.models.aggregate.test_fused import assert_close, graph, run, wide_graph
+from tests.models.conftest import poisoned_memory  # noqa: F401 (a fixture)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LIMITS = reduce.POWER_RANGE
