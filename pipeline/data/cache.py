@@ -9,12 +9,13 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -25,6 +26,7 @@ from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.data.sparse import densify
 from parallel_epochs.pipeline.graph import store, structure
 from parallel_epochs.pipeline.graph.components import write_component
+from parallel_epochs.pipeline.graph.ranges import check_graph, name_in
 from parallel_epochs.pipeline.graph.subgraph import induced_subgraph
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.errors import DamagedFile
@@ -99,7 +101,7 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
         data = _keep_store(path, write, content_hash, verify=verify)
     else:
         data = store.unpack(checkpoint.keep(path, lambda: store.pack(build()), again="preparing the graph again",
-                                            verify=verify))
+                                            verify=verify, check=check_graph))
     seconds = time.perf_counter() - start
     done = f"prepared in {seconds:.1f} s, kept as {path}" if prepared else f"read from {path} in {seconds:.1f} s"
     log.log(logging.INFO if verify or prepared else logging.DEBUG, "data: %s %s", config.source, done)
@@ -133,7 +135,8 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
         return store.pack(divide_links(load(config, cache_dir), split, config.origin()))
 
     path = path_of(config, cache_dir, content_hash, "-links")
-    data = store.unpack(checkpoint.keep(path, build, again="dividing the links again", verify=verify))
+    data = store.unpack(checkpoint.keep(path, build, again="dividing the links again", verify=verify,
+                                        check=check_graph))
     data.content_hash = content_hash
     if verify:
         log.info("links: %s, in %s, %.1f s", describe_links(data, split), path, time.perf_counter() - start)
@@ -197,24 +200,41 @@ def keep_component(config: DataConfig, cache_dir: str | Path, data: Data, number
         FileError: it cannot be read or written.
     """
     path = path_of(config, cache_dir, data.content_hash, f"-component-{number}")
+
+    def check_nodes(path: Path, component: Mapping | Data) -> None:
+        if not torch.equal(component["n_id"], nodes):
+            raise DamagedFile(f"{name_in(path, 'n_id')} is damaged: it holds other nodes than component {number}")
+
+    def check(path: Path, packed: Mapping) -> None:
+        check_graph(path, packed)
+        check_nodes(path, packed)
+
     if "store" not in data:
         return store.unpack(checkpoint.keep(path, lambda: store.pack(induced_subgraph(data, nodes)),
-                                            again="selecting it again", verify=verify))
+                                            again="selecting it again", verify=verify, check=check))
     path = path.with_suffix(".store")
-    component = _keep_store(path, partial(write_component, data=data, nodes=nodes), path.name, verify=verify)
+    component = _keep_store(path, partial(write_component, data=data, nodes=nodes), path.name, verify=verify,
+                            check=check_nodes)
     component.store = str(path)
     return component
 
 
-def _keep_store(path: Path, write: Callable[[store.StoreWriter], None], key: str, *, verify: bool) -> Data:
+def _keep_store(path: Path, write: Callable[[store.StoreWriter], None], key: str, *, verify: bool,
+                check: Callable[[Path, Data], None] = lambda path, data: None) -> Data:
     """Open the store of a graph; it is written first if it is not there, or damaged.
+
+    Args:
+        check: raises a DamagedFile for a graph that cannot be what was written; called if `verify`.
 
     Raises:
         FileError: it cannot be read or written.
     """
     if store.is_store(path):
         try:
-            return store.open_graph(path, verify=verify)
+            data = store.open_graph(path, verify=verify)
+            if verify:
+                check(path, data)
+            return data
         except DamagedFile as error:
             log.warning("%s; preparing the graph again", error)
     with store.StoreWriter(path, key) as writer:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.content import hash_file
-from parallel_epochs.pipeline.graph import store
+from parallel_epochs.pipeline.graph import ranges, store
 from parallel_epochs.pipeline.graph.structure import is_structure
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS
 from parallel_epochs.pipeline.names import MASKS
@@ -69,6 +69,9 @@ def _check_values(data: Data, *, has_labels: bool) -> None:
                              f"{' or '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}, not {found}")
     if strange := next((name for name in UNION_KEYS if name in data), None):
         raise ValueError(f"{strange} belongs to a store of many graphs, and data=store is one graph: leave it out")
+    for name in ranges.GRAPH_ARRAYS:
+        if name in data and not isinstance(data[name], Tensor):
+            raise ValueError(f"{name} is {data[name]!r}; it must be an array")
     _check_count("num_categories", data.num_categories, 0, data.x.size(1))
     if has_labels:
         classes = data.metric in CLASS_METRICS

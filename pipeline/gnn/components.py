@@ -16,6 +16,7 @@ from parallel_epochs.pipeline.gnn.inference import predict_exact
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup, build_task
 from parallel_epochs.pipeline.graph.components import Components, find_components
+from parallel_epochs.pipeline.graph.ranges import check_numbers
 from parallel_epochs.pipeline.graph.subgraph import induced_subgraph
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.ranks import Ranks
@@ -32,9 +33,14 @@ def find_or_read(config: Any, data: Data, *, verify: bool) -> Components:
     """
     if config.data.components == "all" and "store" not in data:
         return find_components(data)
+
+    def check(path: Path, kept: dict) -> None:
+        check_numbers(path, "index", kept["index"], len(kept["table"]), "component")
+
     return Components.unpack(checkpoint.keep(
         path_of(config.data, config.cache_dir, data.content_hash, "-components"),
-        lambda: find_components(data).pack(), again="finding them again", verify=verify))
+        lambda: find_components(data).pack(), again="finding them again", verify=verify,
+        check=check))
 
 
 def train_components(train_one: Callable[[Setup, Path], dict], opened: OpenData, folder: Path, *,

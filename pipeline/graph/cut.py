@@ -9,6 +9,7 @@ import numpy as np
 from torch_geometric import EdgeIndex
 
 from parallel_epochs.pipeline.graph.partition import Partition, from_assignment, measure_partition, whole_partition
+from parallel_epochs.pipeline.graph.ranges import check_ends, check_order
 from parallel_epochs.pipeline.graph.structure import hash_structure
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.words import count
@@ -41,8 +42,13 @@ def cut_graph(edge_index: EdgeIndex, num_parts: int, seed: int, cache: Path | No
 
     if cache is None:
         return Partition(**cut())
+
+    def check(path: Path, kept: dict) -> None:
+        check_order(path, "perm", kept["perm"], edge_index.get_sparse_size(1), "node")
+        check_ends(path, "ptr", kept["ptr"], edge_index.get_sparse_size(1), "nodes")
+
     path = cache / f"{title.lower()}-{hash_structure(edge_index)}-{num_parts}-{seed}-{version}.pt"
-    return Partition(**checkpoint.keep(path, cut, again="cutting the graph again", mmap=False))
+    return Partition(**checkpoint.keep(path, cut, again="cutting the graph again", mmap=False, check=check))
 
 
 def find_links(src: np.ndarray, dst: np.ndarray) -> np.ndarray:

@@ -14,10 +14,12 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline.graph import store
 from parallel_epochs.pipeline.graph.edges import counting_sort
 from parallel_epochs.pipeline.graph.partition import Partition
+from parallel_epochs.pipeline.graph.ranges import check_ends, check_numbers
 from parallel_epochs.pipeline.graph.reading import Reader, edge_blocks
 from parallel_epochs.pipeline.graph.subgraph import attach_nodes, induce_sorted
 from parallel_epochs.pipeline.graph.waiting import Selected, Waiting
 from parallel_epochs.pipeline.run import pulse
+from parallel_epochs.pipeline.run.errors import DamagedFile
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +59,10 @@ class LaidOut:
             FileError: there is no room for it, or it cannot be written.
         """
         if store.is_store(self.path):
-            return
+            try:
+                return self._check()
+            except DamagedFile as error:
+                log.warning("%s; laying the graph out again", error)
         log.info("graph: laying it out by %s micro-clusters in %s", f"{self._num_runs:,}", self.path)
         with store.StoreWriter(self.path, self.path.name) as writer:
             indptr = torch.zeros(self._data.num_nodes + 1, dtype=torch.int64)
@@ -68,6 +73,16 @@ class LaidOut:
             x = store.open_store(Path(self._data.store), verify=False)[0]["x"]
             store.write_rows(writer, "x", x, self._order)
             writer.finish({})
+
+    def _check(self) -> None:
+        """Refuse numbers out of range in a copy that is there."""
+        arrays, _ = store.open_store(self.path)
+
+        def check() -> None:
+            check_ends(self.path, "indptr", arrays["indptr"], self._data.num_edges, "edges")
+            check_numbers(self.path, "src", arrays["src"], self._data.num_nodes, "node")
+
+        store.check_once(self.path, ("indptr", "src"), check)
 
     def _write_edges(self, writer: store.StoreWriter, indptr: np.ndarray) -> None:
         """Hand the edges to groups of places that fit into memory, in one pass; then sort each and write it."""

@@ -9,7 +9,8 @@ import mmap
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.edges import from_csc
+from parallel_epochs.pipeline.graph import ranges
 from parallel_epochs.pipeline.run import files, pulse
 from parallel_epochs.pipeline.run.errors import DamagedFile
 
@@ -28,10 +30,6 @@ VERSION = 1
 MANIFEST, JOURNAL = "manifest.json", "journal.json"
 # Rows that are copied at a time.
 COPIED = 1 << 18
-# The arrays whose numbers are places in other arrays.
-CHECKED_ARRAYS = ("edges", "indptr", "ptr", "by_source")
-# Numbers that are checked at a time.
-CHECKED = 1 << 26
 
 # Linux' MAP_NORESERVE, which Python's module names from 3.13 on.
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
@@ -324,71 +322,28 @@ def open_graph(path: Path, *, verify: bool = True) -> Data:
         tensors lie in their files.
     """
     tensors, values = open_store(path, verify=verify)
-    if verify and "edges" in tensors and not (record := _record_of(path)).exists():
-        _check_edges(path, tensors)
-        with contextlib.suppress(OSError):  # without a place to note it, edges are checked again the next time
-            record.parent.mkdir(parents=True, exist_ok=True)
-            record.touch()
+    if verify and "edges" in tensors:
+        check_once(path, ranges.GRAPH_ARRAYS, partial(ranges.check_graph, path, tensors))
     return unpack({**tensors, **values})
 
 
-def _record_of(path: Path) -> Path:
-    """Return the file that tells this user, on this machine, that the edges and ranges of a store have been checked."""
-    found = [(path / f"{name}.bin").stat() for name in CHECKED_ARRAYS if files.is_there(path / f"{name}.bin")]
+def check_once(path: Path, names: Iterable[str], check: Callable[[], object]) -> None:
+    """Call a check of arrays of a store, unless this user has called it before on this machine for the same files."""
+    record = _record_of(path, names)
+    if record.exists():
+        return
+    check()
+    with contextlib.suppress(OSError):  # without a place to note it, they are checked again the next time
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.touch()
+
+
+def _record_of(path: Path, names: Iterable[str]) -> Path:
+    """Return the file that tells this user, on this machine, that some arrays of a store have been checked."""
+    found = [(path / f"{name}.bin").stat() for name in names if files.is_there(path / f"{name}.bin")]
     known = [[os.uname().nodename, file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns] for file in found]
     digest = hashlib.blake2b(json.dumps(known).encode(), digest_size=16).hexdigest()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "parallel-epochs" / "stores" / digest
-
-
-def _check_edges(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse edges between nodes that do not exist: the compiled functions would read outside of their arrays.
-
-    Raises:
-        DamagedFile: names the file and the number.
-    """
-    edges, indptr = tensors["edges"], tensors.get("indptr")
-    integers = (torch.int32, torch.int64)
-    if indptr is None or indptr.dim() != 1 or not len(indptr) or indptr.dtype not in integers or edges.dim() != 2 or \
-            edges.size(0) != 2 or edges.dtype not in integers:
-        raise DamagedFile(f"{path / MANIFEST} is damaged: edges must be integers of the shape [2, num_edges], and "
-                          "indptr of [num_nodes + 1]")
-    num_nodes, num_edges = len(indptr) - 1, edges.size(1)
-    _check_ends(path / "indptr.bin", indptr, num_edges, "edges")
-    for row in edges:
-        _check_numbers(path / "edges.bin", row, num_nodes, "node", "nodes")
-    # Of many graphs in one.
-    ptr, by_source = tensors.get("ptr"), tensors.get("by_source")
-    for name, value in (("ptr", ptr), ("by_source", by_source)):
-        if value is not None and (value.dim() != 1 or value.dtype not in integers):
-            raise DamagedFile(f"{path / MANIFEST} is damaged: {name} must be integers in one dimension")
-    if ptr is not None:
-        _check_ends(path / "ptr.bin", ptr, num_nodes, "nodes")
-    if by_source is not None:
-        if len(by_source) != num_edges:
-            raise DamagedFile(f"{path / MANIFEST} is damaged: by_source has {len(by_source):,} numbers for "
-                              f"{num_edges:,} edges")
-        _check_numbers(path / "by_source.bin", by_source, num_edges, "edge", "edges")
-
-
-def _check_ends(path: Path, ptr: Tensor, end: int, what: str) -> None:
-    """Refuse ends of ranges that do not go from 0 to their number without falling."""
-    if not len(ptr) or int(ptr[0]) or int(ptr[-1]) != end:
-        found = f"goes from {int(ptr[0]):,} to {int(ptr[-1]):,}" if len(ptr) else "is empty"
-        raise DamagedFile(f"{path} is damaged: it {found}, but there are {end:,} {what}")
-    for first in range(0, len(ptr) - 1, CHECKED):
-        if bool((ptr[first:first + CHECKED + 1].diff() < 0).any()):
-            raise DamagedFile(f"{path} is damaged: its numbers must not decrease")
-        pulse.renew()
-
-
-def _check_numbers(path: Path, values: Tensor, count: int, one: str, many: str) -> None:
-    """Refuse numbers of nodes or edges that there are not."""
-    for part in values.split(CHECKED):
-        low, high = (int(bound) for bound in torch.aminmax(part)) if len(part) else (0, -1)
-        if low < 0 or high >= count:
-            raise DamagedFile(f"{path} is damaged: it names {one} {low if low < 0 else high:,}, the graph has {many} 0 "
-                              f"to {count - 1:,}")
-        pulse.renew()
 
 
 def pack(data: Data) -> dict:

@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 from parallel_epochs.models.edges import choose_dtype, fill_csr, from_csc
 from parallel_epochs.models.kernels.hash import GOLDEN, mix
 from parallel_epochs.pipeline.graph.edges import transpose
+from parallel_epochs.pipeline.graph.ranges import check_edges, check_ends, check_numbers, check_order
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.words import count
 
@@ -136,9 +137,17 @@ def keep_both_orders(edge_index: EdgeIndex, cache: Path | None = None) -> EdgeIn
         return {"edges": both.as_tensor(), "indptr": indptr.long(), "perm": perm, "rowptr": rowptr, "dst": dst,
                 "src": both.as_tensor()[0].index_select(0, perm)}
 
+    def check(path: Path, kept: dict) -> None:
+        num_nodes, num_edges = check_edges(path, kept), edge_index.size(1)
+        check_ends(path, "rowptr", kept["rowptr"], num_edges, "edges")
+        check_order(path, "perm", kept["perm"], num_edges, "edge")
+        for name in ("src", "dst"):
+            check_numbers(path, name, kept[name], num_nodes, "node")
+
     if cache is None:
         kept = build()
     else:
-        kept = checkpoint.keep(cache / f"whole-{hash_structure(edge_index)}.pt", build, again="sorting the edges again")
+        kept = checkpoint.keep(cache / f"whole-{hash_structure(edge_index)}.pt", build, again="sorting the edges again",
+                               check=check)
     return fill_csr(from_csc(kept["edges"], kept["indptr"]), perm=kept["perm"], src=kept["src"], dst=kept["dst"],
                     rowptr=kept["rowptr"])

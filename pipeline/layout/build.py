@@ -20,7 +20,7 @@ from parallel_epochs.pipeline.block_training.open import describe_graph
 from parallel_epochs.pipeline.data.cache import path_of
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.opened import OpenData, Part, open_whole
-from parallel_epochs.pipeline.graph import neighbors, walks
+from parallel_epochs.pipeline.graph import neighbors, ranges, walks
 from parallel_epochs.pipeline.graph.edges import check_weight, choose_weight, weight_matrix
 from parallel_epochs.pipeline.graph.node_parts import NodeParts, deal_nodes, sort_into_blocks
 from parallel_epochs.pipeline.layout.config import LayoutConfig, LayoutTrainerConfig
@@ -151,7 +151,11 @@ def keep_neighbors(config: LayoutConfig, data: Data) -> dict:
     shaping = [NEIGHBORS_FORMAT, options.num_neighbors, options.perplexity, options.pca_dim, how]
     digest = hashlib.blake2b(json.dumps(shaping).encode(), digest_size=6).hexdigest()
     path = path_of(config.data, config.cache_dir, data.content_hash, f"-neighbors-{digest}")
-    found = checkpoint.keep(path, build, again="looking for neighbours again")
+
+    def check(path: Path, kept: dict) -> None:
+        ranges.check_numbers(path, "neighbors", kept["neighbors"], data.num_nodes, "node")
+
+    found = checkpoint.keep(path, build, again="looking for neighbours again", check=check)
     log.info("neighbours: %d of each of %s vectors, searched in %d numbers, %s, perplexity %g: %.1f "
              "s", options.num_neighbors,
              f"{data.num_nodes:,}", found["num_searched"], how, options.perplexity, time.perf_counter() - start)

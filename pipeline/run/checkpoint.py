@@ -200,21 +200,26 @@ def explain_content(path: Path) -> str:
     return "it is text" if start.isascii() and b"\0" not in start else "it cannot be read"
 
 
-def keep(path: Path, build: Callable[[], dict], *, again: str, mmap: bool = True, verify: bool = True) -> Content:
+def keep(path: Path, build: Callable[[], dict], *, again: str, mmap: bool = True, verify: bool = True,
+         check: Callable[[Path, dict], object] = lambda path, content: None) -> Content:
     """Return the content of a cached file. Build it first if the file does not exist or is damaged.
 
     Args:
         build: makes the content.
         again: what the warning about a damaged file says is done next.
         mmap: memory-map the file, so that processes share its memory.
-        verify: compare the content with its digest.
+        verify: compare the content with its digest, and check it.
+        check: raises a DamagedFile for content that cannot be what was built.
 
     Raises:
         FileError: the file cannot be read or written.
     """
     if files.is_there(path):
         try:
-            return load(path, mmap=mmap, verify=verify)
+            content = load(path, mmap=mmap, verify=verify)
+            if verify:
+                check(path, content)
+            return content
         except DamagedFile as error:
             log.warning("%s; %s", error, again)
     with files.naming(path.parent, "made"):

@@ -343,7 +343,7 @@ CASES = [
       for name, message in (
         ("x", "stored: there is no x in manifest.json"), ("y", "stored: there is no y in manifest.json"),
         ("edges", "stored: there is no edges in manifest.json"),
-        ("indptr", f"{MANIFEST} is damaged: edges must be <*>"))),
+        ("indptr", "stored/indptr.bin is damaged: it must hold int32 or int64 in 1 dimension, not nothing"))),
 
     Case("a complex matrix", on("edges.mat"), "edges.mat: network holds complex128; weights are real numbers",
          mat_of(network=np.eye(4) * 1j)),

@@ -15,7 +15,8 @@ import torch
 
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.config import StoreConfig
-from parallel_epochs.pipeline.graph import store
+from parallel_epochs.pipeline.data.node_names import pack_names
+from parallel_epochs.pipeline.graph import ranges, store
 from parallel_epochs.pipeline.graph.store import StoreWriter, open_graph, open_store, write_graph
 from parallel_epochs.pipeline.run.errors import DamagedFile, FileError
 from tests.helpers import disks, running
@@ -25,7 +26,7 @@ from tests.helpers.graphs import random_graph
 @pytest.fixture
 def path(tmp_path):
     with StoreWriter(tmp_path / "graph") as writer:
-        write_graph(writer, random_graph(30, 200, 0), colour="red")
+        write_graph(writer, random_graph(30, 200, 0).update(pack_names(np.arange(30))), colour="red")
     return tmp_path / "graph"
 
 
@@ -47,11 +48,19 @@ def test_what_is_written_is_read(path):
     ("indptr", 30, 2**31 - 1, "indptr.bin is damaged: it goes from 0 to 2,147,483,647, but there are"),
     ("ptr", 1, 31, "ptr.bin is damaged: its numbers must not decrease"),
     ("ptr", 2, 29, "ptr.bin is damaged: it goes from 0 to 29, but there are 30 nodes"),
-    ("by_source", 7, 400, "by_source.bin is damaged: it names edge 400, the graph has edges 0 to 399")])
+    ("by_source", 7, 400, "by_source.bin is damaged: it names edge 400, the graph has edges 0 to 399"),
+    ("n_id", 3, -4, "n_id.bin is damaged: it names node -4, the graph has nodes from 0 on"),
+    ("valid_negatives", 1, 30, "valid_negatives.bin is damaged: it names node 30, the graph has nodes 0 to 29"),
+    ("names_ptr", 2, 61, "names_ptr.bin is damaged: its numbers must not decrease"),
+    ("names_ptr", 30, 61, "names_ptr.bin is damaged: it goes from 0 to 61, but there are 60 bytes"),
+    ("label_names_ptr", 0, 1, "label_names_ptr.bin is damaged: it goes from 1 to 2, but there are 2 bytes")])
 def test_a_number_out_of_range_is_refused_before_a_compiled_function_reads_it(tmp_path, monkeypatch, name, place, value,
                                                                              message):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    packed = store.pack(random_graph(30, 200, 0)) | {"ptr": torch.tensor([0, 12, 30]), "by_source": torch.arange(400)}
+    packed = store.pack(random_graph(30, 200, 0))
+    packed |= {"ptr": torch.tensor([0, 12, 30]), "by_source": torch.arange(400), "n_id": torch.arange(30) * 5,
+               "valid_negatives": torch.zeros(4, 2).long(),
+               **pack_names(np.arange(10, 40)), **pack_names(np.array(["ab"]), "label_names")}
     packed[name] = packed[name].clone()
     packed[name].view(-1)[place] = value
     with StoreWriter(tmp_path / "graph") as writer:
@@ -66,13 +75,14 @@ def test_a_number_out_of_range_is_refused_before_a_compiled_function_reads_it(tm
 def test_edges_are_checked_once_for_each_state_of_their_files(path, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     checked = []
-    monkeypatch.setattr(store, "_check_edges", lambda *args: checked.append(args))
+    monkeypatch.setattr(ranges, "check_graph", lambda *args: checked.append(args))
     for _ in range(2):
         open_graph(path)
     assert len(checked) == 1
-    os.utime(path / "edges.bin")
-    open_graph(path)
-    assert len(checked) == 2
+    for number, changed in enumerate(("edges", "names_ptr"), start=2):
+        os.utime(path / f"{changed}.bin")
+        open_graph(path)
+        assert len(checked) == number
 
 
 @pytest.mark.parametrize("entry", [{"dtype": "load"}, {"shape": [-2, -15]}, {"shape": ["a"]}, {"size": 12.0}])

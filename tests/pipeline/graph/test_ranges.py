@@ -1,0 +1,152 @@
+"""Numbers out of range in a file of the cache, with the right checksum: the file is named and built again."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.data import cache
+from parallel_epochs.pipeline.data.config import StoreConfig
+from parallel_epochs.pipeline.gnn import components
+from parallel_epochs.pipeline.graph import cut, ranges, store
+from parallel_epochs.pipeline.graph.laid_out import LaidOut
+from parallel_epochs.pipeline.graph.partition import from_assignment
+from parallel_epochs.pipeline.graph.store import StoreWriter
+from parallel_epochs.pipeline.graph.structure import keep_both_orders
+from parallel_epochs.pipeline.layout import build as layout
+from parallel_epochs.pipeline.run import checkpoint
+from parallel_epochs.pipeline.run.errors import DamagedFile
+from tests.helpers.graphs import link_graph, random_graph
+
+SYNTHETIC = ("data.num_nodes=60", "data.num_edges=300", "data.num_species=2", "data.num_groups=2")
+
+
+def tensors(kept: object) -> dict[str, Tensor]:
+    """Return the tensors of what a cache gave."""
+    if isinstance(kept, Data):
+        kept = store.pack(kept)
+    elif dataclasses.is_dataclass(kept):
+        kept = vars(kept)
+    return {name: value for name, value in kept.items() if isinstance(value, Tensor)}
+
+
+def both_orders(configure, folder: Path) -> dict:
+    edges = keep_both_orders(random_graph(30, 200, 0).edge_index, folder)
+    return {"edges": edges.as_tensor(), "perm": edges.get_csr()[1]}
+
+
+def a_cut(configure, folder: Path) -> object:
+    return cut.cut_graph(random_graph(30, 200, 0).edge_index, 3, 0, folder,
+                         lambda edges, num_parts, seed: np.arange(30) % 3, title="Slices", version="1")
+
+
+def graph(configure, folder: Path) -> Data:
+    config = configure(*SYNTHETIC, f"cache_dir={folder}")
+    return cache.load(config.data, config.cache_dir)
+
+
+def found_components(configure, folder: Path) -> object:
+    config = configure(*SYNTHETIC, f"cache_dir={folder}", "data.components=largest")
+    data = random_graph(30, 200, 0)
+    data.content_hash, data.train_mask, data.valid_mask, data.test_mask = "h", *torch.zeros(3, 30).bool()
+    return components.find_or_read(config, data, verify=True)
+
+
+def a_component(configure, folder: Path) -> Data:
+    config, data = configure(*SYNTHETIC, f"cache_dir={folder}"), random_graph(30, 200, 0)
+    data.content_hash = "h"
+    return cache.keep_component(config.data, folder, data, 1, torch.arange(3, 20))
+
+
+def neighbors(configure, folder: Path) -> dict:
+    config = configure("trainer=layout", "data=vectors", "data.path=x.npy", "trainer.num_neighbors=5",
+                       "trainer.perplexity=2", f"cache_dir={folder}")
+    x = torch.from_numpy(np.random.default_rng(0).random((30, 4), np.float32))
+    return layout.keep_neighbors(config, Data(x=x, num_nodes=30, content_hash="h"))
+
+
+@pytest.mark.parametrize("keep, name, place, value, message", [
+    (both_orders, "edges", 5, 30, "edges is damaged: it names node 30"),
+    (both_orders, "perm", 5, 400, "perm is damaged: it names edge 400"),
+    (both_orders, "perm", 5, 0, "perm is damaged: it must hold the number of each edge once"),
+    (both_orders, "src", 5, -1, "src is damaged: it names node -1"),
+    (both_orders, "dst", 5, 30, "dst is damaged: it names node 30"),
+    (both_orders, "rowptr", 5, 2**40, "rowptr is damaged: its numbers must not decrease"),
+    (a_cut, "perm", 4, 30, "perm is damaged: it names node 30"),
+    (a_cut, "perm", 4, 0, "perm is damaged: it must hold the number of each node once"),
+    (a_cut, "ptr", 3, 31, "ptr is damaged: it goes from 0 to 31"),
+    (graph, "edges", 5, 60, "edges is damaged: it names node 60"),
+    (found_components, "index", 5, 30, "index is damaged: it names component 30"),
+    (a_component, "n_id", 5, 30, "n_id is damaged: it holds other nodes than component 1"),
+    (a_component, "edges", 5, 17, "edges is damaged: it names node 17"),
+    (neighbors, "neighbors", 5, 30, "neighbors is damaged: it names node 30")])
+def test_a_number_out_of_range_in_the_cache(configure, tmp_path, caplog, keep, name, place, value, message):
+    first = {key: kept.clone() for key, kept in tensors(keep(configure, tmp_path)).items()}
+    (path,) = tmp_path.rglob("*.pt")
+    content = dict(checkpoint.load(path))
+    content[name].view(-1)[place] = value
+    checkpoint.save(path, content)
+    again = tensors(keep(configure, tmp_path))
+    assert f"{path}: {message}" in caplog.text
+    assert again.keys() == first.keys() and all(torch.equal(again[key], first[key]) for key in first)
+
+
+@pytest.mark.parametrize("key, place, value, message", [
+    ("triples", 0, 9, "triples is damaged: it names node 9, the graph has nodes 0 to 8"),
+    ("triples", 2, -1, "triples is damaged: it names node -1"),
+    ("triples", 1, 2, "triples is damaged: it names relation 2, the graph has relations 0 to 1"),
+    ("triple_ptr", 1, 7, "triple_ptr is damaged: its numbers must not decrease"),
+    ("relation_names_ptr", 1, 4, "relation_names_ptr is damaged: its numbers must not decrease")])
+def test_a_number_out_of_range_in_triples(key, place, value, message):
+    packed = {"triples": torch.tensor([[0, 0, 1], [8, 1, 2]]), "triple_ptr": torch.tensor([0, 1, 2, 2]), "num_nodes": 9,
+              "num_relations": 2, "relation_names": torch.zeros(3).byte(),
+              "relation_names_ptr": torch.tensor([0, 2, 3])}
+    ranges.check_graph(Path("g.pt"), packed)
+    packed[key].view(-1)[place] = value
+    with pytest.raises(DamagedFile, match=message):
+        ranges.check_graph(Path("g.pt"), packed)
+
+
+@pytest.mark.parametrize("key, values, message", [
+    ("edges", torch.zeros(2, 3), "it must hold int32 or int64 in 2 dimensions, not torch.float32 of the shape"),
+    ("edges", torch.zeros(3, 2).long(), "edges must have the shape"),
+    ("indptr", None, "it must hold int32 or int64 in 1 dimension, not nothing"),
+    ("n_id", torch.arange(3), "it has 3 numbers for 40 nodes"),
+    ("by_source", torch.arange(3), "it has 3 numbers for")])
+def test_arrays_of_other_shapes(key, values, message):
+    packed = {**store.pack(link_graph()), key: values}
+    with pytest.raises(DamagedFile, match=f"g.pt: {key} is damaged: {message}"):
+        ranges.check_graph(Path("g.pt"), packed)
+
+
+@pytest.mark.parametrize("name, message", [("indptr", "its numbers must not decrease"), ("src", "it names node 1,000")])
+def test_a_number_out_of_range_in_a_copy_laid_out_is_checked_once(tmp_path, caplog, name, message):
+    with StoreWriter(tmp_path / "s") as writer:
+        store.write_graph(writer, random_graph(30, 200, 0))
+    data = store.open_graph(tmp_path / "s")
+    data.store, micro = str(tmp_path / "s"), from_assignment(np.arange(30) % 10, 10)
+    copy = LaidOut(data, micro, tmp_path / "cache", spill=tmp_path, buffer=2**20)
+    copy.write()
+    first = {key: array.clone() for key, array in store.open_store(copy.path)[0].items()}
+    with StoreWriter(copy.path, "another") as writer:
+        for key, array in first.items():
+            edited = array.clone()
+            if key == name:
+                edited[5] = 1000
+            writer.put(key, edited)
+        writer.finish({})
+    copy.write()
+    assert f"{name}.bin is damaged: {message}" in caplog.text
+    arrays, _ = store.open_store(copy.path)
+    assert all(torch.equal(arrays[key], first[key]) for key in first)
+
+
+def test_a_value_in_the_place_of_an_array(tmp_path):
+    with StoreWriter(tmp_path / "s") as writer:
+        store.write_graph(writer, random_graph(30, 200, 0), n_id=3)
+    with pytest.raises(ValueError, match="n_id is 3; it must be an array"):
+        cache.load(StoreConfig(path=str(tmp_path / "s")), tmp_path / "cache")
