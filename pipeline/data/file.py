@@ -21,7 +21,7 @@ from parallel_epochs.pipeline.data.splits import divide, shuffle
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS
 from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run import limits
-from parallel_epochs.pipeline.run.checkpoint import UNREADABLE, explain_content
+from parallel_epochs.pipeline.run.checkpoint import UNREADABLE, check_expanded, explain_content
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ def _load(path: Path) -> object:
         with warnings.catch_warnings(), \
                 torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage, EdgeIndex]):
             warnings.simplefilter("ignore")  # of what is refused below
-            return torch.load(path, map_location="cpu", weights_only=True)
+            saved = torch.load(path, map_location="cpu", weights_only=True)
     except UNREADABLE as error:
         if class_ := re.search(r"GLOBAL (\S+) was not an allowed global", str(error)):
             raise ValueError(f"{path} {_explain_class(class_[1])}") from None
@@ -154,6 +154,8 @@ def _load(path: Path) -> object:
             raise
         raise ValueError(f"{path} is not a saved torch_geometric Data: {explain_content(path)}; save one with "
                          "torch.save") from error
+    check_expanded(str(path), saved)
+    return saved
 
 
 def _explain_class(name: str) -> str:

@@ -11,8 +11,6 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline.data import ogb_node
 from parallel_epochs.pipeline.data.content import hash_named
 from parallel_epochs.pipeline.names import PAIRS, SPLITS
-from parallel_epochs.pipeline.run.checkpoint import UNREADABLE
-from parallel_epochs.pipeline.run.errors import FileError
 
 log = logging.getLogger(__name__)
 
@@ -86,12 +84,7 @@ def _read_pairs(paths: list[Path]) -> dict[str, Tensor]:
 
 
 def _load(path: Path) -> dict:
-    try:
-        saved = ogb_node.load_arrays(ogb_node.require(path))
-    except FileError:
-        raise
-    except UNREADABLE as error:
-        raise ValueError(f"{path} is damaged, or does not hold pairs ({type(error).__name__})") from error
+    saved = ogb_node.load_arrays(ogb_node.require(path), "does not hold pairs")
     if not isinstance(saved, dict):
         raise ValueError(f"{path} holds a {type(saved).__name__}, not a table of pairs for each of its names")
     return saved

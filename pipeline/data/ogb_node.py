@@ -26,8 +26,7 @@ from parallel_epochs.pipeline.data.config import OGB_GRAPH_NAMES, OGB_LINK_NAMES
 from parallel_epochs.pipeline.data.content import hash_named
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import files
-from parallel_epochs.pipeline.run.checkpoint import UNREADABLE
-from parallel_epochs.pipeline.run.errors import FileError
+from parallel_epochs.pipeline.run.checkpoint import UNREADABLE, check_expanded
 
 # ogb asks the network for a newer version of itself when imported, from a thread that outlives the process' work.
 sys.modules.setdefault("outdated", None)
@@ -318,28 +317,36 @@ def read_split(folder: Path, split: str) -> dict[str, np.ndarray]:
 
 
 def _read_saved_split(path: Path) -> dict[str, np.ndarray]:
+    otherwise = f"not a split into {', '.join(SPLITS)}"
+    saved = load_arrays(path, otherwise)
     try:
-        saved = load_arrays(path)
         parts = {part: np.asarray(saved[part]).reshape(-1) for part in SPLITS}
-    except FileError:
-        raise
     except UNREADABLE as error:
-        raise ValueError(f"{path} is damaged, or not a split into {', '.join(SPLITS)} "
-                         f"({type(error).__name__})") from error
+        raise ValueError(f"{path} is damaged, or {otherwise} ({type(error).__name__})") from error
     for part, nodes in parts.items():
         if nodes.size and nodes.dtype.kind not in "iu":
             raise ValueError(f"{path}: {part} holds {nodes.dtype}; save the numbers of its rows as integers")
     return {part: nodes.astype(np.int64) for part, nodes in parts.items()}
 
 
-def load_arrays(path: Path) -> Any:
-    """Load what ogb saved by torch.save: tensors and numpy arrays, and no code."""
+def load_arrays(path: Path, otherwise: str) -> Any:
+    """Load what ogb saved by torch.save: tensors and numpy arrays, and no code.
+
+    Args:
+        otherwise: what the file may be if it is not damaged, for messages.
+    """
     # Torch's safe loader has to be told about numpy arrays, under the names of numpy 1 and 2.
     reconstruct = np._core.multiarray._reconstruct  # type: ignore[attr-defined]
     allowed: list[Any] = [np.ndarray, np.dtype, np.dtypes.Int64DType, np.dtypes.Int32DType, np.dtypes.Float64DType,
                np.dtypes.Float32DType, bytes, reconstruct, (reconstruct, "numpy.core.multiarray._reconstruct")]
-    with torch.serialization.safe_globals(allowed):
-        return torch.load(io.BytesIO(files.read_bytes(path)), weights_only=True)
+    content = files.read_bytes(path)
+    try:
+        with torch.serialization.safe_globals(allowed):
+            saved = torch.load(io.BytesIO(content), weights_only=True)
+    except UNREADABLE as error:
+        raise ValueError(f"{path} is damaged, or {otherwise} ({type(error).__name__})") from error
+    check_expanded(str(path), saved)
+    return saved
 
 
 def _read_nodes(path: Path) -> np.ndarray:

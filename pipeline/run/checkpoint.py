@@ -120,6 +120,7 @@ def load(path: Path, *, mmap: bool = False, verify: bool = True) -> Content:
         raise ValueError(f"{path} does not exist")
     limits.check_zip(path)
     state = _map(path) if mmap else _parse(path, files.read_bytes(path))
+    check_expanded(str(path), state)
     expected = state.pop("sha256")
     if verify and digest(state) != expected:
         raise DamagedFile(f"{path} is damaged: its content does not have the checksum it was saved with")
@@ -173,9 +174,48 @@ def read_tensors(path: Path, name: str) -> object:
     content = files.read_bytes(path)
     limits.check_zip(path)
     try:
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        tensors = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except UNREADABLE as error:
         raise ValueError(f"{name} holds no tensors that torch.save wrote: {explain_content(path)}") from error
+    check_expanded(name, tensors)
+    return tensors
+
+
+def check_expanded(name: str, content: object) -> None:
+    """Refuse tensors that are much larger than what a file holds of them, as `expand` makes them, before they are used.
+
+    Args:
+        name: of the file, for messages.
+        content: as ``torch.load`` returns it.
+
+    Raises:
+        ValueError: names the largest of them, and the environment variable that raises the limit.
+    """
+    sizes = {key: (tensor.numel() * tensor.element_size(), tensor) for key, tensor in _tensors_of(content)
+             if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()}
+    if not sizes:
+        return
+    key, (size, largest) = max(sizes.items(), key=lambda item: item[1][0])
+    limits.check_size(f"{name}: {key} has the shape {list(largest.shape)}, which takes {format_bytes(size)}, although "
+                      f"the file holds {format_bytes(largest.untyped_storage().nbytes())} of it: its expanded tensors "
+                      "take", sum(size for size, _ in sizes.values()), limits.UNPACKED, limits.limit_in_memory())
+
+
+def _tensors_of(content: object, key: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the dense tensors in nested dicts, lists, graphs and sparse tensors, each with its place."""
+    if isinstance(content, Tensor) and content.layout == torch.strided:
+        yield key or "the tensor", content
+    elif isinstance(content, Tensor) and content.layout == torch.sparse_coo:
+        yield from _tensors_of({"indices()": content._indices(), "values()": content._values()}, key)
+    elif isinstance(content, Tensor):
+        yield from _tensors_of({"values()": content.values()}, key)
+    elif isinstance(content, (list, tuple)):
+        for place, value in enumerate(content):
+            yield from _tensors_of(value, f"{key}[{place}]")
+    else:
+        content = content.to_dict() if hasattr(content, "to_dict") else content
+        for name, value in content.items() if isinstance(content, dict) else ():
+            yield from _tensors_of(value, f"{key}.{name}" if key else str(name))
 
 
 def explain_content(path: Path) -> str:

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from parallel_epochs.pipeline.data import file, ogb_node
 from parallel_epochs.pipeline.run import checkpoint, files
 
 
@@ -156,3 +157,36 @@ def test_the_digest_of_a_tensor_without_a_stride():
     number = torch.full((1,), 7)
     assert checkpoint.digest(number.as_strided((1,), (0,))) == checkpoint.digest(number)
     assert checkpoint.digest(torch.empty(2, 0, dtype=torch.int64).T) != checkpoint.digest(number)
+
+
+READERS = {"a graph": file.read_attributes, "tensors": lambda path: checkpoint.read_tensors(path, str(path)),
+           "a checkpoint": checkpoint.load, "a mapped checkpoint": lambda path: checkpoint.load(path, mmap=True),
+           "ogb": lambda path: ogb_node.load_arrays(path, "no split")}
+COO = torch.sparse_coo_tensor(torch.ones(2, 1).long().expand(2, 10**12), torch.ones(1).expand(10**12), (9, 9),
+                              is_coalesced=True, check_invariants=False)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("content, key, shape, size", [
+    ({"x": torch.ones(1).expand(10**12), "y": torch.ones(10, 1).expand(10, 500)}, "x", "[1000000000000]", "4 TB"),
+    ({"x": torch.ones(1), "model": {"w": [torch.ones(1, 1), torch.ones(3, 1, dtype=torch.bool).expand(3, 10**9)]}},
+     "model.w[1]", "[3, 1000000000]", "3 GB"),
+    ({"x": COO}, "x.indices()", "[2, 1000000000000]", "16 TB")], ids=["dense", "nested", "sparse"])
+def test_an_expanded_tensor_is_refused_before_it_is_used(reader, content, key, shape, size, tmp_path, monkeypatch):
+    monkeypatch.setenv("PARALLEL_EPOCHS_MAX_UNPACKED", "1GB")
+    torch.save({**content, "sha256": ""}, path := tmp_path / "a.pt")
+    with pytest.raises(ValueError) as error:
+        READERS[reader](path)
+    assert str(error.value).startswith(f"{path}: {key} has the shape {shape}, which takes {size}, although the file "
+                                       "holds ")
+    assert str(error.value).endswith("of it: its expanded tensors take more than 1 GB: if that is right, raise the "
+                                     "limit PARALLEL_EPOCHS_MAX_UNPACKED")
+
+
+def test_expanded_tensors_below_the_limit_together_and_large_ones_that_the_file_holds_are_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("PARALLEL_EPOCHS_MAX_UNPACKED", "1MB")
+    torch.save({"held": torch.zeros(300_000), "x": torch.ones(1).expand(200_000)}, path := tmp_path / "a.pt")
+    assert file.read_attributes(path)["x"].sum() == 200_000
+    torch.save({"x": torch.ones(1).expand(200_000), "y": torch.ones(1).expand(100_000)}, path)
+    with pytest.raises(ValueError, match="x has the shape .200000., which takes 800 kB"):
+        file.read_attributes(path)
