@@ -102,7 +102,7 @@ def expand(key: str, path: Path) -> list[Path]:
 
 
 def _suffix(path: Path) -> str:
-    return next((suffix for suffix in reversed(SUFFIXES) if path.name.endswith(suffix)), path.suffix)
+    return next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), path.suffix)
 
 
 def separator_of(path: Path) -> str:

@@ -15,6 +15,8 @@ def member(metric="acc", valid=0.5, test=0.25, command="train seed=0") -> dict:
     ([member()], "1 of 1 run finished; valid acc 0.5000, test acc 0.2500"),
     ([member("mae", command="train train.lr=1"), member("mae", 0.25, 0.125, command="train train.lr=2")],
      "2 of 2 runs finished; the best is {}/1: valid mae 0.2500, test mae 0.1250"),
+    ([member(command="train seeds=0"), member(valid=0.7, command="train seeds=1")],
+     "2 of 2 runs finished; the best is {}/1: valid acc 0.7000, test acc 0.2500"),
     ([member(), member("mae")], "2 of 2 runs finished; their metrics differ: acc, mae"),
     ([member(valid=None), member()], "2 of 2 runs finished, 1 with a metric; valid acc 0.5000, test acc 0.2500"),
     ([None, None], "0 of 2 runs finished"), ([{}, None], "0 of 2 runs finished")])

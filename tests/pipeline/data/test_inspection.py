@@ -62,6 +62,17 @@ def test_classes_and_values_are_counted():
     assert describe(data)[-1] == ("", f"and {41 - LISTED} more classes")
 
 
+def test_a_component_of_two_nodes_is_no_single_node():
+    data = make_graph([(0, 1), (1, 0), (3, 3)], 5)
+    assert dict(inspection.describe_components(data, None)) == {
+        "components": "4, of which 3 are single nodes; the largest has 2 nodes"}
+
+
+def test_a_class_below_0_is_none():
+    assert dict(inspection.describe_classes(torch.tensor([1, -1, 1, 0]), {"labelled": torch.ones(4) > 0}, None)) == {
+        "classes": "2", "class 1": "labelled 2", "class 0": "labelled 1"}
+
+
 def test_pairs_of_links_are_counted(configure):
     found = dict(describe(link_graph(40, 90)))
     assert (found["train pairs"], found["valid pairs"], found["test pairs not linked"]) == ("70", "10", "60")
