@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -110,6 +110,30 @@ def readable_errors() -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def failing_exit() -> Iterator[None]:
+    """Until the end of the block, let os._exit(0) in this process say that there is no result, and exit with status 1.
+
+    Code of a user's may call it, which would look like success to a job script. Children exit as they like.
+    """
+    exit_now, owner = os._exit, os.getpid()
+
+    def fail(status: int) -> NoReturn:
+        if status == 0 and os.getpid() == owner:
+            status = 1
+            log.error("error: os._exit(0) was called before there was a result; does the class of model.path call it?")
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+        exit_now(status)
+
+    os._exit = fail
+    try:
+        yield
+    finally:
+        os._exit = exit_now
+
+
+@failing_exit()
 def call(main: Callable[[], object], *, check: str | None = None, needs_data: bool = False) -> None:
     """Call an entry point; what is wrong with the configuration itself becomes one line.
 

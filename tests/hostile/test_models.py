@@ -118,6 +118,7 @@ RETURNS = {
     "sys.exit('done') of the whole graph": ("len(x) == 240 and not self.training and sys.exit('done'); return out",
                                             f"{LATER}it calls sys.exit('done'){HERE}"),
 }
+NO_RESULT = "os._exit(0) was called before there was a result; does the class of model.path call it?"
 NO_IMPORT = "model.path=mine.Net cannot be imported: "
 REFUSED = "model.kwargs: mine.Net refuses them: "
 MODULES = {
@@ -158,6 +159,11 @@ CASES = [
     Case("os._exit(0) in a rank", f"{TRAIN} parallel.num_ranks=2", "rank <*> failed: another rank has ended and said "
          "nothing; look above for a message of its own, or in the system's log, as it may have taken too much memory",
          forward("len(x) == 11 or os._exit(0); return out")),
+    Case("os._exit(0)", TRAIN, NO_RESULT, forward("len(x) == 11 or os._exit(0); return out")),
+    Case("os._exit(0) in a thread", TRAIN, NO_RESULT, forward(
+        "import threading; threading.Thread(target=os._exit, args=(0,)).start(); import time; time.sleep(9)")),
+    Case("os._exit(0) at the import", TRAIN, NO_RESULT, module("os._exit(0)\n")),
+    Case("os._exit(0) in a child", TRAIN, None, forward("os._exit(0) if os.fork() == 0 else os.wait(); return out")),
     Case("packages of the names that ours have", TRAIN.replace("mine.Net", "models.mine.Net"), None,
          packages("models", "scripts", "conf")),
     Case("a package pipeline", "parallel_epochs." + TRAIN.replace("mine.Net", "pipeline.mine.Net"), None,

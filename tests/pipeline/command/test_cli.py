@@ -259,3 +259,17 @@ def test_resume_directory_is_checked_before_hydra_makes_it(tmp_path):
     assert cli.choose_run_dir(None, "outputs/x") == "outputs/x"
     with pytest.raises(ValueError, match="has no config.yaml"):
         cli.choose_run_dir(str(tmp_path), "outputs/x")
+
+
+def test_an_exit_with_status_0_of_somebody_elses_code_is_an_error(monkeypatch, caplog):
+    statuses, owner = [], os.getpid()
+    monkeypatch.setattr(os, "_exit", statuses.append)
+    exit_now = os._exit
+    with cli.failing_exit():
+        os._exit(0)
+        os._exit(3)
+        assert len(caplog.records) == 1
+        monkeypatch.setattr(os, "getpid", lambda: owner + 1)
+        os._exit(0)
+    assert statuses == [1, 3, 0] and os._exit is exit_now
+    assert caplog.text.count("os._exit(0) was called before there was a result") == 1
