@@ -19,6 +19,14 @@ constexpr int MAX_CHUNKS = 256;
 constexpr size_t HUGE_PAGE = 2 << 20;  // bytes
 constexpr int64_t MIN_CHUNK = 8 * TILE;
 
+// Written so that the compiler compares several at once: their bits together are negative if any number is outside.
+template <class T>
+INLINE bool all_below(int64_t bound, const T* numbers, int64_t count) {
+  int64_t bits = 0;
+  for (int64_t i = 0; i < count; i++) bits |= numbers[i] | (bound - 1 - numbers[i]);
+  return bits >= 0;
+}
+
 // int32 or int64; null reads as the identity.
 struct Index {
   const void* data;
@@ -36,6 +44,12 @@ struct Index {
       std::copy_n(static_cast<const int32_t*>(data) + first, count, to);
     }
   }
+  // Tells whether those from `begin` to before `end` are in [0, bound).
+  bool is_below(int64_t bound, int64_t begin, int64_t end) const {
+    if (!data) return end <= bound;
+    return wide ? all_below(bound, static_cast<const int64_t*>(data) + begin, end - begin)
+                : all_below(bound, static_cast<const int32_t*>(data) + begin, end - begin);
+  }
 };
 
 // Edges grouped by row: those of row r are ptr[r] ... ptr[r + 1] - 1; `other` is the node at the far end, `position`
@@ -49,6 +63,16 @@ struct Sorted {
     return std::max(MIN_CHUNK, (per_chunk + TILE - 1) / TILE * TILE);
   }
   int64_t num_chunks() const { return (num_edges + chunk_edges() - 1) / chunk_edges(); }
+
+  // Tells whether the edges `begin` ... `end` - 1, of which the first is in `row`, lie in rows that follow each other.
+  bool rows_are_sorted(int64_t row, int64_t begin, int64_t end) const {
+    if (num_rows == 0 || ptr[row] > begin) return false;
+    for (; row < num_rows; row++) {
+      if (ptr[row + 1] < ptr[row]) return false;
+      if (ptr[row + 1] >= end) return true;
+    }
+    return false;
+  }
 
   // At most one thread per chunk, as a team of threads costs more than a small graph.
   int team(int64_t num_threads) const { return int(std::max<int64_t>(1, std::min(num_threads, num_chunks()))); }
@@ -137,13 +161,6 @@ struct TileWalk {
       at = end;
     }
     return true;
-  }
-
-  // Written so that the compiler compares several at once: their bits together are negative if any number is outside.
-  static INLINE bool all_below(int64_t bound, const int64_t* numbers, int count) {
-    int64_t bits = 0;
-    for (int i = 0; i < count; i++) bits |= numbers[i] | (bound - 1 - numbers[i]);
-    return bits >= 0;
   }
 
   // Reads n indices and, for prefetching, those behind them, which the last one replaces if any is missing or outside.

@@ -90,7 +90,7 @@ struct Dots {
       }
       if (!SUMMED) continue;
       if (segment.last && segment.whole) {
-        for (int b = 0; b < BLOCKS; b++) store(p.out + segment.row * p.channels + (first + b) * LANES, sums[b]);
+        finish(segment.row, first, sums, BLOCKS);
       } else {
         std::copy_n(sums, BLOCKS, (!segment.last ? carried : segment.whole ? tail : head) + first);
       }
@@ -122,7 +122,10 @@ struct Dots {
     run_groups<1, 1, SUMMED>(tile, carried, head, tail);
   }
 
-  bool run_chunk(int64_t chunk, Tile& tile, vf* carried, Partials<vf>& partials) const {
+  bool run_chunk(int64_t chunk, Partials<vf>& partials) const {
+    Tile tile;
+    Buffer<vf> carried_sums(num_blocks);
+    vf* carried = carried_sums.data;
     bool broken = false;
     vf *head = partials.head.data + chunk * num_blocks, *tail = partials.tail.data + chunk * num_blocks;
     if (!p.ptr) {
@@ -139,7 +142,9 @@ struct Dots {
     return true;
   }
 
-  int64_t channel_of(int64_t block) const { return block * LANES; }
+  void finish(int64_t row, int64_t first, const vf* sums, int64_t count) const {
+    for (int64_t b = 0; b < count; b++) store(p.out + row * p.channels + (first + b) * LANES, sums[b]);
+  }
 
   int run() const { return run_rows(*this); }
 };

@@ -44,12 +44,15 @@ def update_all(call: Call, reduce: str) -> Tensor:
         return _reduce_dots(call, reduce)
     structure, num_src = _find_structure(call)
     save = _needs_gradient(call)
-    out, _, _ = ops.update_all(*_operands(call), *structure, num_src, call.name,
-                               "sum" if reduce == "mean" else reduce, save)
+    share = None
     if reduce == "mean":
-        degree = structure[0].diff().clamp(min=1).to(out.dtype)
-        out = out / degree.reshape(-1, *(1,) * (out.dim() - 1))
-    return out.to(call.dtype)
+        reduce = "sum"
+        share = structure[0].diff().clamp(min=1).to(torch.float32).reciprocal().reshape(-1, *(1,) * len(call.trailing))
+        if call.message.operation == "copy":  # the walk multiplies its sums on the way
+            name = call.message.left
+            call, share = call._replace(name=f"{name}_mul_v", operands=call.operands | {"v": share}), None
+    out, _, _ = ops.update_all(*_operands(call), *structure, num_src, call.name, reduce, save)
+    return (out if share is None else out * share).to(call.dtype)
 
 
 def apply_edges(call: Call) -> Tensor:
