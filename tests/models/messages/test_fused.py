@@ -82,6 +82,11 @@ def test_hubs(left, right):
     check_hubs(left, right, ("u_mul_e", "copy_u", "copy_e"), ("sum",))
 
 
+def test_hubs_with_factors_of_nodes():
+    check_hubs((64,), (1,), ("u_mul_v", "e_mul_v"), ("sum",))
+    check_hubs((3, 8), (3, 1), ("e_mul_u",), ("sum",))
+
+
 @pytest.mark.parametrize("message, walk", [("copy_u", "max"), ("v_div_u", "max"), ("u_sub_e", "min"),
                                            ("e_mul_u", "prod"), ("e_dot_v", "edges")])
 def test_hubs_of_other_reductions(message, walk):
@@ -333,6 +338,19 @@ def test_an_edge_index_with_wrong_numbers_is_refused():
             update_all(index, "copy_u", "sum", u=torch.ones(3, 16), kernel="fused")
         with pytest.raises(IndexError, match="not in the graph|such nodes"):
             update_all(index, "copy_u", "max", u=torch.ones(3, 16), kernel="fused")
+
+
+@pytest.mark.parametrize("ptr, other, position", [
+    ([0, 2, 1, 3], [0, 1, 2], [0, 1, 2]), ([1, 2, 3, 3], [0, 1, 2], [0, 1, 2]), ([0, 1, 2, 2], [0, 1, 2], [0, 1, 2]),
+    ([0, 1, 2, 3], [0, 3, 2], [0, 1, 2]), ([0, 1, 2, 3], [0, -1, 2], [0, 1, 2]), ([0, 1, 2, 3], [0, 1, 2], [0, 3, 2]),
+    ([0, 1, 2, 3], [0, 1, 2], [0, -1, 2])])
+@pytest.mark.parametrize("width", [1, 16])
+def test_a_walk_over_broken_indices_is_refused(ptr, other, position, width):
+    ptr, other, position = map(torch.tensor, (ptr, other, position))
+    operands = {"u": torch.ones(3, width), "e": torch.ones(3, 17 - width)}
+    walk = cpu.Walk(("v", "u"), (3, 3), ptr, other, position, MESSAGES["u_mul_e"], operands, torch.Size([16]))
+    with pytest.raises(IndexError, match="not in the graph"):
+        walk.forward("sum", out=torch.empty(3, 16))
 
 
 def test_what_runs_and_why(caplog):
