@@ -81,8 +81,10 @@ def _plan(ptr, other, num_others, position, num_positions) -> ChunkPlan:
     chunk_items = max(MIN_CHUNK, -(-num_items // MAX_CHUNKS))
     begins = ptr + torch.arange(num_rows + 1, device=ptr.device)
     cuts = torch.arange(0, num_items, chunk_items, device=ptr.device)
-    row = torch.searchsorted(begins[1:], cuts, right=True)
-    cuts = torch.where(begins[row + 1] - begins[row] > chunk_items, cuts, begins[row])
+    row = torch.searchsorted(begins[1:], cuts, right=True).clamp(max=num_rows - 1)
+    # `other` may go on behind the last edge that `ptr` counts. The chunks there are empty.
+    cuts = torch.where(cuts >= begins[-1], begins[-1],
+                       torch.where(begins[row + 1] - begins[row] > chunk_items, cuts, begins[row]))
     cuts = torch.cat([cuts, begins[-1:]])
     rows = torch.searchsorted(begins[1:], torch.stack([cuts[:-1], cuts[1:] - 1]), right=True, out_int32=True)
     return ChunkPlan(chunk_items, num_items, cuts, rows)
@@ -106,8 +108,9 @@ def _make_contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if tensor is None else tensor.contiguous() for tensor in tensors]
 
 
-def _launch(kernel, grid: tuple[int, int], *args, **options) -> None:
-    # Given explicitly because Triton 3.9 warns that its default will change.
+def launch(kernel, grid: tuple[int, int], *args, **options) -> None:
+    """Run a kernel."""
+    # `enable_fp_fusion` is given explicitly because Triton 3.9 warns that its default will change.
     kernel[grid](*args, enable_fp_fusion=True, **options)
 
 
@@ -131,9 +134,9 @@ def forward(
     partial = x.new_empty((2 * cut.num_chunks, 3, x.size(1)), dtype=torch.float32)
     options = dict(KIND=aggr, SAVE=save, WIDE=cut.wide)
     with torch.cuda.device_of(x):
-        _launch(gpu_forward.forward, grid, x, indptr, cut.cuts, cut.rows, src, position, attr, weight, bias, param, out,
+        launch(gpu_forward.forward, grid, x, indptr, cut.cuts, cut.rows, src, position, attr, weight, bias, param, out,
                 stat, stat2, partial, eps, low, high, FEATURES=_describe_features(attr, weight), **options, **blocks)
-        _launch(gpu_forward.merge_forward, grid, indptr, cut.cuts, cut.rows, param, out, stat, stat2, partial,
+        launch(gpu_forward.merge_forward, grid, indptr, cut.cuts, cut.rows, param, out, stat, stat2, partial,
                 cut.chunk_items, **options, D=x.size(1), BLOCK_C=8, BLOCK_D=blocks["BLOCK_D"], num_warps=1)
     return out, stat, stat2
 
@@ -174,16 +177,16 @@ def backward(
         partial = _allocate(x, 2 * cut.num_chunks, channels)
         sums = _allocate(x, cut.num_chunks, num_sums * channels)
         grid = cut.num_chunks, num_blocks
-        _launch(gpu_backward.backward, grid, pairs, x, rowptr, cut.cuts, cut.rows, dst, position, attr, weight, bias,
+        launch(gpu_backward.backward, grid, pairs, x, rowptr, cut.cuts, cut.rows, dst, position, attr, weight, bias,
                 param, grad_x, attr_parts, partial, sums, eps, low, high, attr.size(0) if need_attr else 0,
                 KIND=aggr, FEATURES=_describe_features(attr, weight), NEED_ATTR=need_attr, NEED_WEIGHT=need_weight,
                 WIDE=cut.wide, **blocks)
-        _launch(gpu_backward.merge_backward, grid, rowptr, cut.cuts, cut.rows, grad_x, partial, cut.chunk_items,
+        launch(gpu_backward.merge_backward, grid, rowptr, cut.cuts, cut.rows, grad_x, partial, cut.chunk_items,
                 WIDE=cut.wide, D=channels, BLOCK_C=8, BLOCK_D=block_d, num_warps=1)
 
         if attr_parts is not grad_attr:
-            grad_attr.copy_(_sum_rows(attr_parts.flatten(1)).view_as(grad_attr))
-        total = _sum_rows(sums).view(num_sums, channels)
+            grad_attr.copy_(sum_rows(attr_parts.flatten(1)).view_as(grad_attr))
+        total = sum_rows(sums).view(num_sums, channels)
         if need_weight:
             grad_weight.copy_(total[:edge_dim].t())
             grad_bias.copy_(total[edge_dim])
@@ -195,7 +198,7 @@ def _sum_of_param(aggr: str, total: Tensor, power_sums: Tensor | None) -> Tensor
     """Sum the gradient of t or p; max and add have none."""
     if aggr == "softmax":
         return total[-1].sum()
-    return _sum_rows(power_sums).sum() if aggr == "power" else total.new_zeros(())
+    return sum_rows(power_sums).sum() if aggr == "power" else total.new_zeros(())
 
 
 def _allocate(x: Tensor, *shape: int) -> Tensor:
@@ -210,19 +213,19 @@ def _pack(grad, out, stat, stat2, aggr, block_d) -> tuple[Tensor, Tensor | None]
     num_packs, num_blocks = triton.cdiv(num_dst, PACK_ROWS), triton.cdiv(channels, block_d)
     pairs = _allocate(grad, num_dst, 2, channels)
     power_sums = _allocate(grad, num_packs if aggr == "power" else 0, channels)
-    _launch(gpu_backward.pack, (num_packs, num_blocks), grad, out, stat, stat2, pairs, power_sums, num_dst, KIND=aggr,
+    launch(gpu_backward.pack, (num_packs, num_blocks), grad, out, stat, stat2, pairs, power_sums, num_dst, KIND=aggr,
             D=channels, BLOCK_N=PACK_ROWS, BLOCK_D=block_d, num_warps=4)
     return pairs, power_sums
 
 
-def _sum_rows(values: Tensor) -> Tensor:
+def sum_rows(values: Tensor) -> Tensor:
     """Sum the rows of [num_rows, num_columns] in an order that is the same on every machine."""
     while values.size(0) > 1 and values.size(1):
         sums = values.new_empty((triton.cdiv(values.size(0), _GROUP), values.size(1)))
-        _launch(gpu_backward.sum_rows, (triton.cdiv(values.size(1), 64), sums.size(0)), values, sums, *values.shape,
+        launch(gpu_backward.sum_rows, (triton.cdiv(values.size(1), 64), sums.size(0)), values, sums, *values.shape,
                 GROUP=_GROUP, BLOCK_R=16, BLOCK_C=64, num_warps=1)
         values = sums
-    return values.reshape(values.size(1))
+    return values.reshape(values.size(1)) if values.size(0) else values.new_zeros(values.size(1))
 
 
 def sort_edges(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:

@@ -88,12 +88,20 @@ def attention(
                                                    if tensor is not None))
     reason = _why_reference(tensors, kernel)
     run = attention_reference.attention if reason else attention_fused.attention
-    message, source, target, edge_attr, loop_attr, weight, att = (
-        tensor.float() if tensor is not None and tensor.dtype.itemsize == 2 else tensor for tensor in tensors)
+    message, source, target, edge_attr, loop_attr, weight, att = _widen(*tensors, reason)
     out, weights = run(message, source, target, edge_index, edge_attr, loop_attr, weight, att, seed.to(message.device),
                        score=score, slope=negative_slope, dropout=dropout, edge_dropout=edge_dropout, num_dst=num_dst,
                        num_loops=num_loops, **({} if reason else {"return_weights": return_weights}))
     return (out.to(dtype), weights.to(dtype)) if return_weights else out.to(dtype)
+
+
+def _widen(message, source, target, edge_attr, loop_attr, weight, att, reason):
+    """Cast 16 bits to float32, except for what the GPU kernel reads as it is: nodes and edge features of one dtype."""
+    tensors = message, source, target, edge_attr, loop_attr, weight, att
+    kept = () if reason or not message.is_cuda else (message, source, target) + (
+        (edge_attr, loop_attr) if loop_attr is None or loop_attr.dtype == edge_attr.dtype else ())
+    return [tensor.float() if tensor is not None and tensor.dtype.itemsize == 2 and not any(
+        tensor is other for other in kept) else tensor for tensor in tensors]
 
 
 def _check(message, source, target, edge_attr, loop_attr, weight, att, edge_index, score, num_dst, num_loops) -> None:
@@ -138,7 +146,7 @@ def _why_reference(tensors, kernel: str) -> str:
         raise ValueError(f"kernel={kernel} is unknown; choose one of {', '.join(KERNELS)}")
     if kernel == "reference":
         return "kernel=reference"
-    reason = _why_not_fused(tensors)
+    reason = _why_not_fused(*tensors)
     if reason and kernel == "fused":
         raise ValueError(f"kernel=fused cannot run: {reason}. Use kernel=auto to fall back to the reference.")
     if not torch.compiler.is_compiling():
@@ -146,13 +154,16 @@ def _why_reference(tensors, kernel: str) -> str:
     return reason
 
 
-def _why_not_fused(tensors) -> str:
+def _why_not_fused(message, *others) -> str:
     if is_transformed() and not torch.compiler.is_compiling():
         return "the kernel supports neither torch.func nor torch.jit.trace nor forward-mode derivatives"
-    for tensor in tensors:
+    for tensor in (message, *others):
         if tensor is not None and tensor.dtype == torch.float64:
             return "a tensor has dtype torch.float64, but the kernel computes in float32"
-    return attention_fused.why_no_kernel(tensors[0].device.type)
+    edge_attr = others[2] if others else None
+    too_wide = message.is_cuda and attention_fused.why_too_wide(
+        message.size(-1), 0 if edge_attr is None else edge_attr.size(1))
+    return too_wide or attention_fused.why_no_kernel(message.device.type)
 
 
 def _describe(reason: str, device: str) -> str:

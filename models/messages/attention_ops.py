@@ -45,6 +45,11 @@ def get_simd() -> str:
     return function().decode()
 
 
+def needs_sources(score: str, message: Tensor) -> bool:
+    """Return whether backward reads the edges sorted by source."""
+    return score == "gat" or message.is_cuda
+
+
 @torch.library.custom_op(f"{NAMESPACE}::attention", mutates_args=(), device_types="cpu")
 def forward(
     message: Tensor, source: Tensor | None, target: Tensor, indptr: Tensor, src: Tensor, position: Tensor | None,
@@ -52,7 +57,9 @@ def forward(
     attr: Tensor | None, loop_attr: Tensor | None, weight: Tensor | None, att: Tensor | None, seed: Tensor,
     score: str, slope: float, dropout: float, edge_dropout: float, num_positions: int, return_weights: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Attend by destination. All floating-point tensors are float32, each index tensor is int32 or int64.
+    """Attend by destination. Each index tensor is int32 or int64.
+
+    All floating-point tensors are float32. The GPU kernel reads 16 bits, too, but for `weight` and `att`.
 
     Args:
         message: [num_src, heads, channels].
@@ -61,7 +68,7 @@ def forward(
         indptr: first edge of each destination [num_dst + 1].
         src: sources of the edges sorted by destination.
         position: number of each of these edges in the caller's order. None: in order.
-        rowptr: first edge of each source [num_src + 1]. Only backward of "gat" reads it and the next two.
+        rowptr: first edge of each source [num_src + 1]. Backward reads it and the next two on a GPU, and for "gat".
         dst: destinations of the edges sorted by source.
         position_by_src: number of each of these edges in the caller's order. None: in order.
         attr: edge features of the first positions [num_edges, edge_dim].
@@ -80,31 +87,34 @@ def forward(
         The output [num_dst, heads, channels], log2 of the sum of exponentials [num_dst, heads], and the weights
         [num_positions, heads], which have no elements if they were not asked for.
     """
-    out, lse, weights = _allocate_outputs(message, target, num_positions, return_weights)
+    out, lse, weights = allocate_outputs(message, target, num_positions, return_weights)
     _call(LIBRARY.get().attention_forward, message, source, target, indptr, src, position, attr, loop_attr, weight,
           att, seed, score, slope, dropout, edge_dropout, num_positions, out=out, lse=lse,
           weights=weights.zero_() if return_weights else None)
     return out, lse, weights
 
 
-def _allocate_outputs(message, target, num_positions, return_weights):
+def allocate_outputs(message: Tensor, target: Tensor, num_positions: int,
+                     return_weights: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return empty tensors for what :func:`forward` computes."""
     num_dst, heads = target.size(0), message.size(1)
-    return (message.new_empty((num_dst, *message.shape[1:])), message.new_empty((num_dst, heads)),
-            message.new_empty((num_positions if return_weights else 0, heads)))
+    shapes = (num_dst, *message.shape[1:]), (num_dst, heads), (num_positions if return_weights else 0, heads)
+    out, lse, weights = (message.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    return out, lse, weights
 
 
 @forward.register_fake
 def _(message, source, target, indptr, src, position, rowptr, dst, position_by_src, attr, loop_attr, weight, att, seed,
       score, slope, dropout, edge_dropout, num_positions, return_weights):
-    return _allocate_outputs(message, target, num_positions, return_weights)
+    return allocate_outputs(message, target, num_positions, return_weights)
 
 
 @torch.library.custom_op(f"{NAMESPACE}::attention_backward", mutates_args=(), device_types="cpu")
 def backward(
-    grad: Tensor, out: Tensor, lse: Tensor, message: Tensor, source: Tensor | None, target: Tensor, ptr: Tensor,
-    other: Tensor, position: Tensor | None, attr: Tensor | None, loop_attr: Tensor | None, weight: Tensor | None,
-    att: Tensor | None, seed: Tensor, score: str, slope: float, dropout: float, edge_dropout: float,
-    num_positions: int, need_attr: bool,
+    grad: Tensor, out: Tensor, lse: Tensor, message: Tensor, source: Tensor | None, target: Tensor, indptr: Tensor,
+    src: Tensor, position: Tensor | None, rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
+    attr: Tensor | None, loop_attr: Tensor | None, weight: Tensor | None, att: Tensor | None, seed: Tensor, score: str,
+    slope: float, dropout: float, edge_dropout: float, num_positions: int, need_attr: bool,
 ) -> list[Tensor]:
     """Compute the gradients of :func:`forward`.
 
@@ -112,26 +122,25 @@ def backward(
         grad: gradient of `out` [num_dst, heads, channels].
         out: what :func:`forward` returned first.
         lse: what :func:`forward` returned second.
-        ptr: `indptr`, or `rowptr` for "gat".
-        other: `src`, or `dst` for "gat".
-        position: as in :func:`forward`, or `position_by_src` for "gat".
         need_attr: whether `attr` and `loop_attr` have gradients.
 
     Returns:
         One gradient each for message, source, target, attr, loop_attr, weight and att, with its shape; one that does
         not exist or is not needed has no elements.
     """
-    grads = _allocate_gradients(message, source, target, attr, loop_attr, weight, att, need_attr)
+    grads = allocate_gradients(message, source, target, attr, loop_attr, weight, att, need_attr)
     names = "message", "source", "target", "attr", "loop_attr", "weight", "att"
     given = message, source, target, attr if need_attr else None, loop_attr if need_attr else None, weight, att
     written = {f"grad_{name}": value for name, value, tensor in zip(names, grads, given, strict=True)
                if tensor is not None}
-    _call(LIBRARY.get().attention_backward, message, source, target, ptr, other, position, attr, loop_attr, weight,
+    edges = (rowptr, dst, position_by_src) if score == "gat" else (indptr, src, position)
+    _call(LIBRARY.get().attention_backward, message, source, target, *edges, attr, loop_attr, weight,
           att, seed, score, slope, dropout, edge_dropout, num_positions, gradient=grad, out=out, lse=lse, **written)
     return grads
 
 
-def _allocate_gradients(message, source, target, attr, loop_attr, weight, att, need_attr):
+def allocate_gradients(message, source, target, attr, loop_attr, weight, att, need_attr) -> list[Tensor]:
+    """Return tensors for what :func:`backward` computes."""
     given = message, source, target, attr if need_attr else None, loop_attr if need_attr else None, weight, att
     return [message.new_empty(0) if tensor is None else
             # Removed edges are not visited.
@@ -140,13 +149,13 @@ def _allocate_gradients(message, source, target, attr, loop_attr, weight, att, n
 
 
 @backward.register_fake
-def _(grad, out, lse, message, source, target, ptr, other, position, attr, loop_attr, weight, att, seed, score, slope,
-      dropout, edge_dropout, num_positions, need_attr):
-    return _allocate_gradients(message, source, target, attr, loop_attr, weight, att, need_attr)
+def _(grad, out, lse, message, source, target, indptr, src, position, rowptr, dst, position_by_src, attr, loop_attr,
+      weight, att, seed, score, slope, dropout, edge_dropout, num_positions, need_attr):
+    return allocate_gradients(message, source, target, attr, loop_attr, weight, att, need_attr)
 
 
 def _call(function, message, source, target, ptr, other, position, attr, loop_attr, weight, att, seed, score, slope,
-          dropout, edge_dropout, num_positions, **arrays):
+          dropout, edge_dropout, num_positions, **arrays) -> None:
     tensors = dict(message=message, source=source, target=target, ptr=ptr, other=other, position=position, attr=attr,
                    loop_attr=loop_attr, weight=weight, att=att, **arrays)
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
@@ -168,7 +177,7 @@ def _call(function, message, source, target, ptr, other, position, attr, loop_at
 
 def _setup_context(ctx, inputs, output):
     *tensors, ctx.score, ctx.slope, ctx.dropout, ctx.edge_dropout, ctx.num_positions, return_weights = inputs
-    assert ctx.score != "gat" or tensors[6] is not None, "backward of gat needs the edges sorted by source"
+    assert tensors[6] is not None or not needs_sources(ctx.score, tensors[0]), "backward needs the edges by source"
     out, lse, weights = output
     ctx.mark_non_differentiable(*((lse,) if return_weights else (lse, weights)))
     ctx.set_materialize_grads(False)
@@ -187,10 +196,8 @@ def _backward(ctx, grad, _, grad_weights):
 
 def _differentiate(ctx, grad, _):
     need_attr = ctx.needs_input_grad[9] or ctx.needs_input_grad[10]
-    out, lse, message, source, target, *orders = ctx.saved_tensors
-    structure, rest = orders[3:6] if ctx.score == "gat" else orders[:3], orders[6:]
-    grads = backward(grad, out, lse, message, source, target, *structure, *rest, ctx.score, ctx.slope, ctx.dropout,
-                     ctx.edge_dropout, ctx.num_positions, need_attr)
+    grads = backward(grad, *ctx.saved_tensors, ctx.score, ctx.slope, ctx.dropout, ctx.edge_dropout, ctx.num_positions,
+                     need_attr)
     return [value if ctx.needs_input_grad[i] else None for i, value in zip(_DIFFERENTIABLE, grads, strict=True)]
 
 
@@ -202,12 +209,13 @@ def _differentiate_by_reference(ctx, grad, grad_weights):
         ctx.saved_tensors
     dst = torch.arange(target.size(0), device=src.device).repeat_interleave(indptr.diff().long())
     src = src[:dst.numel()]
-    position = torch.arange(dst.numel()) if position is None else position[:dst.numel()]
+    position = torch.arange(dst.numel(), device=src.device) if position is None else position[:dst.numel()]
     with torch.enable_grad():
         # Views, as one input may have been computed from another.
         inputs = [None if tensor is None else tensor.view_as(tensor)
                   for tensor in (message, source, target, attr, loop_attr, weight, att)]
-        results = attend(src, dst, position, *inputs, seed, score=ctx.score, slope=ctx.slope, dropout=ctx.dropout,
+        wide = [None if tensor is None else tensor.float() for tensor in inputs]
+        results = attend(src, dst, position, *wide, seed, score=ctx.score, slope=ctx.slope, dropout=ctx.dropout,
                          edge_dropout=ctx.edge_dropout, num_dst=target.size(0), num_positions=ctx.num_positions)
         given = [(result, value) for result, value in zip(results, (grad, grad_weights), strict=True)
                  if value is not None]

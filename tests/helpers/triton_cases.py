@@ -8,12 +8,14 @@ from torch_geometric import EdgeIndex
 
 from parallel_epochs.models.aggregate import AGGREGATIONS, fused, gpu, ops, reduce, reference
 from parallel_epochs.models.kernels import sorting
+from tests.helpers.triton_process import interpret_faster
 from tests.models.aggregate.test_fused import assert_close, graph, run, wide_graph
 from tests.models.conftest import poisoned_memory  # noqa: F401 (a fixture)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LIMITS = reduce.POWER_RANGE
 if DEVICE == "cpu":
+    interpret_faster()
     gpu.register("cpu")
 
 

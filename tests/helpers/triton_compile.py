@@ -1,4 +1,4 @@
-"""Compile the Triton kernels for an H100 or H200 on a machine without a GPU, as far as ptxas; run by test_triton.py.
+"""Compile the Triton kernels for an H100 or H200 on a machine without a GPU, as far as ptxas; run by test_gpu.py.
 
 The launches of the real forward and backward are intercepted, so that what is compiled is what would run. By hand,
 `python tests/triton_compile.py softmax 64 8` prints the registers and bytes of stack that one problem takes.
@@ -16,6 +16,7 @@ from triton.backends.compiler import GPUTarget
 from parallel_epochs.models.aggregate import gpu, ops
 from parallel_epochs.models.aggregate.reduce import POWER_RANGE
 from parallel_epochs.models.kernels import sorting
+from parallel_epochs.models.messages import attention_ops, gpu_attention
 
 LIMITS = POWER_RANGE
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -66,12 +67,30 @@ def compile_problem(aggr, channels, edge_dim, *, encoded=False, dtype=torch.floa
                  need_attr, weight is not None)
 
 
+def compile_attention(score, channels, edge_dim, *, dtype=torch.float32, loops=False, dropout=0.0):
+    print(f"attention {score}, 4 heads x {channels} channels, {edge_dim} edge features, {dtype}")
+    edges, wide = sorting.sort_edges(torch.randint(100, (2, 2000)), 100, 100), (100, 4, channels)
+    narrow, rows = ((100, 4), 4) if score == "gat" else (wide, 4 * channels)
+    message, target = torch.zeros(wide, dtype=dtype), torch.zeros(narrow, dtype=dtype)
+    source = None if score == "gatv2" else torch.zeros(narrow, dtype=dtype)
+    attr, weight = (torch.zeros(1900, edge_dim), torch.zeros(rows, edge_dim)) if edge_dim else (None, None)
+    rest = (attr, torch.zeros(100, edge_dim) if loops else None, weight,
+            torch.zeros(4, channels) if score == "gatv2" else None, torch.zeros(1, dtype=torch.int64), score, 0.2,
+            dropout, dropout, 2000)
+    out, lse, _ = gpu_attention.forward(message, source, target, *edges, *rest, True)
+    gpu_attention.backward(out, out, lse, message, source, target, *edges, *rest, attr is not None)
+
+
 if __name__ == "__main__":
     gpu.register("cpu")  # only registers the functions for CPU tensors; their launches go to compile_launch
-    gpu._launch = compile_launch
+    gpu.launch = compile_launch
     if len(sys.argv) > 1:
         compile_problem(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
         sys.exit()
+    for score in attention_ops.SCORES:
+        compile_attention(score, 16, 8, loops=True, dropout=0.1)
+        compile_attention(score, 130, 0, dtype=torch.bfloat16)
+    compile_attention("gatv2", 64, 20, loops=True)
     for aggr in ops.KINDS:
         compile_problem(aggr, 64, 8 if aggr == "softmax" else 0)
     compile_problem("softmax", 112, 20, need_attr=True, index=torch.int64)

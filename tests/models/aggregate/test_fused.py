@@ -14,6 +14,7 @@ from parallel_epochs.models.aggregate.reduce import POWER_RANGE, POWERMEAN_RANGE
 from parallel_epochs.models.conv import GENConv
 from parallel_epochs.models.deepgcn import DeeperGCN
 from parallel_epochs.models.kernels import sorting
+from parallel_epochs.models.messages import attention_fused
 from tests.helpers.shapes import unchecked
 
 pytestmark = [pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"),
@@ -403,5 +404,6 @@ def test_what_runs_and_why():
 def test_a_gpu_needs_triton(monkeypatch):
     monkeypatch.setattr(fused.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(fused, "_register_gpu", fused._register_gpu.__wrapped__)
-    assert fused.why_no_kernel("cuda") == "the GPU kernel needs Triton (pip install triton)"
+    for why_no_kernel in (fused.why_no_kernel, attention_fused.why_no_kernel):
+        assert why_no_kernel("cuda") == "the GPU kernel needs Triton (pip install triton)"
     assert "'meta'" in backend(torch.empty(10, 3, device="meta"), torch.empty(2, 5, dtype=torch.int64, device="meta"))

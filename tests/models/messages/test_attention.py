@@ -10,7 +10,7 @@ import torch
 from parallel_epochs.models import structure
 from parallel_epochs.models.kernels import native
 from parallel_epochs.models.kernels.hash import draw_factors
-from parallel_epochs.models.messages import attention_ops
+from parallel_epochs.models.messages import attention_fused, attention_ops
 from parallel_epochs.models.messages.attention import SCORES, attention
 from tests.helpers.shapes import unchecked
 
@@ -126,6 +126,13 @@ def test_what_does_not_fit_is_refused(kernel, change, message):
     given = dict(tensors, edge_index=edge_index, score="gatv2", kernel=kernel) | change
     with pytest.raises(ValueError, match=message), unchecked():
         attention(**given)
+
+
+@pytest.mark.parametrize("channels, edge_dim, reason", [
+    (512, 64, ""), (513, 0, "a head has 513 channels, and the GPU kernel takes up to 512"),
+    (8, 65, "edge_attr has 65 features, and the GPU kernel encodes up to 64")])
+def test_what_is_too_wide_for_a_gpu(channels, edge_dim, reason):
+    assert attention_fused.why_too_wide(channels, edge_dim) == reason
 
 
 @pytest.mark.parametrize("heads, channels", [

@@ -1,0 +1,54 @@
+"""Processes of their own for tests of Triton, which decides when it is imported whether it compiles or interprets."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from importlib import metadata
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.running import ROOT
+
+HELPERS = ROOT / "tests" / "helpers"
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None,
+                                  reason="no Triton (pip install parallel-epochs[triton])")
+
+
+def run(*command: str, **environment: str) -> None:
+    """Run a module or a file of this folder."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+                   **environment}
+    result = subprocess.run([sys.executable, *command], cwd=HELPERS, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def run_cases(file: str) -> None:
+    """Run cases on the GPU, or under Triton's interpreter."""
+    mode = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+    version = metadata.version("triton")
+    if mode and version.startswith("3.6.") and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
+        pytest.skip(f"Triton {version} cannot interpret loops with numpy {np.__version__}; 3.7 can")
+    # The interpreter computes with numpy, which warns of the infinities in lanes that are masked out.
+    run("-m", "pytest", "-x", "-W", "ignore::RuntimeWarning", file, **mode)
+
+
+def interpret_faster() -> None:
+    """Keep the interpreter from replacing the functions of triton.language at every call of a device function.
+
+    Once for each module is enough, as a kernel replaces those that its own module sees.
+    """
+    from triton.runtime import interpreter
+    if not hasattr(interpreter.InterpretedFunction, "rewrite"):
+        return
+    replaced = set()
+
+    def call(self, *args, **options):
+        if self.fn.__module__ not in replaced:
+            replaced.add(self.fn.__module__)
+            interpreter._patch_lang(self.fn)
+        return self.rewrite()(*args, **options)
+
+    interpreter.InterpretedFunction.__call__ = call
