@@ -179,7 +179,8 @@ class TransformerConv(AttentionConv, FusedConv, pyg.TransformerConv):
         if self.lin_edge is not None:
             edge_attr = choose_features(edge_attr, value)
             if edge_attr is None:
-                raise ValueError(f"the layer was built with edge_dim={self.edge_dim} and needs edge_attr")
+                raise ValueError(f"edge_attr is missing, but the layer was built with edge_dim={self.edge_dim}: pass "
+                                 "edge_attr, or build the layer without edge_dim")
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
         num_dst = count_destinations(x_src, x_dst, edge_index, None)
         shape = -1, self.heads, self.out_channels

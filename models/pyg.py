@@ -289,7 +289,7 @@ def find(name: str) -> type[torch.nn.Module]:
     if isinstance(kind, type) and issubclass(kind, BasicGNN):
         raise ValueError(f"conv={name} is a whole model: set model=custom model.path=torch_geometric.nn.{name}")
     if not isinstance(kind, type) or not issubclass(kind, pyg.MessagePassing):
-        raise ValueError(f"conv={name} is not a convolution of torch_geometric.nn")
+        raise ValueError(f"conv={name} is not a convolution of torch_geometric.nn: choose one such as GATv2Conv")
     parameters = inspect.signature(getattr(kind, "forward")).parameters  # noqa: B009
     needed = [key for key, parameter in list(parameters.items())[1:]
               if parameter.default is inspect.Parameter.empty]

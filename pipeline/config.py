@@ -61,8 +61,8 @@ class ParallelConfig:
                             "may take minutes have ten times as long.",
                             above=0, changes_numbers=False)
     timeout: float = key(600.0, "Number of seconds without a heartbeat of a rank after which the watchdog ends the "
-                         "run, with its traceback and status 75. Phases that may take minutes have ten times as "
-                         "long.", above=0, changes_numbers=False)
+                         "run. The log then shows the rank's traceback, and the exit status is 75. Phases that may "
+                         "take minutes have ten times as long.", above=0, changes_numbers=False)
     stop_timeout: float = key(12.0, "Number of seconds that the current step may take after a signal to stop. A slower "
                               "run is killed, and only its last checkpoint remains.",
                               above=0,

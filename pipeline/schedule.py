@@ -192,8 +192,8 @@ class Plateau:
         before, scheduler = self.lr(0), self._scheduler
         scheduler.step(score)
         if self.lr(0) < before:
-            log.info("learning rate falls from %g to %g: evaluations in a row without a validation metric better than "
-                     "%.4f: %d", before, self.lr(0), scheduler.best, scheduler.patience + 1)
+            log.info("learning rate falls from %g to %g: the validation metric was not better than %.4f; evaluations "
+                     "in a row: %d", before, self.lr(0), scheduler.best, scheduler.patience + 1)
 
     def state(self) -> dict:
         """Return the learning rate, and what the scheduler counts."""

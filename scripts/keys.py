@@ -27,8 +27,9 @@ python -m pipeline.train +experiment=digits --help
 ```
 
 Give a key as `key=value` and a group as `group=member`. A group that is not part of every run begins with a plus. Each
-key is shown with its default. Square brackets name the values of other keys that a key needs to have an effect. An
-asterisk marks the keys that do not change the result of a run: a run may be resumed with other values of them.
+key is shown with its default: `null` means that no value is set, and `???` that you must give one. Round brackets
+list the allowed values. Square brackets name the values of other keys that a key needs to have an effect. An asterisk
+marks the keys that do not change the result of a run: a run may be resumed with other values of them.
 
 ## Groups
 """

@@ -86,4 +86,5 @@ def _call(name: str, given, order, num_rows: int, num_others: int, **outputs) ->
         **{f"{name}_wide": tensor is not None and tensor.dtype == torch.int64 for name, tensor in order.items()},
         **{name: tensor.data_ptr() for name, tensor in (tensors | order).items() if tensor is not None})
     if getattr(LIBRARY.get(), name)(ctypes.byref(problem)):
-        raise IndexError("edge_index has a node that is not in the graph, or was changed without its sorted order")
+        raise IndexError("edge_index names a node that is not in the graph, or an EdgeIndex was changed after it was "
+                         "sorted: make a new EdgeIndex of the right edges")

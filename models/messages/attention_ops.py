@@ -203,8 +203,8 @@ def _differentiate(ctx, grad, _):
 
 def _differentiate_by_reference(ctx, grad, grad_weights):
     """Compute gradients of the weights, or gradients that have gradients themselves, in plain torch."""
-    notice.warn("attention: the reference computes gradients of weights and gradients of gradients, with tensors of "
-                "edges x channels")
+    notice.warn("attention: the reference computes gradients of attention weights and gradients of gradients, with "
+                "tensors of edges x channels")
     _, _, message, source, target, indptr, src, position, _, _, _, attr, loop_attr, weight, att, seed = \
         ctx.saved_tensors
     dst = torch.arange(target.size(0), device=src.device).repeat_interleave(indptr.diff().long())

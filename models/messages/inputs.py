@@ -134,7 +134,7 @@ def _check_operand(name: str, operand: Tensor | None, message: str, edge_index: 
 def _count(name: str, given: int | None, operand: Tensor | None, known: int | None) -> int | None:
     count = given if given is not None else known if operand is None else operand.size(0)
     if count is not None and count < 0:
-        raise ValueError(f"{name}={count} is not a number of nodes")
+        raise ValueError(f"{name}={count} is not a number of nodes: pass a whole number of at least 0")
     return count
 
 

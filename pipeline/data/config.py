@@ -222,7 +222,7 @@ class FileConfig(DataConfig):
 
 @dataclass
 class StoreConfig(DataConfig):
-    """A graph in a store, as :mod:`pipeline.graph.store` writes it."""
+    """A graph in a store, a folder of arrays on disk."""
 
     links: ClassVar[str] = "edges"
     source: str = key("store", "Graph in a store: a folder of arrays and a manifest.", shapes_graph=True)

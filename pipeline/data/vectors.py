@@ -113,7 +113,8 @@ def _members(path: Path) -> list[Path]:
     for member in images:
         labels = member.with_name(re.sub(r"idx\d", "idx1", member.name.replace("images", "labels")))
         if not files.is_there(labels):
-            raise ValueError(f"{member} has no labels: {labels.name} is not next to it. Give the path of the images")
+            raise ValueError(f"{member} has no labels: {labels.name} is not next to it. Add that file, or set "
+                             "data.path to the file of images alone")
         out += [member, labels]
     return out
 

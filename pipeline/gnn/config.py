@@ -172,11 +172,11 @@ class GNNTrainConfig(TrainConfig):
     warmup_steps: int = key(0, "Number of steps in which the learning rate rises linearly, from lr / warmup_steps to "
                             "lr.", minimum=0)
     schedule: str = key("none", "How the learning rate changes after the warm-up. none: not at all. plateau: it falls "
-                        "when the validation metric stops improving, as by torch's ReduceLROnPlateau.",
+                        "when the validation metric stops improving, as with torch's ReduceLROnPlateau.",
                         choices=("none", "plateau"))
     plateau_factor: float = key(0.1, "Factor by which the learning rate falls.", above=0, below=1, when=PLATEAU)
-    plateau_patience: int = key(10, "Largest number of evaluations in a row without a better validation metric that "
-                                "does not lower the learning rate.", minimum=0, when=PLATEAU)
+    plateau_patience: int = key(10, "The learning rate falls when more than this number of evaluations in a row bring "
+                                "no better validation metric.", minimum=0, when=PLATEAU)
     clip_grad_norm: float = key(0.0, "Largest norm of the gradient. 0: no clipping.", minimum=0)
     label_input: float = key(0.0, "Fraction of the training labels that are inputs during training. 0: none.",
                              minimum=0, below=1)
@@ -188,8 +188,8 @@ class GNNTrainConfig(TrainConfig):
 class GNNParallelConfig(ParallelConfig):
     """Which ranks train, and how the learning rate follows their number."""
 
-    lr_scaling: str = key("linear", "Factor by which train.lr is multiplied, from the number of batches that all ranks "
-                          "train on in one step: 1 (none), its square root (sqrt), or the number itself (linear).",
+    lr_scaling: str = key("linear", "Factor by which train.lr is multiplied if all ranks together train on n batches "
+                          "in a step. none: 1. sqrt: the square root of n. linear: n.",
                           choices=("none", "sqrt", "linear"))
 
 
@@ -260,8 +260,8 @@ class GNNConfig(RunConfig):
         **RunConfig.members, "model": ("name", MODEL_SCHEMAS)}  # type: ignore[dict-item]
     rules: ClassVar[tuple[Rule, ...]] = (*RunConfig.rules, *RULES)
 
-    kernel: str = key("auto", "Kernel that aggregates messages: auto, which is fused where it can run; fused; "
-                      "reference, which is plain torch; pyg, which is PyG's own layers.",
+    kernel: str = key("auto", "Kernel that aggregates messages. auto: fused where it can run. fused: the run ends "
+                      "with an error where it cannot. reference: plain torch. pyg: PyG's own layers (model=pyg).",
                       choices=("auto", "fused", "reference", "pyg"))
     train: GNNTrainConfig = field(default_factory=GNNTrainConfig)
     parallel: GNNParallelConfig = field(default_factory=GNNParallelConfig)
@@ -327,7 +327,7 @@ def _check_conv(name: str) -> None:
         lower = {word.lower(): word for word in known if word.endswith("Conv")}
         near = difflib.get_close_matches(name.lower(), lower, n=1)
         raise ValueError(f"model.conv={name} is not a convolution of torch_geometric.nn"
-                         f"{f'; did you mean {lower[near[0]]}?' if near else ''}")
+                         f"{f'; did you mean {lower[near[0]]}?' if near else ': choose one such as GATv2Conv'}")
 
 
 def _check_num_neighbors(part: str, num_neighbors: list[int], num_layers: int) -> None:

@@ -68,7 +68,8 @@ def test_layers_are_pygs(said, name, options, kernel):
     assert_same(ours, theirs, x, edge_index, *features)
     assert_same(ours, theirs, x, EdgeIndex(edge_index, sparse_size=(N, N)).sort_by("col").values, *features)
     assert_same(ours, theirs, x, edge_index, *features, return_attention_weights=True)
-    expected = {"auto": "the reference computes gradients of weights", "pyg": "PyG's own code runs (kernel=pyg)"}
+    expected = {"auto": "the reference computes gradients of attention weights",
+                "pyg": "PyG's own code runs (kernel=pyg)"}
     assert [expected.get(kernel, "?") in line for line in said] == [True] * (kernel in expected)
 
 

@@ -69,7 +69,7 @@ def test_one_feature_of_an_edge_is_its_weight():
 
 @pytest.mark.parametrize("options, message", [
     ({"conv": "GAT"}, "conv=GAT is a whole model: set model=custom model.path=torch_geometric.nn.GAT"),
-    ({"conv": "sageconv"}, "conv=sageconv is not a convolution of torch_geometric.nn"),
+    ({"conv": "sageconv"}, "conv=sageconv is not a convolution of torch_geometric.nn: choose one such as GATv2Conv"),
     ({"conv": "RGCNConv", "kwargs": {}}, "kwargs lacks num_relations, which RGCNConv needs"),
     ({"conv": "HANConv"}, "conv=HANConv needs x_dict, edge_index_dict; a layer of model=pyg has only x"),
     ({"conv": "SAGEConv", "kwargs": {"heads": 2}}, "kwargs: SAGEConv refuses them: TypeError: .*heads"),

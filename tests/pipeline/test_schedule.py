@@ -105,8 +105,8 @@ def test_a_plateau_lowers_the_learning_rate_as_torch_does_and_goes_on_from_its_s
     by_hand = [1, 1, .5, .5, .25, .25, .25, .25, .25, .125] if lower_is_better else \
         [1, 1, 1, 1, 1, .5, .5, .25, .25, .125]
     assert found == pytest.approx([0.1 * factor for factor in by_hand])
-    assert "learning rate falls from 0.1 to 0.05: evaluations in a row without a validation metric better than " \
-        f"{0.5 if lower_is_better else 0.7:.4f}: 2" in caplog.text
+    assert "learning rate falls from 0.1 to 0.05: the validation metric was not better than " \
+        f"{0.5 if lower_is_better else 0.7:.4f}; evaluations in a row: 2" in caplog.text
     few = Schedule(num_epochs=2, num_batches=6, num_ranks=4, lr=0.1, warmup_steps=10)
     assert few.learning_rate(4, 0, lr=ours.lr(4)) == pytest.approx(0.1 * 0.125 / 2)
     assert meaning_of(GNNTrainConfig, "schedule").choices == tuple(DECAYS)

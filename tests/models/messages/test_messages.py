@@ -129,7 +129,7 @@ WRONG = [
     (dict(edge_index=torch.zeros(3, 5, dtype=torch.int64)), r"edge_index is torch.int64 of shape \(3, 5\)"),
     (dict(edge_index=torch.zeros(2, EDGES)), "edge_index is torch.float32"),
     (dict(message="copy_e", u=None, num_dst=None), "message=copy_e does not tell how many destination nodes"),
-    (dict(num_dst=-1), "num_dst=-1 is not a number of nodes"),
+    (dict(num_dst=-1), "num_dst=-1 is not a number of nodes: pass a whole number of at least 0"),
 ]
 
 

@@ -69,7 +69,7 @@ def test_images_in_idx(tmp_path):
     images = np.arange(24).reshape(4, 3, 2)
     path = write_idx(tmp_path / "a-images-idx3-ubyte.gz", images)
     assert np.array_equal(read(path).x.numpy(), images.reshape(4, 6))
-    with pytest.raises(ValueError, match="has no labels: a-labels-idx1-ubyte.gz is not next to it"):
+    with pytest.raises(ValueError, match="has no labels: a-labels-idx1-ubyte.gz is not next to it. Add that file, or"):
         read(tmp_path)
     labels = write_idx(tmp_path / "a-labels-idx1-ubyte.gz", np.array([3, 1, 3, 0]))
     write_idx(tmp_path / "b-images-idx3-ubyte", images[:2] + 100)
