@@ -213,7 +213,8 @@ def _tensors_of(content: object, key: str = "") -> Iterator[tuple[str, Tensor]]:
         for place, value in enumerate(content):
             yield from _tensors_of(value, f"{key}[{place}]")
     else:
-        content = content.to_dict() if hasattr(content, "to_dict") else content
+        if hasattr(content, "to_dict") and not isinstance(content, type):  # PyG saves the class of its graphs, too
+            content = content.to_dict()
         for name, value in content.items() if isinstance(content, dict) else ():
             yield from _tensors_of(value, f"{key}.{name}" if key else str(name))
 
