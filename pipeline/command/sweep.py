@@ -34,7 +34,7 @@ def describe(folder: Path) -> str:
     text = f"sweep in {folder}: {len(summaries):,} of {words.count(len(members), 'run')} finished"
     # A metric can be undefined on a split.
     results = {member: summary for member, summary in summaries.items()
-               if isinstance(summary.get("best_valid"), float) and isinstance(summary.get("test"), float)}
+               if all(isinstance(summary.get(key), float) for _, key in _scores(summary))}
     if len(results) < len(summaries):
         text += f", {len(results):,} with a metric"
     if not results:
@@ -44,12 +44,18 @@ def describe(folder: Path) -> str:
         return f"{text}; their metrics differ: {', '.join(sorted(metrics))}"
     metric = metrics.pop()
     if len({_without_seed(summary["command"]) for summary in results.values()}) == 1:
-        scores = [f"{name} {metric} {_mean_and_std([summary[key] for summary in results.values()])}"
-                  for name, key in (("valid", "best_valid"), ("test", "test"))]
+        scores = [f"{name}{metric} {_mean_and_std([summary[key] for summary in results.values()])}"
+                  for name, key in _scores(next(iter(results.values())))]
         return f"{text}; {', '.join(scores)}{' (mean ± standard deviation)' if len(results) > 1 else ''}"
     best = max(results, key=lambda member: merit(metric, results[member]["best_valid"]))
-    return (f"{text}; the best is {best}: valid {metric} {format_score(results[best]['best_valid'])}, test {metric} "
-            f"{format_score(results[best]['test'])}")
+    found = [f"{name}{metric} {format_score(results[best][key])}" for name, key in _scores(results[best])]
+    return f"{text}; the best is {best}: {', '.join(found)}"
+
+
+def _scores(summary: dict) -> list[tuple[str, str]]:
+    """Return the names and keys of a run's scores; one without a name where no point is held out."""
+    return [("", "best_valid")] if summary["metric"] in summary.get("scores", {}) else \
+        [("valid ", "best_valid"), ("test ", "test")]
 
 
 def _read_summary(folder: Path) -> dict | None:

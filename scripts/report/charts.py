@@ -13,7 +13,7 @@ from parallel_epochs.pipeline.names import LOWER_IS_BETTER, merit
 from parallel_epochs.scripts.report.elements import NUM_COLOURS, escape, paragraph, swatch
 from parallel_epochs.scripts.report.layout import Layout
 from parallel_epochs.scripts.report.runs import AXES, Run
-from parallel_epochs.scripts.report.words import SPLITS, duration, metric_name, score
+from parallel_epochs.scripts.report.words import SPLITS, duration, metric_name, score, score_name
 
 MAX_LINES = 2 * NUM_COLOURS  # the second half is dashed
 MAX_NUMBERS = 90_000  # in all curves of a page: about a megabyte, in addition to the library
@@ -106,9 +106,11 @@ def curves(figures: Figures, lines: list[Line], key: str, *, with_seeds: bool, q
     Args:
         quality: value of the metric at which the runs are compared.
     """
-    is_metric = key in SPLITS
+    is_metric, splits = key in SPLITS, {split for line in lines for run in line.members for split in run.splits}
+    if is_metric and key not in splits:
+        return ""
     unit = metric_name(lines[0].members[0].metric) if is_metric else CURVES.get(key, "Gradient norm").lower()
-    title = f"{CURVES[key]} {unit}" if is_metric else unit[:1].upper() + unit[1:]
+    title = score_name(CURVES[key] if is_metric and len(splits) > 1 else "", unit)
     traces, told = [], []
     for line in lines:
         found = _curve(figures, line, key, with_seeds=with_seeds, digits=4 if is_metric else None)

@@ -18,7 +18,7 @@ from parallel_epochs.scripts.report.elements import (
     table,
     text,
 )
-from parallel_epochs.scripts.report.runs import AXES, Run, comparable, differing, qualities
+from parallel_epochs.scripts.report.runs import AXES, Run, comparable, differing, qualities, scores_of
 from parallel_epochs.scripts.report.single import Section, axis_switch, badge, graph_sections, warnings
 from parallel_epochs.scripts.report.sweep import leaderboard, mean_and_std, summary_of_sweep
 
@@ -77,18 +77,20 @@ def _settings(lines: list[Line]) -> str:
     """Build a table with mean and standard deviation over the seeds of each setting."""
     length, unit = words.time_unit([run.summary.get("wall_seconds", 0) for line in lines for run in line.members])
     metric = words.metric_name(lines[0].members[0].metric)
-    columns = [Column("Setting"), Column("Seeds", True), Column(f"Validation {metric}", True),
-               Column(f"Test {metric}", True), Column(f"Wall time ({unit})", True)]
+    scores = scores_of([run for line in lines for run in line.members])
+    columns = [Column("Setting"), Column("Seeds", True),
+               *(Column(words.score_name(split, metric), True) for split in scores.values()),
+               Column(f"Wall time ({unit})", True)]
     rows = []
     for line in lines:
         finished = [run.summary for run in line.members if run.state.kind == "finished"]
         found = {key: [summary[key] for summary in finished if summary.get(key) is not None]
-                 for key in ("best_valid", "test", "wall_seconds")}
+                 for key in (*scores, "wall_seconds")}
         means = {key: statistics.fmean(values) if values else None for key, values in found.items()}
         rows.append([Cell(_swatch(line) + escape(line.label or "all"), line.label),
                      number(len(finished), str(len(finished))),
                      *(number(means[key], mean_and_std(found[key]) if found[key] else "")
-                       for key in ("best_valid", "test")),
+                       for key in scores),
                      number(means["wall_seconds"], f"{(means['wall_seconds'] or 0) / length:,.1f}")])
     note = paragraph("Mean ± sample standard deviation over the seeds that finished.", "note")
     return table(columns, rows, label="Settings") + note
@@ -141,21 +143,23 @@ def _runs(lines: list[Line], labels: list[str]) -> str:
     length, unit = words.time_unit([run.summary.get("wall_seconds", 0) for run in runs])
     metrics = {run.metric for run in runs}
     metric = words.metric_name(runs[0].metric) if len(metrics) == 1 else "metric"
+    scores = scores_of(runs)
     columns = [Column("Run"), Column("Directory"), Column("State"),
-               Column(f"Validation {metric}", True, "the best"),
-               Column(f"Test {metric}", True, "at the best validation"), Column("Best epoch", True),
+               *(Column(words.score_name(split, metric), True,
+                        "the best" if key == "best_valid" else "at the best validation")
+                 for key, split in scores.items()), Column("Best epoch", True),
                Column("Epochs", True), Column(f"Wall time ({unit})", True),
                Column("Peak memory (GiB)", True), Column("Parameters", True)]
     rows = []
     for label, mark, run in zip(labels, marks, runs):
         result, state = run.result, run.state
-        valid, test, wall = result.get("best_valid"), result.get("test"), result.get("wall_seconds")
+        wall, found = result.get("wall_seconds"), [result.get(key) if key in run.score_keys else None for key in scores]
         epoch, epochs, memory = (result.get(key) for key in ("best_epoch", "data_epochs", "peak_memory_bytes"))
         suffix = f" {escape(words.metric_name(run.metric))}" if len(metrics) > 1 else ""
         rows.append([
             Cell(mark + escape(label), label), Cell(code(run.folder.resolve().name)),
             Cell(badge(state), state.name),
-            Cell(escape(words.score(valid)) + suffix, valid), Cell(escape(words.score(test)) + suffix, test),
+            *(Cell(escape(words.score(value)) + suffix, value) for value in found),
             number(epoch, words.count(epoch)), number(epochs, words.count(epochs)),
             number(wall, f"{(wall or 0) / length:,.1f}"), number(memory, f"{(memory or 0) / 2**30:.2f}"),
             number(result.get("num_parameters"), words.count(result.get("num_parameters")))])
@@ -206,7 +210,8 @@ def _speed_up(runs: list[Run], labels: list[str]) -> str:
             at = run.reached(quality)
             cells = [_against(at, first, key) for key in AXES] if at else [Cell("not reached", "")] * len(AXES)
             rows.append([text(label), *cells])
-        tables.append(paragraph(f"Validation {words.metric_name(runs[0].metric)} {words.score(quality)}, {what}:")
+        title = words.score_name(runs[0].score_keys["best_valid"], words.metric_name(runs[0].metric))
+        tables.append(paragraph(f"{title} {words.score(quality)}, {what}:")
                       + table([Column("Run"), *(Column(title, True) for title in SPEED_COLUMNS.values())], rows,
                               label="Speed-up"))
     if not tables:

@@ -105,6 +105,12 @@ class Run:
         return ("valid",) if self.metric in (self.best_round() or {}) else ("valid", "test", "train")
 
     @property
+    def score_keys(self) -> dict[str, str]:
+        """Return the keys of the result that hold scores, each with its split; one without a split if there are none.
+        """
+        return {"best_valid": "Validation", "test": "Test"} if len(self.splits) > 1 else {"best_valid": ""}
+
+    @property
     def source(self) -> dict:
         """Return the keys of the data, and the metric."""
         return {key: value for key, value in self.settings.items() if key.startswith("data.")} | {"metric": self.metric}
@@ -399,6 +405,11 @@ def short(key: str, keys: list[str]) -> str:
     if last == "name" and group:
         return group
     return last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key
+
+
+def scores_of(runs: list[Run]) -> dict[str, str]:
+    """Return the scores that any of some runs has; see :attr:`Run.score_keys`."""
+    return max((run.score_keys for run in runs), key=len)
 
 
 def comparable(runs: list[Run]) -> bool:

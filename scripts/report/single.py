@@ -61,8 +61,7 @@ def warnings(lines: list[str]) -> str:
 def _tiles(run: Run) -> str:
     result, name = run.result, words.metric_name(run.metric)
     epoch, last = result.get("best_epoch"), (run.rounds or [{}])[-1]
-    titles = {split: (f"{words.SPLITS[split]} {name}" if len(run.splits) > 1 else name[:1].upper() + name[1:])
-              for split in run.splits}
+    titles = {split: words.score_name(words.SPLITS[split] if len(run.splits) > 1 else "", name) for split in run.splits}
     best = f"best value, after epoch {epoch:,}" if epoch is not None else ""
     entries = [
         *((title, words.score(result.get("best_valid" if split == "valid" else split)),

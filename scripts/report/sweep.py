@@ -5,7 +5,7 @@ import textwrap
 
 from parallel_epochs.pipeline.names import merit
 from parallel_epochs.pipeline.run.log import format_score
-from parallel_epochs.scripts.report.runs import Run, comparable, differing, groups, short
+from parallel_epochs.scripts.report.runs import Run, comparable, differing, groups, scores_of, short
 from parallel_epochs.scripts.report.words import setting
 
 OGB_SEEDS = 10
@@ -25,15 +25,15 @@ def summary_of_sweep(runs: list[Run], left_out: list[str]) -> tuple[str, list[st
     if len(counted) < 2 or not comparable(counted):
         return "", warnings
     keys = differing(counted)
-    return _table(counted, keys) if keys else "\n".join([*_seeds(counted), "", *_leaderboard(counted)]), warnings
+    return _table(counted, keys) if keys else "\n".join([*_seeds(counted), *_leaderboard(counted)]), warnings
 
 
 def leaderboard(runs: list[Run], left_out: list[str]) -> str:
     """Fill in OGB's form from runs that differ only in their seeds; the text is empty for other runs."""
     counted, _ = _counted(runs, left_out)
-    if len(counted) < 2 or not comparable(counted) or differing(counted):
+    if len(counted) < 2 or not comparable(counted) or differing(counted) or len(scores_of(runs)) == 1:
         return ""
-    return "\n".join([*_seeds(counted), "", *_leaderboard(counted)])
+    return "\n".join([*_seeds(counted), *_leaderboard(counted)])
 
 
 def _counted(runs: list[Run], left_out: list[str]) -> tuple[list[Run], list[str]]:
@@ -44,7 +44,7 @@ def _counted(runs: list[Run], left_out: list[str]) -> tuple[list[Run], list[str]
         key = (run.seed, *(str(item) for item in sorted(run.settings.items())))
         if run.state.kind != "finished":
             warnings.append(f"left out of means: {run.folder} {run.state.text}")
-        elif run.summary.get("best_valid") is None or run.summary.get("test") is None:
+        elif any(run.summary.get(key) is None for key in run.score_keys):
             warnings.append(f"left out of means: {run.folder} has no metric, as it is undefined on this split")
         elif key in seen:
             warnings.append(f"left out of means: {run.folder} has the same settings and seed as {seen[key]}")
@@ -64,7 +64,9 @@ def mean_and_std(values: list[float]) -> str:
 def _seeds(runs: list[Run]) -> list[str]:
     metric, seeds = runs[0].metric, sorted(run.seed for run in runs)
     lines = [f"{len(runs)} seeds ({', '.join(map(str, seeds))}), mean ± unbiased standard deviation of {metric}",
-             f"  validation  {_score(runs, 'best_valid')}", f"  test        {_score(runs, 'test')}"]
+             *(f"  {split.lower() or 'all':<10}  {_score(runs, key)}" for key, split in scores_of(runs).items())]
+    if len(scores_of(runs)) == 1:
+        return lines
     if len(runs) < OGB_SEEDS:
         lines.append(f"  The leaderboard asks for {OGB_SEEDS} seeds: {OGB_SEEDS - len(runs)} are missing.")
     elif seeds != list(range(OGB_SEEDS)):
@@ -77,7 +79,9 @@ def _score(runs: list[Run], key: str) -> str:
 
 
 def _leaderboard(runs: list[Run]) -> list[str]:
-    """Fill in the fields of OGB's form, https://ogb.stanford.edu/docs/leader_overview/."""
+    """Fill in the fields of OGB's form, https://ogb.stanford.edu/docs/leader_overview/, if there is a test."""
+    if len(scores_of(runs)) == 1:
+        return []
     settings, versions = runs[0].settings, _distinct(runs, "versions")
     name = settings.get("model.name", "")
     rows = [
@@ -94,7 +98,7 @@ def _leaderboard(runs: list[Run]) -> list[str]:
         ("Code, paper, contact", FILL_IN),
     ]
     width = max(len(key) for key, _ in rows)
-    lines = ["For the form of https://ogb.stanford.edu/docs/leader_overview/"]
+    lines = ["", "For the form of https://ogb.stanford.edu/docs/leader_overview/"]
     for key, value in rows:
         # Commands stay on one line, so that they can be copied.
         parts = [value] if key == "Command" else textwrap.wrap(value, 100) or [""]
@@ -123,14 +127,16 @@ def _table(runs: list[Run], keys: list[str]) -> str:
     """Build a table with a line for each setting, the best mean validation metric first (not the test metric)."""
     members = sorted((group for _, group in groups(runs)), key=lambda group: -merit(group[0].metric, statistics.fmean(
         run.summary["best_valid"] for run in group)))
-    rows = [[*(short(key, keys) for key in keys), "seeds", f"validation {runs[0].metric}", "test", "wall s"]]
+    scores = scores_of(runs)
+    titles = [f"validation {runs[0].metric}", "test"] if len(scores) > 1 else [runs[0].metric]
+    rows = [[*(short(key, keys) for key in keys), "seeds", *titles, "wall s"]]
     for group in members:
         rows.append([*(setting(key, group[0].settings.get(key)) for key in keys), str(len(group)),
-                     _score(group, "best_valid"), _score(group, "test"),
+                     *(_score(group, key) for key in scores),
                      f"{statistics.fmean(run.summary.get('wall_seconds') or 0 for run in group):,.1f}"])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-    head = f"{len(runs)} runs of {len(members)} settings, by validation metric"
+    head = f"{len(runs)} runs of {len(members)} settings, by {'validation metric' if len(scores) > 1 else titles[0]}"
     if len(members) < len(runs):
         head += "; mean ± unbiased standard deviation over seeds"
     return "\n".join([head, *(f"  {line}" for line in lines)])

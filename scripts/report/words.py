@@ -22,6 +22,11 @@ def metric_name(metric: str) -> str:
     return METRICS.get(metric, metric.replace("hits@", "Hits@"))
 
 
+def score_name(split: str, metric: str) -> str:
+    """Return the title of a score: of a split, or of all that is scored."""
+    return f"{split} {metric}" if split else metric[:1].upper() + metric[1:]
+
+
 def count(value: float | None, noun: str = "", plural: str = "") -> str:
     """Format a number with thousands separators, and its noun in singular or plural."""
     if value is None:

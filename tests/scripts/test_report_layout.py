@@ -6,6 +6,7 @@ import json
 import re
 import zipfile
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from parallel_epochs.scripts.report import figures, layout_colours
 from parallel_epochs.scripts.report.layout import TURN, read_layout
 from parallel_epochs.scripts.report.layout_figure import draw_layout
 from parallel_epochs.scripts.report.layout_names import place_names
+from parallel_epochs.scripts.report.runs import read_run
+from parallel_epochs.scripts.report.sweep import summary_of_sweep
 from tests.helpers.report_runs import many_points, write_layout, write_run
 from tests.scripts.test_report import HOSTILE, page_of, small_library  # noqa: F401 - a fixture
 from tests.scripts.test_report_states import run_report
@@ -49,13 +52,39 @@ def test_the_page_holds_the_points(tmp_path):
     assert len(identities) == len(set(identities))
 
 
+def without_splits(folder: Path) -> Path:
+    """Let a run score all its points at once."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    metric = lines[0]["metric"]
+    (folder / "metrics.jsonl").write_text("".join(
+        json.dumps(line | ({metric: line["valid"]} if "valid" in line else {})) + "\n" for line in lines))
+    return folder
+
+
+def layouts(folder: Path, number: int, **settings) -> Path:
+    return without_splits(write_run(folder / str(number), [0.5, 0.5 + number / 8], metric="knn_acc", test=None,
+                                    **settings))
+
+
+def test_layouts_have_no_score_of_a_test_on_pages_about_several_and_in_summaries(tmp_path):
+    seeds = [layouts(tmp_path / "seeds", number, seed=number) for number in (1, 2)]
+    rates = [layouts(tmp_path / "rates", number, lr=number) for number in (1, 2)]
+    for runs, summary in ((seeds, "all         0.6875 ± 0.0884"), (rates, "lr  seeds  knn_acc")):
+        text = page_of(*runs).text
+        assert "Knn_acc" in text and not any(word in text for word in ("Test", "Validation", "left out", "OGB"))
+        opened = [read_run(run) for run in runs]
+        found, problems = summary_of_sweep(opened, [])
+        assert summary in found and not problems and not any(word in found for word in ("test", "validation", "OGB"))
+    assert "Knn_acc 0.6250, the best value of the first run" in page_of(*rates).text
+    both = page_of(seeds[0], write_run(tmp_path / "labels", [0.5])).text
+    assert "Validation metric" in both and "Test metric" in both
+
+
 def test_a_metric_without_splits_is_shown_once(tmp_path):
     folder = write_run(tmp_path / "run", [0.5, 0.75], metric="knn_acc")
     text = page_of(folder).text
     assert all(f"{split} knn_acc" in text for split in ("Validation", "Test", "Training"))
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    (folder / "metrics.jsonl").write_text("".join(
-        json.dumps(line | ({"knn_acc": line["valid"]} if "valid" in line else {})) + "\n" for line in lines))
+    without_splits(folder)
     text = page_of(folder).text
     assert "Knn_acc .7500" in text or "Knn_acc 0.7500" in text
     assert not any(f"{split} knn_acc" in text for split in ("Validation", "Test", "Training"))

@@ -17,6 +17,8 @@ def member(metric="acc", valid=0.5, test=0.25, command="train seed=0") -> dict:
      "2 of 2 runs finished; the best is {}/1: valid mae 0.2500, test mae 0.1250"),
     ([member(command="train seeds=0"), member(valid=0.7, command="train seeds=1")],
      "2 of 2 runs finished; the best is {}/1: valid acc 0.7000, test acc 0.2500"),
+    ([{**member("trust", valid, None, f"train seed={valid}"), "scores": {"trust": valid}} for valid in (0.5, 0.7)],
+     "2 of 2 runs finished; trust 0.6000 ± 0.1414 (mean ± standard deviation)"),
     ([member(), member("mae")], "2 of 2 runs finished; their metrics differ: acc, mae"),
     ([member(valid=None), member()], "2 of 2 runs finished, 1 with a metric; valid acc 0.5000, test acc 0.2500"),
     ([None, None], "0 of 2 runs finished"), ([{}, None], "0 of 2 runs finished")])
