@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data import cache
-from parallel_epochs.pipeline.data.config import StoreConfig
+from parallel_epochs.pipeline.data.config import EdgesConfig, StoreConfig
 from parallel_epochs.pipeline.gnn import components
 from parallel_epochs.pipeline.graph import cut, ranges, store
 from parallel_epochs.pipeline.graph.laid_out import LaidOut
@@ -69,7 +69,14 @@ def neighbors(configure, folder: Path) -> dict:
     return layout.keep_neighbors(config, Data(x=x, num_nodes=30, content_hash="h"))
 
 
+def links(configure, folder: Path) -> Data:
+    (folder / "edges.csv").write_text("".join(f"{node},{(node * step + 1) % 60}\n" for node in range(60)
+                                              for step in (1, 7)))
+    return cache.load_links(EdgesConfig(path=str(folder / "edges.csv")), folder / "cache")
+
+
 @pytest.mark.parametrize("keep, name, place, value, message", [
+    (links, "test_negatives", 3, 60, "test_negatives is damaged: it names node 60"),
     (both_orders, "edges", 5, 30, "edges is damaged: it names node 30"),
     (both_orders, "perm", 5, 400, "perm is damaged: it names edge 400"),
     (both_orders, "perm", 5, 0, "perm is damaged: it must hold the number of each edge once"),
@@ -86,7 +93,7 @@ def neighbors(configure, folder: Path) -> dict:
     (neighbors, "neighbors", 5, 30, "neighbors is damaged: it names node 30")])
 def test_a_number_out_of_range_in_the_cache(configure, tmp_path, caplog, keep, name, place, value, message):
     first = {key: kept.clone() for key, kept in tensors(keep(configure, tmp_path)).items()}
-    (path,) = tmp_path.rglob("*.pt")
+    path = next(path for path in tmp_path.rglob("*.pt") if keep is not links or "-links" in path.name)
     content = dict(checkpoint.load(path))
     content[name].view(-1)[place] = value
     checkpoint.save(path, content)
@@ -143,6 +150,23 @@ def test_a_number_out_of_range_in_a_copy_laid_out_is_checked_once(tmp_path, capl
     assert f"{name}.bin is damaged: {message}" in caplog.text
     arrays, _ = store.open_store(copy.path)
     assert all(torch.equal(arrays[key], first[key]) for key in first)
+
+
+def test_other_nodes_in_the_store_of_a_component(configure, tmp_path, caplog):
+    with StoreWriter(tmp_path / "s") as writer:
+        store.write_graph(writer, random_graph(30, 200, 0).update({"x": torch.ones(30, 2)}))
+    data = store.open_graph(tmp_path / "s")
+    data.store, data.content_hash, nodes = str(tmp_path / "s"), "h", torch.arange(30)
+    config = configure(*SYNTHETIC)
+    kept = cache.keep_component(config.data, tmp_path, data, 1, nodes)
+    arrays, values = store.open_store(Path(kept.store))
+    with StoreWriter(Path(kept.store), "another") as writer:
+        for key, array in arrays.items():
+            writer.put(key, array.clone().flip(0) if key == "n_id" else array)
+        writer.finish(values)
+    again = cache.keep_component(config.data, tmp_path, data, 1, nodes)
+    assert "n_id.bin is damaged: it holds other nodes than component 1" in caplog.text
+    assert torch.equal(again.n_id, nodes)
 
 
 def test_a_value_in_the_place_of_an_array(tmp_path):
