@@ -51,7 +51,7 @@ class Campaign:
 
     def reference(self, fault: Fault) -> Path:
         """Return the folder of the undisturbed run whose result the struck runs must have."""
-        number = FAULTS.index(fault) if fault.overrides else 0
+        number = next(number for number, other in enumerate(FAULTS) if other.overrides == fault.overrides)
         return self.root / f"undisturbed-{fault.job.name}-{fault.num_ranks}-{number}"
 
     def train_reference(self, fault: Fault) -> bool:
@@ -196,13 +196,14 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=10, help="number of strikes of each fault (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=2,
                         help="number of runs that are struck in parallel (default: %(default)s)")
-    parser.add_argument("--only", default="", help="try only faults whose name contains this text")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT",
+                        help="try only faults whose name contains one of these texts")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random moments (default: %(default)s)")
     options = parser.parse_args()
     import torch.distributed.run  # noqa: F401 - imported once, for all forks
 
     import parallel_epochs.pipeline.training  # noqa: F401
-    faults = [fault for fault in FAULTS if options.only in fault.name]
+    faults = [fault for fault in FAULTS if any(text in fault.name for text in options.only)]
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     start = time.monotonic()

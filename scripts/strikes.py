@@ -18,7 +18,7 @@ from typing import Any
 from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, EXIT_TRY_AGAIN
 from parallel_epochs.pipeline.run.pulse import Board, Sign
 
-VIEWS = ("evaluation=views", "evaluation.num_views=24", "train.epochs=60")
+VIEWS = ("evaluation=views", "evaluation.num_views=24", "train.epochs=32")
 WATCHED = ("parallel.timeout=3", "parallel.warn_after=0.5")
 # A process that gets this signal lets a thread hold the interpreter's lock for ten minutes.
 SITE = """import ctypes, signal, threading
@@ -83,7 +83,7 @@ def _be_command(arguments: list[str], torchrun: int, log: Path) -> None:
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | (os.O_TRUNC if fd == 1 else os.O_APPEND), 0o644), fd)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     exec(SITE, {})
-    multiprocessing.util.spawnv_passfds = _fork_rank_server
+    multiprocessing.util.spawnv_passfds = fork_rank_server
     if torchrun:
         arguments = ["torch.distributed.run", "--standalone", f"--nproc-per-node={torchrun}", "-m", *arguments]
     sys.argv, status = arguments, 0
@@ -102,7 +102,7 @@ def _be_command(arguments: list[str], torchrun: int, log: Path) -> None:
 _spawn: Any = multiprocessing.util.spawnv_passfds
 
 
-def _fork_rank_server(path: bytes, arguments: list, fds: list[int]) -> int:
+def fork_rank_server(path: bytes, arguments: list, fds: list[int]) -> int:
     """Start the process that forks the ranks as a fork of this one, which spares its imports."""
     if "forkserver" not in str(arguments[-1]):
         return _spawn(path, arguments, fds)
@@ -269,7 +269,7 @@ def write_data(folder: Path) -> None:
 SMALL_MODEL = ("model.num_layers=2", "model.hidden_channels=8")
 GENERATED = ("data.num_nodes=240", "data.num_edges=4800", "data.num_species=4", "data.num_groups=8",
              "data.num_tasks=3", *SMALL_MODEL)
-GNN = Job("gnn", (*GENERATED, "model.norm=batch", "train.epochs=160", "train.eval_every=4"))
+GNN = Job("gnn", (*GENERATED, "model.norm=batch", "train.epochs=80", "train.eval_every=4"))
 SAMPLING = Job("sampling", (*GENERATED, "loader=neighbor", "loader.num_neighbors=[4,3]", "loader.batch_size=40",
                             "train.epochs=40", "train.eval_every=4"))
 TABLES = Job("tables", (
