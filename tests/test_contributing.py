@@ -15,10 +15,24 @@ from torch_geometric.data import Data
 
 from tests.helpers.mirror import find_tests
 from tests.helpers.running import ROOT, TOY, summary_of
-from tests.test_docs import RUNNER, SMALL
+from tests.test_docs import SMALL
 
 PARTS = ("dataset", "partition", "model", "task", "loader", "product", "tracker", "metric")
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+# Runs commands one after the other, each in a fork that has the imports of the copy behind it, and so have its ranks.
+RUNNER = """
+import json, multiprocessing.util, os, runpy, sys
+import parallel_epochs.pipeline.gnn.predictions, parallel_epochs.pipeline.training
+from parallel_epochs.scripts.strikes import fork_rank_server
+multiprocessing.util.spawnv_passfds = fork_rank_server
+for module, *arguments in json.load(sys.stdin):
+    if (pid := os.fork()) == 0:
+        sys.argv = [module, *arguments]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        sys.exit()
+    if status := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
+        sys.exit(f"{module} {arguments} ended with status {status}")
+"""
 
 
 def section_of(part: str) -> list[tuple[str, str]]:

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib.util
 import json
-import os
 import re
 import shlex
 import subprocess
