@@ -104,7 +104,8 @@ def _describe_features(attr: Tensor | None, weight: Tensor | None) -> str:
     return "none" if attr is None else "encoded" if weight is None else "raw"
 
 
-def _make_contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
+def make_contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
+    """Return tensors whose elements lie in order."""
     return [None if tensor is None else tensor.contiguous() for tensor in tensors]
 
 
@@ -127,7 +128,7 @@ def forward(
     if aggr == "power":
         torch._assert_async(~(param.abs() > MAX_POWER).any(),
                             f"p is beyond {MAX_POWER:g}, too large for the GPU kernel's float32: set kernel=reference")
-    x, indptr, src, position, attr, weight, bias = _make_contiguous(x, indptr, src, position, attr, weight, bias)
+    x, indptr, src, position, attr, weight, bias = make_contiguous(x, indptr, src, position, attr, weight, bias)
     cut = plan(indptr, src, x.size(0), position, src.numel() if attr is None else attr.size(0))
     blocks = _choose_blocks(x.size(1), weight, elements=1024)
     grid = cut.num_chunks, triton.cdiv(x.size(1), blocks["BLOCK_D"])
@@ -156,7 +157,7 @@ def backward(
         # An infinite or NaN stat must reach the loss unchanged.
         torch._assert_async(~((stat.abs() > STEEP) & stat.isfinite()).any(),
                             "t times a message is too large for the GPU kernel's float32: set kernel=reference")
-    grad, x, rowptr, dst, position, attr, weight, bias = _make_contiguous(
+    grad, x, rowptr, dst, position, attr, weight, bias = make_contiguous(
         grad, x, rowptr, dst, position, attr, weight, bias)
     cut = plan(rowptr, dst, grad.size(0), position, dst.numel() if attr is None else attr.size(0))
     channels, edge_dim = x.size(1), weight.size(1) if need_weight else 0

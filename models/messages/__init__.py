@@ -34,9 +34,9 @@ def update_all(edge_index: Tensor | SparseTensor, message: str, reduce: str, *, 
             torch, aligned to the right. ``dot`` sums the products over the last dimension and keeps it as 1.
         num_src: number of source nodes. None: the rows of `u`, or what `edge_index` knows.
         num_dst: number of destination nodes. None: the rows of `v`, or what `edge_index` knows, or `num_src`.
-        kernel: "fused" for the C++ kernels, which run on a CPU and compute in float32; "reference" for plain torch,
-            which builds the message of every edge; "auto" for the kernels where they can run. They cast 16-bit values
-            of nodes to float32, and read those of edges as they are.
+        kernel: "fused" for the kernels, in C++ on a CPU and in Triton on a GPU, which compute in float32; "reference"
+            for plain torch, which builds the message of every edge; "auto" for the kernels where they can run. They
+            cast 16-bit values of nodes to float32, and read those of edges as they are.
 
     Returns:
         [num_dst, *trailing], in the operands' common dtype; sums are in float32 at least. A destination without edges
@@ -53,7 +53,7 @@ def update_all(edge_index: Tensor | SparseTensor, message: str, reduce: str, *, 
         if call.num_src is None:
             raise ValueError(f"message={message} does not tell how many destination nodes there are: pass num_dst")
         call = call._replace(num_dst=call.num_src)
-    return (reference if _why_reference(call, kernel) else fused).update_all(call, reduce)
+    return (reference if _why_reference(call, kernel, "update_all", reduce) else fused).update_all(call, reduce)
 
 
 def apply_edges(edge_index: Tensor | SparseTensor, message: str, *, u: Tensor | None = None, v: Tensor | None = None,
@@ -71,7 +71,7 @@ def apply_edges(edge_index: Tensor | SparseTensor, message: str, *, u: Tensor | 
         ValueError, IndexError: as :func:`update_all`.
     """
     call = read_call(edge_index, message, u=u, v=v, e=e)
-    return (reference if _why_reference(call, kernel) else fused).apply_edges(call)
+    return (reference if _why_reference(call, kernel, "apply_edges") else fused).apply_edges(call)
 
 
 def edge_softmax(edge_index: Tensor | SparseTensor, scores: Tensor, num_dst: int | None = None, *,
@@ -93,18 +93,18 @@ def edge_softmax(edge_index: Tensor | SparseTensor, scores: Tensor, num_dst: int
     call = read_call(edge_index, "copy_e", e=scores, num_dst=num_dst)
     if call.num_dst is None:
         raise ValueError("edge_index does not tell how many destination nodes there are: pass num_dst")
-    return (reference if _why_reference(call, kernel) else fused).edge_softmax(call)
+    return (reference if _why_reference(call, kernel, "edge_softmax") else fused).edge_softmax(call)
 
 
-def _why_reference(call: Call, kernel: str) -> str:
+def _why_reference(call: Call, kernel: str, function: str, reduce: str = "") -> str:
     """Return the reason why the reference runs, or an empty text if the kernel runs."""
     if kernel not in KERNELS:
         raise ValueError(f"kernel={kernel} is unknown; choose one of {', '.join(KERNELS)}")
     if kernel == "reference":
         return "kernel=reference"
-    reason = fused.why_not_fused(call)
+    reason = fused.why_not_fused(call, function, reduce)
     if reason and kernel == "fused":
         raise ValueError(f"kernel=fused cannot run: {reason}. Use kernel=auto to fall back to the reference.")
     if not torch.compiler.is_compiling():
-        fused.announce(reason)
+        fused.announce(reason, call.edge_index.device.type)
     return reason

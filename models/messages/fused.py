@@ -7,35 +7,73 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
+from parallel_epochs.models.aggregate import fused as aggregate_fused
 from parallel_epochs.models.aggregate.reference import is_transformed
 from parallel_epochs.models.kernels.sorting import check_ends
 from parallel_epochs.models.messages import cpu, ops
-from parallel_epochs.models.messages.inputs import Call
+from parallel_epochs.models.messages.inputs import Call, align
 from parallel_epochs.models.structure import find_structure
 
 log = logging.getLogger(__name__)
 
 
-def why_not_fused(call: Call) -> str:
+# Most channels that share a number of an edge, of whose gradient a GPU program computes the sum.
+_MAX_GROUP = 1024
+
+
+def why_not_fused(call: Call, function: str = "update_all", reduce: str = "sum") -> str:
     """Return the reason why the kernels cannot run, or an empty text."""
     for name, operand in call.operands.items():
         if operand.dtype not in cpu.DTYPES:
             return f"{name} has dtype {operand.dtype}, but the kernel computes in float32"
     if not torch.compiler.is_compiling() and is_transformed():
         return "the kernel supports neither torch.func nor torch.jit.trace nor forward-mode derivatives"
-    return why_no_kernel(call.edge_index.device.type)
+    device = call.edge_index.device.type
+    return (device == "cuda" and why_no_gpu_kernel(call, function, reduce)) or why_no_kernel(device)
+
+
+def why_no_gpu_kernel(call: Call, function: str, reduce: str) -> str:
+    """Return the reason why a call that the CPU's kernels take has no kernel on a GPU, or an empty text."""
+    if function != "update_all":
+        return f"there is no GPU kernel of {function}"
+    if reduce == "prod" or call.message.operation == "dot" and reduce in ("max", "min"):
+        return f"there is no GPU kernel of {call.name} with {reduce}"
+    e, shape = call.get("e"), torch.broadcast_shapes(*(operand.shape[1:] for operand in call.operands.values()))
+    if e is None or not e.requires_grad or e.shape[1:].numel() in (0, shape.numel()):
+        return ""
+    trailing = align(e, len(shape)).shape[1:]
+    num_heads = next((i for i, size in enumerate(trailing) if size != shape[i]), len(shape))
+    if trailing[num_heads:].numel() != 1 or shape[num_heads:].numel() > _MAX_GROUP:
+        return f"there is no GPU kernel for the gradient of edge values {list(e.shape)} in messages of {list(shape)}"
+    return ""
 
 
 @torch.compiler.assume_constant_result
 def why_no_kernel(device: str) -> str:
     """Return the reason why the kernels cannot run on a device, or an empty text."""
-    return f"there is no kernel for '{device}' yet" if device != "cpu" else cpu.LIBRARY.missing()
+    if device == "cpu":
+        return cpu.LIBRARY.missing()
+    reason = aggregate_fused.why_no_kernel(device)
+    if not reason:
+        _register_gpu()
+    return reason
 
 
 @functools.cache
-def announce(reason: str) -> None:
+def _register_gpu() -> None:
+    from parallel_epochs.models.messages import gpu_messages  # Triton takes a second to import and is not everywhere
+    gpu_messages.register()
+
+
+@functools.cache
+def announce(reason: str, device: str) -> None:
     """Log once that the kernels run, or why the reference runs."""
-    log.info("messages: %s", f"reference ({reason})" if reason else f"fused-cpu ({cpu.get_simd()})")
+    log.info("messages: %s", f"reference ({reason})" if reason else name_kernel(device))
+
+
+def name_kernel(device: str) -> str:
+    """Name the kernel of a device, as "fused-cpu (avx512)" or "fused-gpu (triton 3.6.0)"."""
+    return f"fused-cpu ({cpu.get_simd()})" if device == "cpu" else aggregate_fused.name_kernel(device)
 
 
 def update_all(call: Call, reduce: str) -> Tensor:
@@ -97,14 +135,14 @@ def _needs_gradient(call: Call) -> bool:
 def _find_structure(call: Call):
     """Sort the edges by destination, and by source if a gradient needs that; also count the source nodes."""
     u, edge_index = call.get("u"), call.edge_index
-    num_src, num_dst = (_count(edge_index[row], count) for row, count in enumerate((call.num_src, call.num_dst)))
+    num_src, num_dst = (_count(edge_index, row, count) for row, count in enumerate((call.num_src, call.num_dst)))
     by_source = u is not None and u.requires_grad and torch.is_grad_enabled()
     return find_structure(edge_index, num_src, num_dst, by_source=by_source), num_src
 
 
-def _count(ends: Tensor, count: int | None) -> int:
+def _count(edge_index: Tensor, row: int, count: int | None) -> int:
     """Return a number of nodes, or the least that the edges need where nobody has told it."""
-    return count if count is not None else int(ends.max()) + 1 if ends.numel() else 0
+    return count if count is not None else int(edge_index[row].max()) + 1 if edge_index.numel() else 0
 
 
 def _bound(count: int | None) -> int:

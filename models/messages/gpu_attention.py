@@ -35,10 +35,6 @@ def _options(channels: int, slope: float, dropout: float, edge_dropout: float) -
     return slope, _LOG2_E / math.sqrt(max(channels, 1)), thresholds[0], rescale, thresholds[1]
 
 
-def _make_contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
-    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
-
-
 def forward(
     message: Tensor, source: Tensor | None, target: Tensor, indptr: Tensor, src: Tensor, position: Tensor | None,
     rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
@@ -48,7 +44,7 @@ def forward(
     """Compute :func:`attention_ops.forward`; message, source, target and features in float32 or 16 bits."""
     out, lse, weights = attention_ops.allocate_outputs(message, target, num_positions, return_weights)
     weights.zero_()
-    message, source, target, indptr, src, position, attr, loop_attr, weight, att = _make_contiguous(
+    message, source, target, indptr, src, position, attr, loop_attr, weight, att = gpu.make_contiguous(
         message, source, target, indptr, src, position, attr, loop_attr, weight, att)
     cut = gpu.plan(indptr, src, message.size(0), position, num_positions)
     blocks = _choose_blocks(message, attr, score, elements=1024)
@@ -77,9 +73,9 @@ def backward(
     """Compute :func:`attention_ops.backward`."""
     assert rowptr is not None and dst is not None
     grads = attention_ops.allocate_gradients(message, source, target, attr, loop_attr, weight, att, need_attr)
-    grad, message, source, target, indptr, src, position, rowptr, dst, position_by_src = _make_contiguous(
+    grad, message, source, target, indptr, src, position, rowptr, dst, position_by_src = gpu.make_contiguous(
         grad, message, source, target, indptr, src, position, rowptr, dst, position_by_src)
-    attr, loop_attr, weight, att = _make_contiguous(attr, loop_attr, weight, att)
+    attr, loop_attr, weight, att = gpu.make_contiguous(attr, loop_attr, weight, att)
     blocks = _choose_blocks(message, attr, score, elements=512)
     numbers = _options(blocks["C"], slope, dropout, edge_dropout)
     with torch.cuda.device_of(message):

@@ -45,13 +45,14 @@ def update_all(
         number of ties, for prod the number of zeros and the product of all others. A tensor that is not needed has no
         elements.
     """
-    out, stat, stat2 = _allocate_rows(u, v, e, indptr, message, reduce, save)
+    out, stat, stat2 = allocate_rows(u, v, e, indptr, message, reduce, save)
     walk = _by_destination(u, v, e, indptr, src, position, num_src, message)
     walk.forward(reduce, out=out, stat=stat, stat2=stat2)
     return out, stat, stat2
 
 
-def _allocate_rows(u, v, e, indptr, message, reduce, save):
+def allocate_rows(u, v, e, indptr, message, reduce, save) -> tuple[Tensor, ...]:
+    """Return empty tensors for what :func:`update_all` computes."""
     shape = (indptr.size(0) - 1, *_message_shape(message, u, v, e))
     num_stats = _NUM_STATS.get(reduce, 0) if save else 0
     shapes = (shape, *(shape if i < num_stats else (0,) for i in range(2)))
@@ -60,7 +61,7 @@ def _allocate_rows(u, v, e, indptr, message, reduce, save):
 
 @update_all.register_fake
 def _(u, v, e, indptr, src, position, rowptr, dst, position_by_src, num_src, message, reduce, save):
-    return _allocate_rows(u, v, e, indptr, message, reduce, save)
+    return allocate_rows(u, v, e, indptr, message, reduce, save)
 
 
 @torch.library.custom_op(f"{NAMESPACE}::apply_edges", mutates_args=(), device_types="cpu")
@@ -83,7 +84,7 @@ def apply_edges(
     """
     out = _allocate_edges(u, v, e, ends, message, dtype)
     walk = Walk(("v", "u"), (num_dst, num_src), None, ends[0], ends[1], MESSAGES[message],
-                _named(u, v, e), _full_shape(message, u, v, e))
+                named(u, v, e), _full_shape(message, u, v, e))
     walk.forward("none", edge_out=out)
     return out
 
@@ -162,11 +163,11 @@ def backward(
     Returns:
         One gradient for each of u, v and e, with its shape and dtype; one that is not needed has no elements.
     """
-    operands, shape, parsed = _named(u, v, e), _full_shape(message, u, v, e), MESSAGES[message]
+    operands, shape, parsed = named(u, v, e), _full_shape(message, u, v, e), MESSAGES[message]
     of = "e" if reduce == "none" else "v"
-    grad, second = _factors(grad, out, stat, stat2, reduce)
+    grad, second = find_factors(grad, out, stat, stat2, reduce)
     sides = {name: side + 1 for side, name in enumerate(parsed.names) if name in needed}
-    grads = _allocate_gradients(u, v, e, needed)
+    grads = allocate_gradients(u, v, e, needed)
     full = {name: grad.new_empty((operands[name].size(0), *shape), dtype=torch.float32)
             for name in "uv" if name in needed}
     edge = dict(edge_side=sides["e"], edge_out=grads[2]) if "e" in needed else {}
@@ -182,24 +183,25 @@ def backward(
     if by_destination:
         walk = _by_destination(u, v, e, indptr, src, position, num_src, message)
         walk.backward(reduce, grad, second, of=of, **by_destination)
-    u_and_v = (_sum_to(full[name], operands[name]) if name in full else empty for name, empty in zip("uv", grads))
+    u_and_v = (sum_to(full[name], operands[name]) if name in full else empty for name, empty in zip("uv", grads))
     return *u_and_v, grads[2]
 
 
-def _factors(grad, out, stat, stat2, reduce):
-    """Compute what the walks read of each row: the factors of its messages' gradients."""
+def find_factors(grad, out, stat, stat2, reduce):
+    """Compute what backward reads of each row: the factors of its messages' gradients."""
     if reduce == "prod":
         one_zero, whole = grad * stat2, grad * out
         return whole, torch.where(stat == 1, one_zero, whole)
     return (grad / stat, out) if reduce in ("max", "min") else (grad, None)
 
 
-def _sum_to(gradient: Tensor, operand: Tensor) -> Tensor:
+def sum_to(gradient: Tensor, operand: Tensor) -> Tensor:
     """Sum a gradient [num_nodes, *shape] over the dimensions in which the operand was broadcast."""
     return gradient.sum_to_size(align(operand, gradient.dim() - 1).shape).reshape(operand.shape)
 
 
-def _allocate_gradients(u, v, e, needed):
+def allocate_gradients(u, v, e, needed) -> tuple[Tensor, ...]:
+    """Return empty tensors for what :func:`backward` computes."""
     like = next(tensor for tensor in (u, v, e) if tensor is not None)
     return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) if name in needed
                  else like.new_empty((0,)) for name, tensor in zip("uve", (u, v, e)))
@@ -208,16 +210,17 @@ def _allocate_gradients(u, v, e, needed):
 @backward.register_fake
 def _(grad, out, stat, stat2, u, v, e, indptr, src, position, rowptr, dst, position_by_src, num_src, message, reduce,
       needed):
-    return _allocate_gradients(u, v, e, needed)
+    return allocate_gradients(u, v, e, needed)
 
 
-def _named(u, v, e) -> dict[str, Tensor]:
+def named(u, v, e) -> dict[str, Tensor]:
+    """Return the operands that there are, by name."""
     return {name: tensor for name, tensor in (("u", u), ("v", v), ("e", e)) if tensor is not None}
 
 
 def _full_shape(message, u, v, e) -> torch.Size:
     """Return the shape of an edge's message before ``dot`` sums it."""
-    return torch.broadcast_shapes(*(tensor.shape[1:] for tensor in _named(u, v, e).values()))
+    return torch.broadcast_shapes(*(tensor.shape[1:] for tensor in named(u, v, e).values()))
 
 
 def _message_shape(message, u, v, e) -> tuple[int, ...]:
@@ -226,7 +229,7 @@ def _message_shape(message, u, v, e) -> tuple[int, ...]:
 
 
 def _by_destination(u, v, e, indptr, src, position, num_src, message) -> Walk:
-    return Walk(("v", "u"), (indptr.size(0) - 1, num_src), indptr, src, position, MESSAGES[message], _named(u, v, e),
+    return Walk(("v", "u"), (indptr.size(0) - 1, num_src), indptr, src, position, MESSAGES[message], named(u, v, e),
                 _full_shape(message, u, v, e))
 
 
@@ -260,7 +263,7 @@ def _differentiate_twice(ctx, grad, needed):
     """Compute gradients that have gradients themselves, in plain torch with the message of every edge."""
     notice.warn("messages: the reference computes gradients of gradients, with tensors of edges x channels")
     _, _, _, u, v, e, indptr, src, position, *_ = ctx.saved_tensors
-    operands = _named(u, v, e)
+    operands = named(u, v, e)
     dst = torch.arange(indptr.numel() - 1, device=src.device).repeat_interleave(indptr.diff().long())
     rows = {"u": src, "v": dst, "e": position}
     num_dims = max(operand.dim() - 1 for operand in operands.values())

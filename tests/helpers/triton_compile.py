@@ -16,7 +16,8 @@ from triton.backends.compiler import GPUTarget
 from parallel_epochs.models.aggregate import gpu, ops
 from parallel_epochs.models.aggregate.reduce import POWER_RANGE
 from parallel_epochs.models.kernels import sorting
-from parallel_epochs.models.messages import attention_ops, gpu_attention
+from parallel_epochs.models.messages import attention_ops, gpu_attention, gpu_messages
+from parallel_epochs.models.messages.inputs import MESSAGES
 
 LIMITS = POWER_RANGE
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -81,6 +82,16 @@ def compile_attention(score, channels, edge_dim, *, dtype=torch.float32, loops=F
     gpu_attention.backward(out, out, lse, message, source, target, *edges, *rest, attr is not None)
 
 
+def compile_messages(message, reduce, left, right, *, dtype=torch.float32, index=torch.int32):
+    print(f"{message} {reduce}, {left} and {right}, {dtype} of edges")
+    edges, parsed = sorting.sort_edges(torch.randint(100, (2, 2000)).to(index), 100, 100), MESSAGES[message]
+    operands = {name: torch.zeros(2000 if name == "e" else 100, *shape, dtype=dtype if name == "e" else torch.float32)
+                for name, shape in zip(parsed.names, (left, right), strict=False)}
+    given = [operands.get(name) for name in "uve"]
+    results = gpu_messages.update_all(*given, *edges, 100, message, reduce, True)
+    gpu_messages.backward(results[0], *results, *given, *edges, 100, message, reduce, "".join(operands))
+
+
 if __name__ == "__main__":
     gpu.register("cpu")  # only registers the functions for CPU tensors; their launches go to compile_launch
     gpu.launch = compile_launch
@@ -91,6 +102,10 @@ if __name__ == "__main__":
         compile_attention(score, 16, 8, loops=True, dropout=0.1)
         compile_attention(score, 130, 0, dtype=torch.bfloat16)
     compile_attention("gatv2", 64, 20, loops=True)
+    for reduce in ("sum", "max", "min"):
+        compile_messages("u_div_e", reduce, (4, 16), (4, 1), dtype=torch.bfloat16)
+    compile_messages("copy_u", "sum", (64,), ())
+    compile_messages("v_sub_u", "max", (200,), (1,), index=torch.int64)
     for aggr in ops.KINDS:
         compile_problem(aggr, 64, 8 if aggr == "softmax" else 0)
     compile_problem("softmax", 112, 20, need_attr=True, index=torch.int64)

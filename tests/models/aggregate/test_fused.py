@@ -9,6 +9,7 @@ import torch_geometric
 from hypothesis import HealthCheck, given, settings, strategies as st
 from torch_geometric import EdgeIndex
 
+from parallel_epochs.models import messages
 from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, backend, cpu, fused, ops
 from parallel_epochs.models.aggregate.reduce import POWER_RANGE, POWERMEAN_RANGE
 from parallel_epochs.models.conv import GENConv
@@ -404,6 +405,6 @@ def test_what_runs_and_why():
 def test_a_gpu_needs_triton(monkeypatch):
     monkeypatch.setattr(fused.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(fused, "_register_gpu", fused._register_gpu.__wrapped__)
-    for why_no_kernel in (fused.why_no_kernel, attention_fused.why_no_kernel):
-        assert why_no_kernel("cuda") == "the GPU kernel needs Triton (pip install triton)"
+    for module in (fused, attention_fused, messages.fused):
+        assert module.why_no_kernel("cuda") == "the GPU kernel needs Triton (pip install triton)"
     assert "'meta'" in backend(torch.empty(10, 3, device="meta"), torch.empty(2, 5, dtype=torch.int64, device="meta"))

@@ -12,7 +12,7 @@ from torch_geometric import EdgeIndex
 
 from parallel_epochs.models.messages import MESSAGES, REDUCTIONS, apply_edges, cpu, edge_softmax, fused, ops, update_all
 from parallel_epochs.models.messages.inputs import read_call
-from tests.models.messages.test_messages import DST, SRC, cases, make_edges, make_operands
+from tests.models.messages.test_messages import DST, EDGES, SRC, cases, make_edges, make_operands
 
 pytestmark = [pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"),
               pytest.mark.usefixtures("poisoned_memory")]
@@ -353,11 +353,25 @@ def test_a_walk_over_broken_indices_is_refused(ptr, other, position, width):
         walk.forward("sum", out=torch.empty(3, 16))
 
 
+@pytest.mark.parametrize("message, function, reduce, edge, reason", [
+    ("u_mul_e", "update_all", "sum", (3, 1), ""), ("u_mul_e", "update_all", "max", (), ""),
+    ("copy_e", "update_all", "mean", (3, 8), ""), ("u_dot_e", "update_all", "sum", (3, 8), ""),
+    ("u_add_e", "update_all", "prod", (3, 8), "there is no GPU kernel of u_add_e with prod"),
+    ("u_dot_e", "update_all", "max", (3, 8), "there is no GPU kernel of u_dot_e with max"),
+    ("u_sub_e", "apply_edges", "", (3, 8), "there is no GPU kernel of apply_edges"),
+    ("u_mul_e", "update_all", "sum", (1, 8),
+     f"there is no GPU kernel for the gradient of edge values [{EDGES}, 1, 8] in messages of [3, 8]")])
+def test_what_a_gpu_has_no_kernel_for(message, function, reduce, edge, reason):
+    operands = make_operands(message, edge if message == "copy_e" else (3, 8), edge)
+    operands["e"] = operands["e"].float().requires_grad_()
+    call = read_call(make_edges(), message, **operands)
+    assert fused.why_no_gpu_kernel(call, function, reduce) == reason
+
+
 def test_what_runs_and_why(caplog):
     edge_index, u = make_edges(), torch.ones(SRC, 3)
     with pytest.raises(ValueError, match="^kernel=fused cannot run: u has dtype torch.float64, .*Use kernel=auto"):
         update_all(edge_index, "copy_u", "sum", u=u.double(), kernel="fused")
-    assert fused.why_no_kernel("cuda") == "there is no kernel for 'cuda' yet"
     caplog.set_level("INFO")
     fused.announce.cache_clear()
     for kernel in ("auto", "auto"):

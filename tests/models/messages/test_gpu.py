@@ -9,3 +9,7 @@ pytestmark = [pytest.mark.slow, needs_triton]
 
 def test_cases_of_attention():
     run_cases("triton_attention_cases.py")
+
+
+def test_cases_of_messages():
+    run_cases("triton_messages_cases.py")
