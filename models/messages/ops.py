@@ -51,7 +51,7 @@ def update_all(
     return out, stat, stat2
 
 
-def allocate_rows(u, v, e, indptr, message, reduce, save) -> tuple[Tensor, ...]:
+def allocate_rows(u, v, e, indptr, message, reduce, save):
     """Return empty tensors for what :func:`update_all` computes."""
     shape = (indptr.size(0) - 1, *_message_shape(message, u, v, e))
     num_stats = _NUM_STATS.get(reduce, 0) if save else 0
@@ -200,7 +200,7 @@ def sum_to(gradient: Tensor, operand: Tensor) -> Tensor:
     return gradient.sum_to_size(align(operand, gradient.dim() - 1).shape).reshape(operand.shape)
 
 
-def allocate_gradients(u, v, e, needed) -> tuple[Tensor, ...]:
+def allocate_gradients(u, v, e, needed):
     """Return empty tensors for what :func:`backward` computes."""
     like = next(tensor for tensor in (u, v, e) if tensor is not None)
     return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) if name in needed
