@@ -57,6 +57,9 @@ def construct(make: Callable[..., Any], name: str, given: dict[str, Any], known:
     if kept := [key for key in KEEPS_STATE if given.get(key)]:
         raise ValueError(f"kwargs: {kept[0]}=true keeps the edges of the first batch, but every batch has "
                          "other edges: leave it out")
+    for key, value in given.items():
+        if key in parameters and parameters[key].annotation is bool and not isinstance(value, bool):
+            raise ValueError(f"kwargs: {key} of {name} must be true or false, not {value!r}")
     arguments = {key: value for key, value in known.items() if key in named} | given
     required = [key for key in named if parameters[key].default is inspect.Parameter.empty]
     if missing := [key for key in required if key not in arguments]:

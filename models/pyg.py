@@ -329,7 +329,9 @@ def create_conv(kind: type[torch.nn.Module], channels: int, edge_dim: int | None
         raise ValueError(f"kwargs must not hold {ours[0]}: it follows from model.hidden_channels")
     parameters, heads = inspect.signature(kind).parameters, given.get("heads", 1)
     joined = given.get("concat", True) and "heads" in parameters
-    if joined and (not isinstance(heads, int) or heads < 1 or channels % heads):
+    if "heads" in parameters and (type(heads) is not int or heads < 1):
+        raise ValueError(f"kwargs: heads of {kind.__name__} must be a whole number of at least 1, not {heads!r}")
+    if joined and channels % heads:
         raise ValueError(f"hidden_channels={channels} is not a multiple of heads={heads}")
     if kind is GENConv and given.get("aggr") == "power":
         given = given | {"aggr": "powermean"}  # which PyG means

@@ -73,6 +73,8 @@ class AGDNConv(torch.nn.Module):
     def __init__(self, in_channels: int, out_channels: int, heads: int = 1, *, edge_dim: int | None = None,
                  edge_channels: int = 16, num_hops: int = 2, negative_slope: float = 0.2, dropout: float = 0.0,
                  kernel: str = "auto"):
+        if num_hops < 1:
+            raise ValueError(f"num_hops must be at least 1, not {num_hops}")
         super().__init__()
         self.heads, self.negative_slope, self.dropout, self.kernel = heads, negative_slope, dropout, kernel
         self.scores = EdgeScores(in_channels, heads, edge_dim, edge_channels, kernel)

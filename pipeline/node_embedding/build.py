@@ -245,6 +245,9 @@ def _hold_out(data: Data, weight: Tensor | None, fraction: float, seed: int,
         chosen = ((lot >= first) & (lot < last)).nonzero().squeeze(1)
         ends = links[:, chosen].long().sort(0).values.unique(dim=1).T.numpy()
         if not len(ends):
+            if (num_links := links.long().sort(0).values.unique(dim=1).size(1)) < 3:
+                raise ValueError(f"{data.num_edges:,} edges link {num_links} different pairs of nodes: training, "
+                                 "validation and test need one each (trainer.holdout). Choose another dataset")
             mend = "train: lower it" if split == "train" else f"{split}: raise it"
             raise ValueError(f"trainer.holdout={fraction:g} of {data.num_edges:,} edges leaves no link to {mend}")
         pairs[split] = ends, rng.integers(data.num_nodes, size=ends.shape)

@@ -83,14 +83,18 @@ def bench_convs(num_nodes: int, num_edges: int, channels: int, repeat: int, case
         cases: layers whose name contains one of these texts. None: all.
         dgl: folder of an installed DGL, or nothing to leave DGL out.
     """
+    chosen = [case for case in CASES if cases is None or any(text in case.name for text in cases)]
+    takes_step = cases is None or any(text in STEP for text in cases)
+    if not chosen and not takes_step:
+        raise ValueError(f"--cases {' '.join(cases or [])}: no layer has such a name; there are "
+                         f"{'; '.join(case.name for case in CASES)}")
     data = with_self_loops(graphs.proteins(num_nodes, num_edges // 2 * 2))
     library = import_dgl(dgl) if dgl else None
     writer, row = None, dict[str, Any]()
-    for case in CASES:
-        if cases is None or any(text in case.name for text in cases):
-            row = _measure(case, data, channels, repeat, library)
-            writer = write_row(writer, row)
-    if cases is None or any(text in STEP for text in cases):
+    for case in chosen:
+        row = _measure(case, data, channels, repeat, library)
+        writer = write_row(writer, row)
+    if takes_step:
         write_row(writer, dict.fromkeys(row, "") | _measure_step(data, channels, repeat))
 
 

@@ -74,6 +74,13 @@ def test_one_feature_of_an_edge_is_its_weight():
     ({"conv": "HANConv"}, "conv=HANConv needs x_dict, edge_index_dict; a layer of model=pyg has only x"),
     ({"conv": "SAGEConv", "kwargs": {"heads": 2}}, "kwargs: SAGEConv refuses them: TypeError: .*heads"),
     ({"conv": "GINConv", "kwargs": {"nn": 1}}, "kwargs must not hold nn: it follows from model.hidden_channels"),
+    *(({"conv": "GATConv", "kwargs": {"heads": heads}},
+       f"kwargs: heads of GATConv must be a whole number of at least 1, not {heads!r}")
+      for heads in (0, -4, 2.0, "two")),
+    ({"conv": "AGDNConv", "kwargs": {"num_hops": 0}},
+     "kwargs: AGDNConv refuses them: ValueError: num_hops must be at least 1, not 0"),
+    ({"conv": "GATConv", "kwargs": {"add_self_loops": "maybe"}},
+     "kwargs: add_self_loops of GATConv must be true or false, not 'maybe'"),
     ({"kwargs": {"heads": 3}}, "hidden_channels=8 is not a multiple of heads=3"),
     ({"conv": "GCNConv", "kwargs": {"cached": True}}, "kwargs: cached=true keeps the edges of the first batch"),
     ({"norm": "graph"}, "norm=graph is unknown; choose one of layer, batch, none"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from parallel_epochs.scripts.bench import aggregate, graphs, growth
-from parallel_epochs.scripts.bench.convs import CASES, import_dgl
+from parallel_epochs.scripts.bench.convs import CASES, bench_convs, import_dgl
 from parallel_epochs.scripts.bench.measure import assert_close
 from tests.helpers.running import ROOT
 
@@ -73,6 +73,11 @@ def test_growth_is_drawn_as_far_as_memory_lasts(tmp_path, monkeypatch, capsys):
 def test_a_missing_dgl_is_an_error_that_says_how_to_install_it(tmp_path):
     with pytest.raises(ValueError, match="DGL cannot be imported .* install it with pip install --no-deps --target"):
         import_dgl(str(tmp_path))
+
+
+def test_no_case_is_an_error_before_a_graph_is_made():
+    with pytest.raises(ValueError, match="--cases GTAConv b: no layer has such a name; there are GCNConv"):
+        bench_convs(500, 10_000, 64, 1, cases=["GTAConv", "b"])
 
 
 @pytest.mark.system

@@ -179,6 +179,10 @@ def test_edges_alone(folder, configure, tmp_path):
                                (["trainer.num_parts=91"], "trainer.num_parts=91 is more than the 90 nodes")):
         with pytest.raises(ValueError, match=message):
             train(configure(*SMALL, edges_alone, *overrides), tmp_path / "refused")
+    (tmp_path / "two.tsv").write_text("a\tb\nb\tc\n")
+    with pytest.raises(ValueError, match="4 edges link 2 different pairs of nodes: training, validation and test need"):
+        train(configure(*SMALL, f"data.path={tmp_path / 'two.tsv'}", "trainer.num_parts=1", "trainer.holdout=0.5"),
+              tmp_path / "refused")
     with pytest.raises(ValueError, match="has no labels to learn: give them"):
         train(configure("data=edges", edges_alone), tmp_path / "refused")
 
