@@ -321,14 +321,15 @@ def check_triples(data: Data) -> None:
 
 
 def check_vectors(data: Data) -> None:
-    """Check that there are two vectors at least, of finite numbers.
+    """Check that there are three vectors at least, as the perplexity asks for, of finite numbers.
 
     Raises:
         ValueError: says which number is none.
     """
     x = data.x
-    if len(x) < 2:
-        raise ValueError(f"there {'is 1 vector' if len(x) == 1 else 'are no vectors'}: a layout needs at least two")
+    if len(x) < 3:
+        found = ("are no vectors", "is 1 vector", "are 2 vectors")[len(x)]
+        raise ValueError(f"there {found}: a layout needs at least three")
     if not x.size(1):
         raise ValueError("the vectors have no numbers")
     wrong = ~torch.isfinite(x)

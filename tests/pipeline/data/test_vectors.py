@@ -149,6 +149,7 @@ def test_labels_that_do_not_fit(tmp_path):
     (np.full((40, 3), np.nan), [], "40 vectors are not finite in float32: row 0, column 0 holds nan"),
     (np.where(np.arange(120).reshape(40, 3) == 7, np.inf, 1), [], "1 vectors are not .* row 2, column 1 holds inf"),
     (np.full((40, 3), 1e300), [], "holds inf"), (np.ones((1, 3)), [], "there is 1 vector: a layout needs"),
+    (np.ones((2, 3)), [], "there are 2 vectors: a layout needs at least three"),
     (np.ones((0, 3)), [], "there are no vectors"), (np.ones((40, 0)), [], "the vectors have no numbers"),
     (np.ones((20, 3)), [], "trainer.num_neighbors=30 must be less than the 20 points .* set it to 19 at most"),
     (np.ones((40, 3)), ["trainer.metric=knn_acc"], "trainer.metric=knn_acc cannot be computed for .* one of trustw"),
