@@ -80,11 +80,10 @@ def _plan(ptr, other, num_others, position, num_positions) -> ChunkPlan:
     num_items = num_rows + other.numel()
     chunk_items = max(MIN_CHUNK, -(-num_items // MAX_CHUNKS))
     begins = ptr + torch.arange(num_rows + 1, device=ptr.device)
-    cuts = torch.arange(0, num_items, chunk_items, device=ptr.device)
-    row = torch.searchsorted(begins[1:], cuts, right=True).clamp(max=num_rows - 1)
     # `other` may go on behind the last edge that `ptr` counts. The chunks there are empty.
-    cuts = torch.where(cuts >= begins[-1], begins[-1],
-                       torch.where(begins[row + 1] - begins[row] > chunk_items, cuts, begins[row]))
+    cuts = torch.arange(0, num_items, chunk_items, device=ptr.device).minimum(begins[-1])
+    row = torch.searchsorted(begins[1:], cuts, right=True).clamp(max=num_rows - 1)
+    cuts = torch.where(begins[row + 1] - begins[row] > chunk_items, cuts, begins[row])
     cuts = torch.cat([cuts, begins[-1:]])
     rows = torch.searchsorted(begins[1:], torch.stack([cuts[:-1], cuts[1:] - 1]), right=True, out_int32=True)
     return ChunkPlan(chunk_items, num_items, cuts, rows)

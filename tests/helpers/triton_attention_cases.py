@@ -7,7 +7,7 @@ from torch_geometric import EdgeIndex
 
 from parallel_epochs.models import structure
 from parallel_epochs.models.aggregate import gpu
-from parallel_epochs.models.messages import attention_ops, gpu_attention
+from parallel_epochs.models.messages import attention_fused, attention_ops, gpu_attention
 from parallel_epochs.models.messages.attention import SCORES, attention, backend
 from tests.helpers.triton_process import interpret_faster
 from tests.models.conftest import poisoned_memory  # noqa: F401 (a fixture)
@@ -63,6 +63,14 @@ def test_a_row_of_many_chunks(score, flip):
     if not flip:
         again = compute(tensors, edge_index, **options)
         assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_self_loops_that_are_removed_fill_chunks_of_their_own():
+    """By destination, they lie behind the last edge that counts."""
+    tensors, edge_index = problem("gatv2", 1, 2, num_src=3, num_dst=3, num_edges=60, num_loops=2)
+    edge_index[:, :36] = torch.arange(36) % 3
+    edge_index[:, 36:] = torch.tensor([[0], [2]])
+    check(tensors, edge_index, score="gatv2", num_loops=2)
 
 
 @pytest.mark.parametrize("score, heads, channels", [("gatv2", 3, 20), ("gat", 5, 130), ("dot", 2, 130), ("dot", 1, 1)])
@@ -128,12 +136,17 @@ def test_operators():
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="for machines without a GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tensors_on_a_gpu_choose_these_kernels(dtype):
+def test_tensors_on_a_gpu_choose_these_kernels(dtype, monkeypatch):
+    """They are read as they are, and backward will need both orders of the edges."""
+    fused, seen = attention_fused.attention, []
+    monkeypatch.setattr(attention_fused, "attention", lambda message, *args, **options: (
+        seen.append(message.dtype), fused(message, *args, **options))[1])
     with FakeTensorMode():
         tensors = dict(message=torch.ones(5, 2, 3, device="cuda", dtype=dtype), source=None,
                        target=torch.ones(4, 2, 3, device="cuda", dtype=dtype),
                        att=torch.ones(2, 3, device="cuda", dtype=dtype))
         edge_index = torch.zeros(2, 6, dtype=torch.int64, device="cuda")
         out = attention(**tensors, edge_index=edge_index, score="gatv2", kernel="fused")
+        assert seen == [dtype] and attention_ops.needs_sources("gatv2", tensors["message"])
         assert out.is_cuda and out.dtype == dtype and out.shape == (4, 2, 3)
         assert backend(tensors["message"]).startswith("fused-gpu (triton ")
