@@ -1,13 +1,11 @@
 """A process that has the imports behind it and forks for every command: `python -m MODULE` in a fifth of a second.
 
 What it starts is a real process of its own: it has its own number, files, environment and signals, and may be killed.
-The process that forks the ranks of a command is a fork, too; tests/test_packaging.py starts one as users do.
 The server is forked from the tests' own process before any of them runs.
 """
 
 import importlib
 import json
-import multiprocessing.util
 import os
 import runpy
 import signal
@@ -19,8 +17,6 @@ import traceback
 import warnings
 
 import torch
-
-from parallel_epochs.scripts.strikes import fork_rank_server
 
 # What commands import when they need it, beside what the tests have imported.
 OURS = ("pipeline.training", "pipeline.gnn.predictions", "pipeline.data.ogb_node", "scripts.report.figures",
@@ -130,7 +126,6 @@ def _run(module: str, arguments: list[str], cwd: str, env: dict[str, str], outpu
     os.environ.update(env)
     tempfile.tempdir = None  # TMPDIR may be another one
     os.chdir(cwd)
-    multiprocessing.util.spawnv_passfds = fork_rank_server
     torch.set_num_threads(int(env.get("OMP_NUM_THREADS", 1)))
     sys.path[:0] = [cwd, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
     sys.argv = [module, *arguments]
