@@ -4,7 +4,6 @@ import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -66,6 +65,11 @@ class Schedule:
         """Steps of a round."""
         return math.ceil(self.num_batches / self.num_ranks) if self.split else self.num_batches
 
+    @property
+    def total_steps(self) -> int:
+        """Steps of the run."""
+        return self.rounds_left(0) * self.num_steps
+
     def epochs_of_round(self, epochs: int) -> int:
         """Return the number of passes over the graph in the round that begins after `epochs` of them."""
         return 1 if self.split else min(self.num_ranks, self.num_epochs - epochs)
@@ -121,83 +125,138 @@ class Schedule:
                 f"scaled ({self.lr_scaling}) {self.learning_rate(self.warmup_steps, 0):g}{warmup}")
 
 
-class Decay(Protocol):
-    """How the learning rate of one rank, without the warm-up, changes in the course of a run.
+@dataclass(frozen=True)
+class DecayOptions:
+    """What learning rates that change may ask for.
 
-    - `follows_metric`: whether it needs a validation metric.
-    - `lr`: the learning rate of a step, given its number since the run began.
-    - `observe`: called after each evaluation that follows the warm-up, with its validation metric, the same on all
-      ranks.
-    - `state` and `load`: what a resumed run needs beside the number of the step, by name.
+    Attributes:
+        lr: at the beginning, of one rank.
+        first_step, last_step: number of the step after the warm-up, and number of steps of the run.
+        last_lr: learning rate at the end, as a fraction of `lr`.
+        step_epochs, step_factor: passes over the graph between two steps down, and the factor of each.
+        plateau_factor, plateau_patience, lower_is_better: see :class:`Plateau`.
     """
 
-    follows_metric: bool
+    lr: float
+    first_step: int = 0
+    last_step: int = 1
+    last_lr: float = 0.0
+    step_epochs: int = 1
+    step_factor: float = 0.1
+    plateau_factor: float = 0.1
+    plateau_patience: int = 10
+    lower_is_better: bool = False
 
-    def lr(self, step: int) -> float: ...
-    def observe(self, score: float) -> None: ...
-    def state(self) -> dict: ...
-    def load(self, state: dict) -> None: ...
 
+class Decay:
+    """How the learning rate of one rank, without the warm-up, changes in the course of a run: here, not at all.
 
-class Constant:
-    """A learning rate that stays the same."""
+    Attributes:
+        follows_metric: whether it needs a validation metric.
+    """
 
     follows_metric = False
 
-    def __init__(self, lr: float, **options):
-        self._lr = lr
+    def __init__(self, options: DecayOptions):
+        self._options = options
 
-    def lr(self, step: int) -> float:
-        """Return the learning rate of every step."""
-        return self._lr
+    def lr(self, step: int, epochs: int) -> float:
+        """Return the learning rate of a step.
+
+        Args:
+            step: its number since the run began.
+            epochs: passes over the graph before its round.
+        """
+        return self._options.lr
 
     def observe(self, score: float) -> None:
-        """Do nothing."""
+        """Learn of the validation metric of an evaluation that follows the warm-up, the same on all ranks."""
 
     def state(self) -> dict:
-        """Return nothing."""
+        """Return what a resumed run needs beside the arguments of :meth:`lr`, by name."""
         return {}
 
     def load(self, state: dict) -> None:
-        """Do nothing."""
+        """Go on from what :meth:`state` returned."""
 
     def __str__(self) -> str:
         return ""
 
+    def _done(self, step: int) -> float:
+        """Return the fraction of the steps after the warm-up that lie before a step, in [0, 1]."""
+        first, last = self._options.first_step, self._options.last_step
+        return min(max(step - first, 0) / max(last - first, 1), 1)
 
-class Plateau:
+
+class Linear(Decay):
+    """A learning rate that falls linearly from the end of the warm-up to the end of the run, as torch's LinearLR."""
+
+    def lr(self, step: int, epochs: int) -> float:
+        """Return the learning rate of a step."""
+        return fall_linearly(self._options.lr, self._options.last_lr, self._done(step))
+
+    def __str__(self) -> str:
+        return f", falls linearly to {self._options.lr * self._options.last_lr:g}"
+
+
+class Cosine(Decay):
+    """A learning rate that falls by half a cosine from the end of the warm-up to the end of the run.
+
+    As torch's CosineAnnealingLR; see "SGDR: Stochastic Gradient Descent with Warm Restarts"
+    (https://arxiv.org/abs/1608.03983), here without restarts.
+    """
+
+    def lr(self, step: int, epochs: int) -> float:
+        """Return the learning rate of a step."""
+        done = (1 - math.cos(math.pi * self._done(step))) / 2
+        return fall_linearly(self._options.lr, self._options.last_lr, done)
+
+    def __str__(self) -> str:
+        return f", falls by a cosine to {self._options.lr * self._options.last_lr:g}"
+
+
+class Stairs(Decay):
+    """A learning rate that is multiplied by a factor after every so many epochs, as by torch's StepLR."""
+
+    def lr(self, step: int, epochs: int) -> float:
+        """Return the learning rate of a step."""
+        return self._options.lr * self._options.step_factor ** (epochs // self._options.step_epochs)
+
+    def __str__(self) -> str:
+        return f", times {self._options.step_factor:g} every {self._options.step_epochs:,} epochs"
+
+
+class Plateau(Decay):
     """A learning rate that falls when the validation metric stops improving, by torch's ReduceLROnPlateau.
 
-    Args:
-        lr: at the beginning.
-        factor: what the learning rate is multiplied by, in (0, 1).
-        patience: evaluations without a better metric that are tolerated; the next one lowers the learning rate.
-        lower_is_better: whether a lower metric is better.
+    It is multiplied by `plateau_factor`, in (0, 1), after more than `plateau_patience` evaluations in a row without a
+    better metric.
     """
 
     follows_metric = True
 
-    def __init__(self, lr: float, *, factor: float, patience: int, lower_is_better: bool):
+    def __init__(self, options: DecayOptions):
+        super().__init__(options)
         # Its learning rate is that of one rank. The optimizer of the model has that of all ranks.
-        self._optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)
-        self._scheduler = ReduceLROnPlateau(self._optimizer, "min" if lower_is_better else "max", factor=factor,
-                                            patience=patience)
+        self._optimizer = torch.optim.SGD([torch.zeros(1)], lr=options.lr)
+        self._scheduler = ReduceLROnPlateau(self._optimizer, "min" if options.lower_is_better else "max",
+                                            factor=options.plateau_factor, patience=options.plateau_patience)
 
-    def lr(self, step: int) -> float:
+    def lr(self, step: int, epochs: int) -> float:
         """Return the learning rate now."""
         return self._optimizer.param_groups[0]["lr"]
 
     def observe(self, score: float) -> None:
         """Count an evaluation. The learning rate falls if too many in a row were no better than the best one."""
-        before, scheduler = self.lr(0), self._scheduler
+        before, scheduler = self.lr(0, 0), self._scheduler
         scheduler.step(score)
-        if self.lr(0) < before:
+        if self.lr(0, 0) < before:
             log.info("learning rate falls from %g to %g: the validation metric was not better than %.4f; evaluations "
-                     "in a row: %d", before, self.lr(0), scheduler.best, scheduler.patience + 1)
+                     "in a row: %d", before, self.lr(0, 0), scheduler.best, scheduler.patience + 1)
 
     def state(self) -> dict:
         """Return the learning rate, and what the scheduler counts."""
-        return {"lr": self.lr(0), "best": self._scheduler.best, "num_bad": self._scheduler.num_bad_epochs}
+        return {"lr": self.lr(0, 0), "best": self._scheduler.best, "num_bad": self._scheduler.num_bad_epochs}
 
     def load(self, state: dict) -> None:
         """Go on from what :meth:`state` returned."""
@@ -209,8 +268,9 @@ class Plateau:
                 "better validation metric")
 
 
-# By train.schedule. Each takes the learning rate of one rank and the options of all others.
-DECAYS: dict[str, type[Constant] | type[Plateau]] = {"none": Constant, "plateau": Plateau}
+# By train.schedule.
+DECAYS: dict[str, type[Decay]] = {"none": Decay, "linear": Linear, "cosine": Cosine, "step": Stairs,
+                                     "plateau": Plateau}
 
 
 def fall_linearly(lr: float, last: float, done: float) -> float:

@@ -29,16 +29,17 @@ from parallel_epochs.pipeline.gnn.model import (
     try_model,
 )
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
-from parallel_epochs.pipeline.gnn.setup import Setup, build_decay, build_task, machine_of
+from parallel_epochs.pipeline.gnn.setup import Setup, build_task, check_decay, machine_of
 from parallel_epochs.pipeline.gnn.tasks.build import TASKS
-from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
+from parallel_epochs.pipeline.gnn.trainer import GNNTrainer, Task
 from parallel_epochs.pipeline.graph.components import Components, split_components
 from parallel_epochs.pipeline.graph.partitioner import PARTITIONS
 from parallel_epochs.pipeline.graph.structure import describe_edges
+from parallel_epochs.pipeline.names import LOWER_IS_BETTER
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.stop import StopRequest
-from parallel_epochs.pipeline.schedule import Schedule, Share
+from parallel_epochs.pipeline.schedule import DECAYS, Decay, DecayOptions, Schedule, Share
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
             check_table(config, setup.data.num_nodes)
             check_activations(config, setup.data)
             setup.task, setup.loader  # noqa: B018 - built here
-            build_decay(config, setup.task)
+            check_decay(config, setup.task)
     return OpenData(config, _visible(config, data), list(setups), components)
 
 
@@ -189,6 +190,14 @@ def build_schedule(config: GNNConfig, num_batches: int, ranks: Ranks = Ranks()) 
                     warmup_steps=train.warmup_steps, eval_every=train.eval_every)
 
 
+def build_decay(config: GNNConfig, task: Task, schedule: Schedule) -> Decay:
+    """Build what changes the learning rate in the course of a run."""
+    train = config.train
+    return DECAYS[train.schedule](DecayOptions(
+        train.lr, schedule.warmup_steps, schedule.total_steps, train.last_lr, train.step_epochs, train.step_factor,
+        train.plateau_factor, train.plateau_patience, task.metric in LOWER_IS_BETTER))
+
+
 def build_trainer(setup: Setup, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> GNNTrainer:
     """Build what trains a model on a graph, for this rank.
 
@@ -206,7 +215,7 @@ def build_trainer(setup: Setup, *, ranks: Ranks = Ranks(), stop: StopRequest | N
     refuse_sparse_modules(model, train.optimizer)
     optimizer = OPTIMIZERS[train.optimizer](model.parameters(), lr=train.lr, weight_decay=train.weight_decay,
                                             fused=True)
-    predict_all, decay = build_predictor(setup, ranks, stop), build_decay(config, setup.task)
+    predict_all, decay = build_predictor(setup, ranks, stop), build_decay(config, setup.task, schedule)
     trainer = GNNTrainer(
         model, optimizer, setup.task, loader, schedule, predict_all, device=device, decay=decay, table=table,
         precision=train.precision, clip_grad_norm=train.clip_grad_norm, seed=config.seed,

@@ -160,7 +160,7 @@ class FeaturesConfig:
                       "machine.", choices=("auto", "cpu"), when=TABLE)
 
 
-PLATEAU = {"train.schedule": ("plateau",)}
+FALLING, STAIRS, PLATEAU = ({"train.schedule": names} for names in (("linear", "cosine"), ("step",), ("plateau",)))
 
 
 @dataclass
@@ -171,9 +171,14 @@ class GNNTrainConfig(TrainConfig):
     weight_decay: float = key(0.0, "Weight decay of the optimizer.", minimum=0)
     warmup_steps: int = key(0, "Number of steps in which the learning rate rises linearly, from lr / warmup_steps to "
                             "lr.", minimum=0)
-    schedule: str = key("none", "How the learning rate changes after the warm-up. none: not at all. plateau: it falls "
-                        "when the validation metric stops improving, as with torch's ReduceLROnPlateau.",
-                        choices=("none", "plateau"))
+    schedule: str = key("none", "How the learning rate changes after the warm-up. none: not at all. linear, cosine: it "
+                        "falls until the end of the run. step: it falls every train.step_epochs epochs. plateau: it "
+                        "falls when the validation metric stops improving, as with torch's ReduceLROnPlateau.",
+                        choices=("none", "linear", "cosine", "step", "plateau"))
+    last_lr: float = key(0.0, "Learning rate at the end of the run, as a fraction of lr.", minimum=0, below=1,
+                         when=FALLING)
+    step_epochs: int = key(100, "Number of epochs between two falls of the learning rate.", minimum=1, when=STAIRS)
+    step_factor: float = key(0.1, "Factor by which the learning rate falls.", above=0, below=1, when=STAIRS)
     plateau_factor: float = key(0.1, "Factor by which the learning rate falls.", above=0, below=1, when=PLATEAU)
     plateau_patience: int = key(10, "The learning rate falls when more than this number of evaluations in a row bring "
                                 "no better validation metric.", minimum=0, when=PLATEAU)

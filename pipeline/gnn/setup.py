@@ -14,8 +14,7 @@ from parallel_epochs.pipeline.gnn.loaders.build import build_loader
 from parallel_epochs.pipeline.gnn.model import build_model, build_table
 from parallel_epochs.pipeline.gnn.tasks.build import TASKS, TaskOptions
 from parallel_epochs.pipeline.gnn.trainer import Loader, Task
-from parallel_epochs.pipeline.names import LOWER_IS_BETTER
-from parallel_epochs.pipeline.schedule import DECAYS, Decay
+from parallel_epochs.pipeline.schedule import DECAYS
 
 
 def machine_of(config: Any) -> estimate.Machine:
@@ -33,19 +32,17 @@ def build_task(config: Any, data: Data) -> Task:
         config.task.metric, config.train.label_input, config.model.hidden_channels, config.task.valid_edges))
 
 
-def build_decay(config: Any, task: Task) -> Decay:
-    """Build what changes the learning rate in the course of a run.
+def check_decay(config: Any, task: Task) -> None:
+    """Refuse a learning rate that follows a validation metric that the graph does not have.
 
     Raises:
-        ValueError: it follows a validation metric that the graph does not have.
+        ValueError: names the key.
     """
-    train = config.train
-    if DECAYS[train.schedule].follows_metric and not task.is_defined("valid"):
-        raise ValueError(f"train.schedule={train.schedule} follows the validation metric, but {task.metric} is "
+    schedule = config.train.schedule
+    if DECAYS[schedule].follows_metric and not task.is_defined("valid"):
+        raise ValueError(f"train.schedule={schedule} follows the validation metric, but {task.metric} is "
                          "undefined on the valid split, whose labels are all equal or missing. Leave train.schedule "
                          "out, or choose another split or task.metric")
-    return DECAYS[train.schedule](train.lr, factor=train.plateau_factor, patience=train.plateau_patience,
-                                  lower_is_better=task.metric in LOWER_IS_BETTER)
 
 
 @dataclass

@@ -24,7 +24,7 @@ from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.seeds import seed_torch
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.sync import Agreement, GradientSync
-from parallel_epochs.pipeline.schedule import Constant, Decay, Schedule, Share
+from parallel_epochs.pipeline.schedule import Decay, DecayOptions, Schedule, Share
 
 # Of autocast, by train.precision.
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -111,7 +111,7 @@ class GNNTrainer:
                  kernel: str = "", ranks: Ranks = Ranks(), stop: StopRequest | None = None):
         self.model, self.optimizer, self.task, self.loader, self.schedule = model, optimizer, task, loader, schedule
         self.table, self.device, self.progress = table, device, Progress()
-        self._decay = decay or Constant(schedule.lr)
+        self._decay = decay or Decay(DecayOptions(schedule.lr))
         weights = [*model.parameters(), *([] if table is None else [table.weight])]
         # Another device, or another number of threads outside of the fused kernel, rounds otherwise.
         self.about = About(
@@ -145,7 +145,7 @@ class GNNTrainer:
         for batch in _padded(background.batches(progress.round), schedule.num_steps - progress.step_in_round):
             pulse.beat(f"step {progress.step_in_round + 1} of round {progress.round + 1}")
             progress.lr = schedule.learning_rate(progress.step, progress.epochs, progress.step_in_round,
-                                                 lr=self._decay.lr(progress.step))
+                                                 lr=self._decay.lr(progress.step, progress.epochs))
             agreed, norm = self._step(batch, progress.lr)
             progress.step += 1
             progress.step_in_round += 1

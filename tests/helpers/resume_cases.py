@@ -75,10 +75,11 @@ WRITE: dict[str, Callable[[Path], list[str]]] = {
 ROWS: dict[str, list[str]] = {
     "cluster": TOY,
     "cluster: epochs without an evaluation": [*TOY, "train.eval_every=2"],
-    "cluster: METIS": [*TOY, "partition=metis"],
+    "cluster: METIS": [*TOY, "partition=metis", "train.schedule=step", "train.step_epochs=2"],
     "cluster: METIS with random weights": [*TOY, "partition=metis_random"],
-    "cluster: two clusters a step": [*TOY, "partition.clusters_per_step=2", "partition.num_parts=8"],
-    "cluster: views": [*TOY, "evaluation=views", "evaluation.num_views=2"],
+    "cluster: two clusters a step": [*TOY, "partition.clusters_per_step=2", "partition.num_parts=8",
+                                     "train.schedule=linear", "train.warmup_steps=3"],
+    "cluster: views": [*TOY, "evaluation=views", "evaluation.num_views=2", "train.schedule=cosine"],
     "cluster: the whole graph": [*TOY, "partition=whole"],
     "cluster: AdamW, warm-up, plateau and clipping": [
         *TOY, "train.optimizer=adamw", "train.weight_decay=0.1", "train.warmup_steps=3", "train.clip_grad_norm=0.1",

@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, ReduceLROnPlateau, StepLR
 
 from parallel_epochs.pipeline.gnn.config import GNNTrainConfig
 from parallel_epochs.pipeline.keys import meaning_of
-from parallel_epochs.pipeline.schedule import DECAYS, Plateau, Schedule
+from parallel_epochs.pipeline.schedule import DECAYS, Cosine, DecayOptions, Linear, Plateau, Schedule, Stairs
 
 # Numbers of epochs, batches and ranks: few enough to try them all.
 ALL = list(itertools.product((1, 2, 5, 6), (1, 2, 3, 7), (1, 2, 3, 4)))
@@ -86,27 +86,57 @@ def test_learning_rates_by_hand(scaling, factors):
     assert warmup == pytest.approx([0.25, 0.5, 0.75, 1, 1])
 
 
+@pytest.mark.parametrize("decay, torchs, last", [
+    (Linear, lambda optimizer: LinearLR(optimizer, 1.0, 0.1, total_iters=9), 0.1),
+    (Linear, lambda optimizer: LinearLR(optimizer, 1.0, 0.0, total_iters=9), 0.0),
+    (Cosine, lambda optimizer: CosineAnnealingLR(optimizer, 9, eta_min=0.03), 0.1)])
+def test_a_falling_learning_rate_is_torchs_from_the_end_of_the_warm_up_on(decay, torchs, last):
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.3)
+    theirs, ours = torchs(optimizer), decay(DecayOptions(0.3, first_step=4, last_step=13, last_lr=last))
+    assert [ours.lr(step, 0) for step in range(5)] == [0.3] * 5
+    for step in range(4, 13):
+        assert ours.lr(step, 0) == pytest.approx(theirs.get_last_lr()[0])
+        optimizer.step(), theirs.step()
+    assert ours.lr(13, 0) == ours.lr(20, 0) == pytest.approx(0.3 * last)
+    assert decay(DecayOptions(0.3, first_step=4, last_step=4)).lr(4, 0) == 0.3, "the warm-up is all there is"
+
+
+def test_stairs_are_torchs_and_count_the_epochs_before_a_round():
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.3)
+    theirs, ours = StepLR(optimizer, 3, gamma=0.5), Stairs(DecayOptions(0.3, step_epochs=3, step_factor=0.5))
+    for epochs in range(8):
+        assert ours.lr(99, epochs) == pytest.approx(theirs.get_last_lr()[0])
+        optimizer.step(), theirs.step()
+
+
+def test_the_steps_of_a_run_are_those_of_its_rounds():
+    for num_epochs, num_batches, num_ranks in ALL:
+        for split in (False, True):
+            schedule = Schedule(num_epochs=num_epochs, num_batches=num_batches, num_ranks=num_ranks, split=split)
+            assert schedule.total_steps == schedule.num_steps * sum(1 for _ in schedule.remaining(0, 0))
+
+
 @pytest.mark.parametrize("lower_is_better", [False, True])
 def test_a_plateau_lowers_the_learning_rate_as_torch_does_and_goes_on_from_its_state(lower_is_better, caplog):
     caplog.set_level("INFO")
-    options = dict(factor=0.5, patience=1, lower_is_better=lower_is_better)
+    options = DecayOptions(0.1, plateau_factor=0.5, plateau_patience=1, lower_is_better=lower_is_better)
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
     theirs = ReduceLROnPlateau(optimizer, "min" if lower_is_better else "max", factor=0.5, patience=1)
-    ours = Plateau(0.1, **options)
+    ours = Plateau(options)
     found = []
     for score in (0.5, 0.6, 0.6, 0.7, 0.6, 0.6, 0.4, 0.3, 0.5, 0.5):
-        resumed = Plateau(0.1, **options)
+        resumed = Plateau(options)
         resumed.load(ours.state())
         for plateau in (ours, resumed):
             plateau.observe(score)
         theirs.step(score)
-        assert ours.state() == resumed.state() and ours.lr(0) == theirs.get_last_lr()[0]
-        found.append(ours.lr(0))
+        assert ours.state() == resumed.state() and ours.lr(0, 0) == theirs.get_last_lr()[0]
+        found.append(ours.lr(0, 0))
     by_hand = [1, 1, .5, .5, .25, .25, .25, .25, .25, .125] if lower_is_better else \
         [1, 1, 1, 1, 1, .5, .5, .25, .25, .125]
     assert found == pytest.approx([0.1 * factor for factor in by_hand])
     assert "learning rate falls from 0.1 to 0.05: the validation metric was not better than " \
         f"{0.5 if lower_is_better else 0.7:.4f}; evaluations in a row: 2" in caplog.text
     few = Schedule(num_epochs=2, num_batches=6, num_ranks=4, lr=0.1, warmup_steps=10)
-    assert few.learning_rate(4, 0, lr=ours.lr(4)) == pytest.approx(0.1 * 0.125 / 2)
+    assert few.learning_rate(4, 0, lr=ours.lr(4, 0)) == pytest.approx(0.1 * 0.125 / 2)
     assert meaning_of(GNNTrainConfig, "schedule").choices == tuple(DECAYS)

@@ -132,7 +132,8 @@ COMMANDS = [
     (TRAIN, "train.lr=0", "train.lr must be more than 0, not 0.0"),
     (TRAIN, "train.weight_decay=-1", "train.weight_decay must be at least 0, not -1.0"),
     (TRAIN, "train.label_input=1", "train.label_input must be in [0, 1), not 1.0"),
-    (TRAIN, "train.schedule=plateu", "train.schedule=plateu is unknown; choose one of none, plateau"),
+    (TRAIN, "train.schedule=plateu", "train.schedule=plateu is unknown; choose one of none, linear, cosine, "
+     "step, plateau"),
     (TRAIN, "train.schedule=plateau train.plateau_factor=1", "train.plateau_factor must be in (0, 1), not 1.0"),
     (TRAIN, "trainer=layout data=digits train.schedule=plateau",
      "train.schedule=plateau is read by trainer=gnn only; this run has trainer=layout. Leave it out"),
