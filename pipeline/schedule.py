@@ -46,6 +46,7 @@ class Schedule:
         num_batches: batches of a draw.
         rank, num_ranks: whose schedule it is.
         split: whether one draw is shared out.
+        accumulate: batches of a rank in a step, of which the last one of a round may have fewer.
         lr, lr_scaling, warmup_steps: see :meth:`learning_rate`.
         eval_every: epochs between two evaluations.
     """
@@ -55,6 +56,7 @@ class Schedule:
     rank: int = 0
     num_ranks: int = 1
     split: bool = False
+    accumulate: int = 1
     lr: float = 1e-3
     lr_scaling: str = "none"
     warmup_steps: int = 0
@@ -63,7 +65,8 @@ class Schedule:
     @property
     def num_steps(self) -> int:
         """Steps of a round."""
-        return math.ceil(self.num_batches / self.num_ranks) if self.split else self.num_batches
+        each = math.ceil(self.num_batches / self.num_ranks) if self.split else self.num_batches
+        return math.ceil(each / self.accumulate)
 
     @property
     def total_steps(self) -> int:
@@ -80,23 +83,24 @@ class Schedule:
 
     def share(self, epochs: int, first_step: int = 0) -> Share:
         """Return this rank's part of the round that begins after `epochs` passes, from `first_step` on."""
+        first = first_step * self.accumulate
         if self.split:
-            return Share(draw=0, first=self.rank + first_step * self.num_ranks, stride=self.num_ranks)
-        return Share(draw=self.rank, first=first_step, is_empty=self.rank >= self.epochs_of_round(epochs))
+            return Share(draw=0, first=self.rank + first * self.num_ranks, stride=self.num_ranks)
+        return Share(draw=self.rank, first=first, is_empty=self.rank >= self.epochs_of_round(epochs))
 
     def learning_rate(self, step: int, epochs: int, step_in_round: int = 0, *, lr: float | None = None) -> float:
         """Compute the learning rate of a step: that of one rank, times a factor for the ranks and one for the warm-up.
 
-        The factor for the ranks is 1 (none), the root (sqrt) or the number itself (linear) of the batches that all
-        ranks together train on in the step. The warm-up rises linearly to 1 over `warmup_steps` steps.
+        The factor for the ranks is 1 (none), the root (sqrt) or the number itself (linear) of the ranks that train in
+        the step; `accumulate` does not change it. The warm-up rises linearly to 1 over `warmup_steps` steps.
 
         Args:
             step: number of the step since the run began, from 0.
             epochs: passes over the graph before its round.
-            step_in_round: number of the step in it, from 0; the last one of split may have fewer batches than ranks.
+            step_in_round: number of the step in it, from 0; in the last one of split fewer ranks may train.
             lr: learning rate of one rank. None: :attr:`lr`.
         """
-        left = self.num_batches - step_in_round * self.num_ranks
+        left = self.num_batches - step_in_round * self.accumulate * self.num_ranks
         together = min(self.num_ranks, left) if self.split else self.epochs_of_round(epochs)
         scale = {"none": 1, "sqrt": math.sqrt(together), "linear": together}[self.lr_scaling]
         return (self.lr if lr is None else lr) * scale * min(1, (step + 1) / max(self.warmup_steps, 1))

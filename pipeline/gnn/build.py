@@ -28,24 +28,29 @@ from parallel_epochs.pipeline.gnn.model import (
     naming_keys,
     try_model,
 )
+from parallel_epochs.pipeline.gnn.optimization import (
+    build_average,
+    build_decay,
+    build_optimizer,
+    build_schedule,
+    check_decay,
+)
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
-from parallel_epochs.pipeline.gnn.setup import Setup, build_task, check_decay, machine_of
+from parallel_epochs.pipeline.gnn.setup import Setup, build_task, machine_of
 from parallel_epochs.pipeline.gnn.tasks.build import TASKS
-from parallel_epochs.pipeline.gnn.trainer import GNNTrainer, Task
+from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
 from parallel_epochs.pipeline.graph.components import Components, split_components
 from parallel_epochs.pipeline.graph.partitioner import PARTITIONS
 from parallel_epochs.pipeline.graph.structure import describe_edges
-from parallel_epochs.pipeline.names import LOWER_IS_BETTER
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.stop import StopRequest
-from parallel_epochs.pipeline.schedule import DECAYS, Decay, DecayOptions, Schedule, Share
+from parallel_epochs.pipeline.schedule import Share
 
 log = logging.getLogger(__name__)
 
 # From here on it takes seconds to look through a graph, and the log says so beforehand.
 MANY_EDGES = 2_000_000
-OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
 def check(config: GNNConfig) -> None:
@@ -182,22 +187,6 @@ def _visible(config: GNNConfig, data: Data) -> Data:
     return without_features(data) if config.learned_channels and not config.features.concat else data
 
 
-def build_schedule(config: GNNConfig, num_batches: int, ranks: Ranks = Ranks()) -> Schedule:
-    """Build what shares out rounds and sets learning rates."""
-    train, parallel = config.train, config.parallel
-    return Schedule(num_epochs=train.epochs, num_batches=num_batches, rank=ranks.rank, num_ranks=ranks.num_ranks,
-                    split=parallel.name == "split", lr=train.lr, lr_scaling=parallel.lr_scaling,
-                    warmup_steps=train.warmup_steps, eval_every=train.eval_every)
-
-
-def build_decay(config: GNNConfig, task: Task, schedule: Schedule) -> Decay:
-    """Build what changes the learning rate in the course of a run."""
-    train = config.train
-    return DECAYS[train.schedule](DecayOptions(
-        train.lr, schedule.warmup_steps, schedule.total_steps, train.last_lr, train.step_epochs, train.step_factor,
-        train.plateau_factor, train.plateau_patience, task.metric in LOWER_IS_BETTER))
-
-
 def build_trainer(setup: Setup, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> GNNTrainer:
     """Build what trains a model on a graph, for this rank.
 
@@ -213,13 +202,12 @@ def build_trainer(setup: Setup, *, ranks: Ranks = Ranks(), stop: StopRequest | N
         kernel = name_kernel(config, setup.model, device)
     model, table = setup.model, setup.table
     refuse_sparse_modules(model, train.optimizer)
-    optimizer = OPTIMIZERS[train.optimizer](model.parameters(), lr=train.lr, weight_decay=train.weight_decay,
-                                            fused=True)
     predict_all, decay = build_predictor(setup, ranks, stop), build_decay(config, setup.task, schedule)
     trainer = GNNTrainer(
-        model, optimizer, setup.task, loader, schedule, predict_all, device=device, decay=decay, table=table,
-        precision=train.precision, clip_grad_norm=train.clip_grad_norm, seed=config.seed,
-        prefetch=config.partition.prefetch, kernel=kernel, ranks=ranks, stop=stop)
+        model, build_optimizer(config, model), setup.task, loader, schedule, predict_all, device=device, decay=decay,
+        average=build_average(config, model), table=table, precision=train.precision,
+        clip_grad_norm=train.clip_grad_norm, seed=config.seed, prefetch=config.partition.prefetch, kernel=kernel,
+        ranks=ranks, stop=stop)
     _describe_model(setup, trainer.about.num_parameters)
     log.info("%s%s", schedule, decay)
     return trainer

@@ -167,8 +167,13 @@ FALLING, STAIRS, PLATEAU = ({"train.schedule": names} for names in (("linear", "
 class GNNTrainConfig(TrainConfig):
     """How the model is trained."""
 
-    optimizer: str = key("adam", "Optimizer of the model.", choices=("adam", "adamw"))
+    optimizer: str = key("adam", "Optimizer of the model.", choices=("adam", "adamw", "rmsprop"))
     weight_decay: float = key(0.0, "Weight decay of the optimizer.", minimum=0)
+    decay_vectors: bool = key(True, "Apply weight_decay to biases, norms and other vectors and numbers too. false: to "
+                              "matrices only.", unless={"train.weight_decay": (0.0,)})
+    accumulate: int = key(1, "Number of batches whose gradients a rank adds up in one step.", minimum=1)
+    ema: float = key(0.0, "Evaluate and save an exponential moving average of the weights, to which each step adds "
+                     "1 - ema of the new weights. 0: none.", minimum=0, below=1)
     warmup_steps: int = key(0, "Number of steps in which the learning rate rises linearly, from lr / warmup_steps to "
                             "lr.", minimum=0)
     schedule: str = key("none", "How the learning rate changes after the warm-up. none: not at all. linear, cosine: it "
@@ -240,6 +245,7 @@ RULES = (
          "from sampled neighbours"),
     Rule(LINK, "data.components", ("all",), "pairs may lie in several components"),
     Rule(LINK, "train.label_input", (0.0,), "links have no labels of nodes"),
+    Rule(TABLE, "train.ema", (0.0,), "most rows of a learned table rest in most steps"),
     Rule(TABLE, "train.precision", ("fp32", "bf16"), "sparse gradients cannot be unscaled"),
     *(Rule({"model.knn": _is_set}, name, allowed, "neighbours are found by features, not along edges")
       for name, allowed in (("loader.name", ("cluster", "graph")), ("evaluation.method", ("exact", "views")))),

@@ -187,7 +187,7 @@ def measure(setup: Setup) -> Footprint:
                                for values in zip(*taken))
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     ranks = config.parallel.num_ranks > 1  # the gradients once more, side by side
-    state = (4 + ranks) * weights
+    state = (4 + ranks + bool(config.train.ema)) * weights
     if config.learned_channels and (device.type == "cpu" or config.features.device == "auto"):
         state += num_nodes * config.features.channels * (12 if config.features.optimizer == "sparse_adam" else 4)
     on_disk = on_cpu and "store" in data

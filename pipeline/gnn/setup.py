@@ -14,7 +14,6 @@ from parallel_epochs.pipeline.gnn.loaders.build import build_loader
 from parallel_epochs.pipeline.gnn.model import build_model, build_table
 from parallel_epochs.pipeline.gnn.tasks.build import TASKS, TaskOptions
 from parallel_epochs.pipeline.gnn.trainer import Loader, Task
-from parallel_epochs.pipeline.schedule import DECAYS
 
 
 def machine_of(config: Any) -> estimate.Machine:
@@ -30,19 +29,6 @@ def build_task(config: Any, data: Data) -> Task:
     """
     return TASKS[config.task.name].build(data, TaskOptions(
         config.task.metric, config.train.label_input, config.model.hidden_channels, config.task.valid_edges))
-
-
-def check_decay(config: Any, task: Task) -> None:
-    """Refuse a learning rate that follows a validation metric that the graph does not have.
-
-    Raises:
-        ValueError: names the key.
-    """
-    schedule = config.train.schedule
-    if DECAYS[schedule].follows_metric and not task.is_defined("valid"):
-        raise ValueError(f"train.schedule={schedule} follows the validation metric, but {task.metric} is "
-                         "undefined on the valid split, whose labels are all equal or missing. Leave train.schedule "
-                         "out, or choose another split or task.metric")
 
 
 @dataclass

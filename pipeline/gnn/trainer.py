@@ -3,9 +3,10 @@
 import contextlib
 import copy
 import dataclasses
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.check import find_large
+from parallel_epochs.pipeline.gnn.average import WeightAverage
 from parallel_epochs.pipeline.gnn.features import NodeTable, load_weights, weights_of
 from parallel_epochs.pipeline.gnn.loaders.background import BackgroundRounds
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader
@@ -90,6 +92,7 @@ class GNNTrainer:
         loader: of the batches.
         schedule: of this rank.
         decay: changes the learning rate in the course of the run; a constant one if not given.
+        average: of the model's weights, which is evaluated and saved in their place.
         predict_all: predicts every row after a round, given its number; empty on other ranks than the first where
             only the first can.
         table: node features that are learned beside the model.
@@ -106,12 +109,12 @@ class GNNTrainer:
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, task: Task,
                  loader: Loader, schedule: Schedule, predict_all: Callable[[int], Tensor], *,
-                 device: torch.device, decay: Decay | None = None, table: NodeTable | None = None,
-                 precision: str = "fp32", clip_grad_norm: float = 0.0, seed: int = 0, prefetch: int = 2,
-                 kernel: str = "", ranks: Ranks = Ranks(), stop: StopRequest | None = None):
+                 device: torch.device, decay: Decay | None = None, average: WeightAverage | None = None,
+                 table: NodeTable | None = None, precision: str = "fp32", clip_grad_norm: float = 0.0, seed: int = 0,
+                 prefetch: int = 2, kernel: str = "", ranks: Ranks = Ranks(), stop: StopRequest | None = None):
         self.model, self.optimizer, self.task, self.loader, self.schedule = model, optimizer, task, loader, schedule
         self.table, self.device, self.progress = table, device, Progress()
-        self._decay = decay or Decay(DecayOptions(schedule.lr))
+        self._average, self._decay = average, decay or Decay(DecayOptions(schedule.lr))
         weights = [*model.parameters(), *([] if table is None else [table.weight])]
         # Another device, or another number of threads outside of the fused kernel, rounds otherwise.
         self.about = About(
@@ -142,11 +145,13 @@ class GNNTrainer:
         start, self._sync.seconds = time.perf_counter(), 0.0
         background = self._background_rounds()
         self.model.train()
-        for batch in _padded(background.batches(progress.round), schedule.num_steps - progress.step_in_round):
+        num_left = schedule.num_steps - progress.step_in_round
+        batches = _padded(background.batches(progress.round), num_left * schedule.accumulate)
+        for group in _grouped(batches, schedule.accumulate):
             pulse.beat(f"step {progress.step_in_round + 1} of round {progress.round + 1}")
             progress.lr = schedule.learning_rate(progress.step, progress.epochs, progress.step_in_round,
                                                  lr=self._decay.lr(progress.step, progress.epochs))
-            agreed, norm = self._step(batch, progress.lr)
+            agreed, norm = self._step(group, progress.lr)
             progress.step += 1
             progress.step_in_round += 1
             progress.loss_sum += agreed.loss_sum
@@ -158,8 +163,8 @@ class GNNTrainer:
             loss=progress.mean_loss, lr=progress.lr, grad_norm=progress.grad_norm, seconds=time.perf_counter() - start,
             hidden=background.hidden, draw_seconds=background.busy_seconds, sync_seconds=self._sync.seconds)
 
-    def _step(self, batch: Data | None, lr: float) -> tuple[Agreement, Tensor]:
-        """Take one step; a rank without a batch takes part with a weight of zero."""
+    def _step(self, batches: Iterable[Data | None], lr: float) -> tuple[Agreement, Tensor]:
+        """Take one step on some batches, one after the other; a rank without any takes part with a weight of zero."""
         progress = self.progress
         # Every random number of the step comes from here.
         rng = seed_torch("dropout", self._seed, progress.round, progress.step_in_round, self._ranks.rank)
@@ -170,15 +175,18 @@ class GNNTrainer:
             self.table.zero_grad()
 
         # Forward and backward: the loss is a sum over labels, and so are its gradients.
-        loss_sum = count = None
-        if batch is not None:
-            batch = self._on_device(batch, rng)
+        loss_sum = count = trained = None
+        for batch in batches:
+            if batch is None:
+                continue
+            trained = self._on_device(batch, rng)
             with autocast(self.device, self._precision):
-                loss_sum, count = self.task.loss(self.model, batch, rng)
-        # The scale is a number that all ranks have, also those without a batch.
-        scaled = self._scaler.scale(torch.zeros((), device=self.device) if loss_sum is None else loss_sum)
-        if batch is not None:
-            scaled.backward()
+                loss, number = self.task.loss(self.model, trained, rng)
+            self._scaler.scale(loss).backward()
+            loss_sum = loss.detach() if loss_sum is None else loss_sum + loss.detach()
+            count = number if count is None else count + number
+        if trained is None:
+            self._scaler.scale(torch.zeros((), device=self.device))  # all ranks have the scale
 
         # Gradients of all ranks, divided by all their labels. Batches without a label have a gradient of zero, not NaN.
         agreed = self._sync(loss_sum, count)
@@ -193,12 +201,14 @@ class GNNTrainer:
         # Beyond what float16 holds: the scaler leaves the step out and halves the scale, of which some is left.
         is_overflow = self._scaler.is_enabled() and self._scaler.get_scale() > SMALLEST_SCALE
         if not math.isfinite(agreed.loss_sum) or not torch.isfinite(norm) and not is_overflow:
-            raise self._not_finite(agreed, norm, batch)
+            raise self._not_finite(agreed, norm, trained)
 
         self._scaler.step(self.optimizer)
         self._scaler.update()
         if self.table is not None:
             self.table.step(lr / self.schedule.lr)
+        if self._average is not None:
+            self._average.update()
         return agreed, norm if torch.isfinite(norm) else torch.tensor(progress.grad_norm)
 
     def _on_device(self, batch: Data, rng: torch.Generator) -> Data:
@@ -225,8 +235,9 @@ class GNNTrainer:
         epochs = progress.epochs + self.schedule.epochs_of_round(progress.epochs)
         if self.schedule.is_evaluation_due(progress.epochs, epochs):
             pulse.beat(f"evaluating round {progress.round + 1}")
-            rows = self._predict_all(progress.round)
-            scores = self._ranks.broadcast(self.task.scores(self.model, rows) if self._ranks.is_first else None)
+            with contextlib.nullcontext() if self._average is None else self._average.applied():
+                rows = self._predict_all(progress.round)
+                scores = self._ranks.broadcast(self.task.scores(self.model, rows) if self._ranks.is_first else None)
             self.rows = rows if self._ranks.is_first else None
             if progress.step >= self.schedule.warmup_steps:
                 self._decay.observe(scores["valid"])
@@ -263,8 +274,8 @@ class GNNTrainer:
         return self._numbers
 
     def weights(self) -> dict[str, Tensor]:
-        """Return what was learned."""
-        return weights_of(self.model, self.table)
+        """Return what was learned: the averages of the weights, where they are averaged."""
+        return weights_of(self.model, self.table) if self._average is None else self._average.weights()
 
     def fingerprint(self) -> dict:
         """Return what :meth:`weights` are compared by between ranks: sums in place of a large table."""
@@ -275,12 +286,15 @@ class GNNTrainer:
         return {"model": self.weights(), "optimizer": self.optimizer.state_dict(),
                 **({} if self.table is None else {"table_optimizer": self.table.state()}),
                 **({"scaler": self._scaler.state_dict()} if self._scaler.is_enabled() else {}),
+                **({} if self._average is None else {"trained": self.model.state_dict()}),
                 **({"decay": decay} if (decay := self._decay.state()) else {}),
                 "progress": dataclasses.asdict(self.progress)}
 
     def load(self, state: dict) -> None:
         """Go on from a copy of what :meth:`state` returned, which may lie in a file that is mapped into memory."""
-        load_weights(state["model"], self.model, self.table)
+        load_weights(state["model"] if self._average is None else state["trained"], self.model, self.table)
+        if self._average is not None:
+            self._average.load(state["model"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         if self.table is not None:
             self.table.load(state["table_optimizer"])
@@ -324,3 +338,9 @@ def _padded(batches: Iterator[Data], num_steps: int) -> Iterator[Data | None]:
         num_steps -= 1
         yield batch
     yield from [None] * num_steps
+
+
+def _grouped(batches: Iterator[Data | None], size: int) -> Iterator[Iterable[Data | None]]:
+    """Yield the batches `size` at a time, each made when it is asked for; every group must be used up."""
+    for first in batches:
+        yield itertools.chain([first], itertools.islice(batches, size - 1))

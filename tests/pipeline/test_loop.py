@@ -96,7 +96,7 @@ def test_every_rank_has_random_numbers_of_its_own(configure, random_states, monk
         batch = next(trainer.loader.batches(0, Share()))
         for rank in (0, 0, 1):
             monkeypatch.setattr(trainer, "_ranks", Ranks(rank, 2))
-            trainer._step(batch, 0.01)
+            trainer._step([batch], 0.01)
     first, again, other = states
     assert first == again and all(one != two for one, two in zip(first, other))
 
@@ -218,10 +218,47 @@ def test_every_choice_of_the_optimizer_changes_the_result(configure):
     config = configure(*TOY)
     data = build.open_graph(config).data
     choices = [{}, {"train.clip_grad_norm": 0.01}, {"train.weight_decay": 0.1},
-               {"train.weight_decay": 0.1, "train.optimizer": "adamw"}, {"model.dropout": 0.5},
+               {"train.weight_decay": 0.1, "train.optimizer": "adamw"}, {"train.optimizer": "rmsprop"},
+               {"train.weight_decay": 0.1, "train.decay_vectors": False}, {"train.accumulate": 2}, {"train.ema": 0.5},
+               {"model.dropout": 0.5},
                {"model.input_dropout": 0.5}, {"model.edge_dropout": 0.5}, {"train.precision": "bf16"}]
     hashes = {weights_after_a_round(keys.replaced(config, choice), data) for choice in choices}
     assert len(hashes) == len(choices)
+
+
+@pytest.mark.parametrize("accumulate, steps", [(1, 4), (3, 2), (9, 1)])
+def test_a_step_has_the_gradient_of_all_labels_of_its_batches(configure, monkeypatch, accumulate, steps):
+    config, found = configure(*TOY, "model.dropout=0", f"train.accumulate={accumulate}"), []
+    data = build.open_graph(config).data
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda self: found.append(
+        [weight.grad.clone() for weight in self.param_groups[0]["params"]]))
+    with contextlib.closing(build.build_trainer(config, data, CPU)) as trainer:
+        taken = list(trainer.steps())
+        assert len(taken) == trainer.about.num_steps == steps == len(found) and taken[-1].is_last
+        model, task = trainer.model, trainer.task
+        batches = list(build.build_loader(config, data, CPU).batches(0, Share()))
+    for first, grads in zip(range(0, 4, accumulate), found, strict=True):
+        model.zero_grad()
+        total = sum_counts = 0
+        for batch in batches[first:first + accumulate]:
+            loss, count = task.loss(model, batch, RNG)
+            total, sum_counts = total + loss, sum_counts + count
+        (total / sum_counts).backward()
+        for weight, grad in zip(model.parameters(), grads, strict=True):
+            torch.testing.assert_close(grad, weight.grad)
+
+
+def test_weight_decay_of_matrices_leaves_vectors_alone(configure):
+    config = configure(*TOY, "train.optimizer=adamw", "train.weight_decay=0.5", "train.decay_vectors=false")
+    with contextlib.closing(build.build_trainer(config, build.open_graph(config).data, CPU)) as trainer:
+        before = {name: value.clone() for name, value in trainer.model.named_parameters()}
+        for weight in trainer.model.parameters():
+            weight.grad = torch.zeros_like(weight)
+        trainer.optimizer.step()
+        lr = config.train.lr
+        for name, value in trainer.model.named_parameters():
+            factor = 1 - lr * 0.5 if value.dim() > 1 else 1
+            torch.testing.assert_close(value, before[name] * factor, rtol=1e-6, atol=0)
 
 
 def test_a_plateau_follows_a_linear_warm_up_and_clipping_bounds_the_gradient(configure, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Which rank trains on which batch, and when: held against what one would write down by hand."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -34,12 +35,13 @@ def test_evaluations_by_hand():
 @pytest.mark.parametrize("split", [False, True])
 def test_every_batch_of_every_epoch_is_trained_once_and_ranks_step_together(split):
     for num_epochs, num_batches, num_ranks in ALL:
-        check_rounds(num_epochs, num_batches, num_ranks, split)
+        for accumulate in (1, 2, 5):
+            check_rounds(num_epochs, num_batches, num_ranks, split, accumulate)
 
 
-def check_rounds(num_epochs, num_batches, num_ranks, split) -> None:
-    schedules = [Schedule(num_epochs=num_epochs, num_batches=num_batches, rank=rank, num_ranks=num_ranks, split=split)
-                 for rank in range(num_ranks)]
+def check_rounds(num_epochs, num_batches, num_ranks, split, accumulate) -> None:
+    schedules = [Schedule(num_epochs=num_epochs, num_batches=num_batches, rank=rank, num_ranks=num_ranks, split=split,
+                          accumulate=accumulate) for rank in range(num_ranks)]
     rounds = [list(schedule.remaining(0, 0)) for schedule in schedules]
     assert {len(of_rank) for of_rank in rounds} == {schedules[0].rounds_left(0)}
     trained = 0
@@ -47,7 +49,8 @@ def check_rounds(num_epochs, num_batches, num_ranks, split) -> None:
         assert len({round_ for round_, _ in at_once}) == 1
         batches = [(share.draw, batch) for _, share in at_once for batch in share.batches(num_batches)]
         assert len(set(batches)) == len(batches) and {batch for _, batch in batches} == set(range(num_batches))
-        assert max(len(share.batches(num_batches)) for _, share in at_once) == schedules[0].num_steps
+        most = max(len(share.batches(num_batches)) for _, share in at_once)
+        assert math.ceil(most / accumulate) == schedules[0].num_steps
         trained += len(batches)
     assert trained == num_epochs * num_batches
 
@@ -55,17 +58,20 @@ def check_rounds(num_epochs, num_batches, num_ranks, split) -> None:
 @pytest.mark.parametrize("split", [False, True])
 def test_a_resumed_round_has_the_batches_that_are_left(split):
     for num_epochs, num_batches, num_ranks in ALL:
-        check_resumed_rounds(num_epochs, num_batches, num_ranks, split)
+        for accumulate in (1, 2):
+            check_resumed_rounds(num_epochs, num_batches, num_ranks, split, accumulate)
 
 
-def check_resumed_rounds(num_epochs, num_batches, num_ranks, split) -> None:
+def check_resumed_rounds(num_epochs, num_batches, num_ranks, split, accumulate) -> None:
     for rank in range(num_ranks):
-        schedule = Schedule(num_epochs=num_epochs, num_batches=num_batches, rank=rank, num_ranks=num_ranks, split=split)
+        schedule = Schedule(num_epochs=num_epochs, num_batches=num_batches, rank=rank, num_ranks=num_ranks, split=split,
+                            accumulate=accumulate)
         rounds = list(schedule.remaining(0, 0))
         for at, step in itertools.product(range(len(rounds)), range(schedule.num_steps)):
             epochs = at if split else at * num_ranks
             resumed = list(schedule.remaining(at, epochs, step))
-            assert list(resumed[0][1].batches(num_batches)) == list(rounds[at][1].batches(num_batches))[step:]
+            assert list(resumed[0][1].batches(num_batches)) == list(
+                rounds[at][1].batches(num_batches))[step * accumulate:]
             assert resumed[0][0] == at and resumed[0][1].draw == rounds[at][1].draw and resumed[1:] == rounds[at + 1:]
             assert schedule.rounds_left(epochs) == len(resumed)
 
@@ -73,6 +79,9 @@ def check_resumed_rounds(num_epochs, num_batches, num_ranks, split) -> None:
 def test_learning_rates_of_split_are_scaled_by_the_batches_of_a_step():
     schedule = Schedule(num_epochs=2, num_batches=6, num_ranks=4, split=True, lr=0.1, lr_scaling="linear")
     assert [schedule.learning_rate(9, 0, step) for step in range(2)] == pytest.approx([0.4, 0.2])
+    # Steps of 2 batches a rank: 4 ranks have 8 of 11, then 3 have one or two of the others.
+    more = Schedule(num_epochs=2, num_batches=11, num_ranks=4, split=True, accumulate=2, lr=0.1, lr_scaling="linear")
+    assert [more.learning_rate(9, 0, step) for step in range(2)] == pytest.approx([0.4, 0.3])
     few = Schedule(num_epochs=2, num_batches=3, num_ranks=8, split=True, lr=0.1, lr_scaling="sqrt")
     assert few.learning_rate(9, 1) == pytest.approx(0.1 * 3**0.5) and "scaled (sqrt) 0.173205" in str(few)
 

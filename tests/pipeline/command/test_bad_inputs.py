@@ -132,6 +132,11 @@ COMMANDS = [
     (TRAIN, "train.lr=0", "train.lr must be more than 0, not 0.0"),
     (TRAIN, "train.weight_decay=-1", "train.weight_decay must be at least 0, not -1.0"),
     (TRAIN, "train.label_input=1", "train.label_input must be in [0, 1), not 1.0"),
+    (TRAIN, "train.accumulate=0", "train.accumulate must be at least 1, not 0"),
+    (TRAIN, "train.ema=1", "train.ema must be in [0, 1), not 1.0"),
+    (TRAIN, "train.ema=0.9 features=embedding",
+     "features=embedding needs train.ema=0, since most rows of a learned table rest in most steps; this run has "
+     "train.ema=0.9"),
     (TRAIN, "train.schedule=plateu", "train.schedule=plateu is unknown; choose one of none, linear, cosine, "
      "step, plateau"),
     (TRAIN, "train.schedule=plateau train.plateau_factor=1", "train.plateau_factor must be in (0, 1), not 1.0"),
@@ -147,7 +152,7 @@ COMMANDS = [
     (TRAIN, "model.num_layers=0", "model.num_layers must be at least 1, not 0"),
     (TRAIN, "model.dropout=1", "model.dropout must be in [0, 1), not 1.0"),
     (TRAIN, "model.p=0", "model.p must not be 0: the power mean divides by it"),
-    (TRAIN, "train.optimizer=sgd", "train.optimizer=sgd is unknown; choose one of adam, adamw"),
+    (TRAIN, "train.optimizer=sgd", "train.optimizer=sgd is unknown; choose one of adam, adamw, rmsprop"),
     (TRAIN, "evaluation.method=guess", "evaluation.method=guess is unknown; choose one of views, exact, neighbor"),
     (TRAIN, "kernel=fast", "kernel=fast is unknown; choose one of auto, fused, reference, pyg"),
     (TRAIN, "device=tpu0", "device=tpu0 is unknown; choose auto, cpu, cuda or cuda:N"),

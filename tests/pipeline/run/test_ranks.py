@@ -181,7 +181,7 @@ def test_a_step_without_a_batch_adds_nothing_to_that_of_the_others(configure):
     (batch,) = trainer.loader.batches(0, trainer.schedule.share(0))
     for given in (batch, None, batch, None):
         heard.clear()
-        trainer._step(given, 0.01)
+        trainer._step([given], 0.01)
         # Losses, labels and gradients; then of the table's rows their number, numbers and gradients.
         assert len(heard) == 5 and [bool(told.any()) for told in heard] == [given is not None] * 5
 

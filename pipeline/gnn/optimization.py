@@ -1,0 +1,61 @@
+"""From the keys of train and parallel to what changes the weights: optimizer, learning rate, and shares of a rank."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from parallel_epochs.pipeline.gnn.average import WeightAverage
+from parallel_epochs.pipeline.gnn.trainer import Task
+from parallel_epochs.pipeline.names import LOWER_IS_BETTER
+from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.schedule import DECAYS, Decay, DecayOptions, Schedule
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": partial(torch.optim.Adam, fused=True), "adamw": partial(torch.optim.AdamW, fused=True),
+    "rmsprop": torch.optim.RMSprop}
+
+
+def build_optimizer(config: Any, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Build the optimizer of a model's parameters."""
+    train, weights = config.train, list(model.parameters())
+    vectors = [] if train.decay_vectors else [weight for weight in weights if weight.dim() <= 1]
+    groups: list[dict] = [{"params": [weight for weight in weights if train.decay_vectors or weight.dim() > 1]},
+                          {"params": vectors, "weight_decay": 0.0}]
+    return OPTIMIZERS[train.optimizer]([group for group in groups if group["params"]], lr=train.lr,
+                                       weight_decay=train.weight_decay)
+
+
+def build_average(config: Any, model: torch.nn.Module) -> WeightAverage | None:
+    """Build the moving average of a model's weights, if the run has one."""
+    return WeightAverage(model, config.train.ema) if config.train.ema else None
+
+
+def build_schedule(config: Any, num_batches: int, ranks: Ranks = Ranks()) -> Schedule:
+    """Build what shares out rounds and sets learning rates."""
+    train, parallel = config.train, config.parallel
+    return Schedule(num_epochs=train.epochs, num_batches=num_batches, rank=ranks.rank, num_ranks=ranks.num_ranks,
+                    split=parallel.name == "split", accumulate=train.accumulate, lr=train.lr,
+                    lr_scaling=parallel.lr_scaling, warmup_steps=train.warmup_steps, eval_every=train.eval_every)
+
+
+def check_decay(config: Any, task: Task) -> None:
+    """Refuse a learning rate that follows a validation metric that the graph does not have.
+
+    Raises:
+        ValueError: names the key.
+    """
+    schedule = config.train.schedule
+    if DECAYS[schedule].follows_metric and not task.is_defined("valid"):
+        raise ValueError(f"train.schedule={schedule} follows the validation metric, but {task.metric} is "
+                         "undefined on the valid split, whose labels are all equal or missing. Leave train.schedule "
+                         "out, or choose another split or task.metric")
+
+
+def build_decay(config: Any, task: Task, schedule: Schedule) -> Decay:
+    """Build what changes the learning rate in the course of a run."""
+    train = config.train
+    return DECAYS[train.schedule](DecayOptions(
+        train.lr, schedule.warmup_steps, schedule.total_steps, train.last_lr, train.step_epochs, train.step_factor,
+        train.plateau_factor, train.plateau_patience, task.metric in LOWER_IS_BETTER))
