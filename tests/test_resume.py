@@ -171,7 +171,8 @@ def leave_an_evaluation(trainer, stop: Asks, looks: int) -> str:
 # What these are made of, other rows have as well.
 COMBINED = ["pyg: AGDN", "cluster: METIS", "cluster: bf16", "cluster: the reference's kernel", "table: SGD",
             "link: METIS", "link: METIS with random weights", "link: the whole graph", "link: bf16", "link: views",
-            "link: revgnn", "links of edges", "graph: bins of nodes", "node embedding: LINE, Adam",
+            "link: revgnn", "links of edges", "graph: bins of nodes", "graph: focal loss", "cluster: focal loss",
+            "node embedding: LINE, Adam",
             "node embedding: on disk"]
 # So many states of a run are tried, evenly spaced.
 TRIED = 4
@@ -290,6 +291,9 @@ RANKS = [
       for row, *norm in (("revgnn", "model.norm=batch"), ("equilibrium", "model.norm=batch"), ("custom",),
                          ("pyg", "model.norm=batch"), ("cluster: fp16", "model.norm=batch"), ("cluster: batch norm",))
       for evaluation in ("exact", "views")),
+    ("tables: weighted classes", [*UNEVEN, "train.label_input=0.5"], "stopped"),
+    ("tables: weighted classes", [*SPLIT, "partition.num_parts=5"], "killed"),
+    ("cluster: focal loss", SPLIT, "killed"), ("graph: focal loss", UNEVEN, "stopped"),
     ("cluster: scaled sums", UNEVEN, "killed"), ("cluster: scaled sums", [*UNEVEN, "evaluation=views"], "killed"),
     ("cluster: on disk", UNEVEN, "killed"), ("cluster: on disk", SPLIT, "killed"),
     ("cluster: on disk", [*UNEVEN, "partition=metis_random"], "killed"),

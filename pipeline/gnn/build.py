@@ -36,7 +36,7 @@ from parallel_epochs.pipeline.gnn.optimization import (
     check_decay,
 )
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
-from parallel_epochs.pipeline.gnn.setup import Setup, build_task, machine_of
+from parallel_epochs.pipeline.gnn.setup import Setup, build_task, machine_of, task_options
 from parallel_epochs.pipeline.gnn.tasks.build import TASKS
 from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
 from parallel_epochs.pipeline.graph.components import Components, split_components
@@ -64,7 +64,7 @@ def check(config: GNNConfig) -> None:
                                ("features", config.features.name, FEATURES)):
         if name not in members:
             raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")
-    TASKS[config.task.name].check(config.task.metric)
+    TASKS[config.task.name].check(task_options(config))
     LOADERS[config.loader.name].check(config)
     machine = machine_of(config)
     check_table(config, num_nodes=1)
@@ -117,7 +117,7 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
         ValueError: the dataset is inconsistent, or the task, the partition or the memory does not fit it.
     """
     def check_task(data: Data) -> None:
-        TASKS[config.task.name].check_data(data, config.task.metric, config.data.origin())
+        TASKS[config.task.name].check_data(data, task_options(config), config.data.origin())
 
     is_new = content_hash is None
     data = load_links(config.data, config.cache_dir, content_hash=content_hash) if config.task.name == "link" else load(
@@ -230,6 +230,8 @@ def report(setup: Setup) -> None:
     """Log the memory that a rank will take, where it is known beforehand, and what the run will not record."""
     memory.report(setup)
     report_limit(setup.task)
+    if loss := str(getattr(setup.task, "label_loss", None) or ""):
+        log.info("loss: %s", loss)
 
 
 def describe_memory(setup: Setup) -> str:

@@ -110,6 +110,14 @@ class TaskConfig:
     metric: str | None = key(None, "Metric: rocauc, ap or micro_f1 for binary tasks, acc for classes, mae or rmse for "
                              "real values; hits@K with any K, mrr, rocauc or ap for links. Default: the dataset's "
                              "metric; rocauc for links that the program made from edges.")
+    label_smoothing: float = key(0.0, "Fraction of the target that the loss spreads evenly over all classes, as with "
+                                 "torch's cross_entropy. 0: none.", minimum=0, below=1)
+    class_weights: Any = key(None, "Weights of the labels in the loss. For classes: a list of one number for each, or "
+                             "balanced, n / (number of classes x count) with the counts of the n training labels. For "
+                             "binary tasks: a list of one number for each task, the weight of its positive labels, or "
+                             "balanced, negative / positive training labels of each.")
+    focal_gamma: float = key(0.0, "Exponent gamma of the focal loss: the loss of a label is multiplied by (1 - p)^gamma"
+                             ", with p the predicted probability of the label. 0: no such factor.", minimum=0)
     pool: str = key("mean", "How the rows of a graph's nodes are pooled into one row.", choices=("mean", "sum", "max"),
                     when={"task.name": ("graph",)})
     pairs_per_step: int = key(65_536, "Number of training pairs in a batch.", minimum=1, when=LINK)
@@ -230,6 +238,8 @@ def _is_set(value: object) -> bool:
     return bool(value)
 
 
+# The least positive number without loss of digits.
+SMALLEST_FLOAT32 = 1.2e-38
 WHOLE_GRAPHS = {"task.name": ("graph",)}
 RULES = (
     *(Rule(when, name, ("graph",), "labels of whole graphs need both, and a dataset of many graphs (data=ogb_graph, "
@@ -246,6 +256,10 @@ RULES = (
     Rule(LINK, "data.components", ("all",), "pairs may lie in several components"),
     Rule(LINK, "train.label_input", (0.0,), "links have no labels of nodes"),
     Rule(TABLE, "train.ema", (0.0,), "most rows of a learned table rest in most steps"),
+    *(Rule(LINK, f"task.{name}", (usual,), "it is for labels of nodes and graphs")
+      for name, usual in (("label_smoothing", 0.0), ("class_weights", None), ("focal_gamma", 0.0))),
+    Rule({"task.focal_gamma": _is_set}, "task.label_smoothing", (0.0,), "the focal loss needs the probability of a "
+         "single label"),
     Rule(TABLE, "train.precision", ("fp32", "bf16"), "sparse gradients cannot be unscaled"),
     *(Rule({"model.knn": _is_set}, name, allowed, "neighbours are found by features, not along edges")
       for name, allowed in (("loader.name", ("cluster", "graph")), ("evaluation.method", ("exact", "views")))),
@@ -305,6 +319,7 @@ class GNNConfig(RunConfig):
             self.data.check_links()
         elif self.task.name == "node":
             self.data.check_labels()
+        _check_class_weights(self.task.class_weights)
         sparse, dense = ("sparse_adam", "sgd"), keys.meaning_of(GNNTrainConfig, "optimizer").choices
         if self.features.optimizer in dense:
             raise ValueError(f"features.optimizer={self.features.optimizer} takes no sparse gradients, and would move "
@@ -339,6 +354,23 @@ def _check_conv(name: str) -> None:
         near = difflib.get_close_matches(name.lower(), lower, n=1)
         raise ValueError(f"model.conv={name} is not a convolution of torch_geometric.nn"
                          f"{f'; did you mean {lower[near[0]]}?' if near else ': choose one such as GATv2Conv'}")
+
+
+def _check_class_weights(value: object) -> None:
+    """Refuse what is neither nothing nor "balanced" nor a list of positive numbers.
+
+    Raises:
+        ValueError: names the key and the wrong number.
+    """
+    if value in (None, "balanced"):
+        return
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"task.class_weights={value} is unknown. Choose balanced, or give a list of one positive "
+                         "number for each class or binary task, as in task.class_weights=[1,2.5,1]")
+    for place, weight in enumerate(value, start=1):
+        if type(weight) not in (int, float) or not SMALLEST_FLOAT32 <= weight <= keys.LARGEST_FLOAT32:
+            raise ValueError(f"task.class_weights: number {place} of {len(value)} is {weight}. Give positive numbers "
+                             "of float32 only")
 
 
 def _check_num_neighbors(part: str, num_neighbors: list[int], num_layers: int) -> None:

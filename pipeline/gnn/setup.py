@@ -13,6 +13,7 @@ from parallel_epochs.pipeline.gnn.features import NodeTable
 from parallel_epochs.pipeline.gnn.loaders.build import build_loader
 from parallel_epochs.pipeline.gnn.model import build_model, build_table
 from parallel_epochs.pipeline.gnn.tasks.build import TASKS, TaskOptions
+from parallel_epochs.pipeline.gnn.tasks.losses import LossOptions
 from parallel_epochs.pipeline.gnn.trainer import Loader, Task
 
 
@@ -27,8 +28,14 @@ def build_task(config: Any, data: Data) -> Task:
     Raises:
         ValueError: it does not fit the graph.
     """
-    return TASKS[config.task.name].build(data, TaskOptions(
-        config.task.metric, config.train.label_input, config.model.hidden_channels, config.task.valid_edges))
+    return TASKS[config.task.name].build(data, task_options(config))
+
+
+def task_options(config: Any) -> TaskOptions:
+    """Collect what a run of trainer=gnn asks of its task."""
+    task = config.task
+    return TaskOptions(task.metric, config.train.label_input, config.model.hidden_channels, task.valid_edges,
+                       LossOptions(task.label_smoothing, task.class_weights, task.focal_gamma))
 
 
 @dataclass

@@ -42,10 +42,10 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 class Task(Protocol):
     """What a trainer needs of a task: what is learned, from tensors alone.
 
-    `loss` returns the loss of a batch, summed over what counts in it, and the number of that; `predict` the numbers of
-    a batch's targets and a row for each; `scores` the metric of each split from the rows of all; `predictions` what is
-    saved of them, a row for each of `unit`; `check_pairs` refuses pairs of nodes that it could not predict;
-    `is_defined` tells whether the metric of a split is a number.
+    `loss` returns the loss of a batch, summed over what counts in it, and the number of that, or the sum of its
+    weights; `predict` the numbers of a batch's targets and a row for each; `scores` the metric of each split from the
+    rows of all; `predictions` what is saved of them, a row for each of `unit`; `check_pairs` refuses pairs of nodes
+    that it could not predict; `is_defined` tells whether the metric of a split is a number.
     """
 
     metric: str
@@ -192,9 +192,10 @@ class GNNTrainer:
         agreed = self._sync(loss_sum, count)
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         rows = [] if self.table is None else [self.table.gradient()]
-        torch._foreach_mul_(grads, 1 / max(agreed.count, 1))
+        scale = 1 / (agreed.count or 1)  # weights of labels may add up to less than 1
+        torch._foreach_mul_(grads, scale)
         for values in rows:  # perhaps on another device
-            values.mul_(1 / max(agreed.count, 1))
+            values.mul_(scale)
         if self._scaler.is_enabled():
             self._scaler.unscale_(self.optimizer)
         norm = self._clip(grads, rows)

@@ -16,7 +16,7 @@ class Progress:
         epochs: passes over the graph in them, summed over the ranks.
         step: optimizer steps in all.
         step_in_round: optimizer steps in the round that has begun.
-        loss_sum, loss_count: loss and number of labels, summed over these.
+        loss_sum, loss_count: loss and number of labels, or sum of their weights, summed over these.
         lr, grad_norm: learning rate of the last of them, and norm of its gradient.
         best_epoch: passes over the graph at the best validation metric so far.
         best_scores: metrics of each split after it.
@@ -45,7 +45,7 @@ class Progress:
 
     @property
     def mean_loss(self) -> float:
-        return self.loss_sum / max(self.loss_count, 1)
+        return self.loss_sum / (self.loss_count or 1)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ class Agreement:
 
     Attributes:
         loss_sum: loss summed over the labels of all ranks.
-        count: number of these labels.
+        count: number of these labels, or the sum of their weights.
         stop: whether any rank was asked to stop.
         broken: the ranks whose loss or gradient is not finite. It is empty for a single process, which checks its own.
     """
@@ -62,7 +62,7 @@ class GradientSync:
 
         Args:
             loss_sum: this rank's loss, after its backward pass; None if the rank had no batch in this step.
-            count: number of labels in the loss.
+            count: number of labels in the loss, or the sum of their weights.
         """
         ranks, stop = self._ranks, self._stop.signum != 0
         if ranks.num_ranks == 1:

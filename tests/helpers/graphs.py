@@ -43,6 +43,15 @@ def task_graph(train_nodes: list[int], num_nodes: int = 40) -> Data:
     return data
 
 
+def class_graph(train_nodes: list[int], num_nodes: int = 40, num_classes: int = 3) -> Data:
+    """A random graph as :func:`task_graph` makes it, of which every node has a class; the higher, the rarer."""
+    data = task_graph(train_nodes, num_nodes)
+    share = np.random.default_rng(0).random(num_nodes)
+    data.y = torch.from_numpy((num_classes * share**2).astype(np.int64)).unsqueeze(1)
+    data.metric, data.out_channels = "acc", num_classes
+    return data
+
+
 def link_graph(num_nodes: int = 40, num_pairs: int = 90, seed: int = 0, **attributes) -> Data:
     """A random graph of different pairs; most are for training, and edges both ways round, the others to be found."""
     rng = np.random.default_rng(seed)

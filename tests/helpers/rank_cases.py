@@ -59,7 +59,7 @@ def gradients_of(config: Config, data: Data, ranks: Ranks) -> list[list[torch.Te
             loss_sum.backward()
         agreed = sync(loss_sum, count)
         assert table is None or table.weight.grad.is_sparse and table.weight.grad.is_coalesced()
-        out.append([p.grad.to_dense() / max(agreed.count, 1) for p in parameters_of(model, table)])
+        out.append([p.grad.to_dense() / (agreed.count or 1) for p in parameters_of(model, table)])
     return out
 
 

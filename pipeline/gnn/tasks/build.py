@@ -9,6 +9,7 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline.data.base_config import refuse_without_labels
 from parallel_epochs.pipeline.gnn.tasks.graph import GraphTask
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
+from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, LossOptions
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.gnn.trainer import Task
 from parallel_epochs.pipeline.metrics import KINDS, METRICS, hits_at, kind_of
@@ -23,12 +24,14 @@ class TaskOptions:
         label_input: fraction of the training labels that are inputs.
         hidden_channels: width of the model.
         valid_edges: whether the test of links sees the edges of validation.
+        loss: what the loss of classes and binary tasks is.
     """
 
     metric: str | None
     label_input: float
     hidden_channels: int
     valid_edges: bool
+    loss: LossOptions = LossOptions()
 
 
 @dataclass(frozen=True)
@@ -37,20 +40,20 @@ class TaskKind:
 
     Attributes:
         build: builds it for a graph; a ValueError if it does not fit.
-        check: refuses a metric, before anything is opened.
-        check_data: refuses a dataset, before the task is built. It gets the dataset, the metric or None, and where the
+        check: refuses options, before anything is opened.
+        check_data: refuses a dataset, as it was read or prepared, before the task is built. It also gets where the
             dataset comes from, for its message.
     """
 
     build: Callable[[Data, TaskOptions], Task]
-    check: Callable[[str | None], None]
-    check_data: Callable[[Data, str | None, str], None]
+    check: Callable[[TaskOptions], None]
+    check_data: Callable[[Data, TaskOptions, str], None]
 
 
 def with_labels(task: type[NodeTask]) -> TaskKind:
     """Return the record of a task that learns labels."""
-    return TaskKind(lambda data, options: task(_with_metric(data, options.metric), label_input=options.label_input),
-                    _check_known, _check_labels)
+    return TaskKind(lambda data, options: task(_with_metric(data, options.metric), label_input=options.label_input,
+                                               loss_options=options.loss), _check_known, _check_labels)
 
 
 def _with_metric(data: Data, metric: str | None) -> Data:
@@ -61,20 +64,27 @@ def _with_metric(data: Data, metric: str | None) -> Data:
     return data
 
 
-def _check_known(metric: str | None) -> None:
-    if metric not in (None, *METRICS):
-        raise ValueError(f"task.metric={metric} is unknown; choose one of {', '.join(METRICS)}")
+def _check_known(options: TaskOptions) -> None:
+    if options.metric is None:
+        return
+    if options.metric not in METRICS:
+        raise ValueError(f"task.metric={options.metric} is unknown; choose one of {', '.join(METRICS)}")
+    options.loss.check_kind(kind_of(options.metric))
 
 
-def _check_has_labels(data: Data, metric: str | None, origin: str) -> None:
+def _check_has_labels(data: Data, options: TaskOptions, origin: str) -> None:
     if "ptr" not in data and "train_mask" not in data:
         refuse_without_labels(origin, "save y and masks, or y with data.split=random" if origin.endswith(".pt")
                               else "give them with the graph")
 
 
-def _check_labels(data: Data, metric: str | None, origin: str) -> None:
-    _check_has_labels(data, metric, origin)
-    check_metric(metric, data.metric)
+def _check_labels(data: Data, options: TaskOptions, origin: str) -> None:
+    _check_has_labels(data, options, origin)
+    check_metric(options.metric, data.metric)
+    kind = kind_of(data.metric)
+    options.loss.check_kind(kind)
+    if "out_channels" in data and kind != "real values":  # prepared: the weights fit the labels, or are refused here
+        LabelLoss(options.loss, data, num_labels=data.out_channels, is_binary=kind == "binary tasks")
 
 
 def check_metric(chosen: str | None, metric: str) -> None:
@@ -96,9 +106,9 @@ def _build_link(data: Data, options: TaskOptions) -> LinkTask:
                     valid_edges=options.valid_edges)
 
 
-def _check_link(metric: str | None) -> None:
-    if metric is not None:
-        hits_at(metric)
+def _check_link(options: TaskOptions) -> None:
+    if options.metric is not None:
+        hits_at(options.metric)
 
 
 # One line for each member of tasks/.

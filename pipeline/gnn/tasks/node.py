@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS, VALUE_METRICS
+from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, LossOptions
+from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS, TASK_METRICS, VALUE_METRICS, kind_of
 from parallel_epochs.pipeline.names import SPLITS
 
 
@@ -28,9 +29,11 @@ class NodeTask:
     Args:
         data: a graph as :func:`pipeline.data.cache.load` returns it.
         label_input: fraction of the training nodes that show their labels in training, in [0, 1); 0 for no such input.
+        loss_options: what the loss of classes and binary tasks is.
 
     Attributes:
         metric: name of the metric.
+        label_loss: the loss of classes and binary tasks; none for real values.
         in_channels: columns of what the model gets, without one-hot categories.
         out_channels: columns of what it returns.
         num_rows: number of nodes to predict.
@@ -38,13 +41,13 @@ class NodeTask:
         evaluators: module with OGB's Evaluator and ``OFFICIAL``, the metrics that it knows.
 
     Raises:
-        ValueError: the graph has no labels of nodes.
+        ValueError: the graph has no labels of nodes, or they do not fit `loss_options`.
     """
 
     unit = "nodes"
     evaluators = "parallel_epochs.pipeline.data.ogb_node"
 
-    def __init__(self, data: Data, *, label_input: float = 0.0):
+    def __init__(self, data: Data, *, label_input: float = 0.0, loss_options: LossOptions = LossOptions()):
         if "y" not in data:
             raise ValueError("task=node needs a graph with labels of nodes; this one has pairs of nodes: set task=link")
         self.metric: str = data.metric
@@ -53,6 +56,9 @@ class NodeTask:
         self.num_rows: int = data.num_nodes
         self.in_channels = data.x.size(1) - data.num_categories
         self._data = data
+        loss_options.check_kind(kind_of(self.metric))
+        self.label_loss = None if self.metric in VALUE_METRICS else LabelLoss(
+            loss_options, data, num_labels=self.out_channels, is_binary=self.metric in TASK_METRICS)
         if self.metric in VALUE_METRICS:
             self._mean, self._std = _standard(data.y[data.train_mask])
         if label_input:
@@ -79,8 +85,10 @@ class NodeTask:
         return self._rows_of(batch)[batch.target], rows
 
     def loss(self, model: torch.nn.Module, batch: Data,
-             rng: torch.Generator) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+             rng: torch.Generator) -> tuple[Float[Tensor, ""], Shaped[Tensor, ""]]:
         """Compute the loss of a batch, summed over the labels that its targets have for training, and their number.
+
+        With weights of classes, the second is the sum of the weights of these labels.
 
         Args:
             rng: on the CPU; decides which labels are inputs.
@@ -92,14 +100,11 @@ class NodeTask:
             learned = learned & ~shown
         logits = self._predict(model, batch, shown)[learned].float()
         y = batch.y[learned]
-        if self.metric in CLASS_METRICS:
-            return F.cross_entropy(logits, y.squeeze(1), reduction="sum"), torch.tensor(y.size(0), device=y.device)
+        if self.label_loss is not None:
+            return self.label_loss(logits, y)
         known = ~y.isnan()
-        if self.metric in VALUE_METRICS:
-            errors = (logits - ((y - self._mean.to(y.device)) / self._std.to(y.device)).nan_to_num()) * known
-            return (errors.abs() if self.metric == "mae" else errors.square()).sum(), known.sum()
-        each = F.binary_cross_entropy_with_logits(logits, y.nan_to_num(), reduction="none")
-        return (each * known).sum(), known.sum()
+        errors = (logits - ((y - self._mean.to(y.device)) / self._std.to(y.device)).nan_to_num()) * known
+        return (errors.abs() if self.metric == "mae" else errors.square()).sum(), known.sum()
 
     def scores(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows out_channels"], *,
                official: bool = False) -> dict[str, float]:

@@ -24,7 +24,7 @@ from parallel_epochs.scripts.strikes import ranks_of
 from tests.helpers import building as build, rank_cases
 from tests.helpers.files import write_links
 from tests.helpers.graph_toys import write_graphs
-from tests.helpers.graphs import random_graph, task_graph
+from tests.helpers.graphs import class_graph, random_graph, task_graph
 from tests.helpers.running import ROOT, TOY, alive, finish, rounds_of, start, summary_of, train, wait_for_rounds
 
 TWO = [*TOY, "parallel.num_ranks=2", "train.epochs=8"]
@@ -50,6 +50,9 @@ NEIGHBOR = {"loader.name": "neighbor", "loader.num_neighbors": [4, 3], "loader.b
 EPOCHS, SPLIT = {"parallel.name": "epochs"}, {"parallel.name": "split"}
 BY_NEIGHBORS = {"evaluation.method": "neighbor"}
 
+# Sums of few of these weights are below 1.
+WEIGHTED = {"task.class_weights": [0.01, 0.5, 0.09], "task.label_smoothing": 0.2, "train.label_input": 0.3}
+
 
 def parts(number: int) -> dict:
     return {"partition.num_parts": number}
@@ -71,10 +74,12 @@ GRADIENTS = {
     "table, neighbours, split": (NINE, SPLIT | TABLE | NEIGHBOR),
     "links, epochs": ("links", EPOCHS | parts(2)), "links, split": ("links", SPLIT | parts(3)),
     "links, many parts": ("links", SPLIT | parts(40)),
+    "weighted classes, epochs": ("classes", EPOCHS | WEIGHTED | parts(3)),
+    "weighted classes, split": ("classes", SPLIT | WEIGHTED | parts(5)),
     "graphs, epochs": ("graphs", EPOCHS), "graphs, split": ("graphs", SPLIT)}
 OF_FOUR = {"clusters, epochs": (FEW, EPOCHS | parts(2)), "clusters, split": (FEW, SPLIT | parts(6)),
            "graphs, split": ("graphs", SPLIT)}
-WITHOUT_LABELS = {"clusters without labels": 2, "links, many parts": 18}
+WITHOUT_LABELS = {"clusters without labels": 2, "weighted classes, split": 1, "links, many parts": 18}
 PREDICTIONS = {
     "views": ("nodes", views(3)), "exact": ("nodes", {"evaluation.method": "exact"}),
     "all neighbours": ("nodes", NEIGHBOR | BY_NEIGHBORS | {"evaluation.num_neighbors": [-1, -1]}),
@@ -106,6 +111,8 @@ def computed(tmp_path_factory):
                                {"model.dropout": 0.0, "parallel.num_ranks": num_ranks, **changes})
         if toy in ("links", "graphs"):
             return config, load(config.data, config.cache_dir)
+        if toy == "classes":
+            return config, class_graph(FEW)
         return config, random_graph(60, 300, 0) if toy == "nodes" else task_graph(toy)
 
     @functools.cache
@@ -142,11 +149,11 @@ def test_gradients_are_those_of_one_process_that_accumulates_the_batches(num_ran
         for draw, number in step:
             loss_sum, count = rank_cases.loss_of(task, model, table, draws[draw][number])
             loss_sum.backward()
-            total, touched = total + int(count), touched | set(draws[draw][number].n_id.tolist())
+            total, touched = total + float(count), touched | set(draws[draw][number].n_id.tolist())
         without_labels += total == 0
         # Relative to each parameter's own largest gradient; where that is zero, so is ours.
         for a, parameter in zip(ours, parameters, strict=True):
-            b = parameter.grad.to_dense() / max(total, 1)
+            b = parameter.grad.to_dense() / (total or 1)
             assert (a - b).abs().max() <= (1e-5 if config.task.name == "graph" else 1e-6) * b.abs().max()
             assert total or not b.any()
         if table is not None:

@@ -1,0 +1,157 @@
+"""Losses of classes and of binary tasks: label smoothing, weights of rare labels, and the focal loss."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+from torch.nn import functional as F
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.data.node_names import unpack_names
+
+BALANCED = "balanced"
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """What a run asks of the loss of its labels. The attributes are the keys of `task` that have their names.
+
+    Attributes:
+        label_smoothing: fraction of the target that is spread evenly over all classes, as in
+            :func:`torch.nn.functional.cross_entropy`; 0 for none.
+        class_weights: "balanced"; a weight for each class, or for the positive labels of each binary task; or none.
+        focal_gamma: exponent of the focal loss; 0 for none.
+    """
+
+    label_smoothing: float = 0.0
+    class_weights: str | list[float] | None = None
+    focal_gamma: float = 0.0
+
+    def check_kind(self, kind: str) -> None:
+        """Refuse options that labels do not have.
+
+        Args:
+            kind: one of the names in :data:`pipeline.metrics.KINDS`.
+
+        Raises:
+            ValueError: names the key.
+        """
+        if self.label_smoothing and kind != "classes":
+            raise ValueError(f"task.label_smoothing={self.label_smoothing:g} needs classes; this run learns {kind}. "
+                             "Leave it out")
+        for name, value in (("class_weights", self.class_weights), ("focal_gamma", self.focal_gamma)):
+            if value and kind == "real values":
+                shown = f"{value:g}" if isinstance(value, float) else value
+                raise ValueError(f"task.{name}={shown} needs classes or binary tasks; this run learns {kind}. Leave it "
+                                 "out")
+
+
+class LabelLoss:
+    """The loss of classes or binary tasks, summed over labels, and what the sum is to be divided by.
+
+    One quotient is torch's mean: the sum over all batches and ranks, divided by the sum of what they are to be divided
+    by. For classes without weights, the divisor is the number of labels. With weights it is the sum of the weights of
+    the labels, as in ``F.cross_entropy(..., weight=weights)``. For binary tasks it is the number of known labels, as in
+    ``F.binary_cross_entropy_with_logits(..., pos_weight=weights)``.
+
+    With :attr:`LossOptions.focal_gamma`, each label's loss is multiplied by (1 - p)^gamma, where p is the probability
+    that the model gives to the label: "Focal Loss for Dense Object Detection" (https://arxiv.org/abs/1708.02002).
+
+    Args:
+        options: what is asked for.
+        is_binary: whether the labels are those of binary tasks.
+        data: a graph as :func:`pipeline.data.cache.load` returns it, or a part of it.
+        num_labels: number of classes or tasks.
+
+    Raises:
+        ValueError: there are more or fewer weights than classes or tasks, or balanced weights are infinite.
+    """
+
+    def __init__(self, options: LossOptions, data: Data, *, num_labels: int, is_binary: bool):
+        self._options, self._is_binary = options, is_binary
+        self._names = unpack_names(data, "label_names") if "label_names" in data else list(map(str, range(num_labels)))
+        self.weights = self._weights(data, num_labels)
+
+    def __call__(self, logits: Float[Tensor, "num_rows num_labels"],
+                 y: Shaped[Tensor, "num_rows columns"]) -> tuple[Float[Tensor, ""], Shaped[Tensor, ""]]:
+        """Compute the loss, summed, and what it is to be divided by.
+
+        Args:
+            y: classes [num_rows, 1], int64, or 0, 1 and NaN [num_rows, num_labels].
+        """
+        weights = None if self.weights is None else self.weights.to(y.device)
+        return self._of_tasks(logits, y, weights) if self._is_binary else self._of_classes(logits, y[:, 0], weights)
+
+    def __str__(self) -> str:
+        """Say how the loss differs from the plain one; "" if it does not."""
+        options, parts = self._options, []
+        if options.label_smoothing:
+            parts.append(f"label smoothing {options.label_smoothing:g}")
+        if self.weights is not None:
+            ends = dict.fromkeys((int(self.weights.argmin()), int(self.weights.argmax())))
+            parts.append(("weights of positive labels: " if self._is_binary else "class weights: ")
+                         + " to ".join(f"{self.weights[label]:.3g} ({self._names[label]})" for label in ends))
+        if options.focal_gamma:
+            parts.append(f"focal loss with gamma {options.focal_gamma:g}")
+        return ", ".join(parts)
+
+    def _of_classes(self, logits: Float[Tensor, "num_rows num_labels"], y: Int[Tensor, " num_rows"],
+                    weights: Float[Tensor, " num_labels"] | None) -> tuple[Float[Tensor, ""], Shaped[Tensor, ""]]:
+        count = torch.tensor(y.size(0), device=y.device) if weights is None else weights[y].double().sum()
+        if not (gamma := self._options.focal_gamma):
+            return F.cross_entropy(logits, y, weight=weights, reduction="sum",
+                                   label_smoothing=self._options.label_smoothing), count
+        log_p = -F.cross_entropy(logits, y, reduction="none")
+        return (_focal(log_p, gamma) * (1.0 if weights is None else weights[y])).sum(), count
+
+    def _of_tasks(self, logits: Float[Tensor, "num_rows num_labels"], y: Float[Tensor, "num_rows num_labels"],
+                  weights: Float[Tensor, " num_labels"] | None) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+        known, target = ~y.isnan(), y.nan_to_num()
+        if not (gamma := self._options.focal_gamma):
+            each = F.binary_cross_entropy_with_logits(logits, target, pos_weight=weights, reduction="none")
+        else:
+            log_p = -F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+            each = _focal(log_p, gamma) * (1.0 if weights is None else torch.where(target == 1, weights, 1.0))
+        return (each * known).sum(), known.sum()
+
+    def _weights(self, data: Data, num_labels: int) -> Float[Tensor, " num_labels"] | None:
+        given = self._options.class_weights
+        if given is None:
+            return None
+        if given == BALANCED:
+            y = data.y[data.train_mask]
+            return self._balanced_tasks(y) if self._is_binary else self._balanced_classes(y[:, 0], num_labels)
+        if len(given) != num_labels:
+            what = "binary tasks" if self._is_binary else "classes"
+            shown = ", ".join(self._names[:5]) + ", ..." * (num_labels > 5)
+            raise ValueError(f"task.class_weights has {len(given)} numbers, and the dataset has {num_labels:,} {what} "
+                             f"({shown}). Give one number for each, in this order")
+        return torch.tensor(given, dtype=torch.float32)
+
+    def _balanced_classes(self, y: Int[Tensor, " num_rows"], num_labels: int) -> Float[Tensor, " num_labels"]:
+        counts = torch.bincount(y, minlength=num_labels)
+        self._refuse_without(counts == 0, "class", "does not occur")
+        return (len(y) / (num_labels * counts.double())).float()
+
+    def _balanced_tasks(self, y: Float[Tensor, "num_rows num_labels"]) -> Float[Tensor, " num_labels"]:
+        positive, negative = (y == 1).sum(0), (y == 0).sum(0)
+        self._refuse_without(positive == 0, "task", "has no positive label")
+        self._refuse_without(negative == 0, "task", "has no negative label")
+        return (negative.double() / positive).float()
+
+    def _refuse_without(self, lacking: Bool[Tensor, " num_labels"], what: str, problem: str) -> None:
+        if lacking.any():
+            raise ValueError(f"task.class_weights=balanced: {what} {self._names[int(lacking.nonzero()[0])]} {problem} "
+                             "in the training split, so its weight cannot be computed. Give a list of weights, or "
+                             "choose another split")
+
+
+def _focal(log_p: Float[Tensor, "..."], gamma: float) -> Float[Tensor, "..."]:
+    """Compute -(1 - p)^gamma log p.
+
+    Args:
+        log_p: logarithms of the probabilities of the labels.
+    """
+    # Where p is rounded to 1, the power's gradient would be infinite for gamma < 1; the clamp's is zero.
+    return -(-torch.expm1(log_p)).clamp(min=torch.finfo(log_p.dtype).tiny).pow(gamma) * log_p
