@@ -93,6 +93,67 @@ def micro_f1(y_true: Float[Tensor, "num_rows num_tasks"], y_pred: Float[Tensor, 
     return 2 * hits / max(int((predicted & known).sum()) + int((y_true == 1).sum()), 1)
 
 
+def macro_f1_of_tasks(y_true: Float[Tensor, "num_rows num_tasks"],
+                      y_pred: Float[Tensor, "num_rows num_tasks"]) -> float:
+    """Compute the mean over the tasks of F1, as scikit-learn's macro average of a multilabel problem.
+
+    A positive logit predicts the label 1. Labels that are NaN do not count. A task without any label is left out; a
+    task without any positive label or prediction counts as 0.
+
+    Args:
+        y_true: 0, 1 or NaN, [num_rows, num_tasks]
+        y_pred: logits of the same shape.
+
+    Returns:
+        In [0, 1], or NaN without any label.
+    """
+    known, predicted = ~y_true.isnan(), y_pred > 0
+    hits = (predicted & (y_true == 1)).sum(0)
+    return _mean_f1(hits, (y_true == 1).sum(0), (predicted & known).sum(0), known.any(0))
+
+
+def macro_f1(y_true: Int[Tensor, "num_nodes 1"], y_pred: Float[Tensor, "num_nodes num_classes"]) -> float:
+    """Compute the mean of F1 over the classes that some node has or is predicted to have, as scikit-learn does.
+
+    Args:
+        y_true: classes, [num_nodes, 1]
+        y_pred: logits; the largest of a node predicts its class.
+
+    Returns:
+        In [0, 1]
+    """
+    hits, true, predicted = _count_classes(y_true, y_pred)
+    return _mean_f1(hits, true, predicted, true + predicted > 0)
+
+
+def balanced_accuracy(y_true: Int[Tensor, "num_nodes 1"], y_pred: Float[Tensor, "num_nodes num_classes"]) -> float:
+    """Compute the mean over the classes that some node has of the fraction of their nodes that are predicted right.
+
+    It is scikit-learn's ``balanced_accuracy_score``, and the accuracy where all classes are equally frequent.
+
+    Args:
+        y_true: classes, [num_nodes, 1]
+        y_pred: logits; the largest of a node predicts its class.
+
+    Returns:
+        In [0, 1]
+    """
+    hits, true, _ = _count_classes(y_true, y_pred)
+    return float((hits.double() / true)[true > 0].mean())
+
+
+def _count_classes(y_true: Tensor, y_pred: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Count, for each class, the nodes predicted right, those that have it, and those predicted to have it."""
+    true, predicted = y_true[:, 0], y_pred.argmax(1)
+    return tuple(torch.bincount(classes, minlength=y_pred.size(1))  # type: ignore[return-value]
+                 for classes in (true[true == predicted], true, predicted))
+
+
+def _mean_f1(hits: Tensor, true: Tensor, predicted: Tensor, counts: Tensor) -> float:
+    """Compute the mean of F1 over the labels that count; 0 for those without any true or predicted row."""
+    return float((2 * hits.double() / (true + predicted).clamp(min=1))[counts].mean())
+
+
 def mean_absolute_error(y_true: Float[Tensor, "num_rows num_tasks"],
                         y_pred: Float[Tensor, "num_rows num_tasks"]) -> float:
     """Compute the mean over the targets of each one's mean absolute error, as scikit-learn does.
@@ -180,13 +241,16 @@ LINK_METRICS = ("mrr", "rocauc", "ap")
 # [num_nodes, 1]; of real values, [num_nodes, num_tasks] with NaN for unknown ones. The second argument are logits, or
 # values in the unit of the first.
 Metric = Callable[[Tensor, Tensor], float]
-TASK_METRICS: dict[str, Metric] = {"rocauc": rocauc, "ap": average_precision, "micro_f1": micro_f1}
-CLASS_METRICS: dict[str, Metric] = {"acc": accuracy}
+TASK_METRICS: dict[str, Metric] = {"rocauc": rocauc, "ap": average_precision, "micro_f1": micro_f1,
+                                   "macro_f1": macro_f1_of_tasks}
+CLASS_METRICS: dict[str, Metric] = {"acc": accuracy, "macro_f1": macro_f1, "balanced_acc": balanced_accuracy}
 VALUE_METRICS: dict[str, Metric] = {"mae": mean_absolute_error, "rmse": root_mean_squared_error}
-METRICS = TASK_METRICS | CLASS_METRICS | VALUE_METRICS
-KINDS = {"binary tasks": TASK_METRICS, "classes": CLASS_METRICS, "real values": VALUE_METRICS}
+KINDS = {"classes": CLASS_METRICS, "binary tasks": TASK_METRICS, "real values": VALUE_METRICS}
+METRICS = tuple(dict.fromkeys([*TASK_METRICS, *CLASS_METRICS, *VALUE_METRICS]))
 
 
 def kind_of(metric: str) -> str:
-    """Say what labels a metric is of."""
+    """Say what labels a dataset has by its metric. macro_f1 stands for classes there; a run may choose it for binary
+    tasks.
+    """
     return next(kind for kind, members in KINDS.items() if metric in members)

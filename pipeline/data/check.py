@@ -215,7 +215,8 @@ def _check_labels(data: Data, masks: Tensor, unit: str) -> None:
         _check_numbering("species", "species", data.species)
     if data.metric in CLASS_METRICS:
         if data.y.size(1) != 1:
-            raise ValueError(f"y must have one column of classes for the metric {data.metric}, not {data.y.size(1)}")
+            raise ValueError(f"y must have one column of classes for the metric {data.metric}, not {data.y.size(1)}. "
+                             'Of binary tasks save metric="rocauc"; task.metric=macro_f1 chooses another for a run')
         _check_numbering("y", "class", data.y[:, 0], masks.any(0))
         return
     y = data.y.float()

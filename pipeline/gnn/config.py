@@ -107,9 +107,10 @@ class TaskConfig:
     """What is learned."""
 
     name: str = key("node", "Task: node for labels of nodes, graph for labels of whole graphs, or link.")
-    metric: str | None = key(None, "Metric: rocauc, ap or micro_f1 for binary tasks, acc for classes, mae or rmse for "
-                             "real values; hits@K with any K, mrr, rocauc or ap for links. Default: the dataset's "
-                             "metric; rocauc for links that the program made from edges.")
+    metric: str | None = key(None, "Metric: rocauc, ap, micro_f1 or macro_f1 for binary tasks; acc, macro_f1 or "
+                             "balanced_acc for classes; mae or rmse for real values; hits@K with any K, mrr, rocauc or "
+                             "ap for links. Default: the dataset's metric; rocauc for links that the program made from "
+                             "edges.")
     label_smoothing: float = key(0.0, "Fraction of the target that the loss spreads evenly over all classes, as with "
                                  "torch's cross_entropy. 0: none.", minimum=0, below=1)
     class_weights: Any = key(None, "Weights of the labels in the loss. For classes: a list of one number for each, or "

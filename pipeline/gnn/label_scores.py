@@ -13,7 +13,7 @@ from parallel_epochs.pipeline.gnn.prediction_table import labels_of
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.trainer import GNNTrainer, Task
-from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS, VALUE_METRICS, kind_of
+from parallel_epochs.pipeline.metrics import KINDS
 from parallel_epochs.pipeline.names import MASKS, MAX_LABELS, SCORES, SPLITS
 from parallel_epochs.pipeline.run import files
 
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 def report_limit(task: Task) -> None:
     """Log that a run has too many classes or tasks for scores of each."""
     if not isinstance(task, LinkTask) and task.out_channels > MAX_LABELS:
-        log.info("%s %s: %s has a score for each of them only up to %d", f"{task.out_channels:,}", kind_of(task.metric),
-                 SCORES, MAX_LABELS)
+        log.info("%s %s: %s has a score for each of them only up to %d", f"{task.out_channels:,}", task.kind, SCORES,
+                 MAX_LABELS)
 
 
 def write_best(setup: Setup, trainer: GNNTrainer, folder: Path) -> None:
@@ -36,23 +36,25 @@ def write_best(setup: Setup, trainer: GNNTrainer, folder: Path) -> None:
     data, task = setup.data, setup.task
     record: dict[str, Any] = {"epoch": trainer.progress.epochs, "metric": task.metric, "unit": task.unit}
     if isinstance(task, LinkTask):
-        record |= {"kind": "links", "splits": {split: {
+        record |= {"kind": task.kind, "splits": {split: {
             "rows": len(data[f"{split}_pairs"]), **({} if split == "train" else {
                 "negatives": len(data[f"{split}_negatives"])})} for split in SPLITS}}
     else:
         num_labels, few = task.out_channels, task.out_channels <= MAX_LABELS
-        record |= {"kind": kind_of(task.metric), "num_labels": num_labels,
+        record |= {"kind": task.kind, "num_labels": num_labels,
                    "names": labels_of(data, num_labels) if few else None,
                    "splits": {split: {"rows": int(data[mask].sum()), **(count_labels(
-                       task.metric, data.y[data[mask]], trainer.rows[data[mask]], scored=split != "train")
+                       task.kind, task.metric, data.y[data[mask]], trainer.rows[data[mask]], scored=split != "train")
                        if few else {})} for split, mask in zip(SPLITS, MASKS)}}
     files.write_text(folder / SCORES, json.dumps(record) + "\n")
 
 
-def count_labels(metric: str, y: Tensor, rows: Tensor, *, scored: bool) -> dict[str, list]:
+def count_labels(kind: str, metric: str, y: Tensor, rows: Tensor, *, scored: bool) -> dict[str, list]:
     """Count the labels of each class, task or target in a split, and score each.
 
     Args:
+        kind: of the labels, as in :data:`pipeline.metrics.KINDS`.
+        metric: one of its metrics.
         y: labels of the rows of the split, [num_rows, num_columns].
         rows: predictions of these rows, [num_rows, num_labels].
         scored: whether to score the predictions too.
@@ -61,7 +63,7 @@ def count_labels(metric: str, y: Tensor, rows: Tensor, *, scored: bool) -> dict[
         ``labels`` for each; ``positive`` for each binary task. If `scored`, ``confusion`` of classes, a list of how
         often each class was predicted for the rows of a class, or else ``score``, None where it is undefined.
     """
-    if metric in CLASS_METRICS:
+    if kind == "classes":
         known = y[:, 0] >= 0
         labels, num_labels = y[known, 0].long(), rows.size(1)
         found: dict[str, list] = {"labels": torch.bincount(labels, minlength=num_labels).tolist()}
@@ -70,9 +72,9 @@ def count_labels(metric: str, y: Tensor, rows: Tensor, *, scored: bool) -> dict[
             found["confusion"] = torch.bincount(both, minlength=num_labels**2).view(num_labels, num_labels).tolist()
         return found
     found = {"labels": (~y.isnan()).sum(0).tolist()}
-    if metric not in VALUE_METRICS:
+    if kind == "binary tasks":
         found["positive"] = (y == 1).sum(0).tolist()
     if scored:
-        scores = [METRICS[metric](y[:, [i]], rows[:, [i]]) if len(y) else math.nan for i in range(y.size(1))]
+        scores = [KINDS[kind][metric](y[:, [i]], rows[:, [i]]) if len(y) else math.nan for i in range(y.size(1))]
         found["score"] = [score if math.isfinite(score) else None for score in scores]
     return found

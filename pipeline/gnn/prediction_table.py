@@ -14,7 +14,6 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.columns import open_unzipped
 from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS, SPLITS
 from parallel_epochs.pipeline.run import files, tables
 from parallel_epochs.pipeline.run.errors import one_line
@@ -33,7 +32,8 @@ class Predictions:
     """What a model has predicted of nodes, or of graphs.
 
     Attributes:
-        metric: of the labels, which says what the rows are: logits of classes, logits of binary tasks, or values.
+        kind: of the labels, as in :data:`pipeline.metrics.KINDS`. It says what the rows are: logits of classes, logits
+            of binary tasks, or values.
         rows: [num_nodes, out_channels]
         embeddings: [num_nodes, channels], or none.
         ids: of the nodes, text or int64 [num_nodes].
@@ -42,7 +42,7 @@ class Predictions:
         unit: what has a row.
     """
 
-    metric: str
+    kind: str
     rows: Tensor
     embeddings: Tensor | None
     ids: np.ndarray
@@ -185,11 +185,11 @@ def _columns(predictions: Predictions, nodes: np.ndarray) -> Columns:
     rows, labels = predictions.rows[torch.from_numpy(nodes)], predictions.labels
     names = range(rows.size(1)) if labels is None else labels
     columns = {ID: predictions.ids[nodes], "split": predictions.splits[nodes]}
-    if predictions.metric in CLASS_METRICS:
+    if predictions.kind == "classes":
         best = rows.argmax(1).numpy()
         columns["class"] = best if labels is None else np.array(labels, object)[best]
         kind, scores = "probability", rows.double().softmax(1).float()
-    elif predictions.metric in VALUE_METRICS:
+    elif predictions.kind == "real values":
         kind, scores = "value", rows
     else:
         kind, scores = "score", rows.double().sigmoid().float()

@@ -142,7 +142,7 @@ def restore(run: SavedRun, asked: Asked, **evaluation: Any) -> Restored:
     if asked.embeddings:
         rows, embeddings = rows[:, :task.out_channels], rows[:, task.out_channels:]
     found = None if ids is None or is_link else tables.Predictions(
-        task.metric, rows, embeddings, ids, tables.splits_of(data), tables.labels_of(opened.data, task.out_channels),
+        task.kind, rows, embeddings, ids, tables.splits_of(data), tables.labels_of(opened.data, task.out_channels),
         task.unit)
     return Restored(setup, epoch, rows, pairs, found, nodes, ids)
 

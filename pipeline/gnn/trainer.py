@@ -45,10 +45,12 @@ class Task(Protocol):
     `loss` returns the loss of a batch, summed over what counts in it, and the number of that, or the sum of its
     weights; `predict` the numbers of a batch's targets and a row for each; `scores` the metric of each split from the
     rows of all; `predictions` what is saved of them, a row for each of `unit`; `check_pairs` refuses pairs of nodes
-    that it could not predict; `is_defined` tells whether the metric of a split is a number.
+    that it could not predict; `is_defined` tells whether the metric of a split is a number. `kind` says what is
+    learned: one of the names in :data:`pipeline.metrics.KINDS`, or "links".
     """
 
     metric: str
+    kind: str
     in_channels: int
     out_channels: int
     num_rows: int

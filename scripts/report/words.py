@@ -9,8 +9,8 @@ from parallel_epochs.pipeline.run import words
 from parallel_epochs.pipeline.run.log import format_score
 
 NOTHING = "–"
-METRICS = {"rocauc": "ROC-AUC", "acc": "accuracy", "ap": "average precision", "micro_f1": "micro-F1", "mae": "MAE",
-           "rmse": "RMSE", "mrr": "MRR"}
+METRICS = {"rocauc": "ROC-AUC", "acc": "accuracy", "balanced_acc": "balanced accuracy", "ap": "average precision",
+           "micro_f1": "micro-F1", "macro_f1": "macro-F1", "mae": "MAE", "rmse": "RMSE", "mrr": "MRR"}
 SPLITS = {"train": "Training", "valid": "Validation", "test": "Test"}
 # Settings that the report takes from the summary, under the keys that a user types.
 KEYS = {"num_ranks": "parallel.num_ranks", "parallel": "parallel", "lr_scaling": "parallel.lr_scaling"}

@@ -227,7 +227,7 @@ CUT_SHORT = "{} is damaged or cut short: Compressed file ended before the end-of
 TOO_MANY = ("{} names node {} and has {}: every number below is a node too, and {} nodes take at least {}. Number the "
             "nodes from 0 without gaps, or save the edges as a text file for data=edges, whose ids may be any")
 MANIFEST = "stored/manifest.json"
-NO_METRIC = "the metric is {}; choose one of rocauc, ap, micro_f1, acc, mae, rmse"
+NO_METRIC = "the metric is {}; choose one of rocauc, ap, micro_f1, macro_f1, acc, balanced_acc, mae, rmse"
 NO_FIT = "<*>{} is damaged, or of another run: its content does not fit (<*>)"
 
 SPECIAL = [

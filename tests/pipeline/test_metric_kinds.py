@@ -15,6 +15,9 @@ from parallel_epochs.pipeline.metrics import (
     METRICS,
     VALUE_METRICS,
     average_precision,
+    balanced_accuracy,
+    macro_f1,
+    macro_f1_of_tasks,
     mean_absolute_error,
     micro_f1,
     root_mean_squared_error,
@@ -24,7 +27,7 @@ from parallel_epochs.pipeline.tune import Worker, tabulate
 from parallel_epochs.scripts.report.runs import qualities, read_run
 from tests.helpers import building as build, building as restore
 from tests.helpers.building import EvaluateConfig
-from tests.helpers.graphs import task_graph
+from tests.helpers.graphs import class_graph, task_graph
 from tests.helpers.running import rounds_of, train
 
 MODEL = ["model.num_layers=2", "model.hidden_channels=8", "partition.num_parts=2", "train.epochs=8"]
@@ -61,8 +64,11 @@ def test_the_other_metrics_are_those_of_scikit_learn(seed, num_rows, num_tasks, 
     if known.any():
         expected = theirs.f1_score(y[known].reshape(-1), (logits[known] > 0).reshape(-1), zero_division=0.0)
         assert micro_f1(y, logits) == pytest.approx(expected)
+        each = [theirs.f1_score(y[known[:, i], i], logits[known[:, i], i] > 0, zero_division=0.0)
+                for i in range(num_tasks) if known[:, i].any()]
+        assert macro_f1_of_tasks(y, logits) == pytest.approx(np.mean(each))
     else:
-        assert math.isnan(micro_f1(y, logits))
+        assert math.isnan(micro_f1(y, logits)) and math.isnan(macro_f1_of_tasks(y, logits))
     values = torch.where(known, 100 * torch.randn(y.shape, generator=torch.Generator().manual_seed(seed)), math.nan)
     for ours, other in ((mean_absolute_error, theirs.mean_absolute_error),
                         (root_mean_squared_error, theirs.root_mean_squared_error)):
@@ -70,9 +76,23 @@ def test_the_other_metrics_are_those_of_scikit_learn(seed, num_rows, num_tasks, 
         assert ours(values, logits) == pytest.approx(np.mean(each) if each else math.nan, rel=1e-5, nan_ok=True)
 
 
-def test_micro_f1_is_scikit_learns_micro_average():
+def test_f1_is_scikit_learns_micro_and_macro_average():
     y, logits = labels_and_logits(0, 50, 3, 0, False)
     assert micro_f1(y, logits) == pytest.approx(theirs.f1_score(y, logits > 0, average="micro"))
+    assert macro_f1_of_tasks(y, logits) == pytest.approx(theirs.f1_score(y, logits > 0, average="macro"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 6))
+def test_metrics_of_rare_classes_are_those_of_scikit_learn(seed, num_rows, num_classes):
+    """Also where a class is only in the labels or only predicted, or nowhere."""
+    g = torch.Generator().manual_seed(seed)
+    y, logits = torch.randint(num_classes, (num_rows, 1), generator=g), torch.randn(num_rows, num_classes, generator=g)
+    true, predicted = y[:, 0].numpy(), logits.argmax(1).numpy()
+    assert macro_f1(y, logits) == pytest.approx(theirs.f1_score(true, predicted, average="macro", zero_division=0.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of classes that are only predicted
+        assert balanced_accuracy(y, logits) == pytest.approx(theirs.balanced_accuracy_score(true, predicted))
 
 
 def test_every_metric_of_real_values_is_one_of_which_less_is_better():
@@ -111,7 +131,7 @@ def test_a_run_on_real_values_reports_them_in_their_own_unit(metric, configure, 
     assert scores["valid"] == pytest.approx(min(valid), rel=1e-5)
     rows = torch.load(tmp_path / "values.pt")["values"]
     test = torch.arange(len(y)) % 3 == 2
-    assert METRICS[metric](y[test], rows[test]) == pytest.approx(scores["test"])
+    assert VALUE_METRICS[metric](y[test], rows[test]) == pytest.approx(scores["test"])
     assert f"wrote the values of {len(y)} nodes to" in caplog.text
 
 
@@ -182,23 +202,45 @@ def test_one_class_in_validation_is_said_and_does_not_crash(metric, configure, t
 
 def test_a_metric_may_be_chosen_among_those_of_the_labels(configure, tmp_path):
     data = task_graph(list(range(20)))
-    for metric in ("ap", "micro_f1", "rocauc"):
+    for metric in ("ap", "micro_f1", "macro_f1", "rocauc"):
         task = build.build_task(configure(f"task.metric={metric}"), data)
         assert task.metric == metric and data.metric == "rocauc"
         assert task.scores(None, data.y.clone() - 0.5) == {"train": 1.0, "valid": 1.0, "test": 1.0}
         assert task.scores(None, data.y - 0.5, official=True)["test"] == 1.0
     with pytest.raises(ValueError, match=r"task.metric=mae is .* real values, and the dataset \(rocauc\) has binary "
-                                         "tasks. Choose one of rocauc, ap, micro_f1"):
+                                         "tasks. Choose one of rocauc, ap, micro_f1, macro_f1"):
         build.check_metric("mae", "rocauc")
-    with pytest.raises(ValueError, match="task.metric=f7 is unknown; choose one of rocauc, ap, micro_f1, acc, mae"):
+    with pytest.raises(ValueError, match="task.metric=f7 is unknown; choose one of rocauc, ap, micro_f1, macro_f1, "
+                                         "acc, balanced_acc, mae"):
         build.check(configure("task.metric=f7"))
+
+
+@pytest.mark.parametrize("metric, expected", [("macro_f1", 5 / 9), ("balanced_acc", 2 / 3)])
+def test_a_run_of_classes_is_judged_by_the_metric_of_rare_ones(metric, expected, configure, tmp_path):
+    data = class_graph(list(range(20)))
+    data.y = torch.arange(40).unsqueeze(1) % 3
+    task = build.build_task(configure(f"task.metric={metric}"), data)
+    rows = torch.eye(3)[data.y[:, 0].where(data.y[:, 0] != 1, 2)]
+    scores = task.scores(None, rows, official=True)
+    assert task.kind == "classes" and scores["valid"] == scores["test"]
+    ours = {"macro_f1": theirs.f1_score, "balanced_acc": theirs.balanced_accuracy_score}[metric]
+    more = {"average": "macro"} if metric == "macro_f1" else {}
+    assert scores["test"] == pytest.approx(ours(data.y[20:, 0], rows[20:].argmax(1), **more))
+    assert scores["test"] == pytest.approx(expected, abs=0.02)
+
+
+def test_macro_f1_of_a_dataset_means_classes(configure, tmp_path):
+    """Binary tasks have it by task.metric."""
+    path, _ = value_graph(tmp_path / "graph.pt", "macro_f1")
+    with pytest.raises(ValueError, match="one column of classes for the metric macro_f1, not 2. Of binary tasks save"):
+        build.open_graph(configure("data=file", f"data.path={path}"))
 
 
 def test_values_that_are_no_labels_are_refused_by_name(configure, tmp_path):
     for metric, value, message in (
             ("rocauc", 0.5, 'for real values any with metric="rmse" or "mae"'),
             ("rmse", math.inf, "y is infinite in float32: row 3, column 0 holds inf"),
-            ("f7", 0.5, "the metric is 'f7'; choose one of rocauc, ap, micro_f1, acc, mae, rmse")):
+            ("f7", 0.5, "the metric is 'f7'; choose one of rocauc, ap, micro_f1, macro_f1, acc, balanced_acc, mae")):
         path, y = value_graph(tmp_path / f"{metric}.pt", metric)
         saved = torch.load(path)
         saved["y"][3, 0] = value

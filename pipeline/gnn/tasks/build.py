@@ -1,6 +1,5 @@
 """Tasks by name: what each asks of a run and of the data, and how it is built."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -52,16 +51,8 @@ class TaskKind:
 
 def with_labels(task: type[NodeTask]) -> TaskKind:
     """Return the record of a task that learns labels."""
-    return TaskKind(lambda data, options: task(_with_metric(data, options.metric), label_input=options.label_input,
+    return TaskKind(lambda data, options: task(data, label_input=options.label_input, metric=options.metric,
                                                loss_options=options.loss), _check_known, _check_labels)
-
-
-def _with_metric(data: Data, metric: str | None) -> Data:
-    if metric is None:
-        return data
-    data = copy.copy(data)
-    data.metric = metric
-    return data
 
 
 def _check_known(options: TaskOptions) -> None:
@@ -96,9 +87,9 @@ def check_metric(chosen: str | None, metric: str) -> None:
     Raises:
         ValueError: names those that fit.
     """
-    if chosen is not None and kind_of(chosen) != kind_of(metric):
+    if chosen is not None and chosen not in KINDS[kind := kind_of(metric)]:
         raise ValueError(f"task.metric={chosen} is a metric of {kind_of(chosen)}, and the dataset ({metric}) has "
-                         f"{kind_of(metric)}. Choose one of {', '.join(KINDS[kind_of(metric)])}")
+                         f"{kind}. Choose one of {', '.join(KINDS[kind])}")
 
 
 def _build_link(data: Data, options: TaskOptions) -> LinkTask:

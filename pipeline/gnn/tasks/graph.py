@@ -18,7 +18,7 @@ class GraphTask(NodeTask):
         data: a union of graphs as :func:`pipeline.data.cache.load` returns it: ``ptr`` says where each begins, labels
             and masks have a row for each graph.
         label_input: 0; labels of graphs are no inputs of nodes.
-        loss_options: what the loss of classes and binary tasks is.
+        metric, loss_options: as of :class:`NodeTask`.
 
     Attributes:
         num_rows: number of graphs to predict.
@@ -27,8 +27,9 @@ class GraphTask(NodeTask):
     unit = "graphs"
     evaluators = "parallel_epochs.pipeline.data.ogb_graph"
 
-    def __init__(self, data: Data, *, label_input: float = 0.0, loss_options: LossOptions = LossOptions()):
-        super().__init__(data, label_input=label_input, loss_options=loss_options)
+    def __init__(self, data: Data, *, label_input: float = 0.0, metric: str | None = None,
+                 loss_options: LossOptions = LossOptions()):
+        super().__init__(data, label_input=label_input, metric=metric, loss_options=loss_options)
         self.num_rows = data.ptr.numel() - 1
 
     def _predict(self, model: torch.nn.Module, batch: Data,

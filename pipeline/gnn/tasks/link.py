@@ -39,13 +39,14 @@ class LinkTask:
         out_channels: columns that the model is asked for.
         num_rows: number of nodes.
         unit: what a saved prediction is of.
+        kind: what is learned.
         test_data: the graph to predict the test pairs from, where that is another one.
 
     Raises:
         ValueError: the graph has no pairs, the metric is unknown, or there are too few negatives for it.
     """
 
-    unit = "pairs"
+    unit, kind = "pairs", "links"
 
     def __init__(self, data: Data, *, hidden_channels: int, metric: str | None = None, valid_edges: bool = False):
         if "train_pairs" not in data:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, LossOptions
-from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS, TASK_METRICS, VALUE_METRICS, kind_of
+from parallel_epochs.pipeline.metrics import KINDS, kind_of
 from parallel_epochs.pipeline.names import SPLITS
 
 
@@ -29,10 +29,12 @@ class NodeTask:
     Args:
         data: a graph as :func:`pipeline.data.cache.load` returns it.
         label_input: fraction of the training nodes that show their labels in training, in [0, 1); 0 for no such input.
+        metric: name of the metric, one of those of the dataset's labels; that of the dataset if none is given.
         loss_options: what the loss of classes and binary tasks is.
 
     Attributes:
         metric: name of the metric.
+        kind: of the labels, as in :data:`pipeline.metrics.KINDS`.
         label_loss: the loss of classes and binary tasks; none for real values.
         in_channels: columns of what the model gets, without one-hot categories.
         out_channels: columns of what it returns.
@@ -47,23 +49,25 @@ class NodeTask:
     unit = "nodes"
     evaluators = "parallel_epochs.pipeline.data.ogb_node"
 
-    def __init__(self, data: Data, *, label_input: float = 0.0, loss_options: LossOptions = LossOptions()):
+    def __init__(self, data: Data, *, label_input: float = 0.0, metric: str | None = None,
+                 loss_options: LossOptions = LossOptions()):
         if "y" not in data:
             raise ValueError("task=node needs a graph with labels of nodes; this one has pairs of nodes: set task=link")
-        self.metric: str = data.metric
+        self.metric: str = metric or data.metric
+        self.kind = kind_of(data.metric)
         self.label_input = label_input
         self.out_channels: int = data.out_channels
         self.num_rows: int = data.num_nodes
         self.in_channels = data.x.size(1) - data.num_categories
         self._data = data
-        loss_options.check_kind(kind_of(self.metric))
-        self.label_loss = None if self.metric in VALUE_METRICS else LabelLoss(
-            loss_options, data, num_labels=self.out_channels, is_binary=self.metric in TASK_METRICS)
-        if self.metric in VALUE_METRICS:
+        loss_options.check_kind(self.kind)
+        self.label_loss = None if self.kind == "real values" else LabelLoss(
+            loss_options, data, num_labels=self.out_channels, is_binary=self.kind == "binary tasks")
+        if self.kind == "real values":
             self._mean, self._std = _standard(data.y[data.train_mask])
         if label_input:
             self.in_channels += self.out_channels + 1
-        if label_input and self.metric not in VALUE_METRICS:
+        if label_input and self.kind != "real values":
             labels = self._label_columns(data.y[data.train_mask])
             known = ~labels.isnan()
             # Rare labels are brought to the same scale as frequent ones.
@@ -80,7 +84,7 @@ class NodeTask:
             The numbers of these nodes in the graph, and their logits, or their values in the targets' own unit.
         """
         rows = self._predict(model, batch, batch.train_mask)[batch.target]
-        if self.metric in VALUE_METRICS:
+        if self.kind == "real values":
             rows = rows.float() * self._std.to(rows.device) + self._mean.to(rows.device)
         return self._rows_of(batch)[batch.target], rows
 
@@ -127,7 +131,7 @@ class NodeTask:
     def predictions(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows out_channels"],
                     pairs: Tensor | None = None) -> dict[str, Tensor]:
         """Return what is saved of a prediction: the logits of every row, or its values in the targets' own unit."""
-        return {"values" if self.metric in VALUE_METRICS else "logits": rows}
+        return {"values" if self.kind == "real values" else "logits": rows}
 
     def check_pairs(self, pairs: Tensor) -> None:
         """Refuse pairs of nodes to predict.
@@ -158,18 +162,18 @@ class NodeTask:
         return torch.cat([torch.where(shown, labels.nan_to_num(), 0.0), shown.float(), batch.x], dim=1)
 
     def _label_columns(self, y: Shaped[Tensor, "num_nodes columns"]) -> Float[Tensor, "num_nodes out_channels"]:
-        return F.one_hot(y.squeeze(1), self.out_channels).float() if self.metric in CLASS_METRICS else y
+        return F.one_hot(y.squeeze(1), self.out_channels).float() if self.kind == "classes" else y
 
     def _score(self, logits: Tensor, y: Tensor, official: bool) -> float:
         if y.size(0) == 0:
             return math.nan
-        score = METRICS[self.metric](y, logits)
+        score = KINDS[self.kind][self.metric](y, logits)
         if not official or math.isnan(score):
             return score
         ogb = importlib.import_module(self.evaluators)  # takes as long as torch
         if self.metric not in ogb.OFFICIAL:
             return score
-        y_pred = logits.argmax(1, keepdim=True) if self.metric in CLASS_METRICS else logits
+        y_pred = logits.argmax(1, keepdim=True) if self.kind == "classes" else logits
         return float(ogb.evaluator(self.metric, y.size(1)).eval({"y_true": y, "y_pred": y_pred})[self.metric])
 
 

@@ -410,11 +410,14 @@ GRAPHS = [
      ": y holds nan in row 2; each class must be a whole number"),
     (ring(y=nodes(0, 1, 0.5, 0, 1, 2), metric="acc"), ": y holds 0.5 in row 2; each class must be a whole number"),
     (ring(y=torch.zeros(6, 2, dtype=torch.int64), metric="acc"), ": y must have one column of classes for the metric "
-                                                                 "acc, not 2"),
+                                                                 "acc, not 2. Of binary tasks save metric=\"rocauc\""
+                                                                 "; task.metric=macro_f1 chooses another for a run"),
     (ring(y=nodes(0.0, 1, 2, 0, 1, 2)), f": {CLASSES}"), (ring(y=torch.full((6, 2), 0.5)), f": {CLASSES}"),
     (ring(y=torch.full((6, 2), torch.nan)), ": y is NaN for every node of the train split: there is nothing to learn"),
-    (ring(metric="f1"), ": the metric is 'f1'; choose one of rocauc, ap, micro_f1, acc, mae, rmse"),
-    (ring(metric=["acc"]), ": the metric is ['acc']; choose one of rocauc, ap, micro_f1, acc, mae, rmse"),
+    (ring(metric="f1"), ": the metric is 'f1'; choose one of rocauc, ap, micro_f1, macro_f1, acc, balanced_acc, mae, "
+                        "rmse"),
+    (ring(metric=["acc"]), ": the metric is ['acc']; choose one of rocauc, ap, micro_f1, macro_f1, acc, balanced_acc, "
+                           "mae, rmse"),
     # Splits.
     (ring(train_mask=nodes(1.0, 1, 0, 0, 0, 0)), ": train_mask holds float32: save a mask of bool, or the numbers of "
                                                  "its nodes as integers"),

@@ -24,22 +24,24 @@ def test_classes_are_counted_as_by_scikit_learn():
     rng = torch.Generator().manual_seed(0)
     y, rows = torch.randint(-1, 4, (60, 1), generator=rng), torch.randn(60, 5, generator=rng)
     known = y[:, 0] >= 0
-    found = count_labels("acc", y, rows, scored=True)
+    found = count_labels("classes", "acc", y, rows, scored=True)
     assert found["confusion"] == confusion_matrix(y[known, 0], rows[known].argmax(1), labels=range(5)).tolist()
     assert found["labels"] == np.bincount(y[known, 0], minlength=5).tolist() and found["labels"][4] == 0
-    assert count_labels("acc", y, rows, scored=False) == {"labels": found["labels"]}
-    assert count_labels("acc", y[:0], rows[:0], scored=True) == {"labels": [0] * 5, "confusion": [[0] * 5] * 5}
+    assert count_labels("classes", "acc", y, rows, scored=False) == {"labels": found["labels"]}
+    empty = count_labels("classes", "acc", y[:0], rows[:0], scored=True)
+    assert empty == {"labels": [0] * 5, "confusion": [[0] * 5] * 5}
 
 
 def test_tasks_and_targets_are_scored_one_by_one():
     y = torch.tensor([[0, 1, NAN], [1, 1, NAN], [1, 1, NAN], [NAN, 1, NAN]])
     rows = torch.tensor([[0.2, 0, 0], [0.1, 1, 1], [0.9, 2, 0], [5, 3, 0]])
-    found = count_labels("rocauc", y, rows, scored=True)
+    found = count_labels("binary tasks", "rocauc", y, rows, scored=True)
     assert found == {"labels": [3, 4, 0], "positive": [2, 4, 0],
                      "score": [roc_auc_score(y[:3, 0], rows[:3, 0]), None, None]}
-    found = count_labels("mae", y, rows, scored=True)
+    found = count_labels("real values", "mae", y, rows, scored=True)
     assert found["score"] == [pytest.approx(mean_absolute_error(y[:3, 0], rows[:3, 0])), 1.0, None]
-    assert "positive" not in found and count_labels("mae", y[:0], rows[:0], scored=True)["score"] == [None] * 3
+    empty = count_labels("real values", "mae", y[:0], rows[:0], scored=True)
+    assert "positive" not in found and empty["score"] == [None] * 3
 
 
 def test_a_run_with_too_many_classes_says_so(caplog):

@@ -119,15 +119,15 @@ def test_labels_have_sigmoids_and_names_stand_in_the_order_that_is_asked_for(con
     assert not (tmp_path / "new.csv").exists()
 
 
-@pytest.mark.parametrize("metric", ["acc", "rocauc"])
-def test_a_node_has_the_same_scores_in_every_table(metric, monkeypatch):
+@pytest.mark.parametrize("kind", ["classes", "binary tasks"])
+def test_a_node_has_the_same_scores_in_every_table(kind, monkeypatch):
     """In any memory layout, in batches of any size."""
     wide = 8 * torch.randn(1000, 12, generator=torch.Generator().manual_seed(0))
     ids, splits = np.arange(1000), np.array(["none"] * 1000, object)
     tables = []
     for rows, size in ((wide[:, :4], 1000), (wide[:, :4].contiguous(), 1000), (wide[:, :4], 7), (wide[:, :4], 1)):
         monkeypatch.setattr(prediction_table, "MAX_CELLS", size * 7)
-        batches = prediction_table._batches(Predictions(metric, rows, None, ids, splits, None), ids)
+        batches = prediction_table._batches(Predictions(kind, rows, None, ids, splits, None), ids)
         tables.append(np.concatenate([np.stack([batch[name] for name in batch if "_" in name], 1)
                                       for batch in batches]))
     assert tables[0].shape == (1000, 4) and tables[0].dtype == np.float32
@@ -156,7 +156,8 @@ def test_names_of_classes_and_hostile_ids(ending, tmp_path, monkeypatch):
     data.update(pack_names(ids) | pack_names(np.array(["x11", "gnu, r", "no split has it"]), "label_names"))
     assert prediction_table.ids_of(data, torch.tensor([4, 0])).tolist() == [" 7", "a\tb"]
     labels = prediction_table.labels_of(data, 2)
-    found = Predictions("acc", rows, None, prediction_table.ids_of(data, None), np.array(["none"] * 5, object), labels)
+    found = Predictions("classes", rows, None, prediction_table.ids_of(data, None), np.array(["none"] * 5, object),
+                        labels)
     path = str(tmp_path / f"nodes{ending}")
     save(path, found, None)
     table = pd.read_parquet(path) if ending == ".parquet" else pd.read_csv(path, sep="\t", keep_default_na=False)
@@ -212,7 +213,7 @@ def test_evaluation_writes_the_table_too_and_nothing_that_is_not_finite(run, cla
     predict(run, output=path)
     assert path.read_bytes() == first and first[4:8] == bytes(4)  # no time in it
     assert gzip.decompress(first).startswith(b"id,split,class,")
-    found = Predictions("acc", torch.full((1, 2), torch.nan), None, np.arange(1), np.array(["none"]), None)
+    found = Predictions("classes", torch.full((1, 2), torch.nan), None, np.arange(1), np.array(["none"]), None)
     with pytest.raises(FloatingPointError, match="no table is written"):
         save(str(path), found, None)
     assert path.read_bytes() == first
