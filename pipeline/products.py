@@ -12,7 +12,9 @@ A product is a folder of pipeline/ with two modules. `build` has
 - ``write_results(part, folder)``, if there is more to write than a summary at the end of a run.
 
 `predictions` has ``evaluate(run, ...)`` and ``predict(run, ...)``, which use a
-:class:`~pipeline.run.saved.SavedRun`. Their other arguments have the names of the keys that the record gives them.
+:class:`~pipeline.run.saved.SavedRun`. Their other arguments have the names of the keys that the record gives them. If
+the ranks predict once more when training has ended, it has ``finish(part, folder, ranks, stop)``, which returns what
+that adds to the summary.
 """
 
 import importlib

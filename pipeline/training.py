@@ -278,10 +278,12 @@ def train_part(part: Part, folder: Path, *, command: str, ranks: Ranks = Ranks()
         result = fit(trainer, session)
         if ranks.is_first and hasattr(build, "write_results"):
             build.write_results(part, folder)
+        finish = getattr(product_of(config.trainer.name).predictions, "finish", None)
+        more = {} if finish is None else finish(part, folder, ranks=ranks, stop=stop)
     return summaries.summarise(
         result, experiment=config.name, metric=trainer.about.metric, parallel=config.parallel.name,
         lr_scaling=getattr(config.parallel, "lr_scaling", "none"), seed=config.seed, command=command,
-        device=part.device, ranks=ranks)
+        device=part.device, ranks=ranks) | more
 
 
 def build_session(part: Part, trainer: Trainer, folder: Path, *, ranks: Ranks = Ranks(),

@@ -172,6 +172,7 @@ def leave_an_evaluation(trainer, stop: Asks, looks: int) -> str:
 COMBINED = ["pyg: AGDN", "cluster: METIS", "cluster: bf16", "cluster: the reference's kernel", "table: SGD",
             "link: METIS", "link: METIS with random weights", "link: the whole graph", "link: bf16", "link: views",
             "link: revgnn", "links of edges", "graph: bins of nodes", "graph: focal loss", "cluster: focal loss",
+           "tables: smoothed predictions",
             "node embedding: LINE, Adam",
             "node embedding: on disk"]
 # So many states of a run are tried, evenly spaced.
@@ -224,7 +225,8 @@ def learned_by(folder: Path) -> list:
     scores = folder / SCORES
     last["progress"].pop("wall_seconds")
     return [{key: summary.get(key) for key in ("weights_sha256", "train", "test", "best_valid", "best_epoch", "scores",
-                                               "data_epochs", "num_rounds", "components")}, records_of(folder),
+                                               "smoothed", "data_epochs", "num_rounds", "components")},
+            records_of(folder),
             checkpoint.digest(last), checkpoint.digest(checkpoint.load(folder / "checkpoints" / "best.pt")),
             scores.read_text() if scores.exists() else None]
 
@@ -293,6 +295,8 @@ RANKS = [
       for evaluation in ("exact", "views")),
     ("tables: weighted classes", [*UNEVEN, "train.label_input=0.5"], "stopped"),
     ("tables: weighted classes", [*SPLIT, "partition.num_parts=5"], "killed"),
+    ("tables: smoothed predictions", UNEVEN, "killed"),
+    ("tables: smoothed predictions", [*UNEVEN, "evaluation=views"], "stopped"),
     ("cluster: focal loss", SPLIT, "killed"), ("graph: focal loss", UNEVEN, "stopped"),
     ("cluster: scaled sums", UNEVEN, "killed"), ("cluster: scaled sums", [*UNEVEN, "evaluation=views"], "killed"),
     ("cluster: on disk", UNEVEN, "killed"), ("cluster: on disk", SPLIT, "killed"),

@@ -212,6 +212,9 @@ class GNNParallelConfig(ParallelConfig):
                           choices=("none", "sqrt", "linear"))
 
 
+SMOOTHINGS = ("none", "label_propagation", "correct_and_smooth")
+
+
 @dataclass
 class EvaluationConfig:
     """How every node is predicted."""
@@ -223,6 +226,15 @@ class EvaluationConfig:
     num_parts: int = key(5, "Number of clusters of a view.", minimum=1, when={"evaluation.method": ("views",)})
     num_neighbors: list[int] = key([], "Largest number of neighbours sampled for a node, for each hop. []: as in "
                                    "loader.num_neighbors.", when={"evaluation.method": ("neighbor",)})
+    smooth: str = key("none", "Scores of smoothed predictions of classes, beside those of the model. label_propagation:"
+                      " training labels and predictions spread along the edges. correct_and_smooth: before that, the "
+                      "errors at training nodes spread and correct the predictions.", choices=SMOOTHINGS,
+                      changes_numbers=False)
+
+    @property
+    def smooths(self) -> bool:
+        """Whether predictions are smoothed."""
+        return self.smooth != "none"
 
     @property
     def is_exact(self) -> bool:
@@ -261,6 +273,9 @@ RULES = (
       for name, usual in (("label_smoothing", 0.0), ("class_weights", None), ("focal_gamma", 0.0))),
     Rule({"task.focal_gamma": _is_set}, "task.label_smoothing", (0.0,), "the focal loss needs the probability of a "
          "single label"),
+    Rule({"evaluation.smooth": SMOOTHINGS[1:]}, "task.name", ("node",), "labels of nodes spread along edges"),
+    Rule({"evaluation.smooth": SMOOTHINGS[1:]}, "data.components", lambda value: value != "separate",
+         "the predictions of a single model are smoothed", "data.components=all, largest or a number"),
     Rule(TABLE, "train.precision", ("fp32", "bf16"), "sparse gradients cannot be unscaled"),
     *(Rule({"model.knn": _is_set}, name, allowed, "neighbours are found by features, not along edges")
       for name, allowed in (("loader.name", ("cluster", "graph")), ("evaluation.method", ("exact", "views")))),
@@ -395,6 +410,8 @@ class GNNEvaluateConfig(EvaluateConfig):
     num_parts: int | None = key(None, "Number of clusters of a view. Default: as in the run.", minimum=1)
     num_neighbors: list[int] | None = key(None, "Largest number of neighbours sampled for a node, for each hop. "
                                           "Default: as in the run.")
+    smooth: str | None = key(None, "Smoothing of the predicted classes, beside those of the model. Default: as in the "
+                             "run.", choices=SMOOTHINGS)
     output: str | None = key(None, "Table to write. It has a row for each node or graph: its id, its split, the "
                              "prediction and the scores; or a row for each pair: source, target and the probability "
                              "of a link. The name ends with .parquet, .csv, .csv.gz, .tsv or .tsv.gz.", is_path=True)

@@ -67,7 +67,7 @@ def predict_views(predict: Predict, loader: ClusterLoader | NeighborLoader, *, n
     views = [(view, lambda view=view: start_view(view)) for view in range(num_views)]
     total = torch.zeros(num_rows, out_channels)
     share = math.ceil(num_views * num_parts / ranks.num_ranks)
-    with _stopped_together(stop, ranks, layers), Bar("evaluating", share, "clusters", show=ranks.is_first) as bar:
+    with stopped_together(stop, ranks, layers), Bar("evaluating", share, "clusters", show=ranks.is_first) as bar:
         _add_predictions(total, predict, views, loader.device, prefetch, bar)
     ranks.sum_(total)
     return total / num_views
@@ -84,7 +84,7 @@ def predict_graphs(predict: Predict, loader: GraphLoader, *, num_rows: int, out_
     everything = loader.all_graphs()
     mine = range(ranks.rank, everything.num_parts, ranks.num_ranks)
     total = torch.zeros(num_rows, out_channels)
-    with _stopped_together(stop, ranks, layers), Bar("evaluating", len(mine), "batches", show=ranks.is_first) as bar:
+    with stopped_together(stop, ranks, layers), Bar("evaluating", len(mine), "batches", show=ranks.is_first) as bar:
         _add_predictions(total, predict, [(0, lambda: loader.batches_of(everything, mine))], loader.device, prefetch,
                          bar)
     ranks.sum_(total)
@@ -124,12 +124,12 @@ def predict_exact(predict: Predict, data: Data, *, num_rows: int, out_channels: 
         Stopped: a rank was asked to stop; all ranks raise it.
     """
     if not ranks.is_first:
-        with _stopped_together(stop, ranks, layers):
+        with stopped_together(stop, ranks, layers):
             return torch.empty(0)
     # Data.to works in place; the graph itself stays where it is.
     batch = copy.copy(data)
     batch.n_id, batch.target = torch.arange(data.num_nodes), torch.ones(data.num_nodes, dtype=torch.bool)
-    with _stopped_together(stop, ranks, layers), borrowed_threads(ranks.num_local), \
+    with stopped_together(stop, ranks, layers), borrowed_threads(ranks.num_local), \
             Bar("evaluating", len(layers), "layers") as bar, \
             _hooked(layer.register_forward_hook(lambda *_: bar.advance()) for layer in layers):
         rows, predictions = predict(batch.to(device))
@@ -139,15 +139,17 @@ def predict_exact(predict: Predict, data: Data, *, num_rows: int, out_channels: 
 
 
 @contextlib.contextmanager
-def _stopped_together(stop: StopRequest | None, ranks: Ranks, layers: Sequence[torch.nn.Module]) -> Iterator[None]:
+def stopped_together(stop: StopRequest | None, ranks: Ranks,
+                     layers: Sequence[torch.nn.Module] = ()) -> Iterator[Callable[[], None]]:
     """Stop a block on all ranks together.
 
-    A rank that is asked to stop leaves the block between two layers of the model. The others leave at its end.
+    A rank that is asked to stop leaves the block between two layers of the model, or where the block calls the function
+    that it gets. The others leave at its end.
 
     Raises:
         Stopped: on all ranks, if one was asked to stop.
     """
-    def look(*_) -> None:
+    def look(*_: object) -> None:
         pulse.renew()
         if stop is not None:
             stop.check()
@@ -155,7 +157,7 @@ def _stopped_together(stop: StopRequest | None, ranks: Ranks, layers: Sequence[t
     left = None
     try:
         with _hooked(layer.register_forward_pre_hook(look) for layer in layers):
-            yield
+            yield look
     except Stopped as stopped:
         left = stopped
     asked = torch.tensor([0 if left is None else left.signum])

@@ -40,6 +40,7 @@ class Predictions:
         splits: "train", "valid", "test" or "none" for each node [num_nodes].
         labels: names of the columns of `rows`; none where they have numbers.
         unit: what has a row.
+        smoothed: smoothed numbers of every class, as `rows`; none without them.
     """
 
     kind: str
@@ -49,6 +50,7 @@ class Predictions:
     splits: np.ndarray
     labels: list[str] | None
     unit: str = "nodes"
+    smoothed: Tensor | None = None
 
 
 def read_texts(key: str, path: str, columns: Sequence[str]) -> pd.DataFrame:
@@ -186,8 +188,9 @@ def _columns(predictions: Predictions, nodes: np.ndarray) -> Columns:
     names = range(rows.size(1)) if labels is None else labels
     columns = {ID: predictions.ids[nodes], "split": predictions.splits[nodes]}
     if predictions.kind == "classes":
-        best = rows.argmax(1).numpy()
-        columns["class"] = best if labels is None else np.array(labels, object)[best]
+        columns["class"] = _name_classes(rows, labels)
+        if predictions.smoothed is not None:
+            columns["smoothed_class"] = _name_classes(predictions.smoothed[torch.from_numpy(nodes)], labels)
         kind, scores = "probability", rows.double().softmax(1).float()
     elif predictions.kind == "real values":
         kind, scores = "value", rows
@@ -197,3 +200,9 @@ def _columns(predictions: Predictions, nodes: np.ndarray) -> Columns:
     if predictions.embeddings is not None:
         columns["embedding"] = predictions.embeddings[torch.from_numpy(nodes)].numpy()
     return columns
+
+
+def _name_classes(rows: Tensor, labels: list[str] | None) -> np.ndarray:
+    """Return the likeliest class of each row, by its name if it has one."""
+    best = rows.argmax(1).numpy()
+    return best if labels is None else np.array(labels, object)[best]

@@ -18,9 +18,10 @@ from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.pair_table import number_pairs, read_pairs
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.smoothing import Smoothed, finish, smooth_rows  # noqa: F401 - of this product
 from parallel_epochs.pipeline.run import files, tables as formats
 from parallel_epochs.pipeline.run.checkpoint import fitting
-from parallel_epochs.pipeline.run.log import format_score, format_table
+from parallel_epochs.pipeline.run.log import format_scores, format_table
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.pipeline.run.saved import SavedRun
 
@@ -62,6 +63,7 @@ class Restored:
         table: what ``output`` shall hold; none without it.
         nodes: places of the rows that it shall hold; none for all.
         ids: of all nodes or graphs; none without a table.
+        smoothed: smoothed predictions; none without them.
     """
 
     setup: Setup
@@ -71,6 +73,7 @@ class Restored:
     table: tables.Predictions | None = None
     nodes: np.ndarray | None = None
     ids: np.ndarray | None = None
+    smoothed: Smoothed | None = None
 
 
 def check_tables(asked: Asked) -> list[str] | None:
@@ -133,18 +136,23 @@ def restore(run: SavedRun, asked: Asked, **evaluation: Any) -> Restored:
     nodes = tables.find_nodes(wanted, ids, asked.output_nodes) if wanted is not None and ids is not None else None
     with fitting(state):
         load_weights(state["model"], setup.model, setup.table)
-        if run.is_best:
-            round_, epoch = int(state["round"]), int(state["epoch"])
-        else:  # which holds the number of rounds that are complete
-            round_, epoch = max(state["round"] - 1, 0), int(state["progress"]["epochs"])
+        round_, epoch = _place_of(state, is_best=run.is_best)
     predict_all = build_predictor(setup, embeddings=asked.embeddings)
     rows, embeddings = predict_all(round_), None
     if asked.embeddings:
         rows, embeddings = rows[:, :task.out_channels], rows[:, task.out_channels:]
+    smoothed = smooth_rows(setup, rows) if config.evaluation.smooths else None
     found = None if ids is None or is_link else tables.Predictions(
         task.kind, rows, embeddings, ids, tables.splits_of(data), tables.labels_of(opened.data, task.out_channels),
-        task.unit)
-    return Restored(setup, epoch, rows, pairs, found, nodes, ids)
+        task.unit, None if smoothed is None else smoothed.rows)
+    return Restored(setup, epoch, rows, pairs, found, nodes, ids, smoothed)
+
+
+def _place_of(state: dict, *, is_best: bool) -> tuple[int, int]:
+    """Return the round and the epoch of a checkpoint; the last one holds the number of rounds that are complete."""
+    if is_best:
+        return int(state["round"]), int(state["epoch"])
+    return max(state["round"] - 1, 0), int(state["progress"]["epochs"])
 
 
 def _read_pairs(run: SavedRun, asked: Asked) -> Tensor | pd.DataFrame | None:
@@ -176,32 +184,33 @@ def _ids_of(whole: Data, data: Data, source: Any) -> np.ndarray:
 
 
 def evaluate(run: SavedRun, *, method: str | None, num_views: int | None, num_parts: int | None,
-             num_neighbors: list[int] | None, **asked: Any) -> dict[str, float]:
+             num_neighbors: list[int] | None, smooth: str | None, **asked: Any) -> dict[str, float]:
     """Evaluate a checkpoint of a run by OGB's Evaluator, and save its predictions if asked to.
 
     Args:
         asked: see :class:`Asked`.
 
     Returns:
-        The metric of each split.
+        The metric of each split, without smoothing.
 
     Raises:
         ValueError: see :func:`restore`.
     """
     wanted = Asked(**asked)
     restored = restore(run, wanted, method=method, num_views=num_views, num_parts=num_parts,
-                       num_neighbors=num_neighbors)
+                       num_neighbors=num_neighbors, smooth=smooth)
     setup = restored.setup
     scores = setup.task.scores(setup.model, restored.rows, official=True)
     title = f"{run.title(restored.epoch)}, by {setup.config.evaluation.method}"
-    log.info("%s", format_table([(f"{split} {setup.task.metric}", format_score(score))
+    smoothed = {} if restored.smoothed is None else restored.smoothed.scores
+    log.info("%s", format_table([(f"{split} {setup.task.metric}", format_scores(score, smoothed.get(split)))
                                  for split, score in scores.items()], title))
     save(wanted, restored)
     return scores
 
 
 def predict(run: SavedRun, *, method: str | None, num_views: int | None, num_parts: int | None,
-            num_neighbors: list[int] | None, **asked: Any) -> None:
+            num_neighbors: list[int] | None, smooth: str | None, **asked: Any) -> None:
     """Save the predictions of a checkpoint of a run.
 
     Args:
@@ -214,7 +223,7 @@ def predict(run: SavedRun, *, method: str | None, num_views: int | None, num_par
     if wanted.predictions is None and wanted.output is None:
         raise ValueError("One argument is missing: predictions=FILE, or output=TABLE for a table")
     save(wanted, restore(run, wanted, method=method, num_views=num_views, num_parts=num_parts,
-                         num_neighbors=num_neighbors))
+                         num_neighbors=num_neighbors, smooth=smooth))
 
 
 def save(asked: Asked, restored: Restored) -> None:
@@ -241,6 +250,8 @@ def save_predictions(path: Path, restored: Restored) -> None:
     """Save predictions, and the nodes that they are of where these are not all nodes of the dataset."""
     setup = restored.setup
     predictions = setup.task.predictions(setup.model, restored.rows, restored.pairs)
+    if restored.smoothed is not None:
+        predictions["smoothed"] = restored.smoothed.rows
     if "n_id" in setup.data:
         predictions["n_id"] = setup.data.n_id
     files.write_atomically(path, lambda file: torch.save(predictions, file))

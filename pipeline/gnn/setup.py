@@ -34,8 +34,9 @@ def build_task(config: Any, data: Data) -> Task:
 def task_options(config: Any) -> TaskOptions:
     """Collect what a run of trainer=gnn asks of its task."""
     task = config.task
-    return TaskOptions(task.metric, config.train.label_input, config.model.hidden_channels, task.valid_edges,
-                       LossOptions(task.label_smoothing, task.class_weights, task.focal_gamma))
+    loss = LossOptions(task.label_smoothing, task.class_weights, task.focal_gamma)
+    return TaskOptions(task.metric, config.train.label_input, config.model.hidden_channels, task.valid_edges, loss,
+                       config.evaluation.smooth)
 
 
 @dataclass

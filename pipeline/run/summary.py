@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from parallel_epochs.pipeline.names import SPLITS
-from parallel_epochs.pipeline.run.log import format_score
+from parallel_epochs.pipeline.run.log import format_score, format_scores
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.session import Result
 from parallel_epochs.pipeline.run.words import count
@@ -49,9 +49,9 @@ def summarise(result: Result, *, experiment: str, metric: str, parallel: str, lr
 
 def tabulate(summary: dict) -> list[tuple[str, str]]:
     """Return the rows of the log's final table, as names and texts."""
-    scores = summary.get("scores", {})
+    scores, smoothed = summary.get("scores", {}), summary.get("smoothed", {})
     rows = [] if summary["metric"] in scores else [  # which has no splits then
-        (f"{split} {summary['metric']}", format_score(summary[key]))
+        (f"{split} {summary['metric']}", format_scores(summary[key], smoothed.get(split)))
         for split, key in (("train", "train"), ("valid", "best_valid"), ("test", "test"))]
     rows += [(name, format_score(score)) for name, score in scores.items()]
     for number, part in summary.get("components", {}).items():

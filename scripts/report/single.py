@@ -65,7 +65,8 @@ def _tiles(run: Run) -> str:
     best = f"best value, after epoch {epoch:,}" if epoch is not None else ""
     entries = [
         *((title, words.score(result.get("best_valid" if split == "valid" else split)),
-           best if split == "valid" else "at the best validation") for split, title in titles.items()),
+           (best if split == "valid" else "at the best validation") + _smoothed(run, split))
+          for split, title in titles.items()),
         ("Training loss", f"{last['loss']:.4g}" if "loss" in last else words.NOTHING, "in the last round"),
         ("Wall time", words.duration(result.get("wall_seconds")),
          words.count(result.get("data_epochs"), "epoch")),
@@ -76,6 +77,12 @@ def _tiles(run: Run) -> str:
          words.setting("parallel", run.settings["parallel"]) if run.settings["num_ranks"] != 1 else ""),
     ]
     return tiles(entries)
+
+
+def _smoothed(run: Run, split: str) -> str:
+    """Say what the score of a split is with smoothed predictions; "" without them."""
+    value = run.summary.get("smoothed", {}).get(split)
+    return f"; {words.score(value)} smoothed" if isinstance(value, float) else ""
 
 
 def _command(run: Run) -> str:

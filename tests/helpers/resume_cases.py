@@ -123,6 +123,7 @@ ROWS: dict[str, list[str]] = {
     "graph: focal loss": ["task.focal_gamma=1.5"],
     "graph: bins of nodes": ["loader.pack=nodes", *DROPPED],
     "tables": [],
+    "tables: smoothed predictions": ["evaluation.smooth=correct_and_smooth"],
     "tables: weighted classes": ["task.class_weights=balanced", "task.label_smoothing=0.1"],
     "node embedding": [],
     "node embedding: LINE, Adam": ["trainer.optimizer=adam", "trainer.model=line", "trainer.order=1"],

@@ -114,6 +114,13 @@ def test_a_page_stands_alone_and_shows_everything(two_runs, whole_pages):
             plotly.graph_objects.Figure(chart["data"], chart["layout"])
 
 
+def test_smoothed_scores_stand_beside_those_of_the_model(tmp_path):
+    smoothed = {"method": "correct_and_smooth", "smoothing_alpha": 0.8, "valid": 0.8765, "test": 0.8642}
+    text = page_of(write_run(tmp_path / "1", [0.5, 0.8], smoothed=smoothed)).text
+    assert "; 0.8765 smoothed" in text and "at the best validation; 0.8642 smoothed" in text
+    assert " smoothed" not in page_of(write_run(tmp_path / "2", [0.5, 0.8], smoothed={"test": "0.9"})).text
+
+
 def test_equal_runs_give_equal_pages(two_runs):
     for folders in (two_runs[:1], two_runs):
         assert len({page_of(*folders).document for _ in range(2)}) == 1

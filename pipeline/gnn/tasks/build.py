@@ -24,6 +24,7 @@ class TaskOptions:
         hidden_channels: width of the model.
         valid_edges: whether the test of links sees the edges of validation.
         loss: what the loss of classes and binary tasks is.
+        smooth: how predicted classes are smoothed.
     """
 
     metric: str | None
@@ -31,6 +32,7 @@ class TaskOptions:
     hidden_channels: int
     valid_edges: bool
     loss: LossOptions = LossOptions()
+    smooth: str = "none"
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,11 @@ class TaskKind:
 
 def with_labels(task: type[NodeTask]) -> TaskKind:
     """Return the record of a task that learns labels."""
-    return TaskKind(lambda data, options: task(data, label_input=options.label_input, metric=options.metric,
-                                               loss_options=options.loss), _check_known, _check_labels)
+    def build(data: Data, options: TaskOptions) -> NodeTask:
+        _check_smooth(data, options)
+        return task(data, label_input=options.label_input, metric=options.metric, loss_options=options.loss)
+
+    return TaskKind(build, _check_known, _check_labels)
 
 
 def _check_known(options: TaskOptions) -> None:
@@ -74,8 +79,19 @@ def _check_labels(data: Data, options: TaskOptions, origin: str) -> None:
     check_metric(options.metric, data.metric)
     kind = kind_of(data.metric)
     options.loss.check_kind(kind)
+    _check_smooth(data, options)
     if "out_channels" in data and kind != "real values":  # prepared: the weights fit the labels, or are refused here
         LabelLoss(options.loss, data, num_labels=data.out_channels, is_binary=kind == "binary tasks")
+
+
+def _check_smooth(data: Data, options: TaskOptions) -> None:
+    if options.smooth == "none":
+        return
+    if (kind := kind_of(data.metric)) != "classes":
+        raise ValueError(f"evaluation.smooth={options.smooth} needs classes; this run learns {kind}. Leave it out")
+    if not bool(data.valid_mask.any()):
+        raise ValueError(f"evaluation.smooth={options.smooth} is tuned by the validation labels, and the valid split "
+                         "is empty. Leave it out, or choose another split")
 
 
 def check_metric(chosen: str | None, metric: str) -> None:

@@ -125,8 +125,12 @@ class NodeTask:
         if not rows.isfinite().all():
             raise FloatingPointError("the model's predictions are not finite; try a lower train.lr or "
                                      "train.clip_grad_norm")
-        return {split: self._score(rows[mask], self._data.y[mask], official)
-                for split, mask in ((split, self._data[f"{split}_mask"]) for split in SPLITS)}
+        return {split: self.score(split, rows, official=official) for split in SPLITS}
+
+    def score(self, split: str, rows: Float[Tensor, "num_rows out_channels"], *, official: bool = False) -> float:
+        """Compute the metric on the nodes of a split; NaN where it is undefined. Arguments as of :meth:`scores`."""
+        mask = self._data[f"{split}_mask"]
+        return self._score(rows[mask], self._data.y[mask], official)
 
     def predictions(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows out_channels"],
                     pairs: Tensor | None = None) -> dict[str, Tensor]:

@@ -1,0 +1,96 @@
+"""Label propagation, and Correct and Smooth: predictions of classes that neighbours and known labels make better.
+
+See "Combining Label Propagation and Simple Models Out-performs Graph Neural Networks"
+(https://arxiv.org/abs/2010.13993). The numbers are those of :class:`torch_geometric.nn.LabelPropagation` and
+:class:`torch_geometric.nn.CorrectAndSmooth` with ``autoscale=True``, without a tensor of edges x classes.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from parallel_epochs.models.messages import update_all
+from parallel_epochs.models.structure import find_degrees
+
+# Larger factors of corrections are taken for 1, as by the authors.
+LARGEST_SCALE = 1000.0
+
+
+class NormalizedAdjacency:
+    """The matrix ``S = D^-1/2 A D^-1/2`` of a graph, where D holds the number of edges that end at each node.
+
+    Args:
+        edge_index: [2, num_edges], a tensor or an ``EdgeIndex``, whose self-loops and duplicates count.
+        num_nodes: number of nodes.
+        kernel: as for :func:`models.messages.update_all`.
+
+    Raises:
+        IndexError: an edge has an end that is not in the graph.
+    """
+
+    def __init__(self, edge_index: Int[Tensor, "2 num_edges"], num_nodes: int, *, kernel: str = "auto"):
+        self._edges, self._kernel, self.num_nodes = edge_index, kernel, num_nodes
+        degree = find_degrees(edge_index, num_nodes).in_degree.float()
+        self._scale = degree.masked_fill(degree == 0, torch.inf).rsqrt().unsqueeze(1)
+
+    def __matmul__(self, x: Float[Tensor, "num_nodes channels"]) -> Float[Tensor, "num_nodes channels"]:
+        """Return ``S x``."""
+        return update_all(self._edges, "copy_u", "sum", u=x * self._scale, num_src=self.num_nodes,
+                          num_dst=self.num_nodes, kernel=self._kernel).mul_(self._scale)
+
+
+@torch.no_grad()
+def propagate(adjacency: NormalizedAdjacency, x: Float[Tensor, "num_nodes channels"], alpha: float, num_steps: int, *,
+              low: float = 0.0, high: float = 1.0,
+              before_step: Callable[[], object] = lambda: None) -> Float[Tensor, "num_nodes channels"]:
+    """Repeat ``z = alpha S z + (1 - alpha) x`` from z = x, each time bounded: label propagation where x holds labels.
+
+    Args:
+        alpha: in [0, 1]; 0 leaves `x` as it is.
+        num_steps: number of repetitions.
+        low, high: bounds of every number.
+        before_step: called before each repetition.
+    """
+    out = x
+    for _ in range(num_steps if alpha else 0):
+        before_step()
+        out = (adjacency @ out).mul_(alpha).add_(x, alpha=1 - alpha).clamp_(low, high)
+    return out
+
+
+@torch.no_grad()
+def correct(adjacency: NormalizedAdjacency, probabilities: Float[Tensor, "num_nodes num_classes"],
+            y: Int[Tensor, " num_nodes"], mask: Bool[Tensor, " num_nodes"], alpha: float, num_steps: int = 50, *,
+            before_step: Callable[[], object] = lambda: None) -> Float[Tensor, "num_nodes num_classes"]:
+    """Add to predictions what their errors at nodes with known labels let expect at the others.
+
+    The errors are propagated, and those of each node are scaled to the mean size of a known error.
+
+    Args:
+        probabilities: of the classes.
+        y: classes.
+        mask: nodes whose labels are known.
+        alpha, num_steps, before_step: as for :func:`propagate`.
+    """
+    known = mask.nonzero().squeeze(1)
+    error = torch.where(mask.unsqueeze(1), -probabilities, 0.0)
+    error[known, y[known]] += 1
+    size = error.abs().sum() / known.numel()
+    error = propagate(adjacency, error, alpha, num_steps, low=-1.0, high=1.0, before_step=before_step)
+    scale = size / error.abs().sum(1, keepdim=True)
+    return error.mul_(scale.where(scale <= LARGEST_SCALE, 1.0)).add_(probabilities)
+
+
+@torch.no_grad()
+def smooth(adjacency: NormalizedAdjacency, probabilities: Float[Tensor, "num_nodes num_classes"],
+           y: Int[Tensor, " num_nodes"], mask: Bool[Tensor, " num_nodes"], alpha: float, num_steps: int = 50, *,
+           before_step: Callable[[], object] = lambda: None) -> Float[Tensor, "num_nodes num_classes"]:
+    """Propagate known labels where there are some, and predictions elsewhere.
+
+    Args: as of :func:`correct`.
+    """
+    known, start = mask.nonzero().squeeze(1), probabilities.masked_fill(mask.unsqueeze(1), 0.0)
+    start[known, y[known]] = 1.0
+    return propagate(adjacency, start, alpha, num_steps, before_step=before_step)

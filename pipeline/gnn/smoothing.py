@@ -1,0 +1,147 @@
+"""Predicted classes that are smoothed along the edges of the graph, beside those of the model itself."""
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from parallel_epochs.models.propagation import NormalizedAdjacency, correct, smooth
+from parallel_epochs.pipeline.gnn.features import load_weights
+from parallel_epochs.pipeline.gnn.inference import stopped_together
+from parallel_epochs.pipeline.gnn.predictor import build_predictor
+from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
+from parallel_epochs.pipeline.run import checkpoint, pulse
+from parallel_epochs.pipeline.run.log import format_score
+from parallel_epochs.pipeline.run.progress import Bar
+from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.stop import StopRequest
+from parallel_epochs.pipeline.run.threads import borrowed_threads
+
+log = logging.getLogger(__name__)
+
+NUM_STEPS = 50
+# Each alpha is one of these; 0 leaves the predictions as they are.
+ALPHAS = (0.0, 0.5, 0.8, 0.95)
+
+
+@dataclass(frozen=True)
+class Smoothed:
+    """Smoothed predictions, and what they are worth.
+
+    Attributes:
+        method: "label_propagation" or "correct_and_smooth".
+        alphas: by their names, as chosen by the validation metric.
+        scores: metric of the validation and the test split.
+        rows: numbers of every class, [num_nodes, num_classes], of which the largest predicts; not quite probabilities.
+    """
+
+    method: str
+    alphas: dict[str, float]
+    scores: dict[str, float]
+    rows: Tensor
+
+    def record(self) -> dict[str, Any]:
+        """Return what summary.json says of them."""
+        return {"method": self.method, **self.alphas, **self.scores}
+
+
+def finish(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> dict[str, Any]:
+    """Smooth the predictions of the best checkpoint at the end of a run, if asked to.
+
+    Returns:
+        What it adds to the summary.
+
+    Raises:
+        Stopped: a rank was asked to stop; all ranks raise it.
+    """
+    if not setup.config.evaluation.smooths:
+        return {}
+    smoothed = smooth_best(setup, folder, ranks=ranks, stop=stop)
+    return {} if smoothed is None else {"smoothed": smoothed.record()}
+
+
+def smooth_best(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(),
+                stop: StopRequest | None = None) -> Smoothed | None:
+    """Predict with the best checkpoint of a run and smooth the predictions; none on other ranks than the first.
+
+    Raises:
+        Stopped: a rank was asked to stop; all ranks raise it.
+    """
+    pulse.beat("predicting with the best checkpoint", pulse.State.LONG)
+    ranks.wait()  # until the first has saved it
+    best = checkpoint.load(folder / "checkpoints" / "best.pt")
+    with checkpoint.fitting(best):
+        load_weights(best["model"], setup.model, setup.table)
+    return smooth_rows(setup, build_predictor(setup, ranks, stop)(best["round"]), ranks=ranks, stop=stop)
+
+
+def smooth_rows(setup: Setup, logits: Tensor, *, ranks: Ranks = Ranks(),
+                stop: StopRequest | None = None) -> Smoothed | None:
+    """Smooth predictions by the method of the configuration; none on other ranks than the first.
+
+    The alphas are those with the best metric of the validation split. Of equal ones the smallest are chosen.
+
+    Args:
+        logits: of all nodes, [num_nodes, num_classes].
+
+    Raises:
+        Stopped: a rank was asked to stop; all ranks raise it.
+    """
+    start, task, method = time.perf_counter(), cast(NodeTask, setup.task), setup.config.evaluation.smooth
+    pulse.beat("smoothing the predictions", pulse.State.LONG)
+    with stopped_together(stop, ranks) as look:
+        if not ranks.is_first:
+            return None
+        best: tuple[float, dict[str, float], Tensor] | None = None
+        with borrowed_threads(ranks.num_local):
+            for alphas, rows in _try_alphas(setup, logits.softmax(1), look):
+                valid = task.score("valid", rows)
+                if best is None or valid > best[0]:
+                    best = valid, alphas, rows
+        assert best is not None
+        _, alphas, rows = best
+        scores = {split: task.score(split, rows) for split in ("valid", "test")}
+    smoothed = Smoothed(method, alphas, scores, rows)
+    log.info("%s: %s, chosen by the valid %s; %s, %.1f s", method, describe_alphas(alphas), task.metric, ", ".join(
+        f"{split} {format_score(task.score(split, logits))} -> {format_score(score)}"
+        for split, score in scores.items()), time.perf_counter() - start)
+    return smoothed
+
+
+def describe_alphas(alphas: dict[str, float]) -> str:
+    """Name the alphas of a smoothing with their values."""
+    return ", ".join(f"{name} {alpha:g}" for name, alpha in alphas.items())
+
+
+def _try_alphas(setup: Setup, probabilities: Tensor, look: Any) -> Iterator[tuple[dict[str, float], Tensor]]:
+    """Smooth predictions with each choice of the alphas, the smallest first; yields the alphas and the result."""
+    config, data = setup.config, setup.data
+    is_twofold = config.evaluation.smooth == "correct_and_smooth"
+    # Beside views, a GPU need not hold the whole graph.
+    device = setup.device if config.evaluation.is_exact else torch.device("cpu")
+    adjacency = NormalizedAdjacency(data.edge_index.to(device), data.num_nodes,
+                                    kernel="auto" if config.kernel == "pyg" else config.kernel)
+    probabilities, y, mask = (tensor.to(device) for tensor in (probabilities, data.y[:, 0], data.train_mask))
+    num_passes = (len(ALPHAS) - 1) * (1 + len(ALPHAS) if is_twofold else 1)
+    with Bar("smoothing", num_passes * NUM_STEPS, "steps") as bar:
+        def advance() -> None:
+            look()
+            bar.advance()
+
+        propagated = partial(smooth, adjacency, y=y, mask=mask, num_steps=NUM_STEPS, before_step=advance)
+        if not is_twofold:
+            for alpha in ALPHAS:
+                yield {"smoothing_alpha": alpha}, propagated(probabilities, alpha=alpha).cpu()
+            return
+        for correction in ALPHAS:
+            corrected = correct(adjacency, probabilities, y, mask, correction, NUM_STEPS, before_step=advance)
+            for alpha in ALPHAS:
+                yield ({"correction_alpha": correction, "smoothing_alpha": alpha},
+                       propagated(corrected, alpha=alpha).cpu())
