@@ -36,7 +36,7 @@ from parallel_epochs.models.residual import NORMS
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu, "leaky_relu": F.leaky_relu, "elu": F.elu, "gelu": F.gelu, "silu": F.silu,
-    "tanh": torch.tanh}
+    "tanh": torch.tanh, "none": lambda h: h}
 # Tables that pipeline/keys.py reads from the source, as those of models/options.py.
 LEAST = {"hidden_channels": 1, "num_layers": 1}
 CHOICES = {"norm": (*NORMS, "none"), "activation": tuple(ACTIVATIONS)}
@@ -76,8 +76,12 @@ class PyGModel(torch.nn.Module):
             AGDNConv or GIPAConv.
         kwargs: Further arguments of its constructor, as in 'model.kwargs={heads:4}'.
         norm: Norm of each layer: layer, batch or none.
-        activation: Activation of each layer: relu, leaky_relu, elu, gelu, silu or tanh.
+        activation: Activation of each layer: relu, leaky_relu, elu, gelu, silu, tanh or none.
         residual: Whether a layer's input is added to its output.
+        tied: Whether all layers but the first share one convolution. Each layer keeps its own norm.
+        norm_last: Whether norm, activation and dropout follow the last convolution too.
+        encode_x: Whether a linear encoder reads x. Without it the first layer reads x, which must then have
+            hidden_channels columns.
         dropout: Probability, in [0, 1), that an activation is dropped in training.
         input_dropout: Probability, in [0, 1), that a channel of the encoded node features is dropped in training.
         edge_dropout: Probability, in [0, 1), that an edge is removed from a layer in training, before the aggregation
@@ -91,7 +95,8 @@ class PyGModel(torch.nn.Module):
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
                  edge_dim: int | None = None, num_categories: int = 0, kernel: str = "auto", conv: str = "GATv2Conv",
                  kwargs: dict | None = None, norm: str = "layer", activation: str = "relu", residual: bool = True,
-                 dropout: float = 0.1, input_dropout: float = 0.0, edge_dropout: float = 0.0):
+                 tied: bool = False, norm_last: bool = True, encode_x: bool = True, dropout: float = 0.1,
+                 input_dropout: float = 0.0, edge_dropout: float = 0.0):
         super().__init__()
         for name, value in (("norm", norm), ("activation", activation)):
             if value not in CHOICES[name]:
@@ -102,15 +107,23 @@ class PyGModel(torch.nn.Module):
         for name, fraction in zip(FRACTIONS, (dropout, input_dropout, edge_dropout), strict=True):
             if not 0 <= fraction < 1:
                 raise ValueError(f"{name} must be in [0, 1), not {fraction}")
+        if not encode_x and in_channels + num_categories != hidden_channels:
+            raise ValueError(f"encode_x=false needs an x of hidden_channels={hidden_channels} columns, but x has "
+                             f"{in_channels + num_categories}")
         kind, given = choose_class(find(conv), kernel), dict(kwargs or {})
         self.title = f"{num_layers} layers of {conv} x {hidden_channels} channels"
-        self.category_encoder, self.node_encoder = create_node_encoders(in_channels, num_categories, hidden_channels)
-        self.layers = torch.nn.ModuleList(
-            Layer(create_conv(kind, hidden_channels, edge_dim, given, kernel=kernel),
-                  torch.nn.Identity() if norm == "none" else NORMS[norm](hidden_channels),
-                  choose_edges(kind, edge_dim, given), activation=activation, residual=residual, dropout=dropout,
-                  edge_dropout=edge_dropout)
-            for _ in range(num_layers))
+        self.category_encoder, self.node_encoder = create_node_encoders(
+            in_channels, num_categories, hidden_channels) if encode_x else (None, None)
+        convs = [create_conv(kind, hidden_channels, edge_dim, given, kernel=kernel)]
+        self.layers = torch.nn.ModuleList()
+        for number in range(num_layers):
+            if number == 1 or number and not tied:
+                convs.append(create_conv(kind, hidden_channels, edge_dim, given, kernel=kernel))
+            is_bare = not norm_last and number == num_layers - 1
+            self.layers.append(Layer(
+                convs[-1], torch.nn.Identity() if is_bare or norm == "none" else NORMS[norm](hidden_channels),
+                choose_edges(kind, edge_dim, given), activation="none" if is_bare else activation, residual=residual,
+                dropout=0.0 if is_bare else dropout, edge_dropout=edge_dropout))
         self.head = torch.nn.Linear(hidden_channels, out_channels)
         self.edge_argument = self.layers[0].edge_argument
         self.takes_int32_edges = kind in FUSED.values() or kind in RECIPES.values()
@@ -126,8 +139,8 @@ class PyGModel(torch.nn.Module):
             edge_index: [2, num_edges], a tensor or an ``EdgeIndex``.
             edge_attr: [num_edges, edge_dim] or none.
         """
-        h = start = F.dropout(encode_nodes(x, self.node_encoder, self.category_encoder), self.input_dropout,
-                              self.training)
+        h = x if self.node_encoder is None else encode_nodes(x, self.node_encoder, self.category_encoder)
+        h = start = F.dropout(h, self.input_dropout, self.training)
         edge_index = edge_index if self.takes_int32_edges else for_pyg(edge_index)
         most, blocks = max(ELEMENTS_AT_ONCE // self.hidden_channels, 1), None
         is_large = edge_index.size(1) > most and not self.training and not torch.is_grad_enabled()

@@ -127,6 +127,11 @@ class TaskConfig:
                                  "pair.", when=LINK)
     hide_pairs: bool = key(False, "Remove the training pairs of a batch from the edges of the batch.", when=LINK)
     valid_edges: bool = key(False, "Add the validation pairs as edges when the test split is evaluated.", when=LINK)
+    predictor: str = key("mlp", "MLP that reads the product of the embeddings of two nodes. residual: it has layer "
+                         "norms, and each hidden layer adds the product to its output.", choices=("mlp", "residual"),
+                         when=LINK)
+    common_neighbors: bool = key(False, "Add to the logit of a pair a learned multiple of the logarithm of 1 + 100 r, "
+                                 "where r is the sum of 1 / degree over the common neighbours.", when=LINK)
     predictor_layers: int = key(3, "Number of linear layers of the predictor.", minimum=1, below=1000, when=LINK)
 
 
@@ -159,6 +164,9 @@ class FeaturesConfig:
     channels: int = key(64, "Number of columns of the table.", minimum=1, when=TABLE)
     concat: bool = key(False, "Concatenate the table and the features of the data. false: the table replaces them.",
                        when=TABLE)
+    init: str = key("normal", "Table at the beginning. normal: normal numbers of standard deviation 0.1. orthogonal: "
+                    "orthonormal columns, as of torch.nn.init.orthogonal_.", choices=("normal", "orthogonal"),
+                    when=TABLE)
     lr: float = key(0.003, "Learning rate of the table. It is scaled, warmed up and lowered like train.lr.", above=0,
                      when=TABLE)
     dropout: float = key(0.5, "Fraction of a batch's nodes whose rows are zero in a training "

@@ -33,7 +33,8 @@ class NodeTable:
         lr: learning rate, times the factor given to :meth:`step`.
         optimizer: a key of :data:`OPTIMIZERS`.
         dropout: fraction of the nodes of a batch that the model sees without their rows in training, as zeros.
-        seed: of the rows at the start, see :func:`draw_rows`.
+        init: a key of :data:`INITS`, which fills the table at the start.
+        seed: of the rows at the start.
         device: where the table and the state of its optimizer lie.
 
     Attributes:
@@ -44,11 +45,12 @@ class NodeTable:
     """
 
     def __init__(self, num_nodes: int, channels: int, *, lr: float, optimizer: str = "sparse_adam",
-                 dropout: float = 0.0, seed: int = 0, device: torch.device = torch.device("cpu")):
+                 dropout: float = 0.0, init: str = "normal", seed: int = 0,
+                 device: torch.device = torch.device("cpu")):
         if not num_nodes:
             raise ValueError("features=embedding learns a row for each node, and the graph has no nodes")
         rows = torch.empty(num_nodes, channels, device=device)
-        draw_rows(rows, seed)
+        INITS[init](rows, seed)
         self._embedding = torch.nn.Embedding.from_pretrained(rows, freeze=False, sparse=True)
         self.weight: torch.nn.Parameter = self._embedding.weight
         self.optimizer = OPTIMIZERS[optimizer]([self.weight], lr=lr)
@@ -134,6 +136,24 @@ def draw_rows(rows: Float[Tensor, "num_nodes channels"], seed: int) -> None:
     for block, part in enumerate(rows.split(ROWS_OF_STREAM)):
         numbers = stream("node table", seed, block).standard_normal(tuple(part.shape), dtype="float32")
         part.copy_(torch.from_numpy(numbers)).mul_(DEVIATION)
+
+
+def draw_orthogonal(rows: Float[Tensor, "num_nodes channels"], seed: int) -> None:
+    """Fill a table with orthonormal columns, or with orthonormal rows if it has more columns than rows.
+
+    As by :func:`torch.nn.init.orthogonal_`, they are the Q of a QR decomposition, with signs that make the diagonal of
+    R positive; here of the table of :func:`draw_rows`.
+    """
+    numbers = torch.empty(rows.shape)
+    draw_rows(numbers, seed)
+    is_wide = rows.size(0) < rows.size(1)
+    q, r = torch.linalg.qr(numbers.t() if is_wide else numbers)
+    q *= r.diagonal().sign()
+    rows.copy_(q.t() if is_wide else q)
+
+
+# By features.init.
+INITS = {"normal": draw_rows, "orthogonal": draw_orthogonal}
 
 
 def without_features(data: Data) -> Data:

@@ -35,8 +35,8 @@ def build_model(config: GNNConfig, data: Data, task: Task) -> torch.nn.Module:
         _try(config, model, data, task)
     if not isinstance(task, LinkTask):
         return model
-    return LinkModel(model, task.out_channels, num_layers=config.task.predictor_layers,
-                     dropout=getattr(config.model, "dropout", 0.0))
+    return LinkModel(model, task.out_channels, num_layers=config.task.predictor_layers, kind=config.task.predictor,
+                     reads_index=config.task.common_neighbors, dropout=getattr(config.model, "dropout", 0.0))
 
 
 def _sizes(config: GNNConfig, data: Data, task: Task) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def build_table(config: GNNConfig, data: Data, device: torch.device) -> NodeTabl
     features, table = config.features, FEATURES[config.features.name]
     return None if table is None else table(
         data.num_nodes, features.channels, lr=features.lr, optimizer=features.optimizer, dropout=features.dropout,
-        seed=config.seed, device=torch.device("cpu") if features.device == "cpu" else device)
+        init=features.init, seed=config.seed, device=torch.device("cpu") if features.device == "cpu" else device)
 
 
 def try_model(config: GNNConfig, data: Data, task: Task, machine: estimate.Machine) -> None:

@@ -60,6 +60,31 @@ def test_a_stack_by_hand():
         torch.testing.assert_close(model(x, DATA.edge_index.long()), model.head(h))
 
 
+@pytest.mark.parametrize("num_layers", [1, 2, 4])
+def test_tied_layers_propagate_as_written_down_with_pygs_own(num_layers):
+    """The encoder of "Reconsidering the Performance of GAE in Link Prediction" (https://arxiv.org/abs/2411.03845)."""
+    torch.manual_seed(0)
+    model = PyGModel(5, 5, 2, num_layers, conv="GCNConv", tied=True, activation="none", norm_last=False,
+                     encode_x=False, residual=False, dropout=0.2)
+    convs = [pyg.GCNConv(5, 5), *[pyg.GCNConv(5, 5)] * (num_layers - 1)]
+    for layer, conv in zip(model.layers, convs):
+        conv.lin.weight, conv.bias = layer.conv.lin.weight, layer.conv.bias
+    x, edges = DATA.x.clone().requires_grad_(), DATA.edge_index.long()
+    outputs = []
+    for is_ours in (True, False):
+        torch.manual_seed(1)  # the same elements are dropped
+        h = model(x, edges) if is_ours else convs[0](x, edges.as_tensor())
+        for conv, layer in zip(convs[1:], model.layers) if not is_ours else ():
+            h = conv(torch.nn.functional.dropout(layer.norm(h), 0.2), edges.as_tensor())
+        outputs.append(h if is_ours else model.head(h))
+    torch.testing.assert_close(*outputs)
+    parameters = dict(model.named_parameters())
+    assert len(parameters) == 2 * min(num_layers, 2) + 2 * (num_layers - 1) + 2
+    ours, theirs = (torch.autograd.grad(out.square().mean(), [x, *parameters.values()]) for out in outputs)
+    for name, a, b in zip(["x", *parameters], ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+
+
 def test_one_feature_of_an_edge_is_its_weight():
     model = PyGModel(5, 8, 2, 2, edge_dim=1, conv="GCNConv").eval()
     edges, weight = DATA.edge_index.long(), DATA.edge_attr[:, :1]
@@ -83,6 +108,7 @@ def test_one_feature_of_an_edge_is_its_weight():
      "kwargs: add_self_loops of GATConv must be true or false, not 'maybe'"),
     ({"kwargs": {"heads": 3}}, "hidden_channels=8 is not a multiple of heads=3"),
     ({"conv": "GCNConv", "kwargs": {"cached": True}}, "kwargs: cached=true keeps the edges of the first batch"),
+    ({"encode_x": False}, "encode_x=false needs an x of hidden_channels=8 columns, but x has 5"),
     ({"norm": "graph"}, "norm=graph is unknown; choose one of layer, batch, none"),
     ({"activation": "sine"}, "activation=sine is unknown; choose one of relu, leaky_relu"),
     *(({name: 1.0}, rf"{name} must be in \[0, 1\), not 1.0") for name in ("dropout", "input_dropout", "edge_dropout"))])

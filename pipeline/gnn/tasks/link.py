@@ -86,7 +86,7 @@ class LinkTask:
         """
         h = model(batch.x, batch.edge_index, batch.edge_attr)
         decode = cast(LinkModel, model).decode
-        positive, negative = decode(h, batch.pairs).float(), decode(h, batch.negatives).float()
+        positive, negative = (decode(h, pairs, batch.edge_index).float() for pairs in (batch.pairs, batch.negatives))
         each = len(positive) / max(len(negative), 1)
         total = F.softplus(-positive).sum() + each * F.softplus(negative).sum()
         return total, torch.tensor(len(positive), device=total.device)
@@ -139,7 +139,7 @@ class LinkTask:
         """Compute the logits of pairs of nodes, some at a time, on the model's device.
 
         Args:
-            of_test: decode the embeddings for the test.
+            of_test: decode the embeddings for the test, and count common neighbours in its graph.
 
         Raises:
             FloatingPointError: one is not finite.
@@ -147,7 +147,9 @@ class LinkTask:
         decoder = cast(LinkModel, model).eval()
         device, width = next(decoder.parameters()).device, decoder.out_channels
         rows = (rows[:, -width:] if of_test else rows[:, :width]).to(device)
-        blocks = [decoder.decode(rows, block.to(device)).cpu() for block in pairs.split(BLOCK)]
+        data = self.test_data if of_test and self.test_data is not None else self._data
+        edge_index = data.edge_index.to(device)
+        blocks = [decoder.decode(rows, block.to(device), edge_index).cpu() for block in pairs.split(BLOCK)]
         logits = torch.cat(blocks) if blocks else torch.empty(0)
         if not logits.isfinite().all():
             raise FloatingPointError("the model's predictions are not finite; try a lower train.lr or "

@@ -44,6 +44,24 @@ def test_a_row_is_a_function_of_the_seed_and_its_number():
     assert table.unique().numel() > 0.99 * table.numel(), "blocks of rows repeat"
 
 
+@pytest.mark.parametrize("shape", [(30, 6), (6, 6), (4, 6)])
+def test_an_orthogonal_table_is_that_of_torch_from_the_same_normal_numbers(shape, monkeypatch):
+    """torch draws its own numbers; here it gets ours, without their factor, which has no effect."""
+    numbers = NodeTable(*shape, lr=1, seed=3).weight.detach()
+
+    def give(self, *args, **kwargs):
+        return self.copy_(numbers.t() if self.shape != numbers.shape else numbers)
+
+    expected = torch.empty(shape)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "normal_", give)
+        torch.nn.init.orthogonal_(expected)
+    table = NodeTable(*shape, lr=1, init="orthogonal", seed=3).weight.detach()
+    torch.testing.assert_close(table, expected)
+    product = table.t() @ table if shape[0] >= shape[1] else table @ table.t()
+    torch.testing.assert_close(product, torch.eye(min(shape)))
+
+
 @pytest.mark.parametrize("optimizer", ["sparse_adam", "sgd"])
 def test_only_the_rows_of_a_batch_move_and_as_by_the_dense_optimizer(optimizer):
     table = NodeTable(9, 2, lr=0.5, optimizer=optimizer)

@@ -81,7 +81,8 @@ def test_a_step_follows_the_published_loss(configure_links):
         next(iter(trainer.steps()))
         batch = next(iter(trainer.loader.batches(0, trainer.schedule.share(0))))
     h = before(batch.x, batch.edge_index)
-    positive, negative = (before.decode(h, pairs).sigmoid() for pairs in (batch.pairs, batch.negatives))
+    positive, negative = (before.decode(h, pairs, batch.edge_index).sigmoid()
+                          for pairs in (batch.pairs, batch.negatives))
     assert (len(positive), len(negative)) == (60, 180)
     (-(positive.log().mean() + (1 - negative).log().mean())).backward()
     for (name, ours), (_, theirs) in zip(trainer.model.named_parameters(), before.named_parameters(), strict=True):
@@ -157,7 +158,8 @@ def test_validation_edges_are_seen_by_the_test_alone(configure_links):
         if name == "seeing":
             expected = {frozenset(p) for p in [*data.train_pairs.tolist(), *data.valid_pairs.tolist()]}
             assert {frozenset(e) for e in task.test_data.edge_index.as_tensor().t().tolist()} == expected
-            logits = [model.decode(rows[name][:, 8:], data[key]).detach() for key in ("test_pairs", "test_negatives")]
+            logits = [model.decode(rows[name][:, 8:], data[key], task.test_data.edge_index).detach()
+                      for key in ("test_pairs", "test_negatives")]
             assert scores[name]["test"] == link_metric("mrr", *logits)
             swapped = task.scores(model, torch.cat([rows[name][:, :8], rows["plain"]], dim=1))
     assert torch.equal(rows["seeing"][:, :8], rows["plain"]) and rows["seeing"].shape == (60, 16)
@@ -165,6 +167,22 @@ def test_validation_edges_are_seen_by_the_test_alone(configure_links):
     assert bool(changed[data.valid_pairs].all())
     assert all(scores["seeing"][split] == scores["plain"][split] for split in ("train", "valid"))
     assert swapped == scores["plain"] and scores["seeing"]["test"] != scores["plain"]["test"]
+
+
+def test_common_neighbors_are_those_of_the_graph_that_a_split_is_predicted_from(configure_links):
+    config = configure_links("task.valid_edges=true", "task.common_neighbors=true")
+    data = build.open_graph(config).data
+    task = build.build_task(config, data)
+    model, rows = build.build_model(config, data, task), torch.zeros(60, 8)  # the same product for all pairs
+    for of_test, splits in ((False, ["train"]), (True, ["train", "valid"])):
+        linked = torch.zeros(60, 60)
+        for u, v in torch.cat([data[f"{split}_pairs"] for split in splits]).tolist():
+            linked[u, v] = linked[v, u] = 1
+        index = (linked / linked.sum(0).clamp(min=1) @ linked)[*data.test_pairs.t()]
+        logits = task.decode(model, rows, data.test_pairs, of_test=of_test)
+        expected = model.predictor.index_weight.detach() * (100 * index).log1p()
+        torch.testing.assert_close(logits - logits.min(), expected - expected.min())
+        assert len(index.unique()) > 3
 
 
 def test_predictions_are_logits_of_pairs(trained, tmp_path):
@@ -177,7 +195,7 @@ def test_predictions_are_logits_of_pairs(trained, tmp_path):
     restore.save_predictions(tmp_path / "out.pt", restored)
     saved = torch.load(tmp_path / "out.pt")
     assert torch.equal(saved["pairs"], pairs) and saved["logits"][0] == saved["logits"][1]
-    expected = restored.setup.model.decode(saved["embeddings"], pairs).detach()
+    expected = restored.setup.model.decode(saved["embeddings"], pairs, restored.setup.data.edge_index).detach()
     torch.testing.assert_close(saved["logits"], expected)
     restore.save_predictions(tmp_path / "out.pt", dataclasses.replace(restored, pairs=None))
     saved, data = torch.load(tmp_path / "out.pt"), build.open_graph(config).data
@@ -233,6 +251,9 @@ def test_an_empty_validation_split_is_said_and_the_run_ends(ogb_toy, configure, 
 
 @pytest.mark.parametrize("overrides, error", [
     (["task.metric=hits@61"], "hits@61 of the valid split: 60 negative pairs are fewer than 61"),
+    (["task.predictor=dot"], "task.predictor=dot is unknown; choose one of mlp, residual"),
+    (["features=embedding", "features.init=identity"],
+     "features.init=identity is unknown; choose one of normal, orthogonal"),
     (["task.metric=recall"], "the metric recall of links is unknown; choose mrr or hits@K"),
     (["loader=neighbor", "loader.num_neighbors=[3,3]"],
      "task=link needs loader=cluster, .*this run has loader=neighbor"),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from torch.nn import functional as F
 
 from parallel_epochs.models import DeeperGCN, LinkModel, LinkPredictor
 from parallel_epochs.pipeline.data.ogb_link import official_metric
@@ -208,5 +209,34 @@ def test_the_published_sizes_and_a_predictor_by_hand():
     for wrong in (dict(channels=0), dict(channels=2, num_layers=0), dict(channels=2, dropout=1.0)):
         with pytest.raises(ValueError, match="a link predictor needs"):
             LinkPredictor(**wrong)
+    with pytest.raises(ValueError, match="a link predictor of kind=dot is unknown; choose one of mlp, residual"):
+        LinkPredictor(2, kind="dot")
     with pytest.raises(ValueError, match="encode_x=false needs an x of hidden_channels=4 columns, but x has 8"):
         DeeperGCN(8, 4, 4, 2, encode_x=False)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 5])
+def test_the_residual_predictor_is_that_of_the_paper_with_the_index_in_addition(num_layers):
+    torch.manual_seed(0)
+    predictor = LinkPredictor(6, num_layers=num_layers, dropout=0.3, kind="residual", reads_index=True)
+    x_i, x_j = torch.randn(2, 9, 6, requires_grad=True)
+    index = torch.rand(9) * (torch.arange(9) % 3 > 0)
+
+    def by_hand() -> torch.Tensor:
+        product = h = F.layer_norm(x_i * x_j, [6], predictor.norms[0].weight, predictor.norms[0].bias)
+        for lin, norm in zip(predictor.lins[:-1], predictor.norms[1:], strict=True):
+            h = F.linear(h, lin.weight, lin.bias) + product
+            h = F.dropout(F.layer_norm(h, [6], norm.weight, norm.bias).clamp(min=0), 0.3)
+        out = (h * predictor.lins[-1].weight).sum(1) + predictor.lins[-1].bias
+        return out + predictor.index_weight * torch.log(1 + 100 * index)
+
+    outputs = []
+    for call in (lambda: predictor(x_i, x_j, index), by_hand):
+        torch.manual_seed(1)  # the same elements are dropped
+        outputs.append(call())
+    torch.testing.assert_close(*outputs)
+    weights = dict(predictor.named_parameters())
+    ours, theirs = (torch.autograd.grad(out.square().mean(), [x_i, x_j, *weights.values()]) for out in outputs)
+    for name, a, b in zip(["x_i", "x_j", *weights], ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, msg=lambda text, name=name: f"{name}: {text}")
+    assert torch.equal(predictor.eval()(x_i, x_j, index), predictor(x_j, x_i, index))
