@@ -208,7 +208,7 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
     graphs = next((a.partition("=")[2].replace("_", "-") for a in arguments if a.startswith("+experiment=ogbg")),
                   "ogbg-molhiv" if "data=ogb_graph" in arguments else "")
     folder = folder.with_name(graphs) if graphs else folder
-    if "+experiment=ogbl_collab" in arguments:
+    if any(argument.startswith("+experiment=ogbl_collab") for argument in arguments):
         folder = folder.with_name("ogbl-collab")
     if any("fb15k237" in argument for argument in arguments):
         folder = folder.with_name("triples")
