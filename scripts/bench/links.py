@@ -1,24 +1,29 @@
-"""Hits@K of the link recipe, compared with common neighbours and the same model of PyG's modules."""
+"""Hits@K of a link recipe, compared with common neighbours and with the same model of PyG's modules."""
 
 import csv
 import time
+from collections.abc import Callable
 
-import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 
 from parallel_epochs.models import DeeperGCN, LinkModel
+from parallel_epochs.models.common_neighbors import CommonNeighbors, find_common_neighbors
 from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.metrics import link_metric
 from parallel_epochs.pipeline.run.seeds import seed_torch
 from parallel_epochs.pipeline.schedule import Share
 from parallel_epochs.scripts.bench.measure import assert_close, configure, say, write_row
+
+# Scores of pairs without training, which the models are compared with.
+HEURISTICS: dict[str, Callable[[CommonNeighbors], Tensor]] = {
+    "common neighbours": lambda found: found.ptr.diff(), "resource allocation": CommonNeighbors.allocate_resources}
 
 
 class PyGLinkEncoder(torch.nn.Module):
@@ -61,9 +66,13 @@ def bench_links(folder: str, epochs: int, num_parts: int, pairs_per_step: int, s
                        f"partition.num_parts={num_parts}", f"task.pairs_per_step={pairs_per_step}",
                        f"cache_dir={cache_dir}")
     data = training.open_data(config).data
-    start = time.process_time()
-    scores = {split: _common_neighbors(data, split) for split in ("valid", "test")}
-    writer = _write(None, "common neighbours", 0, 0, time.process_time() - start, scores)
+    writer = None
+    for name, count in HEURISTICS.items():
+        for more, graph in (("", data), (", validation edges in the test graph", _with_valid_edges(data))):
+            start = time.process_time()
+            scores = {split: _rank(data, split, count, graph if split == "test" else data)
+                      for split in ("valid", "test")}
+            writer = _write(writer, name + more, 0, 0, time.process_time() - start, scores)
     for seed in range(seeds):
         config.seed = seed
         ours = _build(config, data)
@@ -112,17 +121,14 @@ def _evaluate(model: LinkModel, config: GNNConfig, data: Data) -> dict[str, floa
     return setup.task.scores(model, build_predictor(setup)(0))
 
 
-def _common_neighbors(data: Data, split: str) -> float:
-    """Rank the pairs of a split by the number of neighbours that their nodes share in the training graph."""
-    src, dst = data.edge_index.as_tensor().numpy()
-    matrix = sp.csr_array((np.ones(len(src), np.float32), (src, dst)), shape=(data.num_nodes, data.num_nodes))
-    matrix.data[:] = 1
+def _with_valid_edges(data: Data) -> Data:
+    return LinkTask(data, hidden_channels=1, valid_edges=True).test_data  # type: ignore[return-value]
 
-    def count(pairs: Tensor) -> Tensor:
-        a, b = pairs.numpy().T
-        return torch.from_numpy(np.asarray(matrix[a].multiply(matrix[b]).sum(1)).ravel())
 
-    return link_metric(data.metric, count(data[f"{split}_pairs"]), count(data[f"{split}_negatives"]))
+def _rank(data: Data, split: str, count: Callable[[CommonNeighbors], Tensor], graph: Data) -> float:
+    """Rank the pairs of a split by the neighbours that their nodes share in a graph."""
+    return link_metric(data.metric, *(count(find_common_neighbors(graph.edge_index, data[key], data.num_nodes))
+                                      for key in (f"{split}_pairs", f"{split}_negatives")))
 
 
 def _write(writer: csv.DictWriter | None, name: str, seed: int, num_steps: int, seconds: float,
