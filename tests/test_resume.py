@@ -306,6 +306,8 @@ RANKS = [
     ("neighbor: label inputs, sampled evaluation", UNEVEN, "stopped"),
     ("neighbor: label inputs, sampled evaluation", UNEVEN, "killed"),
     ("table", UNEVEN, "killed"), ("table: neighbor", [*SPLIT, "parallel.check_every=1"], "killed"),
+    ("link: GCN autoencoder with common neighbours", UNEVEN, "stopped"),
+    ("link: GCN autoencoder with common neighbours", SPLIT, "killed"),
     ("link", UNEVEN, "killed"), ("link", [*SPLIT, "task.pairs_per_step=50"], "killed"),
     ("links of edges", UNEVEN, "killed"), ("links of edges", [*SPLIT, "task.pairs_per_step=50"], "stopped"),
     ("graph", UNEVEN, "killed"), ("graph", [*SPLIT, "loader.batch_size=9"], "killed"),
