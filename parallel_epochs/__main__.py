@@ -5,8 +5,8 @@ import runpy
 import sys
 
 COMMANDS = {"train": "pipeline.train", "evaluate": "pipeline.evaluate", "predict": "pipeline.predict",
-            "prepare": "pipeline.prepare", "check": "pipeline.check", "tune": "pipeline.tune",
-            "report": "scripts.report", "bench": "scripts.bench"}
+            "prepare": "pipeline.prepare", "check": "pipeline.check", "baselines": "pipeline.baselines",
+            "tune": "pipeline.tune", "report": "scripts.report", "bench": "scripts.bench"}
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """The four products: one record for each value of ``trainer=``. Nothing here imports torch.
 
-A product is a folder of pipeline/ with two modules. `build` has
+A product is a folder of pipeline/ with two or three modules. `build` has
 
 - ``check(config)``: refuse what the configuration and the machine rule out, before anything is opened or written;
 - ``open_data(config, device, content_hash=None) -> OpenData``: open the dataset, check that it fits, describe it in the
@@ -11,6 +11,9 @@ A product is a folder of pipeline/ with two modules. `build` has
 - ``write_best(part, trainer, folder)``, if there is more to write than a checkpoint after the best evaluation so far;
 - ``write_results(part, folder)``, if there is more to write than a summary at the end of a run.
 
+`baselines`, which a product may lack, has ``find_baselines(part)``: score the simple methods that its runs should be
+better than.
+
 `predictions` has ``evaluate(run, ...)`` and ``predict(run, ...)``, which use a
 :class:`~pipeline.run.saved.SavedRun`. Their other arguments have the names of the keys that the record gives them. If
 the ranks predict once more when training has ended, it has ``finish(part, folder, ranks, stop)``, which returns what
@@ -18,6 +21,7 @@ that adds to the summary.
 """
 
 import importlib
+import importlib.util
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -48,6 +52,12 @@ class Product:
     def build(self) -> ModuleType:
         """The module that builds its trainer; it imports torch."""
         return importlib.import_module(f"parallel_epochs.pipeline.{self.name}.build")
+
+    @property
+    def baselines(self) -> ModuleType | None:
+        """The module that scores simple methods, if the product has one; it imports torch."""
+        name = f"parallel_epochs.pipeline.{self.name}.baselines"
+        return importlib.import_module(name) if importlib.util.find_spec(name) else None
 
     @property
     def predictions(self) -> ModuleType:

@@ -18,12 +18,13 @@ from parallel_epochs.pipeline.config import ParallelConfig, RunConfig, settings
 from parallel_epochs.pipeline.data import inspection
 from parallel_epochs.pipeline.data.opened import OpenData, Part
 from parallel_epochs.pipeline.loop import fit
+from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.products import product_of
-from parallel_epochs.pipeline.run import files, pulse, ranks as rank_tools, summary as summaries
+from parallel_epochs.pipeline.run import baseline_file, files, pulse, ranks as rank_tools, summary as summaries
 from parallel_epochs.pipeline.run.contract import Trainer
 from parallel_epochs.pipeline.run.errors import Stopped
 from parallel_epochs.pipeline.run.launch import launch, start_rank_server
-from parallel_epochs.pipeline.run.log import format_table
+from parallel_epochs.pipeline.run.log import format_score, format_table
 from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 from parallel_epochs.pipeline.run.ranks import Ranks, choose_device
 from parallel_epochs.pipeline.run.session import Session
@@ -100,6 +101,38 @@ def describe_data(config: RunConfig) -> str:
     folder = Path(config.cache_dir)
     rows.append(("free disk", f"{format_bytes(free_space(folder))} at cache_dir={folder}"))
     return format_table(rows, f"{opened.config.data.origin()}, for trainer={config.trainer.name}")
+
+
+def find_baselines(config: RunConfig) -> str:
+    """Fit simple methods to the dataset of a configuration, and keep their scores in the cache, where runs find them.
+
+    Returns:
+        A table: the metric of each method on each split.
+
+    Raises:
+        ValueError: the configuration or the dataset is wrong, or no simple method is known for it.
+    """
+    product = product_of(config.trainer.name)
+    if product.baselines is None:
+        raise ValueError(f"no simple method is known for trainer={config.trainer.name}: pipeline.baselines is for "
+                         "trainer=gnn")
+    part = open_data(config, torch.device("cpu")).parts[0]
+    if part.number is not None or "store" in part.data:
+        key = "data.on_disk=true" if part.number is None else "data.components=separate"
+        raise ValueError(f"{key}: pipeline.baselines needs one graph, in memory. Leave the key out")
+    metric, found = product.build.build_task(config, part.data).metric, []
+    for baseline in product.baselines.find_baselines(part):
+        log.info("%s: %.1f s", baseline.name, baseline.seconds)
+        found.append(baseline)
+    path = baseline_file.path_of(config.cache_dir, part.data.content_hash, metric)
+    baseline_file.save(path, metric, {baseline.name: baseline.scores for baseline in found})
+    best = baseline_file.load_best(path)
+    rows = []
+    for baseline in found:
+        shown = {split: "-" if score != score else format_score(score) for split, score in baseline.scores.items()}
+        mark = "  best validation" if best and baseline.name == best["name"] else ""
+        rows.append((baseline.name, "  ".join(f"{split} {shown[split]:<6}" for split in SPLITS) + mark))
+    return format_table(rows, f"{metric} of simple methods on {config.data.origin()}")
 
 
 def run(config: RunConfig, folder: Path, command: str, *, log_config: dict | None = None) -> dict:
@@ -219,13 +252,21 @@ def train_as_rank(ranks: Ranks, stop: StopRequest, config: RunConfig, folder: Pa
             summary = build.train_components(partial(_train_component, train, ranks), opened, folder, ranks=ranks)
         pulse.beat("summing up")
         if ranks.is_first:
+            best = baseline_file.load_best(baseline_file.path_of(
+                config.cache_dir, opened.parts[0].data.get("content_hash"), summary["metric"]))
+            summary |= {"baseline": best} if best else {}
             files.write_json(folder / "summary.json", summary)
             log.info("%s", format_table(summaries.tabulate(summary), f"result of {config.name}, in {folder}"))
-            quoted = shlex.quote(str(folder))
-            log.info("next: python -m scripts.report %s, python -m pipeline.predict run=%s predictions=FILE", quoted,
-                     quoted)
+            _say_what_next(config, folder, has_baselines=best is not None)
     ranks.wait()
     return summary
+
+
+def _say_what_next(config: RunConfig, folder: Path, *, has_baselines: bool) -> None:
+    quoted = shlex.quote(str(folder))
+    log.info("next: python -m scripts.report %s, python -m pipeline.predict run=%s predictions=FILE", quoted, quoted)
+    if product_of(config.trainer.name).baselines is not None and not has_baselines:
+        log.info("is a simple method as good? python -m pipeline.baselines with the data keys of this run tells")
 
 
 def open_data(config: RunConfig, device: torch.device = torch.device("cpu"), *,

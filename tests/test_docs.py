@@ -227,7 +227,7 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
             return None
         return [module, arguments[0], "--num-nodes=500", "--num-edges=10000", *SMALL_BENCH[arguments[0]]]
     is_whole = not any(argument.startswith(("resume=", "--help")) for argument in arguments)
-    if module in ("pipeline.check", "pipeline.prepare", "pipeline.train") and is_whole:
+    if module in ("pipeline.check", "pipeline.baselines", "pipeline.prepare", "pipeline.train") and is_whole:
         if any(a.startswith("+experiment=ogb") for a in arguments) and f"data.folder={folder}" not in arguments:
             arguments.append(f"data.folder={folder}")
         own_data = any(a.startswith(("data=", "+experiment=")) for a in arguments)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from parallel_epochs.pipeline.names import SPLITS
+from parallel_epochs.pipeline.names import SPLITS, merit
 from parallel_epochs.pipeline.run.log import format_score, format_scores
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.session import Result
@@ -54,6 +54,9 @@ def tabulate(summary: dict) -> list[tuple[str, str]]:
         (f"{split} {summary['metric']}", format_scores(summary[key], smoothed.get(split)))
         for split, key in (("train", "train"), ("valid", "best_valid"), ("test", "test"))]
     rows += [(name, format_score(score)) for name, score in scores.items()]
+    if best := summary.get("baseline"):
+        rows.append(("simple method", f"{best['name']}: valid {format_score(best['valid'])}, test "
+                                      f"{format_score(best['test'])}, {compare_to_baseline(summary)}"))
     for number, part in summary.get("components", {}).items():
         rows.append((f"  component {number}", f"valid {format_score(part['best_valid'])}, test "
                                             f"{format_score(part['test'])}, "
@@ -69,6 +72,13 @@ def tabulate(summary: dict) -> list[tuple[str, str]]:
             ("wall time", f"{summary['wall_seconds']:.1f} s"),
             ("peak memory", f"{summary['peak_memory_bytes'] / 2**30:.2f} GiB"),
             ("weights", summary["weights_sha256"][:16])]
+
+
+def compare_to_baseline(summary: dict) -> str:
+    """Say whether a run is better than the best simple method on its dataset, by the validation metric."""
+    ours, simple = (merit(summary["metric"], score) for score in (summary["best_valid"], summary["baseline"]["valid"]))
+    return "better than this run" if simple > ours else "as good as this run" if simple == ours else \
+        "below this run"
 
 
 def peak_memory_bytes(device: torch.device) -> int:

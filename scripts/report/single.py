@@ -67,6 +67,7 @@ def _tiles(run: Run) -> str:
         *((title, words.score(result.get("best_valid" if split == "valid" else split)),
            (best if split == "valid" else "at the best validation") + _smoothed(run, split))
           for split, title in titles.items()),
+        *_baseline(run, name),
         ("Training loss", f"{last['loss']:.4g}" if "loss" in last else words.NOTHING, "in the last round"),
         ("Wall time", words.duration(result.get("wall_seconds")),
          words.count(result.get("data_epochs"), "epoch")),
@@ -77,6 +78,15 @@ def _tiles(run: Run) -> str:
          words.setting("parallel", run.settings["parallel"]) if run.settings["num_ranks"] != 1 else ""),
     ]
     return tiles(entries)
+
+
+def _baseline(run: Run, name: str) -> list[tuple[str, str, str]]:
+    """Build the tile of the best simple method on the dataset, if `pipeline.baselines` has found one."""
+    best = run.summary.get("baseline")
+    if not isinstance(best, dict) or not isinstance(best.get("test"), float):
+        return []
+    return [(words.score_name(words.SPLITS["test"], name) + " of a simple method", words.score(best["test"]),
+             f"{best.get('name')}; {words.score(best.get('valid'))} at the validation")]
 
 
 def _smoothed(run: Run, split: str) -> str:

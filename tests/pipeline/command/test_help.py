@@ -19,7 +19,8 @@ from tests.helpers.running import ROOT, TOY
 IMPORTED = {"faiss-cpu": "faiss", "mlflow-skinny": "mlflow", "hydra-submitit-launcher": "hydra_plugins"}
 # Each entry point, and a word of its help; the first answer before torch is imported.
 QUICK = {"pipeline.train": "train.lr=", "pipeline.prepare": "train.lr=", "pipeline.check": "train.lr=",
-         "pipeline.evaluate": "checkpoint=", "pipeline.predict": "predictions=", "pipeline.tune": "study=",
+         "pipeline.baselines": "train.lr=", "pipeline.evaluate": "checkpoint=", "pipeline.predict": "predictions=",
+         "pipeline.tune": "study=",
          "scripts.keys": "docs/keys.md"}
 SLOW = {"scripts.report": "--figure", "scripts.faults": "--times", "scripts.simulate_scaling": "--network-us",
         "scripts.reference_runs": "--threads", "scripts.bench": "ingest"}

@@ -1,0 +1,137 @@
+"""Simple methods on graphs whose answers are known, and what runs say of them."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression, Ridge
+
+from parallel_epochs.pipeline import training
+from parallel_epochs.pipeline.gnn import baselines
+from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.run import baseline_file
+from tests.helpers import building
+from tests.helpers.graph_toys import write_graphs
+from tests.helpers.running import TOY, train
+
+NUM_NODES = 150
+MODEL = ["model.num_layers=2", "model.hidden_channels=8", "partition.num_parts=2", "train.epochs=1"]
+
+
+def write_graph(path, y, x=None, **more) -> list[str]:
+    """Save a graph whose edges join nodes of a group far more often than features tell it."""
+    g, node = torch.Generator().manual_seed(0), torch.arange(NUM_NODES)
+    group = node % 3
+    edges = torch.randint(NUM_NODES, (2, 3000), generator=g)
+    edges = edges[:, (group[edges[0]] == group[edges[1]]) | (torch.rand(3000, generator=g) < 0.1)]
+    x = torch.eye(3)[group] + torch.randn(NUM_NODES, 3, generator=g) if x is None else x
+    masks = {f"{split}_mask": node // 3 % 3 == i for i, split in enumerate(("train", "val", "test"))}
+    torch.save({"edge_index": torch.cat([edges, edges.flip(0)], 1), "x": x, "y": y, **masks, **more}, path)
+    return ["data=file", f"data.path={path}", *MODEL]
+
+
+def found_of(config) -> tuple[dict[str, dict[str, float]], Setup]:
+    setup = building.open_graph(config).parts[0]
+    return {baseline.name: baseline.scores for baseline in baselines.find_baselines(setup)}, setup
+
+
+def test_classes_are_told_by_neighbours_better_than_by_features(configure, tmp_path):
+    y = torch.arange(NUM_NODES) % 3
+    found, setup = found_of(configure(*write_graph(tmp_path / "graph.pt", y)))
+    own, sgc = "logistic regression on the node's own features", "logistic regression on propagated features (SGC)"
+    assert list(found) == ["most frequent label", "label propagation", own, sgc, "the same with Correct and Smooth"]
+    assert found["most frequent label"]["test"] == pytest.approx(1 / 3)
+    assert found[own]["test"] < 0.8 < 0.95 < min(found[name]["test"] for name in list(found)[1:] if name != own)
+    assert math.isnan(found["label propagation"]["train"]) and not math.isnan(found[sgc]["train"])
+    data, x = setup.data, setup.data.x.numpy()
+    x = (x - x.mean(0)) / x.std(0, ddof=1)
+    splits = {split: data[f"{split}_mask"].numpy() for split in ("train", "valid", "test")}
+    scores = []
+    for strength in baselines.STRENGTHS:
+        model = LogisticRegression(C=strength, max_iter=100).fit(x[splits["train"]], y[splits["train"]])
+        scores.append({split: model.score(x[mask], y[mask]) for split, mask in splits.items()})
+    assert found[own] == pytest.approx(max(scores, key=lambda each: each["valid"]))
+
+
+def test_values_and_tasks_with_missing_labels(configure, tmp_path):
+    group = torch.arange(NUM_NODES) % 3
+    values = torch.stack([group * 10.0, torch.where(group == 1, math.nan, group.float())], 1)
+    found, setup = found_of(configure(*write_graph(tmp_path / "values.pt", values, metric="rmse")))
+    own = "ridge regression on the node's own features"
+    assert list(found)[0] == "mean label" and found["label propagation"]["test"] < found[own]["test"] < found[
+        "mean label"]["test"]
+    x = baselines._standardised(setup.data.x).numpy()
+    mask, y = setup.data.train_mask.numpy(), values[:, 1].numpy()
+    known = mask & ~np.isnan(y)
+    ours = baselines.Labels(setup.data, setup.task).fit(setup.data.x * 0 + torch.from_numpy(x), lambda: Ridge(alpha=2))
+    np.testing.assert_allclose(ours[:, 1], Ridge(alpha=2).fit(x[known], y[known]).predict(x), rtol=1e-3, atol=1e-4)
+
+    tasks = torch.stack([(group == 0).float(), torch.where(group == 1, math.nan, 1.0)], 1)
+    found, _ = found_of(configure(*write_graph(tmp_path / "tasks.pt", tasks, metric="rocauc")))
+    assert found["most frequent label"]["test"] == 0.5 and found["label propagation"]["test"] > 0.95
+    assert "the same with Correct and Smooth" not in found
+
+
+def test_whole_graphs_are_told_by_what_they_hold(configure, tmp_path):
+    folder = write_graphs(tmp_path, "ogbg-molhiv")
+    found, setup = found_of(configure("+experiment=ogbg_molhiv", f"data.folder={folder}", "model.num_layers=2",
+                                      "model.hidden_channels=8"))
+    assert list(found) == ["most frequent label", "logistic regression on sums over nodes and edges",
+                           "random forest on sums over nodes and edges"]
+    counts, data = baselines.count_contents(setup.data), setup.data
+    number = 2
+    first, last = int(data.ptr[number]), int(data.ptr[number + 1])
+    assert counts[number, 0] == last - first
+    columns = [torch.bincount(data.x[first:last, column].long(), minlength=size)
+               for column, size in enumerate(data.x_tables)]
+    assert torch.equal(counts[number, 1:1 + sum(data.x_tables)], torch.cat(columns).float())
+    edges = (data.edge_index.as_tensor()[1] >= first) & (data.edge_index.as_tensor()[1] < last)
+    assert counts[number, -sum(data.edge_tables):].sum() == edges.sum() * len(data.edge_tables)
+
+
+def test_a_run_shows_the_best_simple_method_and_names_the_command_without_one(configure, tmp_path, caplog):
+    caplog.set_level("INFO")
+    config = configure(*TOY, "train.epochs=1")
+    summary = train(config, tmp_path / "before")
+    assert "baseline" not in summary and "python -m pipeline.baselines" in caplog.text
+    table = training.find_baselines(config)
+    best = next(line for line in table.splitlines() if line.endswith("best validation"))
+    caplog.clear()
+    summary = train(config, tmp_path / "after")
+    assert summary["baseline"]["name"] in best and f"{summary['baseline']['valid']:.4f}" in best
+    assert json.loads((tmp_path / "after" / "summary.json").read_text()) == summary
+    says = "better than this run" if summary["baseline"]["valid"] > summary["best_valid"] else "below this run"
+    assert says in caplog.text and "python -m pipeline.baselines" not in caplog.text
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["data.components=separate"], "data.components=separate: pipeline.baselines needs one graph, in memory"),
+    (["data.on_disk=true"], "data.on_disk=true: pipeline.baselines needs one graph, in memory"),
+    (["trainer=node_embedding"], "no simple method is known for trainer=node_embedding")])
+def test_what_has_no_baselines_is_refused(configure, arguments, message):
+    given = TOY if "trainer=node_embedding" not in arguments else [
+        argument for argument in TOY if argument.startswith("data.")]
+    with pytest.raises(ValueError, match=message):
+        training.find_baselines(configure(*given, *arguments))
+
+
+@pytest.mark.parametrize("text", [
+    "", "[]", "{}", '{"metric": "acc", "baselines": [1]}', '{"metric": "acc", "baselines": {"a": {"valid": "x"}}}',
+    '{"metric": "acc", "baselines": {}}'])
+def test_a_damaged_file_counts_as_none(tmp_path, text):
+    path = baseline_file.path_of(tmp_path, "hash", "hits@50")
+    assert baseline_file.load_best(path) is None
+    path.parent.mkdir()
+    path.write_text(text)
+    assert baseline_file.load_best(path) is None
+
+
+def test_the_best_has_the_best_validation_metric_that_is_defined(tmp_path):
+    path = baseline_file.path_of(tmp_path, "hash", "rmse")
+    scores = {"a": math.nan, "b": 2.0, "c": 1.0}
+    baseline_file.save(path, "rmse", {
+        name: {"train": math.nan, "valid": value, "test": math.nan} for name, value in scores.items()})
+    best = baseline_file.load_best(path)
+    assert best["name"] == "c" and best["valid"] == 1.0 and math.isnan(best["test"])
