@@ -8,6 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.utils import segment
+
+from parallel_epochs.models.common_neighbors import find_common_neighbors
 
 # Pairs whose neighbours are compared at a time.
 BLOCK = 1 << 16
@@ -16,44 +19,38 @@ CHANNELS = 64
 PairScorer = Callable[[Int[Tensor, "num_pairs 2"]], Float[Tensor, " num_pairs"]]
 
 
-def adjacency_of(data: Data) -> scipy.sparse.csr_array:
-    """Return the matrix of the edges in both directions, without self-loops, each 1."""
-    source, target = data.edge_index.as_tensor().long().numpy()
-    both = scipy.sparse.coo_array((np.ones(2 * len(source), dtype=np.float32), (
-        np.concatenate([source, target]), np.concatenate([target, source]))), shape=(data.num_nodes,) * 2).tocsr()
-    both.data[:] = 1
-    both.setdiag(0)
-    both.eliminate_zeros()
-    return both
-
-
-def _sum_over_common(data: Data, weight: Callable[[np.ndarray], np.ndarray]) -> PairScorer:
+def _sum_over_common(data: Data, weight: Callable[[Tensor], Tensor]) -> PairScorer:
     """Sum a weight, a function of the degree, over the common neighbours of pairs."""
-    edges = adjacency_of(data)
-    degree = np.diff(edges.indptr)
-    weighted = edges @ scipy.sparse.diags_array(weight(np.maximum(degree, 1).astype(np.float64)))
-
     def score(pairs: Tensor) -> Tensor:
-        blocks = [np.asarray(weighted[block[:, 0]].multiply(edges[block[:, 1]]).sum(1)).ravel()
-                  for block in np.array_split(pairs.long().numpy(), max(-(-len(pairs) // BLOCK), 1))]
-        return torch.from_numpy(np.concatenate(blocks)).float()
+        found = (find_common_neighbors(data.edge_index, block, data.num_nodes) for block in pairs.long().split(BLOCK))
+        return torch.cat([segment(weight(each.degree.float()), each.ptr, reduce="sum") for each in found])
 
     return score
 
 
 def common_neighbors(data: Data) -> PairScorer:
     """Count the common neighbours of pairs."""
-    return _sum_over_common(data, np.ones_like)
+    return _sum_over_common(data, torch.ones_like)
 
 
 def adamic_adar(data: Data) -> PairScorer:
     """Sum 1 / log(degree) over the common neighbours of pairs (Adamic and Adar, 2003)."""
-    return _sum_over_common(data, lambda degree: 1 / np.log(np.maximum(degree, 2)))
+    return _sum_over_common(data, lambda degree: 1 / degree.clamp(min=2).log())
 
 
 def resource_allocation(data: Data) -> PairScorer:
     """Sum 1 / degree over the common neighbours of pairs (Zhou, Lü and Zhang, 2009)."""
-    return _sum_over_common(data, np.reciprocal)
+    return _sum_over_common(data, torch.reciprocal)
+
+
+def adjacency_of(data: Data) -> scipy.sparse.csr_array:
+    """Return the matrix of the edges, without self-loops, each 1."""
+    source, target = data.edge_index.as_tensor().long().numpy()
+    is_link = source != target
+    edges = scipy.sparse.coo_array((np.ones(is_link.sum(), dtype=np.float32), (source[is_link], target[is_link])),
+                                   shape=(data.num_nodes,) * 2).tocsr()
+    edges.data[:] = 1
+    return edges
 
 
 def spectral(data: Data) -> PairScorer:

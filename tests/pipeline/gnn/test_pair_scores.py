@@ -12,8 +12,8 @@ from tests.helpers.graphs import random_graph
 
 @pytest.fixture(scope="module")
 def graph():
-    """A graph with duplicates, self-loops, edges in one direction and isolated nodes."""
-    return random_graph(60, 150, 1, symmetric=False)
+    """A graph with duplicates, self-loops and isolated nodes, its edges in both directions."""
+    return random_graph(60, 150, 1)
 
 
 @pytest.fixture(scope="module")
