@@ -10,7 +10,10 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional as F
 from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.data.node_names import pack_names
+from parallel_epochs.pipeline.gnn.tasks.graph import GraphTask
 from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, LossOptions
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from tests.helpers import building as build
 from tests.helpers.graph_toys import write_graphs
 from tests.helpers.graphs import class_graph, task_graph
@@ -110,12 +113,11 @@ def train_rounds(config, data) -> tuple[list[float], torch.Tensor]:
 def test_a_run_depends_on_the_ratio_of_the_weights_alone(configure):
     data, runs = class_graph(list(range(20))), {}
     for scale in (1.0, 2.0**-12):
-        config = configure(*TOY, "partition.num_parts=3", f"task.class_weights={[scale, 4 * scale, 16 * scale]}")
+        config = configure(*TOY, "train.epochs=2", "train.eval_every=2",
+                           f"task.class_weights={[scale, 4 * scale, 16 * scale]}")
         runs[scale] = train_rounds(config, data)
     assert runs[1.0][0] == pytest.approx(runs[2.0**-12][0], rel=1e-5)
     torch.testing.assert_close(runs[1.0][1], runs[2.0**-12][1], rtol=1e-3, atol=1e-5)
-    plain = train_rounds(configure(*TOY, "partition.num_parts=3"), data)
-    assert plain[0] != pytest.approx(runs[1.0][0], rel=1e-2)
 
 
 def test_the_metric_is_that_without_weights(configure):
@@ -177,9 +179,8 @@ def test_what_the_labels_do_not_have_is_refused_before_long_work(y, metric, opti
                                                                  monkeypatch):
     monkeypatch.setattr("parallel_epochs.pipeline.gnn.build.find_or_read", None)  # components are long work
     config = configure(*graph_file(tmp_path / "graph.pt", y, metric), f"task.{option}")
-    for _ in range(2):  # the second time, the prepared graph is in the cache
-        with pytest.raises(ValueError, match=message):
-            build.open_graph(config)
+    with pytest.raises(ValueError, match=message):
+        build.open_graph(config)
 
 
 def test_options_of_another_kind_than_a_chosen_metric_are_refused_before_the_data_are_opened(configure):
@@ -187,20 +188,24 @@ def test_options_of_another_kind_than_a_chosen_metric_are_refused_before_the_dat
         build.check(configure("task.metric=mae", "task.focal_gamma=1"))
 
 
-def test_a_class_is_named_by_its_name(tmp_path, configure):
-    kinds, splits = ["libs", "games"] * 5 + ["libs", "rare"], ["train"] * 8 + ["val"] * 2 + ["test"] * 2
-    (tmp_path / "nodes.csv").write_text("id,kind,split\n" + "".join(
-        f"{i},{kind},{split}\n" for i, (kind, split) in enumerate(zip(kinds, splits, strict=True))))
-    (tmp_path / "edges.csv").write_text("from,to\n" + "".join(f"{i},{(i + 1) % 12}\n" for i in range(12)))
-    config = configure(
-        "data=tables", f"data.folder={tmp_path}", "data.nodes.path=nodes.csv", "data.nodes.label=kind",
-        "data.nodes.split_column=split", "data.edges.path=edges.csv", "data.edges.source=from",
-        "data.edges.target=to", "task.class_weights=balanced")
+def test_a_class_is_named_by_its_name():
+    data = class_graph(list(range(20)))
+    data.y[data.y == 1] = 0
+    data.update(pack_names(np.array(["libs", "rare", "games"]), "label_names"))
     with pytest.raises(ValueError, match="class rare does not occur in the training split"):
-        build.open_graph(config)
+        NodeTask(data, loss_options=LossOptions(class_weights="balanced"))
+    weighted = NodeTask(data, loss_options=LossOptions(class_weights=[2.0, 1.0, 5.0]))
+    assert str(weighted.label_loss) == "class weights: 1 (rare) to 5 (games)"
 
 
-def test_whole_graphs_have_these_losses_too(tmp_path, configure, caplog):
+def test_whole_graphs_have_these_losses_too():
+    data = task_graph(list(range(20)))
+    data.ptr = torch.arange(41)
+    assert str(GraphTask(data, loss_options=LossOptions(focal_gamma=2.0)).label_loss) == "focal loss with gamma 2"
+
+
+@pytest.mark.slow
+def test_a_run_on_whole_graphs_says_what_its_loss_is(tmp_path, configure, caplog):
     caplog.set_level("INFO")
     summary = train(configure(
         "+experiment=ogbg_molhiv", f"data.folder={write_graphs(tmp_path / 'toy', 'ogbg-molhiv')}", "train.epochs=1",
