@@ -44,6 +44,12 @@ struct Index {
       std::copy_n(static_cast<const int32_t*>(data) + first, count, to);
     }
   }
+  // Returns `count` of them where they lie, or copied to `to`.
+  INLINE const int64_t* view(int64_t first, int count, int64_t* to) const {
+    if (data && wide) return static_cast<const int64_t*>(data) + first;
+    read(first, count, to);
+    return to;
+  }
   // Tells whether those from `begin` to before `end` are in [0, bound).
   bool is_below(int64_t bound, int64_t begin, int64_t end) const {
     if (!data) return end <= bound;

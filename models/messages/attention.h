@@ -17,7 +17,7 @@ struct AttentionProblem {  // mirrored by AttentionProblem in attention_ops.py, 
 
 enum Score { GATV2 = 0, GAT = 1, DOT = 2 };
 constexpr int OK = 0, BROKEN_INDEX = 1, OUT_OF_MEMORY = 2;
-constexpr int SLICE = 16;  // edges whose encoded features fit in the first-level cache
+constexpr int SLICE = 32;  // edges whose encoded features and scores fit in the first-level cache
 constexpr float LOG2_E = 1.4426950408889634f, LOWEST = -3.4028234e38f;
 constexpr uint32_t ALL_HEADS = 0xffffffffu;  // the column of the hash that decides on whole edges
 
@@ -41,55 +41,89 @@ INLINE vf in_register(vf a) {
   return a;
 }
 
-// Heads lie in the lanes of a vector, so that a score needs no long sum over lanes, and its weight multiplies vectors as
-// it is. A vector has `groups` channels of `width` heads each; lane = group * width + head. More heads than lanes form
-// several blocks. Rows of nodes are [block][vector][lane]. Missing heads and channels are 0.
+typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
+
+// Transposes four rows of four numbers.
+INLINE void transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+  const auto row = [&](int i) { return *reinterpret_cast<const four*>(from + i * from_stride); };
+  const auto column = [&](int i) -> four& { return *reinterpret_cast<four*>(to + i * to_stride); };
+  const auto mix_low = [](four a, four b) { return four{a[0], b[0], a[1], b[1]}; };
+  const auto mix_high = [](four a, four b) { return four{a[2], b[2], a[3], b[3]}; };
+  const four a = row(0), b = row(1), c = row(2), d = row(3);
+  column(0) = mix_low(mix_low(a, c), mix_low(b, d)), column(1) = mix_high(mix_low(a, c), mix_low(b, d));
+  column(2) = mix_low(mix_high(a, c), mix_high(b, d)), column(3) = mix_high(mix_high(a, c), mix_high(b, d));
+}
+
+// Heads lie in the lanes of a vector, so that a score needs no long sum over lanes. A vector has `groups` channels of
+// `width` heads each; lane = group * width + head. More heads than lanes form several blocks. Rows of nodes are
+// [block][vector][lane]; missing heads and channels are 0.
+// Numbers of heads, as scores, are dense: [block][head]. Then a vector has those of `groups` edges.
 struct Layout {
   int64_t heads, channels;
   int width, groups;
   int64_t blocks, vectors;
+  bool transposes;             // whether rows are packed four by four
   std::vector<int32_t> place;  // of each element [head][channel] in a packed row
+  vi head;                     // of each lane
 
   Layout(int64_t heads_, int64_t channels_) : heads(heads_), channels(channels_), width(1) {
     while (width < heads && width < LANES) width *= 2;
     groups = LANES / width;
     blocks = (heads + width - 1) / width;
     vectors = (channels + groups - 1) / groups;
+    transposes = heads % width == 0 && width % 4 == 0 && channels % groups == 0 && channels % 4 == 0;
+    for (int i = 0; i < LANES; i++) head[i] = i % width;
     for (int64_t h = 0; h < heads; h++)
       for (int64_t c = 0; c < channels; c++)
         place.push_back(int32_t(((h / width * vectors + c / groups) * groups + c % groups) * width + h % width));
   }
   int64_t size() const { return blocks * vectors * LANES; }
+  int64_t dense_heads() const { return blocks * width; }
 
+  // Calls move(from [head][channel], its stride, packed, its stride) for four heads and channels at a time.
+  template <class Move>
+  void each_four(Move move) const {
+    for (int64_t h = 0; h < heads; h += 4)
+      for (int64_t c = 0; c < channels; c += 4)
+        move(h * channels + c, channels, (h / width * channels + c) * width + h % width, width);
+  }
   void pack(const float* from, float* to) const {
+    if (transposes)
+      return each_four([&](int64_t i, int64_t i_stride, int64_t k, int64_t k_stride) {
+        transpose(from + i, i_stride, to + k, k_stride);
+      });
     if (int64_t(place.size()) != size()) std::fill_n(to, size(), 0.0f);
     for (size_t i = 0; i < place.size(); i++) to[place[i]] = from[i];
   }
   void unpack(const float* from, float* to) const {
+    if (transposes)
+      return each_four([&](int64_t i, int64_t i_stride, int64_t k, int64_t k_stride) {
+        transpose(from + k, k_stride, to + i, i_stride);
+      });
     for (size_t i = 0; i < place.size(); i++) to[i] = from[place[i]];
   }
-  // A number of each head, in all of the head's lanes.
-  void spread(const float* from, float* to) const {
-    for (int64_t i = 0; i < blocks * LANES; i++) {
-      const int64_t h = i / LANES * width + i % width;
-      to[i] = h < heads ? from[h] : 0.0f;
-    }
+  void pack_heads(const float* from, float* to) const {
+    std::copy_n(from, heads, to);
+    std::fill(to + heads, to + dense_heads(), 0.0f);
   }
-  void gather(const float* from, float* to) const {
-    for (int64_t h = 0; h < heads; h++) to[h] = from[h / width * LANES + h % width];
-  }
+  // Reads dense numbers of a block of heads; every lane gets that of its head. Reads up to LANES numbers.
+  INLINE vf spread(const float* from) const { return permute(load(from), head); }
 };
 
-// Adds the groups of a vector; every lane gets the sum of its head.
-struct GroupSum {
+// Combines the groups of a vector; every lane gets the sum, or the largest, of its head.
+struct Groups {
   int steps = 0;
   vi lane[5];
-  explicit GroupSum(const Layout& layout) {
+  explicit Groups(const Layout& layout) {
     for (int step = layout.width; step < LANES; step *= 2, steps++)
       for (int i = 0; i < LANES; i++) lane[steps][i] = i ^ step;
   }
-  INLINE vf operator()(vf a) const {
+  INLINE vf sum(vf a) const {
     for (int i = 0; i < steps; i++) a += permute(a, lane[i]);
+    return a;
+  }
+  INLINE vf largest(vf a) const {
+    for (int i = 0; i < steps; i++) a = max(a, permute(a, lane[i]));
     return a;
   }
 };
@@ -110,17 +144,32 @@ struct Dropout {
   bool removes(int64_t row) const { return rescale == 0 || hash_element(key_of_row(seed, row), ALL_HEADS) < threshold; }
 };
 
+// Consecutive edges of a chunk, at most SLICE of them, without those that dropout removes.
+struct Slice {
+  int num_edges, num_segments;
+  const int64_t *other, *position, *ahead;  // `ahead`: far ends of edges to come
+  const float* features;                    // [edge][feature]
+  Segment segments[SLICE];
+  int64_t others[SLICE], positions[SLICE], aheads[SLICE];
+};
+
 template <int SCORE, bool EDGES>
 struct Attention {
+  // The encoded features of an edge are only needed where a function that is not linear follows. Dot products take the
+  // encoder to the nodes: q . (k + W e) = q . k + (W^T q) . e, and sum_j a_j W e_j = W sum_j a_j e_j.
+  static constexpr bool ENCODES = EDGES && SCORE != DOT, PROJECTS = EDGES && SCORE == DOT;
+
   const AttentionProblem& p;
   const Sorted edges;
   const Layout layout;
-  const GroupSum group_sum;
+  const Groups groups;
   const Dropout dropout, edge_dropout;
-  const int64_t size, score_vectors, score_size;  // floats of a packed row; vectors and floats of a row of the scores
+  const int width;  // heads of a block
+  // Floats of a packed row, of the scores of a row in nodes and in encoded features, and of a row's encoder.
+  const int64_t size, score_size, encoded_size, projected_size;
   const float scale;
   const vf slope;
-  Buffer<float> message, source, target, weight, att;
+  Buffer<float> message, source, weight, att;  // packed
   std::vector<vu> head;  // of the lanes of a block
 
   explicit Attention(const AttentionProblem& p_)
@@ -128,60 +177,52 @@ struct Attention {
         edges{p_.num_dst, p_.num_src, Index{p_.ptr, bool(p_.ptr_wide)}[p_.num_dst], {p_.ptr, bool(p_.ptr_wide)},
               {p_.other, bool(p_.other_wide)}, {p_.position, bool(p_.position_wide)}},
         layout(p_.heads, p_.channels),
-        group_sum(layout),
+        groups(layout),
         dropout(p_.seed, p_.dropout),
         edge_dropout(p_.seed, p_.edge_dropout),
+        width(layout.width),
         size(layout.size()),
-        score_vectors(SCORE == GAT ? 1 : layout.vectors),
-        score_size(layout.blocks * score_vectors * LANES),
+        score_size(SCORE == GAT ? layout.dense_heads() : size),
+        encoded_size(SCORE == GAT ? layout.blocks * LANES : size),
+        projected_size(PROJECTS ? layout.blocks * p_.edge_dim * LANES : 0),
         scale(SCORE == DOT ? LOG2_E / __builtin_sqrtf(float(p_.channels)) : LOG2_E),
         slope(splat(float(p_.slope))),
         message(p_.num_src * size),
-        source(SCORE == GATV2 ? 0 : p_.num_src * score_size),
-        target(p_.num_dst * score_size),
-        weight(EDGES ? score_size * p_.edge_dim : 0),
+        source(SCORE == GATV2 ? 0 : p_.num_src * score_size + LANES),
+        weight(EDGES ? encoded_size * p_.edge_dim : 0),
         att(2 * size),
         head(layout.blocks) {
     for (int64_t b = 0; b < layout.blocks; b++)
-      for (int i = 0; i < LANES; i++) head[b][i] = uint32_t(b * layout.width + i % layout.width);
+      for (int i = 0; i < LANES; i++) head[b][i] = uint32_t(b * width + i % width);
     if (SCORE == GATV2) {
       layout.pack(p.att, att.data);
       for (int64_t i = 0; i < size; i++) att[size + i] = att[i] * float(p.slope);
     }
     if (EDGES) pack_weight();
-    const int64_t dim = p.heads * p.channels, score_dim = SCORE == GAT ? p.heads : dim;
-#pragma omp parallel num_threads(edges.team(p.num_threads))
-    {
-#pragma omp for schedule(static) nowait
-      for (int64_t i = 0; i < p.num_src; i++) {
-        layout.pack(p.message + i * dim, message.data + i * size);
-        if (SCORE != GATV2) pack_score(p.source + i * score_dim, source.data + i * score_size);
-      }
-#pragma omp for schedule(static)
-      for (int64_t i = 0; i < p.num_dst; i++) pack_score(p.target + i * score_dim, target.data + i * score_size);
+#pragma omp parallel for schedule(static) num_threads(edges.team(p.num_threads))
+    for (int64_t i = 0; i < p.num_src; i++) {
+      layout.pack(p.message + i * p.heads * p.channels, message.data + i * size);
+      if (SCORE != GATV2) pack_score(p.source + i * score_dim(), source.data + i * score_size);
     }
   }
 
+  // Numbers of a node's scores as they are given.
+  int64_t score_dim() const { return SCORE == GAT ? p.heads : p.heads * p.channels; }
+
   void pack_score(const float* from, float* to) const {
-    SCORE == GAT ? layout.spread(from, to) : layout.pack(from, to);
-  }
-  void unpack_score(const float* from, float* to) const {
-    SCORE == GAT ? layout.gather(from, to) : layout.unpack(from, to);
+    SCORE == GAT ? layout.pack_heads(from, to) : layout.pack(from, to);
   }
 
   // As [vector][feature][lane].
   void pack_weight() {
-    const int64_t rows = SCORE == GAT ? p.heads : p.heads * p.channels;
-    std::vector<float> column(rows), packed(score_size);
+    std::vector<float> column(score_dim()), packed(encoded_size + LANES);
     for (int64_t d = 0; d < p.edge_dim; d++) {
-      for (int64_t i = 0; i < rows; i++) column[i] = p.weight[i * p.edge_dim + d];
+      for (int64_t i = 0; i < score_dim(); i++) column[i] = p.weight[i * p.edge_dim + d];
       pack_score(column.data(), packed.data());
-      for (int64_t i = 0; i < score_size; i++) weight[(i / LANES * p.edge_dim + d) * LANES + i % LANES] = packed[i];
+      for (int64_t v = 0; v < encoded_size / LANES; v++)
+        store(weight.data + (v * p.edge_dim + d) * LANES,
+              SCORE == GAT ? layout.spread(packed.data() + v * width) : load(packed.data() + v * LANES));
     }
-  }
-
-  const float* score_row(int64_t node) const {
-    return SCORE == GATV2 ? message.data + node * size : source.data + node * score_size;
   }
 
   const float* features_of(int64_t position) const {
@@ -189,32 +230,70 @@ struct Attention {
                                    : p.loop_attr + (position - p.num_listed) * p.edge_dim;
   }
 
-  // Reads the next tile without the edges that dropout removes, and the features of its edges [edge][feature].
-  bool next(TileWalk& walk, Tile& tile, float* features, bool& broken) const {
-    if (!walk.next(tile, broken)) return false;
-    if (edge_dropout.active()) remove_edges(tile);
-    if (EDGES) {
-      for (int i = 0; i < tile.num_upcoming; i++) __builtin_prefetch(features_of(tile.upcoming[i]), 0, 2);
-      for (int i = 0; i < tile.num_edges; i++)
-        std::memcpy(features + i * p.edge_dim, features_of(tile.position[i]), 4 * p.edge_dim);
+  // Calls pass.visit(slice, segment) for all edges of a chunk, SLICE at a time, between pass.begin(slice) and
+  // pass.end(slice). False if an index points outside of its array.
+  // `features` has room for the features of a slice.
+  template <class Pass>
+  bool walk(int64_t chunk, float* features, Pass& pass) const {
+    const int64_t begin = chunk * edges.chunk_edges(), end = std::min(edges.num_edges, begin + edges.chunk_edges());
+    int64_t row = edges.row_of(begin);
+    if (!edges.rows_are_sorted(row, begin, end) || !edges.other.is_below(edges.num_others, begin, end) ||
+        !edges.position.is_below(p.num_positions, begin, end))
+      return false;
+    Slice slice;
+    slice.position = slice.positions, slice.features = features;
+    for (int64_t first = begin; first < end; first += SLICE) {
+      slice.num_edges = int(std::min<int64_t>(SLICE, end - first));
+      slice.num_segments = 0;
+      for (int at = 0; at < slice.num_edges;) {
+        while (edges.ptr[row + 1] <= first + at) row++;
+        const int64_t row_begin = edges.ptr[row], row_end = edges.ptr[row + 1];
+        const int stop = int(std::min<int64_t>(row_end - first, slice.num_edges));
+        slice.segments[slice.num_segments++] = {row, at, stop, first + at == std::max(row_begin, begin),
+                                                first + stop == row_end, row_begin >= begin};
+        at = stop;
+      }
+      read(first, features, slice);
+      pass.begin(slice);
+      for (int s = 0; s < slice.num_segments; s++) pass.visit(slice, slice.segments[s]);
+      pass.end(slice);
     }
     return true;
   }
 
-  void remove_edges(Tile& tile) const {
+  void read(int64_t first, float* features, Slice& slice) const {
+    const int n = slice.num_edges;
+    slice.other = edges.other.view(first, n, slice.others);
+    slice.ahead = edges.other.view(std::max<int64_t>(0, std::min(first + AHEAD, edges.num_edges - n)), n, slice.aheads);
+    if (EDGES || dropout.active() || edge_dropout.active() || p.weights)
+      slice.position = edges.position.view(first, n, slice.positions);
+    if (edge_dropout.active()) remove_edges(slice);
+    if (!EDGES) return;
+    if (!edges.position.data && !edge_dropout.active() && first + n <= p.num_listed) {
+      slice.features = p.attr + first * p.edge_dim;
+      return;
+    }
+    const int64_t stop = std::min(first + n + AHEAD, edges.num_edges);
+    for (int64_t i = first + AHEAD; i < stop; i++) __builtin_prefetch(features_of(edges.position[i]), 0, 2);
+    for (int i = 0; i < slice.num_edges; i++)
+      std::memcpy(features + i * p.edge_dim, features_of(slice.position[i]), 4 * p.edge_dim);
+    slice.features = features;
+  }
+
+  void remove_edges(Slice& slice) const {
     int kept = 0;
-    for (int s = 0; s < tile.num_segments; s++) {
-      Segment& segment = tile.segments[s];
+    for (int s = 0; s < slice.num_segments; s++) {
+      Segment& segment = slice.segments[s];
       const int begin = kept;
       for (int i = segment.begin; i < segment.end; i++) {
-        if (edge_dropout.removes(tile.position[i])) continue;
-        tile.other[kept] = tile.other[i];
-        tile.position[kept++] = tile.position[i];
+        if (edge_dropout.removes(slice.position[i])) continue;
+        slice.others[kept] = slice.other[i];
+        slice.positions[kept++] = slice.position[i];
       }
       segment.begin = begin, segment.end = kept;
     }
-    std::fill_n(tile.other + kept, AHEAD, tile.other[std::max(kept - 1, 0)]);
-    tile.num_edges = kept;
+    slice.other = slice.others, slice.position = slice.positions;
+    slice.num_edges = kept;
   }
 
   template <int N, int VECTORS>
@@ -233,7 +312,7 @@ struct Attention {
       }
     }
     for (int i = 0; i < N; i++)
-      for (int v = 0; v < VECTORS; v++) store(z + i * score_size + v * LANES, a[i][v]);
+      for (int v = 0; v < VECTORS; v++) store(z + i * encoded_size + v * LANES, a[i][v]);
   }
 
   template <int VECTORS>
@@ -241,83 +320,153 @@ struct Attention {
     const float* w = weight.data + vector * p.edge_dim * LANES;
     z += vector * LANES;
     int i = 0;
-    for (; i + 4 <= n; i += 4) encode_some<4, VECTORS>(features + i * p.edge_dim, w, z + i * score_size);
-    for (; i < n; i++) encode_some<1, VECTORS>(features + i * p.edge_dim, w, z + i * score_size);
+    for (; i + 4 <= n; i += 4) encode_some<4, VECTORS>(features + i * p.edge_dim, w, z + i * encoded_size);
+    for (; i < n; i++) encode_some<1, VECTORS>(features + i * p.edge_dim, w, z + i * encoded_size);
   }
 
-  // Encodes the features of n edges into z [edge][score_size]. Inlined, it would have too few registers.
-  __attribute__((noinline)) void encode(const float* features, int n, float* z) const {
-    const int64_t count = score_size / LANES;
+  // Encodes the features of a slice into z [edge][encoded_size]. Inlined, it would have too few registers.
+  __attribute__((noinline)) void encode(const Slice& slice, float* z) const {
+    const int64_t count = encoded_size / LANES;
     int64_t vector = 0;
-    for (; vector + 2 <= count; vector += 2) encode_vectors<2>(features, n, vector, z);
-    if (vector < count) encode_vectors<1>(features, n, vector, z);
+    for (; vector + 2 <= count; vector += 2) encode_vectors<2>(slice.features, slice.num_edges, vector, z);
+    if (vector < count) encode_vectors<1>(slice.features, slice.num_edges, vector, z);
   }
 
-  // Products of N edges with a vector of the destination: the scores, or (Values) the gradients of the weights.
-  template <int N, bool Values>
-  INLINE void multiply(const int64_t* other, int64_t block, const float* of_dst, const float* z, vf* out) const {
-    vf a[N];
+  // Takes the encoder to a node: its transpose times the node's vectors, [block][feature][lane]. The groups of lanes are
+  // parts of a sum.
+  void project(const float* node, float* to) const {
+    for (int64_t b = 0; b < layout.blocks; b++)
+      for (int64_t d = 0; d < p.edge_dim; d++) {
+        vf sum = {};
+        for (int64_t v = b * layout.vectors; v < (b + 1) * layout.vectors; v++)
+          sum = fma(load(node + v * LANES), load(weight.data + (v * p.edge_dim + d) * LANES), sum);
+        store(to + (b * p.edge_dim + d) * LANES, sum);
+      }
+  }
+
+  // What a pass reads of a row, packed.
+  struct Row {
+    int64_t node = 0;
+    Buffer<float> target, projected;
+    explicit Row(const Attention& a) : target(a.score_size + LANES), projected(a.projected_size) {}
+  };
+  void open(int64_t node, Row& row) const {
+    row.node = node;
+    pack_score(p.target + node * score_dim(), row.target.data);
+    if (PROJECTS) project(row.target.data, row.projected.data);
+  }
+
+  // The edges of a segment.
+  struct Edges {
+    int n;
+    const int64_t *other, *position, *ahead;
+    const float* features;
+    float* z;  // encoded features
+  };
+  Edges edges_of(const Slice& slice, const Segment& segment, float* z) const {
+    const int at = segment.begin;
+    return {segment.end - at, slice.other + at, slice.position + at, slice.ahead + at,
+            slice.features + at * p.edge_dim, z + at * encoded_size};
+  }
+
+  // Adds products of rows of a table, VECTORS vectors from `at` on, with those of one node, or (Features) of features
+  // with those of its encoder.
+  template <int VECTORS, bool Features>
+  INLINE void add_products(const Edges& e, const float* table, int64_t at, const float* node, vf* sums) const {
+    const int64_t row_size = size, dim = p.edge_dim;
+    vf own[VECTORS];
+    for (int v = 0; v < VECTORS; v++) own[v] = load(node + v * LANES);
+    for (int i = 0; i < e.n; i++) {
+      const float* from = Features ? e.features + i * dim + at : table + e.other[i] * row_size + at;
+      if (!Features) prefetch<VECTORS, false>(table + e.ahead[i] * row_size + at);
+      vf sum[2] = {sums[i], {}};
+      for (int v = 0; v < VECTORS; v++) sum[v % 2] = fma(Features ? splat(from[v]) : load(from + v * LANES), own[v], sum[v % 2]);
+      sums[i] = VECTORS > 1 ? sum[0] + sum[1] : sum[0];
+    }
+  }
+  template <bool Features>
+  INLINE void add_all_products(const Edges& e, const float* table, int64_t count, const float* node, vf* sums) const {
+    constexpr int STEP = Features ? 1 : LANES;
+    int64_t k = 0;
+    for (; k + 8 <= count; k += 8) add_products<8, Features>(e, table, k * STEP, node + k * LANES, sums);
+    for (; k + 4 <= count; k += 4) add_products<4, Features>(e, table, k * STEP, node + k * LANES, sums);
+    for (; k < count; k++) add_products<1, Features>(e, table, k * STEP, node + k * LANES, sums);
+  }
+
+  // Products of rows of a table, and of features, with a block of heads of a node and its encoder: dense.
+  INLINE void multiply(const Edges& e, const float* table, int64_t block, const float* node, const float* encoder,
+                       float* out) const {
+    vf sums[SLICE];
+    std::fill_n(sums, e.n, vf{});
+    const int64_t base = block * layout.vectors * LANES;
+    if (PROJECTS) add_all_products<true>(e, nullptr, p.edge_dim, encoder + block * p.edge_dim * LANES, sums);
+    add_all_products<false>(e, table + base, layout.vectors, node + base, sums);
+    for (int i = 0; i < e.n; i++) store(out + i * width, groups.sum(sums[i]));
+  }
+
+  // Scores of N edges for GATv2, dense.
+  template <int N>
+  INLINE void score_some(const Edges& e, int first, int64_t block, const float* node, float* out) const {
+    const int64_t base = block * layout.vectors * LANES;
+    const float *plus = att.data + base, *minus = plus + size, *z = e.z + first * encoded_size + base;
+    vf sum[N];
     const float* from[N];
-    for (int i = 0; i < N; i++) a[i] = splat(0.0f);
-    for (int i = 0; i < N; i++)
-      from[i] = (Values ? message.data + other[i] * size : score_row(other[i])) + block * layout.vectors * LANES;
-    const float *plus = att.data + block * layout.vectors * LANES, *minus = plus + size;
+    for (int i = 0; i < N; i++) sum[i] = splat(0.0f), from[i] = message.data + e.other[first + i] * size + base;
     for (int64_t k = 0; k < layout.vectors * LANES; k += LANES) {
-      const vf own = load(of_dst + k);
+      const vf own = load(node + base + k);
       for (int i = 0; i < N; i++) {
-        vf x = load(from[i] + k);
-        if (EDGES && (!Values || SCORE == DOT)) x += load(z + i * score_size + k);
-        if (Values || SCORE == DOT) {
-          a[i] = fma(x, own, a[i]);
-        } else {
-          x += own;
-          a[i] = fma(x, (vi)x < 0 ? load(minus + k) : load(plus + k), a[i]);
-        }
+        vf x = load(from[i] + k) + own;
+        if (EDGES) x += load(z + i * encoded_size + k);
+        sum[i] = fma(x, (vi)x < 0 ? load(minus + k) : load(plus + k), sum[i]);
       }
+      if (k % 64 == 0)
+        for (int i = 0; i < N; i++) __builtin_prefetch(message.data + e.ahead[first + i] * size + base + k);
     }
-    for (int i = 0; i < N; i++) out[i] = group_sum(a[i]);
+    for (int i = 0; i < N; i++) store(out + (first + i) * width, groups.sum(sum[i]));
   }
 
-  template <bool Values>
-  INLINE void multiply_all(const int64_t* other, int n, int64_t block, const float* of_dst, const float* z,
-                           vf* out) const {
-    z += block * score_vectors * LANES;
-    int i = 0;
-    for (; i + 4 <= n; i += 4) multiply<4, Values>(other + i, block, of_dst, z + i * score_size, out + i);
-    for (; i < n; i++) multiply<1, Values>(other + i, block, of_dst, z + i * score_size, out + i);
+  // Prefetches vectors that will be read, or added to (Write).
+  template <int VECTORS, bool Write>
+  static INLINE void prefetch(const float* from) {
+    for (int k = 0; k < VECTORS * LANES; k += 64 / 4) __builtin_prefetch(from + k, Write);
   }
 
-  // The argument of the leaky ReLU of GAT.
-  INLINE vf sum_of_gat(int64_t other, int64_t block, vf own, const float* z) const {
-    vf x = load(source.data + other * score_size + block * LANES) + own;
-    return EDGES ? x + load(z + block * LANES) : x;
-  }
+  // Floats of dense numbers of n edges, up to a whole vector.
+  INLINE int dense(int n) const { return (n * width + LANES - 1) / LANES * LANES; }
 
-  // Prefetches rows of nodes that a slice of edges in sorted order will read, or add to (Write).
-  template <bool Write>
-  INLINE void prefetch_rows(int64_t first, const float* rows, int64_t floats) const {
-    const int64_t end = std::min(first + SLICE, edges.num_edges);
-    for (int64_t i = first; i < end; i++)
-      for (const float *row = rows + edges.other[i] * floats, *stop = row + floats; row < stop; row += 64 / 4)
-        __builtin_prefetch(row, Write);
-  }
-
-  INLINE void prefetch(int64_t first) const {
-    prefetch_rows<false>(first, message.data, size);
-    if (SCORE != GATV2) prefetch_rows<false>(first, source.data, score_size);
-  }
-
-  // Scores of n edges of a row, times log2(e).
-  INLINE void score(const int64_t* other, int n, int64_t row, int64_t block, const float* z, vf* out) const {
-    const float* own = target.data + row * score_size + block * score_vectors * LANES;
-    if constexpr (SCORE == GAT) {
-      for (int i = 0; i < n; i++) {
-        const vf x = sum_of_gat(other[i], block, load(own), z + i * score_size);
-        out[i] = (x > 0.0f ? x : x * slope) * scale;
-      }
-    } else {
-      multiply_all<false>(other, n, block, own, z, out);
-      for (int i = 0; i < n; i++) out[i] *= scale;
+  // The arguments of the leaky ReLU of GAT, dense, up to a whole vector.
+  INLINE void add_scores(const Edges& e, const Row& row, int64_t block, float* out) const {
+    const float *from = source.data + block * width, *z = e.z + block * LANES;
+    for (int i = 0; i < e.n; i++) {
+      vf x = load(from + e.other[i] * score_size);
+      if (EDGES) x += load(z + i * encoded_size);
+      store(out + i * width, x);
     }
+    store(out + e.n * width, vf{});
+    const vf own = layout.spread(row.target.data + block * width);
+    for (int k = 0; k < dense(e.n); k += LANES) store(out + k, load(out + k) + own);
+  }
+  INLINE vf leaky(vf x) const { return x > 0.0f ? x : x * slope; }
+
+  // Scores of a segment times log2(e), dense, then -infinity up to a whole vector.
+  INLINE void score(const Edges& e, const Row& row, int64_t block, float* out) const {
+    if constexpr (SCORE == GAT) add_scores(e, row, block, out);
+    if constexpr (SCORE == DOT) multiply(e, source.data, block, row.target.data, row.projected.data, out);
+    if constexpr (SCORE == GATV2) {
+      int i = 0;
+      for (; i + 4 <= e.n; i += 4) score_some<4>(e, i, block, row.target.data, out);
+      for (; i < e.n; i++) score_some<1>(e, i, block, row.target.data, out);
+    }
+    for (int k = 0; k < dense(e.n); k += LANES) {
+      const vf x = load(out + k);
+      store(out + k, (SCORE == GAT ? leaky(x) : x) * scale);
+    }
+    store(out + e.n * width, splat(-__builtin_inff()));
+  }
+
+  // Factors of dropout of a segment, dense, then 0 up to a whole vector.
+  INLINE void draw(const Edges& e, int64_t block, float* out) const {
+    for (int i = 0; i < e.n; i++) store(out + i * width, dropout.factor(e.position[i], head[block]));
+    store(out + e.n * width, vf{});
   }
 };

@@ -28,94 +28,124 @@ static AttentionProblem by_source(AttentionProblem p) {
 template <int SCORE, bool EDGES>
 struct AttentionBackward : Attention<SCORE, EDGES> {
   using Base = Attention<SCORE, EDGES>;
-  using Base::att, Base::dropout, Base::edges, Base::head, Base::layout, Base::message, Base::p, Base::scale,
-      Base::score_size, Base::score_vectors, Base::size, Base::slope, Base::source, Base::target, Base::weight;
+  using Base::att, Base::dropout, Base::edges, Base::encoded_size, Base::groups, Base::layout, Base::message, Base::p,
+      Base::projected_size, Base::scale, Base::score_size, Base::size, Base::slope, Base::source, Base::weight,
+      Base::width, Base::ENCODES, Base::PROJECTS;
+  using Edges = typename Base::Edges;
 
   static constexpr bool IS_GAT = SCORE == GAT;
   static constexpr int64_t MAX_PARTS = IS_GAT ? 16 : 4;
 
-  // What a part of the edges adds up: gradients of the nodes at the far ends, of the row that began before it, and of
-  // the parameters.
+  // What a part of the edges adds up: gradients of the nodes at the far ends, and of the parameters.
   struct Part {
-    Buffer<float> message, source, row;
+    Buffer<float> message, source;
     LongSum att, weight;
-    Part(int64_t messages, int64_t sources, int64_t row_size, int64_t att_size, int64_t weight_size)
-        : message(messages, 0.0f), source(sources, 0.0f), row(row_size, 0.0f), att(att_size), weight(weight_size) {}
+    explicit Part(const AttentionBackward& pass)
+        : message(IS_GAT ? 0 : pass.p.num_src * pass.size, 0.0f),
+          source(SCORE == GATV2 ? 0 : pass.p.num_src * pass.score_size, 0.0f),
+          att(SCORE == GATV2 ? pass.size : 0),
+          weight(EDGES ? pass.encoded_size * pass.p.edge_dim : 0) {}
+  };
+
+  // What the pass reads of a row, and adds up: the gradients of its messages (GAT alone) and of its scores. The groups
+  // of GAT's scores are parts of a sum.
+  struct Row : Base::Row {
+    Buffer<float> gradient, stat, out, projected_gradient, sum;
+    Buffer<float> features;  // sums of features, see `add_projected`
+    explicit Row(const AttentionBackward& pass)
+        : Base::Row(pass),
+          gradient(pass.size),
+          stat(pass.stat_size + LANES),
+          out(pass.size),
+          projected_gradient(pass.projected_size),
+          sum(pass.row_size),
+          features(2 * pass.projected_size) {}
   };
 
   const int64_t stat_size, num_parts, row_size;
-  // stat, of destinations: log-sum-exp, then the product of output and gradient. grad_row: of a row's messages (GAT
-  // alone), then of its scores.
-  Buffer<float> gradient, stat, grad_rows;
+  // Of the destinations of GAT, [node][2][head]: log-sum-exp, then the product of output and gradient.
+  Buffer<float> stat;
   std::vector<Part*> parts;
+  Partials<float> partials;
 
   explicit AttentionBackward(const AttentionProblem& p_)
       : Base(p_),
-        stat_size(layout.blocks * LANES),
+        stat_size(2 * layout.dense_heads()),
         // The copies together stay smaller than a tensor of edges x channels.
         num_parts(std::max<int64_t>(
             1, std::min({MAX_PARTS, std::max<int64_t>(2, edges.num_edges / (4 * std::max<int64_t>(p_.num_src, 1))),
                          edges.num_chunks()}))),
-        row_size(score_size + (IS_GAT ? size : 0)),
-        gradient(p_.num_dst * size),
-        stat((IS_GAT ? p_.num_src : p_.num_dst) * 2 * stat_size),
-        grad_rows(p_.num_dst * row_size),
-        parts(num_parts) {
-    const int64_t dim = p.heads * p.channels, num_stats = IS_GAT ? p.num_src : p.num_dst;
+        row_size(encoded_size + (IS_GAT ? size : 0)),
+        stat(IS_GAT ? p_.num_src * stat_size + LANES : 0),
+        parts(num_parts),
+        partials(edges.num_chunks(), row_size) {
+    if (!IS_GAT) return;
 #pragma omp parallel num_threads(edges.team(p.num_threads))
     {
-#pragma omp for schedule(static) nowait
-      for (int64_t row = 0; row < p.num_dst; row++) {
-        layout.pack(p.gradient + row * dim, gradient.data + row * size);
-        std::fill_n(grad_rows.data + row * row_size, row_size, 0.0f);
-      }
+      Buffer<float> out(size);
 #pragma omp for schedule(static)
-      for (int64_t node = 0; node < num_stats; node++)
-        pack_stats(node, (IS_GAT ? p.message : p.gradient) + node * dim, p.out + node * dim);
+      for (int64_t node = 0; node < p.num_src; node++)
+        write_stats(node, message.data + node * size, out.data, stat.data + node * stat_size);
     }
   }
   ~AttentionBackward() {
     for (Part* part : parts) delete part;
   }
 
-  void pack_stats(int64_t node, const float* g, const float* out) const {
-    float* to = stat.data + node * 2 * stat_size;
-    layout.spread(p.lse + node * p.heads, to);
-    for (int64_t b = 0; b < layout.blocks; b++) store(to + stat_size + b * LANES, vf{});
-    for (int64_t h = 0; h < p.heads; h++) {
-      float product = 0;
-      for (int64_t c = 0; c < p.channels; c++) product += g[h * p.channels + c] * out[h * p.channels + c];
-      for (int i = int(h % layout.width); i < LANES; i += layout.width)
-        to[stat_size + h / layout.width * LANES + i] = product;
+  // `gradient` is packed; `out` has room for a packed row.
+  void write_stats(int64_t node, const float* gradient, float* out, float* to) const {
+    layout.pack(p.out + node * p.heads * p.channels, out);
+    layout.pack_heads(p.lse + node * p.heads, to);
+    for (int64_t b = 0; b < layout.blocks; b++) {
+      vf product = {};
+      for (int64_t k = b * layout.vectors; k < (b + 1) * layout.vectors; k++)
+        product = fma(load(gradient + k * LANES), load(out + k * LANES), product);
+      product = groups.sum(product);
+      std::memcpy(to + stat_size / 2 + b * width, &product, 4 * width);
     }
   }
 
-  // Gradients of VECTORS vectors of n edges; z becomes the gradient of the encoded features.
+  void open(int64_t node, Row& row) const {
+    Base::open(node, row);
+    layout.pack(p.gradient + node * p.heads * p.channels, row.gradient.data);
+    std::fill_n(row.sum.data, row_size, 0.0f);
+    if (!IS_GAT) write_stats(node, row.gradient.data, row.out.data, row.stat.data);
+    if (!PROJECTS) return;
+    this->project(row.gradient.data, row.projected_gradient.data);
+    std::fill_n(row.features.data, 2 * projected_size, 0.0f);
+  }
+
+  // Gradients of VECTORS vectors; z becomes the gradient of the encoded features.
   template <int VECTORS>
-  INLINE void add_vectors(Part& part, const int64_t* other, int n, int64_t row, int64_t at, float* z, const vf* w,
-                          const vf* ds, float* grad_row) const {
+  INLINE void add_vectors(Part& part, const Edges& e, Row& row, int64_t at, const float* w, const float* ds) const {
     vf own[VECTORS], g[VECTORS], a[VECTORS], row_sum[VECTORS], att_sum[VECTORS];
     for (int v = 0; v < VECTORS; v++) row_sum[v] = att_sum[v] = splat(0.0f);
     for (int v = 0; v < VECTORS; v++) {
-      own[v] = IS_GAT ? vf{} : load(target.data + row * score_size + at + v * LANES);
-      g[v] = load(gradient.data + row * size + at + v * LANES);
+      own[v] = IS_GAT ? vf{} : load(row.target.data + at + v * LANES);
+      g[v] = load(row.gradient.data + at + v * LANES);
       a[v] = SCORE == GATV2 ? load(att.data + at + v * LANES) : vf{};
     }
     // Stores might change members, as far as the compiler knows.
-    const int64_t node_size = size, encoded_size = score_size;
+    const int64_t node_size = size, z_size = encoded_size;
+    const int heads = width, n = e.n;
+    const int64_t *other = e.other, *ahead = e.ahead;
     const float *values = message.data + at, *keys = source.data + at;
-    float *grad_values = part.message.data + at, *grad_keys = part.source.data + at;
+    float *grad_values = part.message.data + at, *grad_keys = part.source.data + at, *z = e.z + at;
     const vf negative_slope = slope;
-    z += at;
-    for (int i = 0; i < n; i++, z += encoded_size) {
+    const vi head = layout.head;
+    for (int i = 0; i < n; i++, z += z_size) {
       const int64_t node = other[i] * node_size;
-      const vf weight = w[i], grad_score = ds[i], other_score = grad_score * negative_slope;
+      const vf weight = permute(load(w + i * heads), head);
+      if constexpr (IS_GAT) {
+        const float* from = message.data + node + at;
+        for (int v = 0; v < VECTORS; v++) row_sum[v] = fma(weight, load(from + v * LANES), row_sum[v]);
+        continue;
+      }
+      this->template prefetch<VECTORS, true>(grad_values + ahead[i] * node_size);
+      if (SCORE == DOT) this->template prefetch<VECTORS, true>(grad_keys + ahead[i] * node_size);
+      const vf grad_score = permute(load(ds + i * heads), head), other_score = grad_score * negative_slope;
       for (int v = 0; v < VECTORS; v++) {
         const int64_t k = node + v * LANES;
-        if constexpr (IS_GAT) {
-          row_sum[v] = fma(weight, load(values + k), row_sum[v]);
-          continue;
-        }
         vf value = weight * g[v];
         if constexpr (SCORE == GATV2) {
           vf x = load(values + k) + own[v];
@@ -127,77 +157,149 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
           value = fma(share, a[v], value);
         }
         if constexpr (SCORE == DOT) {
-          vf key = load(keys + k);
-          if (EDGES) key += load(z + v * LANES);
-          row_sum[v] = fma(grad_score, key, row_sum[v]);
-          key = grad_score * own[v];
-          store(grad_keys + k, load(grad_keys + k) + key);
-          if (EDGES) store(z + v * LANES, key + value);
+          row_sum[v] = fma(grad_score, load(keys + k), row_sum[v]);
+          store(grad_keys + k, fma(grad_score, own[v], load(grad_keys + k)));
         }
         store(grad_values + k, load(grad_values + k) + value);
       }
     }
     for (int v = 0; v < VECTORS; v++) {
-      float *to = grad_row + at + v * LANES, *to_att = part.att.tile.data + at + v * LANES;
+      float *to = row.sum.data + at + v * LANES, *to_att = part.att.tile.data + at + v * LANES;
       store(to, load(to) + (SCORE == GATV2 ? row_sum[v] * a[v] : row_sum[v]));
       if (SCORE == GATV2) store(to_att, load(to_att) + att_sum[v]);
     }
   }
 
-  // GAT's scores need one vector for a block of heads.
-  INLINE void add_scores_of_gat(Part& part, const int64_t* other, int n, int64_t row, int64_t block, float* z,
-                                const vf* ds, float* grad_row) const {
-    const vf own = load(target.data + row * score_size + block * LANES);
-    vf sum = {};
+  // Adds the gradients of GAT's scores.
+  template <int WIDTH>
+  INLINE void add_heads(const Edges& e, const float* ds, float* to) const {
     const int64_t node_size = score_size;
-    const float* scored = source.data + block * LANES;
-    float* grad_scored = part.source.data + block * LANES;
-    const vf negative_slope = slope;
-    z += block * LANES;
-    for (int i = 0; i < n; i++, z += node_size) {
-      vf x = load(scored + other[i] * node_size) + own;
-      if (EDGES) x += load(z);
-      const vf share = x > 0.0f ? ds[i] : ds[i] * negative_slope;
-      float* to = grad_scored + other[i] * node_size;
-      store(to, load(to) + share);
-      if (EDGES) store(z, share);
-      sum += share;
+    for (int i = 0; i < e.n; i++) {
+      float sum[WIDTH], *at = to + e.other[i] * node_size;
+      for (int h = 0; h < WIDTH; h++) sum[h] = at[h] + ds[i * WIDTH + h];
+      std::memcpy(at, sum, 4 * WIDTH);
     }
-    float* to = grad_row + size + block * LANES;
-    store(to, load(to) + sum);
+  }
+  INLINE void add_scores(Part& part, const Edges& e, Row& row, int64_t block, const float* ds) const {
+    float *to = part.source.data + block * width, *to_row = row.sum.data + size + block * LANES;
+    switch (width) {
+      case 1: add_heads<1>(e, ds, to); break;
+      case 2: add_heads<2>(e, ds, to); break;
+      case 4: add_heads<4>(e, ds, to); break;
+      case 8: add_heads<8>(e, ds, to); break;
+      default: add_heads<16>(e, ds, to);
+    }
+    vf sum = load(to_row);
+    for (int k = 0; k < this->dense(e.n); k += LANES) sum += load(ds + k);
+    store(to_row, sum);
+    if (!EDGES) return;
+    for (int i = 0; i < e.n; i++) store(e.z + i * encoded_size + block * LANES, layout.spread(ds + i * width));
   }
 
-  // Adds the gradients of n edges of a row, at most SLICE.
-  void add(Part& part, const Tile& tile, int first, int n, int64_t row, float* z, float* grad_row) const {
-    const int64_t* other = tile.other + first;
-    vf w[SLICE], ds[SLICE];
+  // Reads the numbers of GAT's destinations, dense, then those that make the weight and its gradient 0.
+  INLINE void read_stats(Part& part, const Edges& e, int64_t block, float* lse, float* product) const {
+    const float* from = stat.data + block * width;
+    for (int i = 0; i < e.n; i++) {
+      __builtin_prefetch(from + e.ahead[i] * stat_size);
+      __builtin_prefetch(source.data + e.ahead[i] * score_size + block * width);
+      __builtin_prefetch(part.source.data + e.ahead[i] * score_size + block * width, 1);
+      const float* stats = from + e.other[i] * stat_size;
+      store(lse + i * width, load(stats));
+      store(product + i * width, load(stats + stat_size / 2));
+    }
+    store(lse + e.n * width, splat(__builtin_inff()));
+    store(product + e.n * width, vf{});
+  }
+
+  // Adds the gradients of edges of a row, at most SLICE.
+  void add(Part& part, const Edges& e, Row& row) const {
+    constexpr int ROOM = (SLICE + 1) * LANES;
+    alignas(64) float w[ROOM], ds[ROOM], factor[ROOM], x[ROOM], lse[ROOM], product[ROOM];
+    const int count = this->dense(e.n);
     for (int64_t b = 0; b < layout.blocks; b++) {
-      const int64_t base = b * layout.vectors * LANES;
-      this->score(other, n, row, b, z, w);
-      this->template multiply_all<true>(other, n, b, gradient.data + row * size + base, z, ds);
-      for (int i = 0; i < n; i++) {
-        const float* stats = stat.data + (IS_GAT ? other[i] : row) * 2 * stat_size + b * LANES;
-        const vf product = load(stats + stat_size), share = exp2(w[i] - load(stats));
-        const vf factor = dropout.active() ? dropout.factor(tile.position[first + i], head[b]) : splat(1.0f);
-        w[i] = share * factor;
-        ds[i] = share * (factor * ds[i] - product);
-        if (SCORE == DOT) ds[i] *= scale * (1 / LOG2_E);
+      vf row_lse = {}, row_product = {};
+      if (IS_GAT) {
+        Base::add_scores(e, row, b, x);
+        read_stats(part, e, b, lse, product);
+      } else {
+        this->score(e, row, b, w);
+        row_lse = layout.spread(row.stat.data + b * width);
+        row_product = layout.spread(row.stat.data + stat_size / 2 + b * width);
       }
-      if (IS_GAT) add_scores_of_gat(part, other, n, row, b, z, ds, grad_row);
+      this->multiply(e, message.data, b, row.gradient.data, row.projected_gradient.data, ds);
+      store(ds + e.n * width, vf{});
+      if (dropout.active()) this->draw(e, b, factor);
+      for (int k = 0; k < count; k += LANES) {
+        const vf score = IS_GAT ? this->leaky(load(x + k)) * scale : load(w + k);
+        const vf share = exp2(score - (IS_GAT ? load(lse + k) : row_lse));
+        const vf kept = dropout.active() ? load(factor + k) : splat(1.0f);
+        vf grad_score = share * (kept * load(ds + k) - (IS_GAT ? load(product + k) : row_product));
+        if (IS_GAT) grad_score = load(x + k) > 0.0f ? grad_score : grad_score * slope;
+        if (SCORE == DOT) grad_score *= scale * (1 / LOG2_E);
+        store(w + k, share * kept);
+        store(ds + k, grad_score);
+      }
+      if (IS_GAT) add_scores(part, e, row, b, ds);
+      if (PROJECTS) add_projected(e, row, b, w, ds);
+      const int64_t base = b * layout.vectors * LANES;
       int64_t k = 0;
       if (IS_GAT)  // which needs few registers
-        for (; k + 8 <= layout.vectors; k += 8)
-          add_vectors<8>(part, other, n, row, base + k * LANES, z, w, ds, grad_row);
-      for (; k + 2 <= layout.vectors; k += 2)
-        add_vectors<2>(part, other, n, row, base + k * LANES, z, w, ds, grad_row);
-      if (k < layout.vectors) add_vectors<1>(part, other, n, row, base + k * LANES, z, w, ds, grad_row);
+        for (; k + 8 <= layout.vectors; k += 8) add_vectors<8>(part, e, row, base + k * LANES, w, ds);
+      for (; k + 2 <= layout.vectors; k += 2) add_vectors<2>(part, e, row, base + k * LANES, w, ds);
+      if (k < layout.vectors) add_vectors<1>(part, e, row, base + k * LANES, w, ds);
     }
+  }
+
+  // Adds up features, weighted by the gradients of the scores, then by the weights [feature][2][lane], and adds the
+  // gradients of the features.
+  INLINE void add_projected(const Edges& e, Row& row, int64_t block, const float* w, const float* ds) const {
+    const int64_t dim = p.edge_dim, first = block * dim * LANES;
+    float* sums = row.features.data + 2 * first;
+    for (int64_t d = 0; d < dim; d++) {
+      vf by_score = load(sums + 2 * d * LANES), by_weight = load(sums + (2 * d + 1) * LANES);
+      for (int i = 0; i < e.n; i++) {
+        const vf feature = splat(e.features[i * dim + d]);
+        by_score = fma(layout.spread(ds + i * width), feature, by_score);
+        by_weight = fma(layout.spread(w + i * width), feature, by_weight);
+      }
+      store(sums + 2 * d * LANES, by_score), store(sums + (2 * d + 1) * LANES, by_weight);
+    }
+    if (!p.grad_attr) return;
+    for (int i = 0; i < e.n; i++) {
+      float* to = gradient_of_features(e.position[i]);
+      const vf by_score = layout.spread(ds + i * width), by_weight = layout.spread(w + i * width);
+      for (int64_t d = 0; d < dim; d++)
+        to[d] += quick_sum(fma(by_score, load(row.projected.data + first + d * LANES),
+                               by_weight * load(row.projected_gradient.data + first + d * LANES)));
+    }
+  }
+
+  // Adds the gradients of a row's scores and of the encoder, from the sums of its features.
+  void finish_projected(Part& part, Row& row) const {
+    const int64_t dim = p.edge_dim;
+    for (int64_t v = 0; v < layout.blocks * layout.vectors; v++) {
+      const float *w = weight.data + v * dim * LANES, *sums = row.features.data + v / layout.vectors * dim * 2 * LANES;
+      const vf own = load(row.target.data + v * LANES), g = load(row.gradient.data + v * LANES);
+      float *to = part.weight.tile.data + v * dim * LANES, *to_row = row.sum.data + v * LANES;
+      vf total = load(to_row);
+      for (int64_t d = 0; d < dim; d++) {
+        const vf by_score = load(sums + 2 * d * LANES), by_weight = load(sums + (2 * d + 1) * LANES);
+        total = fma(by_score, load(w + d * LANES), total);
+        store(to + d * LANES, fma(by_score, own, fma(by_weight, g, load(to + d * LANES))));
+      }
+      store(to_row, total);
+    }
+  }
+
+  float* gradient_of_features(int64_t position) const {
+    return position < p.num_listed ? p.grad_attr + position * p.edge_dim
+                                   : p.grad_loop_attr + (position - p.num_listed) * p.edge_dim;
   }
 
   template <int VECTORS, int COLUMNS>
   INLINE void add_weight_some(Part& part, const float* features, int n, int64_t vector, int64_t d, const float* z) const {
     vf a[VECTORS][COLUMNS];
-    const int64_t dim = p.edge_dim, encoded_size = score_size;
+    const int64_t dim = p.edge_dim, encoded_size = this->encoded_size;
     float* to = part.weight.tile.data + (vector * dim + d) * LANES;
     z += vector * LANES, features += d;
     for (int v = 0; v < VECTORS; v++)
@@ -221,54 +323,68 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
     for (; d < p.edge_dim; d++) add_weight_some<VECTORS, 1>(part, features, n, vector, d, z);
   }
 
-  // Adds the gradients of the encoder and of the features of n edges, from those of the encoded features, z.
-  void add_features(Part& part, const Tile& tile, int first, int n, const float* features, const float* z) const {
-    const int64_t count = score_size / LANES;
+  // Adds the gradients of the encoder and of the features of a slice, from those of the encoded features, z.
+  void add_features(Part& part, const Slice& slice, const float* z) const {
+    const int64_t count = encoded_size / LANES;
+    const int n = slice.num_edges;
     int64_t vector = 0;
-    for (; vector + 2 <= count; vector += 2) add_weight_vectors<2>(part, features, n, vector, z);
-    if (vector < count) add_weight_vectors<1>(part, features, n, vector, z);
+    for (; vector + 2 <= count; vector += 2) add_weight_vectors<2>(part, slice.features, n, vector, z);
+    if (vector < count) add_weight_vectors<1>(part, slice.features, n, vector, z);
     if (!p.grad_attr) return;
-    const float repeated = SCORE == GAT ? float(layout.groups) : 1.0f;  // GAT has each head in so many lanes
+    const float repeated = IS_GAT ? float(layout.groups) : 1.0f;  // GAT has each head in so many lanes
     for (int i = 0; i < n; i++) {
-      const int64_t position = tile.position[first + i];
-      float* to = position < p.num_listed ? p.grad_attr + position * p.edge_dim
-                                          : p.grad_loop_attr + (position - p.num_listed) * p.edge_dim;
+      float* to = gradient_of_features(slice.position[i]);
       for (int64_t d = 0; d < p.edge_dim; d++) {
         vf a = {};
         for (int64_t v = 0; v < count; v++)
-          a = fma(load(z + i * score_size + v * LANES), load(weight.data + (v * p.edge_dim + d) * LANES), a);
+          a = fma(load(z + i * encoded_size + v * LANES), load(weight.data + (v * p.edge_dim + d) * LANES), a);
         to[d] = quick_sum(a) / repeated;
       }
     }
   }
 
-  bool run_chunk(Part& part, int64_t part_begin, int64_t chunk, Tile& tile, float* features, float* z) {
-    bool broken = false;
-    TileWalk walk(edges, chunk, p.num_positions, 0, 1, EDGES);
-    for (int64_t start = walk.at; this->next(walk, tile, features, broken); start = walk.at) {
-      for (int s = 0, slice = 0; slice < tile.num_edges; slice += SLICE) {
-        const int end = std::min(slice + SLICE, tile.num_edges);
-        this->prefetch(start + slice + SLICE);
-        if (IS_GAT) this->template prefetch_rows<false>(start + slice + SLICE, stat.data, 2 * stat_size);
-        if (!IS_GAT) this->template prefetch_rows<true>(start + slice + SLICE, part.message.data, size);
-        if (SCORE != GATV2) this->template prefetch_rows<true>(start + slice + SLICE, part.source.data, score_size);
-        if (EDGES) this->encode(features + slice * p.edge_dim, end - slice, z);
-        for (int at = slice; at < end;) {
-          while (tile.segments[s].end <= at) s++;
-          const Segment& segment = tile.segments[s];
-          const int n = std::min(segment.end, end) - at;
-          float* grad_row =
-              edges.ptr[segment.row] < part_begin ? part.row.data : grad_rows.data + segment.row * row_size;
-          add(part, tile, at, n, segment.row, z + (at - slice) * score_size, grad_row);
-          at += n;
-        }
-        if (EDGES) add_features(part, tile, slice, end - slice, features + slice * p.edge_dim, z);
-      }
-      if (SCORE == GATV2) part.att.flush();
-      if (EDGES) part.weight.flush();
+  // What a thread works with.
+  struct Worker {
+    AttentionBackward& pass;
+    Buffer<float> features, z;
+    Row row;
+    Part* part = nullptr;
+    int64_t chunk = 0;
+    int num_slices = 0;
+    Segment last = {};
+
+    explicit Worker(AttentionBackward& pass_)
+        : pass(pass_),
+          features(SLICE * pass.p.edge_dim),
+          z(ENCODES ? SLICE * pass.encoded_size : 0),
+          row(pass) {}
+
+    void begin(const Slice& slice) {
+      if (ENCODES) pass.encode(slice, z.data);
     }
-    return !broken;
-  }
+    void visit(const Slice& slice, const Segment& segment) {
+      last = segment;
+      if (segment.fresh) pass.open(segment.row, row);
+      if (segment.begin < segment.end) pass.add(*part, pass.edges_of(slice, segment, z.data), row);
+      if (segment.last) close(segment);
+    }
+    void close(const Segment& segment) {
+      if (PROJECTS) pass.finish_projected(*part, row);
+      if (segment.last && segment.whole) {
+        pass.write(row.node, row.sum.data);
+      } else {
+        std::copy_n(row.sum.data, pass.row_size, pass.partials.of(chunk, segment));
+      }
+    }
+    void end(const Slice& slice) {
+      if (ENCODES) pass.add_features(*part, slice, z.data);
+      if (++num_slices % 4 == 0) flush();
+    }
+    void flush() {
+      if (SCORE == GATV2) part->att.flush();
+      if (EDGES) part->weight.flush();
+    }
+  };
 
   int run() {
     int broken = 0;
@@ -276,50 +392,64 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
     bool full = false;
 #pragma omp parallel num_threads(std::min<int>(edges.team(p.num_threads), int(num_parts))) reduction(| : broken)
     {
-      Tile tile;
-      Buffer<float> features(TILE * p.edge_dim), z(SLICE * score_size);
+      Worker worker(*this);
 #pragma omp for schedule(dynamic, 1)
       for (int64_t i = 0; i < num_parts; i++) {
         try {
-          parts[i] = new Part(IS_GAT ? 0 : p.num_src * size, SCORE == GATV2 ? 0 : p.num_src * score_size, row_size,
-                              SCORE == GATV2 ? size : 0, EDGES ? score_size * p.edge_dim : 0);
+          worker.part = parts[i] = new Part(*this);
         } catch (const std::bad_alloc&) {
 #pragma omp atomic write
           full = true;
           continue;
         }
-        const int64_t first = i * num_chunks / num_parts, end = (i + 1) * num_chunks / num_parts;
-        for (int64_t chunk = first; chunk < end; chunk++)
-          broken |= !run_chunk(*parts[i], first * edges.chunk_edges(), chunk, tile, features.data, z.data);
+        const int64_t end = (i + 1) * num_chunks / num_parts;
+        for (worker.chunk = i * num_chunks / num_parts; worker.chunk < end; worker.chunk++) {
+          broken |= !this->walk(worker.chunk, worker.features.data, worker);
+          if (!broken && !worker.last.last) worker.close(worker.last);
+        }
+        worker.flush();
       }
     }
     if (full) return OUT_OF_MEMORY;
     if (broken) return BROKEN_INDEX;
+    partials.merge(edges, [](float& sum, float part) { sum += part; },
+                   [&](int64_t row, const float* sum) { write(row, sum); });
     add_parts();
     return OK;
   }
 
+  // Writes the gradients of a row.
+  void write(int64_t row, const float* sum) const {
+    if (IS_GAT) layout.unpack(sum, p.grad_message + row * p.heads * p.channels);
+    float* to = p.grad_target + row * this->score_dim();
+    if (!IS_GAT) return layout.unpack(sum, to);
+    for (int64_t h = 0; h < p.heads; h++) to[h] = groups.sum(load(sum + size + h / width * LANES))[h % width];
+  }
+
   void add_parts() {
-    for (int64_t i = 1; i < num_parts; i++) {
-      const int64_t begin = i * edges.num_chunks() / num_parts * edges.chunk_edges();
-      float* to = grad_rows.data + edges.row_of(begin) * row_size;
-      for (int64_t k = 0; k < row_size; k++) to[k] += parts[i]->row[k];
-    }
-    const int64_t dim = p.heads * p.channels, score_dim = IS_GAT ? p.heads : dim;
+    const int64_t dim = p.heads * p.channels;
+    constexpr int64_t NODES = 64;  // whose copies fit in the first-level cache
 #pragma omp parallel num_threads(edges.team(p.num_threads))
     {
 #pragma omp for schedule(static) nowait
-      for (int64_t node = 0; node < p.num_src; node++) {
-        if (!IS_GAT) layout.unpack(add_copies(&Part::message, node * size, size), p.grad_message + node * dim);
-        if (SCORE != GATV2)
-          this->unpack_score(add_copies(&Part::source, node * score_size, score_size),
-                             p.grad_source + node * score_dim);
+      for (int64_t first = 0; first < p.num_src; first += NODES) {
+        const int64_t end = std::min(p.num_src, first + NODES);
+        if (!IS_GAT) {
+          const float* from = add_copies(&Part::message, first * size, (end - first) * size);
+          for (int64_t node = first; node < end; node++, from += size) layout.unpack(from, p.grad_message + node * dim);
+        }
+        if (SCORE != GATV2) {
+          const float* from = add_copies(&Part::source, first * score_size, (end - first) * score_size);
+          for (int64_t node = first; node < end; node++, from += score_size)
+            IS_GAT ? (void)std::copy_n(from, p.heads, p.grad_source + node * p.heads)
+                   : layout.unpack(from, p.grad_source + node * dim);
+        }
       }
 #pragma omp for schedule(static)
       for (int64_t row = 0; row < p.num_dst; row++) {
-        const float* from = grad_rows.data + row * row_size;
-        if (IS_GAT) layout.unpack(from, p.grad_message + row * dim);
-        this->unpack_score(from + row_size - score_size, p.grad_target + row * score_dim);
+        if (edges.ptr[row] != edges.ptr[row + 1]) continue;
+        if (IS_GAT) std::fill_n(p.grad_message + row * dim, dim, 0.0f);
+        std::fill_n(p.grad_target + row * this->score_dim(), this->score_dim(), 0.0f);
       }
     }
     if (SCORE == GATV2) layout.unpack(add_long(&Part::att).data(), p.grad_att);
@@ -331,7 +461,7 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
     float* to = (parts[0]->*copy).data + at;
     for (int64_t i = 1; i < num_parts; i++) {
       const float* from = (parts[i]->*copy).data + at;
-      for (int64_t k = 0; k < count; k += LANES) store(to + k, load(to + k) + load(from + k));
+      for (int64_t k = 0; k < count; k++) to[k] += from[k];
     }
     return to;
   }
@@ -347,12 +477,15 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
   }
 
   void write_weight(const std::vector<float>& sums) const {
-    const int64_t rows = SCORE == GAT ? p.heads : p.heads * p.channels;
-    std::vector<float> packed(score_size), column(rows);
+    std::vector<float> packed(encoded_size), column(this->score_dim());
     for (int64_t d = 0; d < p.edge_dim; d++) {
-      for (int64_t i = 0; i < score_size; i++) packed[i] = sums[(i / LANES * p.edge_dim + d) * LANES + i % LANES];
-      this->unpack_score(packed.data(), column.data());
-      for (int64_t i = 0; i < rows; i++) p.grad_weight[i * p.edge_dim + d] = column[i];
+      for (int64_t i = 0; i < encoded_size; i++) packed[i] = sums[(i / LANES * p.edge_dim + d) * LANES + i % LANES];
+      if (IS_GAT) {  // the groups are copies
+        for (int64_t h = 0; h < p.heads; h++) column[h] = packed[h / width * LANES + h % width];
+      } else {
+        layout.unpack(packed.data(), column.data());
+      }
+      for (size_t i = 0; i < column.size(); i++) p.grad_weight[i * p.edge_dim + d] = column[i];
     }
   }
 };

@@ -5,16 +5,19 @@
 template <int SCORE, bool EDGES>
 struct AttentionForward : Attention<SCORE, EDGES> {
   using Base = Attention<SCORE, EDGES>;
-  using Base::dropout, Base::edges, Base::head, Base::layout, Base::message, Base::p, Base::score_size, Base::size;
+  using Base::dropout, Base::edges, Base::groups, Base::layout, Base::message, Base::p, Base::size, Base::weight, Base::width, Base::ENCODES, Base::PROJECTS;
+  using Edges = typename Base::Edges;
+  using Row = typename Base::Row;
 
   // The state of a row: the number of edges, then for each block of heads the largest score, the sum of exponentials
-  // relative to it, and the weighted sum of messages.
-  const int64_t block_state, state_size;
+  // relative to it, whose groups are parts of it, the weighted sum of messages, and that of features (PROJECTS).
+  const int64_t num_projected, block_state, state_size;
   Buffer<vf> heads, tails;  // of each chunk, the state of the row that it begins in and of the row that it ends in
 
   explicit AttentionForward(const AttentionProblem& p_)
       : Base(p_),
-        block_state(2 + layout.vectors),
+        num_projected(PROJECTS ? p.edge_dim : 0),
+        block_state(2 + layout.vectors + num_projected),
         state_size(1 + layout.blocks * block_state),
         heads(edges.num_chunks() * state_size),
         tails(edges.num_chunks() * state_size) {}
@@ -37,41 +40,53 @@ struct AttentionForward : Attention<SCORE, EDGES> {
     }
   }
 
-  template <int VECTORS>
-  INLINE void add_vectors(const int64_t* other, int n, int64_t at, const float* z, const vf* w, vf old, vf* sum) const {
+  // Adds up weighted messages, VECTORS vectors from the column `at` on, or (Features) weighted features.
+  template <int VECTORS, bool Features>
+  INLINE void add_vectors(const Edges& e, int64_t at, const float* w, vf old, vf* sum) const {
+    const int64_t dim = p.edge_dim;
     vf a[VECTORS];
     for (int v = 0; v < VECTORS; v++) a[v] = sum[v] * old;
-    for (int i = 0; i < n; i++) {
-      const float* from = message.data + other[i] * size + at;
-      for (int v = 0; v < VECTORS; v++) {
-        vf x = load(from + v * LANES);
-        if (EDGES && SCORE == DOT) x += load(z + i * score_size + at + v * LANES);
-        a[v] = fma(w[i], x, a[v]);
-      }
+    for (int i = 0; i < e.n; i++) {
+      const vf weight = layout.spread(w + i * width);
+      const float* from = Features ? e.features + i * dim + at : message.data + e.other[i] * size + at;
+      if (!Features && SCORE != GATV2) this->template prefetch<VECTORS, false>(message.data + e.ahead[i] * size + at);
+      for (int v = 0; v < VECTORS; v++) a[v] = fma(weight, Features ? splat(from[v]) : load(from + v * LANES), a[v]);
     }
     for (int v = 0; v < VECTORS; v++) sum[v] = a[v];
   }
 
-  // Adds n edges, at most SLICE, to the state of a row.
-  void add(const Tile& tile, int first, int n, int64_t row, const float* z, vf* state) const {
-    const int64_t* other = tile.other + first;
-    vf w[SLICE];
-    state[0] += float(n);
+  template <bool Features>
+  INLINE void add_all(const Edges& e, int64_t at, int64_t count, const float* w, vf old, vf* sum) const {
+    constexpr int STEP = Features ? 1 : LANES;
+    int64_t k = 0;
+    for (; k + 8 <= count; k += 8) add_vectors<8, Features>(e, at + k * STEP, w, old, sum + k);
+    for (; k + 4 <= count; k += 4) add_vectors<4, Features>(e, at + k * STEP, w, old, sum + k);
+    for (; k < count; k++) add_vectors<1, Features>(e, at + k * STEP, w, old, sum + k);
+  }
+
+  // Adds edges, at most SLICE, to the state of a row.
+  void add(const Edges& e, const Row& row, vf* state) const {
+    alignas(64) float w[(SLICE + 1) * LANES], factor[(SLICE + 1) * LANES];
+    state[0] += float(e.n);
     for (int64_t b = 0; b < layout.blocks; b++) {
       vf *mine = state + 1 + b * block_state, top = mine[0], total = {};
-      this->score(other, n, row, b, z, w);
-      for (int i = 0; i < n; i++) top = max(top, w[i]);
+      const int count = this->dense(e.n);
+      this->score(e, row, b, w);
+      for (int k = 0; k < count; k += LANES) top = max(top, load(w + k));
+      top = groups.largest(top);
       const vf old = rescale(mine[0], top);
-      for (int i = 0; i < n; i++) total += w[i] = exp2(w[i] - top);
-      if (dropout.active())
-        for (int i = 0; i < n; i++) w[i] *= dropout.factor(tile.position[first + i], head[b]);
+      for (int k = 0; k < count; k += LANES) {
+        const vf share = exp2(load(w + k) - top);
+        total += share;
+        store(w + k, share);
+      }
+      if (dropout.active()) {
+        this->draw(e, b, factor);
+        for (int k = 0; k < count; k += LANES) store(w + k, load(w + k) * load(factor + k));
+      }
       mine[0] = top, mine[1] = fma(mine[1], old, total);
-      int64_t k = 0, base = b * layout.vectors;
-      for (; k + 8 <= layout.vectors; k += 8)
-        add_vectors<8>(other, n, (base + k) * LANES, z, w, old, mine + 2 + k);
-      for (; k + 4 <= layout.vectors; k += 4)
-        add_vectors<4>(other, n, (base + k) * LANES, z, w, old, mine + 2 + k);
-      for (; k < layout.vectors; k++) add_vectors<1>(other, n, (base + k) * LANES, z, w, old, mine + 2 + k);
+      add_all<false>(e, b * layout.vectors * LANES, layout.vectors, w, old, mine + 2);
+      add_all<true>(e, 0, num_projected, w, old, mine + 2 + layout.vectors);
     }
   }
 
@@ -84,44 +99,57 @@ struct AttentionForward : Attention<SCORE, EDGES> {
     }
     vf* packed = const_cast<vf*>(state);  // a row is written once
     for (int64_t b = 0; b < layout.blocks; b++) {
-      const vf* mine = state + 1 + b * block_state;
-      const vf lse = mine[0] + log2(mine[1]), total = mine[1];
-      for (int h = 0; h < layout.width && b * layout.width + h < p.heads; h++)
-        p.lse[row * p.heads + b * layout.width + h] = lse[h];
-      for (int64_t k = 0; k < layout.vectors; k++) packed[b * layout.vectors + k] = mine[2 + k] / total;
+      const vf *mine = state + 1 + b * block_state, *projected = mine + 2 + layout.vectors;
+      const vf total = groups.sum(mine[1]), lse = mine[0] + log2(total);
+      for (int h = 0; h < width && b * width + h < p.heads; h++) p.lse[row * p.heads + b * width + h] = lse[h];
+      for (int64_t k = 0; k < layout.vectors; k++) {
+        vf sum = mine[2 + k];
+        const float* w = weight.data + (b * layout.vectors + k) * num_projected * LANES;
+        for (int64_t d = 0; d < num_projected; d++) sum = fma(projected[d], load(w + d * LANES), sum);
+        packed[b * layout.vectors + k] = sum / total;
+      }
     }
     layout.unpack(reinterpret_cast<const float*>(packed), out);
   }
 
-  bool run_chunk(int64_t chunk, Tile& tile, float* features, float* z, vf* state) {
-    bool broken = false;
-    TileWalk walk(edges, chunk, p.num_positions, 0, 1, EDGES);
-    const Segment* last = nullptr;
-    for (int64_t first = walk.at; this->next(walk, tile, features, broken); first = walk.at) {
-      for (int s = 0, at = 0, ready = 0; s < tile.num_segments; s++) {
-        const Segment& segment = *(last = &tile.segments[s]);
-        if (segment.fresh) begin(state);
-        for (at = segment.begin; at < segment.end;) {
-          if (at == ready) {
-            ready = std::min(at + SLICE, tile.num_edges);
-            this->prefetch(first + at + SLICE);
-            if (EDGES) this->encode(features + at * p.edge_dim, ready - at, z);
-          }
-          const int slice = (ready - 1) / SLICE * SLICE, n = std::min(segment.end, ready) - at;
-          add(tile, at, n, segment.row, z + (at - slice) * score_size, state);
-          at += n;
-        }
-        if (segment.last && segment.whole) {
-          write(segment.row, state);
-        } else if (segment.last) {
-          std::copy_n(state, state_size, heads.data + chunk * state_size);
-        }
+  // What a thread works with.
+  struct Worker {
+    const AttentionForward& pass;
+    Buffer<float> features, z;
+    Row row;
+    Buffer<vf> state;
+    int64_t chunk = 0;
+    Segment last = {};
+
+    explicit Worker(const AttentionForward& pass_)
+        : pass(pass_),
+          features(SLICE * pass.p.edge_dim),
+          z(ENCODES ? SLICE * pass.encoded_size : 0),
+          row(pass),
+          state(pass.state_size) {}
+
+    void begin(const Slice& slice) {
+      if (ENCODES) pass.encode(slice, z.data);
+    }
+    void visit(const Slice& slice, const Segment& segment) {
+      last = segment;
+      if (segment.fresh) {
+        pass.open(segment.row, row);
+        pass.begin(state.data);
+      }
+      if (segment.begin < segment.end) pass.add(pass.edges_of(slice, segment, z.data), row, state.data);
+      if (!segment.last) return;
+      if (segment.whole) {
+        pass.write(segment.row, state.data);
+      } else {
+        std::copy_n(state.data, pass.state_size, pass.heads.data + chunk * pass.state_size);
       }
     }
-    if (broken) return false;
-    if (!last->last) std::copy_n(state, state_size, (last->whole ? tails : heads).data + chunk * state_size);
-    return true;
-  }
+    void end(const Slice&) {
+      if (last.last) return;  // else the chunk may end here
+      std::copy_n(state.data, pass.state_size, (last.whole ? pass.tails : pass.heads).data + chunk * pass.state_size);
+    }
+  };
 
   // Merges the states of rows that several chunks share, in the order of the chunks.
   void finish_rows() {
@@ -144,12 +172,12 @@ struct AttentionForward : Attention<SCORE, EDGES> {
     int broken = 0;
 #pragma omp parallel num_threads(edges.team(p.num_threads)) reduction(| : broken)
     {
-      Tile tile;
-      Buffer<float> features(TILE * p.edge_dim), z(SLICE * score_size);
-      Buffer<vf> state(state_size);
+      Worker worker(*this);
 #pragma omp for schedule(dynamic, 1)
-      for (int64_t chunk = 0; chunk < edges.num_chunks(); chunk++)
-        broken |= !run_chunk(chunk, tile, features.data, z.data, state.data);
+      for (int64_t chunk = 0; chunk < edges.num_chunks(); chunk++) {
+        worker.chunk = chunk;
+        broken |= !this->walk(chunk, worker.features.data, worker);
+      }
 #pragma omp for schedule(static)
       for (int64_t row = 0; row < p.num_dst; row++) {
         if (edges.ptr[row] != edges.ptr[row + 1]) continue;
@@ -167,33 +195,34 @@ struct AttentionForward : Attention<SCORE, EDGES> {
   void write_weights() {
 #pragma omp parallel num_threads(edges.team(p.num_threads))
     {
-      Tile tile;
-      Buffer<float> features(TILE * p.edge_dim), z(TILE * score_size), lse(layout.blocks * LANES);
-      vf w[TILE];
+      WeightWriter writer(*this);
 #pragma omp for schedule(dynamic, 1)
-      for (int64_t chunk = 0; chunk < edges.num_chunks(); chunk++) {
-        bool broken = false;
-        TileWalk walk(edges, chunk, p.num_positions, 0, 1, EDGES);
-        while (this->next(walk, tile, features.data, broken)) {
-          if (EDGES) this->encode(features.data, tile.num_edges, z.data);
-          for (int s = 0; s < tile.num_segments; s++) write_segment(tile, tile.segments[s], z.data, lse.data, w);
-        }
-      }
+      for (int64_t chunk = 0; chunk < edges.num_chunks(); chunk++)
+        this->walk(chunk, writer.features.data, writer);
     }
   }
 
-  void write_segment(const Tile& tile, const Segment& segment, const float* z, float* lse, vf* w) const {
-    const int n = segment.end - segment.begin;
-    layout.spread(p.lse + segment.row * p.heads, lse);
-    for (int64_t b = 0; b < layout.blocks; b++) {
-      this->score(tile.other + segment.begin, n, segment.row, b, z + segment.begin * score_size, w);
-      for (int i = 0; i < n; i++) {
-        const int64_t position = tile.position[segment.begin + i];
-        vf weight = exp2(w[i] - load(lse + b * LANES));
-        if (SCORE != DOT && dropout.active()) weight *= dropout.factor(position, head[b]);
-        for (int h = 0; h < layout.width && b * layout.width + h < p.heads; h++)
-          p.weights[position * p.heads + b * layout.width + h] = weight[h];
+  struct WeightWriter : Worker {
+    using Worker::pass, Worker::row, Worker::z;
+    explicit WeightWriter(const AttentionForward& pass_) : Worker(pass_) {}
+
+    void visit(const Slice& slice, const Segment& segment) {
+      const AttentionProblem& p = pass.p;
+      if (segment.fresh) pass.open(segment.row, row);
+      const Edges e = pass.edges_of(slice, segment, z.data);
+      alignas(64) float w[(SLICE + 1) * LANES];
+      for (int64_t b = 0; b < pass.layout.blocks; b++) {
+        pass.score(e, row, b, w);
+        const int64_t first = b * pass.width, count = std::min<int64_t>(pass.width, p.heads - first);
+        for (int i = 0; i < e.n; i++) {
+          vf lse = {};
+          std::memcpy(&lse, p.lse + row.node * p.heads + first, 4 * count);
+          vf weight = exp2(load(w + i * pass.width) - lse);
+          if (SCORE != DOT && pass.dropout.active()) weight *= pass.dropout.factor(e.position[i], pass.head[b]);
+          std::memcpy(p.weights + e.position[i] * p.heads + first, &weight, 4 * count);
+        }
       }
     }
-  }
+    void end(const Slice&) {}
+  };
 };
