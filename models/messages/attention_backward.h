@@ -115,58 +115,101 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
     std::fill_n(row.features.data, 2 * projected_size, 0.0f);
   }
 
-  // Gradients of VECTORS vectors; z becomes the gradient of the encoded features.
+  // The passes below add the gradients of VECTORS vectors from `at` on, of edges with the weights w and the gradients ds of
+  // scores. Stores might change members, as far as the compiler knows: what loops need of these is copied.
+
+  // Of the messages of GAT's rows.
   template <int VECTORS>
-  INLINE void add_vectors(Part& part, const Edges& e, Row& row, int64_t at, const float* w, const float* ds) const {
-    vf own[VECTORS], g[VECTORS], a[VECTORS], row_sum[VECTORS], att_sum[VECTORS];
-    for (int v = 0; v < VECTORS; v++) row_sum[v] = att_sum[v] = splat(0.0f);
-    for (int v = 0; v < VECTORS; v++) {
-      own[v] = IS_GAT ? vf{} : load(row.target.data + at + v * LANES);
-      g[v] = load(row.gradient.data + at + v * LANES);
-      a[v] = SCORE == GATV2 ? load(att.data + at + v * LANES) : vf{};
+  INLINE void add_messages(Part&, const Edges& e, Row& row, int64_t at, const float* w, const float*) const {
+    vf sum[VECTORS];
+    for (int v = 0; v < VECTORS; v++) sum[v] = load(row.sum.data + at + v * LANES);
+    for (int i = 0; i < e.n; i++) {
+      const float* from = message.data + e.other[i] * size + at;
+      const vf weight = layout.spread(w + i * width);
+      for (int v = 0; v < VECTORS; v++) sum[v] = fma(weight, load(from + v * LANES), sum[v]);
     }
-    // Stores might change members, as far as the compiler knows.
-    const int64_t node_size = size, z_size = encoded_size;
+    for (int v = 0; v < VECTORS; v++) store(row.sum.data + at + v * LANES, sum[v]);
+  }
+
+  // Of the messages of dot products.
+  template <int VECTORS>
+  INLINE void add_values(Part& part, const Edges& e, Row& row, int64_t at, const float* w, const float*) const {
+    vf g[VECTORS];
+    for (int v = 0; v < VECTORS; v++) g[v] = load(row.gradient.data + at + v * LANES);
+    const int64_t node_size = size, *other = e.other, *ahead = e.ahead;
     const int heads = width, n = e.n;
-    const int64_t *other = e.other, *ahead = e.ahead;
-    const float *values = message.data + at, *keys = source.data + at;
-    float *grad_values = part.message.data + at, *grad_keys = part.source.data + at, *z = e.z + at;
-    const vf negative_slope = slope;
     const vi head = layout.head;
-    for (int i = 0; i < n; i++, z += z_size) {
-      const int64_t node = other[i] * node_size;
+    float* values = part.message.data + at;
+    for (int i = 0; i < n; i++) {
       const vf weight = permute(load(w + i * heads), head);
-      if constexpr (IS_GAT) {
-        const float* from = message.data + node + at;
-        for (int v = 0; v < VECTORS; v++) row_sum[v] = fma(weight, load(from + v * LANES), row_sum[v]);
-        continue;
-      }
-      this->template prefetch<VECTORS, true>(grad_values + ahead[i] * node_size);
-      if (SCORE == DOT) this->template prefetch<VECTORS, true>(grad_keys + ahead[i] * node_size);
-      const vf grad_score = permute(load(ds + i * heads), head), other_score = grad_score * negative_slope;
+      this->template prefetch<VECTORS, true>(values + ahead[i] * node_size);
+      float* to = values + other[i] * node_size;
+      for (int v = 0; v < VECTORS; v++) store(to + v * LANES, fma(weight, g[v], load(to + v * LANES)));
+    }
+  }
+
+  // Of both sides of dot products.
+  template <int VECTORS>
+  INLINE void add_keys(Part& part, const Edges& e, Row& row, int64_t at, const float*, const float* ds) const {
+    vf own[VECTORS], sum[VECTORS];
+    for (int v = 0; v < VECTORS; v++) {
+      own[v] = load(row.target.data + at + v * LANES);
+      sum[v] = load(row.sum.data + at + v * LANES);
+    }
+    const int64_t node_size = size, *other = e.other, *ahead = e.ahead;
+    const int heads = width, n = e.n;
+    const vi head = layout.head;
+    const float* keys = source.data + at;
+    float* grad_keys = part.source.data + at;
+    for (int i = 0; i < n; i++) {
+      const vf share = permute(load(ds + i * heads), head);
+      this->template prefetch<VECTORS, true>(grad_keys + ahead[i] * node_size);
+      const float* from = keys + other[i] * node_size;
+      float* to = grad_keys + other[i] * node_size;
       for (int v = 0; v < VECTORS; v++) {
-        const int64_t k = node + v * LANES;
-        vf value = weight * g[v];
-        if constexpr (SCORE == GATV2) {
-          vf x = load(values + k) + own[v];
-          if (EDGES) x += load(z + v * LANES);
-          const vf share = x > 0.0f ? grad_score : other_score;
-          row_sum[v] += share;
-          att_sum[v] = fma(share, x, att_sum[v]);
-          if (EDGES) store(z + v * LANES, share * a[v]);
-          value = fma(share, a[v], value);
-        }
-        if constexpr (SCORE == DOT) {
-          row_sum[v] = fma(grad_score, load(keys + k), row_sum[v]);
-          store(grad_keys + k, fma(grad_score, own[v], load(grad_keys + k)));
-        }
-        store(grad_values + k, load(grad_values + k) + value);
+        sum[v] = fma(share, load(from + v * LANES), sum[v]);
+        store(to + v * LANES, fma(share, own[v], load(to + v * LANES)));
+      }
+    }
+    for (int v = 0; v < VECTORS; v++) store(row.sum.data + at + v * LANES, sum[v]);
+  }
+
+  // Of both sides of GATv2, and of att; z becomes the gradient of the encoded features.
+  template <int VECTORS>
+  INLINE void add_sides(Part& part, const Edges& e, Row& row, int64_t at, const float* w, const float* ds) const {
+    vf own[VECTORS], g[VECTORS], a[VECTORS], sum[VECTORS], att_sum[VECTORS];
+    for (int v = 0; v < VECTORS; v++) {
+      own[v] = load(row.target.data + at + v * LANES);
+      g[v] = load(row.gradient.data + at + v * LANES);
+      a[v] = load(att.data + at + v * LANES);
+      sum[v] = att_sum[v] = splat(0.0f);
+    }
+    const int64_t node_size = size, z_size = encoded_size, *other = e.other, *ahead = e.ahead;
+    const int heads = width, n = e.n;
+    const vi head = layout.head;
+    const vf negative_slope = slope;
+    const float* values = message.data + at;
+    float *grad_values = part.message.data + at, *z = e.z + at;
+    for (int i = 0; i < n; i++, z += z_size) {
+      const vf weight = permute(load(w + i * heads), head), share = permute(load(ds + i * heads), head),
+               small = share * negative_slope;
+      this->template prefetch<VECTORS, true>(grad_values + ahead[i] * node_size);
+      const float* from = values + other[i] * node_size;
+      float* to = grad_values + other[i] * node_size;
+      for (int v = 0; v < VECTORS; v++) {
+        vf x = load(from + v * LANES) + own[v];
+        if (EDGES) x += load(z + v * LANES);
+        const vf d = x > 0.0f ? share : small;
+        sum[v] += d;
+        att_sum[v] = fma(d, x, att_sum[v]);
+        if (EDGES) store(z + v * LANES, d * a[v]);
+        store(to + v * LANES, fma(d, a[v], fma(weight, g[v], load(to + v * LANES))));
       }
     }
     for (int v = 0; v < VECTORS; v++) {
       float *to = row.sum.data + at + v * LANES, *to_att = part.att.tile.data + at + v * LANES;
-      store(to, load(to) + (SCORE == GATV2 ? row_sum[v] * a[v] : row_sum[v]));
-      if (SCORE == GATV2) store(to_att, load(to_att) + att_sum[v]);
+      store(to, fma(sum[v], a[v], load(to)));
+      store(to_att, load(to_att) + att_sum[v]);
     }
   }
 
@@ -241,13 +284,42 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
       }
       if (IS_GAT) add_scores(part, e, row, b, ds);
       if (PROJECTS) add_projected(e, row, b, w, ds);
-      const int64_t base = b * layout.vectors * LANES;
+#define ADD_BLOCK(VECTORS, ADD) \
+  for (; k + VECTORS <= layout.vectors; k += VECTORS) ADD<VECTORS>(part, e, row, (b * layout.vectors + k) * LANES, w, ds)
       int64_t k = 0;
-      if (IS_GAT)  // which needs few registers
-        for (; k + 8 <= layout.vectors; k += 8) add_vectors<8>(part, e, row, base + k * LANES, w, ds);
-      for (; k + 2 <= layout.vectors; k += 2) add_vectors<2>(part, e, row, base + k * LANES, w, ds);
-      if (k < layout.vectors) add_vectors<1>(part, e, row, base + k * LANES, w, ds);
+      if constexpr (IS_GAT) {
+        ADD_BLOCK(8, add_messages);
+        ADD_BLOCK(4, add_messages);
+        ADD_BLOCK(1, add_messages);
+      } else if constexpr (SCORE == GATV2) {
+        ADD_BLOCK(2, add_sides);
+        ADD_BLOCK(1, add_sides);
+      } else {
+        ADD_BLOCK(4, add_keys);
+        ADD_BLOCK(1, add_keys);
+        k = 0;
+        ADD_BLOCK(8, add_values);
+        ADD_BLOCK(4, add_values);
+        ADD_BLOCK(1, add_values);
+      }
     }
+  }
+
+  template <int FEATURES>
+  INLINE void add_projected_some(const Edges& e, int64_t first, const float* w, const float* ds, float* sums) const {
+    vf sum[2 * FEATURES];
+    sums += 2 * first * LANES;
+    for (int k = 0; k < 2 * FEATURES; k++) sum[k] = load(sums + k * LANES);
+    const float* features = e.features + first;
+    for (int i = 0; i < e.n; i++, features += p.edge_dim) {
+      const vf share = layout.spread(ds + i * width), weight = layout.spread(w + i * width);
+      for (int k = 0; k < FEATURES; k++) {
+        const vf feature = splat(features[k]);
+        sum[2 * k] = fma(share, feature, sum[2 * k]);
+        sum[2 * k + 1] = fma(weight, feature, sum[2 * k + 1]);
+      }
+    }
+    for (int k = 0; k < 2 * FEATURES; k++) store(sums + k * LANES, sum[k]);
   }
 
   // Adds up features, weighted by the gradients of the scores, then by the weights [feature][2][lane], and adds the
@@ -255,15 +327,9 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
   INLINE void add_projected(const Edges& e, Row& row, int64_t block, const float* w, const float* ds) const {
     const int64_t dim = p.edge_dim, first = block * dim * LANES;
     float* sums = row.features.data + 2 * first;
-    for (int64_t d = 0; d < dim; d++) {
-      vf by_score = load(sums + 2 * d * LANES), by_weight = load(sums + (2 * d + 1) * LANES);
-      for (int i = 0; i < e.n; i++) {
-        const vf feature = splat(e.features[i * dim + d]);
-        by_score = fma(layout.spread(ds + i * width), feature, by_score);
-        by_weight = fma(layout.spread(w + i * width), feature, by_weight);
-      }
-      store(sums + 2 * d * LANES, by_score), store(sums + (2 * d + 1) * LANES, by_weight);
-    }
+    int64_t d = 0;
+    for (; d + 4 <= dim; d += 4) add_projected_some<4>(e, d, w, ds, sums);
+    for (; d < dim; d++) add_projected_some<1>(e, d, w, ds, sums);
     if (!p.grad_attr) return;
     for (int i = 0; i < e.n; i++) {
       float* to = gradient_of_features(e.position[i]);
