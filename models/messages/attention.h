@@ -271,6 +271,8 @@ struct Attention {
     if (!EDGES) return;
     if (!edges.position.data && !edge_dropout.active() && first + n <= p.num_listed) {
       slice.features = p.attr + first * p.edge_dim;
+      const int64_t ahead = std::min(first + 2 * n, p.num_listed) * p.edge_dim;
+      for (int64_t k = (first + n) * p.edge_dim; k < ahead; k += 64 / 4) __builtin_prefetch(p.attr + k);
       return;
     }
     const int64_t stop = std::min(first + n + AHEAD, edges.num_edges);

@@ -1,7 +1,9 @@
-// Backward: each edge is visited once. The gradients of the nodes at its far end are added to one copy for each part of
-// the edges; the number of parts never depends on the threads, and the copies are added in order.
+// Backward: each edge is visited once. The gradients of the nodes at its far end are added to a copy of each thread, which
+// sums up a part of the edges. The number of parts never depends on the threads, and their sums are added in order.
 // Rows are destinations. For GAT they are sources, see `by_source`: then the copies hold scores alone, not messages.
 #pragma once
+#include <memory>
+
 #include "attention.h"
 
 // Sums in float over a tile, then in double.
@@ -12,6 +14,10 @@ struct LongSum {
   explicit LongSum(int64_t size_) : size(size_), tile(size_, 0.0f), total(size_, 0.0) {}
   void flush() {
     for (int64_t i = 0; i < size; i++) total[i] += tile[i], tile[i] = 0;
+  }
+  // Takes what another has summed.
+  void take(LongSum& other) {
+    for (int64_t i = 0; i < size; i++) total[i] += other.total[i], other.total[i] = 0;
   }
 };
 
@@ -38,13 +44,22 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
 
   // What a part of the edges adds up: gradients of the nodes at the far ends, and of the parameters.
   struct Part {
+    const int64_t message_size, source_size;
     Buffer<float> message, source;
     LongSum att, weight;
     explicit Part(const AttentionBackward& pass)
-        : message(IS_GAT ? 0 : pass.p.num_src * pass.size, 0.0f),
-          source(SCORE == GATV2 ? 0 : pass.p.num_src * pass.score_size, 0.0f),
+        : message_size(IS_GAT ? 0 : pass.p.num_src * pass.size),
+          source_size(SCORE == GATV2 ? 0 : pass.p.num_src * pass.score_size),
+          message(message_size, 0.0f),
+          source(source_size, 0.0f),
           att(SCORE == GATV2 ? pass.size : 0),
           weight(EDGES ? pass.encoded_size * pass.p.edge_dim : 0) {}
+    // Takes what another part has summed.
+    void take(Part& other) {
+      for (int64_t i = 0; i < message_size; i++) message[i] += other.message[i], other.message[i] = 0;
+      for (int64_t i = 0; i < source_size; i++) source[i] += other.source[i], other.source[i] = 0;
+      att.take(other.att), weight.take(other.weight);
+    }
   };
 
   // What the pass reads of a row, and adds up: the gradients of its messages (GAT alone) and of its scores. The groups
@@ -65,19 +80,18 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
   const int64_t stat_size, num_parts, row_size;
   // Of the destinations of GAT, [node][2][head]: log-sum-exp, then the product of output and gradient.
   Buffer<float> stat;
-  std::vector<Part*> parts;
+  std::unique_ptr<Part> total;
   Partials<float> partials;
 
   explicit AttentionBackward(const AttentionProblem& p_)
       : Base(p_),
         stat_size(2 * layout.dense_heads()),
-        // The copies together stay smaller than a tensor of edges x channels.
+        // Their sums together stay smaller than a tensor of edges x channels, even if every part has its own thread.
         num_parts(std::max<int64_t>(
             1, std::min({MAX_PARTS, std::max<int64_t>(2, edges.num_edges / (4 * std::max<int64_t>(p_.num_src, 1))),
                          edges.num_chunks()}))),
         row_size(encoded_size + (IS_GAT ? size : 0)),
         stat(IS_GAT ? p_.num_src * stat_size + LANES : 0),
-        parts(num_parts),
         partials(edges.num_chunks(), row_size) {
     if (!IS_GAT) return;
 #pragma omp parallel num_threads(edges.team(p.num_threads))
@@ -87,9 +101,6 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
       for (int64_t node = 0; node < p.num_src; node++)
         write_stats(node, message.data + node * size, out.data, stat.data + node * stat_size);
     }
-  }
-  ~AttentionBackward() {
-    for (Part* part : parts) delete part;
   }
 
   // `gradient` is packed; `out` has room for a packed row.
@@ -292,9 +303,10 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
         ADD_BLOCK(4, add_messages);
         ADD_BLOCK(1, add_messages);
       } else if constexpr (SCORE == GATV2) {
-        ADD_BLOCK(2, add_sides);
+        ADD_BLOCK(4, add_sides);
         ADD_BLOCK(1, add_sides);
       } else {
+        ADD_BLOCK(8, add_keys);
         ADD_BLOCK(4, add_keys);
         ADD_BLOCK(1, add_keys);
         k = 0;
@@ -414,7 +426,7 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
     AttentionBackward& pass;
     Buffer<float> features, z;
     Row row;
-    Part* part = nullptr;
+    std::unique_ptr<Part> part;
     int64_t chunk = 0;
     int num_slices = 0;
     Segment last = {};
@@ -459,10 +471,10 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
 #pragma omp parallel num_threads(std::min<int>(edges.team(p.num_threads), int(num_parts))) reduction(| : broken)
     {
       Worker worker(*this);
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, 1) ordered
       for (int64_t i = 0; i < num_parts; i++) {
         try {
-          worker.part = parts[i] = new Part(*this);
+          if (!worker.part) worker.part.reset(new Part(*this));
         } catch (const std::bad_alloc&) {
 #pragma omp atomic write
           full = true;
@@ -474,13 +486,15 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
           if (!broken && !worker.last.last) worker.close(worker.last);
         }
         worker.flush();
+#pragma omp ordered
+        total ? total->take(*worker.part) : total.swap(worker.part);
       }
     }
     if (full) return OUT_OF_MEMORY;
     if (broken) return BROKEN_INDEX;
     partials.merge(edges, [](float& sum, float part) { sum += part; },
                    [&](int64_t row, const float* sum) { write(row, sum); });
-    add_parts();
+    write_sums();
     return OK;
   }
 
@@ -492,24 +506,17 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
     for (int64_t h = 0; h < p.heads; h++) to[h] = groups.sum(load(sum + size + h / width * LANES))[h % width];
   }
 
-  void add_parts() {
+  // Writes the gradients of the nodes at the far ends, of rows without edges, and of the parameters.
+  void write_sums() const {
     const int64_t dim = p.heads * p.channels;
-    constexpr int64_t NODES = 64;  // whose copies fit in the first-level cache
 #pragma omp parallel num_threads(edges.team(p.num_threads))
     {
 #pragma omp for schedule(static) nowait
-      for (int64_t first = 0; first < p.num_src; first += NODES) {
-        const int64_t end = std::min(p.num_src, first + NODES);
-        if (!IS_GAT) {
-          const float* from = add_copies(&Part::message, first * size, (end - first) * size);
-          for (int64_t node = first; node < end; node++, from += size) layout.unpack(from, p.grad_message + node * dim);
-        }
-        if (SCORE != GATV2) {
-          const float* from = add_copies(&Part::source, first * score_size, (end - first) * score_size);
-          for (int64_t node = first; node < end; node++, from += score_size)
-            IS_GAT ? (void)std::copy_n(from, p.heads, p.grad_source + node * p.heads)
-                   : layout.unpack(from, p.grad_source + node * dim);
-        }
+      for (int64_t node = 0; node < p.num_src; node++) {
+        if (!IS_GAT) layout.unpack(total->message.data + node * size, p.grad_message + node * dim);
+        const float* from = total->source.data + node * score_size;
+        if (IS_GAT) std::copy_n(from, p.heads, p.grad_source + node * p.heads);
+        if (SCORE == DOT) layout.unpack(from, p.grad_source + node * dim);
       }
 #pragma omp for schedule(static)
       for (int64_t row = 0; row < p.num_dst; row++) {
@@ -518,34 +525,17 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
         std::fill_n(p.grad_target + row * this->score_dim(), this->score_dim(), 0.0f);
       }
     }
-    if (SCORE == GATV2) layout.unpack(add_long(&Part::att).data(), p.grad_att);
-    if (EDGES) write_weight(add_long(&Part::weight));
-  }
-
-  // Adds `count` numbers of all parts to those of the first, in order.
-  const float* add_copies(Buffer<float> Part::*copy, int64_t at, int64_t count) const {
-    float* to = (parts[0]->*copy).data + at;
-    for (int64_t i = 1; i < num_parts; i++) {
-      const float* from = (parts[i]->*copy).data + at;
-      for (int64_t k = 0; k < count; k++) to[k] += from[k];
+    if (SCORE == GATV2) {
+      const std::vector<float> sums(total->att.total.data, total->att.total.data + size);
+      layout.unpack(sums.data(), p.grad_att);
     }
-    return to;
+    if (EDGES) write_weight(total->weight.total.data);
   }
 
-  std::vector<float> add_long(LongSum Part::*sum) const {
-    std::vector<float> out((parts[0]->*sum).size);
-    for (size_t k = 0; k < out.size(); k++) {
-      double total = 0;
-      for (const Part* part : parts) total += (part->*sum).total.data[k];
-      out[k] = float(total);
-    }
-    return out;
-  }
-
-  void write_weight(const std::vector<float>& sums) const {
+  void write_weight(const double* sums) const {
     std::vector<float> packed(encoded_size), column(this->score_dim());
     for (int64_t d = 0; d < p.edge_dim; d++) {
-      for (int64_t i = 0; i < encoded_size; i++) packed[i] = sums[(i / LANES * p.edge_dim + d) * LANES + i % LANES];
+      for (int64_t i = 0; i < encoded_size; i++) packed[i] = float(sums[(i / LANES * p.edge_dim + d) * LANES + i % LANES]);
       if (IS_GAT) {  // the groups are copies
         for (int64_t h = 0; h < p.heads; h++) column[h] = packed[h / width * LANES + h % width];
       } else {
