@@ -374,57 +374,69 @@ struct Attention {
   // Adds products of rows of a table, VECTORS vectors from `at` on, with those of one node, or (Features) of features
   // with those of its encoder.
   template <int VECTORS, bool Features>
-  INLINE void add_products(const Edges& e, const float* table, int64_t at, const float* node, vf* sums) const {
+  INLINE void add_products(const Edges& e, const float* table, int64_t at, const float* node, bool begins,
+                           vf* sums) const {
     const int64_t row_size = size, dim = p.edge_dim;
     vf own[VECTORS];
     for (int v = 0; v < VECTORS; v++) own[v] = load(node + v * LANES);
     for (int i = 0; i < e.n; i++) {
       const float* from = Features ? e.features + i * dim + at : table + e.other[i] * row_size + at;
       if (!Features) prefetch<VECTORS, false>(table + e.ahead[i] * row_size + at);
-      vf sum[2] = {sums[i], {}};
-      for (int v = 0; v < VECTORS; v++) sum[v % 2] = fma(Features ? splat(from[v]) : load(from + v * LANES), own[v], sum[v % 2]);
+      vf sum[2] = {begins ? vf{} : sums[i], {}};
+      for (int v = 0; v < VECTORS; v++)
+        sum[v % 2] = fma(Features ? splat(from[v]) : load(from + v * LANES), own[v], sum[v % 2]);
       sums[i] = VECTORS > 1 ? sum[0] + sum[1] : sum[0];
     }
   }
   template <bool Features>
-  INLINE void add_all_products(const Edges& e, const float* table, int64_t count, const float* node, vf* sums) const {
+  INLINE void add_all_products(const Edges& e, const float* table, int64_t count, const float* node, bool begins,
+                               vf* sums) const {
     constexpr int STEP = Features ? 1 : LANES;
     int64_t k = 0;
-    for (; k + 8 <= count; k += 8) add_products<8, Features>(e, table, k * STEP, node + k * LANES, sums);
-    for (; k + 4 <= count; k += 4) add_products<4, Features>(e, table, k * STEP, node + k * LANES, sums);
-    for (; k < count; k++) add_products<1, Features>(e, table, k * STEP, node + k * LANES, sums);
+    for (; k + 8 <= count; k += 8) add_products<8, Features>(e, table, k * STEP, node + k * LANES, begins && k == 0, sums);
+    for (; k + 4 <= count; k += 4) add_products<4, Features>(e, table, k * STEP, node + k * LANES, begins && k == 0, sums);
+    for (; k < count; k++) add_products<1, Features>(e, table, k * STEP, node + k * LANES, begins && k == 0, sums);
   }
 
   // Products of rows of a table, and of features, with a block of heads of a node and its encoder: dense.
   INLINE void multiply(const Edges& e, const float* table, int64_t block, const float* node, const float* encoder,
                        float* out) const {
     vf sums[SLICE];
-    std::fill_n(sums, e.n, vf{});
+    if (layout.vectors == 0) std::fill_n(sums, e.n, vf{});
     const int64_t base = block * layout.vectors * LANES;
-    if (PROJECTS) add_all_products<true>(e, nullptr, p.edge_dim, encoder + block * p.edge_dim * LANES, sums);
-    add_all_products<false>(e, table + base, layout.vectors, node + base, sums);
+    add_all_products<false>(e, table + base, layout.vectors, node + base, true, sums);
+    if (PROJECTS) add_all_products<true>(e, nullptr, p.edge_dim, encoder + block * p.edge_dim * LANES, false, sums);
     for (int i = 0; i < e.n; i++) store(out + i * width, groups.sum(sums[i]));
   }
 
-  // Scores of N edges for GATv2, dense.
-  template <int N>
-  INLINE void score_some(const Edges& e, int first, int64_t block, const float* node, float* out) const {
+  // Scores of N edges for GATv2, dense, and (Products) products of their messages with the row's gradient.
+  template <int N, bool Products>
+  INLINE void score_some(const Edges& e, int first, int64_t block, const float* node, const float* gradient, float* out,
+                         float* products) const {
     const int64_t base = block * layout.vectors * LANES;
     const float *plus = att.data + base, *minus = plus + size, *z = e.z + first * encoded_size + base;
-    vf sum[N];
+    vf sum[N], product[N];
     const float* from[N];
-    for (int i = 0; i < N; i++) sum[i] = splat(0.0f), from[i] = message.data + e.other[first + i] * size + base;
+    for (int i = 0; i < N; i++) {
+      sum[i] = product[i] = splat(0.0f);
+      from[i] = message.data + e.other[first + i] * size + base;
+    }
     for (int64_t k = 0; k < layout.vectors * LANES; k += LANES) {
-      const vf own = load(node + base + k);
+      const vf own = load(node + base + k), g = Products ? load(gradient + base + k) : vf{};
       for (int i = 0; i < N; i++) {
-        vf x = load(from[i] + k) + own;
+        vf x = load(from[i] + k);
+        if (Products) product[i] = fma(x, g, product[i]);
+        x += own;
         if (EDGES) x += load(z + i * encoded_size + k);
         sum[i] = fma(x, (vi)x < 0 ? load(minus + k) : load(plus + k), sum[i]);
       }
-      if (k % 64 == 0)
+      if (k % 16 == 0)  // a cache line
         for (int i = 0; i < N; i++) __builtin_prefetch(message.data + e.ahead[first + i] * size + base + k);
     }
-    for (int i = 0; i < N; i++) store(out + (first + i) * width, groups.sum(sum[i]));
+    for (int i = 0; i < N; i++) {
+      store(out + (first + i) * width, groups.sum(sum[i]));
+      if (Products) store(products + (first + i) * width, groups.sum(product[i]));
+    }
   }
 
   // Prefetches vectors that will be read, or added to (Write).
@@ -450,14 +462,17 @@ struct Attention {
   }
   INLINE vf leaky(vf x) const { return x > 0.0f ? x : x * slope; }
 
-  // Scores of a segment times log2(e), dense, then -infinity up to a whole vector.
-  INLINE void score(const Edges& e, const Row& row, int64_t block, float* out) const {
+  // Scores of a segment times log2(e), dense, then -infinity up to a whole vector. For GATv2 also (Products) the products
+  // of the messages with the row's gradient.
+  template <bool Products = false>
+  INLINE void score(const Edges& e, const Row& row, int64_t block, float* out, const float* gradient = nullptr,
+                    float* products = nullptr) const {
     if constexpr (SCORE == GAT) add_scores(e, row, block, out);
     if constexpr (SCORE == DOT) multiply(e, source.data, block, row.target.data, row.projected.data, out);
     if constexpr (SCORE == GATV2) {
       int i = 0;
-      for (; i + 4 <= e.n; i += 4) score_some<4>(e, i, block, row.target.data, out);
-      for (; i < e.n; i++) score_some<1>(e, i, block, row.target.data, out);
+      for (; i + 4 <= e.n; i += 4) score_some<4, Products>(e, i, block, row.target.data, gradient, out, products);
+      for (; i < e.n; i++) score_some<1, Products>(e, i, block, row.target.data, gradient, out, products);
     }
     for (int k = 0; k < dense(e.n); k += LANES) {
       const vf x = load(out + k);
