@@ -381,7 +381,8 @@ struct Attention {
     for (int v = 0; v < VECTORS; v++) own[v] = load(node + v * LANES);
     for (int i = 0; i < e.n; i++) {
       const float* from = Features ? e.features + i * dim + at : table + e.other[i] * row_size + at;
-      if (!Features) prefetch<VECTORS, false>(table + e.ahead[i] * row_size + at);
+      if (!Features && SCORE != GATV2)  // whose scores were read from the same rows
+        prefetch<VECTORS, false>(table + e.ahead[i] * row_size + at);
       vf sum[2] = {begins ? vf{} : sums[i], {}};
       for (int v = 0; v < VECTORS; v++)
         sum[v % 2] = fma(Features ? splat(from[v]) : load(from + v * LANES), own[v], sum[v % 2]);
@@ -409,34 +410,25 @@ struct Attention {
     for (int i = 0; i < e.n; i++) store(out + i * width, groups.sum(sums[i]));
   }
 
-  // Scores of N edges for GATv2, dense, and (Products) products of their messages with the row's gradient.
-  template <int N, bool Products>
-  INLINE void score_some(const Edges& e, int first, int64_t block, const float* node, const float* gradient, float* out,
-                         float* products) const {
+  // Scores of N edges for GATv2, dense.
+  template <int N>
+  INLINE void score_some(const Edges& e, int first, int64_t block, const float* node, float* out) const {
     const int64_t base = block * layout.vectors * LANES;
     const float *plus = att.data + base, *minus = plus + size, *z = e.z + first * encoded_size + base;
-    vf sum[N], product[N];
+    vf sum[N];
     const float* from[N];
-    for (int i = 0; i < N; i++) {
-      sum[i] = product[i] = splat(0.0f);
-      from[i] = message.data + e.other[first + i] * size + base;
-    }
+    for (int i = 0; i < N; i++) sum[i] = splat(0.0f), from[i] = message.data + e.other[first + i] * size + base;
     for (int64_t k = 0; k < layout.vectors * LANES; k += LANES) {
-      const vf own = load(node + base + k), g = Products ? load(gradient + base + k) : vf{};
+      const vf own = load(node + base + k);
       for (int i = 0; i < N; i++) {
-        vf x = load(from[i] + k);
-        if (Products) product[i] = fma(x, g, product[i]);
-        x += own;
+        vf x = load(from[i] + k) + own;
         if (EDGES) x += load(z + i * encoded_size + k);
         sum[i] = fma(x, (vi)x < 0 ? load(minus + k) : load(plus + k), sum[i]);
       }
       if (k % 16 == 0)  // a cache line
         for (int i = 0; i < N; i++) __builtin_prefetch(message.data + e.ahead[first + i] * size + base + k);
     }
-    for (int i = 0; i < N; i++) {
-      store(out + (first + i) * width, groups.sum(sum[i]));
-      if (Products) store(products + (first + i) * width, groups.sum(product[i]));
-    }
+    for (int i = 0; i < N; i++) store(out + (first + i) * width, groups.sum(sum[i]));
   }
 
   // Prefetches vectors that will be read, or added to (Write).
@@ -462,17 +454,14 @@ struct Attention {
   }
   INLINE vf leaky(vf x) const { return x > 0.0f ? x : x * slope; }
 
-  // Scores of a segment times log2(e), dense, then -infinity up to a whole vector. For GATv2 also (Products) the products
-  // of the messages with the row's gradient.
-  template <bool Products = false>
-  INLINE void score(const Edges& e, const Row& row, int64_t block, float* out, const float* gradient = nullptr,
-                    float* products = nullptr) const {
+  // Scores of a segment times log2(e), dense, then -infinity up to a whole vector.
+  INLINE void score(const Edges& e, const Row& row, int64_t block, float* out) const {
     if constexpr (SCORE == GAT) add_scores(e, row, block, out);
     if constexpr (SCORE == DOT) multiply(e, source.data, block, row.target.data, row.projected.data, out);
     if constexpr (SCORE == GATV2) {
       int i = 0;
-      for (; i + 4 <= e.n; i += 4) score_some<4, Products>(e, i, block, row.target.data, gradient, out, products);
-      for (; i < e.n; i++) score_some<1, Products>(e, i, block, row.target.data, gradient, out, products);
+      for (; i + 4 <= e.n; i += 4) score_some<4>(e, i, block, row.target.data, out);
+      for (; i < e.n; i++) score_some<1>(e, i, block, row.target.data, out);
     }
     for (int k = 0; k < dense(e.n); k += LANES) {
       const vf x = load(out + k);

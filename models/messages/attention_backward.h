@@ -276,11 +276,11 @@ struct AttentionBackward : Attention<SCORE, EDGES> {
         Base::add_scores(e, row, b, x);
         read_stats(part, e, b, lse, product);
       } else {
-        this->template score<true>(e, row, b, w, row.gradient.data, ds);
+        this->score(e, row, b, w);
         row_lse = layout.spread(row.stat.data + b * width);
         row_product = layout.spread(row.stat.data + stat_size / 2 + b * width);
       }
-      if (SCORE != GATV2) this->multiply(e, message.data, b, row.gradient.data, row.projected_gradient.data, ds);
+      this->multiply(e, message.data, b, row.gradient.data, row.projected_gradient.data, ds);
       store(ds + e.n * width, vf{});
       if (dropout.active()) this->draw(e, b, factor);
       for (int k = 0; k < count; k += LANES) {
