@@ -207,7 +207,8 @@ def _multiply_heads(x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
     One matrix product computes them without a tensor as large as x.
     """
     heads = x.size(1)
-    columns = torch.stack(vectors, 2).unsqueeze(3) * torch.eye(heads, device=x.device, dtype=x.dtype).view(heads, 1, 1, -1)
+    own = torch.eye(heads, device=x.device, dtype=x.dtype).view(heads, 1, 1, -1)
+    columns = torch.stack(vectors, 2).unsqueeze(3) * own
     return (x.flatten(1) @ columns.flatten(0, 1).flatten(1)).unflatten(1, (len(vectors), heads)).unbind(1)
 
 

@@ -5,7 +5,8 @@
 template <int SCORE, bool EDGES>
 struct AttentionForward : Attention<SCORE, EDGES> {
   using Base = Attention<SCORE, EDGES>;
-  using Base::dropout, Base::edges, Base::groups, Base::layout, Base::message, Base::p, Base::size, Base::weight, Base::width, Base::ENCODES, Base::PROJECTS;
+  using Base::dropout, Base::edges, Base::groups, Base::layout, Base::message, Base::p, Base::size, Base::weight,
+      Base::width, Base::ENCODES, Base::PROJECTS;
   using Edges = typename Base::Edges;
   using Row = typename Base::Row;
 
