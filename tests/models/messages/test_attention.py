@@ -136,8 +136,8 @@ def test_what_is_too_wide_for_a_gpu(channels, edge_dim, reason):
 
 
 @pytest.mark.parametrize("heads, channels", [
-    (3, 5), (9, 17), *(pytest.param(heads, channels, marks=pytest.mark.slow) for heads, channels in itertools.product(
-        (1, 3, 4, 6, 9, 17), (1, 5, 16, 17)))])
+    (3, 5), (9, 17), (4, 8), *(pytest.param(heads, channels, marks=pytest.mark.slow) for heads, channels in
+                               itertools.product((1, 3, 4, 6, 9, 17), (1, 5, 16, 17)))])
 @pytest.mark.parametrize("score", SCORES)
 def test_hubs_and_sizes_of_every_kind(score, heads, channels):
     """Rows lie in several chunks, and threads change no bit."""
