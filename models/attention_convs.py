@@ -104,11 +104,11 @@ class GATConv(AttentionConv, FusedConv, pyg.GATConv):
         residual = None if self.res is None or x_dst is None else self.res(x_dst)
         shape = -1, self.heads, self.out_channels
         message = (self.lin_src if self.lin is None else self.lin)(x_src).view(shape)
-        to_dst = self.lin_dst if self.lin is None else self.lin
-        if x_dst is x_src and self.lin is not None and message.dtype == self.att_src.dtype:
-            source, target = _multiply_heads(message, self.att_src[0], self.att_dst[0])
+        source = (message * self.att_src).sum(2)
+        if self.lin is not None and x_dst is x_src:
+            target = (message * self.att_dst).sum(2)
         else:
-            source = (message * self.att_src).sum(2)
+            to_dst = self.lin_dst if self.lin is None else self.lin
             target = None if x_dst is None else (to_dst(x_dst).view(shape) * self.att_dst).sum(2)
         weight = None
         if edge_attr is not None and self.lin_edge is not None:
@@ -199,17 +199,6 @@ class TransformerConv(AttentionConv, FusedConv, pyg.TransformerConv):
             return out + root
         share = self.lin_beta(torch.cat([out, root, out - root], dim=1)).sigmoid()
         return share * root + (1 - share) * out
-
-
-def _multiply_heads(x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
-    """Return the products of each head of x [num_nodes, heads, channels] with its rows in vectors [heads, channels].
-
-    One matrix product computes them without a tensor as large as x.
-    """
-    heads = x.size(1)
-    own = torch.eye(heads, device=x.device, dtype=x.dtype).view(heads, 1, 1, -1)
-    columns = torch.stack(vectors, 2).unsqueeze(3) * own
-    return (x.flatten(1) @ columns.flatten(0, 1).flatten(1)).unflatten(1, (len(vectors), heads)).unbind(1)
 
 
 def _as_columns(edge_attr: Tensor | None) -> Tensor | None:
