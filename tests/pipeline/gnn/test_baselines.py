@@ -20,6 +20,12 @@ NUM_NODES = 150
 MODEL = ["model.num_layers=2", "model.hidden_channels=8", "partition.num_parts=2", "train.epochs=1"]
 
 
+@pytest.fixture(autouse=True)
+def few_settings(monkeypatch):
+    for name, value in (("STRENGTHS", (0.01, 1.0)), ("HOPS", (1, 2)), ("ALPHAS", (0.8,)), ("STEPS", 10)):
+        monkeypatch.setattr(baselines, name, value)
+
+
 def write_graph(path, y, x=None, **more) -> list[str]:
     """Save a graph whose edges join nodes of a group far more often than features tell it."""
     g, node = torch.Generator().manual_seed(0), torch.arange(NUM_NODES)
