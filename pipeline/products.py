@@ -21,7 +21,6 @@ that adds to the summary.
 """
 
 import importlib
-import importlib.util
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -41,12 +40,14 @@ class Product:
         config: the keys of a run.
         predict: the keys of `python -m pipeline.predict`.
         evaluate: the keys of `python -m pipeline.evaluate`.
+        has_baselines: whether simple methods are known that its runs should be better than.
     """
 
     name: str
     config: type[RunConfig]
     predict: type[EvaluateConfig] = EvaluateConfig
     evaluate: type[EvaluateConfig] = EvaluateConfig
+    has_baselines: bool = False
 
     @property
     def build(self) -> ModuleType:
@@ -54,10 +55,9 @@ class Product:
         return importlib.import_module(f"parallel_epochs.pipeline.{self.name}.build")
 
     @property
-    def baselines(self) -> ModuleType | None:
-        """The module that scores simple methods, if the product has one; it imports torch."""
-        name = f"parallel_epochs.pipeline.{self.name}.baselines"
-        return importlib.import_module(name) if importlib.util.find_spec(name) else None
+    def baselines(self) -> ModuleType:
+        """The module that scores simple methods; it imports torch."""
+        return importlib.import_module(f"parallel_epochs.pipeline.{self.name}.baselines")
 
     @property
     def predictions(self) -> ModuleType:
@@ -66,7 +66,7 @@ class Product:
 
 
 PRODUCTS: dict[str, Product] = {
-    "gnn": Product("gnn", GNNConfig, predict=GNNEvaluateConfig, evaluate=GNNEvaluateConfig),
+    "gnn": Product("gnn", GNNConfig, predict=GNNEvaluateConfig, evaluate=GNNEvaluateConfig, has_baselines=True),
     "node_embedding": Product("node_embedding", NodeEmbeddingConfig, predict=PredictVectorsConfig),
     "knowledge": Product("knowledge", KnowledgeConfig, predict=AnswersConfig),
     "layout": Product("layout", LayoutConfig),

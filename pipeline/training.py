@@ -113,7 +113,7 @@ def find_baselines(config: RunConfig) -> str:
         ValueError: the configuration or the dataset is wrong, or no simple method is known for it.
     """
     product = product_of(config.trainer.name)
-    if product.baselines is None:
+    if not product.has_baselines:
         raise ValueError(f"no simple method is known for trainer={config.trainer.name}: pipeline.baselines is for "
                          "trainer=gnn")
     part = open_data(config, torch.device("cpu")).parts[0]
@@ -257,15 +257,15 @@ def train_as_rank(ranks: Ranks, stop: StopRequest, config: RunConfig, folder: Pa
             summary |= {"baseline": best} if best else {}
             files.write_json(folder / "summary.json", summary)
             log.info("%s", format_table(summaries.tabulate(summary), f"result of {config.name}, in {folder}"))
-            _say_what_next(config, folder, has_baselines=best is not None)
+            _say_what_next(config, folder, is_compared=best is not None)
     ranks.wait()
     return summary
 
 
-def _say_what_next(config: RunConfig, folder: Path, *, has_baselines: bool) -> None:
+def _say_what_next(config: RunConfig, folder: Path, *, is_compared: bool) -> None:
     quoted = shlex.quote(str(folder))
     log.info("next: python -m scripts.report %s, python -m pipeline.predict run=%s predictions=FILE", quoted, quoted)
-    if product_of(config.trainer.name).baselines is not None and not has_baselines:
+    if product_of(config.trainer.name).has_baselines and not is_compared:
         log.info("is a simple method as good? python -m pipeline.baselines with the data keys of this run tells")
 
 

@@ -21,10 +21,9 @@ class WeightAverage:
 
     def __init__(self, model: torch.nn.Module, decay: float):
         # Each once: a tensor that several modules share has a name for each.
-        self._names = {id(value): name for name, value in model.state_dict(keep_vars=True).items()
-                       if value.is_floating_point()}
-        values = model.state_dict(keep_vars=True)
-        self._values = [values[name] for name in self._names.values()]
+        found = {id(value): (name, value) for name, value in model.state_dict(keep_vars=True).items()
+                 if value.is_floating_point()}
+        self._names, self._values = [name for name, _ in found.values()], [value for _, value in found.values()]
         self._averages: list[Tensor] = []
         self._model, self._decay = model, decay
 
@@ -52,7 +51,7 @@ class WeightAverage:
 
     def load(self, weights: dict[str, Tensor]) -> None:
         """Go on from what :meth:`weights` returned."""
-        self._averages = [weights[name].clone() for name in self._names.values()]
+        self._averages = [weights[name].clone() for name in self._names]
 
     @torch.no_grad()
     def _swap(self) -> None:

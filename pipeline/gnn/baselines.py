@@ -15,12 +15,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.propagation import NormalizedAdjacency, correct, propagate, smooth
-from parallel_epochs.pipeline.gnn.pair_scores import PAIR_SCORES
+from parallel_epochs.pipeline.gnn.pair_scores import PAIR_SCORES, PairScorer
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS, link_metric
-from parallel_epochs.pipeline.names import SPLITS, merit
+from parallel_epochs.pipeline.names import merit
 from parallel_epochs.pipeline.run.seeds import stream
 
 # Binary tasks or values that each get a random forest, at most.
@@ -52,7 +51,7 @@ class Baseline:
 def find_baselines(setup: Setup) -> Iterator[Baseline]:
     """Fit each simple method to the data of a run and score it; yields one after the other, as they end."""
     if isinstance(setup.task, LinkTask):
-        yield from _of_links(setup.data, setup.task.metric)
+        yield from _of_links(setup.data, setup.task)
     else:
         methods = _of_graphs if "ptr" in setup.data else _of_nodes
         yield from methods(setup.data, cast(NodeTask, setup.task))
@@ -71,22 +70,15 @@ def _best(name: str, metric: str, candidates: Iterator[Any],
     return Baseline(name, best[0], time.perf_counter() - began), best[1]
 
 
-def _of_links(data: Data, metric: str) -> Iterator[Baseline]:
+def _of_links(data: Data, task: LinkTask) -> Iterator[Baseline]:
     for name, scorer in PAIR_SCORES.items():
         began = time.perf_counter()
-        scored = scorer(data)
-        found = {key: scored(data[key]) for key in dict.fromkeys(
-            key for split in SPLITS for key in _pairs_of(split))}
-        scores = {split: _score_pairs(metric, *(found[key] for key in _pairs_of(split))) for split in SPLITS}
+        scores = task.rank_pairs(partial(_score_pairs, scorer(data), data))
         yield Baseline(name, scores, time.perf_counter() - began)
 
 
-def _pairs_of(split: str) -> tuple[str, str]:
-    return f"{split}_pairs", f"{'valid' if split == 'train' else split}_negatives"
-
-
-def _score_pairs(metric: str, positive: Tensor, negative: Tensor) -> float:
-    return link_metric(metric, positive, negative) if len(positive) and len(negative) else float("nan")
+def _score_pairs(score: PairScorer, data: Data, key: str) -> Tensor:
+    return score(data[key])
 
 
 def _of_nodes(data: Data, task: NodeTask) -> Iterator[Baseline]:
@@ -177,7 +169,7 @@ class Labels:
     """
 
     def __init__(self, data: Data, task: NodeTask):
-        self.are_classes, self.are_values = task.metric in CLASS_METRICS, task.metric in VALUE_METRICS
+        self.are_classes, self.are_values = task.kind == "classes", task.kind == "real values"
         self._mask: Bool[Tensor, " num_nodes"] = data.train_mask
         self._y = torch.nn.functional.one_hot(data.y[:, 0], task.out_channels).float() \
             if self.are_classes else data.y.float()

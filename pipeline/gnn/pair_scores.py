@@ -1,6 +1,7 @@
 """Scores of pairs of nodes that need no training: counts of common neighbours, and products of spectral vectors."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import scipy.sparse
@@ -8,9 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.utils import segment
 
-from parallel_epochs.models.common_neighbors import find_common_neighbors
+from parallel_epochs.models.common_neighbors import CommonNeighbors, find_common_neighbors
 
 # Pairs whose neighbours are compared at a time.
 BLOCK = 1 << 16
@@ -19,28 +19,16 @@ CHANNELS = 64
 PairScorer = Callable[[Int[Tensor, "num_pairs 2"]], Float[Tensor, " num_pairs"]]
 
 
-def _sum_over_common(data: Data, weight: Callable[[Tensor], Tensor]) -> PairScorer:
-    """Sum a weight, a function of the degree, over the common neighbours of pairs."""
-    def score(pairs: Tensor) -> Tensor:
-        found = (find_common_neighbors(data.edge_index, block, data.num_nodes) for block in pairs.long().split(BLOCK))
-        return torch.cat([segment(weight(each.degree.float()), each.ptr, reduce="sum") for each in found])
-
-    return score
+# What common neighbours of pairs are worth, one number for each pair: their number, or sums of weights of theirs.
+COUNTS: dict[str, Callable[[CommonNeighbors], Float[Tensor, " num_pairs"]]] = {
+    "common neighbours": lambda found: found.ptr.diff().float(),
+    "Adamic-Adar": CommonNeighbors.adamic_adar, "resource allocation": CommonNeighbors.allocate_resources}
 
 
-def common_neighbors(data: Data) -> PairScorer:
-    """Count the common neighbours of pairs."""
-    return _sum_over_common(data, torch.ones_like)
-
-
-def adamic_adar(data: Data) -> PairScorer:
-    """Sum 1 / log(degree) over the common neighbours of pairs (Adamic and Adar, 2003)."""
-    return _sum_over_common(data, lambda degree: 1 / degree.clamp(min=2).log())
-
-
-def resource_allocation(data: Data) -> PairScorer:
-    """Sum 1 / degree over the common neighbours of pairs (Zhou, Lü and Zhang, 2009)."""
-    return _sum_over_common(data, torch.reciprocal)
+def count_by(name: str, data: Data) -> PairScorer:
+    """Score pairs by their common neighbours, by a member of `COUNTS`."""
+    return lambda pairs: torch.cat([COUNTS[name](find_common_neighbors(data.edge_index, block, data.num_nodes))
+                                    for block in pairs.long().split(BLOCK)])
 
 
 def adjacency_of(data: Data) -> scipy.sparse.csr_array:
@@ -63,5 +51,4 @@ def spectral(data: Data) -> PairScorer:
 
 
 PAIR_SCORES: dict[str, Callable[[Data], PairScorer]] = {
-    "common neighbours": common_neighbors, "Adamic-Adar": adamic_adar, "resource allocation": resource_allocation,
-    "products of spectral vectors": spectral}
+    **{name: partial(count_by, name) for name in COUNTS}, "products of spectral vectors": spectral}

@@ -13,6 +13,7 @@ from parallel_epochs.models import DeeperGCN, LinkModel
 from parallel_epochs.models.common_neighbors import CommonNeighbors, find_common_neighbors
 from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.gnn.config import GNNConfig
+from parallel_epochs.pipeline.gnn.pair_scores import COUNTS
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
@@ -22,8 +23,7 @@ from parallel_epochs.pipeline.schedule import Share
 from parallel_epochs.scripts.bench.measure import assert_close, configure, say, write_row
 
 # Scores of pairs without training, which the models are compared with.
-HEURISTICS: dict[str, Callable[[CommonNeighbors], Tensor]] = {
-    "common neighbours": lambda found: found.ptr.diff(), "resource allocation": CommonNeighbors.allocate_resources}
+HEURISTICS = {name: COUNTS[name] for name in ("common neighbours", "resource allocation")}
 
 
 class PyGLinkEncoder(torch.nn.Module):

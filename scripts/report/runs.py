@@ -54,7 +54,7 @@ CONTENT: dict[str, dict[Callable[[object], bool], tuple[str, ...]]] = {
                                   "wall_seconds", "peak_memory_bytes", "num_ranks", "seed"),
                      _is_text: ("experiment", "metric", "parallel", "lr_scaling", "kernel", "weights_sha256",
                                 "hardware", "command"),
-                     lambda value: isinstance(value, dict): ("versions", "smoothed")},
+                     lambda value: isinstance(value, dict): ("versions", "smoothed", "baseline")},
     "components.json": {_is_number: ("num_components", "num_single_nodes"), _are_components: ("largest",)},
     "metrics.jsonl": {_is_number: ("round", "num_edges", "cut", "imbalance", "seconds"), _is_text: ("name", "metric"),
                       _are_numbers: ("sizes", "kept_edges")},

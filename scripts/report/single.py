@@ -82,8 +82,8 @@ def _tiles(run: Run) -> str:
 
 def _baseline(run: Run, name: str) -> list[tuple[str, str, str]]:
     """Build the tile of the best simple method on the dataset, if `pipeline.baselines` has found one."""
-    best = run.summary.get("baseline")
-    if not isinstance(best, dict) or not isinstance(best.get("test"), float):
+    best = run.summary.get("baseline", {})
+    if not isinstance(best.get("test"), float):
         return []
     return [(words.score_name(words.SPLITS["test"], name) + " of a simple method", words.score(best["test"]),
              f"{best.get('name')}; {words.score(best.get('valid'))} at the validation")]

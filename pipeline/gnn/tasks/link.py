@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -14,7 +15,7 @@ from parallel_epochs.models.link_predictor import LinkModel
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.graph.pairs import check_pairs
 from parallel_epochs.pipeline.metrics import hits_at, link_metric
-from parallel_epochs.pipeline.names import SPLITS
+from parallel_epochs.pipeline.names import PAIRS, SPLITS
 
 # Pairs decoded at a time.
 BLOCK = 1 << 16
@@ -103,11 +104,21 @@ class LinkTask:
         Raises:
             FloatingPointError: an embedding or a score is not finite.
         """
-        pairs = {split: (f"{split}_pairs", f"{'valid' if split == 'train' else split}_negatives") for split in SPLITS}
-        decoded = {key: self.decode(model, rows, self._data[key], of_test=key.startswith("test"))
-                   for key in dict.fromkeys(key for keys in pairs.values() for key in keys)}
-        return {split: self._score(decoded[positive], decoded[negative], official)
-                for split, (positive, negative) in pairs.items()}
+        def decode(key: str) -> Tensor:
+            return self.decode(model, rows, self._data[key], of_test=key.startswith("test"))
+
+        return self.rank_pairs(decode, official=official)
+
+    def rank_pairs(self, score: Callable[[str], Tensor], *, official: bool = False) -> dict[str, float]:
+        """Compute the metric of each split from scores of its pairs, by whatever method; see :meth:`scores`.
+
+        Args:
+            score: called with each of ``PAIRS``, a name in the graph; returns a number for each of these pairs.
+        """
+        scored = {key: score(key) for key in PAIRS}
+        return {split: self._score(scored[f"{split}_pairs"],
+                                   scored[f"{'valid' if split == 'train' else split}_negatives"], official)
+                for split in SPLITS}
 
     def predictions(self, model: torch.nn.Module, rows: Float[Tensor, "num_rows columns"],
                     pairs: Tensor | None = None) -> dict[str, Tensor]:

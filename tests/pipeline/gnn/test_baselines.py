@@ -78,6 +78,9 @@ def test_values_and_tasks_with_missing_labels(configure, tmp_path):
     found, _ = found_of(configure(*write_graph(tmp_path / "tasks.pt", tasks, metric="rocauc")))
     assert found["most frequent label"]["test"] == 0.5 and found["label propagation"]["test"] > 0.95
     assert "the same with Correct and Smooth" not in found
+    found, setup = found_of(configure(*write_graph(tmp_path / "tasks.pt", tasks, metric="rocauc"),
+                                      "task.metric=macro_f1"))  # which classes have, too
+    assert not baselines.Labels(setup.data, setup.task).are_classes and found["label propagation"]["test"] > 0.9
 
 
 def test_whole_graphs_are_told_by_what_they_hold(configure, tmp_path):
