@@ -25,7 +25,7 @@ from parallel_epochs.pipeline.run.log import read_records
 from parallel_epochs.scripts.keys import write_page
 from tests.helpers.building import EvaluateConfig
 from tests.helpers.composing import compose_config
-from tests.helpers.files import write_images, write_packages, write_triples
+from tests.helpers.files import OGB_LINK_SPLITS, write_images, write_packages, write_triples
 from tests.helpers.report_runs import write_records, write_run
 from tests.helpers.running import ROOT, TOY, shell
 
@@ -209,7 +209,8 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
                   "ogbg-molhiv" if "data=ogb_graph" in arguments else "")
     folder = folder.with_name(graphs) if graphs else folder
     if any(argument.startswith("+experiment=ogbl_collab") for argument in arguments):
-        folder = folder.with_name("ogbl-collab")
+        names = [argument.partition("=")[2] for argument in arguments if argument.startswith("data.name=")]
+        folder = folder.with_name(names[-1] if names else "ogbl-collab")
     if any("fb15k237" in argument for argument in arguments):
         folder = folder.with_name("triples")
     # Which the page itself writes, or the test where the page looks for them.
@@ -220,7 +221,8 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
     arguments = [re.sub(r"^data\.path=.*mnist_t10k", f"data.path={folder.with_name('images')}", argument)
                  for argument in arguments]
     arguments = [re.sub(r"^parallel\.num_ranks=.*", "parallel.num_ranks=2", argument) for argument in arguments]
-    # Two layers, as SMALL has them.
+    # Two layers and eight channels, as SMALL has them.
+    arguments = [re.sub(r"^features\.channels=.*", "features.channels=8", argument) for argument in arguments]
     arguments = [re.sub(r"^(loader\.num_neighbors=\[\d+,\d+),.*", r"\1]", argument) for argument in arguments]
     if module == "scripts.bench":
         if arguments[0] not in SMALL_BENCH:
@@ -307,9 +309,8 @@ def shared(tmp_path_factory) -> tuple[Path, set]:
 def test_every_command_runs(page, shared, ogb_toy):
     folder, been_run = shared
     toy, steps, num_checked = ogb_toy(), [], 0
-    for name in OGB_GRAPH_NAMES:
+    for name in (*OGB_GRAPH_NAMES, *OGB_LINK_SPLITS):
         ogb_toy(name)
-    ogb_toy("ogbl-collab")
     write_triples(toy.with_name("triples"))
     network = np.triu(np.random.default_rng(0).random((40, 40)) < 0.2, 1)
     scipy.io.savemat(toy.with_name("blogcatalog.mat"), {

@@ -64,19 +64,24 @@ def write_images(folder: Path) -> Path:
     return folder
 
 
-def write_links(folder: Path) -> Path:
-    """Write a small folder in the layout of ogbl-collab."""
+OGB_LINK_SPLITS = {"ogbl-collab": "time", "ogbl-ppa": "throughput", "ogbl-ddi": "target"}
+
+
+def write_links(folder: Path, name: str = "ogbl-collab") -> Path:
+    """Write a small folder in the layout of one of OGB's link datasets. That of ogbl-ddi has no features."""
     data = link_graph(60, 240)
-    raw, split = folder / "raw", folder / "split" / "time"
+    raw, split = folder / "raw", folder / "split" / OGB_LINK_SPLITS[name]
     write_csv(raw / "edge.csv.gz", data.train_pairs.numpy())
     write_csv(raw / "num-node-list.csv.gz", [60])
     write_csv(raw / "num-edge-list.csv.gz", [len(data.train_pairs)])
-    write_csv(raw / "node-feat.csv.gz", data.x.numpy().round(3))
+    if name != "ogbl-ddi":
+        write_csv(raw / "node-feat.csv.gz", data.x.numpy().round(3))
     split.mkdir(parents=True, exist_ok=True)
     for part in ("train", "valid", "test"):
         arrays = {"edge": data[f"{part}_pairs"].numpy(), "weight": np.ones(len(data[f"{part}_pairs"]))}
         if part != "train":
-            arrays["edge_neg"] = data[f"{part}_negatives"].numpy()
+            # Each twice: Hits@100, the metric of ogbl-ppa, asks for more than a hundred.
+            arrays["edge_neg"] = np.tile(data[f"{part}_negatives"].numpy(), (2, 1))
         torch.save(arrays, split / f"{part}.pt")
     return folder
 
@@ -94,7 +99,7 @@ def write_ogb(folder: Path, name: str) -> Path:
     rng = np.random.default_rng(0)
     n, pairs = 60, 300
     if name.startswith("ogbl"):
-        return write_links(folder)
+        return write_links(folder, name)
     raw = folder / "raw"
     edge = np.array([(u, v) for u, v in rng.integers(n, size=(2 * pairs, 2)) if u != v][:pairs])
     write_csv(raw / "edge.csv.gz", edge)
