@@ -80,8 +80,8 @@ def write_links(folder: Path, name: str = "ogbl-collab") -> Path:
     for part in ("train", "valid", "test"):
         arrays = {"edge": data[f"{part}_pairs"].numpy(), "weight": np.ones(len(data[f"{part}_pairs"]))}
         if part != "train":
-            # Each twice: Hits@100, the metric of ogbl-ppa, asks for more than a hundred.
-            arrays["edge_neg"] = np.tile(data[f"{part}_negatives"].numpy(), (2, 1))
+            # Those of ogbl-ppa twice: its metric, Hits@100, asks for more than a hundred.
+            arrays["edge_neg"] = np.tile(data[f"{part}_negatives"].numpy(), (2 if name == "ogbl-ppa" else 1, 1))
         torch.save(arrays, split / f"{part}.pt")
     return folder
 
