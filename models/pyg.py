@@ -11,6 +11,7 @@ import torch_geometric.nn as pyg
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
+from torch_geometric.nn.models import JumpingKnowledge
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from parallel_epochs.models import attention_convs, sum_convs
@@ -39,7 +40,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh, "none": lambda h: h}
 # Tables that pipeline/keys.py reads from the source, as those of models/options.py.
 LEAST = {"hidden_channels": 1, "num_layers": 1}
-CHOICES = {"norm": (*NORMS, "none"), "activation": tuple(ACTIVATIONS)}
+CHOICES = {"norm": (*NORMS, "none"), "activation": tuple(ACTIVATIONS), "jk": ("none", "cat", "max", "lstm")}
 FRACTIONS = ("dropout", "input_dropout", "edge_dropout")
 # Arguments that the stack gives to a convolution, and names under which it may take the number of edge features.
 OURS = ("in_channels", "out_channels", "channels", "nn")
@@ -80,6 +81,9 @@ class PyGModel(torch.nn.Module):
         residual: Whether a layer's input is added to its output.
         tied: Whether all layers but the first share one convolution. Each layer keeps its own norm.
         norm_last: Whether norm, activation and dropout follow the last convolution too.
+        jk: What the head reads of the layers' outputs, as torch_geometric.nn.JumpingKnowledge has it: cat for all of
+            them side by side, max for the largest of each channel, lstm for a sum weighted by an LSTM's attention, none
+            for the last one.
         encode_x: Whether a linear encoder reads x. Without it the first layer reads x, which must then have
             hidden_channels columns.
         dropout: Probability, in [0, 1), that an activation is dropped in training.
@@ -95,10 +99,10 @@ class PyGModel(torch.nn.Module):
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
                  edge_dim: int | None = None, num_categories: int = 0, kernel: str = "auto", conv: str = "GATv2Conv",
                  kwargs: dict | None = None, norm: str = "layer", activation: str = "relu", residual: bool = True,
-                 tied: bool = False, norm_last: bool = True, encode_x: bool = True, dropout: float = 0.1,
-                 input_dropout: float = 0.0, edge_dropout: float = 0.0):
+                 tied: bool = False, norm_last: bool = True, jk: str = "none", encode_x: bool = True,
+                 dropout: float = 0.1, input_dropout: float = 0.0, edge_dropout: float = 0.0):
         super().__init__()
-        for name, value in (("norm", norm), ("activation", activation)):
+        for name, value in (("norm", norm), ("activation", activation), ("jk", jk)):
             if value not in CHOICES[name]:
                 raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(CHOICES[name])}")
         for name, size in (("hidden_channels", hidden_channels), ("num_layers", num_layers)):
@@ -124,7 +128,8 @@ class PyGModel(torch.nn.Module):
                 convs[-1], torch.nn.Identity() if is_bare or norm == "none" else NORMS[norm](hidden_channels),
                 choose_edges(kind, edge_dim, given), activation="none" if is_bare else activation, residual=residual,
                 dropout=0.0 if is_bare else dropout, edge_dropout=edge_dropout))
-        self.head = torch.nn.Linear(hidden_channels, out_channels)
+        self.jump = None if jk == "none" else JumpingKnowledge(jk, hidden_channels, num_layers)
+        self.head = torch.nn.Linear(hidden_channels * num_layers if jk == "cat" else hidden_channels, out_channels)
         self.edge_argument = self.layers[0].edge_argument
         self.takes_int32_edges = kind in FUSED.values() or kind in RECIPES.values()
         self.hidden_channels, self._edge_dim, self.input_dropout = hidden_channels, edge_dim, input_dropout
@@ -146,9 +151,12 @@ class PyGModel(torch.nn.Module):
         is_large = edge_index.size(1) > most and not self.training and not torch.is_grad_enabled()
         if is_large and hasattr(edge_index, "get_csc") and self.splits() and self.builds_messages():
             blocks = cut(edge_index, most)
+        outputs = []
         for layer in self.layers:
             h = layer(h, start, edge_index, edge_attr, blocks)
-        return self.head(h)
+            if self.jump is not None:
+                outputs.append(h)
+        return self.head(h if self.jump is None else self.jump(outputs))
 
     def splits(self) -> bool:
         """Tell whether a node's output depends only on its own edges, so that blocks give the same as the whole graph.

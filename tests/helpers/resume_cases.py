@@ -121,8 +121,8 @@ ROWS: dict[str, list[str]] = {
     "link: GCN autoencoder with common neighbours": [
         "model=pyg", "model.conv=GCNConv", "model.num_layers=3", "model.tied=true", "model.activation=none",
         "model.norm_last=false", "model.encode_x=false", "model.residual=false", "features=embedding",
-        "features.channels=8", "features.init=orthogonal", "task.predictor=residual", "task.common_neighbors=true",
-        "task.valid_edges=true", "task.hide_pairs=true", "task.num_negatives=3", "train.schedule=linear"],
+        "features.channels=8", "features.init=orthogonal", "model.jk=lstm", "task.predictor=residual",
+        "task.common_neighbors=true", "task.valid_edges=true", "task.hide_pairs=true", "task.num_negatives=3", "train.schedule=linear"],
     "links of edges": [],
     "graph": [],
     "graph: focal loss": ["task.focal_gamma=1.5"],

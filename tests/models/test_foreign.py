@@ -85,6 +85,26 @@ def test_tied_layers_propagate_as_written_down_with_pygs_own(num_layers):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.parametrize("jk", ["cat", "max", "lstm"])
+def test_the_head_reads_the_outputs_of_all_layers(jk):
+    torch.manual_seed(0)
+    model = PyGModel(5, 8, 2, 3, conv="SAGEConv", jk=jk).eval()
+    outputs, edges = [], DATA.edge_index.long()
+    for layer in model.layers:
+        layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    out = model(DATA.x, edges)
+    out.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    stacked = torch.stack(outputs)
+    if jk == "lstm":
+        sequence = model.jump.lstm(stacked.transpose(0, 1))[0]
+        weights = model.jump.att(sequence).squeeze(-1).softmax(1)
+        read = torch.einsum("nl,lnc->nc", weights, stacked)
+    else:
+        read = torch.cat(outputs, dim=1) if jk == "cat" else stacked.amax(0)
+    torch.testing.assert_close(out, model.head(read))
+
+
 def test_one_feature_of_an_edge_is_its_weight():
     model = PyGModel(5, 8, 2, 2, edge_dim=1, conv="GCNConv").eval()
     edges, weight = DATA.edge_index.long(), DATA.edge_attr[:, :1]
@@ -94,6 +114,7 @@ def test_one_feature_of_an_edge_is_its_weight():
 
 @pytest.mark.parametrize("options, message", [
     ({"conv": "GAT"}, "conv=GAT is a whole model: set model=custom model.path=torch_geometric.nn.GAT"),
+    ({"conv": "SAGEConv", "jk": "last"}, "jk=last is unknown; choose one of none, cat, max, lstm"),
     ({"conv": "sageconv"}, "conv=sageconv is not a convolution of torch_geometric.nn: choose one such as GATv2Conv"),
     ({"conv": "RGCNConv", "kwargs": {}}, "kwargs lacks num_relations, which RGCNConv needs"),
     ({"conv": "HANConv"}, "conv=HANConv needs x_dict, edge_index_dict; a layer of model=pyg has only x"),
