@@ -94,7 +94,9 @@ class RunConfig:
     members: ClassVar[dict[str, tuple[str, dict[str, type]]]] = {"data": ("source", DATA_SCHEMAS)}
 
     rules: ClassVar[tuple[Rule, ...]] = (
-        Rule({"parallel.name": ("single",)}, "parallel.num_ranks", (1,), "it is one process"),)
+        Rule({"parallel.name": ("single",)}, "parallel.num_ranks", (1,), "it is one process"),
+        Rule({"data.propagate": lambda num_hops: num_hops > 0}, "trainer.name", ("gnn",), "other trainers read no node "
+             "features"))
 
     name: str = key("default", "Name of the experiment.")
     seed: int = key(0, "Seed of every random number generator.", minimum=0, below=2**63)

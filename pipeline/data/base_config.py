@@ -33,6 +33,9 @@ class DataConfig:
     node_features: str = key("sum", "How a graph without node features gets them. sum: the sum of the features of a "
                              "node's edges. log_sum: the logarithm of this sum, standardised.",
                              choices=("sum", "log_sum"), shapes_graph=True)
+    propagate: int = key(0, "Number K of hops over which node features are averaged before training, once and over the "
+                         "whole graph: the model reads x and its means over incoming edges after 1 to K hops, each "
+                         "standardised.", minimum=0, below=100)
     on_disk: bool = key(False, "Leave the graph in files and read it once per epoch, block by block (for graphs larger "
                         "than memory).", changes_numbers=False)
 
@@ -139,7 +142,7 @@ def refuse_changes(config: DataConfig, what: str) -> None:
     Raises:
         ValueError: such a key was given. The message names it.
     """
-    for name, usual in (("components", "all"), ("to_undirected", False), ("add_self_loops", False)):
+    for name, usual in (("components", "all"), ("to_undirected", False), ("add_self_loops", False), ("propagate", 0)):
         if (value := getattr(config, name)) != usual:
             raise ValueError(f"data.{name}={str(value).lower()} needs one graph, but data={config.source} holds "
                              f"{what}. Leave it out")

@@ -23,6 +23,7 @@ from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.config import DATASETS, DataConfig
 from parallel_epochs.pipeline.data.links import LinkSplit, describe_links, divide_links
 from parallel_epochs.pipeline.data.prepare import prepare
+from parallel_epochs.pipeline.data.propagate import propagate, write_propagated
 from parallel_epochs.pipeline.data.sparse import densify
 from parallel_epochs.pipeline.graph import store, structure
 from parallel_epochs.pipeline.graph.components import write_component
@@ -32,6 +33,7 @@ from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.memory import format_bytes
 from parallel_epochs.pipeline.run.progress import Bar
+from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +67,46 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
         ValueError: the dataset is absent, incomplete or inconsistent.
         FileError: the cache cannot be read or written.
     """
+    if not config.propagate:
+        return _load(config, cache_dir, content_hash=content_hash, check=check)
+    graph, ending, verify = dataclasses.replace(config, propagate=0), f"-hops-{config.propagate}", content_hash is None
+    data = _load(graph, cache_dir, content_hash=content_hash and content_hash.removesuffix(ending), check=check)
+    if not data.edge_index.size(1):
+        raise ValueError(f"data.propagate={config.propagate} averages over edges, and {config.origin()} has none")
+    path = path_of(graph, cache_dir, data.content_hash, ending)
+    data.content_hash += ending
+
+    def log_begin() -> None:
+        num_features = data.x.size(1) - data.num_categories
+        log.info("data: averaging %s over %s of the whole graph", count(num_features, "feature"),
+                 count(config.propagate, "hop"))
+
+    def build() -> dict:
+        log_begin()
+        return {"x": propagate(data, config.propagate)}
+
+    def write(writer: store.StoreWriter) -> None:
+        log_begin()
+        write_propagated(writer, data, config.propagate)
+
+    def check_rows(path: Path, kept: Mapping) -> None:
+        if kept["x"].shape[:1] != data.x.shape[:1]:
+            raise DamagedFile(f"{name_in(path, 'x')} is damaged: it has {len(kept['x']):,} rows for "
+                              f"{data.num_nodes:,} nodes")
+
+    if "store" not in data:
+        data.x = checkpoint.keep(path, build, again="averaging the features again", verify=verify,
+                                 check=check_rows)["x"]
+        return data
+    path = path.with_suffix(".store")
+    propagated = _keep_store(path, write, path.name, verify=verify)
+    propagated.content_hash, propagated.store = data.content_hash, str(path)
+    return propagated
+
+
+def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None,
+          check: Callable[[Data], None]) -> Data:
+    """Do what :func:`load` does, without a look at ``propagate``."""
     start = time.perf_counter()
     verify = content_hash is None
     content_hash = content_hash or hash_graph(config)
@@ -129,10 +171,16 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
     chosen: Any = config  # of a class that has these keys
     split = LinkSplit("time" if getattr(config, "split", None) == "time" else "random", chosen.train_fraction,
                       chosen.valid_fraction, chosen.graph_seed, config.node_features == "log_sum")
-    content_hash = content_hash or _digest([hash_graph(config), dataclasses.astuple(split), LINKS_FORMAT])
+    # Links that are hidden must not show in the features: they are averaged over the edges that are left.
+    num_hops, graph = config.propagate, dataclasses.replace(config, propagate=0)
+    hops = [num_hops] if num_hops else []
+    content_hash = content_hash or _digest([hash_graph(config), dataclasses.astuple(split), LINKS_FORMAT, *hops])
 
     def build() -> dict:
-        return store.pack(divide_links(load(config, cache_dir), split, config.origin()))
+        data = divide_links(load(graph, cache_dir), split, config.origin())
+        if num_hops:
+            data.x = propagate(data, num_hops)
+        return store.pack(data)
 
     path = path_of(config, cache_dir, content_hash, "-links")
     data = store.unpack(checkpoint.keep(path, build, again="dividing the links again", verify=verify,

@@ -181,7 +181,7 @@ def scale_sums(total: Float[Tensor, "num_nodes channels"], *, log: bool) -> Floa
 
 
 def describe_inputs(data: Data, *, is_file: bool, node_features: str, label_input: float, num_learned: int = 0,
-                    concat: bool = False) -> str:
+                    concat: bool = False, num_hops: int = 0) -> str:
     """Say what a model gets to see of a prepared graph, and what else it could see where that is the degree alone.
 
     Args:
@@ -190,8 +190,9 @@ def describe_inputs(data: Data, *, is_file: bool, node_features: str, label_inpu
         label_input: fraction of the training labels that are inputs.
         num_learned: columns of a table of learned node features; 0 without one.
         concat: whether the model sees it beside the graph's own features, rather than in their place.
+        num_hops: over which the features are averaged.
     """
-    num_features, source = data.x.size(1) - data.num_categories, data.get("x_source")
+    num_features, source = (data.x.size(1) - data.num_categories) // (num_hops + 1), data.get("x_source")
     what = ("category", "categories") if "x_tables" in data else ("feature",)
     if source == "degree":
         log = ", its logarithm, standardised" if node_features == "log_sum" else ""
@@ -200,6 +201,9 @@ def describe_inputs(data: Data, *, is_file: bool, node_features: str, label_inpu
         where = {"data": " from the file" if is_file else " of the dataset",
                  "edges": f" from the edges (data.node_features={node_features})"}
         text = f"x: {count(num_features, *what)}{where.get(source, '')}"
+    if num_hops:
+        whose = "its" if source == "degree" else "their"
+        text += f" and {whose} means over {'1 to ' * (num_hops > 1)}{count(num_hops, 'hop')}"
     more = [f"{data.num_categories} species, one-hot"] if data.num_categories else []
     if num_learned:
         own = [text.removeprefix("no node features: ").removeprefix("x: "), *more] if concat else []

@@ -51,8 +51,8 @@ class ArrayFile:
         self.path, self.shape, self.dtype = path, shape, dtype
         self.size = math.prod(shape) * dtype.itemsize
         with files.naming(path, "written", size=lambda: self.size):
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC,
-                               0o644)
+            path.unlink(missing_ok=True)  # never written to: it may be a link to an array of another store
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             try:
                 if self.size:  # what does not fit is said now, not after hours
                     os.posix_fallocate(self._fd, 0, self.size)
@@ -178,6 +178,26 @@ class StoreWriter:
         if not self.has(name):
             with self.write(**{name: (tuple(values.shape), values.dtype)}) as arrays:
                 arrays[name].write(0, values.contiguous().reshape(-1).numpy())
+
+    def adopt(self, name: str, path: Path, entry: dict) -> None:
+        """Take an array of another store: by a link to its file, or a copy where the file system has no such links.
+
+        Args:
+            entry: what the manifest of that store says of it.
+
+        Raises:
+            FileError: the file cannot be read, or there is no room for a copy.
+        """
+        if self.has(name):
+            return
+        own = self.folder / f"{name}.bin"
+        with files.naming(own, "written", size=lambda: entry["size"]):
+            own.unlink(missing_ok=True)
+            try:
+                os.link(path, own)
+            except OSError:
+                shutil.copy2(path, own)  # with its time, which the manifest has
+        self._arrays[name] = entry
 
     def finish(self, values: Mapping[str, object]) -> None:
         """Write the manifest, and give the store its name; one that has it already makes room.

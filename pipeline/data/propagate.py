@@ -1,0 +1,132 @@
+"""Node features averaged over the neighbours, again and again: what a node sees of the graph before it is cut."""
+# ruff: noqa: F722 (shapes are strings)
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
+
+from parallel_epochs.models.edges import from_csc
+from parallel_epochs.models.messages import update_all
+from parallel_epochs.pipeline.graph.reading import edge_blocks
+from parallel_epochs.pipeline.graph.store import COPIED, MANIFEST, StoreWriter
+from parallel_epochs.pipeline.run import files, pulse
+from parallel_epochs.pipeline.run.memory import machine_memory
+
+# Of a column, as a part of its mean: what deviates less is rounding.
+LEAST_DEVIATION = 1e-6
+# Columns that are brought to mean 0 and variance 1 at a time.
+AT_ONCE = 16
+# The part of the machine's memory that the columns of a graph on disk may take while they are propagated.
+SHARE = 1 / 16
+# Numbers of four bytes that memory holds for each number of such a column: read, averaged, of the next hop, in float64.
+HELD = 8
+
+
+def propagate(data: Data, num_hops: int) -> Float[Tensor, "num_nodes channels_of_all_hops"]:
+    """Average the features of a graph's nodes over their incoming edges `num_hops` times, and keep every result.
+
+    Hop k is the mean of hop k - 1 over the sources of a node's edges, and hop 0 is ``x``. These are the inputs of
+    "SIGN: Scalable Inception Graph Neural Networks" (https://arxiv.org/abs/2004.11198), with the adjacency matrix whose
+    rows sum to 1. Each column of hop 1 and later is then brought to mean 0 and variance 1 over all nodes, for means of
+    many neighbours hardly differ; a column with the same value everywhere becomes 0.
+
+    Args:
+        data: a prepared graph, see :func:`pipeline.data.cache.load`.
+        num_hops: at least 1.
+
+    Returns:
+        [num_nodes, (num_hops + 1) * channels + num_categories], float32: all hops, then the one-hot species of ``x``.
+    """
+    own, categories = _split(data)
+    average = partial(_average, data.edge_index)
+    return torch.cat([own, *_standardised_hops(own, average, num_hops), categories], dim=1)
+
+
+def write_propagated(writer: StoreWriter, data: Data, num_hops: int, *, most_bytes: int | None = None) -> None:
+    """Write the store of a graph whose features are propagated, with the numbers of :func:`propagate`.
+
+    The other arrays are links to those of the graph's own store, or copies where the file system has no such links.
+    The columns are propagated some at a time, and each hop reads the edges once.
+
+    Args:
+        data: a graph in a store, with ``store``, its folder.
+        most_bytes: of the columns in memory. None: a sixteenth of the machine's memory. One column always is.
+
+    Raises:
+        FileError: a store cannot be read, or there is no room for the new one.
+    """
+    folder = Path(data.store)
+    manifest = files.read_json(folder / MANIFEST)
+    for name, entry in manifest["arrays"].items():
+        if name != "x":
+            writer.adopt(name, folder / f"{name}.bin", entry)
+    if not writer.has("x"):
+        own, categories = _split(data)
+        num_nodes, channels = own.shape
+        width = channels * (num_hops + 1) + categories.size(1)
+        most = int(machine_memory() * SHARE) if most_bytes is None else most_bytes
+        step = max(most // (4 * HELD * max(num_nodes, 1)), 1)
+        with writer.write(x=((num_nodes, width), torch.float32)) as arrays:
+            # An empty file cannot be mapped.
+            out = np.memmap(arrays["x"].path, np.float32, "r+", shape=(num_nodes, width)) if num_nodes * width else \
+                np.empty((num_nodes, width), np.float32)
+            _copy(out[:, width - categories.size(1):], categories)
+            for first in range(0, channels, step):
+                columns = own[:, first:first + step].contiguous()
+                hops = _standardised_hops(columns, partial(_average_in_blocks, data), num_hops)
+                for hop, values in enumerate(itertools.chain([columns], hops)):
+                    _copy(out[:, hop * channels + first:][:, :columns.size(1)], values)
+    writer.finish(manifest["values"])
+
+
+def _split(data: Data) -> tuple[Tensor, Tensor]:
+    """Return the features of the nodes and their one-hot species."""
+    own, categories = data.x.split([data.x.size(1) - data.num_categories, data.num_categories], dim=1)
+    return own, categories
+
+
+def _standardised_hops(x: Tensor, average: Callable[[Tensor], Tensor], num_hops: int) -> Iterator[Tensor]:
+    for _ in range(num_hops):
+        x = average(x)
+        yield _standardise(x)
+
+
+def _average(edge_index: EdgeIndex, x: Tensor) -> Tensor:
+    pulse.renew()
+    return update_all(edge_index, "copy_u", "mean", u=x.contiguous(), num_src=len(x))
+
+
+def _average_in_blocks(data: Data, x: Tensor) -> Tensor:
+    """Do what :func:`_average` does for a graph in a store, which is read once."""
+    out = torch.empty_like(x)
+    for first, ptr, src in edge_blocks(data):
+        num_rows = len(ptr) - 1
+        ends = torch.stack([torch.from_numpy(src), torch.arange(num_rows, dtype=torch.int32).repeat_interleave(
+            torch.from_numpy(ptr).diff())])
+        block = from_csc(ends.to(torch.from_numpy(src).dtype), torch.from_numpy(ptr), num_src=len(x))
+        out[first:first + num_rows] = _average(block, x)
+    return out
+
+
+def _standardise(x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    for values, scaled in zip(x.split(AT_ONCE, dim=1), out.split(AT_ONCE, dim=1)):
+        values = values.double()
+        mean, deviation = values.mean(0), values.std(0, correction=0)
+        is_constant = deviation <= LEAST_DEVIATION * mean.abs()
+        scaled.copy_((values - mean).div_(deviation).masked_fill_(is_constant, 0.0))
+    return out
+
+
+def _copy(out: np.ndarray, values: Tensor) -> None:
+    for first in range(0, len(values), COPIED):
+        out[first:first + COPIED] = values[first:first + COPIED].numpy()
+        pulse.renew()
