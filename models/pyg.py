@@ -60,8 +60,9 @@ ELEMENTS_AT_ONCE = 2**25
 class PyGModel(torch.nn.Module):
     """Layers of a convolution of :mod:`torch_geometric.nn` between a linear encoder and a linear head.
 
-    A layer computes ``dropout(activation(norm(conv(h))))`` and adds `h` if `residual`. The convolution has
-    `hidden_channels` inputs and outputs, all heads together, and reads the edge features if it can.
+    A layer computes ``dropout(activation(norm(conv(h))))`` and adds `h` if `residual`. With `root_weight`, a linear map
+    of `h` is added to ``conv(h)``. The convolution has `hidden_channels` inputs and outputs, all heads together, and
+    reads the edge features if it can.
 
     Args:
         in_channels: Number of node features, without the one-hot columns of `num_categories`.
@@ -79,6 +80,8 @@ class PyGModel(torch.nn.Module):
         norm: Norm of each layer: layer, batch or none.
         activation: Activation of each layer: relu, leaky_relu, elu, gelu, silu, tanh or none.
         residual: Whether a layer's input is added to its output.
+        root_weight: Whether a linear map of a layer's input is added to the output of its convolution, in front of the
+            norm.
         tied: Whether all layers but the first share one convolution. Each layer keeps its own norm.
         norm_last: Whether norm, activation and dropout follow the last convolution too.
         jk: What the head reads of the layers' outputs, as torch_geometric.nn.JumpingKnowledge has it: cat for all of
@@ -99,8 +102,8 @@ class PyGModel(torch.nn.Module):
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
                  edge_dim: int | None = None, num_categories: int = 0, kernel: str = "auto", conv: str = "GATv2Conv",
                  kwargs: dict | None = None, norm: str = "layer", activation: str = "relu", residual: bool = True,
-                 tied: bool = False, norm_last: bool = True, jk: str = "none", encode_x: bool = True,
-                 dropout: float = 0.1, input_dropout: float = 0.0, edge_dropout: float = 0.0):
+                 root_weight: bool = False, tied: bool = False, norm_last: bool = True, jk: str = "none",
+                 encode_x: bool = True, dropout: float = 0.1, input_dropout: float = 0.0, edge_dropout: float = 0.0):
         super().__init__()
         for name, value in (("norm", norm), ("activation", activation), ("jk", jk)):
             if value not in CHOICES[name]:
@@ -127,6 +130,7 @@ class PyGModel(torch.nn.Module):
             self.layers.append(Layer(
                 convs[-1], torch.nn.Identity() if is_bare or norm == "none" else NORMS[norm](hidden_channels),
                 choose_edges(kind, edge_dim, given), activation="none" if is_bare else activation, residual=residual,
+                root=torch.nn.Linear(hidden_channels, hidden_channels) if root_weight else None,
                 dropout=0.0 if is_bare else dropout, edge_dropout=edge_dropout))
         self.jump = None if jk == "none" else JumpingKnowledge(jk, hidden_channels, num_layers)
         self.head = torch.nn.Linear(hidden_channels * num_layers if jk == "cat" else hidden_channels, out_channels)
@@ -215,9 +219,9 @@ class Layer(torch.nn.Module):
     """A convolution with its norm, activation, dropout and residual connection."""
 
     def __init__(self, conv: torch.nn.Module, norm: torch.nn.Module, edge_argument: str, *, activation: str,
-                 residual: bool, dropout: float, edge_dropout: float):
+                 residual: bool, root: torch.nn.Module | None, dropout: float, edge_dropout: float):
         super().__init__()
-        self.conv, self.norm, self.residual = conv, norm, residual
+        self.conv, self.norm, self.residual, self.root = conv, norm, residual, root
         self.dropout, self.edge_dropout = dropout, edge_dropout
         if hasattr(conv, "edge_dropout"):  # the kernel leaves edges out, which costs less than a shorter list of them
             setattr(conv, "edge_dropout", edge_dropout)  # noqa: B010
@@ -244,6 +248,8 @@ class Layer(torch.nn.Module):
                 part = self._convolve(h[block.nodes], start[block.nodes], block.edge_index, features)
                 parts.append(part[:block.num_outputs])
             out = torch.cat(parts)
+        if self.root is not None:
+            out = out + self.root(h)
         out = F.dropout(self._activate(self.norm(out)), self.dropout, self.training)
         return h + out if self.residual else out
 

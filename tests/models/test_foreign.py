@@ -85,6 +85,20 @@ def test_tied_layers_propagate_as_written_down_with_pygs_own(num_layers):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_a_linear_map_of_the_input_joins_the_convolution_before_the_norm(in_blocks, monkeypatch):
+    torch.manual_seed(0)
+    model = PyGModel(5, 8, 2, 1, conv="SAGEConv", root_weight=True, residual=False).eval()
+    if in_blocks:
+        monkeypatch.setattr(stacks, "ELEMENTS_AT_ONCE", 8 * 20)
+        monkeypatch.setattr(PyGModel, "builds_messages", lambda model: True)
+    (layer,), edges = model.layers, DATA.edge_index.long()
+    with torch.no_grad():
+        h = model.node_encoder(DATA.x)
+        expected = layer.norm(layer.conv(h, edges) + h @ layer.root.weight.t() + layer.root.bias).relu()
+        torch.testing.assert_close(model(DATA.x, edges), model.head(expected))
+
+
 @pytest.mark.parametrize("jk", ["cat", "max", "lstm"])
 def test_the_head_reads_the_outputs_of_all_layers(jk):
     torch.manual_seed(0)

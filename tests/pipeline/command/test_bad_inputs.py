@@ -32,9 +32,10 @@ MEMORY = "take at least <*> this machine has <*>"
 AGGREGATIONS = "softmax, softmax_sg, softmax_sum, power, power_sum, powermean, mean, max, add"
 EXPERIMENTS = ("complex_fb15k237, complex_math, debian_sections, deepwalk_blogcatalog, digits, largevis_mnist, "
                "line_blogcatalog, node2vec_blogcatalog, ogbg_molhiv, ogbg_molpcba, ogbg_ppa, ogbl_collab, "
-               "ogbl_collab_gae, ogbn_arxiv, ogbn_products, ogbn_proteins, ogbn_proteins_agdn, ogbn_proteins_gat, "
-               "ogbn_proteins_gipa, ogbn_proteins_revgnn_deep, ogbn_proteins_revgnn_wide, proteins_labels, "
-               "proteins_small, rotate_fb15k237, graphvite/NAME (45 of them)")
+               "ogbl_collab_gae, ogbn_arxiv, ogbn_arxiv_gcn, ogbn_products, ogbn_products_sage, ogbn_proteins, "
+               "ogbn_proteins_agdn, ogbn_proteins_gat, ogbn_proteins_gipa, ogbn_proteins_revgnn_deep, "
+               "ogbn_proteins_revgnn_wide, proteins_labels, proteins_small, rotate_fb15k237, "
+               "graphvite/NAME (45 of them)")
 
 # What is refused before Hydra, or anything else, has written a file: module, arguments, message behind "error: ".
 COMMANDS = [
