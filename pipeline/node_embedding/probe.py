@@ -1,16 +1,15 @@
 """What vectors of nodes are worth: a linear classifier of labels, and the links that they foretell."""
 
-import warnings
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import torch
-from threadpoolctl import threadpool_limits
 
 from parallel_epochs.models.embedding.spectral import unit_rows
 from parallel_epochs.pipeline.block_training.cosines import compare_pairs, heed
 from parallel_epochs.pipeline.metrics import rocauc
+from parallel_epochs.pipeline.node_embedding.logistic import fit_labels
 from parallel_epochs.pipeline.run.seeds import stream
 from parallel_epochs.pipeline.run.stop import StopRequest
 
@@ -20,15 +19,15 @@ HALF, FITTED = 0.5, 0.9
 
 def classify(vectors: np.ndarray, labels: np.ndarray, train: np.ndarray, others: Sequence[np.ndarray], *,
              num_threads: int = 1, stop: StopRequest | None = None) -> list[dict[str, float]]:
-    """Fit a logistic regression for each label (one against the rest, liblinear, C = 1), and predict as many labels of
-    each other node as it has, those of the largest scores: the protocol of DeepWalk and what came after it.
+    """Fit a logistic regression for each label (one against the rest, as liblinear's with C = 1), and predict as many
+    labels of each other node as it has, those of the largest scores: the protocol of DeepWalk and what came after it.
 
     Args:
         vectors: [num_nodes, dim]; rows are brought to length 1.
         labels: 0 or 1 [num_nodes, num_labels].
         train: numbers of the nodes to fit on.
         others: numbers of the nodes to predict; several sets of them.
-        stop: asks for an end after the labels in hand.
+        stop: asks for an end after the step in hand.
 
     Returns:
         ``micro_f1`` and ``macro_f1`` of each set, of the labels that some of its nodes have; NaN for an empty one.
@@ -36,24 +35,13 @@ def classify(vectors: np.ndarray, labels: np.ndarray, train: np.ndarray, others:
     Raises:
         Stopped: it was asked for.
     """
-    # Scikit-learn is imported where it is used: it takes seconds, and no other run shall wait for it.
-    from sklearn.linear_model import LogisticRegression
-
-    vectors = unit_rows(vectors)
+    vectors, known = unit_rows(vectors), labels[train] > 0
     predicted = np.concatenate(list(others))
-
-    def decide(label: int) -> np.ndarray:
-        heed(stop)
-        known = labels[train, label]
-        if known.min() == known.max():  # nothing to tell apart
-            return np.full(len(predicted), np.inf if known[0] else -np.inf)
-        with warnings.catch_warnings(action="ignore"):  # newer versions would have liblinear called by another name
-            fitted = LogisticRegression(solver="liblinear").fit(vectors[train], known)
-        return fitted.decision_function(vectors[predicted])
-
-    # A matrix product's own threads would wait for each other beside these.
-    with threadpool_limits(1, "blas"), ThreadPoolExecutor(num_threads) as pool:
-        scores = np.stack(list(pool.map(decide, range(labels.shape[1]))), axis=1)
+    # Nothing tells a label apart that all nodes have, or none.
+    scores = np.where(known.all(0), np.inf, -np.inf) * np.ones((len(predicted), 1))
+    told = known.any(0) & ~known.all(0)
+    weights = fit_labels(vectors[train], known[:, told], num_threads=num_threads, before_step=partial(heed, stop))
+    scores[:, told] = vectors[predicted] @ weights[:-1] + weights[-1]
     rank = (-scores).argsort(1, kind="stable").argsort(1, kind="stable")
     chosen = rank < labels[predicted].sum(1, keepdims=True)
     ends = np.cumsum([len(nodes) for nodes in others])[:-1]
@@ -61,6 +49,7 @@ def classify(vectors: np.ndarray, labels: np.ndarray, train: np.ndarray, others:
 
 
 def _f1(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    # Scikit-learn is imported where it is used: it takes seconds, and no other run shall wait for it.
     from sklearn.metrics import f1_score
 
     found = truth.any(0)
