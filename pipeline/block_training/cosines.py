@@ -1,4 +1,4 @@
-"""Cosines of vectors: of given pairs, and of each vector's nearest."""
+"""Cosines and products of vectors: of given pairs, and of each vector's nearest."""
 
 import numpy as np
 import torch
@@ -12,12 +12,14 @@ from parallel_epochs.pipeline.run.stop import StopRequest
 PAIRS, MAX_PRODUCTS = 1 << 18, 2**26
 
 
-def compare_pairs(vectors: np.ndarray, pairs: np.ndarray, *, stop: StopRequest | None = None) -> np.ndarray:
-    """Compute the cosines of pairs of vectors, some at a time: the vectors may be more than memory holds.
+def compare_pairs(vectors: np.ndarray, pairs: np.ndarray, *, score: str = "cosine",
+                  stop: StopRequest | None = None) -> np.ndarray:
+    """Compute the cosines or dot products of pairs of vectors, some at a time, as memory may not hold all vectors.
 
     Args:
         vectors: of any length [num_nodes, dim].
         pairs: [num_pairs, 2].
+        score: "cosine" or "dot".
         stop: asks for an end after the pairs in hand.
 
     Returns:
@@ -26,12 +28,13 @@ def compare_pairs(vectors: np.ndarray, pairs: np.ndarray, *, stop: StopRequest |
     Raises:
         Stopped: it was asked for.
     """
-    cosines = np.empty(len(pairs), vectors.dtype)
+    scores = np.empty(len(pairs), vectors.dtype)
     for first in range(0, len(pairs), PAIRS):
         heed(stop)
-        heads, tails = (unit_rows(vectors[ends]) for ends in pairs[first:first + PAIRS].T)
-        cosines[first:first + PAIRS] = np.einsum("ij,ij->i", heads, tails)
-    return cosines
+        heads, tails = (vectors[ends] if score == "dot" else unit_rows(vectors[ends])
+                        for ends in pairs[first:first + PAIRS].T)
+        scores[first:first + PAIRS] = np.einsum("ij,ij->i", heads, tails)
+    return scores
 
 
 def find_nearest(vectors: Tensor, count: int) -> tuple[Tensor, Tensor]:

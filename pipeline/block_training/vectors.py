@@ -55,20 +55,23 @@ def log_scores(title: str, scores: dict[str, float], metric: str) -> None:
                                  for name, score in scores.items()], title))
 
 
-def save_cosines(path: Path, pairs: Tensor | None, neighbors: int, vectors: Tensor, names: list[str]) -> bool:
-    """Save the cosines of pairs or the nearest nodes of each, where they are asked for; returns whether.
+def save_cosines(path: Path, pairs: Tensor | None, neighbors: int, vectors: Tensor, names: list[str], *,
+                 score: str = "cosine") -> bool:
+    """Save the scores of pairs or the nearest nodes of each, where they are asked for; returns whether.
 
     Args:
-        neighbors: number of nearest nodes; 0 if they are not asked for.
+        neighbors: number of nearest nodes, by their cosines; 0 if they are not asked for.
+        score: of pairs, "cosine" or "dot".
 
     Raises:
         ValueError: pairs that name no nodes.
     """
     if pairs is not None:
         check_pairs(pairs, len(names))
-        scores = torch.from_numpy(compare_pairs(vectors.numpy(), pairs.numpy()))
+        scores = torch.from_numpy(compare_pairs(vectors.numpy(), pairs.numpy(), score=score))
         files.write_atomically(path, lambda file: torch.save({"pairs": pairs, "logits": scores}, file))
-        log.info("wrote the cosines of %s pairs to %s", f"{len(pairs):,}", path)
+        log.info("wrote the %s of %s pairs to %s", "cosines" if score == "cosine" else "dot products",
+                 f"{len(pairs):,}", path)
     elif neighbors:
         nearest, cosines = find_nearest(vectors, neighbors)
         files.write_atomically(path, lambda file: torch.save(

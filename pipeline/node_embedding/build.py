@@ -66,7 +66,7 @@ def check_graph(config: NodeEmbeddingConfig, data: Data) -> None:
         ValueError: says what is missing, or names the key.
     """
     options = config.trainer
-    metric = _metric_of(options, data)
+    metric = metric_of(options, data)
     if metric != "auc" and data.get("y") is None:
         raise ValueError(f"trainer.metric={metric} needs labels, and {config.data.origin()} has none: give "
                          "data.labels, or choose trainer.metric=auc")
@@ -85,7 +85,7 @@ def check_graph(config: NodeEmbeddingConfig, data: Data) -> None:
                          "lower it, or choose another cache_dir")
 
 
-def _metric_of(options: NodeEmbeddingTrainerConfig, data: Data) -> str:
+def metric_of(options: NodeEmbeddingTrainerConfig, data: Data) -> str:
     return options.metric or ("auc" if data.get("y") is None else "micro_f1")
 
 
@@ -109,11 +109,11 @@ class Training:
 
 def prepare_training(config: NodeEmbeddingConfig, data: Data, stop: StopRequest | None = None) -> Training:
     """Split a graph into what training sees and what scores its vectors."""
-    options, metric = config.trainer, _metric_of(config.trainer, data)
+    options, metric = config.trainer, metric_of(config.trainer, data)
     edge_index, weight = data.edge_index, choose_weight(data.edge_attr)
     score: LabelProbe | LinkProbe
     if metric == "auc":
-        edge_index, weight, score = _hold_out(data, weight, options.holdout, config.seed, stop)
+        edge_index, weight, score = _hold_out(data, weight, options, config.seed, stop)
     else:
         score = LabelProbe(label_columns(data).numpy(), metric=metric, portions=options.portions,
                            num_draws=options.num_draws, seed=config.seed, num_threads=torch.get_num_threads(),
@@ -228,7 +228,7 @@ def _propagate(matrix: sp.csr_array | None, num_terms: int, vectors: Tensor) -> 
     return torch.from_numpy(spectral.propagate(matrix, vectors.numpy(), num_terms=max(num_terms, 2)))
 
 
-def _hold_out(data: Data, weight: Tensor | None, fraction: float, seed: int,
+def _hold_out(data: Data, weight: Tensor | None, options: NodeEmbeddingTrainerConfig, seed: int,
               stop: StopRequest | None) -> tuple[EdgeIndex, Tensor | None, LinkProbe]:
     """Hold edges out of training, in both directions of each link: half of them for validation, half for the test.
 
@@ -237,7 +237,8 @@ def _hold_out(data: Data, weight: Tensor | None, fraction: float, seed: int,
     Raises:
         ValueError: there are too few edges.
     """
-    (indptr, src), _ = data.edge_index.get_csc()
+    (indptr, _), _ = data.edge_index.get_csc()
+    fraction = options.holdout
     bounds = [0.0, fraction / 2, fraction, min(2 * fraction, 1.0)]
     lot = draw_lots(data.edge_index, seeds.key("holdout", seed))
     rng, pairs, links = stream("holdout", seed), {}, data.edge_index.as_tensor()
@@ -253,5 +254,5 @@ def _hold_out(data: Data, weight: Tensor | None, fraction: float, seed: int,
         pairs[split] = ends, rng.integers(data.num_nodes, size=ends.shape)
     kept = lot >= fraction
     ptr = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])[indptr.long()]
-    probe = LinkProbe(pairs, stop=stop)
+    probe = LinkProbe(pairs, score=options.score, stop=stop)
     return from_csc(links[:, kept], ptr), None if weight is None else weight[kept].contiguous(), probe

@@ -7,6 +7,7 @@ from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig, TrainerCo
 from parallel_epochs.pipeline.keys import key
 
 WALKED = {"trainer.model": ("deepwalk", "node2vec", "line")}
+HELD_OUT = {"trainer.metric": ("auc", None)}
 LABELLED = {"trainer.metric": ("micro_f1", "macro_f1", None)}
 
 
@@ -60,6 +61,9 @@ class NodeEmbeddingTrainerConfig(TrainerConfig):
     metric: str | None = key(None, "Metric: micro_f1 or macro_f1 of a classifier of the labels, or auc of held-out "
                              "links. Default: micro_f1 if there are labels, otherwise "
                              "auc.", choices=("micro_f1", "macro_f1", "auc"))
+    score: str = key("cosine", "Score of a pair of nodes. dot: the product of their vectors. auto: dot or cosine, the "
+                     "one with the larger validation AUC of held-out links; cosine if the metric is of labels.",
+                     choices=("auto", "dot", "cosine"))
     portions: list[float] = key([0.1, 0.5, 0.9], "Fractions of the labelled nodes to which a classifier is fitted, for "
                                 "the scores of summary.json. The test metric always uses 0.5.",
                                 when=LABELLED)
@@ -68,7 +72,7 @@ class NodeEmbeddingTrainerConfig(TrainerConfig):
                          when=LABELLED)
     holdout: float = key(0.02, "Fraction of the edges that are held out of training. Half of them are for validation, "
                          "half for the test.", above=0,
-                         below=1, when={"trainer.metric": ("auc", None)})
+                         below=1, when=HELD_OUT)
 
 
 @dataclass
@@ -95,6 +99,6 @@ class PredictVectorsConfig(EvaluateConfig):
     """The keys of `predict` for a run that learned vectors."""
 
     pairs: str | None = key(None, "File with pairs of nodes, a tensor [num_pairs, 2] saved by torch.save: predictions "
-                            "holds the cosine of each.", is_path=True)
+                            "holds the score of each (trainer.score of the run).", is_path=True)
     neighbors: int = key(0, "Number of nearest nodes of each node that predictions holds in place of the vectors.",
                          minimum=0)

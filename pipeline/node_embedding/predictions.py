@@ -1,6 +1,7 @@
 """Runs of trainer=node_embedding after training: the metrics of a checkpoint, and its vectors in files."""
 
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -8,7 +9,14 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.block_training import vectors
 from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.node_embedding.build import Training, finish_vectors, open_data, prepare_training
+from parallel_epochs.pipeline.node_embedding.build import (
+    Training,
+    finish_vectors,
+    metric_of,
+    open_data,
+    prepare_training,
+)
+from parallel_epochs.pipeline.node_embedding.probe import LinkProbe
 from parallel_epochs.pipeline.run.checkpoint import fitting
 from parallel_epochs.pipeline.run.saved import SavedRun
 
@@ -32,17 +40,22 @@ def evaluate(run: SavedRun, *, predictions: str | None) -> dict[str, float]:
 
 
 def predict(run: SavedRun, *, predictions: str | None, pairs: str | None, neighbors: int) -> None:
-    """Save vectors, the nearest nodes of each, or the cosines of pairs.
+    """Save vectors, the nearest nodes of each, or the scores of pairs.
 
     Raises:
         ValueError: as :func:`evaluate`; pairs that name no nodes.
     """
     asked = vectors.check_predictions(run, predictions, pairs=pairs, neighbors=neighbors)
     data, state = _open(run)
-    # What training saw matters for a checkpoint in its middle alone.
-    training = None if run.is_best else prepare_training(run.config, data)
+    score = run.config.trainer.score
+    if score == "auto" and (asked is None or metric_of(run.config.trainer, data) != "auc"):
+        score = "cosine"
+    # What training saw matters for a checkpoint in its middle, and what it did not see where that chooses the score.
+    training = None if run.is_best and score != "auto" else prepare_training(run.config, data)
     found, names = _vectors_of(run, state, training)[0], unpack_names(data)
-    if not vectors.save_cosines(Path(predictions), asked, neighbors, found, names):
+    if score == "auto":
+        score = cast(LinkProbe, cast(Training, training).score).choose(found.numpy())
+    if not vectors.save_cosines(Path(predictions), asked, neighbors, found, names, score=score):
         vectors.save(Path(predictions), found, names)
 
 

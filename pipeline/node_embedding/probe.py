@@ -1,5 +1,6 @@
 """What vectors of nodes are worth: a linear classifier of labels, and the links that they foretell."""
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 
@@ -10,8 +11,11 @@ from parallel_epochs.models.embedding.spectral import unit_rows
 from parallel_epochs.pipeline.block_training.cosines import compare_pairs, heed
 from parallel_epochs.pipeline.metrics import rocauc
 from parallel_epochs.pipeline.node_embedding.logistic import fit_labels
+from parallel_epochs.pipeline.run.log import format_score
 from parallel_epochs.pipeline.run.seeds import stream
 from parallel_epochs.pipeline.run.stop import StopRequest
+
+log = logging.getLogger(__name__)
 
 # Of the labelled nodes, for the metric of each split; and of these for training where the others validate.
 HALF, FITTED = 0.5, 0.9
@@ -120,11 +124,14 @@ class LinkProbe:
 
     Args:
         pairs: for each split, links [num_links, 2] and pairs that are none.
+        score: of a pair, "cosine", "dot" or "auto", the better one on the validation split.
         stop: asks for an end after the pairs in hand.
     """
 
-    def __init__(self, pairs: dict[str, tuple[np.ndarray, np.ndarray]], *, stop: StopRequest | None = None):
-        self.pairs, self._stop = pairs, stop
+    def __init__(self, pairs: dict[str, tuple[np.ndarray, np.ndarray]], *, score: str = "cosine",
+                 stop: StopRequest | None = None):
+        self.pairs, self._score, self._stop = pairs, score, stop
+        self._told: str | None = None
 
     def __call__(self, vectors: np.ndarray) -> dict[str, float]:
         """Compute the area under the ROC curve of each split; of vectors of any length, [num_nodes, dim].
@@ -132,9 +139,27 @@ class LinkProbe:
         Raises:
             Stopped: it was asked for.
         """
-        return {split: self._area(vectors, links, others) for split, (links, others) in self.pairs.items()}
+        score = self.choose(vectors)
+        return {split: self._area(vectors, split, score) for split in self.pairs}
 
-    def _area(self, vectors: np.ndarray, links: np.ndarray, others: np.ndarray) -> float:
+    def choose(self, vectors: np.ndarray) -> str:
+        """Return the score of pairs of these vectors, "cosine" or "dot"; another choice than the last one is logged.
+
+        Raises:
+            Stopped: it was asked for.
+        """
+        if self._score != "auto":
+            return self._score
+        areas = {score: self._area(vectors, "valid", score) for score in ("cosine", "dot")}
+        chosen, other = sorted(areas, key=lambda score: -areas[score])
+        if chosen != self._told:
+            log.info("links are scored by %s: validation AUC %s; by %s: %s", chosen, format_score(areas[chosen]), other,
+                     format_score(areas[other]))
+            self._told = chosen
+        return chosen
+
+    def _area(self, vectors: np.ndarray, split: str, score: str) -> float:
+        links, others = self.pairs[split]
         pairs, truth = np.concatenate([links, others]), np.repeat([1.0, 0.0], [len(links), len(others)])
-        cosines = compare_pairs(vectors, pairs, stop=self._stop)
-        return rocauc(torch.from_numpy(truth).unsqueeze(1), torch.from_numpy(cosines).unsqueeze(1))
+        scores = compare_pairs(vectors, pairs, score=score, stop=self._stop)
+        return rocauc(torch.from_numpy(truth).unsqueeze(1), torch.from_numpy(scores).unsqueeze(1))

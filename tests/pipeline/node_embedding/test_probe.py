@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from parallel_epochs.pipeline.node_embedding import probe
-from parallel_epochs.pipeline.node_embedding.probe import LabelProbe
+from parallel_epochs.pipeline.node_embedding.probe import LabelProbe, LinkProbe
 
 NUM_NODES, UNLABELLED = 220, 20
 
@@ -38,3 +38,33 @@ def test_no_node_is_scored_by_a_classifier_that_was_fitted_on_it(fits):
     assert {*fits[1][0]} != {*fits[5][0]}, "each draw has nodes of its own"
     assert scores == {"train": 100, "valid": 10, "test": 100, "micro_f1@0.1": 180, "macro_f1@0.1": 0,
                       "micro_f1@0.5": 100, "macro_f1@0.5": 0, "micro_f1@0.9": 20, "macro_f1@0.9": 0}
+
+
+def pairs_told_by(what: str) -> tuple[np.ndarray, dict]:
+    """Vectors and pairs of each split whose links have the larger product, or the larger cosine, and not the other."""
+    rng, splits = np.random.default_rng(0), {}
+    directions = rng.standard_normal((120, 2))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    lengths = rng.random((120, 1)) + 0.1
+    vectors = directions * lengths
+    pairs = rng.integers(120, size=(300, 2))
+    cosines = (directions[pairs[:, 0]] * directions[pairs[:, 1]]).sum(1)
+    products = cosines * lengths[pairs].prod(1)[:, 0]
+    values = {"dot": products, "cosine": cosines}[what]
+    for split, part in zip(("train", "valid", "test"), np.split(np.arange(300), 3)):
+        best = part[np.argsort(values[part])]
+        splits[split] = pairs[best[50:]], pairs[best[:50]]
+    return vectors, splits
+
+
+@pytest.mark.parametrize("what, other", [("dot", "cosine"), ("cosine", "dot")])
+def test_the_score_of_links_is_chosen_by_validation(what, other, caplog):
+    caplog.set_level("INFO")
+    vectors, pairs = pairs_told_by(what)
+    chosen = LinkProbe(pairs, score="auto")
+    assert chosen(vectors) == LinkProbe(pairs, score=what)(vectors) == {"train": 1.0, "valid": 1.0, "test": 1.0}
+    assert LinkProbe(pairs, score=other)(vectors)["test"] < 1
+    chosen(vectors)
+    assert caplog.text.count(f"links are scored by {what}: validation AUC 1.0000; by {other}: 0.9") == 1
+    # The test split has no say.
+    assert LinkProbe(pairs | {"valid": pairs_told_by(other)[1]["valid"]}, score="auto").choose(vectors) == other

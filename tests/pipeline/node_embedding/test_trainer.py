@@ -21,6 +21,7 @@ from parallel_epochs.pipeline.config import explain_idle_keys
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.config import EdgesConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
+from parallel_epochs.pipeline.node_embedding.build import prepare_training
 from parallel_epochs.pipeline.node_embedding.probe import LabelProbe, LinkProbe
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.training import prepare
@@ -341,6 +342,22 @@ def test_evaluate_and_last_checkpoint(trained):
     for which in ("best", "last"):
         scores = building.evaluate(EvaluateConfig(run=str(trained), checkpoint=which))
         assert scores["test"] == summary["test"] and scores["micro_f1@0.9"] == summary["scores"]["micro_f1@0.9"]
+
+
+@pytest.mark.parametrize("score", ["dot", "auto"])
+def test_pairs_are_predicted_by_the_score_of_the_run(score, small, configure, tmp_path):
+    config = configure(*small, "trainer.metric=auc", "trainer.holdout=0.3", f"trainer.score={score}", "train.epochs=4")
+    train(config, tmp_path / "run")
+    best = checkpoint.load(tmp_path / "run" / "checkpoints" / "best.pt")["model"]["embedding"]
+    if score == "auto":
+        score = prepare_training(config, build.open_graph(config).data).score.choose(best.numpy())
+    pairs = torch.tensor([[0, 1], [5, 80]])
+    torch.save(pairs, tmp_path / "pairs.pt")
+    building.predict(EvaluateConfig(run=str(tmp_path / "run"), predictions=str(tmp_path / "p.pt"),
+                                    pairs=str(tmp_path / "pairs.pt")))
+    u, v = best[pairs[:, 0]], best[pairs[:, 1]]
+    expected = (u * v).sum(1) if score == "dot" else torch.nn.functional.cosine_similarity(u, v)
+    torch.testing.assert_close(torch.load(tmp_path / "p.pt")["logits"], expected)
 
 
 def test_a_classifier_knows_the_number_of_labels():
