@@ -64,7 +64,7 @@ class AGDNConv(torch.nn.Module):
         heads: number of heads, whose results are concatenated.
         edge_dim: number of edge features, or None.
         edge_channels: width of the hidden layer of the edge features.
-        num_hops: number of hops.
+        num_hops: number of hops, in [1, 1000).
         negative_slope: slope of the LeakyReLU.
         dropout: probability in training that a weight is zero, after the softmax.
         kernel: as for :func:`models.messages.update_all`.
@@ -73,8 +73,8 @@ class AGDNConv(torch.nn.Module):
     def __init__(self, in_channels: int, out_channels: int, heads: int = 1, *, edge_dim: int | None = None,
                  edge_channels: int = 16, num_hops: int = 2, negative_slope: float = 0.2, dropout: float = 0.0,
                  kernel: str = "auto"):
-        if num_hops < 1:
-            raise ValueError(f"num_hops must be at least 1, not {num_hops}")
+        if not 1 <= num_hops < 1000:
+            raise ValueError(f"num_hops must be in [1, 1000), not {num_hops}")
         super().__init__()
         self.heads, self.negative_slope, self.dropout, self.kernel = heads, negative_slope, dropout, kernel
         self.scores = EdgeScores(in_channels, heads, edge_dim, edge_channels, kernel)
