@@ -21,7 +21,7 @@ from pathlib import Path
 
 from parallel_epochs.scripts.strikes import FAULTS, GNN, SITE, Fault, LiveRun, is_alive, write_data
 
-SECONDS_TO_END = 20
+SECONDS_TO_END = 40
 
 
 class WrongOutcome(Exception):

@@ -19,7 +19,7 @@ from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, EXIT_TRY_AGAIN
 from parallel_epochs.pipeline.run.pulse import Board, Sign
 
 VIEWS = ("evaluation=views", "evaluation.num_views=24", "train.epochs=32")
-WATCHED = ("parallel.timeout=3", "parallel.warn_after=0.5")
+WATCHED = ("parallel.timeout=10", "parallel.warn_after=0.5")
 # A process that gets this signal lets a thread hold the interpreter's lock for ten minutes.
 SITE = """import ctypes, signal, threading
 def hold(*_):

@@ -13,7 +13,10 @@ WINDOW = 10  # epochs of a row
 
 
 def bench_steady(epochs: int, num_ranks: int, overrides: list[str]) -> None:
-    """Measure memory (PSS), open files and threads for every ten epochs, relative to the second ten.
+    """Measure memory, open files and threads for every ten epochs, relative to the second ten.
+
+    The ratio is that of the memory that belongs to no file: what a process counts of a library depends on how many
+    other processes have loaded it.
 
     Args:
         overrides: further overrides of ``python -m pipeline.train``.
@@ -31,11 +34,11 @@ def bench_steady(epochs: int, num_ranks: int, overrides: list[str]) -> None:
     writer, first = None, None
     for window, samples in windows.items():
         # Medians, as evaluations and checkpoints take more for a moment.
-        pss, files, threads = map(statistics.median_low, zip(*(
-            (held.pss_kib, held.num_files, held.num_threads) for held in samples)))
-        first = first or pss
+        pss, anonymous, files, threads = map(statistics.median_low, zip(*(
+            (held.pss_kib, held.anonymous_kib, held.num_files, held.num_threads) for held in samples)))
+        first = first or anonymous
         say(f"epochs {WINDOW * window} to {WINDOW * (window + 1)}: {len(samples)} samples")
         writer = write_row(writer, {
             "bench": "steady", "num_ranks": num_ranks, "epoch": WINDOW * window, "pss_mib": round(pss / 2**10, 1),
-            "ratio": round(pss / first, 4), "highest_mib": round(max(held.pss_kib for held in samples) / 2**10, 1),
+            "anonymous_mib": round(anonymous / 2**10, 1), "ratio": round(anonymous / first, 4), "highest_mib": round(max(held.pss_kib for held in samples) / 2**10, 1),
             "files": files, "process_threads": threads})
