@@ -18,7 +18,7 @@ from parallel_epochs.models.messages import update_all
 from parallel_epochs.pipeline.graph.reading import edge_blocks
 from parallel_epochs.pipeline.graph.store import COPIED, MANIFEST, StoreWriter
 from parallel_epochs.pipeline.run import files, pulse
-from parallel_epochs.pipeline.run.memory import machine_memory
+from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 
 # Of a column, as a part of its mean: what deviates less is rounding.
 LEAST_DEVIATION = 1e-6
@@ -44,8 +44,16 @@ def propagate(data: Data, num_hops: int) -> Float[Tensor, "num_nodes channels_of
 
     Returns:
         [num_nodes, (num_hops + 1) * channels + num_categories], float32: all hops, then the one-hot species of ``x``.
+
+    Raises:
+        ValueError: this machine cannot hold them.
     """
     own, categories = _split(data)
+    needed = 4 * (len(own) * categories.size(1) + own.numel() * (num_hops + 1))
+    if needed > machine_memory():
+        raise ValueError(f"data.propagate={num_hops}: the features of {len(own):,} nodes over all hops take "
+                         f"{format_bytes(needed)}, but this machine has {format_bytes(machine_memory())}: lower it, or "
+                         "set data.on_disk=true")
     average = partial(_average, data.edge_index)
     return torch.cat([own, *_standardised_hops(own, average, num_hops), categories], dim=1)
 

@@ -40,5 +40,6 @@ def bench_steady(epochs: int, num_ranks: int, overrides: list[str]) -> None:
         say(f"epochs {WINDOW * window} to {WINDOW * (window + 1)}: {len(samples)} samples")
         writer = write_row(writer, {
             "bench": "steady", "num_ranks": num_ranks, "epoch": WINDOW * window, "pss_mib": round(pss / 2**10, 1),
-            "anonymous_mib": round(anonymous / 2**10, 1), "ratio": round(anonymous / first, 4), "highest_mib": round(max(held.pss_kib for held in samples) / 2**10, 1),
+            "anonymous_mib": round(anonymous / 2**10, 1), "ratio": round(anonymous / first, 4),
+            "highest_mib": round(max(held.pss_kib for held in samples) / 2**10, 1),
             "files": files, "process_threads": threads})

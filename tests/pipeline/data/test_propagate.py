@@ -156,6 +156,14 @@ def test_hidden_links_do_not_show_in_the_features(tmp_path):
     assert torch.equal(load_links(config, tmp_path, content_hash=data.content_hash).x, data.x)
 
 
+def test_features_that_memory_cannot_hold_are_refused(stored, monkeypatch):
+    monkeypatch.setattr(propagating, "machine_memory", lambda: 40 * (3 * 10 + 2) * 4)
+    propagate(stored, 9)
+    with pytest.raises(ValueError, match=r"data.propagate=10: the features of 40 nodes over all hops take 5.6 kB, but "
+                                         "this machine has .*: lower it, or set data.on_disk=true"):
+        propagate(stored, 10)
+
+
 def test_a_graph_without_edges_is_refused(tmp_path):
     torch.save({"x": torch.rand(6, 2), "edge_index": torch.empty(2, 0, dtype=torch.int64)}, tmp_path / "graph.pt")
     with pytest.raises(ValueError, match="data.propagate=1 averages over edges, and .*graph.pt has none"):
