@@ -43,15 +43,17 @@ def fit_labels(x: Float[np.ndarray, "num_rows dim"], labels: Bool[np.ndarray, "n
         # In the basis of its eigenvectors, the curvature of labels that all rows are as sure of is diagonal.
         curvature, basis = np.linalg.eigh(rows.T @ rows)
         rows = rows @ basis
-        parts = pool.map(lambda first: _fit(rows, signs[:, first:first + AT_ONCE], strength, curvature, before_step),
-                         range(0, signs.shape[1], AT_ONCE))
-        return basis @ np.concatenate(list(parts), axis=1)
+        # A step need not be exact, and numbers of half the size take half the time.
+        short = rows.astype(np.float32)
+        parts = pool.map(lambda first: _fit(rows, short, signs[:, first:first + AT_ONCE], strength, curvature,
+                                            before_step), range(0, signs.shape[1], AT_ONCE))
+        return basis @ np.concatenate([np.empty((len(basis), 0)), *parts], axis=1)
 
 
-def _fit(rows: np.ndarray, signs: np.ndarray, strength: float, curvature: np.ndarray,
+def _fit(rows: np.ndarray, short: np.ndarray, signs: np.ndarray, strength: float, curvature: np.ndarray,
          before_step: Callable[[], object]) -> np.ndarray:
-    """Fit a few labels, in the basis of the rows."""
-    short, weights = rows.astype(np.float32), np.zeros((rows.shape[1], signs.shape[1]))
+    """Fit a few labels, in the basis of the rows; `short` holds them in float32."""
+    weights = np.zeros((rows.shape[1], signs.shape[1]))
     margins, losses = np.zeros(signs.shape), np.full(signs.shape[1], np.inf)
     step = np.zeros_like(weights)
     for _ in range(MOST_STEPS):
@@ -64,7 +66,6 @@ def _fit(rows: np.ndarray, signs: np.ndarray, strength: float, curvature: np.nda
             break
         variance = strength * unsure * (1 - unsure)
         scale = 1 / (1 + curvature.clip(0)[:, None] * variance.mean(axis=0))
-        # A step need not be exact, and numbers of half the size take half the time.
         step = np.where(is_open, _solve(short, *(values.astype(np.float32) for values in (variance, scale, -gradient))),
                         0.0)
     return weights

@@ -37,8 +37,11 @@ def classify(vectors: np.ndarray, labels: np.ndarray, train: np.ndarray, others:
         ``micro_f1`` and ``macro_f1`` of each set, of the labels that some of its nodes have; NaN for an empty one.
 
     Raises:
+        ValueError: a vector is not finite.
         Stopped: it was asked for.
     """
+    if not np.isfinite(vectors).all():
+        raise ValueError("some vectors are not finite: training has diverged. Lower train.lr")
     vectors, known = unit_rows(vectors), labels[train] > 0
     predicted = np.concatenate(list(others))
     # Nothing tells a label apart that all nodes have, or none.

@@ -22,7 +22,7 @@ def example(num_rows: int, dim: int, num_labels: int, scale: float = 1.0) -> tup
     (300, 6, 40, 1.0, 1.0),  # more labels than are fitted at a time
     (300, 6, 3, 100.0, 1.0),  # rows of any length; labels that are told apart without a doubt
     (5, 12, 3, 1.0, 1.0),  # fewer rows than columns
-    (300, 6, 3, 0.01, 50.0), (4, 1, 1, 5.0, 1.0)])
+    (300, 6, 3, 0.01, 50.0), (4, 1, 1, 5.0, 1.0), (4, 2, 0, 1.0, 1.0)])
 def test_weights_are_those_of_scikit_learn(num_rows, dim, num_labels, scale, strength):
     x, labels = example(num_rows, dim, num_labels, scale)
     weights = fit_labels(x.astype(np.float32), labels, strength=strength)

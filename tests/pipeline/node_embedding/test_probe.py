@@ -40,6 +40,16 @@ def test_no_node_is_scored_by_a_classifier_that_was_fitted_on_it(fits):
                       "micro_f1@0.5": 100, "macro_f1@0.5": 0, "micro_f1@0.9": 20, "macro_f1@0.9": 0}
 
 
+def test_vectors_that_are_not_finite_are_refused():
+    with pytest.raises(ValueError, match="some vectors are not finite: training has diverged. Lower train.lr"):
+        probe.classify(np.full((8, 2), np.nan), np.eye(2)[np.arange(8) % 2], np.arange(4), [np.arange(4, 8)])
+
+
+def test_labels_that_all_nodes_have_or_none_are_not_fitted():
+    labels = np.tile([1, 0], (8, 1))
+    assert probe.classify(np.random.rand(8, 2), labels, np.arange(4), [np.arange(4, 8)])[0]["micro_f1"] == 1
+
+
 def pairs_told_by(what: str) -> tuple[np.ndarray, dict]:
     """Vectors and pairs of each split whose links have the larger product, or the larger cosine, and not the other."""
     rng, splits = np.random.default_rng(0), {}
