@@ -50,6 +50,8 @@ def register_schema() -> None:
         for name, keys_of_member in schemas.items():
             store.store(group=SCHEMA_GROUPS[part], name=name, node=schema.open_node(keys_of_member))
     OmegaConf.register_new_resolver("run_dir", choose_run_dir, replace=True)
+    # ${by:KEY,{A: X},Y} is X where KEY is A, and otherwise Y.
+    OmegaConf.register_new_resolver("by", lambda value, cases, otherwise: cases.get(value, otherwise), replace=True)
 
 
 def choose_run_dir(resume: str | None, default: str) -> str:

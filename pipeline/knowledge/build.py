@@ -150,9 +150,10 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
     trainer = KnowledgeTrainer(tables, steps, optimizer, num_epochs=train.epochs, lr=train.lr, last_lr=options.last_lr,
                                eval_every=train.eval_every, score=build_probe(config, data, ranks, stop), ranks=ranks,
                                stop=stop)
-    log.info("model: %s, %d numbers per entity and %d per relation%s, %s in all; %s steps per epoch", options.model,
-             options.dim, model.relation_dim(options.dim), ", both ways round" if one_vs_all else "",
-             f"{trainer.about.num_parameters:,}", f"{trainer.about.num_steps:,}")
+    log.info("model: %s, %d numbers per entity and %d per relation%s, %s in all; loss %s, %s, learning rate %g; %s "
+             "steps per epoch", options.model, options.dim, model.relation_dim(options.dim),
+             ", both ways round" if one_vs_all else "", f"{trainer.about.num_parameters:,}", options.loss,
+             options.optimizer, train.lr, f"{trainer.about.num_steps:,}")
     return trainer
 
 

@@ -139,7 +139,7 @@ def test_one_feature_of_an_edge_is_its_weight():
       for heads in (0, -4, 2.0, "two")),
     ({"conv": "AGDNConv", "kwargs": {"num_hops": 0}},
      r"kwargs: AGDNConv refuses them: ValueError: num_hops must be in \[1, 1000\), not 0"),
-    ({"conv": "AGDNConv", "kwargs": {"num_hops": 10**9}}, r"num_hops must be in \[1, 1000\), not 1000000000"),
+    ({"conv": "AGDNConv", "kwargs": {"num_hops": 10**9}}, "kwargs: AGDNConv refuses them: .*, not 1000000000"),
     ({"conv": "GATConv", "kwargs": {"add_self_loops": "maybe"}},
      "kwargs: add_self_loops of GATConv must be true or false, not 'maybe'"),
     ({"kwargs": {"heads": 3}}, "hidden_channels=8 is not a multiple of heads=3"),

@@ -216,12 +216,24 @@ def test_sgd_moves_by_the_gradient_and_relations_by_a_fraction_of_it(loss, fract
             torch.testing.assert_close(table, old - lr * grad)
 
 
+@pytest.mark.parametrize("typed, loss, optimizer, lr", [
+    ("", "one_vs_all", "adagrad", 0.1), ("trainer.model=quate", "one_vs_all", "adagrad", 0.1),
+    ("trainer.model=rotate", "negatives", "adam", 0.001), ("trainer.model=transe", "negatives", "adam", 0.001),
+    ("trainer.model=rotate trainer.optimizer=adagrad", "negatives", "adagrad", 0.1),
+    ("trainer.model=complex trainer.loss=negatives train.lr=0.3", "negatives", "adagrad", 0.3)])
+def test_loss_optimizer_and_learning_rate_follow_from_the_model(typed, loss, optimizer, lr, configure):
+    config = configure("trainer=knowledge", "data=math", *typed.split())
+    build.check(config)
+    assert (config.trainer.loss, config.trainer.optimizer, config.train.lr) == (loss, optimizer, lr)
+
+
 @pytest.mark.parametrize("overrides, message", [
     (["trainer.dim=41"], "trainer.dim=41 must be a multiple of 2 for trainer.model=complex.* set it to 42"),
     (["trainer.model=rotate", "trainer.loss=negatives", "trainer.dim=7"], "trainer.dim=7 must be a multiple of 2"),
     (["trainer.model=quate", "trainer.dim=42"], "trainer.dim=42 must be a multiple of 4.* set it to 44"),
-    (["trainer.model=rotate"], "trainer.loss=one_vs_all needs .*trainer.model=rotate.* Set trainer.loss=negatives"),
-    (["trainer.model=transe"], "trainer.loss=one_vs_all needs .*trainer.model=transe"),
+    (["trainer.model=rotate", "trainer.loss=one_vs_all"],
+     "trainer.loss=one_vs_all needs .*trainer.model=rotate.* Set trainer.loss=negatives"),
+    (["trainer.model=transe", "trainer.loss=one_vs_all"], "trainer.loss=one_vs_all needs .*trainer.model=transe"),
     (["trainer.model=transe", "trainer.loss=negatives", "trainer.n3=0.1"], "trainer.n3=0.1 needs .*=transe"),
     (["trainer.dim=900000000"], "trainer.dim must be less than"),
     (["trainer.dim=999998", "data.num_entities=9999999", "data.num_operands=1"],
