@@ -69,11 +69,11 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
     """
     if not config.propagate:
         return _load(config, cache_dir, content_hash=content_hash, check=check)
-    graph, ending, verify = dataclasses.replace(config, propagate=0), f"-hops-{config.propagate}", content_hash is None
-    data = _load(graph, cache_dir, content_hash=content_hash and content_hash.removesuffix(ending), check=check)
+    ending, verify = f"-hops-{config.propagate}", content_hash is None
+    data = _load(config, cache_dir, content_hash=content_hash and content_hash.removesuffix(ending), check=check)
     if not data.edge_index.size(1):
         raise ValueError(f"data.propagate={config.propagate} averages over edges, and {config.origin()} has none")
-    path = path_of(graph, cache_dir, data.content_hash, ending)
+    path = path_of(config, cache_dir, data.content_hash, ending)
     data.content_hash += ending
 
     def log_begin() -> None:
@@ -104,8 +104,8 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
     return propagated
 
 
-def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None,
-          check: Callable[[Data], None]) -> Data:
+def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None,
+          check: Callable[[Data], None] = lambda data: None) -> Data:
     """Do what :func:`load` does, without a look at ``propagate``."""
     start = time.perf_counter()
     verify = content_hash is None
@@ -172,12 +172,12 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
     split = LinkSplit("time" if getattr(config, "split", None) == "time" else "random", chosen.train_fraction,
                       chosen.valid_fraction, chosen.graph_seed, config.node_features == "log_sum")
     # Links that are hidden must not show in the features: they are averaged over the edges that are left.
-    num_hops, graph = config.propagate, dataclasses.replace(config, propagate=0)
+    num_hops = config.propagate
     hops = [num_hops] if num_hops else []
     content_hash = content_hash or _digest([hash_graph(config), dataclasses.astuple(split), LINKS_FORMAT, *hops])
 
     def build() -> dict:
-        data = divide_links(load(graph, cache_dir), split, config.origin())
+        data = divide_links(_load(config, cache_dir), split, config.origin())
         if num_hops:
             data.x = propagate(data, num_hops)
         return store.pack(data)

@@ -1,4 +1,4 @@
-"""Node features averaged over the neighbours, again and again: what a node sees of the graph before it is cut."""
+"""Node features that are averaged over the neighbours, hop by hop, before the graph is cut."""
 # ruff: noqa: F722 (shapes are strings)
 
 import itertools
@@ -20,7 +20,7 @@ from parallel_epochs.pipeline.graph.store import COPIED, MANIFEST, StoreWriter
 from parallel_epochs.pipeline.run import files, pulse
 from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 
-# Of a column, as a part of its mean: what deviates less is rounding.
+# A column is constant, but for rounding, if its deviation is a smaller part of its mean.
 LEAST_DEVIATION = 1e-6
 # Columns that are brought to mean 0 and variance 1 at a time.
 AT_ONCE = 16
@@ -66,7 +66,7 @@ def write_propagated(writer: StoreWriter, data: Data, num_hops: int, *, most_byt
 
     Args:
         data: a graph in a store, with ``store``, its folder.
-        most_bytes: of the columns in memory. None: a sixteenth of the machine's memory. One column always is.
+        most_bytes: memory that the columns may take. None: a sixteenth of the machine's. One column is always held.
 
     Raises:
         FileError: a store cannot be read, or there is no room for the new one.

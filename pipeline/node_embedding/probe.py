@@ -127,7 +127,7 @@ class LinkProbe:
 
     Args:
         pairs: for each split, links [num_links, 2] and pairs that are none.
-        score: of a pair, "cosine", "dot" or "auto", the better one on the validation split.
+        score: how a pair is scored: "cosine", "dot", or "auto" for the better one on the validation split.
         stop: asks for an end after the pairs in hand.
     """
 

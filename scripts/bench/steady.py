@@ -15,8 +15,8 @@ WINDOW = 10  # epochs of a row
 def bench_steady(epochs: int, num_ranks: int, overrides: list[str]) -> None:
     """Measure memory, open files and threads for every ten epochs, relative to the second ten.
 
-    The ratio is that of the memory that belongs to no file: what a process counts of a library depends on how many
-    other processes have loaded it.
+    The ratio compares the memory that belongs to no file, because a process counts less of a library when more other
+    processes have loaded it.
 
     Args:
         overrides: further overrides of ``python -m pipeline.train``.
