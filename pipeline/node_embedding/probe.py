@@ -142,8 +142,8 @@ class LinkProbe:
         Raises:
             Stopped: it was asked for.
         """
-        score = self.choose(vectors)
-        return {split: self._area(vectors, split, score) for split in self.pairs}
+        score, found = self._choose(vectors)
+        return {split: found[split] if split in found else self._area(vectors, split, score) for split in self.pairs}
 
     def choose(self, vectors: np.ndarray) -> str:
         """Return the score of pairs of these vectors, "cosine" or "dot"; another choice than the last one is logged.
@@ -151,15 +151,19 @@ class LinkProbe:
         Raises:
             Stopped: it was asked for.
         """
+        return self._choose(vectors)[0]
+
+    def _choose(self, vectors: np.ndarray) -> tuple[str, dict[str, float]]:
+        """Return the score, and the area of the validation split where the choice needed it."""
         if self._score != "auto":
-            return self._score
+            return self._score, {}
         areas = {score: self._area(vectors, "valid", score) for score in ("cosine", "dot")}
         chosen, other = sorted(areas, key=lambda score: -areas[score])
         if chosen != self._told:
             log.info("links are scored by %s: validation AUC %s; by %s: %s", chosen, format_score(areas[chosen]), other,
                      format_score(areas[other]))
             self._told = chosen
-        return chosen
+        return chosen, {"valid": areas[chosen]}
 
     def _area(self, vectors: np.ndarray, split: str, score: str) -> float:
         links, others = self.pairs[split]
