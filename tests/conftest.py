@@ -32,8 +32,8 @@ def prepare(config) -> None:
     cli.register_schema()
     config.add_cleanup(running.start_server().close)
     composing.remember_choices()
-    # The same examples every time; --hypothesis-profile=default looks for new ones.
-    settings.register_profile("repeatable", derandomize=True)
+    # The same examples every time, however long they take; --hypothesis-profile=default looks for new ones.
+    settings.register_profile("repeatable", derandomize=True, deadline=None)
     settings.load_profile("repeatable")
     gc.freeze()  # the collector leaves alone what is imported, until the end: nanobind reports what is left there
     config.add_cleanup(gc.unfreeze)
