@@ -12,7 +12,7 @@ A product is a folder of pipeline/ with two or three modules. `build` has
 - ``write_results(part, folder)``, if there is more to write than a summary at the end of a run.
 
 `baselines`, which a product may lack, has ``find_baselines(part)``: score the simple methods that its runs should be
-better than.
+better than; and ``metric_of(part)``, by which they are compared.
 
 `predictions` has ``evaluate(run, ...)`` and ``predict(run, ...)``, which use a
 :class:`~pipeline.run.saved.SavedRun`. Their other arguments have the names of the keys that the record gives them. If
@@ -68,7 +68,7 @@ class Product:
 PRODUCTS: dict[str, Product] = {
     "gnn": Product("gnn", GNNConfig, predict=GNNEvaluateConfig, evaluate=GNNEvaluateConfig, has_baselines=True),
     "node_embedding": Product("node_embedding", NodeEmbeddingConfig, predict=PredictVectorsConfig),
-    "knowledge": Product("knowledge", KnowledgeConfig, predict=AnswersConfig),
+    "knowledge": Product("knowledge", KnowledgeConfig, predict=AnswersConfig, has_baselines=True),
     "layout": Product("layout", LayoutConfig),
 }
 

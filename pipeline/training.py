@@ -19,7 +19,7 @@ from parallel_epochs.pipeline.data import inspection
 from parallel_epochs.pipeline.data.opened import OpenData, Part
 from parallel_epochs.pipeline.loop import fit
 from parallel_epochs.pipeline.names import SPLITS
-from parallel_epochs.pipeline.products import product_of
+from parallel_epochs.pipeline.products import PRODUCTS, product_of
 from parallel_epochs.pipeline.run import baseline_file, files, pulse, ranks as rank_tools, summary as summaries
 from parallel_epochs.pipeline.run.contract import Trainer
 from parallel_epochs.pipeline.run.errors import Stopped
@@ -115,12 +115,12 @@ def find_baselines(config: RunConfig) -> str:
     product = product_of(config.trainer.name)
     if not product.has_baselines:
         raise ValueError(f"no simple method is known for trainer={config.trainer.name}: pipeline.baselines is for "
-                         "trainer=gnn")
+                         + " and ".join(f"trainer={name}" for name, other in PRODUCTS.items() if other.has_baselines))
     part = open_data(config, torch.device("cpu")).parts[0]
     if part.number is not None or "store" in part.data:
         key = "data.on_disk=true" if part.number is None else "data.components=separate"
         raise ValueError(f"{key}: pipeline.baselines needs one graph, in memory. Leave the key out")
-    metric, found = product.build.build_task(config, part.data).metric, []
+    metric, found = product.baselines.metric_of(part), []
     for baseline in product.baselines.find_baselines(part):
         log.info("%s: %.1f s", baseline.name, baseline.seconds)
         found.append(baseline)
@@ -266,7 +266,7 @@ def _say_what_next(config: RunConfig, folder: Path, *, is_compared: bool) -> Non
     quoted = shlex.quote(str(folder))
     log.info("next: python -m scripts.report %s, python -m pipeline.predict run=%s predictions=FILE", quoted, quoted)
     if product_of(config.trainer.name).has_baselines and not is_compared:
-        log.info("is a simple method as good? python -m pipeline.baselines with the data keys of this run tells")
+        log.info("is a simple method as good? python -m pipeline.baselines with the keys of this run tells")
 
 
 def open_data(config: RunConfig, device: torch.device = torch.device("cpu"), *,

@@ -28,14 +28,15 @@ def negative_sampling(positive: Float[Tensor, "*batch n"], negative: Float[Tenso
 
 
 def one_vs_all(queries: Float[Tensor, "n dim"], entities: Float[Tensor, "m dim"], query_of: Int64[Tensor, " k"],
-               answers: Int64[Tensor, " k"]) -> Float[Tensor, ""]:
+               answers: Int64[Tensor, " k"], *, at_once: int | None = None) -> Float[Tensor, ""]:
     """Compute the cross-entropy of answers against all entities, for models whose comparison is a dot product.
 
     Args:
         queries: rows of queries. A query may have several answers; its scores are computed once.
-        query_of, answers: the query and the entity of each answer.
+        query_of, answers: the query and the entity of each answer, in the order of the queries.
+        at_once: number of queries whose scores are in memory at a time. None: all.
     """
-    return _OneVsAll.apply(queries, entities, query_of, answers)
+    return _OneVsAll.apply(queries, entities, query_of, answers, at_once or max(len(queries), 1))
 
 
 def one_vs_all_reference(queries: Tensor, entities: Tensor, query_of: Tensor, answers: Tensor) -> Tensor:
@@ -44,27 +45,40 @@ def one_vs_all_reference(queries: Tensor, entities: Tensor, query_of: Tensor, an
 
 
 class _OneVsAll(torch.autograd.Function):
-    """Keeps a single matrix of scores, which becomes its own gradient in place."""
+    """Computes the gradients beside the loss, so that no matrix of scores outlives its rows."""
 
     @staticmethod
-    def forward(ctx, queries: Tensor, entities: Tensor, query_of: Tensor, answers: Tensor) -> Tensor:
-        scores = queries @ entities.mT
-        found = scores[query_of, answers]
-        count = torch.bincount(query_of, minlength=len(queries)).to(scores.dtype).unsqueeze(1)
-        top = scores.amax(1, keepdim=True)
-        odds = scores.sub_(top).exp_()
-        total = odds.sum(1, keepdim=True)
-        loss = (count * (top + total.log())).sum() - found.sum()
-        # The gradient of the scores: the expected number of answers of each entity, minus 1 for each real answer.
-        grad = odds.mul_(count / total)
-        grad.index_put_((query_of, answers), -torch.ones_like(found), accumulate=True)
-        ctx.save_for_backward(grad, queries, entities)
+    def forward(ctx, queries: Tensor, entities: Tensor, query_of: Tensor, answers: Tensor, at_once: int) -> Tensor:
+        loss, of_queries, of_entities = queries.new_zeros(()), torch.empty_like(queries), torch.zeros_like(entities)
+        for rows in torch.arange(len(queries)).split(at_once):
+            first, last = int(rows[0]), int(rows[-1]) + 1
+            begin, end = torch.searchsorted(query_of, torch.tensor([first, last])).tolist()
+            part, grad = _score(queries[first:last], entities, query_of[begin:end] - first, answers[begin:end])
+            loss = loss + part
+            of_queries[first:last] = grad @ entities
+            of_entities += grad.mT @ queries[first:last]
+        ctx.save_for_backward(of_queries, of_entities)
         return loss
 
     @staticmethod
-    def backward(ctx, outer: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        grad, queries, entities = ctx.saved_tensors
-        return outer * (grad @ entities), outer * (grad.mT @ queries), None, None
+    def backward(ctx, outer: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        of_queries, of_entities = ctx.saved_tensors
+        return outer * of_queries, outer * of_entities, None, None, None
+
+
+def _score(queries: Tensor, entities: Tensor, query_of: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the loss, and the gradient of the scores in their place."""
+    scores = queries @ entities.mT
+    found = scores[query_of, answers]
+    count = torch.bincount(query_of, minlength=len(queries)).to(scores.dtype).unsqueeze(1)
+    top = scores.amax(1, keepdim=True)
+    odds = scores.sub_(top).exp_()
+    total = odds.sum(1, keepdim=True)
+    loss = (count * (top + total.log())).sum() - found.sum()
+    # The expected number of answers of each entity, minus 1 for each real answer.
+    grad = odds.mul_(count / total)
+    grad.index_put_((query_of, answers), -torch.ones_like(found), accumulate=True)
+    return loss, grad
 
 
 def cubes(rows: Float[Tensor, "n dim"], parts: int) -> Float[Tensor, " n"]:

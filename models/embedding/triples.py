@@ -35,6 +35,8 @@ class TripleModel:
             "modulus" is minus the sum of the moduli of their complex differences.
         parts: number of real numbers that form one number of an entity. `dim` is a multiple of it.
         relation_parts: number of real numbers of a relation for `parts` real numbers of an entity.
+        query_relations: function that makes queries for relations from heads and tails; None if there is none.
+        relation_factor: what such a query is compared with, from the row of a relation.
     """
 
     name: str
@@ -43,6 +45,8 @@ class TripleModel:
     comparison: str
     parts: int = 1
     relation_parts: int = 1
+    query_relations: Callable[[Tensor, Tensor], Tensor] | None = None
+    relation_factor: Callable[[Tensor], Tensor] = lambda rows: rows
 
     @property
     def is_distance(self) -> bool:
@@ -130,6 +134,11 @@ def _complex_back(tails: Tensor, relations: Tensor) -> Tensor:
     return _complex_product(tails, _conjugate(relations, 2))
 
 
+def _complex_between(heads: Tensor, tails: Tensor) -> Tensor:
+    # Re(h r conj(t)) = Re(r conj(conj(h) t))
+    return _complex_product(_conjugate(heads, 2), tails)
+
+
 def _simple_tails(heads: Tensor, relations: Tensor) -> Tensor:
     """Make queries for half of <head as head, r, tail as tail> + <tail as head, inverse r, head as tail>."""
     (as_head, as_tail), (forth, back) = heads.chunk(2, -1), relations.chunk(2, -1)
@@ -139,6 +148,11 @@ def _simple_tails(heads: Tensor, relations: Tensor) -> Tensor:
 def _simple_heads(tails: Tensor, relations: Tensor) -> Tensor:
     (as_head, as_tail), (forth, back) = tails.chunk(2, -1), relations.chunk(2, -1)
     return torch.cat([forth * as_tail, back * as_head], dim=-1) / 2
+
+
+def _simple_between(heads: Tensor, tails: Tensor) -> Tensor:
+    (head_as_head, head_as_tail), (tail_as_head, tail_as_tail) = heads.chunk(2, -1), tails.chunk(2, -1)
+    return torch.cat([head_as_head * tail_as_tail, head_as_tail * tail_as_head], dim=-1) / 2
 
 
 def _rotate(heads: Tensor, phases: Tensor) -> Tensor:
@@ -169,14 +183,19 @@ def _turn_back(tails: Tensor, relations: Tensor) -> Tensor:
     return _hamilton(tails, _conjugate(_unit(relations), 4))
 
 
+def _turn_between(heads: Tensor, tails: Tensor) -> Tensor:
+    # <h r, t> = <r, conj(h) t>
+    return _hamilton(_conjugate(heads, 4), tails)
+
+
 # Models by name.
 MODELS = {model.name: model for model in (
     TripleModel("transe", _translate, _translate_back, "l1"),
-    TripleModel("distmult", _scale, _scale, "dot"),
-    TripleModel("complex", _complex_product, _complex_back, "dot", 2, 2),
-    TripleModel("simple", _simple_tails, _simple_heads, "dot", 2, 2),
+    TripleModel("distmult", _scale, _scale, "dot", query_relations=_scale),
+    TripleModel("complex", _complex_product, _complex_back, "dot", 2, 2, _complex_between),
+    TripleModel("simple", _simple_tails, _simple_heads, "dot", 2, 2, _simple_between),
     TripleModel("rotate", _rotate, _rotate_back, "modulus", 2, 1),
-    TripleModel("quate", _turn, _turn_back, "dot", 4, 4))}
+    TripleModel("quate", _turn, _turn_back, "dot", 4, 4, _turn_between, _unit))}
 
 
 def first_rows(model: TripleModel, num_entities: int, num_relations: int, dim: int, *, margin: float, scale: float,

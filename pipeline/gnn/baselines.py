@@ -4,7 +4,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -15,11 +15,13 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.propagation import NormalizedAdjacency, correct, propagate, smooth
+from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.gnn.pair_scores import PAIR_SCORES, PairScorer
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.names import merit
+from parallel_epochs.pipeline.run.baseline_file import Baseline
 from parallel_epochs.pipeline.run.seeds import stream
 
 # Binary tasks or values that each get a random forest, at most.
@@ -33,19 +35,9 @@ ALPHAS = (0.5, 0.8, 0.95)
 CERTAIN = 1e-6
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """A simple method, with the settings that the validation split has chosen.
-
-    Attributes:
-        name: of the method.
-        scores: the metric of each split.
-        seconds: what it took, all settings together.
-    """
-
-    name: str
-    scores: dict[str, float]
-    seconds: float
+def metric_of(setup: Setup) -> str:
+    """Return the name of the metric of the runs on this dataset."""
+    return setup.task.metric
 
 
 def find_baselines(setup: Setup) -> Iterator[Baseline]:
@@ -53,7 +45,7 @@ def find_baselines(setup: Setup) -> Iterator[Baseline]:
     if isinstance(setup.task, LinkTask):
         yield from _of_links(setup.data, setup.task)
     else:
-        methods = _of_graphs if "ptr" in setup.data else _of_nodes
+        methods = _of_graphs if data_kind(setup.data) is DataKind.GRAPHS else _of_nodes
         yield from methods(setup.data, cast(NodeTask, setup.task))
 
 
@@ -73,12 +65,12 @@ def _best(name: str, metric: str, candidates: Iterator[Any],
 def _of_links(data: Data, task: LinkTask) -> Iterator[Baseline]:
     for name, scorer in PAIR_SCORES.items():
         began = time.perf_counter()
-        scores = task.rank_pairs(partial(_score_pairs, scorer(data), data))
+        scores = task.rank_pairs(partial(_score_pairs, scorer(data), task))
         yield Baseline(name, scores, time.perf_counter() - began)
 
 
-def _score_pairs(score: PairScorer, data: Data, key: str) -> Tensor:
-    return score(data[key])
+def _score_pairs(score: PairScorer, task: LinkTask, key: str) -> Tensor:
+    return score(task.pairs_of(key))
 
 
 def _of_nodes(data: Data, task: NodeTask) -> Iterator[Baseline]:

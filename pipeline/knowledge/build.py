@@ -90,7 +90,9 @@ def check_data(config: KnowledgeConfig, data: Data) -> None:
     batch = min(options.batch_size, num_train * (2 if one_vs_all else 1))
     # Of one_vs_all a row of scores for each query, at most; of negatives the rows drawn, and their gradients.
     chunks = -(-batch // options.chunk_size)
-    each = data.num_nodes * batch if one_vs_all else 2 * options.num_negatives * (2 * options.dim * chunks + 2 * batch)
+    each = 2 * options.num_negatives * (2 * options.dim * chunks + 2 * batch)
+    if one_vs_all:
+        each = data.num_nodes * batch
     if 4 * each > available:
         mend = "trainer.batch_size" + ("" if one_vs_all else " or trainer.num_negatives")
         raise ValueError(f"trainer.batch_size={options.batch_size:,}: a step takes {format_bytes(4 * each)}, but this "
@@ -139,8 +141,8 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
     tables = TripleTables(model, *rows, reciprocal=one_vs_all)
     steps: Steps
     if one_vs_all:
-        steps = OneVsAllSteps(splits["train"], data.num_relations, batch_size=options.batch_size, penalty=penalty,
-                              seed=config.seed)
+        steps = OneVsAllSteps(splits["train"], data.num_relations, batch_size=options.batch_size,
+                              relation_weight=options.relation_weight, penalty=penalty, seed=config.seed)
     else:
         steps = NegativeSteps(splits["train"], data.num_nodes, batch_size=options.batch_size,
                               chunk_size=options.chunk_size, num_negatives=options.num_negatives,

@@ -37,6 +37,8 @@ class KnowledgeTrainerConfig(TrainerConfig):
     n3: float = key(0.0, "Weight of the N3 penalty: the cubed moduli of a triple's components (models whose score is a "
                     "product).",
                     minimum=0)
+    relation_weight: float = key(0.0, "Weight of a second cross-entropy: of a triple's relation among all relations, "
+                                 "given its head and tail. 0: none.", minimum=0, when={"trainer.loss": ("one_vs_all",)})
     l3: float = key(0.0, "Weight of the L3 penalty: the cubed real numbers of a triple, as in GraphVite (models whose "
                     "score is a product).", minimum=0)
     init_scale: float = key(0.001, "Standard deviation of the initial values.", above=0,

@@ -116,7 +116,8 @@ class NegativeSteps:
 
 class OneVsAllSteps:
     """Steps on queries of all entities: the tails of a head and a relation, and the heads as tails of the reciprocal
-    relation, by cross-entropy (Lacroix et al., ICML 2018, arXiv:1806.07297).
+    relation, by cross-entropy (Lacroix et al., ICML 2018, arXiv:1806.07297). A second cross-entropy asks for the
+    relation of each head and tail among all relations (Chen et al., AKBC 2021, arXiv:2110.02834).
 
     A batch is a set of queries with all their training answers: a query's scores are computed once, whether it has one
     answer or a hundred. A loss is weighted by answers, so its mean over a round is that of single triples. Gradients
@@ -125,17 +126,19 @@ class OneVsAllSteps:
     Args:
         triples: [num_triples, 3].
         batch_size: answers of a step, on average, of all ranks together; each triple makes two.
+        relation_weight: weight of the second cross-entropy; 0: none.
     """
 
     is_sparse = False
 
-    def __init__(self, triples: Tensor, num_relations: int, *, batch_size: int, penalty: Penalty = Penalty(),
-                 seed: int = 0):
+    def __init__(self, triples: Tensor, num_relations: int, *, batch_size: int, relation_weight: float = 0.0,
+                 penalty: Penalty = Penalty(), seed: int = 0):
         heads, relations, tails = triples.unbind(1)
         self._answers = Answers(torch.cat([heads, tails]), torch.cat([relations, relations + num_relations]),
                                 torch.cat([tails, heads]), 2 * num_relations)
         self.num_steps = min(-(-2 * len(triples) // batch_size), len(self._answers))
-        self._mean_size, self._penalty, self._seed = 2 * len(triples) / self.num_steps, penalty, seed
+        self._mean_size, self._relation_weight = 2 * len(triples) / self.num_steps, relation_weight
+        self._penalty, self._seed = penalty, seed
 
     def order(self, round_: int) -> Tensor:
         """Draw the order of the queries in a round."""
@@ -152,6 +155,13 @@ class OneVsAllSteps:
         rows = tables.entities[torch.cat([anchors, answers])]
         heads, relations, tails = rows[:len(queries)], tables.relations[kinds], rows[len(queries):]
         loss = one_vs_all(model.query_tails(heads, relations), tables.entities, query_of, answers)
+        if self._relation_weight:
+            assert model.query_relations is not None  # a model without is refused, as its scores are distances
+            between, factors = model.query_relations(heads[query_of], tails), model.relation_factor(tables.relations)
+            # A query may have any number of answers: as many scores at a time as of the entities.
+            at_once = max(len(queries) * len(tables.entities) // len(factors), 1)
+            loss = loss + self._relation_weight * one_vs_all(between, factors, torch.arange(len(tails)),
+                                                             kinds[query_of], at_once=at_once)
         count = torch.bincount(query_of, minlength=len(queries))
         asked = self._penalty(heads, model.parts) + self._penalty(relations, model.relation_parts)
         loss = loss + self._penalty(tails, model.parts).sum() + (count * asked).sum()

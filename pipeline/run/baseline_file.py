@@ -1,10 +1,26 @@
 """What simple methods reach on a dataset: kept in the cache by `pipeline.baselines`, read at the end of every run."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 from parallel_epochs.pipeline.names import merit
 from parallel_epochs.pipeline.run import files
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A simple method, with the settings that the validation split has chosen.
+
+    Attributes:
+        name: of the method.
+        scores: the metric of each split.
+        seconds: what it took, all settings together.
+    """
+
+    name: str
+    scores: dict[str, float]
+    seconds: float
 
 
 def path_of(cache_dir: str | Path, data_hash: str, metric: str) -> Path:

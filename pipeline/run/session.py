@@ -12,7 +12,7 @@ from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import checkpoint, pulse
 from parallel_epochs.pipeline.run.contract import Step, Trainer
 from parallel_epochs.pipeline.run.errors import Stopped
-from parallel_epochs.pipeline.run.log import RunLog
+from parallel_epochs.pipeline.run.log import RunLog, format_score
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.tracker import Tracker
@@ -302,5 +302,11 @@ class Session:
 
     def _leave(self, trainer: Trainer) -> NoReturn:
         self._save(trainer)
+        progress = trainer.progress
+        if self.ranks.is_first and progress.best_epoch is not None:
+            metric, scores = trainer.about.metric, progress.best_scores
+            shown = [f"{f'{name} {metric}' if name in SPLITS else name} {format_score(score)}"
+                     for name, score in scores.items()]
+            log.info("best so far: epoch %d, %s", progress.best_epoch, ", ".join(shown))
         self.ranks.wait()  # who starts the ranks may end them all when the first of them has ended
         raise Stopped(self._stop.signum or signal.SIGTERM)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 
 from parallel_epochs.models.link_predictor import LinkModel
+from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.graph.pairs import check_pairs
 from parallel_epochs.pipeline.metrics import hits_at, link_metric
@@ -26,7 +27,9 @@ class LinkTask:
 
     The loss is the binary cross-entropy of the training pairs of a batch and of as many others, as in the link
     examples of "Open Graph Benchmark" (https://arxiv.org/abs/2005.00687). Each split has its positive pairs and the
-    negative ones that they are ranked among; those of training are ranked among the negatives of validation.
+    negative ones that they are ranked among; those of training are ranked among the negatives of validation. With
+    "mrr" and a graph that has ``negatives_per_pair``, each pair is ranked among its own, and the first training pairs
+    among those of the validation pairs in the same order.
 
     Args:
         data: a graph as :func:`pipeline.data.cache.load` returns it, with the pairs of ``PAIRS``.
@@ -50,13 +53,14 @@ class LinkTask:
     unit, kind = "pairs", "links"
 
     def __init__(self, data: Data, *, hidden_channels: int, metric: str | None = None, valid_edges: bool = False):
-        if "train_pairs" not in data:
+        if data_kind(data) is not DataKind.PAIRS:
             raise ValueError("task=link needs a graph with pairs of nodes, as data=ogb_link reads them; this one has "
                              "labels of nodes: set task=node")
         self.metric: str = metric or data.metric
         self.in_channels = data.x.size(1) - data.num_categories
         self.out_channels, self.num_rows = hidden_channels, data.num_nodes
         self._data = data
+        self._each = data.get("negatives_per_pair") if self.metric == "mrr" else None
         k = hits_at(self.metric)
         for split in SPLITS[1:]:
             found = len(data[f"{split}_negatives"])
@@ -105,15 +109,23 @@ class LinkTask:
             FloatingPointError: an embedding or a score is not finite.
         """
         def decode(key: str) -> Tensor:
-            return self.decode(model, rows, self._data[key], of_test=key.startswith("test"))
+            return self.decode(model, rows, self.pairs_of(key), of_test=key.startswith("test"))
 
         return self.rank_pairs(decode, official=official)
+
+    def pairs_of(self, key: str) -> Int[Tensor, "num_pairs 2"]:
+        """Return the pairs of one of ``PAIRS`` that are ranked: where pairs have negatives of their own, as many
+        training pairs as validation pairs.
+        """
+        pairs = self._data[key]
+        return pairs[:len(self._data.valid_negatives) // self._each] if self._each and key == "train_pairs" else pairs
 
     def rank_pairs(self, score: Callable[[str], Tensor], *, official: bool = False) -> dict[str, float]:
         """Compute the metric of each split from scores of its pairs, by whatever method; see :meth:`scores`.
 
         Args:
-            score: called with each of ``PAIRS``, a name in the graph; returns a number for each of these pairs.
+            score: called with each of ``PAIRS``, a name in the graph; returns a number for each pair of
+                :meth:`pairs_of`.
         """
         scored = {key: score(key) for key in PAIRS}
         return {split: self._score(scored[f"{split}_pairs"],
@@ -170,6 +182,9 @@ class LinkTask:
     def _score(self, positive: Tensor, negative: Tensor, official: bool) -> float:
         if not len(positive) or not len(negative):
             return math.nan
+        if self._each:
+            num_lists = min(len(positive), len(negative) // self._each)
+            positive, negative = positive[:num_lists], negative.view(-1, self._each)[:num_lists]
         if not official:
             return link_metric(self.metric, positive, negative)
         from parallel_epochs.pipeline.data.ogb_link import official_metric  # takes as long to import as torch

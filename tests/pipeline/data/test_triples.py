@@ -177,6 +177,15 @@ def _matrix(q):
     return np.array([[a, -b, -c, -d], [b, a, -d, c], [c, d, a, -b], [d, -c, b, a]])
 
 
+@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if not model.is_distance])
+def test_a_query_for_relations_gives_the_scores_of_triples(name):
+    model, rng = MODELS[name], torch.Generator().manual_seed(0)
+    heads, tails = torch.randn(2, 5, 8, generator=rng, dtype=torch.float64)
+    relations = torch.randn(5, model.relation_dim(8), generator=rng, dtype=torch.float64)
+    found = match(model.query_relations(heads, tails), model.relation_factor(relations), "dot")
+    torch.testing.assert_close(found, model.score(heads, relations, tails))
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_scores_are_those_of_the_papers(name):
     model = VARIANTS[name]
@@ -257,15 +266,18 @@ def test_a_distance_of_zero_has_a_finite_gradient():
         assert torch.isfinite(row.grad).all(), comparison
 
 
-def test_one_vs_all_is_the_cross_entropy_of_every_answer():
+@pytest.mark.parametrize("at_once", [None, 2, 1])
+def test_one_vs_all_is_the_cross_entropy_of_every_answer(at_once):
     rng = torch.Generator().manual_seed(0)
     queries, entities = (torch.randn(n, 4, generator=rng, dtype=torch.float64, requires_grad=True) for n in (3, 6))
     query_of, answers = torch.tensor([0, 0, 1, 2, 2, 2]), torch.tensor([1, 5, 0, 2, 2, 4])  # one of them twice
-    fast, plain = (f(queries, entities, query_of, answers) for f in (one_vs_all, one_vs_all_reference))
+    fast = one_vs_all(queries, entities, query_of, answers, at_once=at_once)
+    plain = one_vs_all_reference(queries, entities, query_of, answers)
     torch.testing.assert_close(fast, plain)
     for a, b in zip(*(torch.autograd.grad(2 * loss, (queries, entities)) for loss in (fast, plain))):
         torch.testing.assert_close(a, b)
-    assert torch.autograd.gradcheck(lambda q, e: one_vs_all(q, e, query_of, answers), (queries, entities))
+    assert torch.autograd.gradcheck(
+        lambda q, e: one_vs_all(q, e, query_of, answers, at_once=at_once), (queries, entities))
 
 
 def test_negatives_are_weighted_by_their_own_scores():

@@ -43,7 +43,8 @@ def small():
 
 def steps_of(data, kind, penalty=Penalty()):
     if kind == "all":
-        return OneVsAllSteps(data.triples[:130], data.num_relations, batch_size=50, penalty=penalty, seed=3)
+        return OneVsAllSteps(data.triples[:130], data.num_relations, batch_size=50, relation_weight=0.7,
+                             penalty=penalty, seed=3)
     return NegativeSteps(data.triples[:130], data.num_nodes, batch_size=50, chunk_size=8, num_negatives=6, margin=2.0,
                          temperature=1.0, penalty=penalty, seed=3)
 
@@ -55,7 +56,7 @@ def gradients(tables, steps, ranks, step):
                          for table in tables.parameters()]
 
 
-@pytest.mark.parametrize("kind, name", [("all", "complex"), ("all", "simple"), ("drawn", "rotate"),
+@pytest.mark.parametrize("kind, name", [("all", "complex"), ("all", "simple"), ("all", "quate"), ("drawn", "rotate"),
                                         ("drawn", "transe"), ("drawn", "quate")])
 @pytest.mark.parametrize("num_ranks", [2, 3, 9])
 def test_the_parts_of_the_ranks_are_the_whole_step(kind, name, num_ranks):
@@ -114,7 +115,8 @@ def test_the_loss_of_one_vs_all_is_that_of_its_answers_one_by_one():
     for h, r, t in both.tolist():
         rows = tables.entities[h], tables.relations[r], tables.entities[t]
         scores = model.score_tails(rows[0][None], rows[1][None], tables.entities)[0]
-        total = total - scores.log_softmax(0)[t]
+        kinds = torch.stack([model.score(rows[0], relation, rows[2]) for relation in tables.relations])
+        total = total - scores.log_softmax(0)[t] - 0.7 * kinds.log_softmax(0)[r]
         for row in rows:
             total = total + 0.3 * (row[:4] ** 2 + row[4:] ** 2).pow(1.5).sum()
     found = [gradients(tables, steps, Ranks(), step) for step in range(steps.num_steps)]
@@ -235,6 +237,7 @@ def test_loss_optimizer_and_learning_rate_follow_from_the_model(typed, loss, opt
      "trainer.loss=one_vs_all needs .*trainer.model=rotate.* Set trainer.loss=negatives"),
     (["trainer.model=transe", "trainer.loss=one_vs_all"], "trainer.loss=one_vs_all needs .*trainer.model=transe"),
     (["trainer.model=transe", "trainer.loss=negatives", "trainer.n3=0.1"], "trainer.n3=0.1 needs .*=transe"),
+    (["trainer.relation_weight=-1"], "trainer.relation_weight must be at least 0"),
     (["trainer.dim=900000000"], "trainer.dim must be less than"),
     (["trainer.dim=999998", "data.num_entities=9999999", "data.num_operands=1"],
      "trainer.dim=999998: tables of 9,999,999"),

@@ -112,12 +112,15 @@ def test_a_run_ends_after_as_many_worse_evaluations_as_its_patience(valid, patie
 
 
 @pytest.mark.parametrize("stop_at", [1, 2, 3, 4, 5])
-def test_a_run_that_was_stopped_goes_on_where_it_was(stop_at, tmp_path):
+def test_a_run_that_was_stopped_goes_on_where_it_was(stop_at, tmp_path, caplog):
     """A round whose last step was taken is closed first; without an evaluation its checkpoint is saved none the less.
     """
     valid = [0.5, None, 0.7]
+    caplog.set_level("INFO")
     with pytest.raises(Stopped) as stopped:
         run(tmp_path, valid, stop_at=stop_at)
+    told = "best so far: epoch 1, train m 0.5000, valid m 0.5000, test m 0.5000"
+    assert (told in caplog.text) == (stop_at > 1)
     assert stopped.value.signum == signal.SIGTERM
     saved = checkpoint.load(tmp_path / "checkpoints" / "last.pt")
     progress = Progress(**saved["progress"])
