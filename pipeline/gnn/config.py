@@ -215,8 +215,8 @@ class GNNTrainConfig(TrainConfig):
 class GNNParallelConfig(ParallelConfig):
     """Which ranks train, and how the learning rate follows their number."""
 
-    lr_scaling: str = key("linear", "Factor by which train.lr is multiplied if all ranks together train on n batches "
-                          "in a step. none: 1. sqrt: the square root of n. linear: n.",
+    lr_scaling: str = key("linear", "Factor by which train.lr is multiplied if n ranks train in a step. none: 1. "
+                          "sqrt: the square root of n. linear: n.",
                           choices=("none", "sqrt", "linear"))
 
 
@@ -268,8 +268,8 @@ RULES = (
                                                         ({"loader.name": ("graph",)}, "task.name"))),
     Rule(WHOLE_GRAPHS, "partition.name", ("random", "whole"), "whole graphs are not cut"),
     Rule(WHOLE_GRAPHS, "evaluation.method", ("exact",), "whole graphs fit into a batch"),
-    Rule(WHOLE_GRAPHS, "model.name", tuple(set(MODELS) - set(FOREIGN)), "the model must pool the nodes of each graph",
-         "model=" + " or ".join(name for name in MODELS if name not in FOREIGN)),
+    Rule(WHOLE_GRAPHS, "model.name", lambda name: name != "custom", "the model must pool the nodes of each graph",
+         "model=" + " or ".join(name for name in MODELS if name != "custom")),
     Rule(WHOLE_GRAPHS, "features.name", ("data",), "a learned table has rows for the nodes of one graph only"),
     Rule(WHOLE_GRAPHS, "train.label_input", (0.0,), "labels of graphs are no inputs of nodes"),
     Rule(LINK, "loader.name", ("cluster",), "training pairs lie within clusters. evaluation=neighbor predicts links "
