@@ -11,7 +11,43 @@ from torch.nn import functional as F
 from parallel_epochs.models.aggregate.reference import is_transformed
 
 
-class TableEncoder(torch.nn.Module):
+class OneHot(torch.nn.Module):
+    """Makes one-hot vectors of categories, those of all columns side by side. It has nothing to learn.
+
+    Args:
+        sizes: number of categories in each column.
+    """
+
+    limits: Tensor
+    first_rows: Tensor
+
+    def __init__(self, sizes: Sequence[int]):
+        super().__init__()
+        self.sizes = tuple(int(size) for size in sizes)
+        limits = torch.tensor(self.sizes)
+        self.register_buffer("limits", limits, persistent=False)
+        self.register_buffer("first_rows", limits.cumsum(0) - limits, persistent=False)
+
+    def forward(self, columns: Integer[Tensor, "num_rows num_columns"]) -> Float[Tensor, "num_rows num_table_rows"]:
+        """Return the vectors, float32; raises as :meth:`TableEncoder.forward` does."""
+        return self._one_hot(columns, torch.float32)
+
+    def _one_hot(self, columns: Tensor, dtype: torch.dtype) -> Tensor:
+        rows = self._rows(columns)
+        return rows.new_zeros(rows.size(0), sum(self.sizes), dtype=dtype).scatter_(1, rows, 1.0)
+
+    def _rows(self, columns: Tensor) -> Tensor:
+        columns = columns.long()
+        if columns.device.type == "cpu" and not is_transformed():
+            outside = (columns < 0) | (columns >= self.limits)
+            if bool(outside.any()):
+                row, column = outside.nonzero()[0].tolist()
+                raise IndexError(f"column {column} holds the category {int(columns[row, column])}, but its table has "
+                                 f"the rows 0 to {self.sizes[column] - 1}")
+        return columns + self.first_rows
+
+
+class TableEncoder(OneHot):
     """Looks up one row in the table of each column and sums them, like OGB's ``AtomEncoder`` and ``BondEncoder``.
 
     All tables are parts of one weight matrix, so the sum is a linear map of the columns' one-hot vectors. The fused
@@ -25,16 +61,9 @@ class TableEncoder(torch.nn.Module):
         weight: [sum(sizes), channels], each table initialised as in OGB (uniform, by Glorot and Bengio).
     """
 
-    limits: Tensor
-    first_rows: Tensor
-
     def __init__(self, sizes: Sequence[int], channels: int):
-        super().__init__()
-        self.sizes = tuple(sizes)
-        self.weight = torch.nn.Parameter(torch.empty(sum(sizes), channels))
-        limits = torch.tensor(self.sizes)
-        self.register_buffer("limits", limits, persistent=False)
-        self.register_buffer("first_rows", limits.cumsum(0) - limits, persistent=False)
+        super().__init__(sizes)
+        self.weight = torch.nn.Parameter(torch.empty(sum(self.sizes), channels))
         with torch.no_grad():
             for table in self.weight.split(self.sizes):
                 torch.nn.init.xavier_uniform_(table)
@@ -50,15 +79,4 @@ class TableEncoder(torch.nn.Module):
 
     def one_hot(self, columns: Integer[Tensor, "num_rows num_columns"]) -> Float[Tensor, "num_rows num_table_rows"]:
         """Return the one-hot vectors whose product with `weight` is the encoding; raises as :meth:`forward` does."""
-        rows = self._rows(columns)
-        return rows.new_zeros(rows.size(0), sum(self.sizes), dtype=self.weight.dtype).scatter_(1, rows, 1.0)
-
-    def _rows(self, columns: Tensor) -> Tensor:
-        columns = columns.long()
-        if columns.device.type == "cpu" and not is_transformed():
-            outside = (columns < 0) | (columns >= self.limits)
-            if bool(outside.any()):
-                row, column = outside.nonzero()[0].tolist()
-                raise IndexError(f"column {column} holds the category {int(columns[row, column])}, but its table has "
-                                 f"the rows 0 to {self.sizes[column] - 1}")
-        return columns + self.first_rows
+        return self._one_hot(columns, self.weight.dtype)

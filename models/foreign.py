@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,12 +141,14 @@ def _where(error: BaseException) -> str:
     return lines[-1] if lines else ""
 
 
-def check_output(out: Any, name: str, x: Tensor, out_channels: int, *, is_trained: bool) -> Tensor:
+def check_output(out: Any, name: str, x: Tensor, out_channels: int, *, is_trained: bool,
+                 num_rows: int | None = None) -> Tensor:
     """Check what a foreign forward returns; float64 becomes float32.
 
     Args:
         x: what it was called with.
         is_trained: whether its gradient is needed.
+        num_rows: rows that it must have. None: one for each node.
 
     Raises:
         ForeignError: it is no floating point tensor [num_nodes, out_channels] on the device of `x`, or without a
@@ -156,9 +158,10 @@ def check_output(out: Any, name: str, x: Tensor, out_channels: int, *, is_traine
     if not isinstance(out, Tensor):
         raise ForeignError(f"{name} returns a {type(out).__name__}{in_which}; it must return a tensor [num_nodes, "
                            f"{out_channels}]")
-    if list(out.shape) != [x.size(0), out_channels] or not out.is_floating_point():
+    if list(out.shape) != [x.size(0) if num_rows is None else num_rows, out_channels] or not out.is_floating_point():
         raise ForeignError(f"{name} returns {out.dtype} of shape {list(out.shape)} for {x.size(0)} nodes{in_which}; it "
-                           f"must return floats of shape [num_nodes, {out_channels}], a column for each class or task")
+                           f"must return floats of shape [{'num_nodes' if num_rows is None else num_rows}, "
+                           f"{out_channels}], a column for each class or task")
     if out.device != x.device:
         raise ForeignError(f"{name} returns a tensor on {out.device}{in_which}; it must be on {x.device}, where x is")
     if is_trained and not out.requires_grad:
@@ -168,12 +171,15 @@ def check_output(out: Any, name: str, x: Tensor, out_channels: int, *, is_traine
 
 
 def try_forward(model: torch.nn.Module, name: str, *, num_columns: int, out_channels: int, edge_dim: int | None,
-                trains: bool = False) -> Tried:
+                node_tables: Sequence[int] | None = None, edge_tables: Sequence[int] | None = None,
+                num_rows: int = NUM_NODES, trains: bool = False) -> Tried:
     """Call a model on a tiny graph. The call also gives lazy parameters their shapes.
 
     Args:
         name: name of the model in messages.
         num_columns: number of columns of `x`.
+        node_tables, edge_tables: number of categories in each column of nodes and of edges. None: they hold numbers.
+        num_rows: number of rows that it must return: one for a model that pools.
         trains: call it in training too, backward included. That changes its gradients and its running statistics.
 
     Raises:
@@ -181,13 +187,15 @@ def try_forward(model: torch.nn.Module, name: str, *, num_columns: int, out_chan
             parameters.
     """
     edge_index, edge_attr = tiny_graph(edge_dim)
-    x = torch.rand(NUM_NODES, num_columns, generator=torch.Generator().manual_seed(1))
+    rng = torch.Generator().manual_seed(1)
+    x = torch.rand(NUM_NODES, num_columns, generator=rng) if node_tables is None else _draw(NUM_NODES, node_tables, rng)
+    edge_attr = edge_attr if edge_tables is None else _draw(NUM_EDGES, edge_tables, rng)
     was_training, largest = model.training, LargestOfEdges()
 
     def call() -> Tensor:
         with naming_failures(name, x, edge_index, edge_attr):
             out = model(x, edge_index, edge_attr)
-        out = check_output(out, name, x, out_channels, is_trained=model.training)
+        out = check_output(out, name, x, out_channels, is_trained=model.training, num_rows=num_rows)
         if not out.isfinite().all():
             raise ForeignError(f"{name} returns {float(out[~out.isfinite()][0])} for x in [0, 1]"
                                f"{' in training' if model.training else ''}; it must return finite numbers")
@@ -206,6 +214,10 @@ def try_forward(model: torch.nn.Module, name: str, *, num_columns: int, out_chan
     finally:
         model.train(was_training)
     return Tried(largest.bytes // NUM_EDGES)
+
+
+def _draw(num_rows: int, sizes: Sequence[int], rng: torch.Generator) -> Tensor:
+    return torch.stack([torch.randint(int(size), (num_rows,), generator=rng) for size in sizes], 1)
 
 
 class LargestOfEdges(TorchDispatchMode):

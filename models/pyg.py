@@ -2,19 +2,20 @@
 # ruff: noqa: F722 (shapes are strings)
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
-from jaxtyping import Float
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.nn.models import JumpingKnowledge
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from parallel_epochs.models import attention_convs, sum_convs
+from parallel_epochs.models.categories import OneHot
 from parallel_epochs.models.conv import GENConv
 from parallel_epochs.models.edge_dropout import drop_edges
 from parallel_epochs.models.edges import for_pyg, from_csc
@@ -30,6 +31,7 @@ from parallel_epochs.models.foreign import (
 )
 from parallel_epochs.models.fused_conv import FusedConv
 from parallel_epochs.models.gated_conv import ResGatedGraphConv
+from parallel_epochs.models.heads import pool_graphs
 from parallel_epochs.models.pna_conv import PNAConv
 from parallel_epochs.models.recipe_convs import AGDNConv, GIPAConv
 from parallel_epochs.models.relation_conv import RGCNConv
@@ -71,6 +73,10 @@ class PyGModel(torch.nn.Module):
         num_layers: Number of convolutions.
         edge_dim: Number of edge features, or None.
         num_categories: Number of the last columns of `x` that hold a one-hot category.
+        node_tables: Number of categories in each column of `x`, if these are categories; each has a learned row.
+        edge_tables: Number of categories in each column of the edge features, if these are categories. The convolutions
+            read one-hot columns.
+        pool: How the rows of a graph's nodes become one row in front of the head: none, mean, sum or max.
         kernel: "auto" for the class of `FUSED` that stands in for the convolution, with the fused kernel where it can
             run; "fused" to refuse what it cannot run; "reference" for that class in plain torch; "pyg" for PyG's own
             class. A convolution without such a class is PyG's own.
@@ -100,10 +106,12 @@ class PyGModel(torch.nn.Module):
     """
 
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
-                 edge_dim: int | None = None, num_categories: int = 0, kernel: str = "auto", conv: str = "GATv2Conv",
-                 kwargs: dict | None = None, norm: str = "layer", activation: str = "relu", residual: bool = True,
-                 root_weight: bool = False, tied: bool = False, norm_last: bool = True, jk: str = "none",
-                 encode_x: bool = True, dropout: float = 0.1, input_dropout: float = 0.0, edge_dropout: float = 0.0):
+                 edge_dim: int | None = None, num_categories: int = 0, node_tables: Sequence[int] | None = None,
+                 edge_tables: Sequence[int] | None = None, pool: str = "none", kernel: str = "auto",
+                 conv: str = "GATv2Conv", kwargs: dict | None = None, norm: str = "layer", activation: str = "relu",
+                 residual: bool = True, root_weight: bool = False, tied: bool = False, norm_last: bool = True,
+                 jk: str = "none", encode_x: bool = True, dropout: float = 0.1, input_dropout: float = 0.0,
+                 edge_dropout: float = 0.0):
         super().__init__()
         for name, value in (("norm", norm), ("activation", activation), ("jk", jk)):
             if value not in CHOICES[name]:
@@ -114,13 +122,17 @@ class PyGModel(torch.nn.Module):
         for name, fraction in zip(FRACTIONS, (dropout, input_dropout, edge_dropout), strict=True):
             if not 0 <= fraction < 1:
                 raise ValueError(f"{name} must be in [0, 1), not {fraction}")
+        if not encode_x and node_tables is not None:
+            raise ValueError("encode_x=false needs an x of numbers, but x holds categories")
         if not encode_x and in_channels + num_categories != hidden_channels:
             raise ValueError(f"encode_x=false needs an x of hidden_channels={hidden_channels} columns, but x has "
                              f"{in_channels + num_categories}")
         kind, given = choose_class(find(conv), kernel), dict(kwargs or {})
         self.title = f"{num_layers} layers of {conv} x {hidden_channels} channels"
         self.category_encoder, self.node_encoder = create_node_encoders(
-            in_channels, num_categories, hidden_channels) if encode_x else (None, None)
+            in_channels, num_categories, hidden_channels, node_tables) if encode_x else (None, None)
+        self.edge_columns = None if edge_tables is None else OneHot(edge_tables)
+        edge_dim = edge_dim if self.edge_columns is None else sum(self.edge_columns.sizes)
         convs = [create_conv(kind, hidden_channels, edge_dim, given, kernel=kernel)]
         self.layers = torch.nn.ModuleList()
         for number in range(num_layers):
@@ -137,17 +149,24 @@ class PyGModel(torch.nn.Module):
         self.edge_argument = self.layers[0].edge_argument
         self.takes_int32_edges = kind in FUSED.values() or kind in RECIPES.values()
         self.hidden_channels, self._edge_dim, self.input_dropout = hidden_channels, edge_dim, input_dropout
+        self.pool = pool
         self._tried: Tried | None = None
 
-    def forward(self, x: Float[Tensor, "num_nodes in_channels_and_categories"], edge_index: Tensor,
-                edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None) -> Float[Tensor, "num_nodes out"]:
+    def forward(self, x: Num[Tensor, "num_nodes in_channels_and_categories"], edge_index: Tensor,
+                edge_attr: Num[Tensor, "num_edges edge_columns"] | None = None,
+                ptr: Int[Tensor, " num_graphs_plus_1"] | None = None) -> Float[Tensor, "num_rows out"]:
         """Predict logits. Without gradients, a large graph is computed in blocks of destinations if that saves memory.
 
         Args:
             x: [num_nodes, in_channels + num_categories]
             edge_index: [2, num_edges], a tensor or an ``EdgeIndex``.
             edge_attr: [num_edges, edge_dim] or none.
+            ptr: index of each graph's first node [num_graphs + 1], for `pool`. None: one graph.
+
+        Returns:
+            [num_nodes, out_channels]; with `pool` [num_graphs, out_channels]
         """
+        edge_attr = edge_attr if edge_attr is None or self.edge_columns is None else self.edge_columns(edge_attr)
         h = x if self.node_encoder is None else encode_nodes(x, self.node_encoder, self.category_encoder)
         h = start = F.dropout(h, self.input_dropout, self.training)
         edge_index = edge_index if self.takes_int32_edges else for_pyg(edge_index)
@@ -160,7 +179,7 @@ class PyGModel(torch.nn.Module):
             h = layer(h, start, edge_index, edge_attr, blocks)
             if self.jump is not None:
                 outputs.append(h)
-        return self.head(h if self.jump is None else self.jump(outputs))
+        return self.head(pool_graphs(h if self.jump is None else self.jump(outputs), ptr, self.pool))
 
     def splits(self) -> bool:
         """Tell whether a node's output depends only on its own edges, so that blocks give the same as the whole graph.

@@ -196,14 +196,21 @@ def hits(y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Float[Tensor, "
     return float((y_pred_pos > y_pred_neg.topk(k).values[-1]).double().mean())
 
 
-def reciprocal_rank(y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Float[Tensor, " num_negative"]) -> float:
-    """Compute the mean reciprocal rank (MRR) of each positive pair among all negative ones, as OGB defines it.
+def reciprocal_rank(y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Float[Tensor, "..."]) -> float:
+    """Compute the mean reciprocal rank (MRR) of each positive pair among negative ones, as OGB defines it.
 
     The rank of a pair among equal ones is the mean of the best and the worst that it could have.
+
+    Args:
+        y_pred_neg: scores of the negatives of all pairs [num_negative], or of each pair [num_positive, each].
 
     Returns:
         In (0, 1].
     """
+    if y_pred_neg.dim() == 2:
+        own = y_pred_pos.unsqueeze(1)
+        better, equal = (compared.sum(1) for compared in (y_pred_neg > own, y_pred_neg == own))
+        return float((1 + better + 0.5 * equal).double().reciprocal().mean())
     ordered = y_pred_neg.sort().values
     worse_or_equal = torch.searchsorted(ordered, y_pred_pos, right=True)
     worse = torch.searchsorted(ordered, y_pred_pos)
@@ -225,9 +232,12 @@ def hits_at(metric: str) -> int:
     return int(found[1])
 
 
-def link_metric(metric: str, y_pred_pos: Float[Tensor, " num_positive"],
-                y_pred_neg: Float[Tensor, " num_negative"]) -> float:
-    """Compute "hits@K", for any K, "mrr", or "rocauc" or "ap" of the pairs as one binary task."""
+def link_metric(metric: str, y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Float[Tensor, "..."]) -> float:
+    """Compute "hits@K", for any K, "mrr", or "rocauc" or "ap" of the pairs as one binary task.
+
+    Args:
+        y_pred_neg: [num_negative]; for "mrr" perhaps [num_positive, each], see :func:`reciprocal_rank`.
+    """
     if k := hits_at(metric):
         return hits(y_pred_pos, y_pred_neg, k)
     if metric == "mrr":

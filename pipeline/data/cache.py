@@ -170,11 +170,13 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
     start, verify = time.perf_counter(), content_hash is None
     chosen: Any = config  # of a class that has these keys
     split = LinkSplit("time" if getattr(config, "split", None) == "time" else "random", chosen.train_fraction,
-                      chosen.valid_fraction, chosen.graph_seed, config.node_features == "log_sum")
+                      chosen.valid_fraction, chosen.graph_seed, config.node_features)
     # Links that are hidden must not show in the features: they are averaged over the edges that are left.
     num_hops = config.propagate
     hops = [num_hops] if num_hops else []
-    content_hash = content_hash or _digest([hash_graph(config), dataclasses.astuple(split), LINKS_FORMAT, *hops])
+    # How features are made of edges is in the hash of the graph; caches of before have this in its place.
+    chosen_split = *dataclasses.astuple(split)[:-1], config.node_features == "log_sum"
+    content_hash = content_hash or _digest([hash_graph(config), chosen_split, LINKS_FORMAT, *hops])
 
     def build() -> dict:
         data = divide_links(_load(config, cache_dir), split, config.origin())
@@ -194,7 +196,8 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
 def prepare_as(config: DataConfig, data: Data, **options: Any) -> Data:
     """Prepare a dataset as it was read: see :func:`prepare`, also for the `options`."""
     return prepare(data, origin=config.origin(), holds=config.holds, to_undirected=config.to_undirected,
-                   add_self_loops=config.add_self_loops, node_features=config.node_features, **options)
+                   add_self_loops=config.add_self_loops, node_features=config.node_features,
+                   random_walk=getattr(config, "random_walk", None), **options)
 
 
 def read(config: DataConfig, check: Callable[[Data], None] = lambda data: None) -> Data:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.graph.edges import plain_edges
 from parallel_epochs.pipeline.graph.pairs import PairSet
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS, VALUE_METRICS
@@ -34,17 +35,18 @@ def check(data: Data) -> None:
         ValueError: what is no dense tensor of numbers, edges or labels that do not fit the nodes, features that are
             not finite, no training node; see also :func:`check_pairs` and :func:`check_triples`.
     """
-    if "triples" in data:
+    kind = data_kind(data)
+    if kind is DataKind.TRIPLES:
         check_triples(data)
         return
     for key in ("x", "edge_index", "edge_attr", "y", "species", *MASKS):
         if data.get(key) is not None and not (key == "x" and data.x.is_sparse):
             check_tensor(key, data[key])
-    unit = "graph" if "ptr" in data else "node"
+    unit = "graph" if kind is DataKind.GRAPHS else "node"
     check_edge_index(data.edge_index)
     check_range(data.edge_index, data.num_nodes)
     _check_attributes(data, unit)
-    if "train_pairs" in data:
+    if kind is DataKind.PAIRS:
         check_pairs(data)
         return
     if data.get("y") is None:

@@ -4,7 +4,7 @@ import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from parallel_epochs.pipeline.data.base_config import (
     DataConfig,
@@ -27,7 +27,7 @@ OGB_NODE_NAMES = ("ogbn-proteins", "ogbn-arxiv", "ogbn-products")
 OGB_GRAPH_NAMES = ("ogbg-molhiv", "ogbg-molpcba", "ogbg-ppa")
 # Keys of links alone.
 LINK = {"task.name": ("link",)}
-OGB_LINK_NAMES = ("ogbl-collab", "ogbl-ppa", "ogbl-ddi")
+OGB_LINK_NAMES = ("ogbl-collab", "ogbl-ppa", "ogbl-ddi", "ogbl-citation2")
 
 
 @dataclass
@@ -36,9 +36,9 @@ class SyntheticProteinsConfig(DataConfig):
 
     source: str = key("synthetic_proteins", "Generated graph with the schema of ogbn-proteins.", shapes_graph=True)
     node_features: str = key("log_sum", "How nodes get features. sum: the sum of the features of a node's edges. "
-                             "log_sum: the logarithm of this sum, standardised.",
-                             choices=("sum", "log_sum"),
-                             shapes_graph=True)
+                             "log_sum: the logarithm of this sum, standardised. counts: for each edge feature and each "
+                             "tenth of its range, the logarithm of the number of edges.",
+                             choices=("sum", "log_sum", "counts"), shapes_graph=True)
     num_nodes: int = key(8000, "Number of nodes.", shapes_graph=True)
     num_edges: int = key(400_000, "Number of directed edges, which is twice the number of pairs.", shapes_graph=True)
     num_species: int = key(8, "Number of species. Each one is a contiguous range of nodes.", shapes_graph=True)
@@ -128,6 +128,11 @@ class OGBConfig(DataConfig):
                          f"+experiment={self.name.replace('-', '_')}` on a machine with a network, or set data.folder")
 
 
+def _random_walk() -> Any:
+    return key(None, "Number K of steps of a random walk: the model also reads the probabilities that a walk from the "
+               "node is back after 1 to K steps.", minimum=1, below=256, shapes_graph=True, hashed_if_given=True)
+
+
 @dataclass
 class OGBGraphConfig(OGBConfig):
     """A graph dataset of the Open Graph Benchmark, or any folder in its raw CSV layout."""
@@ -136,6 +141,7 @@ class OGBGraphConfig(OGBConfig):
     source: str = key("ogb_graph", "Graph dataset of the Open Graph Benchmark, or a folder in its raw layout.",
                       shapes_graph=True)
     name: str = key("ogbg-molhiv", "Name of the dataset.", choices=OGB_GRAPH_NAMES, shapes_graph=True)
+    random_walk: int | None = _random_walk()
 
     def check(self) -> None:
         refuse_changes(self, "many graphs")
@@ -259,6 +265,7 @@ class ManyGraphsConfig(DataConfig):
     valid_fraction: float = key(0.1, "Fraction of the graphs for validation. The rest is for the test (datasets "
                                 "without splits).", shapes_graph=True)
     graph_seed: int = key(0, "Seed of the split (datasets without splits).", minimum=0, shapes_graph=True)
+    random_walk: int | None = _random_walk()
     num_workers: int | None = key(None, "Number of processes that read graphs. Default: one per processor.", minimum=1,
                                   changes_numbers=False)
 

@@ -6,6 +6,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.graph.components import Components, label_components
 from parallel_epochs.pipeline.graph.structure import structure_of
@@ -26,16 +27,17 @@ def describe(data: Data, components: Components | None = None) -> Rows:
     Args:
         components: of a graph, where they have been found already.
     """
-    if "triples" in data:
+    kind = data_kind(data)
+    if kind is DataKind.TRIPLES:
         return describe_triples(data.triples, data.triple_ptr, data.num_nodes, data.num_relations)
-    if data.edge_index is None:
+    if kind is DataKind.VECTORS:
         return describe_vectors(data.x) + describe_labels(data)
-    if "ptr" in data:
+    if kind is DataKind.GRAPHS:
         rows = describe_graphs(data.ptr) + describe_edges(data)
     else:
         rows = describe_edges(data) + describe_components(data, components)
     rows += describe_features(data)
-    return rows + (describe_pairs(data) if "train_pairs" in data else describe_labels(data))
+    return rows + (describe_pairs(data) if kind is DataKind.PAIRS else describe_labels(data))
 
 
 def describe_edges(data: Data) -> Rows:
@@ -73,8 +75,8 @@ def describe_features(data: Data) -> Rows:
     """Say what features nodes and edges have."""
     kind, text = "categories" if "x_tables" in data else "features", "none"
     if data.x is not None:
-        source = {"degree": "none; the degree takes their place", "edges": "none; sums of those of the edges take "
-                  "their place"}.get(data.get("x_source"))
+        source = {"degree": "none; the degree takes their place", "edges": "none; those of the edges take their "
+                  "place"}.get(data.get("x_source"))
         own = data.x.size(1) - data.get("num_categories", 0)
         text = source or describe_columns(data.x[:, :own], count_constant="store" not in data)
     rows = [(f"{kind} of nodes", text)]

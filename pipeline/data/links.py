@@ -13,7 +13,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.check import check_pairs
-from parallel_epochs.pipeline.data.prepare import NAME_KEYS, incident_sum, masks_of_pairs
+from parallel_epochs.pipeline.data.incident import incident_features
+from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
+from parallel_epochs.pipeline.data.prepare import NAME_KEYS, masks_of_pairs
 from parallel_epochs.pipeline.data.splits import divide
 from parallel_epochs.pipeline.graph.pairs import keep_edges
 from parallel_epochs.pipeline.names import SPLITS
@@ -31,14 +33,14 @@ class LinkSplit:
         kind: "random", or "time", which trains on the earliest.
         train_fraction, valid_fraction: of the links; the rest is for the test.
         seed: of a random order, and of the pairs that are drawn.
-        log: whether features that are made of edges are the logarithms of their sums, standardised.
+        node_features: how features are made of edges, see :func:`pipeline.data.incident.incident_features`.
     """
 
     kind: str
     train_fraction: float
     valid_fraction: float
     seed: int
-    log: bool
+    node_features: str
 
 
 def describe_links(data: Data, split: LinkSplit) -> str:
@@ -63,7 +65,7 @@ def divide_links(graph: Data, split: LinkSplit, origin: str) -> Data:
     Raises:
         ValueError: no link is left for training, or there are not as many pairs without a link as are needed.
     """
-    if "train_pairs" in graph:
+    if data_kind(graph) is DataKind.PAIRS:
         raise ValueError(f"{origin} holds pairs of nodes already. Save its edges without them")
     links, link_of_edge = find_links(graph.edge_index.as_tensor().long(), graph.num_nodes)
     masks = _choose(graph, split, links, link_of_edge, origin)
@@ -73,7 +75,7 @@ def divide_links(graph: Data, split: LinkSplit, origin: str) -> Data:
     edge_attr = None if graph.edge_attr is None else graph.edge_attr.index_select(0, kept)
     x, source = graph.x, graph.get("x_source", "data")
     if source != "data":
-        own = incident_sum(edge_index, edge_attr, log=split.log)
+        own = incident_features(edge_index, edge_attr, split.node_features)
         x = torch.cat([own, x[:, x.size(1) - graph.num_categories:]], dim=1)
     valid, test = (int(mask.sum()) for mask in masks[1:])
     negatives = draw_unlinked(stream("unlinked pairs", split.seed), valid + test, links, graph.num_nodes, origin)

@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 # Pairs by the names of their split and of what OGB calls them there.
 STORED = {pairs: (pairs.split("_")[0], "edge_neg" if pairs.endswith("negatives") else "edge") for pairs in PAIRS}
+# What ogbl-citation2 has in their place: the two ends of each pair, and other targets of its source.
+SOURCE, TARGET, OTHERS = "source_node", "target_node", "target_node_neg"
 
 
 def hash_content(directory: Path, name: str) -> str:
@@ -49,7 +51,8 @@ def read(directory: Path, name: str) -> Data:
 
     Returns:
         A graph with ``edge_index`` of the training links, both ways round where OGB's table says so, ``x`` if there
-        are node features, the ``metric`` of OGB's table, and the pairs of `PAIRS`, each [num_pairs, 2], int64.
+        are node features, the ``metric`` of OGB's table, and the pairs of `PAIRS`, each [num_pairs, 2], int64. If each
+        pair has negatives of its own, ``negatives_per_pair`` is their number, and they are in the order of the pairs.
 
     Raises:
         ValueError: a file is missing, cut short, or does not fit the others; the message names it.
@@ -68,9 +71,11 @@ def read(directory: Path, name: str) -> Data:
     return data
 
 
-def _read_pairs(paths: list[Path]) -> dict[str, Tensor]:
+def _read_pairs(paths: list[Path]) -> dict[str, Tensor | int]:
     parts = dict(zip(SPLITS, map(_load, paths))) if len(paths) > 1 else _load(paths[0])
-    out = {}
+    if isinstance(parts.get("train"), dict) and SOURCE in parts["train"]:
+        return _read_lists(paths, parts)
+    out: dict[str, Tensor | int] = {}
     for key, (part, stored) in STORED.items():
         path = paths[SPLITS.index(part)] if len(paths) > 1 else paths[0]
         try:
@@ -83,6 +88,33 @@ def _read_pairs(paths: list[Path]) -> dict[str, Tensor]:
     return out
 
 
+def _read_lists(paths: list[Path], parts: dict[str, dict]) -> dict[str, Tensor | int]:
+    """Read pairs of which each has negatives of its own, in the manner of ogbl-citation2."""
+    out, widths = dict[str, Tensor | int](), []
+    for split, path in zip(SPLITS, paths if len(paths) > 1 else paths * len(SPLITS), strict=True):
+        wanted = (SOURCE, TARGET) if split == "train" else (SOURCE, TARGET, OTHERS)
+        try:
+            source, target, *others = (np.asarray(parts[split][name]) for name in wanted)
+            if any(not np.issubdtype(values.dtype, np.integer) for values in (source, target, *others)) \
+                    or source.ndim != 1 or source.shape != target.shape \
+                    or any(values.ndim != 2 or len(values) != len(source) or not values.shape[1] for values in others):
+                raise ValueError
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise ValueError(f"{path}: the {split} split must have whole numbers {SOURCE} and {TARGET}, [num_pairs]"
+                             + (f", and {OTHERS}, [num_pairs, num_negatives]" if len(wanted) > 2 else "")) from None
+        out[f"{split}_pairs"] = torch.from_numpy(np.stack([source, target], 1).astype(np.int64, copy=False))
+        for values in others:
+            pairs = np.empty((*values.shape, 2), np.int64)
+            pairs[:, :, 0], pairs[:, :, 1] = source[:, None], values
+            out[f"{split}_negatives"] = torch.from_numpy(pairs.reshape(-1, 2))
+            widths.append(values.shape[1])
+        parts[split] = {}  # it may be as large as what was made of it
+    if len(set(widths)) > 1:
+        raise ValueError(f"{paths[0].parent}: a validation pair has {widths[0]:,} negatives and a test pair "
+                         f"{widths[1]:,}: they must have as many")
+    return out | {"negatives_per_pair": widths[0]}
+
+
 def _load(path: Path) -> dict:
     saved = ogb_node.load_arrays(ogb_node.require(path), "does not hold pairs")
     if not isinstance(saved, dict):
@@ -91,11 +123,11 @@ def _load(path: Path) -> dict:
 
 
 def official_metric(metric: str, y_pred_pos: Tensor, y_pred_neg: Tensor, *, block: int = 256) -> float:
-    """Ask OGB's Evaluator for "hits@K" or "mrr", each positive pair ranked among all negative ones; scikit-learn for
-    "rocauc" or "ap", as OGB's Evaluator of other tasks does.
+    """Ask OGB's Evaluator for "hits@K" or "mrr", each positive pair ranked among all negative ones or its own;
+    scikit-learn for "rocauc" or "ap", as OGB's Evaluator of other tasks does.
 
     Args:
-        y_pred_pos, y_pred_neg: scores, [num_positive] and [num_negative].
+        y_pred_pos, y_pred_neg: scores, [num_positive] and [num_negative]; for "mrr" perhaps [num_positive, each].
         block: positive pairs at a time, as OGB compares each with each for "mrr".
     """
     if metric in ("rocauc", "ap"):
@@ -106,6 +138,7 @@ def official_metric(metric: str, y_pred_pos: Tensor, y_pred_neg: Tensor, *, bloc
     evaluator = ogb_node.link_evaluator(metric)
     if metric != "mrr":
         return float(evaluator.eval({"y_pred_pos": y_pred_pos, "y_pred_neg": y_pred_neg})[metric])
-    lists = [evaluator.eval({"y_pred_pos": part, "y_pred_neg": y_pred_neg.expand(len(part), -1)})["mrr_list"]
-             for part in y_pred_pos.split(block)]
+    own = y_pred_neg if y_pred_neg.dim() == 2 else y_pred_neg.expand(len(y_pred_pos), -1)
+    lists = [evaluator.eval({"y_pred_pos": part, "y_pred_neg": others})["mrr_list"]
+             for part, others in zip(y_pred_pos.split(block), own.split(block), strict=True)]
     return float(torch.cat(lists).double().mean())

@@ -10,6 +10,9 @@ from torch_geometric.data import Data
 from torch_geometric.utils import add_remaining_self_loops, to_undirected as add_reverse
 
 from parallel_epochs.pipeline.data.check import check, check_vectors
+from parallel_epochs.pipeline.data.incident import incident_features
+from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
+from parallel_epochs.pipeline.data.random_walk import LEVELS, as_levels, return_probabilities
 from parallel_epochs.pipeline.graph.edges import plain_edges, sort_edges, transpose, with_reverse
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS, PAIRS, SPLITS
@@ -22,7 +25,7 @@ NAME_KEYS = ("names", "names_ptr", "label_names", "label_names_ptr")
 
 
 def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: bool = False,
-            add_self_loops: bool = False, node_features: str = "sum",
+            add_self_loops: bool = False, node_features: str = "sum", random_walk: int | None = None,
             densify: Callable[[Tensor], Tensor] = Tensor.to_dense,
             on_stage: Callable[[str], None] = lambda stage: None) -> Data:
     """Check a graph, sort its edges by destination, and give every node features.
@@ -32,7 +35,8 @@ def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: boo
         holds: what `data` is; see :class:`pipeline.data.base_config.DataConfig`, as for the next three.
         to_undirected: add the missing reverse edges.
         add_self_loops: add the missing self-loops.
-        node_features: how a graph without node features gets them: "sum" or "log_sum".
+        node_features: how a graph without node features gets them, see :func:`incident_features`.
+        random_walk: steps of a random walk in each of many graphs, whose probabilities to return are features, too.
         densify: makes a sparse ``x`` dense.
         on_stage: called with the name of each stage when it begins.
 
@@ -65,27 +69,29 @@ def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: boo
         edge_attr = edge_attr.float() if edge_attr is not None and edge_attr.is_floating_point() else edge_attr
         edge_attr = None if edge_attr is None else edge_attr.index_select(0, perm)
     on_stage("building node features")
-    x, num_categories, x_source = _node_features(data, edge_index, edge_attr, log=node_features == "log_sum")
+    x, num_categories, x_source = _node_features(data, edge_index, edge_attr, node_features)
     if x.is_sparse:
         x = densify(x.coalesce())
     union = {key: data[key] for key in GRAPH_KEYS if key in data}
     if union:
         union["by_source"] = transpose(edge_index).get_csr()[1]
+    if random_walk:
+        x, union = _with_walks(x, union, edge_index, random_walk)
     names = {key: data[key] for key in NAME_KEYS if key in data}
     if "edge_time" in data:
         names["edge_time"] = times_of(edge_index, data.edge_index, data.edge_time, num_nodes)
     return Data(x=x, edge_index=edge_index, edge_attr=edge_attr, num_nodes=num_nodes, metric=data.get("metric"),
                 num_categories=num_categories, x_source=x_source, **union, **names,
-                **(_take_pairs(data) if "train_pairs" in data else _take_labels(data) if "y" in data else {}))
+                **(_take_pairs(data) if data_kind(data) is DataKind.PAIRS else
+                   _take_labels(data) if "y" in data else {}))
 
 
-def _node_features(data: Data, edge_index: EdgeIndex, edge_attr: Tensor | None, *,
-                   log: bool) -> tuple[Tensor, int, str]:
+def _node_features(data: Data, edge_index: EdgeIndex, edge_attr: Tensor | None, kind: str) -> tuple[Tensor, int, str]:
     """Give every node features: its own or those of its edges, and its species.
 
     Args:
         edge_index, edge_attr: sorted by destination.
-        log: whether those of the edges are logarithms of sums.
+        kind: how those of the edges are made, see :func:`incident_features`.
 
     Returns:
         The features, perhaps sparse; the number of species, their last columns; and where the others are from.
@@ -94,12 +100,21 @@ def _node_features(data: Data, edge_index: EdgeIndex, edge_attr: Tensor | None, 
         x, x_source = data.x if "x_tables" in data else data.x.float(), "data"
     else:
         x_source = "degree" if edge_attr is None else "edges"
-        x = incident_sum(edge_index, edge_attr, log=log)
+        x = incident_features(edge_index, edge_attr, kind)
     if "species" not in data:
         return x, 0, x_source
     num_categories = int(data.species.max()) + 1
     one_hot = torch.nn.functional.one_hot(data.species.long(), num_categories).float()
     return torch.cat([x, one_hot.to_sparse() if x.is_sparse else one_hot], dim=1), num_categories, x_source
+
+
+def _with_walks(x: Tensor, union: dict, edge_index: EdgeIndex, num_steps: int) -> tuple[Tensor, dict]:
+    """Add the probabilities that random walks return to the features of the nodes of many graphs."""
+    if "x_tables" not in union:
+        return torch.cat([x, return_probabilities(edge_index, union["ptr"], num_steps)], dim=1), union
+    found = return_probabilities(edge_index, union["ptr"], num_steps, as_levels)
+    tables = [*union["x_tables"], *[LEVELS] * num_steps]
+    return torch.cat([x, found.to(x.dtype)], dim=1), union | {"x_tables": tables}
 
 
 def _take_labels(data: Data) -> dict:
@@ -116,7 +131,8 @@ def _take_labels(data: Data) -> dict:
 def _take_pairs(data: Data) -> dict:
     """Take the pairs of a link task."""
     pairs = {key: data[key] for key in PAIRS}
-    return {**pairs, **masks_of_pairs(pairs, data.num_nodes)}
+    own = {key: data[key] for key in ("negatives_per_pair",) if key in data}
+    return {**pairs, **own, **masks_of_pairs(pairs, data.num_nodes)}
 
 
 def masks_of_pairs(pairs: dict[str, Tensor], num_nodes: int) -> dict[str, Tensor]:
@@ -152,36 +168,8 @@ def times_of(edge_index: EdgeIndex, edges: Int[Tensor, "2 num_rows"], times: Ten
     return first[torch.where(there, place, len(known))]
 
 
-def incident_sum(edge_index: EdgeIndex, edge_attr: Float[Tensor, "num_edges edge_dim"] | None, *,
-                 log: bool) -> Float[Tensor, "num_nodes channels"]:
-    """Sum the features of each node's edges over the whole graph, or count them if they have none.
-
-    Args:
-        edge_index: sorted by destination.
-        edge_attr: [num_edges, edge_dim] or none.
-        log: take log1p and bring every column to mean 0 and variance 1.
-
-    Returns:
-        [num_nodes, edge_dim], or [num_nodes, 1].
-    """
-    (indptr, _), _ = edge_index.get_csc()
-    if edge_attr is None:
-        total = indptr.diff().double().unsqueeze(1)
-    else:
-        total = torch.segment_reduce(edge_attr, "sum", offsets=indptr.long(), axis=0, initial=0).double()
-    return scale_sums(total, log=log)
-
-
-def scale_sums(total: Float[Tensor, "num_nodes channels"], *, log: bool) -> Float[Tensor, "num_nodes channels"]:
-    """Make node features of sums over edges, float64; see :func:`incident_sum`."""
-    if log:
-        total = total.clamp(min=0).log1p()
-        total = (total - total.mean(0)) / total.std(0, correction=0).clamp(min=1e-6)
-    return total.float()
-
-
 def describe_inputs(data: Data, *, is_file: bool, node_features: str, label_input: float, num_learned: int = 0,
-                    concat: bool = False, num_hops: int = 0) -> str:
+                    concat: bool = False, num_hops: int = 0, num_walks: int = 0) -> str:
     """Say what a model gets to see of a prepared graph, and what else it could see where that is the degree alone.
 
     Args:
@@ -191,12 +179,13 @@ def describe_inputs(data: Data, *, is_file: bool, node_features: str, label_inpu
         num_learned: columns of a table of learned node features; 0 without one.
         concat: whether the model sees it beside the graph's own features, rather than in their place.
         num_hops: over which the features are averaged.
+        num_walks: columns for the probabilities that random walks return.
     """
-    num_features, source = (data.x.size(1) - data.num_categories) // (num_hops + 1), data.get("x_source")
+    num_features, source = (data.x.size(1) - data.num_categories - num_walks) // (num_hops + 1), data.get("x_source")
     what = ("category", "categories") if "x_tables" in data else ("feature",)
     if source == "degree":
-        log = ", its logarithm, standardised" if node_features == "log_sum" else ""
-        text = f"no node features: degree only{log}"
+        how = {"log_sum": ", its logarithm, standardised", "counts": ", its logarithm"}
+        text = f"no node features: degree only{how.get(node_features, '')}"
     else:
         where = {"data": " from the file" if is_file else " of the dataset",
                  "edges": f" from the edges (data.node_features={node_features})"}
@@ -205,6 +194,8 @@ def describe_inputs(data: Data, *, is_file: bool, node_features: str, label_inpu
         whose = "its" if source == "degree" else "their"
         text += f" and {whose} means over {'1 to ' * (num_hops > 1)}{count(num_hops, 'hop')}"
     more = [f"{data.num_categories} species, one-hot"] if data.num_categories else []
+    if num_walks:
+        more.append(f"whether a random walk is back after {'1 to ' * (num_walks > 1)}{count(num_walks, 'step')}")
     if num_learned:
         own = [text.removeprefix("no node features: ").removeprefix("x: "), *more] if concat else []
         text, more = f"x: {count(num_learned, 'learned feature')} (features=embedding)", own
@@ -216,7 +207,7 @@ def describe_inputs(data: Data, *, is_file: bool, node_features: str, label_inpu
     text = " + ".join([text, *more])
     if source == "degree" and not more and not num_learned:
         better = ["give the file an x", "features=embedding learns a table with a row for each node"]
-        if "train_pairs" not in data:
+        if data_kind(data) is not DataKind.PAIRS:
             better.append("train.label_input=0.5 shows training labels to the model")
         if node_features == "sum":
             better.append("data.node_features=log_sum takes the degree's logarithm, standardised")

@@ -130,7 +130,7 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
         try_model(config, visible, build_task(config, visible), machine_of(config))
     if not is_new and config.data.components == "all":
         parts = [(None, data)]
-    elif "ptr" in data:
+    elif config.data.holds == "graphs":
         log.info("graphs: %s, with %s nodes and %s directed edges in all", f"{data.ptr.numel() - 1:,}",
                  f"{data.num_nodes:,}", f"{data.num_edges:,}")
         log.info("%s", _describe_inputs(config, data, label_input=0))
@@ -171,7 +171,8 @@ def _find_components(config: GNNConfig, data: Data, is_new: bool) -> Components:
 
 def _describe_inputs(config: GNNConfig, data: Data, **options) -> str:
     return describe_inputs(data, is_file=config.data.source.startswith(("file", "ogb")),
-                           node_features=config.data.node_features, num_hops=config.data.propagate, **options)
+                           node_features=config.data.node_features, num_hops=config.data.propagate,
+                           num_walks=getattr(config.data, "random_walk", None) or 0, **options)
 
 
 def _check_edge_features(config: GNNConfig, data: Data) -> None:

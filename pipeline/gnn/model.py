@@ -10,9 +10,10 @@ import torch
 from torch_geometric.data import Data
 
 from parallel_epochs.models.aggregate import backend
-from parallel_epochs.models.foreign import Tried, try_forward
+from parallel_epochs.models.foreign import NUM_NODES, Tried, try_forward
 from parallel_epochs.models.link_predictor import LinkModel
 from parallel_epochs.models.pyg import PyGModel
+from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.gnn import estimate
 from parallel_epochs.pipeline.gnn.config import MODELS, GNNConfig
 from parallel_epochs.pipeline.gnn.features import NodeTable
@@ -44,7 +45,7 @@ def _sizes(config: GNNConfig, data: Data, task: Task) -> dict[str, Any]:
     sizes = {"in_channels": task.in_channels + config.learned_channels, "out_channels": task.out_channels,
              "edge_dim": None if data.edge_attr is None else data.edge_attr.size(1),
              "num_categories": data.num_categories}
-    if "ptr" in data:
+    if data_kind(data) is DataKind.GRAPHS:
         sizes |= {"pool": config.task.pool, "node_tables": data.get("x_tables"),
                   "edge_tables": data.get("edge_tables")}
     return sizes
@@ -77,7 +78,8 @@ def try_model(config: GNNConfig, data: Data, task: Task, machine: estimate.Machi
     with torch.random.fork_rng():
         model = construct(config, **_sizes(config, data, task))
         tried = _try(config, model, data, task, trains=True)
-    if config.evaluation.is_exact and not (isinstance(model, PyGModel) and model.splits()):
+    if config.evaluation.is_exact and data_kind(data) is not DataKind.GRAPHS \
+            and not (isinstance(model, PyGModel) and model.splits()):
         estimate.check_whole_graph(data.num_edges, tried.bytes_per_edge, machine)
 
 
@@ -85,7 +87,9 @@ def _try(config: GNNConfig, model: torch.nn.Module, data: Data, task: Task, *, t
     with naming_keys(config):
         return try_forward(model, str(model.title), out_channels=task.out_channels,
                            num_columns=task.in_channels + config.learned_channels + data.num_categories,
-                           edge_dim=None if data.edge_attr is None else data.edge_attr.size(1), trains=trains)
+                           edge_dim=None if data.edge_attr is None else data.edge_attr.size(1),
+                           node_tables=data.get("x_tables"), edge_tables=data.get("edge_tables"),
+                           num_rows=1 if data_kind(data) is DataKind.GRAPHS else NUM_NODES, trains=trains)
 
 
 def construct(config: GNNConfig, **sizes) -> torch.nn.Module:
@@ -138,5 +142,7 @@ def describe_foreign(config: GNNConfig, model: torch.nn.Module, data: Data) -> s
         text += f"{name}: {model.describe_code()}; "
         if model.splits() and model.builds_messages():
             exact = "layer by layer, in blocks of edges where the graph is large"
+    if data_kind(data) is DataKind.GRAPHS:
+        exact = "by batches of whole graphs"
     how = {"exact": exact, "views": "by views"}.get(config.evaluation.method, "by sampled neighbours")
     return f"{text}evaluation: {how}"

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.cache import name_graphs
+from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.gnn import build, pair_table, prediction_table as tables
 from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.pair_table import number_pairs, read_pairs
@@ -177,7 +178,7 @@ def _refuse_nodes(run: SavedRun, asked: Asked) -> None:
 
 def _ids_of(whole: Data, data: Data, source: Any) -> np.ndarray:
     """Return the ids of the nodes, or of the graphs of a source: names, or numbers where there are none."""
-    if "ptr" not in data:
+    if data_kind(data) is not DataKind.GRAPHS:
         return tables.ids_of(whole, data.get("n_id"))
     names = name_graphs(source)
     return np.arange(len(data.ptr) - 1) if names is None else np.array(names, object)

@@ -28,9 +28,9 @@ def select_graphs(data: Data, graphs: Int[Tensor, " num_graphs"]) -> Data:
     (indptr, src), _ = data.edge_index.get_csc()
     ptr, indptr, src, chosen = data.ptr.numpy(), indptr.numpy(), src.numpy(), graphs.numpy()
     first_node, end_node = ptr[chosen], ptr[chosen + 1]
-    nodes, node_ptr = _expand(first_node, end_node)
+    nodes, node_ptr = expand(first_node, end_node)
     first_edge, end_edge = indptr[first_node].astype(np.int64), indptr[end_node].astype(np.int64)
-    edges, edge_ptr = _expand(first_edge, end_edge)
+    edges, edge_ptr = expand(first_edge, end_edge)
     num_edges = end_edge - first_edge
 
     degree = indptr[nodes + 1] - indptr[nodes]
@@ -74,7 +74,7 @@ def cut_by_nodes(graphs: Int[Tensor, " num_graphs"], sizes: Int[Tensor, " num_gr
     return Partition(graphs, torch.cat([cuts.new_zeros(1), cuts, cuts.new_tensor([num_graphs])]))
 
 
-def _expand(first: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def expand(first: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return all numbers of some ranges [first, end) one after the other, and where each range begins among them."""
     ptr = _begin(end - first)
     return np.arange(ptr[-1]) + np.repeat(first - ptr[:-1], end - first), ptr

@@ -64,7 +64,9 @@ def write_images(folder: Path) -> Path:
     return folder
 
 
-OGB_LINK_SPLITS = {"ogbl-collab": "time", "ogbl-ppa": "throughput", "ogbl-ddi": "target"}
+OGB_LINK_SPLITS = {"ogbl-collab": "time", "ogbl-ppa": "throughput", "ogbl-ddi": "target", "ogbl-citation2": "time"}
+# Negatives of each pair of the toy of ogbl-citation2.
+OWN_NEGATIVES = 20
 
 
 def write_links(folder: Path, name: str = "ogbl-collab") -> Path:
@@ -78,8 +80,14 @@ def write_links(folder: Path, name: str = "ogbl-collab") -> Path:
         write_csv(raw / "node-feat.csv.gz", data.x.numpy().round(3))
     split.mkdir(parents=True, exist_ok=True)
     for part in ("train", "valid", "test"):
-        arrays = {"edge": data[f"{part}_pairs"].numpy(), "weight": np.ones(len(data[f"{part}_pairs"]))}
-        if part != "train":
+        pairs = data[f"{part}_pairs"].numpy()
+        arrays = {"edge": pairs, "weight": np.ones(len(pairs))}
+        if name == "ogbl-citation2":
+            arrays = {"source_node": pairs[:, 0], "target_node": pairs[:, 1]}
+            if part != "train":
+                drawn = np.random.default_rng(len(part)).integers(60, size=(len(pairs), OWN_NEGATIVES))
+                arrays["target_node_neg"] = drawn
+        elif part != "train":
             # Those of ogbl-ppa twice: its metric, Hits@100, asks for more than a hundred.
             arrays["edge_neg"] = np.tile(data[f"{part}_negatives"].numpy(), (2 if name == "ogbl-ppa" else 1, 1))
         torch.save(arrays, split / f"{part}.pt")

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.utils import scatter
 
 from parallel_epochs.models.edges import INT32_END, choose_dtype
-from parallel_epochs.pipeline.data.prepare import scale_sums
+from parallel_epochs.pipeline.data.incident import NUM_INTERVALS, count_edges, scale
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, literal
 from parallel_epochs.pipeline.graph.store import StoreWriter
@@ -245,10 +245,20 @@ def write(db: Database, writer: StoreWriter, counted: Counted, values: list[tupl
         values: the columns of numbers, each with the key that names it: those of equal edges are averaged, a weight is
             added.
         directed_relations: whether a relation has another column on the reverse edge.
-        node_features: "sum" or "log_sum", how ``x`` is made of the features of the edges, or of their number; none:
-            it is not written.
+        node_features: how ``x`` is made of the features of the edges, or of their number, see
+            :func:`pipeline.data.incident.incident_features`; none: it is not written.
         has_times: write ``edge_time``, the earliest of the times of equal edges.
     """
+    counts_values = node_features == "counts" and bool(values or num_relations(db))
+    _write_edges(db, writer, counted, values, directed_relations=directed_relations, add_self_loops=add_self_loops,
+                 node_features=None if counts_values else node_features, has_times=has_times)
+    if counts_values:
+        _write_counts(writer)
+
+
+def _write_edges(db: Database, writer: StoreWriter, counted: Counted, values: list[tuple[str, str]], *,
+                 directed_relations: bool, add_self_loops: bool, node_features: str | None, has_times: bool) -> None:
+    """Do what :func:`write` does, but for features of nodes that are counts of those of the edges."""
     num_nodes, num_edges = counted.structure.num_nodes, counted.structure.num_edges
     num_values, relations = len(values), num_relations(db)
     channels = num_values + relations * (2 if directed_relations else 1)
@@ -288,7 +298,22 @@ def write(db: Database, writer: StoreWriter, counted: Counted, values: list[tupl
         opened["indptr"].write(0, indptr.astype(numpy_dtype))
         if node_features is not None:
             sums = torch.from_numpy(counted.in_degree).double().unsqueeze(1) if total is None else total.double()
-            opened["x"].write(0, scale_sums(sums, log=node_features == "log_sum").numpy())
+            opened["x"].write(0, scale(sums, node_features).numpy())
+
+
+def _write_counts(writer: StoreWriter) -> None:
+    """Write ``x``: how many edges of each node have a feature in each part of its range. The edges are written."""
+    if writer.has("x"):
+        return
+    (num_edges, channels), (num_ends,) = (writer.entry(name)["shape"] for name in ("edge_attr", "indptr"))
+    shape = num_ends - 1, channels * NUM_INTERVALS
+    # An empty file cannot be mapped.
+    edge_attr = np.memmap(writer.folder / "edge_attr.bin", np.float32, "r", shape=(num_edges, channels)) if num_edges \
+        else np.empty((0, channels), np.float32)
+    indptr = np.fromfile(writer.folder / "indptr.bin", writer.entry("indptr")["dtype"])
+    with writer.write(x=(shape, torch.float32)) as opened:
+        for first, rows in count_edges(edge_attr, indptr):
+            opened["x"].write(first * shape[1], rows.numpy())
 
 
 @dataclass

@@ -9,6 +9,7 @@ import torch
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
@@ -84,7 +85,7 @@ def of_clusters(loader: type[ClusterLoader]) -> LoaderKind:
         clusters = loader(data, partitioner, device=device, stream=build_stream(config, data, partitioner),
                           clusters_per_step=config.partition.clusters_per_step, scale_sums=config.partition.scale_sums)
         task = config.task
-        return clusters if "train_pairs" not in data else PairLoader(
+        return clusters if data_kind(data) is not DataKind.PAIRS else PairLoader(
             clusters, pairs_per_step=task.pairs_per_step, num_negatives=task.num_negatives,
             strict=task.strict_negatives, hide=task.hide_pairs, seed=config.seed)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.base_config import refuse_without_labels
+from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.gnn.tasks.graph import GraphTask
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, LossOptions
@@ -69,7 +70,7 @@ def _check_known(options: TaskOptions) -> None:
 
 
 def _check_has_labels(data: Data, options: TaskOptions, origin: str) -> None:
-    if "ptr" not in data and "train_mask" not in data:
+    if data_kind(data) is not DataKind.GRAPHS and "train_mask" not in data:
         refuse_without_labels(origin, "save y and masks, or y with data.split=random" if origin.endswith(".pt")
                               else "give them with the graph")
 

@@ -19,6 +19,7 @@ from parallel_epochs.pipeline.data.config import (
     OGBConfig,
     SyntheticProteinsConfig,
 )
+from parallel_epochs.pipeline.data.incident import incident_features
 from parallel_epochs.pipeline.graph.edges import adjacency
 from parallel_epochs.pipeline.graph.structure import inspect
 from parallel_epochs.pipeline.names import MASKS, SPLITS
@@ -61,7 +62,7 @@ def test_both_directions_of_a_pair_carry_the_same_evidence():
 
 def test_neighbours_tell_what_a_node_alone_does_not():
     data = synthetic.synthetic_proteins(num_nodes=3000, num_edges=150_000, num_groups=40, num_tasks=6)
-    x = preparing.incident_sum(data.edge_index, data.edge_attr, log=True).numpy()
+    x = incident_features(data.edge_index, data.edge_attr, "log_sum").numpy()
     matrix = adjacency(data.edge_index)
     matrix.data = np.ones(matrix.nnz, np.float32)
     with_neighbours = np.concatenate([x, matrix @ x / np.diff(matrix.indptr).clip(1)[:, None]], 1)

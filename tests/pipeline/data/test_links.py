@@ -12,14 +12,15 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.cache import load_links, prepare_as
 from parallel_epochs.pipeline.data.config import EdgesConfig, FileConfig, StoreConfig, SyntheticProteinsConfig
+from parallel_epochs.pipeline.data.incident import incident_features
 from parallel_epochs.pipeline.data.links import LinkSplit, divide_links, draw_unlinked, find_links
 from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.data.prepare import incident_sum, prepare
+from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
 from parallel_epochs.pipeline.names import PAIRS
 from parallel_epochs.pipeline.run.seeds import stream
 
-SPLIT = LinkSplit("random", 0.6, 0.2, 0, log=False)
+SPLIT = LinkSplit("random", 0.6, 0.2, 0, "sum")
 
 
 def graph(num_nodes: int = 30, num_edges: int = 120, *, both: bool = True, seed: int = 0) -> Data:
@@ -45,7 +46,7 @@ def test_splits_and_message_graph_equal_those_found_by_hand(both):
     kept = [edge for edge in whole.edge_index.as_tensor().t().tolist() if frozenset(edge) in train | loops]
     assert data.edge_index.as_tensor().t().tolist() == kept
     # The degrees of the whole graph would tell of the hidden links.
-    assert data.x.equal(incident_sum(data.edge_index, None, log=False)) and not data.x.equal(whole.x)
+    assert data.x.equal(incident_features(data.edge_index, None, "sum")) and not data.x.equal(whole.x)
     negatives = [*as_set(data.valid_negatives), *as_set(data.test_negatives)]
     assert len(set(negatives)) == len(negatives) == len(valid) + len(test)
     assert all(len(pair) == 2 and pair not in every for pair in negatives)
@@ -68,14 +69,15 @@ def test_a_graph_that_has_pairs_is_not_divided_again():
         divide_links(data, SPLIT, "graph")
 
 
-def test_features_of_edges_follow_the_edges_that_stay():
+@pytest.mark.parametrize("kind", ["sum", "log_sum", "counts"])
+def test_features_of_edges_follow_the_edges_that_stay(kind):
     raw = Data(edge_index=torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]]), edge_attr=torch.arange(5.).unsqueeze(1),
                num_nodes=6)
-    config = dataclasses.replace(SyntheticProteinsConfig(node_features="log_sum"), to_undirected=True)
-    data = divide_links(prepare_as(config, raw), dataclasses.replace(SPLIT, log=True), "graph")
+    config = dataclasses.replace(SyntheticProteinsConfig(node_features=kind), to_undirected=True)
+    data = divide_links(prepare_as(config, raw), dataclasses.replace(SPLIT, node_features=kind), "graph")
     source = data.edge_index.as_tensor().amin(0)
     assert data.edge_attr[:, 0].equal(source.float()) and len(data.train_pairs) == 3
-    assert data.x.equal(incident_sum(data.edge_index, data.edge_attr, log=True))
+    assert data.x.equal(incident_features(data.edge_index, data.edge_attr, kind))
 
 
 def test_a_split_is_a_function_of_the_seed_alone():
@@ -128,7 +130,7 @@ def test_draws_are_uniform():
 def test_graphs_without_pairs_for_each_split_are_refused(edges, fractions, error):
     whole = prepare(Data(edge_index=torch.tensor(edges), num_nodes=4), origin="graph")
     with pytest.raises(ValueError, match=error):
-        divide_links(whole, LinkSplit("random", *fractions, 0, log=False), "graph")
+        divide_links(whole, LinkSplit("random", *fractions, 0, "sum"), "graph")
 
 
 def test_links_are_divided_once_and_by_all_readers(tmp_path, monkeypatch):

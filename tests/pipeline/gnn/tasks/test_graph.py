@@ -16,6 +16,7 @@ from parallel_epochs.models import DeeperGCN
 from parallel_epochs.models.categories import TableEncoder
 from parallel_epochs.models.equilibrium import EquilibriumGNN
 from parallel_epochs.models.heads import pool_graphs
+from parallel_epochs.models.pyg import PyGModel
 from parallel_epochs.models.reversible import RevGNN
 from parallel_epochs.pipeline.data.cache import load, prepare_as, read
 from parallel_epochs.pipeline.data.config import OGBGraphConfig
@@ -32,7 +33,7 @@ from parallel_epochs.scripts.report.pages import page
 from parallel_epochs.scripts.report.runs import read_run
 from tests.helpers import building as build
 from tests.helpers.graph_toys import write_graphs
-from tests.helpers.running import ROOT, train
+from tests.helpers.running import ROOT, rounds_of, train
 
 SMALL = ["model.num_layers=3", "model.hidden_channels=16", "train.epochs=6", "loader.batch_size=7"]
 
@@ -62,6 +63,35 @@ def config_of(toys, configure):
 def molecules(toys):
     config = OGBGraphConfig(folder=str(toys["ogbg-molhiv"]))
     return prepare_as(config, read(config))
+
+
+@pytest.mark.parametrize("conv", ["GINEConv", "ResGatedGraphConv", "GATConv"])
+@pytest.mark.parametrize("pool", ["mean", "max"])
+def test_layers_of_pyg_pool_the_nodes_of_each_graph(conv, pool, molecules):
+    model = PyGModel(9, 16, 2, 2, edge_dim=3, node_tables=molecules.x_tables, edge_tables=molecules.edge_tables,
+                     pool=pool, conv=conv, norm="batch").eval()
+    batch = select_graphs(molecules, torch.arange(12))
+    out = model(batch.x, batch.edge_index, batch.edge_attr, batch.ptr)
+    for number in range(12):
+        one = select_graphs(molecules, torch.tensor([number]))
+        torch.testing.assert_close(model(one.x, one.edge_index, one.edge_attr), out[number:number + 1])
+    model.pool, model.head = "none", torch.nn.Identity()
+    rows = model(batch.x, batch.edge_index, batch.edge_attr)
+    pooled = [getattr(torch, "amax" if pool == "max" else pool)(rows[first:last], 0)
+              for first, last in zip(batch.ptr[:-1], batch.ptr[1:])]
+    torch.testing.assert_close(torch.stack(pooled), pool_graphs(rows, batch.ptr, pool))
+    changed = batch.edge_attr.clone()
+    changed[:, 2] = 1 - changed[:, 2]
+    assert not torch.equal(model(batch.x, batch.edge_index, changed), rows), "bonds are read"
+
+
+@pytest.mark.parametrize("name", ["ogbg-molhiv", "ogbg-ppa"])
+def test_gated_layers_learn_labels_of_graphs(name, toys, configure, tmp_path):
+    config = configure(f"+experiment={name.replace('-', '_')}_gatedgcn", f"data.folder={toys[name]}", *SMALL,
+                       "train.lr=0.01", "train.warmup_steps=2")
+    summary = train(config, tmp_path / "run")
+    first, *_, last = rounds_of(tmp_path / "run")
+    assert last["loss"] < first["loss"] and summary["num_parameters"] > 0
 
 
 @pytest.mark.parametrize("split,num_ranks", [(False, 1), (False, 3), (True, 2), (True, 3), (True, 8)])

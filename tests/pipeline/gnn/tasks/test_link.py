@@ -12,15 +12,16 @@ from hydra import compose, initialize_config_dir
 
 from parallel_epochs.pipeline import config as effects, keys
 from parallel_epochs.pipeline.command import cli, schema as configuration
-from parallel_epochs.pipeline.data.cache import load
+from parallel_epochs.pipeline.data.cache import load, read
 from parallel_epochs.pipeline.data.config import OGBLinkConfig
 from parallel_epochs.pipeline.data.prepare import prepare
+from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.metrics import link_metric
 from parallel_epochs.pipeline.names import PAIRS
 from parallel_epochs.pipeline.run import checkpoint
 from tests.helpers import building as build, building as restore
 from tests.helpers.building import EvaluateConfig, train_one
-from tests.helpers.files import SHARED, needs_shared, write_csv, write_links
+from tests.helpers.files import OWN_NEGATIVES, SHARED, needs_shared, write_csv, write_links
 from tests.helpers.graphs import link_graph, make_graph
 from tests.helpers.running import ROOT, rounds_of, shell, summary_of, train
 
@@ -309,6 +310,45 @@ def test_a_split_in_one_file_is_read_too(ogb_toy, tmp_path):
         (split / f"{part}.pt").unlink()
     data = load(OGBLinkConfig(folder=str(folder)), tmp_path / "b")
     assert all(torch.equal(data[key], expected[key]) for key in PAIRS)
+
+
+def test_each_pair_is_ranked_among_its_own_negatives(ogb_toy, configure, tmp_path):
+    folder = ogb_toy("ogbl-citation2")
+    options = [*SMALL, "data.name=ogbl-citation2", f"data.folder={folder}"]
+    data = build.open_graph(configure(*options)).data
+    saved = torch.load(folder / "split" / "time" / "test.pt", weights_only=False)
+    assert data.negatives_per_pair == OWN_NEGATIVES and data.test_pairs[:, 0].tolist() == saved["source_node"].tolist()
+    lists = data.test_negatives.view(-1, OWN_NEGATIVES, 2)
+    assert lists[:, :, 1].tolist() == saved["target_node_neg"].tolist()
+    assert bool((lists[:, :, 0] == data.test_pairs[:, :1]).all())
+    task, rng = LinkTask(data, hidden_channels=4), torch.Generator().manual_seed(0)
+    scored = {key: torch.randint(5, (len(data[key]),), generator=rng).float() for key in PAIRS}  # with many ties
+    scores = task.rank_pairs(scored.get)
+    for split, others in (("train", "valid"), ("valid", "valid"), ("test", "test")):
+        ranks = [1 + sum((score > own) + 0.5 * (score == own) for score in negatives) for own, negatives in zip(
+            scored[f"{split}_pairs"].tolist(), scored[f"{others}_negatives"].view(-1, OWN_NEGATIVES).tolist())]
+        assert scores[split] == pytest.approx(np.mean(1 / np.array(ranks)))
+    assert task.rank_pairs(scored.get, official=True) == pytest.approx(scores)
+    summary = train(configure(*options), tmp_path / "run")
+    assert summary["metric"] == "mrr" and 1 / (OWN_NEGATIVES + 1) < summary["test"] < 1
+
+
+@pytest.mark.parametrize("part, change, message", [
+    ("test", lambda saved: saved.pop("target_node_neg"), r"the test split must have .* target_node_neg, \[num_pairs, "),
+    ("valid", lambda saved: saved.update(target_node_neg=saved["target_node_neg"][1:]), "the valid split must have"),
+    ("train", lambda saved: saved.update(target_node=saved["target_node"].astype(float)), "the train split must have"),
+    ("valid", lambda saved: saved.update(target_node_neg=saved["target_node_neg"][:, 1:]),
+     "a validation pair has 19 negatives and a test pair 20: they must have as many"),
+    ("test", lambda saved: saved.update(target_node_neg=saved["target_node_neg"][:, :0]), "the test split must have"),
+    ("test", lambda saved: saved["target_node_neg"].__setitem__((2, 3), 60), "test_negatives is out of range: row 43")])
+def test_lists_of_negatives_that_do_not_fit_are_refused(part, change, message, ogb_toy):
+    folder = ogb_toy("ogbl-citation2")
+    path = folder / "split" / "time" / f"{part}.pt"
+    saved = torch.load(path, weights_only=False)
+    change(saved)
+    torch.save(saved, path)
+    with pytest.raises(ValueError, match=message):
+        prepare(read(OGBLinkConfig(folder=str(folder), name="ogbl-citation2")), origin="data=ogb_link")
 
 
 def test_idle_keys_are_named(configure):

@@ -1,0 +1,39 @@
+"""What a dataset is, told by what its readers write."""
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.data.cache import load, load_links
+from parallel_epochs.pipeline.data.config import (
+    DigitsConfig,
+    FileConfig,
+    MathConfig,
+    OGBGraphConfig,
+    OGBLinkConfig,
+    VectorsConfig,
+)
+from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
+from tests.helpers.files import write_links
+from tests.helpers.graph_toys import write_graphs
+
+
+@pytest.mark.parametrize("kind, config_of", [
+    (DataKind.GRAPH, lambda path: DigitsConfig()), (DataKind.TRIPLES, lambda path: MathConfig(num_train=100)),
+    (DataKind.GRAPHS, lambda path: OGBGraphConfig(folder=str(write_graphs(path)))),
+    (DataKind.PAIRS, lambda path: OGBLinkConfig(folder=str(write_links(path)))),
+    (DataKind.VECTORS, lambda path: VectorsConfig(path=str(path / "x.csv")))])
+def test_a_dataset_is_what_its_reader_says(kind, config_of, tmp_path):
+    (tmp_path / "x.csv").write_text("1,2\n3,4\n5,7\n")
+    config = config_of(tmp_path)
+    assert data_kind(load(config, tmp_path / "cache")) is kind
+    # A graph whose links are given is a graph by its configuration.
+    assert config.holds == ("graph" if kind is DataKind.PAIRS else kind)
+
+
+def test_links_that_are_made_of_edges_are_pairs(tmp_path):
+    torch.save(Data(edge_index=torch.tensor([[0, 1, 2, 3, 4, 0, 2], [1, 2, 3, 4, 5, 3, 5]]), num_nodes=6),
+               tmp_path / "graph.pt")
+    config = FileConfig(path=str(tmp_path / "graph.pt"), train_fraction=0.5, valid_fraction=0.2)
+    assert data_kind(load(config, tmp_path / "cache")) is DataKind.GRAPH
+    assert data_kind(load_links(config, tmp_path / "cache")) is DataKind.PAIRS
