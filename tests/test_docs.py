@@ -205,8 +205,8 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
     if program != "python" or "hydra/launcher=slurm" in arguments or "scripts.faults" in arguments:
         return None  # real Slurm and real faults have tests of their own
     module, *arguments = arguments[1:]
-    graphs = next((a.partition("=")[2].replace("_", "-") for a in arguments if a.startswith("+experiment=ogbg")),
-                  "ogbg-molhiv" if "data=ogb_graph" in arguments else "")
+    graphs = next((a.partition("=")[2].removesuffix("_gatedgcn").replace("_", "-") for a in arguments
+                   if a.startswith("+experiment=ogbg")), "ogbg-molhiv" if "data=ogb_graph" in arguments else "")
     folder = folder.with_name(graphs) if graphs else folder
     if any(argument.startswith("+experiment=ogbl_collab") for argument in arguments):
         names = [argument.partition("=")[2] for argument in arguments if argument.startswith("data.name=")]
