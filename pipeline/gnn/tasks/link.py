@@ -183,8 +183,7 @@ class LinkTask:
         if not len(positive) or not len(negative):
             return math.nan
         if self._each:
-            num_lists = min(len(positive), len(negative) // self._each)
-            positive, negative = positive[:num_lists], negative.view(-1, self._each)[:num_lists]
+            negative = negative.view(-1, self._each)[:len(positive)]
         if not official:
             return link_metric(self.metric, positive, negative)
         from parallel_epochs.pipeline.data.ogb_link import official_metric  # takes as long to import as torch

@@ -322,7 +322,8 @@ def test_each_pair_is_ranked_among_its_own_negatives(ogb_toy, configure, tmp_pat
     assert lists[:, :, 1].tolist() == saved["target_node_neg"].tolist()
     assert bool((lists[:, :, 0] == data.test_pairs[:, :1]).all())
     task, rng = LinkTask(data, hidden_channels=4), torch.Generator().manual_seed(0)
-    scored = {key: torch.randint(5, (len(data[key]),), generator=rng).float() for key in PAIRS}  # with many ties
+    # With many ties.
+    scored = {key: torch.randint(5, (len(task.pairs_of(key)),), generator=rng).float() for key in PAIRS}
     scores = task.rank_pairs(scored.get)
     for split, others in (("train", "valid"), ("valid", "valid"), ("test", "test")):
         ranks = [1 + sum((score > own) + 0.5 * (score == own) for score in negatives) for own, negatives in zip(
