@@ -63,8 +63,8 @@ class PyGModel(torch.nn.Module):
     """Layers of a convolution of :mod:`torch_geometric.nn` between a linear encoder and a linear head.
 
     A layer computes ``dropout(activation(norm(conv(h))))`` and adds `h` if `residual`. With `root_weight`, a linear map
-    of `h` is added to ``conv(h)``. The convolution has `hidden_channels` inputs and outputs, all heads together, and
-    reads the edge features if it can.
+    of `h` is added to ``conv(h)``. With `feed_forward`, a :class:`FeedForward` follows. The convolution has
+    `hidden_channels` inputs and outputs, all heads together, and reads the edge features if it can.
 
     Args:
         in_channels: Number of node features, without the one-hot columns of `num_categories`.
@@ -88,6 +88,8 @@ class PyGModel(torch.nn.Module):
         residual: Whether a layer's input is added to its output.
         root_weight: Whether a linear map of a layer's input is added to the output of its convolution, in front of the
             norm.
+        feed_forward: Whether a feed-forward block follows each layer, as in transformers and GNN+: two linear maps,
+            twice as wide between them, whose output is added to their input and normalised.
         tied: Whether all layers but the first share one convolution. Each layer keeps its own norm.
         norm_last: Whether norm, activation and dropout follow the last convolution too.
         jk: What the head reads of the layers' outputs, as torch_geometric.nn.JumpingKnowledge has it: cat for all of
@@ -109,9 +111,9 @@ class PyGModel(torch.nn.Module):
                  edge_dim: int | None = None, num_categories: int = 0, node_tables: Sequence[int] | None = None,
                  edge_tables: Sequence[int] | None = None, pool: str = "none", kernel: str = "auto",
                  conv: str = "GATv2Conv", kwargs: dict | None = None, norm: str = "layer", activation: str = "relu",
-                 residual: bool = True, root_weight: bool = False, tied: bool = False, norm_last: bool = True,
-                 jk: str = "none", encode_x: bool = True, dropout: float = 0.1, input_dropout: float = 0.0,
-                 edge_dropout: float = 0.0):
+                 residual: bool = True, root_weight: bool = False, feed_forward: bool = False, tied: bool = False,
+                 norm_last: bool = True, jk: str = "none", encode_x: bool = True, dropout: float = 0.1,
+                 input_dropout: float = 0.0, edge_dropout: float = 0.0):
         super().__init__()
         for name, value in (("norm", norm), ("activation", activation), ("jk", jk)):
             if value not in CHOICES[name]:
@@ -139,11 +141,12 @@ class PyGModel(torch.nn.Module):
             if number == 1 or number and not tied:
                 convs.append(create_conv(kind, hidden_channels, edge_dim, given, kernel=kernel))
             is_bare = not norm_last and number == num_layers - 1
+            rates = {"activation": "none" if is_bare else activation, "dropout": 0.0 if is_bare else dropout}
             self.layers.append(Layer(
-                convs[-1], torch.nn.Identity() if is_bare or norm == "none" else NORMS[norm](hidden_channels),
-                choose_edges(kind, edge_dim, given), activation="none" if is_bare else activation, residual=residual,
+                convs[-1], create_norm("none" if is_bare else norm, hidden_channels),
+                choose_edges(kind, edge_dim, given), residual=residual, edge_dropout=edge_dropout,
                 root=torch.nn.Linear(hidden_channels, hidden_channels) if root_weight else None,
-                dropout=0.0 if is_bare else dropout, edge_dropout=edge_dropout))
+                after=FeedForward(hidden_channels, norm, **rates) if feed_forward and not is_bare else None, **rates))
         self.jump = None if jk == "none" else JumpingKnowledge(jk, hidden_channels, num_layers)
         self.head = torch.nn.Linear(hidden_channels * num_layers if jk == "cat" else hidden_channels, out_channels)
         self.edge_argument = self.layers[0].edge_argument
@@ -238,9 +241,10 @@ class Layer(torch.nn.Module):
     """A convolution with its norm, activation, dropout and residual connection."""
 
     def __init__(self, conv: torch.nn.Module, norm: torch.nn.Module, edge_argument: str, *, activation: str,
-                 residual: bool, root: torch.nn.Module | None, dropout: float, edge_dropout: float):
+                 residual: bool, root: torch.nn.Module | None, after: "FeedForward | None", dropout: float,
+                 edge_dropout: float):
         super().__init__()
-        self.conv, self.norm, self.residual, self.root = conv, norm, residual, root
+        self.conv, self.norm, self.residual, self.root, self.after = conv, norm, residual, root, after
         self.dropout, self.edge_dropout = dropout, edge_dropout
         if hasattr(conv, "edge_dropout"):  # the kernel leaves edges out, which costs less than a shorter list of them
             setattr(conv, "edge_dropout", edge_dropout)  # noqa: B010
@@ -270,11 +274,34 @@ class Layer(torch.nn.Module):
         if self.root is not None:
             out = out + self.root(h)
         out = F.dropout(self._activate(self.norm(out)), self.dropout, self.training)
-        return h + out if self.residual else out
+        out = h + out if self.residual else out
+        return out if self.after is None else self.after(out)
 
     def _convolve(self, h: Tensor, start: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
         more = {"x_0": start} if self._takes_start else {}
         return self.conv(x=h, edge_index=edge_index, **more, **name_edges(self.edge_argument, edge_attr))
+
+
+class FeedForward(torch.nn.Module):
+    """Computes ``norm(h + dropout(lin2(dropout(activation(lin1(h))))))``, twice as wide in between.
+
+    It is the block of Vaswani et al. (2017, https://arxiv.org/abs/1706.03762), as GNN+ puts it behind each convolution
+    (Luo, Shi and Wu 2025, https://arxiv.org/abs/2502.09263).
+    """
+
+    def __init__(self, channels: int, norm: str, *, activation: str, dropout: float):
+        super().__init__()
+        self.lin1, self.lin2 = torch.nn.Linear(channels, 2 * channels), torch.nn.Linear(2 * channels, channels)
+        self.norm, self.dropout, self._activate = create_norm(norm, channels), dropout, ACTIVATIONS[activation]
+
+    def forward(self, h: Float[Tensor, "num_nodes channels"]) -> Float[Tensor, "num_nodes channels"]:
+        wide = F.dropout(self._activate(self.lin1(h)), self.dropout, self.training)
+        return self.norm(h + F.dropout(self.lin2(wide), self.dropout, self.training))
+
+
+def create_norm(name: str, channels: int) -> torch.nn.Module:
+    """Build a norm of `NORMS`, or nothing for "none"."""
+    return torch.nn.Identity() if name == "none" else NORMS[name](channels)
 
 
 @dataclass(frozen=True)

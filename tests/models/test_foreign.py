@@ -99,6 +99,25 @@ def test_a_linear_map_of_the_input_joins_the_convolution_before_the_norm(in_bloc
         torch.testing.assert_close(model(DATA.x, edges), model.head(expected))
 
 
+def test_a_feed_forward_block_follows_each_layer():
+    torch.manual_seed(0)
+    model = PyGModel(5, 8, 2, 2, conv="SAGEConv", feed_forward=True, activation="gelu", dropout=0.5).eval()
+    outputs, edges = [], DATA.edge_index.long()
+    with torch.no_grad():
+        h = model.node_encoder(DATA.x)
+        for layer in model.layers:
+            h = h + torch.nn.functional.gelu(layer.norm(layer.conv(h, edges)))
+            wide = torch.nn.functional.gelu(h @ layer.after.lin1.weight.t() + layer.after.lin1.bias)
+            assert wide.shape == (len(DATA.x), 16)
+            h = layer.after.norm(h + wide @ layer.after.lin2.weight.t() + layer.after.lin2.bias)
+        torch.testing.assert_close(model(DATA.x, edges), model.head(h))
+        for _ in range(2):
+            outputs.append(layer.after.train()(h))
+    assert not torch.equal(*outputs), "dropout is on in training"
+    bare = PyGModel(5, 8, 2, 2, conv="SAGEConv", feed_forward=True, norm_last=False)
+    assert [layer.after is None for layer in bare.layers] == [False, True]
+
+
 @pytest.mark.parametrize("jk", ["cat", "max", "lstm"])
 def test_the_head_reads_the_outputs_of_all_layers(jk):
     torch.manual_seed(0)
