@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Where this is set, every process of every run would compile the tests again, with their assertions: 4 s each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-of test-avx2 test-slow test-system test-slurm test-all lint docs
+.PHONY: train test test-of test-avx2 test-slow test-exhaustive test-system test-slurm test-all lint docs
 
 # The default run, set-up included.
 train: $(VENV)/.installed
@@ -27,21 +27,26 @@ test-of: $(VENV)/.installed-test
 	tests=$$($(BIN)/python -m tests.helpers.mirror $(FILE)) && $(BIN)/python -m pytest $$tests
 
 # Real processes that are hurt, every benchmark, Triton's interpreter, torch.compile, the README's commands.
-# It has a third worker, since half of the time these tests wait: for kills, limits of time and other processes.
+# It has five workers, since most of the time these tests wait: for kills, limits of time and other processes.
 test-slow: $(VENV)/.installed-test
-	$(PYTEST) -n 3 -m "slow and not system and not slurm" --durations=20
+	$(PYTEST) -n 5 -m "slow and not exhaustive and not system and not slurm" --durations=20
+
+# The same with more options, sizes and moments, before a release: what stands in `make test-slow` for each of them has
+# to pass first.
+test-exhaustive: $(VENV)/.installed-test
+	$(PYTEST) -n 5 -m exhaustive --durations=20
 
 # What needs system packages, long builds or large packages: Chromium, torch_sparse (3 minutes to compile, once),
 # the trackers wandb and mlflow (about 150 MB), and mkdocs.
 test-system: $(VENV)/.installed-sparse $(VENV)/.installed-trackers $(VENV)/.installed-docs
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }
-	$(BIN)/python -m pytest -m system
+	$(PYTEST) -m system
 
 test-slurm: $(VENV)/.installed-test
 	command -v slurmd >/dev/null || { apt-get update -qq && apt-get install -y -qq slurm-wlm munge >/dev/null; }
 	$(BIN)/python -m pytest -m slurm
 
-test-all: lint test test-slow test-system test-slurm
+test-all: lint test test-slow test-exhaustive test-system test-slurm
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -141,12 +141,12 @@ class PyGModel(torch.nn.Module):
             if number == 1 or number and not tied:
                 convs.append(create_conv(kind, hidden_channels, edge_dim, given, kernel=kernel))
             is_bare = not norm_last and number == num_layers - 1
-            rates = {"activation": "none" if is_bare else activation, "dropout": 0.0 if is_bare else dropout}
+            block = FeedForward(hidden_channels, norm, activation=activation, dropout=dropout) if feed_forward else None
             self.layers.append(Layer(
                 convs[-1], create_norm("none" if is_bare else norm, hidden_channels),
-                choose_edges(kind, edge_dim, given), residual=residual, edge_dropout=edge_dropout,
+                choose_edges(kind, edge_dim, given), activation="none" if is_bare else activation, residual=residual,
                 root=torch.nn.Linear(hidden_channels, hidden_channels) if root_weight else None,
-                after=FeedForward(hidden_channels, norm, **rates) if feed_forward and not is_bare else None, **rates))
+                after=None if is_bare else block, dropout=0.0 if is_bare else dropout, edge_dropout=edge_dropout))
         self.jump = None if jk == "none" else JumpingKnowledge(jk, hidden_channels, num_layers)
         self.head = torch.nn.Linear(hidden_channels * num_layers if jk == "cat" else hidden_channels, out_channels)
         self.edge_argument = self.layers[0].edge_argument

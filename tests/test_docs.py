@@ -116,9 +116,12 @@ def assert_sound(command: list[str]) -> None:
                 assert re.search(rf'"{option}"|"{name}": |\b{name}=', main.read_text()), f"{module} has no {option}"
 
 
-def test_every_command_is_sound():
-    pages = {tuple(command): page.name for page in EVERYWHERE for command in commands_of(page)}
-    assert len(pages) > 200
+@pytest.mark.parametrize("where, least", [
+    pytest.param(PAGES[:1], 12, id="README.md"),
+    pytest.param(EVERYWHERE, 200, id="everywhere", marks=pytest.mark.slow)])
+def test_every_command_is_sound(where, least):
+    pages = {tuple(command): page.name for page in where for command in commands_of(page)}
+    assert len(pages) > least
     for command, page in pages.items():
         try:
             assert_sound(list(command))
@@ -303,9 +306,10 @@ def shared(tmp_path_factory) -> tuple[Path, set]:
     return tmp_path_factory.mktemp("pages"), set()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page) and page.name != "slurm.md"],
-                         ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [
+    # What these two name, other pages and the tests of the benchmarks run as well.
+    pytest.param(page, id=page.name, marks=pytest.mark.exhaustive if page.name in ("results.md", "benchmarks.md") else
+                 pytest.mark.slow) for page in PAGES if blocks_of(page) and page.name != "slurm.md"])
 def test_every_command_runs(page, shared, ogb_toy):
     folder, been_run = shared
     toy, steps, num_checked = ogb_toy(), [], 0

@@ -253,8 +253,8 @@ HOWS: dict[str, Callable[[int, int], tuple[Callable[[], object], int]]] = {
 # The quick ones; with the state after every step, these are a sign for all others.
 QUICK = {*(("cluster", how) for how in HOWS), ("link", "killed in a round"), ("graph", "killed in a round"),
          ("node embedding", "killed in a round")}
-# Each way to interrupt a product; another row of it is stopped or killed, in turns, as the state after every step of it
-# is tested too.
+# Each way to interrupt a product; another row of it is stopped or killed, in turns, in the exhaustive suite: the state
+# after every step of it is tested too.
 STOPPED_OR_KILLED = ("stopped in a round", "killed in a round")
 IN_TURNS = {row: STOPPED_OR_KILLED[number % 2] for number, row in enumerate(ROWS)}
 LONGER = {"node embedding": ["train.epochs=12", "train.eval_every=1"],
@@ -262,7 +262,8 @@ LONGER = {"node embedding": ["train.epochs=12", "train.eval_every=1"],
 
 
 @pytest.mark.parametrize("row, how", [
-    pytest.param(row, how, marks=[] if (row, how) in QUICK else pytest.mark.slow) for row in ROWS for how in HOWS
+    pytest.param(row, how, marks=[] if (row, how) in QUICK else
+                 pytest.mark.slow if row == product(row) else pytest.mark.exhaustive) for row in ROWS for how in HOWS
     if (row == product(row) or how == IN_TURNS[row])
     and not (LOOKS.get(product(row), 1) is None and how == "stopped in an evaluation")])
 def test_an_interrupted_run_ends_with_the_same_bits(row, how, matrix, tmp_path):
@@ -318,8 +319,16 @@ RANKS = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("row, more, how", RANKS, ids=[f"{row} {' '.join(more)} {how}" for row, more, how in RANKS])
+# For each loader and product one that is stopped or killed; what the others add, one process or another row has too.
+SIGNS = {(row, how) for row, how in (
+    ("cluster", "killed"), ("cluster: batch norm", "stopped"), ("cluster: on disk", "killed"), ("neighbor", "stopped"),
+    ("table", "killed"), ("tables: smoothed predictions", "killed"), ("dynamic edges", "killed"), ("link", "killed"),
+    ("graph", "killed"), ("node embedding", "killed"), ("knowledge: sparse Adam", "killed"), ("layout", "stopped"))}
+
+
+@pytest.mark.parametrize("row, more, how", [
+    pytest.param(row, more, how, marks=pytest.mark.slow if (row, how) in SIGNS else pytest.mark.exhaustive,
+                 id=f"{row} {' '.join(more)} {how}") for row, more, how in RANKS])
 def test_ranks_that_are_interrupted_end_with_the_same_bits(row, more, how, matrix, tmp_path, monkeypatch):
     whole, config, folder = matrix.whole(row, *more), matrix.config(row, *more), tmp_path / "run"
     last = rounds_of(whole)[-1]["step"]
@@ -351,8 +360,10 @@ KILLED = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("row, more, rounds", KILLED, ids=[f"{row} {' '.join(more)}" for row, more, _ in KILLED])
+@pytest.mark.parametrize("row, more, rounds", [
+    pytest.param(row, more, rounds, id=f"{row} {' '.join(more)}",
+                 marks=pytest.mark.exhaustive if "parallel.num_ranks=2" in more else pytest.mark.slow)
+    for row, more, rounds in KILLED])
 def test_kill_9_of_a_command_at_any_moment_loses_nothing(row, more, rounds, matrix, tmp_path):
     whole, folder = matrix.whole(row, *more), tmp_path / "killed"
     for number in rounds:

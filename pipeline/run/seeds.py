@@ -22,5 +22,11 @@ def key(purpose: str, *path: int) -> int:
 
 
 def seed_torch(purpose: str, *path: int) -> torch.Generator:
-    """Seed torch's global generators, which dropout draws from, and return the one of the CPU."""
-    return torch.manual_seed(key(purpose, *path))
+    """Seed torch's global generators, which dropout draws from, and return the one of the CPU.
+
+    torch.manual_seed does so too, but keeps a traceback of every call for a GPU that is not in use yet.
+    """
+    number = key(purpose, *path)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)
+    return torch.default_generator.manual_seed(number)

@@ -74,8 +74,9 @@ def test_gradients_are_those_of_plain_autograd(options, how):
     assert not [name for name in plain if not torch.equal(ours[name], plain[name])]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_layers, stream", [(448, torch.float64), (1001, torch.float64), (448, torch.float32)])
+@pytest.mark.parametrize("num_layers, stream", [
+    pytest.param(448, torch.float64, marks=pytest.mark.slow), pytest.param(448, torch.float32, marks=pytest.mark.slow),
+    pytest.param(1001, torch.float64, marks=pytest.mark.exhaustive)])
 def test_a_thousand_layers_give_the_gradients_of_plain_autograd(num_layers, stream, monkeypatch):
     monkeypatch.setattr(reversible, "STREAM", stream)
     ours, plain = (with_gradients(build(num_layers, reversible=flag)) for flag in (True, False))

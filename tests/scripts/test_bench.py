@@ -15,13 +15,14 @@ from parallel_epochs.scripts.bench.measure import assert_close
 from tests.helpers.running import ROOT
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
 @pytest.mark.parametrize("bench, rows", [
-    (["aggregate", "--repeat", "1", "--eager"], 5), (["convs", "--repeat", "1"], len(CASES) + 1),
-    (["layer", "--repeat", "1"], 1),
-    (["step", "--repeat", "1", "--pyg-layers", "3", "--layers", "4"], 2),
-    (["depth", "--repeat", "1", "--channels", "24", "--layers", "2"], 6), (["inference", "--layers", "2"], 1)])
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        (["layer", "--repeat", "1"], 1), (["step", "--repeat", "1", "--pyg-layers", "3", "--layers", "4"], 2),
+        (["inference", "--layers", "2"], 1))),
+    *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in (
+        (["aggregate", "--repeat", "1", "--eager"], 5), (["convs", "--repeat", "1"], len(CASES) + 1),
+        (["depth", "--repeat", "1", "--channels", "24", "--layers", "2"], 6)))])
 def test_benchmarks_beside_pyg(bench, rows):
     sizes = ["--num-nodes", "500", "--num-edges", "10000"]
     result = subprocess.run([sys.executable, "-m", "scripts.bench", *bench, *sizes], cwd=ROOT,
@@ -97,7 +98,7 @@ def test_nothing_is_timed_where_outputs_differ():
             assert_close({"out": other}, {"out": torch.ones(3)}, tolerance=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_long_run_holds_no_more_and_more():
     result = subprocess.run([sys.executable, "-m", "scripts.bench", "steady", "--epochs", "80", "data.num_nodes=1200",
                              "data.num_edges=40000", "model.num_layers=2", "train.eval_every=3"], cwd=ROOT,

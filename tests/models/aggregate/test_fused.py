@@ -197,7 +197,7 @@ def test_any_graph(**case):
     check_any_graph(**case)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
 @given_any_graph
 def test_very_many_graphs(**case):

@@ -93,8 +93,9 @@ def test_hubs_of_other_reductions(message, walk):
     check_hubs((5, 3), (5, 3), (message,), (walk,))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("left, right", SUMS)
+@pytest.mark.parametrize("left, right", [
+    pytest.param(*case, marks=pytest.mark.exhaustive if number else pytest.mark.slow)
+    for number, case in enumerate(SUMS)])
 def test_hubs_of_all_messages(left, right):
     names = [name for name, message in MESSAGES.items() if message.operation != "dot"]
     check_hubs(left, right, names, WALKS)

@@ -198,7 +198,7 @@ def test_ranks_train_with_the_number_that_was_chosen(tmp_path):
 
 LARGE = ["data.num_nodes=20000", "data.num_edges=200000", "model.hidden_channels=128", "partition.num_parts=2",
          "train.epochs=1", "model.num_layers=7"]  # of two steps, the second with the optimizer's state
-SLOW_CASES = [
+CASES = [
     [], ["model.aggr=mean"], ["model.num_layers=28", "partition.num_parts=4"], ["train.precision=bf16"],
     ["train.label_input=0.5"], ["features=embedding"], ["model=revgnn", "model.num_layers=28"],
     ["model=pyg", "model.conv=SAGEConv", "model.num_layers=3"],
@@ -208,10 +208,11 @@ SLOW_CASES = [
 UNITS = {"MB": 1e6, "GB": 1e9}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a GPU"))])
-@pytest.mark.parametrize("overrides", SLOW_CASES, ids=" ".join)
+@pytest.mark.parametrize("overrides", [
+    pytest.param(overrides, id=" ".join(overrides),
+                 marks=pytest.mark.slow if len(overrides) < 2 else pytest.mark.exhaustive) for overrides in CASES])
 def test_a_process_takes_what_was_estimated(overrides, device, tmp_path, tmp_path_factory):
     cache = tmp_path_factory.getbasetemp() / "footprint-cache"
     arguments = [*LARGE, *overrides, f"device={device}"]

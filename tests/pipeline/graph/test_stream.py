@@ -401,9 +401,10 @@ def test_a_run_reads_a_store_of_the_users(configure, tmp_path):
     assert ours["weights_sha256"] == theirs["weights_sha256"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [["parallel=epochs"], ["parallel=split"], ["partition=metis_random"]],
-                         ids=" ".join)
+@pytest.mark.parametrize("options", [
+    pytest.param(options, id=" ".join(options), marks=mark) for options, mark in (
+        (["parallel=epochs"], pytest.mark.exhaustive), (["parallel=split"], pytest.mark.slow),
+        (["partition=metis_random"], pytest.mark.exhaustive))])
 def test_two_ranks_killed_and_resumed(tmp_path, options):
     """Three epochs of two ranks, the last round uneven; SIGKILL after the first round: the bits of the run in memory.
     """

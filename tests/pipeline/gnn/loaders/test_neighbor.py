@@ -426,7 +426,7 @@ def test_a_checkpoint_is_evaluated_by_other_neighbours(trained):
     assert not torch.allclose(by["few"], by["exact"], atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_long_run_holds_no_more_and_more():
     result = subprocess.run([sys.executable, "-m", "scripts.bench", "steady", "--epochs", "70", "loader=neighbor",
                              "data.num_nodes=1200", "data.num_edges=40000", "model.num_layers=2", "train.eval_every=3",
