@@ -69,7 +69,8 @@ def propagate(adjacency: sp.csr_array, vectors: np.ndarray, *, num_terms: int = 
         before, last = last, (shifted @ (shifted @ last) - 2 * last) - before
         filtered += (-1) ** term * 2 * iv(term, theta) * last
     mixed = looped @ (x - filtered.astype(np.float32))
-    u, s, _ = np.linalg.svd(mixed, full_matrices=False)
+    with threadpool_limits(1, "blas"):  # for the same bits whatever the number of threads
+        u, s, _ = np.linalg.svd(mixed, full_matrices=False)
     return unit_rows(_widened(u * np.sqrt(s), dim)).astype(np.float32)
 
 

@@ -25,6 +25,7 @@ from parallel_epochs.pipeline.node_embedding.config import NodeEmbeddingConfig, 
 from parallel_epochs.pipeline.node_embedding.probe import LabelProbe, LinkProbe
 from parallel_epochs.pipeline.node_embedding.trainer import NodeEmbeddingTrainer, Plan, plan_walks
 from parallel_epochs.pipeline.run import seeds
+from parallel_epochs.pipeline.run.log import format_score
 from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.seeds import seed_torch, stream
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 # Rows that are filled at a time.
 FILLED = 2**20
+# Copies of the vectors that the spectral filter holds.
+COPIES = 8
 
 
 def check(config: NodeEmbeddingConfig) -> None:
@@ -146,7 +149,8 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
                       options.episode_size, lr=train.lr, last_lr=options.last_lr, eval_every=train.eval_every)
     if options.model == "spectral":
         plan = dataclasses.replace(plan, num_epochs=1, num_walks=1, walks_per_episode=1, lr=0.0)
-    matrix = weight_matrix(edge_index, weight) if options.propagation_steps or _is_spectral(options) else None
+    is_filtered = _is_filtered(options, data.num_nodes)
+    matrix = weight_matrix(edge_index, weight) if is_filtered or _is_spectral(options) else None
     storage = DiskStorage(Path(config.cache_dir) / "tables") if options.tables == "disk" else MemoryStorage()
     heads, tails = _build_tables(options, parts, matrix, storage, config.seed)
     if options.tables == "memory":
@@ -156,7 +160,7 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
         sampler, parts, heads, tails, Negatives(*negatives),
         SkipGramOptions(num_negatives=options.num_negatives, negative_weight=options.negative_weight,
                 optimizer=options.optimizer, weight_decay=options.weight_decay),
-        plan, finish=partial(_propagate, matrix, options.propagation_steps), score=training.score,
+        plan, finish=partial(_finish, options, training.score, matrix), score=training.score,
         metric=training.metric, dim=options.dim, storage=storage, seed=config.seed, ranks=ranks, stop=stop)
     _say(options, plan, trainer)
     return trainer
@@ -174,9 +178,8 @@ def finish_vectors(config: NodeEmbeddingConfig, training: Training, rows: Tensor
     options = config.trainer
     vectors = torch.empty(len(rows), options.dim)
     vectors[training.parts.node] = rows[:, :options.dim]
-    if not options.propagation_steps:
-        return vectors
-    return _propagate(weight_matrix(training.edge_index, training.weight), options.propagation_steps, vectors)
+    matrix = weight_matrix(training.edge_index, training.weight) if _is_filtered(options, len(rows)) else None
+    return _finish(options, training.score, matrix, vectors)
 
 
 def prepare(part: Part) -> None:
@@ -222,10 +225,30 @@ def _small_seed(seed: int) -> int:
     return int(stream("spectral", seed).integers(2**31))
 
 
-def _propagate(matrix: sp.csr_array | None, num_terms: int, vectors: Tensor) -> Tensor:
-    if matrix is None or not num_terms:
+def _is_filtered(options: NodeEmbeddingTrainerConfig, num_nodes: int) -> bool:
+    """Tell whether the spectral filter is applied, or tried where memory has room for its copies of the vectors."""
+    if options.propagation_steps == 0 or options.propagation == "always":
+        return options.propagation_steps > 0
+    return options.tables == "memory" and 4 * COPIES * options.dim * num_nodes < machine_memory() // 2
+
+
+def _finish(options: NodeEmbeddingTrainerConfig, score: LabelProbe | LinkProbe, matrix: sp.csr_array | None,
+            vectors: Tensor) -> Tensor:
+    """Apply the spectral filter to trained vectors [num_nodes, dim], always or where it is better.
+
+    Args:
+        matrix: weights of the edges; needed by the filter.
+    """
+    if not _is_filtered(options, len(vectors)):
         return vectors
-    return torch.from_numpy(spectral.propagate(matrix, vectors.numpy(), num_terms=max(num_terms, 2)))
+    num_terms = max(options.propagation_steps, 2)
+    filtered = torch.from_numpy(spectral.propagate(matrix, vectors.numpy(), num_terms=num_terms))
+    if options.propagation == "always":
+        return filtered
+    without, with_ = (score.valid(rows.numpy()) for rows in (vectors, filtered))
+    log.info("spectral filter: validation %s with it, %s without it: %s", format_score(with_), format_score(without),
+             "applied" if with_ > without else "left out")
+    return filtered if with_ > without else vectors
 
 
 def _hold_out(data: Data, weight: Tensor | None, options: NodeEmbeddingTrainerConfig, seed: int,

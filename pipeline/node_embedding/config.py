@@ -37,6 +37,10 @@ class NodeEmbeddingTrainerConfig(TrainerConfig):
     init: str = key("random", "Initial values of the vectors.", choices=("random", "spectral"), when=WALKED)
     propagation_steps: int = key(0, "Number of terms of ProNE's spectral filter, which is applied to the trained "
                                  "vectors. 0: no filter.", minimum=0, below=1000)
+    propagation: str = key("always", "When the spectral filter is applied. auto: if the validation metric of the "
+                           "filtered vectors is better than that of the trained ones. It is then never applied if "
+                           "memory is short or with trainer.tables=disk.",
+                           choices=("auto", "always"))
     num_negatives: int = key(32, "Number of negative contexts drawn for each tile of eight groups of pairs.",
                              minimum=1, below=1024, when=WALKED)
     negative_weight: float = key(5.0, "Weight of all negatives of a pair together. The pair itself has the weight 1.",

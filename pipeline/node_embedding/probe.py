@@ -100,24 +100,34 @@ class LabelProbe:
         Raises:
             Stopped: it was asked for.
         """
-        draws = [stream("probe", self._seed, draw).permutation(self._nodes) for draw in range(self._num_draws)]
-        rows = [self._score(vectors, nodes) for nodes in draws]
+        rows = [self._score(vectors, nodes) for nodes in self._draws()]
         return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
-    def _score(self, vectors: np.ndarray, nodes: np.ndarray) -> dict[str, float]:
-        def fit(count: int, *others: np.ndarray) -> list[dict[str, float]]:
-            return classify(vectors, self._labels, nodes[:count], others, num_threads=self._num_threads,
-                            stop=self._stop)
+    def valid(self, vectors: np.ndarray) -> float:
+        """Compute the metric of the validation split alone; raises as a call does."""
+        return float(np.mean([self._fit_most(vectors, nodes)[self._metric] for nodes in self._draws()]))
 
+    def _draws(self) -> list[np.ndarray]:
+        return [stream("probe", self._seed, draw).permutation(self._nodes) for draw in range(self._num_draws)]
+
+    def _fit(self, vectors: np.ndarray, nodes: np.ndarray, count: int, *others: np.ndarray) -> list[dict[str, float]]:
+        return classify(vectors, self._labels, nodes[:count], others, num_threads=self._num_threads, stop=self._stop)
+
+    def _fit_most(self, vectors: np.ndarray, nodes: np.ndarray) -> dict[str, float]:
+        """Score the last tenth of the first half of some nodes by a fit to the others of that half."""
         half = int(HALF * len(nodes))
         fitted = max(1, int(FITTED * half))
-        (valid,) = fit(fitted, nodes[fitted:half])
-        train, test = fit(half, nodes[:half], nodes[half:])
+        return self._fit(vectors, nodes, fitted, nodes[fitted:half])[0]
+
+    def _score(self, vectors: np.ndarray, nodes: np.ndarray) -> dict[str, float]:
+        half = int(HALF * len(nodes))
+        valid = self._fit_most(vectors, nodes)
+        train, test = self._fit(vectors, nodes, half, nodes[:half], nodes[half:])
         splits = {"train": train, "valid": valid, "test": test}
         scores = {split: found[self._metric] for split, found in splits.items()}
         for portion in self._portions:
             count = max(1, int(portion * len(nodes)))
-            (found,) = [test] if count == half else fit(count, nodes[count:])
+            (found,) = [test] if count == half else self._fit(vectors, nodes, count, nodes[count:])
             scores |= {f"{name}@{portion:g}": value for name, value in found.items()}
         return scores
 
@@ -144,6 +154,12 @@ class LinkProbe:
         """
         score, found = self._choose(vectors)
         return {split: found[split] if split in found else self._area(vectors, split, score) for split in self.pairs}
+
+    def valid(self, vectors: np.ndarray) -> float:
+        """Compute the area of the validation split alone, by the better score if that is chosen; raises as a call does.
+        """
+        return max(self._area(vectors, "valid", score)
+                   for score in (("cosine", "dot") if self._score == "auto" else (self._score,)))
 
     def choose(self, vectors: np.ndarray) -> str:
         """Return the score of pairs of these vectors, "cosine" or "dot"; another choice than the last one is logged.

@@ -21,6 +21,7 @@ from parallel_epochs.pipeline.config import explain_idle_keys
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.config import EdgesConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
+from parallel_epochs.pipeline.node_embedding import build as build_module
 from parallel_epochs.pipeline.node_embedding.build import prepare_training
 from parallel_epochs.pipeline.node_embedding.probe import LabelProbe, LinkProbe
 from parallel_epochs.pipeline.run import checkpoint
@@ -60,6 +61,28 @@ def test_each_way_finds_the_communities(overrides, least, small, configure, tmp_
     if "auc" not in " ".join(overrides):
         assert {"micro_f1@0.1", "macro_f1@0.9"} <= set(summary["scores"])
         assert summary["scores"]["micro_f1@0.5"] == summary["test"] or summary["metric"] == "macro_f1"
+
+
+@pytest.mark.parametrize("overrides, is_better", [
+    (["train.lr=1e-9"], True), ([], False), (["trainer.metric=auc", "trainer.holdout=0.3", "train.lr=1e-9"], False)])
+def test_the_spectral_filter_is_applied_where_validation_says_so(overrides, is_better, small, configure, tmp_path,
+                                                                 caplog):
+    caplog.set_level("INFO")
+    runs = {name: train(configure(*small, *overrides, *more), tmp_path / name) for name, more in (
+        ("without", ["trainer.propagation_steps=0"]), ("with", ["trainer.propagation=always"]), ("auto", []))}
+    assert (runs["with"]["best_valid"] > runs["without"]["best_valid"]) == is_better
+    best, other = ("with", "without") if is_better else ("without", "with")
+    assert runs["auto"]["weights_sha256"] == runs[best]["weights_sha256"] != runs[other]["weights_sha256"]
+    assert runs["auto"]["best_valid"] == runs[best]["best_valid"]
+    assert (": applied" if is_better else ": left out") in caplog.text
+
+
+def test_the_filter_is_not_tried_where_memory_is_short(small, configure, monkeypatch):
+    for options, numbers, is_filtered in (
+            ([], 1 << 40, True), ([], 1 << 10, False), (["trainer.tables=disk"], 1 << 40, False),
+            (["trainer.propagation=always"], 1 << 10, True), (["trainer.propagation_steps=0"], 1 << 40, False)):
+        monkeypatch.setattr(build_module, "machine_memory", lambda numbers=numbers: numbers)
+        assert build_module._is_filtered(configure(*small, *options).trainer, 90) == is_filtered
 
 
 def test_seeds_and_learning_rates(small, configure, tmp_path):
@@ -145,7 +168,7 @@ def test_prepare_keeps_the_graph(small, configure, tmp_path):
 
 def test_an_untrained_table_finds_nothing(small, configure, tmp_path):
     """What the test above asks for is no accident of the labels."""
-    summary = train(configure(*small, "train.lr=1e-9"), tmp_path / "run")
+    summary = train(configure(*small, "train.lr=1e-9", "trainer.propagation_steps=0"), tmp_path / "run")
     assert summary["test"] < 0.6
 
 
