@@ -100,15 +100,15 @@ class LabelProbe:
         Raises:
             Stopped: it was asked for.
         """
-        rows = [self._score(vectors, nodes) for nodes in self._draws()]
+        rows = [self._score(vectors, nodes) for nodes in map(self._draw, range(self._num_draws))]
         return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
     def valid(self, vectors: np.ndarray) -> float:
-        """Compute the metric of the validation split alone; raises as a call does."""
-        return float(np.mean([self._fit_most(vectors, nodes)[self._metric] for nodes in self._draws()]))
+        """Compute the metric of the validation split of the first draw alone; raises as a call does."""
+        return self._fit_most(vectors, self._draw(0))[self._metric]
 
-    def _draws(self) -> list[np.ndarray]:
-        return [stream("probe", self._seed, draw).permutation(self._nodes) for draw in range(self._num_draws)]
+    def _draw(self, number: int) -> np.ndarray:
+        return stream("probe", self._seed, number).permutation(self._nodes)
 
     def _fit(self, vectors: np.ndarray, nodes: np.ndarray, count: int, *others: np.ndarray) -> list[dict[str, float]]:
         return classify(vectors, self._labels, nodes[:count], others, num_threads=self._num_threads, stop=self._stop)
