@@ -35,8 +35,8 @@ EXPERIMENTS = ("complex_fb15k237, complex_math, debian_sections, deepwalk_blogca
                "ogbg_ppa_gatedgcn, ogbl_collab, ogbl_collab_gae, "
                "ogbn_arxiv, ogbn_arxiv_gcn, ogbn_products, ogbn_products_sage, ogbn_proteins, "
                "ogbn_proteins_agdn, ogbn_proteins_gat, ogbn_proteins_gipa, ogbn_proteins_revgnn_deep, "
-               "ogbn_proteins_revgnn_wide, proteins_labels, proteins_small, proteins_small_gipa, "
-               "rotate_fb15k237, "
+               "ogbn_proteins_revgnn_wide, proteins_labels, proteins_labels_gipa, proteins_small, "
+               "proteins_small_gipa, rotate_fb15k237, "
                "graphvite/NAME (45 of them)")
 
 # What is refused before Hydra, or anything else, has written a file: module, arguments, message behind "error: ".
