@@ -1,5 +1,7 @@
 """What a dataset is, told by what its readers write."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -8,6 +10,7 @@ from parallel_epochs.pipeline.data.cache import load, load_links
 from parallel_epochs.pipeline.data.config import (
     DigitsConfig,
     FileConfig,
+    GraphFilesConfig,
     MathConfig,
     OGBGraphConfig,
     OGBLinkConfig,
@@ -18,9 +21,18 @@ from tests.helpers.files import write_links
 from tests.helpers.graph_toys import write_graphs
 
 
+def write_files(folder: Path) -> Path:
+    """Write graphs whose nodes have numbers, no categories."""
+    for number in range(10):
+        torch.save(Data(x=torch.rand(3, 2), edge_index=torch.tensor([[0, 1], [1, 2]]), y=torch.tensor(number % 2)),
+                   folder / f"{number}.pt")
+    return folder
+
+
 @pytest.mark.parametrize("kind, config_of", [
     (DataKind.GRAPH, lambda path: DigitsConfig()), (DataKind.TRIPLES, lambda path: MathConfig(num_train=100)),
     (DataKind.GRAPHS, lambda path: OGBGraphConfig(folder=str(write_graphs(path)))),
+    (DataKind.GRAPHS, lambda path: GraphFilesConfig(folder=str(write_files(path)))),
     (DataKind.PAIRS, lambda path: OGBLinkConfig(folder=str(write_links(path)))),
     (DataKind.VECTORS, lambda path: VectorsConfig(path=str(path / "x.csv")))])
 def test_a_dataset_is_what_its_reader_says(kind, config_of, tmp_path):
