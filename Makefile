@@ -27,12 +27,11 @@ test-of: $(VENV)/.installed-test
 	tests=$$($(BIN)/python -m tests.helpers.mirror $(FILE)) && $(BIN)/python -m pytest $$tests
 
 # Real processes that are hurt, every benchmark, Triton's interpreter, torch.compile, the README's commands.
-# It has five workers, since most of the time these tests wait: for kills, limits of time and other processes.
+# It has five workers, since much of the time these tests wait: for kills, limits of time and other processes.
 test-slow: $(VENV)/.installed-test
 	$(PYTEST) -n 5 -m "slow and not exhaustive and not system and not slurm" --durations=20
 
-# The same with more options, sizes and moments, before a release: what stands in `make test-slow` for each of them has
-# to pass first.
+# These tests repeat slow ones with more options, sizes and moments. Run them before a release.
 test-exhaustive: $(VENV)/.installed-test
 	$(PYTEST) -n 5 -m exhaustive --durations=20
 

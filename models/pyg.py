@@ -55,6 +55,8 @@ FUSED: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
         attention_convs.TransformerConv)}
 # Convolutions of published recipes that PyG does not have.
 RECIPES: dict[str, type[torch.nn.Module]] = {kind.__name__: kind for kind in (AGDNConv, GIPAConv)}
+# Norm, activation, dropout and feed-forward block of a layer that is a convolution alone.
+BARE = ("none", "none", 0.0, False)
 # Largest number of elements of a tensor of edges x channels in inference.
 ELEMENTS_AT_ONCE = 2**25
 
@@ -141,12 +143,12 @@ class PyGModel(torch.nn.Module):
             if number == 1 or number and not tied:
                 convs.append(create_conv(kind, hidden_channels, edge_dim, given, kernel=kernel))
             is_bare = not norm_last and number == num_layers - 1
-            block = FeedForward(hidden_channels, norm, activation=activation, dropout=dropout) if feed_forward else None
+            norm_name, act, rate, has_block = BARE if is_bare else (norm, activation, dropout, feed_forward)
             self.layers.append(Layer(
-                convs[-1], create_norm("none" if is_bare else norm, hidden_channels),
-                choose_edges(kind, edge_dim, given), activation="none" if is_bare else activation, residual=residual,
-                root=torch.nn.Linear(hidden_channels, hidden_channels) if root_weight else None,
-                after=None if is_bare else block, dropout=0.0 if is_bare else dropout, edge_dropout=edge_dropout))
+                convs[-1], create_norm(norm_name, hidden_channels), choose_edges(kind, edge_dim, given), activation=act,
+                root=torch.nn.Linear(hidden_channels, hidden_channels) if root_weight else None, residual=residual,
+                after=FeedForward(hidden_channels, norm_name, activation=act, dropout=rate) if has_block else None,
+                dropout=rate, edge_dropout=edge_dropout))
         self.jump = None if jk == "none" else JumpingKnowledge(jk, hidden_channels, num_layers)
         self.head = torch.nn.Linear(hidden_channels * num_layers if jk == "cat" else hidden_channels, out_channels)
         self.edge_argument = self.layers[0].edge_argument

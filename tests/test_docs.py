@@ -307,7 +307,7 @@ def shared(tmp_path_factory) -> tuple[Path, set]:
 
 
 @pytest.mark.parametrize("page", [
-    # What these two name, other pages and the tests of the benchmarks run as well.
+    # The commands of these two take long; in the slow suite they are only checked, by the test above.
     pytest.param(page, id=page.name, marks=pytest.mark.exhaustive if page.name in ("results.md", "benchmarks.md") else
                  pytest.mark.slow) for page in PAGES if blocks_of(page) and page.name != "slurm.md"])
 def test_every_command_runs(page, shared, ogb_toy):

@@ -160,7 +160,7 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
         sampler, parts, heads, tails, Negatives(*negatives),
         SkipGramOptions(num_negatives=options.num_negatives, negative_weight=options.negative_weight,
                 optimizer=options.optimizer, weight_decay=options.weight_decay),
-        plan, finish=partial(_finish, options, training.score, matrix), score=training.score,
+        plan, finish=partial(_finish, options, training.score, matrix if is_filtered else None), score=training.score,
         metric=training.metric, dim=options.dim, storage=storage, seed=config.seed, ranks=ranks, stop=stop)
     _say(options, plan, trainer)
     return trainer
@@ -227,9 +227,8 @@ def _small_seed(seed: int) -> int:
 
 def _is_filtered(options: NodeEmbeddingTrainerConfig, num_nodes: int) -> bool:
     """Tell whether the spectral filter is applied, or tried where memory has room for its copies of the vectors."""
-    if options.propagation_steps == 0 or options.propagation == "always":
-        return options.propagation_steps > 0
-    return options.tables == "memory" and 4 * COPIES * options.dim * num_nodes < machine_memory() // 2
+    has_room = options.tables == "memory" and 4 * COPIES * options.dim * num_nodes < machine_memory() // 2
+    return options.propagation_steps > 0 and (options.propagation == "always" or has_room)
 
 
 def _finish(options: NodeEmbeddingTrainerConfig, score: LabelProbe | LinkProbe, matrix: sp.csr_array | None,
@@ -237,9 +236,9 @@ def _finish(options: NodeEmbeddingTrainerConfig, score: LabelProbe | LinkProbe, 
     """Apply the spectral filter to trained vectors [num_nodes, dim], always or where it is better.
 
     Args:
-        matrix: weights of the edges; needed by the filter.
+        matrix: weights of the edges. None: no filter.
     """
-    if not _is_filtered(options, len(vectors)):
+    if matrix is None:
         return vectors
     num_terms = max(options.propagation_steps, 2)
     filtered = torch.from_numpy(spectral.propagate(matrix, vectors.numpy(), num_terms=num_terms))

@@ -158,8 +158,7 @@ class LinkProbe:
     def valid(self, vectors: np.ndarray) -> float:
         """Compute the area of the validation split alone, by the better score if that is chosen; raises as a call does.
         """
-        return max(self._area(vectors, "valid", score)
-                   for score in (("cosine", "dot") if self._score == "auto" else (self._score,)))
+        return max(self._valid_areas(vectors).values())
 
     def choose(self, vectors: np.ndarray) -> str:
         """Return the score of pairs of these vectors, "cosine" or "dot"; another choice than the last one is logged.
@@ -173,13 +172,18 @@ class LinkProbe:
         """Return the score, and the area of the validation split where the choice needed it."""
         if self._score != "auto":
             return self._score, {}
-        areas = {score: self._area(vectors, "valid", score) for score in ("cosine", "dot")}
+        areas = self._valid_areas(vectors)
         chosen, other = sorted(areas, key=lambda score: -areas[score])
         if chosen != self._told:
             log.info("links are scored by %s: validation AUC %s; by %s: %s", chosen, format_score(areas[chosen]), other,
                      format_score(areas[other]))
             self._told = chosen
         return chosen, {"valid": areas[chosen]}
+
+    def _valid_areas(self, vectors: np.ndarray) -> dict[str, float]:
+        """Return the area of the validation split by each score that may be taken."""
+        scores = ("cosine", "dot") if self._score == "auto" else (self._score,)
+        return {score: self._area(vectors, "valid", score) for score in scores}
 
     def _area(self, vectors: np.ndarray, split: str, score: str) -> float:
         links, others = self.pairs[split]
