@@ -1,8 +1,8 @@
 """Composes configurations as the command line does, without reading the same files of conf/ for every test.
 
-Hydra reads and merges them once for each choice of groups, and OmegaConf looks at each dataclass once. Everything else
-stays their own: they parse the arguments, find which of them choose a group, refuse what does not exist, and set the
-other keys in a copy of what the groups gave.
+Hydra reads and merges them once for each choice of groups, and OmegaConf looks at each dataclass, and at each instance
+of one, once. Everything else stays their own: they parse the arguments, find which of them choose a group, refuse what
+does not exist, and set the other keys in a copy of what the groups gave.
 """
 
 import copy
@@ -64,8 +64,7 @@ def remember_choices() -> None:
     """Change Hydra in this process, and in those that are forked from it from now on."""
     list_defaults, merge = config_loader_impl.create_defaults_list, ConfigLoaderImpl._compose_config_from_defaults_list
     load, structured = ConfigRepository.load_config, OmegaConf.structured
-    structure = functools.cache(lambda schema: freeze(structured(schema)))
-    files, lists, merged = {}, {}, {}
+    files, lists, merged, structures = {}, {}, {}, {}
 
     def places(repo) -> str:
         return repr([(source.scheme(), source.path) for source in repo.get_sources()])
@@ -95,9 +94,13 @@ def remember_choices() -> None:
         self.delegate, self.cache = copy.copy(delegate), {}
 
     def structure_once(schema, *args, **options):
-        ours = isinstance(schema, type) and schema.__module__.startswith("parallel_epochs.")
-        known = ours and not args and not options
-        return thaw(structure(schema)) if known else structured(schema, *args, **options)
+        kind = schema if isinstance(schema, type) else type(schema)
+        if args or options or not kind.__module__.startswith("parallel_epochs."):
+            return structured(schema, *args, **options)
+        key = kind, "" if schema is kind else repr(schema)
+        if key not in structures:
+            structures[key] = freeze(structured(schema))
+        return thaw(structures[key])
 
     OmegaConf.structured = staticmethod(structure_once)
     config_loader_impl.create_defaults_list = list_once
