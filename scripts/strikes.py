@@ -1,6 +1,8 @@
 """The faults that `python -m scripts.faults` injects, and the commands that it injects them into."""
 
+import contextlib
 import json
+import multiprocessing.forkserver
 import multiprocessing.util
 import os
 import random
@@ -108,13 +110,13 @@ def fork_rank_server(path: bytes, arguments: list, fds: list[int]) -> int:
         return _spawn(path, arguments, fds)
     pid = os.fork()
     if pid == 0:
-        kept = {0, 1, 2, *fds}
-        for fd in (int(name) for name in os.listdir("/proc/self/fd")):
-            if fd not in kept:
-                try:
-                    os.close(fd)
-                except OSError:
-                    continue
+        # The new process has what a program that starts has: no other file, and a server that knows of no server. The
+        # numbers of the files stay in use, since objects of this process will close them.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for fd in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, nothing, *fds}:
+            with contextlib.suppress(OSError):
+                os.dup2(nothing, fd, inheritable=False)
+        multiprocessing.forkserver._forkserver.__init__()  # type: ignore[misc]
         try:
             exec(arguments[-1], {"__name__": "__main__"})
         except SystemExit:

@@ -1,5 +1,6 @@
 import dataclasses
 import gc
+import multiprocessing.util
 import os
 import signal
 import tempfile
@@ -30,8 +31,8 @@ def prepare(config) -> None:
         shapes.check_packages(*(f"parallel_epochs.{name}" for name in (
             "models", "pipeline.graph", "pipeline.data", "pipeline.gnn.loaders", "pipeline.gnn.tasks")))
     cli.register_schema()
-    config.add_cleanup(running.start_server().close)
     composing.remember_choices()
+    config.add_cleanup(running.start_server().close)
     # The same examples every time, however long they take; --hypothesis-profile=default looks for new ones.
     settings.register_profile("repeatable", derandomize=True, deadline=None)
     settings.load_profile("repeatable")
@@ -42,6 +43,9 @@ def prepare(config) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def temporary_folder(tmp_path_factory):
     """Keep what this process and those that it starts leave behind in the folder of the test run."""
+    from parallel_epochs.pipeline.run.launch import start_rank_server
+    from parallel_epochs.scripts.strikes import fork_rank_server
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
         patch.setattr(tempfile, "tempdir", None)
@@ -49,6 +53,8 @@ def temporary_folder(tmp_path_factory):
         # Kernels are compiled once, and not in each test run.
         patch.setenv("TORCH_EXTENSIONS_DIR", os.environ.get("TORCH_EXTENSIONS_DIR") or str(caches / "torch_extensions"))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("home")))  # of the classes that commands name
+        patch.setattr(multiprocessing.util, "spawnv_passfds", fork_rank_server)
+        start_rank_server()  # before any test has changed this process
         yield
 
 

@@ -34,7 +34,8 @@ def test_the_ranks_of_the_results_are_what_they_were_measured_with(configure):
     assert list(keys.differences(configure(*YEAST, "model.num_layers=7", *more), short)) == ["name"]
 
 
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "proteins_small" else pytest.mark.slow)
+                                  for name in LONG])
 def test_both_commands_train_the_same_weights(name, configure, tmp_path, ogb_toy):
     small = [f"data.folder={ogb_toy()}", "model.hidden_channels=8", "train.epochs=2"]
     weights = [train(configure(*overrides, *small), tmp_path / str(i))["weights_sha256"]

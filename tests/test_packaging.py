@@ -57,6 +57,7 @@ def run(*command, cwd: Path) -> subprocess.CompletedProcess:
     return result
 
 
+@pytest.mark.slow
 def test_no_file_is_imported_under_two_names(tmp_path):
     done = shell("tests.helpers.names_of_files", *TOY, "train.epochs=1", f"hydra.run.dir={tmp_path / 'run'}", cwd=ROOT)
     assert done.returncode == 0, done.stderr

@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 SCHEMA_GROUPS = {"data": "schema", "model": "model_schema", "trainer": "trainer_schema"}
 
 
+@functools.cache
 def register_schema() -> None:
     """Make the schema and the resolvers of conf/ known to Hydra."""
     store = ConfigStore.instance()

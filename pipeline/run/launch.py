@@ -1,5 +1,6 @@
 """Starts the ranks of one machine, and names the one that failed."""
 
+import contextlib
 import ctypes
 import logging
 import multiprocessing
@@ -7,7 +8,7 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,6 @@ def launch(function: Callable, num_ranks: int, num_threads: int, stop: StopReque
         RankError: a rank failed; its traceback is in the log.
         Stopped: the watchdog ended the ranks.
     """
-    environ = {"OMP_NUM_THREADS": str(num_threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    if sys.platform == "linux":
-        environ["GLOO_SOCKET_IFNAME"] = "lo"  # no name to look up, no network to need
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
         rdzv_endpoint="localhost:0", local_addr="localhost", max_restarts=0, monitor_interval=0.1,
@@ -51,30 +49,44 @@ def launch(function: Callable, num_ranks: int, num_threads: int, stop: StopReque
         signals_to_handle="SIGHUP,SIGQUIT")
     if "shutdown_timeout" in LaunchConfig.__dataclass_fields__:  # since torch 2.12
         config.shutdown_timeout = 3  # seconds for the other ranks when one has failed
-    before = {name: os.environ.get(name) for name in environ}
-    os.environ.update({name: value for name, value in environ.items()
-                       if before[name] is None or name == "OMP_NUM_THREADS"})
     # The agent reports on failures at length; what the user needs of it is raised below.
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     start_rank_server()
     board = pulse.board()
     try:
-        return elastic_launch(config, _run_rank)(function, num_threads, stop, board and board.folder, *args)[0]
+        with _environment(OMP_NUM_THREADS=str(num_threads)):
+            return elastic_launch(config, _run_rank)(function, num_threads, stop, board and board.folder, *args)[0]
     except ChildFailedError as error:
         if board is not None and (verdict := board.verdict) is not None:
             raise Stopped(verdict["signum"], verdict["message"]) from None
         rank, failure = error.get_first_failure()
         raise RankError(f"rank {rank} failed: {_explain(failure)}") from None
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Set environment variables for a while."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
     finally:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
 
 
 def start_rank_server() -> None:
-    """Start the process that ranks are forked from. Its imports take seconds, and it does them once for all ranks."""
+    """Start the process that ranks are forked from, unless it runs. It does their imports, which take seconds.
+
+    The ranks inherit its environment.
+    """
     multiprocessing.set_forkserver_preload(["parallel_epochs.pipeline.rank_server"])
-    forkserver.ensure_running()
+    environ = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    if sys.platform == "linux":
+        environ["GLOO_SOCKET_IFNAME"] = "lo"  # no name to look up, no network to need
+    with _environment(**{name: os.environ.get(name, value) for name, value in environ.items()}):
+        forkserver.ensure_running()
 
 
 def follow_parent() -> None:

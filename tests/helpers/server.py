@@ -6,6 +6,7 @@ The server is forked from the tests' own process before any of them runs.
 
 import importlib
 import json
+import multiprocessing.util
 import os
 import runpy
 import signal
@@ -17,6 +18,9 @@ import traceback
 import warnings
 
 import torch
+
+from parallel_epochs.scripts.strikes import fork_rank_server
+from tests.helpers import composing
 
 # What commands import when they need it, beside what the tests have imported.
 OURS = ("pipeline.training", "pipeline.gnn.predictions", "pipeline.data.ogb_node", "scripts.report.figures",
@@ -96,10 +100,14 @@ class Command(subprocess.Popen):
 
 def _serve(requests, replies) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    is_prepared = False
     for line in requests:
         request = json.loads(line)
-        for name in PRELOAD:  # with the first command
-            importlib.import_module(name)
+        if not is_prepared:  # with the first command
+            for name in PRELOAD:
+                importlib.import_module(name)
+            composing.compose_config(())
+            is_prepared = True
         if "poll" in request:
             pid, status = os.waitpid(request["poll"], os.WNOHANG)
             reply = os.waitstatus_to_exitcode(status) if pid else None
@@ -127,6 +135,7 @@ def _run(module: str, arguments: list[str], cwd: str, env: dict[str, str], outpu
     tempfile.tempdir = None  # TMPDIR may be another one
     os.chdir(cwd)
     torch.set_num_threads(int(env.get("OMP_NUM_THREADS", 1)))
+    multiprocessing.util.spawnv_passfds = fork_rank_server
     sys.path[:0] = [cwd, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
     sys.argv = [module, *arguments]
     status = 0

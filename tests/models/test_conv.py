@@ -338,6 +338,7 @@ def test_dropped_elements_stay_dropped_in_gradients_of_gradients():
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore::FutureWarning")
 def test_torch_jit_and_torch_func(said):
     ours, theirs = pair(learn_t=True)

@@ -275,7 +275,8 @@ def test_one_forward_over_too_many_edges_is_refused(configure, monkeypatch):
 
 
 @pytest.mark.parametrize("model", [
-    ["model=pyg", "model.kwargs.heads=2", "model.num_layers=2", "model.hidden_channels=8"],
+    pytest.param(["model=pyg", "model.kwargs.heads=2", "model.num_layers=2", "model.hidden_channels=8"],
+                 marks=pytest.mark.slow),
     ["model=custom", "model.path=tests.helpers.nets.Net", "model.kwargs={width: 6}"]], ids=["pyg", "custom"])
 def test_trains_and_predicts_like_any_other(model, configure, tmp_path, caplog):
     caplog.set_level("INFO")

@@ -144,6 +144,7 @@ def test_early_stopping_takes_the_lowest_error(configure, tmp_path):
     assert 6 < len(valid) < 400 and valid.index(min(valid)) == len(valid) - 6 == summary["best_epoch"] - 1
 
 
+@pytest.mark.slow
 def test_errors_of_runs_are_compared_downwards(configure, tmp_path):
     path, _ = value_graph(tmp_path / "graph.pt", "mae")
     for name, rate in (("good", 0.02), ("bad", 1e-5)):

@@ -199,6 +199,7 @@ def test_one_component_is_a_sentence_and_one_cluster_too(tmp_path):
     assert page_of(folder).chart("Nodes of each cluster")["data"][0]["type"] == "histogram"
 
 
+@pytest.mark.slow
 def test_the_partition_is_the_first_of_the_run_also_after_a_resume(configure, tmp_path):
     for epochs in (2, 4):
         train(configure(*TOY, f"train.epochs={epochs}", "train.eval_every=1"), tmp_path / "run")
@@ -276,6 +277,7 @@ def test_speed_up_at_equal_quality(tmp_path):
     assert "There is none, as the runs have different data" in page_of(first, other).text
 
 
+@pytest.mark.slow
 def test_a_large_sweep_stays_below_six_megabytes(tmp_path, whole_pages):
     (one,), _ = report.find_runs([write_run(tmp_path / "run", [0.5 + i / 10_007 for i in range(700)])])
     runs = []

@@ -270,6 +270,7 @@ def test_a_figure_of_many_points_stays_small_and_its_legend_within(tmp_path, num
     assert points.x1 <= legend.x0 + 1 and legend.x1 <= whole.x1 and 0 <= legend.y0 and legend.y1 <= whole.y1
 
 
+@pytest.mark.slow
 def test_the_names_of_many_classes_stand_on_the_map_and_none_over_another(tmp_path):
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(36), 50)

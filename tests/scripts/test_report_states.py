@@ -117,6 +117,7 @@ def test_a_run_without_a_round_is_refused_unless_one_is_coming(tmp_path, lock):
     assert "1 running" in page_of(folder, other).text
 
 
+@pytest.mark.slow
 def test_records_in_part(tmp_path):
     """Whatever lacks in a record, the page has the rest: by turns that of the run alone, and beside another."""
     whole = write_run(tmp_path / "whole", [0.5, 0.6])
@@ -169,6 +170,7 @@ def test_missing_rounds_are_counted(tmp_path):
     assert "metrics.jsonl lacks 2 of 6 rounds; the first one is round 3" in page_of(folder).text
 
 
+@pytest.mark.slow
 def test_two_real_runs_overlaid_from_the_command_line(configure, tmp_path, monkeypatch, capsys):
     folders = [tmp_path / "lr0.005", tmp_path / "lr0.02"]
     train(configure(*TOY, "train.lr=0.005", "train.eval_every=2"), folders[0])

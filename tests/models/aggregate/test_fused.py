@@ -332,9 +332,9 @@ def test_operators(aggr, encoded):
     check_operators(aggr, encoded, ("test_schema", "test_autograd_registration", "test_faketensor"))
 
 
-@pytest.mark.parametrize("aggr, encoded", [
-    pytest.param(aggr, encoded, marks=[] if (aggr, encoded) == ("softmax", False) else pytest.mark.slow)
-    for aggr in ops.KINDS for encoded in (False, True)])
+@pytest.mark.slow
+@pytest.mark.parametrize("aggr", ops.KINDS)
+@pytest.mark.parametrize("encoded", [False, True])
 def test_operators_in_the_compiler(aggr, encoded):
     """With symbols for sizes, which takes a hundred times as long as the other tests of operators."""
     check_operators(aggr, encoded, "test_aot_dispatch_dynamic")

@@ -60,6 +60,7 @@ def test_both_directions_of_a_pair_carry_the_same_evidence():
     assert all(evidence[v, u] == e for (u, v), e in evidence.items())
 
 
+@pytest.mark.slow
 def test_neighbours_tell_what_a_node_alone_does_not():
     data = synthetic.synthetic_proteins(num_nodes=3000, num_edges=150_000, num_groups=40, num_tasks=6)
     x = incident_features(data.edge_index, data.edge_attr, "log_sum").numpy()

@@ -276,7 +276,7 @@ def test_without_rdkit_the_extra_is_named(table, monkeypatch):
         SmilesConfig(path=str(table)).check()
 
 
-@pytest.mark.parametrize("source", ["graph_files", "smiles"])
+@pytest.mark.parametrize("source", ["graph_files", pytest.param("smiles", marks=pytest.mark.slow)])
 def test_both_train_are_read_once_and_have_names_in_tables(source, configure, folder, table, tmp_path, monkeypatch):
     where = [f"data.folder={folder}"] if source == "graph_files" else [f"data.path={table}", "data.split_column=split"]
     config = configure(f"data={source}", *where, *RUN)

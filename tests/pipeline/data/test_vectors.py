@@ -162,7 +162,7 @@ def test_vectors_that_cannot_be_placed(x, overrides, message, configure, tmp_pat
             build.open_graph(configure("trainer=layout", "data=vectors", f"data.path={tmp_path / 'x.npy'}", *overrides))
 
 
-@pytest.mark.parametrize("init", ["spectral", "pca", "random"])
+@pytest.mark.parametrize("init", [pytest.param("spectral", marks=pytest.mark.slow), "pca", "random"])
 def test_equal_points_get_places_of_their_own(init, configure, tmp_path):
     np.save(tmp_path / "x.npy", np.ones((50, 4)))
     config = configure("trainer=layout", "data=vectors", f"data.path={tmp_path / 'x.npy'}", "train.epochs=5",

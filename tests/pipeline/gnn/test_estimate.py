@@ -9,8 +9,9 @@ from tests.helpers.graphs import random_graph
 
 
 @pytest.mark.parametrize("overrides", [
-    ["model.block=dense", "model.norm=batch", "model.msg_norm=true"], [],
-    pytest.param(["model=revgnn", "model.num_groups=5", "model.hidden_channels=130"], marks=pytest.mark.slow)])
+    ["model.block=dense", "model.norm=batch", "model.msg_norm=true"],
+    *(pytest.param(overrides, marks=pytest.mark.slow) for overrides in (
+        [], ["model=revgnn", "model.num_groups=5", "model.hidden_channels=130"]))])
 def test_parameters_are_counted_without_being_built(overrides, configure, monkeypatch):
     monkeypatch.setattr(estimate, "LARGEST_BUILT", 12)  # of sizes beyond that, three small ones are built
     config = configure(*overrides)

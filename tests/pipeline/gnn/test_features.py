@@ -131,10 +131,11 @@ def test_a_step_takes_memory_for_the_rows_that_it_touches(num_ranks):
 
 @pytest.mark.parametrize("overrides", [
     ["partition=metis", "evaluation=views", "evaluation.num_views=2", "features.dropout=0.5"],
-    ["partition=whole", "features.concat=true", "train.precision=bf16"],
-    [*NEIGHBOR, "evaluation=neighbor", "train.label_input=0.5", "features.device=cpu"],
-    ["model=revgnn", "model.num_groups=2", "features.optimizer=sgd", "train.clip_grad_norm=0.1",
-     "partition=metis_random"]])
+    *(pytest.param(overrides, marks=pytest.mark.slow) for overrides in (
+        ["partition=whole", "features.concat=true", "train.precision=bf16"],
+        [*NEIGHBOR, "evaluation=neighbor", "train.label_input=0.5", "features.device=cpu"],
+        ["model=revgnn", "model.num_groups=2", "features.optimizer=sgd", "train.clip_grad_norm=0.1",
+         "partition=metis_random"]))])
 def test_a_run_is_evaluated_as_it_was_trained(overrides, configure, tmp_path):
     config = configure(*TABLE, "train.epochs=2", *overrides)
     summary = train(config, tmp_path / "run")

@@ -72,7 +72,7 @@ def test_a_table_says_what_the_logits_say(ending, run, tmp_path):
 @pytest.mark.parametrize("model, methods", [
     ([], ["exact", "views", "neighbor"]), pytest.param(["model=revgnn"], ["exact"], marks=pytest.mark.slow),
     pytest.param(["model=equilibrium"], ["exact"], marks=pytest.mark.slow),
-    (["model=pyg", "model.conv=SAGEConv"], ["views"]),
+    pytest.param(["model=pyg", "model.conv=SAGEConv"], ["views"], marks=pytest.mark.slow),
     (["model=custom", "model.path=tests.helpers.nets.Headed"], ["exact"])],
     ids=["deepergcn", "revgnn", "equilibrium", "pyg", "custom"])
 def test_embeddings_are_what_the_head_reads(model, methods, classes, run, configure, tmp_path, monkeypatch):

@@ -296,10 +296,13 @@ def trained(config, *, on_disk: bool) -> tuple[str, list[dict[str, float]]]:
 
 @pytest.mark.parametrize("options", [
     ["partition=metis", "partition.clusters_per_step=2", "model=pyg", "model.conv=SAGEConv"],
-    ["partition=metis_random", "train.label_input=0.5"],
-    ["partition=random", "partition.scale_sums=true", "model.aggr=add"],
-    ["features=embedding", "features.channels=4", "evaluation=exact", "partition=whole", "partition.num_parts=1"],
-    ["loader=neighbor", "loader.num_neighbors=[5,5]", "evaluation=neighbor"]], ids=" ".join)
+    ["loader=neighbor", "loader.num_neighbors=[5,5]", "evaluation=neighbor"],
+    *(pytest.param(options, marks=pytest.mark.slow) for options in (
+        ["partition=metis_random", "train.label_input=0.5"],
+        ["partition=random", "partition.scale_sums=true", "model.aggr=add"],
+        ["features=embedding", "features.channels=4", "evaluation=exact", "partition=whole",
+         "partition.num_parts=1"]))],
+    ids=" ".join)
 def test_the_weights_are_those_of_a_graph_in_memory(configure, options):
     config = configure(*SMALL, *options)
     ours, theirs = (trained(config, on_disk=on_disk) for on_disk in (True, False))
@@ -341,7 +344,8 @@ def kept_components(folder) -> tuple[set[str], dict]:
 
 
 @pytest.mark.parametrize("which, options", [
-    ("largest", []), ("2", ["partition=metis_random"]), ("3", ["evaluation=exact"])])
+    ("largest", []), *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("2", ["partition=metis_random"]), ("3", ["evaluation=exact"])))])
 def test_a_component_has_the_weights_of_that_in_memory(configure, tmp_path, which, options):
     """Two components differ in features and labels alone, so that what is kept of one would fit the other."""
     config = configure(*of_components(which, options, tmp_path))
@@ -368,6 +372,7 @@ def test_components_have_the_weights_of_the_run_in_memory(configure, tmp_path, o
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
 
+@pytest.mark.slow
 def test_activations_lie_in_files_where_memory_has_no_room(configure, monkeypatch):
     config = configure(*SMALL, "evaluation=exact", "train.label_input=0.5")
     expected = trained(config, on_disk=True)

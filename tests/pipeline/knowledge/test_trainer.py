@@ -129,9 +129,9 @@ def test_the_loss_of_one_vs_all_is_that_of_its_answers_one_by_one():
 # Chance is .08: a filtered rank among 60. Each was measured above the second number with room to spare.
 @pytest.mark.parametrize("overrides, at_least", [
     ([*ALL, "train.epochs=20"], 0.5),
-    ([*NEGATIVES, "trainer.model=complex", "train.epochs=20"], 0.6),
-    ([*NEGATIVES, "trainer.model=rotate", "train.epochs=20"], 0.25),
     *(pytest.param(*row, marks=pytest.mark.slow) for row in (
+        ([*NEGATIVES, "trainer.model=complex", "train.epochs=20"], 0.6),
+        ([*NEGATIVES, "trainer.model=rotate", "train.epochs=20"], 0.25),
         ([*NEGATIVES, "trainer.model=transe", "train.epochs=20"], 0.22),
         ([*NEGATIVES, "trainer.model=quate", "train.epochs=20"], 0.4),
         ([*NEGATIVES, "trainer.model=simple", "train.epochs=20"], 0.5),

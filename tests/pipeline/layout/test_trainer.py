@@ -205,6 +205,7 @@ def test_smooth_functions_on_a_path():
     assert spectral.diffuse(build_layout.sp.csr_array((2, 2)), 3, rng=np.random.default_rng(0)).shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_scikit_learn():
     rng = np.random.default_rng(0)
     x, positions = rng.standard_normal((200, 6)).astype(np.float32), rng.standard_normal((200, 2)).astype(np.float32)

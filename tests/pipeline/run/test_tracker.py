@@ -57,6 +57,7 @@ def train_with_a_loss(configure, tmp_path, name: str, monkeypatch):
     return folder
 
 
+@pytest.mark.slow
 def test_csv(configure, tmp_path, monkeypatch):
     folder = train_with_a_loss(configure, tmp_path, "csv", monkeypatch)
     with open(folder / "metrics.csv") as file:

@@ -433,7 +433,7 @@ def die_at(point: str, config: TablesConfig, cache_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("point", [
-    pytest.param(point, marks=[] if point in ("stage joined", "array edges", "finish") else pytest.mark.slow)
+    pytest.param(point, marks=[] if point == "stage joined" else pytest.mark.slow)
     for point in POINTS])
 def test_a_kill_loses_no_stage_that_was_complete(tmp_path, point, whole, monkeypatch):
     config, name, expected, _ = whole

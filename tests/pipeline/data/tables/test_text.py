@@ -107,6 +107,7 @@ def test_scores_do_not_tell_labels_that_texts_do_not_tell():
     assert 0.35 < (own.argmax(1) == labels[:, 0]).mean() < 0.65
 
 
+@pytest.mark.slow
 def test_blocks_and_a_bound_on_nodes_change_no_score_of_others(tmp_path, monkeypatch):
     table = packages()
     whole = scores_of(tmp_path, table, {"label": "kind"}, features=["length"])

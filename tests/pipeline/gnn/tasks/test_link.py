@@ -127,8 +127,10 @@ def test_the_predictor_is_part_of_what_is_learned(trained):
     assert checkpoint.digest(state) != summary_of(folder)["weights_sha256"]
 
 
-@pytest.mark.parametrize("model", [["model=deepergcn"], ["model=pyg", "model.kwargs.heads=2"],
-                                   ["model=custom", "model.path=tests.helpers.nets.Net"]], ids=lambda model: model[0])
+@pytest.mark.parametrize("model", [
+    ["model=deepergcn"], *(pytest.param(model, marks=pytest.mark.slow) for model in (
+        ["model=pyg", "model.kwargs.heads=2"], ["model=custom", "model.path=tests.helpers.nets.Net"]))],
+    ids=["deepergcn", "pyg", "custom"])
 def test_views_of_one_cluster_are_exact_and_the_official_metric_is_ours(model, configure_links, tmp_path):
     config = configure_links("task.valid_edges=true", "train.epochs=1", *model)
     summary = train(config, tmp_path / "run")
