@@ -269,7 +269,7 @@ def union(name: str, classes: Iterable[type], open_parts: Mapping[str, type]) ->
 
 def to_yaml(config: Any) -> str:
     """Write a configuration as YAML."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
 
 
 def differences(saved: Any, given: Any, prefix: str = "") -> dict[str, str]:

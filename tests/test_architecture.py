@@ -1,11 +1,6 @@
 """The rules of the house that a program can check."""
 
 import ast
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
 
 from parallel_epochs.scripts.architecture import ROOT, draw, imports_of, modules, numbers, tree_of
 
@@ -18,14 +13,6 @@ LIMITS = {"rooms": 27, "imports between rooms": 113, "modules that import a conf
 OWN_FILES = {"pipeline.keys", "pipeline.gnn.config", "pipeline.graph.kaminpar_process"}
 # Kernels in Triton's language cannot be cut into functions at will.
 LONGER = {"models.aggregate.gpu_backward.backward", "models.aggregate.gpu_forward.forward"}
-
-
-@pytest.mark.parametrize("command", [["lint-imports"], ["ruff", "check", "."]])
-def test_imports_go_down_only_and_lines_are_tidy(command):
-    # The tools' own commands, as a developer would run them.
-    command[0] = str(Path(sys.executable).with_name(command[0]))
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout
 
 
 def test_the_rooms_are_those_of_the_document():

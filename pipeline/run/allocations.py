@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 
 class Allocations(TorchDispatchMode):
@@ -40,9 +39,16 @@ class Allocations(TorchDispatchMode):
         self.peak = max(self.peak, self.now)
 
 
-def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
-    for leaf in tree_leaves(tree):
-        if type(leaf) in (Tensor, torch.nn.Parameter) and leaf.layout == torch.strided:
-            yield leaf.untyped_storage()
-        elif isinstance(leaf, Tensor) and leaf.layout == torch.sparse_coo:
-            yield from (leaf._indices().untyped_storage(), leaf._values().untyped_storage())
+def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
+    """Go through the storages of the tensors in what an operator takes or returns."""
+    if isinstance(value, Tensor):
+        if type(value) in (Tensor, torch.nn.Parameter) and value.layout == torch.strided:
+            yield value.untyped_storage()
+        elif value.layout == torch.sparse_coo:
+            yield from (value._indices().untyped_storage(), value._values().untyped_storage())
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _storages(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _storages(item)

@@ -106,6 +106,7 @@ def test_what_cannot_be_fused_runs_as_torchs_own():
         assert torch.equal(norm_relu_dropout(arguments, norm), norm(arguments).relu())
 
 
+@pytest.mark.slow
 def test_registered_operators():
     g = torch.Generator().manual_seed(0)
     norm, x, seed = layer_norm(20, g), torch.randn(30, 20, generator=g).requires_grad_(), torch.tensor([7])

@@ -93,6 +93,7 @@ def test_a_step_goes_along_the_gradient(tied):
         torch.testing.assert_close(table.rows.double(), rows, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", skipgram.OPTIMIZERS)
 def test_small_blocks_come_near_to_the_kernel(optimizer):
     """With small steps it matters little that rows move at the end of some tiles: losses fall alike."""

@@ -136,6 +136,7 @@ def test_help_and_the_default_run_need_no_extra(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"run", "cache"}
 
 
+@pytest.mark.slow
 def test_what_is_refused_imports_no_torch(tmp_path):
     (tmp_path / "edges.csv").write_text("source,target\na,b\n")
     (tmp_path / "nodes.csv").write_text("id,label\na,x\nb,y\n")

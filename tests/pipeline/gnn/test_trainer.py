@@ -31,8 +31,8 @@ def train_rounds(trainer) -> list[dict[str, float]]:
     return numbers
 
 
-@pytest.mark.parametrize("model", [
-    "deepergcn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("revgnn", "equilibrium", "pyg"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["deepergcn", "revgnn", "equilibrium", "pyg"])
 def test_half_precision_learns_what_full_precision_does(model, configure):
     config, losses = configure(*TOY, f"model={model}", "train.epochs=6", "train.eval_every=6"), {}
     for precision in ("fp32", "bf16", "fp16"):

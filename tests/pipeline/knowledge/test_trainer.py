@@ -58,7 +58,7 @@ def gradients(tables, steps, ranks, step):
 
 @pytest.mark.parametrize("kind, name", [("all", "complex"), ("all", "simple"), ("all", "quate"), ("drawn", "rotate"),
                                         ("drawn", "transe"), ("drawn", "quate")])
-@pytest.mark.parametrize("num_ranks", [2, 3, 9])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow), 9])
 def test_the_parts_of_the_ranks_are_the_whole_step(kind, name, num_ranks):
     data = small()
     penalty = Penalty(n3=0.1, l3=0.2) if not MODELS[name].is_distance else Penalty()

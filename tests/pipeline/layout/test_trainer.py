@@ -236,8 +236,9 @@ def test_scores_of_degenerate_layouts():
 
 
 @pytest.mark.parametrize("overrides", [
-    [], ["trainer.dim=3"], ["trainer.init=random"], ["trainer.num_parts=900"],
+    [], ["trainer.num_parts=900"],
     *(pytest.param(overrides, marks=pytest.mark.slow) for overrides in (
+        ["trainer.dim=3"], ["trainer.init=random"],
         ["trainer.init=pca"], ["trainer.pca_dim=4"], ["trainer.pca_dim=0", "trainer.smooth=0.1"],
         ["trainer.num_parts=1"]))])
 def test_each_way_parts_the_clouds(overrides, small, configure, tmp_path):

@@ -29,7 +29,9 @@ def small(tmp_path):
     return small_run(write_communities(tmp_path))
 
 
-@pytest.mark.parametrize("overrides", [[], [*TIED, "trainer.optimizer=adam"], ["trainer.metric=auc"]])
+@pytest.mark.parametrize("overrides", [
+    [], *(pytest.param(overrides, marks=pytest.mark.slow) for overrides in (
+        [*TIED, "trainer.optimizer=adam"], ["trainer.metric=auc"]))])
 def test_tables_on_disk_give_the_same_bits(overrides, small, configure, tmp_path, monkeypatch):
     """Also with partitions of a few rows, which share pages with others, and rows that are filled by pieces."""
     monkeypatch.setattr("parallel_epochs.pipeline.node_embedding.build.FILLED", 7)

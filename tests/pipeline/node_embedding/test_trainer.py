@@ -85,6 +85,7 @@ def test_the_filter_is_not_tried_where_memory_is_short(small, configure, monkeyp
         assert build_module._is_filtered(configure(*small, *options).trainer, 90) == is_filtered
 
 
+@pytest.mark.slow
 def test_seeds_and_learning_rates(small, configure, tmp_path):
     """Another seed gives other vectors; the learning rate falls to where it shall."""
     config = configure(*small, "train.epochs=20", "trainer.episode_size=3000")
@@ -172,7 +173,7 @@ def test_an_untrained_table_finds_nothing(small, configure, tmp_path):
     assert summary["test"] < 0.6
 
 
-@pytest.mark.parametrize("overrides", [[], TIED])
+@pytest.mark.parametrize("overrides", [[], pytest.param(TIED, marks=pytest.mark.slow)])
 def test_threads_give_the_same_bits(overrides, small, configure, tmp_path):
     config = configure(*small, *overrides, "train.epochs=40")
     runs = [train(keys.replaced(config, {"parallel.threads_per_rank": threads}), tmp_path / f"{threads}")

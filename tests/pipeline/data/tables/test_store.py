@@ -472,8 +472,7 @@ def test_kills_at_random_moments(tmp_path, whole):
             num_stores += 1
 
 
-@pytest.mark.parametrize("megabytes", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(
-    4, marks=pytest.mark.slow), 6])
+@pytest.mark.parametrize("megabytes", [6, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 2, 4))])
 def test_a_full_disk_is_named_and_the_next_goes_on(tmp_path, megabytes, whole):
     """Wherever the room ends, in DuckDB or in an array: an error of one line, and with more room the same store."""
     config, _, _, expected = whole

@@ -404,7 +404,7 @@ def test_views_are_the_same_whatever_the_loader(configure):
     assert torch.equal(*views)
 
 
-@pytest.mark.parametrize("components", ["separate", "largest"])
+@pytest.mark.parametrize("components", ["separate", pytest.param("largest", marks=pytest.mark.slow)])
 def test_components_are_trained_by_their_own_nodes(components, configure, tmp_path, monkeypatch):
     data = random_graph(90, 400, 0)
     edges = data.edge_index.as_tensor()
