@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 ROOT = Path(parallel_epochs.__file__).resolve().parents[1]
 # Long phases may be silent this many times longer than `warn_after` and `timeout`.
 LONG_FACTOR = 10
+# What the watched process says at its end, between the numbers of signals.
+GOODBYE = b"\0"
 # Grace period for the launcher and the healthy ranks of torchrun to exit after the hung ranks were killed.
 SECONDS_TO_LEAVE = 10
 
@@ -75,6 +77,8 @@ def watch(board: Board, run_folder: Path, limits: Limits, *, launches: bool = Fa
     finally:
         if notes_signals:
             signal.set_wakeup_fd(before)
+        with contextlib.suppress(OSError):  # the watchdog may have ended
+            os.write(process.stdin.fileno(), GOODBYE)
         process.stdin.close()
         process.wait()
         board.remove()
@@ -100,15 +104,19 @@ class Watchdog:
         self._stop_signum, self._stopping = 0, 0.0
 
     def run(self) -> None:
-        """Watch until the owner closes this process' standard input or has ended."""
+        """Watch until the owner says goodbye, or has ended without a word, as code in C can let it."""
         while os.getppid() == self.owner:
             if select.select([0], [], [], self._tick)[0]:
                 heard = os.read(0, 4096)
-                if not heard:
+                if GOODBYE in heard:
                     return
+                if not heard:
+                    break
                 self._hear(heard)
             if self.look():
                 return
+        log.error("process %d ended before there was a result: it was killed, or code that it called ended it; %s",
+                  self.owner, self._last_checkpoint())
 
     def _hear(self, signums: bytes) -> None:
         for signum in signums:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from parallel_epochs.pipeline.run import pulse, watchdog
 from parallel_epochs.pipeline.run.pulse import PERIOD, Board, Sign, State
 from parallel_epochs.pipeline.run.watchdog import Limits, Watchdog, watch
 from parallel_epochs.scripts.strikes import FAULTS
-from tests.helpers.running import ROOT, TOY
+from tests.helpers.running import ROOT, TOY, shell
 
 
 @pytest.fixture
@@ -163,6 +164,25 @@ def test_the_watchdog_ends_with_its_owner_and_leaves_nothing(tmp_path):
     with watch(board, tmp_path, Limits()):
         assert board.folder.exists()
     assert not board.folder.exists()
+
+
+ENDS = """
+import ctypes, logging
+from pathlib import Path
+from parallel_epochs.pipeline.run import pulse, watchdog
+logging.getLogger().addHandler(logging.FileHandler("train.log"))
+with watchdog.watch(pulse.Board.create(1), Path("."), watchdog.Limits()):
+    ctypes.CDLL(None)._exit(0)
+"""
+
+
+def test_a_process_that_code_in_c_ends_is_told_of(tmp_path):
+    assert shell("-c", ENDS, cwd=tmp_path).returncode == 0
+    log, end = tmp_path / "train.log", time.monotonic() + 60
+    while not log.read_text() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert re.search(r"ERROR process \d+ ended before there was a result: it was killed, or code that it called ended "
+                     "it; there is no checkpoint yet", log.read_text())
 
 
 def test_torchrun_and_a_single_process_contradict_each_other(configure):
