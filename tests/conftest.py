@@ -46,6 +46,7 @@ def temporary_folder(tmp_path_factory):
     from parallel_epochs.pipeline.run.launch import start_rank_server
     from parallel_epochs.scripts.strikes import fork_rank_server
 
+    multiprocessing.util.get_temp_dir()  # of sockets, from now on: their paths must be short
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
         patch.setattr(tempfile, "tempdir", None)

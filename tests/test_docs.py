@@ -306,10 +306,14 @@ def shared(tmp_path_factory) -> tuple[Path, set]:
     return tmp_path_factory.mktemp("pages"), set()
 
 
+# The commands of the other pages run in the exhaustive suite; in the slow one they are only checked, by the test above.
+RUN = ("README.md", "data.md", "embeddings.md", "keys.md", "knowledge.md", "links.md", "ranks.md", "reliability.md",
+       "report.md", "scaling.md", "tables.md")
+
+
 @pytest.mark.parametrize("page", [
-    # The commands of these two take long; in the slow suite they are only checked, by the test above.
-    pytest.param(page, id=page.name, marks=pytest.mark.exhaustive if page.name in ("results.md", "benchmarks.md") else
-                 pytest.mark.slow) for page in PAGES if blocks_of(page) and page.name != "slurm.md"])
+    pytest.param(page, id=page.name, marks=pytest.mark.slow if page.name in RUN else pytest.mark.exhaustive)
+    for page in PAGES if blocks_of(page) and page.name != "slurm.md"])
 def test_every_command_runs(page, shared, ogb_toy):
     folder, been_run = shared
     toy, steps, num_checked = ogb_toy(), [], 0

@@ -75,7 +75,8 @@ def test_gradients_are_those_of_plain_autograd(options, how):
 
 
 @pytest.mark.parametrize("num_layers, stream", [
-    pytest.param(448, torch.float64, marks=pytest.mark.slow), pytest.param(448, torch.float32, marks=pytest.mark.slow),
+    pytest.param(448, torch.float64, marks=pytest.mark.slow),
+    pytest.param(448, torch.float32, marks=pytest.mark.exhaustive),
     pytest.param(1001, torch.float64, marks=pytest.mark.exhaustive)])
 def test_a_thousand_layers_give_the_gradients_of_plain_autograd(num_layers, stream, monkeypatch):
     monkeypatch.setattr(reversible, "STREAM", stream)

@@ -140,7 +140,7 @@ def test_an_experiment_gives_way_to_what_is_chosen_by_hand(typed, changes, left_
     assert f"left out, as the experiment means them for {left_out}" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_composes_with_every_model(experiment, configure):
     whole_graphs = configure(f"+experiment={experiment}").task.name == "graph"

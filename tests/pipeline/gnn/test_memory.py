@@ -205,6 +205,7 @@ CASES = [
     ["model=pyg", "model.conv=SAGEConv", "model.num_layers=3", "train.precision=bf16"],
     ["partition=whole", "train.epochs=2"], ["data.on_disk=true"], ["data.on_disk=true", "evaluation=exact"],
     ["evaluation=exact", "model.num_mlp_layers=1"]]
+QUICKEST = [], ["features=embedding"], ["data.on_disk=true"]
 UNITS = {"MB": 1e6, "GB": 1e9}
 
 
@@ -212,7 +213,7 @@ UNITS = {"MB": 1e6, "GB": 1e9}
     not torch.cuda.is_available(), reason="needs a GPU"))])
 @pytest.mark.parametrize("overrides", [
     pytest.param(overrides, id=" ".join(overrides),
-                 marks=pytest.mark.slow if len(overrides) < 2 else pytest.mark.exhaustive) for overrides in CASES])
+                 marks=pytest.mark.slow if overrides in QUICKEST else pytest.mark.exhaustive) for overrides in CASES])
 def test_a_process_takes_what_was_estimated(overrides, device, tmp_path, tmp_path_factory):
     cache = tmp_path_factory.getbasetemp() / "footprint-cache"
     arguments = [*LARGE, *overrides, f"device={device}"]

@@ -80,8 +80,8 @@ def test_a_kill_at_any_point_of_a_save_loses_nothing(point, undisturbed, tmp_pat
     assert [e["round"] for e in rounds_of(folder)] == list(range(8))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("signum", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), *(
+    pytest.param(signum, marks=pytest.mark.exhaustive) for signum in (signal.SIGUSR1, signal.SIGUSR2))])
 def test_a_signal_saves_in_the_middle_of_an_epoch(signum, configure, tmp_path):
     # Of six epochs of 100 steps only the last would evaluate and save.
     config = configure(*TOY, "partition.num_parts=100", "train.epochs=6", "train.eval_every=6")
@@ -116,8 +116,9 @@ def small_disk(tmp_path):
         yield folder
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("hurt,message", [("full", "No space left on device"), ("read-only", "Read-only file system")])
+@pytest.mark.parametrize("hurt,message", [
+    pytest.param("full", "No space left on device", marks=pytest.mark.slow),
+    pytest.param("read-only", "Read-only file system", marks=pytest.mark.exhaustive)])
 def test_a_disk_that_takes_no_more_is_loud_and_the_last_checkpoint_stays(hurt, message, configure, small_disk,
                                                                          tmp_path, capfd):
     config = configure(*RUN, "train.epochs=120")

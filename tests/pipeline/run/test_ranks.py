@@ -280,8 +280,8 @@ def test_a_stopped_run_of_ranks_says_how_to_go_on_and_ends_with_the_same_bits(co
         == [(e["round"], e["loss"]) for e in rounds_of(tmp_path / "whole")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", ["rank 0", "rank 1", "parent"])
+@pytest.mark.parametrize("victim", [pytest.param("rank 1", marks=pytest.mark.slow), *(
+    pytest.param(victim, marks=pytest.mark.exhaustive) for victim in ("rank 0", "parent"))])
 def test_kill_9_loses_nothing_and_leaves_nobody(victim, configure, tmp_path):
     overrides = [*TWO, "train.epochs=200", "train.eval_every=10"]
     config, folder = configure(*overrides), tmp_path / "killed"
