@@ -202,7 +202,9 @@ def to_object(cfg: DictConfig, arguments: Iterable[str] = (), *, is_saved: bool 
         left_out = [] if is_saved else _check_unread(product, unread, typed)
         config = _merge(usual, values)
     except OmegaConfBaseException as error:
-        raise ValueError(one_line(error)) from None
+        # What is typed has been looked at before: only in a file the message may lack the key.
+        where = f"{error.full_key}: " if is_saved and error.full_key else ""
+        raise ValueError(f"{where}{one_line(error)}") from None
     config, replaced = _check_values(config, usual, typed)
     if left_out or replaced:
         log.info("left out, as the experiment means them for another %s: %s", " and ".join(typed.members),
@@ -235,7 +237,7 @@ def _changed(values: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, dict) and isinstance(default, dict):
             if changed := _changed(value, default):
                 found[key] = changed
-        elif type(value) is not type(default) or isinstance(value, list) or value != default:
+        elif type(value) is not type(default) or value != default:
             found[key] = value
     return found
 

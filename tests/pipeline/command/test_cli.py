@@ -74,6 +74,15 @@ def test_configuration_survives_a_round_trip(configure, tmp_path):
         configuration.load(tmp_path / "elsewhere" / "config.yaml")
 
 
+@pytest.mark.parametrize("value", ["true", "1.5", "[1]"])
+def test_a_saved_value_of_another_type_is_refused_also_where_it_equals_the_default(value, configure, tmp_path):
+    text = keys.to_yaml(configure())
+    assert "accumulate: 1\n" in text
+    (tmp_path / "config.yaml").write_text(text.replace("accumulate: 1\n", f"accumulate: {value}\n"))
+    with pytest.raises(ValueError, match="is not the configuration of a run: .*train.accumulate"):
+        configuration.load(tmp_path / "config.yaml")
+
+
 def test_resuming_another_configuration_names_the_keys(configure, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()

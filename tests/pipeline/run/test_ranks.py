@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import forkserver
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from parallel_epochs.pipeline.command import cli, schema as configuration
 from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.run import checkpoint, ranks as rank_tools
 from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, RankError
-from parallel_epochs.pipeline.run.launch import launch
+from parallel_epochs.pipeline.run.launch import launch, start_rank_server
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.schedule import Share
@@ -278,6 +279,19 @@ def test_a_stopped_run_of_ranks_says_how_to_go_on_and_ends_with_the_same_bits(co
     assert resumed["weights_sha256"] == whole["weights_sha256"] and resumed["test"] == whole["test"]
     assert [(e["round"], e["loss"]) for e in rounds_of(folder)] \
         == [(e["round"], e["loss"]) for e in rounds_of(tmp_path / "whole")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the interface has this name on Linux")
+@pytest.mark.parametrize("own", [None, "eth7"])
+def test_ranks_of_one_machine_talk_over_loopback_unless_the_user_says_otherwise(own, monkeypatch):
+    """What the server of the ranks finds in its environment, they find."""
+    seen = []
+    monkeypatch.setattr(forkserver, "ensure_running", lambda: seen.append(os.environ.get("GLOO_SOCKET_IFNAME")))
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    if own is not None:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", own)
+    start_rank_server()
+    assert seen == [own or "lo"] and os.environ.get("GLOO_SOCKET_IFNAME") == own
 
 
 @pytest.mark.parametrize("victim", [pytest.param("rank 1", marks=pytest.mark.slow), *(

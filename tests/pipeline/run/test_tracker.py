@@ -49,6 +49,7 @@ def train_with_a_loss(configure, tmp_path, name: str, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Session, "close_round", close)
+        patch.setitem(trackers.CLOSE_SECONDS, "failed", 120.0)  # a first MLflow takes long to begin
         with pytest.raises(KeyboardInterrupt):
             train(config, folder)
     assert len(rounds_of(folder)) == 5
