@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
@@ -80,13 +81,22 @@ def start_rank_server() -> None:
     """Start the process that ranks are forked from, unless it runs. It does their imports, which take seconds.
 
     The ranks inherit its environment.
+
+    Raises:
+        ValueError: no socket can lie in the folder for temporary files, since its path is too long.
     """
     multiprocessing.set_forkserver_preload(["parallel_epochs.pipeline.rank_server"])
     environ = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
     if sys.platform == "linux":
         environ["GLOO_SOCKET_IFNAME"] = "lo"  # no name to look up, no network to need
     with _environment(**{name: os.environ.get(name, value) for name, value in environ.items()}):
-        forkserver.ensure_running()
+        try:
+            forkserver.ensure_running()
+        except OSError as error:
+            if "AF_UNIX path too long" not in str(error):
+                raise
+            raise ValueError(f"TMPDIR={tempfile.gettempdir()} is too long for the path of a socket: set TMPDIR to a "
+                             "shorter path") from None
 
 
 def follow_parent() -> None:

@@ -294,6 +294,16 @@ def test_ranks_of_one_machine_talk_over_loopback_unless_the_user_says_otherwise(
     assert seen == [own or "lo"] and os.environ.get("GLOO_SOCKET_IFNAME") == own
 
 
+@pytest.mark.parametrize("error, kind", [("AF_UNIX path too long", ValueError), ("Too many open files", OSError)])
+def test_a_folder_for_temporary_files_with_too_long_a_path_is_named(error, kind, monkeypatch):
+    def fail():
+        raise OSError(error)
+
+    monkeypatch.setattr(forkserver, "ensure_running", fail)
+    with pytest.raises(kind, match="TMPDIR=.* is too long for the path of a socket" if kind is ValueError else error):
+        start_rank_server()
+
+
 @pytest.mark.parametrize("victim", [pytest.param("rank 1", marks=pytest.mark.slow), *(
     pytest.param(victim, marks=pytest.mark.exhaustive) for victim in ("rank 0", "parent"))])
 def test_kill_9_loses_nothing_and_leaves_nobody(victim, configure, tmp_path):
