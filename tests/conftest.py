@@ -24,6 +24,7 @@ def prepare(config) -> None:
     from hypothesis import settings
 
     from parallel_epochs.pipeline.command import cli
+    from parallel_epochs.scripts.strikes import fork_rank_server
     from tests.helpers import composing, running, shapes
 
     torch.set_num_threads(1)
@@ -32,6 +33,7 @@ def prepare(config) -> None:
             "models", "pipeline.graph", "pipeline.data", "pipeline.gnn.loaders", "pipeline.gnn.tasks")))
     cli.register_schema()
     composing.remember_choices()
+    multiprocessing.util.spawnv_passfds = fork_rank_server  # here and in what is forked from here
     config.add_cleanup(running.start_server().close)
     # The same examples every time, however long they take; --hypothesis-profile=default looks for new ones.
     settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -44,7 +46,6 @@ def prepare(config) -> None:
 def temporary_folder(tmp_path_factory):
     """Keep what this process and those that it starts leave behind in the folder of the test run."""
     from parallel_epochs.pipeline.run.launch import start_rank_server
-    from parallel_epochs.scripts.strikes import fork_rank_server
 
     multiprocessing.util.get_temp_dir()  # of sockets, from now on: their paths must be short
     with pytest.MonkeyPatch.context() as patch:
@@ -54,7 +55,6 @@ def temporary_folder(tmp_path_factory):
         # Kernels are compiled once, and not in each test run.
         patch.setenv("TORCH_EXTENSIONS_DIR", os.environ.get("TORCH_EXTENSIONS_DIR") or str(caches / "torch_extensions"))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("home")))  # of the classes that commands name
-        patch.setattr(multiprocessing.util, "spawnv_passfds", fork_rank_server)
         start_rank_server()  # before any test has changed this process
         yield
 

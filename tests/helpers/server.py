@@ -4,9 +4,9 @@ What it starts is a real process of its own: it has its own number, files, envir
 The server is forked from the tests' own process before any of them runs.
 """
 
+import functools
 import importlib
 import json
-import multiprocessing.util
 import os
 import runpy
 import signal
@@ -19,7 +19,6 @@ import warnings
 
 import torch
 
-from parallel_epochs.scripts.strikes import fork_rank_server
 from tests.helpers import composing
 
 # What commands import when they need it, beside what the tests have imported.
@@ -98,16 +97,19 @@ class Command(subprocess.Popen):
             os.kill(self.pid, signum)
 
 
+@functools.cache
+def _prepare() -> None:
+    """Do once what every command would do."""
+    for name in PRELOAD:
+        importlib.import_module(name)
+    composing.compose_config(())
+
+
 def _serve(requests, replies) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    is_prepared = False
     for line in requests:
         request = json.loads(line)
-        if not is_prepared:  # with the first command
-            for name in PRELOAD:
-                importlib.import_module(name)
-            composing.compose_config(())
-            is_prepared = True
+        _prepare()  # with the first command
         if "poll" in request:
             pid, status = os.waitpid(request["poll"], os.WNOHANG)
             reply = os.waitstatus_to_exitcode(status) if pid else None
@@ -135,7 +137,6 @@ def _run(module: str, arguments: list[str], cwd: str, env: dict[str, str], outpu
     tempfile.tempdir = None  # TMPDIR may be another one
     os.chdir(cwd)
     torch.set_num_threads(int(env.get("OMP_NUM_THREADS", 1)))
-    multiprocessing.util.spawnv_passfds = fork_rank_server
     sys.path[:0] = [cwd, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
     sys.argv = [module, *arguments]
     status = 0

@@ -284,7 +284,7 @@ def test_a_stopped_run_of_ranks_says_how_to_go_on_and_ends_with_the_same_bits(co
 @pytest.mark.skipif(sys.platform != "linux", reason="the interface has this name on Linux")
 @pytest.mark.parametrize("own", [None, "eth7"])
 def test_ranks_of_one_machine_talk_over_loopback_unless_the_user_says_otherwise(own, monkeypatch):
-    """What the server of the ranks finds in its environment, they find."""
+    """The ranks inherit the environment of the process that they are forked from."""
     seen = []
     monkeypatch.setattr(forkserver, "ensure_running", lambda: seen.append(os.environ.get("GLOO_SOCKET_IFNAME")))
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
