@@ -25,7 +25,7 @@ from parallel_epochs.pipeline.command import arguments, folder as run_folder, sc
 from parallel_epochs.pipeline.command.space import TuneConfig
 from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig, settings
 from parallel_epochs.pipeline.data.base_config import DataConfig
-from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run import files, watchdog
 from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, install_command, one_line, printable
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ def failing_exit() -> Iterator[None]:
             log.error("error: os._exit(0) was called before there was a result; does the class of model.path call it?")
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
+            watchdog.say_goodbye()
         exit_now(status)
 
     os._exit = fail

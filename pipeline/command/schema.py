@@ -203,8 +203,9 @@ def to_object(cfg: DictConfig, arguments: Iterable[str] = (), *, is_saved: bool 
         config = _merge(usual, values)
     except OmegaConfBaseException as error:
         # What is typed has been looked at before: only in a file the message may lack the key.
-        where = f"{error.full_key}: " if is_saved and error.full_key else ""
-        raise ValueError(f"{where}{one_line(error)}") from None
+        message, key = one_line(error), error.full_key
+        where = f"{key}: " if is_saved and key and f"'{key}'" not in message else ""
+        raise ValueError(where + message) from None
     config, replaced = _check_values(config, usual, typed)
     if left_out or replaced:
         log.info("left out, as the experiment means them for another %s: %s", " and ".join(typed.members),

@@ -28,6 +28,8 @@ ROOT = Path(parallel_epochs.__file__).resolve().parents[1]
 LONG_FACTOR = 10
 # What the watched process says at its end, between the numbers of signals.
 GOODBYE = b"\0"
+# The pipes to the watchdogs of this process: none, or one.
+_pipes: list[int] = []
 # Grace period for the launcher and the healthy ranks of torchrun to exit after the hung ranks were killed.
 SECONDS_TO_LEAVE = 10
 
@@ -68,20 +70,27 @@ def watch(board: Board, run_folder: Path, limits: Limits, *, launches: bool = Fa
            "from parallel_epochs.pipeline.run import watchdog; watchdog.main()"
     process = subprocess.Popen([sys.executable, "-I", "-S", "-c", code, json.dumps(settings)], stdin=subprocess.PIPE,
                                start_new_session=True)  # Ctrl-C is not meant for it
-    os.set_blocking(process.stdin.fileno(), False)
+    _pipes.append(process.stdin.fileno())
+    os.set_blocking(_pipes[-1], False)
     notes_signals = threading.current_thread() is threading.main_thread()
     if notes_signals:
-        before = signal.set_wakeup_fd(process.stdin.fileno(), warn_on_full_buffer=False)
+        before = signal.set_wakeup_fd(_pipes[-1], warn_on_full_buffer=False)
     try:
         yield
     finally:
         if notes_signals:
             signal.set_wakeup_fd(before)
-        with contextlib.suppress(OSError):  # the watchdog may have ended
-            os.write(process.stdin.fileno(), GOODBYE)
+        say_goodbye()
         process.stdin.close()
         process.wait()
         board.remove()
+
+
+def say_goodbye() -> None:
+    """Tell the watchdog of this process, if it has one, that the process ends and has said why."""
+    while _pipes:
+        with contextlib.suppress(OSError):  # the watchdog may have ended
+            os.write(_pipes.pop(), GOODBYE)
 
 
 class Watchdog:
