@@ -197,7 +197,8 @@ def prepare_as(config: DataConfig, data: Data, **options: Any) -> Data:
     """Prepare a dataset as it was read: see :func:`prepare`, also for the `options`."""
     return prepare(data, origin=config.origin(), holds=config.holds, to_undirected=config.to_undirected,
                    add_self_loops=config.add_self_loops, node_features=config.node_features,
-                   random_walk=getattr(config, "random_walk", None), **options)
+                   random_walk=getattr(config, "random_walk", None), laplacian=getattr(config, "laplacian", None),
+                   **options)
 
 
 def read(config: DataConfig, check: Callable[[Data], None] = lambda data: None) -> Data:

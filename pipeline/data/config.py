@@ -133,6 +133,12 @@ def _random_walk() -> Any:
                "node is back after 1 to K steps.", minimum=1, below=256, shapes_graph=True, hashed_if_given=True)
 
 
+def _laplacian() -> Any:
+    return key(None, "Number K of eigenvectors of each graph's normalised Laplacian: the model also reads the node's "
+               "entries in those of the K smallest eigenvalues above 0. In training, the signs are random.", minimum=1,
+               below=256, shapes_graph=True, hashed_if_given=True)
+
+
 @dataclass
 class OGBGraphConfig(OGBConfig):
     """A graph dataset of the Open Graph Benchmark, or any folder in its raw CSV layout."""
@@ -142,6 +148,7 @@ class OGBGraphConfig(OGBConfig):
                       shapes_graph=True)
     name: str = key("ogbg-molhiv", "Name of the dataset.", choices=OGB_GRAPH_NAMES, shapes_graph=True)
     random_walk: int | None = _random_walk()
+    laplacian: int | None = _laplacian()
 
     def check(self) -> None:
         refuse_changes(self, "many graphs")
@@ -266,6 +273,7 @@ class ManyGraphsConfig(DataConfig):
                                 "without splits).", shapes_graph=True)
     graph_seed: int = key(0, "Seed of the split (datasets without splits).", minimum=0, shapes_graph=True)
     random_walk: int | None = _random_walk()
+    laplacian: int | None = _laplacian()
     num_workers: int | None = key(None, "Number of processes that read graphs. Default: one per processor.", minimum=1,
                                   changes_numbers=False)
 

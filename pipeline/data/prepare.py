@@ -1,6 +1,7 @@
 """From a dataset as it was read to a graph that is ready for training."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -9,10 +10,10 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.utils import add_remaining_self_loops, to_undirected as add_reverse
 
+from parallel_epochs.pipeline.data import laplacian as spectra, random_walk as walks
 from parallel_epochs.pipeline.data.check import check, check_vectors
 from parallel_epochs.pipeline.data.incident import incident_features
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
-from parallel_epochs.pipeline.data.random_walk import LEVELS, as_levels, return_probabilities
 from parallel_epochs.pipeline.graph.edges import plain_edges, sort_edges, transpose, with_reverse
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS, PAIRS, SPLITS
@@ -24,9 +25,21 @@ GRAPH_KEYS = ("ptr", "x_tables", "edge_tables")
 NAME_KEYS = ("names", "names_ptr", "label_names", "label_names_ptr")
 
 
+class Encoding(NamedTuple):
+    """How it is computed where the nodes of many graphs stand in theirs, and how that becomes categories."""
+
+    compute: Callable[..., Tensor]
+    as_levels: Callable[[Tensor], Tensor]
+    num_levels: int
+
+
+_WALKS = Encoding(walks.return_probabilities, walks.as_levels, walks.LEVELS)
+_SPECTRA = Encoding(spectra.laplacian_eigenvectors, spectra.as_levels, spectra.LEVELS)
+
+
 def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: bool = False,
             add_self_loops: bool = False, node_features: str = "sum", random_walk: int | None = None,
-            densify: Callable[[Tensor], Tensor] = Tensor.to_dense,
+            laplacian: int | None = None, densify: Callable[[Tensor], Tensor] = Tensor.to_dense,
             on_stage: Callable[[str], None] = lambda stage: None) -> Data:
     """Check a graph, sort its edges by destination, and give every node features.
 
@@ -37,6 +50,7 @@ def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: boo
         add_self_loops: add the missing self-loops.
         node_features: how a graph without node features gets them, see :func:`incident_features`.
         random_walk: steps of a random walk in each of many graphs, whose probabilities to return are features, too.
+        laplacian: eigenvectors of the Laplacian of each of many graphs, whose entries are features, too; the last.
         densify: makes a sparse ``x`` dense.
         on_stage: called with the name of each stage when it begins.
 
@@ -75,8 +89,9 @@ def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: boo
     union = {key: data[key] for key in GRAPH_KEYS if key in data}
     if union:
         union["by_source"] = transpose(edge_index).get_csr()[1]
-    if random_walk:
-        x, union = _with_walks(x, union, edge_index, random_walk)
+    for num_columns, encoding in ((random_walk, _WALKS), (laplacian, _SPECTRA)):
+        if num_columns:
+            x, union = _with_places(x, union, edge_index, num_columns, encoding)
     names = {key: data[key] for key in NAME_KEYS if key in data}
     if "edge_time" in data:
         names["edge_time"] = times_of(edge_index, data.edge_index, data.edge_time, num_nodes)
@@ -108,12 +123,13 @@ def _node_features(data: Data, edge_index: EdgeIndex, edge_attr: Tensor | None, 
     return torch.cat([x, one_hot.to_sparse() if x.is_sparse else one_hot], dim=1), num_categories, x_source
 
 
-def _with_walks(x: Tensor, union: dict, edge_index: EdgeIndex, num_steps: int) -> tuple[Tensor, dict]:
-    """Add the probabilities that random walks return to the features of the nodes of many graphs."""
+def _with_places(x: Tensor, union: dict, edge_index: EdgeIndex, num_columns: int,
+                 encoding: Encoding) -> tuple[Tensor, dict]:
+    """Add columns that say where a node stands in its graph to the features of the nodes of many graphs."""
     if "x_tables" not in union:
-        return torch.cat([x, return_probabilities(edge_index, union["ptr"], num_steps)], dim=1), union
-    found = return_probabilities(edge_index, union["ptr"], num_steps, as_levels)
-    tables = [*union["x_tables"], *[LEVELS] * num_steps]
+        return torch.cat([x, encoding.compute(edge_index, union["ptr"], num_columns)], dim=1), union
+    found = encoding.compute(edge_index, union["ptr"], num_columns, encoding.as_levels)
+    tables = [*union["x_tables"], *[encoding.num_levels] * num_columns]
     return torch.cat([x, found.to(x.dtype)], dim=1), union | {"x_tables": tables}
 
 
@@ -169,7 +185,7 @@ def times_of(edge_index: EdgeIndex, edges: Int[Tensor, "2 num_rows"], times: Ten
 
 
 def describe_inputs(data: Data, *, is_file: bool, node_features: str, label_input: float, num_learned: int = 0,
-                    concat: bool = False, num_hops: int = 0, num_walks: int = 0) -> str:
+                    concat: bool = False, num_hops: int = 0, num_walks: int = 0, num_vectors: int = 0) -> str:
     """Say what a model gets to see of a prepared graph, and what else it could see where that is the degree alone.
 
     Args:
@@ -180,8 +196,10 @@ def describe_inputs(data: Data, *, is_file: bool, node_features: str, label_inpu
         concat: whether the model sees it beside the graph's own features, rather than in their place.
         num_hops: over which the features are averaged.
         num_walks: columns for the probabilities that random walks return.
+        num_vectors: columns for the entries in eigenvectors of a Laplacian.
     """
-    num_features, source = (data.x.size(1) - data.num_categories - num_walks) // (num_hops + 1), data.get("x_source")
+    num_own = data.x.size(1) - data.num_categories - num_walks - num_vectors
+    num_features, source = num_own // (num_hops + 1), data.get("x_source")
     what = ("category", "categories") if "x_tables" in data else ("feature",)
     if source == "degree":
         how = {"log_sum": ", its logarithm, standardised", "counts": ", its logarithm"}
@@ -196,6 +214,8 @@ def describe_inputs(data: Data, *, is_file: bool, node_features: str, label_inpu
     more = [f"{data.num_categories} species, one-hot"] if data.num_categories else []
     if num_walks:
         more.append(f"whether a random walk is back after {'1 to ' * (num_walks > 1)}{count(num_walks, 'step')}")
+    if num_vectors:
+        more.append(f"{count(num_vectors, 'eigenvector')} of the Laplacian")
     if num_learned:
         own = [text.removeprefix("no node features: ").removeprefix("x: "), *more] if concat else []
         text, more = f"x: {count(num_learned, 'learned feature')} (features=embedding)", own

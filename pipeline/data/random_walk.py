@@ -4,20 +4,15 @@
 import math
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.pipeline.graph.union import expand
-from parallel_epochs.pipeline.run import pulse
-from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
+from parallel_epochs.pipeline.data.dense_graphs import each_block
 
 # Equal parts of [0, 1] that a probability is told apart by, where the other features of nodes are categories.
 LEVELS = 32
-# Numbers of the matrices of the graphs that are walked at a time, padded to the largest, all powers together.
-NUMBERS = 1 << 24
 # Rounding must not move a probability that is a multiple of 1 / LEVELS to the level below.
 ROUNDING = 1e-9
 
@@ -40,27 +35,13 @@ def return_probabilities(edge_index: EdgeIndex, ptr: Int[Tensor, " num_graphs_pl
     Raises:
         ValueError: the matrices of a graph do not fit into memory.
     """
-    sizes, first_node, num_kept = np.diff(ptr.numpy()), ptr.numpy()[:-1], math.ceil(num_steps / 2)
-    largest = int(sizes.max(initial=0))
-    if (needed := 8 * largest ** 2 * (num_kept + 2)) > machine_memory() // 2:
-        raise ValueError(f"data.random_walk={num_steps}: a graph of {largest:,} nodes takes {format_bytes(needed)}, "
-                         f"but this machine has {format_bytes(machine_memory())}: leave it out, or lower it")
-    src, dst = edge_index.as_tensor()
-    share = 1 / torch.bincount(src, minlength=int(ptr[-1])).double()
-    first_edge = torch.searchsorted(dst, ptr.to(dst.dtype)).numpy()
-    out = convert(torch.empty(0, num_steps, dtype=torch.float64)).new_empty(int(ptr[-1]), num_steps)
-    for graphs in _cut(sizes, NUMBERS // (num_kept + 2)):
-        pulse.renew()
-        first, size, width = first_node[graphs], sizes[graphs], int(sizes[graphs].max())
-        edges, edge_ptr = expand(first_edge[graphs], first_edge[graphs + 1])
-        graph = torch.arange(len(graphs)).repeat_interleave(torch.from_numpy(np.diff(edge_ptr)))
-        source, target = (part[torch.from_numpy(edges)].long() for part in (src, dst))
-        begin = torch.from_numpy(first)[graph]
-        steps = torch.zeros(len(graphs), width, width, dtype=torch.float64)
-        steps.index_put_((graph, source - begin, target - begin), share[source], accumulate=True)
+    num_nodes, num_kept = int(ptr[-1]), math.ceil(num_steps / 2)
+    share = 1 / torch.bincount(edge_index.as_tensor()[0], minlength=num_nodes).double()
+    out = convert(torch.empty(0, num_steps, dtype=torch.float64)).new_empty(num_nodes, num_steps)
+    for block in each_block(edge_index, ptr, num_kept + 2, f"data.random_walk={num_steps}"):
+        steps = block.matrices().index_put_(block.place, share[block.source], accumulate=True)
         found = torch.stack(list(_diagonals(steps, num_steps, num_kept)), dim=2)
-        nodes, _ = expand(first, first + size)
-        out[torch.from_numpy(nodes)] = convert(found[torch.arange(width) < torch.from_numpy(size).unsqueeze(1)])
+        out[block.nodes] = convert(found[block.is_node])
     return out
 
 
@@ -78,15 +59,3 @@ def _diagonals(steps: Tensor, num_steps: int, num_kept: int) -> Iterator[Tensor]
         yield power.diagonal(dim1=1, dim2=2)
     for power in powers[:num_steps - num_kept]:
         yield (powers[-1] * power.mT).sum(2)
-
-
-def _cut(sizes: np.ndarray, most: int) -> Iterator[np.ndarray]:
-    """Cut the graphs, the smallest first, so that their padded matrices have at most `most` numbers, or one graph."""
-    order = np.argsort(sizes, kind="stable")
-    first = 0
-    while first < len(order):
-        # The matrices of the graphs up to each one, padded to its size, grow from graph to graph.
-        padded = np.arange(1, len(order) - first + 1) * sizes[order[first:]].astype(np.int64) ** 2
-        last = first + max(int(np.searchsorted(padded, most, side="right")), 1)
-        yield order[first:last]
-        first = last

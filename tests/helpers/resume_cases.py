@@ -128,7 +128,7 @@ ROWS: dict[str, list[str]] = {
     "links of edges": ["data.propagate=2"],
     "graph": [],
     "graph: focal loss": ["task.focal_gamma=1.5"],
-    "graph: bins of nodes": ["loader.pack=nodes", "data.random_walk=3", *DROPPED],
+    "graph: bins of nodes": ["loader.pack=nodes", "data.random_walk=3", "data.laplacian=2", *DROPPED],
     "tables": [],
     "tables: smoothed predictions": ["evaluation.smooth=correct_and_smooth"],
     "tables: weighted classes": ["task.class_weights=balanced", "task.label_smoothing=0.1"],

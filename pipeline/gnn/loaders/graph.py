@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.data.laplacian import flip
 from parallel_epochs.pipeline.graph.partition import Partition
 from parallel_epochs.pipeline.graph.union import cut_by_nodes, select_graphs
 from parallel_epochs.pipeline.run.seeds import stream
@@ -27,14 +28,16 @@ class GraphLoader:
         data: a union of graphs.
         batch_size: graphs of a batch, on average at most.
         pack: what is shared out evenly among the batches: "graphs" or "nodes".
-        seed: of the order.
+        seed: of the order, and of the signs.
+        num_vectors: last columns of ``x`` that are entries in eigenvectors of the graphs, whose signs mean nothing.
+            :meth:`batches` draws a sign for each graph and vector.
         device: where the batches will be used; for a GPU they are put into page-locked memory.
     """
 
     def __init__(self, data: Data, *, batch_size: int, pack: str = "graphs", seed: int = 0,
-                 device: torch.device = torch.device("cpu")):
+                 num_vectors: int = 0, device: torch.device = torch.device("cpu")):
         self.data, self.device = data, device
-        self._batch_size, self._pack, self._seed = batch_size, pack, seed
+        self._batch_size, self._pack, self._seed, self._num_vectors = batch_size, pack, seed, num_vectors
         self._learned = data.train_mask.nonzero().squeeze(1)
 
     @property
@@ -63,7 +66,12 @@ class GraphLoader:
     def batches(self, round_: int, share: Share) -> Iterator[Data]:
         """Build the batches of a share in turn: a function of the seed, the round and the share."""
         partition = self.draw(round_, share)
-        return self.batches_of(partition, share.batches(partition.num_parts))
+        for batch in self._select(partition, share.batches(partition.num_parts)):
+            if self._num_vectors:
+                rng = stream("signs", self._seed, round_, share.draw, batch.cluster)
+                signs = torch.from_numpy(rng.integers(2, size=(batch.graph_id.numel(), self._num_vectors))) * 2 - 1
+                batch.x = flip(batch.x, signs.repeat_interleave(batch.ptr.diff(), dim=0))
+            yield self._hand_over(batch)
 
     def all_graphs(self) -> Partition:
         """Cut all graphs, in their own order, into batches."""
@@ -71,10 +79,7 @@ class GraphLoader:
 
     def batches_of(self, partition: Partition, places: Iterable[int]) -> Iterator[Data]:
         """Build the batches at some places of a partition of graphs."""
-        for place in places:
-            batch = select_graphs(self.data, partition.nodes(place))
-            batch.cluster, batch.target = place, torch.ones(batch.graph_id.numel(), dtype=torch.bool)
-            yield batch.pin_memory() if self.device.type == "cuda" else batch
+        return map(self._hand_over, self._select(partition, places))
 
     def measure(self, partition: Partition, seconds: float) -> dict[str, dict]:
         """Measure a draw and say so: a record for who writes it down.
@@ -91,6 +96,15 @@ class GraphLoader:
                  *(f"{record[key]:,}" for key in ("num_graphs", "num_batches", "least_graphs", "most_graphs",
                                                   "least_nodes", "most_nodes")), seconds)
         return {"graphs": record}
+
+    def _select(self, partition: Partition, places: Iterable[int]) -> Iterator[Data]:
+        for place in places:
+            batch = select_graphs(self.data, partition.nodes(place))
+            batch.cluster, batch.target = place, torch.ones(batch.graph_id.numel(), dtype=torch.bool)
+            yield batch
+
+    def _hand_over(self, batch: Data) -> Data:
+        return batch.pin_memory() if self.device.type == "cuda" else batch
 
     def _cut(self, graphs: Tensor) -> Partition:
         num_parts = -(-graphs.numel() // self._batch_size)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from parallel_epochs.pipeline.data import random_walk
+from parallel_epochs.pipeline.data import dense_graphs
 from parallel_epochs.pipeline.data.cache import load, prepare_as, read
 from parallel_epochs.pipeline.data.config import OGBGraphConfig
 from parallel_epochs.pipeline.data.random_walk import LEVELS, as_levels, return_probabilities
@@ -25,7 +25,7 @@ def union_of(sizes, rng):
 @pytest.mark.parametrize("num_steps", [1, 4, 7])
 @pytest.mark.parametrize("numbers", [1, 500, 1 << 24])
 def test_they_are_the_diagonals_of_powers_of_each_graph(num_steps, numbers, monkeypatch):
-    monkeypatch.setattr(random_walk, "NUMBERS", numbers)
+    monkeypatch.setattr(dense_graphs, "NUMBERS", numbers)
     edge_index, ptr = union_of([5, 1, 9, 3, 5, 12], np.random.default_rng(0))
     found = return_probabilities(edge_index, ptr, num_steps, Tensor.double)
     for first, last in zip(ptr[:-1].tolist(), ptr[1:].tolist()):
@@ -66,7 +66,7 @@ def test_molecules_get_columns_of_categories_and_other_graphs_numbers(tmp_path, 
 
 
 def test_graphs_that_are_too_large_are_refused(monkeypatch):
-    monkeypatch.setattr(random_walk, "machine_memory", lambda: 10_000)
+    monkeypatch.setattr(dense_graphs, "machine_memory", lambda: 10_000)
     edge_index, ptr = union_of([5, 40], np.random.default_rng(0))
     message = "data.random_walk=4: a graph of 40 nodes takes 51.2 kB, but this machine has 10 kB"
     with pytest.raises(ValueError, match=message):
