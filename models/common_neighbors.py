@@ -17,7 +17,7 @@ class CommonNeighbors:
     Attributes:
         node: [num_common], int64; those of a pair are in ascending order.
         ptr: [num_pairs + 1], int64.
-        degree: number of neighbours of each of these nodes, [num_common], int64.
+        degree: number of nodes that each of these has an edge to, at least 1, [num_common], int64.
     """
 
     node: Int[Tensor, " num_common"]
@@ -52,15 +52,16 @@ def find_common_neighbors(edge_index: Int[Tensor, "2 num_edges"], pairs: Int[Ten
     is_link = src != dst
     edges = (dst[is_link] * num_nodes + src[is_link]).unique()
     ptr = torch.searchsorted(edges, torch.arange(num_nodes + 1, device=edges.device) * num_nodes)
-    degree = ptr.diff()
+    in_degree = ptr.diff()
     # The neighbours of the node of lower degree are looked up in the list of the other.
-    is_second = degree[pairs[:, 1]] < degree[pairs[:, 0]]
+    is_second = in_degree[pairs[:, 1]] < in_degree[pairs[:, 0]]
     few, many = torch.where(is_second.unsqueeze(1), pairs.flip(1), pairs).unbind(1)
-    counts = degree[few]
+    counts = in_degree[few]
     pair = torch.arange(len(pairs), device=pairs.device).repeat_interleave(counts)
     first = ptr[few] - (counts.cumsum(0) - counts)
     node = edges[first[pair] + torch.arange(len(pair), device=pairs.device)] % num_nodes
     wanted = many[pair] * num_nodes + node
     found = edges[torch.searchsorted(edges, wanted).clamp(max=max(len(edges) - 1, 0))] == wanted
     node, counts = node[found], torch.bincount(pair[found], minlength=len(pairs))
-    return CommonNeighbors(node, torch.cat([counts.new_zeros(1), counts.cumsum(0)]), degree[node])
+    out_degree = torch.bincount(edges % num_nodes, minlength=num_nodes)
+    return CommonNeighbors(node, torch.cat([counts.new_zeros(1), counts.cumsum(0)]), out_degree[node])

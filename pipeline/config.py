@@ -37,10 +37,10 @@ class TrainerConfig:
 class TrainConfig:
     """How long a run trains, and how often it is evaluated."""
 
-    epochs: int = key(30, "Number of passes over the graph, summed over the ranks.", minimum=1, changes_numbers=False)
+    epochs: int = key(200, "Number of passes over the graph, summed over the ranks.", minimum=1, changes_numbers=False)
     lr: float = key(0.005, "Learning rate of one rank.", above=0)
     eval_every: int = key(1, "Number of epochs between two evaluations. Each evaluation saves a checkpoint.", minimum=1)
-    patience: int = key(0, "Stop after this many evaluations without a better validation metric. 0: never.", minimum=0)
+    patience: int = key(20, "Stop after this many evaluations without a better validation metric. 0: never.", minimum=0)
 
 
 @dataclass

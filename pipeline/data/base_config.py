@@ -30,8 +30,8 @@ class DataConfig:
                                   "(data.components=separate).", minimum=1)
     to_undirected: bool = key(False, "Add the missing reverse edges.", shapes_graph=True)
     add_self_loops: bool = key(False, "Add the missing self-loops.", shapes_graph=True)
-    node_features: str = key("sum", "How a graph without node features gets them. sum: the sum of the features of a "
-                             "node's edges. log_sum: the logarithm of this sum, standardised. counts: for each edge "
+    node_features: str = key("log_sum", "How a graph without node features gets them. sum: the sum of the features of "
+                             "a node's edges. log_sum: the logarithm of this sum, standardised. counts: for each edge "
                              "feature and each tenth of its range, the logarithm of the number of edges.",
                              choices=("sum", "log_sum", "counts"), shapes_graph=True)
     propagate: int = key(0, "Number K of hops over which node features are averaged before training, once and over the "

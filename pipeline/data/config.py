@@ -35,10 +35,6 @@ class SyntheticProteinsConfig(DataConfig):
     """A generated graph with the schema of ogbn-proteins."""
 
     source: str = key("synthetic_proteins", "Generated graph with the schema of ogbn-proteins.", shapes_graph=True)
-    node_features: str = key("log_sum", "How nodes get features. sum: the sum of the features of a node's edges. "
-                             "log_sum: the logarithm of this sum, standardised. counts: for each edge feature and each "
-                             "tenth of its range, the logarithm of the number of edges.",
-                             choices=("sum", "log_sum", "counts"), shapes_graph=True)
     num_nodes: int = key(8000, "Number of nodes.", shapes_graph=True)
     num_edges: int = key(400_000, "Number of directed edges, which is twice the number of pairs.", shapes_graph=True)
     num_species: int = key(8, "Number of species. Each one is a contiguous range of nodes.", shapes_graph=True)

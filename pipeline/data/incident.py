@@ -25,9 +25,9 @@ def incident_features(edge_index: EdgeIndex, edge_attr: Float[Tensor, "num_edges
     Args:
         edge_index: sorted by destination.
         edge_attr: [num_edges, edge_dim] or none.
-        kind: "sum": sums; "log_sum": log1p of the sums, each column brought to mean 0 and variance 1; "counts": log2 of
-            1 + the number of edges whose feature lies in each of :data:`NUM_INTERVALS` equal parts of its range, in the
-            manner of GIPA (https://arxiv.org/abs/2301.08209).
+        kind: "sum": sums; "log_sum": log1p of the sums' absolute values with the sums' signs, each column brought to
+            mean 0 and variance 1; "counts": log2 of 1 + the number of edges whose feature lies in each of
+            :data:`NUM_INTERVALS` equal parts of its range, in the manner of GIPA (https://arxiv.org/abs/2301.08209).
 
     Returns:
         [num_nodes, edge_dim], [num_nodes, edge_dim * NUM_INTERVALS] for counts, or [num_nodes, 1] of no edge features.
@@ -46,7 +46,7 @@ def scale(total: Float[Tensor, "num_nodes channels"], kind: str) -> Float[Tensor
     if kind == "counts":
         return (total + 1).log2().float()
     if kind == "log_sum":
-        total = total.clamp(min=0).log1p()
+        total = total.sign() * total.abs().log1p()
         total = (total - total.mean(0)) / total.std(0, correction=0).clamp(min=1e-6)
     return total.float()
 

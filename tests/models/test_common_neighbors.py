@@ -20,7 +20,9 @@ def test_they_are_those_of_sets(num_nodes, num_edges, num_pairs, is_sorted, seed
     found = find_common_neighbors(sort_edges(edge_index, num_nodes)[0] if is_sorted else edge_index, pairs, num_nodes)
     expected = [sorted(neighbors[u] & neighbors[v]) for u, v in pairs.tolist()]
     assert [part.tolist() for part in found.node.split(found.ptr.diff().tolist())] == expected
-    assert found.degree.tolist() == [len(neighbors[node]) for nodes in expected for node in nodes]
+    targets = [{v for u, v in edge_index.t().tolist() if u == node != v} for node in range(num_nodes)]
+    assert found.degree.tolist() == [len(targets[node]) for nodes in expected for node in nodes]
+    assert bool(found.allocate_resources().isfinite().all())
 
 
 def test_the_index_is_that_of_a_sparse_product():

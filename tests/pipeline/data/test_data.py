@@ -106,7 +106,7 @@ def test_digits_is_an_undirected_graph_of_real_digits(tmp_path):
 def test_a_folder_in_ogbs_layout(name, ogb_toy, tmp_path):
     folder = ogb_toy(name)
     before = sorted(folder.rglob("*"))
-    data = load(OGBConfig(name=name, folder=str(folder)), tmp_path)
+    data = load(OGBConfig(name=name, folder=str(folder), node_features="sum"), tmp_path)
     assert sorted(folder.rglob("*")) == before
     assert [int(data[m].sum()) for m in MASKS] == [36, 12, 12]
     if name == "ogbn-proteins":
@@ -165,7 +165,7 @@ def test_files_that_hold_no_numbers_are_named(file, content, message, ogb_toy, t
 
 def test_every_key_that_shapes_the_graph_is_in_its_name(ogb_toy, tmp_path):
     config = OGBConfig(name="ogbn-arxiv", folder=str(ogb_toy("ogbn-arxiv")))
-    changes = [{}, dict(to_undirected=True), dict(add_self_loops=True), dict(node_features="log_sum")]
+    changes = [{}, dict(to_undirected=True), dict(add_self_loops=True), dict(node_features="sum")]
     assert len({load(dataclasses.replace(config, **change), tmp_path).content_hash for change in changes}) == 4
     same = dataclasses.replace(config, components="largest", min_component_size=3)
     assert load(same, tmp_path).content_hash == load(config, tmp_path).content_hash
@@ -234,7 +234,7 @@ def test_a_file_of_the_users(tmp_path):
     torch.save({"edge_index": data.edge_index, "y": torch.ones(6, 2),
                 **{m: torch.arange(6) % 3 == i for i, m in enumerate(MASKS)}}, tmp_path / "dict.pt")
     loaded = load(FileConfig(path=str(tmp_path / "dict.pt")), tmp_path / "cache")
-    assert loaded.metric == "rocauc" and loaded.x.tolist() == [[2.0]] * 6
+    assert loaded.metric == "rocauc" and loaded.x.tolist() == [[0.0]] * 6  # all degrees are equal
 
 
 def test_nothing_that_a_user_saved_is_dropped_in_silence(tmp_path, caplog):
@@ -262,6 +262,8 @@ def test_log_sums_are_standardised():
     data = preparing.prepare(synthetic.synthetic_proteins(**SMALL), origin="x", node_features="log_sum")
     torch.testing.assert_close(data.x[:, :8].mean(0), torch.zeros(8), atol=1e-5, rtol=0)
     torch.testing.assert_close(data.x[:, :8].std(0, correction=0), torch.ones(8))
+    negative = incident_features(data.edge_index, -data.edge_attr, "log_sum")
+    torch.testing.assert_close(negative, -data.x[:, :8])
 
 
 def test_an_empty_valid_split_is_said(caplog):

@@ -86,7 +86,7 @@ ROWS = [
     ("config.yaml", replace("seed: 0", "seed: many"), dict.fromkeys(
         ("resume", "evaluate"), "config.yaml is not the configuration of a run: seed: Value 'many' .*Integer")),
     ("config.yaml", replace("seed: 0", "sead: 0"), dict.fromkeys(
-        ("resume", "evaluate"), "config.yaml is not the configuration of a run: sead: Key 'sead' not in 'GNNConfig'")),
+        ("resume", "evaluate"), "config.yaml is not the configuration of a run: Key 'sead' not in 'GNNConfig'")),
     ("config.yaml", replace("seed: 0", "seed: 0  # a remark"), {}),
     ("config.yaml", become_directory, dict.fromkeys(
         ("resume", "evaluate", "report"), "config.yaml is a directory, not a file")),

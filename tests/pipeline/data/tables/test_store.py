@@ -106,7 +106,7 @@ LABELS = {"label": "kind", "split_column": "split"}
 
 
 COLUMNS = [{}, {"weight": "w"}, {"features": ["p", "q"]}, {"weight": "w", "features": ["q"]}]
-OPTIONS = [{}, {"node_features": "log_sum"}, {"node_features": "counts"}, {"add_self_loops": True}]
+OPTIONS = [{}, {"node_features": "sum"}, {"node_features": "counts"}, {"add_self_loops": True}]
 # Every pair of columns, options and direction; the other half of the cases is slow.
 CASES = [pytest.param(columns, options, undirected, id=f"{'-'.join(columns)} {'-'.join(options)} {undirected}",
                       marks=[] if (row + column + undirected) % 2 else pytest.mark.slow)

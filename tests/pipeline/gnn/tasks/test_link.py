@@ -28,6 +28,7 @@ from tests.helpers.running import ROOT, rounds_of, shell, summary_of, train
 CPU = torch.device("cpu")
 SMALL = ["data=ogb_link", "task=link", "partition=random", "partition.num_parts=2", "model.num_layers=2",
          "model.hidden_channels=8", "train.epochs=4", "task.pairs_per_step=60"]
+NO_INDEX = ["task.common_neighbors=false", "task.hide_pairs=false"]
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_a_step_follows_the_published_loss(configure_links):
     for (name, ours), (_, theirs) in zip(trainer.model.named_parameters(), before.named_parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, msg=name)
     moved = [not torch.equal(a, b) for a, b in zip(trainer.model.predictor.parameters(), before.predictor.parameters())]
-    assert len(moved) == 6 and all(moved)
+    assert len(moved) == 7 and all(moved)  # three layers, and the weight of the index
 
 
 def test_training_learns_links(configure, tmp_path):
@@ -105,7 +106,7 @@ def test_training_learns_links(configure, tmp_path):
                       train_pairs=train_pairs, valid_pairs=held_out[:50], test_pairs=held_out[50:],
                       valid_negatives=between[:200], test_negatives=between[200:400])
     config = configure(*SMALL, "train.epochs=30", "train.lr=0.01", "partition=whole", "task.pairs_per_step=1000",
-                       "model.hidden_channels=16", "train.eval_every=30")
+                       "model.hidden_channels=16", "train.eval_every=30", *NO_INDEX)
     summary = train_one(config, data, tmp_path, CPU, "test")
     assert summary["test"] > 0.7 and rounds_of(tmp_path)[-1]["loss"] < 1.1  # of 2 log 2 = 1.39
 
@@ -149,7 +150,7 @@ def test_views_of_one_cluster_are_exact_and_the_official_metric_is_ours(model, c
 
 
 def test_validation_edges_are_seen_by_the_test_alone(configure_links):
-    plain, seeing = (configure_links(f"task.valid_edges={value}", "task.metric=mrr") for value in ("false", "true"))
+    plain, seeing = (configure_links(f"task.valid_edges={value}", "task.metric=mrr", *NO_INDEX) for value in ("false", "true"))
     data = build.open_graph(plain).data
     rows, scores = {}, {}
     for name, config in (("plain", plain), ("seeing", seeing)):
