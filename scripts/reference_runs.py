@@ -21,7 +21,7 @@ from parallel_epochs.pipeline.command.arguments import Parser
 from parallel_epochs.pipeline.run import files, outputs
 
 TOY = ["data.num_nodes=240", "data.num_edges=4800", "data.num_species=4", "data.num_groups=8", "data.num_tasks=3",
-       "model.num_layers=3", "model.hidden_channels=16", "train.epochs=6"]
+       "model.num_layers=3", "model.hidden_channels=16", "train.epochs=6", "train.patience=0"]
 RUNS = {
     "random": TOY,
     "metis": [*TOY, "partition=metis"],

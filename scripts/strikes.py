@@ -270,7 +270,7 @@ def write_data(folder: Path) -> None:
 
 SMALL_MODEL = ("model.num_layers=2", "model.hidden_channels=8")
 GENERATED = ("data.num_nodes=240", "data.num_edges=4800", "data.num_species=4", "data.num_groups=8",
-             "data.num_tasks=3", *SMALL_MODEL)
+             "data.num_tasks=3", "train.patience=0", *SMALL_MODEL)
 GNN = Job("gnn", (*GENERATED, "model.norm=batch", "train.epochs=80", "train.eval_every=4"))
 SAMPLING = Job("sampling", (*GENERATED, "loader=neighbor", "loader.num_neighbors=[4,3]", "loader.batch_size=40",
                             "train.epochs=40", "train.eval_every=4"))

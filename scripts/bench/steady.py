@@ -25,7 +25,7 @@ def bench_steady(epochs: int, num_ranks: int, overrides: list[str]) -> None:
     with tempfile.TemporaryDirectory() as root:
         run = Path(root, "run")
         for held in watch([sys.executable, "-m", "pipeline.train", f"parallel.num_ranks={num_ranks}",
-                           "parallel.threads_per_rank=1", f"train.epochs={epochs}", *overrides,
+                           "parallel.threads_per_rank=1", f"train.epochs={epochs}", "train.patience=0", *overrides,
                            f"hydra.run.dir={run}"], every=0.02):
             trained = max((record["epochs"] for record in read_records(run / "metrics.jsonl")
                            if record["kind"] == "round"), default=0)

@@ -23,7 +23,7 @@ DROPPED = ["model.input_dropout=0.2", "model.edge_dropout=0.3"]
 NEIGHBOR = [*TOY, "loader=neighbor", "loader.num_neighbors=[4,3]", "loader.batch_size=40"]
 TABLE = [*TOY, "features=embedding", "features.channels=6"]
 LINK = ["data=ogb_link", "task=link", "partition=random", "partition.num_parts=2", "model.num_layers=2",
-        "model.hidden_channels=8", "task.pairs_per_step=60"]
+        "model.hidden_channels=8", "task.pairs_per_step=60", "train.patience=0"]
 GRAPH = ["+experiment=ogbg_molpcba", "model.num_layers=2", "model.hidden_channels=16", "loader.batch_size=7"]
 KNN = ["data=digits", "data.train_fraction=0.3", "model.num_layers=2", "model.hidden_channels=8", "model.knn=4",
        "model.knn_dilation=2", "model.knn_epsilon=0.3", "model.norm=batch"]

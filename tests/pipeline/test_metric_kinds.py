@@ -117,7 +117,7 @@ def value_graph(path, metric="rmse", *, scale=1e5, unknown=0.2, num_nodes=120):
 def test_a_run_on_real_values_reports_them_in_their_own_unit(metric, configure, tmp_path, caplog):
     caplog.set_level("INFO")
     path, y = value_graph(tmp_path / "graph.pt", metric)
-    config = configure("data=file", f"data.path={path}", *MODEL, "train.lr=0.05", "train.epochs=30")
+    config = configure("data=file", f"data.path={path}", *MODEL, "train.lr=0.05", "train.epochs=30", "train.patience=0")
     summary = train(config, tmp_path / "run")
     valid = [record["valid"] for record in rounds_of(tmp_path / "run")]
     # The spread of the first target is 1e5, that of the second 1e3: means of the training nodes would give half of it.

@@ -77,7 +77,7 @@ def test_training_batches_draw_signs_for_each_graph_and_evaluations_none(name, n
     drawn = []
     for batch in batches:
         own = data.x[batch.n_id]
-        for number, (first, last) in enumerate(zip(batch.ptr[:-1], batch.ptr[1:])):
+        for first, last in zip(batch.ptr[:-1], batch.ptr[1:]):
             for column in range(num_own, num_own + 3):
                 values, plain = batch.x[first:last, column], own[first:last, column]
                 flipped = flip(plain.unsqueeze(1), -torch.ones(len(plain), 1, dtype=torch.long)).squeeze(1)

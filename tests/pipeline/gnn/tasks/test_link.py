@@ -150,7 +150,8 @@ def test_views_of_one_cluster_are_exact_and_the_official_metric_is_ours(model, c
 
 
 def test_validation_edges_are_seen_by_the_test_alone(configure_links):
-    plain, seeing = (configure_links(f"task.valid_edges={value}", "task.metric=mrr", *NO_INDEX) for value in ("false", "true"))
+    plain, seeing = (configure_links(f"task.valid_edges={value}", "task.metric=mrr", *NO_INDEX)
+                     for value in ("false", "true"))
     data = build.open_graph(plain).data
     rows, scores = {}, {}
     for name, config in (("plain", plain), ("seeing", seeing)):
