@@ -9,6 +9,9 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.utils import segment
 
+# Neighbours that are looked up at a time, and about those of one pair more.
+NUMBERS = 1 << 22
+
 
 @dataclass(frozen=True)
 class CommonNeighbors:
@@ -37,31 +40,59 @@ class CommonNeighbors:
         return segment(1 / self.degree.clamp(min=2).float().log(), self.ptr, reduce="sum")
 
 
-def find_common_neighbors(edge_index: Int[Tensor, "2 num_edges"], pairs: Int[Tensor, "num_pairs 2"],
-                          num_nodes: int) -> CommonNeighbors:
-    """Find the nodes with an edge to both nodes of a pair.
+@dataclass(frozen=True)
+class Neighborhoods:
+    """The neighbours of each node of a graph in ascending order, in which those of pairs are looked up.
 
-    Duplicate edges count once. Self-loops do not count: a node with a loop would be a common neighbour of itself and of
-    the node that it is linked to, and so tell of the very edge that is predicted.
-
-    Args:
-        edge_index: [2, num_edges], a tensor or an ``EdgeIndex`` in any order. An edge counts for its destination.
-        pairs: [num_pairs, 2], int64, numbers of nodes below `num_nodes`.
+    Attributes:
+        edges: number of the destination times number of nodes, plus number of the source, of each edge once, sorted.
+        ptr: where the neighbours of each node begin in `edges`, [num_nodes + 1].
+        out_degree: number of nodes that each node has an edge to, [num_nodes].
     """
-    src, dst = edge_index.as_tensor().long() if isinstance(edge_index, EdgeIndex) else edge_index.long()
-    is_link = src != dst
-    edges = (dst[is_link] * num_nodes + src[is_link]).unique()
-    ptr = torch.searchsorted(edges, torch.arange(num_nodes + 1, device=edges.device) * num_nodes)
-    in_degree = ptr.diff()
-    # The neighbours of the node of lower degree are looked up in the list of the other.
-    is_second = in_degree[pairs[:, 1]] < in_degree[pairs[:, 0]]
-    few, many = torch.where(is_second.unsqueeze(1), pairs.flip(1), pairs).unbind(1)
-    counts = in_degree[few]
-    pair = torch.arange(len(pairs), device=pairs.device).repeat_interleave(counts)
-    first = ptr[few] - (counts.cumsum(0) - counts)
-    node = edges[first[pair] + torch.arange(len(pair), device=pairs.device)] % num_nodes
-    wanted = many[pair] * num_nodes + node
-    found = edges[torch.searchsorted(edges, wanted).clamp(max=max(len(edges) - 1, 0))] == wanted
-    node, counts = node[found], torch.bincount(pair[found], minlength=len(pairs))
-    out_degree = torch.bincount(edges % num_nodes, minlength=num_nodes)
-    return CommonNeighbors(node, torch.cat([counts.new_zeros(1), counts.cumsum(0)]), out_degree[node])
+
+    edges: Int[Tensor, " num_edges"]
+    ptr: Int[Tensor, " num_nodes_plus_1"]
+    out_degree: Int[Tensor, " num_nodes"]
+
+    @classmethod
+    def of(cls, edge_index: Int[Tensor, "2 num_edges"], num_nodes: int) -> "Neighborhoods":
+        """Sort the edges of a graph.
+
+        Duplicate edges count once. Self-loops do not count: a node with a loop would be a common neighbour of itself
+        and of the node that it is linked to, and so tell of the very edge that is predicted.
+
+        Args:
+            edge_index: [2, num_edges], a tensor or an ``EdgeIndex`` in any order. An edge counts for its destination.
+        """
+        src, dst = edge_index.as_tensor().long() if isinstance(edge_index, EdgeIndex) else edge_index.long()
+        is_link = src != dst
+        edges = (dst[is_link] * num_nodes + src[is_link]).unique()
+        ptr = torch.searchsorted(edges, torch.arange(num_nodes + 1, device=edges.device) * num_nodes)
+        return cls(edges, ptr, torch.bincount(edges % max(num_nodes, 1), minlength=num_nodes))
+
+    def common(self, pairs: Int[Tensor, "num_pairs 2"]) -> CommonNeighbors:
+        """Find the nodes with an edge to both nodes of a pair.
+
+        Args:
+            pairs: [num_pairs, 2], int64, numbers of nodes.
+        """
+        # The neighbours of the node of fewer are looked up among those of the other, some pairs at a time.
+        in_degree = self.ptr.diff()
+        is_second = in_degree[pairs[:, 1]] < in_degree[pairs[:, 0]]
+        few, many = torch.where(is_second.unsqueeze(1), pairs.flip(1), pairs).unbind(1)
+        block = in_degree[few].cumsum(0) // NUMBERS
+        sizes = torch.unique_consecutive(block, return_counts=True)[1].tolist()
+        found = [self._find(*ends) for ends in zip(few.split(sizes), many.split(sizes), strict=True)]
+        node, counts = (torch.cat(parts) for parts in zip(*found)) if found else (pairs.new_empty(0),) * 2
+        return CommonNeighbors(node, torch.cat([counts.new_zeros(1), counts.cumsum(0)]), self.out_degree[node])
+
+    def _find(self, few: Tensor, many: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the common neighbours of pairs, pair by pair, and the number of each pair's."""
+        num_nodes, counts = self.out_degree.numel(), self.ptr.diff()[few]
+        pair = torch.arange(len(few), device=few.device).repeat_interleave(counts)
+        first = self.ptr[few] - (counts.cumsum(0) - counts)
+        node = self.edges[first[pair] + torch.arange(len(pair), device=few.device)] % num_nodes
+        wanted = many[pair] * num_nodes + node
+        place = torch.searchsorted(self.edges, wanted).clamp(max=max(len(self.edges) - 1, 0))
+        is_common = self.edges[place] == wanted
+        return node[is_common], torch.bincount(pair[is_common], minlength=len(few))

@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from parallel_epochs.models.common_neighbors import find_common_neighbors
+from parallel_epochs.models.common_neighbors import Neighborhoods
 
 PREDICTORS = ("mlp", "residual")
 # The first weight of the index of common neighbours in a logit, and the factor of the index in its logarithm.
@@ -99,16 +99,18 @@ class LinkModel(torch.nn.Module):
         """Compute the embedding of every node, which :meth:`decode` takes."""
         return self.encoder(x, edge_index, edge_attr)
 
+    def find_neighborhoods(self, edge_index: Int[Tensor, "2 num_edges"], num_nodes: int) -> Neighborhoods | None:
+        """Return what :meth:`decode` finds common neighbours in, or nothing if it does not read them."""
+        return Neighborhoods.of(edge_index, num_nodes) if self.predictor.reads_index else None
+
     def decode(self, h: Float[Tensor, "num_nodes out_channels"], pairs: Int[Tensor, "num_pairs 2"],
-               edge_index: Int[Tensor, "2 num_edges"]) -> Float[Tensor, " num_pairs"]:
+               neighborhoods: Neighborhoods | None = None) -> Float[Tensor, " num_pairs"]:
         """Compute the logits of pairs of nodes.
 
         Args:
             h: embedding of every node.
             pairs: [num_pairs, 2], int64.
-            edge_index: [2, num_edges], the edges among which common neighbours are counted.
+            neighborhoods: from :meth:`find_neighborhoods`.
         """
-        index = None
-        if self.predictor.reads_index:
-            index = find_common_neighbors(edge_index, pairs, h.size(0)).allocate_resources()
+        index = None if neighborhoods is None else neighborhoods.common(pairs).allocate_resources()
         return self.predictor(h[pairs[:, 0]], h[pairs[:, 1]], index)

@@ -1,13 +1,17 @@
 """`python -m scripts.keys [FILE]`: write docs/keys.md, the reference of every key, from the schema."""
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command.arguments import Parser, shorten
-from parallel_epochs.pipeline.command.cli import config_groups, format_entries
+from parallel_epochs.pipeline.command.cli import CONF, config_groups, format_entries, register_schema
 from parallel_epochs.pipeline.command.space import TuneConfig
 from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig
 from parallel_epochs.pipeline.products import PRODUCTS
@@ -56,16 +60,35 @@ def shared_sections() -> Iterator[Section]:
 
 def product_sections() -> Iterator[Section]:
     """Go through the keys that one product alone reads, or has another default of."""
-    shared = {entry.name for entry in keys.entries(RunConfig())} - {"trainer.name"}
+    shared = {entry.name: entry.value for entry in keys.entries(RunConfig()) if entry.name != "trainer.name"}
     for name, product in PRODUCTS.items():
         config = product.config()
         chosen = tuple(f"{part}." for part in config.members)
-        yield f"`trainer={name}`", product.config, (
-            entry for entry in keys.entries(config) if entry.name not in shared and not entry.name.startswith(chosen))
+        usual = [composed(entry, f"trainer={name}") for entry in keys.entries(config)]
+        yield f"`trainer={name}`", product.config, iter([
+            entry for entry in usual if not entry.name.startswith(chosen)
+            and (entry.name not in shared or entry.value != shared[entry.name])])
         for part, (_, schemas) in config.members.items():
             if part not in RunConfig.members:
                 for member, schema in schemas.items():
                     yield f"`{part}={member}`", schema, keys.entries(schema(), f"{part}.")
+
+
+def composed(entry: keys.Entry, *overrides: str) -> keys.Entry:
+    """Give a key the value that a command composes, with the member of a group that the key needs."""
+    groups = [f"{group}={members[0]}" for key, members in (entry.meaning.when or {}).items()
+              for group, _, field in [key.partition(".")] if field == "name" and members[0] in config_groups()[group]]
+    value = OmegaConf.select(compose_once(*overrides, *groups), entry.name)
+    return entry if value is None else dataclasses.replace(
+        entry, value=OmegaConf.to_object(value) if OmegaConf.is_config(value) else value)
+
+
+@functools.cache
+def compose_once(*overrides: str) -> DictConfig:
+    """Compose the configuration of a run."""
+    register_schema()
+    with initialize_config_dir(CONF, version_base="1.3"):
+        return compose("config", list(overrides))
 
 
 def command_sections() -> Iterator[Section]:

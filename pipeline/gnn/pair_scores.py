@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.models.common_neighbors import CommonNeighbors, find_common_neighbors
+from parallel_epochs.models.common_neighbors import CommonNeighbors, Neighborhoods
 
 # Pairs whose neighbours are compared at a time.
 BLOCK = 1 << 16
@@ -27,8 +27,8 @@ COUNTS: dict[str, Callable[[CommonNeighbors], Float[Tensor, " num_pairs"]]] = {
 
 def count_by(name: str, data: Data) -> PairScorer:
     """Score pairs by their common neighbours, by a member of `COUNTS`."""
-    return lambda pairs: torch.cat([COUNTS[name](find_common_neighbors(data.edge_index, block, data.num_nodes))
-                                    for block in pairs.long().split(BLOCK)])
+    neighborhoods = Neighborhoods.of(data.edge_index, data.num_nodes)
+    return lambda pairs: torch.cat([COUNTS[name](neighborhoods.common(block)) for block in pairs.long().split(BLOCK)])
 
 
 def adjacency_of(data: Data) -> scipy.sparse.csr_array:

@@ -10,7 +10,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 
 from parallel_epochs.models import DeeperGCN, LinkModel
-from parallel_epochs.models.common_neighbors import CommonNeighbors, find_common_neighbors
+from parallel_epochs.models.common_neighbors import CommonNeighbors, Neighborhoods
 from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.pair_scores import COUNTS
@@ -127,7 +127,8 @@ def _with_valid_edges(data: Data) -> Data:
 
 def _rank(data: Data, split: str, count: Callable[[CommonNeighbors], Tensor], graph: Data) -> float:
     """Rank the pairs of a split by the neighbours that their nodes share in a graph."""
-    return link_metric(data.metric, *(count(find_common_neighbors(graph.edge_index, data[key], data.num_nodes))
+    neighborhoods = Neighborhoods.of(graph.edge_index, data.num_nodes)
+    return link_metric(data.metric, *(count(neighborhoods.common(data[key]))
                                       for key in (f"{split}_pairs", f"{split}_negatives")))
 
 

@@ -90,8 +90,10 @@ class LinkTask:
             rng: not needed; the loader has drawn the negatives.
         """
         h = model(batch.x, batch.edge_index, batch.edge_attr)
-        decode = cast(LinkModel, model).decode
-        positive, negative = (decode(h, pairs, batch.edge_index).float() for pairs in (batch.pairs, batch.negatives))
+        decoder = cast(LinkModel, model)
+        neighborhoods = decoder.find_neighborhoods(batch.edge_index, batch.num_nodes)
+        positive, negative = (decoder.decode(h, pairs, neighborhoods).float()
+                              for pairs in (batch.pairs, batch.negatives))
         each = len(positive) / max(len(negative), 1)
         total = F.softplus(-positive).sum() + each * F.softplus(negative).sum()
         return total, torch.tensor(len(positive), device=total.device)
@@ -171,8 +173,8 @@ class LinkTask:
         device, width = next(decoder.parameters()).device, decoder.out_channels
         rows = (rows[:, -width:] if of_test else rows[:, :width]).to(device)
         data = self.test_data if of_test and self.test_data is not None else self._data
-        edge_index = data.edge_index.to(device)
-        blocks = [decoder.decode(rows, block.to(device), edge_index).cpu() for block in pairs.split(BLOCK)]
+        neighborhoods = decoder.find_neighborhoods(data.edge_index.to(device), data.num_nodes)
+        blocks = [decoder.decode(rows, block.to(device), neighborhoods).cpu() for block in pairs.split(BLOCK)]
         logits = torch.cat(blocks) if blocks else torch.empty(0)
         if not logits.isfinite().all():
             raise FloatingPointError("the model's predictions are not finite; try a lower train.lr or "

@@ -83,7 +83,8 @@ def test_a_step_follows_the_published_loss(configure_links):
         next(iter(trainer.steps()))
         batch = next(iter(trainer.loader.batches(0, trainer.schedule.share(0))))
     h = before(batch.x, batch.edge_index)
-    positive, negative = (before.decode(h, pairs, batch.edge_index).sigmoid()
+    neighborhoods = before.find_neighborhoods(batch.edge_index, batch.num_nodes)
+    positive, negative = (before.decode(h, pairs, neighborhoods).sigmoid()
                           for pairs in (batch.pairs, batch.negatives))
     assert (len(positive), len(negative)) == (60, 180)
     (-(positive.log().mean() + (1 - negative).log().mean())).backward()
@@ -163,7 +164,7 @@ def test_validation_edges_are_seen_by_the_test_alone(configure_links):
         if name == "seeing":
             expected = {frozenset(p) for p in [*data.train_pairs.tolist(), *data.valid_pairs.tolist()]}
             assert {frozenset(e) for e in task.test_data.edge_index.as_tensor().t().tolist()} == expected
-            logits = [model.decode(rows[name][:, 8:], data[key], task.test_data.edge_index).detach()
+            logits = [model.decode(rows[name][:, 8:], data[key]).detach()
                       for key in ("test_pairs", "test_negatives")]
             assert scores[name]["test"] == link_metric("mrr", *logits)
             swapped = task.scores(model, torch.cat([rows[name][:, :8], rows["plain"]], dim=1))
@@ -200,7 +201,9 @@ def test_predictions_are_logits_of_pairs(trained, tmp_path):
     restore.save_predictions(tmp_path / "out.pt", restored)
     saved = torch.load(tmp_path / "out.pt")
     assert torch.equal(saved["pairs"], pairs) and saved["logits"][0] == saved["logits"][1]
-    expected = restored.setup.model.decode(saved["embeddings"], pairs, restored.setup.data.edge_index).detach()
+    model, data = restored.setup.model, restored.setup.data
+    neighborhoods = model.find_neighborhoods(data.edge_index, data.num_nodes)
+    expected = model.decode(saved["embeddings"], pairs, neighborhoods).detach()
     torch.testing.assert_close(saved["logits"], expected)
     restore.save_predictions(tmp_path / "out.pt", dataclasses.replace(restored, pairs=None))
     saved, data = torch.load(tmp_path / "out.pt"), build.open_graph(config).data
