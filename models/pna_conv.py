@@ -14,6 +14,7 @@ from parallel_epochs.models.messages import update_all
 from parallel_epochs.models.messages.fused import why_not_fused
 from parallel_epochs.models.messages.inputs import read_call
 from parallel_epochs.models.messages.reference import reduce_messages
+from parallel_epochs.models.messages.several import reduce_several
 from parallel_epochs.models.plain import has_hooks, is_plain
 from parallel_epochs.models.structure import find_degrees
 
@@ -27,9 +28,9 @@ class PNAConv(FusedConv, pyg.PNAConv):
     """Principal neighbourhood aggregation with the arguments of :class:`torch_geometric.nn.PNAConv`.
 
     With one pre-layer, a message is ``W1 x_i + W2 x_j + W3 e_ij``. The products with `x` are made for the nodes, and
-    ``W1 x_i`` is added to the reductions of the rest. Without edge features, the kernels make one pass for the means
-    and one each for sum, min and max. With edge features, and where the kernels cannot run, plain torch makes all
-    reductions in one pass over blocks of destinations, and again in backward.
+    ``W1 x_i`` is added to the reductions of the rest. Without edge features, a kernel makes all reductions in one pass
+    over the edges; on a GPU, one makes the means and one each sum, min and max. With edge features, and where the
+    kernels cannot run, plain torch makes all reductions in one pass over blocks of destinations, and again in backward.
     """
 
     def forward(self, x: Tensor, edge_index: Adj, edge_attr: OptTensor = None) -> Tensor:
@@ -50,8 +51,8 @@ class PNAConv(FusedConv, pyg.PNAConv):
             check_rows(edges, edge_attr)
             of_attr = of_edge[0] @ self.edge_encoder.weight
             bias = bias + of_edge[0] @ self.edge_encoder.bias
-        parts = self._collect(edges, _multiply(x, of_src), edge_attr, of_attr, num_nodes)
         degree = find_degrees(edges, num_nodes).in_degree.to(x.dtype).view(-1, 1, 1)
+        parts = self._collect(edges, _multiply(x, of_src), edge_attr, of_attr, degree)
         out = self._scale(self._combine(parts, _multiply(x, of_dst) + bias, degree), degree)
         out = torch.cat([x, out], dim=-1)
         return self.lin(torch.cat([nn(out[:, i]) for i, nn in enumerate(self.post_nns)], dim=1))
@@ -71,9 +72,9 @@ class PNAConv(FusedConv, pyg.PNAConv):
         return [name for name, readers in wanted.items() if readers & kinds]
 
     def _collect(self, edges: Tensor, sent: Tensor, attr: OptTensor, of_attr: OptTensor,
-                 num_nodes: int) -> dict[str, Tensor]:
+                 degree: Tensor) -> dict[str, Tensor]:
         """Reduce what the sources send [num_nodes, towers, F_in], and the edges add, in each way that is needed."""
-        names = self._primitives()
+        names, num_nodes = self._primitives(), degree.size(0)
         reason = "there is no kernel with edge features" if attr is not None else why_not_fused(
             read_call(edges, "copy_u", u=sent, num_dst=num_nodes))
         if reason and self.kernel == "fused":
@@ -82,6 +83,10 @@ class PNAConv(FusedConv, pyg.PNAConv):
             rows = Rows([sent], [], [] if attr is None else [attr], [] if of_attr is None else [of_attr])
             reduced = compute_in_blocks(self._reduce, edges, rows, num_dst=num_nodes)
             return dict(zip(names, reduced.split(self.F_in, dim=2), strict=True))
+        if sent.device.type == "cpu":
+            sums = {"mean": "sum", "square": "square"}  # of which the means are taken here
+            found = reduce_several(edges, sent, num_nodes, tuple({sums.get(name, name): None for name in names}))
+            return {name: found[sums[name]] / degree.clamp(min=1) if name in sums else found[name] for name in names}
         # Without edge features, the square of a message is a value of the nodes too.
         values = {name: sent * sent if name == "square" else sent for name in names}
         parts: dict[str, Tensor] = {}

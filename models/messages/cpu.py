@@ -14,6 +14,8 @@ PLACES = ("nowhere", "row", "other", "edge")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OPERATIONS = ("copy", "add", "sub", "mul", "div", "exp")
 REDUCTIONS = ("sum", "max", "min", "prod", "none")
+# In the order of several.h: sums, sums of squares, largest and smallest values.
+PARTS = ("sum", "square", "max", "min")
 
 
 class Operand(ctypes.Structure):
@@ -40,9 +42,21 @@ class MessageProblem(ctypes.Structure):
     )
 
 
+class SeveralProblem(ctypes.Structure):
+    """Arguments of a call that makes several reductions, field by field as in several.h."""
+
+    _fields_ = (
+        [(name, ctypes.c_int64) for name in (
+            "num_rows", "num_others", "num_edges", "channels", "num_threads", "ptr_wide", "other_wide", "backward")]
+        + [(name, ctypes.c_void_p) for name in ("ptr", "other", "values")]
+        + [(name, ctypes.c_void_p * len(PARTS)) for name in ("results", "ties", "gradients")]
+        + [("out", ctypes.c_void_p)]
+    )
+
+
 LIBRARY = NativeLibrary(
     "fused messages", Path(__file__).with_name("messages_cpu.cpp"), otherwise="the reference runs instead",
-    structures={"messages_problem_size": MessageProblem})
+    structures={"messages_problem_size": MessageProblem, "several_problem_size": SeveralProblem})
 
 
 def get_simd() -> str:

@@ -1,10 +1,13 @@
 // Messages of edges and their reduction without a tensor of edges x channels. cpu.py calls the functions at the end.
 #include "dots.h"
 #include "general.h"
+#include "several.h"
 
 extern "C" {
 
 int64_t messages_problem_size() { return sizeof(MessageProblem); }
+
+int64_t several_problem_size() { return sizeof(SeveralProblem); }
 
 const char* messages_simd() { return SIMD_NAME; }
 
@@ -13,6 +16,12 @@ int messages_run(const MessageProblem* p) try {
   if (sums.fits()) return sums.run();
   Dots dots(*p);
   return dots.fits() ? dots.run() : General(*p).run();
+} catch (const std::bad_alloc&) {
+  return OUT_OF_MEMORY;
+}
+
+int several_run(const SeveralProblem* p) try {
+  return run_several(*p);
 } catch (const std::bad_alloc&) {
   return OUT_OF_MEMORY;
 }

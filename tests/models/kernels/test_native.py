@@ -15,6 +15,7 @@ from parallel_epochs.models.kernels import gated, native, norm
 from parallel_epochs.models.kernels.native import NativeLibrary, find_included
 from parallel_epochs.models.messages import cpu as messages
 from tests.models.aggregate.test_fused import check, graph, off_the_bounds
+from tests.models.messages import test_several
 from tests.models.messages.test_fused import WALKS, check_hubs
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
@@ -148,6 +149,8 @@ def test_other_widths_of_messages(width):
     for left, right in (((21,), ()), ((64,), (64,)), ((4, 16), (4, 1))):
         check_hubs(left, right, ("u_mul_e", "copy_u"), ("sum",))
         check_hubs(left, right, ("v_div_u", "e_sub_u"), WALKS)
+    for channels in (5, 64):
+        test_several.test_sizes_ties_and_hubs(700, 200, channels)
 
 
 @pytest.mark.slow

@@ -1,0 +1,151 @@
+"""Several reductions of what sources send, in one pass over the edges, forward and backward. For the CPU alone."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from parallel_epochs.models import notice
+from parallel_epochs.models.messages import cpu, reference
+from parallel_epochs.models.messages.cpu import PARTS, SeveralProblem
+from parallel_epochs.models.structure import find_structure
+
+# Those for which backward needs the numbers of ties.
+EXTREMES = ("max", "min")
+NAMESPACE = __name__.partition(".")[0]  # as in ops.py
+
+
+def reduce_several(edge_index: Tensor, values: Tensor, num_dst: int, parts: tuple[str, ...]) -> dict[str, Tensor]:
+    """Reduce the values of the sources of each destination in several ways.
+
+    Args:
+        edge_index: [2, num_edges], a tensor or an ``EdgeIndex``.
+        values: [num_src, *trailing], on the CPU.
+        parts: some of :data:`PARTS`.
+
+    Returns:
+        [num_dst, *trailing] for each part: 0 for a destination without edges. Ties of "max" and "min" share their
+        gradient evenly.
+
+    Raises:
+        IndexError: an edge has an end that is not in the graph.
+    """
+    save = torch.is_grad_enabled() and values.requires_grad
+    structure = find_structure(edge_index, values.size(0), num_dst, by_source=save)
+    found, _ = several(values.float(), structure.indptr, structure.src, structure.rowptr, structure.dst,
+                       " ".join(parts), save)
+    return {name: part.to(values.dtype) for name, part in zip(parts, found, strict=True)}
+
+
+@torch.library.custom_op(f"{NAMESPACE}::several", mutates_args=(), device_types="cpu")
+def several(values: Tensor, indptr: Tensor, src: Tensor, rowptr: Tensor | None, dst: Tensor | None, parts: str,
+            save: bool) -> tuple[Tensor, Tensor]:
+    """Compute :func:`reduce_several`.
+
+    Args:
+        values: [num_src, *trailing], float32.
+        indptr, src, rowptr, dst: see :class:`models.structure.Structure`; the last two are for backward alone.
+        parts: names, with blanks between them.
+        save: whether backward will follow.
+
+    Returns:
+        The results [num_parts, num_dst, *trailing], and the numbers of ties of the extremes among the parts, in their
+        order; none without `save`.
+    """
+    results, ties = _allocate(values, indptr, parts, save)
+    found = dict(zip(parts.split(), results))
+    _call(indptr, src, values, results=found, ties=dict(zip(_extremes(parts), ties)))
+    return results, ties
+
+
+def _extremes(parts: str) -> list[str]:
+    return [name for name in parts.split() if name in EXTREMES]
+
+
+def _allocate(values, indptr, parts, save):
+    shape = (indptr.numel() - 1, *values.shape[1:])
+    return (values.new_empty(len(parts.split()), *shape),
+            values.new_empty(len(_extremes(parts)) if save else 0, *shape))
+
+
+@several.register_fake
+def _(values, indptr, src, rowptr, dst, parts, save):
+    return _allocate(values, indptr, parts, save)
+
+
+@torch.library.custom_op(f"{NAMESPACE}::several_backward", mutates_args=(), device_types="cpu")
+def backward(gradient: Tensor, results: Tensor, ties: Tensor, values: Tensor, rowptr: Tensor, dst: Tensor,
+             parts: str) -> Tensor:
+    """Compute the gradient of the values of :func:`several`.
+
+    Args:
+        gradient: that of the results, [num_parts, num_dst, *trailing].
+    """
+    names, counts = parts.split(), dict(zip(_extremes(parts), ties))
+    gradients = {name: grad / counts[name] if name in counts else grad for name, grad in zip(names, gradient)}
+    out = torch.empty_like(values, memory_format=torch.contiguous_format)
+    _call(rowptr, dst, values, results=dict(zip(names, results)), gradients=gradients, out=out)
+    return out
+
+
+@backward.register_fake
+def _(gradient, results, ties, values, rowptr, dst, parts):
+    return torch.empty_like(values, memory_format=torch.contiguous_format)
+
+
+def _call(ptr: Tensor, other: Tensor, values: Tensor, *, results: dict[str, Tensor],
+          ties: dict[str, Tensor] | None = None, gradients: dict[str, Tensor] | None = None,
+          out: Tensor | None = None) -> None:
+    """Run the kernel: forward with the values of the other nodes, backward (with `out`) with those of the rows."""
+    if values.shape[1:].numel() == 0:
+        return
+    kept: list[Tensor] = []
+
+    def address(tensor: Tensor) -> int:
+        kept.append(tensor.contiguous())
+        return kept[-1].data_ptr()
+
+    rows = ptr.numel() - 1
+    others = next(iter(results.values())).size(0) if out is not None else values.size(0)
+    problem = SeveralProblem(
+        num_rows=rows, num_others=others, num_edges=other.numel(), channels=values.shape[1:].numel(),
+        num_threads=torch.get_num_threads(), ptr_wide=ptr.dtype == torch.int64, other_wide=other.dtype == torch.int64,
+        backward=out is not None, ptr=address(ptr), other=address(other), values=address(values),
+        out=None if out is None else address(out))
+    for field, tensors in (("results", results), ("ties", ties), ("gradients", gradients)):
+        for name, tensor in (tensors or {}).items():
+            getattr(problem, field)[PARTS.index(name)] = address(tensor)
+    status = cpu.LIBRARY.get().several_run(ctypes.byref(problem))
+    if status == 2:
+        raise MemoryError(f"reductions of {other.numel():,} edges with {problem.channels:,} channels do not fit into "
+                          "memory")
+    if status:
+        raise IndexError(f"an edge has an end that is not in the graph, which has {others:,} and {rows:,} nodes and "
+                         f"{other.numel():,} edges")
+
+
+def _set_up(ctx, inputs, output):
+    values, indptr, src, rowptr, dst, ctx.parts, save = inputs
+    assert save, "backward needs what forward saves for it"
+    results, ties = output
+    ctx.mark_non_differentiable(ties)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(results, ties, values, indptr, src, rowptr, dst)
+
+
+def _differentiate(ctx, gradient, _):
+    if gradient is None:
+        return (None,) * 7
+    results, ties, values, indptr, src, rowptr, dst = ctx.saved_tensors
+    if not torch.is_grad_enabled():
+        return backward(gradient, results, ties, values, rowptr, dst, ctx.parts), *(None,) * 6
+    notice.warn("messages: the reference computes gradients of gradients, with tensors of edges x channels")
+    to = torch.arange(indptr.numel() - 1).repeat_interleave(indptr.diff().long())
+    sent = values.index_select(0, src)
+    found = torch.stack([
+        reference.reduce_messages(sent * sent if name == "square" else sent, to, indptr.numel() - 1,
+                                  "sum" if name == "square" else name) for name in ctx.parts.split()])
+    return torch.autograd.grad(found, values, gradient, create_graph=True)[0], *(None,) * 6
+
+
+several.register_autograd(_differentiate, setup_context=_set_up)
