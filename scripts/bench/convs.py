@@ -69,8 +69,6 @@ CASES = (
     Case("TransformerConv", heads=4, edges="features"),
     Case("GINEConv", edges="features"),
     Case("ResGatedGraphConv", edges="features"),
-    Case("PNAConv", kwargs={"aggregators": ["mean", "min", "max", "std"], "deg": torch.ones(100),
-                            "scalers": ["identity", "amplification", "attenuation"]}),
 )
 
 
