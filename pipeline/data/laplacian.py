@@ -13,7 +13,7 @@ from parallel_epochs.pipeline.data.dense_graphs import each_block
 # Levels of an entry on each side of 0, where the other features of nodes are categories, and the entry of the last.
 SIDE, LARGEST = 16, 2.0
 LEVELS = 2 * SIDE + 1
-# An eigenvalue or an entry below this is 0.
+# An eigenvalue below this is 0, and entries that differ by less are equal.
 ZERO = 1e-6
 # Eigenvalues lie between 0 and 2; this is that of the rows which pad a matrix.
 _PADDING = 4.0
@@ -74,7 +74,6 @@ def _first_vectors(matrices: Tensor, is_node: Tensor, num_vectors: int) -> Tenso
     there = column < is_node.sum(1, keepdim=True)
     column = column.clamp(max=width - 1).unsqueeze(1).expand(-1, width, -1)
     found = vectors.gather(2, column) * there.unsqueeze(1) * is_node.sum(1).double().sqrt().view(-1, 1, 1)
-    found[found.abs() < ZERO] = 0
     size = found.abs()
     # The first of the entries that are the largest but for rounding.
     place = (size >= size.amax(1, keepdim=True) - ZERO).int().argmax(1, keepdim=True)

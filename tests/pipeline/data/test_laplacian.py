@@ -12,6 +12,7 @@ from parallel_epochs.pipeline.data import dense_graphs
 from parallel_epochs.pipeline.data.cache import load, prepare_as, read
 from parallel_epochs.pipeline.data.config import OGBGraphConfig
 from parallel_epochs.pipeline.data.laplacian import LEVELS, as_levels, flip, laplacian_eigenvectors
+from parallel_epochs.pipeline.gnn.loaders.build import build_loader
 from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.schedule import Share
@@ -97,8 +98,12 @@ def test_molecules_get_columns_of_categories(tmp_path, configure, caplog):
     config = OGBGraphConfig(folder=plain.folder, random_walk=2, laplacian=5)
     assert load(plain, tmp_path).content_hash != load(config, tmp_path).content_hash
     assert [int(size) for size in load(config, tmp_path).x_tables] == [*ATOMS, 32, 32, *[LEVELS] * 5]
-    train(configure("+experiment=ogbg_molhiv", f"data.folder={plain.folder}", "model.num_layers=2", "train.epochs=1",
-                    "model.hidden_channels=8", "loader.batch_size=7", "data.laplacian=5"), tmp_path / "run")
+    run = configure("+experiment=ogbg_molhiv", f"data.folder={plain.folder}", "model.num_layers=2", "train.epochs=1",
+                    "model.hidden_channels=8", "loader.batch_size=7", "data.laplacian=5")
+    train(run, tmp_path / "run")
+    data = load(run.data, tmp_path)
+    batch = next(build_loader(run, data).batches(0, Share()))
+    assert not torch.equal(batch.x, data.x[batch.n_id])
     assert "x: 9 categories from the file + 5 eigenvectors of the Laplacian + 3 categories of each edge" in caplog.text
 
 

@@ -159,11 +159,11 @@ def test_a_process_that_holds_the_interpreters_lock_is_ended_with_its_trace(sign
     assert ("stopped by SIGINT" in errors) if signum else ('File "<string>", line 1' in errors)
 
 
-def test_the_watchdog_ends_with_its_owner_and_leaves_nothing(tmp_path):
+def test_the_watchdog_ends_with_its_owner_says_nothing_and_leaves_nothing(tmp_path, capfd):
     board = Board.create(1)
     with watch(board, tmp_path, Limits()):
         assert board.folder.exists()
-    assert not board.folder.exists()
+    assert not board.folder.exists() and not any(capfd.readouterr())
 
 
 ENDS = """
