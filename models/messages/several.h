@@ -5,7 +5,7 @@
 
 enum Part { TOTAL, SQUARES, LARGEST, SMALLEST, NUM_PARTS };
 
-struct SeveralProblem {  // mirrored by SeveralProblem in several.py
+struct SeveralProblem {  // mirrored by SeveralProblem in cpu.py
   int64_t num_rows, num_others, num_edges, channels, num_threads, ptr_wide, other_wide, backward;
   const void *ptr, *other;
   const float* values;  // [num_others, channels] forward; [num_rows, channels] backward, where the sources are the rows

@@ -33,7 +33,8 @@ class PairLoader:
             this asks for on average.
         num_negatives: pairs drawn for each training pair.
         strict: draw no training pair, and no node with itself.
-        hide: leave the training pairs of a batch out of its edges.
+        hide: leave the training pairs of a batch out of its edges. A batch has at most about half of the pairs of its
+            cluster then, so that the others remain.
         seed: of every random number here.
     """
 
@@ -45,6 +46,8 @@ class PairLoader:
         self._hide, self._seed = hide, seed
         self._linked = PairSet(self._pairs, self.data.num_nodes) if strict else None
         self._visits = -(-len(self._pairs) // (clusters.num_batches * pairs_per_step))
+        if hide and self._visits == 1:
+            self._visits, self._pairs_per_step = 2, -(-len(self._pairs) // 2)
 
     @property
     def num_batches(self) -> int:

@@ -95,6 +95,20 @@ def test_hidden_pairs_leave_no_edge_and_all_others_stay(seed, num_hidden):
 
 
 @pytest.mark.parametrize("num_parts, pairs_per_step, sizes", [
+    (1, 1000, [35, 35]), (1, 40, [40, 30]), (1, 32, [32, 32, 6]), (3, 1000, None), (2, 10, None)])
+def test_at_most_half_of_a_clusters_pairs_are_hidden_where_they_fit_into_one_step(num_parts, pairs_per_step, sizes):
+    loader = loader_of(link_graph(), num_parts, pairs_per_step=pairs_per_step, hide=True)
+    batches = list(loader.batches(0, Share()))
+    assert len(batches) == loader.num_batches >= 2 * num_parts
+    assert sizes is None or [len(batch.pairs) for batch in batches] == sizes
+    whole = list(loader_of(link_graph(), num_parts, pairs_per_step=pairs_per_step).batches(0, Share()))
+    for cluster in range(num_parts):
+        within = sum(len(batch.pairs) for batch in whole[cluster::num_parts])
+        assert sum(len(batch.pairs) for batch in batches[cluster::num_parts]) == within
+        assert all(batch.num_edges > 0 for batch in batches[cluster::num_parts])
+
+
+@pytest.mark.parametrize("num_parts, pairs_per_step, sizes", [
     (1, 1000, [70]), (1, 32, [32, 32, 6]), (1, 35, [35, 35]), (3, 1000, None), (2, 10, None)])
 def test_every_training_pair_within_a_cluster_is_in_one_batch(num_parts, pairs_per_step, sizes):
     data = link_graph()
