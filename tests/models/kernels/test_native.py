@@ -39,9 +39,10 @@ class LongerProblem(ctypes.Structure):
 
 @pytest.mark.parametrize("library, function", [
     (cpu.LIBRARY, "fused_problem_size"), (norm.LIBRARY, "norm_problem_size"),
-    (messages.LIBRARY, "messages_problem_size"), (gated.LIBRARY, "gated_problem_size")])
+    (messages.LIBRARY, "messages_problem_size"), (messages.LIBRARY, "several_problem_size"),
+    (gated.LIBRARY, "gated_problem_size")])
 def test_structures_have_the_sizes_of_their_counterparts(library, function):
-    assert list(library.structures) == [function]
+    assert function in library.structures
     wrong = NativeLibrary(library.name, library.source, otherwise="", structures={function: LongerProblem})
     size = ctypes.sizeof(library.structures[function])
     ours = ctypes.sizeof(LongerProblem)

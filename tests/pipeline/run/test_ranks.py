@@ -80,7 +80,7 @@ GRADIENTS = {
     "graphs, epochs": ("graphs", EPOCHS), "graphs, split": ("graphs", SPLIT)}
 OF_FOUR = {"clusters, epochs": (FEW, EPOCHS | parts(2)), "clusters, split": (FEW, SPLIT | parts(6)),
            "graphs, split": ("graphs", SPLIT)}
-WITHOUT_LABELS = {"clusters without labels": 2, "weighted classes, split": 1, "links, many parts": 18}
+WITHOUT_LABELS = {"clusters without labels": 2, "weighted classes, split": 1, "links, many parts": 38}
 PREDICTIONS = {
     "views": ("nodes", views(3)), "exact": ("nodes", {"evaluation.method": "exact"}),
     "all neighbours": ("nodes", NEIGHBOR | BY_NEIGHBORS | {"evaluation.num_neighbors": [-1, -1]}),
