@@ -12,6 +12,15 @@ import pytest
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# The slow tests that take minutes. They begin first: a worker that begins one at the end leaves the others idle.
+LONG = {"test_faults_of_real_processes_lose_nothing", "test_kernels_compile_for_hopper_without_a_gpu",
+        "test_the_examples_train", "test_the_console_command_trains_ranks_beside_a_models_folder"}
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.name not in LONG)
+
+
 def pytest_configure(config):
     """Prepare a process that runs tests; the one that only hands them out does not wait for torch."""
     if config.getoption("dist", "no") == "no":
