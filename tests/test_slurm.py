@@ -122,7 +122,7 @@ def test_the_launcher_runs_a_sweep_of_four(environ, tmp_path):
     assert swept.returncode == 0, swept.stderr
     summaries = [summary_of(tmp_path / "sweep" / str(i)) for i in range(4)]
     assert [s["seed"] for s in summaries] == [0, 1, 2, 3] and len({s["weights_sha256"] for s in summaries}) == 4
-    assert summaries[3]["command"].endswith("train.epochs=4 seed=3")
+    assert summaries[3]["command"].endswith(f"{TOY[-1]} seed=3")
     assert "sweep output dir : sweep" in swept.stdout
 
 
