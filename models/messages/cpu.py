@@ -66,6 +66,22 @@ def get_simd() -> str:
     return function().decode()
 
 
+def check_status(status: int, problem: MessageProblem | SeveralProblem) -> None:
+    """Raise the error that the status of a call names.
+
+    Raises:
+        MemoryError: there was not enough memory.
+        IndexError: an edge has an end that is not in the graph.
+    """
+    rows, others = f"{problem.num_rows:,}", f"{problem.num_others:,}"
+    if status == 2:
+        raise MemoryError(f"messages from {others} to {rows} nodes with {problem.channels:,} channels do not fit into "
+                          "memory")
+    if status:
+        raise IndexError(f"an edge has an end that is not in the graph, which has {others} and {rows} nodes and "
+                         f"{problem.num_edges:,} edges")
+
+
 class Walk:
     """A pass over edges that are sorted by row, or, without `ptr`, over edges in any order.
 
@@ -84,7 +100,7 @@ class Walk:
     def __init__(self, names: tuple[str, str], sizes: tuple[int, int], ptr: Tensor | None, other: Tensor,
                  position: Tensor | None, message: Message, operands: dict[str, Tensor], shape: torch.Size):
         self._places = {names[0]: "row", names[1]: "other", "e": "edge", "g": "edge"}
-        self._sizes, self._shape = sizes, shape
+        self._shape = shape
         self._kept: list[Tensor] = []  # whose addresses the problem has
         operation = "mul" if message.operation == "dot" else message.operation
         self._problem = MessageProblem(
@@ -153,10 +169,4 @@ class Walk:
         if self._problem.channels == 0:
             return
         status = LIBRARY.get().messages_run(ctypes.byref(self._problem))
-        rows, others = (f"{size:,}" for size in self._sizes)
-        if status == 2:
-            raise MemoryError(f"messages from {others} to {rows} nodes with {self._problem.channels:,} channels do not "
-                              f"fit into memory")
-        if status:
-            raise IndexError(f"an edge has an end that is not in the graph, which has {others} and {rows} nodes and "
-                             f"{self._problem.num_edges:,} edges")
+        check_status(status, self._problem)

@@ -8,11 +8,11 @@ from torch import Tensor
 from parallel_epochs.models import notice
 from parallel_epochs.models.messages import cpu, reference
 from parallel_epochs.models.messages.cpu import PARTS, SeveralProblem
+from parallel_epochs.models.messages.ops import NAMESPACE
 from parallel_epochs.models.structure import find_structure
 
 # Those for which backward needs the numbers of ties.
 EXTREMES = ("max", "min")
-NAMESPACE = __name__.partition(".")[0]  # as in ops.py
 
 
 def reduce_several(edge_index: Tensor, values: Tensor, num_dst: int, parts: tuple[str, ...]) -> dict[str, Tensor]:
@@ -115,13 +115,7 @@ def _call(ptr: Tensor, other: Tensor, values: Tensor, *, results: dict[str, Tens
     for field, tensors in (("results", results), ("ties", ties), ("gradients", gradients)):
         for name, tensor in (tensors or {}).items():
             getattr(problem, field)[PARTS.index(name)] = address(tensor)
-    status = cpu.LIBRARY.get().several_run(ctypes.byref(problem))
-    if status == 2:
-        raise MemoryError(f"reductions of {other.numel():,} edges with {problem.channels:,} channels do not fit into "
-                          "memory")
-    if status:
-        raise IndexError(f"an edge has an end that is not in the graph, which has {others:,} and {rows:,} nodes and "
-                         f"{other.numel():,} edges")
+    cpu.check_status(cpu.LIBRARY.get().several_run(ctypes.byref(problem)), problem)
 
 
 def _set_up(ctx, inputs, output):

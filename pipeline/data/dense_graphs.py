@@ -39,7 +39,7 @@ class Block:
 
 
 def each_block(edge_index: EdgeIndex, ptr: Int[Tensor, " num_graphs_plus_1"], num_matrices: int,
-               setting: str) -> Iterator[Block]:
+               setting: str, *, mend: str = "leave it out") -> Iterator[Block]:
     """Cut a union of graphs into blocks whose matrices fit into memory, the smallest graphs first.
 
     Args:
@@ -47,6 +47,7 @@ def each_block(edge_index: EdgeIndex, ptr: Int[Tensor, " num_graphs_plus_1"], nu
         ptr: where the nodes of each graph begin.
         num_matrices: how many float64 matrices the caller has of each graph at a time.
         setting: key and value that ask for it, as "data.random_walk=4", for the error.
+        mend: what the error asks for.
 
     Raises:
         ValueError: the matrices of a graph do not fit into memory.
@@ -55,7 +56,7 @@ def each_block(edge_index: EdgeIndex, ptr: Int[Tensor, " num_graphs_plus_1"], nu
     largest = int(sizes.max(initial=0))
     if (needed := 8 * largest ** 2 * num_matrices) > machine_memory() // 2:
         raise ValueError(f"{setting}: a graph of {largest:,} nodes takes {format_bytes(needed)}, but this machine has "
-                         f"{format_bytes(machine_memory())}: leave it out")
+                         f"{format_bytes(machine_memory())}: {mend}")
     src, dst = edge_index.as_tensor()
     first_edge = torch.searchsorted(dst, ptr.to(dst.dtype)).numpy()
     for graphs in _cut(sizes, NUMBERS // num_matrices):

@@ -26,7 +26,7 @@ NAME_KEYS = ("names", "names_ptr", "label_names", "label_names_ptr")
 
 
 class Encoding(NamedTuple):
-    """How it is computed where the nodes of many graphs stand in theirs, and how that becomes categories."""
+    """Computes where the nodes of many graphs stand in theirs, and makes categories of that."""
 
     compute: Callable[..., Tensor]
     as_levels: Callable[[Tensor], Tensor]
