@@ -16,8 +16,8 @@ better than; and ``metric_of(part)``, by which they are compared.
 
 `predictions` has ``evaluate(run, ...)`` and ``predict(run, ...)``, which use a
 :class:`~pipeline.run.saved.SavedRun`. Their other arguments have the names of the keys that the record gives them. If
-the ranks predict once more when training has ended, it has ``finish(part, folder, ranks, stop)``, which returns what
-that adds to the summary.
+the ranks predict once more when training has ended, it has ``finish(part, trainer, folder, ranks, stop)``, which
+returns what that adds to the summary.
 """
 
 import importlib

@@ -63,7 +63,7 @@ def check_new(config: RunConfig) -> None:
     Raises:
         ValueError: names the key, the file or the environment variable.
     """
-    if config.resume is not None:
+    if config.resumes:
         return  # what else it takes is known when the run's own configuration is read
     check(config)
     choose_device(config.device, rank_tools.from_environment() or Ranks(
@@ -320,7 +320,7 @@ def train_part(part: Part, folder: Path, *, command: str, ranks: Ranks = Ranks()
         if ranks.is_first and hasattr(build, "write_results"):
             build.write_results(part, folder)
         finish = getattr(product_of(config.trainer.name).predictions, "finish", None)
-        more = {} if finish is None else finish(part, folder, ranks=ranks, stop=stop)
+        more = {} if finish is None else finish(part, trainer, folder, ranks=ranks, stop=stop)
     return summaries.summarise(
         result, experiment=config.name, metric=trainer.about.metric, parallel=config.parallel.name,
         lr_scaling=getattr(config.parallel, "lr_scaling", "none"), seed=config.seed, command=command,

@@ -1,7 +1,7 @@
 """What simple methods reach on a knowledge graph: the least that trained vectors should be better than."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import scipy.sparse as sp
@@ -13,6 +13,7 @@ from parallel_epochs.models.aggregate.reference_in_blocks import cut_into_blocks
 from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.graph.union import expand
 from parallel_epochs.pipeline.knowledge.build import build_probe, split_triples
+from parallel_epochs.pipeline.knowledge.ranking import ScoreAll
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 
 # What a frequency is worth beside the confidence of a rule: it decides between entities of equal confidence.
@@ -31,10 +32,13 @@ def find_baselines(part: Part) -> Iterator[Baseline]:
     data = part.data
     train, probe = split_triples(data)["train"].unique(dim=0), build_probe(part.config, data)
     frequencies = Frequencies(train, data.num_nodes, data.num_relations)
-    for name, method in (("the relation's most frequent entity", lambda: frequencies),
-                         ("same and inverse relations", lambda: Rules(train, frequencies))):
+    methods: tuple[tuple[str, Callable[[], ScoreAll]], ...] = (
+        ("the relation's most frequent entity", lambda: frequencies),
+        ("same and inverse relations", lambda: Rules(train, frequencies)))
+    for name, method in methods:
         began = time.perf_counter()
-        scores = probe(method(), False)
+        score_all = method()
+        scores = probe(score_all) | probe.test(score_all)
         yield Baseline(name, {split: scores[split] for split in ("train", "valid", "test")},
                        time.perf_counter() - began)
 

@@ -150,7 +150,7 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
                               penalty=penalty, seed=config.seed)
     optimizer = build_optimizer(tables, options, train.lr, is_sparse=steps.is_sparse)
     trainer = KnowledgeTrainer(tables, steps, optimizer, num_epochs=train.epochs, lr=train.lr, last_lr=options.last_lr,
-                               eval_every=train.eval_every, score=build_probe(config, data, ranks, stop), ranks=ranks,
+                               eval_every=train.eval_every, probe=build_probe(config, data, ranks, stop), ranks=ranks,
                                stop=stop)
     log.info("model: %s, %d numbers per entity and %d per relation%s, %s in all; loss %s, %s, learning rate %g; %s "
              "steps per epoch", options.model, options.dim, model.relation_dim(options.dim),

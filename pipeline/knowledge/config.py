@@ -49,9 +49,9 @@ class KnowledgeTrainerConfig(TrainerConfig):
     relation_lr: float = key(1.0, "Learning rate of the relations, as a fraction of that of the entities.", minimum=0)
     last_lr: float = key(1.0, "Final learning rate as a fraction of train.lr. The learning rate changes "
                          "linearly.", minimum=0)
-    eval_sample: int = key(0, "Number of validation triples that are ranked, always the same ones. 0: all. The test "
-                           "split is always ranked completely.", minimum=0)
-    per_relation: bool = key(False, "Also score each relation of the test split, in the last evaluation.")
+    eval_sample: int = key(0, "Number of validation triples that an evaluation ranks, always the same ones. 0: all. "
+                           "All test triples are ranked once, at the end.", minimum=0)
+    per_relation: bool = key(False, "Also score each relation of the test split.")
 
 
 @dataclass

@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 from parallel_epochs.models.embedding.triples import TripleTables
 from parallel_epochs.pipeline.block_training import vectors
 from parallel_epochs.pipeline.data.node_names import unpack_names
+from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.knowledge.build import (
     build_probe,
     choose_model,
@@ -23,10 +24,13 @@ from parallel_epochs.pipeline.knowledge.build import (
 )
 from parallel_epochs.pipeline.knowledge.config import FILTERED, TOP
 from parallel_epochs.pipeline.knowledge.questions import Found, Questions, answer, number_questions, read_questions
-from parallel_epochs.pipeline.run import files, tables
+from parallel_epochs.pipeline.knowledge.trainer import KnowledgeTrainer
+from parallel_epochs.pipeline.run import checkpoint, files, tables
 from parallel_epochs.pipeline.run.checkpoint import fitting
 from parallel_epochs.pipeline.run.progress import Bar
+from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.saved import SavedRun
+from parallel_epochs.pipeline.run.stop import StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +72,23 @@ def restore(run: SavedRun) -> Restored:
     return Restored(run.config, data, tables, epoch, unpack_names(data), relation_names(data))
 
 
+def finish(part: Part, trainer: KnowledgeTrainer, folder: Path, *, ranks: Ranks = Ranks(),
+           stop: StopRequest | None = None) -> dict[str, Any]:
+    """Rank the test with the best checkpoint when training has ended; an evaluation does not.
+
+    Returns:
+        What it adds to the summary.
+
+    Raises:
+        Stopped: on all ranks, if one of them was asked to stop.
+    """
+    ranks.wait()  # until the first has saved it
+    best = checkpoint.load(folder / "checkpoints" / "best.pt")
+    with fitting(best):
+        scores = trainer.test(best["model"])
+    return {"test": scores.pop("test"), "scores": scores}
+
+
 def evaluate(run: SavedRun, *, predictions: str | None) -> dict[str, float]:
     """Compute the filtered ranks of a checkpoint, and save its vectors if asked to.
 
@@ -82,7 +103,8 @@ def evaluate(run: SavedRun, *, predictions: str | None) -> dict[str, float]:
         vectors.check_predictions(run, predictions)
         _check_relations(run, Path(predictions))
     restored = restore(run)
-    scores = build_probe(restored.config, restored.data)(restored.tables.score_all, True)
+    probe, score_all = build_probe(restored.config, restored.data), restored.tables.score_all
+    scores = probe(score_all) | probe.test(score_all)
     vectors.log_scores(f"{run.title(restored.epoch)}, filtered ranks", scores, "mrr")
     if predictions is not None:
         save_vectors(Path(predictions), restored)

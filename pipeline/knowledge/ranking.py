@@ -144,12 +144,14 @@ def summarise(ranks: Tensor) -> dict[str, float]:
 
 
 class TripleProbe:
-    """Scores tables by the filtered ranks of triples of each split; all ranks take part.
+    """Scores tables by the filtered ranks of triples; all ranks take part.
+
+    An evaluation ranks triples of training and validation. The test is ranked when training has ended.
 
     Args:
         splits: the triples of training, validation and test, each [num_triples, 3].
         sample: triples of training that are ranked, drawn once.
-        valid_sample: of validation; 0: all.
+        valid_sample: triples of validation that an evaluation ranks; 0: all.
         relation_names: for the scores of each relation; none: none.
         ranks: each of them ranks its share of the triples.
         stop: asks for an end after the batch in hand.
@@ -161,29 +163,38 @@ class TripleProbe:
         self._splits, self._names, self._ranks, self._stop = splits, relation_names, ranks, stop or StopRequest()
         self._ranking = Ranking(torch.cat(list(splits.values())), num_entities, num_relations)
         self._num_relations = num_relations
-        self._chosen = dict(splits)
+        self._chosen = {split: splits[split] for split in ("train", "valid")}
         for split, size in (("train", sample), ("valid", valid_sample)):
             if 0 < size < len(splits[split]):
                 chosen = stream(f"ranked {split}", seed).permutation(len(splits[split]))[:size]
                 self._chosen[split] = splits[split][torch.from_numpy(chosen)]
 
-    def __call__(self, score_all: ScoreAll, is_last: bool) -> dict[str, float]:
-        """Compute the filtered MRR of each split, and of the test ``mr``, ``hits@k``, ``mrr@heads`` and ``mrr@tails``.
-
-        The last time, ``mrr@valid`` is that of all validation triples where ``valid`` is that of a sample; and there is
-        ``mrr@NAME`` for each relation of the test, if asked for.
+    def __call__(self, score_all: ScoreAll) -> dict[str, float]:
+        """Compute the filtered MRR of training and validation, and ``valid_mr`` and ``valid_hits@k``.
 
         Raises:
             Stopped: on all ranks, if one of them was asked to stop.
         """
-        ranks = {split: self._rank(score_all, triples) for split, triples in self._chosen.items()}
-        scores = {split: summarise(found)["mrr"] for split, found in ranks.items()}
-        test = ranks["test"]
-        scores |= {name: value for name, value in summarise(test).items() if name != "mrr"}
+        train, valid = (summarise(self._rank(score_all, self._chosen[split])) for split in ("train", "valid"))
+        return {"train": train["mrr"], "valid": valid.pop("mrr"),
+                **{f"valid_{name}": value for name, value in valid.items()}}
+
+    def test(self, score_all: ScoreAll) -> dict[str, float]:
+        """Compute the filtered MRR of the test, its ``mr``, ``hits@k``, ``mrr@heads`` and ``mrr@tails``.
+
+        There is ``mrr@valid`` too where an evaluation ranks a sample of the validation triples: that of all of them;
+        and ``mrr@NAME`` for each relation of the test, if asked for.
+
+        Raises:
+            Stopped: on all ranks, if one of them was asked to stop.
+        """
+        test = self._rank(score_all, self._splits["test"])
+        whole = summarise(test)
+        scores = {"test": whole.pop("mrr"), **whole}
         scores |= {f"mrr@{side}": summarise(test[:, column])["mrr"] for column, side in enumerate(("heads", "tails"))}
-        if is_last and len(self._chosen["valid"]) < len(self._splits["valid"]):
+        if len(self._chosen["valid"]) < len(self._splits["valid"]):
             scores["mrr@valid"] = summarise(self._rank(score_all, self._splits["valid"]))["mrr"]
-        if is_last and self._names is not None:
+        if self._names is not None:
             relation = self._splits["test"][:, 1]
             scores |= {f"mrr@{self._names[number]}": summarise(test[relation == number])["mrr"]
                        for number in relation.unique().tolist()}

@@ -5,14 +5,14 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from parallel_epochs.models.embedding.triples import TripleTables
-from parallel_epochs.pipeline.knowledge.ranking import ScoreAll
+from parallel_epochs.pipeline.knowledge.ranking import TripleProbe
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.contract import About, Progress, RoundNumbers, Step
 from parallel_epochs.pipeline.run.ranks import Ranks
@@ -52,19 +52,19 @@ class KnowledgeTrainer:
         lr: learning rate at the beginning; it falls linearly.
         last_lr: fraction of it at the end.
         eval_every: epochs between two evaluations.
-        score: computes the metrics of each split, by all ranks together; it is told whether it is the last time.
+        probe: ranks triples of each split, by all ranks together.
     """
 
     def __init__(self, tables: TripleTables, steps: Steps, optimizer: torch.optim.Optimizer, *, num_epochs: int,
-                 lr: float, last_lr: float, eval_every: int, score: Callable[[ScoreAll, bool], dict[str, float]],
-                 ranks: Ranks = Ranks(), stop: StopRequest | None = None):
+                 lr: float, last_lr: float, eval_every: int, probe: TripleProbe, ranks: Ranks = Ranks(),
+                 stop: StopRequest | None = None):
         self.tables, self.optimizer, self.progress = tables, optimizer, Progress()
         self.num_rounds = num_epochs
         # Another number of threads rounds otherwise.
         self.about = About(metric="mrr", kernel="matrix products over triples", num_epochs=num_epochs,
                            arithmetic=f"cpu, {torch.get_num_threads()} threads, triples", num_steps=steps.num_steps,
                            num_parameters=sum(table.numel() for table in tables.parameters()))
-        self._steps, self._score, self._lr, self._last_lr = steps, score, lr, last_lr
+        self._steps, self._probe, self._lr, self._last_lr = steps, probe, lr, last_lr
         self._eval_every, self._ranks, self._stop = eval_every, ranks, stop or StopRequest()
         self._numbers: RoundNumbers | None = None
 
@@ -134,15 +134,29 @@ class KnowledgeTrainer:
         return bool(message[2] > 0)
 
     def evaluate(self) -> dict[str, float] | None:
-        """Rank the triples of each split, all ranks together; none if it is not due."""
+        """Rank triples of training and validation, all ranks together; none if it is not due."""
         progress, scores = self.progress, None
-        is_last = progress.round + 1 == self.num_rounds
-        if is_last or (progress.round + 1) % self._eval_every == 0:
-            scores = self._score(self.tables.score_all, is_last)
+        if progress.round + 1 == self.num_rounds or (progress.round + 1) % self._eval_every == 0:
+            scores = self._probe(self.tables.score_all)
         progress.round += 1
         progress.epochs = progress.round
         progress.begin_round()
         return scores
+
+    def test(self, best: dict[str, Tensor]) -> dict[str, float]:
+        """Rank the triples of the test, all ranks together.
+
+        Args:
+            best: tables to rank them with; they take the place of the last ones. See :meth:`weights`.
+
+        Returns:
+            See :meth:`TripleProbe.test`.
+
+        Raises:
+            Stopped: on all ranks, if one of them was asked to stop.
+        """
+        self._copy(best)
+        return self._probe.test(self.tables.score_all)
 
     def describe(self) -> dict[str, dict]:
         """Say nothing that the log does not have yet."""
@@ -167,7 +181,10 @@ class KnowledgeTrainer:
 
     def load(self, state: dict) -> None:
         """Go on from a copy of what :meth:`state` returned, which may lie in a file that is mapped into memory."""
-        for name, table in self.weights().items():
-            table.copy_(state["tables"][name])
+        self._copy(state["tables"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.progress = Progress(**state["progress"])
+
+    def _copy(self, tables: dict[str, Tensor]) -> None:
+        for name, table in self.weights().items():
+            table.copy_(tables[name])

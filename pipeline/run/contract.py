@@ -19,7 +19,7 @@ class Progress:
         loss_sum, loss_count: loss and number of labels, or sum of their weights, summed over these.
         lr, grad_norm: learning rate of the last of them, and norm of its gradient.
         best_epoch: passes over the graph at the best validation metric so far.
-        best_scores: metrics of each split after it.
+        best_scores: metrics of the splits that were evaluated then.
         num_worse: evaluations since then.
         wall_seconds: time spent so far, by all starts of the run.
         first_loss: mean loss of the first step; None in checkpoints of before it was kept.
@@ -125,7 +125,8 @@ class Trainer(Protocol):
     - `num_rounds`: rounds of the whole run, as far as they are known.
     - `describe`: measure what the first round draws; records for metrics.jsonl by their kind.
     - `steps`: train the rest of this round; `state` is whole after each step.
-    - `evaluate`: close the round; the metric of each split, the same on all ranks, or None if none is due.
+    - `evaluate`: close the round; the metric of training, validation and, unless the product does so at the end, the
+      test, the same on all ranks; None if no evaluation is due.
     - `numbers`: of the round that has just ended.
     - `weights`: what was learned, as best.pt holds it; `fingerprint`: what ranks compare of it.
     - `state` and `load`: all that a resumed run needs to go on with the same bits.

@@ -54,8 +54,9 @@ def check_data(folder: Path, saved: dict, data_hash: str | None) -> None:
 
 
 def shown_scores(scores: dict[str, float], metric: str) -> dict[str, float]:
-    """Choose what a line of the log shows: the metric of each split, or the metric alone where it has no splits."""
-    return {metric: scores[metric]} if metric in scores else {split: scores[split] for split in SPLITS}
+    """Choose what a line of the log shows: the metric of each evaluated split, or alone where it has none."""
+    return {metric: scores[metric]} if metric in scores else {
+        split: scores[split] for split in SPLITS if split in scores}
 
 
 @dataclass
@@ -64,7 +65,7 @@ class Result:
 
     Attributes:
         best_epoch: passes over the data at the best validation metric.
-        best_scores: metrics of each split after it.
+        best_scores: metrics of the splits that were evaluated then.
         epochs: passes over the data, summed over the ranks.
         num_rounds: rounds in which they were made.
         wall_seconds: time spent, by all starts of the run.

@@ -44,7 +44,7 @@ def trainer_of(steps, *, num_epochs=1, eval_every=1, ranks=Ranks()):
     # It moves by the gradients themselves.
     optimizer = torch.optim.SGD(tables.parameters(), lr=1.0)
     return KnowledgeTrainer(tables, steps, optimizer, num_epochs=num_epochs, lr=1.0, last_lr=1.0, eval_every=eval_every,
-                            score=lambda score_all, is_last: {"test": 1.0}, ranks=ranks)
+                            probe=lambda score_all: {"valid": 1.0}, ranks=ranks)
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])

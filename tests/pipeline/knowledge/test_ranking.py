@@ -78,33 +78,34 @@ def probe(**options):
 
 def test_a_probe_scores_every_split():
     score, splits, table, ranks = probe(relation_names=["a", "b", "c"])
-    last, before = score(table, True), score(table, False)
+    before, last = score(table), score.test(table)
     for split, triples in splits.items():
-        assert last[split] == summarise(ranks(table, triples))["mrr"]
-    test = ranks(table, splits["test"])
+        assert (last if split == "test" else before)[split] == summarise(ranks(table, triples))["mrr"]
+    valid, test = ranks(table, splits["valid"]), ranks(table, splits["test"])
+    assert before == {"train": before["train"], "valid": summarise(valid)["mrr"], **{
+        f"valid_{name}": value for name, value in summarise(valid).items() if name != "mrr"}}
     assert last["mrr@heads"] == summarise(test[:, 0])["mrr"] and last["mrr@tails"] == summarise(test[:, 1])["mrr"]
     assert last["mr"] == summarise(test)["mr"] and last["hits@3"] == summarise(test)["hits@3"]
     for number, name in enumerate("abc"):
         assert last[f"mrr@{name}"] == summarise(test[splits["test"][:, 1] == number])["mrr"]
-    assert "mrr@a" not in before and "mrr@valid" not in last
+    assert "mrr@valid" not in last
 
 
 def test_a_sample_of_validation_stays_the_same_and_the_test_is_whole():
     score, splits, table, ranks = probe(valid_sample=4)
-    last, before = score(table, True), score(table, False)
-    assert last["valid"] == before["valid"] != last["mrr@valid"] == summarise(ranks(table, splits["valid"]))["mrr"]
-    assert last["test"] == before["test"] == summarise(ranks(table, splits["test"]))["mrr"]
+    last, before = score.test(table), score(table)
+    assert score(table) == before and before["valid"] != last["mrr@valid"]
+    assert last["mrr@valid"] == summarise(ranks(table, splits["valid"]))["mrr"]
+    assert last["test"] == summarise(ranks(table, splits["test"]))["mrr"]
 
 
 def test_each_rank_ranks_its_share(monkeypatch):
-    whole, _, table, _ = probe()
-    parts = []
-    monkeypatch.setattr(Ranks, "sum_", lambda self, tensor: parts.append(tensor.clone()))
-    for rank in range(3):
-        probe(ranks=Ranks(rank, 3))[0](table, False)
-    monkeypatch.undo()
     asked = []
     monkeypatch.setattr(Ranks, "sum_", lambda self, tensor: asked.append(tensor.clone()))
-    whole(table, False)
-    for place, together in enumerate(asked):
-        assert torch.equal(sum(parts[rank * 3 + place] for rank in range(3)), together)
+    for ranks in (Ranks(), *(Ranks(rank, 3) for rank in range(3))):
+        score, _, table, _ = probe(ranks=ranks)
+        score(table)
+        score.test(table)
+    whole, *parts = asked[:3], asked[3:6], asked[6:9], asked[9:]
+    for together, *found in zip(whole, *parts, strict=True):
+        assert torch.equal(sum(found), together)

@@ -11,7 +11,7 @@ from parallel_epochs.pipeline import config as effects
 from parallel_epochs.pipeline.command import schema
 from parallel_epochs.pipeline.data.cache import read
 from parallel_epochs.pipeline.data.config import MathConfig
-from parallel_epochs.pipeline.knowledge import build as build_knowledge, steps as triple_steps
+from parallel_epochs.pipeline.knowledge import build as build_knowledge, predictions, steps as triple_steps
 from parallel_epochs.pipeline.knowledge.steps import NegativeSteps, OneVsAllSteps, Penalty
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.ranks import Ranks
@@ -190,10 +190,23 @@ def test_the_learning_rate_falls_and_a_sample_validates(configure, tmp_path):
             for _ in trainer.steps():
                 rates.append(trainer.optimizer.param_groups[0]["lr"])
             scores = trainer.evaluate()
+        last = trainer.test(trainer.weights())
     assert rates[0] == 0.1 and rates[len(rates) // 2] == pytest.approx(0.075)
     assert rates == sorted(rates, reverse=True) and rates[-1] > 0.05
-    assert {"train", "valid", "test", "mr", "hits@1", "mrr@valid"} <= set(scores)
-    assert scores["valid"] != scores["mrr@valid"]
+    assert set(scores) == {"train", "valid", "valid_mr", "valid_hits@1", "valid_hits@3", "valid_hits@10"}
+    assert {"test", "mr", "hits@1"} <= set(last) and scores["valid"] != last["mrr@valid"]
+
+
+def test_the_test_is_ranked_with_the_best_checkpoint(configure, tmp_path):
+    config = configure(*TOY, *ALL)
+    with contextlib.closing(build.build_trainer(config, build.open_graph(config).data, torch.device("cpu"))) as trainer:
+        last = {name: table.clone() for name, table in trainer.weights().items()}
+        expected = trainer.test({name: table.flip(0) for name, table in last.items()})
+        (tmp_path / "checkpoints").mkdir()
+        checkpoint.save(tmp_path / "checkpoints" / "best.pt", {"model": trainer.weights()})
+        assert trainer.test(last) != expected
+        found = predictions.finish(None, trainer, tmp_path)
+    assert {"test": found["test"], **found["scores"]} == expected
 
 
 @pytest.mark.parametrize("loss", ["negatives", "one_vs_all"])
