@@ -9,7 +9,7 @@ from parallel_epochs.models import structure
 from parallel_epochs.models.aggregate import gpu
 from parallel_epochs.models.messages import attention_fused, attention_ops, gpu_attention
 from parallel_epochs.models.messages.attention import SCORES, attention, backend
-from tests.helpers.triton_process import interpret_faster
+from tests.helpers.triton_process import interpret_faster, more
 from tests.models.conftest import poisoned_memory  # noqa: F401 (a fixture)
 from tests.models.messages.test_attention import assert_close, problem, run
 
@@ -43,8 +43,8 @@ def check(tensors, edge_index, **options):
 
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("edge_dim, options", [
-    (0, {}), (3, dict(edge_dropout=0.4, dropout=0.2, negative_slope=-0.5)), (2, dict(num_loops=5)),
-    (17, dict(num_loops=8, edge_dropout=0.3)), (0, dict(dropout=1.0, num_loops=3)), (2, dict(edge_dropout=1.0))])
+    (3, dict(edge_dropout=0.4, dropout=0.2, negative_slope=-0.5)), (17, dict(num_loops=8, edge_dropout=0.3)),
+    *more((0, {}), (2, dict(num_loops=5)), (0, dict(dropout=1.0, num_loops=3)), (2, dict(edge_dropout=1.0)))])
 def test_the_kernel_gives_the_references_numbers(score, edge_dim, options):
     tensors, edge_index = problem(score, num_src=9, num_dst=8, num_edges=20, edge_dim=edge_dim,
                                   num_loops=options.get("num_loops"))
@@ -53,7 +53,7 @@ def test_the_kernel_gives_the_references_numbers(score, edge_dim, options):
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("flip", [False, *more(True)])
 def test_a_row_of_many_chunks(score, flip):
     """A row of either order lies in more chunks than are merged at once, and two runs agree to the bit."""
     tensors, edge_index = problem(score, 1, num_src=4, num_dst=4, num_edges=150, hub=True, edge_dim=2, num_loops=4)
@@ -79,7 +79,7 @@ def test_sizes_of_every_kind(score, heads, channels):
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("num_src, num_dst", [(3, 2), (3, 0), (0, 2)])
+@pytest.mark.parametrize("num_src, num_dst", [(3, 2), *more((3, 0), (0, 2))])
 def test_graphs_without_edges(score, num_src, num_dst):
     tensors, edge_index = problem(score, num_src=3, num_dst=num_dst, num_edges=0)
     for name in ("message", "source"):
@@ -88,7 +88,7 @@ def test_graphs_without_edges(score, num_src, num_dst):
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 300.0])
+@pytest.mark.parametrize("value", [float("nan"), -float("inf"), *more(float("inf"), 300.0)])
 def test_scores_that_are_not_numbers(score, value):
     tensors, edge_index = problem(score, 1, 3, num_src=5, num_dst=5, num_edges=12, edge_dim=0)
     tensors["target" if value != -float("inf") else "message" if score == "gatv2" else "source"][1] = value
@@ -107,7 +107,7 @@ def test_edge_index_is_used_as_it_is(order):
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *more(torch.float16)])
 def test_16_bits_are_read_as_they_are(score, dtype):
     """Gradients have the dtype of their tensors, and sums are those of float32."""
     tensors, edge_index = problem(score, num_src=5, num_dst=4, num_edges=12, edge_dim=2)

@@ -8,7 +8,7 @@ from torch_geometric import EdgeIndex
 
 from parallel_epochs.models.aggregate import AGGREGATIONS, fused, gpu, ops, reduce, reference
 from parallel_epochs.models.kernels import sorting
-from tests.helpers.triton_process import interpret_faster
+from tests.helpers.triton_process import interpret_faster, more
 from tests.models.aggregate.test_fused import assert_close, graph, run, wide_graph
 from tests.models.conftest import poisoned_memory  # noqa: F401 (a fixture)
 
@@ -58,7 +58,8 @@ def check(aggr, features, channels, **options):
     assert_close(ours, compute(edge_index, inputs, grad, aggr=aggr, exact=True), grad=grad, exponent=inputs["p"])
 
 
-@pytest.mark.parametrize("aggr", AGGREGATIONS)
+@pytest.mark.parametrize("aggr", ["softmax", "power", "max", *more(*(
+    aggr for aggr in AGGREGATIONS if aggr not in ("softmax", "power", "max")))])
 @pytest.mark.parametrize("features, channels, dtype", [
     (None, 5, torch.int64), (3, 20, torch.int32), ("encoded", 17, torch.int32), (17, 12, torch.int64)])
 def test_against_the_reference(aggr, features, channels, dtype):
@@ -66,25 +67,27 @@ def test_against_the_reference(aggr, features, channels, dtype):
 
 
 @pytest.mark.parametrize("aggr", ["powermean", "power"])
-@pytest.mark.parametrize("p", [-2.0, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("p", [-2.0, 3.0, *more(0.5, 1.0)])
 def test_power_means_clamp_messages_and_mean(p, aggr):
     edge_index, inputs, grad = wide_graph(p, aggr)
     assert_close(compute(edge_index, inputs, grad, aggr=aggr),
                  compute(edge_index, inputs, grad, aggr=aggr, exact=True), grad=grad, exponent=abs(p))
 
 
-@pytest.mark.parametrize("edge_dim", [*range(10), 15, 16, 33, 64, 65])
+@pytest.mark.parametrize("edge_dim", [0, 1, 3, 8, 9, 65, *more(2, 4, 5, 6, 7, 15, 16, 33, 64)])
 def test_any_edge_dim(edge_dim):
     check("softmax", edge_dim, 8, num_edges=20)
 
 
 @pytest.mark.parametrize("features, channels", [
-    (None, 1), (2, 1), (2, 64), (2, 130), (18, 16), (18, 130), ("encoded", 64), ("encoded", 130)])
+    (None, 1), (2, 130), (18, 16), ("encoded", 130), *more((2, 1), (2, 64), (18, 130), ("encoded", 64))])
 def test_any_number_of_channels(features, channels):
     check("softmax", features, channels, num_edges=30)
 
 
-@pytest.mark.parametrize("aggr, features", [*((aggr, 2) for aggr in ops.KINDS), ("softmax", 16), ("max", 16)])
+@pytest.mark.parametrize("aggr, features", [
+    ("softmax", 2), ("max", 2), ("add", 2),
+    *more(*((aggr, 2) for aggr in ops.KINDS if aggr not in ("softmax", "max", "add")), ("softmax", 16), ("max", 16))])
 def test_a_row_of_many_chunks(aggr, features):
     check(aggr, features, 8, num_edges=320, hub=300)
     edge_index, inputs, grad = problem(aggr, features, 8, num_edges=320, hub=300)
@@ -100,7 +103,7 @@ def test_offsets_of_64_bits(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("aggr, features", [("softmax", 3), ("softmax", 16), ("max", "encoded"), ("add", None)])
+@pytest.mark.parametrize("aggr, features", [("softmax", 3), ("max", "encoded"), *more(("softmax", 16), ("add", None))])
 def test_16_bits(aggr, features, dtype):
     edge_index, inputs, grad = problem(aggr, features, 20)
     # Small enough numbers that 16 bits hold them exactly.
@@ -113,7 +116,7 @@ def test_16_bits(aggr, features, dtype):
     assert_close(ours, exact, 2e-3 if dtype == torch.float16 else 1e-2, grad=grad)
 
 
-@pytest.mark.parametrize("aggr", ops.KINDS)
+@pytest.mark.parametrize("aggr", ["softmax", *more(*(aggr for aggr in ops.KINDS if aggr != "softmax"))])
 def test_runs_agree_to_the_bit(aggr):
     arguments = problem(aggr, 3, 20, hub=40)
     first, second = (compute(*arguments, aggr=aggr) for _ in range(2))

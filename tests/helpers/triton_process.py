@@ -25,8 +25,24 @@ def run(*command: str, **environment: str) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def run_cases(file: str) -> None:
-    """Run cases on the GPU, or under Triton's interpreter."""
+def both_suites(function):
+    """Run a test in the slow suite, and once more for what its cases leave to the exhaustive one; see :func:`more`."""
+    return pytest.mark.parametrize("chosen", [
+        "not exhaustive", pytest.param("exhaustive", marks=pytest.mark.exhaustive)])(function)
+
+
+def more(*values):
+    """Mark parameters of a case as those of the exhaustive suite: other ones take the same ways through the kernels."""
+    return [pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.exhaustive)
+            for value in values]
+
+
+def run_cases(file: str, chosen: str) -> None:
+    """Run cases on the GPU, or under Triton's interpreter.
+
+    Args:
+        chosen: an expression of pytest's marks.
+    """
     mode = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
     version = metadata.version("triton")
     if mode and version.startswith("3.6.") and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
@@ -34,7 +50,7 @@ def run_cases(file: str) -> None:
     # The interpreter computes with numpy, which warns of the infinities in lanes that are masked out, and of how Triton
     # 3.6 reads an array of one number.
     run("-m", "pytest", "-x", "-W", "ignore::RuntimeWarning", "-W", "ignore:Conversion of an array:DeprecationWarning",
-        file, **mode)
+        "-m", chosen, file, **mode)
 
 
 def interpret_faster() -> None:

@@ -130,7 +130,7 @@ def test_what_is_refused(configure):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("evaluation", ["exact", "views"])
+@pytest.mark.parametrize("evaluation", ["exact", pytest.param("views", marks=pytest.mark.exhaustive)])
 def test_two_ranks_killed_in_an_uneven_run_end_with_the_same_bits(evaluation, configure, tmp_path):
     overrides = [*DIGITS, "parallel.num_ranks=2", "train.epochs=9", f"evaluation={evaluation}"]
     config, folder = configure(*overrides), tmp_path / "killed"

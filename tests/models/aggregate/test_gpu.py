@@ -2,14 +2,16 @@
 
 import pytest
 
-from tests.helpers.triton_process import needs_triton, run, run_cases
+from tests.helpers.triton_process import both_suites, needs_triton, run, run_cases
 
 pytestmark = [pytest.mark.slow, needs_triton]
 
 
-def test_cases():
-    run_cases("triton_cases.py")
+@both_suites
+def test_cases(chosen):
+    run_cases("triton_cases.py", chosen)
 
 
-def test_kernels_compile_for_hopper_without_a_gpu(tmp_path):
-    run("triton_compile.py", TRITON_CACHE_DIR=str(tmp_path))
+@pytest.mark.parametrize("chosen", ["some", pytest.param("all", marks=pytest.mark.exhaustive)])
+def test_kernels_compile_for_hopper_without_a_gpu(chosen, tmp_path):
+    run("triton_compile.py", chosen, TRITON_CACHE_DIR=str(tmp_path))

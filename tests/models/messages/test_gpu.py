@@ -2,14 +2,16 @@
 
 import pytest
 
-from tests.helpers.triton_process import needs_triton, run_cases
+from tests.helpers.triton_process import both_suites, needs_triton, run_cases
 
 pytestmark = [pytest.mark.slow, needs_triton]
 
 
-def test_cases_of_attention():
-    run_cases("triton_attention_cases.py")
+@both_suites
+def test_cases_of_attention(chosen):
+    run_cases("triton_attention_cases.py", chosen)
 
 
-def test_cases_of_messages():
-    run_cases("triton_messages_cases.py")
+@both_suites
+def test_cases_of_messages(chosen):
+    run_cases("triton_messages_cases.py", chosen)

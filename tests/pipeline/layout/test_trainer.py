@@ -338,7 +338,7 @@ def test_the_search_for_neighbours_may_take_long_and_keeps_beating(small, config
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["vectors", "graph"])
+@pytest.mark.parametrize("kind", ["vectors", pytest.param("graph", marks=pytest.mark.exhaustive)])
 def test_ranks_give_the_same_bits(kind, small, graph, configure, tmp_path):
     overrides = small if kind == "vectors" else graph
     runs = {"one": train(configure(*overrides), tmp_path / "one")}

@@ -182,7 +182,8 @@ def test_threads_give_the_same_bits(overrides, small, configure, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [[], [*TIED, "trainer.optimizer=adam"]])
+@pytest.mark.parametrize("overrides", [
+    [], pytest.param([*TIED, "trainer.optimizer=adam"], marks=pytest.mark.exhaustive)])
 def test_ranks_give_the_same_bits(overrides, small, configure, tmp_path):
     runs = {"one": train(configure(*small, *overrides), tmp_path / "one")}
     for ranks in (2, 3):

@@ -249,8 +249,9 @@ def undisturbed():
 
 @pytest.mark.slow
 @linux
-@pytest.mark.parametrize("point", ["before the temporary file", "half-written", "before the rename", "after the rename",
-                                   "while pruning"])
+@pytest.mark.parametrize("point", ["half-written", "after the rename", *(
+    pytest.param(point, marks=pytest.mark.exhaustive) for point in (
+        "before the temporary file", "before the rename", "while pruning"))])
 def test_a_kill_at_any_point_of_a_save_of_ranks_loses_nothing_and_leaves_nobody(point, configure, tmp_path, train_hurt,
                                                                                undisturbed):
     config, folder = configure(*TWO), tmp_path / "run"
