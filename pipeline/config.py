@@ -103,7 +103,8 @@ class RunConfig:
     device: str = key("auto", "Device: auto, cpu, cuda or cuda:N.")
     memory: str | None = key(None, "Memory that training may use, per GPU or per machine, e.g. 12GB. Default: 80 % of "
                              "what is installed.", changes_numbers=False)
-    resume: str | None = key(None, "Run directory to continue in place.", changes_numbers=False, is_path=True)
+    resume: str | None = key(None, "Run directory to continue in place. auto, with hydra.run.dir=DIR: continue the run "
+                             "that DIR holds, or begin one there.", changes_numbers=False, is_path=True)
     resume_allow_rescale: bool = key(False, "Allow that a run resumes with another number of ranks. The learning rate "
                                      "is then computed anew.",
                                      changes_numbers=False)
@@ -117,6 +118,11 @@ class RunConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether `resume` names the run to continue."""
+        return self.resume not in (None, keys.AUTO)
 
     def check(self) -> None:
         """Refuse values that no run of this product can have.

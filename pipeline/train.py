@@ -1,7 +1,6 @@
 """`python -m pipeline.train`: compose a run and train it."""
 
 import logging
-import os
 import shlex
 import signal
 import sys
@@ -13,6 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import cli, folder as run_folder, sweep, trust
 from parallel_epochs.pipeline.config import explain_idle_keys
 from parallel_epochs.pipeline.run.errors import Stopped
@@ -32,8 +32,8 @@ def main(cfg: DictConfig) -> float | None:
         settings = HydraConfig.get()
         folder = Path(settings.runtime.output_dir)
         named = cli.named_keys(settings.overrides.task)
-        # Started again, a sweep trains what is missing, and a job that Slurm put back into its queue goes on.
-        continues = settings.mode == RunMode.MULTIRUN or os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+        # Started again, a sweep trains what is missing, and a run goes on that Slurm or torchrun has restarted.
+        continues = settings.mode == RunMode.MULTIRUN or config.resume == keys.AUTO or run_folder.was_restarted()
         ranks = rank_tools.from_environment()
         if ranks is not None:
             config = run_folder.with_ranks_of(config, ranks.num_ranks)

@@ -56,7 +56,14 @@ def register_schema() -> None:
 
 
 def choose_run_dir(resume: str | None, default: str) -> str:
-    """Return the run directory: that of the run to resume, which must be there before Hydra would create it."""
+    """Return the run directory: that of the run to resume, which must be there before Hydra would create it.
+
+    Raises:
+        ValueError: no run directory is named, or it holds no run.
+    """
+    if resume == keys.AUTO:  # a command with hydra.run.dir does not ask here
+        raise ValueError("resume=auto needs hydra.run.dir=DIR, the directory of the run to continue or begin. A run in "
+                         "a directory called auto is continued by resume=./auto")
     if resume is not None:
         folder = Path(resume).expanduser()
         if not files.is_there(folder / "config.yaml"):
@@ -224,6 +231,8 @@ def check_command(module: str, check: str | None, *, needs_data: bool = False) -
     _check_readers(options.overrides)
     if check is not None and arguments.is_plain_run(options):
         config = compose_config(options.overrides)
+        if config.resume == keys.AUTO and not any(given.startswith("hydra.run.dir=") for given in options.overrides):
+            choose_run_dir(config.resume, "")
         _check_inputs(config, named_keys(options.overrides), needs_data=needs_data)
         getattr(importlib.import_module("parallel_epochs.pipeline.training"), check)(config)
 
@@ -238,7 +247,7 @@ def _check_inputs(config: RunConfig, named: set[str], *, needs_data: bool) -> No
     Raises:
         ValueError: a file of the dataset is missing or wrong, or the run to resume was configured otherwise.
     """
-    if needs_data and config.resume is not None:
+    if needs_data and config.resumes:
         if "RANK" not in os.environ:  # torchrun's number of ranks counts as given
             run_folder.resolve(config, Path(choose_run_dir(config.resume, "")).absolute(), named=named)
     elif needs_data or type(config.data).download is DataConfig.download:  # what cannot be downloaded must be there

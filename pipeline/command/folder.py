@@ -25,7 +25,7 @@ def resolve(config: RunConfig, folder: Path, *, named: Set[str] = frozenset(), c
     Args:
         named: the keys that the command names. Where `config.resume` says that the run is resumed, these and those
             that its groups change are compared with the saved configuration, and all others are taken from there.
-        continues: a run that the folder holds is meant to be continued, though `config.resume` does not say so.
+        continues: a run that the folder holds is meant to be continued, though `config.resume` does not name it.
 
     Raises:
         ValueError: the folder holds a run and none is resumed, the resumed one was configured otherwise (the message
@@ -33,7 +33,9 @@ def resolve(config: RunConfig, folder: Path, *, named: Set[str] = frozenset(), c
     """
     if not os.access(folder, os.W_OK):
         raise ValueError(f"{folder} cannot be written to")
-    if config.resume is None:
+    resumes = config.resumes
+    if not resumes:
+        config = dataclasses.replace(config, resume=None)
         if not any(folder.glob("**/checkpoints/*.pt")):
             refuse_files_of_others(folder)
             return config
@@ -45,7 +47,7 @@ def resolve(config: RunConfig, folder: Path, *, named: Set[str] = frozenset(), c
     values = {entry.name: entry.value for entry in keys.entries(saved)}
     config = keys.replaced(config, {entry.name: values[entry.name] for entry in keys.entries(config)
                                     if entry.value == keys.AUTO and entry.meaning.may_be_auto and entry.name in values})
-    if config.resume is not None:
+    if resumes:
         given = (named | shared.changed_keys(config)) - {"resume"}
         if unknown := given - {entry.name for entry in keys.entries(saved)}:
             raise ValueError(f"{folder} was trained with {saved.describe_members()}, which have no "
@@ -63,9 +65,15 @@ def resolve(config: RunConfig, folder: Path, *, named: Set[str] = frozenset(), c
     if differing:
         hint = ". Another number of ranks draws other partitions: resume_allow_rescale=true allows it, with the " \
                "learning rate computed anew" if "parallel.num_ranks" in differing else ""
-        raise ValueError(f"{folder} was trained with other values: {'; '.join(differing.values())}{hint}. Leave these "
-                         "keys out: resume=DIR takes the configuration from DIR")
+        mend = "Leave these keys out: resume=DIR takes the configuration from DIR" if resumes else \
+            "Give the old values, or choose another directory"
+        raise ValueError(f"{folder} was trained with other values: {'; '.join(differing.values())}{hint}. {mend}")
     return config
+
+
+def was_restarted() -> bool:
+    """Tell whether this process was started again: by Slurm, which put the job back into its queue, or by torchrun."""
+    return any(os.environ.get(name, "0") != "0" for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
 
 
 def refuse_files_of_others(folder: Path) -> None:

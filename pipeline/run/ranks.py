@@ -129,7 +129,7 @@ def _together() -> Iterator[None]:
             if board is not None and (verdict := board.verdict) is not None:
                 raise Stopped(verdict["signum"], verdict["message"]) from None
             time.sleep(0.05)
-        if "closed by peer" in str(error):
+        if "by peer" in str(error):  # a connection is closed or reset
             raise RankError("another rank has ended and said nothing; look above for a message of its own, or in the "
                             "system's log, as it may have taken too much memory") from error
         raise
@@ -157,9 +157,13 @@ def _name_slurm_tasks() -> None:
 
 @functools.cache
 def _store() -> dist.Store:
-    """Open the store through which the ranks find each other. The launcher has set its address in the environment."""
+    """Open the store through which the ranks find each other. The launcher has set its address in the environment.
+
+    Ranks that torchrun has started again get the same store: its keys are those of a start.
+    """
     store, _, _ = next(rendezvous("env://"))
-    return store
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), os.environ["WORLD_SIZE"]
+    return dist.PrefixStore(f"start {'-'.join(start)}", store)
 
 
 def agree(key: str, value: str) -> str:

@@ -25,7 +25,8 @@ from tests.helpers.running import ROOT, TOY, shell
 
 
 def test_train_evaluate_resume_and_report_as_a_user_types_them(tmp_path):
-    trained = shell("pipeline.train", *TOY, "hydra.run.dir=run", cwd=tmp_path)
+    command = ["pipeline.train", *TOY, "hydra.run.dir=run", "resume=auto"]
+    trained = shell(*command, cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     for part in ("components: 1", "partition: random, 4 clusters", "epoch 4/4", "result of default", "test rocauc",
                  "weights"):
@@ -33,6 +34,8 @@ def test_train_evaluate_resume_and_report_as_a_user_types_them(tmp_path):
     logged = (tmp_path / "run" / "train.log").read_text().splitlines(keepends=True)
     assert "\r" not in trained.stdout \
         and trained.stdout == "".join(line.partition(" INFO ")[2] or line for line in logged)
+    again = shell(*command, cwd=tmp_path)
+    assert again.stdout == f"{tmp_path / 'run'} has been trained already\n", again.stderr
     evaluated = shell("pipeline.evaluate", "run=run", cwd=tmp_path)
     valid = [line for out in (trained, evaluated) for line in out.stdout.splitlines()
              if line.startswith("  valid rocauc")]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from multiprocessing import forkserver
+from pathlib import Path
 
 import pytest
 import torch
@@ -307,7 +308,7 @@ def test_a_folder_for_temporary_files_with_too_long_a_path_is_named(error, kind,
 @pytest.mark.parametrize("victim", [pytest.param("rank 1", marks=pytest.mark.slow), *(
     pytest.param(victim, marks=pytest.mark.exhaustive) for victim in ("rank 0", "parent"))])
 def test_kill_9_loses_nothing_and_leaves_nobody(victim, configure, tmp_path):
-    overrides = [*TWO, "train.epochs=200", "train.eval_every=10"]
+    overrides = [*TWO, "train.epochs=100", "train.eval_every=10"]
     config, folder = configure(*overrides), tmp_path / "killed"
     whole = train(config, tmp_path / "whole")
     process = start(overrides, folder, tmp_path / "cache")
@@ -356,14 +357,21 @@ def test_another_number_of_ranks_is_refused_or_said(undisturbed, tmp_path):
 
 
 @pytest.mark.slow
-def test_under_torchrun(tmp_path):
-    arguments = [*TOY, f"cache_dir={tmp_path / 'cache'}", f"hydra.run.dir={tmp_path / 'run'}"]
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-                           "-m", "pipeline.train", *arguments], capture_output=True, text=True, timeout=900,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert summary_of(tmp_path / "run")["num_ranks"] == 2 and summary_of(tmp_path / "run")["data_epochs"] == 4
-    assert done.stdout.count("epoch 4/4") == 1
+def test_torchrun_starts_killed_ranks_again_and_they_go_on(configure, tmp_path):
+    overrides = [*TOY, "train.epochs=60", "train.eval_every=2"]
+    whole = train(configure(*overrides, "parallel.num_ranks=2"), tmp_path / "whole")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1", "-m",
+         "pipeline.train", *overrides, f"cache_dir={tmp_path / 'cache'}", f"hydra.run.dir={tmp_path / 'run'}"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    wait_for_rounds(tmp_path / "run", 3, process)
+    rank, _ = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(rank), signal.SIGKILL)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0 and "resumed after " in output and "Traceback" not in output, output
+    summary = summary_of(tmp_path / "run")
+    assert summary["weights_sha256"] == whole["weights_sha256"]
+    assert summary["num_ranks"] == 2 and output.count("epoch 60/60") == 1
 
 
 def test_tasks_of_slurm_get_the_names_of_torchrun(monkeypatch):
