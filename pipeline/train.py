@@ -1,6 +1,7 @@
 """`python -m pipeline.train`: compose a run and train it."""
 
 import logging
+import os
 import shlex
 import signal
 import sys
@@ -40,6 +41,10 @@ def main(cfg: DictConfig) -> float | None:
         if ranks is None or ranks.is_first:
             config = run_folder.resolve(config, folder, named=named, continues=continues)
             trust.remember(config)  # which a command names, or has trusted
+            if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0" and not any(
+                    given.startswith("hydra.run.dir=") for given in settings.overrides.hydra):
+                log.warning("torchrun may start this run again, in a new directory and from the beginning: name its "
+                            "directory by hydra.run.dir=DIR, and it goes on there")
         if ranks is not None:
             rank_tools.join(rank_tools.choose_device(config.device, ranks), config.parallel.timeout)
             config = ranks.broadcast(config)
