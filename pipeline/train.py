@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -14,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.command import cli, folder as run_folder, sweep, trust
+from parallel_epochs.pipeline.command import arguments, cli, folder as run_folder, sweep, trust
 from parallel_epochs.pipeline.config import explain_idle_keys
 from parallel_epochs.pipeline.run.errors import Stopped
 
@@ -32,30 +32,24 @@ def main(cfg: DictConfig) -> float | None:
         config = cli.read_config(cfg)
         settings = HydraConfig.get()
         folder = Path(settings.runtime.output_dir)
-        named = cli.named_keys(settings.overrides.task)
-        # Started again, a sweep trains what is missing, and a run goes on that Slurm or torchrun has restarted.
-        continues = settings.mode == RunMode.MULTIRUN or config.resume == keys.AUTO or run_folder.was_restarted()
         ranks = rank_tools.from_environment()
+        is_first, summary = ranks is None or ranks.is_first, None
         if ranks is not None:
             config = run_folder.with_ranks_of(config, ranks.num_ranks)
-        if ranks is None or ranks.is_first:
-            config = run_folder.resolve(config, folder, named=named, continues=continues)
-            trust.remember(config)  # which a command names, or has trusted
-            if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0" and not any(
-                    given.startswith("hydra.run.dir=") for given in settings.overrides.hydra):
-                log.warning("torchrun may start this run again, in a new directory and from the beginning: name its "
-                            "directory by hydra.run.dir=DIR, and it goes on there")
+        if is_first:
+            config, summary = _look_into(folder, config)
         if ranks is not None:
             rank_tools.join(rank_tools.choose_device(config.device, ranks), config.parallel.timeout)
-            config = ranks.broadcast(config)
-        if continues and (summary := run_folder.read_finished(config, folder)) is not None:
-            log.info("%s has been trained already", folder)
+            config, summary = ranks.broadcast((config, summary))
+        if summary is not None:
+            if is_first:
+                log.info("%s has been trained already", folder)
             return summary["best_valid"]
-        if (ranks is None or ranks.is_first) and (idle := explain_idle_keys(config)):
+        if is_first and (idle := explain_idle_keys(config)):
             log.info("%s", idle)
         # In a sweep, what runs this member alone.
-        arguments = settings.overrides.task if settings.mode == RunMode.MULTIRUN else sys.argv[1:]
-        command = shlex.join(["python", "-m", "pipeline.train", *arguments])
+        typed = settings.overrides.task if settings.mode == RunMode.MULTIRUN else sys.argv[1:]
+        command = shlex.join(["python", "-m", "pipeline.train", *typed])
         log_config = cast(dict, OmegaConf.to_container(settings.job_logging, resolve=True))
         try:
             return training.run(config, folder, command, log_config=log_config).get("best_valid")
@@ -66,6 +60,30 @@ def main(cfg: DictConfig) -> float | None:
             if stopped.signum not in (0, signal.SIGINT) and callable(signal.getsignal(stopped.signum)):
                 signal.raise_signal(stopped.signum)
             sys.exit(stopped.exit_status)
+
+
+def _look_into(folder: Path, config: Any) -> tuple[Any, dict | None]:
+    """Return the configuration to run in a directory, and the summary of a run that has nothing left to do there.
+
+    Args:
+        config: as the command composes it.
+
+    Raises:
+        ValueError: see :func:`pipeline.command.folder.resolve`.
+    """
+    from parallel_epochs.pipeline.run.ranks import note_run, was_restarted
+    settings = HydraConfig.get()
+    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0" and not config.resumes \
+            and not arguments.names_run_dir(settings.overrides.hydra):
+        log.warning("torchrun may start this run again, in a new directory and from the beginning: name the directory "
+                    "by hydra.run.dir=DIR, and the run goes on there")
+    # Started again, a sweep trains what is missing, and a run goes on that Slurm or torchrun has restarted.
+    continues = settings.mode == RunMode.MULTIRUN or config.resume == keys.AUTO \
+        or os.environ.get("SLURM_RESTART_COUNT", "0") != "0" or was_restarted(folder)
+    config = run_folder.resolve(config, folder, named=cli.named_keys(settings.overrides.task), continues=continues)
+    note_run(folder)
+    trust.remember(config)  # which a command names, or has trusted
+    return config, run_folder.read_finished(config, folder) if continues else None
 
 
 if __name__ == "__main__":

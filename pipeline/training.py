@@ -317,14 +317,19 @@ def train_part(part: Part, folder: Path, *, command: str, ranks: Ranks = Ranks()
         if ranks.is_first:
             check_room(folder, trainer.about.num_parameters)
         result = fit(trainer, session)
+        ended = time.perf_counter()
         if ranks.is_first and hasattr(build, "write_results"):
             build.write_results(part, folder)
         finish = getattr(product_of(config.trainer.name).predictions, "finish", None)
         more = {} if finish is None else finish(part, trainer, folder, ranks=ranks, stop=stop)
-    return summaries.summarise(
+    result.wall_seconds += time.perf_counter() - ended
+    summary = summaries.summarise(
         result, experiment=config.name, metric=trainer.about.metric, parallel=config.parallel.name,
         lr_scaling=getattr(config.parallel, "lr_scaling", "none"), seed=config.seed, command=command,
-        device=part.device, ranks=ranks) | more
+        device=part.device, ranks=ranks)
+    if "scores" in more:
+        more["scores"] = summary.get("scores", {}) | more["scores"]
+    return summary | more
 
 
 def build_session(part: Part, trainer: Trainer, folder: Path, *, ranks: Ranks = Ranks(),

@@ -323,9 +323,8 @@ RANKS = [
 # For each loader and product the first one that is stopped or killed; what the others add, one process or another row
 # has too.
 SIGNS = {(row, how) for row, how in (
-    ("cluster", "killed"), ("cluster: batch norm", "stopped"), ("cluster: on disk", "killed"), ("neighbor", "stopped"),
-    ("table", "killed"), ("link", "killed"), ("graph", "killed"), ("node embedding", "killed"),
-    ("knowledge: sparse Adam", "killed"), ("layout", "stopped"))}
+    ("cluster", "killed"), ("cluster: batch norm", "stopped"), ("neighbor", "stopped"), ("link", "killed"),
+    ("graph", "killed"), ("node embedding", "killed"), ("layout", "stopped"))}
 FIRST = {(row, how): more for row, more, how in reversed(RANKS)}
 
 

@@ -74,6 +74,11 @@ def is_plain_run(options: argparse.Namespace) -> bool:
     return changed <= {"overrides"} and not _is_sweep(options)
 
 
+def names_run_dir(overrides: Iterable[str]) -> bool:
+    """Tell whether a command names its run directory."""
+    return any(override.lstrip("+").startswith(("hydra.run.dir=", "hydra.run={")) for override in overrides)
+
+
 def _is_sweep(options: argparse.Namespace) -> bool:
     return options.multirun or any(argument.startswith(("+sweep=", "hydra.mode=")) for argument in options.overrides)
 

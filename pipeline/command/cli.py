@@ -231,7 +231,7 @@ def check_command(module: str, check: str | None, *, needs_data: bool = False) -
     _check_readers(options.overrides)
     if check is not None and arguments.is_plain_run(options):
         config = compose_config(options.overrides)
-        if config.resume == keys.AUTO and not any(given.startswith("hydra.run.dir=") for given in options.overrides):
+        if config.resume == keys.AUTO and not arguments.names_run_dir(options.overrides):
             choose_run_dir(config.resume, "")
         _check_inputs(config, named_keys(options.overrides), needs_data=needs_data)
         getattr(importlib.import_module("parallel_epochs.pipeline.training"), check)(config)

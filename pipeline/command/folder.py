@@ -71,11 +71,6 @@ def resolve(config: RunConfig, folder: Path, *, named: Set[str] = frozenset(), c
     return config
 
 
-def was_restarted() -> bool:
-    """Tell whether this process was started again: by Slurm, which put the job back into its queue, or by torchrun."""
-    return any(os.environ.get(name, "0") != "0" for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
-
-
 def refuse_files_of_others(folder: Path) -> None:
     """Refuse a directory whose files have the names of a run's and belong to nothing that this program began.
 

@@ -17,8 +17,8 @@ from parallel_epochs.pipeline.gnn.inference import stopped_together
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
 from parallel_epochs.pipeline.run import checkpoint, pulse
+from parallel_epochs.pipeline.run.contract import Trainer
 from parallel_epochs.pipeline.run.log import format_score
 from parallel_epochs.pipeline.run.progress import Bar
 from parallel_epochs.pipeline.run.ranks import Ranks
@@ -53,7 +53,7 @@ class Smoothed:
         return {"method": self.method, **self.alphas, **self.scores}
 
 
-def finish(setup: Setup, trainer: GNNTrainer, folder: Path, *, ranks: Ranks = Ranks(),
+def finish(setup: Setup, trainer: Trainer, folder: Path, *, ranks: Ranks = Ranks(),
            stop: StopRequest | None = None) -> dict[str, Any]:
     """Smooth the predictions of the best checkpoint at the end of a run, if asked to.
 

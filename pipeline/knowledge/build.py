@@ -152,10 +152,13 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
     trainer = KnowledgeTrainer(tables, steps, optimizer, num_epochs=train.epochs, lr=train.lr, last_lr=options.last_lr,
                                eval_every=train.eval_every, probe=build_probe(config, data, ranks, stop), ranks=ranks,
                                stop=stop)
-    log.info("model: %s, %d numbers per entity and %d per relation%s, %s in all; loss %s, %s, learning rate %g; %s "
+    begin = f", margin {options.margin:g}" if model.is_distance else ""
+    if not model.is_distance and model.parts < 4:  # QuatE has first values of its own
+        begin = f", initial deviation {options.init_scale:g}"
+    log.info("model: %s, %d numbers per entity and %d per relation%s, %s in all; loss %s, %s, learning rate %g%s; %s "
              "steps per epoch", options.model, options.dim, model.relation_dim(options.dim),
              ", both ways round" if one_vs_all else "", f"{trainer.about.num_parameters:,}", options.loss,
-             options.optimizer, train.lr, f"{trainer.about.num_steps:,}")
+             options.optimizer, train.lr, begin, f"{trainer.about.num_steps:,}")
     return trainer
 
 

@@ -25,7 +25,7 @@ from parallel_epochs.pipeline.knowledge.build import (
 from parallel_epochs.pipeline.knowledge.config import FILTERED, TOP
 from parallel_epochs.pipeline.knowledge.questions import Found, Questions, answer, number_questions, read_questions
 from parallel_epochs.pipeline.knowledge.trainer import KnowledgeTrainer
-from parallel_epochs.pipeline.run import checkpoint, files, tables
+from parallel_epochs.pipeline.run import checkpoint, files, pulse, tables
 from parallel_epochs.pipeline.run.checkpoint import fitting
 from parallel_epochs.pipeline.run.progress import Bar
 from parallel_epochs.pipeline.run.ranks import Ranks
@@ -82,10 +82,13 @@ def finish(part: Part, trainer: KnowledgeTrainer, folder: Path, *, ranks: Ranks 
     Raises:
         Stopped: on all ranks, if one of them was asked to stop.
     """
+    pulse.beat("ranking the test", pulse.State.LONG)
     ranks.wait()  # until the first has saved it
-    best = checkpoint.load(folder / "checkpoints" / "best.pt")
+    best = checkpoint.load(folder / "checkpoints" / "best.pt", mmap=None)
     with fitting(best):
-        scores = trainer.test(best["model"])
+        trainer.load_weights(best["model"])
+    log.info("ranking the test with the checkpoint of epoch %d", best["epoch"])
+    scores = trainer.test()
     return {"test": scores.pop("test"), "scores": scores}
 
 

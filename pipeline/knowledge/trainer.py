@@ -143,19 +143,12 @@ class KnowledgeTrainer:
         progress.begin_round()
         return scores
 
-    def test(self, best: dict[str, Tensor]) -> dict[str, float]:
-        """Rank the triples of the test, all ranks together.
-
-        Args:
-            best: tables to rank them with; they take the place of the last ones. See :meth:`weights`.
-
-        Returns:
-            See :meth:`TripleProbe.test`.
+    def test(self) -> dict[str, float]:
+        """Rank the triples of the test, all ranks together; see :meth:`TripleProbe.test`.
 
         Raises:
             Stopped: on all ranks, if one of them was asked to stop.
         """
-        self._copy(best)
         return self._probe.test(self.tables.score_all)
 
     def describe(self) -> dict[str, dict]:
@@ -181,10 +174,11 @@ class KnowledgeTrainer:
 
     def load(self, state: dict) -> None:
         """Go on from a copy of what :meth:`state` returned, which may lie in a file that is mapped into memory."""
-        self._copy(state["tables"])
+        self.load_weights(state["tables"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.progress = Progress(**state["progress"])
 
-    def _copy(self, tables: dict[str, Tensor]) -> None:
+    def load_weights(self, tables: dict[str, Tensor]) -> None:
+        """Replace the tables by those that :meth:`weights` returned."""
         for name, table in self.weights().items():
             table.copy_(tables[name])

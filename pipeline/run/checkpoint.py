@@ -101,11 +101,11 @@ def save(path: Path, state: dict, *, keep_as: Path | None = None) -> None:
     files.write_atomically(path, lambda file: torch.save({**state, "sha256": digest(state)}, file), keep_as=keep_as)
 
 
-def load(path: Path, *, mmap: bool = False, verify: bool = True) -> Content:
+def load(path: Path, *, mmap: bool | None = False, verify: bool = True) -> Content:
     """Read what :func:`save` wrote.
 
     Args:
-        mmap: leave the tensors in the file and let the system page them in.
+        mmap: leave the tensors in the file and let the system page them in. None: if the file is large.
         verify: compare the content with its digest.
 
     Returns:
@@ -293,7 +293,7 @@ def load_last(folder: Path) -> Content | None:
         if not files.is_there(path):
             continue
         try:
-            state = load(path, mmap=path.stat().st_size >= LARGE)
+            state = load(path, mmap=None)
         except DamagedFile as error:
             errors.append(str(error))
             continue

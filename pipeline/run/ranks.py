@@ -156,14 +156,35 @@ def _name_slurm_tasks() -> None:
 
 
 @functools.cache
-def _store() -> dist.Store:
-    """Open the store through which the ranks find each other. The launcher has set its address in the environment.
-
-    Ranks that torchrun has started again get the same store: its keys are those of a start.
-    """
+def _store_of_job() -> dist.Store:
+    """Open the store that all starts of a job share. The launcher has set its address in the environment."""
     store, _, _ = next(rendezvous("env://"))
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), os.environ["WORLD_SIZE"]
-    return dist.PrefixStore(f"start {'-'.join(start)}", store)
+    return store
+
+
+@functools.cache
+def _store() -> dist.Store:
+    """Open the store through which the ranks find each other. Each start of torchrun's has keys of its own.
+
+    Raises:
+        ValueError: torchrun has started the ranks of several machines again; it counts the starts of each machine.
+    """
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if start != "0" and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+        raise ValueError("ranks on several machines cannot be started again by torchrun: start the job again, by the "
+                         "same command with resume=auto")
+    return dist.PrefixStore(f"start {start}", _store_of_job())
+
+
+def note_run(folder: Path) -> None:
+    """Note for later starts by torchrun that this job trains in a folder."""
+    if "TORCHELASTIC_RESTART_COUNT" in os.environ:
+        _store_of_job().set(f"run in {folder}", "begun")
+
+
+def was_restarted(folder: Path) -> bool:
+    """Tell whether torchrun has started this process again after :func:`note_run`. A run of another job is not its."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and _store_of_job().check([f"run in {folder}"])
 
 
 def agree(key: str, value: str) -> str:

@@ -180,6 +180,8 @@ def draw(rows: list[dict], path: Path, memory_gib: int) -> None:
                 if points:
                     axis.loglog(*zip(*points), marker="o", markersize=4, color=colour, label=library)
             axis.set_xlabel(chart)
+            axis.set_xticks(VALUES[chart], [f"{value:,g}" for value in VALUES[chart]], fontsize=7)
+            axis.minorticks_off()
             axis.set_title(layer if chart == NODES else "", loc="left")
             axis.grid(True, which="major", linewidth=0.4)
         line[0].set_ylabel("seconds of a training step")

@@ -5,8 +5,10 @@ import hashlib
 import re
 import shlex
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+import pytest
 
 from tests.helpers.running import command
 
@@ -29,6 +31,12 @@ class Case:
     message: str | None
     files: Callable[[Path], object] = lambda folder: None
     seconds: float = 120.0
+
+
+def half(cases: Iterable[Case]) -> list:
+    """Leave every other case to the exhaustive suite: neighbours in a list are of one kind. For ``parametrize``."""
+    return [pytest.param(case, id=case.name, marks=[pytest.mark.exhaustive] if place % 2 else [])
+            for place, case in enumerate(cases)]
 
 
 def matches(found: str, message: str) -> bool:

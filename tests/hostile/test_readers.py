@@ -29,7 +29,7 @@ from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.graph import store
 from parallel_epochs.pipeline.run import checkpoint
 from tests.helpers import disks
-from tests.helpers.hostile import Case, check
+from tests.helpers.hostile import Case, check, half
 from tests.helpers.running import ROOT, shell
 
 pytestmark = pytest.mark.slow
@@ -378,7 +378,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", half(CASES))
 def test_a_file_is_refused_in_one_line(case, written, tmp_path):
     folder = tmp_path / "here"
     shutil.copytree(written, folder)

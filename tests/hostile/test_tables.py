@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.helpers.hostile import Case, check
+from tests.helpers.hostile import Case, check, half
 
 pytestmark = pytest.mark.slow
 
@@ -123,6 +123,6 @@ FLAGS = [
 ]
 
 
-@pytest.mark.parametrize("case", CATEGORIES + FLAGS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", half(CATEGORIES + FLAGS))
 def test_hostile(case, tmp_path):
     check(case, tmp_path)

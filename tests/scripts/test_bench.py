@@ -18,9 +18,9 @@ from tests.helpers.running import ROOT
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
 @pytest.mark.parametrize("bench, rows", [
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        (["layer", "--repeat", "1"], 1), (["step", "--repeat", "1", "--pyg-layers", "3", "--layers", "4"], 2),
-        (["inference", "--layers", "2"], 1))),
+        (["layer", "--repeat", "1"], 1),)),
     *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in (
+        (["step", "--repeat", "1", "--pyg-layers", "3", "--layers", "4"], 2), (["inference", "--layers", "2"], 1),
         (["aggregate", "--repeat", "1", "--eager"], 5), (["convs", "--repeat", "1"], len(CASES) + 1),
         (["depth", "--repeat", "1", "--channels", "24", "--layers", "2"], 6)))])
 def test_benchmarks_beside_pyg(bench, rows):

@@ -112,6 +112,9 @@ def test_resuming_another_configuration_names_the_keys(configure, tmp_path):
     (folder / "checkpoints" / "last.pt").touch()
     with pytest.raises(ValueError, match="already holds a run: continue it with resume="):
         resolve(configure(*TOY), folder)
+    assert resolve(configure(*TOY, "resume=auto"), folder, continues=True) == configure(*TOY)
+    with pytest.raises(ValueError, match="model.t: 1.0 -> 0.5. Give the old values, or choose another directory"):
+        resolve(configure(*TOY, "resume=auto", "model.t=0.5"), folder, continues=True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

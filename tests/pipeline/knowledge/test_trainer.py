@@ -190,7 +190,7 @@ def test_the_learning_rate_falls_and_a_sample_validates(configure, tmp_path):
             for _ in trainer.steps():
                 rates.append(trainer.optimizer.param_groups[0]["lr"])
             scores = trainer.evaluate()
-        last = trainer.test(trainer.weights())
+        last = trainer.test()
     assert rates[0] == 0.1 and rates[len(rates) // 2] == pytest.approx(0.075)
     assert rates == sorted(rates, reverse=True) and rates[-1] > 0.05
     assert set(scores) == {"train", "valid", "valid_mr", "valid_hits@1", "valid_hits@3", "valid_hits@10"}
@@ -201,10 +201,12 @@ def test_the_test_is_ranked_with_the_best_checkpoint(configure, tmp_path):
     config = configure(*TOY, *ALL)
     with contextlib.closing(build.build_trainer(config, build.open_graph(config).data, torch.device("cpu"))) as trainer:
         last = {name: table.clone() for name, table in trainer.weights().items()}
-        expected = trainer.test({name: table.flip(0) for name, table in last.items()})
+        trainer.load_weights({name: table.flip(0) for name, table in last.items()})
+        expected = trainer.test()
         (tmp_path / "checkpoints").mkdir()
-        checkpoint.save(tmp_path / "checkpoints" / "best.pt", {"model": trainer.weights()})
-        assert trainer.test(last) != expected
+        checkpoint.save(tmp_path / "checkpoints" / "best.pt", {"model": trainer.weights(), "epoch": 3})
+        trainer.load_weights(last)
+        assert trainer.test() != expected
         found = predictions.finish(None, trainer, tmp_path)
     assert {"test": found["test"], **found["scores"]} == expected
 

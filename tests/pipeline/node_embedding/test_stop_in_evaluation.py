@@ -127,7 +127,7 @@ def test_the_other_ranks_are_told(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_a_real_signal_ends_a_long_evaluation(ranks, files, tmp_path):
     # The evaluation takes a minute, and a step no time.
     overrides = [*OPTIONS, *files, "trainer.metric=micro_f1", "train.eval_every=20", f"parallel.num_ranks={ranks}",

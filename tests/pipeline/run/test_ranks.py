@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from hydra import compose, initialize_config_dir
 
 from parallel_epochs.pipeline import keys
@@ -365,13 +366,30 @@ def test_torchrun_starts_killed_ranks_again_and_they_go_on(configure, tmp_path):
          "pipeline.train", *overrides, f"cache_dir={tmp_path / 'cache'}", f"hydra.run.dir={tmp_path / 'run'}"],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     wait_for_rounds(tmp_path / "run", 3, process)
-    rank, _ = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(rank), signal.SIGKILL)
+    ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    if ranks:
+        os.kill(int(ranks[0]), signal.SIGKILL)
     output, _ = process.communicate(timeout=300)
+    assert len(ranks) == 2, output
     assert process.returncode == 0 and "resumed after " in output and "Traceback" not in output, output
     summary = summary_of(tmp_path / "run")
     assert summary["weights_sha256"] == whole["weights_sha256"]
-    assert summary["num_ranks"] == 2 and output.count("epoch 60/60") == 1 and "torchrun may" not in output
+    assert summary["num_ranks"] == 2 and output.count("epoch 60/60") == 1
+
+
+def test_torchrun_continues_only_the_runs_of_its_job(monkeypatch, tmp_path):
+    store = dist.HashStore()
+    monkeypatch.setattr(rank_tools, "_store_of_job", lambda: store)
+    rank_tools.note_run(tmp_path / "of Slurm")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    rank_tools.note_run(tmp_path / "run")
+    assert not rank_tools.was_restarted(tmp_path / "run")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    assert rank_tools.was_restarted(tmp_path / "run") and not rank_tools.was_restarted(tmp_path / "old")
+    assert not rank_tools.was_restarted(tmp_path / "of Slurm")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="start the job again, by the same command with resume=auto"):
+        rank_tools._store.__wrapped__()
 
 
 def test_tasks_of_slurm_get_the_names_of_torchrun(monkeypatch):
