@@ -176,7 +176,9 @@ COMBINED = ["cluster: epochs without an evaluation", "cluster: METIS with random
             "cluster: the reference's kernel", "table: SGD", "link: METIS", "link: METIS with random weights",
             "link: the whole graph", "link: bf16", "link: views", "link: revgnn", "links of edges",
             "graph: bins of nodes", "graph: focal loss", "cluster: focal loss", "tables: smoothed predictions",
-            "node embedding: LINE, Adam", "node embedding: on disk"]
+            "node embedding: LINE, Adam", "node embedding: on disk", "link: GCN autoencoder with common neighbours",
+            "neighbor: label inputs, sampled evaluation", "cluster: scaled sums", "cluster: fp16",
+            "cluster: two clusters a step", "tables: weighted classes", "cluster: batch norm"]
 # So many states of a run are tried, evenly spaced.
 TRIED = 4
 
@@ -253,7 +255,8 @@ HOWS: dict[str, Callable[[int, int], tuple[Callable[[], object], int]]] = {
         lambda: resume_cases.die_before_a_checkpoint(2), num_steps),
 }
 # The quick ones; with the state after every step, these are a sign for all others.
-QUICK = {*(("cluster", how) for how in HOWS), ("node embedding", "killed in a round")}
+QUICK = {("cluster", "stopped in a round"), ("cluster", "killed before a checkpoint"),
+         ("node embedding", "killed in a round")}
 # Each way to interrupt a product; another row of it is stopped or killed, in turns, in the exhaustive suite: the state
 # after every step of it is tested too.
 STOPPED_OR_KILLED = ("stopped in a round", "killed in a round")

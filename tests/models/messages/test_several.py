@@ -124,6 +124,7 @@ def test_half_precision_is_summed_in_float32(dtype):
         torch.testing.assert_close(found[name].float(), part.to(dtype).float(), atol=0.02, rtol=0.01)
 
 
+@pytest.mark.slow
 def test_it_compiles():
     edges, values = graph(200), torch.randn(NUM_SRC, 5).requires_grad_()
     torch._dynamo.reset()

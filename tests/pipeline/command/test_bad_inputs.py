@@ -229,8 +229,8 @@ LATER = [
     (TRAIN, "resume=graph.pt", "resume=graph.pt is not a run directory: it has no config.yaml"),
     (TRAIN, "resume=auto", "resume=auto needs hydra.run.dir=DIR, the directory of the run to continue or begin. A run "
      "in a directory called auto is continued by resume=./auto"),
-    (TRAIN, "resume=auto hydra.run.dir=run train.lr=0.1", "<*>/run was trained with other values: data.num_nodes: 240 -> "
-     "8000; <*>train.lr: 0.005 -> 0.1; <*>. Give the old values, or choose another directory"),
+    (TRAIN, "resume=auto hydra.run.dir=run train.lr=0.1", "<*>/run was trained with other values: data.num_nodes: 240 "
+     "-> 8000; <*>train.lr: 0.005 -> 0.1; <*>. Give the old values, or choose another directory"),
     (TRAIN, "resume=run train.lr=0.1", "<*>/run was trained with other values: train.lr: 0.005 -> 0.1. Leave these "
      "keys out: resume=DIR takes the configuration from DIR"),
     (TRAIN, "resume=run train.epochs=9 partition=metis", "<*>/run was trained with other values: partition.name: "

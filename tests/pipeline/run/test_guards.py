@@ -54,7 +54,7 @@ def seen_by(rank: int, folder: Path, what: str) -> list:
 
 
 @pytest.mark.parametrize("overrides, noticed", [
-    (["parallel.check_every=5", "train.eval_every=100"], 10),
+    pytest.param(["parallel.check_every=5", "train.eval_every=100"], 10, marks=pytest.mark.slow),
     pytest.param(["parallel.check_every=1000", "train.eval_every=4"], 8, marks=pytest.mark.slow)])
 def test_weights_that_drift_in_training_stop_the_run(overrides, noticed, configure, tmp_path, train_hurt):
     # Rounds have four steps, and eval_every=4 epochs of two ranks are two rounds.

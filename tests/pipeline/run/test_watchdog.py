@@ -145,7 +145,7 @@ with StopRequest() as stop, watch(board, Path("."), Limits(0.4, 20 if stopped el
 """
 
 
-@pytest.mark.parametrize("signum", [0, signal.SIGINT])
+@pytest.mark.parametrize("signum", [0, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_process_that_holds_the_interpreters_lock_is_ended_with_its_trace(signum, tmp_path):
     process = subprocess.Popen([sys.executable, "-c", HOLD, *["stopped"] * bool(signum)], cwd=tmp_path,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

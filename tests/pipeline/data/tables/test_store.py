@@ -159,7 +159,8 @@ def write_as(kind: str, folder, nodes, edges) -> tuple[dict, dict]:
     return {"path": f"nodes.{kind}"}, {"path": f"edges.{kind}"}
 
 
-@pytest.mark.parametrize("kind", ["csv.gz", "tsv", "tsv.gz", "parquet", "folder", "sqlite", "duckdb"])
+@pytest.mark.parametrize("kind", ["csv.gz", "tsv", "parquet", "duckdb", *(
+    pytest.param(kind, marks=pytest.mark.slow) for kind in ("tsv.gz", "folder", "sqlite"))])
 def test_every_format_gives_the_same_graph(tmp_path, kind):
     nodes, edges = random_tables()
     node_table, edge_table = write_as(kind, tmp_path, nodes, edges)
