@@ -119,6 +119,8 @@ def load(path: Path, *, mmap: bool | None = False, verify: bool = True) -> Conte
     if not files.is_there(path):
         raise ValueError(f"{path} does not exist")
     limits.check_zip(path)
+    if mmap is None:
+        mmap = path.stat().st_size >= LARGE
     state = _map(path) if mmap else _parse(path, files.read_bytes(path))
     check_expanded(str(path), state)
     expected = state.pop("sha256")

@@ -190,3 +190,12 @@ def test_expanded_tensors_below_the_limit_together_and_large_ones_that_the_file_
     torch.save({"x": torch.ones(1).expand(200_000), "y": torch.ones(1).expand(100_000)}, path)
     with pytest.raises(ValueError, match="x has the shape .200000., which takes 800 kB"):
         file.read_attributes(path)
+
+
+def test_large_checkpoints_are_mapped(tmp_path, monkeypatch):
+    checkpoint.save_last(tmp_path, {"table": torch.arange(5)})
+    mapped, map_ = [], checkpoint._map
+    monkeypatch.setattr(checkpoint, "_map", lambda path: (mapped.append(path), map_(path))[1])
+    assert checkpoint.load_last(tmp_path)["table"].sum() == 10 and not mapped
+    monkeypatch.setattr(checkpoint, "LARGE", (tmp_path / "last.pt").stat().st_size)
+    assert checkpoint.load_last(tmp_path)["table"].sum() == 10 and mapped == [tmp_path / "last.pt"]
