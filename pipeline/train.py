@@ -1,20 +1,18 @@
 """`python -m pipeline.train`: compose a run and train it."""
 
 import logging
-import os
 import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.command import arguments, cli, folder as run_folder, sweep, trust
+from parallel_epochs.pipeline.command import arguments, cli, folder as run_folder, sweep
 from parallel_epochs.pipeline.config import explain_idle_keys
 from parallel_epochs.pipeline.run.errors import Stopped
 
@@ -37,7 +35,10 @@ def main(cfg: DictConfig) -> float | None:
         if ranks is not None:
             config = run_folder.with_ranks_of(config, ranks.num_ranks)
         if is_first:
-            config, summary = _look_into(folder, config)
+            config, summary = run_folder.begin_or_continue(
+                config, folder, named=cli.named_keys(settings.overrides.task),
+                is_named=arguments.names_run_dir(settings.overrides.hydra),
+                in_sweep=settings.mode == RunMode.MULTIRUN)
         if ranks is not None:
             rank_tools.join(rank_tools.choose_device(config.device, ranks), config.parallel.timeout)
             config, summary = ranks.broadcast((config, summary))
@@ -60,30 +61,6 @@ def main(cfg: DictConfig) -> float | None:
             if stopped.signum not in (0, signal.SIGINT) and callable(signal.getsignal(stopped.signum)):
                 signal.raise_signal(stopped.signum)
             sys.exit(stopped.exit_status)
-
-
-def _look_into(folder: Path, config: Any) -> tuple[Any, dict | None]:
-    """Return the configuration to run in a directory, and the summary of a run that has nothing left to do there.
-
-    Args:
-        config: as the command composes it.
-
-    Raises:
-        ValueError: see :func:`pipeline.command.folder.resolve`.
-    """
-    from parallel_epochs.pipeline.run.ranks import note_run, was_restarted
-    settings = HydraConfig.get()
-    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0" and not config.resumes \
-            and not arguments.names_run_dir(settings.overrides.hydra):
-        log.warning("torchrun may start this run again, in a new directory and from the beginning: name the directory "
-                    "by hydra.run.dir=DIR, and the run goes on there")
-    # Started again, a sweep trains what is missing, and a run goes on that Slurm or torchrun has restarted.
-    continues = settings.mode == RunMode.MULTIRUN or config.resume == keys.AUTO \
-        or os.environ.get("SLURM_RESTART_COUNT", "0") != "0" or was_restarted(folder)
-    config = run_folder.resolve(config, folder, named=cli.named_keys(settings.overrides.task), continues=continues)
-    note_run(folder)
-    trust.remember(config)  # which a command names, or has trusted
-    return config, run_folder.read_finished(config, folder) if continues else None
 
 
 if __name__ == "__main__":

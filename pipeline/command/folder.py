@@ -19,6 +19,32 @@ RUN_FILES = ("config.yaml", "metrics.jsonl", "summary.json", "components.json", 
              "tracking.json", "layout.npz")
 
 
+def begin_or_continue(config: RunConfig, folder: Path, *, named: Set[str], is_named: bool,
+                      in_sweep: bool) -> tuple[RunConfig, dict | None]:
+    """Return the configuration to run in a directory, and the summary of a run that has nothing left to do there.
+
+    Started again, a sweep trains what is missing, and a run goes on that Slurm or torchrun has restarted.
+
+    Args:
+        named: the keys that the command names.
+        is_named: whether the command names the directory.
+        in_sweep: whether the run is a member of a sweep.
+
+    Raises:
+        ValueError: see :func:`resolve`.
+    """
+    from parallel_epochs.pipeline.run.ranks import note_run, was_restarted  # imports torch
+    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0" and not config.resumes and not is_named:
+        log.warning("torchrun may start this run again, in a new directory and from the beginning: name the directory "
+                    "by hydra.run.dir=DIR, and the run goes on there")
+    continues = in_sweep or config.resume == keys.AUTO or os.environ.get("SLURM_RESTART_COUNT", "0") != "0" \
+        or was_restarted(folder)
+    config = resolve(config, folder, named=named, continues=continues)
+    note_run(folder)
+    trust.remember(config)  # which a command names, or has trusted
+    return config, read_finished(config, folder) if continues else None
+
+
 def resolve(config: RunConfig, folder: Path, *, named: Set[str] = frozenset(), continues: bool = False) -> RunConfig:
     """Choose the configuration to run in `folder`: the saved one if a run is resumed there.
 

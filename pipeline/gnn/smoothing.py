@@ -22,6 +22,7 @@ from parallel_epochs.pipeline.run.contract import Trainer
 from parallel_epochs.pipeline.run.log import format_score
 from parallel_epochs.pipeline.run.progress import Bar
 from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.session import load_best
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.threads import borrowed_threads
 
@@ -77,8 +78,7 @@ def smooth_best(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(),
         Stopped: a rank was asked to stop; all ranks raise it.
     """
     pulse.beat("predicting with the best checkpoint", pulse.State.LONG)
-    ranks.wait()  # until the first has saved it
-    best = checkpoint.load(folder / "checkpoints" / "best.pt")
+    best = load_best(folder, ranks)
     with checkpoint.fitting(best):
         load_weights(best["model"], setup.model, setup.table)
     return smooth_rows(setup, build_predictor(setup, ranks, stop)(best["round"]), ranks=ranks, stop=stop)

@@ -25,11 +25,12 @@ from parallel_epochs.pipeline.knowledge.build import (
 from parallel_epochs.pipeline.knowledge.config import FILTERED, TOP
 from parallel_epochs.pipeline.knowledge.questions import Found, Questions, answer, number_questions, read_questions
 from parallel_epochs.pipeline.knowledge.trainer import KnowledgeTrainer
-from parallel_epochs.pipeline.run import checkpoint, files, pulse, tables
+from parallel_epochs.pipeline.run import files, pulse, tables
 from parallel_epochs.pipeline.run.checkpoint import fitting
 from parallel_epochs.pipeline.run.progress import Bar
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.saved import SavedRun
+from parallel_epochs.pipeline.run.session import load_best
 from parallel_epochs.pipeline.run.stop import StopRequest
 
 log = logging.getLogger(__name__)
@@ -83,8 +84,7 @@ def finish(part: Part, trainer: KnowledgeTrainer, folder: Path, *, ranks: Ranks 
         Stopped: on all ranks, if one of them was asked to stop.
     """
     pulse.beat("ranking the test", pulse.State.LONG)
-    ranks.wait()  # until the first has saved it
-    best = checkpoint.load(folder / "checkpoints" / "best.pt", mmap=None)
+    best = load_best(folder, ranks)
     with fitting(best):
         trainer.load_weights(best["model"])
     log.info("ranking the test with the checkpoint of epoch %d", best["epoch"])

@@ -53,6 +53,12 @@ def check_data(folder: Path, saved: dict, data_hash: str | None) -> None:
                          "start a new run")
 
 
+def load_best(folder: Path, ranks: Ranks) -> checkpoint.Content:
+    """Load the best checkpoint of a run that has ended, on all ranks, when the first has saved it."""
+    ranks.wait()
+    return checkpoint.load(folder / "checkpoints" / "best.pt", mmap=None)
+
+
 def shown_scores(scores: dict[str, float], metric: str) -> dict[str, float]:
     """Choose what a line of the log shows: the metric of each evaluated split, or alone where it has none."""
     return {metric: scores[metric]} if metric in scores else {

@@ -14,7 +14,7 @@ from parallel_epochs.models import DeeperGCN, EquilibriumGNN, RevGNN
 from parallel_epochs.models.fused_conv import KERNELS
 from parallel_epochs.pipeline import keys, training
 from parallel_epochs.pipeline.command import cli, schema as configuration
-from parallel_epochs.pipeline.command.folder import resolve
+from parallel_epochs.pipeline.command.folder import begin_or_continue, resolve
 from parallel_epochs.pipeline.gnn.config import MODEL_SCHEMAS, GNNConfig as Config
 from parallel_epochs.pipeline.training import run
 from tests.helpers import building as restore, composing
@@ -115,6 +115,25 @@ def test_resuming_another_configuration_names_the_keys(configure, tmp_path):
     assert resolve(configure(*TOY, "resume=auto"), folder, continues=True) == configure(*TOY)
     with pytest.raises(ValueError, match="model.t: 1.0 -> 0.5. Give the old values, or choose another directory"):
         resolve(configure(*TOY, "resume=auto", "model.t=0.5"), folder, continues=True)
+
+
+def test_what_was_restarted_goes_on_and_torchrun_may_have_to_be_told_where(configure, tmp_path, monkeypatch, caplog):
+    (tmp_path / "config.yaml").write_text(keys.to_yaml(configure(*TOY)))
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.pt").touch()
+    given = dict(named=set(), is_named=False, in_sweep=False)
+    with pytest.raises(ValueError, match="already holds a run"):
+        begin_or_continue(configure(*TOY), tmp_path, **given)
+    for asks, more in (("resume=auto", {}), (f"resume={tmp_path}", {}), ("seed=0", {"in_sweep": True})):
+        assert begin_or_continue(configure(*TOY, asks), tmp_path, **given | more) == (configure(*TOY), None)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert begin_or_continue(configure(*TOY), tmp_path, **given) == (configure(*TOY), None) and not caplog.messages
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
+    for asks, more in (("seed=0", {"is_named": True}), (f"resume={tmp_path}", {})):
+        begin_or_continue(configure(*TOY, asks), tmp_path, **given | more)
+    assert not caplog.messages
+    begin_or_continue(configure(*TOY), tmp_path, **given)
+    assert "torchrun may start this run again, in a new directory" in caplog.text
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
