@@ -6,8 +6,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from parallel_epochs.models.aggregate.reference import is_transformed
 from parallel_epochs.models.kernels import norm as fused
+from parallel_epochs.models.kernels.operator import is_transformed
 from parallel_epochs.models.plain import is_plain
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 from torch.nn import functional as F
 
-from parallel_epochs.models.aggregate.reference import is_transformed
+from parallel_epochs.models.kernels.operator import is_transformed
 
 
 class OneHot(torch.nn.Module):

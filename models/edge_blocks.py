@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from parallel_epochs.models.aggregate.reference import is_transformed
 from parallel_epochs.models.aggregate.reference_in_blocks import cut_into_blocks, sort_by_destination
+from parallel_epochs.models.kernels.operator import is_transformed
 
 # Largest number of elements of a tensor of edges x channels.
 MAX_ELEMENTS = 1 << 21

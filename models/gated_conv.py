@@ -13,11 +13,11 @@ from torch_geometric.typing import (  # noqa: F401 (PyG looks for them here)
 )
 
 from parallel_epochs.models.aggregate import check_rows
-from parallel_epochs.models.aggregate.reference import is_transformed
 from parallel_epochs.models.edge_blocks import Rows, compute_in_blocks
 from parallel_epochs.models.edges import for_pyg
 from parallel_epochs.models.fused_conv import FusedConv, choose_features, count_destinations, read_edges
 from parallel_epochs.models.kernels import gated
+from parallel_epochs.models.kernels.operator import is_transformed
 from parallel_epochs.models.messages.reference import reduce_messages
 from parallel_epochs.models.plain import is_plain
 from parallel_epochs.models.structure import find_structure

@@ -18,8 +18,8 @@ from parallel_epochs.models.aggregate.gpu_kinds import differentiate, make_messa
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def pack(grad, out, stat, stat2, into, sums, num_rows, KIND: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr,
-         BLOCK_D: tl.constexpr):
+def pack(grad, out, stat, stat2, into, sums, is_gentle, num_rows, KIND: tl.constexpr, STEEP: tl.constexpr,
+         D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
     """Write the two numbers of each destination that its edges will read, and sum power's gradient for p.
 
     The grid is [blocks of destinations, blocks of channels].
@@ -31,8 +31,10 @@ def pack(grad, out, stat, stat2, into, sums, num_rows, KIND: tl.constexpr, D: tl
         stat2: the third result of forward [num_dst, D], float32; power alone reads it.
         into: [num_dst, 2, D], float32; written.
         sums: sums over a block of destinations [blocks of destinations, D], float32; written if KIND is "power".
+        is_gentle: one bool, true; becomes false if a softmax has finite `stat` beyond STEEP.
         num_rows: number of destinations.
         KIND: the aggregation, one of `ops.KINDS` but "add".
+        STEEP: see :mod:`gpu`.
         D: number of channels.
         BLOCK_N: destinations of a program.
         BLOCK_D: channels of a program.
@@ -43,6 +45,10 @@ def pack(grad, out, stat, stat2, into, sums, num_rows, KIND: tl.constexpr, D: tl
     offset = row[:, None] * D + channel[None, :]
     g = tl.load(grad + offset, mask=there, other=0.0)
     s = tl.load(stat + offset, mask=there, other=0.0)
+    if KIND == "softmax" or KIND == "softmax_sg":
+        # An infinite or NaN stat must reach the loss unchanged.
+        steep = (tl.abs(s) > STEEP) & (tl.abs(s) < float("inf"))
+        tl.store(is_gentle, False, mask=tl.max(tl.max(steep.to(tl.int32), 1), 0) > 0)
     o = s if KIND == "softmax_sg" else tl.load(out + offset, mask=there, other=0.0)
     first, second = pack_pair(g, o, s, KIND)
     to = into + row[:, None] * 2 * D + channel[None, :]

@@ -11,17 +11,16 @@ from parallel_epochs.models import notice
 from parallel_epochs.models.aggregate import cpu
 from parallel_epochs.models.aggregate.cpu import KINDS
 from parallel_epochs.models.aggregate.reduce import aggregate_edges
+from parallel_epochs.models.kernels.operator import operator
 
 __all__ = ["KINDS", "allocate_gradients", "allocate_outputs", "backward", "forward"]
 
-# The package's first name: the same files may be imported as `models` and as `parallel_epochs.models`.
-NAMESPACE = __name__.partition(".")[0]
 # Which of forward's arguments have gradients: x, attr, weight, bias and param.
 _DIFFERENTIABLE = (0, 7, 8, 9, 10)
 _NUM_STATS = {"softmax": 1, "softmax_sg": 1, "power": 2, "add": 0, "max": 1}
 
 
-@torch.library.custom_op(f"{NAMESPACE}::aggregate", mutates_args=(), device_types="cpu")
+@operator("aggregate")
 def forward(
     x: Tensor, indptr: Tensor, src: Tensor, position: Tensor | None,
     rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
@@ -73,7 +72,7 @@ def _(x, indptr, src, position, rowptr, dst, position_by_src, attr, weight, bias
     return allocate_outputs(x, indptr, aggr, save)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::aggregate_backward", mutates_args=(), device_types="cpu")
+@operator("aggregate_backward")
 def backward(
     grad: Tensor, out: Tensor | None, stat: Tensor, stat2: Tensor, x: Tensor,
     rowptr: Tensor, dst: Tensor, position: Tensor | None,

@@ -1,14 +1,13 @@
 """The reference aggregation in plain torch, for any device. It builds tensors of edges x channels."""
 # ruff: noqa: F722 (shapes are strings)
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch_geometric import EdgeIndex
 
 from parallel_epochs.models.aggregate import reference_in_blocks
 from parallel_epochs.models.aggregate.reduce import aggregate_edges
+from parallel_epochs.models.kernels.operator import is_transformed
 
 AGGREGATIONS = ("softmax", "softmax_sg", "softmax_sum", "power", "power_sum", "powermean", "mean", "max", "add")
 MAX_BLOCK_EDGES = 1 << 18
@@ -83,9 +82,3 @@ def check_aggr(aggr: str) -> None:
 def replace_power_of_one(aggr: str, p: float | Tensor) -> str:
     """Return "mean" for a ``powermean`` whose p is the number 1, otherwise `aggr` itself."""
     return "mean" if aggr == "powermean" and not isinstance(p, Tensor) and p == 1 else aggr
-
-
-def is_transformed() -> bool:
-    """Tell whether torch.compile, torch.jit.trace, torch.func or forward-mode autograd replaces tensors by tracers."""
-    return (torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
-            or forward_ad._current_level >= 0)

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.models.kernels.native import NativeLibrary
-
-# The package's first name: the same files may be imported as `models` and as `parallel_epochs.models`.
-NAMESPACE = __name__.partition(".")[0]
+from parallel_epochs.models.kernels.operator import operator
 
 
 class NormProblem(ctypes.Structure):
@@ -34,7 +32,7 @@ def _call(function, x, seed, eps, dropout, **tensors) -> None:
                                   **{name: tensor.data_ptr() for name, tensor in tensors.items()})))
 
 
-@torch.library.custom_op(f"{NAMESPACE}::norm_relu_dropout", mutates_args=(), device_types="cpu")
+@operator("norm_relu_dropout")
 def forward(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, eps: float,
             dropout: float) -> tuple[Tensor, Tensor, Tensor]:
     """Compute ``dropout(relu(layer_norm(x)))``.
@@ -64,7 +62,7 @@ def _(x, weight, bias, seed, eps, dropout):
     return _allocate_outputs(x)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::norm_relu_dropout_backward", mutates_args=(), device_types="cpu")
+@operator("norm_relu_dropout_backward")
 def backward(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, seed: Tensor,
              eps: float, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of :func:`forward` for x, weight and bias from the gradient `grad` of its result."""

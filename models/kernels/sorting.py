@@ -7,14 +7,13 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.models.kernels.native import NativeLibrary, pointer
+from parallel_epochs.models.kernels.operator import operator
 
-# The package's first name: the same files may be imported as `models` and as `parallel_epochs.models`.
-NAMESPACE = __name__.partition(".")[0]
 LIBRARY = NativeLibrary("edge sorting", Path(__file__).with_name("sorting.cpp"),
                         otherwise="layers run in plain torch instead")
 
 
-@torch.library.custom_op(f"{NAMESPACE}::sort_edges", mutates_args=(), device_types="cpu")
+@operator("sort_edges")
 def sort_edges(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
     """Sort edges by destination and by source. Edges of the same node keep their order.
 

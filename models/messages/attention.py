@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from parallel_epochs.models.aggregate import KERNELS
-from parallel_epochs.models.aggregate.reference import is_transformed
+from parallel_epochs.models.kernels.operator import is_transformed
 from parallel_epochs.models.messages import attention_fused, attention_reference
 
 SCORES = ("gatv2", "gat", "dot")

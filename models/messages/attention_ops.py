@@ -8,10 +8,9 @@ from torch import Tensor
 
 from parallel_epochs.models import notice
 from parallel_epochs.models.kernels.native import NativeLibrary
+from parallel_epochs.models.kernels.operator import operator
 from parallel_epochs.models.messages.attention_reference import attend
 
-# The package's first name: the same files may be imported as `models` and as `parallel_epochs.models`.
-NAMESPACE = __name__.partition(".")[0]
 # The scores in the order of attention.h.
 SCORES = ("gatv2", "gat", "dot")
 # Which of forward's arguments have gradients: message, source, target, attr, loop_attr, weight and att.
@@ -50,7 +49,7 @@ def needs_sources(score: str, message: Tensor) -> bool:
     return score == "gat" or message.is_cuda
 
 
-@torch.library.custom_op(f"{NAMESPACE}::attention", mutates_args=(), device_types="cpu")
+@operator("attention")
 def forward(
     message: Tensor, source: Tensor | None, target: Tensor, indptr: Tensor, src: Tensor, position: Tensor | None,
     rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
@@ -109,7 +108,7 @@ def _(message, source, target, indptr, src, position, rowptr, dst, position_by_s
     return allocate_outputs(message, target, num_positions, return_weights)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::attention_backward", mutates_args=(), device_types="cpu")
+@operator("attention_backward")
 def backward(
     grad: Tensor, out: Tensor, lse: Tensor, message: Tensor, source: Tensor | None, target: Tensor, indptr: Tensor,
     src: Tensor, position: Tensor | None, rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,

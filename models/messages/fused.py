@@ -8,7 +8,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from parallel_epochs.models.aggregate import fused as aggregate_fused
-from parallel_epochs.models.aggregate.reference import is_transformed
+from parallel_epochs.models.kernels.operator import is_transformed
 from parallel_epochs.models.kernels.sorting import check_ends
 from parallel_epochs.models.messages import cpu, ops
 from parallel_epochs.models.messages.inputs import Call, align

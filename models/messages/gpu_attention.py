@@ -47,7 +47,7 @@ def forward(
     message, source, target, indptr, src, position, attr, loop_attr, weight, att = gpu.make_contiguous(
         message, source, target, indptr, src, position, attr, loop_attr, weight, att)
     cut = gpu.plan(indptr, src, message.size(0), position, num_positions)
-    blocks = _choose_blocks(message, attr, score, elements=1024)
+    blocks = _choose_blocks(message, attr, score, elements=512)
     grid, channels = (cut.num_chunks, blocks["H"]), blocks["C"]
     num_listed = 0 if attr is None else attr.size(0)
     numbers = num_listed, *_options(channels, slope, dropout, edge_dropout)
@@ -76,7 +76,7 @@ def backward(
     grad, message, source, target, indptr, src, position, rowptr, dst, position_by_src = gpu.make_contiguous(
         grad, message, source, target, indptr, src, position, rowptr, dst, position_by_src)
     attr, loop_attr, weight, att = gpu.make_contiguous(attr, loop_attr, weight, att)
-    blocks = _choose_blocks(message, attr, score, elements=512)
+    blocks = _choose_blocks(message, attr, score, elements=256)
     numbers = _options(blocks["C"], slope, dropout, edge_dropout)
     with torch.cuda.device_of(message):
         products = torch.empty_like(lse)

@@ -36,7 +36,7 @@ def _choose_blocks(channels: int, group: int | None = None) -> dict:
     """Choose the block sizes of a pass, in which a program has `group` channels, or as many as are good."""
     group = min(128, max(16, triton.next_power_of_2(channels))) if group is None else group
     block = max(16, triton.next_power_of_2(group))
-    return dict(D=channels, GROUP=group, BLOCK_D=block, BLOCK_E=max(4, min(32, 1024 // block)),
+    return dict(D=channels, GROUP=group, BLOCK_D=block, BLOCK_E=max(4, min(32, 512 // block)),
                 num_warps=1 if block <= 128 else 4)
 
 

@@ -4,19 +4,18 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.models import notice
+from parallel_epochs.models.kernels.operator import operator
 from parallel_epochs.models.messages import reference
 from parallel_epochs.models.messages.cpu import Walk
 from parallel_epochs.models.messages.inputs import MESSAGES, Message, align
 
-# The package's first name: the same files may be imported as `models` and as `parallel_epochs.models`.
-NAMESPACE = __name__.partition(".")[0]
 # What backward needs of the rows: ties; the number of zeros, and the product of the others.
 _NUM_STATS = {"max": 1, "min": 1, "prod": 2}
 # Messages of softmax and of its gradient.
 _EXP, _PRODUCT = Message("e", "exp", "v"), Message("e", "mul", "g")
 
 
-@torch.library.custom_op(f"{NAMESPACE}::update_all", mutates_args=(), device_types="cpu")
+@operator("update_all")
 def update_all(
     u: Tensor | None, v: Tensor | None, e: Tensor | None,
     indptr: Tensor, src: Tensor, position: Tensor | None,
@@ -64,7 +63,7 @@ def _(u, v, e, indptr, src, position, rowptr, dst, position_by_src, num_src, mes
     return allocate_rows(u, v, e, indptr, message, reduce, save)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::apply_edges", mutates_args=(), device_types="cpu")
+@operator("apply_edges")
 def apply_edges(
     u: Tensor | None, v: Tensor | None, e: Tensor | None, ends: Tensor,
     indptr: Tensor | None, src: Tensor | None, position: Tensor | None,
@@ -98,7 +97,7 @@ def _(u, v, e, ends, indptr, src, position, rowptr, dst, position_by_src, num_sr
     return _allocate_edges(u, v, e, ends, message, dtype)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::edge_softmax", mutates_args=(), device_types="cpu")
+@operator("edge_softmax")
 def edge_softmax(scores: Tensor, ends: Tensor, indptr: Tensor, src: Tensor, position: Tensor | None,
                  num_src: int) -> Tensor:
     """Compute the softmax of scores [num_edges, *heads] over the edges of each destination.
@@ -120,7 +119,7 @@ def _(scores, ends, indptr, src, position, num_src):
     return scores.new_empty(scores.shape)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::edge_softmax_backward", mutates_args=(), device_types="cpu")
+@operator("edge_softmax_backward")
 def edge_softmax_backward(grad: Tensor, out: Tensor, ends: Tensor, indptr: Tensor, src: Tensor,
                           position: Tensor | None, num_src: int) -> Tensor:
     """Compute the gradient of :func:`edge_softmax` from that of its result."""
@@ -145,7 +144,7 @@ def _apply_unsorted(message, operands, ends, second):
     return out
 
 
-@torch.library.custom_op(f"{NAMESPACE}::messages_backward", mutates_args=(), device_types="cpu")
+@operator("messages_backward")
 def backward(
     grad: Tensor, out: Tensor | None, stat: Tensor | None, stat2: Tensor | None,
     u: Tensor | None, v: Tensor | None, e: Tensor | None,

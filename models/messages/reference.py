@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.models.aggregate.reference import is_transformed
+from parallel_epochs.models.kernels.operator import is_transformed
 from parallel_epochs.models.kernels.sorting import check_ends
 from parallel_epochs.models.messages.inputs import Call, align
 

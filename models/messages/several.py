@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.models import notice
+from parallel_epochs.models.kernels.operator import operator
 from parallel_epochs.models.messages import cpu, reference
 from parallel_epochs.models.messages.cpu import PARTS, SeveralProblem
-from parallel_epochs.models.messages.ops import NAMESPACE
 from parallel_epochs.models.structure import find_structure
 
 # Those for which backward needs the numbers of ties.
@@ -37,7 +37,7 @@ def reduce_several(edge_index: Tensor, values: Tensor, num_dst: int, parts: tupl
     return {name: part.to(values.dtype) for name, part in zip(parts, found, strict=True)}
 
 
-@torch.library.custom_op(f"{NAMESPACE}::several", mutates_args=(), device_types="cpu")
+@operator("several")
 def several(values: Tensor, indptr: Tensor, src: Tensor, rowptr: Tensor | None, dst: Tensor | None, parts: str,
             save: bool) -> tuple[Tensor, Tensor]:
     """Compute :func:`reduce_several`.
@@ -73,7 +73,7 @@ def _(values, indptr, src, rowptr, dst, parts, save):
     return _allocate(values, indptr, parts, save)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::several_backward", mutates_args=(), device_types="cpu")
+@operator("several_backward")
 def backward(gradient: Tensor, results: Tensor, ties: Tensor, values: Tensor, rowptr: Tensor, dst: Tensor,
              parts: str) -> Tensor:
     """Compute the gradient of the values of :func:`several`.

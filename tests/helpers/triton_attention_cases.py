@@ -9,15 +9,12 @@ from parallel_epochs.models import structure
 from parallel_epochs.models.aggregate import gpu
 from parallel_epochs.models.messages import attention_fused, attention_ops, gpu_attention
 from parallel_epochs.models.messages.attention import SCORES, attention, backend
-from tests.helpers.triton_process import interpret_faster, more
+from tests.helpers.operators import opcheck
+from tests.helpers.triton_process import choose_device, more
 from tests.models.conftest import poisoned_memory  # noqa: F401 (a fixture)
 from tests.models.messages.test_attention import assert_close, problem, run
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    interpret_faster()
-    gpu.register("cpu")
-    gpu_attention.register("cpu")
+DEVICE = choose_device(gpu, gpu_attention)
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +128,7 @@ def test_operators():
     given = [None if value is None else value.to(DEVICE).requires_grad_() for value in tensors.values()]
     order = structure.find_structure(edge_index.to(DEVICE), 5, 4, by_source=True)
     seed = torch.tensor([3], device=DEVICE)
-    torch.library.opcheck(attention_ops.forward, (*given[:3], *order, *given[3:], seed, "gat", 0.2, 0.1, 0.1, 8, False))
+    opcheck(attention_ops.forward, (*given[:3], *order, *given[3:], seed, "gat", 0.2, 0.1, 0.1, 8, False))
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="for machines without a GPU")

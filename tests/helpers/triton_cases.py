@@ -8,15 +8,13 @@ from torch_geometric import EdgeIndex
 
 from parallel_epochs.models.aggregate import AGGREGATIONS, fused, gpu, ops, reduce, reference
 from parallel_epochs.models.kernels import sorting
-from tests.helpers.triton_process import interpret_faster, more
+from tests.helpers.operators import opcheck
+from tests.helpers.triton_process import choose_device, more
 from tests.models.aggregate.test_fused import assert_close, graph, run, wide_graph
 from tests.models.conftest import poisoned_memory  # noqa: F401 (a fixture)
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = choose_device(gpu)
 LIMITS = reduce.POWER_RANGE
-if DEVICE == "cpu":
-    interpret_faster()
-    gpu.register("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -197,13 +195,13 @@ def test_operators(aggr, features, dtype):
                              for name, kind in dtypes.items())
     structure = sorting.sort_edges(edge_index.to(DEVICE), 12, 9)
     param = torch.tensor([1.5], device=DEVICE, requires_grad=aggr != "max")
-    torch.library.opcheck(ops.forward, (x, *structure, attr, weight, bias, param, aggr, 1e-7, *LIMITS, True))
-    torch.library.opcheck(sorting.sort_edges, (edge_index.to(DEVICE), 12, 9))
+    opcheck(ops.forward, (x, *structure, attr, weight, bias, param, aggr, 1e-7, *LIMITS, True))
+    opcheck(sorting.sort_edges, (edge_index.to(DEVICE), 12, 9))
     with torch.no_grad():
         outputs = ops.forward(x, *structure, attr, weight, bias, param, aggr, 1e-7, *LIMITS, True)
     given = (None if value is None else value.detach() for value in (x, *structure[3:], attr, weight, bias, param))
-    torch.library.opcheck(ops.backward, (grad.to(DEVICE), *outputs, *given, aggr, 1e-7, *LIMITS, attr is not None,
-                                         weight is not None))
+    opcheck(ops.backward, (grad.to(DEVICE), *outputs, *given, aggr, 1e-7, *LIMITS, attr is not None,
+                           weight is not None))
 
 
 def test_a_structure_is_planned_once_and_forgotten_with_its_edges(monkeypatch):

@@ -22,7 +22,7 @@ from parallel_epochs.models.messages.inputs import MESSAGES
 
 LIMITS = POWER_RANGE
 HOPPER = GPUTarget("cuda", 90, 32)
-TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64"}
+TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1"}
 
 
 def compile_launch(kernel, grid, *args, num_warps, **constants) -> None:
@@ -64,7 +64,6 @@ def compile_problem(aggr, channels, edge_dim, *, encoded=False, dtype=torch.floa
         weight, bias = torch.zeros(channels, edge_dim), torch.zeros(channels)
     param = torch.zeros(1)
     out, stat, stat2 = gpu.forward(x, *structure, attr, weight, bias, param, aggr, 1e-7, *LIMITS, True)
-    stat.zero_()  # nothing was launched that would have filled it
     gpu.backward(out, out, stat, stat2, x, *structure[3:], attr, weight, bias, param, aggr, 1e-7, *LIMITS,
                  need_attr, weight is not None)
 

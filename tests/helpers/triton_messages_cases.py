@@ -7,16 +7,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from parallel_epochs.models.aggregate import gpu
 from parallel_epochs.models.kernels import sorting
 from parallel_epochs.models.messages import fused, gpu_messages, ops, update_all
-from tests.helpers.triton_process import interpret_faster, more
+from tests.helpers.operators import opcheck
+from tests.helpers.triton_process import choose_device, more
 from tests.models.conftest import poisoned_memory  # noqa: F401 (a fixture)
 from tests.models.messages.test_fused import check, run
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="these cases compare on one device")
-if DEVICE == "cpu":
-    interpret_faster()
-    gpu.register("cpu")
-    gpu_messages.register("cpu")
+DEVICE = choose_device(gpu, gpu_messages)
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +29,8 @@ def make(message, left, right, num_edges=12, *, hub=0, num_src=5, num_dst=4, see
     edge_index[1, :hub] = 1
     names = [name for name in message.split("_") if name in "uve"]
     rows = dict(u=num_src, v=num_dst, e=num_edges)
-    return edge_index, {name: torch.rand(rows[name], *shape, generator=g) + 0.5
-                        for name, shape in zip(names, (left, right), strict=False)}
+    return edge_index.to(DEVICE), {name: torch.rand(rows[name], *shape, generator=g).to(DEVICE) + 0.5
+                                   for name, shape in zip(names, (left, right), strict=False)}
 
 
 def check_case(message, reduce, left, right=(), *, num_src=5, num_dst=4, **options):
@@ -85,8 +81,9 @@ def test_nan_and_infinity_are_those_of_the_reference(reduce):
 @pytest.mark.parametrize("num_src, num_dst", [(3, 2), (3, 0), (0, 2)])
 def test_graphs_without_edges(num_src, num_dst):
     for reduce in ("sum", "max"):
-        operands = dict(u=torch.ones(num_src, 3), e=torch.ones(0, 1))
-        check(torch.empty(2, 0, dtype=torch.int64), "u_mul_e", reduce, operands, num_src=num_src, num_dst=num_dst)
+        operands = dict(u=torch.ones(num_src, 3, device=DEVICE), e=torch.ones(0, 1, device=DEVICE))
+        check(torch.empty(2, 0, dtype=torch.int64, device=DEVICE), "u_mul_e", reduce, operands, num_src=num_src,
+              num_dst=num_dst)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -106,9 +103,10 @@ def test_operators():
     edge_index, operands = make("u_mul_e", (2,), (2,), 6)
     structure = sorting.sort_edges(edge_index, 5, 4)
     leaves = [operands[name].requires_grad_() for name in "ue"]
-    torch.library.opcheck(ops.update_all, (leaves[0], None, leaves[1], *structure, 5, "u_mul_e", "max", True))
+    opcheck(ops.update_all, (leaves[0], None, leaves[1], *structure, 5, "u_mul_e", "max", True))
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="for machines without a GPU")
 def test_tensors_on_a_gpu_choose_these_kernels(caplog):
     caplog.set_level("INFO")
     fused.announce.cache_clear()

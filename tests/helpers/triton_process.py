@@ -43,14 +43,27 @@ def run_cases(file: str, chosen: str) -> None:
     Args:
         chosen: an expression of pytest's marks.
     """
-    mode = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+    is_interpreted = not torch.cuda.is_available()
+    mode = {"TRITON_INTERPRET": "1"} if is_interpreted else {"TESTS_SEE_GPUS": "1"}  # see conftest.py
     version = metadata.version("triton")
-    if mode and version.startswith("3.6.") and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
+    if is_interpreted and version.startswith("3.6.") and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
         pytest.skip(f"Triton {version} cannot interpret loops with numpy {np.__version__}; 3.7 can")
     # The interpreter computes with numpy, which warns of the infinities in lanes that are masked out, and of how Triton
     # 3.6 reads an array of one number.
     run("-m", "pytest", "-x", "-W", "ignore::RuntimeWarning", "-W", "ignore:Conversion of an array:DeprecationWarning",
         "-m", chosen, file, **mode)
+
+
+def choose_device(*modules) -> str:
+    """Return "cuda" where there is a GPU; else "cpu", where the kernels of modules are then interpreted."""
+    if torch.cuda.is_available():
+        for module in modules:
+            module.register()
+        return "cuda"
+    interpret_faster()
+    for module in modules:
+        module.register("cpu")
+    return "cpu"
 
 
 def interpret_faster() -> None:

@@ -7,6 +7,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from parallel_epochs.models.activation import norm_relu_dropout
 from parallel_epochs.models.kernels.norm import LIBRARY, backward, forward
+from tests.helpers.operators import opcheck
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
 
@@ -110,7 +111,7 @@ def test_what_cannot_be_fused_runs_as_torchs_own():
 def test_registered_operators():
     g = torch.Generator().manual_seed(0)
     norm, x, seed = layer_norm(20, g), torch.randn(30, 20, generator=g).requires_grad_(), torch.tensor([7])
-    torch.library.opcheck(forward, (x, norm.weight, norm.bias, seed, 1e-5, 0.2))
+    opcheck(forward, (x, norm.weight, norm.bias, seed, 1e-5, 0.2))
     with torch.no_grad():
         _, mean, scale = forward(x, norm.weight, norm.bias, seed, 1e-5, 0.2)
-        torch.library.opcheck(backward, (torch.ones(30, 20), x, mean, scale, norm.weight, norm.bias, seed, 1e-5, 0.2))
+        opcheck(backward, (torch.ones(30, 20), x, mean, scale, norm.weight, norm.bias, seed, 1e-5, 0.2))

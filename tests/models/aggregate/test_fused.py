@@ -16,6 +16,7 @@ from parallel_epochs.models.conv import GENConv
 from parallel_epochs.models.deepgcn import DeeperGCN
 from parallel_epochs.models.kernels import sorting
 from parallel_epochs.models.messages import attention_fused
+from tests.helpers.operators import opcheck
 from tests.helpers.shapes import unchecked
 
 pytestmark = [pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"),
@@ -345,15 +346,15 @@ def check_operators(aggr, encoded, tests):
     structure = sorting.sort_edges(edge_index, 12, 12)
     x, attr, weight, bias = (None if value is None else value.requires_grad_() for value in list(inputs.values())[:4])
     t = torch.tensor([1.5], requires_grad=aggr not in ("add", "max", "softmax_sg"))
-    torch.library.opcheck(ops.forward, (x, *structure, attr, weight, bias, t, aggr, 1e-7, *POWER_RANGE, True),
-                          test_utils=tests)
-    torch.library.opcheck(sorting.sort_edges, (edge_index, 12, 12), test_utils=tests)
+    opcheck(ops.forward, (x, *structure, attr, weight, bias, t, aggr, 1e-7, *POWER_RANGE, True),
+            test_utils=tests)
+    opcheck(sorting.sort_edges, (edge_index, 12, 12), test_utils=tests)
     with torch.no_grad():
         out, stat, stat2 = ops.forward(x, *structure, attr, weight, bias, t, aggr, 1e-7, *POWER_RANGE, True)
         arguments = (grad, out, stat, stat2, x.detach(), *structure[3:],
                      *(None if value is None else value.detach() for value in (attr, weight, bias)), t.detach(), aggr,
                      1e-7, *POWER_RANGE, True, weight is not None)
-    torch.library.opcheck(ops.backward, arguments, test_utils=tests)
+    opcheck(ops.backward, arguments, test_utils=tests)
 
 
 def test_a_layer_inside_genconv():

@@ -12,6 +12,7 @@ from parallel_epochs.models.kernels import native
 from parallel_epochs.models.kernels.hash import draw_factors
 from parallel_epochs.models.messages import attention_fused, attention_ops
 from parallel_epochs.models.messages.attention import SCORES, attention
+from tests.helpers.operators import opcheck
 from tests.helpers.shapes import unchecked
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
@@ -43,9 +44,9 @@ def run(tensors, edge_index, dtype=torch.float32, *, weights=False, **options):
     given = {name: value for name, value in leaves.items() if name != "loop_attr"}
     out = attention(given["message"], given["source"], given["target"], edge_index, given["edge_attr"],
                     given["weight"], given["att"], loop_attr=leaves["loop_attr"], return_weights=True, **options)
-    total = (out[0] * torch.arange(out[0].numel()).view_as(out[0]).cos()).sum()
+    total = (out[0] * torch.arange(out[0].numel(), device=out[0].device).view_as(out[0]).cos()).sum()
     if weights:
-        total = total + (out[1] * torch.arange(out[1].numel()).view_as(out[1]).sin()).sum()
+        total = total + (out[1] * torch.arange(out[1].numel(), device=out[1].device).view_as(out[1]).sin()).sum()
     total.backward()
     return {"out": out[0].detach(), "weights": out[1].detach()} | {
         name: leaf.grad for name, leaf in leaves.items() if leaf is not None}
@@ -207,7 +208,7 @@ def test_operators_and_compile(score):
     orders = structure.find_structure(edge_index, 23, 17, by_source=True)
     given = (leaves["message"], leaves["source"], leaves["target"], *orders, leaves["edge_attr"], None,
              leaves["weight"], leaves["att"], torch.tensor([3]), score, 0.2, 0.1, 0.1, edge_index.size(1), False)
-    torch.library.opcheck(attention_ops.forward, given)
+    opcheck(attention_ops.forward, given)
 
     def call(leaves):
         return attention(leaves["message"], leaves["source"], leaves["target"], edge_index, leaves["edge_attr"],

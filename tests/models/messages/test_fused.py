@@ -12,6 +12,7 @@ from torch_geometric import EdgeIndex
 
 from parallel_epochs.models.messages import MESSAGES, REDUCTIONS, apply_edges, cpu, edge_softmax, fused, ops, update_all
 from parallel_epochs.models.messages.inputs import read_call
+from tests.helpers.operators import opcheck
 from tests.models.messages.test_messages import DST, EDGES, SRC, cases, make_edges, make_operands
 
 pytestmark = [pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"),
@@ -41,7 +42,7 @@ def run(edge_index, message, reduce, operands, *, kernel, dtype=torch.float32, l
     else:
         out = update_all(edge_index, message, reduce, **leaves, num_src=num_src, num_dst=num_dst, kernel=kernel)
     g = torch.Generator().manual_seed(1)
-    out.backward((torch.rand(out.shape, generator=g) + 0.5).to(dtype))
+    out.backward((torch.rand(out.shape, generator=g) + 0.5).to(out))
     return {"out": out.detach()} | {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 
 
@@ -300,17 +301,17 @@ def check_operators(tests, reductions):
     structure, num_src = fused._find_structure(read_call(edge_index, "u_mul_e", u=u, e=e, num_dst=DST))
     for reduce in reductions:
         arguments = (u, None, e, *structure, num_src, "u_mul_e", reduce, True)
-        torch.library.opcheck(ops.update_all, arguments, test_utils=tests)
+        opcheck(ops.update_all, arguments, test_utils=tests)
         with torch.no_grad():
             outputs = ops.update_all(*arguments)
-        torch.library.opcheck(ops.backward, (torch.ones(DST, 3, 8), *outputs, u.detach(), None, e.detach(), *structure,
-                                             num_src, "u_mul_e", reduce, "ue"), test_utils=tests)
+        opcheck(ops.backward, (torch.ones(DST, 3, 8), *outputs, u.detach(), None, e.detach(), *structure,
+                               num_src, "u_mul_e", reduce, "ue"), test_utils=tests)
     scores = torch.randn(edge_index.size(1), 4, requires_grad=True)
-    torch.library.opcheck(ops.edge_softmax, (scores, edge_index, *structure[:3], num_src), test_utils=tests)
-    torch.library.opcheck(ops.edge_softmax_backward, (scores.detach(), scores.detach(), edge_index, *structure[:3],
-                                                      num_src), test_utils=tests)
-    torch.library.opcheck(ops.apply_edges, (u, None, e, edge_index, *structure, num_src, DST, "u_mul_e", torch.float32),
-                          test_utils=tests)
+    opcheck(ops.edge_softmax, (scores, edge_index, *structure[:3], num_src), test_utils=tests)
+    opcheck(ops.edge_softmax_backward, (scores.detach(), scores.detach(), edge_index, *structure[:3],
+                                        num_src), test_utils=tests)
+    opcheck(ops.apply_edges, (u, None, e, edge_index, *structure, num_src, DST, "u_mul_e", torch.float32),
+            test_utils=tests)
 
 
 @pytest.mark.slow
