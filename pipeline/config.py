@@ -91,6 +91,8 @@ class RunConfig:
     """
 
     takes: ClassVar[tuple[str, ...]] = ()
+    # What device=auto means to this product: "auto", a GPU if there is one; or "cpu".
+    auto_device: ClassVar[str] = "auto"
     members: ClassVar[dict[str, tuple[str, dict[str, type]]]] = {"data": ("source", DATA_SCHEMAS)}
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -100,7 +102,8 @@ class RunConfig:
 
     name: str = key("default", "Name of the experiment.")
     seed: int = key(0, "Seed of every random number generator.", minimum=0, below=2**63)
-    device: str = key("auto", "Device: auto, cpu, cuda or cuda:N.")
+    device: str = key("auto", "Device: cpu, cuda, cuda:N, or auto: a GPU if there is one and the trainer is gnn, else "
+                      "the CPU.")
     memory: str | None = key(None, "Memory that training may use, per GPU or per machine, e.g. 12GB. Default: 80 % of "
                              "what is installed.", changes_numbers=False)
     resume: str | None = key(None, "Run directory to continue in place. auto, with hydra.run.dir=DIR: continue the run "
@@ -118,6 +121,11 @@ class RunConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
+
+    @property
+    def device_name(self) -> str:
+        """The device to ask for: "cpu", "cuda", "cuda:N", or "auto" for a GPU if there is one."""
+        return self.auto_device if self.device == "auto" else self.device
 
     @property
     def resumes(self) -> bool:

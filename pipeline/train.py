@@ -40,7 +40,7 @@ def main(cfg: DictConfig) -> float | None:
                 is_named=arguments.names_run_dir(settings.overrides.hydra),
                 in_sweep=settings.mode == RunMode.MULTIRUN)
         if ranks is not None:
-            rank_tools.join(rank_tools.choose_device(config.device, ranks), config.parallel.timeout)
+            rank_tools.join(rank_tools.choose_device(config.device_name, ranks), config.parallel.timeout)
             config, summary = ranks.broadcast((config, summary))
         if summary is not None:
             if is_first:

@@ -66,7 +66,7 @@ def check_new(config: RunConfig) -> None:
     if config.resumes:
         return  # what else it takes is known when the run's own configuration is read
     check(config)
-    choose_device(config.device, rank_tools.from_environment() or Ranks(
+    choose_device(config.device_name, rank_tools.from_environment() or Ranks(
         num_ranks=config.parallel.num_ranks, num_local=config.parallel.num_ranks))
 
 
@@ -79,7 +79,7 @@ def prepare(config: RunConfig) -> None:
     """
     config.data.download()
     build = product_of(config.trainer.name).build
-    for part in build.open_data(config, choose_device(config.device)).parts:
+    for part in build.open_data(config, choose_device(config.device_name)).parts:
         build.prepare(part)
 
 
@@ -93,7 +93,7 @@ def describe_data(config: RunConfig) -> str:
     Raises:
         ValueError: the configuration or the dataset is wrong.
     """
-    opened = open_data(config, choose_device(config.device))
+    opened = open_data(config, choose_device(config.device_name))
     build, largest = product_of(config.trainer.name).build, max(opened.parts, key=lambda part: part.data.num_nodes)
     rows = inspection.describe(opened.data, opened.components)
     if hasattr(build, "describe_memory"):
@@ -193,7 +193,7 @@ def _launch_ranks(config: RunConfig, folder: Path, command: str, stop: StopReque
     num_ranks = config.parallel.num_ranks
     start_rank_server()
     # Here rather than in every rank: what is wrong with the data, and the caches that the ranks share.
-    device = choose_device(config.device, Ranks(num_ranks=num_ranks, num_local=num_ranks))
+    device = choose_device(config.device_name, Ranks(num_ranks=num_ranks, num_local=num_ranks))
     opened = open_data(config, device)
     config = opened.config
     with files.lock(folder):
@@ -232,7 +232,7 @@ def train_as_rank(ranks: Ranks, stop: StopRequest, config: RunConfig, folder: Pa
     """
     if not ranks.is_first:
         logging.getLogger().setLevel(logging.WARNING)
-    device = choose_device(config.device, ranks)
+    device = choose_device(config.device_name, ranks)
     if ranks.num_ranks > 1:
         rank_tools.join(device, config.parallel.timeout)
     with contextlib.ExitStack() as stack:

@@ -59,6 +59,7 @@ class KnowledgeConfig(RunConfig):
     """A run of trainer=knowledge."""
 
     takes: ClassVar[tuple[str, ...]] = ("triples",)
+    auto_device: ClassVar[str] = "cpu"
 
     trainer: KnowledgeTrainerConfig = field(default_factory=KnowledgeTrainerConfig)
 

@@ -56,6 +56,7 @@ class LayoutConfig(RunConfig):
     """A run of trainer=layout."""
 
     takes: ClassVar[tuple[str, ...]] = ("graph", "vectors")
+    auto_device: ClassVar[str] = "cpu"
 
     trainer: LayoutTrainerConfig = field(default_factory=LayoutTrainerConfig)
 

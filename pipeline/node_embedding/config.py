@@ -84,6 +84,8 @@ class NodeEmbeddingConfig(RunConfig):
     """A run of trainer=node_embedding."""
 
     takes: ClassVar[tuple[str, ...]] = ("graph",)
+    # On a small graph, 100 epochs took 1.3 s on two cores and 46 s on an H200, where torch trains the blocks.
+    auto_device: ClassVar[str] = "cpu"
 
     trainer: NodeEmbeddingTrainerConfig = field(default_factory=NodeEmbeddingTrainerConfig)
 

@@ -247,9 +247,10 @@ def choose_device(name: str, ranks: Ranks = Ranks()) -> torch.device:
         return torch.device(name)
     if not torch.cuda.is_available():
         raise ValueError(f"device={name}: torch sees no GPU on this machine")
-    if ranks.num_local == 1:
-        return torch.device(name)
-    if name != "cuda" or torch.cuda.device_count() < ranks.num_local:
-        raise ValueError(f"device={name} for {ranks.num_local} ranks on a machine with {torch.cuda.device_count()} "
-                         "GPUs: every rank needs one of its own. Set parallel.num_ranks or device=cpu")
-    return torch.device("cuda", ranks.local_rank)
+    num_gpus, index = torch.cuda.device_count(), torch.device(name).index
+    if index is not None and index >= num_gpus:
+        raise ValueError(f"device={name} does not exist: this machine has {num_gpus} GPUs, counted from cuda:0")
+    if ranks.num_local > 1 and (index is not None or num_gpus < ranks.num_local):
+        raise ValueError(f"device={name} for {ranks.num_local} ranks on a machine with {num_gpus} GPUs: every rank "
+                         "needs one of its own. Set parallel.num_ranks or device=cpu")
+    return torch.device("cuda", ranks.local_rank if index is None else index)

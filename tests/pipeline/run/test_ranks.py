@@ -416,3 +416,26 @@ def test_a_damaged_checkpoint_of_ranks_falls_back(undisturbed, configure, tmp_pa
     assert checkpoint.load_last(last.parent)["progress"]["epochs"] == 6
     assert train(configure(*TWO, f"cache_dir={cache}"), copy)["weights_sha256"] == summary_of(folder)["weights_sha256"]
     assert checkpoint.load(last)["progress"]["epochs"] == 8
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.mark.parametrize("name, num_local, local_rank, expected", [
+    ("cpu", 2, 1, "cpu"), ("auto", 1, 0, "cuda:0"), ("cuda", 1, 0, "cuda:0"), ("cuda:1", 1, 0, "cuda:1"),
+    ("auto", 2, 1, "cuda:1")])
+def test_a_gpu_is_named_by_its_number(name, num_local, local_rank, expected, two_gpus):
+    """torch.cuda.set_device takes nothing else."""
+    ranks = Ranks(rank=local_rank, num_ranks=num_local, local_rank=local_rank, num_local=num_local)
+    assert str(rank_tools.choose_device(name, ranks)) == expected
+
+
+@pytest.mark.parametrize("name, num_local, message", [
+    ("cuda:2", 1, "device=cuda:2 does not exist: this machine has 2 GPUs"),
+    ("auto", 3, "every rank needs one of its own"), ("cuda:0", 2, "every rank needs one of its own")])
+def test_gpus_that_are_not_there_are_refused(name, num_local, message, two_gpus):
+    with pytest.raises(ValueError, match=message):
+        rank_tools.choose_device(name, Ranks(num_ranks=num_local, num_local=num_local))
