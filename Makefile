@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Where this is set, every process of every run would compile the tests again, with their assertions: 4 s each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-of test-avx2 test-slow test-exhaustive test-system test-slurm test-all lint docs
+.PHONY: train test test-of test-avx2 test-slow test-exhaustive test-system test-slurm test-gpu test-all lint docs
 
 # The default run, set-up included.
 train: $(VENV)/.installed
@@ -29,7 +29,7 @@ test-of: $(VENV)/.installed-test
 # Real processes that are hurt, every benchmark, Triton's interpreter, torch.compile, the README's commands.
 # It has five workers, since much of the time these tests wait: for kills, limits of time and other processes.
 test-slow: $(VENV)/.installed-test
-	$(PYTEST) -n 5 -m "slow and not exhaustive and not system and not slurm" --durations=20
+	$(PYTEST) -n 5 -m "slow and not exhaustive and not system and not slurm and not gpu" --durations=20
 
 # These tests repeat slow ones with more options, sizes and moments. Run them before a release.
 test-exhaustive: $(VENV)/.installed-test
@@ -44,6 +44,10 @@ test-system: $(VENV)/.installed-sparse $(VENV)/.installed-trackers $(VENV)/.inst
 test-slurm: $(VENV)/.installed-test
 	command -v slurmd >/dev/null || { apt-get update -qq && apt-get install -y -qq slurm-wlm munge >/dev/null; }
 	$(BIN)/python -m pytest -m slurm
+
+# On a machine with an NVIDIA GPU: the Triton kernels, and training.
+test-gpu: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m gpu
 
 test-all: lint test test-slow test-exhaustive test-system test-slurm
 

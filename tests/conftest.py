@@ -29,6 +29,8 @@ def pytest_configure(config):
 
 def prepare(config) -> None:
     """Import what tests need, and change what holds for all of them."""
+    if config.option.markexpr != "gpu" and "TESTS_SEE_GPUS" not in os.environ:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # these tests know the CPU's numbers
     import torch
     from hypothesis import settings
 

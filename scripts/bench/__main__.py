@@ -83,8 +83,6 @@ def main() -> None:
         num_parts=10)
     for add_more in (_add_models, _add_vectors, _add_disk, _add_runs):
         add_more(add)
-    add(bench_inference, "time and memory of exact inference on a graph of ogbn-products' size", PRODUCTS, layers=14,
-        channels=128)
     options = vars(parser.parse_args())
     del options["bench"]
     if options.pop("full", False):
@@ -133,14 +131,18 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
                 CLUSTER, channels=64, repeat=3)
     layer.add_argument("--full", action="store_true",
                        help="use a graph of ogbn-proteins' size, without PyG, which would need 74 GB")
-    add(bench_step, "time and memory of a training step of DyResGEN-112, compared with the same model of PyG's modules",
-        CLUSTER, pyg_layers=14, layers=112, repeat=3)
+    step = add(bench_step, "time and memory of a training step of DyResGEN-112, compared with the same model of PyG's "
+               "modules", CLUSTER, pyg_layers=14, layers=112, repeat=3)
     depth = add(bench_depth, "parameters, memory and time of a training step of models with 7 to 1001 layers, compared "
                 "with PyG's GroupAddRev", CLUSTER, channels=64, repeat=3)
     depth.add_argument("--layers", type=int, nargs="+", default=[7, 28, 112, 448, 1001],
                        help="numbers of layers (default: 7 28 112 448 1001)")
     depth.add_argument("--models", nargs="+", default=[""],
                        help="models whose name contains one of these texts (default: all)")
+    inference = add(bench_inference, "time and memory of exact inference on a graph of ogbn-products' size", PRODUCTS,
+                    layers=14, channels=128)
+    for bench in (aggregate, convs, layer, step, depth, inference):
+        bench.add_argument("--device", default="cpu", help="cpu, cuda or auto (default: %(default)s)")
 
 
 def _add_disk(add: Callable[..., argparse.ArgumentParser]) -> None:

@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.aggregate import aggregate, backend
 from parallel_epochs.pipeline.run.errors import one_line
+from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs, machine
 from parallel_epochs.scripts.bench.machine import Machine
 from parallel_epochs.scripts.bench.measure import (
@@ -41,8 +42,8 @@ class Case:
 CASES = (Case(), Case(channels=128), Case(edge_dim=0), Case(aggr="max"), Case(aggr="power"))
 
 
-def bench_aggregate(num_nodes: int, num_edges: int, repeat: int, eager: bool = False) -> None:
-    data = graphs.proteins(num_nodes, num_edges // 2 * 2)
+def bench_aggregate(num_nodes: int, num_edges: int, repeat: int, eager: bool = False, device: str = "cpu") -> None:
+    data = graphs.proteins(num_nodes, num_edges // 2 * 2).to(choose_device(device))
     rows = [_measure(case, data, repeat, eager) for case in CASES]
     # The best of the whole run, as other users of the machine slow down one case and not the next.
     best = Machine(max(row["bytes_per_s"] for row in rows), max(row["operations_per_s"] for row in rows))
@@ -50,7 +51,7 @@ def bench_aggregate(num_nodes: int, num_edges: int, repeat: int, eager: bool = F
     for row in rows:
         # Without edge features, an aggregation does little more than read the rows of its sources.
         limit = max(best.limit(row["must_move_bytes"], row["operations"]), row["gather_s"] or 0)
-        row |= {"bytes_per_s": best.bandwidth, "operations_per_s": best.peak, "limit_s": round(limit, 5),
+        row |= {"bytes_per_s": best.bandwidth, "operations_per_s": best.peak, "limit_s": float(f"{limit:.4g}"),
                 "fraction_of_limit": round(limit / row["forward_best_s"], 3)}
         say(f"{row['aggr']}, {row['channels']} channels, {row['edge_dim']} features: "
             f"forward {row['forward_best_s']:.4f} s, "
@@ -83,24 +84,22 @@ def _in_float64(conv: pyg.GENConv, edge_index: Tensor, attr: Tensor | None, grad
 
 
 def _measure(case: Case, data: Data, repeat: int, eager: bool) -> dict:
-    say(f"{case}, {backend(torch.empty(1, 1), data.edge_index)}")
+    place = data.edge_attr.device
+    say(f"{case}, {backend(data.edge_attr, data.edge_index)}")
     torch.manual_seed(0)
     channels, plain = case.channels, data.edge_index.as_tensor()
     param = {"softmax": "t", "power": "p"}.get(case.aggr)
     conv = pyg.GENConv(channels, channels, "powermean" if case.aggr == "power" else case.aggr, t=1.0, learn_t=True,
-                       p=1.5, learn_p=True, bias=True, edge_dim=case.edge_dim or None, eps=EPS)
+                       p=1.5, learn_p=True, bias=True, edge_dim=case.edge_dim or None, eps=EPS).to(place)
 
-    x = _numbers(case, data.num_nodes, channels).requires_grad_()
-    inputs, attr, weight, bias = {"x": x}, None, None, None
-    if case.edge_dim:
-        attr, weight, bias = data.edge_attr, conv.lin_edge.weight, conv.lin_edge.bias
-        with torch.no_grad():
-            weight.copy_(_numbers(case, *weight.shape, scale=0.125))
-            bias.copy_(_numbers(case, *bias.shape, scale=0.125))
-        inputs |= {"weight": weight, "bias": bias}
+    x = _numbers(case, data.num_nodes, channels).to(place).requires_grad_()
+    attr, weight, bias = (data.edge_attr, conv.lin_edge.weight, conv.lin_edge.bias) if case.edge_dim else (None,) * 3
+    for parameter in (weight, bias):
+        if parameter is not None:
+            parameter.data.copy_(_numbers(case, *parameter.shape, scale=0.125))
     scalar = {param: getattr(conv.aggr_module, param)} if param else {}
-    inputs |= scalar
-    gradient = graphs.exact(data.num_nodes, channels)
+    inputs = {"x": x} | ({"weight": weight, "bias": bias} if case.edge_dim else {}) | scalar
+    gradient = graphs.exact(data.num_nodes, channels).to(place)
     (indptr, _), _ = data.edge_index.get_csc()
 
     def backward(out):
@@ -168,12 +167,12 @@ def _numbers(case: Case, *shape: int, scale: float = 1.0) -> Tensor:
 
 def _beside_the_machine(case: Case, data: Data, forward: Callable[[], torch.Tensor]) -> dict:
     """Time a forward, and say what the machine could do at most."""
-    limits, seconds = machine.measure(forward)
+    limits, seconds = (machine.measure_gpu if data.edge_attr.is_cuda else machine.measure)(forward)
     num_edges, bytes_per_source = data.num_edges, data.edge_index.element_size()
     num_bytes = num_edges * (4 * case.edge_dim + bytes_per_source) + 3 * 4 * data.num_nodes * case.channels
-    gather = None if case.edge_dim else machine.seconds_to_gather(
+    gather = None if case.edge_dim or data.edge_attr.is_cuda else machine.seconds_to_gather(
         data.num_nodes, case.channels, data.edge_index.get_csc()[0][1].long())
     operations = num_edges * case.channels * (OPERATIONS[case.aggr] + 2 * case.edge_dim)
-    return {"forward_best_s": round(seconds, 5), "must_move_bytes": num_bytes, "operations": operations,
+    return {"forward_best_s": float(f"{seconds:.4g}"), "must_move_bytes": num_bytes, "operations": operations,
             "gather_s": gather and round(gather, 5), "bytes_per_s": round(limits.bandwidth),
             "operations_per_s": round(limits.peak)}

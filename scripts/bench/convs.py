@@ -18,6 +18,7 @@ from torch_geometric.data import Data
 from parallel_epochs.models.edges import from_csc
 from parallel_epochs.models.pyg import FUSED, PyGModel
 from parallel_epochs.pipeline.run.errors import one_line
+from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs
 from parallel_epochs.scripts.bench.measure import (
     assert_close,
@@ -44,6 +45,7 @@ class Case:
         edges: what the layer reads of an edge: nothing, one weight, or features.
         dgl: name of DGL's class, if it has the layer.
         kwargs: arguments of PyG's class so that all compute the same.
+        on_gpu: whether it runs fused on a GPU.
     """
 
     conv: str
@@ -51,6 +53,7 @@ class Case:
     edges: str = "nothing"
     dgl: str = ""
     kwargs: dict[str, Any] = field(default_factory=dict)
+    on_gpu: bool = True
 
     @property
     def name(self) -> str:
@@ -68,7 +71,7 @@ CASES = (
     Case("GATv2Conv", heads=4, edges="features", kwargs=NO_LOOPS),
     Case("TransformerConv", heads=4, edges="features"),
     Case("GINEConv", edges="features"),
-    Case("ResGatedGraphConv", edges="features"),
+    Case("ResGatedGraphConv", edges="features", on_gpu=False),
 )
 
 
@@ -76,22 +79,29 @@ STEP, NUM_LAYERS, NUM_TASKS = "a training step of model=pyg, GATv2Conv", 6, 112
 
 
 def bench_convs(num_nodes: int, num_edges: int, channels: int, repeat: int, cases: list[str] | None = None,
-                dgl: str = "") -> None:
+                dgl: str = "", device: str = "cpu") -> None:
     """Compare layers.
 
     Args:
         cases: layers whose name contains one of these texts. None: all.
         dgl: folder of an installed DGL, or nothing to leave DGL out.
+        device: "cpu", "cuda" or "auto".
     """
+    place = choose_device(device)
+    if dgl and place.type == "cuda":
+        raise ValueError(f"--dgl with --device={device}: the package of {INSTALL_DGL} computes on the CPU alone")
     chosen = [case for case in CASES if cases is None or any(text in case.name for text in cases)]
     takes_step = cases is None or any(text in STEP for text in cases)
     if not chosen and not takes_step:
         raise ValueError(f"--cases {' '.join(cases or [])}: no layer has such a name; there are "
                          f"{'; '.join(case.name for case in CASES)}")
-    data = with_self_loops(graphs.proteins(num_nodes, num_edges // 2 * 2))
+    data = with_self_loops(graphs.proteins(num_nodes, num_edges // 2 * 2)).to(place)
     library = import_dgl(dgl) if dgl else None
     writer, row = None, dict[str, Any]()
     for case in chosen:
+        if place.type == "cuda" and not case.on_gpu:
+            say(f"{case.name}: left out, as it has no kernel for GPUs")
+            continue
         row = _measure(case, data, channels, repeat, library)
         writer = write_row(writer, row)
     if takes_step:
@@ -102,11 +112,13 @@ def _measure_step(data: Data, channels: int, repeat: int) -> dict:
     """Compare a training step of `model=pyg`: 6 layers of GATv2Conv with edge features, norm and dropout."""
     say(STEP)
     torch.manual_seed(0)
+    place = data.edge_attr.device
     options = {"edge_dim": data.edge_attr.size(1), "conv": "GATv2Conv", "kwargs": {"heads": 4, **NO_LOOPS}}
-    ours = PyGModel(channels, channels, NUM_TASKS, NUM_LAYERS, kernel="fused", **options)
-    theirs = PyGModel(channels, channels, NUM_TASKS, NUM_LAYERS, kernel="pyg", **options)
+    ours = PyGModel(channels, channels, NUM_TASKS, NUM_LAYERS, kernel="fused", **options).to(place)
+    theirs = PyGModel(channels, channels, NUM_TASKS, NUM_LAYERS, kernel="pyg", **options).to(place)
     theirs.load_state_dict(ours.state_dict())
-    x, y = torch.randn(data.num_nodes, channels), (torch.rand(data.num_nodes, NUM_TASKS) < 0.3).float()
+    x = torch.randn(data.num_nodes, channels).to(place)
+    y = (torch.rand(data.num_nodes, NUM_TASKS) < 0.3).float().to(place)
 
     def make(model: torch.nn.Module) -> Callable[[], Tensor]:
         optimizer = torch.optim.Adam(model.parameters(), 1e-3)
@@ -160,10 +172,11 @@ def import_dgl(folder: str) -> ModuleType:
 def _measure(case: Case, data: Data, channels: int, repeat: int, library: ModuleType | None) -> dict:
     say(case.name)
     torch.manual_seed(0)
-    theirs, ours = build(case, channels, data.edge_attr.size(1))
-    x = graphs.exact(data.num_nodes, channels).requires_grad_()
-    gradient = graphs.exact(data.num_nodes, channels)
-    weight = graphs.exact(data.num_edges).abs() + 1 / 32
+    place = data.edge_attr.device
+    theirs, ours = (conv.to(place) for conv in build(case, channels, data.edge_attr.size(1)))
+    x = graphs.exact(data.num_nodes, channels).to(place).requires_grad_()
+    gradient = graphs.exact(data.num_nodes, channels).to(place)
+    weight = graphs.exact(data.num_edges).to(place).abs() + 1 / 32
     edges = {"nothing": (), "weight": (weight,), "features": (data.edge_attr,)}[case.edges]
     plain = data.edge_index.as_tensor().clone()
 

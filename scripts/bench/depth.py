@@ -7,6 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 import torch
 
 from parallel_epochs.models import DeeperGCN, EquilibriumGNN, RevGNN
+from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs
 from parallel_epochs.scripts.bench.measure import assert_close, extra_mib, say, seconds_of, write_row
 from parallel_epochs.scripts.bench.pyg_rev import PyGRevGNN
@@ -34,33 +35,35 @@ MODELS = {
 
 
 def bench_depth(num_nodes: int, num_edges: int, channels: int, repeat: int, layers: list[int],
-                models: list[str]) -> None:
+                models: list[str], device: str = "cpu") -> None:
     """Measure a training step of every model at every depth.
 
     Args:
         layers: numbers of layers.
         models: texts. Each model of `MODELS` whose name contains one of them is measured.
+        device: "cpu", "cuda" or "auto".
     """
-    _compare(num_nodes, num_edges, channels)
+    place = choose_device(device)
+    _compare(num_nodes, num_edges, channels, place)
     writer = None
     for name in (name for name in MODELS if any(part.lower() in name.lower() for part in models)):
         for depth in layers:
             # A new process for each model, as memory that other models left behind would count.
             with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
                 row = process.submit(_measure, name, num_nodes, num_edges, channels, depth, repeat,
-                                     torch.get_num_threads()).result()
+                                     torch.get_num_threads(), place).result()
             say(f"{name}, {depth} layers: {row['step_median_s']} s, {row['activations_mib']} MiB")
             writer = write_row(writer, {"bench": "depth", "num_nodes": num_nodes, "num_edges": num_edges,
                                         "channels": channels, "model": name, "layers": depth, **row})
 
 
 def _measure(name: str, num_nodes: int, num_edges: int, channels: int, depth: int, repeat: int,
-             num_threads: int) -> dict:
+             num_threads: int, place: torch.device) -> dict:
     """Measure a training step. Weights, gradients and the two moments of Adam have their own column of memory."""
     torch.set_num_threads(num_threads)
-    data = graphs.proteins(num_nodes, num_edges // 2 * 2)
+    data = graphs.proteins(num_nodes, num_edges // 2 * 2).to(place)
     torch.manual_seed(0)
-    model, x = MODELS[name](channels, depth), torch.randn(num_nodes, 8)
+    model, x = MODELS[name](channels, depth).to(place), torch.randn(num_nodes, 8).to(place)
     edge_index = data.edge_index.as_tensor() if "PyG" in name else data.edge_index
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     weights_mib = sum(4 * p.numel() for p in model.parameters()) / 2**20
@@ -79,13 +82,13 @@ def _measure(name: str, num_nodes: int, num_edges: int, channels: int, depth: in
             "weights_gradients_adam_mib": round(4 * weights_mib, 1)}
 
 
-def _compare(num_nodes: int, num_edges: int, channels: int) -> None:
+def _compare(num_nodes: int, num_edges: int, channels: int, place: torch.device) -> None:
     """Compare logits and gradients of seven reversible layers, without dropout, as both would draw other masks."""
-    data = graphs.proteins(num_nodes, num_edges // 2 * 2)
+    data = graphs.proteins(num_nodes, num_edges // 2 * 2).to(place)
     torch.manual_seed(0)
-    ours, x = _revgnn(channels, 7).eval(), torch.randn(num_nodes, 8)
+    ours, x = _revgnn(channels, 7).to(place).eval(), torch.randn(num_nodes, 8).to(place)
     sides = []
-    for side, edge_index in ((ours, data.edge_index), (PyGRevGNN(ours).eval(), data.edge_index.as_tensor())):
+    for side, edge_index in ((ours, data.edge_index), (PyGRevGNN(ours).to(place).eval(), data.edge_index.as_tensor())):
         side.zero_grad()
         logits = side(x, edge_index, data.edge_attr)
         torch.nn.functional.binary_cross_entropy_with_logits(logits, data.y).backward()

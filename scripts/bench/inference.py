@@ -4,19 +4,21 @@ import torch
 
 from parallel_epochs.models import DeeperGCN
 from parallel_epochs.models.aggregate import backend
+from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs
 from parallel_epochs.scripts.bench.measure import extra_mib, peak_gib, resident_mib, say, seconds_of, write_row
 
 IN_CHANNELS, NUM_CLASSES = 100, 47
 
 
-def bench_inference(num_nodes: int, num_edges: int, layers: int, channels: int) -> None:
+def bench_inference(num_nodes: int, num_edges: int, layers: int, channels: int, device: str = "cpu") -> None:
+    place = choose_device(device)
     torch.manual_seed(0)
-    _compare(layers, channels)
+    _compare(layers, channels, place)
     say(f"generating {num_nodes:,} nodes, {num_edges:,} directed edges")
-    edge_index = graphs.heavy_tailed(num_nodes, num_edges)
-    x = torch.randn(num_nodes, IN_CHANNELS)
-    model = _model(layers, channels, "fused")
+    edge_index = graphs.heavy_tailed(num_nodes, num_edges).to(place)
+    x = torch.randn(num_nodes, IN_CHANNELS).to(place)
+    model = _model(layers, channels, "fused").to(place)
     say(f"{resident_mib() / 1024:.1f} GiB resident with the graph, {backend(x, edge_index)}")
 
     seconds = []
@@ -37,11 +39,11 @@ def _model(layers: int, channels: int, kernel: str) -> DeeperGCN:
 
 
 @torch.no_grad()
-def _compare(layers: int, channels: int) -> None:
+def _compare(layers: int, channels: int, place: torch.device) -> None:
     """Compare the fused path with plain torch in float64, on a small graph."""
-    edge_index, x = graphs.heavy_tailed(2000, 100_000), torch.randn(2000, IN_CHANNELS)
-    model = _model(layers, channels, "fused")
-    reference = _model(layers, channels, "reference").double()
+    edge_index, x = graphs.heavy_tailed(2000, 100_000).to(place), torch.randn(2000, IN_CHANNELS).to(place)
+    model = _model(layers, channels, "fused").to(place)
+    reference = _model(layers, channels, "reference").to(place).double()
     reference.load_state_dict(model.state_dict())
     expected = reference(x.double(), edge_index)
     error = float((model(x, edge_index) - expected).abs().max() / expected.abs().max())

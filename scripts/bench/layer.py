@@ -3,6 +3,7 @@
 import torch
 
 from parallel_epochs.models import DeeperGCN
+from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs
 from parallel_epochs.scripts.bench.measure import (
     assert_close,
@@ -17,13 +18,15 @@ from parallel_epochs.scripts.bench.measure import (
 from parallel_epochs.scripts.bench.pyg_model import PyGDeeperGCN
 
 
-def bench_layer(num_nodes: int, num_edges: int, channels: int, repeat: int, full: bool = False) -> None:
-    data = graphs.proteins(num_nodes, num_edges // 2 * 2, dtype=torch.int32 if full else torch.int64)
+def bench_layer(num_nodes: int, num_edges: int, channels: int, repeat: int, full: bool = False,
+                device: str = "cpu") -> None:
+    place = choose_device(device)
+    data = graphs.proteins(num_nodes, num_edges // 2 * 2, dtype=torch.int32 if full else torch.int64).to(place)
     torch.manual_seed(0)
     # The second of two layers is a whole block. PyG's copy has the same parameters.
-    model = DeeperGCN(8, channels, 112, 2, edge_dim=8, learn_t=True, dropout=0.1, kernel="fused").eval()
-    h = torch.randn(num_nodes, channels, requires_grad=True)
-    gradient = torch.randn(num_nodes, channels)
+    model = DeeperGCN(8, channels, 112, 2, edge_dim=8, learn_t=True, dropout=0.1, kernel="fused").to(place).eval()
+    h = torch.randn(num_nodes, channels).to(place).requires_grad_()
+    gradient = torch.randn(num_nodes, channels).to(place)
     block = [*model.convs[1].parameters(), *model.norms[0].parameters(), *model.edge_lins[1].parameters()]
     encoder = list(model.edge_encoder.parameters())
 
@@ -43,7 +46,7 @@ def bench_layer(num_nodes: int, num_edges: int, channels: int, repeat: int, full
         write_row(None, row)
         return
 
-    pyg = PyGDeeperGCN(model, checkpointing=False).eval()
+    pyg = PyGDeeperGCN(model, checkpointing=False).to(place).eval()
     plain, layer = data.edge_index.as_tensor(), pyg.layers[1]
     their_block = [*(layer.conv.get_parameter(name) for name, _ in model.convs[1].named_parameters()),
                    *layer.norm.parameters(), *layer.conv.lin_edge.parameters()]

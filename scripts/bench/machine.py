@@ -80,3 +80,22 @@ def measure(function: Callable[[], object], rounds: int = 12) -> tuple[Machine, 
             for _ in range(5):
                 best[each] = min(best[each], seconds_of(each))
     return Machine(4 * memory.numel() / best[read], operations[0] / best[multiply]), best[function]
+
+
+def measure_gpu(function: Callable[[], object], rounds: int = 12) -> tuple[Machine, float]:
+    """Do on a GPU what :func:`measure` does: its limits are those of a copy and of a product of float32 matrices."""
+    memory, out = (torch.ones(2**28, device="cuda") for _ in range(2))  # 1 GiB each
+    matrix = torch.rand(8192, 8192, device="cuda")
+
+    def copy():
+        out.copy_(memory)
+
+    def multiply():
+        torch.mm(matrix, matrix)
+
+    best = {copy: math.inf, multiply: math.inf, function: math.inf}
+    for _ in range(rounds):
+        for each in best:
+            for _ in range(5):
+                best[each] = min(best[each], seconds_of(each))
+    return Machine(8 * memory.numel() / best[copy], 2 * len(matrix) ** 3 / best[multiply]), best[function]

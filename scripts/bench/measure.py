@@ -55,7 +55,8 @@ def say(message: str) -> None:
 def write_row(writer: csv.DictWriter | None, row: dict) -> csv.DictWriter:
     """Print a measurement with its machine, versions and commit. The first call also prints the header."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    row = {**row, "threads": torch.get_num_threads(), "machine": f"{platform.machine()} {_processor()}",
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_initialized() else ""
+    row = {**row, "threads": torch.get_num_threads(), "machine": f"{platform.machine()} {_processor()}", "gpu": gpu,
            "torch": torch.__version__, "pyg": torch_geometric.__version__, "commit": commit or "unknown"}
     if writer is None:
         writer = csv.DictWriter(sys.stdout, row)
@@ -74,9 +75,17 @@ def _processor() -> str:
     return f"{models[0] if models else 'unknown'} x{len(models)}"
 
 
+def wait_for_gpu() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
 def seconds_of(function: Callable[[], object]) -> float:
+    """Return the seconds of a call, with all work that it gave to a GPU."""
+    wait_for_gpu()
     start = time.perf_counter()
     function()
+    wait_for_gpu()
     return time.perf_counter() - start
 
 
@@ -87,7 +96,8 @@ def side_by_side(theirs: Callable[[], object], ours: Callable[[], object], repea
     Args:
         peer, others: names of the columns of `theirs`, of `ours` and of the ratio.
         repeat: number of rounds. Each gives one ratio.
-        inner: number of calls of `ours` in a round; their median counts.
+        inner: number of calls of `ours` in a round; their median counts. On a GPU it is also the number of calls of
+            `theirs`, as a call takes milliseconds there.
 
     Returns:
         Columns of a row: median, smallest and largest seconds of both functions, and the same of their ratio.
@@ -95,15 +105,15 @@ def side_by_side(theirs: Callable[[], object], ours: Callable[[], object], repea
     theirs(), ours()
     rounds = []
     for round_ in range(repeat):
-        a = seconds_of(theirs)
+        a = statistics.median(seconds_of(theirs) for _ in range(inner if torch.cuda.is_initialized() else 1))
         time.sleep(0.3)  # the peer's threads may wait for work in a busy loop for a fifth of a second
         b = statistics.median(seconds_of(ours) for _ in range(inner))
         rounds.append((a, b, a / b))
-        say(f"round {round_ + 1}: {peer} {a:.3f} s, ours {b:.4f} s, ratio {a / b:.1f}")
+        say(f"round {round_ + 1}: {peer} {_digits(a)} s, ours {_digits(b)} s, ratio {a / b:.1f}")
     columns = {}
     for name, values in zip((peer, *others), zip(*rounds)):
         unit = "" if name.endswith("ratio") else "_s"
-        columns |= {f"{name}_{what.__name__}{unit}": round(what(values), 2 if name == "ratio" else 4)
+        columns |= {f"{name}_{what.__name__}{unit}": _digits(what(values))
                     for what in (statistics.median, min, max)}
     return columns
 
@@ -112,7 +122,12 @@ def spread_of(function: Callable[[], object], repeat: int) -> dict:
     """Return columns of a row with the median, smallest and largest seconds of a function."""
     seconds = [seconds_of(function) for _ in range(repeat)]
     say("seconds: " + ", ".join(f"{s:.2f}" for s in seconds))
-    return {f"ours_{what.__name__}_s": round(what(seconds), 4) for what in (statistics.median, min, max)}
+    return {f"ours_{what.__name__}_s": _digits(what(seconds)) for what in (statistics.median, min, max)}
+
+
+def _digits(value: float) -> float:
+    """Round to four digits, whether a call takes minutes or microseconds."""
+    return float(f"{value:.4g}")
 
 
 def peak_gib() -> float:
@@ -125,12 +140,18 @@ def resident_mib(field: str = "VmRSS") -> float:
 
 
 def extra_mib(function: Callable[[], object]) -> float:
-    """Return the peak of resident memory during a call, minus the memory before the call, in MiB (Linux only).
+    """Return the peak of memory during a call, minus the memory before the call, in MiB (Linux only).
 
-    The peak is the kernel's high-water mark (VmHWM), which is reset before the call. Freed memory is first returned to
-    the system, because memory that the allocator reuses would hide the memory of the call.
+    On a GPU it is the memory of tensors there. Otherwise it is the resident memory: its peak is the kernel's high-water
+    mark (VmHWM), which is reset before the call. Freed memory is first returned to the system, because memory that the
+    allocator reuses would hide the memory of the call.
     """
     gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated() / 2**20
+        function()
+        return torch.cuda.max_memory_allocated() / 2**20 - before
     ctypes.CDLL(None).malloc_trim(0)
     before = resident_mib()
     Path("/proc/self/clear_refs").write_text("5")

@@ -3,6 +3,7 @@
 import torch
 
 from parallel_epochs.models import DeeperGCN
+from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs
 from parallel_epochs.scripts.bench.measure import (
     assert_close,
@@ -18,13 +19,15 @@ from parallel_epochs.scripts.bench.pyg_model import PyGDeeperGCN
 NUM_TASKS = 112
 
 
-def bench_step(num_nodes: int, num_edges: int, pyg_layers: int, layers: int, repeat: int) -> None:
-    data = graphs.proteins(num_nodes, num_edges // 2 * 2)
+def bench_step(num_nodes: int, num_edges: int, pyg_layers: int, layers: int, repeat: int,
+               device: str = "cpu") -> None:
+    place = choose_device(device)
+    data = graphs.proteins(num_nodes, num_edges // 2 * 2).to(place)
     torch.manual_seed(0)
-    x, plain = torch.randn(num_nodes, 8), data.edge_index.as_tensor()
+    x, plain = torch.randn(num_nodes, 8).to(place), data.edge_index.as_tensor()
 
     def build(num_layers: int) -> DeeperGCN:
-        return DeeperGCN(8, 64, NUM_TASKS, num_layers, edge_dim=8, learn_t=True, dropout=0.1, kernel="fused")
+        return DeeperGCN(8, 64, NUM_TASKS, num_layers, edge_dim=8, learn_t=True, dropout=0.1, kernel="fused").to(place)
 
     def stepper(model: torch.nn.Module, edge_index: torch.Tensor):
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -38,10 +41,10 @@ def bench_step(num_nodes: int, num_edges: int, pyg_layers: int, layers: int, rep
         return step
 
     model = build(pyg_layers)
-    pyg = PyGDeeperGCN(model)
+    pyg = PyGDeeperGCN(model).to(place)
     _compare(model, pyg, data, x, plain)
     row = {"bench": "step", "num_nodes": num_nodes, "num_edges": plain.size(1)}
-    pyg = PyGDeeperGCN(build(pyg_layers))
+    pyg = PyGDeeperGCN(build(pyg_layers)).to(place)
     theirs, ours = stepper(pyg, plain), stepper(model, data.edge_index)
     compared = side_by_side(theirs, ours, repeat, inner=3)
     compared |= extra_of_both(theirs, ours)
