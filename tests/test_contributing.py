@@ -92,7 +92,8 @@ def test_every_part_is_one_file_one_conf_file_and_one_line():
     ("pipeline/layout/trainer.py", ["tests/pipeline/layout/test_rounds.py", "tests/pipeline/layout/test_trainer.py"]),
     ("pipeline/loop.py", ["tests/pipeline/test_loop.py"]), ("pipeline/knowledge", ["tests/pipeline/knowledge"]),
     ("scripts/bench/cut.py", ["tests/scripts/test_bench.py"]), ("tests/test_docs.py", ["tests/test_docs.py"]),
-    ("models/kernels/norm.h", sorted(map(str, (ROOT / "tests/models/kernels").glob("test_*.py"))))])
+    ("models/kernels/norm.h", ["tests/models/kernels/test_native.py"]),
+    ("models/kernels/simd.h", sorted(map(str, (ROOT / "tests/models/kernels").glob("test_*.py"))))])
 def test_the_tests_of_a_file_are_found(source, tests):
     assert [ROOT / test for test in tests] == [ROOT / path for path in find_tests(Path(source), ROOT)] != []
 
