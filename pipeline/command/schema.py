@@ -312,6 +312,15 @@ def _refuse_interpolations(value: Any, name: str = "") -> None:
                          "Write its value instead")
 
 
+def _pop(given: dict[str, Any], name: str) -> Any:
+    """Take the value of a key out of nested dicts, with the dicts that it leaves empty."""
+    first, _, rest = name.partition(".")
+    value = _pop(given[first], rest) if rest else given.pop(first)
+    if rest and not given[first]:
+        del given[first]
+    return value
+
+
 def to_options(cfg: DictConfig, config: RunConfig, *, predicts: bool) -> EvaluateConfig:
     """Turn the composed configuration of `evaluate` or `predict` into the dataclass of a run's product.
 
@@ -325,14 +334,15 @@ def to_options(cfg: DictConfig, config: RunConfig, *, predicts: bool) -> Evaluat
     product = product_of(config.trainer.name)
     kind = product.predict if predicts else product.evaluate
     given = cast(dict[str, Any], OmegaConf.to_container(cfg))
-    own = {field.name for field in dataclasses.fields(kind)}
-    for entry in keys.entries(AnyEvaluation()):
-        if entry.name not in own and (value := given.pop(entry.name)) != entry.value:
+    own, usual = {entry.name for entry in keys.entries(kind())}, {
+        entry.name: entry.value for entry in keys.entries(AnyEvaluation())}
+    for name, value in usual.items():
+        if name not in own and (value := _pop(given, name)) != usual[name]:
             owners = [f"trainer={other.name}" for other in PRODUCTS.values()
-                      if entry.name in {field.name for field in dataclasses.fields(other.predict)}]
+                      if name in {entry.name for entry in keys.entries(other.predict())}]
             if f"trainer={product.name}" in owners:
-                raise ValueError(f"{entry.name}={value} is read by python -m pipeline.predict only. Leave it out")
-            raise ValueError(f"{entry.name}={value} is read for runs of {' and '.join(owners)} only; {given['run']} "
+                raise ValueError(f"{name}={value} is read by python -m pipeline.predict only. Leave it out")
+            raise ValueError(f"{name}={value} is read for runs of {' and '.join(owners)} only; {given['run']} "
                              f"has trainer={product.name}. Leave it out")
     options = cast(EvaluateConfig, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), given)))
     keys.check(options)

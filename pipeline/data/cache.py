@@ -201,17 +201,19 @@ def prepare_as(config: DataConfig, data: Data, **options: Any) -> Data:
                    **options)
 
 
-def read(config: DataConfig, check: Callable[[Data], None] = lambda data: None) -> Data:
+def read(config: DataConfig, check: Callable[[Data], None] = lambda data: None, *, needs_labels: bool = True) -> Data:
     """Read a dataset, without preparing or keeping it.
 
     Args:
         check: refuses what was read.
+        needs_labels: leave out labels and splits otherwise. Only readers of files that other data can be read from
+            know how.
 
     Raises:
         ValueError: the dataset is absent, incomplete or inconsistent.
     """
     config.check()
-    data = _call(_reader(config).read, config)
+    data = _call(_reader(config).read, config, needs_labels=needs_labels)
     check(data)
     return data
 
@@ -304,9 +306,10 @@ def _reader(config: DataConfig) -> ModuleType:
     return importlib.import_module(f"parallel_epochs.pipeline.data.{module}")
 
 
-def _call(function: Callable, config: DataConfig) -> Any:
-    """Call a function of a reader with the keys of a dataset that its parameters are named after."""
-    return function(**{name: getattr(config, name) for name in inspect.signature(function).parameters})
+def _call(function: Callable, config: DataConfig, **more: Any) -> Any:
+    """Call a function of a reader with the keys of a dataset, or with what else is given, by its parameters' names."""
+    return function(**{name: more[name] if name in more else getattr(config, name)
+                       for name in inspect.signature(function).parameters})
 
 
 def hash_graph(config: DataConfig) -> str:

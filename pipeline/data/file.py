@@ -37,7 +37,7 @@ def hash_content(path: str) -> str:
 
 def read(path: str | Path, mask_column: int | None = None, split: str | None = None, time_column: str | None = None,
          edge_time: str | None = None, train_fraction: float = 0.0, valid_fraction: float = 0.0,
-         graph_seed: int = 0) -> Data:
+         graph_seed: int = 0, needs_labels: bool = True) -> Data:
     """Read a graph saved with torch.save: a ``Data``, a dict of its attributes, or an ``InMemoryDataset`` of one graph.
 
     ``valid_mask`` may be called ``val_mask``, and without ``edge_attr`` the ``edge_weight`` is the edges' feature.
@@ -52,6 +52,7 @@ def read(path: str | Path, mask_column: int | None = None, split: str | None = N
         edge_time: the attribute with a time for each edge.
         train_fraction, valid_fraction: of the nodes with labels, for training and validation.
         graph_seed: of a random split.
+        needs_labels: leave out labels and masks otherwise, whatever they are.
 
     Raises:
         ValueError: not such a file, or an attribute is missing, or is none that a graph can have.
@@ -65,10 +66,12 @@ def read(path: str | Path, mask_column: int | None = None, split: str | None = N
         times = None if edge_time is None else _take_edge_times(saved, edge_time)
         if times is not None and time_column is None:  # which divides links, and nothing else
             saved = {key: value for key, value in saved.items() if key not in ("y", *MASKS)}
-        elif split is not None and "y" in saved:
+        elif split is not None and "y" in saved and needs_labels:
             order = _order(path, saved, split, time_column, graph_seed)
             masks = divide(order, len(saved["y"]), train_fraction, valid_fraction)
             saved.update(zip(MASKS, masks, strict=True))
+        if not needs_labels:
+            saved = {key: value for key, value in saved.items() if key not in ("y", *MASKS)}
         if unused := [key for key in saved if key not in USED]:
             log.info("%s: not used: %s", path, ", ".join(unused))
         if "weight" in unused and "edge_attr" not in saved and _is_of_edges(saved["weight"], saved.get("edge_index")):

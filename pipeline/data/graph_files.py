@@ -39,12 +39,15 @@ def hash_content(folder: str) -> str:
 
 
 def read(folder: str, metric: str | None, train_fraction: float, valid_fraction: float, graph_seed: int,
-         num_workers: int | None) -> Data:
+         num_workers: int | None, needs_labels: bool = True) -> Data:
     """Read a folder of graphs.
 
     Each file holds a ``Data`` or a dict with ``edge_index`` [2, num_edges]; ``y``, one or several labels of the graph;
     perhaps ``x`` [num_nodes, columns], ``edge_attr`` [num_edges, columns] and ``num_nodes``. Attributes are those of
     the first file; a line of the log names those that are not used.
+
+    Args:
+        needs_labels: leave out labels and splits otherwise.
 
     Returns:
         A union of the graphs, in the order of their names.
@@ -58,7 +61,10 @@ def read(folder: str, metric: str | None, train_fraction: float, valid_fraction:
     first = read_attributes(paths[0])
     if unused := [key for key in first if key not in USED]:
         log.info("%s and the others: not used: %s", paths[0], ", ".join(unused))
-    graphs = many.read_in_parallel(partial(read_graph, like=_shape(read_graph(paths[0]))), paths, num_workers)
+    read_one = partial(read_graph, needs_labels=needs_labels)
+    graphs = many.read_in_parallel(partial(read_one, like=_shape(read_one(paths[0]))), paths, num_workers)
+    if not needs_labels:
+        return many.as_union(graphs)
     if len(splits) > 1:
         split_of = np.repeat(list(splits), [len(files) for files in splits.values()])
         masks = [torch.from_numpy(split_of == name) for name in SPLITS]
@@ -94,18 +100,19 @@ def find_files(folder: Path) -> dict[str, list[Path]]:
     return found
 
 
-def read_graph(path: Path, like: dict[str, int] | None = None) -> Graphs:
+def read_graph(path: Path, like: dict[str, int] | None = None, *, needs_labels: bool = True) -> Graphs:
     """Read one graph.
 
     Args:
         like: columns of each attribute, as of the first of the files.
+        needs_labels: leave out the labels otherwise.
 
     Raises:
         ValueError: no graph, or one of other attributes; the message begins with the path.
     """
     saved = read_attributes(path)
     try:
-        graph = _as_graph(saved)
+        graph = _as_graph(saved, needs_labels)
         if like is not None and _shape(graph) != like:
             raise ValueError(f"its columns are {_describe(_shape(graph))}, but those of the first file are "
                              f"{_describe(like)}")
@@ -114,15 +121,17 @@ def read_graph(path: Path, like: dict[str, int] | None = None) -> Graphs:
     return graph
 
 
-def _as_graph(saved: dict) -> Graphs:
-    if missing := [key for key in ("edge_index", "y") if key not in saved]:
+def _as_graph(saved: dict, needs_labels: bool) -> Graphs:
+    labels = ("y",) if needs_labels else ()
+    if missing := [key for key in ("edge_index", *labels) if key not in saved]:
         raise ValueError(f"no {', '.join(missing)}; there is {', '.join(saved) or 'nothing'}")
-    tensors = {key: saved[key] for key in ("x", "edge_index", "edge_attr", "y") if key in saved}
-    if isinstance(tensors["y"], (bool, int, float)) or isinstance(tensors["y"], Tensor) and tensors["y"].dim() == 0:
+    tensors = {key: saved[key] for key in ("x", "edge_index", "edge_attr", *labels) if key in saved}
+    if needs_labels and (isinstance(tensors["y"], (bool, int, float)) or isinstance(tensors["y"], Tensor)
+                         and tensors["y"].dim() == 0):
         tensors["y"] = torch.as_tensor(tensors["y"]).view(1)
     for key, value in tensors.items():
         check_tensor(key, value)
-    edges, y = tensors["edge_index"], tensors["y"].detach().reshape(1, -1)
+    edges, y = tensors["edge_index"], tensors["y"].detach().reshape(1, -1) if needs_labels else None
     check_edge_index(edges)
     edges = plain_edges(edges)
     features = {key: _as_features(key, tensors[key]) for key in ("x", "edge_attr") if key in tensors}
@@ -137,7 +146,7 @@ def _as_graph(saved: dict) -> Graphs:
             check_rows(key, features[key], rows, of)
     check_range(edges, num_nodes)
     return Graphs(np.array([num_nodes]), np.array([edges.size(1)]), edges.long().numpy(),
-                  y=(y.float() if y.is_floating_point() else y.long()).numpy(),
+                  y=None if y is None else (y.float() if y.is_floating_point() else y.long()).numpy(),
                   **{key: value.numpy() for key, value in features.items()})
 
 

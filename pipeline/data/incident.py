@@ -18,8 +18,8 @@ NUM_INTERVALS = 10
 NUMBERS = 1 << 22
 
 
-def incident_features(edge_index: EdgeIndex, edge_attr: Float[Tensor, "num_edges edge_dim"] | None,
-                      kind: str) -> Float[Tensor, "num_nodes channels"]:
+def incident_features(edge_index: EdgeIndex, edge_attr: Float[Tensor, "num_edges edge_dim"] | None, kind: str,
+                      moments: Float[Tensor, "2 moments"] | None = None) -> Float[Tensor, "num_nodes channels"]:
     """Make node features of the features of each node's incoming edges, or of their number if they have none.
 
     Args:
@@ -28,36 +28,66 @@ def incident_features(edge_index: EdgeIndex, edge_attr: Float[Tensor, "num_edges
         kind: "sum": sums; "log_sum": log1p of the sums' absolute values with the sums' signs, each column brought to
             mean 0 and variance 1; "counts": log2 of 1 + the number of edges whose feature lies in each of
             :data:`NUM_INTERVALS` equal parts of its range, in the manner of GIPA (https://arxiv.org/abs/2301.08209).
+        moments: what :func:`moments_of_edges` found in another graph, in place of the numbers of this one.
 
     Returns:
         [num_nodes, edge_dim], [num_nodes, edge_dim * NUM_INTERVALS] for counts, or [num_nodes, 1] of no edge features.
     """
     (indptr, _), _ = edge_index.get_csc()
-    if edge_attr is None:
-        return scale(indptr.diff().double().unsqueeze(1), kind)
-    if kind == "counts":
-        pieces = count_edges(edge_attr.numpy(), indptr.numpy())
+    if edge_attr is not None and kind == "counts":
+        pieces = count_edges(edge_attr.numpy(), indptr.numpy(), moments)
         return torch.cat([edge_attr.new_empty(0, edge_attr.size(1) * NUM_INTERVALS), *(rows for _, rows in pieces)])
-    return scale(torch.segment_reduce(edge_attr, "sum", offsets=indptr.long(), axis=0, initial=0).double(), kind)
+    return scale(_total(edge_index, edge_attr), kind, moments)
 
 
-def scale(total: Float[Tensor, "num_nodes channels"], kind: str) -> Float[Tensor, "num_nodes channels"]:
+def moments_of_edges(edge_index: EdgeIndex, edge_attr: Float[Tensor, "num_edges edge_dim"] | None,
+                     kind: str) -> Float[Tensor, "2 moments"] | None:
+    """Return what :func:`incident_features` takes from all of a graph, float64: mean and deviation of "log_sum", least
+    and greatest features of "counts", nothing for others.
+    """
+    if kind == "counts" and edge_attr is not None:
+        return torch.from_numpy(np.stack(_range(edge_attr.numpy())))
+    return torch.stack(_moments(_logarithm(_total(edge_index, edge_attr)))) if kind == "log_sum" else None
+
+
+def scale(total: Float[Tensor, "num_nodes channels"], kind: str,
+          moments: Float[Tensor, "2 moments"] | None = None) -> Float[Tensor, "num_nodes channels"]:
     """Make node features of sums over edges, or of numbers of edges, float64; see :func:`incident_features`."""
     if kind == "counts":
         return (total + 1).log2().float()
     if kind == "log_sum":
-        total = total.sign() * total.abs().log1p()
-        total = (total - total.mean(0)) / total.std(0, correction=0).clamp(min=1e-6)
+        total = _logarithm(total)
+        mean, deviation = _moments(total) if moments is None else moments
+        total = (total - mean) / deviation
     return total.float()
 
 
+def _total(edge_index: EdgeIndex,
+           edge_attr: Float[Tensor, "num_edges edge_dim"] | None) -> Float[Tensor, "num_nodes channels"]:
+    (indptr, _), _ = edge_index.get_csc()
+    if edge_attr is None:
+        return indptr.diff().double().unsqueeze(1)
+    return torch.segment_reduce(edge_attr, "sum", offsets=indptr.long(), axis=0, initial=0).double()
+
+
+def _logarithm(total: Float[Tensor, "num_nodes channels"]) -> Float[Tensor, "num_nodes channels"]:
+    return total.sign() * total.abs().log1p()
+
+
+def _moments(values: Float[Tensor, "num_nodes channels"]) -> tuple[Float[Tensor, " channels"],
+                                                                  Float[Tensor, " channels"]]:
+    return values.mean(0), values.std(0, correction=0).clamp(min=1e-6)
+
+
 def count_edges(edge_attr: Float[np.ndarray, "num_edges edge_dim"],
-                indptr: Int[np.ndarray, " num_nodes_plus_1"]) -> Iterator[tuple[int, Tensor]]:
+                indptr: Int[np.ndarray, " num_nodes_plus_1"],
+                moments: Float[Tensor, "2 moments"] | None = None) -> Iterator[tuple[int, Tensor]]:
     """Count the edges of each node by the values of their features, some nodes at a time.
 
     Args:
         edge_attr: of edges sorted by destination, perhaps mapped from a file: it is read twice.
         indptr: where the edges of each node begin.
+        moments: least and greatest features; none: those of `edge_attr`.
 
     Yields:
         The first of the next nodes, and their features [num_rows, edge_dim * NUM_INTERVALS], float32; see
@@ -65,11 +95,7 @@ def count_edges(edge_attr: Float[np.ndarray, "num_edges edge_dim"],
     """
     channels = edge_attr.shape[1]
     at_once, num_rows = max(NUMBERS // channels, 1), max(NUMBERS // (channels * NUM_INTERVALS), 1)
-    low, high = np.full(channels, np.inf), np.full(channels, -np.inf)
-    for begin in range(0, len(edge_attr), at_once):
-        rows = edge_attr[begin:begin + at_once]
-        low, high = np.minimum(low, rows.min(0)), np.maximum(high, rows.max(0))
-        pulse.renew()
+    low, high = _range(edge_attr) if moments is None else moments.numpy()
     width = np.where(high > low, high - low, 1.0)
     for first, last in cut_into_blocks(torch.from_numpy(indptr), at_once, num_rows):
         ptr = indptr[first:last + 1].astype(np.int64)
@@ -83,3 +109,15 @@ def count_edges(edge_attr: Float[np.ndarray, "num_edges edge_dim"],
             found += np.bincount(place.ravel(), minlength=len(found))
             pulse.renew()
         yield first, scale(torch.from_numpy(found.reshape(last - first, -1)).double(), "counts")
+
+
+def _range(edge_attr: Float[np.ndarray, "num_edges edge_dim"]) -> tuple[Float[np.ndarray, " edge_dim"],
+                                                                        Float[np.ndarray, " edge_dim"]]:
+    """Find the least and the greatest value of each column, float64, reading some rows at a time."""
+    channels = edge_attr.shape[1]
+    low, high, at_once = np.full(channels, np.inf), np.full(channels, -np.inf), max(NUMBERS // channels, 1)
+    for begin in range(0, len(edge_attr), at_once):
+        rows = edge_attr[begin:begin + at_once]
+        low, high = np.minimum(low, rows.min(0)), np.maximum(high, rows.max(0))
+        pulse.renew()
+    return low, high

@@ -114,25 +114,24 @@ def _read_chunk(read: Callable[[Item], Graphs], items: Sequence[Item]) -> Graphs
     return concatenate([read(item) for item in items])
 
 
-def as_union(graphs: Graphs, *, metric: str | None, masks: Sequence[Tensor]) -> Data:
-    """Make one disjoint union of graphs.
+def as_union(graphs: Graphs, *, metric: str | None = None, masks: Sequence[Tensor] = ()) -> Data:
+    """Make one disjoint union of graphs, with their labels if they have them.
 
     Args:
-        graphs: with labels.
         metric: of the labels; none: that which :func:`infer_metric` finds.
         masks: which graphs are in the train, the valid and the test split, each [num_graphs], bool.
 
     Returns:
         As :func:`pipeline.data.ogb_graph.read_folder`, but ``x_tables`` and ``edge_tables``.
     """
-    assert graphs.y is not None
     ptr = np.concatenate([[0], np.cumsum(graphs.num_nodes)])
-    metric = infer_metric(graphs.y) if metric is None else metric
-    y = torch.from_numpy(graphs.y)
     data = Data(edge_index=torch.from_numpy(graphs.edges + np.repeat(ptr[:-1], graphs.num_edges)),
-                num_nodes=int(ptr[-1]), ptr=torch.from_numpy(ptr), metric=metric,
-                y=y if metric in CLASS_METRICS else y.float(),
-                **dict(zip(MASKS, masks, strict=True)))
+                num_nodes=int(ptr[-1]), ptr=torch.from_numpy(ptr))
+    if graphs.y is not None:
+        metric = infer_metric(graphs.y) if metric is None else metric
+        y = torch.from_numpy(graphs.y)
+        data.update({"metric": metric, "y": y if metric in CLASS_METRICS else y.float(),
+                     **dict(zip(MASKS, masks, strict=True))})
     for key, value in (("x", graphs.x), ("edge_attr", graphs.edge_attr)):
         if value is not None:
             data[key] = torch.from_numpy(value)

@@ -14,6 +14,7 @@ from parallel_epochs.pipeline.data import laplacian as spectra, random_walk as w
 from parallel_epochs.pipeline.data.check import check, check_vectors
 from parallel_epochs.pipeline.data.incident import incident_features
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
+from parallel_epochs.pipeline.data.learned import Learned, check_inputs
 from parallel_epochs.pipeline.graph.edges import plain_edges, sort_edges, transpose, with_reverse
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS, PAIRS, SPLITS
@@ -39,7 +40,8 @@ _SPECTRA = Encoding(spectra.laplacian_eigenvectors, spectra.as_levels, spectra.L
 
 def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: bool = False,
             add_self_loops: bool = False, node_features: str = "sum", random_walk: int | None = None,
-            laplacian: int | None = None, densify: Callable[[Tensor], Tensor] = Tensor.to_dense,
+            laplacian: int | None = None, learned: Learned | None = None,
+            densify: Callable[[Tensor], Tensor] = Tensor.to_dense,
             on_stage: Callable[[str], None] = lambda stage: None) -> Data:
     """Check a graph, sort its edges by destination, and give every node features.
 
@@ -51,6 +53,7 @@ def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: boo
         node_features: how a graph without node features gets them, see :func:`incident_features`.
         random_walk: steps of a random walk in each of many graphs, whose probabilities to return are features, too.
         laplacian: eigenvectors of the Laplacian of each of many graphs, whose entries are features, too; the last.
+        learned: of the graph that a model was trained on, in place of what this one would tell.
         densify: makes a sparse ``x`` dense.
         on_stage: called with the name of each stage when it begins.
 
@@ -64,6 +67,8 @@ def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: boo
     on_stage("checking")
     try:
         check_vectors(data) if holds == "vectors" else check(data)
+        if learned is not None:
+            check_inputs(learned, data)
     except ValueError as error:
         raise ValueError(f"{origin}: {error}") from None
     if holds in ("triples", "vectors"):
@@ -83,7 +88,7 @@ def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: boo
         edge_attr = edge_attr.float() if edge_attr is not None and edge_attr.is_floating_point() else edge_attr
         edge_attr = None if edge_attr is None else edge_attr.index_select(0, perm)
     on_stage("building node features")
-    x, num_categories, x_source = _node_features(data, edge_index, edge_attr, node_features)
+    x, num_categories, x_source = _node_features(data, edge_index, edge_attr, node_features, learned)
     if x.is_sparse:
         x = densify(x.coalesce())
     union = {key: data[key] for key in GRAPH_KEYS if key in data}
@@ -101,12 +106,14 @@ def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: boo
                    _take_labels(data) if "y" in data else {}))
 
 
-def _node_features(data: Data, edge_index: EdgeIndex, edge_attr: Tensor | None, kind: str) -> tuple[Tensor, int, str]:
+def _node_features(data: Data, edge_index: EdgeIndex, edge_attr: Tensor | None, kind: str,
+                   learned: Learned | None) -> tuple[Tensor, int, str]:
     """Give every node features: its own or those of its edges, and its species.
 
     Args:
         edge_index, edge_attr: sorted by destination.
         kind: how those of the edges are made, see :func:`incident_features`.
+        learned: see :func:`prepare`.
 
     Returns:
         The features, perhaps sparse; the number of species, their last columns; and where the others are from.
@@ -115,10 +122,10 @@ def _node_features(data: Data, edge_index: EdgeIndex, edge_attr: Tensor | None, 
         x, x_source = data.x if "x_tables" in data else data.x.float(), "data"
     else:
         x_source = "degree" if edge_attr is None else "edges"
-        x = incident_features(edge_index, edge_attr, kind)
+        x = incident_features(edge_index, edge_attr, kind, None if learned is None else learned.edges)
     if "species" not in data:
         return x, 0, x_source
-    num_categories = int(data.species.max()) + 1
+    num_categories = int(data.species.max()) + 1 if learned is None else learned.num_categories
     one_hot = torch.nn.functional.one_hot(data.species.long(), num_categories).float()
     return torch.cat([x, one_hot.to_sparse() if x.is_sparse else one_hot], dim=1), num_categories, x_source
 

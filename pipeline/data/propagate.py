@@ -30,7 +30,8 @@ SHARE = 1 / 16
 HELD = 8
 
 
-def propagate(data: Data, num_hops: int) -> Float[Tensor, "num_nodes channels_of_all_hops"]:
+def propagate(data: Data, num_hops: int, moments: Float[Tensor, "num_hops 2 channels"] | None = None,
+              ) -> Float[Tensor, "num_nodes channels_of_all_hops"]:
     """Average the features of a graph's nodes over their incoming edges `num_hops` times, and keep every result.
 
     Hop k is the mean of hop k - 1 over the sources of a node's edges, and hop 0 is ``x``. These are the inputs of
@@ -41,6 +42,7 @@ def propagate(data: Data, num_hops: int) -> Float[Tensor, "num_nodes channels_of
     Args:
         data: a prepared graph, see :func:`pipeline.data.cache.load`.
         num_hops: at least 1.
+        moments: what :func:`moments_of_hops` found in another graph, in place of the numbers of this one.
 
     Returns:
         [num_nodes, (num_hops + 1) * channels + num_categories], float32: all hops, then the one-hot species of ``x``.
@@ -55,7 +57,17 @@ def propagate(data: Data, num_hops: int) -> Float[Tensor, "num_nodes channels_of
                          f"{format_bytes(needed)}, but this machine has {format_bytes(machine_memory())}: lower it, or "
                          "set data.on_disk=true")
     average = partial(_average, data.edge_index)
-    return torch.cat([own, *_standardised_hops(own, average, num_hops), categories], dim=1)
+    return torch.cat([own, *_standardised_hops(own, average, num_hops, moments), categories], dim=1)
+
+
+def moments_of_hops(data: Data, num_hops: int) -> Float[Tensor, "num_hops 2 channels"]:
+    """Return mean and deviation, float64, of each hop of a graph whose features :func:`propagate` has averaged."""
+    own, _ = _split(data)
+    x, found = own[:, :own.size(1) // (num_hops + 1)], []
+    for _ in range(num_hops):
+        x = _average(data.edge_index, x)
+        found.append(torch.cat([_moments(values.double()) for values in x.split(AT_ONCE, dim=1)], dim=1))
+    return torch.stack(found)
 
 
 def write_propagated(writer: StoreWriter, data: Data, num_hops: int, *, most_bytes: int | None = None) -> None:
@@ -101,10 +113,11 @@ def _split(data: Data) -> tuple[Tensor, Tensor]:
     return own, categories
 
 
-def _standardised_hops(x: Tensor, average: Callable[[Tensor], Tensor], num_hops: int) -> Iterator[Tensor]:
-    for _ in range(num_hops):
+def _standardised_hops(x: Tensor, average: Callable[[Tensor], Tensor], num_hops: int,
+                       moments: Tensor | None = None) -> Iterator[Tensor]:
+    for hop in range(num_hops):
         x = average(x)
-        yield _standardise(x)
+        yield _standardise(x, None if moments is None else moments[hop])
 
 
 def _average(edge_index: EdgeIndex, x: Tensor) -> Tensor:
@@ -124,14 +137,20 @@ def _average_in_blocks(data: Data, x: Tensor) -> Tensor:
     return out
 
 
-def _standardise(x: Tensor) -> Tensor:
+def _standardise(x: Tensor, moments: Tensor | None = None) -> Tensor:
+    """Bring columns to mean 0 and variance 1, by their own moments or by those of another graph [2, channels]."""
     out = torch.empty_like(x)
-    for values, scaled in zip(x.split(AT_ONCE, dim=1), out.split(AT_ONCE, dim=1)):
+    for place, (values, scaled) in enumerate(zip(x.split(AT_ONCE, dim=1), out.split(AT_ONCE, dim=1))):
         values = values.double()
-        mean, deviation = values.mean(0), values.std(0, correction=0)
+        first = place * AT_ONCE
+        mean, deviation = _moments(values) if moments is None else moments[:, first:first + values.size(1)]
         is_constant = deviation <= LEAST_DEVIATION * mean.abs()
         scaled.copy_((values - mean).div_(deviation).masked_fill_(is_constant, 0.0))
     return out
+
+
+def _moments(values: Tensor) -> Tensor:
+    return torch.stack([values.mean(0), values.std(0, correction=0)])
 
 
 def _copy(out: np.ndarray, values: Tensor) -> None:

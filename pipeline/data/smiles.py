@@ -30,8 +30,11 @@ def hash_content(path: str) -> str:
 
 def read(path: str, metric: str | None, smiles_column: str, label_columns: list[str] | None, split_column: str | None,
          skip_invalid: bool, train_fraction: float, valid_fraction: float, graph_seed: int,
-         num_workers: int | None) -> Data:
+         num_workers: int | None, needs_labels: bool = True) -> Data:
     """Read a table of molecules.
+
+    Args:
+        needs_labels: leave out labels and splits otherwise.
 
     Returns:
         A union of their graphs: ``x`` [atoms, 9] and ``edge_attr`` [2 * bonds, 3], uint8, with ``x_tables`` and
@@ -43,7 +46,7 @@ def read(path: str, metric: str | None, smiles_column: str, label_columns: list[
     check_metric(metric)
     table = _read_table(Path(path))
     column = table[smiles_column]
-    y = _read_labels(table, path, label_columns, {smiles_column, split_column})
+    y = _read_labels(table, path, label_columns, {smiles_column, split_column}) if needs_labels else None
     rows = list(zip(range(len(table)), column.fillna("").astype(str)))
     graphs = many.read_in_parallel(partial(read_molecule, path, skip_invalid), rows, num_workers)
     kept = graphs.num_nodes > 0
@@ -52,12 +55,15 @@ def read(path: str, metric: str | None, smiles_column: str, label_columns: list[
     if not kept.all():
         log.warning("%s: left out %s of %s molecules, which RDKit cannot read", path,
                     f"{np.count_nonzero(~kept):,}", f"{len(table):,}")
-    if split_column is None:
+    if y is None:
+        masks: list = []
+    elif split_column is None:
         count = int(kept.sum())
         masks = divide(shuffle_all(count, graph_seed), count, train_fraction, valid_fraction)
     else:
         masks = [torch.from_numpy(mask[kept]) for mask in _read_masks(table, path, split_column)]
-    graphs.num_nodes, graphs.num_edges, graphs.y = graphs.num_nodes[kept], graphs.num_edges[kept], y[kept]
+    graphs.num_nodes, graphs.num_edges, graphs.y = graphs.num_nodes[kept], graphs.num_edges[kept], (
+        None if y is None else y[kept])
     data = many.as_union(graphs, metric=metric, masks=masks)
     data.x_tables, data.edge_tables = get_atom_feature_dims(), get_bond_feature_dims()
     return data

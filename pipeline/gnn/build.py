@@ -4,6 +4,7 @@ import logging
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch_geometric.data import Data
@@ -226,6 +227,12 @@ def _describe_model(setup: Setup, num_parameters: int) -> None:
     if setup.table is not None:
         log.info("table: %s, scaled and warmed up as the model's%s", setup.table,
                  "; train.weight_decay is that of the model alone" if config.train.weight_decay else "")
+
+
+def write_start(setup: Setup, folder: Path) -> None:
+    """Write what a run keeps of its data, before the first step."""
+    from parallel_epochs.pipeline.gnn import new_data  # which imports this module
+    new_data.write(setup, folder)
 
 
 def report(setup: Setup) -> None:

@@ -410,8 +410,20 @@ def _check_num_neighbors(part: str, num_neighbors: list[int], num_layers: int) -
 
 
 @dataclass
+class NewDataConfig:
+    """Other data than those that a run was trained on."""
+
+    path: str | None = key(None, "File of another graph, or table of other molecules, in place of the data of the run "
+                           "(data=file, data=smiles). It is prepared as the training data were.", is_path=True)
+    folder: str | None = key(None, "Folder of other graphs, in place of the data of the run (data=graph_files).",
+                             is_path=True)
+
+
+@dataclass
 class GNNEvaluateConfig(EvaluateConfig):
     """The keys of `evaluate` and `predict` for a run of trainer=gnn."""
+
+    data: NewDataConfig = field(default_factory=NewDataConfig)
 
     method: str | None = key(None, "How nodes are predicted. Default: as in the run.",
                              choices=("views", "exact", "neighbor"))

@@ -1,8 +1,7 @@
 """Runs of trainer=gnn after training: the metrics and the predictions of a checkpoint."""
 
-import dataclasses
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,9 +11,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import name_graphs
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
-from parallel_epochs.pipeline.gnn import build, pair_table, prediction_table as tables
+from parallel_epochs.pipeline.gnn import build, new_data, pair_table, prediction_table as tables
+from parallel_epochs.pipeline.gnn.config import NewDataConfig
 from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.pair_table import number_pairs, read_pairs
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
@@ -39,6 +40,7 @@ class Asked:
         output_nodes: table of the ids that `output` shall hold.
         embeddings: whether `output` holds the embeddings of the nodes too.
         pairs: file of the pairs whose links are predicted.
+        data: other data than those of the training; none for those.
     """
 
     predictions: str | None = None
@@ -46,6 +48,7 @@ class Asked:
     output_nodes: str | None = None
     embeddings: bool = False
     pairs: str | None = None
+    data: NewDataConfig = field(default_factory=NewDataConfig)
 
     def of_nodes(self) -> dict[str, Any]:
         """Return the keys of tables that have a row for each node."""
@@ -98,10 +101,11 @@ def check_tables(asked: Asked) -> list[str] | None:
     return None if asked.output_nodes is None else tables.read_ids(asked.output_nodes)
 
 
-def restore(run: SavedRun, asked: Asked, **evaluation: Any) -> Restored:
+def restore(run: SavedRun, asked: Asked, *, scores: bool = False, **evaluation: Any) -> Restored:
     """Load a checkpoint of a run and predict every row with it.
 
     Args:
+        scores: whether the predictions are scored.
         evaluation: keys of the configuration's evaluation that replace those of the run, if they are not None.
 
     Raises:
@@ -116,16 +120,22 @@ def restore(run: SavedRun, asked: Asked, **evaluation: Any) -> Restored:
     if config.data.components == "separate":
         raise ValueError(f"{folder} holds a model for each component. Choose one of "
                          f"{', '.join(sorted(str(path) for path in folder.glob('component_*')))}")
+    new = new_data.choose(config, asked.data, folder, needs_labels=scores)
     state = run.load()
     given = {name: value for name, value in evaluation.items() if value is not None}
-    config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, **given))
+    config = keys.replaced(config, new | {f"evaluation.{name}": value for name, value in given.items()})
     config.check()
     build.check(config)
 
-    opened = build.open_data(config, choose_device(run.device))
+    device = choose_device(run.device)
+    if new:
+        config.data.check()
+        opened = new_data.open_data(config, run, device, needs_labels=scores)
+    else:
+        opened = build.open_data(config, device)
+        run.check_data(state, opened.parts[0].data.get("content_hash"))
     setup = cast(Setup, opened.parts[0])
     data, task = setup.data, setup.task
-    run.check_data(state, data.get("content_hash"))
     is_named = isinstance(given_pairs, pd.DataFrame)
     ids = _ids_of(opened.data, data, config.data) if asked.output is not None or is_named else None
     pairs = number_pairs(given_pairs, ids, asked.pairs) if is_named else given_pairs
@@ -198,7 +208,7 @@ def evaluate(run: SavedRun, *, method: str | None, num_views: int | None, num_pa
         ValueError: see :func:`restore`.
     """
     wanted = Asked(**asked)
-    restored = restore(run, wanted, method=method, num_views=num_views, num_parts=num_parts,
+    restored = restore(run, wanted, scores=True, method=method, num_views=num_views, num_parts=num_parts,
                        num_neighbors=num_neighbors, smooth=smooth)
     setup = restored.setup
     scores = setup.task.scores(setup.model, restored.rows, official=True)

@@ -76,6 +76,16 @@ class NodeTask:
             deviation = torch.where(known, labels - self._mean, 0.0)
             self._std = (deviation.square().sum(0) / count).sqrt().clamp(min=1e-3)
 
+    @property
+    def label_moments(self) -> Float[Tensor, "2 columns"] | None:
+        """Mean and deviation of the training labels, of labels that are inputs or real values; none for others."""
+        return torch.stack([self._mean, self._std]) if hasattr(self, "_mean") else None
+
+    @label_moments.setter
+    def label_moments(self, moments: Float[Tensor, "2 columns"] | None) -> None:
+        if moments is not None:
+            self._mean, self._std = moments
+
     def predict(self, model: torch.nn.Module, batch: Data) -> tuple[Int[Tensor, " num_targets"],
                                                                     Float[Tensor, "num_targets out_channels"]]:
         """Predict the targets of a batch.

@@ -1,0 +1,151 @@
+"""What the preparation of a graph learned of it, kept with a run so that other data are prepared in the same way."""
+# ruff: noqa: F722 (shapes are strings)
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.data.incident import moments_of_edges
+from parallel_epochs.pipeline.data.propagate import moments_of_hops
+from parallel_epochs.pipeline.metrics import CLASS_METRICS
+from parallel_epochs.pipeline.names import MASKS
+
+# Raise it when what is kept means something else than before.
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a model expects of a graph, and the numbers that its preparation takes from the training data.
+
+    Attributes:
+        num_columns: of ``x``.
+        num_edge_columns: of ``edge_attr``; none without it.
+        num_categories: how many of the last columns of ``x`` are one-hot species.
+        x_source: where the other columns are from, see :func:`pipeline.data.prepare.prepare`.
+        metric: of the labels.
+        out_channels: classes or columns of labels.
+        tables: ``x_tables`` and ``edge_tables`` of many graphs, by these names.
+        label_names: the tensors of the labels' names, see :mod:`pipeline.data.node_names`.
+        edges: mean and deviation, or least and greatest value, of what features are made of where they are made of
+            edges [2, channels], float64; none where nothing was learned of them.
+        hops: mean and deviation of the features of each hop but the first [num_hops, 2, channels], float64.
+        labels: mean and deviation of labels that are inputs or real values [2, columns]; none for others.
+    """
+
+    num_columns: int
+    num_edge_columns: int | None
+    num_categories: int
+    x_source: str
+    metric: str
+    out_channels: int
+    tables: dict[str, list[int]] = field(default_factory=dict)
+    label_names: dict[str, Tensor] = field(default_factory=dict)
+    edges: Float[Tensor, "2 channels"] | None = None
+    hops: Float[Tensor, "num_hops 2 channels"] | None = None
+    labels: Float[Tensor, "2 columns"] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what :func:`pipeline.run.checkpoint.save` can write."""
+        return {"format": FORMAT, **{entry.name: getattr(self, entry.name) for entry in fields(self)}}
+
+
+def from_dict(content: Any) -> Learned:
+    """Return what :meth:`Learned.to_dict` was called for.
+
+    Raises:
+        ValueError: another version wrote it.
+    """
+    if content["format"] != FORMAT:
+        raise ValueError(f"it has format {content['format']}, and this version reads format {FORMAT}")
+    return Learned(**{entry.name: content[entry.name] for entry in fields(Learned)})
+
+
+def learn(data: Data, *, node_features: str, num_hops: int, labels: Tensor | None) -> Learned:
+    """Collect what the preparation of a graph in memory learned of it.
+
+    Args:
+        data: as :func:`pipeline.data.cache.load` or ``load_links`` returns it.
+        node_features, num_hops: the keys data.node_features and data.propagate.
+        labels: what the task learned of the labels.
+    """
+    source, edges = data.get("x_source", "data"), None
+    if source != "data":
+        edges = moments_of_edges(data.edge_index, data.edge_attr, node_features)
+    return Learned(
+        data.x.size(1), None if data.edge_attr is None else data.edge_attr.size(1), data.num_categories, source,
+        data.metric, data.get("out_channels", 0), {name: data[name] for name in ("x_tables", "edge_tables")
+                                                   if name in data},
+        {name: data[name] for name in ("label_names", "label_names_ptr") if name in data}, edges,
+        moments_of_hops(data, num_hops) if num_hops else None, labels)
+
+
+def check_inputs(learned: Learned, data: Data) -> None:
+    """Refuse a graph, as it was read, that cannot be prepared as the training data were.
+
+    Raises:
+        ValueError: says what it has and what the model was trained on.
+    """
+    if data.x is None and learned.x_source == "data":
+        raise ValueError("there is no x, and the model reads features of nodes. Save them as x")
+    if data.x is not None and learned.x_source != "data":
+        raise ValueError("there is an x, and the model reads features that were made of edges. Leave it out")
+    num_columns = None if data.edge_attr is None else data.edge_attr.view(len(data.edge_attr), -1).size(1)
+    if num_columns != learned.num_edge_columns:
+        raise ValueError(f"the features of the edges have {num_columns or 'no'} columns, and the model was trained on "
+                         f"{learned.num_edge_columns or 'none'}")
+    if "species" in data and int(data.species.max()) >= learned.num_categories:
+        raise ValueError(f"a node has species {int(data.species.max())}, and the model knows {learned.num_categories}, "
+                         "counted from 0")
+    if learned.num_categories and "species" not in data:
+        raise ValueError("there is no species, and the model reads the species of nodes")
+
+
+def check_columns(learned: Learned, data: Data, origin: str) -> None:
+    """Refuse a prepared graph that the model cannot read.
+
+    Args:
+        origin: where the graph comes from, for messages.
+
+    Raises:
+        ValueError: says what the graph has and what the model was trained on.
+    """
+    own, expected = data.x.size(1) - data.num_categories, learned.num_columns - learned.num_categories
+    if own != expected:
+        raise ValueError(f"{origin}: the features of the nodes have {own} columns, and the model was trained on "
+                         f"{expected}")
+    for name, what in (("x_tables", "nodes"), ("edge_tables", "edges")):
+        if data.get(name) != learned.tables.get(name):
+            raise ValueError(f"{origin}: the {what} have categories of {data.get(name)} values, and the model was "
+                             f"trained on {learned.tables.get(name)}")
+
+
+def with_labels(learned: Learned, data: Data, origin: str, num_rows: int) -> Data:
+    """Give a prepared graph the labels that the model predicts: its own if it has them, otherwise unknown ones.
+
+    Args:
+        num_rows: how many nodes, or graphs, the labels are of.
+
+    Raises:
+        ValueError: its labels are of another kind, or of classes that the model does not know.
+    """
+    if "y" in data:
+        if data.metric != learned.metric:
+            raise ValueError(f"{origin}: its labels are measured by {data.metric}, and those of the training by "
+                             f"{learned.metric}. Leave y out")
+        found = data.out_channels
+        if found > learned.out_channels or data.metric not in CLASS_METRICS and found != learned.out_channels:
+            raise ValueError(f"{origin}: its labels have {found} classes or columns, and the model was trained on "
+                             f"{learned.out_channels}. Leave y out")
+    else:
+        shape = (num_rows, 1 if learned.metric in CLASS_METRICS else learned.out_channels)
+        data.y = torch.zeros(shape, dtype=torch.int64) if learned.metric in CLASS_METRICS else torch.full(
+            shape, torch.nan)
+        for mask in MASKS:
+            data[mask] = torch.zeros(num_rows, dtype=torch.bool)
+    data.metric, data.out_channels = learned.metric, learned.out_channels
+    return data.update(learned.label_names)

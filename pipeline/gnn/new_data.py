@@ -1,0 +1,136 @@
+"""Other data than those of the training, prepared as the training data were, for a trained model."""
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.data import learned as learning
+from parallel_epochs.pipeline.data.cache import hash_graph, prepare_as, read
+from parallel_epochs.pipeline.data.learned import Learned, check_columns, learn, with_labels
+from parallel_epochs.pipeline.data.opened import OpenData
+from parallel_epochs.pipeline.data.propagate import propagate
+from parallel_epochs.pipeline.gnn import build
+from parallel_epochs.pipeline.gnn.config import GNNConfig, NewDataConfig
+from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
+from parallel_epochs.pipeline.names import PAIRS
+from parallel_epochs.pipeline.run import checkpoint, files
+from parallel_epochs.pipeline.run.errors import DamagedFile
+from parallel_epochs.pipeline.run.saved import SavedRun
+
+log = logging.getLogger(__name__)
+
+FILE = "preprocessing.pt"
+# Keys that say where labels and splits are.
+OF_LABELS = ("data.split", "data.time_column", "data.edge_time", "data.split_column", "data.label_columns")
+# Sources of which other data can be read, and the key that names them.
+KEYS = {"file": "path", "smiles": "path", "graph_files": "folder"}
+
+
+def write(setup: Setup, folder: Path) -> None:
+    """Keep with a run what the preparation of its data learned, where it can be known."""
+    if why_not(setup.config) is None:
+        checkpoint.save(folder / FILE, learn_of(setup).to_dict())
+
+
+def learn_of(setup: Setup) -> Learned:
+    """Collect what the preparation of a run's data and its task learned of them."""
+    task, config = setup.task, setup.config.data
+    return learn(setup.data, node_features=config.node_features, num_hops=config.propagate,
+                 labels=task.label_moments if isinstance(task, NodeTask) else None)
+
+
+def why_not(config: GNNConfig) -> str | None:
+    """Say why a model of a run cannot predict other data; none if it can."""
+    if config.data.source not in KEYS:
+        return f"data={config.data.source} cannot be read from other files; data={', '.join(KEYS)} can"
+    if config.learned_channels:
+        return "its model learned features of the nodes of its training, and new nodes have none (features=embedding)"
+    if config.data.on_disk:
+        return "it was trained with data.on_disk=true"
+    if config.data.components != "all":
+        return f"it was trained on a part of its graph (data.components={config.data.components})"
+    return None
+
+
+def choose(config: GNNConfig, new: NewDataConfig, folder: Path, *, needs_labels: bool) -> dict[str, Any]:
+    """Return the keys of the run that are others for the data that are asked for, by their names; none for its own.
+
+    Args:
+        folder: of the run.
+        needs_labels: whether the data must have labels.
+
+    Raises:
+        ValueError: they do not fit the run; the message names the key.
+    """
+    given = {entry.name: entry.value for entry in keys.entries(new, "data.") if entry.value is not None}
+    if not given:
+        return {}
+    key, value = next(iter(given.items()))
+    if reason := why_not(config):
+        raise ValueError(f"{key}={value}: {folder} cannot predict other data: {reason}")
+    expected = f"data.{KEYS[config.data.source]}"
+    if wrong := [name for name in given if name != expected]:
+        raise ValueError(f"{wrong[0]}={given[wrong[0]]}: {folder} was trained on data={config.data.source}. Name other "
+                         f"data by {expected}")
+    return given if needs_labels or config.train.label_input else given | dict.fromkeys(OF_LABELS)
+
+
+def open_data(config: GNNConfig, run: SavedRun, device: torch.device, *, needs_labels: bool) -> OpenData:
+    """Read other data than those of the training, and prepare them as those were.
+
+    Args:
+        config: of the run, with the other data.
+        needs_labels: whether they must have labels.
+
+    Raises:
+        ValueError: the data are wrong, or are not like those of the training.
+    """
+    source, learned = config.data, _load(run)
+    origin, is_link = source.origin(), config.task.name == "link"
+    raw = read(source, needs_labels=not is_link and (needs_labels or config.train.label_input > 0))
+    if needs_labels and "y" not in raw:
+        raise ValueError(f"{origin} has no labels to score. python -m pipeline.predict needs none")
+    data = prepare_as(source, raw, learned=learned)
+    if source.propagate:
+        data.x = propagate(data, source.propagate, learned.hops)
+    check_columns(learned, data, origin)
+    data.content_hash = hash_graph(source)
+    if is_link:
+        data.update({key: torch.empty(0, 2, dtype=torch.int64) for key in PAIRS})
+        data.update(dict.fromkeys(("train_mask", "valid_mask", "test_mask"),
+                                  torch.zeros(data.num_nodes, dtype=torch.bool)))
+        data.metric = learned.metric
+    else:
+        with_labels(learned, data, origin, len(data.ptr) - 1 if "ptr" in data else data.num_nodes)
+    setup = Setup(_without_losses(config), data, device)
+    if isinstance(setup.task, NodeTask):
+        setup.task.label_moments = learned.labels
+    log.info("data: %s, %s nodes, %s directed edges", origin, f"{data.num_nodes:,}", f"{data.num_edges:,}")
+    return OpenData(config, data, [setup])
+
+
+def _load(run: SavedRun) -> Learned:
+    """Read what was learned of the training data, or learn it of them again, for runs of before."""
+    path = run.folder / FILE
+    if files.is_there(path):
+        content = checkpoint.load(path)
+        try:
+            with checkpoint.fitting(content):
+                return learning.from_dict(content)
+        except (TypeError, ValueError) as error:
+            raise DamagedFile(f"{path} cannot be used: {error}") from None
+    log.info("%s is not there: learning again of the data of the training", path)
+    opened = build.open_data(run.config, torch.device("cpu"))
+    run.check_data(run.load(), opened.parts[0].data.get("content_hash"))
+    return learn_of(opened.parts[0])  # type: ignore[arg-type]
+
+
+def _without_losses(config: GNNConfig) -> GNNConfig:
+    """Leave out what training does with labels, which other data need not have."""
+    task = dataclasses.replace(config.task, class_weights=None, label_smoothing=0.0, focal_gamma=0.0)
+    return dataclasses.replace(config, task=task, evaluation=dataclasses.replace(config.evaluation, smooth="none"))
