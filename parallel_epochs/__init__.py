@@ -3,11 +3,33 @@
 In a checkout `models`, `pipeline`, `scripts` and `conf` in this folder are links to the folders beside it. Every import
 of ours begins with ``parallel_epochs.``, so that no file is imported under two names, and an installation puts no other
 name than this one into site-packages.
+
+    import parallel_epochs as pe
+
+    result = pe.train(data, num_layers=7)      # a torch_geometric Data
+    probabilities = result.model.predict(other_data)
+
+``train``, ``load`` and ``embed`` are those of :mod:`parallel_epochs.pipeline.api`. They are imported when they are
+first used, as torch and PyG take seconds.
 """
 
 import os
+from typing import Any
 
 # How long (in turns of a loop, 0.2 ms in all) an OpenMP thread with nothing to do waits before it sleeps. libgomp's
 # own 300,000 make a model's step ten times slower as soon as another process takes a core. Read once, when torch is
 # imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+
+_API = ("Model", "Result", "embed", "load", "train")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _API:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+    return getattr(importlib.import_module("parallel_epochs.pipeline.api"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_API])

@@ -146,10 +146,15 @@ def _is_parsable(argument: str) -> bool:
     return True
 
 
+def quoted(value: str) -> str:
+    """Return a value in quotes, as an argument may have any text."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
 def _quoted(argument: str) -> str:
     name, _, value = argument.partition("=")
-    value = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'{name}="{value}"'
+    return f"{name}={quoted(value)}"
 
 
 def _guess_assignment(argument: str, groups: dict[str, list[str]], keys: list[str]) -> str:

@@ -26,9 +26,10 @@ from parallel_epochs.pipeline.command.space import TuneConfig
 from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig, settings
 from parallel_epochs.pipeline.data.base_config import DataConfig
 from parallel_epochs.pipeline.run import files, watchdog
-from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, install_command, one_line, printable
+from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, DamagedFile, install_command, one_line, printable
 
 if TYPE_CHECKING:
+    from parallel_epochs.pipeline.run.checkpoint import Content
     from parallel_epochs.pipeline.run.saved import SavedRun
 
 CONF = schema.CONF
@@ -214,8 +215,11 @@ def _note_interrupts() -> list[int]:
     return notes
 
 
-def check_command(module: str, check: str | None, *, needs_data: bool = False) -> None:
+def check_command(module: str, check: str | None, *, needs_data: bool = False, given: list[str] | None = None) -> None:
     """Check the arguments of an entry point, and the configuration that they compose; see :func:`call`.
+
+    Args:
+        given: the arguments. None: those of this program.
 
     Raises:
         ValueError: names the argument or the key.
@@ -223,7 +227,7 @@ def check_command(module: str, check: str | None, *, needs_data: bool = False) -
     """
     known = {entry.name for entry in keys.entries(schema.AnyEvaluation())} if _takes_a_run(module) \
         else schema.all_keys() | ({entry.name for entry in keys.entries(TuneConfig())} if _searches(module) else set())
-    options = arguments.parse(sys.argv[1:], known)
+    options = arguments.parse(sys.argv[1:] if given is None else given, known)
     options.multirun |= _searches(module)
     arguments.check(options, {} if _takes_a_run(module) else config_groups(), known)
     if _takes_a_run(module) or _searches(module):
@@ -319,27 +323,49 @@ def open_run(cfg: DictConfig, *, predicts: bool) -> tuple["SavedRun", dict[str, 
         command = "predict run=DIR predictions=FILE" if predicts else "evaluate run=DIR"
         raise ValueError("One argument is missing: run=DIR, a run directory. For example: python -m "
                          f"pipeline.{command}")
-    saved = Path(cfg.run).expanduser() / "config.yaml"
-    config = schema.load(saved)
-    trust.check(config, saved, trust=cfg.trust)
+    config, shared = load_run(Path(cfg.run).expanduser(), trusts=cfg.trust)
     options = schema.to_options(cfg, config, predicts=predicts)
     _check_files(options, config, predicts=predicts)
-    return saved_run(options, config)
+    return saved_run(options, config, shared)
 
 
-def saved_run(options: EvaluateConfig, config: RunConfig) -> tuple["SavedRun", dict[str, Any]]:
+def load_run(path: Path, *, trusts: bool) -> tuple[RunConfig, "Content | None"]:
+    """Read the configuration of a run from its directory, or from a file that shares its model, with the content.
+
+    Raises:
+        ValueError: it is neither, or names a class that the user has not named.
+    """
+    if path.is_dir() or not files.is_there(path):
+        config = schema.load(origin := path / "config.yaml")
+        content = None
+    else:
+        from parallel_epochs.pipeline.run import checkpoint  # imports torch
+        try:
+            content = checkpoint.load(origin := path)
+        except DamagedFile as error:
+            raise ValueError(f"run={path} is no run directory, and no model that export=FILE wrote: {error}") from None
+        if content.get("shared") != 1:
+            raise ValueError(f"run={path} is no run directory, and no model that export=FILE wrote")
+        config = schema.parse(content["config"], path)
+    trust.check(config, origin, trust=trusts)
+    return config, content
+
+
+def saved_run(options: EvaluateConfig, config: RunConfig,
+              shared: "Content | None" = None) -> tuple["SavedRun", dict[str, Any]]:
     """Return a run that was trained, and what is asked of it in addition to its checkpoint.
 
     Args:
         options: the keys of `evaluate` or `predict`.
         config: of the run.
+        shared: the content of a file that shares the model of a run.
     """
     from parallel_epochs.pipeline.run.saved import SavedRun  # imports torch
     asked = dict(vars(options))
     run, checkpoint, device = (asked.pop(name) for name in ("run", "checkpoint", "device"))
     del asked["overwrite"], asked["trust"]  # they have been asked
     return SavedRun(Path(run), config, settings(config), checkpoint, device,
-                    check_output=functools.partial(options.check_output, config=config)), asked
+                    check_output=functools.partial(options.check_output, config=config), shared=shared), asked
 
 
 def _check_files(options: EvaluateConfig, config: RunConfig, *, predicts: bool) -> None:
@@ -348,7 +374,7 @@ def _check_files(options: EvaluateConfig, config: RunConfig, *, predicts: bool) 
     Raises:
         ValueError: names the key.
     """
-    outputs = {name: getattr(options, name) for name in ("predictions", "output") if hasattr(options, name)}
+    outputs = {name: getattr(options, name) for name in ("predictions", "output", "export") if hasattr(options, name)}
     if predicts and not any(outputs.values()):
         table = ", or output=TABLE for a table" if "output" in outputs else ""
         raise ValueError(f"One argument is missing: predictions=FILE{table}")

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 # What a run writes to its directory, and would replace there.
 RUN_FILES = ("config.yaml", "metrics.jsonl", "summary.json", "components.json", "checkpoints", "metrics.csv",
-             "tracking.json", "layout.npz")
+             "preprocessing.pt", "tracking.json", "layout.npz")
 
 
 def begin_or_continue(config: RunConfig, folder: Path, *, named: Set[str], is_named: bool,

@@ -277,8 +277,20 @@ def load(path: Path) -> RunConfig:
     """
     if not files.is_there(path):
         raise ValueError(f"{path.parent} is not a run directory: it has no {path.name}")
+    return parse(files.read_text(path), path)
+
+
+def parse(text: str, origin: Path) -> RunConfig:
+    """Read what :func:`pipeline.keys.to_yaml` wrote.
+
+    Args:
+        origin: the file that it is from, for messages.
+
+    Raises:
+        ValueError: it is not a configuration.
+    """
     try:
-        limits.check_yaml(text := files.read_text(path), path.name)
+        limits.check_yaml(text, origin.name)
         cfg = OmegaConf.create(text)
         if not isinstance(cfg, DictConfig) or not cfg:
             raise ValueError("it holds no keys")
@@ -292,7 +304,7 @@ def load(path: Path) -> RunConfig:
         raise
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError, AssertionError) as error:
         reason = one_line(error) or "it holds no keys"  # OmegaConf asserts that without a word
-        raise ValueError(f"{path} is not the configuration of a run: {reason}") from error
+        raise ValueError(f"{origin} is not the configuration of a run: {reason}") from error
 
 
 def _refuse_interpolations(value: Any, name: str = "") -> None:

@@ -57,17 +57,19 @@ def why_not(config: GNNConfig) -> str | None:
     return None
 
 
-def choose(config: GNNConfig, new: NewDataConfig, folder: Path, *, needs_labels: bool) -> dict[str, Any]:
+def choose(run: SavedRun, new: NewDataConfig, *, needs_labels: bool) -> dict[str, Any]:
     """Return the keys of the run that are others for the data that are asked for, by their names; none for its own.
 
     Args:
-        folder: of the run.
         needs_labels: whether the data must have labels.
 
     Raises:
         ValueError: they do not fit the run; the message names the key.
     """
+    config, folder = run.config, run.folder
     given = {entry.name: entry.value for entry in keys.entries(new, "data.") if entry.value is not None}
+    if not given and run.shared is not None:
+        raise ValueError(f"{folder} has no data of its own: name those to predict by data.{KEYS[config.data.source]}")
     if not given:
         return {}
     key, value = next(iter(given.items()))
@@ -116,9 +118,9 @@ def open_data(config: GNNConfig, run: SavedRun, device: torch.device, *, needs_l
 
 def _load(run: SavedRun) -> Learned:
     """Read what was learned of the training data, or learn it of them again, for runs of before."""
-    path = run.folder / FILE
-    if files.is_there(path):
-        content = checkpoint.load(path)
+    path = run.folder if run.shared is not None else run.folder / FILE
+    if run.shared is not None or files.is_there(path):
+        content = checkpoint.load(path) if run.shared is None else checkpoint.Content(path, run.shared["learned"])
         try:
             with checkpoint.fitting(content):
                 return learning.from_dict(content)
@@ -128,6 +130,23 @@ def _load(run: SavedRun) -> Learned:
     opened = build.open_data(run.config, torch.device("cpu"))
     run.check_data(run.load(), opened.parts[0].data.get("content_hash"))
     return learn_of(opened.parts[0])  # type: ignore[arg-type]
+
+
+def export(run: SavedRun, path: Path) -> None:
+    """Write a model to a file of its own: the configuration, the weights, and what the preparation learned.
+
+    Raises:
+        ValueError: the model cannot predict other data.
+    """
+    if reason := why_not(run.config):
+        raise ValueError(f"export={path}: {run.folder} cannot predict other data: {reason}")
+    state = {name: value for name, value in run.load().items() if name not in ("data_hash", "settings")}
+    config = keys.replaced(run.config, {
+        f"data.{KEYS[run.config.data.source]}": "not in this file", "cache_dir": ".cache", "resume": None,
+        **dict.fromkeys(OF_LABELS)})
+    checkpoint.save(path, {"shared": 1, "config": keys.to_yaml(config), "state": state,
+                           "learned": _load(run).to_dict()})
+    log.info("wrote the model to %s", path)
 
 
 def _without_losses(config: GNNConfig) -> GNNConfig:

@@ -40,6 +40,7 @@ class Asked:
         output_nodes: table of the ids that `output` shall hold.
         embeddings: whether `output` holds the embeddings of the nodes too.
         pairs: file of the pairs whose links are predicted.
+        export: file to share the model by.
         data: other data than those of the training; none for those.
     """
 
@@ -48,6 +49,7 @@ class Asked:
     output_nodes: str | None = None
     embeddings: bool = False
     pairs: str | None = None
+    export: str | None = None
     data: NewDataConfig = field(default_factory=NewDataConfig)
 
     def of_nodes(self) -> dict[str, Any]:
@@ -120,7 +122,7 @@ def restore(run: SavedRun, asked: Asked, *, scores: bool = False, **evaluation: 
     if config.data.components == "separate":
         raise ValueError(f"{folder} holds a model for each component. Choose one of "
                          f"{', '.join(sorted(str(path) for path in folder.glob('component_*')))}")
-    new = new_data.choose(config, asked.data, folder, needs_labels=scores)
+    new = new_data.choose(run, asked.data, needs_labels=scores)
     state = run.load()
     given = {name: value for name, value in evaluation.items() if value is not None}
     config = keys.replaced(config, new | {f"evaluation.{name}": value for name, value in given.items()})
@@ -231,6 +233,10 @@ def predict(run: SavedRun, *, method: str | None, num_views: int | None, num_par
         ValueError: see :func:`restore`; neither a file nor a table is asked for.
     """
     wanted = Asked(**asked)
+    if wanted.export is not None:
+        new_data.export(run, Path(wanted.export))
+        if wanted.predictions is None and wanted.output is None:
+            return
     if wanted.predictions is None and wanted.output is None:
         raise ValueError("One argument is missing: predictions=FILE, or output=TABLE for a table")
     save(wanted, restore(run, wanted, method=method, num_views=num_views, num_parts=num_parts,

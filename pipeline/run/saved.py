@@ -20,6 +20,7 @@ class SavedRun:
         checkpoint: "best" by the validation metric, or "last".
         device: where the model is used: "auto", "cpu", "cuda" or "cuda:N".
         check_output: refuses a file, given its key and its path, that must not be replaced.
+        shared: what a file for sharing holds in place of the directory, which is then that file; none otherwise.
     """
 
     folder: Path
@@ -28,6 +29,7 @@ class SavedRun:
     checkpoint: str = "best"
     device: str = "auto"
     check_output: Callable[[str, Path], None] = lambda name, path: None
+    shared: checkpoints.Content | None = None
 
     @property
     def is_best(self) -> bool:
@@ -40,6 +42,8 @@ class SavedRun:
         Raises:
             ValueError: there is none, it is damaged, or it was trained with other settings.
         """
+        if self.shared is not None:
+            return checkpoints.Content(self.folder, self.shared["state"])
         state = checkpoints.load(self.folder / "checkpoints" / f"{self.checkpoint}.pt")
         with checkpoints.fitting(state):
             check_settings(self.folder, state, self.settings)

@@ -1,0 +1,368 @@
+"""Training and prediction from Python: what ``import parallel_epochs as pe`` offers as pe.train, pe.load and pe.embed.
+
+A call composes the same configuration as the command with the same keys, and trains the same weights.
+"""
+
+import contextlib
+import logging
+import re
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+import yaml
+from hydra.errors import HydraException
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.utils import from_networkx, from_scipy_sparse_matrix
+
+from parallel_epochs.pipeline import training
+from parallel_epochs.pipeline.command import arguments, cli, folder as run_folder, schema
+from parallel_epochs.pipeline.config import RunConfig
+from parallel_epochs.pipeline.data.config import DATA_SCHEMAS
+from parallel_epochs.pipeline.gnn import new_data, predictions
+from parallel_epochs.pipeline.gnn.config import NewDataConfig
+from parallel_epochs.pipeline.products import product_of
+from parallel_epochs.pipeline.run import checkpoint, files
+from parallel_epochs.pipeline.run.log import LogFile, read_records
+from parallel_epochs.pipeline.run.progress import TerminalHandler
+from parallel_epochs.pipeline.run.saved import SavedRun
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run that has ended.
+
+    Attributes:
+        folder: the run directory.
+        summary: the content of its ``summary.json``.
+    """
+
+    folder: Path
+    summary: dict[str, Any]
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The metric of each split at the best epoch, by "train", "valid" and "test", and what else was measured."""
+        found = {"train": self.summary["train"], "valid": self.summary["best_valid"], "test": self.summary["test"]}
+        return {split: score for split, score in found.items() if score is not None} | self.summary.get("scores", {})
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The rounds of ``metrics.jsonl``: epoch, loss, learning rate, seconds and, where it was evaluated, scores."""
+        return [record for record in read_records(self.folder / "metrics.jsonl") if record["kind"] == "round"]
+
+    @cached_property
+    def model(self) -> "Model":
+        """The best checkpoint."""
+        return load(self.folder)
+
+
+class Model:
+    """A trained model.
+
+    Args:
+        run: its run.
+    """
+
+    def __init__(self, run: SavedRun):
+        self.run = run
+
+    def logits(self, data: Any = None, *, pairs: Tensor | None = None) -> Tensor:
+        """Predict logits, or values in their own unit, see :meth:`predict`."""
+        return self._predict(data, pairs)[0]
+
+    def predict(self, data: Any = None, *, pairs: Tensor | None = None) -> Tensor:
+        """Predict the nodes of a graph, graphs, or links.
+
+        Args:
+            data: a ``Data`` or what else :func:`train` takes; a list of SMILES or a list of ``Data`` for models of
+                graphs; a path. None: the data of the training.
+            pairs: nodes whose links are predicted [num_pairs, 2], int64, for models of links.
+
+        Returns:
+            [num_rows, columns], float32: probabilities of the classes, of 1 in each binary task, or values in their own
+            unit; [num_pairs], the probabilities of links.
+
+        Raises:
+            ValueError: the data are not like those of the training; the message says how they differ.
+        """
+        rows, kind = self._predict(data, pairs)
+        if kind == "real values":
+            return rows
+        rows = rows.double()  # as in the tables of `predict`: the last bit would depend on the processor
+        return (rows.softmax(1) if kind == "classes" else rows.sigmoid()).float()
+
+    def _predict(self, data: Any, pairs: Tensor | None) -> tuple[Tensor, str]:
+        if (product := self.run.config.trainer.name) != "gnn":
+            raise ValueError(f"{self.run.folder} was trained by trainer={product}: ask for its vectors()")
+        with tempfile.TemporaryDirectory() as scratch:
+            asked: dict[str, Any] = {}
+            if data is not None:
+                asked["data"] = _name_new_data(data, self.run, Path(scratch))
+            if self.run.config.task.name == "link":
+                if pairs is None:
+                    raise ValueError("this model predicts links: name the pairs of nodes by pairs=")
+                torch.save(torch.as_tensor(pairs), Path(scratch, "pairs.pt"))
+                asked |= {"pairs": str(Path(scratch, "pairs.pt")), "predictions": str(Path(scratch, "out.pt"))}
+            elif pairs is not None:
+                raise ValueError("pairs= is for models of links (task=link)")
+            restored = predictions.restore(self.run, predictions.Asked(**asked))
+            task = restored.setup.task
+            found = task.predictions(restored.setup.model, restored.rows, restored.pairs)
+        return found["values" if "values" in found else "logits"], getattr(task, "kind", "binary tasks")
+
+    def vectors(self) -> np.ndarray:
+        """Return the vectors of nodes or entities, or the positions of a layout [num_rows, dim], float32."""
+        config = self.run.config
+        if config.trainer.name == "gnn":
+            raise ValueError(f"{self.run.folder} was trained by trainer=gnn, which learns no vectors: call predict()")
+        product = product_of(config.trainer.name)
+        with tempfile.TemporaryDirectory() as scratch:
+            path = f"{scratch}/vectors.npy"
+            run, asked = cli.saved_run(product.predict(str(self.run.folder), predictions=path), config)
+            product.predictions.predict(run, **asked)
+            return np.load(path)
+
+    def export(self, path: str | Path) -> None:
+        """Write the model to one file, without its data; :func:`load` opens it.
+
+        Raises:
+            ValueError: the model cannot predict other data, and says why.
+        """
+        new_data.export(self.run, Path(path))
+
+
+def train(data: Any = None, *overrides: str, folder: str | Path | None = None, verbose: bool = True,
+          **keys: Any) -> Result:
+    """Train as ``python -m pipeline.train`` does with the same keys.
+
+    Args:
+        data: a ``torch_geometric.data.Data`` or a dict of its attributes, a SciPy matrix or a NetworkX graph, which are
+            kept in a file of the cache; a path of a file that torch.save wrote; or the name of a dataset ("digits").
+            None: what the keys say.
+        overrides: further arguments of the command, as "partition=metis" or "+experiment=digits".
+        folder: the run directory. None: a new one below outputs/.
+        verbose: print the log. It is written to ``train.log`` in any case.
+        keys: the keys of the command with their values. The group may be left out where one group alone has the key:
+            ``num_layers=7`` is model.num_layers=7. A key with a point is given as ``**{"train.lr": 0.01}``.
+
+    Raises:
+        ValueError: the message that the command would print.
+        Stopped: a signal asked for it, such as Ctrl-C; with ``resume="auto"`` and the same folder it goes on.
+    """
+    cli.register_schema()
+    where = [] if folder is None else [f"hydra.run.dir={arguments.quoted(str(folder))}"]
+    config, given = _configure(data, [*overrides, *where], keys)
+    is_named, folder = folder is not None or config.resumes, Path(
+        config.resume if config.resumes else folder or
+        f"outputs/{config.name}/{time.strftime('%Y-%m-%d_%H-%M-%S')}-s{config.seed}").expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    config, summary = run_folder.begin_or_continue(config, folder, named=cli.named_keys(given), is_named=is_named,
+                                                   in_sweep=False)
+    if summary is None:
+        command = shlex.join(["python", "-m", "pipeline.train", *given])
+        with _logging(folder, verbose=verbose) as log_config, _hidden_main():
+            summary = training.run(config, folder, command, log_config=log_config)
+    return Result(folder, summary)
+
+
+def load(path: str | Path, *, checkpoint: str = "best", device: str = "auto", trust: bool = False) -> Model:
+    """Open a trained model: a run directory, or a file that ``export`` wrote.
+
+    Args:
+        checkpoint: "best" by the validation metric, or "last".
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        trust: allow a class of the user's that the configuration names, and you have not (model=custom).
+
+    Raises:
+        ValueError: it is neither.
+    """
+    cli.register_schema()
+    path = Path(path).expanduser()
+    config, shared = cli.load_run(path, trusts=trust)
+    options = product_of(config.trainer.name).evaluate(str(path), checkpoint=checkpoint, device=device)
+    return Model(cli.saved_run(options, config, shared)[0])
+
+
+def embed(data: Any = None, *overrides: str, **keys: Any) -> np.ndarray:
+    """Learn a vector for each node: :func:`train` with trainer=node_embedding, then :meth:`Model.vectors`."""
+    return train(data, "trainer=node_embedding", *overrides, **keys).model.vectors()
+
+
+def _configure(data: Any, overrides: Sequence[str], keys: dict[str, Any]) -> tuple[RunConfig, list[str]]:
+    """Compose and check the configuration of a run.
+
+    Returns:
+        It, and the arguments of the command that composes it.
+
+    Raises:
+        ValueError: what the command would print.
+    """
+    names, groups = schema.all_keys(), cli.config_groups()
+    given = {_full_name(name, names, groups): value for name, value in keys.items()}
+    caches = [text.partition("=")[2] for text in overrides if text.startswith("cache_dir=")]
+    cache = Path(given.get("cache_dir", caches[-1] if caches else ".cache")).expanduser()
+    given = {name: text for key, value in given.items() for name, text in _describe_value(key, value).items()}
+    told = arguments.complete([*_describe_data(data, cache), *overrides, *(
+        text if name in groups and "=" in text else f"{name}={text}" for name, text in given.items())], groups)
+    try:
+        cli.check_command("pipeline.train", "check_new", needs_data=True, given=told)
+        return cli.compose_config(told), told
+    except HydraException as error:
+        raise ValueError(cli.explain(error)) from error
+
+
+def _full_name(name: str, names: set[str], groups: Mapping[str, Any]) -> str:
+    """Return the key, or the group, that a keyword argument names.
+
+    Raises:
+        ValueError: several groups have such a key.
+    """
+    if name in names or name in groups or "." in name:
+        return name
+    found = sorted(full for full in names if full.rpartition(".")[2] == name)
+    if len(found) > 1:
+        raise ValueError(f"{name} means {' or '.join(found)}: name one in full, as in **{{\"{found[0]}\": VALUE}}")
+    return found[0] if found else name  # what is unknown is refused with the other arguments
+
+
+def _describe_value(name: str, value: Any) -> dict[str, str]:
+    """Write a key and its value as on the command line; a class of a model becomes two keys.
+
+    Raises:
+        ValueError: a model that other processes could not import.
+    """
+    if name == "model" and isinstance(value, torch.nn.Module):
+        raise ValueError(f"model= takes the name of a model or a class, not an object of {type(value).__name__}: each "
+                         "rank builds its own. Give the class, and its arguments by **{'model.kwargs': {...}}")
+    if name == "model" and isinstance(value, type):
+        if value.__module__ == "__main__" or "." in value.__qualname__:
+            raise ValueError(f"model={value.__qualname__}: write the class into a module of its own, at its top, so "
+                             "that other processes can import it")
+        return {"model": "custom", "model.path": f"{value.__module__}.{value.__name__}"}
+    return {name: _as_text(value)}
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(_as_text, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}:{_as_text(item)}' for key, item in value.items())}}}"
+    text = str(value)
+    return text if re.fullmatch(r"[\w.+-]+", text) else arguments.quoted(text)
+
+
+def _describe_data(data: Any, cache: Path) -> list[str]:
+    """Write what names a dataset on the command line; a graph in memory is kept in a file of the cache.
+
+    Raises:
+        ValueError: it is nothing that can be trained on.
+    """
+    if data is None:
+        return []
+    if isinstance(data, str) and data in DATA_SCHEMAS:
+        return [f"data={data}"]
+    if isinstance(data, (str, Path)):
+        return ["data=file", f"data.path={arguments.quoted(str(data))}"]
+    attributes = _attributes_of(data)
+    path = cache / "given" / f"{checkpoint.digest(attributes)[:24]}.pt"
+    if not files.is_there(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_atomically(path, lambda file: torch.save(attributes, file))
+    return ["data=file", f"data.path={arguments.quoted(str(path))}"]
+
+
+def _attributes_of(data: Any) -> dict[str, Any]:
+    """Return the attributes of a graph in memory."""
+    if isinstance(data, HeteroData):
+        raise ValueError("a HeteroData is not supported: give the Data that its to_homogeneous() returns")
+    if isinstance(data, Data):
+        return {name: value for name, value in data.to_dict().items() if value is not None}
+    if isinstance(data, dict):
+        return data
+    if scipy.sparse.issparse(data):
+        edge_index, weight = from_scipy_sparse_matrix(data)
+        return {"edge_index": edge_index, "edge_attr": weight.float(), "num_nodes": data.shape[0]}
+    if hasattr(data, "adjacency") and hasattr(data, "nodes"):  # of NetworkX, which need not be installed
+        return _attributes_of(from_networkx(data))
+    raise ValueError(f"data is a {type(data).__name__}; give a torch_geometric Data, a dict of its attributes, a SciPy "
+                     "matrix, a NetworkX graph, a path, or the name of a dataset")
+
+
+def _name_new_data(data: Any, run: SavedRun, scratch: Path) -> NewDataConfig:
+    """Return the keys of other data, which are written into a folder if they are in memory.
+
+    Raises:
+        ValueError: the run was trained on data of another kind.
+    """
+    source = run.config.data.source
+    if isinstance(data, (str, Path)):
+        return NewDataConfig(folder=str(data)) if Path(data).is_dir() else NewDataConfig(path=str(data))
+    if isinstance(data, (list, tuple)) and data and all(isinstance(item, str) for item in data):
+        path = scratch / "molecules.csv"
+        name = getattr(run.config.data, "smiles_column", "smiles")
+        path.write_text("\n".join([name, *data, ""]))
+        return NewDataConfig(path=str(path))
+    if isinstance(data, (list, tuple)):
+        for number, graph in enumerate(data):
+            torch.save(_attributes_of(graph), scratch / f"{number}.pt")
+        return NewDataConfig(folder=str(scratch))
+    if source != "file":
+        raise ValueError(f"{run.folder} was trained on data={source}: give a path, or a list of SMILES or of graphs")
+    torch.save(_attributes_of(data), scratch / "graph.pt")
+    return NewDataConfig(path=str(scratch / "graph.pt"))
+
+
+@contextlib.contextmanager
+def _hidden_main() -> Iterator[None]:
+    """Keep the processes of ranks from importing the user's program again, which may train at its top level."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+@contextlib.contextmanager
+def _logging(folder: Path, *, verbose: bool) -> Iterator[dict[str, Any]]:
+    """Write the log of a run as the command does: into its directory and, if `verbose`, on the screen.
+
+    Yields:
+        The configuration of logging for the processes of ranks.
+    """
+    config = yaml.safe_load(Path(cli.CONF, "hydra/job_logging/plain.yaml").read_text())
+    config["handlers"]["file"]["filename"] = str(folder / "train.log")
+    file, logger = LogFile(folder / "train.log"), logging.getLogger("parallel_epochs")
+    file.setFormatter(logging.Formatter(config["formatters"]["file"]["format"]))
+    handlers: list[logging.Handler] = [file]
+    if verbose:
+        handlers.append(TerminalHandler(sys.stdout))
+    else:
+        config["root"]["handlers"] = ["file"]
+    before = logger.level, logger.propagate
+    logger.setLevel(logging.INFO)
+    logger.propagate = False  # or who has handlers of their own would read each line twice
+    for handler in handlers:
+        logger.addHandler(handler)
+    try:
+        yield config
+    finally:
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+        for handler in handlers:
+            logger.removeHandler(handler)
+        file.close()

@@ -1,0 +1,176 @@
+"""Training and prediction from Python."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import networkx
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from torch_geometric.data import Data, HeteroData
+
+import parallel_epochs as pe
+from parallel_epochs.pipeline.command import cli
+from tests.helpers.running import ROOT, finish, summary_of
+from tests.pipeline.gnn.test_new_data import graph
+
+OPTIONS = dict(num_layers=2, hidden_channels=8, epochs=2, verbose=False)
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("api")
+    return pe.train(graph(), folder=folder / "run", cache_dir=folder / "cache", **OPTIONS)
+
+
+def test_a_call_trains_the_weights_of_the_command(result, tmp_path):
+    torch.save(graph().to_dict(), tmp_path / "graph.pt")
+    status, output = finish(["data=file", f"data.path={tmp_path / 'graph.pt'}", "model.num_layers=2",
+                             "model.hidden_channels=8", "train.epochs=2"], tmp_path / "run", tmp_path / "cache")
+    assert status == 0, output
+    assert summary_of(tmp_path / "run")["weights_sha256"] == result.summary["weights_sha256"]
+    assert "python -m pipeline.train data=file" in result.summary["command"]
+
+
+def test_a_result_has_what_the_run_wrote(result):
+    assert result.scores["valid"] == result.summary["best_valid"] and set(result.scores) == {"train", "valid", "test"}
+    assert [record["epochs"] for record in result.history] == [1, 2] and result.history[1]["loss"] > 0
+    assert (result.folder / "train.log").read_text().count("epoch ") >= 2
+    found = result.model.predict()
+    assert found.shape == (60, 3) and torch.allclose(found.sum(1), torch.ones(60))
+    assert torch.equal(found, result.model.predict(graph())) and not torch.equal(found, result.model.logits())
+
+
+def test_a_model_in_one_file(result, tmp_path):
+    result.model.export(tmp_path / "model.pe")
+    model, new = pe.load(tmp_path / "model.pe"), graph(20, 90, seed=3, masks=False)
+    assert torch.equal(model.predict(new), result.model.predict(new))
+    with pytest.raises(ValueError, match="has no data of its own: name those to predict by data.path"):
+        model.predict()
+    (tmp_path / "model.pe").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="is no run directory, and no model that export=FILE wrote"):
+        pe.load(tmp_path / "model.pe")
+    torch.save({"a": 1}, tmp_path / "other.pt")
+    with pytest.raises(ValueError, match="is no run directory, and no model that export=FILE wrote"):
+        pe.load(tmp_path / "other.pt")
+
+
+@pytest.mark.parametrize("data", [
+    scipy.sparse.random(50, 50, 0.2, random_state=0, format="csr"), networkx.gnm_random_graph(50, 200, seed=0)])
+def test_graphs_of_other_libraries(data, tmp_path):
+    vectors = pe.embed(data, dim=8, folder=tmp_path / "run", cache_dir=tmp_path / "cache", epochs=1, verbose=False)
+    assert vectors.shape == (50, 8) and vectors.dtype == np.float32 and np.isfinite(vectors).all()
+
+
+def test_links(tmp_path):
+    result = pe.train(graph(masks=False), "task=link", folder=tmp_path / "run", cache_dir=tmp_path / "cache", **OPTIONS)
+    found = result.model.predict(pairs=torch.tensor([[0, 1], [2, 3]]))
+    assert found.shape == (2,) and ((found > 0) & (found < 1)).all()
+    with pytest.raises(ValueError, match="name the pairs of nodes by pairs="):
+        result.model.predict()
+
+
+@pytest.mark.parametrize("keys, message", [
+    (dict(lr=0.1), "lr means features.lr or train.lr: name one in full"), (dict(nun_layers=2), "nun_layers is unknown"),
+    (dict(model="deepergcnn"), "did you mean deepergcn"), ({"train.lr": -1}, "train.lr must be more than 0, not -1"),
+    (dict(model=torch.nn.Linear(1, 1)), "not an object of Linear: each rank builds its own"),
+    (dict(model=type("Local", (torch.nn.Module,), {"__module__": "__main__"})), "write the class into a module"),
+    (dict(num_layers="two"), "model.num_layers must be"), (dict(epochs=[1, 2]), "train.epochs")])
+def test_keys_are_refused_as_on_the_command_line(keys, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        pe.train(graph(), folder=tmp_path / "run", cache_dir=tmp_path / "cache", **keys)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("data, message", [
+    (3, "data is a int; give a torch_geometric Data"), (HeteroData(), "give the Data that its to_homogeneous"),
+    ("none.pt", "data.path=none.pt does not exist")])
+def test_data_of_no_kind_are_refused(data, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        pe.train(data, folder=tmp_path / "run", cache_dir=tmp_path / "cache")
+
+
+def test_a_finished_run_is_not_overwritten(result):
+    options = dict(folder=result.folder, cache_dir=result.folder.parent / "cache", **OPTIONS)
+    with pytest.raises(ValueError, match="already holds a run"):
+        pe.train(graph(), **options)
+    again = pe.train(graph(), resume="auto", **options)
+    assert again.summary == result.summary
+
+
+def test_values_of_every_kind_reach_their_keys(tmp_path):
+    from parallel_epochs.pipeline.api import _configure
+    path = tmp_path / "a 'quoted\", file.pt"
+    torch.save(graph().to_dict(), path)
+    config, told = _configure(path, ["partition=metis", "data.to_undirected=true"], {
+        "model": "pyg", "conv": "GATv2Conv", "model.kwargs": {"heads": 2}, "patience": 3, "train.clip_grad_norm": 0.5,
+        "memory": None, "loader.num_neighbors": [5, 5]} | {"num_layers": 2})
+    assert config.data.path == str(path) and config.partition.name == "metis" and config.model.kwargs == {"heads": 2}
+    assert config.loader.num_neighbors == [5, 5] and config.train.patience == 3 and config.memory is None
+    assert cli.compose_config(told) == config
+
+
+def test_an_import_is_silent_and_loads_no_torch():
+    program = "import sys, parallel_epochs as pe; assert 'torch' not in sys.modules and 'train' in dir(pe); pe.no"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.strip().endswith("module 'parallel_epochs' has no attribute 'no'")
+
+
+# Not guarded by __name__: the processes of ranks must not run it again.
+PROGRAM = """
+import parallel_epochs as pe, sys
+print("begins")
+result = pe.train("synthetic_proteins", folder=sys.argv[1], cache_dir=sys.argv[2], num_ranks=int(sys.argv[3]),
+                  epochs=120, patience=0, resume="auto", eval_every=50, **{
+                      "data.num_nodes": 400, "data.num_edges": 8000, "data.num_groups": 8, "data.num_species": 4})
+print("weights", result.summary["weights_sha256"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_ctrl_c_stops_with_a_checkpoint_and_the_same_call_goes_on(num_ranks, tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+
+    def start(name):
+        return subprocess.Popen([sys.executable, "program.py", name, "cache", str(num_ranks)], cwd=tmp_path, text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+                                env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+
+    process, deadline = start("run"), time.monotonic() + 200
+    while not (tmp_path / "run/checkpoints/last.pt").exists():
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=100)
+    assert "Stopped" in output and process.returncode != 0 and not (tmp_path / "run/summary.json").exists()
+    weights = []
+    for name in ("run", "undisturbed"):
+        output, _ = start(name).communicate(timeout=300)
+        assert output.count("begins") == 1
+        weights.append(output.splitlines()[-1])
+    assert weights[0] == weights[1] and weights[0].startswith("weights ")
+
+
+def test_new_graphs_and_molecules_in_memory(tmp_path):
+    pytest.importorskip("rdkit")
+    (tmp_path / "molecules.csv").write_text("smiles,y\n" + "".join(f"{'C' * n}O,{n % 2}\n" for n in range(1, 13)))
+    options = dict(num_layers=2, hidden_channels=8, epochs=1, verbose=False, cache_dir=tmp_path / "cache")
+    result = pe.train(None, "data=smiles", f"data.path={tmp_path / 'molecules.csv'}", "task=graph", "loader=graph",
+                      "evaluation=exact", folder=tmp_path / "molecules", **options)
+    assert result.model.predict(["CCO", "c1ccccc1"]).shape == (2, 1)
+    (tmp_path / "graphs").mkdir()
+    for number in range(6):
+        one = graph(10, 30, seed=number, masks=False)
+        one.y = torch.tensor([number % 2])
+        torch.save(one.to_dict(), tmp_path / "graphs" / f"{number}.pt")
+    result = pe.train(None, "data=graph_files", f"data.folder={tmp_path / 'graphs'}", "task=graph", "loader=graph",
+                      "evaluation=exact", folder=tmp_path / "files", **options)
+    assert result.model.predict([graph(7, 9, seed=9, masks=False), graph(4, 5, seed=8, masks=False)]).shape == (2, 1)
+    with pytest.raises(ValueError, match="was trained on data=graph_files: give a path, or a list"):
+        result.model.predict(Data(edge_index=torch.empty(2, 0, dtype=torch.int64)))
