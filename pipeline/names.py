@@ -12,8 +12,8 @@ PAIR_COLUMNS = ("source", "target")
 LOWER_IS_BETTER = ("mae", "rmse")
 # What files of predictions and vectors hold: keys of .pt files, of which one is always there, and those beside it.
 MAIN_RESULT_KEYS = ("logits", "values", "embedding")
-RESULT_KEYS = (*MAIN_RESULT_KEYS, "n_id", "smoothed", "pairs", "embeddings", "neighbors", "names", "relations",
-               "relation_names")
+RESULT_KEYS = (*MAIN_RESULT_KEYS, "n_id", "smoothed", "temperature", "pairs", "embeddings", "neighbors", "names",
+               "relations", "relation_names")
 # Columns of answers to questions of a knowledge graph; in a .pt file, the triples and their scores as tensors.
 ANSWER_COLUMNS = ("line", "head", "relation", "tail", "asked", "place", "score")
 ANSWER_TENSORS = ("triples", "logits")

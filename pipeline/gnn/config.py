@@ -437,6 +437,8 @@ class GNNEvaluateConfig(EvaluateConfig):
     output: str | None = key(None, "Table to write. It has a row for each node or graph: its id, its split, the "
                              "prediction and the scores; or a row for each pair: source, target and the probability "
                              "of a link. The name ends with .parquet, .csv, .csv.gz, .tsv or .tsv.gz.", is_path=True)
+    calibrate: bool = key(False, "Divide the logits by a temperature that the validation labels choose, so that "
+                          "probabilities say how often predictions are right (classes and binary tasks).")
     export: str | None = key(None, "File to write the model to, without the data. run=FILE then predicts other data.",
                              is_path=True)
     output_nodes: str | None = key(None, "Table with a column id: the nodes that output holds, in this order. Default: "

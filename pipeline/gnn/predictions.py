@@ -15,6 +15,7 @@ from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import name_graphs
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.gnn import build, new_data, pair_table, prediction_table as tables
+from parallel_epochs.pipeline.gnn.calibration import calibrate
 from parallel_epochs.pipeline.gnn.config import NewDataConfig
 from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.pair_table import number_pairs, read_pairs
@@ -40,6 +41,7 @@ class Asked:
         output_nodes: table of the ids that `output` shall hold.
         embeddings: whether `output` holds the embeddings of the nodes too.
         pairs: file of the pairs whose links are predicted.
+        calibrate: whether logits are divided by temperatures.
         export: file to share the model by.
         data: other data than those of the training; none for those.
     """
@@ -49,6 +51,7 @@ class Asked:
     output_nodes: str | None = None
     embeddings: bool = False
     pairs: str | None = None
+    calibrate: bool = False
     export: str | None = None
     data: NewDataConfig = field(default_factory=NewDataConfig)
 
@@ -70,6 +73,7 @@ class Restored:
         nodes: places of the rows that it shall hold; none for all.
         ids: of all nodes or graphs; none without a table.
         smoothed: smoothed predictions; none without them.
+        temperatures: what the logits were divided by; none if they were not.
     """
 
     setup: Setup
@@ -80,6 +84,7 @@ class Restored:
     nodes: np.ndarray | None = None
     ids: np.ndarray | None = None
     smoothed: Smoothed | None = None
+    temperatures: Tensor | None = None
 
 
 def check_tables(asked: Asked) -> list[str] | None:
@@ -119,6 +124,8 @@ def restore(run: SavedRun, asked: Asked, *, scores: bool = False, **evaluation: 
     if config.task.name != "node":
         _refuse_nodes(run, asked)
     wanted = check_tables(asked)
+    if asked.calibrate:
+        _check_calibration(run, asked)
     if config.data.components == "separate":
         raise ValueError(f"{folder} holds a model for each component. Choose one of "
                          f"{', '.join(sorted(str(path) for path in folder.glob('component_*')))}")
@@ -154,11 +161,24 @@ def restore(run: SavedRun, asked: Asked, *, scores: bool = False, **evaluation: 
     rows, embeddings = predict_all(round_), None
     if asked.embeddings:
         rows, embeddings = rows[:, :task.out_channels], rows[:, task.out_channels:]
-    smoothed = smooth_rows(setup, rows) if config.evaluation.smooths else None
+    smoothed, temperatures = smooth_rows(setup, rows) if config.evaluation.smooths else None, None
+    if asked.calibrate:
+        rows, temperatures, text = calibrate(rows, data)
+        log.info("%s", text)
     found = None if ids is None or is_link else tables.Predictions(
         task.kind, rows, embeddings, ids, tables.splits_of(data), tables.labels_of(opened.data, task.out_channels),
         task.unit, None if smoothed is None else smoothed.rows)
-    return Restored(setup, epoch, rows, pairs, found, nodes, ids, smoothed)
+    return Restored(setup, epoch, rows, pairs, found, nodes, ids, smoothed, temperatures)
+
+
+def _check_calibration(run: SavedRun, asked: Asked) -> None:
+    """Refuse to calibrate what has no probabilities of labels, or no validation labels of the run's own."""
+    if run.config.task.name == "link":
+        raise ValueError(f"calibrate=true is for classes and binary tasks, and {run.folder} has task=link. Leave it "
+                         "out")
+    if run.shared is not None or any(vars(asked.data).values()):
+        raise ValueError("calibrate=true reads the validation labels of the training, and other data are predicted "
+                         "here. Leave it out")
 
 
 def _place_of(state: dict, *, is_best: bool) -> tuple[int, int]:
@@ -269,6 +289,8 @@ def save_predictions(path: Path, restored: Restored) -> None:
     predictions = setup.task.predictions(setup.model, restored.rows, restored.pairs)
     if restored.smoothed is not None:
         predictions["smoothed"] = restored.smoothed.rows
+    if restored.temperatures is not None:
+        predictions["temperature"] = restored.temperatures
     if "n_id" in setup.data:
         predictions["n_id"] = setup.data.n_id
     files.write_atomically(path, lambda file: torch.save(predictions, file))

@@ -1,0 +1,83 @@
+"""Temperatures of logits."""
+
+import math
+
+import pytest
+import torch
+
+from parallel_epochs.pipeline.gnn import predictions
+from parallel_epochs.pipeline.gnn.calibration import calibration_error, fit_temperatures
+from tests.pipeline.gnn.test_new_data import graph, trained
+
+
+def classes(temperature, num_rows=20_000):
+    """Draw labels from the softmax of logits, and return these times a temperature, as a model too sure of itself."""
+    g = torch.Generator().manual_seed(0)
+    logits = torch.randn(num_rows, 4, generator=g) * 2
+    return logits * temperature, torch.multinomial(logits.softmax(1), 1, generator=g)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_the_temperature_is_found(temperature):
+    logits, y = classes(temperature)
+    (found,) = fit_temperatures(logits, y, are_classes=True).tolist()
+    assert found == pytest.approx(temperature, rel=0.05)
+    scaled = logits / found
+    assert calibration_error(scaled, y, are_classes=True) < 0.01
+    assert torch.equal(scaled.argmax(1), logits.argmax(1))
+    if temperature != 1:
+        assert calibration_error(logits, y, are_classes=True) > 0.05
+
+
+def test_each_task_has_its_own_and_unknown_labels_do_not_count():
+    g = torch.Generator().manual_seed(0)
+    logits = torch.randn(20_000, 4, generator=g) * 2
+    y = (torch.rand(logits.shape, generator=g) < logits.sigmoid()).float()
+    y[:15_000, 1] = torch.nan
+    y[:, 2], y[:, 3] = 1.0, torch.nan
+    found = fit_temperatures(logits * torch.tensor([2.0, 0.5, 1.0, 1.0]), y, are_classes=False)
+    assert found.tolist() == pytest.approx([2.0, 0.5, 1.0, 1.0], rel=0.1)
+
+
+def test_the_error_by_hand():
+    """Of three predictions with probability .9, two are right; of one with .6, none."""
+    logits = torch.tensor([[0.9, 0.1]] * 3 + [[0.6, 0.4]]).log()
+    y = torch.tensor([[0], [0], [1], [1]])
+    assert calibration_error(logits, y, are_classes=True) == pytest.approx((3 * (0.9 - 2 / 3) + 0.6) / 4)
+    assert math.isnan(calibration_error(logits[:0], y[:0], are_classes=True))
+
+
+def test_predictions_are_calibrated(tmp_path, caplog):
+    caplog.set_level("INFO")
+    run = trained(tmp_path, graph(400, 3000))
+    plain = predictions.restore(run, predictions.Asked())
+    scaled = predictions.restore(run, predictions.Asked(calibrate=True))
+    assert torch.equal(scaled.rows, plain.rows / scaled.temperatures) and scaled.temperatures.shape == (1,)
+    assert [line for line in caplog.messages if line.startswith("calibration: temperature ") and " -> " in line]
+    path = tmp_path / "logits.pt"
+    predictions.save_predictions(path, scaled)
+    assert torch.equal(torch.load(path)["temperature"], scaled.temperatures)
+
+
+@pytest.mark.parametrize("data, overrides, message", [
+    (graph(kind="values"), [], "the labels are real values .rmse."),
+    (graph(masks=False), ["task=link"], "is for classes and binary tasks, and .* has task=link")])
+def test_what_has_no_probabilities_is_refused(data, overrides, message, tmp_path):
+    run = trained(tmp_path, data, *overrides)
+    with pytest.raises(ValueError, match=message):
+        predictions.restore(run, predictions.Asked(calibrate=True))
+
+
+def test_validation_labels_are_needed(tmp_path):
+    data = graph()
+    data.train_mask, data.val_mask = data.train_mask | data.val_mask, torch.zeros(60, dtype=torch.bool)
+    run = trained(tmp_path, data)
+    with pytest.raises(ValueError, match="the valid split is empty. Leave it out"):
+        predictions.restore(run, predictions.Asked(calibrate=True))
+
+
+def test_other_data_have_no_validation_labels_of_the_training(tmp_path):
+    run = trained(tmp_path, graph())
+    asked = predictions.Asked(calibrate=True, data=predictions.NewDataConfig("new.pt"))
+    with pytest.raises(ValueError, match="other data are predicted here"):
+        predictions.restore(run, asked)
