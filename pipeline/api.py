@@ -18,22 +18,15 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 import torch
 import yaml
 from hydra.errors import HydraException
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
-from torch_geometric.utils import from_networkx, from_scipy_sparse_matrix
 
 from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.command import arguments, cli, folder as run_folder, schema
-from parallel_epochs.pipeline.config import RunConfig
-from parallel_epochs.pipeline.data.config import DATA_SCHEMAS
-from parallel_epochs.pipeline.gnn import new_data, predictions
-from parallel_epochs.pipeline.gnn.config import NewDataConfig
+from parallel_epochs.pipeline.data.objects import keys_of
 from parallel_epochs.pipeline.products import product_of
-from parallel_epochs.pipeline.run import checkpoint, files
 from parallel_epochs.pipeline.run.log import LogFile, read_records
 from parallel_epochs.pipeline.run.progress import TerminalHandler
 from parallel_epochs.pipeline.run.saved import SavedRun
@@ -103,31 +96,19 @@ class Model:
         rows = rows.double()  # as in the tables of `predict`: the last bit would depend on the processor
         return (rows.softmax(1) if kind == "classes" else rows.sigmoid()).float()
 
-    def _predict(self, data: Any, pairs: Tensor | None) -> tuple[Tensor, str]:
-        if (product := self.run.config.trainer.name) != "gnn":
-            raise ValueError(f"{self.run.folder} was trained by trainer={product}: ask for its vectors()")
-        with tempfile.TemporaryDirectory() as scratch:
-            asked: dict[str, Any] = {}
-            if data is not None:
-                asked["data"] = _name_new_data(data, self.run, Path(scratch))
-            if self.run.config.task.name == "link":
-                if pairs is None:
-                    raise ValueError("this model predicts links: name the pairs of nodes by pairs=")
-                torch.save(torch.as_tensor(pairs), Path(scratch, "pairs.pt"))
-                asked |= {"pairs": str(Path(scratch, "pairs.pt")), "predictions": str(Path(scratch, "out.pt"))}
-            elif pairs is not None:
-                raise ValueError("pairs= is for models of links (task=link)")
-            restored = predictions.restore(self.run, predictions.Asked(**asked))
-            task = restored.setup.task
-            found = task.predictions(restored.setup.model, restored.rows, restored.pairs)
-        return found["values" if "values" in found else "logits"], getattr(task, "kind", "binary tasks")
+    def _predict(self, data: Any, pairs: Any) -> tuple[Tensor, str]:
+        product = product_of(self.run.config.trainer.name)
+        if not hasattr(product.predictions, "predict_in_memory"):
+            raise ValueError(f"{self.run.folder} was trained by trainer={product.name}: ask for its vectors()")
+        return product.predictions.predict_in_memory(self.run, data, pairs)
 
     def vectors(self) -> np.ndarray:
         """Return the vectors of nodes or entities, or the positions of a layout [num_rows, dim], float32."""
         config = self.run.config
-        if config.trainer.name == "gnn":
-            raise ValueError(f"{self.run.folder} was trained by trainer=gnn, which learns no vectors: call predict()")
         product = product_of(config.trainer.name)
+        if hasattr(product.predictions, "predict_in_memory"):
+            raise ValueError(f"{self.run.folder} was trained by trainer={product.name}, which learns no vectors: call "
+                             "predict()")
         with tempfile.TemporaryDirectory() as scratch:
             path = f"{scratch}/vectors.npy"
             run, asked = cli.saved_run(product.predict(str(self.run.folder), predictions=path), config)
@@ -140,7 +121,10 @@ class Model:
         Raises:
             ValueError: the model cannot predict other data, and says why.
         """
-        new_data.export(self.run, Path(path))
+        predictions = product_of(self.run.config.trainer.name).predictions
+        if not hasattr(predictions, "export"):
+            raise ValueError(f"{self.run.folder} learned vectors, which belong to its data: save vectors() instead")
+        predictions.export(self.run, Path(path))
 
 
 def train(data: Any = None, *overrides: str, folder: str | Path | None = None, verbose: bool = True,
@@ -200,7 +184,7 @@ def embed(data: Any = None, *overrides: str, **keys: Any) -> np.ndarray:
     return train(data, "trainer=node_embedding", *overrides, **keys).model.vectors()
 
 
-def _configure(data: Any, overrides: Sequence[str], keys: dict[str, Any]) -> tuple[RunConfig, list[str]]:
+def _configure(data: Any, overrides: Sequence[str], keys: dict[str, Any]) -> tuple[Any, list[str]]:
     """Compose and check the configuration of a run.
 
     Returns:
@@ -214,8 +198,9 @@ def _configure(data: Any, overrides: Sequence[str], keys: dict[str, Any]) -> tup
     caches = [text.partition("=")[2] for text in overrides if text.startswith("cache_dir=")]
     cache = Path(given.get("cache_dir", caches[-1] if caches else ".cache")).expanduser()
     given = {name: text for key, value in given.items() for name, text in _describe_value(key, value).items()}
-    told = arguments.complete([*_describe_data(data, cache), *overrides, *(
-        text if name in groups and "=" in text else f"{name}={text}" for name, text in given.items())], groups)
+    data_keys = {name: _as_text(value) for name, value in keys_of(data, cache).items()}
+    told = arguments.complete([*(f"{name}={text}" for name, text in data_keys.items()), *overrides,
+                               *(f"{name}={text}" for name, text in given.items())], groups)
     try:
         cli.check_command("pipeline.train", "check_new", needs_data=True, given=told)
         return cli.compose_config(told), told
@@ -263,67 +248,6 @@ def _as_text(value: Any) -> str:
         return f"{{{','.join(f'{key}:{_as_text(item)}' for key, item in value.items())}}}"
     text = str(value)
     return text if re.fullmatch(r"[\w.+-]+", text) else arguments.quoted(text)
-
-
-def _describe_data(data: Any, cache: Path) -> list[str]:
-    """Write what names a dataset on the command line; a graph in memory is kept in a file of the cache.
-
-    Raises:
-        ValueError: it is nothing that can be trained on.
-    """
-    if data is None:
-        return []
-    if isinstance(data, str) and data in DATA_SCHEMAS:
-        return [f"data={data}"]
-    if isinstance(data, (str, Path)):
-        return ["data=file", f"data.path={arguments.quoted(str(data))}"]
-    attributes = _attributes_of(data)
-    path = cache / "given" / f"{checkpoint.digest(attributes)[:24]}.pt"
-    if not files.is_there(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_atomically(path, lambda file: torch.save(attributes, file))
-    return ["data=file", f"data.path={arguments.quoted(str(path))}"]
-
-
-def _attributes_of(data: Any) -> dict[str, Any]:
-    """Return the attributes of a graph in memory."""
-    if isinstance(data, HeteroData):
-        raise ValueError("a HeteroData is not supported: give the Data that its to_homogeneous() returns")
-    if isinstance(data, Data):
-        return {name: value for name, value in data.to_dict().items() if value is not None}
-    if isinstance(data, dict):
-        return data
-    if scipy.sparse.issparse(data):
-        edge_index, weight = from_scipy_sparse_matrix(data)
-        return {"edge_index": edge_index, "edge_attr": weight.float(), "num_nodes": data.shape[0]}
-    if hasattr(data, "adjacency") and hasattr(data, "nodes"):  # of NetworkX, which need not be installed
-        return _attributes_of(from_networkx(data))
-    raise ValueError(f"data is a {type(data).__name__}; give a torch_geometric Data, a dict of its attributes, a SciPy "
-                     "matrix, a NetworkX graph, a path, or the name of a dataset")
-
-
-def _name_new_data(data: Any, run: SavedRun, scratch: Path) -> NewDataConfig:
-    """Return the keys of other data, which are written into a folder if they are in memory.
-
-    Raises:
-        ValueError: the run was trained on data of another kind.
-    """
-    source = run.config.data.source
-    if isinstance(data, (str, Path)):
-        return NewDataConfig(folder=str(data)) if Path(data).is_dir() else NewDataConfig(path=str(data))
-    if isinstance(data, (list, tuple)) and data and all(isinstance(item, str) for item in data):
-        path = scratch / "molecules.csv"
-        name = getattr(run.config.data, "smiles_column", "smiles")
-        path.write_text("\n".join([name, *data, ""]))
-        return NewDataConfig(path=str(path))
-    if isinstance(data, (list, tuple)):
-        for number, graph in enumerate(data):
-            torch.save(_attributes_of(graph), scratch / f"{number}.pt")
-        return NewDataConfig(folder=str(scratch))
-    if source != "file":
-        raise ValueError(f"{run.folder} was trained on data={source}: give a path, or a list of SMILES or of graphs")
-    torch.save(_attributes_of(data), scratch / "graph.pt")
-    return NewDataConfig(path=str(scratch / "graph.pt"))
 
 
 @contextlib.contextmanager

@@ -288,8 +288,8 @@ def _write_start(folder: Path, opened: OpenData) -> None:
     files.write_text(folder / "config.yaml", keys.to_yaml(opened.config))
     if opened.components is not None:
         files.write_json(folder / "components.json", opened.components.record())
-    if hasattr(build := product_of(opened.config.trainer.name).build, "write_start"):
-        build.write_start(opened.parts[0], folder)
+    if hasattr(predictions := product_of(opened.config.trainer.name).predictions, "write_start"):
+        predictions.write_start(opened.parts[0], folder)
 
 
 def _train_component(train: Callable[[Part, Path], dict], ranks: Ranks, part: Part, folder: Path) -> dict:

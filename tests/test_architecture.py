@@ -10,7 +10,7 @@ LONGEST_FUNCTION, MOST_IMPORTS = 40, 25
 LIMITS = {"rooms": 27, "imports between rooms": 113, "modules that import a configuration dataclass": 20,
           "comparisons of a component's name": 10}
 # They read the source of this or of an installed package, or what the system says of a process.
-OWN_FILES = {"pipeline.keys", "pipeline.gnn.config", "pipeline.graph.kaminpar_process"}
+OWN_FILES = {"pipeline.api", "pipeline.keys", "pipeline.gnn.config", "pipeline.graph.kaminpar_process"}
 # Kernels in Triton's language cannot be cut into functions at will.
 LONGER = {"models.aggregate.gpu_backward.backward", "models.aggregate.gpu_forward.forward"}
 

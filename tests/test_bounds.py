@@ -27,8 +27,8 @@ from parallel_epochs.pipeline.graph.structure import hash_structure
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import checkpoint, files
 from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.schedule import Share
 from parallel_epochs.pipeline.run.seeds import stream
-from parallel_epochs.pipeline.schedule import Share
 from tests.helpers import building as build
 from tests.helpers.graphs import make_graph, random_graph, task_graph
 from tests.helpers.running import TOY, rounds_of, train

@@ -16,10 +16,10 @@ from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.contract import About, Progress, RoundNumbers, Step
 from parallel_epochs.pipeline.run.errors import Stopped
 from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.schedule import fall_linearly
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.storage import MemoryStorage
 from parallel_epochs.pipeline.run.sync import sum_columns
-from parallel_epochs.pipeline.schedule import fall_linearly
 
 # From what was learned, [num_nodes, dim], to the metric of each split, and perhaps others.
 Score = Callable[[np.ndarray], dict[str, float]]

@@ -4,7 +4,6 @@ import logging
 import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch_geometric.data import Data
@@ -45,8 +44,8 @@ from parallel_epochs.pipeline.graph.partitioner import PARTITIONS
 from parallel_epochs.pipeline.graph.structure import describe_edges
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.schedule import Share
 from parallel_epochs.pipeline.run.stop import StopRequest
-from parallel_epochs.pipeline.schedule import Share
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +120,7 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
         TASKS[config.task.name].check_data(data, task_options(config), config.data.origin())
 
     is_new = content_hash is None
-    data = load_links(config.data, config.cache_dir, content_hash=content_hash) if config.task.name == "link" else load(
+    data = load_links(config.data, config.cache_dir, content_hash=content_hash) if config.predicts_links else load(
         config.data, config.cache_dir, content_hash=content_hash, check=check_task)
     check_task(data)
     _check_edge_features(config, data)
@@ -227,12 +226,6 @@ def _describe_model(setup: Setup, num_parameters: int) -> None:
     if setup.table is not None:
         log.info("table: %s, scaled and warmed up as the model's%s", setup.table,
                  "; train.weight_decay is that of the model alone" if config.train.weight_decay else "")
-
-
-def write_start(setup: Setup, folder: Path) -> None:
-    """Write what a run keeps of its data, before the first step."""
-    from parallel_epochs.pipeline.gnn import new_data  # which imports this module
-    new_data.write(setup, folder)
 
 
 def report(setup: Setup) -> None:

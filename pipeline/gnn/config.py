@@ -328,6 +328,11 @@ class GNNConfig(RunConfig):
         """Columns of the learned table of node features; 0 without one."""
         return self.features.channels if self.features.name == "embedding" else 0
 
+    @property
+    def predicts_links(self) -> bool:
+        """Whether pairs of nodes are predicted, and not labels."""
+        return self.task.name == "link"
+
     def check_components(self) -> None:
         if (self.data.holds == "graphs") != (self.loader.name == "graph"):
             raise ValueError(f"data={self.data.source} with task={self.task.name} and loader={self.loader.name} do not "
@@ -341,7 +346,7 @@ class GNNConfig(RunConfig):
 
     def check(self) -> None:
         super().check()
-        if self.task.name == "link":
+        if self.predicts_links:
             self.data.check_links()
         elif self.task.name == "node":
             self.data.check_labels()

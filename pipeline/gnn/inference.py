@@ -20,10 +20,10 @@ from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.errors import Stopped
 from parallel_epochs.pipeline.run.progress import Bar
 from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.schedule import Share
 from parallel_epochs.pipeline.run.seeds import stream
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.threads import borrowed_threads
-from parallel_epochs.pipeline.schedule import Share
 
 # Row numbers [n] and their predictions [n, out_channels] for a batch, by a model in evaluation mode.
 Predict = Callable[[Data], tuple[Tensor, Tensor]]

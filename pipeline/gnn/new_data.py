@@ -14,7 +14,6 @@ from parallel_epochs.pipeline.data.learned import Learned, check_columns, learn,
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.propagate import propagate
 from parallel_epochs.pipeline.gnn import build
-from parallel_epochs.pipeline.gnn.config import GNNConfig, NewDataConfig
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.names import PAIRS
@@ -31,7 +30,15 @@ OF_LABELS = ("data.split", "data.time_column", "data.edge_time", "data.split_col
 KEYS = {"file": "path", "smiles": "path", "graph_files": "folder"}
 
 
-def write(setup: Setup, folder: Path) -> None:
+@dataclasses.dataclass(frozen=True)
+class Others:
+    """The files of other data than those of the training; the attributes are the keys below `data` of their names."""
+
+    path: str | None = None
+    folder: str | None = None
+
+
+def write_start(setup: Setup, folder: Path) -> None:
     """Keep with a run what the preparation of its data learned, where it can be known."""
     if why_not(setup.config) is None:
         checkpoint.save(folder / FILE, learn_of(setup).to_dict())
@@ -44,7 +51,7 @@ def learn_of(setup: Setup) -> Learned:
                  labels=task.label_moments if isinstance(task, NodeTask) else None)
 
 
-def why_not(config: GNNConfig) -> str | None:
+def why_not(config: Any) -> str | None:
     """Say why a model of a run cannot predict other data; none if it can."""
     if config.data.source not in KEYS:
         return f"data={config.data.source} cannot be read from other files; data={', '.join(KEYS)} can"
@@ -57,17 +64,18 @@ def why_not(config: GNNConfig) -> str | None:
     return None
 
 
-def choose(run: SavedRun, new: NewDataConfig, *, needs_labels: bool) -> dict[str, Any]:
+def choose(run: SavedRun, new: dict[str, str | None], *, needs_labels: bool) -> dict[str, Any]:
     """Return the keys of the run that are others for the data that are asked for, by their names; none for its own.
 
     Args:
+        new: the files, by the names of :class:`Others`.
         needs_labels: whether the data must have labels.
 
     Raises:
         ValueError: they do not fit the run; the message names the key.
     """
     config, folder = run.config, run.folder
-    given = {entry.name: entry.value for entry in keys.entries(new, "data.") if entry.value is not None}
+    given = {f"data.{name}": value for name, value in new.items() if value is not None}
     if not given and run.shared is not None:
         raise ValueError(f"{folder} has no data of its own: name those to predict by data.{KEYS[config.data.source]}")
     if not given:
@@ -82,7 +90,7 @@ def choose(run: SavedRun, new: NewDataConfig, *, needs_labels: bool) -> dict[str
     return given if needs_labels or config.train.label_input else given | dict.fromkeys(OF_LABELS)
 
 
-def open_data(config: GNNConfig, run: SavedRun, device: torch.device, *, needs_labels: bool) -> OpenData:
+def open_data(config: Any, run: SavedRun, device: torch.device, *, needs_labels: bool) -> OpenData:
     """Read other data than those of the training, and prepare them as those were.
 
     Args:
@@ -93,7 +101,7 @@ def open_data(config: GNNConfig, run: SavedRun, device: torch.device, *, needs_l
         ValueError: the data are wrong, or are not like those of the training.
     """
     source, learned = config.data, _load(run)
-    origin, is_link = source.origin(), config.task.name == "link"
+    origin, is_link = source.origin(), config.predicts_links
     raw = read(source, needs_labels=not is_link and (needs_labels or config.train.label_input > 0))
     if needs_labels and "y" not in raw:
         raise ValueError(f"{origin} has no labels to score. python -m pipeline.predict needs none")
@@ -149,7 +157,7 @@ def export(run: SavedRun, path: Path) -> None:
     log.info("wrote the model to %s", path)
 
 
-def _without_losses(config: GNNConfig) -> GNNConfig:
+def _without_losses(config: Any) -> Any:
     """Leave out what training does with labels, which other data need not have."""
     task = dataclasses.replace(config.task, class_weights=None, label_smoothing=0.0, focal_gamma=0.0)
     return dataclasses.replace(config, task=task, evaluation=dataclasses.replace(config.evaluation, smooth="none"))

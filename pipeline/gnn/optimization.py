@@ -10,7 +10,7 @@ from parallel_epochs.pipeline.gnn.average import WeightAverage
 from parallel_epochs.pipeline.gnn.trainer import Task
 from parallel_epochs.pipeline.names import LOWER_IS_BETTER
 from parallel_epochs.pipeline.run.ranks import Ranks
-from parallel_epochs.pipeline.schedule import DECAYS, Decay, DecayOptions, Schedule
+from parallel_epochs.pipeline.run.schedule import DECAYS, Decay, DecayOptions, Schedule
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": partial(torch.optim.Adam, fused=True), "adamw": partial(torch.optim.AdamW, fused=True),

@@ -1,7 +1,7 @@
 """Runs of trainer=gnn after training: the metrics and the predictions of a checkpoint."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,10 +14,12 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import name_graphs
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
+from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.gnn import build, new_data, pair_table, prediction_table as tables
 from parallel_epochs.pipeline.gnn.calibration import calibrate
-from parallel_epochs.pipeline.gnn.config import NewDataConfig
 from parallel_epochs.pipeline.gnn.features import load_weights
+from parallel_epochs.pipeline.gnn.in_memory import predict_in_memory  # noqa: F401 - of this product
+from parallel_epochs.pipeline.gnn.new_data import Others, export, write_start  # noqa: F401 - of this product
 from parallel_epochs.pipeline.gnn.pair_table import number_pairs, read_pairs
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup
@@ -43,7 +45,7 @@ class Asked:
         pairs: file of the pairs whose links are predicted.
         calibrate: whether logits are divided by temperatures.
         export: file to share the model by.
-        data: other data than those of the training; none for those.
+        data: the files of other data than those of the training, as :class:`new_data.Others` has them.
     """
 
     predictions: str | None = None
@@ -53,7 +55,7 @@ class Asked:
     pairs: str | None = None
     calibrate: bool = False
     export: str | None = None
-    data: NewDataConfig = field(default_factory=NewDataConfig)
+    data: Any = Others()
 
     def of_nodes(self) -> dict[str, Any]:
         """Return the keys of tables that have a row for each node."""
@@ -119,30 +121,19 @@ def restore(run: SavedRun, asked: Asked, *, scores: bool = False, **evaluation: 
         ValueError: no such checkpoint, a damaged one, another dataset, an unknown method, or pairs that cannot be read
             or predicted.
     """
-    config, folder, is_link = run.config, run.folder, run.config.task.name == "link"
+    config, folder = run.config, run.folder
     given_pairs = _read_pairs(run, asked)
     if config.task.name != "node":
         _refuse_nodes(run, asked)
     wanted = check_tables(asked)
+    _refuse_several(run)
+    new = new_data.choose(run, vars(asked.data), needs_labels=scores)
     if asked.calibrate:
-        _check_calibration(run, asked)
-    if config.data.components == "separate":
-        raise ValueError(f"{folder} holds a model for each component. Choose one of "
-                         f"{', '.join(sorted(str(path) for path in folder.glob('component_*')))}")
-    new = new_data.choose(run, asked.data, needs_labels=scores)
+        _check_calibration(run, new)
     state = run.load()
     given = {name: value for name, value in evaluation.items() if value is not None}
     config = keys.replaced(config, new | {f"evaluation.{name}": value for name, value in given.items()})
-    config.check()
-    build.check(config)
-
-    device = choose_device(run.device)
-    if new:
-        config.data.check()
-        opened = new_data.open_data(config, run, device, needs_labels=scores)
-    else:
-        opened = build.open_data(config, device)
-        run.check_data(state, opened.parts[0].data.get("content_hash"))
+    opened = _open(run, state, config, is_new=bool(new), needs_labels=scores)
     setup = cast(Setup, opened.parts[0])
     data, task = setup.data, setup.task
     is_named = isinstance(given_pairs, pd.DataFrame)
@@ -150,7 +141,7 @@ def restore(run: SavedRun, asked: Asked, *, scores: bool = False, **evaluation: 
     pairs = number_pairs(given_pairs, ids, asked.pairs) if is_named else given_pairs
     if pairs is not None:
         task.check_pairs(pairs)
-    elif is_link and asked.output is not None and not len(data.test_pairs):
+    elif config.predicts_links and asked.output is not None and not len(data.test_pairs):
         raise ValueError(f"output={asked.output} holds the pairs of the test without pairs=FILE, and {folder} has no "
                          "test pairs. Give a table with the columns source and target as pairs=FILE")
     nodes = tables.find_nodes(wanted, ids, asked.output_nodes) if wanted is not None and ids is not None else None
@@ -161,22 +152,42 @@ def restore(run: SavedRun, asked: Asked, *, scores: bool = False, **evaluation: 
     rows, embeddings = predict_all(round_), None
     if asked.embeddings:
         rows, embeddings = rows[:, :task.out_channels], rows[:, task.out_channels:]
-    smoothed, temperatures = smooth_rows(setup, rows) if config.evaluation.smooths else None, None
+    smoothed, temperatures = smooth_rows(setup, rows) if setup.config.evaluation.smooths else None, None
     if asked.calibrate:
         rows, temperatures, text = calibrate(rows, data)
         log.info("%s", text)
-    found = None if ids is None or is_link else tables.Predictions(
+    found = None if ids is None or config.predicts_links else tables.Predictions(
         task.kind, rows, embeddings, ids, tables.splits_of(data), tables.labels_of(opened.data, task.out_channels),
         task.unit, None if smoothed is None else smoothed.rows)
     return Restored(setup, epoch, rows, pairs, found, nodes, ids, smoothed, temperatures)
 
 
-def _check_calibration(run: SavedRun, asked: Asked) -> None:
+def _refuse_several(run: SavedRun) -> None:
+    """Refuse a run with a model for each component."""
+    if run.config.data.components == "separate":
+        raise ValueError(f"{run.folder} holds a model for each component. Choose one of "
+                         f"{', '.join(sorted(str(path) for path in run.folder.glob('component_*')))}")
+
+
+def _open(run: SavedRun, state: dict, config: Any, *, is_new: bool, needs_labels: bool) -> OpenData:
+    """Open the data to predict: those of the training, or others, which `config` then names."""
+    config.check()
+    build.check(config)
+    device = choose_device(run.device)
+    if is_new:
+        config.data.check()
+        return new_data.open_data(config, run, device, needs_labels=needs_labels)
+    opened = build.open_data(config, device)
+    run.check_data(state, opened.parts[0].data.get("content_hash"))
+    return opened
+
+
+def _check_calibration(run: SavedRun, new: dict) -> None:
     """Refuse to calibrate what has no probabilities of labels, or no validation labels of the run's own."""
-    if run.config.task.name == "link":
+    if run.config.predicts_links:
         raise ValueError(f"calibrate=true is for classes and binary tasks, and {run.folder} has task=link. Leave it "
                          "out")
-    if run.shared is not None or any(vars(asked.data).values()):
+    if new:
         raise ValueError("calibrate=true reads the validation labels of the training, and other data are predicted "
                          "here. Leave it out")
 
@@ -192,7 +203,7 @@ def _read_pairs(run: SavedRun, asked: Asked) -> Tensor | pd.DataFrame | None:
     """Read the pairs that are asked for, before any long work; none without them."""
     if asked.pairs is None:
         return None
-    if (task := run.config.task.name) != "link":
+    if (task := run.config.task.name) and not run.config.predicts_links:
         raise ValueError(f"pairs={asked.pairs} needs a run of task=link; {run.folder} has task={task}. Leave it out")
     if asked.predictions is None and asked.output is None:
         raise ValueError(f"pairs={asked.pairs} needs a file for its predictions. Give output=TABLE or "
@@ -254,7 +265,7 @@ def predict(run: SavedRun, *, method: str | None, num_views: int | None, num_par
     """
     wanted = Asked(**asked)
     if wanted.export is not None:
-        new_data.export(run, Path(wanted.export))
+        export(run, Path(wanted.export))
         if wanted.predictions is None and wanted.output is None:
             return
     if wanted.predictions is None and wanted.output is None:

@@ -23,10 +23,10 @@ from parallel_epochs.pipeline.names import LOWER_IS_BETTER
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.contract import About, Progress, RoundNumbers, Step
 from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.schedule import Decay, DecayOptions, Schedule, Share
 from parallel_epochs.pipeline.run.seeds import seed_torch
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.sync import Agreement, GradientSync
-from parallel_epochs.pipeline.schedule import Decay, DecayOptions, Schedule, Share
 
 # Of autocast, by train.precision.
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -16,9 +16,9 @@ from parallel_epochs.pipeline.knowledge.ranking import TripleProbe
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.contract import About, Progress, RoundNumbers, Step
 from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.schedule import fall_linearly
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.sync import sum_columns, sum_rows
-from parallel_epochs.pipeline.schedule import fall_linearly
 
 log = logging.getLogger(__name__)
 

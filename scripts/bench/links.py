@@ -18,8 +18,8 @@ from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.metrics import link_metric
+from parallel_epochs.pipeline.run.schedule import Share
 from parallel_epochs.pipeline.run.seeds import seed_torch
-from parallel_epochs.pipeline.schedule import Share
 from parallel_epochs.scripts.bench.measure import assert_close, configure, say, write_row
 
 # Scores of pairs without training, which the models are compared with.

@@ -12,7 +12,7 @@ from parallel_epochs.pipeline.data.cache import prepare_as, read
 from parallel_epochs.pipeline.data.config import OGBGraphConfig
 from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
 from parallel_epochs.pipeline.graph.partition import Partition
-from parallel_epochs.pipeline.schedule import Share
+from parallel_epochs.pipeline.run.schedule import Share
 from parallel_epochs.scripts.bench.measure import assert_close, say, side_by_side, write_row
 from parallel_epochs.scripts.bench.pyg_molecules import PyGMolecules
 

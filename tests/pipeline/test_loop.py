@@ -21,7 +21,7 @@ from parallel_epochs.pipeline.graph.structure import inspect
 from parallel_epochs.pipeline.graph.subgraph import induced_subgraph
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.ranks import Ranks
-from parallel_epochs.pipeline.schedule import Plateau, Share
+from parallel_epochs.pipeline.run.schedule import Plateau, Share
 from tests.helpers import building as build
 from tests.helpers.building import train_one
 from tests.helpers.graphs import random_graph, task_graph

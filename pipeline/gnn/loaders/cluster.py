@@ -12,7 +12,7 @@ from parallel_epochs.pipeline.graph.partitioner import Partitioner
 from parallel_epochs.pipeline.graph.stream import ClusterStream
 from parallel_epochs.pipeline.graph.structure import keep_both_orders
 from parallel_epochs.pipeline.graph.subgraph import induced_subgraph
-from parallel_epochs.pipeline.schedule import Share
+from parallel_epochs.pipeline.run.schedule import Share
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline.data.laplacian import flip
 from parallel_epochs.pipeline.graph.partition import Partition
 from parallel_epochs.pipeline.graph.union import cut_by_nodes, select_graphs
+from parallel_epochs.pipeline.run.schedule import Share
 from parallel_epochs.pipeline.run.seeds import stream
-from parallel_epochs.pipeline.schedule import Share
 
 log = logging.getLogger(__name__)
 

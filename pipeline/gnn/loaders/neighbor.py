@@ -17,8 +17,8 @@ from parallel_epochs.models.edges import from_csc
 from parallel_epochs.pipeline.graph import subgraph
 from parallel_epochs.pipeline.graph.edges import transpose
 from parallel_epochs.pipeline.graph.sampling import LIBRARY, NeighborSampler
+from parallel_epochs.pipeline.run.schedule import Share
 from parallel_epochs.pipeline.run.seeds import stream
-from parallel_epochs.pipeline.schedule import Share
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.graph.pairs import PairsByCluster, PairSet, draw_negatives, sort_by_cluster, without_pairs
 from parallel_epochs.pipeline.graph.partition import Partition
 from parallel_epochs.pipeline.names import PAIRS
+from parallel_epochs.pipeline.run.schedule import Share
 from parallel_epochs.pipeline.run.seeds import stream
-from parallel_epochs.pipeline.schedule import Share
 
 log = logging.getLogger(__name__)
 

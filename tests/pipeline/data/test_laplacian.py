@@ -15,7 +15,7 @@ from parallel_epochs.pipeline.data.laplacian import LEVELS, as_levels, flip, lap
 from parallel_epochs.pipeline.gnn.loaders.build import build_loader
 from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
 from parallel_epochs.pipeline.graph.edges import sort_edges
-from parallel_epochs.pipeline.schedule import Share
+from parallel_epochs.pipeline.run.schedule import Share
 from tests.helpers.graph_toys import ATOMS, write_graphs
 from tests.helpers.running import train
 from tests.pipeline.data.test_random_walk import union_of

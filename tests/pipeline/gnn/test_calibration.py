@@ -78,6 +78,6 @@ def test_validation_labels_are_needed(tmp_path):
 
 def test_other_data_have_no_validation_labels_of_the_training(tmp_path):
     run = trained(tmp_path, graph())
-    asked = predictions.Asked(calibrate=True, data=predictions.NewDataConfig("new.pt"))
+    asked = predictions.Asked(calibrate=True, data=predictions.Others("new.pt"))
     with pytest.raises(ValueError, match="other data are predicted here"):
         predictions.restore(run, asked)

@@ -9,8 +9,7 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import settings
 from parallel_epochs.pipeline.gnn import predictions
-from parallel_epochs.pipeline.gnn.config import NewDataConfig
-from parallel_epochs.pipeline.gnn.new_data import FILE
+from parallel_epochs.pipeline.gnn.new_data import FILE, Others
 from parallel_epochs.pipeline.run.saved import SavedRun
 from tests.helpers.running import train
 
@@ -47,7 +46,7 @@ def trained(tmp_path, data, *overrides) -> SavedRun:
 
 def predict(run, new=None, folder=None, **asked) -> torch.Tensor:
     """The logits of the run's own data, or of other data."""
-    data = NewDataConfig(None if new is None else str(new), None if folder is None else str(folder))
+    data = Others(None if new is None else str(new), None if folder is None else str(folder))
     restored = predictions.restore(run, predictions.Asked(data=data, **asked))
     return restored.setup.task.predictions(restored.setup.model, restored.rows, restored.pairs)
 
@@ -186,7 +185,7 @@ def test_runs_that_cannot_predict_other_data_say_why(overrides, message, a_run):
 
 def test_scores_need_labels(a_run, tmp_path):
     torch.save(graph(20, 60, masks=False), tmp_path / "new.pt")
-    asked = predictions.Asked(data=NewDataConfig(str(tmp_path / "new.pt")))
+    asked = predictions.Asked(data=Others(str(tmp_path / "new.pt")))
     with pytest.raises(ValueError, match="new.pt has no labels to score"):
         predictions.restore(a_run, asked, scores=True)
     torch.save(graph(20, 60, kind="values").to_dict(), tmp_path / "new.pt")

@@ -21,8 +21,8 @@ from parallel_epochs.pipeline.run import checkpoint, ranks as rank_tools
 from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, RankError
 from parallel_epochs.pipeline.run.launch import launch, start_rank_server
 from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.schedule import Share
 from parallel_epochs.pipeline.run.stop import StopRequest
-from parallel_epochs.pipeline.schedule import Share
 from parallel_epochs.scripts.strikes import ranks_of
 from tests.helpers import building as build, rank_cases
 from tests.helpers.files import write_links

@@ -24,7 +24,7 @@ from parallel_epochs.pipeline.graph.sampling import LIBRARY, NeighborSampler
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.log import read_records
 from parallel_epochs.pipeline.run.ranks import Ranks
-from parallel_epochs.pipeline.schedule import Schedule, Share
+from parallel_epochs.pipeline.run.schedule import Schedule, Share
 from parallel_epochs.scripts.report import page, read_run
 from tests.helpers import building as build, rank_cases
 from tests.helpers.building import EvaluateConfig, restore

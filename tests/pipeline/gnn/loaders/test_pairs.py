@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from parallel_epochs.pipeline.schedule import Share
+from parallel_epochs.pipeline.run.schedule import Share
 from tests.helpers.graphs import link_graph
 from tests.pipeline.gnn.tasks.test_link_parts import loader_of
 

@@ -26,7 +26,7 @@ from parallel_epochs.pipeline.gnn.tasks.graph import GraphTask
 from parallel_epochs.pipeline.graph.union import cut_by_nodes, select_graphs
 from parallel_epochs.pipeline.metrics import average_precision
 from parallel_epochs.pipeline.run.ranks import Ranks
-from parallel_epochs.pipeline.schedule import Schedule
+from parallel_epochs.pipeline.run.schedule import Schedule
 from parallel_epochs.scripts.bench.molecules import split_into_list
 from parallel_epochs.scripts.bench.pyg_molecules import PyGMolecules
 from parallel_epochs.scripts.report.pages import page

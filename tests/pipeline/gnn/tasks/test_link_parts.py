@@ -14,8 +14,8 @@ from parallel_epochs.pipeline.graph.pairs import PairSet, draw_negatives, sort_b
 from parallel_epochs.pipeline.graph.partition import random_partition
 from parallel_epochs.pipeline.graph.partitioner import Partitioner
 from parallel_epochs.pipeline.metrics import hits_at, link_metric
+from parallel_epochs.pipeline.run.schedule import Share
 from parallel_epochs.pipeline.run.seeds import stream
-from parallel_epochs.pipeline.schedule import Share
 from tests.helpers.graphs import link_graph
 
 

@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, ReduceLROnPlat
 
 from parallel_epochs.pipeline.gnn.config import GNNTrainConfig
 from parallel_epochs.pipeline.keys import meaning_of
-from parallel_epochs.pipeline.schedule import DECAYS, Cosine, DecayOptions, Linear, Plateau, Schedule, Stairs
+from parallel_epochs.pipeline.run.schedule import DECAYS, Cosine, DecayOptions, Linear, Plateau, Schedule, Stairs
 
 # Numbers of epochs, batches and ranks: few enough to try them all.
 ALL = list(itertools.product((1, 2, 5, 6), (1, 2, 3, 7), (1, 2, 3, 4)))
