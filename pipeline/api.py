@@ -4,7 +4,9 @@ A call composes the same configuration as the command with the same keys, and tr
 """
 
 import contextlib
+import itertools
 import logging
+import os
 import re
 import shlex
 import sys
@@ -100,7 +102,8 @@ class Model:
         product = product_of(self.run.config.trainer.name)
         if not hasattr(product.predictions, "predict_in_memory"):
             raise ValueError(f"{self.run.folder} was trained by trainer={product.name}: ask for its vectors()")
-        return product.predictions.predict_in_memory(self.run, data, pairs)
+        with _hidden_main(), torch.random.fork_rng():
+            return product.predictions.predict_in_memory(self.run, data, pairs)
 
     def vectors(self) -> np.ndarray:
         """Return the vectors of nodes or entities, or the positions of a layout [num_rows, dim], float32."""
@@ -112,19 +115,25 @@ class Model:
         with tempfile.TemporaryDirectory() as scratch:
             path = f"{scratch}/vectors.npy"
             run, asked = cli.saved_run(product.predict(str(self.run.folder), predictions=path), config)
-            product.predictions.predict(run, **asked)
+            with _hidden_main(), torch.random.fork_rng():
+                product.predictions.predict(run, **asked)
             return np.load(path)
 
-    def export(self, path: str | Path) -> None:
+    def export(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the model to one file, without its data; :func:`load` opens it.
 
+        Args:
+            overwrite: replace a file that holds something else than such a model.
+
         Raises:
-            ValueError: the model cannot predict other data, and says why.
+            ValueError: the model cannot predict other data, and says why; or another file is there.
         """
-        predictions = product_of(self.run.config.trainer.name).predictions
+        path, product = Path(path).expanduser(), product_of(self.run.config.trainer.name)
+        product.predict(str(self.run.folder), overwrite=overwrite).check_output("export", path, self.run.config)
+        predictions = product.predictions
         if not hasattr(predictions, "export"):
             raise ValueError(f"{self.run.folder} learned vectors, which belong to its data: save vectors() instead")
-        predictions.export(self.run, Path(path))
+        predictions.export(self.run, path)
 
 
 def train(data: Any = None, *overrides: str, folder: str | Path | None = None, verbose: bool = True,
@@ -146,17 +155,13 @@ def train(data: Any = None, *overrides: str, folder: str | Path | None = None, v
         Stopped: a signal asked for it, such as Ctrl-C; with ``resume="auto"`` and the same folder it goes on.
     """
     cli.register_schema()
-    where = [] if folder is None else [f"hydra.run.dir={arguments.quoted(str(folder))}"]
-    config, given = _configure(data, [*overrides, *where], keys)
-    is_named, folder = folder is not None or config.resumes, Path(
-        config.resume if config.resumes else folder or
-        f"outputs/{config.name}/{time.strftime('%Y-%m-%d_%H-%M-%S')}-s{config.seed}").expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
+    config, given = _configure(data, overrides, keys, folder)
+    is_named, folder = folder is not None or config.resumes, _make_folder(config, folder)
     config, summary = run_folder.begin_or_continue(config, folder, named=cli.named_keys(given), is_named=is_named,
                                                    in_sweep=False)
     if summary is None:
         command = shlex.join(["python", "-m", "pipeline.train", *given])
-        with _logging(folder, verbose=verbose) as log_config, _hidden_main():
+        with _logging(folder, verbose=verbose) as log_config, _hidden_main(), torch.random.fork_rng():
             summary = training.run(config, folder, command, log_config=log_config)
     return Result(folder, summary)
 
@@ -184,7 +189,23 @@ def embed(data: Any = None, *overrides: str, **keys: Any) -> np.ndarray:
     return train(data, "trainer=node_embedding", *overrides, **keys).model.vectors()
 
 
-def _configure(data: Any, overrides: Sequence[str], keys: dict[str, Any]) -> tuple[Any, list[str]]:
+def _make_folder(config: Any, folder: str | Path | None) -> Path:
+    """Make the run directory: the named one, that of the run to resume, or a new one."""
+    if config.resumes or folder is not None:
+        chosen = Path(config.resume if config.resumes else folder).expanduser()
+        chosen.mkdir(parents=True, exist_ok=True)
+        return chosen
+    new = Path(f"outputs/{config.name}/{time.strftime('%Y-%m-%d_%H-%M-%S')}-s{config.seed}")
+    for number in itertools.count(2):
+        with contextlib.suppress(FileExistsError):
+            new.mkdir(parents=True)
+            break
+        new = new.with_name(f"{new.name.partition('_run')[0]}_run{number}")
+    return new
+
+
+def _configure(data: Any, overrides: Sequence[str], keys: dict[str, Any],
+               folder: str | Path | None = None) -> tuple[Any, list[str]]:
     """Compose and check the configuration of a run.
 
     Returns:
@@ -193,6 +214,11 @@ def _configure(data: Any, overrides: Sequence[str], keys: dict[str, Any]) -> tup
     Raises:
         ValueError: what the command would print.
     """
+    if "RANK" in os.environ:
+        raise ValueError(f"RANK={os.environ['RANK']} is set, as torchrun does, and pe.train starts the ranks itself. "
+                         "Call it without torchrun, and give num_ranks")
+    if wrong := [text for text in overrides if text.startswith(("hydra", "-"))]:
+        raise ValueError(f"{wrong[0]} is for the command. Name the run directory by folder=")
     names, groups = schema.all_keys(), cli.config_groups()
     given = {_full_name(name, names, groups): value for name, value in keys.items()}
     caches = [text.partition("=")[2] for text in overrides if text.startswith("cache_dir=")]
@@ -200,7 +226,8 @@ def _configure(data: Any, overrides: Sequence[str], keys: dict[str, Any]) -> tup
     given = {name: text for key, value in given.items() for name, text in _describe_value(key, value).items()}
     data_keys = {name: _as_text(value) for name, value in keys_of(data, cache).items()}
     told = arguments.complete([*(f"{name}={text}" for name, text in data_keys.items()), *overrides,
-                               *(f"{name}={text}" for name, text in given.items())], groups)
+                               *(f"{name}={text}" for name, text in given.items()),
+                               *([] if folder is None else [f"hydra.run.dir={arguments.quoted(str(folder))}"])], groups)
     try:
         cli.check_command("pipeline.train", "check_new", needs_data=True, given=told)
         return cli.compose_config(told), told
@@ -247,7 +274,8 @@ def _as_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{key}:{_as_text(item)}' for key, item in value.items())}}}"
     text = str(value)
-    return text if re.fullmatch(r"[\w.+-]+", text) else arguments.quoted(text)
+    is_plain = not isinstance(value, (str, Path)) or re.fullmatch(r"[A-Za-z_][\w./+-]*", text, re.ASCII)
+    return text if is_plain else arguments.quoted(text)
 
 
 @contextlib.contextmanager

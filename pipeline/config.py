@@ -194,18 +194,22 @@ class EvaluateConfig:
         Raises:
             ValueError: names the key, the file, and what it is.
         """
-        others = "run", "predictions", "output", "export"
+        others = "predictions", "output", "export", *(["run"] if Path(self.run).is_dir() else [])
         inputs = [(entry.name, Path(entry.value)) for entry in keys.entries(self)
                   if entry.meaning.is_path and entry.value and entry.name not in others]
-        outputs.check(name, path, ours=is_prediction, reads=[*inputs, *config.data.sources()],
+        ours = is_shared_model if name == "export" else is_prediction
+        outputs.check(name, path, ours=ours, reads=[*inputs, *config.data.sources()],
                       cache=Path(config.cache_dir), overwrite=self.overwrite)
+
+
+def is_shared_model(header: outputs.Header) -> bool:
+    """Tell by the header of a file whether it holds a model that export=FILE wrote."""
+    return header.kind == "keys" and {"shared", "config", "state", "learned"} <= set(header.names)
 
 
 def is_prediction(header: outputs.Header) -> bool:
     """Tell by the header of a file whether it holds predictions, vectors or answers of one of our runs."""
     found = header.names
-    if header.kind == "keys" and {"shared", "learned"} <= set(found):
-        return True  # a model that export=FILE wrote
     if header.kind == "lines":  # word2vec's format: the numbers of rows and columns, then a name and numbers in a row
         sizes, row = re.fullmatch(r"\d+ (\d+)", found[0]), found[-1].split(" ")
         return len(found) == 2 and sizes is not None and len(row) == int(sizes[1]) + 1

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig
-from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNEvaluateConfig
+from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNEvaluateConfig, GNNPredictConfig
 from parallel_epochs.pipeline.knowledge.config import AnswersConfig, KnowledgeConfig
 from parallel_epochs.pipeline.layout.config import LayoutConfig
 from parallel_epochs.pipeline.node_embedding.config import NodeEmbeddingConfig, PredictVectorsConfig
@@ -66,7 +66,7 @@ class Product:
 
 
 PRODUCTS: dict[str, Product] = {
-    "gnn": Product("gnn", GNNConfig, predict=GNNEvaluateConfig, evaluate=GNNEvaluateConfig, has_baselines=True),
+    "gnn": Product("gnn", GNNConfig, predict=GNNPredictConfig, evaluate=GNNEvaluateConfig, has_baselines=True),
     "node_embedding": Product("node_embedding", NodeEmbeddingConfig, predict=PredictVectorsConfig),
     "knowledge": Product("knowledge", KnowledgeConfig, predict=AnswersConfig, has_baselines=True),
     "layout": Product("layout", LayoutConfig),

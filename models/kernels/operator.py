@@ -56,6 +56,7 @@ class Operator:
                 return output
 
         Function.backward = staticmethod(backward)  # type: ignore[assignment]
+        Function.__name__ = self.definition._name.partition("::")[2]  # as profiles and grad_fn name it
         self._function = Function
 
     def __call__(self, *args):

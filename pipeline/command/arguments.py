@@ -148,7 +148,8 @@ def _is_parsable(argument: str) -> bool:
 
 def quoted(value: str) -> str:
     """Return a value in quotes, as an argument may have any text."""
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    # A backslash stands for itself, but in front of a quote.
+    escaped = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + found[2].replace('"', '\\"'), value)
     return f'"{escaped}"'
 
 

@@ -344,7 +344,8 @@ def load_run(path: Path, *, trusts: bool) -> tuple[RunConfig, "Content | None"]:
             content = checkpoint.load(origin := path)
         except DamagedFile as error:
             raise ValueError(f"run={path} is no run directory, and no model that export=FILE wrote: {error}") from None
-        if content.get("shared") != 1:
+        kinds = {"shared": int, "config": str, "state": dict, "learned": dict}
+        if not all(isinstance(content.get(name), kind) for name, kind in kinds.items()) or content["shared"] != 1:
             raise ValueError(f"run={path} is no run directory, and no model that export=FILE wrote")
         config = schema.parse(content["config"], path)
     trust.check(config, origin, trust=trusts)

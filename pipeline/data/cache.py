@@ -83,7 +83,8 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
 
     def build() -> dict:
         log_begin()
-        return {"x": propagate(data, config.propagate)}
+        x, moments = propagate(data, config.propagate)
+        return {"x": x, "moments": moments}
 
     def write(writer: store.StoreWriter) -> None:
         log_begin()
@@ -95,8 +96,8 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
                               f"{data.num_nodes:,} nodes")
 
     if "store" not in data:
-        data.x = checkpoint.keep(path, build, again="averaging the features again", verify=verify,
-                                 check=check_rows)["x"]
+        kept = checkpoint.keep(path, build, again="averaging the features again", verify=verify, check=check_rows)
+        data.x, data.hop_moments = kept["x"], kept.get("moments")  # which a file of before does not have
         return data
     path = path.with_suffix(".store")
     propagated = _keep_store(path, write, path.name, verify=verify)
@@ -181,7 +182,7 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
     def build() -> dict:
         data = divide_links(_load(config, cache_dir), split, config.origin())
         if num_hops:
-            data.x = propagate(data, num_hops)
+            data.x, data.hop_moments = propagate(data, num_hops)
         return store.pack(data)
 
     path = path_of(config, cache_dir, content_hash, "-links")

@@ -49,6 +49,8 @@ def check(data: Data) -> None:
     if kind is DataKind.PAIRS:
         check_pairs(data)
         return
+    if data.get("species") is not None:
+        _check_numbering("species", "species", data.species)
     if data.get("y") is None:
         return  # edges alone
     masks = torch.stack([data[mask].bool() for mask in MASKS])
@@ -213,8 +215,6 @@ def check_splits(masks: Tensor, unit: str) -> None:
 
 
 def _check_labels(data: Data, masks: Tensor, unit: str) -> None:
-    if data.get("species") is not None:
-        _check_numbering("species", "species", data.species)
     if data.metric in CLASS_METRICS:
         if data.y.size(1) != 1:
             raise ValueError(f"y must have one column of classes for the metric {data.metric}, not {data.y.size(1)}. "

@@ -102,10 +102,11 @@ def count_edges(edge_attr: Float[np.ndarray, "num_edges edge_dim"],
         found = np.zeros((last - first) * channels * NUM_INTERVALS, np.int64)
         for begin in range(ptr[0], ptr[-1], at_once):  # more than once for a node with more edges
             end = min(begin + at_once, ptr[-1])
-            interval = ((edge_attr[begin:end] - low) / width * NUM_INTERVALS).astype(np.int64)
+            share = (edge_attr[begin:end] - low) / width * NUM_INTERVALS
+            interval = share.clip(0, NUM_INTERVALS - 1).astype(np.int64)  # of other data, far from those of the range
             node = np.repeat(np.arange(last - first), np.diff(ptr.clip(begin, end)))
             column = node[:, None] * channels + np.arange(channels)
-            place = column * NUM_INTERVALS + interval.clip(0, NUM_INTERVALS - 1)
+            place = column * NUM_INTERVALS + interval
             found += np.bincount(place.ravel(), minlength=len(found))
             pulse.renew()
         yield first, scale(torch.from_numpy(found.reshape(last - first, -1)).double(), "counts")

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.incident import moments_of_edges
-from parallel_epochs.pipeline.data.propagate import moments_of_hops
 from parallel_epochs.pipeline.metrics import CLASS_METRICS
 from parallel_epochs.pipeline.names import MASKS
 
@@ -68,12 +67,14 @@ def from_dict(content: Any) -> Learned:
 def learn(data: Data, *, node_features: str, num_hops: int, labels: Tensor | None) -> Learned:
     """Collect what the preparation of a graph in memory learned of it.
 
+    A graph that was prepared before it was kept where features are from has no ``x_source``.
+
     Args:
         data: as :func:`pipeline.data.cache.load` or ``load_links`` returns it.
         node_features, num_hops: the keys data.node_features and data.propagate.
         labels: what the task learned of the labels.
     """
-    source, edges = data.get("x_source", "data"), None
+    source, edges = data.x_source, None
     if source != "data":
         edges = moments_of_edges(data.edge_index, data.edge_attr, node_features)
     return Learned(
@@ -81,7 +82,7 @@ def learn(data: Data, *, node_features: str, num_hops: int, labels: Tensor | Non
         data.metric, data.get("out_channels", 0), {name: data[name] for name in ("x_tables", "edge_tables")
                                                    if name in data},
         {name: data[name] for name in ("label_names", "label_names_ptr") if name in data}, edges,
-        moments_of_hops(data, num_hops) if num_hops else None, labels)
+        data.get("hop_moments") if num_hops else None, labels)
 
 
 def check_inputs(learned: Learned, data: Data) -> None:
@@ -94,7 +95,7 @@ def check_inputs(learned: Learned, data: Data) -> None:
         raise ValueError("there is no x, and the model reads features of nodes. Save them as x")
     if data.x is not None and learned.x_source != "data":
         raise ValueError("there is an x, and the model reads features that were made of edges. Leave it out")
-    num_columns = None if data.edge_attr is None else data.edge_attr.view(len(data.edge_attr), -1).size(1)
+    num_columns = None if data.edge_attr is None else data.edge_attr.size(1) if data.edge_attr.dim() > 1 else 1
     if num_columns != learned.num_edge_columns:
         raise ValueError(f"the features of the edges have {num_columns or 'no'} columns, and the model was trained on "
                          f"{learned.num_edge_columns or 'none'}")
@@ -105,16 +106,18 @@ def check_inputs(learned: Learned, data: Data) -> None:
         raise ValueError("there is no species, and the model reads the species of nodes")
 
 
-def check_columns(learned: Learned, data: Data, origin: str) -> None:
-    """Refuse a prepared graph that the model cannot read.
+def check_columns(learned: Learned, data: Data, origin: str, num_hops: int) -> None:
+    """Refuse a prepared graph that the model cannot read, before its features are averaged.
 
     Args:
+        num_hops: the key data.propagate.
         origin: where the graph comes from, for messages.
 
     Raises:
         ValueError: says what the graph has and what the model was trained on.
     """
-    own, expected = data.x.size(1) - data.num_categories, learned.num_columns - learned.num_categories
+    own = data.x.size(1) - data.num_categories
+    expected = (learned.num_columns - learned.num_categories) // (num_hops + 1)
     if own != expected:
         raise ValueError(f"{origin}: the features of the nodes have {own} columns, and the model was trained on "
                          f"{expected}")

@@ -5,6 +5,7 @@ from typing import Any
 
 import scipy.sparse
 import torch
+from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import from_networkx, from_scipy_sparse_matrix
 
@@ -28,11 +29,20 @@ def keys_of(data: Any, cache_dir: Path) -> dict[str, str]:
     if isinstance(data, (str, Path)):
         return {"data": "file", "data.path": str(data)}
     attributes = attributes_of(data)
-    path = cache_dir / "given" / f"{checkpoint.digest(attributes)[:24]}.pt"
+    content = {name: _parts_of(value) if isinstance(value, Tensor) else value for name, value in attributes.items()}
+    path = cache_dir.absolute() / "given" / f"{checkpoint.digest(content)[:24]}.pt"
     if not files.is_there(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_atomically(path, lambda file: torch.save(attributes, file))
     return {"data": "file", "data.path": str(path)}
+
+
+def _parts_of(tensor: Tensor) -> Any:
+    """Return a tensor as it is, or the tensors that a sparse one is made of."""
+    if tensor.layout == torch.strided:
+        return tensor
+    tensor = tensor.to_sparse_coo().coalesce()
+    return [tensor.indices(), tensor.values(), list(tensor.shape)]
 
 
 def attributes_of(data: Any) -> dict[str, Any]:

@@ -31,7 +31,7 @@ HELD = 8
 
 
 def propagate(data: Data, num_hops: int, moments: Float[Tensor, "num_hops 2 channels"] | None = None,
-              ) -> Float[Tensor, "num_nodes channels_of_all_hops"]:
+              ) -> tuple[Float[Tensor, "num_nodes channels_of_all_hops"], Float[Tensor, "num_hops 2 channels"]]:
     """Average the features of a graph's nodes over their incoming edges `num_hops` times, and keep every result.
 
     Hop k is the mean of hop k - 1 over the sources of a node's edges, and hop 0 is ``x``. These are the inputs of
@@ -42,10 +42,11 @@ def propagate(data: Data, num_hops: int, moments: Float[Tensor, "num_hops 2 chan
     Args:
         data: a prepared graph, see :func:`pipeline.data.cache.load`.
         num_hops: at least 1.
-        moments: what :func:`moments_of_hops` found in another graph, in place of the numbers of this one.
+        moments: what this function returned second for another graph, in place of the numbers of this one.
 
     Returns:
-        [num_nodes, (num_hops + 1) * channels + num_categories], float32: all hops, then the one-hot species of ``x``.
+        [num_nodes, (num_hops + 1) * channels + num_categories], float32: all hops, then the one-hot species of ``x``;
+        and mean and deviation of each hop but the first, float64.
 
     Raises:
         ValueError: this machine cannot hold them.
@@ -56,18 +57,8 @@ def propagate(data: Data, num_hops: int, moments: Float[Tensor, "num_hops 2 chan
         raise ValueError(f"data.propagate={num_hops}: the features of {len(own):,} nodes over all hops take "
                          f"{format_bytes(needed)}, but this machine has {format_bytes(machine_memory())}: lower it, or "
                          "set data.on_disk=true")
-    average = partial(_average, data.edge_index)
-    return torch.cat([own, *_standardised_hops(own, average, num_hops, moments), categories], dim=1)
-
-
-def moments_of_hops(data: Data, num_hops: int) -> Float[Tensor, "num_hops 2 channels"]:
-    """Return mean and deviation, float64, of each hop of a graph whose features :func:`propagate` has averaged."""
-    own, _ = _split(data)
-    x, found = own[:, :own.size(1) // (num_hops + 1)], []
-    for _ in range(num_hops):
-        x = _average(data.edge_index, x)
-        found.append(torch.cat([_moments(values.double()) for values in x.split(AT_ONCE, dim=1)], dim=1))
-    return torch.stack(found)
+    hops, found = zip(*_standardised_hops(own, partial(_average, data.edge_index), num_hops, moments))
+    return torch.cat([own, *hops, categories], dim=1), torch.stack(found)
 
 
 def write_propagated(writer: StoreWriter, data: Data, num_hops: int, *, most_bytes: int | None = None) -> None:
@@ -102,7 +93,7 @@ def write_propagated(writer: StoreWriter, data: Data, num_hops: int, *, most_byt
             for first in range(0, channels, step):
                 columns = own[:, first:first + step].contiguous()
                 hops = _standardised_hops(columns, partial(_average_in_blocks, data), num_hops)
-                for hop, values in enumerate(itertools.chain([columns], hops)):
+                for hop, values in enumerate(itertools.chain([columns], (values for values, _ in hops))):
                     _copy(out[:, hop * channels + first:][:, :columns.size(1)], values)
     writer.finish(manifest["values"])
 
@@ -114,7 +105,8 @@ def _split(data: Data) -> tuple[Tensor, Tensor]:
 
 
 def _standardised_hops(x: Tensor, average: Callable[[Tensor], Tensor], num_hops: int,
-                       moments: Tensor | None = None) -> Iterator[Tensor]:
+                       moments: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each hop and its moments [2, channels], or those that are given."""
     for hop in range(num_hops):
         x = average(x)
         yield _standardise(x, None if moments is None else moments[hop])
@@ -137,16 +129,17 @@ def _average_in_blocks(data: Data, x: Tensor) -> Tensor:
     return out
 
 
-def _standardise(x: Tensor, moments: Tensor | None = None) -> Tensor:
+def _standardise(x: Tensor, moments: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Bring columns to mean 0 and variance 1, by their own moments or by those of another graph [2, channels]."""
-    out = torch.empty_like(x)
+    out, found = torch.empty_like(x), []
     for place, (values, scaled) in enumerate(zip(x.split(AT_ONCE, dim=1), out.split(AT_ONCE, dim=1))):
         values = values.double()
         first = place * AT_ONCE
-        mean, deviation = _moments(values) if moments is None else moments[:, first:first + values.size(1)]
+        found.append(_moments(values) if moments is None else moments[:, first:first + values.size(1)])
+        mean, deviation = found[-1]
         is_constant = deviation <= LEAST_DEVIATION * mean.abs()
         scaled.copy_((values - mean).div_(deviation).masked_fill_(is_constant, 0.0))
-    return out
+    return out, torch.cat(found, dim=1)
 
 
 def _moments(values: Tensor) -> Tensor:

@@ -30,8 +30,8 @@ def fit_temperatures(logits: Float[Tensor, "num_rows columns"], y: Shaped[Tensor
         y: classes [num_rows, 1], int64; or 0, 1 and NaN [num_rows, columns].
 
     Returns:
-        [1] or [columns], float32, positive: what the logits are to be divided by. 1 for a task whose known labels are
-        all alike, or unknown.
+        [1] or [columns], float32, positive: what the logits are to be divided by. 1 where no temperature is best: all
+        predictions are right, or all known labels of a task are alike.
     """
     logits = logits.double()
     if are_classes:
@@ -48,7 +48,8 @@ def fit_temperatures(logits: Float[Tensor, "num_rows columns"], y: Shaped[Tensor
 
 def _fit(loss, logits: Tensor) -> float:
     best = minimize_scalar(lambda log_t: float(loss(logits / math.exp(log_t))), bounds=BOUNDS, method="bounded")
-    return math.exp(best.x)
+    # Where all predictions are right, the likelihood grows to the bound.
+    return 1.0 if min(abs(best.x - bound) for bound in BOUNDS) < 0.1 else math.exp(best.x)
 
 
 def calibration_error(logits: Float[Tensor, "num_rows columns"], y: Shaped[Tensor, "num_rows targets"], *,

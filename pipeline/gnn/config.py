@@ -426,9 +426,8 @@ class NewDataConfig:
 
 @dataclass
 class GNNEvaluateConfig(EvaluateConfig):
-    """The keys of `evaluate` and `predict` for a run of trainer=gnn."""
+    """The keys of `evaluate` for a run of trainer=gnn."""
 
-    data: NewDataConfig = field(default_factory=NewDataConfig)
 
     method: str | None = key(None, "How nodes are predicted. Default: as in the run.",
                              choices=("views", "exact", "neighbor"))
@@ -442,10 +441,6 @@ class GNNEvaluateConfig(EvaluateConfig):
     output: str | None = key(None, "Table to write. It has a row for each node or graph: its id, its split, the "
                              "prediction and the scores; or a row for each pair: source, target and the probability "
                              "of a link. The name ends with .parquet, .csv, .csv.gz, .tsv or .tsv.gz.", is_path=True)
-    calibrate: bool = key(False, "Divide the logits by a temperature that the validation labels choose, so that "
-                          "probabilities say how often predictions are right (classes and binary tasks).")
-    export: str | None = key(None, "File to write the model to, without the data. run=FILE then predicts other data.",
-                             is_path=True)
     output_nodes: str | None = key(None, "Table with a column id: the nodes that output holds, in this order. Default: "
                                    "all nodes.", is_path=True)
     embeddings: bool = key(False, "Write the embeddings of the nodes to output too: the inputs of the model's last "
@@ -453,3 +448,14 @@ class GNNEvaluateConfig(EvaluateConfig):
     pairs: str | None = key(None, "File with the pairs to predict: a table with the columns source and target, which "
                             "hold ids of nodes, or a tensor [num_pairs, 2] saved by torch.save. Default: the pairs of "
                             "the test split (task=link).", is_path=True)
+
+
+@dataclass
+class GNNPredictConfig(GNNEvaluateConfig):
+    """The keys of `predict` for a run of trainer=gnn."""
+
+    calibrate: bool = key(False, "Divide the logits by a temperature that the validation labels choose, so that "
+                          "probabilities say how often predictions are right (classes and binary tasks).")
+    export: str | None = key(None, "File to write the model to, without the data. run=FILE then predicts other data.",
+                             is_path=True)
+    data: NewDataConfig = field(default_factory=NewDataConfig)

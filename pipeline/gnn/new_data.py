@@ -3,9 +3,10 @@
 import dataclasses
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data import learned as learning
@@ -39,9 +40,14 @@ class Others:
 
 
 def write_start(setup: Setup, folder: Path) -> None:
-    """Keep with a run what the preparation of its data learned, where it can be known."""
-    if why_not(setup.config) is None:
-        checkpoint.save(folder / FILE, learn_of(setup).to_dict())
+    """Keep with a run what the preparation of its data learned, where it can be known and is not kept already."""
+    if why_not(setup.config) is None and _is_known(setup) and not files.is_there(folder / FILE):
+        checkpoint.save(folder / FILE, learn_of(setup).to_dict() | {"data_hash": setup.data.get("content_hash")})
+
+
+def _is_known(setup: Setup) -> bool:
+    """Tell whether the cache has all that was learned; what earlier versions kept there has not."""
+    return "x_source" in setup.data and (not setup.config.data.propagate or setup.data.get("hop_moments") is not None)
 
 
 def learn_of(setup: Setup) -> Learned:
@@ -64,12 +70,11 @@ def why_not(config: Any) -> str | None:
     return None
 
 
-def choose(run: SavedRun, new: dict[str, str | None], *, needs_labels: bool) -> dict[str, Any]:
-    """Return the keys of the run that are others for the data that are asked for, by their names; none for its own.
+def choose(run: SavedRun, new: dict[str, str | None]) -> dict[str, Any]:
+    """Return the keys whose values change if other data are read, with these values; none for the run's own data.
 
     Args:
         new: the files, by the names of :class:`Others`.
-        needs_labels: whether the data must have labels.
 
     Raises:
         ValueError: they do not fit the run; the message names the key.
@@ -87,28 +92,24 @@ def choose(run: SavedRun, new: dict[str, str | None], *, needs_labels: bool) -> 
     if wrong := [name for name in given if name != expected]:
         raise ValueError(f"{wrong[0]}={given[wrong[0]]}: {folder} was trained on data={config.data.source}. Name other "
                          f"data by {expected}")
-    return given if needs_labels or config.train.label_input else given | dict.fromkeys(OF_LABELS)
+    return given if config.train.label_input else given | dict.fromkeys(OF_LABELS)
 
 
-def open_data(config: Any, run: SavedRun, device: torch.device, *, needs_labels: bool) -> OpenData:
+def open_data(config: Any, run: SavedRun, device: torch.device) -> OpenData:
     """Read other data than those of the training, and prepare them as those were.
 
     Args:
         config: of the run, with the other data.
-        needs_labels: whether they must have labels.
 
     Raises:
         ValueError: the data are wrong, or are not like those of the training.
     """
     source, learned = config.data, _load(run)
     origin, is_link = source.origin(), config.predicts_links
-    raw = read(source, needs_labels=not is_link and (needs_labels or config.train.label_input > 0))
-    if needs_labels and "y" not in raw:
-        raise ValueError(f"{origin} has no labels to score. python -m pipeline.predict needs none")
-    data = prepare_as(source, raw, learned=learned)
+    data = prepare_as(source, read(source, needs_labels=not is_link and config.train.label_input > 0), learned=learned)
+    check_columns(learned, data, origin, source.propagate)
     if source.propagate:
-        data.x = propagate(data, source.propagate, learned.hops)
-    check_columns(learned, data, origin)
+        data.x, _ = propagate(data, source.propagate, learned.hops)
     data.content_hash = hash_graph(source)
     if is_link:
         data.update({key: torch.empty(0, 2, dtype=torch.int64) for key in PAIRS})
@@ -117,7 +118,7 @@ def open_data(config: Any, run: SavedRun, device: torch.device, *, needs_labels:
         data.metric = learned.metric
     else:
         with_labels(learned, data, origin, len(data.ptr) - 1 if "ptr" in data else data.num_nodes)
-    setup = Setup(_without_losses(config), data, device)
+    setup = Setup(_for_prediction(config, data), data, device)
     if isinstance(setup.task, NodeTask):
         setup.task.label_moments = learned.labels
     log.info("data: %s, %s nodes, %s directed edges", origin, f"{data.num_nodes:,}", f"{data.num_edges:,}")
@@ -131,13 +132,20 @@ def _load(run: SavedRun) -> Learned:
         content = checkpoint.load(path) if run.shared is None else checkpoint.Content(path, run.shared["learned"])
         try:
             with checkpoint.fitting(content):
-                return learning.from_dict(content)
+                found = learning.from_dict(content)
         except (TypeError, ValueError) as error:
             raise DamagedFile(f"{path} cannot be used: {error}") from None
+        if run.shared is None:
+            run.check_data(run.load(), content["data_hash"])
+        return found
     log.info("%s is not there: learning again of the data of the training", path)
     opened = build.open_data(run.config, torch.device("cpu"))
     run.check_data(run.load(), opened.parts[0].data.get("content_hash"))
-    return learn_of(opened.parts[0])  # type: ignore[arg-type]
+    setup = cast(Setup, opened.parts[0])
+    if not _is_known(setup):
+        raise ValueError(f"{run.folder}: an earlier version prepared its data, and did not keep what it learned of "
+                         f"them. Remove the file of {run.config.data.origin()} from {run.config.cache_dir}/graphs")
+    return learn_of(setup)
 
 
 def export(run: SavedRun, path: Path) -> None:
@@ -148,7 +156,10 @@ def export(run: SavedRun, path: Path) -> None:
     """
     if reason := why_not(run.config):
         raise ValueError(f"export={path}: {run.folder} cannot predict other data: {reason}")
-    state = {name: value for name, value in run.load().items() if name not in ("data_hash", "settings")}
+    state = run.load()
+    with checkpoint.fitting(state):
+        round_, epoch = place_of(state, is_best=run.is_best)
+        state = {"model": state["model"], "round": round_, "epoch": epoch}
     config = keys.replaced(run.config, {
         f"data.{KEYS[run.config.data.source]}": "not in this file", "cache_dir": ".cache", "resume": None,
         **dict.fromkeys(OF_LABELS)})
@@ -157,7 +168,24 @@ def export(run: SavedRun, path: Path) -> None:
     log.info("wrote the model to %s", path)
 
 
-def _without_losses(config: Any) -> Any:
-    """Leave out what training does with labels, which other data need not have."""
-    task = dataclasses.replace(config.task, class_weights=None, label_smoothing=0.0, focal_gamma=0.0)
-    return dataclasses.replace(config, task=task, evaluation=dataclasses.replace(config.evaluation, smooth="none"))
+def place_of(state: dict, *, is_best: bool) -> tuple[int, int]:
+    """Return the round and the epoch of a checkpoint; the last one holds the number of rounds that are complete."""
+    if is_best:
+        return int(state["round"]), int(state["epoch"])
+    return max(state["round"] - 1, 0), int(state["progress"]["epochs"])
+
+
+def _for_prediction(config: Any, data: Data) -> Any:
+    """Leave out what training does: with labels, which other data need not have, and with batches, which may be more
+    than there are nodes.
+    """
+    changes = {"task.class_weights": None, "task.label_smoothing": 0.0, "task.focal_gamma": 0.0,
+               "evaluation.smooth": "none"}
+    if "ptr" not in data:
+        changes["loader.name"] = "cluster"
+    if config.evaluation.method == "views":  # whose batches are clusters
+        changes |= {"partition.num_parts": min(config.partition.num_clusters, data.num_nodes),
+                    "evaluation.num_parts": min(config.evaluation.num_parts, data.num_nodes)}
+    elif "ptr" not in data:
+        changes |= {"partition.name": "whole", "partition.num_parts": 1}
+    return keys.replaced(config, changes)

@@ -1,5 +1,6 @@
 """Runs of trainer=gnn after training: the metrics and the predictions of a checkpoint."""
 
+import contextlib
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.gnn import build, new_data, pair_table, prediction_table as tables
 from parallel_epochs.pipeline.gnn.calibration import calibrate
 from parallel_epochs.pipeline.gnn.features import load_weights
-from parallel_epochs.pipeline.gnn.in_memory import predict_in_memory  # noqa: F401 - of this product
+from parallel_epochs.pipeline.gnn.in_memory import saved_pairs, written
 from parallel_epochs.pipeline.gnn.new_data import Others, export, write_start  # noqa: F401 - of this product
 from parallel_epochs.pipeline.gnn.pair_table import number_pairs, read_pairs
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
@@ -110,11 +111,10 @@ def check_tables(asked: Asked) -> list[str] | None:
     return None if asked.output_nodes is None else tables.read_ids(asked.output_nodes)
 
 
-def restore(run: SavedRun, asked: Asked, *, scores: bool = False, **evaluation: Any) -> Restored:
+def restore(run: SavedRun, asked: Asked, **evaluation: Any) -> Restored:
     """Load a checkpoint of a run and predict every row with it.
 
     Args:
-        scores: whether the predictions are scored.
         evaluation: keys of the configuration's evaluation that replace those of the run, if they are not None.
 
     Raises:
@@ -127,13 +127,12 @@ def restore(run: SavedRun, asked: Asked, *, scores: bool = False, **evaluation: 
         _refuse_nodes(run, asked)
     wanted = check_tables(asked)
     _refuse_several(run)
-    new = new_data.choose(run, vars(asked.data), needs_labels=scores)
-    if asked.calibrate:
-        _check_calibration(run, new)
+    new = new_data.choose(run, vars(asked.data))
+    _check_new(run, asked, is_new=bool(new), smooth=evaluation.get("smooth"))
     state = run.load()
     given = {name: value for name, value in evaluation.items() if value is not None}
     config = keys.replaced(config, new | {f"evaluation.{name}": value for name, value in given.items()})
-    opened = _open(run, state, config, is_new=bool(new), needs_labels=scores)
+    opened = _open(run, state, config, is_new=bool(new))
     setup = cast(Setup, opened.parts[0])
     data, task = setup.data, setup.task
     is_named = isinstance(given_pairs, pd.DataFrame)
@@ -147,7 +146,7 @@ def restore(run: SavedRun, asked: Asked, *, scores: bool = False, **evaluation: 
     nodes = tables.find_nodes(wanted, ids, asked.output_nodes) if wanted is not None and ids is not None else None
     with fitting(state):
         load_weights(state["model"], setup.model, setup.table)
-        round_, epoch = _place_of(state, is_best=run.is_best)
+        round_, epoch = new_data.place_of(state, is_best=run.is_best)
     predict_all = build_predictor(setup, embeddings=asked.embeddings)
     rows, embeddings = predict_all(round_), None
     if asked.embeddings:
@@ -169,34 +168,37 @@ def _refuse_several(run: SavedRun) -> None:
                          f"{', '.join(sorted(str(path) for path in run.folder.glob('component_*')))}")
 
 
-def _open(run: SavedRun, state: dict, config: Any, *, is_new: bool, needs_labels: bool) -> OpenData:
+def _open(run: SavedRun, state: dict, config: Any, *, is_new: bool) -> OpenData:
     """Open the data to predict: those of the training, or others, which `config` then names."""
     config.check()
     build.check(config)
     device = choose_device(run.device)
     if is_new:
         config.data.check()
-        return new_data.open_data(config, run, device, needs_labels=needs_labels)
+        return new_data.open_data(config, run, device)
     opened = build.open_data(config, device)
     run.check_data(state, opened.parts[0].data.get("content_hash"))
     return opened
 
 
-def _check_calibration(run: SavedRun, new: dict) -> None:
-    """Refuse to calibrate what has no probabilities of labels, or no validation labels of the run's own."""
-    if run.config.predicts_links:
+def _check_new(run: SavedRun, asked: Asked, *, is_new: bool, smooth: str | None) -> None:
+    """Refuse what only labels of the training, or none, can be asked for.
+
+    Args:
+        is_new: whether other data than those of the training are predicted.
+        smooth: how predictions shall be smoothed, if the command says it.
+    """
+    if is_new and smooth not in (None, "none"):
+        raise ValueError(f"smooth={smooth} spreads the labels of the training, and other data are predicted here. "
+                         "Leave it out")
+    if is_new and run.config.predicts_links and asked.pairs is None:
+        raise ValueError("other data have no pairs to predict: name them by pairs=FILE")
+    if asked.calibrate and run.config.predicts_links:
         raise ValueError(f"calibrate=true is for classes and binary tasks, and {run.folder} has task=link. Leave it "
                          "out")
-    if new:
+    if asked.calibrate and is_new:
         raise ValueError("calibrate=true reads the validation labels of the training, and other data are predicted "
                          "here. Leave it out")
-
-
-def _place_of(state: dict, *, is_best: bool) -> tuple[int, int]:
-    """Return the round and the epoch of a checkpoint; the last one holds the number of rounds that are complete."""
-    if is_best:
-        return int(state["round"]), int(state["epoch"])
-    return max(state["round"] - 1, 0), int(state["progress"]["epochs"])
 
 
 def _read_pairs(run: SavedRun, asked: Asked) -> Tensor | pd.DataFrame | None:
@@ -241,7 +243,7 @@ def evaluate(run: SavedRun, *, method: str | None, num_views: int | None, num_pa
         ValueError: see :func:`restore`.
     """
     wanted = Asked(**asked)
-    restored = restore(run, wanted, scores=True, method=method, num_views=num_views, num_parts=num_parts,
+    restored = restore(run, wanted, method=method, num_views=num_views, num_parts=num_parts,
                        num_neighbors=num_neighbors, smooth=smooth)
     setup = restored.setup
     scores = setup.task.scores(setup.model, restored.rows, official=True)
@@ -272,6 +274,39 @@ def predict(run: SavedRun, *, method: str | None, num_views: int | None, num_par
         raise ValueError("One argument is missing: predictions=FILE, or output=TABLE for a table")
     save(wanted, restore(run, wanted, method=method, num_views=num_views, num_parts=num_parts,
                          num_neighbors=num_neighbors, smooth=smooth))
+
+
+def predict_in_memory(run: SavedRun, data: Any, pairs: Any) -> tuple[Tensor, str]:
+    """Predict rows with a trained model.
+
+    Args:
+        data: what :func:`in_memory.written` takes; none for the data of the training.
+        pairs: of nodes, for models of links [num_pairs, 2]; none for others.
+
+    Returns:
+        Logits or values [num_rows, columns], of links [num_pairs]; and the kind of the labels, see
+        :data:`pipeline.metrics.KINDS`.
+
+    Raises:
+        ValueError: the data are not like those of the training, or `pairs` does not fit the model.
+    """
+    if run.config.predicts_links != (pairs is not None):
+        raise ValueError("pairs= is for models of links (task=link)" if pairs is not None else
+                         "this model predicts links: name the pairs of nodes by pairs=")
+    with contextlib.ExitStack() as stack:
+        others = Others() if data is None else stack.enter_context(written(data, run.config.data, run.folder))
+        asked = Asked(data=others)
+        if pairs is not None:
+            pairs = torch.as_tensor(pairs)
+            asked = Asked(data=others, pairs=stack.enter_context(saved_pairs(pairs)), predictions="in memory")
+        restored = restore(run, asked)
+    task = restored.setup.task
+    found = task.predictions(restored.setup.model, restored.rows, pairs)
+    rows = found["values" if "values" in found else "logits"]
+    if isinstance(data, (list, tuple)) and len(rows) != len(data):
+        raise ValueError(f"{len(data) - len(rows)} of the {len(data)} molecules cannot be read, and "
+                         "data.skip_invalid=true leaves such out. Leave them out yourself")
+    return rows, getattr(task, "kind", "binary tasks")
 
 
 def save(asked: Asked, restored: Restored) -> None:

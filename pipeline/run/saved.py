@@ -34,7 +34,7 @@ class SavedRun:
     @property
     def is_best(self) -> bool:
         """Whether it is the best checkpoint, which holds the weights alone, and not the state of the training."""
-        return self.checkpoint == "best"
+        return self.shared is not None or self.checkpoint == "best"
 
     def load(self) -> dict:
         """Load the checkpoint.

@@ -14,7 +14,6 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 import parallel_epochs as pe
-from parallel_epochs.pipeline.command import cli
 from tests.helpers.running import ROOT, finish, summary_of
 from tests.pipeline.gnn.test_new_data import graph
 
@@ -111,7 +110,57 @@ def test_values_of_every_kind_reach_their_keys(tmp_path):
         "memory": None, "loader.num_neighbors": [5, 5]} | {"num_layers": 2})
     assert config.data.path == str(path) and config.partition.name == "metis" and config.model.kwargs == {"heads": 2}
     assert config.loader.num_neighbors == [5, 5] and config.train.patience == 3 and config.memory is None
-    assert cli.compose_config(told) == config
+    assert told[0] == "data=file" and "model.num_layers=2" in told
+
+
+@pytest.mark.parametrize("text", [
+    "2024_01", "größe", "a\\b", "a\\\\b", 'quo"te', "back\\", "tr ue", "-1", "a,b=c", "null?"])
+def test_a_text_reaches_its_key_unchanged(text, tmp_path):
+    from parallel_epochs.pipeline.api import _configure
+    config, _ = _configure("digits", (), {"name": text})
+    assert config.name == text
+
+
+def test_the_users_random_numbers_go_on(result):
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    found = torch.rand(1)
+    result.model.predict()
+    assert torch.equal(torch.cat([found, torch.rand(3)]), expected)
+
+
+def test_sparse_features_are_kept(tmp_path):
+    data = graph()
+    data.x = data.x.relu().to_sparse()
+    result = pe.train(data, folder=tmp_path / "run", cache_dir=tmp_path / "cache", **OPTIONS)
+    assert result.model.predict(data).shape == (60, 3)
+
+
+def test_a_file_is_not_replaced_by_a_model(result, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ValueError, match="this command did not write it"):
+        result.model.export(tmp_path / "mine.txt")
+    for _ in range(2):
+        result.model.export(tmp_path / "model.pe")
+
+
+@pytest.mark.parametrize("override", ["hydra.run.dir=other", "--multirun"])
+def test_flags_of_the_command_are_refused(override, tmp_path):
+    with pytest.raises(ValueError, match="is for the command. Name the run directory by folder="):
+        pe.train(graph(), override, folder=tmp_path / "run", cache_dir=tmp_path / "cache")
+
+
+def test_torchrun_starts_no_ranks_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ValueError, match="RANK=0 is set, as torchrun does"):
+        pe.train(graph(), folder=tmp_path / "run", cache_dir=tmp_path / "cache")
+
+
+def test_calls_within_a_second_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = {pe.train(graph(), cache_dir=tmp_path / "cache", **OPTIONS | {"epochs": 1}).folder for _ in range(3)}
+    assert len(folders) == 3
 
 
 def test_an_import_is_silent_and_loads_no_torch():
@@ -164,6 +213,8 @@ def test_new_graphs_and_molecules_in_memory(tmp_path):
     result = pe.train(None, "data=smiles", f"data.path={tmp_path / 'molecules.csv'}", "task=graph", "loader=graph",
                       "evaluation=exact", folder=tmp_path / "molecules", **options)
     assert result.model.predict(["CCO", "c1ccccc1"]).shape == (2, 1)
+    with pytest.raises(ValueError, match="RDKit reads no molecule in ''"):
+        result.model.predict(["CCO", "", "CCN"])
     (tmp_path / "graphs").mkdir()
     for number in range(6):
         one = graph(10, 30, seed=number, masks=False)
@@ -172,5 +223,5 @@ def test_new_graphs_and_molecules_in_memory(tmp_path):
     result = pe.train(None, "data=graph_files", f"data.folder={tmp_path / 'graphs'}", "task=graph", "loader=graph",
                       "evaluation=exact", folder=tmp_path / "files", **options)
     assert result.model.predict([graph(7, 9, seed=9, masks=False), graph(4, 5, seed=8, masks=False)]).shape == (2, 1)
-    with pytest.raises(ValueError, match="was trained on data=graph_files: give a path, or a list"):
+    with pytest.raises(ValueError, match="was trained on many graphs .data=graph_files.: give a list"):
         result.model.predict(Data(edge_index=torch.empty(2, 0, dtype=torch.int64)))

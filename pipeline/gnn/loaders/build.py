@@ -119,7 +119,7 @@ def _nodes_of_seeds(config: GNNConfig, data: Data) -> tuple[int, str]:
 def _build_graph_loader(config: GNNConfig, data: Data, device: torch.device) -> GraphLoader:
     loader = GraphLoader(data, batch_size=config.loader.batch_size, pack=config.loader.pack, seed=config.seed,
                          num_vectors=getattr(config.data, "laplacian", None) or 0, device=device)
-    if getattr(config.model, "norm", None) == "batch" and loader.least_graphs < 2:
+    if getattr(config.model, "norm", None) == "batch" and loader.num_batches and loader.least_graphs < 2:
         raise ValueError(f"loader.batch_size={config.loader.batch_size}: a batch of the {int(data.train_mask.sum()):,} "
                          "training graphs holds a single graph, and batch norm needs two. Raise loader.batch_size, or "
                          "set model.norm=layer")

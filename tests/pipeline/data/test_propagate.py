@@ -45,7 +45,7 @@ def stored(tmp_path):
 @pytest.mark.parametrize("num_hops", [1, 3])
 def test_hops_are_the_means_over_incoming_edges_standardised(stored, num_hops):
     assert (stored.edge_index.get_csc()[0][0].diff() == 0).any()
-    out = propagate(stored, num_hops)
+    out = propagate(stored, num_hops)[0]
     assert out.dtype == torch.float32 and out.shape == (40, 3 * (num_hops + 1) + 2)
     np.testing.assert_allclose(out, expected(stored, num_hops), rtol=1e-4, atol=1e-5)
     assert torch.equal(out[:, :3], stored.x[:, :3]) and torch.equal(out[:, -2:], stored.x[:, 3:])
@@ -54,7 +54,7 @@ def test_hops_are_the_means_over_incoming_edges_standardised(stored, num_hops):
 def test_a_column_that_is_the_same_everywhere_becomes_zero(stored):
     stored.x[:, 0] = 1.0
     stored.edge_index = random_graph(40, 600, 0).edge_index
-    assert not propagate(stored, 1)[:, 3].any()
+    assert not propagate(stored, 1)[0][:, 3].any()
 
 
 @pytest.mark.parametrize("most_bytes", [1, 2 * 4 * propagating.HELD * 40, 10**9])
@@ -64,7 +64,7 @@ def test_a_store_holds_the_same_whatever_fits_into_memory(stored, most_bytes, tm
     with StoreWriter(tmp_path / "new.store", "key") as writer:
         write_propagated(writer, stored, 2, most_bytes=most_bytes)
     new, own = open_graph(tmp_path / "new.store"), open_graph(tmp_path / "own.store")
-    torch.testing.assert_close(new.x, propagate(stored, 2), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(new.x, propagate(stored, 2)[0], rtol=1e-5, atol=1e-6)
     assert new.colour == "red" and new.num_categories == 2
     assert all(torch.equal(new[name], own[name]) for name in ("y", "train_mask", "edge_attr"))
     inodes = [(tmp_path / folder / "edges.bin").stat().st_ino for folder in ("new.store", "own.store")]
@@ -107,7 +107,7 @@ def test_a_writer_that_was_interrupted_is_gone_on_with(stored, tmp_path, monkeyp
                 write_propagated(writer, stored, 2)
         except KeyboardInterrupt:
             assert not store.is_store(tmp_path / "new.store")
-    torch.testing.assert_close(open_graph(tmp_path / "new.store").x, propagate(stored, 2), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(open_graph(tmp_path / "new.store").x, propagate(stored, 2)[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -141,7 +141,7 @@ def test_a_store_of_the_users_is_left_as_it_is(stored, tmp_path):
     before = {path.name: path.read_bytes() for path in own.iterdir()}
     for on_disk in (False, True):
         data = load(StoreConfig(path=str(own), on_disk=on_disk, propagate=1), tmp_path / "cache")
-        torch.testing.assert_close(data.x, propagate(stored, 1), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(data.x, propagate(stored, 1)[0], rtol=1e-5, atol=1e-6)
     assert {path.name: path.read_bytes() for path in own.iterdir()} == before
 
 
@@ -158,10 +158,10 @@ def test_hidden_links_do_not_show_in_the_features(tmp_path):
 
 def test_features_that_memory_cannot_hold_are_refused(stored, monkeypatch):
     monkeypatch.setattr(propagating, "machine_memory", lambda: 40 * (3 * 10 + 2) * 4)
-    propagate(stored, 9)
+    propagate(stored, 9)[0]
     with pytest.raises(ValueError, match=r"data.propagate=10: the features of 40 nodes over all hops take 5.6 kB, but "
                                          "this machine has .*: lower it, or set data.on_disk=true"):
-        propagate(stored, 10)
+        propagate(stored, 10)[0]
 
 
 def test_a_graph_without_edges_is_refused(tmp_path):

@@ -8,8 +8,9 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import settings
-from parallel_epochs.pipeline.gnn import predictions
+from parallel_epochs.pipeline.gnn import new_data, predictions
 from parallel_epochs.pipeline.gnn.new_data import FILE, Others
+from parallel_epochs.pipeline.run.checkpoint import load
 from parallel_epochs.pipeline.run.saved import SavedRun
 from tests.helpers.running import train
 
@@ -38,6 +39,7 @@ def graph(num_nodes=60, num_edges=400, seed=0, *, x=4, edges=2, kind="classes", 
 
 def trained(tmp_path, data, *overrides) -> SavedRun:
     path = tmp_path / "graph.pt"
+    tmp_path.mkdir(exist_ok=True)
     torch.save(data.to_dict(), path)
     config = cli.compose_config([*SMALL, f"data.path={path}", f"cache_dir={tmp_path / 'cache'}", *overrides])
     train(config, tmp_path / "run")
@@ -65,6 +67,7 @@ CASES = {
     "values": (dict(kind="values"), []), "labels as inputs": (dict(kind="tasks"), ["train.label_input=0.5"]),
     "weights of classes": (dict(), ["task.class_weights=balanced", "evaluation.smooth=label_propagation"]),
     "views": (dict(), ["evaluation=views"]), "sampled": (dict(), ["evaluation=neighbor", "loader.num_neighbors=[5,5]"]),
+    "batches of neighbours": (dict(), ["loader=neighbor", "loader.num_neighbors=[5,5]", "evaluation=exact"]),
     "METIS, undirected": (dict(), ["partition=metis", "data.to_undirected=true"])}
 
 
@@ -115,7 +118,7 @@ def test_other_molecules_and_other_graphs(tmp_path):
     table = tmp_path / "molecules.csv"
     table.write_text("smiles,y,split\n" + "".join(f"{smiles},{y},{split}\n" for smiles, y, split in rows))
     options = ["task=graph", "loader=graph", "evaluation=exact", "model.num_layers=2", "model.hidden_channels=8",
-               "train.epochs=1", f"cache_dir={tmp_path / 'cache'}", "train.patience=0"]
+               "train.epochs=1", f"cache_dir={tmp_path / 'cache'}", "train.patience=0", "model.norm=batch"]
     config = cli.compose_config(["data=smiles", f"data.path={table}", "data.split_column=split", *options])
     train(config, tmp_path / "run")
     run = SavedRun(tmp_path / "run", config, settings(config))
@@ -144,6 +147,8 @@ def test_links_of_other_graphs(tmp_path):
     torch.save(graph(30, 200, seed=2, masks=False), tmp_path / "new.pt")
     found = predict(run, tmp_path / "new.pt", pairs=str(pairs), predictions="unused")
     assert found["logits"].shape == (2,) and found["embeddings"].shape[0] == 30
+    with pytest.raises(ValueError, match="other data have no pairs to predict: name them by pairs=FILE"):
+        predict(run, tmp_path / "new.pt", predictions="unused")
 
 
 @pytest.mark.parametrize("change, message", [
@@ -183,14 +188,59 @@ def test_runs_that_cannot_predict_other_data_say_why(overrides, message, a_run):
         predict(run, "new.pt")
 
 
-def test_scores_need_labels(a_run, tmp_path):
+def test_a_small_graph_needs_no_partition(tmp_path):
+    run = trained(tmp_path, graph(), "partition.num_parts=30", "evaluation=exact")
+    torch.save(graph(8, 20, seed=1, masks=False), tmp_path / "new.pt")
+    assert logits(run, tmp_path / "new.pt").shape == (8, 3)
+    run = trained(tmp_path / "views", graph(), "partition.num_parts=30", "evaluation=views", "evaluation.num_parts=20")
+    assert logits(run, tmp_path / "new.pt").shape == (8, 3)
+
+
+def test_a_graph_without_edges(a_run, tmp_path):
+    torch.save(graph(5, 0, masks=False), tmp_path / "new.pt")
+    assert logits(a_run, tmp_path / "new.pt").isfinite().all()
+
+
+def test_columns_are_compared_before_they_are_averaged(tmp_path):
+    run = trained(tmp_path, graph(), "data.propagate=2")
+    torch.save(graph(20, 60, x=3, masks=False), tmp_path / "new.pt")
+    with pytest.raises(ValueError, match="have 3 columns, and the model was trained on 4"):
+        predict(run, tmp_path / "new.pt")
+
+
+def test_what_was_learned_of_other_data_is_not_used(tmp_path):
+    """A run cannot be resumed on other data, and its file stays as it was; a file from elsewhere is refused."""
+    run = trained(tmp_path, graph(x=0))
+    kept = (tmp_path / "run" / FILE).read_bytes()
+    torch.save(graph(x=0, seed=5).to_dict(), tmp_path / "graph.pt")
+    with pytest.raises(ValueError, match="the dataset is not the one that this run was started with"):
+        train(run.config, tmp_path / "run")
+    assert (tmp_path / "run" / FILE).read_bytes() == kept
+    other = trained(tmp_path / "other", graph(x=0, seed=5))
+    (tmp_path / "other" / "run" / FILE).write_bytes(kept)
+    with pytest.raises(ValueError, match="the dataset is not the one"):
+        predict(other, tmp_path / "graph.pt")
+
+
+@pytest.mark.parametrize("checkpoint", ["best", "last"])
+def test_every_checkpoint_can_be_shared(checkpoint, tmp_path):
+    run = trained(tmp_path, graph())
+    run = SavedRun(run.folder, run.config, run.settings, checkpoint)
+    new_data.export(run, tmp_path / "model.pe")
+    content = load(tmp_path / "model.pe")
+    assert set(content["state"]) == {"model", "round", "epoch"} and str(tmp_path) not in content["config"]
+    config, shared = cli.load_run(tmp_path / "model.pe", trusts=False)
+    opened = SavedRun(tmp_path / "model.pe", config, {}, "last", shared=shared)
+    assert torch.equal(logits(opened, tmp_path / "graph.pt"), logits(run))
+
+
+def test_smoothing_needs_labels_of_the_training(tmp_path):
+    run = trained(tmp_path, graph(), "evaluation.smooth=correct_and_smooth")
     torch.save(graph(20, 60, masks=False), tmp_path / "new.pt")
     asked = predictions.Asked(data=Others(str(tmp_path / "new.pt")))
-    with pytest.raises(ValueError, match="new.pt has no labels to score"):
-        predictions.restore(a_run, asked, scores=True)
-    torch.save(graph(20, 60, kind="values").to_dict(), tmp_path / "new.pt")
-    with pytest.raises(ValueError, match="its labels are measured by rmse, and those of the training by acc"):
-        predictions.restore(a_run, asked, scores=True)
+    assert predictions.restore(run, asked).smoothed is None
+    with pytest.raises(ValueError, match="smooth=label_propagation spreads the labels of the training"):
+        predictions.restore(run, asked, smooth="label_propagation")
 
 
 def test_a_damaged_file_is_named(a_run, tmp_path):
