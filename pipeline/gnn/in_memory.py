@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import io
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,8 +33,9 @@ def written(data: Any, source: Any, folder: Path) -> Iterator[Others]:
     with tempfile.TemporaryDirectory() as scratch:
         if isinstance(data, (list, tuple)) and data and all(isinstance(item, str) for item in data):
             path, name = Path(scratch, "molecules.csv"), getattr(source, "smiles_column", "smiles")
-            with path.open("w", newline="") as file:
-                csv.writer(file, quoting=csv.QUOTE_ALL).writerows([item] for item in [name, *data])
+            text = io.StringIO()
+            csv.writer(text, quoting=csv.QUOTE_ALL).writerows([item] for item in [name, *data])
+            path.write_text(text.getvalue())
             yield Others(path=str(path))
         elif isinstance(data, (list, tuple)):
             for number, graph in enumerate(data):
