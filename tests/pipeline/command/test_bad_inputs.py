@@ -243,7 +243,8 @@ LATER = [
     (EVALUATE, "", "One argument is missing: run=DIR, a run directory. For example: python -m <*>"),
     (EVALUATE, "run=", "One argument is missing: run=DIR, a run directory. For example: python -m <*>"),
     (EVALUATE, "run=no", "no is not a run directory: it has no config.yaml"),
-    (EVALUATE, "run=run/config.yaml", "run/config.yaml is not a run directory: it has no config.yaml"),
+    (EVALUATE, "run=run/config.yaml", "run=run/config.yaml is no run directory, and no model that export=FILE wrote: "
+     "run/config.yaml is damaged: it cannot be read (UnpicklingError)"),
     (EVALUATE, "run=run checkpoint=first", "checkpoint=first is unknown; choose one of best, last"),
     (EVALUATE, "run=run method=guess", "method=guess is unknown; choose one of views, exact, neighbor"),
     (EVALUATE, "run=run num_views=0", "num_views must be in [1, 10000), not 0"),

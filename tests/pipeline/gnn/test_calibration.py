@@ -49,9 +49,12 @@ def test_the_error_by_hand():
 
 def test_predictions_are_calibrated(tmp_path, caplog):
     caplog.set_level("INFO")
-    run = trained(tmp_path, graph(400, 3000))
+    data = graph(400, 800)
+    data.x[:, 0] += data.y
+    run = trained(tmp_path, data, "train.epochs=20")
     plain = predictions.restore(run, predictions.Asked())
     scaled = predictions.restore(run, predictions.Asked(calibrate=True))
+    assert scaled.temperatures.item() != 1
     assert torch.equal(scaled.rows, plain.rows / scaled.temperatures) and scaled.temperatures.shape == (1,)
     assert [line for line in caplog.messages if line.startswith("calibration: temperature ") and " -> " in line]
     path = tmp_path / "logits.pt"

@@ -196,6 +196,15 @@ def test_a_small_graph_needs_no_partition(tmp_path):
     assert logits(run, tmp_path / "new.pt").shape == (8, 3)
 
 
+def test_a_directed_graph_needs_no_metis(tmp_path):
+    data = graph()
+    data.edge_index = torch.cat([data.edge_index, data.edge_index.flip(0)], 1)
+    data.edge_attr = data.edge_attr.repeat(2, 1)
+    run = trained(tmp_path, data, "partition=metis", "evaluation=exact")
+    torch.save(graph(30, 90, seed=1, masks=False), tmp_path / "new.pt")
+    assert logits(run, tmp_path / "new.pt").shape == (30, 3)
+
+
 def test_a_graph_without_edges(a_run, tmp_path):
     torch.save(graph(5, 0, masks=False), tmp_path / "new.pt")
     assert logits(a_run, tmp_path / "new.pt").isfinite().all()
