@@ -205,8 +205,9 @@ def _read_pairs(run: SavedRun, asked: Asked) -> Tensor | pd.DataFrame | None:
     """Read the pairs that are asked for, before any long work; none without them."""
     if asked.pairs is None:
         return None
-    if (task := run.config.task.name) and not run.config.predicts_links:
-        raise ValueError(f"pairs={asked.pairs} needs a run of task=link; {run.folder} has task={task}. Leave it out")
+    if not run.config.predicts_links:
+        raise ValueError(f"pairs={asked.pairs} needs a run of task=link; {run.folder} has task={run.config.task.name}. "
+                         "Leave it out")
     if asked.predictions is None and asked.output is None:
         raise ValueError(f"pairs={asked.pairs} needs a file for its predictions. Give output=TABLE or "
                          "predictions=FILE")
