@@ -29,6 +29,7 @@ from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.command import arguments, cli, folder as run_folder, schema
 from parallel_epochs.pipeline.data.objects import keys_of
 from parallel_epochs.pipeline.products import product_of
+from parallel_epochs.pipeline.run.errors import Stopped  # noqa: F401 - what Ctrl-C raises
 from parallel_epochs.pipeline.run.log import LogFile, read_records
 from parallel_epochs.pipeline.run.progress import TerminalHandler
 from parallel_epochs.pipeline.run.saved import SavedRun

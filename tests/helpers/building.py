@@ -70,7 +70,7 @@ def build_trainer(config: RunConfig, data: Data, device: torch.device = CPU, ran
 def restore(options) -> Restored:
     """Load a checkpoint of a run of trainer=gnn."""
     run, asked = _of_run(options, predicts=False)
-    own = {field.name: asked.pop(field.name) for field in dataclasses.fields(Asked)}
+    own = {field.name: asked.pop(field.name) for field in dataclasses.fields(Asked) if field.name in asked}
     return restore_gnn(run, Asked(**own), **asked)
 
 
