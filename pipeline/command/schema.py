@@ -348,8 +348,8 @@ def to_options(cfg: DictConfig, config: RunConfig, *, predicts: bool) -> Evaluat
     given = cast(dict[str, Any], OmegaConf.to_container(cfg))
     own, usual = {entry.name for entry in keys.entries(kind())}, {
         entry.name: entry.value for entry in keys.entries(AnyEvaluation())}
-    for name, value in usual.items():
-        if name not in own and (value := _pop(given, name)) != usual[name]:
+    for name, expected in usual.items():
+        if name not in own and (value := _pop(given, name)) != expected:
             owners = [f"trainer={other.name}" for other in PRODUCTS.values()
                       if name in {entry.name for entry in keys.entries(other.predict())}]
             if f"trainer={product.name}" in owners:

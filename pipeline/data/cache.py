@@ -207,8 +207,7 @@ def read(config: DataConfig, check: Callable[[Data], None] = lambda data: None, 
 
     Args:
         check: refuses what was read.
-        needs_labels: leave out labels and splits otherwise. Only readers of files that other data can be read from
-            know how.
+        needs_labels: whether to read labels and splits, too. Readers that always do so ignore it.
 
     Raises:
         ValueError: the dataset is absent, incomplete or inconsistent.

@@ -52,7 +52,7 @@ def read(path: str | Path, mask_column: int | None = None, split: str | None = N
         edge_time: the attribute with a time for each edge.
         train_fraction, valid_fraction: of the nodes with labels, for training and validation.
         graph_seed: of a random split.
-        needs_labels: leave out labels and masks otherwise, whatever they are.
+        needs_labels: whether to read labels and masks, too. Otherwise they may be wrong.
 
     Raises:
         ValueError: not such a file, or an attribute is missing, or is none that a graph can have.

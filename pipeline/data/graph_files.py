@@ -47,7 +47,7 @@ def read(folder: str, metric: str | None, train_fraction: float, valid_fraction:
     the first file; a line of the log names those that are not used.
 
     Args:
-        needs_labels: leave out labels and splits otherwise.
+        needs_labels: whether to read labels and splits, too.
 
     Returns:
         A union of the graphs, in the order of their names.
@@ -105,7 +105,7 @@ def read_graph(path: Path, like: dict[str, int] | None = None, *, needs_labels: 
 
     Args:
         like: columns of each attribute, as of the first of the files.
-        needs_labels: leave out the labels otherwise.
+        needs_labels: whether to read the labels, too.
 
     Raises:
         ValueError: no graph, or one of other attributes; the message begins with the path.

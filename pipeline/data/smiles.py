@@ -34,7 +34,7 @@ def read(path: str, metric: str | None, smiles_column: str, label_columns: list[
     """Read a table of molecules.
 
     Args:
-        needs_labels: leave out labels and splits otherwise.
+        needs_labels: whether to read labels and splits, too.
 
     Returns:
         A union of their graphs: ``x`` [atoms, 9] and ``edge_attr`` [2 * bonds, 3], uint8, with ``x_tables`` and

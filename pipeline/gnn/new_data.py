@@ -95,16 +95,17 @@ def choose(run: SavedRun, new: dict[str, str | None]) -> dict[str, Any]:
     return given if config.train.label_input else given | dict.fromkeys(OF_LABELS)
 
 
-def open_data(config: Any, run: SavedRun, device: torch.device) -> OpenData:
+def open_data(config: Any, run: SavedRun, state: dict, device: torch.device) -> OpenData:
     """Read other data than those of the training, and prepare them as those were.
 
     Args:
         config: of the run, with the other data.
+        state: the checkpoint of the run.
 
     Raises:
         ValueError: the data are wrong, or are not like those of the training.
     """
-    source, learned = config.data, _load(run)
+    source, learned = config.data, _load(run, state)
     origin, is_link = source.origin(), config.predicts_links
     data = prepare_as(source, read(source, needs_labels=not is_link and config.train.label_input > 0), learned=learned)
     check_columns(learned, data, origin, source.propagate)
@@ -125,8 +126,12 @@ def open_data(config: Any, run: SavedRun, device: torch.device) -> OpenData:
     return OpenData(config, data, [setup])
 
 
-def _load(run: SavedRun) -> Learned:
-    """Read what was learned of the training data, or learn it of them again, for runs of before."""
+def _load(run: SavedRun, state: dict) -> Learned:
+    """Read what was learned of the training data. A run of an earlier version kept nothing, so it is learned again.
+
+    Args:
+        state: the checkpoint of the run.
+    """
     path = run.folder if run.shared is not None else run.folder / FILE
     if run.shared is not None or files.is_there(path):
         content = checkpoint.load(path) if run.shared is None else checkpoint.Content(path, run.shared["learned"])
@@ -136,11 +141,11 @@ def _load(run: SavedRun) -> Learned:
         except (TypeError, ValueError) as error:
             raise DamagedFile(f"{path} cannot be used: {error}") from None
         if run.shared is None:
-            run.check_data(run.load(), content["data_hash"])
+            run.check_data(state, content["data_hash"])
         return found
     log.info("%s is not there: learning again of the data of the training", path)
     opened = build.open_data(run.config, torch.device("cpu"))
-    run.check_data(run.load(), opened.parts[0].data.get("content_hash"))
+    run.check_data(state, opened.parts[0].data.get("content_hash"))
     setup = cast(Setup, opened.parts[0])
     if not _is_known(setup):
         raise ValueError(f"{run.folder}: an earlier version prepared its data, and did not keep what it learned of "
@@ -159,12 +164,13 @@ def export(run: SavedRun, path: Path) -> None:
     state = run.load()
     with checkpoint.fitting(state):
         round_, epoch = place_of(state, is_best=run.is_best)
-        state = {"model": state["model"], "round": round_, "epoch": epoch}
+        weights = state["model"]
     config = keys.replaced(run.config, {
         f"data.{KEYS[run.config.data.source]}": "not in this file", "cache_dir": ".cache", "resume": None,
         **dict.fromkeys(OF_LABELS)})
-    checkpoint.save(path, {"shared": 1, "config": keys.to_yaml(config), "state": state,
-                           "learned": _load(run).to_dict()})
+    checkpoint.save(path, {"shared": 1, "config": keys.to_yaml(config),
+                           "state": {"model": weights, "round": round_, "epoch": epoch},
+                           "learned": _load(run, state).to_dict()})
     log.info("wrote the model to %s", path)
 
 

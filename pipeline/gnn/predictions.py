@@ -175,7 +175,7 @@ def _open(run: SavedRun, state: dict, config: Any, *, is_new: bool) -> OpenData:
     device = choose_device(run.device)
     if is_new:
         config.data.check()
-        return new_data.open_data(config, run, device)
+        return new_data.open_data(config, run, state, device)
     opened = build.open_data(config, device)
     run.check_data(state, opened.parts[0].data.get("content_hash"))
     return opened
@@ -298,11 +298,11 @@ def predict_in_memory(run: SavedRun, data: Any, pairs: Any) -> tuple[Tensor, str
         others = Others() if data is None else stack.enter_context(written(data, run.config.data, run.folder))
         asked = Asked(data=others)
         if pairs is not None:
-            pairs = torch.as_tensor(pairs)
-            asked = Asked(data=others, pairs=stack.enter_context(saved_pairs(pairs)), predictions="in memory")
+            path = stack.enter_context(saved_pairs(torch.as_tensor(pairs)))
+            asked = Asked(data=others, pairs=path, predictions="in memory")
         restored = restore(run, asked)
     task = restored.setup.task
-    found = task.predictions(restored.setup.model, restored.rows, pairs)
+    found = task.predictions(restored.setup.model, restored.rows, restored.pairs)
     rows = found["values" if "values" in found else "logits"]
     if isinstance(data, (list, tuple)) and len(rows) != len(data):
         raise ValueError(f"{len(data) - len(rows)} of the {len(data)} molecules cannot be read, and "

@@ -18,6 +18,7 @@ from parallel_epochs.scripts.bench.measure import (
     assert_close,
     describe_extensions,
     extra_of_both,
+    four_digits,
     say,
     side_by_side,
     write_row,
@@ -51,7 +52,7 @@ def bench_aggregate(num_nodes: int, num_edges: int, repeat: int, eager: bool = F
     for row in rows:
         # Without edge features, an aggregation does little more than read the rows of its sources.
         limit = max(best.limit(row["must_move_bytes"], row["operations"]), row["gather_s"] or 0)
-        row |= {"bytes_per_s": best.bandwidth, "operations_per_s": best.peak, "limit_s": float(f"{limit:.4g}"),
+        row |= {"bytes_per_s": best.bandwidth, "operations_per_s": best.peak, "limit_s": four_digits(limit),
                 "fraction_of_limit": round(limit / row["forward_best_s"], 3)}
         say(f"{row['aggr']}, {row['channels']} channels, {row['edge_dim']} features: "
             f"forward {row['forward_best_s']:.4f} s, "
@@ -173,6 +174,6 @@ def _beside_the_machine(case: Case, data: Data, forward: Callable[[], torch.Tens
     gather = None if case.edge_dim or data.edge_attr.is_cuda else machine.seconds_to_gather(
         data.num_nodes, case.channels, data.edge_index.get_csc()[0][1].long())
     operations = num_edges * case.channels * (OPERATIONS[case.aggr] + 2 * case.edge_dim)
-    return {"forward_best_s": float(f"{seconds:.4g}"), "must_move_bytes": num_bytes, "operations": operations,
+    return {"forward_best_s": four_digits(seconds), "must_move_bytes": num_bytes, "operations": operations,
             "gather_s": gather and round(gather, 5), "bytes_per_s": round(limits.bandwidth),
             "operations_per_s": round(limits.peak)}

@@ -74,12 +74,8 @@ def measure(function: Callable[[], object], rounds: int = 12) -> tuple[Machine, 
     def multiply():
         operations.append(library.multiply_add(count, threads, ctypes.c_void_p(numbers.data_ptr())))
 
-    best = {read: math.inf, multiply: math.inf, function: math.inf}
-    for _ in range(rounds):
-        for each in best:
-            for _ in range(5):
-                best[each] = min(best[each], seconds_of(each))
-    return Machine(4 * memory.numel() / best[read], operations[0] / best[multiply]), best[function]
+    moved, computed, ours = _best_of([read, multiply, function], rounds)
+    return Machine(4 * memory.numel() / moved, operations[0] / computed), ours
 
 
 def measure_gpu(function: Callable[[], object], rounds: int = 12) -> tuple[Machine, float]:
@@ -93,9 +89,14 @@ def measure_gpu(function: Callable[[], object], rounds: int = 12) -> tuple[Machi
     def multiply():
         torch.mm(matrix, matrix)
 
-    best = {copy: math.inf, multiply: math.inf, function: math.inf}
+    moved, computed, ours = _best_of([copy, multiply, function], rounds)
+    return Machine(8 * memory.numel() / moved, 2 * len(matrix) ** 3 / computed), ours
+
+
+def _best_of(functions: list[Callable[[], object]], rounds: int) -> list[float]:
+    """Return the fewest seconds of a call of each function, called in turn."""
+    best = [math.inf] * len(functions)
     for _ in range(rounds):
-        for each in best:
-            for _ in range(5):
-                best[each] = min(best[each], seconds_of(each))
-    return Machine(8 * memory.numel() / best[copy], 2 * len(matrix) ** 3 / best[multiply]), best[function]
+        for place, function in enumerate(functions):
+            best[place] = min(best[place], *(seconds_of(function) for _ in range(5)))
+    return best

@@ -109,11 +109,11 @@ def side_by_side(theirs: Callable[[], object], ours: Callable[[], object], repea
         time.sleep(0.3)  # the peer's threads may wait for work in a busy loop for a fifth of a second
         b = statistics.median(seconds_of(ours) for _ in range(inner))
         rounds.append((a, b, a / b))
-        say(f"round {round_ + 1}: {peer} {_digits(a)} s, ours {_digits(b)} s, ratio {a / b:.1f}")
+        say(f"round {round_ + 1}: {peer} {four_digits(a)} s, ours {four_digits(b)} s, ratio {a / b:.1f}")
     columns = {}
     for name, values in zip((peer, *others), zip(*rounds)):
         unit = "" if name.endswith("ratio") else "_s"
-        columns |= {f"{name}_{what.__name__}{unit}": _digits(what(values))
+        columns |= {f"{name}_{what.__name__}{unit}": four_digits(what(values))
                     for what in (statistics.median, min, max)}
     return columns
 
@@ -122,10 +122,10 @@ def spread_of(function: Callable[[], object], repeat: int) -> dict:
     """Return columns of a row with the median, smallest and largest seconds of a function."""
     seconds = [seconds_of(function) for _ in range(repeat)]
     say("seconds: " + ", ".join(f"{s:.2f}" for s in seconds))
-    return {f"ours_{what.__name__}_s": _digits(what(seconds)) for what in (statistics.median, min, max)}
+    return {f"ours_{what.__name__}_s": four_digits(what(seconds)) for what in (statistics.median, min, max)}
 
 
-def _digits(value: float) -> float:
+def four_digits(value: float) -> float:
     """Round to four digits, whether a call takes minutes or microseconds."""
     return float(f"{value:.4g}")
 
