@@ -19,7 +19,7 @@ from parallel_epochs.models.categories import OneHot
 from parallel_epochs.models.conv import GENConv
 from parallel_epochs.models.edge_dropout import drop_edges
 from parallel_epochs.models.edges import for_pyg, from_csc
-from parallel_epochs.models.encoders import create_node_encoders, encode_nodes
+from parallel_epochs.models.encoders import create_edge_encoder, create_node_encoders, encode_nodes
 from parallel_epochs.models.foreign import (
     NUM_EDGES,
     NUM_NODES,
@@ -33,7 +33,7 @@ from parallel_epochs.models.fused_conv import FusedConv
 from parallel_epochs.models.gated_conv import ResGatedGraphConv
 from parallel_epochs.models.heads import pool_graphs
 from parallel_epochs.models.pna_conv import PNAConv
-from parallel_epochs.models.recipe_convs import AGDNConv, GIPAConv
+from parallel_epochs.models.recipe_convs import AGDNConv, GatedGCNConv, GIPAConv
 from parallel_epochs.models.relation_conv import RGCNConv
 from parallel_epochs.models.residual import NORMS
 
@@ -54,7 +54,7 @@ FUSED: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
         ResGatedGraphConv, PNAConv, RGCNConv, attention_convs.GATConv, attention_convs.GATv2Conv,
         attention_convs.TransformerConv)}
 # Convolutions of published recipes that PyG does not have.
-RECIPES: dict[str, type[torch.nn.Module]] = {kind.__name__: kind for kind in (AGDNConv, GIPAConv)}
+RECIPES: dict[str, type[torch.nn.Module]] = {kind.__name__: kind for kind in (AGDNConv, GIPAConv, GatedGCNConv)}
 # Norm, activation, dropout and feed-forward block of a layer that is a convolution alone.
 BARE = ("none", "none", 0.0, False)
 # Largest number of elements of a tensor of edges x channels in inference.
@@ -83,7 +83,7 @@ class PyGModel(torch.nn.Module):
             run; "fused" to refuse what it cannot run; "reference" for that class in plain torch; "pyg" for PyG's own
             class. A convolution without such a class is PyG's own.
         conv: Convolution of torch_geometric.nn, such as GATv2Conv, SAGEConv, GCNConv, GINEConv or TransformerConv; or
-            AGDNConv or GIPAConv.
+            AGDNConv, GIPAConv or GatedGCNConv, which updates the features of the edges too.
         kwargs: Further arguments of its constructor, as in 'model.kwargs={heads:4}'.
         norm: Norm of each layer: layer, batch or none.
         activation: Activation of each layer: relu, leaky_relu, elu, gelu, silu, tanh or none.
@@ -126,29 +126,29 @@ class PyGModel(torch.nn.Module):
         for name, fraction in zip(FRACTIONS, (dropout, input_dropout, edge_dropout), strict=True):
             if not 0 <= fraction < 1:
                 raise ValueError(f"{name} must be in [0, 1), not {fraction}")
-        if not encode_x and node_tables is not None:
-            raise ValueError("encode_x=false needs an x of numbers, but x holds categories")
-        if not encode_x and in_channels + num_categories != hidden_channels:
-            raise ValueError(f"encode_x=false needs an x of hidden_channels={hidden_channels} columns, but x has "
-                             f"{in_channels + num_categories}")
+        if not encode_x:
+            _check_unencoded(in_channels + num_categories, hidden_channels, node_tables)
         kind, given = choose_class(find(conv), kernel), dict(kwargs or {})
         self.title = f"{num_layers} layers of {conv} x {hidden_channels} channels"
         self.category_encoder, self.node_encoder = create_node_encoders(
             in_channels, num_categories, hidden_channels, node_tables) if encode_x else (None, None)
-        self.edge_columns = None if edge_tables is None else OneHot(edge_tables)
-        edge_dim = edge_dim if self.edge_columns is None else sum(self.edge_columns.sizes)
+        self.updates_edges, self.edges_alike = getattr(kind, "updates_edges", False), edge_dim is None
+        self.edge_columns, edge_dim = create_edge_columns(
+            edge_dim, edge_tables, encoded=hidden_channels if self.updates_edges else 0)
         convs = [create_conv(kind, hidden_channels, edge_dim, given, kernel=kernel)]
         self.layers = torch.nn.ModuleList()
         for number in range(num_layers):
             if number == 1 or number and not tied:
                 convs.append(create_conv(kind, hidden_channels, edge_dim, given, kernel=kernel))
-            is_bare = not norm_last and number == num_layers - 1
+            is_last = number == num_layers - 1
+            is_bare = not norm_last and is_last
             norm_name, act, rate, has_block = BARE if is_bare else (norm, activation, dropout, feed_forward)
             self.layers.append(Layer(
                 convs[-1], create_norm(norm_name, hidden_channels), choose_edges(kind, edge_dim, given), activation=act,
                 root=torch.nn.Linear(hidden_channels, hidden_channels) if root_weight else None, residual=residual,
                 after=FeedForward(hidden_channels, norm_name, activation=act, dropout=rate) if has_block else None,
-                dropout=rate, edge_dropout=edge_dropout))
+                dropout=rate, edge_dropout=edge_dropout,
+                edge_norm=create_norm(norm_name, hidden_channels) if self.updates_edges and not is_last else None))
         self.jump = None if jk == "none" else JumpingKnowledge(jk, hidden_channels, num_layers)
         self.head = torch.nn.Linear(hidden_channels * num_layers if jk == "cat" else hidden_channels, out_channels)
         self.edge_argument = self.layers[0].edge_argument
@@ -171,6 +171,8 @@ class PyGModel(torch.nn.Module):
         Returns:
             [num_nodes, out_channels]; with `pool` [num_graphs, out_channels]
         """
+        if self.updates_edges and self.edges_alike:
+            edge_attr = edge_index.new_zeros(edge_index.size(1), 1)
         edge_attr = edge_attr if edge_attr is None or self.edge_columns is None else self.edge_columns(edge_attr)
         h = x if self.node_encoder is None else encode_nodes(x, self.node_encoder, self.category_encoder)
         h = start = F.dropout(h, self.input_dropout, self.training)
@@ -181,7 +183,7 @@ class PyGModel(torch.nn.Module):
             blocks = cut(edge_index, most)
         outputs = []
         for layer in self.layers:
-            h = layer(h, start, edge_index, edge_attr, blocks)
+            h, edge_attr = layer(h, start, edge_index, edge_attr, blocks)
             if self.jump is not None:
                 outputs.append(h)
         return self.head(pool_graphs(h if self.jump is None else self.jump(outputs), ptr, self.pool))
@@ -190,8 +192,9 @@ class PyGModel(torch.nn.Module):
         """Tell whether a node's output depends only on its own edges, so that blocks give the same as the whole graph.
 
         The output of GCNConv, for example, also depends on the degrees of its neighbours. A try on a tiny graph tells.
+        A layer that updates the features of edges keeps those of all edges, which blocks would not save.
         """
-        return self._try_blocks().splits
+        return not self.updates_edges and self._try_blocks().splits
 
     def builds_messages(self) -> bool:
         """Tell whether a layer builds a tensor of edges x channels, which a fused kernel does not."""
@@ -223,8 +226,9 @@ class PyGModel(torch.nn.Module):
             self.eval()
             with torch.no_grad():
                 with LargestOfEdges() as largest:
-                    whole = layer(h, h.cos(), edge_index.to(device), edge_attr)
-                parts = layer(h, h.cos(), edge_index.to(device), edge_attr, cut(edge_index.to(device), 20))
+                    whole, _ = layer(h, h.cos(), edge_index.to(device), edge_attr)
+                parts = whole if self.updates_edges else layer(
+                    h, h.cos(), edge_index.to(device), edge_attr, cut(edge_index.to(device), 20))[0]
             self.train(was_training)
             self._tried = Tried(torch.allclose(whole, parts, rtol=1e-4, atol=1e-5),
                                 largest.bytes >= 4 * NUM_EDGES * self.hidden_channels)
@@ -240,13 +244,17 @@ class Tried:
 
 
 class Layer(torch.nn.Module):
-    """A convolution with its norm, activation, dropout and residual connection."""
+    """A convolution with its norm, activation, dropout and residual connection.
+
+    With an `edge_norm`, the new features of edges, which the convolution returns, get the same.
+    """
 
     def __init__(self, conv: torch.nn.Module, norm: torch.nn.Module, edge_argument: str, *, activation: str,
                  residual: bool, root: torch.nn.Module | None, after: "FeedForward | None", dropout: float,
-                 edge_dropout: float):
+                 edge_dropout: float, edge_norm: torch.nn.Module | None = None):
         super().__init__()
         self.conv, self.norm, self.residual, self.root, self.after = conv, norm, residual, root, after
+        self.edge_norm = edge_norm
         self.dropout, self.edge_dropout = dropout, edge_dropout
         if hasattr(conv, "edge_dropout"):  # the kernel leaves edges out, which costs less than a shorter list of them
             setattr(conv, "edge_dropout", edge_dropout)  # noqa: B010
@@ -255,33 +263,44 @@ class Layer(torch.nn.Module):
         self._takes_start = "x_0" in inspect.signature(conv.forward).parameters
 
     def forward(self, h: Tensor, start: Tensor, edge_index: Tensor, edge_attr: Tensor | None,
-                blocks: "list[DestinationBlock] | None" = None) -> Tensor:
+                blocks: "list[DestinationBlock] | None" = None) -> tuple[Tensor, Tensor | None]:
         """Apply the layer.
 
         Args:
             h: [num_nodes, channels]
             start: input of the first layer, which some convolutions read again.
             blocks: blocks of nodes that are computed one after the other. None: all nodes at once.
+
+        Returns:
+            The features of nodes [num_nodes, channels], and of edges for the next layer.
         """
-        edge_index, edge_attr = drop_edges(edge_index, edge_attr, dropout=self.edge_dropout, training=self.training)
+        kept, features = drop_edges(edge_index, edge_attr, dropout=self.edge_dropout, training=self.training)
         if blocks is None:
-            out = self._convolve(h, start, edge_index, edge_attr)
+            out, new = self._convolve(h, start, kept, features)
+            edge_attr = edge_attr if new is None or self.edge_norm is None else self._finish(
+                self.edge_norm(new), edge_attr)
         else:
             parts = []
             for block in blocks:
-                features = None if edge_attr is None else edge_attr[block.first_edge:block.end_edge]
-                part = self._convolve(h[block.nodes], start[block.nodes], block.edge_index, features)
+                of_block = None if features is None else features[block.first_edge:block.end_edge]
+                part, _ = self._convolve(h[block.nodes], start[block.nodes], block.edge_index, of_block)
                 parts.append(part[:block.num_outputs])
             out = torch.cat(parts)
         if self.root is not None:
             out = out + self.root(h)
-        out = F.dropout(self._activate(self.norm(out)), self.dropout, self.training)
-        out = h + out if self.residual else out
-        return out if self.after is None else self.after(out)
+        out = self._finish(self.norm(out), h)
+        return out if self.after is None else self.after(out), edge_attr
 
-    def _convolve(self, h: Tensor, start: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
+    def _convolve(self, h: Tensor, start: Tensor, edge_index: Tensor, edge_attr: Tensor | None
+                  ) -> tuple[Tensor, Tensor | None]:
+        """Return what the convolution computes for the nodes, and for the edges if it updates them."""
         more = {"x_0": start} if self._takes_start else {}
-        return self.conv(x=h, edge_index=edge_index, **more, **name_edges(self.edge_argument, edge_attr))
+        out = self.conv(x=h, edge_index=edge_index, **more, **name_edges(self.edge_argument, edge_attr))
+        return out if isinstance(out, tuple) else (out, None)
+
+    def _finish(self, new: Tensor, old: Tensor) -> Tensor:
+        new = F.dropout(self._activate(new), self.dropout, self.training)
+        return old + new if self.residual else new
 
 
 class FeedForward(torch.nn.Module):
@@ -299,6 +318,29 @@ class FeedForward(torch.nn.Module):
     def forward(self, h: Float[Tensor, "num_nodes channels"]) -> Float[Tensor, "num_nodes channels"]:
         wide = F.dropout(self._activate(self.lin1(h)), self.dropout, self.training)
         return self.norm(h + F.dropout(self.lin2(wide), self.dropout, self.training))
+
+
+def create_edge_columns(edge_dim: int | None, tables: Sequence[int] | None, *, encoded: int = 0
+                        ) -> tuple[torch.nn.Module | None, int | None]:
+    """Create what makes the columns that convolutions read of the features of edges, and return their number too.
+
+    Args:
+        edge_dim: number of features of an edge, or None.
+        tables: numbers of their categories, or None.
+        encoded: width of an encoder, for convolutions that update these features. Without features all edges have one
+            category. 0: no encoder, only one-hot columns of categories.
+    """
+    if encoded:
+        return create_edge_encoder(edge_dim or 1, encoded, tables if edge_dim else [1]), encoded
+    return (None, edge_dim) if tables is None else (OneHot(tables), sum(tables))
+
+
+def _check_unencoded(num_columns: int, hidden_channels: int, node_tables: Sequence[int] | None) -> None:
+    if node_tables is not None:
+        raise ValueError("encode_x=false needs an x of numbers, but x holds categories")
+    if num_columns != hidden_channels:
+        raise ValueError(f"encode_x=false needs an x of hidden_channels={hidden_channels} columns, but x has "
+                         f"{num_columns}")
 
 
 def create_norm(name: str, channels: int) -> torch.nn.Module:

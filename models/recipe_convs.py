@@ -1,4 +1,4 @@
-"""Attention layers of published recipes that PyG does not have: AGDN's and GIPA's."""
+"""Layers of published recipes that PyG does not have: AGDN's and GIPA's attention, and GatedGCN."""
 # ruff: noqa: F722 (shapes are strings)
 
 import math
@@ -9,12 +9,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from parallel_epochs.models.edge_dropout import draw_kept
 from parallel_epochs.models.edges import flip
 from parallel_epochs.models.messages import apply_edges, edge_softmax, update_all
 from parallel_epochs.models.messages.attention import attention
 
 # Smallest attention weight of which AGDNConv takes the root, whose gradient at 0 is infinite.
 LEAST_WEIGHT = 1e-9
+# Added to the sum of a destination's gates, by which GatedGCNConv divides.
+EPSILON = 1e-6
 
 
 class EdgeScores(torch.nn.Module):
@@ -135,6 +138,54 @@ class GIPAConv(torch.nn.Module):
                       dropout=self.dropout if self.training else 0.0,
                       edge_dropout=self.edge_dropout if self.training else 0.0, kernel=self.kernel)
         return self.lin_out(self.norm(h).flatten(1)) + self.lin_root(x)
+
+
+class GatedGCNConv(torch.nn.Module):
+    """The layer of "Residual Gated Graph ConvNets" (https://arxiv.org/abs/1711.07553) with features of edges that it
+    updates, as in "Benchmarking Graph Neural Networks" (https://arxiv.org/abs/2003.00982).
+
+    The new features of an edge are ``e_ij = W_src x_j + W_dst x_i + W_edge e_ij``, and their sigmoids are the gates of
+    its message: ``W_root x_i + sum_j gate_ij * W x_j / (sum_j gate_ij + 1e-6)``. Each linear map has a bias. Norm,
+    activation and residual connection, of nodes and of edges, are those of the stack. Every layer keeps tensors of
+    edges x channels, which the features of its edges are.
+
+    Args:
+        in_channels: columns of x.
+        out_channels: columns of the result and of the new features of edges.
+        edge_dim: columns of the features of edges.
+        kernel: as for :func:`models.messages.update_all`.
+
+    Attributes:
+        edge_dropout: probability, in training, that an edge gives no message. Its features are updated all the same.
+    """
+
+    updates_edges = True
+    edge_dropout = 0.0
+
+    def __init__(self, in_channels: int, out_channels: int, *, edge_dim: int, kernel: str = "auto"):
+        super().__init__()
+        self.kernel = kernel
+        self.lin, self.lin_root, self.lin_src, self.lin_dst = (
+            torch.nn.Linear(in_channels, out_channels) for _ in range(4))
+        self.lin_edge = torch.nn.Linear(edge_dim, out_channels)
+
+    def forward(self, x: Float[Tensor, "num_nodes in_channels"], edge_index: Int[Tensor, "2 num_edges"],
+                edge_attr: Float[Tensor, "num_edges edge_dim"]
+                ) -> tuple[Float[Tensor, "num_nodes channels"], Float[Tensor, "num_edges channels"]]:
+        """Convolve once: x [num_nodes, in_channels], edge_attr [num_edges, edge_dim].
+
+        Returns:
+            The features of the nodes [num_nodes, out_channels] and the new ones of the edges [num_edges, out_channels].
+        """
+        edges = self.lin_edge(edge_attr) + apply_edges(
+            edge_index, "u_add_v", u=self.lin_src(x), v=self.lin_dst(x), kernel=self.kernel)
+        gates = edges.sigmoid()
+        if self.training and self.edge_dropout:
+            kept = draw_kept(torch.randint(2**62, (1,)).to(x.device), gates.size(0), self.edge_dropout)
+            gates = gates * kept.unsqueeze(1)
+        summed, total = (update_all(edge_index, message, "sum", u=u, e=gates, num_dst=x.size(0), kernel=self.kernel)
+                         for message, u in (("u_mul_e", self.lin(x)), ("copy_e", None)))
+        return self.lin_root(x) + summed / (total + EPSILON), edges
 
 
 class HeadNorm(torch.nn.Module):

@@ -65,7 +65,7 @@ def molecules(toys):
     return prepare_as(config, read(config))
 
 
-@pytest.mark.parametrize("conv", ["GINEConv", "ResGatedGraphConv", "GATConv"])
+@pytest.mark.parametrize("conv", ["GINEConv", "ResGatedGraphConv", "GATConv", "GatedGCNConv"])
 @pytest.mark.parametrize("pool", ["mean", "max"])
 def test_layers_of_pyg_pool_the_nodes_of_each_graph(conv, pool, molecules):
     model = PyGModel(9, 16, 2, 2, edge_dim=3, node_tables=molecules.x_tables, edge_tables=molecules.edge_tables,
