@@ -114,11 +114,16 @@ def find_nodes(wanted: list[str], ids: np.ndarray, path: str | None) -> np.ndarr
     Raises:
         ValueError: names the first id that no node has.
     """
-    place = {str(id_): number for number, id_ in enumerate(ids.tolist())}
+    if ids.dtype.kind == "i":  # without a text for each of millions
+        numbers = [int(text) for text in wanted if text.isdecimal() and len(text) < 19]
+        place = {str(ids[number]): number for number in np.flatnonzero(np.isin(ids, numbers)).tolist()}
+    else:
+        known = set(wanted)
+        place = {text: number for number, id_ in enumerate(ids.tolist()) if (text := str(id_)) in known}
     for row, id_ in enumerate(wanted, start=1):
         if id_ not in place:
-            raise ValueError(f"output_nodes={path}: no node has the {ID} {id_!r} of row {row}; the {len(place):,} "
-                             f"nodes of the run are called {', '.join(list(place)[:3])}, ...")
+            raise ValueError(f"output_nodes={path}: no node has the {ID} {id_!r} of row {row}; the {len(ids):,} "
+                             f"nodes of the run are called {', '.join(map(str, ids[:3]))}, ...")
     return np.array([place[id_] for id_ in wanted], dtype=np.int64)
 
 
@@ -133,11 +138,16 @@ def ids_of(data: Data, n_id: Tensor | None) -> np.ndarray:
     return np.array(unpack_names(data), object)[numbers] if "names" in data else numbers
 
 
-def splits_of(data: Data) -> np.ndarray:
-    """Return the split of each node, or of each graph, as text; "none" for those of no split."""
-    number = torch.full((len(data[MASKS[0]]),), len(SPLITS), dtype=torch.uint8)
-    for split, mask in enumerate(MASKS):
-        number[data[mask]] = split
+def splits_of(data: Data, chosen: np.ndarray | None = None) -> np.ndarray:
+    """Return the split of each node, or of each graph, as text; "none" for those of no split.
+
+    Args:
+        chosen: the places of some of them; none for all.
+    """
+    masks = [data[mask] if chosen is None else data[mask][torch.from_numpy(chosen)] for mask in MASKS]
+    number = torch.full((len(masks[0]),), len(SPLITS), dtype=torch.uint8)
+    for split, mask in enumerate(masks):
+        number[mask] = split
     return np.array([*SPLITS, "none"], object)[number.numpy()]
 
 

@@ -22,7 +22,7 @@ from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.in_memory import saved_pairs, written
 from parallel_epochs.pipeline.gnn.new_data import Others, export, write_start  # noqa: F401 - of this product
 from parallel_epochs.pipeline.gnn.pair_table import number_pairs, read_pairs
-from parallel_epochs.pipeline.gnn.predictor import build_predictor
+from parallel_epochs.pipeline.gnn.predictor import build_predictor, predict_nodes
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.smoothing import Smoothed, finish, smooth_rows  # noqa: F401 - of this product
 from parallel_epochs.pipeline.run import files, tables as formats
@@ -111,10 +111,11 @@ def check_tables(asked: Asked) -> list[str] | None:
     return None if asked.output_nodes is None else tables.read_ids(asked.output_nodes)
 
 
-def restore(run: SavedRun, asked: Asked, **evaluation: Any) -> Restored:
+def restore(run: SavedRun, asked: Asked, *, whole: bool = True, **evaluation: Any) -> Restored:
     """Load a checkpoint of a run and predict every row with it.
 
     Args:
+        whole: whether all rows are needed. Without, only those of ``output_nodes`` are predicted, where that is exact.
         evaluation: keys of the configuration's evaluation that replace those of the run, if they are not None.
 
     Raises:
@@ -138,27 +139,37 @@ def restore(run: SavedRun, asked: Asked, **evaluation: Any) -> Restored:
     is_named = isinstance(given_pairs, pd.DataFrame)
     ids = _ids_of(opened.data, data, config.data) if asked.output is not None or is_named else None
     pairs = number_pairs(given_pairs, ids, asked.pairs) if is_named else given_pairs
-    if pairs is not None:
-        task.check_pairs(pairs)
-    elif config.predicts_links and asked.output is not None and not len(data.test_pairs):
-        raise ValueError(f"output={asked.output} holds the pairs of the test without pairs=FILE, and {folder} has no "
-                         "test pairs. Give a table with the columns source and target as pairs=FILE")
+    _check_pairs(setup, pairs, asked, folder)
     nodes = tables.find_nodes(wanted, ids, asked.output_nodes) if wanted is not None and ids is not None else None
     with fitting(state):
         load_weights(state["model"], setup.model, setup.table)
         round_, epoch = new_data.place_of(state, is_best=run.is_best)
-    predict_all = build_predictor(setup, embeddings=asked.embeddings)
-    rows, embeddings = predict_all(round_), None
-    if asked.embeddings:
-        rows, embeddings = rows[:, :task.out_channels], rows[:, task.out_channels:]
+    rows = part = None
+    if nodes is not None and not (whole or asked.calibrate or setup.config.evaluation.smooths):
+        rows = predict_nodes(setup, torch.from_numpy(nodes), embeddings=asked.embeddings)
+    if rows is None:
+        rows = build_predictor(setup, embeddings=asked.embeddings)(round_)
+    else:
+        part, nodes = nodes, None
+    rows, embeddings = rows.split([task.out_channels, rows.size(1) - task.out_channels], 1) if asked.embeddings else (
+        rows, None)
     smoothed, temperatures = smooth_rows(setup, rows) if setup.config.evaluation.smooths else None, None
     if asked.calibrate:
         rows, temperatures, text = calibrate(rows, data)
         log.info("%s", text)
     found = None if ids is None or config.predicts_links else tables.Predictions(
-        task.kind, rows, embeddings, ids, tables.splits_of(data), tables.labels_of(opened.data, task.out_channels),
-        task.unit, None if smoothed is None else smoothed.rows)
+        task.kind, rows, embeddings, ids if part is None else ids[part], tables.splits_of(data, part),
+        tables.labels_of(opened.data, task.out_channels), task.unit, None if smoothed is None else smoothed.rows)
     return Restored(setup, epoch, rows, pairs, found, nodes, ids, smoothed, temperatures)
+
+
+def _check_pairs(setup: Setup, pairs: Tensor | None, asked: Asked, folder: Path) -> None:
+    """Refuse pairs that cannot be predicted, and a table of the pairs of the test where there are none."""
+    if pairs is not None:
+        setup.task.check_pairs(pairs)
+    elif setup.config.predicts_links and asked.output is not None and not len(setup.data.test_pairs):
+        raise ValueError(f"output={asked.output} holds the pairs of the test without pairs=FILE, and {folder} has no "
+                         "test pairs. Give a table with the columns source and target as pairs=FILE")
 
 
 def _refuse_several(run: SavedRun) -> None:
@@ -273,8 +284,8 @@ def predict(run: SavedRun, *, method: str | None, num_views: int | None, num_par
             return
     if wanted.predictions is None and wanted.output is None:
         raise ValueError("One argument is missing: predictions=FILE, or output=TABLE for a table")
-    save(wanted, restore(run, wanted, method=method, num_views=num_views, num_parts=num_parts,
-                         num_neighbors=num_neighbors, smooth=smooth))
+    save(wanted, restore(run, wanted, whole=wanted.predictions is not None, method=method, num_views=num_views,
+                         num_parts=num_parts, num_neighbors=num_neighbors, smooth=smooth))
 
 
 def predict_in_memory(run: SavedRun, data: Any, pairs: Any) -> tuple[Tensor, str]:

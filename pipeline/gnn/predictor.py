@@ -3,6 +3,7 @@
 import copy
 import functools
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,8 @@ from torch_geometric.data import Data
 from parallel_epochs.models import DeeperGCN, blockwise
 from parallel_epochs.models.heads import find_head, keep_inputs
 from parallel_epochs.models.link_predictor import LinkModel
+from parallel_epochs.models.reach import count_hops
+from parallel_epochs.pipeline.gnn import neighborhood
 from parallel_epochs.pipeline.gnn.inference import (
     Predict,
     predict_exact,
@@ -28,6 +31,7 @@ from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader
 from parallel_epochs.pipeline.gnn.loaders.pairs import PairLoader
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.gnn.trainer import Task, autocast
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.memory import machine_memory
@@ -55,13 +59,8 @@ def build_predictor(setup: Setup, ranks: Ranks = Ranks(), stop: StopRequest | No
     """
     model, task, loader = setup.model, setup.task, setup.loader
     in_blocks = _in_blocks(setup, stop)
-    runs, layers = in_blocks or model, [] if in_blocks else stack_of_layers(model)
-    predict, num_columns = functools.partial(task.predict, runs), _out_channels(model, task)
-    if embeddings:
-        if (head := find_head(model)) is None:
-            raise ValueError(f"embeddings=true: model={setup.config.model.name} has no torch.nn.Linear called head, "
-                             "whose inputs would be the embeddings; leave it out")
-        predict, num_columns = _predict_both(task, runs, head), num_columns + head.in_features
+    layers = [] if in_blocks else stack_of_layers(model)
+    predict, num_columns = _predict_batches(setup, in_blocks or model, embeddings=embeddings)
     common: dict[str, Any] = dict(num_rows=task.num_rows, out_channels=num_columns, layers=layers, ranks=ranks,
                                   stop=stop)
     predict_all = _build_predictor_of(loader.data, setup, predict, common)
@@ -70,6 +69,47 @@ def build_predictor(setup: Setup, ranks: Ranks = Ranks(), stop: StopRequest | No
         return predict_all
     predict_test = _build_predictor_of(test_data, setup, predict, common)
     return lambda round_: torch.cat([predict_all(round_), predict_test(round_)], dim=-1)
+
+
+@torch.no_grad()
+def predict_nodes(setup: Setup, nodes: Tensor, *, embeddings: bool = False) -> Tensor | None:
+    """Predict some nodes exactly, from their neighbourhood alone.
+
+    Args:
+        nodes: distinct numbers [num_nodes], int64.
+        embeddings: as for :func:`build_predictor`.
+
+    Returns:
+        Predictions [num_nodes, columns], float32, on the CPU; none where the whole graph has to be predicted, or where
+        the evaluation is not exact. A line of the log says why.
+    """
+    model, device = setup.model.eval(), setup.device
+    if not setup.config.evaluation.is_exact or not isinstance(setup.task, NodeTask):
+        return None
+    num_hops, reason = count_hops(model)
+    if not reason and not neighborhood.is_small(setup.data.edge_index, nodes, num_hops):
+        reason = f"the {num_hops} hops around these nodes hold more than a tenth of it"
+    if reason:
+        log.info("output_nodes: the whole graph is predicted, as %s", reason)
+        return None
+    predict, _ = _predict_batches(setup, model, embeddings=embeddings)
+    start, batch = time.perf_counter(), neighborhood.take(setup.data, nodes, num_hops)
+    with autocast(device, setup.config.train.precision):
+        _, rows = predict(batch.to(device) if setup.table is None else setup.table.attach(batch, device))
+    log.info("output_nodes: predicted from the %s nodes and %s directed edges of %d hops, in %.2f s",
+             f"{batch.num_nodes:,}", f"{batch.num_edges:,}", num_hops, time.perf_counter() - start)
+    return rows.float().cpu()
+
+
+def _predict_batches(setup: Setup, runs: torch.nn.Module, *, embeddings: bool) -> tuple[Predict, int]:
+    """Build what predicts a batch, and return its columns too; `runs` computes the model."""
+    model, task = setup.model, setup.task
+    if not embeddings:
+        return functools.partial(task.predict, runs), _out_channels(model, task)
+    if (head := find_head(model)) is None:
+        raise ValueError(f"embeddings=true: model={setup.config.model.name} has no torch.nn.Linear called head, "
+                         "whose inputs would be the embeddings; leave it out")
+    return _predict_both(task, runs, head), _out_channels(model, task) + head.in_features
 
 
 def _build_predictor_of(data: Data, setup: Setup, predict_batch: Predict,

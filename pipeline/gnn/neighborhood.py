@@ -1,0 +1,50 @@
+"""The neighbourhood of some nodes, from which they are predicted as from the whole graph."""
+# ruff: noqa: F722 (shapes are strings)
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader, SeedOrder
+
+# Part of the nodes, and of the edges, that a neighbourhood may have.
+MOST = 0.1
+
+
+def is_small(edge_index: EdgeIndex, nodes: Int[Tensor, " num_nodes"], num_hops: int) -> bool:
+    """Tell whether a neighbourhood has at most a tenth of the nodes and of the edges of its graph.
+
+    Args:
+        edge_index: sorted by destination, with its CSC filled.
+        nodes: distinct numbers, int64.
+        num_hops: of how many steps against the edges it consists.
+    """
+    (indptr, src), _ = edge_index.get_csc()
+    most_nodes, most_edges = MOST * (indptr.numel() - 1), MOST * src.numel()
+    seen, last, num_edges = nodes, nodes, 0
+    for _ in range(num_hops):
+        first = indptr[last].long()
+        degree = indptr[last + 1].long() - first
+        num_edges += int(degree.sum())
+        if num_edges > most_edges:
+            return False
+        shift = torch.repeat_interleave(first - degree.cumsum(0) + degree, degree)
+        found = src[shift + torch.arange(shift.numel())].long().unique()
+        last = found[~torch.isin(found, seen)]
+        seen = torch.cat([seen, last])
+        if seen.numel() > most_nodes:
+            return False
+    return True
+
+
+def take(data: Data, nodes: Int[Tensor, " num_nodes"], num_hops: int) -> Data:
+    """Take all edges that enter some nodes and the nodes up to `num_hops` - 1 hops away from them.
+
+    Returns:
+        What a :class:`NeighborLoader` makes of it. `nodes` are its first nodes, in their order, and its ``target``.
+    """
+    loader = NeighborLoader(data, [-1] * num_hops, batch_size=nodes.numel(), nodes=nodes, purpose="prediction")
+    (batch,) = loader.batches_of(SeedOrder(nodes, (0, 0)), [0])
+    return batch
