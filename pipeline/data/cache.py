@@ -8,6 +8,7 @@ import inspect
 import json
 import logging
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -21,6 +22,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.config import DATASETS, DataConfig
+from parallel_epochs.pipeline.data.learned import Learned
 from parallel_epochs.pipeline.data.links import LinkSplit, describe_links, divide_links
 from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.data.propagate import propagate, write_propagated
@@ -216,6 +218,21 @@ def read(config: DataConfig, check: Callable[[Data], None] = lambda data: None, 
     data = _call(_reader(config).read, config, needs_labels=needs_labels)
     check(data)
     return data
+
+
+def open_other(config: DataConfig, learned: Learned, cache_dir: str | Path) -> Data:
+    """Open other tables than those of a training, prepared as these were; their store is gone when they are closed.
+
+    Raises:
+        ValueError: the tables are inconsistent, or are not like those of the training.
+        FileError: there is no room for them.
+    """
+    Path(cache_dir).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="other-", dir=cache_dir) as scratch:
+        path = Path(scratch, "graph.store")
+        with store.StoreWriter(path) as writer, Bar("reading", 3, "stages") as bar:
+            _reader(config).write_store(config, writer, bar.advance, learned)
+        return store.open_graph(path, verify=False)  # its files are mapped, and need no names
 
 
 def hash_content(config: DataConfig) -> str | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -34,6 +34,8 @@ class Learned:
             edges [2, channels], float64; none where nothing was learned of them.
         hops: mean and deviation of the features of each hop but the first [num_hops, 2, channels], float64.
         labels: mean and deviation of labels that are inputs or real values [2, columns]; none for others.
+        fitted: what was learned of the columns of tables, see :class:`pipeline.data.tables.fitted.Fitted`, uint8; none
+            for other sources.
     """
 
     num_columns: int
@@ -47,6 +49,7 @@ class Learned:
     edges: Float[Tensor, "2 channels"] | None = None
     hops: Float[Tensor, "num_hops 2 channels"] | None = None
     labels: Float[Tensor, "2 columns"] | None = None
+    fitted: UInt8[Tensor, " num_bytes"] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return what :func:`pipeline.run.checkpoint.save` can write."""
@@ -61,7 +64,8 @@ def from_dict(content: Any) -> Learned:
     """
     if content["format"] != FORMAT:
         raise ValueError(f"it has format {content['format']}, and this version reads format {FORMAT}")
-    return Learned(**{entry.name: content[entry.name] for entry in fields(Learned)})
+    return Learned(**{entry.name: content[entry.name] for entry in fields(Learned)
+                      if entry.name != "fitted" or entry.name in content})  # which versions of before do not write
 
 
 def learn(data: Data, *, node_features: str, num_hops: int, labels: Tensor | None) -> Learned:
@@ -82,7 +86,7 @@ def learn(data: Data, *, node_features: str, num_hops: int, labels: Tensor | Non
         data.metric, data.get("out_channels", 0), {name: data[name] for name in ("x_tables", "edge_tables")
                                                    if name in data},
         {name: data[name] for name in ("label_names", "label_names_ptr") if name in data}, edges,
-        data.get("hop_moments") if num_hops else None, labels)
+        data.get("hop_moments") if num_hops else None, labels, data.get("fitted"))
 
 
 def check_inputs(learned: Learned, data: Data) -> None:

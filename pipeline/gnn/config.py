@@ -415,13 +415,23 @@ def _check_num_neighbors(part: str, num_neighbors: list[int], num_layers: int) -
 
 
 @dataclass
+class NewTableConfig:
+    """Another table than that of a run."""
+
+    path: str | None = key(None, "Path of another table, in place of that of the run (data=tables). It is prepared as "
+                           "that of the training was.", is_path=True)
+
+
+@dataclass
 class NewDataConfig:
     """Other data than those that a run was trained on."""
 
     path: str | None = key(None, "File of another graph, or table of other molecules, in place of the data of the run "
                            "(data=file, data=smiles). It is prepared as the training data were.", is_path=True)
-    folder: str | None = key(None, "Folder of other graphs, in place of the data of the run (data=graph_files).",
-                             is_path=True)
+    folder: str | None = key(None, "Folder of other graphs, in place of the data of the run (data=graph_files), or to "
+                             "which the paths of its tables are relative (data=tables).", is_path=True)
+    nodes: NewTableConfig = field(default_factory=NewTableConfig)
+    edges: NewTableConfig = field(default_factory=NewTableConfig)
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """Other data than those of the training, prepared as the training data were, for a trained model."""
 
-import dataclasses
 import logging
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data import learned as learning
-from parallel_epochs.pipeline.data.cache import hash_graph, prepare_as, read
+from parallel_epochs.pipeline.data.cache import hash_graph, open_other, prepare_as, read
 from parallel_epochs.pipeline.data.learned import Learned, check_columns, learn, with_labels
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.propagate import propagate
@@ -26,17 +27,28 @@ log = logging.getLogger(__name__)
 
 FILE = "preprocessing.pt"
 # Keys that say where labels and splits are.
-OF_LABELS = ("data.split", "data.time_column", "data.edge_time", "data.split_column", "data.label_columns")
-# Sources of which other data can be read, and the key that names them.
-KEYS = {"file": "path", "smiles": "path", "graph_files": "folder"}
+OF_LABELS = ("data.split", "data.time_column", "data.edge_time", "data.split_column", "data.label_columns",
+             "data.edges.time")
+# Sources of which other data can be read, and the keys below `data` that name them.
+KEYS = {"file": ("path",), "smiles": ("path",), "graph_files": ("folder",),
+        "tables": ("nodes.path", "edges.path", "folder")}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
+class OtherTable:
+    """The file of another table."""
+
+    path: str | None = None
+
+
+@dataclass(frozen=True)
 class Others:
     """The files of other data than those of the training; the attributes are the keys below `data` of their names."""
 
     path: str | None = None
     folder: str | None = None
+    nodes: Any = OtherTable()
+    edges: Any = OtherTable()
 
 
 def write_start(setup: Setup, folder: Path) -> None:
@@ -47,6 +59,8 @@ def write_start(setup: Setup, folder: Path) -> None:
 
 def _is_known(setup: Setup) -> bool:
     """Tell whether the cache has all that was learned; what earlier versions kept there has not."""
+    if setup.config.data.is_stored and "fitted" not in setup.data:
+        return False
     return "x_source" in setup.data and (not setup.config.data.propagate or setup.data.get("hop_moments") is not None)
 
 
@@ -65,34 +79,48 @@ def why_not(config: Any) -> str | None:
         return "its model learned features of the nodes of its training, and new nodes have none (features=embedding)"
     if config.data.on_disk:
         return "it was trained with data.on_disk=true"
+    if config.data.is_stored and config.train.label_input:
+        return f"it reads labels as inputs (train.label_input), and those of other {config.data.source} are not read"
     if config.data.components != "all":
         return f"it was trained on a part of its graph (data.components={config.data.components})"
     return None
 
 
-def choose(run: SavedRun, new: dict[str, str | None]) -> dict[str, Any]:
+def choose(run: SavedRun, new: Any) -> dict[str, Any]:
     """Return the keys whose values change if other data are read, with these values; none for the run's own data.
 
     Args:
-        new: the files, by the names of :class:`Others`.
+        new: the files, as :class:`Others` has them.
 
     Raises:
         ValueError: they do not fit the run; the message names the key.
     """
     config, folder = run.config, run.folder
-    given = {f"data.{name}": value for name, value in new.items() if value is not None}
-    if not given and run.shared is not None:
-        raise ValueError(f"{folder} has no data of its own: name those to predict by data.{KEYS[config.data.source]}")
+    named = {"path": new.path, "folder": new.folder, "nodes.path": new.nodes.path, "edges.path": new.edges.path}
+    given = {f"data.{name}": value for name, value in named.items() if value is not None}
+    known = [f"data.{name}" for name in KEYS.get(config.data.source, ())]
+    if run.shared is not None and (missing := _missing(config.data, given)):
+        raise ValueError(f"{folder} has no data of its own: name those to predict by {' and '.join(missing)}")
     if not given:
         return {}
     key, value = next(iter(given.items()))
     if reason := why_not(config):
         raise ValueError(f"{key}={value}: {folder} cannot predict other data: {reason}")
-    expected = f"data.{KEYS[config.data.source]}"
-    if wrong := [name for name in given if name != expected]:
+    if wrong := [name for name in given if name not in known]:
         raise ValueError(f"{wrong[0]}={given[wrong[0]]}: {folder} was trained on data={config.data.source}. Name other "
-                         f"data by {expected}")
+                         f"data by {' or '.join(known)}")
+    if "data.nodes.path" in given and config.data.nodes.path is None:
+        raise ValueError(f"data.nodes.path={given['data.nodes.path']}: {folder} was trained without a table of nodes. "
+                         "Leave it out")
     return given if config.train.label_input else given | dict.fromkeys(OF_LABELS)
+
+
+def _missing(source: Any, given: Collection[str]) -> list[str]:
+    """Return the keys of other data that a model without data of its own needs and that are not given."""
+    if not source.is_stored:
+        return [] if given else [f"data.{name}" for name in KEYS[source.source]]
+    needed = ["data.edges.path", *(["data.nodes.path"] if source.nodes.path is not None else [])]
+    return [name for name in needed if name not in given]
 
 
 def open_data(config: Any, run: SavedRun, state: dict, device: torch.device) -> OpenData:
@@ -107,7 +135,11 @@ def open_data(config: Any, run: SavedRun, state: dict, device: torch.device) -> 
     """
     source, learned = config.data, _load(run, state)
     origin, is_link = source.origin(), config.predicts_links
-    data = prepare_as(source, read(source, needs_labels=not is_link and config.train.label_input > 0), learned=learned)
+    if source.is_stored:
+        data = open_other(source, learned, config.cache_dir)
+    else:
+        data = prepare_as(source, read(source, needs_labels=not is_link and config.train.label_input > 0),
+                          learned=learned)
     check_columns(learned, data, origin, source.propagate)
     if source.propagate:
         data.x, _ = propagate(data, source.propagate, learned.hops)
@@ -166,12 +198,21 @@ def export(run: SavedRun, path: Path) -> None:
         round_, epoch = place_of(state, is_best=run.is_best)
         weights = state["model"]
     config = keys.replaced(run.config, {
-        f"data.{KEYS[run.config.data.source]}": "not in this file", "cache_dir": ".cache", "resume": None,
+        **_without_files(run.config.data), "cache_dir": ".cache", "resume": None,
         **dict.fromkeys(OF_LABELS)})
     checkpoint.save(path, {"shared": 1, "config": keys.to_yaml(config),
                            "state": {"model": weights, "round": round_, "epoch": epoch},
                            "learned": _load(run, state).to_dict()})
     log.info("wrote the model to %s", path)
+
+
+def _without_files(source: Any) -> dict[str, str | None]:
+    """Return the keys of files of a source, with what stands for them in a model without data of its own."""
+    if not source.is_stored:
+        return {f"data.{name}": "not in this file" for name in KEYS[source.source]}
+    has_nodes = source.nodes.path is not None
+    return {"data.edges.path": "not in this file", "data.nodes.path": "not in this file" if has_nodes else None,
+            "data.folder": None}
 
 
 def place_of(state: dict, *, is_best: bool) -> tuple[int, int]:

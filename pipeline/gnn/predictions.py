@@ -128,7 +128,7 @@ def restore(run: SavedRun, asked: Asked, *, whole: bool = True, **evaluation: An
         _refuse_nodes(run, asked)
     wanted = check_tables(asked)
     _refuse_several(run)
-    new = new_data.choose(run, vars(asked.data))
+    new = new_data.choose(run, asked.data)
     _check_new(run, asked, is_new=bool(new), smooth=evaluation.get("smooth"))
     state = run.load()
     given = {name: value for name, value in evaluation.items() if value is not None}
@@ -185,6 +185,7 @@ def _open(run: SavedRun, state: dict, config: Any, *, is_new: bool) -> OpenData:
     build.check(config)
     device = choose_device(run.device)
     if is_new:
+        config.data.reads_labels = not config.data.is_stored
         config.data.check()
         return new_data.open_data(config, run, state, device)
     opened = build.open_data(config, device)

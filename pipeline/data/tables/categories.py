@@ -1,6 +1,7 @@
 """Columns of categories: their different values are numbered, and each becomes a column of 0 and 1."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -8,7 +9,7 @@ import pyarrow as pa
 
 from parallel_epochs.pipeline.data.node_names import number_names
 from parallel_epochs.pipeline.data.tables.source import Source
-from parallel_epochs.pipeline.data.tables.sql import Database
+from parallel_epochs.pipeline.data.tables.sql import Database, literal
 from parallel_epochs.pipeline.run.words import count
 
 
@@ -40,29 +41,42 @@ def number_values(db: Database, source: Source, cell: str, column: str, table: s
             raise ValueError(f"{source.name}: column {column} holds {one!r} and {other!r}, one number in two forms, "
                              "which would count as two values: write it in one form")
     names = number_names(pd.Series(found, dtype=object))[1] if found else np.array([], object)
-    schema = pa.schema([("name", pa.string()), ("class", pa.int32())])
-    db.fill(table, schema, iter([pa.record_batch(
-        [pa.array(list(names), pa.string()), pa.array(range(len(names)), pa.int32())], schema=schema)]))
+    _fill(db, table, names)
     return names
 
 
-def read(db: Database, source: Source, columns: Sequence[str], *, limit: int,
-         refuse_empty: bool) -> tuple[list[int], list[str]]:
+def _fill(db: Database, table: str, names: Sequence[str] | np.ndarray) -> None:
+    """Make a table of names, ``name``, and of their numbers, ``class``."""
+    schema = pa.schema([("name", pa.string()), ("class", pa.int32())])
+    db.fill(table, schema, iter([pa.record_batch(
+        [pa.array(list(names), pa.string()), pa.array(range(len(names)), pa.int32())], schema=schema)]))
+
+
+def read(db: Database, source: Source, columns: Sequence[str], *, limit: int, refuse_empty: bool,
+         known: Sequence[Sequence[str]] | None = None) -> tuple[list[list[str]], list[str]]:
     """Number the values of columns of categories, which are ``category0``... in the table of nodes.
 
     Args:
         limit: the largest number of different values of a column.
         refuse_empty: whether an empty cell is an error; it is in no category otherwise.
+        known: the values of each column of the tables of a training, in the order of their numbers; none: those of
+            this table.
 
     Returns:
-        The number of values of each column, and what to report of each.
+        The values of each column, in the order of their numbers, and what to report of each.
 
     Raises:
         ValueError: names the file, the column and what is wrong with it.
     """
-    sizes, notes = [], []
+    values, notes = list[list[str]](), []
     for place, column in enumerate(columns):
         cell = f"category{place}"
+        if known is not None:
+            _fill(db, f"categories{place}", known[place])
+            _refuse_unknown(db, source, cell, column, place)
+            values.append(list(known[place]))
+            notes.append(f"{column}: {count(len(known[place]), 'category', 'categories')} of the training")
+            continue
         (size,), = db.execute(f"SELECT count(DISTINCT {cell}) FROM nodes", "counting categories")
         if size > limit:
             raise ValueError(f"{source.name}: column {column} holds {size:,} different values, which would be as many "
@@ -75,14 +89,26 @@ def read(db: Database, source: Source, columns: Sequence[str], *, limit: int,
                              "data.nodes.categories")
         (empty,), = db.execute(
             f"SELECT count(*) - count(class) FROM nodes LEFT JOIN categories{place} ON {cell} = name")
-        sizes.append(len(names))
+        values.append(list(names))
         notes.append(f"{column}: {count(len(names), 'category', 'categories')}")
         if empty and refuse_empty:
             source.refuse_empty(db, column, f"coalesce({source.text(column)} NOT IN "
                                             f"(SELECT name FROM categories{place}), true)", empty)
         if empty:
             notes[-1] += f", and {count(empty, 'empty cell')} in none of them"
-    return sizes, notes
+    return values, notes
+
+
+def _refuse_unknown(db: Database, source: Source, cell: str, column: str, place: int) -> None:
+    """Refuse a value that the tables of the training do not have."""
+    found = db.execute(f"SELECT {cell}, count(*), min(number) FROM nodes ANTI JOIN categories{place} ON {cell} = name "
+                       f"WHERE {cell} IS NOT NULL AND lower(trim({cell})) <> 'nan' GROUP BY {cell} ORDER BY 3 LIMIT 1")
+    if found:
+        (value, times, _), = found
+        name, row, _ = cast(tuple, source.first_row(db, f"{source.text(column)} = {literal(value)}"))
+        raise ValueError(f"{name}: row {row}, column {column} holds {value!r}, a category that the "
+                         f"training did not see; {count(times, 'row')} in all {'has' if times == 1 else 'have'} it. "
+                         "Empty such cells, or train with rows of this category")
 
 
 def one_hot(db: Database, sizes: Sequence[int], first: int, last: int) -> np.ndarray:

@@ -93,6 +93,8 @@ class TablesConfig(DataConfig):
     """Tables of edges and nodes: CSV, TSV, Parquet, DuckDB or SQLite, with ids of any type. They may exceed memory."""
 
     is_stored: ClassVar[bool] = True
+    # False for tables that a trained model predicts, whose labels are not read.
+    reads_labels: ClassVar[bool] = True
     links: ClassVar[str] = "edges"
     source: str = key("tables", "Tables of edges and nodes: files that end in .csv, .tsv (perhaps with .gz) or "
                       ".parquet, or tables in a DuckDB or SQLite file.", shapes_graph=True)
@@ -142,6 +144,11 @@ class TablesConfig(DataConfig):
         """Return how the labelled nodes are divided: "column", "random" or "time"."""
         return self.split or ("column" if self.nodes.split_column is not None else "random")
 
+    @property
+    def has_features(self) -> bool:
+        """Whether features of nodes are made of columns, and not of edges."""
+        return bool(self.nodes.features or self.text_columns() or self.nodes.categories)
+
     def text_columns(self) -> list[tuple[str, str]]:
         """Return the columns of text, each with its kind: "words", "chars" or "tags"."""
         nodes = self.nodes
@@ -151,6 +158,8 @@ class TablesConfig(DataConfig):
     def label_columns(self) -> list[tuple[str, str]]:
         """Return the columns of labels, each with the key that names it."""
         nodes = self.nodes
+        if not self.reads_labels:
+            return []
         return [("label", nodes.label)] if nodes.label is not None else [("labels", column) for column in nodes.labels]
 
     def value_columns(self) -> list[tuple[str, str]]:
@@ -173,7 +182,7 @@ class TablesConfig(DataConfig):
                 *((f"data.nodes.{name}", column) for name in INPUTS for column in getattr(nodes, name)),
                 *((f"data.nodes.{name}", column) for name, column in labels),
                 *([("data.nodes.split_column", nodes.split_column)] if kind == "column" and labels else []),
-                *([("data.time_column", self.time_column)] if kind == "time" else [])]
+                *([("data.time_column", self.time_column)] if kind == "time" and labels else [])]
 
     @property
     def tables(self) -> tuple[Path, Path | None]:
@@ -220,7 +229,7 @@ class TablesConfig(DataConfig):
         if len(nodes.char_lengths) != 2 or not 1 <= nodes.char_lengths[0] <= nodes.char_lengths[1] <= 10:
             raise ValueError(f"data.nodes.char_lengths={nodes.char_lengths} must be two numbers from 1 to 10, the "
                              "smallest and the largest number of letters, as in [2,4]")
-        if nodes.text_features == "scores" and not (self.text_columns() and self.label_columns()):
+        if nodes.text_features == "scores" and not (self.text_columns() and (nodes.label or nodes.labels)):
             raise ValueError("data.nodes.text_features=scores predicts labels from texts. It needs data.nodes.text, "
                              "text_chars or text_tags, and data.nodes.label or labels")
         if not nodes.tag_separator:

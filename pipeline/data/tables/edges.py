@@ -3,14 +3,17 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 from torch_geometric.utils import scatter
 
 from parallel_epochs.models.edges import INT32_END, choose_dtype
 from parallel_epochs.pipeline.data.incident import NUM_INTERVALS, count_edges, scale
+from parallel_epochs.pipeline.data.tables.fitted import Fitted
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, literal
 from parallel_epochs.pipeline.graph.store import StoreWriter
@@ -83,7 +86,8 @@ def time_of(db: Database, source: Source, column: str) -> str:
 
 
 def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple[str, str]], relation: str | None, *,
-         time: str | None, id_column: str | None, refuse_dangling: bool, empty: str) -> list[int]:
+         time: str | None, id_column: str | None, refuse_dangling: bool, empty: str,
+         fitted: Fitted | None = None) -> list[int]:
     """Join the table of edges with the numbers of nodes, and refuse or report rows that are odd.
 
     Args:
@@ -95,6 +99,7 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple
         refuse_dangling: whether an edge that names no node is an error; it is left out otherwise.
         empty: what is done with an empty cell in a column of numbers: "zero" takes it for 0, "flag" does so and adds
             a column that is 1 for such cells, "error" refuses it.
+        fitted: what was learned of the tables of a training; none: this table tells.
 
     Returns:
         The places of the columns of numbers whose empty cells get a column.
@@ -108,14 +113,7 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple
     kept = ["s.number AS s", "t.number AS t", *(f"v{place}" for place in range(len(values)))]
     if relation is not None:
         kind = source.text(relation)
-        db.stage("relation_names", f"SELECT DISTINCT {kind} AS name FROM {source.relation} WHERE {kind} IS NOT NULL",
-                 "collecting relations")
-        db.stage("relations", "SELECT (row_number() OVER (ORDER BY "
-                 f"{order_of(db, 'relation_names', 'name')}) - 1)::INTEGER AS number, name FROM relation_names",
-                 "numbering relations")
-        if (found := num_relations(db)) > MAX_RELATIONS:
-            raise ValueError(f"{source.name}: column {relation} holds {found:,} different relations, which would "
-                             f"be as many features of each edge; at most {MAX_RELATIONS:,} (data.edges.relation)")
+        _number_relations(db, source, relation, None if fitted is None else fitted.relations)
         chosen.append(f"{kind} AS r")
         joins.append("LEFT JOIN relations AS r ON e.r = r.name")
         kept.append("r.number AS r")
@@ -126,7 +124,40 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple
     db.stage("joined", f"SELECT {', '.join(kept)} FROM (SELECT {inner} FROM {source.relation}) AS e {' '.join(joins)}",
              "joining edges with nodes", ordered=False)
     missing = _report(db, source, ends, values, id_column=id_column, refuse_dangling=refuse_dangling, empty=empty)
+    if fitted is not None:
+        return fitted.flagged
     return [place for place, count in enumerate(missing) if count] if empty == "flag" else []
+
+
+def _number_relations(db: Database, source: Source, column: str, known: list[str] | None) -> None:
+    """Make the table of relations, numbered as those of a training if they are `known`.
+
+    Raises:
+        ValueError: there are too many, or one that is not known.
+    """
+    kind = source.text(column)
+    db.stage("relation_names", f"SELECT DISTINCT {kind} AS name FROM {source.relation} WHERE {kind} IS NOT NULL",
+             "collecting relations")
+    if known is not None:
+        schema = pa.schema([("number", pa.int32()), ("name", pa.string())])
+        db.fill("relations", schema, iter([pa.record_batch(
+            [pa.array(range(len(known)), pa.int32()), pa.array(known, pa.string())], schema=schema)]))
+        if db.execute("SELECT 1 FROM relation_names ANTI JOIN relations USING (name) LIMIT 1"):
+            name, row, (text,) = cast(tuple, source.first_row(db, f"{kind} NOT IN (SELECT name FROM relations)", kind))
+            raise ValueError(f"{name}: row {row}, column {column} holds {text!r}, a relation that the training did "
+                             "not see. Leave such edges out, or train with edges of this relation")
+        return
+    db.stage("relations", "SELECT (row_number() OVER (ORDER BY "
+             f"{order_of(db, 'relation_names', 'name')}) - 1)::INTEGER AS number, name FROM relation_names",
+             "numbering relations")
+    if (found := num_relations(db)) > MAX_RELATIONS:
+        raise ValueError(f"{source.name}: column {column} holds {found:,} different relations, which would "
+                         f"be as many features of each edge; at most {MAX_RELATIONS:,} (data.edges.relation)")
+
+
+def relations(db: Database) -> list[str]:
+    """Return the relations, in the order of their numbers."""
+    return [row[0] for row in db.execute("SELECT name FROM relations ORDER BY number")] if db.has("relations") else []
 
 
 def num_relations(db: Database) -> int:
@@ -238,7 +269,8 @@ def _count_without_reverse(db: Database) -> int:
 
 
 def write(db: Database, writer: StoreWriter, counted: Counted, values: list[tuple[str, str]], *,
-          directed_relations: bool, add_self_loops: bool, node_features: str | None, has_times: bool) -> None:
+          directed_relations: bool, add_self_loops: bool, node_features: str | None, has_times: bool,
+          moments: Tensor | None = None) -> None:
     """Write edges, pointers to them and their features.
 
     Args:
@@ -248,16 +280,18 @@ def write(db: Database, writer: StoreWriter, counted: Counted, values: list[tupl
         node_features: how ``x`` is made of the features of the edges, or of their number, see
             :func:`pipeline.data.incident.incident_features`; none: it is not written.
         has_times: write ``edge_time``, the earliest of the times of equal edges.
+        moments: of the edges of a training, see :func:`pipeline.data.incident.moments_of_edges`; none: of these.
     """
     counts_values = node_features == "counts" and bool(values or num_relations(db))
     _write_edges(db, writer, counted, values, directed_relations=directed_relations, add_self_loops=add_self_loops,
-                 node_features=None if counts_values else node_features, has_times=has_times)
+                 node_features=None if counts_values else node_features, has_times=has_times, moments=moments)
     if counts_values:
-        _write_counts(writer)
+        _write_counts(writer, moments)
 
 
 def _write_edges(db: Database, writer: StoreWriter, counted: Counted, values: list[tuple[str, str]], *,
-                 directed_relations: bool, add_self_loops: bool, node_features: str | None, has_times: bool) -> None:
+                 directed_relations: bool, add_self_loops: bool, node_features: str | None, has_times: bool,
+                 moments: Tensor | None) -> None:
     """Do what :func:`write` does, but for features of nodes that are counts of those of the edges."""
     num_nodes, num_edges = counted.structure.num_nodes, counted.structure.num_edges
     num_values, relations = len(values), num_relations(db)
@@ -298,10 +332,10 @@ def _write_edges(db: Database, writer: StoreWriter, counted: Counted, values: li
         opened["indptr"].write(0, indptr.astype(numpy_dtype))
         if node_features is not None:
             sums = torch.from_numpy(counted.in_degree).double().unsqueeze(1) if total is None else total.double()
-            opened["x"].write(0, scale(sums, node_features).numpy())
+            opened["x"].write(0, scale(sums, node_features, moments).numpy())
 
 
-def _write_counts(writer: StoreWriter) -> None:
+def _write_counts(writer: StoreWriter, moments: Tensor | None) -> None:
     """Write ``x``: how many edges of each node have a feature in each part of its range. The edges are written."""
     if writer.has("x"):
         return
@@ -312,7 +346,7 @@ def _write_counts(writer: StoreWriter) -> None:
         else np.empty((0, channels), np.float32)
     indptr = np.fromfile(writer.folder / "indptr.bin", writer.entry("indptr")["dtype"])
     with writer.write(x=(shape, torch.float32)) as opened:
-        for first, rows in count_edges(edge_attr, indptr):
+        for first, rows in count_edges(edge_attr, indptr, moments):
             opened["x"].write(first * shape[1], rows.numpy())
 
 

@@ -1,7 +1,7 @@
 """Nodes of tables: their ids, and their features from columns of numbers and of text."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +10,7 @@ import torch
 
 from parallel_epochs.models.edges import INT32_END
 from parallel_epochs.pipeline.data.tables.categories import one_hot, read as read_categories
+from parallel_epochs.pipeline.data.tables.fitted import Columns
 from parallel_epochs.pipeline.data.tables.labels import Labels, read_values
 from parallel_epochs.pipeline.data.tables.scores import MAX_NODES, TextScores, fit_scores
 from parallel_epochs.pipeline.data.tables.source import Source
@@ -42,22 +43,9 @@ class Numbers:
     empty: str
 
 
-@dataclass
-class Found:
-    """What is known of the columns of features when the table has been read.
-
-    Attributes:
-        flagged: places of the columns of numbers whose empty cells are marked by a column of their own.
-        categories: the number of values of each column of categories.
-    """
-
-    flagged: list[int]
-    categories: list[int]
-
-
 def read(db: Database, source: Source, id_column: str, numbers: Numbers, *, texts: list[str], categories: list[str],
          max_categories: int, labels: list[tuple[str, str]], split_column: str | None,
-         time_column: str | None) -> Found:
+         time_column: str | None, fitted: Columns | None = None) -> Columns:
     """Make the table of nodes of what their table holds, numbered in its order.
 
     Columns are ``number``, ``id``, ``f0``... the features, ``text0``..., ``category0``..., ``label0``..., ``split`` and
@@ -69,6 +57,10 @@ def read(db: Database, source: Source, id_column: str, numbers: Numbers, *, text
         max_categories: the largest number of different values of each.
         labels: the columns of labels, each with the key that names it.
         split_column, time_column: those of the split and of the time, if they are needed.
+        fitted: what is known of the columns of the table of a training; none: this one tells.
+
+    Returns:
+        What this table tells of its columns before all of them are read, or `fitted`.
 
     Raises:
         ValueError: names the file, the column and the first bad row.
@@ -81,10 +73,14 @@ def read(db: Database, source: Source, id_column: str, numbers: Numbers, *, text
                if name is not None]
     db.stage("nodes", f"SELECT {', '.join(chosen)} FROM {source.relation}", "reading nodes")
     num_nodes, missing = _check(db, source, id_column, numbers)
-    sizes, notes = read_categories(db, source, categories, limit=max_categories, refuse_empty=numbers.empty == "error")
+    values, notes = read_categories(db, source, categories, limit=max_categories,
+                                    refuse_empty=numbers.empty == "error",
+                                    known=None if fitted is None else fitted.categories)
     notes = _report(db, source, numbers, missing) + notes
     log.info("%s: %s nodes%s", source.name, f"{num_nodes:,}", "".join(f"; {note}" for note in notes))
-    return Found([place for place, count in enumerate(missing) if count] if numbers.empty == "flag" else [], sizes)
+    if fitted is not None:
+        return fitted
+    return Columns([place for place, count in enumerate(missing) if count] if numbers.empty == "flag" else [], values)
 
 
 def count(db: Database, origin: str) -> int:
@@ -156,33 +152,45 @@ def write_names(db: Database, writer: StoreWriter, num_nodes: int) -> None:
             at += len(text)
 
 
-def write_features(db: Database, writer: StoreWriter, num_nodes: int, numbers: Numbers, texts: list[TextFeatures], *,
-                   found: Found, scored: Labels | None, seed: int) -> None:
-    """Write ``x``: the columns of numbers, the marks of their empty cells, the columns of each column of text or the
-    scores of all of them, and those of each column of categories.
+def fit(db: Database, num_nodes: int, numbers: Numbers, texts: list[TextFeatures], *, found: Columns,
+        scored: Labels | None, seed: int) -> Columns:
+    """Learn of a table what its features are made with.
 
     Args:
+        texts: what computes the features of each column of text; it counts them here.
         found: what :func:`read` returned.
-        texts: what computes the features of each column of text.
         scored: the labels, if texts become scores.
         seed: of the scores.
     """
-    if writer.has("x"):
-        return
     mean, std = _moments(db, numbers, num_nodes)
     for place, text in enumerate(texts):
         for first, last in blocks(num_nodes, BLOCK):
             text.count(_texts(db, place, first, last))
-    scores = None if scored is None else _fit_scores(db, texts, num_nodes, scored, seed)
-    channels = len(numbers.columns) + len(found.flagged) + sum(found.categories) + (
+    return replace(found, mean=mean, std=std, texts=[text.counted() for text in texts],
+                   scores=None if scored is None else _fit_scores(db, texts, num_nodes, scored, seed))
+
+
+def write_features(db: Database, writer: StoreWriter, num_nodes: int, numbers: Numbers, texts: list[TextFeatures],
+                   fitted: Columns) -> None:
+    """Write ``x``: the columns of numbers, the marks of their empty cells, the columns of each column of text or the
+    scores of all of them, and those of each column of categories.
+
+    Args:
+        texts: what computes the features of each column of text, when these have been counted.
+        fitted: what :func:`fit` returned.
+    """
+    if writer.has("x"):
+        return
+    scores, sizes = fitted.scores, [len(values) for values in fitted.categories]
+    channels = len(numbers.columns) + len(fitted.flagged) + sum(sizes) + (
         sum(text.channels for text in texts) if scores is None else len(scores.bias))
     with writer.write(x=((num_nodes, channels), torch.float32)) as opened:
         for first, last in blocks(num_nodes, BLOCK):
             values = _numbers(db, numbers, first, last)
-            parts = [np.nan_to_num((values - mean) / std), np.isnan(values[:, found.flagged])]
+            parts = [np.nan_to_num((values - fitted.mean) / fitted.std), np.isnan(values[:, fitted.flagged])]
             parts += [scores.transform(first, _terms(db, texts, first, last))] if scores is not None else [
                 text.transform(_texts(db, place, first, last)) for place, text in enumerate(texts)]
-            parts.append(one_hot(db, found.categories, first, last))
+            parts.append(one_hot(db, sizes, first, last))
             block = np.concatenate([part.astype(np.float32) for part in parts], axis=1)
             opened["x"].write(first * channels, block)
 

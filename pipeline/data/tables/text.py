@@ -44,6 +44,16 @@ class TextFeatures:
         self._num_texts += len(texts)
         self._frequency += np.bincount(terms.indices, minlength=NUM_HASHES)
 
+    def counted(self) -> tuple[int, np.ndarray, np.ndarray]:
+        """Return how many texts were counted, the terms of them, and in how many texts each is, for :meth:`restore`."""
+        terms = np.flatnonzero(self._frequency)
+        return self._num_texts, terms, self._frequency[terms]
+
+    def restore(self, num_texts: int, terms: np.ndarray, frequency: np.ndarray) -> None:
+        """Go on as if other texts had been counted, of which :meth:`counted` told."""
+        self._num_texts = num_texts
+        self._frequency[terms] = frequency
+
     @property
     def channels(self) -> int:
         """Columns, when all texts have been counted."""

@@ -1,0 +1,86 @@
+"""What the preparation of tables learned of them, kept with the graph so that other tables are prepared alike."""
+
+import io
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parallel_epochs.pipeline.data.tables.scores import TextScores
+
+# The array of a store that holds it.
+KEY = "fitted"
+
+
+@dataclass
+class Columns:
+    """What is known of the columns of features of nodes.
+
+    Attributes:
+        flagged: places of the columns of numbers whose empty cells are marked by a column of their own.
+        categories: the values of each column of categories, in the order of their numbers.
+        mean, std: of the columns of numbers, float64; 0 and 1 if they are not standardised.
+        texts: of each column of text how many texts were counted, the terms that occur in them and in how many texts
+            each occurs, int64.
+        scores: of all columns of text; none without them.
+    """
+
+    flagged: list[int] = field(default_factory=list)
+    categories: list[list[str]] = field(default_factory=list)
+    mean: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    std: np.ndarray = field(default_factory=lambda: np.ones(0))
+    texts: list[tuple[int, np.ndarray, np.ndarray]] = field(default_factory=list)
+    scores: TextScores | None = None
+
+
+@dataclass
+class Fitted:
+    """What the preparation of tables of nodes and edges learned of them.
+
+    Attributes:
+        columns: of the table of nodes.
+        relations: the kinds of edges, in the order of their numbers.
+        flagged: places of the columns of numbers of the edges whose empty cells are marked by a column of their own.
+    """
+
+    columns: Columns
+    relations: list[str] = field(default_factory=list)
+    flagged: list[int] = field(default_factory=list)
+
+    def pack(self) -> Tensor:
+        """Return it as bytes, uint8, which a store and a checkpoint can hold."""
+        content = asdict(self)
+        columns = content["columns"]
+        if self.columns.scores is not None:  # other tables have none of these nodes
+            del columns["scores"]["nodes"], columns["scores"]["own"]
+        buffer = io.BytesIO()
+        torch.save(_to_tensors(content), buffer)
+        return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+
+
+def unpack(packed: Tensor) -> Fitted:
+    """Return what :meth:`Fitted.pack` was called for."""
+    content = _to_arrays(torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True))
+    columns = content.pop("columns")
+    scores = columns.pop("scores")
+    if scores is not None:
+        width = scores["weights"].shape[1]
+        scores = TextScores(np.empty(0, np.int64), np.empty((0, width), np.float32), **scores)
+    return Fitted(Columns(scores=scores, **columns), **content)
+
+
+def _to_tensors(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _to_tensors(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_to_tensors(part) for part in value]
+    return torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value
+
+
+def _to_arrays(value: object):
+    if isinstance(value, dict):
+        return {name: _to_arrays(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_to_arrays(part) for part in value]
+    return value.numpy() if isinstance(value, Tensor) else value

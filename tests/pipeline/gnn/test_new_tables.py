@@ -1,0 +1,167 @@
+"""A trained model on other tables than those of its training."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from parallel_epochs.pipeline.command import cli
+from parallel_epochs.pipeline.config import settings
+from parallel_epochs.pipeline.data.tables.fitted import unpack
+from parallel_epochs.pipeline.gnn import new_data, predictions
+from parallel_epochs.pipeline.gnn.new_data import Others, OtherTable
+from parallel_epochs.pipeline.run import checkpoint
+from parallel_epochs.pipeline.run.saved import SavedRun
+from tests.helpers.running import train
+
+pytest.importorskip("duckdb")
+WORDS = "alpha beta gamma delta epsilon zeta eta theta".split()
+NUMBERS = ["data.nodes.features=[size,age]", "data.nodes.log1p=[size]", "data.nodes.standardize=true"]
+TEXTS = ["data.nodes.text=[about]", "data.nodes.text_chars=[id]", "data.nodes.text_tags=[tags]"]
+EDGES = ["data.edges.weight=weight", "data.edges.features=[since]", "data.edges.relation=kind",
+         "data.edges.directed_relations=true"]
+LABEL = ["data.nodes.label=label", "data.nodes.split_column=split"]
+CASES = {
+    "everything": [*NUMBERS, "data.empty=flag", "data.nodes.categories=[color,year]", *TEXTS, *EDGES, *LABEL,
+                   "data.nodes.text_channels=8", "data.add_self_loops=true"],
+    "logarithms of sums": [*EDGES, *LABEL], "counts": [*EDGES, *LABEL, "data.node_features=counts"],
+    "degrees": ["data.edges.path=edges.parquet", *LABEL], "hops": [*NUMBERS, *LABEL, "data.propagate=2"],
+    "values": [*NUMBERS, "data.nodes.label=age", "data.nodes.features=[size]"],
+    "split by time": [*NUMBERS, "data.nodes.label=label", "data.split=time", "data.time_column=year"]}
+
+
+def write(folder, *, num_nodes=60, num_edges=300, seed=0, **changes) -> None:
+    """Write tables of nodes and edges with empty cells, the latter twice."""
+    rng = np.random.default_rng(seed)
+    ids = np.array([f"n{number}" for number in range(num_nodes)])
+    draw = {"color": ["red", "blue", ""], "year": ["1999", "2007", "2023"], "label": ["good", "bad", "odd"],
+            "split": ["train", "valid", "test"]}
+    nodes = pd.DataFrame({
+        "id": ids, "size": rng.integers(0, 9000, num_nodes).astype(str),
+        "age": rng.normal(40, 9, num_nodes).round(2).astype(str),
+        **{name: rng.choice(values, num_nodes) for name, values in draw.items()},
+        "about": [" ".join(rng.choice(WORDS, 4)) for _ in ids], "tags": [f"a::{rng.choice(WORDS)}|b" for _ in ids]})
+    nodes.loc[::7, "size"] = ""
+    edges = pd.DataFrame({
+        "source": rng.choice(ids, num_edges), "target": rng.choice(ids, num_edges),
+        "weight": rng.random(num_edges).round(3).astype(str), "since": rng.integers(0, 50, num_edges).astype(str),
+        "kind": rng.choice(["likes", "knows"], num_edges)})
+    edges.loc[::9, "since"] = ""
+    folder.mkdir(exist_ok=True)
+    for name, table in (("nodes", nodes), ("edges", edges)):
+        table = changes.get(name, lambda table: table)(table)
+        table.to_csv(folder / f"{name}.csv", index=False)
+        table.to_parquet(folder / f"{name}.parquet")
+
+
+def trained(folder, tables, *overrides) -> SavedRun:
+    config = cli.compose_config([
+        "data=tables", f"data.folder={tables}", "data.nodes.path=nodes.csv", "data.edges.path=edges.csv",
+        "model.num_layers=2", "model.hidden_channels=8", "train.epochs=2", "train.patience=0",
+        "partition.num_parts=2", f"cache_dir={folder / 'cache'}", "evaluation=exact", *overrides])
+    train(config, folder / "run")
+    return SavedRun(folder / "run", config, settings(config))
+
+
+def restored(run, tables=None, **paths):
+    new = Others(folder=None if tables is None else str(tables), **{
+        name: OtherTable(path=str(path)) for name, path in paths.items()})
+    return predictions.restore(run, predictions.Asked(data=new))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_tables_of_the_training_as_new_data_give_the_same_bits(name, tmp_path):
+    write(tmp_path / "old")
+    run = trained(tmp_path, tmp_path / "old", *CASES[name])
+    old, new = restored(run), restored(run, tmp_path / "old")
+    assert torch.equal(old.setup.data.x, new.setup.data.x) and torch.equal(old.rows, new.rows)
+    assert not new.setup.data.train_mask.any() and old.setup.data.train_mask.any()
+    write(tmp_path / "bare", nodes=lambda table: table.drop(columns=["label", "split"]))  # which are not needed
+    if name != "values":
+        assert torch.equal(restored(run, tmp_path / "bare").rows, old.rows)
+    assert not list((tmp_path / "cache").glob("other-*"))
+
+
+def test_rows_that_are_added_leave_the_rows_of_others_as_they_were(tmp_path):
+    """Means, frequencies of terms, categories, relations and marked columns are those of the training."""
+    write(tmp_path / "old")
+    run = trained(tmp_path, tmp_path / "old", *CASES["everything"])
+
+    def more_nodes(table):
+        new = table.iloc[:5].assign(id=[f"new{n}" for n in range(5)], size="123456", age="", color="blue",
+                                    about="omega omega", tags="z")
+        return pd.concat([table, new])
+
+    def more_edges(table):
+        return pd.concat([table, table.iloc[:4].assign(source=["new0", "new1", "new2", "new3"], target="new4")])
+
+    write(tmp_path / "new", nodes=more_nodes, edges=more_edges)
+    old, new = restored(run), restored(run, tmp_path / "new")
+    assert new.rows.shape == (65, 3) and new.rows.isfinite().all()
+    assert torch.equal(new.setup.data.x[:60], old.setup.data.x)
+    torch.testing.assert_close(new.rows[:60], old.rows, rtol=1e-5, atol=1e-6)
+    age = new.setup.data.x[60:, 1]
+    assert (age == 0).all(), "empty cells are the mean of the training, and no new column marks them"
+    only = restored(run, nodes=tmp_path / "new" / "nodes.csv")  # with the edges of the training
+    assert only.rows.shape == (65, 3)
+
+
+def test_scores_of_texts_are_those_of_the_models_of_the_training(tmp_path):
+    write(tmp_path / "old")
+    run = trained(tmp_path, tmp_path / "old", *TEXTS, *LABEL, "data.nodes.text_features=scores")
+    old, new = (one.setup.data for one in (restored(run), restored(run, tmp_path / "old")))
+    others = ~old.train_mask
+    assert torch.equal(old.x[others], new.x[others]) and not torch.equal(old.x, new.x)
+    kept = unpack(checkpoint.load(run.folder / new_data.FILE)["fitted"]).columns.scores
+    assert kept.weights.shape == (len(kept.terms), 3) and not len(kept.nodes), "no row of the training is kept"
+
+
+def test_an_exported_model_reads_tables(tmp_path):
+    write(tmp_path / "old")
+    run = trained(tmp_path, tmp_path / "old", *CASES["everything"])
+    new_data.export(run, tmp_path / "model.pe")
+    config, shared = cli.load_run(tmp_path / "model.pe", trusts=False)
+    assert str(tmp_path) not in shared["config"]
+    opened = SavedRun(tmp_path / "model.pe", config, {}, shared=shared)
+    with pytest.raises(ValueError, match="name those to predict by data.edges.path and data.nodes.path"):
+        restored(opened)
+    found = restored(opened, nodes=tmp_path / "old" / "nodes.csv", edges=tmp_path / "old" / "edges.parquet")
+    assert torch.equal(found.rows, restored(run).rows)
+
+
+@pytest.mark.parametrize("changes, says", [
+    (dict(nodes=lambda table: table.replace("red", "green")),
+     "nodes.csv: row 2, column color holds 'green', a category that the training did not see; 21 rows"),
+    (dict(edges=lambda table: table.replace("likes", "hates")),
+     "column kind holds 'hates', a relation that the training did not see. Leave such edges out"),
+    (dict(nodes=lambda table: table.drop(columns="age")), "data.nodes.features=age: "),
+    (dict(nodes=lambda table: table.assign(size="much")), "row 1, column size holds 'much', which is not a finite num"),
+    (dict(nodes=lambda table: pd.concat([table, table.iloc[:1]])), "the id 'n0' of row 1 is there 2 times"),
+    (dict(edges=lambda table: table.iloc[:0]), "none of its 0 rows names two nodes"),
+    (dict(edges=lambda table: table.assign(target="nobody")), "none of its 300 rows names two nodes"),
+], ids=["category", "relation", "column", "number", "twice", "no edges", "other ids"])
+def test_tables_that_do_not_fit_are_refused(changes, says, everything, tmp_path):
+    write(tmp_path / "new", **changes)
+    with pytest.raises(ValueError) as error:
+        restored(everything, tmp_path / "new")
+    assert says in str(error.value), error.value
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("everything")
+    write(folder / "old")
+    return trained(folder, folder / "old", *CASES["everything"])
+
+
+@pytest.mark.parametrize("keys, new, says", [
+    (LABEL, dict(path="a.pt"), "was trained on data=tables. Name other data by data.nodes.path or data.edges.path or "),
+    ([*LABEL, "train.label_input=0.5"], dict(folder="."), "cannot predict other data: it reads labels as inputs"),
+    ([*LABEL, "data.on_disk=true"], dict(folder="."), "it was trained with data.on_disk=true"),
+], ids=["graph", "labels", "disk"])
+def test_runs_on_tables_say_what_they_cannot_predict(keys, new, says, tmp_path):
+    write(tmp_path / "old")
+    run = trained(tmp_path, tmp_path / "old", *keys)
+    with pytest.raises(ValueError) as error:
+        predictions.restore(run, predictions.Asked(data=Others(**new)))
+    assert says in str(error.value)
