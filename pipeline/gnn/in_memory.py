@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parallel_epochs.pipeline.data.objects import attributes_of
-from parallel_epochs.pipeline.gnn.new_data import Others
+from parallel_epochs.pipeline.data.objects import are_tables, attributes_of, write_tables
+from parallel_epochs.pipeline.gnn.new_data import Others, OtherTable
 
 
 @contextlib.contextmanager
@@ -20,7 +20,7 @@ def written(data: Any, source: Any, folder: Path) -> Iterator[Others]:
     """Name the files of data; those in memory are written into a folder that is removed at the end.
 
     Args:
-        data: what :func:`attributes_of` takes, a list of SMILES or of graphs, or a path.
+        data: what :func:`attributes_of` takes, a pair of tables, a list of SMILES or of graphs, or a path.
         source: the keys `data` of the run.
         folder: of the run, for messages.
 
@@ -31,7 +31,10 @@ def written(data: Any, source: Any, folder: Path) -> Iterator[Others]:
         yield Others(folder=str(data)) if Path(data).is_dir() else Others(path=str(data))
         return
     with tempfile.TemporaryDirectory() as scratch:
-        if isinstance(data, (list, tuple)) and data and all(isinstance(item, str) for item in data):
+        if are_tables(data):
+            paths = {name: str(path) for name, path in write_tables(data, Path(scratch)).items()}
+            yield Others(nodes=OtherTable(paths.get("nodes")), edges=OtherTable(paths["edges"]))
+        elif isinstance(data, (list, tuple)) and data and all(isinstance(item, str) for item in data):
             path, name = Path(scratch, "molecules.csv"), getattr(source, "smiles_column", "smiles")
             text = io.StringIO()
             csv.writer(text, quoting=csv.QUOTE_ALL).writerows([item] for item in [name, *data])

@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import name_graphs
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
+from parallel_epochs.pipeline.data.objects import are_tables
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.gnn import build, new_data, pair_table, prediction_table as tables
 from parallel_epochs.pipeline.gnn.calibration import calibrate
@@ -316,7 +317,7 @@ def predict_in_memory(run: SavedRun, data: Any, pairs: Any) -> tuple[Tensor, str
     task = restored.setup.task
     found = task.predictions(restored.setup.model, restored.rows, restored.pairs)
     rows = found["values" if "values" in found else "logits"]
-    if isinstance(data, (list, tuple)) and len(rows) != len(data):
+    if isinstance(data, (list, tuple)) and not are_tables(data) and len(rows) != len(data):
         raise ValueError(f"{len(data) - len(rows)} of the {len(data)} molecules cannot be read, and "
                          "data.skip_invalid=true leaves such out. Leave them out yourself")
     return rows, getattr(task, "kind", "binary tasks")

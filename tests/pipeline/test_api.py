@@ -8,6 +8,7 @@ import time
 
 import networkx
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse
 import torch
@@ -16,6 +17,7 @@ from torch_geometric.data import Data, HeteroData
 import parallel_epochs as pe
 from tests.helpers.running import ROOT, finish, summary_of
 from tests.pipeline.gnn.test_new_data import graph
+from tests.pipeline.gnn.test_new_tables import write
 
 OPTIONS = dict(num_layers=2, hidden_channels=8, epochs=2, verbose=False)
 
@@ -85,7 +87,27 @@ def test_keys_are_refused_as_on_the_command_line(keys, message, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_tables_in_memory_train_what_their_files_train(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    write(tmp_path / "tables")
+    nodes, edges = (pd.read_parquet(tmp_path / "tables" / f"{name}.parquet") for name in ("nodes", "edges"))
+    keys = {"data.nodes.features": ["size", "age"], "data.nodes.categories": ["color"], "data.nodes.label": "label",
+            "cache_dir": tmp_path / "cache", **OPTIONS}
+    found = pe.train((nodes.astype({"color": "category"}), edges), folder=tmp_path / "memory", **keys)
+    paths = {f"data.{name}.path": tmp_path / "tables" / f"{name}.parquet" for name in ("nodes", "edges")}
+    by_files = pe.train("tables", folder=tmp_path / "files", **paths, **keys)
+    assert found.summary["weights_sha256"] == by_files.summary["weights_sha256"]
+    new = nodes.assign(size="1"), pa.Table.from_pandas(edges.iloc[:50])
+    assert found.model.predict(new).shape == (60, 3)
+    assert torch.equal(found.model.predict((nodes, edges)), found.model.predict())
+    only_edges = pe.train((None, edges), "trainer=node_embedding", folder=tmp_path / "edges", dim=4, epochs=1,
+                          cache_dir=tmp_path / "cache", verbose=False)
+    assert only_edges.model.vectors().shape == (60, 4)
+
+
 @pytest.mark.parametrize("data, message", [
+    (pd.DataFrame({"source": [1]}), r"data is one table: give a pair \(nodes, edges\) of tables"),
+    ((None, pd.DataFrame({"source": [1, "a"]})), "the table of edges cannot be written as Parquet: "),
     (3, "data is a int; give a torch_geometric Data"), (HeteroData(), "give the Data that its to_homogeneous"),
     ("none.pt", "data.path=none.pt does not exist")])
 def test_data_of_no_kind_are_refused(data, message, tmp_path):
