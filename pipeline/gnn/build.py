@@ -107,11 +107,13 @@ def check_activations(config: GNNConfig, data: Data) -> None:
         bytes_each=4 if config.train.precision == "fp32" else 2)
 
 
-def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | None = None) -> OpenData:
+def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | None = None,
+              describes: bool = True) -> OpenData:
     """Open the graph of a run: check it, find its components, and choose those to train on.
 
     Args:
         content_hash: of the graph, where another process has opened it a moment ago and told of it in the log.
+        describes: say in the log what the edges and the components of the graph are.
 
     Raises:
         ValueError: the dataset is inconsistent, or the task, the partition or the memory does not fit it.
@@ -128,7 +130,7 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
     if config.model.is_foreign:
         visible = _visible(config, data)
         try_model(config, visible, build_task(config, visible), machine_of(config))
-    if not is_new and config.data.components == "all":
+    if not (is_new and describes) and config.data.components == "all":
         parts = [(None, data)]
     elif config.data.holds == "graphs":
         log.info("graphs: %s, with %s nodes and %s directed edges in all", f"{data.ptr.numel() - 1:,}",

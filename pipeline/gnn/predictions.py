@@ -189,7 +189,7 @@ def _open(run: SavedRun, state: dict, config: Any, *, is_new: bool) -> OpenData:
         config.data.reads_labels = not config.data.is_stored
         config.data.check()
         return new_data.open_data(config, run, state, device)
-    opened = build.open_data(config, device)
+    opened = build.open_data(config, device, describes=False)
     run.check_data(state, opened.parts[0].data.get("content_hash"))
     return opened
 
