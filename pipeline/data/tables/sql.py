@@ -56,7 +56,8 @@ class Database:
             for left in (path, path.with_name(f"{path.name}.wal")):
                 left.unlink(missing_ok=True)
             self._connection = _connect(path, settings)
-        self._connection.execute("SET enable_progress_bar = false")
+        with contextlib.suppress(duckdb.InvalidInputException):  # a notebook without ipywidgets, where there is none
+            self._connection.execute("SET enable_progress_bar = false")
         # A path with a wildcard is looked up as a pattern before it is read. A database has a log beside it.
         allowed = {form for path in paths for form in (
             str(path.absolute()), pattern_of(path), f"{path.absolute()}.wal")}
