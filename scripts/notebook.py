@@ -11,7 +11,7 @@ from pathlib import Path
 from parallel_epochs.pipeline.run.errors import install_command
 from parallel_epochs.pipeline.run.files import write_text
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 SOURCE = DOCS / "notebook.py"
 
 
