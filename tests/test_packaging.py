@@ -12,6 +12,7 @@ import pytest
 from tests.helpers.installing import build_wheel, install_wheel, run
 from tests.helpers.running import ROOT, TOY, shell
 
+
 @pytest.fixture(scope="module")
 def install(tmp_path_factory) -> Path:
     """Build the wheel, and install it into an environment of its own that sees the dependencies of this one."""
