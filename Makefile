@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Where this is set, every process of every run would compile the tests again, with their assertions: 4 s each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-of test-avx2 test-slow test-exhaustive test-system test-slurm test-gpu test-all lint docs
+.PHONY: train test test-of test-avx2 test-slow test-exhaustive test-system test-slurm test-gpu test-all lint docs wheel
 
 # The default run, set-up included.
 train: $(VENV)/.installed
@@ -36,7 +36,7 @@ test-exhaustive: $(VENV)/.installed-test
 	$(PYTEST) -n 5 -m exhaustive --durations=20
 
 # What needs system packages, long builds or large packages: Chromium, torch_sparse (3 minutes to compile, once),
-# the trackers wandb and mlflow (about 150 MB), and mkdocs.
+# the kernels of the wheel (3 minutes of processor time, once), the trackers wandb and mlflow (about 150 MB), and mkdocs.
 test-system: $(VENV)/.installed-sparse $(VENV)/.installed-trackers $(VENV)/.installed-docs
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }
 	$(PYTEST) -m system
@@ -60,6 +60,14 @@ lint: $(VENV)/.installed-test
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "built build/site; its search needs a server: $(BIN)/python -m http.server --directory build/site"
+
+# A wheel for Linux on x86-64, dist/*.whl, with every kernel compiled for three levels of vector instructions.
+# The libraries are kept in build/kernels: their names say which sources and flags they are of.
+wheel: $(VENV)/.installed-test
+	rm -rf build/lib* build/bdist.*  # setuptools would pack what an older build left there
+	PARALLEL_EPOCHS_KERNELS=build/kernels $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
+		--no-build-isolation --wheel-dir dist .
+	@ls -l dist
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

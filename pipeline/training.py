@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from parallel_epochs.models.kernels.native import check_simd
+from parallel_epochs.models.kernels.native import builds, check_simd
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.config import ParallelConfig, RunConfig, settings
 from parallel_epochs.pipeline.data import inspection
@@ -328,7 +328,7 @@ def train_part(part: Part, folder: Path, *, command: str, ranks: Ranks = Ranks()
     summary = summaries.summarise(
         result, experiment=config.name, metric=trainer.about.metric, parallel=config.parallel.name,
         lr_scaling=getattr(config.parallel, "lr_scaling", "none"), seed=config.seed, command=command,
-        device=part.device, ranks=ranks)
+        device=part.device, ranks=ranks, libraries=builds())
     if "scores" in more:
         more["scores"] = summary.get("scores", {}) | more["scores"]
     return summary | more

@@ -1,44 +1,28 @@
 """Installed from a wheel and run from elsewhere, also beside a project that has a `models/` of its own."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.installing import build_wheel, install_wheel, run
 from tests.helpers.running import ROOT, TOY, shell
-
-ENVIRON = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
 def install(tmp_path_factory) -> Path:
     """Build the wheel, and install it into an environment of its own that sees the dependencies of this one."""
     folder = tmp_path_factory.mktemp("install")
-    # A copy: setuptools leaves build/ behind, and would pack what an older one left there.
-    source = shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=shutil.ignore_patterns(
-        ".*", "build", "outputs", "multirun", "dataset", "*.egg-info", "__pycache__"))
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source], check=True,
-                   env=ENVIRON)
-    (wheel,) = folder.glob("*.whl")
+    wheel = build_wheel(folder)
     with zipfile.ZipFile(wheel) as files:
         tops = {name.partition("/")[0] for name in files.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"parallel_epochs"}
-    environment = folder / "environment"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
-    subprocess.run([*pip, "--python", environment / "bin" / "python", "install", "--no-deps", "--no-index", wheel],
-                   check=True, env=ENVIRON)
-    # A path in a .pth file is not searched for .pth files itself, so that this checkout stays out of sight.
-    (site_packages,) = environment.glob("lib/python*/site-packages")
-    (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    return environment / "bin"
+    assert wheel.name.endswith("-py3-none-any.whl")
+    return install_wheel(wheel, folder / "environment")
 
 
 @pytest.fixture
@@ -48,13 +32,6 @@ def elsewhere(tmp_path) -> Path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("OWNER = 'the user'\n")
     return tmp_path
-
-
-def run(*command, cwd: Path) -> subprocess.CompletedProcess:
-    result = subprocess.run([str(part) for part in command], cwd=cwd, env=ENVIRON, capture_output=True, text=True,
-                            timeout=600)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result
 
 
 @pytest.mark.slow

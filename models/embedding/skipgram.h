@@ -12,6 +12,12 @@
 #include "../kernels/simd.h"
 #include "../kernels/tasks.h"
 
+#if defined(__x86_64__) && defined(__GLIBC__)
+// The version of exp that every glibc has. The one of glibc 2.29 computes the same, and would keep a library from
+// systems that are older than the compiler's.
+__asm__(".symver exp,exp@GLIBC_2.2.5");
+#endif
+
 struct SkipGramProblem {  // mirrored by SkipGramProblem in skipgram.py, field by field
   int64_t stride;         // floats between two rows, a multiple of 16; beyond the vectors they are 0
   int64_t num_tasks;      // lists of blocks: those of different tasks share no rows

@@ -1,12 +1,15 @@
-"""Compiles C++ on first use with torch's extension loader, and keeps the library in torch's extension cache."""
+"""Loads C++: a library that the wheel ships, or one that torch's extension loader compiles on first use.
+
+Compiled libraries are kept in torch's extension cache.
+"""
 
 import ctypes
+import dataclasses
 import functools
 import hashlib
 import logging
 import os
 import platform
-import re
 import shutil
 import stat
 import subprocess
@@ -20,24 +23,49 @@ from pathlib import Path
 import torch
 from torch.utils import cpp_extension
 
+from parallel_epochs.models.kernels import shipped
+
 log = logging.getLogger(__name__)
 
-# Never -ffast-math: a NaN in the features has to reach the loss.
-FLAGS = ("-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-Wno-psabi")
-# A level of vector instructions that caps those of the processor.
+# Names the level of vector instructions that kernels use. By default it is the highest of the processor.
 SIMD_VARIABLE = "PARALLEL_EPOCHS_SIMD"
 # What a processor needs for each level of simd.h, and the flags that take what is above a level from -march=native.
-SIMD_NEEDS = {"portable": set(), "avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512dq"}}
+SIMD_NEEDS = {"portable": set(), "avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512dq", "avx2", "fma"}}
 SIMD_FLAGS = {"portable": ["-mno-avx"], "avx2": ["-mno-avx512f"], "avx512": []}
 
 
+@dataclasses.dataclass(frozen=True)
+class Build:
+    """What was loaded for a library.
+
+    Attributes:
+        level: level of vector instructions, a key of SIMD_NEEDS.
+        build: "shipped" in the wheel, or "compiled" on this machine.
+        compiler: name and version of the compiler.
+    """
+
+    level: str
+    build: str
+    compiler: str
+
+
+_builds: dict[str, Build] = {}
+
+
+def builds() -> dict[str, dict[str, str]]:
+    """Return the fields of :class:`Build` of each library that this process has loaded, by the library's name."""
+    return {name: dataclasses.asdict(build) for name, build in sorted(_builds.items())}
+
+
 class NativeLibrary:
-    """A C++ file that exports C functions and is compiled on its first use.
+    """A C++ file that exports C functions.
 
-    It uses all vector instructions of the processor, or those up to the level that the environment variable
-    ``PARALLEL_EPOCHS_SIMD`` names.
+    On its first use, the library that the installed package ships is loaded if it was compiled from the same sources;
+    see :mod:`models.kernels.shipped`. Otherwise the library in the cache is loaded, and compiled before if there is
+    none. Both use the highest level of vector instructions that the processor has, or the one that the environment
+    variable ``PARALLEL_EPOCHS_SIMD`` names.
 
-    The key of the compiled library is a hash of the file, of every header that it includes in quotes, of the flags, of
+    The key of a compiled library is a hash of the file, of every header that it includes in quotes, of the flags, of
     torch's version and of the processor. As its code runs in this process, a library is loaded only if its checksum is
     the recorded one and nobody else can have written either of the two. Otherwise it is compiled again.
 
@@ -45,14 +73,13 @@ class NativeLibrary:
         name: name of the library in messages, and of its folder in the cache.
         source: the C++ file.
         otherwise: text of the warning that says what runs if the library cannot be compiled.
-        flags: compiler flags in addition to those of every library.
         structures: ctypes structures that the library takes. Each key is the name of the exported C function that
             returns the size of its C++ counterpart as an int64.
     """
 
-    def __init__(self, name: str, source: Path, *, otherwise: str, flags: tuple[str, ...] = (),
+    def __init__(self, name: str, source: Path, *, otherwise: str,
                  structures: Mapping[str, type[ctypes.Structure]] | None = None):
-        self.name, self.source, self.otherwise, self._more_flags = name, source, otherwise, flags
+        self.name, self.source, self.otherwise = name, source, otherwise
         self.structures = structures or {}
 
     def get(self) -> ctypes.CDLL | None:
@@ -60,44 +87,64 @@ class NativeLibrary:
 
         Raises:
             RuntimeError: a ctypes structure and its C++ counterpart have different sizes.
-            ValueError: ``PARALLEL_EPOCHS_SIMD`` names no level.
+            ValueError: ``PARALLEL_EPOCHS_SIMD`` names no level, or one that this processor lacks.
         """
         return self._loaded[0]
 
     def missing(self) -> str:
-        """Return the reason why the library cannot be compiled, or an empty text."""
+        """Return the reason why the library is neither shipped nor can be compiled, or an empty text."""
         return self._loaded[1]
 
     @functools.cached_property
     def flags(self) -> list[str]:
-        """The compiler flags."""
-        native = ["-march=native"] if platform.machine() in ("x86_64", "AMD64") else []
-        level = os.environ.get(SIMD_VARIABLE)
-        return [*FLAGS, *native, *(_cap(level) if level else []), *self._more_flags]
+        """The flags of a library that is compiled on this machine."""
+        if not _is_x86():
+            return [*shipped.FLAGS]
+        cap = SIMD_FLAGS[choose_simd()] if os.environ.get(SIMD_VARIABLE) else []
+        return [*shipped.FLAGS, "-march=native", *cap]
 
     @functools.cached_property
     def _loaded(self) -> tuple[ctypes.CDLL | None, str]:
-        reason = "" if may_load(self._path) else self._find_missing_tool()
-        if not reason:
+        library, reason = self._load_shipped(), ""
+        if library is None:
+            reason = "" if may_load(self._path) else self._find_missing_tool()
+        if library is None and not reason:
             try:
                 library = self._load()
             except (RuntimeError, OSError, subprocess.SubprocessError) as error:
                 output = [str(error), (getattr(error, "output", None) or b"").decode(errors="replace")]
                 reason = f"compiling failed: {self._explain(output)}"
-            else:
-                self._compare_sizes(library)
-                return library, ""
-        log.warning("%s is not available: %s; %s", self.name, reason, self.otherwise)
-        return None, reason
+        if library is None:
+            log.warning("%s is not available: %s; %s", self.name, reason, self.otherwise)
+        else:
+            self._compare_sizes(library)
+        return library, reason
+
+    def _load_shipped(self) -> ctypes.CDLL | None:
+        """Load the library that the installed package ships, if it was compiled from these sources."""
+        path = shipped.path_of(self.source, choose_simd())
+        if not path.exists():
+            return None
+        try:
+            return self._open(path, "shipped")
+        except OSError as error:
+            log.warning("%s: the library that the package ships cannot be loaded, so it is compiled: %s", self.name,
+                        error)
+            return None
 
     def _load(self) -> ctypes.CDLL:
         path = self._path
         if may_load(path) or self._has_own_cache() and self._build():
-            return ctypes.CDLL(str(path))
+            return self._open(path, "compiled")
         log.warning("%s: others may write to %s, so no library there is loaded and every process compiles its own. Set "
                     "TORCH_EXTENSIONS_DIR to a folder that only you can write to", self.name, path.parents[2])
         with tempfile.TemporaryDirectory() as folder:
-            return ctypes.CDLL(str(self._compile(Path(folder))))
+            return self._open(self._compile(Path(folder)), "compiled")
+
+    def _open(self, path: Path, build: str) -> ctypes.CDLL:
+        library = ctypes.CDLL(str(path))
+        _builds[self.name] = Build(choose_simd(), build, shipped.find_compiler(path))
+        return library
 
     def _find_missing_tool(self) -> str:
         if os.name != "posix":
@@ -192,36 +239,48 @@ class NativeLibrary:
 
     @functools.cached_property
     def _path(self) -> Path:
-        sha256 = hashlib.sha256()
-        for file in find_included(self.source):
-            sha256.update(file.name.encode() + file.read_bytes())
         environment = torch.__version__, os.environ.get("CXX"), platform.machine(), _cpu_flags()
-        sha256.update(repr((self.flags, environment)).encode())
+        key = shipped.hash_sources(self.source, (self.flags, environment))
         root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
-        folder, key = self.name.replace(" ", "_"), sha256.hexdigest()[:16]
+        folder = self.name.replace(" ", "_")
         # The key is part of the file name because torch's loader renames a second library of the same name.
         return Path(root) / f"deepgcn_{folder}" / key / f"{self.source.stem}_{key}.so"
 
 
-@functools.cache
-def _cap(level: str) -> list[str]:
-    """Return the flags that keep the compiler from vector instructions above a level, and log what it may use."""
+def choose_simd() -> str:
+    """Name the level of vector instructions that kernels use: the processor's highest, or PARALLEL_EPOCHS_SIMD.
+
+    Raises:
+        ValueError: ``PARALLEL_EPOCHS_SIMD`` names no level, or one that this processor lacks.
+    """
     check_simd()
-    levels, has = list(SIMD_NEEDS), find_simd()
-    chosen = min(level, has, key=levels.index)
-    log.info("kernels: %s, as %s=%s and this processor has %s", chosen, SIMD_VARIABLE, level, has)
-    return SIMD_FLAGS[level] if platform.machine() in ("x86_64", "AMD64") else []
+    level, has = os.environ.get(SIMD_VARIABLE), find_simd()
+    if level:
+        _say_level(level, has)
+    return level or has
+
+
+@functools.cache
+def _say_level(level: str, has: str) -> None:
+    log.info("kernels: %s, as %s=%s and this processor has %s", level, SIMD_VARIABLE, level, has)
 
 
 def check_simd() -> None:
-    """Refuse a level of vector instructions that does not exist.
+    """Refuse a level of vector instructions that does not exist or that this processor lacks.
 
     Raises:
         ValueError: names the environment variable.
     """
-    level = os.environ.get(SIMD_VARIABLE)
-    if level and level not in SIMD_NEEDS:
-        raise ValueError(f"{SIMD_VARIABLE}={level} is unknown; choose one of {', '.join(SIMD_NEEDS)}")
+    level, has, levels = os.environ.get(SIMD_VARIABLE), find_simd(), list(SIMD_NEEDS)
+    if level and level not in levels:
+        raise ValueError(f"{SIMD_VARIABLE}={level} is unknown; choose one of {', '.join(levels)}")
+    if level and levels.index(level) > levels.index(has):
+        raise ValueError(f"{SIMD_VARIABLE}={level} needs a processor with {level}, and this one has {has}; choose "
+                         f"{' or '.join(levels[:levels.index(has) + 1])}, or unset it")
+
+
+def _is_x86() -> bool:
+    return platform.machine() in ("x86_64", "AMD64")
 
 
 def find_simd() -> str:
@@ -258,17 +317,6 @@ def _record_of(path: Path) -> Path:
 
 def _checksum(path: Path) -> bytes:
     return hashlib.sha256(path.read_bytes()).hexdigest().encode()
-
-
-def find_included(source: Path) -> list[Path]:
-    """List a C++ file and all headers that it includes in quotes, directly or through others, each once."""
-    files = [source.resolve()]
-    for file in files:
-        for name in re.findall(r'^#include "(.+)"', file.read_text(), flags=re.MULTILINE):
-            header = (file.parent / name).resolve()
-            if header not in files:
-                files.append(header)
-    return files
 
 
 def _path_with_scripts() -> str:

@@ -19,8 +19,12 @@ PACKAGES = ("torch", "torch_geometric", "pymetis", "ogb", "hydra-core")
 
 
 def summarise(result: Result, *, experiment: str, metric: str, parallel: str, lr_scaling: str, seed: int, command: str,
-              device: torch.device, ranks: Ranks) -> dict:
-    """Build the content of ``summary.json``; what a product adds has the test's metric if no evaluation has it."""
+              device: torch.device, ranks: Ranks, libraries: dict[str, dict[str, str]]) -> dict:
+    """Build the content of ``summary.json``; what a product adds has the test's metric if no evaluation has it.
+
+    Args:
+        libraries: the compiled libraries that this process has loaded, with the level, build and compiler of each.
+    """
     return {
         "experiment": experiment,
         "metric": metric,
@@ -39,6 +43,7 @@ def summarise(result: Result, *, experiment: str, metric: str, parallel: str, lr
         "parallel": parallel,
         "lr_scaling": lr_scaling,
         "kernel": result.kernel,
+        "libraries": libraries,
         "seed": seed,
         "weights_sha256": result.weights_sha256,
         "versions": {name: metadata.version(name) for name in PACKAGES} | {"python": platform.python_version()},

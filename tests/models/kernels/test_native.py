@@ -12,7 +12,8 @@ import torch
 
 from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, backend, cpu
 from parallel_epochs.models.kernels import gated, native, norm
-from parallel_epochs.models.kernels.native import NativeLibrary, find_included
+from parallel_epochs.models.kernels.native import NativeLibrary
+from parallel_epochs.models.kernels.shipped import find_included
 from parallel_epochs.models.messages import cpu as messages
 from tests.models.aggregate.test_fused import check, graph, off_the_bounds
 from tests.models.messages import test_several
@@ -89,22 +90,30 @@ def test_a_level_caps_the_vectors_and_one_line_says_so(tmp_path, monkeypatch, ca
     caplog.set_level("INFO", native.log.name)
     has, own_key = under("", tmp_path, monkeypatch)
     assert has == native.find_simd() and not caplog.messages
-    for level in LEVELS:
-        native._cap.cache_clear()
+    for level in LEVELS[:LEVELS.index(has) + 1]:
+        native._say_level.cache_clear()
         caplog.clear()
         name, key = under(level, tmp_path, monkeypatch)
-        assert name == min(level, has, key=LEVELS.index) and (key == own_key) == (level == "avx512")
-        assert caplog.messages == [f"kernels: {name}, as PARALLEL_EPOCHS_SIMD={level} and this processor has {has}"]
+        assert name == level and (key == own_key) == (level == "avx512")
+        assert caplog.messages == [f"kernels: {level}, as PARALLEL_EPOCHS_SIMD={level} and this processor has {has}"]
 
 
-def test_a_processor_with_less_than_the_level_is_named(monkeypatch, caplog):
-    """The flags only take instructions away, so a level above the processor's changes nothing."""
-    caplog.set_level("INFO", native.log.name)
-    for has, flags in (("avx2", "flags : sse2 avx2 fma"), ("portable", "flags : sse2 avx2"), ("portable", "")):
-        monkeypatch.setattr(native, "_cpu_flags", lambda flags=flags: flags)
-        native._cap.cache_clear()
-        assert native._cap("avx512") == [] and f"kernels: {has}, as" in caplog.messages[-1]
-    native._cap.cache_clear()
+@pytest.mark.parametrize("has, flags", [
+    ("avx512", "flags : avx512dq avx512f sse2 avx2 fma"), ("avx2", "flags : sse2 avx2 fma avx512f"),
+    ("portable", "flags : sse2 avx2"), ("portable", "")])
+def test_a_level_above_the_processor_is_refused(has, flags, monkeypatch):
+    monkeypatch.setattr(native, "_cpu_flags", lambda: flags)
+    monkeypatch.delenv(native.SIMD_VARIABLE, raising=False)
+    assert native.choose_simd() == has
+    for level in LEVELS:
+        monkeypatch.setenv(native.SIMD_VARIABLE, level)
+        if LEVELS.index(level) <= LEVELS.index(has):
+            assert native.choose_simd() == level
+            continue
+        choices = " or ".join(LEVELS[:LEVELS.index(has) + 1])
+        with pytest.raises(ValueError, match=f"^PARALLEL_EPOCHS_SIMD={level} needs a processor with {level}, and this "
+                                             f"one has {has}; choose {choices}, or unset it$"):
+            native.choose_simd()
 
 
 def test_an_unknown_level_is_refused(tmp_path, monkeypatch):
@@ -115,15 +124,15 @@ def test_an_unknown_level_is_refused(tmp_path, monkeypatch):
 @pytest.fixture(params=LEVELS)
 def width(request, monkeypatch):
     """A level, under which the aggregation, the norm and the messages are compiled."""
-    if request.param == native.find_simd() != LEVELS[-1]:
-        pytest.skip("the level above is capped by the processor, which gives the same code")
+    if LEVELS.index(request.param) > LEVELS.index(native.find_simd()):
+        pytest.skip(f"this processor has no {request.param}")
     monkeypatch.setenv(native.SIMD_VARIABLE, request.param)
     for module in (cpu, norm, messages):
         library = module.LIBRARY
         monkeypatch.setattr(module, "LIBRARY", NativeLibrary(
             library.name, library.source, otherwise="", structures=library.structures))
         assert module.LIBRARY.get() is not None, module.LIBRARY.missing()
-    return min(request.param, native.find_simd(), key=LEVELS.index)
+    return request.param
 
 
 @pytest.mark.slow
