@@ -3,6 +3,7 @@
 import logging
 import sys
 import time
+import warnings
 from collections.abc import Callable
 
 from tqdm import tqdm
@@ -17,8 +18,8 @@ LINE_EVERY = 60.0  # seconds between two lines of a log file
 class Bar:
     """The progress of a phase of `total` units, which ends with a ``with`` statement or :meth:`close`.
 
-    On a terminal (standard error) it is a bar that disappears at the end of the phase. Elsewhere a phase that takes
-    longer than a minute logs a line per minute.
+    On a terminal (standard error) and in a notebook it is a bar that disappears at the end of the phase. Elsewhere a
+    phase that takes longer than a minute logs a line per minute.
 
     Args:
         text: what the phase does, as a participle.
@@ -33,10 +34,10 @@ class Bar:
         self._text, self._total, self._unit, self._show, self._note = text, total, unit, show, note
         self._done = self._initial = initial
         self._began = self._said = time.monotonic()
-        on_terminal = show and sys.stderr.isatty()
-        self._tqdm = tqdm(total=total, initial=initial, desc=text, unit=f" {unit}", leave=False, dynamic_ncols=True,
-                          bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit}, {remaining} left"
-                                     "{postfix}") if on_terminal else None
+        kind = _kind_of_bar() if show else None
+        self._tqdm = kind and kind(
+            total=total, initial=initial, desc=text, unit=f" {unit}", leave=False, dynamic_ncols=True,
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit}, {remaining} left{postfix}")
 
     def __enter__(self) -> "Bar":
         return self
@@ -68,6 +69,18 @@ class Bar:
         """Remove the bar."""
         if self._tqdm is not None:
             self._tqdm.close()
+
+
+def _kind_of_bar() -> type[tqdm] | None:
+    """Return the class of the bars of a terminal or of a notebook; none elsewhere."""
+    if sys.stderr.isatty():
+        return tqdm
+    if not type(sys.stderr).__module__.startswith("ipykernel"):
+        return None
+    with warnings.catch_warnings():  # without ipywidgets, the bars are those of a terminal
+        warnings.simplefilter("ignore")
+        from tqdm.auto import tqdm as of_notebook
+        return of_notebook
 
 
 class TerminalHandler(logging.StreamHandler):

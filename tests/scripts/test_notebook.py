@@ -16,6 +16,18 @@ def test_the_notebook_has_the_cells_of_its_script():
 
 
 @pytest.mark.slow
+def test_a_notebook_has_bars(tmp_path, monkeypatch):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    monkeypatch.setenv("PYTHONPATH", str(notebook.DOCS.parent))
+    cell = nbformat.v4.new_code_cell("from parallel_epochs.pipeline.run.progress import Bar\n"
+                                     "with Bar('counting', 3, 'sheep') as bar:\n    bar.advance()")
+    client = nbclient.NotebookClient(nbformat.v4.new_notebook(cells=[cell]), kernel_name="python3",
+                                     resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()
+    assert "counting:   0%" in str(cell.outputs) and "sheep" in str(cell.outputs) and "Warning" not in str(cell.outputs)
+
+
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path, monkeypatch):
     """In a kernel without ipywidgets, where DuckDB refuses to switch its progress bar off."""
     pytest.importorskip("nbclient")
