@@ -59,7 +59,7 @@ def parse(given: list[str]) -> tuple[Options, list[str]]:
             continue
         if name not in vars(options):
             raise ValueError(f"ray.{name} is no key of this command, whose keys are ray.{', ray.'.join(vars(options))}")
-        least = {"num_workers": 1, "gpus": -1}.get(name, 0)
+        least = {"num_workers": 1, "cpus": 1, "gpus": -1}.get(name, 0)
         if name != "address" and not (text.removeprefix("-").isdecimal() and int(text) >= least):
             raise ValueError(f"ray.{name} must be a whole number of at least {least}, not {text}")
         setattr(options, name, text if name == "address" else int(text))
@@ -72,7 +72,7 @@ def count_room(nodes: list[dict], cpus: int, gpus: int) -> int:
     """Return how many workers fit on the machines of a cluster, as :func:`ray.nodes` describes them."""
     found = [node["Resources"] for node in nodes if node["Alive"]]
     return sum(min(int(has.get(name, 0) // needed) for name, needed in (("CPU", cpus), ("GPU", gpus)) if needed)
-               for has in found) if cpus or gpus else len(found)
+               for has in found)
 
 
 def train_rank(job: dict[str, Any]) -> dict[str, Any]:

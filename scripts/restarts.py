@@ -106,11 +106,10 @@ class Torchrun:
 @functools.cache
 def ray_cluster(cpus: int = 1) -> "Cluster":
     """Begin a Ray cluster: a head without processors, and two raylets with this many processors each."""
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "600")  # on a busy machine
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "600")  # on a busy machine; Ray reads it when it is imported
     from ray.cluster_utils import Cluster
 
-    quick = {"health_check_period_ms": 1000}  # of the head, which then notices sooner that a raylet is gone
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": quick, **RAYLET})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **RAYLET})
     for _ in range(2):
         cluster.add_node(num_cpus=cpus, **RAYLET)
     return cluster
@@ -133,7 +132,7 @@ class Ray:
         self.log, self._cluster = folder.with_suffix(".log"), ray_cluster()
         self._process = start("scripts.ray_train", *overrides, f"hydra.run.dir={folder}", "ray.num_workers=2",
                               f"ray.address={self._cluster.address}", log=self.log,
-                              RAY_TRAIN_HEALTH_CHECK_INTERVAL_S="0.5")
+                              RAY_TRAIN_HEALTH_CHECK_INTERVAL_S="0.5", RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S="600")
 
     def poll(self) -> int | None:
         return self._process.poll()

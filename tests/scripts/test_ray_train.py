@@ -1,6 +1,5 @@
 """Training on a Ray cluster: what the command refuses, and real raylets of which one is killed."""
 
-import json
 import os
 import subprocess
 import sys
@@ -20,7 +19,7 @@ def test_arguments_of_ray_and_of_the_run_are_told_apart():
     assert options == Options(address="10.0.0.1:6379", num_workers=4) and others == ["+experiment=digits"]
     for wrong, message in (("ray.workers=2", "ray.workers is no key of this command, whose keys are ray.address, ray."),
                            ("ray.num_workers=0", "ray.num_workers must be a whole number of at least 1, not 0"),
-                           ("ray.cpus=two", "ray.cpus must be a whole number of at least 0, not two"),
+                           ("ray.cpus=two", "ray.cpus must be a whole number of at least 1, not two"),
                            ("ray.cpus", "not $"), ("-m", "-m: this command trains one run")):
         with pytest.raises(ValueError, match=message):
             parse([wrong])
@@ -32,7 +31,7 @@ def node(alive: bool = True, **resources: float) -> dict:
 
 def test_workers_fit_on_machines_and_not_on_their_sum():
     nodes = [node(CPU=3.0), node(CPU=3.0, GPU=1.0), node(alive=False, CPU=64.0), node()]
-    assert [count_room(nodes, cpus, gpus) for cpus, gpus in ((1, 0), (2, 0), (4, 0), (1, 1), (0, 1))] == [6, 2, 0, 1, 1]
+    assert [count_room(nodes, cpus, gpus) for cpus, gpus in ((1, 0), (2, 0), (4, 0), (1, 1))] == [6, 2, 0, 1]
 
 
 def test_too_small_a_cluster_is_refused(monkeypatch):
@@ -101,14 +100,3 @@ def test_a_killed_raylet_loses_nothing(configure, tmp_path, monkeypatch):
     finally:
         restarts.ray_cluster().shutdown()
         restarts.ray_cluster.cache_clear()
-
-
-@pytest.mark.system
-def test_the_train_job_fits_kubeflows_schema():
-    models = pytest.importorskip("kubeflow_trainer_api.models")
-    import yaml
-    job = yaml.safe_load((ROOT / "scripts" / "trainjob.yaml").read_text())
-    assert models.TrainerV1alpha1TrainJob.from_dict(job).to_dict() == job  # which leaves out what it does not know
-    job["spec"]["trainer"]["numNode"] = 2
-    assert models.TrainerV1alpha1TrainJob.from_dict(job).to_dict() != job
-    json.dumps(job)

@@ -75,7 +75,7 @@ def test_machines_share_the_run_directory_and_need_not_share_the_cache(configure
                  str(number), "--master-addr=127.0.0.1", f"--master-port={port}", "-m", "pipeline.train", *RUN,
                  "cache_dir=cache", *overrides], cwd=machine, text=True, stderr=subprocess.PIPE,
                 env={**os.environ, "OMP_NUM_THREADS": "1"}))
-        return [(agent.communicate(timeout=300)[1], agent.returncode)[::-1] for agent in agents]
+        return [(agent.communicate(timeout=900)[1], agent.returncode)[::-1] for agent in agents]
 
     for status, output in train_on_two_machines("hydra.run.dir=run"):
         errors = [line for line in output.splitlines() if line.startswith("error: ")]
