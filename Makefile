@@ -36,8 +36,9 @@ test-exhaustive: $(VENV)/.installed-test
 	$(PYTEST) -n 5 -m exhaustive --durations=20
 
 # What needs system packages, long builds or large packages: Chromium, torch_sparse (3 minutes to compile, once),
-# the kernels of the wheel (3 minutes of processor time, once), the trackers wandb and mlflow (about 150 MB), and mkdocs.
-test-system: $(VENV)/.installed-sparse $(VENV)/.installed-trackers $(VENV)/.installed-docs
+# the kernels of the wheel (3 minutes of processor time, once), the trackers wandb and mlflow (about 150 MB), Ray
+# (about 250 MB), the schema of Kubeflow's jobs, and mkdocs.
+test-system: $(VENV)/.installed-sparse $(VENV)/.installed-trackers $(VENV)/.installed-engines $(VENV)/.installed-docs
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }
 	$(PYTEST) -m system
 
@@ -89,6 +90,10 @@ $(VENV)/.installed-sparse: $(VENV)/.installed-test build/sparse
 
 $(VENV)/.installed-trackers: $(VENV)/.installed-test
 	$(INSTALL) -e .[wandb,mlflow]
+	touch $@
+
+$(VENV)/.installed-engines: $(VENV)/.installed-test
+	$(INSTALL) -e .[ray] kubeflow-trainer-api
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from hydra.errors import HydraException
 from torch import Tensor
 
@@ -297,8 +296,7 @@ def _logging(folder: Path, *, verbose: bool) -> Iterator[dict[str, Any]]:
     Yields:
         The configuration of logging for the processes of ranks.
     """
-    config = yaml.safe_load(Path(cli.CONF, "hydra/job_logging/plain.yaml").read_text())
-    config["handlers"]["file"]["filename"] = str(folder / "train.log")
+    config = cli.log_config(folder)
     file, logger = LogFile(folder / "train.log"), logging.getLogger("parallel_epochs")
     file.setFormatter(logging.Formatter(config["formatters"]["file"]["format"]))
     handlers: list[logging.Handler] = [file]

@@ -4,6 +4,7 @@ import logging
 import shlex
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -25,23 +26,20 @@ def main(cfg: DictConfig) -> float | None:
     with cli.readable_errors():
         # Torch and PyG take seconds to import: --help does not wait for them.
         from parallel_epochs.pipeline import training
-        from parallel_epochs.pipeline.run import ranks as rank_tools
+        from parallel_epochs.pipeline.run import ranks as rank_tools, starts
+        from parallel_epochs.pipeline.run.launch import end_with_parent
 
         config = cli.read_config(cfg)
         settings = HydraConfig.get()
         folder = Path(settings.runtime.output_dir)
         ranks = rank_tools.from_environment()
-        is_first, summary = ranks is None or ranks.is_first, None
-        if ranks is not None:
-            config = run_folder.with_ranks_of(config, ranks.num_ranks)
-        if is_first:
-            config, summary = run_folder.begin_or_continue(
-                config, folder, named=cli.named_keys(settings.overrides.task),
-                is_named=arguments.names_run_dir(settings.overrides.hydra),
-                in_sweep=settings.mode == RunMode.MULTIRUN)
-        if ranks is not None:
-            rank_tools.join(rank_tools.choose_device(config.device_name, ranks), config.parallel.timeout)
-            config, summary = ranks.broadcast((config, summary))
+        is_first = ranks is None or ranks.is_first
+        begin = run_folder.begin_or_continue if ranks is None else partial(run_folder.begin_together, ranks=ranks)
+        if starts.by_torchrun():
+            end_with_parent()  # a rank without its agent would keep the run directory locked
+        config, summary = begin(
+            config, folder, named=cli.named_keys(settings.overrides.task),
+            is_named=arguments.names_run_dir(settings.overrides.hydra), in_sweep=settings.mode == RunMode.MULTIRUN)
         if summary is not None:
             if is_first:
                 log.info("%s has been trained already", folder)

@@ -205,8 +205,9 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
     if program == "parallel-epochs":
         _, *small = shrink(["python", "-m", COMMANDS[arguments[0]], *arguments[1:]], folder)
         return ["parallel_epochs", arguments[0], *small]
-    if program != "python" or "hydra/launcher=slurm" in arguments or "scripts.faults" in arguments:
-        return None  # real Slurm and real faults have tests of their own
+    own_tests = {"hydra/launcher=slurm", "scripts.faults", "scripts.restarts", "scripts.ray_train"}
+    if program != "python" or own_tests & set(arguments):
+        return None  # real Slurm, real Ray and real faults have tests of their own
     module, *arguments = arguments[1:]
     graphs = next((a.partition("=")[2].removesuffix("_gatedgcn").replace("_", "-") for a in arguments
                    if a.startswith("+experiment=ogbg")), "ogbg-molhiv" if "data=ogb_graph" in arguments else "")
@@ -231,7 +232,8 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
         if arguments[0] not in SMALL_BENCH:
             return None
         return [module, arguments[0], "--num-nodes=500", "--num-edges=10000", *SMALL_BENCH[arguments[0]]]
-    is_whole = not any(argument.startswith(("resume=", "--help")) for argument in arguments)
+    is_whole = not any(argument.startswith(("resume=", "--help")) and argument != "resume=auto"
+                       for argument in arguments)
     if module in ("pipeline.check", "pipeline.baselines", "pipeline.prepare", "pipeline.train") and is_whole:
         if any(a.startswith("+experiment=ogb") for a in arguments) and f"data.folder={folder}" not in arguments:
             arguments.append(f"data.folder={folder}")

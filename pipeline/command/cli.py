@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -303,6 +304,13 @@ def compose_config(overrides: list[str]) -> RunConfig:
 def read_config(cfg: DictConfig) -> RunConfig:
     """Turn what Hydra has composed for an entry point into the configuration of a run."""
     return schema.to_object(cfg, HydraConfig.get().overrides.task)
+
+
+def log_config(folder: Path) -> dict[str, Any]:
+    """Return the configuration of logging of a run, for :func:`logging.config.dictConfig`."""
+    config = yaml.safe_load(files.read_text(Path(CONF, "hydra/job_logging/plain.yaml")))
+    config["handlers"]["file"]["filename"] = str(folder / "train.log")
+    return config
 
 
 def named_keys(overrides: list[str]) -> set[str]:

@@ -5,12 +5,16 @@ import logging
 import os
 from collections.abc import Set
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from parallel_epochs.pipeline import config as shared, keys
 from parallel_epochs.pipeline.command import schema, trust
 from parallel_epochs.pipeline.config import RunConfig
 from parallel_epochs.pipeline.run import files
-from parallel_epochs.pipeline.run.errors import DamagedFile, FileError
+from parallel_epochs.pipeline.run.errors import DamagedFile, FileError, one_line
+
+if TYPE_CHECKING:
+    from parallel_epochs.pipeline.run.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +47,35 @@ def begin_or_continue(config: RunConfig, folder: Path, *, named: Set[str], is_na
     note_run(folder)
     trust.remember(config)  # which a command names, or has trusted
     return config, read_finished(config, folder) if continues else None
+
+
+def begin_together(config: RunConfig, folder: Path, ranks: "Ranks", *, named: Set[str], is_named: bool,
+                   in_sweep: bool) -> tuple[RunConfig, dict | None]:
+    """Connect the ranks that another program has started, and return on each what the first one gets.
+
+    See :func:`begin_or_continue`.
+
+    Raises:
+        ValueError: see :func:`resolve`. The first rank raises it, and so does one rank of every other machine.
+        SystemExit: the same on the other ranks, which leave the message to these.
+    """
+    from parallel_epochs.pipeline.run import ranks as rank_tools
+    config = with_ranks_of(config, ranks.num_ranks)
+    rank_tools.join(rank_tools.choose_device(config.device_name, ranks), config.parallel.timeout)
+    outcome, problem = None, None
+    if ranks.is_first:
+        try:
+            outcome = begin_or_continue(config, folder, named=named | {"parallel.num_ranks"}, is_named=is_named,
+                                        in_sweep=in_sweep)
+        except (ValueError, OSError) as error:
+            problem = error
+    outcome, message = ranks.broadcast((outcome, None if problem is None else one_line(problem)))
+    if problem is not None:
+        raise problem
+    if message is not None:
+        raise ValueError(message) if ranks.local_rank == 0 else SystemExit(1)
+    rank_tools.check_shared(folder, ranks)
+    return outcome
 
 
 def resolve(config: RunConfig, folder: Path, *, named: Set[str] = frozenset(), continues: bool = False) -> RunConfig:

@@ -106,12 +106,17 @@ def follow_parent() -> None:
     """
     for signum in STOP_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
-    if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     launcher = multiprocessing.parent_process()
     if launcher is not None and not launcher.is_alive():
         os._exit(1)
+
+
+def end_with_parent() -> None:
+    """Let the system kill this process when its parent ends. Only Linux does that."""
+    if sys.platform == "linux":
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @record

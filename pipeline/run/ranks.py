@@ -6,6 +6,7 @@ import functools
 import os
 import socket
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,13 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from parallel_epochs.pipeline.names import check_device
-from parallel_epochs.pipeline.run import pulse
+from parallel_epochs.pipeline.run import files, pulse, starts
 from parallel_epochs.pipeline.run.errors import RankError, Stopped
 from parallel_epochs.pipeline.run.watchdog import LONG_FACTOR, Limits
 
 T = TypeVar("T")
+# A network file system may show a new file to other machines a little later.
+SECONDS_TO_SEE = 5.0
 
 
 @dataclass(frozen=True)
@@ -164,27 +167,54 @@ def _store_of_job() -> dist.Store:
 
 @functools.cache
 def _store() -> dist.Store:
-    """Open the store through which the ranks find each other. Each start of torchrun's has keys of its own.
+    """Open the store through which the ranks find each other. Each start by torchrun has keys of its own.
 
     Raises:
-        ValueError: torchrun has started the ranks of several machines again; it counts the starts of each machine.
+        ValueError: see :func:`pipeline.run.starts.agree_on_name`.
     """
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if start != "0" and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
-        raise ValueError("ranks on several machines cannot be started again by torchrun: start the job again, by the "
-                         "same command with resume=auto")
-    return dist.PrefixStore(f"start {start}", _store_of_job())
+    store, ranks = _store_of_job(), from_environment()
+    # Slurm and Ray open a new store for each start.
+    name = starts.agree_on_name(store, ranks.rank, ranks.num_ranks) if starts.by_torchrun() else "only"
+    return dist.PrefixStore(f"start {name}", store)
 
 
 def note_run(folder: Path) -> None:
     """Note for later starts by torchrun that this job trains in a folder."""
-    if "TORCHELASTIC_RESTART_COUNT" in os.environ:
+    if starts.by_torchrun():
         _store_of_job().set(f"run in {folder}", "begun")
 
 
 def was_restarted(folder: Path) -> bool:
-    """Tell whether torchrun has started this process again after :func:`note_run`. A run of another job is not its."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and _store_of_job().check([f"run in {folder}"])
+    """Tell whether an earlier start of this job by torchrun has called :func:`note_run`.
+
+    A run of another job is not its. The agent of a machine that joins later has started its ranks only once, so its
+    count of starts says nothing.
+    """
+    return starts.by_torchrun() and _store_of_job().check([f"run in {folder}"])
+
+
+def check_shared(folder: Path, ranks: Ranks) -> None:
+    """Refuse a run directory that the machines of the ranks do not share. All ranks call this.
+
+    Raises:
+        ValueError: some ranks do not see in their directory of that name what rank 0 writes there.
+    """
+    if ranks.num_ranks == ranks.num_local:
+        return
+    host, name = ranks.broadcast((socket.gethostname(), f".shared-{uuid.uuid4().hex}"))
+    path, end = folder / name, time.monotonic() + SECONDS_TO_SEE
+    if ranks.is_first:
+        files.write_text(path, "")
+    ranks.wait()
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    seen = ranks.gather(torch.tensor([path.exists()]))
+    if ranks.is_first:
+        path.unlink()
+    if blind := [str(rank) for rank, sees in enumerate(seen) if not sees]:
+        raise ValueError(f"the machines do not share the run directory {folder}: rank {', '.join(blind)} did not find "
+                         f"what rank 0 wrote there on {host}. Name a directory on a shared file system by "
+                         "hydra.run.dir=DIR")
 
 
 def agree(key: str, value: str) -> str:
@@ -204,7 +234,8 @@ def share_board(ranks: Ranks) -> pulse.Board:
     """
     if ranks.num_local == 1:
         return pulse.Board.create(1)
-    key = f"board of {socket.gethostname()}"
+    # Two agents of torchrun's may share a machine.
+    key = f"board of {socket.gethostname()}, group {os.environ.get('GROUP_RANK', 0)}"
     if ranks.local_rank == 0:
         board = pulse.Board.create(ranks.num_local)
         _store().set(key, str(board.folder))
@@ -226,6 +257,25 @@ def join(device: torch.device, timeout: float = Limits.timeout) -> None:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         longest = datetime.timedelta(seconds=timeout * LONG_FACTOR)
         dist.init_process_group(backend, timeout=longest, store=_store(), rank=ranks.rank, world_size=ranks.num_ranks)
+
+
+def share_problem(message: str | None) -> str | None:
+    """Leave the other ranks, and return why the run ended; None if no rank has said so.
+
+    Args:
+        message: what this rank has to say. None: it lost the connection, and asks the others.
+    """
+    store = _store()
+    try:
+        if message is not None:
+            store.set("problem", message)
+        else:
+            store.wait(["problem"], datetime.timedelta(seconds=2))
+        return store.get("problem").decode()
+    except (RuntimeError, ValueError):  # nothing was said, or the rank with the store was killed
+        return message
+    finally:
+        leave()
 
 
 def leave() -> None:

@@ -381,15 +381,42 @@ def test_torchrun_continues_only_the_runs_of_its_job(monkeypatch, tmp_path):
     store = dist.HashStore()
     monkeypatch.setattr(rank_tools, "_store_of_job", lambda: store)
     rank_tools.note_run(tmp_path / "of Slurm")
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-    rank_tools.note_run(tmp_path / "run")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
     assert not rank_tools.was_restarted(tmp_path / "run")
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    rank_tools.note_run(tmp_path / "run")
     assert rank_tools.was_restarted(tmp_path / "run") and not rank_tools.was_restarted(tmp_path / "old")
     assert not rank_tools.was_restarted(tmp_path / "of Slurm")
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="start the job again, by the same command with resume=auto"):
-        rank_tools._store.__wrapped__()
+
+
+class OneOfTwo(Ranks):
+    """A rank of two on two machines, of which the other one answers as it is told."""
+
+    def __init__(self, rank: int, told: tuple, seen: list[bool]):
+        super().__init__(rank=rank, num_ranks=2, num_local=1)
+        object.__setattr__(self, "answers", (told, seen))
+
+    def broadcast(self, value):
+        return value if self.is_first else self.answers[0]
+
+    def gather(self, tensor):
+        return [tensor, *map(torch.tensor, self.answers[1])] if self.is_first else [torch.tensor([True]), tensor]
+
+    def wait(self):
+        pass
+
+
+def test_machines_must_share_the_run_directory(monkeypatch, tmp_path):
+    monkeypatch.setattr(rank_tools, "SECONDS_TO_SEE", 0)
+    message = r"do not share the run directory .*: rank 1 did not find what rank 0 wrote there on .* hydra.run.dir=DIR"
+    with pytest.raises(ValueError, match=message):
+        rank_tools.check_shared(tmp_path, OneOfTwo(0, None, [[False]]))
+    with pytest.raises(ValueError, match=message):
+        rank_tools.check_shared(tmp_path, OneOfTwo(1, ("host", ".shared-x"), []))
+    rank_tools.check_shared(tmp_path, OneOfTwo(0, None, [[True]]))
+    assert not [*tmp_path.iterdir()]
+    (tmp_path / ".shared-x").touch()
+    rank_tools.check_shared(tmp_path, OneOfTwo(1, ("host", ".shared-x"), []))
+    rank_tools.check_shared(tmp_path / "gone", Ranks(num_ranks=2, num_local=2))
 
 
 def test_tasks_of_slurm_get_the_names_of_torchrun(monkeypatch):
