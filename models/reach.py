@@ -25,5 +25,7 @@ def count_hops(model: torch.nn.Module) -> tuple[int, str]:
         if not model.updates_edges and not model.splits():
             return 0, f"its layers ({model.title}) read more of the graph than the edges that enter a node"
         return len(model.layers), ""
+    if not isinstance(model, DeeperGCN):
+        return 0, f"it is not known how far {type(model).__name__} reads"
     reason = blockwise.why_not(model)
-    return (0, reason) if reason or not isinstance(model, DeeperGCN) else (len(model.norms), "")
+    return (0, reason) if reason else (len(model.norms), "")

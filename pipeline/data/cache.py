@@ -45,6 +45,7 @@ FORMAT = 4
 LINKS_FORMAT = 1
 # From here on it takes seconds to read a file and compare its checksum, and the log says so beforehand.
 MANY_BYTES = 2**28
+DAY = 24 * 3600
 
 
 def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None,
@@ -228,7 +229,11 @@ def open_other(config: DataConfig, learned: Learned, cache_dir: str | Path) -> D
         FileError: there is no room for them.
     """
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="other-", dir=cache_dir) as scratch:
+    for left in Path(cache_dir).glob("other-*"):  # by processes that were killed
+        if time.time() - left.stat().st_mtime > DAY:
+            shutil.rmtree(left, ignore_errors=True)
+    # NFS keeps files that are mapped.
+    with tempfile.TemporaryDirectory(prefix="other-", dir=cache_dir, ignore_cleanup_errors=True) as scratch:
         path = Path(scratch, "graph.store")
         with store.StoreWriter(path) as writer, Bar("reading", 3, "stages") as bar:
             _reader(config).write_store(config, writer, bar.advance, learned)

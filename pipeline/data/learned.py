@@ -13,6 +13,8 @@ from parallel_epochs.pipeline.data.incident import moments_of_edges
 from parallel_epochs.pipeline.metrics import CLASS_METRICS
 from parallel_epochs.pipeline.names import MASKS
 
+# The array of a prepared graph that holds what was learned of tables, see :mod:`pipeline.data.tables.fitted`.
+FITTED = "fitted"
 # Raise it when what is kept means something else than before.
 FORMAT = 1
 
@@ -65,7 +67,7 @@ def from_dict(content: Any) -> Learned:
     if content["format"] != FORMAT:
         raise ValueError(f"it has format {content['format']}, and this version reads format {FORMAT}")
     return Learned(**{entry.name: content[entry.name] for entry in fields(Learned)
-                      if entry.name != "fitted" or entry.name in content})  # which versions of before do not write
+                      if entry.name != FITTED or entry.name in content})  # which versions of before do not write
 
 
 def learn(data: Data, *, node_features: str, num_hops: int, labels: Tensor | None) -> Learned:
@@ -86,7 +88,7 @@ def learn(data: Data, *, node_features: str, num_hops: int, labels: Tensor | Non
         data.metric, data.get("out_channels", 0), {name: data[name] for name in ("x_tables", "edge_tables")
                                                    if name in data},
         {name: data[name] for name in ("label_names", "label_names_ptr") if name in data}, edges,
-        data.get("hop_moments") if num_hops else None, labels, data.get("fitted"))
+        data.get("hop_moments") if num_hops else None, labels, data.get(FITTED))
 
 
 def check_inputs(learned: Learned, data: Data) -> None:

@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline.data.check import check_pairs
 from parallel_epochs.pipeline.data.incident import incident_features
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
+from parallel_epochs.pipeline.data.learned import FITTED
 from parallel_epochs.pipeline.data.prepare import NAME_KEYS, masks_of_pairs
 from parallel_epochs.pipeline.data.splits import divide
 from parallel_epochs.pipeline.graph.pairs import keep_edges
@@ -81,7 +82,7 @@ def divide_links(graph: Data, split: LinkSplit, origin: str) -> Data:
     negatives = draw_unlinked(stream("unlinked pairs", split.seed), valid + test, links, graph.num_nodes, origin)
     pairs = {"train_pairs": links[masks[0]], "valid_pairs": links[masks[1]], "valid_negatives": negatives[:valid],
              "test_pairs": links[masks[2]], "test_negatives": negatives[valid:]}
-    names = {key: graph[key] for key in NAME_KEYS if key in graph and not key.startswith("label")}
+    names = {key: graph[key] for key in (*NAME_KEYS, FITTED) if key in graph and not key.startswith("label")}
     out = Data(x=x, edge_index=edge_index, edge_attr=edge_attr, num_nodes=graph.num_nodes, metric=METRIC,
                num_categories=graph.num_categories, x_source=source, **names, **pairs,
                **masks_of_pairs(pairs, graph.num_nodes))

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import pandas as pd
 import scipy.sparse
 import torch
 from torch import Tensor
@@ -50,11 +51,14 @@ def are_tables(data: Any) -> bool:
 
     The table of nodes may be None.
     """
-    return isinstance(data, tuple) and len(data) == 2 and (data[0] is None or _is_table(data[0])) and _is_table(data[1])
+    if not isinstance(data, (tuple, list)) or len(data) != 2:
+        return False
+    nodes, edges = data
+    return _is_table(edges) and (nodes is None or _is_table(nodes))
 
 
 def _is_table(data: Any) -> bool:
-    return hasattr(data, "columns") and (hasattr(data, "to_parquet") or hasattr(data, "__arrow_c_stream__"))
+    return isinstance(data, pd.DataFrame) or hasattr(data, "columns") and hasattr(data, "__arrow_c_stream__")
 
 
 def write_tables(data: Any, folder: Path) -> dict[str, Path]:
@@ -91,7 +95,8 @@ def _to_parquet(table: Any, name: str) -> bytes:
         raise ValueError(f"tables in memory need pyarrow: {install_command('tables')}") from None
     buffer = io.BytesIO()
     try:
-        found = pa.Table.from_pandas(table, preserve_index=False) if hasattr(table, "to_parquet") else pa.table(table)
+        found = pa.Table.from_pandas(table, preserve_index=False) if isinstance(table, pd.DataFrame) else pa.table(
+            table)
         plain = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in found.schema.types]
         parquet.write_table(found.cast(pa.schema(list(zip(found.column_names, plain, strict=True)))), buffer)
     except (pa.ArrowException, ValueError) as error:

@@ -420,6 +420,7 @@ class NewTableConfig:
 
     path: str | None = key(None, "Path of another table, in place of that of the run (data=tables). It is prepared as "
                            "that of the training was.", is_path=True)
+    table: str | None = key(None, "Name of the table in a DuckDB or SQLite file (data=tables).")
 
 
 @dataclass

@@ -207,7 +207,8 @@ def _evaluation(setup: Setup, forward: Linear, batch: Linear) -> float:
     num_nodes, num_edges = data.num_nodes, data.num_edges
     rows = 8 * num_nodes * data.out_channels
     if config.evaluation.is_exact:
-        at_once = min(num_edges, ELEMENTS_AT_ONCE // config.model.hidden_channels)
+        at_once = num_edges if getattr(model, "updates_edges", False) else min(
+            num_edges, ELEMENTS_AT_ONCE // config.model.hidden_channels)
         wide = 0 if getattr(model, "takes_int32_edges", False) else 40 * num_edges
         # In blocks of edges the messages are there, which small graphs have no need of.
         in_blocks = at_once < num_edges and isinstance(model, PyGModel) and model.builds_messages()

@@ -9,12 +9,13 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader, SeedOrder
 
-# Part of the nodes, and of the edges, that a neighbourhood may have.
+# Part of the nodes, and of the edges, that a neighbourhood may have, and their largest numbers: it is one batch.
 MOST = 0.1
+MOST_NODES, MOST_EDGES = 1 << 19, 1 << 22
 
 
 def is_small(edge_index: EdgeIndex, nodes: Int[Tensor, " num_nodes"], num_hops: int) -> bool:
-    """Tell whether a neighbourhood has at most a tenth of the nodes and of the edges of its graph.
+    """Tell whether a neighbourhood has at most a tenth of the nodes and of the edges of its graph, and fits a batch.
 
     Args:
         edge_index: sorted by destination, with its CSC filled.
@@ -22,7 +23,8 @@ def is_small(edge_index: EdgeIndex, nodes: Int[Tensor, " num_nodes"], num_hops: 
         num_hops: of how many steps against the edges it consists.
     """
     (indptr, src), _ = edge_index.get_csc()
-    most_nodes, most_edges = MOST * (indptr.numel() - 1), MOST * src.numel()
+    most_nodes = min(MOST * (indptr.numel() - 1), MOST_NODES)
+    most_edges = min(MOST * src.numel(), MOST_EDGES)
     seen, last, num_edges = nodes, nodes, 0
     for _ in range(num_hops):
         first = indptr[last].long()

@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data import learned as learning
 from parallel_epochs.pipeline.data.cache import hash_graph, open_other, prepare_as, read
-from parallel_epochs.pipeline.data.learned import Learned, check_columns, learn, with_labels
+from parallel_epochs.pipeline.data.learned import FITTED, Learned, check_columns, learn, with_labels
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.propagate import propagate
 from parallel_epochs.pipeline.gnn import build
@@ -31,7 +31,7 @@ OF_LABELS = ("data.split", "data.time_column", "data.edge_time", "data.split_col
              "data.edges.time")
 # Sources of which other data can be read, and the keys below `data` that name them.
 KEYS = {"file": ("path",), "smiles": ("path",), "graph_files": ("folder",),
-        "tables": ("nodes.path", "edges.path", "folder")}
+        "tables": ("nodes.path", "edges.path", "nodes.table", "edges.table", "folder")}
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class OtherTable:
     """The file of another table."""
 
     path: str | None = None
+    table: str | None = None
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,18 @@ class Others:
 
 def write_start(setup: Setup, folder: Path) -> None:
     """Keep with a run what the preparation of its data learned, where it can be known and is not kept already."""
-    if why_not(setup.config) is None and _is_known(setup) and not files.is_there(folder / FILE):
+    if why_not(setup.config) is not None or files.is_there(folder / FILE):
+        return
+    if not _is_known(setup):
+        log.info("the model will not predict other data: an earlier version prepared these in %s/graphs. Delete that "
+                 "folder to prepare them again", setup.config.cache_dir)
+    else:
         checkpoint.save(folder / FILE, learn_of(setup).to_dict() | {"data_hash": setup.data.get("content_hash")})
 
 
 def _is_known(setup: Setup) -> bool:
     """Tell whether the cache has all that was learned; what earlier versions kept there has not."""
-    if setup.config.data.is_stored and "fitted" not in setup.data:
+    if setup.config.data.is_stored and FITTED not in setup.data:
         return False
     return "x_source" in setup.data and (not setup.config.data.propagate or setup.data.get("hop_moments") is not None)
 
@@ -96,8 +102,9 @@ def choose(run: SavedRun, new: Any) -> dict[str, Any]:
         ValueError: they do not fit the run; the message names the key.
     """
     config, folder = run.config, run.folder
-    named = {"path": new.path, "folder": new.folder, "nodes.path": new.nodes.path, "edges.path": new.edges.path}
-    given = {f"data.{name}": value for name, value in named.items() if value is not None}
+    named = {"path": new.path, "folder": new.folder, "nodes.path": new.nodes.path, "nodes.table": new.nodes.table,
+             "edges.path": new.edges.path, "edges.table": new.edges.table}
+    given: dict[str, str | None] = {f"data.{name}": value for name, value in named.items() if value is not None}
     known = [f"data.{name}" for name in KEYS.get(config.data.source, ())]
     if run.shared is not None and (missing := _missing(config.data, given)):
         raise ValueError(f"{folder} has no data of its own: name those to predict by {' and '.join(missing)}")
@@ -112,6 +119,13 @@ def choose(run: SavedRun, new: Any) -> dict[str, Any]:
     if "data.nodes.path" in given and config.data.nodes.path is None:
         raise ValueError(f"data.nodes.path={given['data.nodes.path']}: {folder} was trained without a table of nodes. "
                          "Leave it out")
+    for part in ("nodes", "edges") if config.data.is_stored else ():
+        path = getattr(config.data, part).path
+        if f"data.{part}.path" in given:  # of a file that may have no tables of several names
+            given.setdefault(f"data.{part}.table", None)
+        elif "data.folder" in given and path is not None and Path(path).is_absolute():
+            raise ValueError(f"data.folder={given['data.folder']}: {folder} was trained on {path}, which is in no "
+                             f"folder. Name another table by data.{part}.path")
     return given if config.train.label_input else given | dict.fromkeys(OF_LABELS)
 
 
@@ -181,7 +195,7 @@ def _load(run: SavedRun, state: dict) -> Learned:
     setup = cast(Setup, opened.parts[0])
     if not _is_known(setup):
         raise ValueError(f"{run.folder}: an earlier version prepared its data, and did not keep what it learned of "
-                         f"them. Remove the file of {run.config.data.origin()} from {run.config.cache_dir}/graphs")
+                         f"them. Delete {run.config.cache_dir}/graphs to prepare them again")
     return learn_of(setup)
 
 

@@ -72,21 +72,11 @@ def read(db: Database, source: Source, columns: Sequence[str], *, limit: int, re
     for place, column in enumerate(columns):
         cell = f"category{place}"
         if known is not None:
-            _fill(db, f"categories{place}", known[place])
-            _refuse_unknown(db, source, cell, column, place)
-            values.append(list(known[place]))
-            notes.append(f"{column}: {count(len(known[place]), 'category', 'categories')} of the training")
-            continue
-        (size,), = db.execute(f"SELECT count(DISTINCT {cell}) FROM nodes", "counting categories")
-        if size > limit:
-            raise ValueError(f"{source.name}: column {column} holds {size:,} different values, which would be as many "
-                             f"columns of x; data.nodes.max_categories={limit} allows fewer. Raise it, or give the "
-                             "column as one of data.nodes.text_tags, which shares columns among values, or of "
-                             "data.nodes.features if it holds numbers")
-        names = number_values(db, source, cell, column, f"categories{place}")
-        if not len(names):
-            raise ValueError(f"{source.name}: column {column} is empty in every row. Leave it out of "
-                             "data.nodes.categories")
+            names = known[place]
+            _fill(db, f"categories{place}", names)
+            _refuse_unknown(db, source, cell, column, place, names)
+        else:
+            names = _number_column(db, source, cell, column, place, limit)
         (empty,), = db.execute(
             f"SELECT count(*) - count(class) FROM nodes LEFT JOIN categories{place} ON {cell} = name")
         values.append(list(names))
@@ -99,10 +89,27 @@ def read(db: Database, source: Source, columns: Sequence[str], *, limit: int, re
     return values, notes
 
 
-def _refuse_unknown(db: Database, source: Source, cell: str, column: str, place: int) -> None:
-    """Refuse a value that the tables of the training do not have."""
+def _number_column(db: Database, source: Source, cell: str, column: str, place: int, limit: int) -> np.ndarray:
+    """Number the values of a column, and refuse too many or none."""
+    (size,), = db.execute(f"SELECT count(DISTINCT {cell}) FROM nodes", "counting categories")
+    if size > limit:
+        raise ValueError(f"{source.name}: column {column} holds {size:,} different values, which would be as many "
+                         f"columns of x; data.nodes.max_categories={limit} allows fewer. Raise it, or give the "
+                         "column as one of data.nodes.text_tags, which shares columns among values, or of "
+                         "data.nodes.features if it holds numbers")
+    names = number_values(db, source, cell, column, f"categories{place}")
+    if not len(names):
+        raise ValueError(f"{source.name}: column {column} is empty in every row. Leave it out of "
+                         "data.nodes.categories")
+    return names
+
+
+def _refuse_unknown(db: Database, source: Source, cell: str, column: str, place: int, known: Sequence[str]) -> None:
+    """Refuse a value that the tables of the training do not have. Beside numbers, nan is no value."""
+    are_numbers = pd.to_numeric(pd.Series(known, dtype=object), errors="coerce").notna().all()
+    is_value = f"lower(trim({cell})) <> 'nan'" if are_numbers else "true"
     found = db.execute(f"SELECT {cell}, count(*), min(number) FROM nodes ANTI JOIN categories{place} ON {cell} = name "
-                       f"WHERE {cell} IS NOT NULL AND lower(trim({cell})) <> 'nan' GROUP BY {cell} ORDER BY 3 LIMIT 1")
+                       f"WHERE {cell} IS NOT NULL AND {is_value} GROUP BY {cell} ORDER BY 3 LIMIT 1")
     if found:
         (value, times, _), = found
         name, row, _ = cast(tuple, source.first_row(db, f"{source.text(column)} = {literal(value)}"))

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -113,7 +112,7 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple
     kept = ["s.number AS s", "t.number AS t", *(f"v{place}" for place in range(len(values)))]
     if relation is not None:
         kind = source.text(relation)
-        _number_relations(db, source, relation, None if fitted is None else fitted.relations)
+        _number_relations(db, source, relation, ids, None if fitted is None else fitted.relations)
         chosen.append(f"{kind} AS r")
         joins.append("LEFT JOIN relations AS r ON e.r = r.name")
         kept.append("r.number AS r")
@@ -129,24 +128,28 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple
     return [place for place, count in enumerate(missing) if count] if empty == "flag" else []
 
 
-def _number_relations(db: Database, source: Source, column: str, known: list[str] | None) -> None:
+def _number_relations(db: Database, source: Source, column: str, ids: list[str], known: list[str] | None) -> None:
     """Make the table of relations, numbered as those of a training if they are `known`.
+
+    Args:
+        ids: SQL of the ids of both ends.
 
     Raises:
         ValueError: there are too many, or one that is not known.
     """
     kind = source.text(column)
-    db.stage("relation_names", f"SELECT DISTINCT {kind} AS name FROM {source.relation} WHERE {kind} IS NOT NULL",
-             "collecting relations")
     if known is not None:
         schema = pa.schema([("number", pa.int32()), ("name", pa.string())])
         db.fill("relations", schema, iter([pa.record_batch(
             [pa.array(range(len(known)), pa.int32()), pa.array(known, pa.string())], schema=schema)]))
-        if db.execute("SELECT 1 FROM relation_names ANTI JOIN relations USING (name) LIMIT 1"):
-            name, row, (text,) = cast(tuple, source.first_row(db, f"{kind} NOT IN (SELECT name FROM relations)", kind))
+        joined = " AND ".join(f"{id} IN (SELECT id FROM nodes)" for id in ids)  # others are dropped, or refused
+        if found := source.first_row(db, f"{kind} NOT IN (SELECT name FROM relations) AND {joined}", kind):
+            name, row, (text,) = found
             raise ValueError(f"{name}: row {row}, column {column} holds {text!r}, a relation that the training did "
                              "not see. Leave such edges out, or train with edges of this relation")
         return
+    db.stage("relation_names", f"SELECT DISTINCT {kind} AS name FROM {source.relation} WHERE {kind} IS NOT NULL",
+             "collecting relations")
     db.stage("relations", "SELECT (row_number() OVER (ORDER BY "
              f"{order_of(db, 'relation_names', 'name')}) - 1)::INTEGER AS number, name FROM relation_names",
              "numbering relations")

@@ -1,16 +1,13 @@
 """What the preparation of tables learned of them, kept with the graph so that other tables are prepared alike."""
 
 import io
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from parallel_epochs.pipeline.data.tables.scores import TextScores
-
-# The array of a store that holds it.
-KEY = "fitted"
 
 
 @dataclass
@@ -50,13 +47,12 @@ class Fitted:
 
     def pack(self) -> Tensor:
         """Return it as bytes, uint8, which a store and a checkpoint can hold."""
-        content = asdict(self)
-        columns = content["columns"]
-        if self.columns.scores is not None:  # other tables have none of these nodes
-            del columns["scores"]["nodes"], columns["scores"]["own"]
+        columns, scores = vars(self.columns), self.columns.scores
+        if scores is not None:  # other tables have none of the nodes that these were fitted to
+            columns = columns | {"scores": {name: getattr(scores, name) for name in ("terms", "weights", "bias")}}
         buffer = io.BytesIO()
-        torch.save(_to_tensors(content), buffer)
-        return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+        torch.save(_to_tensors(vars(self) | {"columns": columns}), buffer)
+        return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8).clone()
 
 
 def unpack(packed: Tensor) -> Fitted:

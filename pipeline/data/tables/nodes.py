@@ -76,7 +76,7 @@ def read(db: Database, source: Source, id_column: str, numbers: Numbers, *, text
     values, notes = read_categories(db, source, categories, limit=max_categories,
                                     refuse_empty=numbers.empty == "error",
                                     known=None if fitted is None else fitted.categories)
-    notes = _report(db, source, numbers, missing) + notes
+    notes = _report(db, source, numbers, missing, None if fitted is None else fitted.flagged) + notes
     log.info("%s: %s nodes%s", source.name, f"{num_nodes:,}", "".join(f"; {note}" for note in notes))
     if fitted is not None:
         return fitted
@@ -117,12 +117,19 @@ def _check(db: Database, source: Source, id_column: str, numbers: Numbers) -> tu
     return num_nodes, missing
 
 
-def _report(db: Database, source: Source, numbers: Numbers, missing: list[int]) -> list[str]:
-    """Say what becomes of the empty cells of each feature, and refuse values that have no logarithm."""
+def _report(db: Database, source: Source, numbers: Numbers, missing: list[int],
+            flagged: list[int] | None) -> list[str]:
+    """Say what becomes of the empty cells of each feature, and refuse values that have no logarithm.
+
+    Args:
+        flagged: places of the columns whose empty cells are marked; none: of those that have some.
+    """
     notes = []
-    for column, count in zip(numbers.columns, missing):
+    for place, (column, count) in enumerate(zip(numbers.columns, missing)):
         if count:
-            notes.append(source.report_empty(db, "features", column, count, empty=numbers.empty,
+            is_marked = flagged is None or place in flagged
+            empty = "zero" if numbers.empty == "flag" and not is_marked else numbers.empty
+            notes.append(source.report_empty(db, "features", column, count, empty=empty,
                                              filled="the mean" if numbers.standardize else "zeros"))
     for column in numbers.log1p:
         if found := source.first_row(db, f"{source.number('features', column)} <= -1", source.text(column)):

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from parallel_epochs.pipeline.data.columns import open_unzipped
 from parallel_epochs.pipeline.data.content import hash_parts, label, sample_file
-from parallel_epochs.pipeline.data.learned import Learned
+from parallel_epochs.pipeline.data.learned import FITTED, Learned
 from parallel_epochs.pipeline.data.tables import edges as tables_edges, labels as tables_labels, nodes as tables_nodes
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
-from parallel_epochs.pipeline.data.tables.fitted import KEY, Columns, Fitted, unpack
+from parallel_epochs.pipeline.data.tables.fitted import Columns, Fitted, unpack
 from parallel_epochs.pipeline.data.tables.heads import members, require
 from parallel_epochs.pipeline.data.tables.labels import Labels
 from parallel_epochs.pipeline.data.tables.scores import check_columns
@@ -87,7 +87,7 @@ def write_store(config: TablesConfig, writer: StoreWriter, on_stage: Callable[[s
                            add_self_loops=add_self_loops, node_features=None if has_features else config.node_features,
                            has_times=config.edges.time is not None, moments=None if learned is None else learned.edges)
         tables_nodes.write_names(db, writer, num_nodes)
-        if not writer.has("x" if has_features else KEY):
+        if not writer.has(FITTED, *(["x"] if has_features else [])):
             fitted = fitted or Fitted(found, tables_edges.relations(db), flagged)
             _write_features(db, writer, num_nodes, config, labels, fitted, is_new=learned is None)
         if labels is not None:
@@ -107,7 +107,7 @@ def _write_features(db: Database, writer: StoreWriter, num_nodes: int, config: T
     if is_new:
         found = tables_nodes.fit(db, num_nodes, numbers, texts, found=found, seed=config.graph_seed,
                                  scored=labels if config.nodes.text_features == "scores" else None)
-        writer.put(KEY, dataclasses.replace(fitted, columns=found).pack())
+        writer.put(FITTED, dataclasses.replace(fitted, columns=found).pack())
     else:
         for text, counted in zip(texts, found.texts, strict=True):
             text.restore(*counted)

@@ -37,9 +37,9 @@ def test_some_nodes_are_predicted_as_from_the_whole_graph(keys, configure):
 
 
 @pytest.mark.parametrize("keys, says", [
-    (["model=revgnn"], "the whole graph is predicted, as RevGNN has layers that read all nodes at once"),
+    (["model=revgnn"], "the whole graph is predicted, as it is not known how far RevGNN reads"),
     ([*PYG, "model.conv=GCNConv"], "layers of GCNConv x 8 channels) read more of the graph than the edges that enter"),
-    (["data.num_edges=20000"], "as the 3 hops around these nodes hold more than a tenth of it"),
+    (["data.num_edges=20000"], "as the 3 hops around these nodes hold more than a tenth of it, or than a batch"),
     (["evaluation=views"], ""),
 ], ids=["revgnn", "gcn", "dense", "views"])
 def test_the_whole_graph_is_predicted_where_a_neighbourhood_is_not_enough(keys, says, configure, caplog):
@@ -60,6 +60,18 @@ def test_neighbourhoods_are_counted_against_the_edges():
     assert not neighborhood.is_small(edges, torch.tensor([1, 2, 3]), 1), "three of 20 edges"
     assert not neighborhood.is_small(edges, torch.tensor([0]), 1)
     assert not neighborhood.is_small(edges, torch.arange(50, 75), 1), "25 of 191 nodes"
+
+
+def test_a_neighbourhood_is_one_batch(monkeypatch):
+    edges = from_csc(torch.tensor([[1, 2], [0, 0]]), torch.tensor([0, 2, *[2] * 199]))
+    monkeypatch.setattr(neighborhood, "MOST", 1.0)
+    assert neighborhood.is_small(edges, torch.tensor([0]), 1)
+    monkeypatch.setattr(neighborhood, "MOST_EDGES", 1)
+    assert not neighborhood.is_small(edges, torch.tensor([0]), 1)
+    monkeypatch.undo()
+    monkeypatch.setattr(neighborhood, "MOST", 1.0)
+    monkeypatch.setattr(neighborhood, "MOST_NODES", 2)
+    assert not neighborhood.is_small(edges, torch.tensor([0]), 1)
 
 
 def test_a_table_of_some_nodes_needs_no_more_than_their_neighbourhood(configure, tmp_path, caplog):

@@ -7,9 +7,12 @@ import torch
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import settings
+from parallel_epochs.pipeline.data.tables import store as tables
 from parallel_epochs.pipeline.data.tables.fitted import unpack
 from parallel_epochs.pipeline.gnn import new_data, predictions
 from parallel_epochs.pipeline.gnn.new_data import Others, OtherTable
+from parallel_epochs.pipeline.graph import store
+from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.saved import SavedRun
 from tests.helpers.running import train
@@ -127,6 +130,89 @@ def test_an_exported_model_reads_tables(tmp_path):
         restored(opened)
     found = restored(opened, nodes=tmp_path / "old" / "nodes.csv", edges=tmp_path / "old" / "edges.parquet")
     assert torch.equal(found.rows, restored(run).rows)
+
+
+def test_links_of_other_tables(tmp_path):
+    write(tmp_path / "old")
+    run = trained(tmp_path, tmp_path / "old", *NUMBERS, *EDGES, "task=link", "data.split=random")
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text("source,target\nn0,n1\nn2,n59\n")
+    new = Others(folder=str(tmp_path / "old"))
+    found = predictions.restore(run, predictions.Asked(data=new, pairs=str(pairs), output="links.csv"))
+    task, model = found.setup.task, found.setup.model
+    assert task.predictions(model, found.rows, found.pairs)["logits"].shape == (2,)
+    old = predictions.restore(run, predictions.Asked(pairs=str(pairs), output="links.csv"))
+    assert torch.equal(found.setup.data.x, old.setup.data.x), "columns of numbers hide no link"
+    assert found.setup.data.num_edges > old.setup.data.num_edges, "training hides some"
+
+
+def test_other_files_hold_the_tables(tmp_path):
+    """A file of other tables, or one without names of tables; and a folder that says nothing of an absolute path."""
+    duckdb = pytest.importorskip("duckdb")
+    write(tmp_path / "old")
+    with duckdb.connect(str(tmp_path / "tables.duckdb")) as connection:
+        for name in ("nodes", "edges"):
+            connection.execute(f"CREATE TABLE {name} AS FROM '{tmp_path / 'old' / name}.parquet'")
+            connection.execute(f"CREATE TABLE other_{name} AS FROM {name}")
+    database = str(tmp_path / "tables.duckdb")
+    run = trained(tmp_path, tmp_path / "old", *CASES["everything"], f"data.nodes.path={database}",
+                  "data.nodes.table=nodes", f"data.edges.path={database}", "data.edges.table=edges")
+    expected = restored(run).rows
+    files = restored(run, nodes=tmp_path / "old" / "nodes.csv", edges=tmp_path / "old" / "edges.parquet")
+    assert torch.equal(files.rows, expected)
+    new = Others(nodes=OtherTable(database, "other_nodes"), edges=OtherTable(table="other_edges"))
+    assert torch.equal(predictions.restore(run, predictions.Asked(data=new)).rows, expected)
+    with pytest.raises(ValueError, match="which is in no folder. Name another table by data.nodes.path"):
+        restored(run, tmp_path / "old")
+
+
+def test_what_the_training_refused_or_dropped_is_so_in_other_tables(tmp_path, caplog):
+    def full(table):
+        return table.replace({"size": {"": "1"}, "color": {"": "red"}})
+
+    write(tmp_path / "old", nodes=full)
+    run = trained(tmp_path, tmp_path / "old", *CASES["everything"], "data.empty=error",
+                  "data.edges.features=[]", "data.edges.weight=null")
+    write(tmp_path / "new", nodes=lambda table: table.replace({"color": {"": "red"}}))
+    with pytest.raises(ValueError, match="row 1, column size is empty"):
+        restored(run, tmp_path / "new")
+    write(tmp_path / "new", nodes=lambda table: table.assign(size="1"))
+    with pytest.raises(ValueError, match="column color is empty"):
+        restored(run, tmp_path / "new")
+    write(tmp_path / "new", nodes=lambda table: full(table).assign(color="nan"))
+    with pytest.raises(ValueError, match="holds 'nan', a category that the training did not see"):
+        restored(run, tmp_path / "new")
+
+    def with_a_stranger(table):
+        return pd.concat([table, table.iloc[:1].assign(target="stranger", kind="hates")])
+
+    write(tmp_path / "new", nodes=full, edges=with_a_stranger)
+    assert torch.equal(restored(run, tmp_path / "new").rows, restored(run).rows), "an edge to nobody is dropped"
+
+
+def test_marks_of_empty_cells_are_those_of_the_training(everything, tmp_path, caplog):
+    caplog.set_level("INFO")
+    write(tmp_path / "new", nodes=lambda table: table.assign(age=""))
+    restored(everything, tmp_path / "new")
+    assert "60 empty cells in age, taken for the mean" in caplog.text
+    assert "60 empty cells in age, taken for the mean, with" not in caplog.text
+    assert "empty cells in size, taken for the mean, with a column that marks them" in caplog.text
+
+
+def test_a_preparation_of_before_that_was_killed_is_completed(tmp_path):
+    """A journal of an earlier version has x and not what was learned."""
+    write(tmp_path / "old")
+    config = trained(tmp_path, tmp_path / "old", *CASES["everything"]).config
+    writer = StoreWriter(tmp_path / "again.store", "key")
+    with writer:
+        tables.write_store(config.data, writer)
+    with StoreWriter(tmp_path / "killed.store", "key") as writer:
+        writer.put("x", store.open_graph(tmp_path / "again.store").x)
+    with StoreWriter(tmp_path / "killed.store", "key") as writer:
+        assert writer.has("x")
+        tables.write_store(config.data, writer)
+    one, two = (store.open_graph(tmp_path / f"{name}.store") for name in ("again", "killed"))
+    assert torch.equal(one.x, two.x) and torch.equal(one.fitted, two.fitted)
 
 
 @pytest.mark.parametrize("changes, says", [
