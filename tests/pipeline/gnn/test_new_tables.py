@@ -109,6 +109,25 @@ def test_rows_that_are_added_leave_the_rows_of_others_as_they_were(tmp_path):
     assert only.rows.shape == (65, 3)
 
 
+@pytest.mark.parametrize("name", ["logarithms of sums", "counts", "degrees"])
+def test_features_of_edges_are_scaled_as_in_the_training(name, tmp_path):
+    """New nodes with many edges among themselves; the table of edges has no empty cells now."""
+    write(tmp_path / "old")
+    run = trained(tmp_path, tmp_path / "old", *CASES[name], "data.empty=flag")
+    ids = [f"new{number}" for number in range(5)]
+
+    def more_edges(table):
+        new = pd.concat([table.iloc[:5].assign(source=ids, target=ids[::-1], weight="70")] * 30)
+        return pd.concat([table.assign(since="3"), new])
+
+    write(tmp_path / "new", nodes=lambda table: pd.concat([table, table.iloc[:5].assign(id=ids)]), edges=more_edges)
+    old, new = (one.setup.data for one in (restored(run), restored(run, tmp_path / "new")))
+    weight = slice(0, 1 if name != "counts" else 10)
+    assert torch.equal(new.x[:60, weight], old.x[:, weight]) and new.x.shape == (65, old.x.size(1))
+    if name == "logarithms of sums":
+        assert new.x[60:, 0].min() > old.x[:, 0].max(), "the new ones are far beyond those of the training"
+
+
 def test_scores_of_texts_are_those_of_the_models_of_the_training(tmp_path):
     write(tmp_path / "old")
     run = trained(tmp_path, tmp_path / "old", *TEXTS, *LABEL, "data.nodes.text_features=scores")
