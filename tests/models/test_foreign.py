@@ -124,7 +124,7 @@ def test_the_head_reads_the_outputs_of_all_layers(jk):
     model = PyGModel(5, 8, 2, 3, conv="SAGEConv", jk=jk).eval()
     outputs, edges = [], DATA.edge_index.long()
     for layer in model.layers:
-        layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+        layer.register_forward_hook(lambda module, inputs, output: outputs.append(output[0]))
     out = model(DATA.x, edges)
     out.square().sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
