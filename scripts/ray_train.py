@@ -30,7 +30,7 @@ class Options:
     """The arguments that begin with ``ray.``.
 
     Attributes:
-        address: of the cluster. "auto" is the one that runs on this machine; "" begins one here.
+        address: of the cluster. "local" begins one on this machine. "" is the one that runs here, or else as "local".
         num_workers: number of ranks.
         cpus: processors that each of them gets.
         gpus: GPUs that each of them gets. -1: one if the cluster has any, else none.

@@ -215,6 +215,8 @@ def main() -> None:
         while len(killed) < options.times:
             found, good = strike_run(options.engine, Path(root, f"run{runs}"), min(2, options.times - len(killed)),
                                      read_digest(folder))
+            if not found and not good:
+                sys.exit(f"error: run {runs + 1} ended before it was struck; its output is above")
             killed, runs, lost = killed + found, runs + 1, lost + (not good)
             print(f"run {runs}: killed {', '.join(found) or 'nothing'}; {'same bits' if good else 'LOST'}",
                   file=sys.stderr, flush=True)

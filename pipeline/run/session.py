@@ -170,9 +170,9 @@ class Session:
             trainer.load(saved)
         progress = trainer.progress
         if not same_ranks:
-            log.warning("%s continue%s what %s began: from here on, the partitions and the learning rate are those of "
-                        "the new number", count(self.ranks.num_ranks, "rank"), "s" * (self.ranks.num_ranks == 1),
-                        count(saved["num_ranks"], "rank"))
+            log.info("%s continue%s what %s began: from here on, the partitions and the learning rate are those of the "
+                     "new number", count(self.ranks.num_ranks, "rank"), "s" * (self.ranks.num_ranks == 1),
+                     count(saved["num_ranks"], "rank"))
         if not same_ranks and progress.step_in_round:
             log.warning("the round that had begun starts again with the new number of ranks")
             progress.begin_round()
