@@ -30,9 +30,14 @@ def drop_edges(edge_index: Int[Tensor, "2 num_edges"], edge_attr: Shaped[Tensor,
     """
     if not (training and dropout):
         return edge_index, edge_attr
-    kept = draw_kept(torch.randint(2**62, (1,)).to(edge_index.device), edge_index.size(1), dropout)
+    kept = draw_from_global(edge_index.size(1), dropout, edge_index.device)
     position = kept.nonzero().squeeze(1)
     return keep_edges(edge_index, kept), None if edge_attr is None else edge_attr.index_select(0, position)
+
+
+def draw_from_global(num_edges: int, dropout: float, device: torch.device) -> Bool[Tensor, " num_edges"]:
+    """Tell which edges are kept, by one number from torch's global random state."""
+    return draw_kept(torch.randint(2**62, (1,)).to(device), num_edges, dropout)
 
 
 def draw_kept(seed: Int[Tensor, " one"], num_edges: int, dropout: float) -> Bool[Tensor, " num_edges"]:

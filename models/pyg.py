@@ -276,8 +276,8 @@ class Layer(torch.nn.Module):
         kept, features = drop_edges(edge_index, edge_attr, dropout=self.edge_dropout, training=self.training)
         if blocks is None:
             out, new = self._convolve(h, start, kept, features)
-            edge_attr = edge_attr if new is None or self.edge_norm is None else self._finish(
-                self.edge_norm(new), edge_attr)
+            if self.edge_norm is not None:
+                edge_attr = self._finish(self.edge_norm(new), edge_attr)
         else:
             parts = []
             for block in blocks:

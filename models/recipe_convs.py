@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from parallel_epochs.models.edge_dropout import draw_kept
+from parallel_epochs.models.edge_dropout import draw_from_global
 from parallel_epochs.models.edges import flip
 from parallel_epochs.models.messages import apply_edges, edge_softmax, update_all
 from parallel_epochs.models.messages.attention import attention
@@ -181,8 +181,7 @@ class GatedGCNConv(torch.nn.Module):
             edge_index, "u_add_v", u=self.lin_src(x), v=self.lin_dst(x), kernel=self.kernel)
         gates = edges.sigmoid()
         if self.training and self.edge_dropout:
-            kept = draw_kept(torch.randint(2**62, (1,)).to(x.device), gates.size(0), self.edge_dropout)
-            gates = gates * kept.unsqueeze(1)
+            gates = gates * draw_from_global(gates.size(0), self.edge_dropout, x.device).unsqueeze(1)
         summed, total = (update_all(edge_index, message, "sum", u=u, e=gates, num_dst=x.size(0), kernel=self.kernel)
                          for message, u in (("u_mul_e", self.lin(x)), ("copy_e", None)))
         return self.lin_root(x) + summed / (total + EPSILON), edges
