@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from parallel_epochs.pipeline.keys import entries, key
 from parallel_epochs.pipeline.run import files
@@ -82,6 +82,25 @@ class DataConfig:
         Raises:
             OSError: the download failed.
         """
+
+
+def reverse_relations() -> Any:
+    """Declare the key of graphs with several types of nodes that says whether relations get reverse ones."""
+    return key(True, "Add a reverse relation, named rev_NAME, to each relation NAME (graphs with several types of nodes).",
+               shapes_graph=True, hashed_if_given=True)
+
+
+def featureless() -> Any:
+    """Declare the key of graphs with several types of nodes that says how types without features get them."""
+    return key("mean", "Features of the nodes of types that have none (graphs with several types of nodes). mean: the "
+               "means of those of their neighbours, over as many hops as are needed. none: only a learned vector of the "
+               "type.", choices=("mean", "none"), shapes_graph=True, hashed_if_given=True)
+
+
+def label_type() -> Any:
+    """Declare the key of graphs with several types of nodes that names the one whose labels are learned."""
+    return key(None, "Type of the nodes whose labels are learned; the same as task.type, which sets it.",
+               shapes_graph=True, hashed_if_given=True)
 
 
 def check_files(**paths: str | None) -> None:

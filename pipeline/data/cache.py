@@ -74,6 +74,7 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
         return _load(config, cache_dir, content_hash=content_hash, check=check)
     ending, verify = f"-hops-{config.propagate}", content_hash is None
     data = _load(config, cache_dir, content_hash=content_hash and content_hash.removesuffix(ending), check=check)
+    refuse_propagate(data, config.propagate)
     if not data.edge_index.size(1):
         raise ValueError(f"data.propagate={config.propagate} averages over edges, and {config.origin()} has none")
     path = path_of(config, cache_dir, data.content_hash, ending)
@@ -341,8 +342,9 @@ def hash_graph(config: DataConfig) -> str:
     Raises:
         ValueError: the dataset is absent or incomplete.
     """
+    usual = {entry.name: entry.value for entry in keys.entries(type(config)())}
     shaping = {entry.name: entry.value for entry in keys.entries(config) if entry.meaning.shapes_graph
-               and not (entry.meaning.hashed_if_given and entry.value in (None, []))}
+               and not (entry.meaning.hashed_if_given and entry.value == usual[entry.name])}
     if (content := hash_content(config)) is not None:
         shaping["content"] = content
     shaping["format"] = FORMAT

@@ -11,8 +11,11 @@ from parallel_epochs.pipeline.data.base_config import (
     check_files,
     check_folder,
     check_fractions,
+    featureless,
+    label_type,
     refuse_changes,
     refuse_without_labels,
+    reverse_relations,
 )
 from parallel_epochs.pipeline.data.columns import read_names
 from parallel_epochs.pipeline.data.tables import heads
@@ -192,6 +195,9 @@ class FileConfig(DataConfig):
                                 "the test (with data.split).",
                                 minimum=0, shapes_graph=True)
     graph_seed: int = key(0, "Seed of the split (data.split=random).", minimum=0, shapes_graph=True)
+    reverse_relations: bool = reverse_relations()
+    featureless: str = featureless()
+    label_type: str | None = label_type()
 
     def origin(self) -> str:
         return self.path

@@ -4,18 +4,20 @@ import errno
 import logging
 import re
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-from torch_geometric.data.storage import GlobalStorage
+from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 from parallel_epochs.pipeline.data.check import check_numbering, check_tensor
 from parallel_epochs.pipeline.data.content import hash_file
+from parallel_epochs.pipeline.data.hetero import join_hetero
 from parallel_epochs.pipeline.data.sparse import coalesce
 from parallel_epochs.pipeline.data.splits import divide, shuffle
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS
@@ -27,6 +29,8 @@ log = logging.getLogger(__name__)
 
 USED = ("x", "edge_index", "edge_attr", "y", "species", "metric", "num_nodes", *MASKS)
 OTHER_NAMES = {"val_mask": "valid_mask", "edge_weight": "edge_attr"}
+# What a saved graph may be made of. Other classes could run code.
+CLASSES = [Data, DataEdgeAttr, DataTensorAttr, EdgeIndex, HeteroData, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage]
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -37,8 +41,10 @@ def hash_content(path: str) -> str:
 
 def read(path: str | Path, mask_column: int | None = None, split: str | None = None, time_column: str | None = None,
          edge_time: str | None = None, train_fraction: float = 0.0, valid_fraction: float = 0.0,
-         graph_seed: int = 0, needs_labels: bool = True) -> Data:
-    """Read a graph saved with torch.save: a ``Data``, a dict of its attributes, or an ``InMemoryDataset`` of one graph.
+         graph_seed: int = 0, reverse_relations: bool = True, featureless: str = "mean", label_type: str | None = None,
+         needs_labels: bool = True) -> Data:
+    """Read a graph saved with torch.save: a ``Data``, a dict of its attributes, an ``InMemoryDataset`` of one graph, or
+    a ``HeteroData``.
 
     ``valid_mask`` may be called ``val_mask``, and without ``edge_attr`` the ``edge_weight`` is the edges' feature.
     Masks may also be the numbers of their nodes. A line of the log names the attributes that are not used. ``metric``
@@ -52,12 +58,46 @@ def read(path: str | Path, mask_column: int | None = None, split: str | None = N
         edge_time: the attribute with a time for each edge.
         train_fraction, valid_fraction: of the nodes with labels, for training and validation.
         graph_seed: of a random split.
+        reverse_relations, featureless, label_type: of a ``HeteroData``, see :func:`pipeline.data.hetero.join_hetero`.
         needs_labels: whether to read labels and masks, too. Otherwise they may be wrong.
 
     Raises:
         ValueError: not such a file, or an attribute is missing, or is none that a graph can have.
     """
-    path, saved = Path(path), read_attributes(Path(path))
+    path = Path(path)
+    splitting = Splitting(mask_column, split, time_column, train_fraction, valid_fraction, graph_seed)
+    loaded = _load(path)
+    if is_hetero(loaded):
+        if edge_time is not None:
+            raise ValueError(f"data.edge_time={edge_time} is for a Data, and {path} holds a HeteroData: a split of links "
+                             "by time needs tables (data=tables data.schema=FILE). Set data.split=random")
+        return join_hetero(str(path), loaded, lambda name, saved, needs_labels: _read_saved(
+            f"{path}: {name}", saved, splitting, needs_labels=needs_labels), reverse_relations=reverse_relations,
+            featureless=featureless, label_type=label_type, needs_labels=needs_labels)
+    return _read_saved(str(path), _attributes(path, loaded), splitting, edge_time=edge_time, needs_labels=needs_labels)
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """How nodes with labels are divided; the attributes are arguments of :func:`read`."""
+
+    mask_column: int | None
+    split: str | None
+    time_column: str | None
+    train_fraction: float
+    valid_fraction: float
+    graph_seed: int
+
+
+def is_hetero(loaded: object) -> bool:
+    """Tell whether what was saved is a ``HeteroData``, or a dict of one."""
+    return isinstance(loaded, HeteroData) or isinstance(loaded, dict) and "_global_store" in loaded
+
+
+def _read_saved(path: str, saved: dict, splitting: Splitting, *, edge_time: str | None = None,
+                needs_labels: bool = True) -> Data:
+    """Make a graph of its attributes; the message of an error begins with `path`."""
+    split, time_column = splitting.split, splitting.time_column
     try:
         for other, name in OTHER_NAMES.items():
             if name not in saved and other in saved:
@@ -67,29 +107,34 @@ def read(path: str | Path, mask_column: int | None = None, split: str | None = N
         if times is not None and time_column is None:  # which divides links, and nothing else
             saved = {key: value for key, value in saved.items() if key not in ("y", *MASKS)}
         elif split is not None and "y" in saved and needs_labels:
-            order = _order(path, saved, split, time_column, graph_seed)
-            masks = divide(order, len(saved["y"]), train_fraction, valid_fraction)
+            order = _order(path, saved, split, time_column, splitting.graph_seed)
+            masks = divide(order, len(saved["y"]), splitting.train_fraction, splitting.valid_fraction)
             saved.update(zip(MASKS, masks, strict=True))
         if not needs_labels:
             saved = {key: value for key, value in saved.items() if key not in ("y", *MASKS)}
-        if unused := [key for key in saved if key not in USED]:
-            log.info("%s: not used: %s", path, ", ".join(unused))
-        if "weight" in unused and "edge_attr" not in saved and _is_of_edges(saved["weight"], saved.get("edge_index")):
-            log.warning("%s: weight, as from_networkx names the weights of edges, is not used; to train with them save "
-                        "data.edge_weight = data.weight", path)
+        _report_unused(path, saved)
         labels = ("y", *MASKS) if any(key in saved for key in ("y", *MASKS)) else ()
         missing = [key for key in ("edge_index", *labels) if key not in saved]
         if missing:
             hint = ", or set data.split=random" if set(missing) == set(MASKS) else ""
             raise ValueError(f"there is no {', '.join(missing)}; the file has {', '.join(saved) or 'nothing'}. Add "
                              f"what is missing{hint}")
-        data = _as_data(saved, mask_column)
+        data = _as_data(saved, splitting.mask_column)
         return data if times is None else data.update({"edge_time": times})
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _order(path: Path, saved: dict, split: str, time_column: str | None, seed: int) -> np.ndarray:
+def _report_unused(path: str, saved: dict) -> None:
+    """Name the attributes that are not used in the log."""
+    if unused := [key for key in saved if key not in USED]:
+        log.info("%s: not used: %s", path, ", ".join(unused))
+    if "weight" in unused and "edge_attr" not in saved and _is_of_edges(saved["weight"], saved.get("edge_index")):
+        log.warning("%s: weight, as from_networkx names the weights of edges, is not used; to train with them save "
+                    "data.edge_weight = data.weight", path)
+
+
+def _order(path: str, saved: dict, split: str, time_column: str | None, seed: int) -> np.ndarray:
     """Bring the nodes with labels into a random order, or into that of their times."""
     if there := [mask for mask in MASKS if mask in saved]:
         log.info("%s: not used with data.split=%s: %s", path, split, ", ".join(there))
@@ -147,7 +192,7 @@ def _load(path: Path) -> object:
     limits.check_zip(path)
     try:
         with warnings.catch_warnings(), \
-                torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage, EdgeIndex]):
+                torch.serialization.safe_globals(CLASSES):
             warnings.simplefilter("ignore")  # of what is refused below
             saved = torch.load(path, map_location="cpu", weights_only=True)
     except UNREADABLE as error:
@@ -163,8 +208,6 @@ def _load(path: Path) -> object:
 
 def _explain_class(name: str) -> str:
     """Say what to do about a class that is not loaded, because that could run code."""
-    if name.endswith(".HeteroData") or ".data.storage." in name:
-        return "holds a HeteroData, which is not supported: save the Data that its to_homogeneous() gives"
     if name.startswith("numpy."):
         return "holds a numpy array: save torch.from_numpy(...) of it"
     if name.startswith("scipy.sparse."):
@@ -186,8 +229,9 @@ def _attributes(path: Path, saved: object) -> dict:
     if not isinstance(saved, dict):
         raise ValueError(f"{path} holds a {type(saved).__name__}, not a graph: save a torch_geometric Data, or a dict "
                          "of its attributes")
-    if "_global_store" in saved or not all(isinstance(key, str) for key in saved):
-        raise ValueError(f"{path} {_explain_class('torch_geometric.data.HeteroData')}")
+    if not all(isinstance(key, str) for key in saved):
+        raise ValueError(f"{path} holds a dict whose keys are not all names of attributes: save a torch_geometric Data, "
+                         "a HeteroData, or the dict that one of them gives by to_dict()")
     return {key: value for key, value in saved.items() if value is not None}
 
 

@@ -8,6 +8,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.data.node_names import unpack_names
+from parallel_epochs.pipeline.data.typed import SCHEMA, count_relations, schema_of
 from parallel_epochs.pipeline.graph.components import Components, label_components
 from parallel_epochs.pipeline.graph.structure import structure_of
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
@@ -36,7 +37,7 @@ def describe(data: Data, components: Components | None = None) -> Rows:
         rows = describe_graphs(data.ptr) + describe_edges(data)
     else:
         rows = describe_edges(data) + describe_components(data, components)
-    rows += describe_features(data)
+    rows += describe_types(data) + describe_features(data)
     return rows + (describe_pairs(data) if kind is DataKind.PAIRS else describe_labels(data))
 
 
@@ -71,6 +72,17 @@ def describe_graphs(ptr: Int[Tensor, " num_graphs_plus_1"]) -> Rows:
                                                                 f"{float(sizes.double().mean()):.1f} on average")]
 
 
+def describe_types(data: Data) -> Rows:
+    """Count the nodes of each type and the edges of each relation of a graph with several types of nodes."""
+    if (schema := schema_of(data)) is None:
+        return []
+    rows = [(f"nodes of {name}", f"{count:,}, {width:,} columns" + ", means of neighbours" * (name in schema.averaged))
+            for name, count, width in zip(schema.types, schema.counts, schema.widths, strict=True)]
+    found = list(count_relations(schema, data.edge_attr[:, 0]))
+    rest = [("further relations", f"{len(found) - LISTED:,}")] if len(found) > LISTED else []
+    return rows + [(f"edges of {name}", f"{count:,}") for name, count in found[:LISTED]] + rest
+
+
 def describe_features(data: Data) -> Rows:
     """Say what features nodes and edges have."""
     kind, text = "categories" if "x_tables" in data else "features", "none"
@@ -81,7 +93,7 @@ def describe_features(data: Data) -> Rows:
         text = source or describe_columns(data.x[:, :own], count_constant="store" not in data)
     rows = [(f"{kind} of nodes", text)]
     if species := data.get("num_categories", 0):
-        rows.append(("species", f"{species:,}"))
+        rows.append(("types of nodes, one-hot" if SCHEMA in data else "species", f"{species:,}"))
     edges = "none" if data.edge_attr is None else describe_columns(data.edge_attr,
                                                                    count_constant="store" not in data)
     return [*rows, (f"{'categories' if 'edge_tables' in data else 'features'} of edges", edges)]

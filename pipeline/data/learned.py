@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.incident import moments_of_edges
+from parallel_epochs.pipeline.data.typed import SCHEMA, check_alike
 from parallel_epochs.pipeline.metrics import CLASS_METRICS
 from parallel_epochs.pipeline.names import MASKS
 
@@ -38,6 +39,7 @@ class Learned:
         labels: mean and deviation of labels that are inputs or real values [2, columns]; none for others.
         fitted: what was learned of the columns of tables, see :class:`pipeline.data.tables.fitted.Fitted`, uint8; none
             for other sources.
+        schema: of a graph with several types of nodes, see :class:`pipeline.data.typed.Schema`; none for others.
     """
 
     num_columns: int
@@ -52,6 +54,7 @@ class Learned:
     hops: Float[Tensor, "num_hops 2 channels"] | None = None
     labels: Float[Tensor, "2 columns"] | None = None
     fitted: UInt8[Tensor, " num_bytes"] | None = None
+    schema: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return what :func:`pipeline.run.checkpoint.save` can write."""
@@ -67,7 +70,7 @@ def from_dict(content: Any) -> Learned:
     if content["format"] != FORMAT:
         raise ValueError(f"it has format {content['format']}, and this version reads format {FORMAT}")
     return Learned(**{entry.name: content[entry.name] for entry in fields(Learned)
-                      if entry.name != FITTED or entry.name in content})  # which versions of before do not write
+                      if entry.name not in (FITTED, SCHEMA) or entry.name in content})  # of versions of before
 
 
 def learn(data: Data, *, node_features: str, num_hops: int, labels: Tensor | None) -> Learned:
@@ -88,7 +91,7 @@ def learn(data: Data, *, node_features: str, num_hops: int, labels: Tensor | Non
         data.metric, data.get("out_channels", 0), {name: data[name] for name in ("x_tables", "edge_tables")
                                                    if name in data},
         {name: data[name] for name in ("label_names", "label_names_ptr") if name in data}, edges,
-        data.get("hop_moments") if num_hops else None, labels, data.get(FITTED))
+        data.get("hop_moments") if num_hops else None, labels, data.get(FITTED), data.get(SCHEMA))
 
 
 def check_inputs(learned: Learned, data: Data) -> None:
@@ -97,7 +100,8 @@ def check_inputs(learned: Learned, data: Data) -> None:
     Raises:
         ValueError: says what it has and what the model was trained on.
     """
-    if data.x is None and learned.x_source == "data":
+    check_alike(learned.schema, data)
+    if data.x is None and learned.x_source == "data" and learned.schema is None:
         raise ValueError("there is no x, and the model reads features of nodes. Save them as x")
     if data.x is not None and learned.x_source != "data":
         raise ValueError("there is an x, and the model reads features that were made of edges. Leave it out")

@@ -18,6 +18,7 @@ from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.data.learned import FITTED
 from parallel_epochs.pipeline.data.prepare import NAME_KEYS, masks_of_pairs
 from parallel_epochs.pipeline.data.splits import divide
+from parallel_epochs.pipeline.data.typed import SCHEMA
 from parallel_epochs.pipeline.graph.pairs import keep_edges
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run.seeds import stream
@@ -82,7 +83,7 @@ def divide_links(graph: Data, split: LinkSplit, origin: str) -> Data:
     negatives = draw_unlinked(stream("unlinked pairs", split.seed), valid + test, links, graph.num_nodes, origin)
     pairs = {"train_pairs": links[masks[0]], "valid_pairs": links[masks[1]], "valid_negatives": negatives[:valid],
              "test_pairs": links[masks[2]], "test_negatives": negatives[valid:]}
-    names = {key: graph[key] for key in (*NAME_KEYS, FITTED) if key in graph and not key.startswith("label")}
+    names = {key: graph[key] for key in (*NAME_KEYS, FITTED, SCHEMA) if key in graph and not key.startswith("label")}
     out = Data(x=x, edge_index=edge_index, edge_attr=edge_attr, num_nodes=graph.num_nodes, metric=METRIC,
                num_categories=graph.num_categories, x_source=source, **names, **pairs,
                **masks_of_pairs(pairs, graph.num_nodes))

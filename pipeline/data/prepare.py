@@ -15,6 +15,7 @@ from parallel_epochs.pipeline.data.check import check, check_vectors
 from parallel_epochs.pipeline.data.incident import incident_features
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.data.learned import Learned, check_inputs
+from parallel_epochs.pipeline.data.typed import SCHEMA, refuse_untyped_edges
 from parallel_epochs.pipeline.graph.edges import plain_edges, sort_edges, transpose, with_reverse
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS, PAIRS, SPLITS
@@ -73,6 +74,8 @@ def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: boo
         raise ValueError(f"{origin}: {error}") from None
     if holds in ("triples", "vectors"):
         return data  # no edges to sort, and no features
+    if SCHEMA in data:
+        refuse_untyped_edges(origin, to_undirected=to_undirected, add_self_loops=add_self_loops)
     on_stage("sorting edges")
     num_nodes, edge_index, edge_attr = data.num_nodes, data.edge_index, data.edge_attr
     if edge_attr is not None and not edge_attr.is_floating_point() and "edge_tables" not in data:
@@ -98,6 +101,8 @@ def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: boo
         if num_columns:
             x, union = _with_places(x, union, edge_index, num_columns, encoding)
     names = {key: data[key] for key in NAME_KEYS if key in data}
+    if SCHEMA in data:
+        names[SCHEMA] = data[SCHEMA]
     if "edge_time" in data:
         names["edge_time"] = times_of(edge_index, data.edge_index, data.edge_time, num_nodes)
     return Data(x=x, edge_index=edge_index, edge_attr=edge_attr, num_nodes=num_nodes, metric=data.get("metric"),
@@ -118,7 +123,9 @@ def _node_features(data: Data, edge_index: EdgeIndex, edge_attr: Tensor | None, 
     Returns:
         The features, perhaps sparse; the number of species, their last columns; and where the others are from.
     """
-    if data.x is not None:
+    if SCHEMA in data:
+        x, x_source = data.x if data.x is not None else torch.empty(data.num_nodes, 0), "data"
+    elif data.x is not None:
         x, x_source = data.x if "x_tables" in data else data.x.float(), "data"
     else:
         x_source = "degree" if edge_attr is None else "edges"

@@ -13,6 +13,7 @@ from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import keep_component, load, load_links
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.prepare import describe_inputs
+from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.gnn import estimate, memory
 from parallel_epochs.pipeline.gnn.components import find_or_read, train_components  # noqa: F401 - of this product
 from parallel_epochs.pipeline.gnn.config import GNNConfig
@@ -163,6 +164,8 @@ def _find_components(config: GNNConfig, data: Data, is_new: bool) -> Components:
             log.info("graph: looking for irregular edges and connected components among %s "
                      "edges", f"{data.num_edges:,}")
         log.info("graph: %s", describe_edges(data))
+        if (schema := schema_of(data)) is not None:
+            log.info("graph: %s", schema)
         log.info("%s", _describe_inputs(config, data, label_input=config.train.label_input,
                                         num_learned=config.learned_channels, concat=config.features.concat))
     components = find_or_read(config, data, verify=is_new)
@@ -187,8 +190,12 @@ def _check_edge_features(config: GNNConfig, data: Data) -> None:
 
 
 def _visible(config: GNNConfig, data: Data) -> Data:
-    """Leave out the features that a table replaces; what lies in a cache has all of them."""
-    return without_features(data) if config.learned_channels and not config.features.concat else data
+    """Leave out the features that a table replaces; what lies in a cache has all of them.
+
+    Of a graph with several types of nodes, the model's encoder leaves them out.
+    """
+    replaces = config.learned_channels and not config.features.concat and schema_of(data) is None
+    return without_features(data) if replaces else data
 
 
 def build_trainer(setup: Setup, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> GNNTrainer:

@@ -67,8 +67,11 @@ MODELS = {"deepergcn": ("deepgcn", "DeeperGCN"), "revgnn": ("reversible", "RevGN
           "equilibrium": ("equilibrium", "EquilibriumGNN"),
           "pyg": ("pyg", "PyGModel"), "custom": ("custom", "CustomModel")}
 FOREIGN = ("pyg", "custom")
+# Models that read types of nodes and relations.
+TYPED = ("deepergcn", "revgnn", "pyg", "custom")
 # What a constructor takes that is no key of a configuration: it depends on the graph, or has a key elsewhere.
-NO_KEYS = ("edge_dim", "num_categories", "node_tables", "edge_tables", "pool", "fold_edge_encoder", "kernel")
+NO_KEYS = ("edge_dim", "num_categories", "node_tables", "edge_tables", "pool", "fold_edge_encoder", "kernel",
+           "num_relations", "type_columns")
 # Beside which aggregations and norms an option of a model counts.
 OPTIONS_COUNT_WHEN: dict[str, dict[str, tuple]] = {
     "t": {"model.aggr": ("softmax", "softmax_sg", "softmax_sum")},
@@ -107,6 +110,10 @@ class TaskConfig:
     """What is learned."""
 
     name: str = key("node", "Task: node for labels of nodes, graph for labels of whole graphs, or link.")
+    type: str | None = key(None, "Type of the nodes whose labels are learned (graphs with several types of nodes). "
+                           "Default: the only type with labels.", when={"task.name": ("node",)})
+    relation: Any = key(None, "Relation whose links are learned (graphs with several types of nodes): its name, or the "
+                        "type of the source, its name and the type of the target, as in [user,buys,item].", when=LINK)
     metric: str | None = key(None, "Metric: rocauc, ap, micro_f1 or macro_f1 for binary tasks; acc, macro_f1 or "
                              "balanced_acc for classes; mae or rmse for real values; hits@K with any K, mrr, rocauc or "
                              "ap for links. Default: the dataset's metric; rocauc for links that the program made from "
@@ -164,6 +171,8 @@ class FeaturesConfig:
     channels: int = key(64, "Number of columns of the table.", minimum=1, when=TABLE)
     concat: bool = key(False, "Concatenate the table and the features of the data. false: the table replaces them.",
                        when=TABLE)
+    types: list[str] | None = key(None, "Types of nodes that have a row in the table (graphs with several types of "
+                                  "nodes). Default: all.", when=TABLE)
     init: str = key("normal", "Table at the beginning. normal: normal numbers of standard deviation 0.1. orthogonal: "
                     "orthonormal columns, as of torch.nn.init.orthogonal_.", choices=("normal", "orthogonal"),
                     when=TABLE)
@@ -323,6 +332,10 @@ class GNNConfig(RunConfig):
     features: FeaturesConfig = field(default_factory=FeaturesConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
+    def __post_init__(self) -> None:
+        if self.task.type is not None and hasattr(self.data, "label_type"):
+            self.data.label_type = self.task.type
+
     @property
     def learned_channels(self) -> int:
         """Columns of the learned table of node features; 0 without one."""
@@ -350,6 +363,10 @@ class GNNConfig(RunConfig):
             self.data.check_links()
         elif self.task.name == "node":
             self.data.check_labels()
+        for name, reader in (("type", "label_type"), ("relation", "reverse_relations")):
+            if (value := getattr(self.task, name)) is not None and not hasattr(self.data, reader):
+                raise ValueError(f"task.{name}={value} is for graphs with several types of nodes, and data="
+                                 f"{self.data.source} has one. Leave it out")
         _check_class_weights(self.task.class_weights)
         sparse, dense = ("sparse_adam", "sgd"), keys.meaning_of(GNNTrainConfig, "optimizer").choices
         if self.features.optimizer in dense:

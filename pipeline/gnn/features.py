@@ -1,6 +1,7 @@
 """A learned table of node features, outside the graph: for nodes that bring none, or beside what they bring."""
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -36,6 +37,7 @@ class NodeTable:
         init: a key of :data:`INITS`, which fills the table at the start.
         seed: of the rows at the start.
         device: where the table and the state of its optimizer lie.
+        ranges: numbers of the nodes that have the rows, in their order; other nodes have zeros. None: all nodes.
 
     Attributes:
         weight: the table, [num_nodes, channels], float32; its gradient is a sparse tensor.
@@ -46,7 +48,7 @@ class NodeTable:
 
     def __init__(self, num_nodes: int, channels: int, *, lr: float, optimizer: str = "sparse_adam",
                  dropout: float = 0.0, init: str = "normal", seed: int = 0,
-                 device: torch.device = torch.device("cpu")):
+                 device: torch.device = torch.device("cpu"), ranges: Sequence[range] | None = None):
         if not num_nodes:
             raise ValueError("features=embedding learns a row for each node, and the graph has no nodes")
         rows = torch.empty(num_nodes, channels, device=device)
@@ -54,7 +56,7 @@ class NodeTable:
         self._embedding = torch.nn.Embedding.from_pretrained(rows, freeze=False, sparse=True)
         self.weight: torch.nn.Parameter = self._embedding.weight
         self.optimizer = OPTIMIZERS[optimizer]([self.weight], lr=lr)
-        self._lr, self._dropout = lr, dropout
+        self._lr, self._dropout, self._ranges = lr, dropout, ranges
 
     def __str__(self) -> str:
         num_nodes, channels = self.weight.shape
@@ -68,7 +70,7 @@ class NodeTable:
             batch: with ``n_id``, the rows of its nodes, [num_nodes], int64, and ``x``; it keeps its own ``x``.
             rng: on the CPU; in training it decides which nodes are seen without their rows.
         """
-        rows = self._embedding(batch.n_id.to(self.weight.device))
+        rows = self._rows_of(batch.n_id.to(self.weight.device))
         if rng is not None and self._dropout:
             seen = torch.rand(len(rows), 1, generator=rng) >= self._dropout
             rows = rows * seen.to(rows.device)
@@ -78,6 +80,19 @@ class NodeTable:
         """Do what :meth:`attach` does for nodes that have no row: they get the mean of all rows."""
         mean = self.weight.detach().mean(0, keepdim=True)
         return _with_rows(batch, mean.expand(batch.num_nodes, -1).to(device), device)
+
+    def _rows_of(self, nodes: Tensor) -> Float[Tensor, "num_nodes channels"]:
+        """Look rows up; those of nodes without a row are zeros."""
+        if self._ranges is None:
+            return self._embedding(nodes)
+        place, first = torch.full_like(nodes, -1), 0
+        for own in self._ranges:
+            within = (nodes >= own.start) & (nodes < own.stop)
+            place = torch.where(within, nodes - own.start + first, place)
+            first += len(own)
+        (there,) = (place >= 0).nonzero(as_tuple=True)
+        rows = self._embedding(place[there])
+        return rows.new_zeros(len(nodes), rows.size(1)).index_copy(0, there, rows)
 
     def gradient(self) -> Float[Tensor, "num_touched channels"]:
         """Return the rows of the gradient, each node's once; who changes them changes the gradient."""

@@ -14,8 +14,9 @@ from parallel_epochs.models.foreign import NUM_NODES, Tried, try_forward
 from parallel_epochs.models.link_predictor import LinkModel
 from parallel_epochs.models.pyg import PyGModel
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
+from parallel_epochs.pipeline.data.typed import Schema, column_ranges, schema_of
 from parallel_epochs.pipeline.gnn import estimate
-from parallel_epochs.pipeline.gnn.config import MODELS, GNNConfig
+from parallel_epochs.pipeline.gnn.config import MODELS, TYPED, GNNConfig
 from parallel_epochs.pipeline.gnn.features import NodeTable
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.trainer import Task
@@ -48,7 +49,35 @@ def _sizes(config: GNNConfig, data: Data, task: Task) -> dict[str, Any]:
     if data_kind(data) is DataKind.GRAPHS:
         sizes |= {"pool": config.task.pool, "node_tables": data.get("x_tables"),
                   "edge_tables": data.get("edge_tables")}
+    if (schema := schema_of(data)) is not None:
+        sizes |= _typed_sizes(config, data, task, schema)
     return sizes
+
+
+def _typed_sizes(config: GNNConfig, data: Data, task: Task, schema: Schema) -> dict[str, Any]:
+    """Collect what a model's constructor takes of a graph with several types of nodes."""
+    if config.model.name not in TYPED:
+        raise ValueError(f"model={config.model.name} has one kind of edges, and {config.data.origin()} has "
+                         f"{len(schema.relations)} relations. Choose model={' or '.join(TYPED)}")
+    num_own = data.x.size(1) - data.num_categories
+    return {"num_relations": len(schema.relations), "type_columns": column_ranges(
+        schema, num_labels=task.in_channels - num_own, num_learned=config.learned_channels,
+        learned=_learned_types(config, schema), replaces=not config.features.concat)}
+
+
+def _learned_types(config: GNNConfig, schema: Schema) -> list[str]:
+    """Return the types of nodes that have rows of the learned table.
+
+    Raises:
+        ValueError: the configuration names one that is not there.
+    """
+    if not config.learned_channels:
+        return []
+    chosen = schema.types if config.features.types is None else config.features.types
+    if wrong := [name for name in chosen if name not in schema.types]:
+        raise ValueError(f"features.types names {wrong[0]}, and {config.data.origin()} has no such type of nodes; there "
+                         f"are {', '.join(schema.types)}")
+    return chosen
 
 
 def build_table(config: GNNConfig, data: Data, device: torch.device) -> NodeTable | None:
@@ -60,10 +89,16 @@ def build_table(config: GNNConfig, data: Data, device: torch.device) -> NodeTabl
     Raises:
         ValueError: the graph has no nodes.
     """
-    features, table = config.features, FEATURES[config.features.name]
+    features, table, schema = config.features, FEATURES[config.features.name], schema_of(data)
+    if schema is None and features.types is not None:
+        raise ValueError(f"features.types={features.types} is for graphs with several types of nodes, and "
+                         f"{config.data.origin()} has one. Leave it out")
+    ranges = None if schema is None or features.types is None else [
+        schema.nodes_of(name) for name in _learned_types(config, schema)]
     return None if table is None else table(
-        data.num_nodes, features.channels, lr=features.lr, optimizer=features.optimizer, dropout=features.dropout,
-        init=features.init, seed=config.seed, device=torch.device("cpu") if features.device == "cpu" else device)
+        data.num_nodes if ranges is None else sum(map(len, ranges)), features.channels, lr=features.lr, optimizer=features.optimizer, dropout=features.dropout,
+        init=features.init, seed=config.seed, device=torch.device("cpu") if features.device == "cpu" else device,
+        ranges=ranges)
 
 
 def try_model(config: GNNConfig, data: Data, task: Task, machine: estimate.Machine) -> None:

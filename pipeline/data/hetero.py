@@ -1,0 +1,108 @@
+"""PyG's ``HeteroData`` as one graph with types of nodes and relations, see :mod:`pipeline.data.typed`."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data, HeteroData
+
+from parallel_epochs.pipeline.data.check import check, check_edge_index, check_tensor
+from parallel_epochs.pipeline.data.typed import Part, Relation, join_parts
+from parallel_epochs.pipeline.names import MASKS
+
+LABELS = ("y", *MASKS)
+# Makes a Data of the attributes of a type: called with its name, the attributes, and whether its labels are needed.
+ReadType = Callable[[str, dict, bool], Data]
+
+
+def join_hetero(origin: str, saved: HeteroData | Mapping, read_type: ReadType, *, reverse_relations: bool,
+                featureless: str, label_type: str | None, needs_labels: bool) -> Data:
+    """Make one graph of a ``HeteroData``, or of the dict that it gives.
+
+    Args:
+        origin: where it comes from, for messages.
+        read_type: makes a ``Data`` of the attributes of one type of nodes.
+        reverse_relations: whether each relation gets a reverse one.
+        featureless: "mean" to give types without features the means of their neighbours' features; "none" not to.
+        label_type: the type whose labels are learned; none: the only one that has some.
+        needs_labels: whether to read labels.
+
+    Returns:
+        See :func:`pipeline.data.typed.join_parts`.
+
+    Raises:
+        ValueError: a type or a relation is wrong; the message names it.
+    """
+    stores = saved.to_dict() if isinstance(saved, HeteroData) else dict(saved)
+    stores.pop("_global_store", None)
+    nodes = {name: _given(store) for name, store in stores.items() if isinstance(name, str)}
+    edges = {name: _given(store) for name, store in stores.items() if not isinstance(name, str)}
+    if wrong := [name for name in edges if not (isinstance(name, tuple) and len(name) == 3)]:
+        raise ValueError(f"{origin}: {wrong[0]!r} is neither the name of a type of nodes nor a (source, relation, "
+                         "target)")
+    labelled = choose_labelled([name for name, store in nodes.items() if "y" in store], label_type, nodes, origin)
+    parts, metric = dict[str, Part](), None
+    for name, store in nodes.items():
+        _require_count(origin, name, store)
+        is_labelled = needs_labels and name == labelled
+        data = read_type(name, store | {"edge_index": torch.empty(2, 0, dtype=torch.int64)}, is_labelled)
+        try:
+            check(data)
+        except ValueError as error:
+            raise ValueError(f"{origin}: {name}: {error}") from None
+        parts[name] = Part(data.num_nodes, data.x, {key: data[key] for key in LABELS if key in data})
+        metric = data.metric if is_labelled else metric
+    return join_parts(parts, {name: _read_edges(origin, name, store) for name, store in edges.items()}, origin=origin,
+                      add_reverse=reverse_relations, averages=featureless == "mean", metric=metric)
+
+
+def choose_labelled(found: list[str], wanted: str | None, types: Mapping[str, Any], origin: str) -> str | None:
+    """Choose the type of nodes whose labels are learned.
+
+    Args:
+        found: types that have labels.
+        wanted: the one that the configuration names, if it does.
+        types: all of them, by their names.
+
+    Raises:
+        ValueError: there are several and none is named, or the named one has no labels.
+    """
+    if wanted is not None and wanted not in types:
+        raise ValueError(f"task.type={wanted}: {origin} has no such type of nodes; there are {', '.join(types)}")
+    if wanted is not None and wanted not in found:
+        has = f"only {', '.join(found)} has" if found else "no type has"
+        raise ValueError(f"task.type={wanted}: the nodes of this type have no labels in {origin}; {has} some")
+    if wanted is None and len(found) > 1:
+        raise ValueError(f"{origin} has labels of several types of nodes, {' and '.join(found)}. Choose those to learn "
+                         f"by task.type={found[0]}")
+    return wanted or (found[0] if found else None)
+
+
+def _given(store: Mapping) -> dict[str, Any]:
+    return {key: value for key, value in store.items() if value is not None}
+
+
+def _require_count(origin: str, name: str, store: dict[str, Any]) -> None:
+    """Refuse a type whose number of nodes nothing tells."""
+    if not {"x", "y", "num_nodes"} & set(store):
+        raise ValueError(f"{origin}: the type {name} has neither x nor num_nodes, so that nobody knows how many nodes "
+                         f"there are: set data[{name!r}].num_nodes before saving")
+
+
+def _read_edges(origin: str, name: Relation, store: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+    """Return the edges of a relation and their features."""
+    if "edge_index" not in store:
+        raise ValueError(f"{origin}: the relation {'.'.join(name)} has no edge_index, but {', '.join(store) or 'nothing'}")
+    try:
+        edge_index, edge_attr = store["edge_index"], store.get("edge_attr", store.get("edge_weight"))
+        check_tensor("edge_index", edge_index)
+        edge_index = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+        check_edge_index(edge_index)
+        if edge_attr is not None:
+            check_tensor("edge_attr", edge_attr)
+            edge_attr = (edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr).detach().float()
+    except ValueError as error:
+        raise ValueError(f"{origin}: {'.'.join(name)}: {error}") from None
+    return edge_index.detach(), edge_attr
