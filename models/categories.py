@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Integer, Num
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -45,6 +45,18 @@ class OneHot(torch.nn.Module):
                 raise IndexError(f"column {column} holds the category {int(columns[row, column])}, but its table has "
                                  f"the rows 0 to {self.sizes[column] - 1}")
         return columns + self.first_rows
+
+
+class RelationColumns(torch.nn.Module):
+    """Replaces the first column of edge features, the number of a relation, by one-hot columns. Nothing is learned."""
+
+    def __init__(self, num_relations: int):
+        super().__init__()
+        self.one_hot = OneHot([num_relations])
+
+    def forward(self, edge_attr: Num[Tensor, "num_edges columns"]) -> Float[Tensor, "num_edges more_columns"]:
+        """Return [num_edges, num_relations + columns - 1], float32; raises as :meth:`TableEncoder.forward` does."""
+        return torch.cat([self.one_hot(edge_attr[:, :1].long()), edge_attr[:, 1:].float()], dim=1)
 
 
 class TableEncoder(OneHot):

@@ -4,24 +4,125 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Num
+from jaxtyping import Float, Int, Num
 from torch import Tensor
+from torch.nn import functional as F
 
 from parallel_epochs.models.categories import TableEncoder
+from parallel_epochs.models.kernels.operator import is_transformed
 
-NodeEncoder = torch.nn.Linear | TableEncoder
+
+class TypeEncoder(torch.nn.Module):
+    """Encodes nodes of several types: each type has a linear map of its own columns.
+
+    Args:
+        type_columns: for each type the ranges [first, end) of the columns of `x` that its nodes have. A type without
+            columns has only a bias, a learned vector.
+        hidden_channels: width of the encoding.
+
+    Attributes:
+        weights: for each type [hidden_channels, columns of the type], initialised as those of ``torch.nn.Linear``.
+        bias: [num_types, hidden_channels], initialised likewise; that of a type without columns is uniform in [-1, 1].
+        in_channels: number of columns of `x` without the one-hot types.
+    """
+
+    def __init__(self, type_columns: Sequence[Sequence[tuple[int, int]]], hidden_channels: int, *,
+                 in_channels: int | None = None):
+        super().__init__()
+        self.type_columns = [[(int(first), int(end)) for first, end in ranges] for ranges in type_columns]
+        ends = [end for ranges in self.type_columns for _, end in ranges]
+        self.in_channels = max(ends, default=0) if in_channels is None else in_channels
+        self._check_columns()
+        widths = [sum(end - first for first, end in ranges) for ranges in self.type_columns]
+        self.weights = torch.nn.ParameterList(torch.empty(hidden_channels, width) for width in widths)
+        self.bias = torch.nn.Parameter(torch.empty(len(widths), hidden_channels))
+        with torch.no_grad():
+            for weight, bias in zip(self.weights, self.bias, strict=True):
+                bound = max(weight.size(1), 1) ** -0.5
+                weight.uniform_(-bound, bound)
+                bias.uniform_(-bound, bound)
+
+    def forward(self, x: Float[Tensor, "num_nodes in_channels_and_types"]) -> Float[Tensor, "num_nodes hidden"]:
+        """Encode nodes.
+
+        Args:
+            x: [num_nodes, in_channels + num_types]; the last num_types columns are the one-hot type.
+
+        Raises:
+            ValueError: `x` has another number of columns, or a row has no one-hot type. A GPU does not check rows, as
+                a check would wait for the device: there a node has the type with the largest number.
+        """
+        num_types = len(self.type_columns)
+        if x.dim() != 2 or x.size(1) != self.in_channels + num_types:
+            raise ValueError(f"x has shape {tuple(x.shape)}, but {num_types} node types were given columns of "
+                             f"{self.in_channels} features and a one-hot type: {self.in_channels + num_types} columns")
+        types = read_types(x, num_types)
+        parts, order = [], types.argsort(stable=True)
+        for rows, ranges, weight, bias in zip(order.split(count_types(types, num_types)), self.type_columns,
+                                              self.weights, self.bias, strict=True):
+            own = [x[:, first:end].index_select(0, rows) for first, end in ranges or [(0, 0)]]
+            parts.append(F.linear(torch.cat(own, dim=1), weight, bias))
+        place = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
+        return torch.cat(parts).index_select(0, place)
+
+    def _check_columns(self) -> None:
+        if not self.type_columns:
+            raise ValueError("type_columns is empty: give the columns of at least one node type")
+        for number, ranges in enumerate(self.type_columns):
+            for first, end in ranges:
+                if not 0 <= first <= end <= self.in_channels:
+                    raise ValueError(f"type_columns: node type {number} has the columns [{first}, {end}), but x has "
+                                     f"{self.in_channels} without the one-hot types")
+
+
+def read_types(x: Float[Tensor, "num_nodes columns"], num_types: int) -> Int[Tensor, " num_nodes"]:
+    """Read the node types that the last `num_types` columns of `x` hold one-hot.
+
+    Raises:
+        ValueError: a row has none, on a CPU.
+    """
+    one_hot = x[:, x.size(1) - num_types:]
+    if x.device.type == "cpu" and not is_transformed():
+        wrong = ((one_hot != 0).sum(1) != 1) | (one_hot.sum(1) != 1)
+        if bool(wrong.any()):
+            node = int(wrong.nonzero()[0])
+            raise ValueError(f"node {node} has no one-hot type: the last {num_types} columns of x are "
+                             f"{one_hot[node].tolist()}, but must be one 1 and otherwise 0")
+    return one_hot.argmax(1)
+
+
+def count_types(types: Int[Tensor, " num_nodes"], num_types: int) -> list[int]:
+    """Count the nodes of each type."""
+    return torch.bincount(types, minlength=num_types).tolist()
+
+
+NodeEncoder = torch.nn.Linear | TableEncoder | TypeEncoder
 EdgeEncoder = torch.nn.Linear | TableEncoder
 
 
 def create_node_encoders(in_channels: int, num_categories: int, hidden_channels: int,
-                         tables: Sequence[int] | None = None) -> tuple[torch.nn.Linear | None, NodeEncoder]:
+                         tables: Sequence[int] | None = None,
+                         type_columns: Sequence[Sequence[tuple[int, int]]] | None = None
+                         ) -> tuple[torch.nn.Linear | None, NodeEncoder]:
     """Create the category encoder, None without a category, and the node encoder, both for :func:`encode_nodes`.
 
     A model keeps them in this order, because the digest of its weights depends on it.
 
     Args:
         tables: number of categories in each of the `in_channels` columns. None: the columns hold numbers.
+        type_columns: for each of the `num_categories` node types the ranges [first, end) of the columns that its nodes
+            have, see :class:`TypeEncoder`, which needs no category encoder. None: all nodes have all columns.
+
+    Raises:
+        ValueError: `type_columns` goes with `tables`, is not as long as `num_categories`, or has a range outside of x.
     """
+    if type_columns is not None:
+        if tables is not None:
+            raise ValueError("type_columns needs an x of numbers, but node_tables says that x holds categories")
+        if len(type_columns) != num_categories:
+            raise ValueError(f"type_columns has the columns of {len(type_columns)} node types, but x has "
+                             f"num_categories={num_categories} one-hot columns: give the columns of each type")
+        return None, TypeEncoder(type_columns, hidden_channels, in_channels=in_channels)
     if tables is not None:
         return None, TableEncoder(tables, hidden_channels)
     if not num_categories:

@@ -172,13 +172,16 @@ def check_output(out: Any, name: str, x: Tensor, out_channels: int, *, is_traine
 
 def try_forward(model: torch.nn.Module, name: str, *, num_columns: int, out_channels: int, edge_dim: int | None,
                 node_tables: Sequence[int] | None = None, edge_tables: Sequence[int] | None = None,
-                num_rows: int = NUM_NODES, trains: bool = False) -> Tried:
+                num_categories: int = 0, num_relations: int = 0, num_rows: int = NUM_NODES,
+                trains: bool = False) -> Tried:
     """Call a model on a tiny graph. The call also gives lazy parameters their shapes.
 
     Args:
         name: name of the model in messages.
         num_columns: number of columns of `x`.
         node_tables, edge_tables: number of categories in each column of nodes and of edges. None: they hold numbers.
+        num_categories: number of the last columns of `x` that hold a one-hot category.
+        num_relations: number of relations, of which the first column of the edge features holds one. 0: it does not.
         num_rows: number of rows that it must return: one for a model that pools.
         trains: call it in training too, backward included. That changes its gradients and its running statistics.
 
@@ -189,7 +192,12 @@ def try_forward(model: torch.nn.Module, name: str, *, num_columns: int, out_chan
     edge_index, edge_attr = tiny_graph(edge_dim)
     rng = torch.Generator().manual_seed(1)
     x = torch.rand(NUM_NODES, num_columns, generator=rng) if node_tables is None else _draw(NUM_NODES, node_tables, rng)
+    if num_categories:
+        drawn = torch.randint(num_categories, (NUM_NODES,), generator=rng)
+        x[:, num_columns - num_categories:] = torch.nn.functional.one_hot(drawn, num_categories)
     edge_attr = edge_attr if edge_tables is None else _draw(NUM_EDGES, edge_tables, rng)
+    if edge_attr is not None and num_relations:
+        edge_attr[:, :1] = _draw(NUM_EDGES, [num_relations], rng)
     was_training, largest = model.training, LargestOfEdges()
 
     def call() -> Tensor:

@@ -15,7 +15,7 @@ from torch_geometric.nn.models import JumpingKnowledge
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from parallel_epochs.models import attention_convs, sum_convs
-from parallel_epochs.models.categories import OneHot
+from parallel_epochs.models.categories import OneHot, RelationColumns
 from parallel_epochs.models.conv import GENConv
 from parallel_epochs.models.edge_dropout import drop_edges
 from parallel_epochs.models.edges import for_pyg, from_csc
@@ -78,6 +78,10 @@ class PyGModel(torch.nn.Module):
         node_tables: Number of categories in each column of `x`, if these are categories; each has a learned row.
         edge_tables: Number of categories in each column of the edge features, if these are categories. The convolutions
             read one-hot columns.
+        num_relations: Number of relations, if the first column of the edge features is the number of the edge's
+            relation. The convolutions read one-hot columns of it. 0: there is no such column.
+        type_columns: For each of the `num_categories` node types the ranges [first, end) of the columns that its nodes
+            have. The encoder is then a :class:`models.encoders.TypeEncoder`.
         pool: How the rows of a graph's nodes become one row in front of the head: none, mean, sum or max.
         kernel: "auto" for the class of `FUSED` that stands in for the convolution, with the fused kernel where it can
             run; "fused" to refuse what it cannot run; "reference" for that class in plain torch; "pyg" for PyG's own
@@ -111,7 +115,9 @@ class PyGModel(torch.nn.Module):
 
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
                  edge_dim: int | None = None, num_categories: int = 0, node_tables: Sequence[int] | None = None,
-                 edge_tables: Sequence[int] | None = None, pool: str = "none", kernel: str = "auto",
+                 edge_tables: Sequence[int] | None = None, num_relations: int = 0,
+                 type_columns: Sequence[Sequence[tuple[int, int]]] | None = None, pool: str = "none",
+                 kernel: str = "auto",
                  conv: str = "GATv2Conv", kwargs: dict | None = None, norm: str = "layer", activation: str = "relu",
                  residual: bool = True, root_weight: bool = False, feed_forward: bool = False, tied: bool = False,
                  norm_last: bool = True, jk: str = "none", encode_x: bool = True, dropout: float = 0.1,
@@ -127,14 +133,14 @@ class PyGModel(torch.nn.Module):
             if not 0 <= fraction < 1:
                 raise ValueError(f"{name} must be in [0, 1), not {fraction}")
         if not encode_x:
-            _check_unencoded(in_channels + num_categories, hidden_channels, node_tables)
+            _check_unencoded(in_channels + num_categories, hidden_channels, node_tables, type_columns)
         kind, given = choose_class(find(conv), kernel), dict(kwargs or {})
         self.title = f"{num_layers} layers of {conv} x {hidden_channels} channels"
         self.category_encoder, self.node_encoder = create_node_encoders(
-            in_channels, num_categories, hidden_channels, node_tables) if encode_x else (None, None)
+            in_channels, num_categories, hidden_channels, node_tables, type_columns) if encode_x else (None, None)
         self.updates_edges, self.edges_alike = getattr(kind, "updates_edges", False), edge_dim is None
         self.edge_columns, edge_dim = create_edge_columns(
-            edge_dim, edge_tables, encoded=hidden_channels if self.updates_edges else 0)
+            edge_dim, edge_tables, num_relations, encoded=hidden_channels if self.updates_edges else 0)
         convs = [create_conv(kind, hidden_channels, edge_dim, given, kernel=kernel)]
         self.layers = torch.nn.ModuleList()
         for number in range(num_layers):
@@ -319,22 +325,34 @@ class FeedForward(torch.nn.Module):
         return self.norm(h + F.dropout(self.lin2(wide), self.dropout, self.training))
 
 
-def create_edge_columns(edge_dim: int | None, tables: Sequence[int] | None, *, encoded: int = 0
-                        ) -> tuple[torch.nn.Module | None, int | None]:
+def create_edge_columns(edge_dim: int | None, tables: Sequence[int] | None, num_relations: int = 0, *,
+                        encoded: int = 0) -> tuple[torch.nn.Module | None, int | None]:
     """Create what makes the columns that convolutions read of the features of edges, and return their number too.
 
     Args:
         edge_dim: number of features of an edge, or None.
         tables: numbers of their categories, or None.
+        num_relations: number of relations, whose number is the first feature. 0: there is no such feature.
         encoded: width of an encoder, for convolutions that update these features. Without features all edges have one
             category. 0: no encoder, only one-hot columns of categories.
     """
+    if num_relations:
+        if tables is not None or not edge_dim:
+            raise ValueError(f"num_relations={num_relations} needs edge features whose first column is the number of a "
+                             f"relation, but edge_dim={edge_dim} and edge_tables={tables}")
+        columns, width = RelationColumns(num_relations), num_relations + edge_dim - 1
+        if encoded:
+            return torch.nn.Sequential(columns, create_edge_encoder(width, encoded)), encoded
+        return columns, width
     if encoded:
         return create_edge_encoder(edge_dim or 1, encoded, tables if edge_dim else [1]), encoded
     return (None, edge_dim) if tables is None else (OneHot(tables), sum(tables))
 
 
-def _check_unencoded(num_columns: int, hidden_channels: int, node_tables: Sequence[int] | None) -> None:
+def _check_unencoded(num_columns: int, hidden_channels: int, node_tables: Sequence[int] | None,
+                     type_columns: Sequence | None) -> None:
+    if type_columns is not None:
+        raise ValueError("encode_x=false needs nodes of one type, but the nodes of each type have columns of their own")
     if node_tables is not None:
         raise ValueError("encode_x=false needs an x of numbers, but x holds categories")
     if num_columns != hidden_channels:

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import inspect
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,7 @@ from parallel_epochs.models.pyg import PyGModel
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.data.typed import Schema, column_ranges, schema_of
 from parallel_epochs.pipeline.gnn import estimate
-from parallel_epochs.pipeline.gnn.config import MODELS, TYPED, GNNConfig
+from parallel_epochs.pipeline.gnn.config import MODELS, GNNConfig
 from parallel_epochs.pipeline.gnn.features import NodeTable
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.trainer import Task
@@ -46,6 +47,7 @@ def _sizes(config: GNNConfig, data: Data, task: Task) -> dict[str, Any]:
     sizes = {"in_channels": task.in_channels + config.learned_channels, "out_channels": task.out_channels,
              "edge_dim": None if data.edge_attr is None else data.edge_attr.size(1),
              "num_categories": data.num_categories}
+    sizes |= {key: value for key in ("num_relations", "type_columns") if (value := data.get(key))}
     if data_kind(data) is DataKind.GRAPHS:
         sizes |= {"pool": config.task.pool, "node_tables": data.get("x_tables"),
                   "edge_tables": data.get("edge_tables")}
@@ -56,9 +58,9 @@ def _sizes(config: GNNConfig, data: Data, task: Task) -> dict[str, Any]:
 
 def _typed_sizes(config: GNNConfig, data: Data, task: Task, schema: Schema) -> dict[str, Any]:
     """Collect what a model's constructor takes of a graph with several types of nodes."""
-    if config.model.name not in TYPED:
+    if "num_relations" not in inspect.signature(_class_of(config)).parameters:
         raise ValueError(f"model={config.model.name} has one kind of edges, and {config.data.origin()} has "
-                         f"{len(schema.relations)} relations. Choose model={' or '.join(TYPED)}")
+                         f"{len(schema.relations)} relations. Choose model=rgcn, hgt or deepergcn")
     num_own = data.x.size(1) - data.num_categories
     return {"num_relations": len(schema.relations), "type_columns": column_ranges(
         schema, num_labels=task.in_channels - num_own, num_learned=config.learned_channels,
@@ -124,6 +126,7 @@ def _try(config: GNNConfig, model: torch.nn.Module, data: Data, task: Task, *, t
                            num_columns=task.in_channels + config.learned_channels + data.num_categories,
                            edge_dim=None if data.edge_attr is None else data.edge_attr.size(1),
                            node_tables=data.get("x_tables"), edge_tables=data.get("edge_tables"),
+                           num_categories=data.num_categories, num_relations=data.get("num_relations", 0),
                            num_rows=1 if data_kind(data) is DataKind.GRAPHS else NUM_NODES, trains=trains)
 
 
@@ -136,11 +139,15 @@ def construct(config: GNNConfig, **sizes) -> torch.nn.Module:
     Raises:
         ValueError: names the key that it refuses.
     """
-    module, class_name = MODELS[config.model.name]
     options = {name: value for name, value in vars(config.model).items() if name != "name"}
     with naming_keys(config):
-        build = getattr(importlib.import_module(f"parallel_epochs.models.{module}"), class_name)
-        return build(**sizes, **options, kernel=config.kernel)
+        return _class_of(config)(**sizes, **options, kernel=config.kernel)
+
+
+def _class_of(config: GNNConfig) -> type[torch.nn.Module]:
+    """Return the class of the configured model."""
+    module, class_name = MODELS[config.model.name]
+    return getattr(importlib.import_module(f"parallel_epochs.models.{module}"), class_name)
 
 
 @contextlib.contextmanager
