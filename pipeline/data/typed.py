@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -149,26 +150,26 @@ def plan_means(widths: Mapping[str, int], relations: Sequence[Relation]) -> Plan
         known |= {name: sum(known[source] for source in near) for name, near in found.items()}
 
 
-def fill_means(plan: Plan, schema: Schema, edge_index: Int[Tensor, "2 num_edges"], indptr: Int[Tensor, " num_ptr"],
-               x: Float[Tensor, "num_nodes columns"], write: Callable[[int, int, Tensor], None]) -> None:
+def fill_means(plan: Plan, schema: Schema, edge_index: np.ndarray | Tensor, indptr: np.ndarray | Tensor,
+               x: np.ndarray | Tensor, write: Callable[[int, int, Tensor], None]) -> None:
     """Compute the features of types without features as means over their incoming edges.
 
     Args:
-        edge_index: sorted by destination.
+        edge_index: sorted by destination [2, num_edges].
         indptr: first edge of each destination [num_nodes + 1].
-        x: the features; those that `write` has written must be seen here.
+        x: the features [num_nodes, columns]; those that `write` has written must be seen here.
         write: called with the first node, the first column and their values [nodes of the type, columns].
     """
     for name, near in plan.sources.items():
         nodes, column = schema.nodes_of(name), 0
         if not nodes:
             continue
-        edges = edge_index[:, int(indptr[nodes.start]):int(indptr[nodes.stop])]
+        edges = torch.from_numpy(np.array(edge_index[:, int(indptr[nodes.start]):int(indptr[nodes.stop])]))
         for source in near:
             of_source, width = schema.nodes_of(source), plan.widths[source]
             kept = edges[:, (edges[0] >= of_source.start) & (edges[0] < of_source.stop)]
             kept = kept - torch.tensor([[of_source.start], [nodes.start]], dtype=kept.dtype)
-            values = x[of_source.start:of_source.stop, :width].contiguous()
+            values = torch.from_numpy(np.array(x[of_source.start:of_source.stop, :width]))
             write(nodes.start, column, update_all(kept, "copy_u", "mean", u=values, num_src=len(of_source),
                                                   num_dst=len(nodes)))
             column += width

@@ -4,15 +4,20 @@ import importlib.util
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from parallel_epochs.pipeline.data.base_config import (
     DataConfig,
     check_folder,
     check_fractions,
+    featureless,
+    label_type,
     refuse_without_labels,
+    reverse_relations,
 )
 from parallel_epochs.pipeline.data.tables import heads
+from parallel_epochs.pipeline.data.tables.heads import is_there
+from parallel_epochs.pipeline.data.tables.schema import TableSchema, check_schema, read_schema
 from parallel_epochs.pipeline.keys import key
 from parallel_epochs.pipeline.run.errors import install_command
 
@@ -71,7 +76,7 @@ class NodeColumns:
 class EdgeColumns:
     """The table of edges."""
 
-    path: str = key(..., "Path of the table of edges.", names_files=True)
+    path: str | None = key(None, "Path of the table of edges.", names_files=True)
     table: str | None = key(None, "Name of the table in the file (DuckDB and SQLite).", shapes_graph=True)
     source: str = key("source", "Column of the ids of the source nodes.", shapes_graph=True)
     target: str = key("target", "Column of the ids of the target nodes.", shapes_graph=True)
@@ -102,6 +107,13 @@ class TablesConfig(DataConfig):
                              is_path=True, names_files=True)
     nodes: NodeColumns = field(default_factory=NodeColumns)
     edges: EdgeColumns = field(default_factory=EdgeColumns)
+    schema: Any = key(None, "Schema of several tables of nodes and edges, in place of data.nodes and data.edges: a file "
+                      "in YAML, or its content. nodes has the keys of data.nodes for each type of nodes; edges has those "
+                      "of data.edges for each table of edges, and the types of its ends, as in {type: user, column: "
+                      "user_id}.")
+    reverse_relations: bool = reverse_relations()
+    featureless: str = featureless()
+    label_type: str | None = label_type()
     to_undirected: bool = key(True, "Add the missing reverse edges.", shapes_graph=True)
     dangling: str = key("drop", "What to do with edges that have an empty id, or an id that no node has. drop: leave "
                         "them out and log how many. error: refuse the table.",
@@ -129,15 +141,29 @@ class TablesConfig(DataConfig):
                        changes_numbers=False)
 
     def origin(self) -> str:
-        return str(self.resolve(self.edges.path))
+        if self.schema is not None:
+            return f"data.schema={self.schema}" if isinstance(self.schema, str) else "data.schema"
+        return "data=tables" if self.edges.path is None else str(self.resolve(self.edges.path))
 
     def sources(self) -> list[tuple[str, Path]]:
-        edges, nodes = self.tables
-        paths = [("data.edges.path", edges), *([] if nodes is None else [("data.nodes.path", nodes)])]
-        return [(name, path / "*" if path.is_dir() else path) for name, path in paths]
+        paths = [("data.edges.path", self.tables[0]), ("data.nodes.path", self.tables[1])]
+        if self.schema is not None:
+            paths = [("data.schema", path) for path in self.all_tables()]
+        return [(name, path / "*" if path.is_dir() else path) for name, path in paths if path is not None]
+
+    def all_tables(self) -> list[Path]:
+        """Return the paths of all tables."""
+        if self.schema is None:
+            return [path for path in self.tables if path is not None]
+        return [path for table in read_schema(self).tables() for path in table.all_tables()]
+
+    @property
+    def typed_tables(self) -> TableSchema | None:
+        """The tables of a graph with several types of nodes."""
+        return None if self.schema is None else read_schema(self)
 
     def resolve(self, path: str) -> Path:
-        """Return the path of a table."""
+        """Return the path of a table: in data.folder, or beside a file with the schema."""
         return Path(self.folder or "", path).expanduser()
 
     def split_kind(self) -> str:
@@ -185,19 +211,47 @@ class TablesConfig(DataConfig):
                 *([("data.time_column", self.time_column)] if kind == "time" and labels else [])]
 
     @property
-    def tables(self) -> tuple[Path, Path | None]:
-        """The paths of the table of edges and of the table of nodes. The latter is None if there is no such table."""
-        return self.resolve(self.edges.path), None if self.nodes.path is None else self.resolve(self.nodes.path)
+    def tables(self) -> tuple[Path | None, Path | None]:
+        """The paths of the table of edges and of the table of nodes. One is None if there is no such table."""
+        edges, nodes = (None if path is None else self.resolve(path) for path in (self.edges.path, self.nodes.path))
+        return edges, nodes
 
     def check(self) -> None:
         check_packages()
         if self.folder is not None:
             check_folder(self.folder)
+        if not MEMORY.fullmatch(self.memory_limit):
+            raise ValueError(f"data.memory_limit={self.memory_limit} is not a size. Write it as 4GB or 500MB")
+        check_fractions(self.train_fraction, self.valid_fraction)
+        if self.schema is not None:
+            self._check_schema()
+            return
+        if self.edges.path is None:
+            raise ValueError("no value for data.edges.path: give it on the command line")
         for part, path in (("edges", self.edges.path), ("nodes", self.nodes.path)):
             if path is not None and not is_there(self.resolve(path)):
                 raise ValueError(f"data.{part}.path={path} does not exist; its full path is {self.resolve(path)}")
-        if not MEMORY.fullmatch(self.memory_limit):
-            raise ValueError(f"data.memory_limit={self.memory_limit} is not a size. Write it as 4GB or 500MB")
+        if self.reverse_relations is not True or self.featureless != "mean" or self.label_type is not None:
+            raise ValueError("data.reverse_relations, data.featureless and task.type are for graphs with several types of "
+                             "nodes (data.schema=FILE), and this one has one. Leave them out")
+        self.check_columns()
+
+    def _check_schema(self) -> None:
+        for name, value in (("nodes.path", self.nodes.path), ("edges.path", self.edges.path)):
+            if value is not None:
+                raise ValueError(f"data.{name}={value} and data.schema exclude each other: the schema names all tables")
+        if self.add_self_loops or self.propagate:
+            name = "add_self_loops=true" if self.add_self_loops else f"propagate={self.propagate}"
+            raise ValueError(f"data.{name} is for graphs with one type of nodes, and data.schema has several. Leave it "
+                             "out")
+        check_schema(self)
+
+    def check_columns(self) -> None:
+        """Refuse columns that the tables do not have, and keys of columns that do not fit each other.
+
+        Raises:
+            ValueError: names the key.
+        """
         self._check_nodes()
         _refuse_twice("data.edges.features", self.edges.features)
         self._check_split()
@@ -205,7 +259,8 @@ class TablesConfig(DataConfig):
             raise ValueError("data.edges.directed_relations=true needs data.edges.relation and "
                              "data.to_undirected=true, to distinguish a relation from its inverse on the reverse edge")
         edges, nodes = self.tables
-        heads.check("data.edges", edges, self.edges.table, self.edge_columns())
+        if edges is not None:
+            heads.check("data.edges", edges, self.edges.table, self.edge_columns())
         if nodes is not None:
             heads.check("data.nodes", nodes, self.nodes.table, self.node_columns())
 
@@ -245,10 +300,16 @@ class TablesConfig(DataConfig):
         if self.edges.time is not None and self.add_self_loops:
             raise ValueError(f"data.edges.time={self.edges.time} does not work with data.add_self_loops=true: an added "
                              "edge has no time. Leave one of them out")
-        check_fractions(self.train_fraction, self.valid_fraction)
+
+    def labelled(self) -> "TablesConfig | None":
+        """Return the configuration of the table whose labels are learned; None without labels."""
+        if self.schema is None:
+            return self if self.label_columns() else None
+        found = read_schema(self)
+        return None if found.labelled is None else found.nodes[found.labelled]
 
     def check_labels(self) -> None:
-        if not self.label_columns():
+        if self.labelled() is None:
             refuse_without_labels(self.origin(), "name their column by data.nodes.label")
         if self.split_kind() == "time" and self.time_column is None:
             raise ValueError("data.split=time needs data.time_column, a column of data.nodes.path")
@@ -281,8 +342,3 @@ def check_packages() -> None:
     for package in ("duckdb", "pyarrow"):
         if importlib.util.find_spec(package) is None:
             raise ValueError(f"data=tables needs {package}: {install_command('tables')}")
-
-
-def is_there(path: Path) -> bool:
-    """Return whether a path is a file or a folder, or a pattern such as part-*.parquet that matches a file."""
-    return path.exists() or any(path.parent.glob(path.name))

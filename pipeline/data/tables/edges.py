@@ -51,16 +51,15 @@ def order_of(db: Database, table: str, column: str) -> str:
     return f"{column}::{kind}, {column}"
 
 
-def number_ids(db: Database, source: Source, ends: tuple[str, str]) -> None:
+def number_ids(db: Database, ends: list[tuple[Source, str]]) -> None:
     """Make the table of nodes of the ids that edges name.
 
     Args:
-        ends: the columns of the ids that edges come from, and that they go to.
+        ends: tables of edges, each with a column of ids of the nodes.
     """
-    names = [source.text(column) for column in ends]
     db.stage("ids", "SELECT DISTINCT id FROM (" + " UNION ALL ".join(
-        f"SELECT {name} AS id FROM {source.relation}" for name in names) + ") WHERE id IS NOT NULL", "collecting ids",
-        ordered=False)
+        f"SELECT {source.text(column)} AS id FROM {source.relation}" for source, column in ends)
+        + ") WHERE id IS NOT NULL", "collecting ids", ordered=False)
     db.stage("nodes", f"SELECT (row_number() OVER (ORDER BY {order_of(db, 'ids', 'id')}) - 1)::INTEGER AS number, id "
              "FROM ids ORDER BY number", "numbering ids")
 
@@ -86,7 +85,7 @@ def time_of(db: Database, source: Source, column: str) -> str:
 
 def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple[str, str]], relation: str | None, *,
          time: str | None, id_column: str | None, refuse_dangling: bool, empty: str,
-         fitted: Fitted | None = None) -> list[int]:
+         fitted: Fitted | None = None, nodes: tuple[str, str] = ("nodes", "nodes")) -> list[int]:
     """Join the table of edges with the numbers of nodes, and refuse or report rows that are odd.
 
     Args:
@@ -99,6 +98,7 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple
         empty: what is done with an empty cell in a column of numbers: "zero" takes it for 0, "flag" does so and adds
             a column that is 1 for such cells, "error" refuses it.
         fitted: what was learned of the tables of a training; none: this table tells.
+        nodes: the tables of nodes that edges come from, and that they go to.
 
     Returns:
         The places of the columns of numbers whose empty cells get a column.
@@ -108,11 +108,11 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple
     """
     ids = [source.text(column) for column in ends]
     chosen = [source.number(option, column) + f" AS v{place}" for place, (option, column) in enumerate(values)]
-    joins = [f"LEFT JOIN nodes AS {side} ON e.{side} = {side}.id" for side in ("s", "t")]
+    joins = [f"LEFT JOIN {own} AS {side} ON e.{side} = {side}.id" for own, side in zip(nodes, ("s", "t"), strict=True)]
     kept = ["s.number AS s", "t.number AS t", *(f"v{place}" for place in range(len(values)))]
     if relation is not None:
         kind = source.text(relation)
-        _number_relations(db, source, relation, ids, None if fitted is None else fitted.relations)
+        _number_relations(db, source, relation, ids, None if fitted is None else fitted.relations, nodes)
         chosen.append(f"{kind} AS r")
         joins.append("LEFT JOIN relations AS r ON e.r = r.name")
         kept.append("r.number AS r")
@@ -122,13 +122,15 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple
     inner = ", ".join([f"{ids[0]} AS s", f"{ids[1]} AS t", *chosen])
     db.stage("joined", f"SELECT {', '.join(kept)} FROM (SELECT {inner} FROM {source.relation}) AS e {' '.join(joins)}",
              "joining edges with nodes", ordered=False)
-    missing = _report(db, source, ends, values, id_column=id_column, refuse_dangling=refuse_dangling, empty=empty)
+    missing = _report(db, source, ends, values, id_column=id_column, refuse_dangling=refuse_dangling, empty=empty,
+                      nodes=nodes)
     if fitted is not None:
         return fitted.flagged
     return [place for place, count in enumerate(missing) if count] if empty == "flag" else []
 
 
-def _number_relations(db: Database, source: Source, column: str, ids: list[str], known: list[str] | None) -> None:
+def _number_relations(db: Database, source: Source, column: str, ids: list[str], known: list[str] | None,
+                      nodes: tuple[str, str]) -> None:
     """Make the table of relations, numbered as those of a training if they are `known`.
 
     Args:
@@ -142,7 +144,7 @@ def _number_relations(db: Database, source: Source, column: str, ids: list[str],
         schema = pa.schema([("number", pa.int32()), ("name", pa.string())])
         db.fill("relations", schema, iter([pa.record_batch(
             [pa.array(range(len(known)), pa.int32()), pa.array(known, pa.string())], schema=schema)]))
-        joined = " AND ".join(f"{id} IN (SELECT id FROM nodes)" for id in ids)  # others are dropped, or refused
+        joined = " AND ".join(f"{id} IN (SELECT id FROM {own})" for id, own in zip(ids, nodes))  # others are dropped
         if found := source.first_row(db, f"{kind} NOT IN (SELECT name FROM relations) AND {joined}", kind):
             name, row, (text,) = found
             raise ValueError(f"{name}: row {row}, column {column} holds {text!r}, a relation that the training did "
@@ -169,7 +171,7 @@ def num_relations(db: Database) -> int:
 
 
 def _report(db: Database, source: Source, ends: tuple[str, str], values: list[tuple[str, str]], *,
-            id_column: str | None, refuse_dangling: bool, empty: str) -> list[int]:
+            id_column: str | None, refuse_dangling: bool, empty: str, nodes: tuple[str, str]) -> list[int]:
     """Refuse or report rows that are odd; returns the empty cells of each column of numbers."""
     ids = [source.text(column) for column in ends]
     counts = [f"count(*) FILTER (v{place} IS NULL)" for place in range(len(values))]
@@ -180,10 +182,10 @@ def _report(db: Database, source: Source, ends: tuple[str, str], values: list[tu
     notes = []
     if dangling:
         name, row, (first, second) = source.first_row(
-            db, f"coalesce({ids[0]} NOT IN (SELECT id FROM nodes), true) OR "
-            f"coalesce({ids[1]} NOT IN (SELECT id FROM nodes), true)", *ids)
-        known = [id is not None and bool(db.execute("SELECT 1 FROM nodes WHERE id = " + literal(id)))
-                 for id in (first, second)]
+            db, f"coalesce({ids[0]} NOT IN (SELECT id FROM {nodes[0]}), true) OR "
+            f"coalesce({ids[1]} NOT IN (SELECT id FROM {nodes[1]}), true)", *ids)
+        known = [id is not None and bool(db.execute(f"SELECT 1 FROM {own} WHERE id = " + literal(id)))
+                 for id, own in zip((first, second), nodes)]
         column, id = (ends[1], second) if known[0] else (ends[0], first)
         problem = f"column {column} is empty" if id is None else f"column {column} names {id!r}, which is not a node"
         if refuse_dangling:

@@ -1,7 +1,9 @@
 """What the preparation of tables learned of them, kept with the graph so that other tables are prepared alike."""
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,17 +49,41 @@ class Fitted:
 
     def pack(self) -> Tensor:
         """Return it as bytes, uint8, which a store and a checkpoint can hold."""
+        return _to_bytes(_to_tensors(self._content()))
+
+    def _content(self) -> dict:
         columns, scores = vars(self.columns), self.columns.scores
         if scores is not None:  # other tables have none of the nodes that these were fitted to
             columns = columns | {"scores": {name: getattr(scores, name) for name in ("terms", "weights", "bias")}}
-        buffer = io.BytesIO()
-        torch.save(_to_tensors(vars(self) | {"columns": columns}), buffer)
-        return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8).clone()
+        return vars(self) | {"columns": columns}
 
 
 def unpack(packed: Tensor) -> Fitted:
     """Return what :meth:`Fitted.pack` was called for."""
-    content = _to_arrays(torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True))
+    return _from_content(_to_arrays(_from_bytes(packed)))
+
+
+def pack_several(fitted: Sequence[Fitted]) -> Tensor:
+    """Return what was learned of several tables as bytes, uint8."""
+    return _to_bytes([_to_tensors(own._content()) for own in fitted])
+
+
+def unpack_several(packed: Tensor) -> list[Fitted]:
+    """Return what :func:`pack_several` was called for."""
+    return [_from_content(_to_arrays(content)) for content in _from_bytes(packed)]
+
+
+def _to_bytes(content: object) -> Tensor:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8).clone()
+
+
+def _from_bytes(packed: Tensor) -> Any:
+    return torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)
+
+
+def _from_content(content: dict) -> Fitted:
     columns = content.pop("columns")
     scores = columns.pop("scores")
     if scores is not None:

@@ -140,3 +140,8 @@ def _check_names(path: Path, names: list[str]) -> None:
     if len(seen) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{path}: the first line names the column {twice!r} twice; it is to name each column once")
+
+
+def is_there(path: Path) -> bool:
+    """Return whether a path is a file or a folder, or a pattern such as part-*.parquet that matches a file."""
+    return path.exists() or any(path.parent.glob(path.name))

@@ -89,11 +89,20 @@ def read(db: Database, source: Source, labels: list[tuple[str, str]], num_nodes:
     return Labels(columns, metric, masks, out_channels, names)
 
 
-def write(db: Database, writer: StoreWriter, labels: Labels) -> None:
-    """Write ``y``, the masks and ``label_names``."""
-    num_nodes, columns = len(labels.masks[0]), labels.columns
+def write(db: Database, writer: StoreWriter, labels: Labels, *, first_node: int = 0,
+          num_nodes: int | None = None) -> None:
+    """Write ``y``, the masks and ``label_names``.
+
+    Args:
+        first_node: number of the first of the nodes that have labels, among all.
+        num_nodes: of the graph; those of other types have no labels. None: there are no others.
+    """
+    own, columns = len(labels.masks[0]), labels.columns
+    num_nodes = own if num_nodes is None else num_nodes
     for name, mask in zip(MASKS, labels.masks):
-        writer.put(name, mask)
+        whole = torch.zeros(num_nodes, dtype=torch.bool)
+        whole[first_node:first_node + own] = mask
+        writer.put(name, whole)
     for name, value in labels.names.items():
         writer.put(name, value)
     if writer.has("y"):
@@ -101,13 +110,16 @@ def write(db: Database, writer: StoreWriter, labels: Labels) -> None:
     classes = labels.metric in CLASS_METRICS
     in_split = torch.stack(labels.masks).any(0).numpy()
     with writer.write(y=((num_nodes, len(columns)), torch.int64 if classes else torch.float32)) as opened:
-        for first, last in blocks(num_nodes, BLOCK):
+        for begin, end in ((0, first_node), (first_node + own, num_nodes)) if not classes else ():
+            for first, last in blocks(end - begin, BLOCK):
+                opened["y"].write((begin + first) * len(columns), np.full((last - first, len(columns)), np.nan, np.float32))
+        for first, last in blocks(own, BLOCK):
             values = read_values(db, labels.metric, columns, first, last)
             if classes:  # as parallel_epochs.pipeline.data.prepare writes those that do not count
                 values = np.where(in_split[first:last, None], values, 0).astype(np.int64)
             else:
                 values = values.astype(np.float32)
-            opened["y"].write(first * len(columns), values)
+            opened["y"].write((first_node + first) * len(columns), values)
 
 
 def _choose_metric(db: Database, metric: str | None, columns: list[str]) -> str:

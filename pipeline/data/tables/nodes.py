@@ -1,6 +1,7 @@
 """Nodes of tables: their ids, and their features from columns of numbers and of text."""
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -139,24 +140,29 @@ def _report(db: Database, source: Source, numbers: Numbers, missing: list[int],
     return notes
 
 
-def write_names(db: Database, writer: StoreWriter, num_nodes: int) -> None:
-    """Write the ids as ``names`` and ``names_ptr``, see :func:`pipeline.data.node_names.pack_names`."""
+def write_names(db: Database, writer: StoreWriter, counts: dict[str, int]) -> None:
+    """Write the ids as ``names`` and ``names_ptr``, see :func:`pipeline.data.node_names.pack_names`.
+
+    Args:
+        counts: the number of nodes of each table of nodes, one behind the other.
+    """
     if writer.has("names", "names_ptr"):
         return
-    (size,), = db.execute("SELECT coalesce(sum(strlen(id)), 0)::BIGINT FROM nodes")
-    at = 0
-    with writer.write(names=((size,), torch.uint8), names_ptr=((num_nodes + 1,), torch.int64)) as opened:
+    size = sum(db.execute(f"SELECT coalesce(sum(strlen(id)), 0)::BIGINT FROM {nodes}")[0][0] for nodes in counts)
+    at = before = 0
+    shapes = {"names": ((size,), torch.uint8), "names_ptr": ((sum(counts.values()) + 1,), torch.int64)}
+    with writer.write(**shapes) as opened:
         opened["names_ptr"].write(0, np.zeros(1, np.int64))
-        for first, last in blocks(num_nodes, 1 << 18):
-            table = db.fetch(f"SELECT id FROM nodes WHERE number >= {first} AND number < {last} ORDER BY number")
+        for nodes, first, last in ((nodes, *block) for nodes, count in counts.items() for block in blocks(count, 1 << 18)):
+            table = db.fetch(f"SELECT id FROM {nodes} WHERE number >= {first} AND number < {last} ORDER BY number")
             ids = table["id"].cast(pa.large_string()).combine_chunks()
             ids = ids.chunk(0) if isinstance(ids, pa.ChunkedArray) else ids
             _, offsets, content = ids.buffers()
             ends = np.frombuffer(offsets, np.int64)[ids.offset:ids.offset + len(ids) + 1]
             text = np.frombuffer(content, np.uint8)[ends[0]:ends[-1]]
             opened["names"].write(at, text)
-            opened["names_ptr"].write(first + 1, at + ends[1:] - ends[0])
-            at += len(text)
+            opened["names_ptr"].write(before + 1, at + ends[1:] - ends[0])
+            at, before = at + len(text), before + len(ends) - 1
 
 
 def fit(db: Database, num_nodes: int, numbers: Numbers, texts: list[TextFeatures], *, found: Columns,
@@ -188,18 +194,32 @@ def write_features(db: Database, writer: StoreWriter, num_nodes: int, numbers: N
     """
     if writer.has("x"):
         return
-    scores, sizes = fitted.scores, [len(values) for values in fitted.categories]
-    channels = len(numbers.columns) + len(fitted.flagged) + sum(sizes) + (
-        sum(text.channels for text in texts) if scores is None else len(scores.bias))
+    channels = num_channels(numbers, texts, fitted)
     with writer.write(x=((num_nodes, channels), torch.float32)) as opened:
-        for first, last in blocks(num_nodes, BLOCK):
-            values = _numbers(db, numbers, first, last)
-            parts = [np.nan_to_num((values - fitted.mean) / fitted.std), np.isnan(values[:, fitted.flagged])]
-            parts += [scores.transform(first, _terms(db, texts, first, last))] if scores is not None else [
-                text.transform(_texts(db, place, first, last)) for place, text in enumerate(texts)]
-            parts.append(one_hot(db, sizes, first, last))
-            block = np.concatenate([part.astype(np.float32) for part in parts], axis=1)
+        for first, block in feature_blocks(db, num_nodes, numbers, texts, fitted):
             opened["x"].write(first * channels, block)
+
+
+def num_channels(numbers: Numbers, texts: list[TextFeatures], fitted: Columns) -> int:
+    """Return the number of columns of features; arguments are those of :func:`write_features`."""
+    return len(numbers.columns) + len(fitted.flagged) + sum(map(len, fitted.categories)) + (
+        sum(text.channels for text in texts) if fitted.scores is None else len(fitted.scores.bias))
+
+
+def feature_blocks(db: Database, num_nodes: int, numbers: Numbers, texts: list[TextFeatures],
+                   fitted: Columns) -> Iterator[tuple[int, np.ndarray]]:
+    """Compute the features of some nodes at a time: the number of the first, and [num, num_channels], float32.
+
+    Arguments are those of :func:`write_features`.
+    """
+    scores, sizes = fitted.scores, [len(values) for values in fitted.categories]
+    for first, last in blocks(num_nodes, BLOCK):
+        values = _numbers(db, numbers, first, last)
+        parts = [np.nan_to_num((values - fitted.mean) / fitted.std), np.isnan(values[:, fitted.flagged])]
+        parts += [scores.transform(first, _terms(db, texts, first, last))] if scores is not None else [
+            text.transform(_texts(db, place, first, last)) for place, text in enumerate(texts)]
+        parts.append(one_hot(db, sizes, first, last))
+        yield first, np.concatenate([part.astype(np.float32) for part in parts], axis=1)
 
 
 def _fit_scores(db: Database, texts: list[TextFeatures], num_nodes: int, labels: Labels, seed: int) -> TextScores:

@@ -1,5 +1,6 @@
 """Tables in files, as DuckDB reads them: their formats, the values of their cells, and the first row that is wrong."""
 
+import hashlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -187,8 +188,9 @@ def _open_database(db: Database, key: str, path: Path, table: str | None) -> Sou
         copy = f"{part}_source"
         _copy_sqlite(db, copy, path, columns_of(key, path, table), table)
         return Source(key, name, copy, [(copy, name)], db.columns(copy))
-    db.execute(f"ATTACH IF NOT EXISTS {literal(str(path.absolute()))} AS {part}_file (READ_ONLY)")
-    relation = f"{part}_file.{quote(table)}"
+    file = f"file_{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]}"  # once, whoever reads it
+    db.execute(f"ATTACH IF NOT EXISTS {literal(str(path.absolute()))} AS {file} (READ_ONLY)")
+    relation = f"{file}.{quote(table)}"
     return Source(key, name, relation, [(relation, name)], db.columns(relation))
 
 

@@ -122,6 +122,16 @@ class Database:
             self.execute("SET preserve_insertion_order = true")
         log.debug("tables: %s took %.1f s", doing, time.perf_counter() - start)
 
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Give tables that are made in the block a name space of their own, in which they are looked for first."""
+        self.execute(f"CREATE SCHEMA IF NOT EXISTS {name}")
+        self.execute(f"SET schema = {name}")
+        try:
+            yield
+        finally:
+            self.execute("SET schema = main")
+
     def drop(self, name: str) -> None:
         """Delete a stage that no other needs any more."""
         self.execute(f"DROP TABLE IF EXISTS {name}")
@@ -129,7 +139,8 @@ class Database:
     def has(self, name: str) -> bool:
         """Tell whether a stage is complete."""
         return bool(self.execute(f"SELECT 1 FROM duckdb_tables() "
-                                 f"WHERE database_name = current_database() AND table_name = '{name}'"))
+                                 f"WHERE database_name = current_database() AND schema_name = current_schema() "
+                                 f"AND table_name = '{name}'"))
 
     def columns(self, relation: str) -> dict[str, str]:
         """Return the columns of what can stand behind FROM, with their types."""

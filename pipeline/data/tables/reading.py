@@ -1,0 +1,106 @@
+"""Tables of nodes and of edges: what is in them, as a database holds it, and what makes features of it."""
+
+from functools import partial
+
+from parallel_epochs.pipeline.data.tables import edges as tables_edges, labels as tables_labels, nodes as tables_nodes
+from parallel_epochs.pipeline.data.tables.config import TablesConfig
+from parallel_epochs.pipeline.data.tables.fitted import Columns
+from parallel_epochs.pipeline.data.tables.heads import require
+from parallel_epochs.pipeline.data.tables.labels import Labels
+from parallel_epochs.pipeline.data.tables.scores import check_columns
+from parallel_epochs.pipeline.data.tables.source import Source, open_source
+from parallel_epochs.pipeline.data.tables.sql import Database
+from parallel_epochs.pipeline.data.tables.text import TextFeatures
+
+
+def open_table(db: Database, config: TablesConfig, what: str) -> Source:
+    """Open a table, and refuse columns that it does not have, or whose cells are no single values.
+
+    Args:
+        what: "nodes" or "edges".
+
+    Raises:
+        ValueError: names the column.
+    """
+    edges, nodes = config.tables
+    path, table, named = (nodes, config.nodes.table, config.node_columns()) if what == "nodes" else (
+        edges, config.edges.table, config.edge_columns())
+    assert path is not None
+    source = open_source(db, f"data.{what}", path, table)
+    for key, column in named:
+        require(key, column, source.name, source.columns)
+        source.refuse_nested(key, column)
+    return source
+
+
+def read_nodes(db: Database, config: TablesConfig, ends: list[tuple[Source, str]],
+               fitted: Columns | None) -> tuple[int, Labels | None, Columns]:
+    """Read the table of nodes, or number the ids that edges name.
+
+    Args:
+        ends: tables of edges, each with a column of ids of the nodes.
+        fitted: what is known of the columns of the table of a training; none: this one tells.
+
+    Returns:
+        The number of nodes, their labels, and what is known of their columns of features.
+
+    Raises:
+        ValueError: names the file, the column and the first bad row.
+    """
+    path, labels = config.tables[1], config.label_columns()
+    if path is None:
+        tables_edges.number_ids(db, ends)
+        return tables_nodes.count(db, f"{ends[0][0].name} holds no ids"), None, Columns()
+    nodes, kind = open_table(db, config, "nodes"), config.split_kind()
+    split_column = config.nodes.split_column if kind == "column" and labels else None
+    found = tables_nodes.read(db, nodes, config.nodes.id, numbers_of(config),
+                              texts=[name for name, _ in config.text_columns()], categories=config.nodes.categories,
+                              max_categories=config.nodes.max_categories, labels=labels, split_column=split_column,
+                              time_column=config.time_column if kind == "time" and labels else None, fitted=fitted)
+    num_nodes = tables_nodes.count(db, f"{path} holds no rows")
+    if not labels:
+        return num_nodes, None, found
+    fractions = config.train_fraction, config.valid_fraction
+    split: tables_labels.Split = {
+        "column": partial(tables_labels.split_by_column, db=db, source=nodes, column=split_column),
+        "random": partial(tables_labels.split_at_random, fractions=fractions, seed=config.graph_seed),
+        "time": partial(tables_labels.split_by_time, db=db, source=nodes, column=config.time_column,
+                        fractions=fractions)}[kind]
+    learned = tables_labels.read(db, nodes, labels, num_nodes, config.metric, split)
+    if config.nodes.text_features == "scores":
+        check_columns(learned.out_channels)
+    return num_nodes, learned, found
+
+
+def learn_features(db: Database, num_nodes: int, config: TablesConfig, labels: Labels | None, found: Columns, *,
+                   is_new: bool) -> tuple[tables_nodes.Numbers, list[TextFeatures], Columns]:
+    """Learn what the features of nodes are made with, or go on with what other tables have told.
+
+    Args:
+        found: what :func:`read_nodes` returned.
+        is_new: whether these tables tell.
+
+    Returns:
+        The columns of numbers, what computes the features of each column of text, and what is known of all columns.
+    """
+    numbers, texts = numbers_of(config), texts_of(config)
+    if is_new:
+        found = tables_nodes.fit(db, num_nodes, numbers, texts, found=found, seed=config.graph_seed,
+                                 scored=labels if config.nodes.text_features == "scores" else None)
+    else:
+        for text, counted in zip(texts, found.texts, strict=True):
+            text.restore(*counted)
+    return numbers, texts, found
+
+
+def numbers_of(config: TablesConfig) -> tables_nodes.Numbers:
+    """Return the columns of numbers that are features."""
+    return tables_nodes.Numbers(config.nodes.features, config.nodes.log1p, config.nodes.standardize, config.empty)
+
+
+def texts_of(config: TablesConfig) -> list[TextFeatures]:
+    """Return what computes the features of each column of text."""
+    nodes = config.nodes
+    return [TextFeatures(kind, nodes.text_channels, num_words=nodes.text_words,
+                         char_lengths=(nodes.char_lengths[0], nodes.char_lengths[1]), tag_separator=nodes.tag_separator)
+            for _, kind in config.text_columns()]

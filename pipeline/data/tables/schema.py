@@ -1,0 +1,223 @@
+"""The schema of several tables of nodes and edges: data.schema, a file in YAML or the same as a mapping of keys."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from parallel_epochs.pipeline.data.tables.heads import is_there
+from parallel_epochs.pipeline.run import files, limits
+from parallel_epochs.pipeline.run.errors import one_line
+
+if TYPE_CHECKING:
+    from parallel_epochs.pipeline.data.tables.config import TablesConfig
+
+
+@dataclass
+class End:
+    """One end of the edges of a table.
+
+    Attributes:
+        type: of the nodes.
+        column: that holds their ids; none: that of the name of the end, "source" or "target".
+    """
+
+    type: str = ""
+    column: str | None = None
+
+
+@dataclass
+class EdgeTable:
+    """A table of edges.
+
+    Attributes:
+        config: of its columns, as of a graph with one type of nodes.
+        source, target: types of the nodes at both ends.
+    """
+
+    config: "TablesConfig"
+    source: str
+    target: str
+
+
+@dataclass
+class TableSchema:
+    """The tables of a graph with several types of nodes.
+
+    Attributes:
+        nodes: of each type, the columns of its table, as of a graph with one type of nodes.
+        edges: the tables of edges, by their names.
+        labelled: type of the nodes with labels, if there is one.
+    """
+
+    nodes: "dict[str, TablesConfig]"
+    edges: dict[str, EdgeTable]
+    labelled: str | None
+
+    def tables(self) -> "list[TablesConfig]":
+        """Return the configuration of every table."""
+        return [*self.nodes.values(), *(edges.config for edges in self.edges.values())]
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the graph depends on beside the content of the files, as JSON can hold it."""
+        def without_path(columns: Any) -> dict[str, Any]:
+            return {key: value for key, value in dataclasses.asdict(columns).items() if key != "path"}
+
+        return {"nodes": [[name, without_path(config.nodes)] for name, config in self.nodes.items()],
+                "edges": [[name, edges.source, edges.target, without_path(edges.config.edges)]
+                          for name, edges in self.edges.items()]}
+
+
+def read_schema(config: "TablesConfig") -> TableSchema:
+    """Read the schema of a configuration. Paths in a file are relative to its folder, unless data.folder is given.
+
+    Raises:
+        ValueError: it cannot be read, a key is unknown or of the wrong type, or a table does not fit the others; the
+            message begins with "data.schema".
+    """
+    content = _load(config.schema)
+    if config.folder is None and isinstance(config.schema, str):
+        config = dataclasses.replace(config, folder=str(Path(config.schema).parent))
+    types = {name: _read_nodes(config, name, keys) for name, keys in _section(content, "nodes").items()}
+    edges = {name: _read_edges(config, name, keys) for name, keys in _section(content, "edges").items()}
+    if unknown := sorted(set(content) - {"nodes", "edges"}):
+        raise ValueError(f"data.schema: {unknown[0]} is unknown; the schema has nodes and edges")
+    if not edges:
+        raise ValueError("data.schema names no table of edges. Give one or more below edges")
+    for name, table in edges.items():
+        for end in (table.source, table.target):
+            if end not in types:
+                raise ValueError(f"data.schema: the edges {name} end at nodes of the type {end or 'without a name'}, and "
+                                 f"nodes has {', '.join(types) or 'no types'}. Add it there; {{}} is enough for a type "
+                                 "without a table")
+    ends = {end for table in edges.values() for end in (table.source, table.target)}
+    for name, nodes in types.items():
+        if nodes.nodes.path is None and name not in ends:
+            raise ValueError(f"data.schema: the type {name} has no table and no edges. Leave it out, or give its path")
+    return _choose_labels(config, TableSchema(types, edges, None))
+
+
+def _load(value: object) -> dict[str, Any]:
+    """Return the content of a schema."""
+    if isinstance(value, str):
+        path = Path(value)
+        if not files.is_there(path) or path.is_dir():
+            raise ValueError(f"data.schema={value} is not a file. Give a file in YAML with the tables of nodes and edges")
+        text = files.read_text(path)
+        try:
+            limits.check_yaml(text, path.name)
+            _refuse_twice(text)
+            value = yaml.safe_load(text)
+        except (yaml.YAMLError, RecursionError) as error:
+            raise ValueError(f"data.schema={path} is not YAML: {one_line(error)}") from None
+    if not isinstance(value, Mapping):
+        raise ValueError(f"data.schema holds {type(value).__name__}, and it must hold nodes and edges")
+    return {str(key): part for key, part in value.items()}
+
+
+def _refuse_twice(text: str) -> None:
+    """Refuse a mapping that names a key twice, of which YAML keeps the last."""
+    pending = [yaml.compose(text, yaml.SafeLoader)]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, yaml.SequenceNode):
+            pending += node.value
+        if not isinstance(node, yaml.MappingNode):
+            continue
+        seen = set()
+        for key, value in node.value:
+            if key.value in seen:
+                raise ValueError(f"data.schema: {key.value} is there twice, in line {key.start_mark.line + 1} and before. "
+                                 "Give each table a name of its own")
+            seen.add(key.value)
+            pending.append(value)
+
+
+def _section(content: Mapping, name: str) -> dict[str, Any]:
+    section = content.get(name) or {}
+    if not isinstance(section, Mapping):
+        raise ValueError(f"data.schema: {name} must be a mapping of names to tables, not {type(section).__name__}")
+    return {str(key): {} if part is None else part for key, part in section.items()}
+
+
+def _read_nodes(config: "TablesConfig", name: str, keys: object) -> "TablesConfig":
+    usual = type(config)()
+    return dataclasses.replace(config, schema=None, edges=usual.edges,
+                               nodes=_merge(type(usual.nodes), keys, f"nodes.{name}"))
+
+
+def _read_edges(config: "TablesConfig", name: str, keys: object) -> EdgeTable:
+    usual, keys = type(config)(), _require_mapping(keys, f"edges.{name}")
+    ends = {end: _read_end(f"edges.{name}.{end}", keys.pop(end, None)) for end in ("source", "target")}
+    columns = _merge(type(usual.edges), keys | {end: value.column or end for end, value in ends.items()}, f"edges.{name}")
+    if columns.path is None:
+        raise ValueError(f"data.schema: edges.{name} has no path. Give that of its table")
+    return EdgeTable(dataclasses.replace(config, schema=None, nodes=usual.nodes, edges=columns), ends["source"].type,
+                     ends["target"].type)
+
+
+def _read_end(where: str, value: object) -> End:
+    """Read one end of the edges: a type, or its type and column."""
+    return End(value) if isinstance(value, str) else _merge(End, {} if value is None else value, where)
+
+
+def _require_mapping(keys: object, where: str) -> dict[str, Any]:
+    if not isinstance(keys, Mapping):
+        raise ValueError(f"data.schema: {where} must be a mapping of keys, not {type(keys).__name__}")
+    return {str(key): value for key, value in keys.items()}
+
+
+def _merge(kind: type, keys: object, where: str) -> Any:
+    """Make an object of keys in a schema."""
+    given = _require_mapping(keys, where)
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(kind), OmegaConf.create(given))
+        return OmegaConf.to_object(cast(DictConfig, merged))
+    except OmegaConfBaseException as error:
+        raise ValueError(f"data.schema: {where}: {one_line(error)}") from None
+
+
+def _choose_labels(config: "TablesConfig", schema: TableSchema) -> TableSchema:
+    """Keep the labels of one type of nodes."""
+    found = [name for name, nodes in schema.nodes.items() if nodes.label_columns()]
+    wanted = config.label_type
+    if wanted is not None and wanted not in schema.nodes:
+        raise ValueError(f"task.type={wanted}: data.schema has no such type of nodes; there are "
+                         f"{', '.join(schema.nodes)}")
+    if config.reads_labels and wanted is not None and wanted not in found:
+        has = f"there are labels of {', '.join(found)}" if found else "no type has some"
+        raise ValueError(f"task.type={wanted}: data.schema names no label of this type; {has}")
+    if wanted is None and len(found) > 1:
+        raise ValueError(f"data.schema has labels of several types of nodes, {' and '.join(found)}. Choose those to learn "
+                         f"by task.type={found[0]}")
+    labelled = wanted if wanted in found else found[0] if found and wanted is None else None
+    for name, nodes in schema.nodes.items():
+        if name != labelled:
+            columns = dataclasses.replace(nodes.nodes, label=None, labels=[], split_column=None, text_features="hashed")
+            schema.nodes[name] = dataclasses.replace(nodes, nodes=columns, split=None, time_column=None)
+    return dataclasses.replace(schema, labelled=labelled)
+
+
+def check_schema(config: "TablesConfig") -> None:
+    """Refuse tables that are not there, and columns that they do not have.
+
+    Raises:
+        ValueError: names the type or the table of edges.
+    """
+    schema = read_schema(config)
+    for what, tables in (("the type", schema.nodes), ("the edges",
+                                                      {name: table.config for name, table in schema.edges.items()})):
+        for name, table in tables.items():
+            path = table.nodes.path if what == "the type" else table.edges.path
+            if path is not None and not is_there(table.resolve(path)):
+                raise ValueError(f"data.schema: {what} {name}: path={path} does not exist; its full path is "
+                                 f"{table.resolve(path)}")
+            try:
+                table.check_columns()
+            except ValueError as error:
+                raise ValueError(f"data.schema: {what} {name}: {error}") from None

@@ -1,0 +1,303 @@
+"""Several tables of nodes and of edges to a store of one graph with types of nodes and relations.
+
+Each table is read as that of a graph with one type, in a part of the database that is its own; see
+:mod:`pipeline.data.typed` for what becomes of them.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parallel_epochs.models.edges import choose_dtype
+from parallel_epochs.pipeline.data.learned import FITTED, Learned
+from parallel_epochs.pipeline.data.tables import edges as tables_edges, labels as tables_labels, nodes as tables_nodes
+from parallel_epochs.pipeline.data.tables.config import TablesConfig
+from parallel_epochs.pipeline.data.tables.fitted import Columns, Fitted, pack_several, unpack_several
+from parallel_epochs.pipeline.data.tables.labels import Labels
+from parallel_epochs.pipeline.data.tables.nodes import Numbers
+from parallel_epochs.pipeline.data.tables.reading import learn_features, open_table, read_nodes
+from parallel_epochs.pipeline.data.tables.schema import TableSchema, read_schema
+from parallel_epochs.pipeline.data.tables.source import Source
+from parallel_epochs.pipeline.data.tables.sql import Database, blocks
+from parallel_epochs.pipeline.data.tables.text import TextFeatures
+from parallel_epochs.pipeline.data.typed import (
+    SCHEMA,
+    Plan,
+    Relation,
+    Schema,
+    check_counts,
+    check_schema,
+    fill_means,
+    plan_means,
+    with_reverse,
+)
+from parallel_epochs.pipeline.graph.store import StoreWriter
+from parallel_epochs.pipeline.graph.structure import Structure
+from parallel_epochs.pipeline.run.words import count
+
+log = logging.getLogger(__name__)
+
+# The part of the database with the nodes of a type, and with a table of edges, by their numbers.
+NODES, EDGES = "nodes_{}", "edges_{}"
+DST, SRC, NODE = tables_edges.DST, tables_edges.SRC, tables_edges.NODE
+
+
+@dataclass
+class ReadNodes:
+    """The nodes of one type, as they stand in the database.
+
+    Attributes:
+        part: of the database.
+        num_nodes: their number.
+        labels: if they are those that are learned.
+        numbers, texts, columns: what makes features of their columns, see :func:`tables_nodes.write_features`.
+    """
+
+    part: str
+    num_nodes: int
+    labels: Labels | None
+    numbers: Numbers
+    texts: list[TextFeatures]
+    columns: Columns
+
+
+@dataclass
+class ReadEdges:
+    """A table of edges, as it stands in the database.
+
+    Attributes:
+        part: of the database.
+        source, target: types of the nodes at both ends.
+        names: of its relations, in the order of their numbers.
+        values: columns of numbers that become features, each with the key that names it.
+        flagged: places of those whose empty cells get a column of their own.
+        has_times: whether its rows have times.
+    """
+
+    part: str
+    source: str
+    target: str
+    names: list[str]
+    values: list[tuple[str, str]]
+    flagged: list[int]
+    has_times: bool
+
+    @property
+    def num_features(self) -> int:
+        """Columns of features of its edges."""
+        return len(self.values) + len(self.flagged)
+
+
+def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stage: Callable[[str], None],
+                learned: Learned | None) -> None:
+    """Write the prepared graph of several tables as a store; arguments are those of :func:`store.write_store`.
+
+    Raises:
+        ValueError: a table is inconsistent; the message names the file, the column and the first bad row.
+    """
+    tables, origin = read_schema(config), config.origin()
+    known = None if learned is None else unpack_several(cast(Tensor, learned.fitted))
+    on_stage("reading nodes")
+    sources = {}
+    for number, (name, table) in enumerate(tables.edges.items()):
+        with db.part(EDGES.format(number)):
+            sources[name] = open_table(db, table.config, "edges")
+    nodes = _read_types(db, tables, sources, known)
+    check_counts({name: own.num_nodes for name, own in nodes.items()}, origin)
+    edges = [_join_edges(db, number, name, tables, sources[name], nodes,
+                         None if known is None else known[len(nodes) + number])
+             for number, name in enumerate(tables.edges)]
+    relations = [(own.source, name, own.target) for own in edges for name in own.names]
+    check_schema(list(nodes), relations)
+    numbered = with_reverse(relations) if config.reverse_relations else relations
+    widths = {name: tables_nodes.num_channels(own.numbers, own.texts, own.columns) for name, own in nodes.items()}
+    plan = plan_means(widths, numbered) if config.featureless == "mean" else Plan(widths, {})
+    schema = Schema(list(nodes), [own.num_nodes for own in nodes.values()], list(plan.widths.values()), numbered,
+                    tables.labelled if config.reads_labels else None, list(plan.sources))
+    check_schema(schema.types, numbered)
+    on_stage("sorting edges")
+    _sort(db, edges, schema, both=config.reverse_relations)
+    structure, in_degree = _count(db, schema, both=config.reverse_relations)
+    on_stage("writing the store")
+    _write_edges(db, writer, structure, in_degree, num_features=sum(own.num_features for own in edges),
+                 has_times=any(own.has_times for own in edges))
+    _write_features(db, writer, nodes, schema, plan)
+    tables_nodes.write_names(db, writer, {f"{own.part}.nodes": own.num_nodes for own in nodes.values()})
+    if learned is None:
+        writer.put(FITTED, pack_several([*(Fitted(own.columns) for own in nodes.values()),
+                                         *(Fitted(Columns(), own.names, own.flagged) for own in edges)]))
+    summary: dict[str, object] = {"num_nodes": sum(schema.counts), "num_categories": len(nodes), "x_source": "data",
+                                  "structure": dataclasses.asdict(structure), SCHEMA: schema.to_value()}
+    for name, own in nodes.items():
+        if own.labels is not None:
+            with db.part(own.part):
+                tables_labels.write(db, writer, own.labels, first_node=schema.nodes_of(name).start,
+                                    num_nodes=sum(schema.counts))
+            summary |= {"metric": own.labels.metric, "out_channels": own.labels.out_channels}
+    writer.finish(summary)
+
+
+def _read_types(db: Database, tables: TableSchema, sources: dict[str, Source],
+                known: list[Fitted] | None) -> dict[str, ReadNodes]:
+    """Read the tables of nodes; a type without a table has the ids that edges name."""
+    found = {}
+    for number, (name, config) in enumerate(tables.nodes.items()):
+        ends = [(sources[table], column) for table, own in tables.edges.items()
+                for kind, column in ((own.source, own.config.edges.source), (own.target, own.config.edges.target))
+                if kind == name]
+        with db.part(NODES.format(number)):
+            num_nodes, labels, columns = read_nodes(db, config, ends, None if known is None else known[number].columns)
+            numbers, texts, columns = learn_features(db, num_nodes, config, labels, columns, is_new=known is None)
+        found[name] = ReadNodes(NODES.format(number), num_nodes, labels, numbers, texts, columns)
+    return found
+
+
+def _join_edges(db: Database, number: int, name: str, tables: TableSchema, source: Source, nodes: dict[str, ReadNodes],
+                known: Fitted | None) -> ReadEdges:
+    """Join a table of edges with the nodes of both ends."""
+    own, part = tables.edges[name], EDGES.format(number)
+    columns, values = own.config.edges, own.config.value_columns()
+    with db.part(part):
+        if columns.relation is not None and (
+                found := source.first_row(db, f"{source.text(columns.relation)} IS NULL")):
+            raise ValueError(f"{found[0]}: row {found[1]}, column {columns.relation} is empty: each edge needs a relation "
+                             f"(data.schema, edges.{name}.relation)")
+        flagged = tables_edges.join(
+            db, source, (columns.source, columns.target), values, columns.relation, time=columns.time,
+            id_column=tables.nodes[own.source].nodes.id, refuse_dangling=own.config.dangling == "error",
+            empty=own.config.empty, fitted=known,
+            nodes=(f"{nodes[own.source].part}.nodes", f"{nodes[own.target].part}.nodes"))
+        names = [name] if columns.relation is None else tables_edges.relations(db)
+    return ReadEdges(part, own.source, own.target, names, values, flagged, columns.time is not None)
+
+
+def _sort(db: Database, edges: list[ReadEdges], schema: Schema, *, both: bool) -> None:
+    """Sort the edges by destination, source and relation; equal ones become one.
+
+    Weights of equal edges are added, other numbers averaged, in the order of their values: that of the rows depends on
+    the number of threads. Of times the earliest is kept.
+    """
+    num_features, has_times = sum(own.num_features for own in edges), any(own.has_times for own in edges)
+    num_forward = sum(len(own.names) for own in edges)
+    rows, column, relation, added = [], 0, 0, set[int]()
+    for own in edges:
+        features = ["0::FLOAT"] * num_features
+        features[column:column + len(own.values)] = [f"coalesce(v{place}, 0)::FLOAT" for place in range(len(own.values))]
+        flags = column + len(own.values)
+        features[flags:flags + len(own.flagged)] = [f"(v{place} IS NULL)::FLOAT" for place in own.flagged]
+        added |= {column + place for place, (option, _) in enumerate(own.values) if option == "weight"}
+        chosen = "".join(f", {text} AS v{place}" for place, text in enumerate(features))
+        chosen += f", {'w' if own.has_times else 'CAST(NULL AS DOUBLE)'} AS w" if has_times else ""
+        number = f"r + {relation}" if len(own.names) > 1 or _has_relations(db, own) else str(relation)
+        ends = [(f"(t::BIGINT + {schema.nodes_of(own.target).start})", f"(s::BIGINT + {schema.nodes_of(own.source).start})")]
+        for place, (target, source) in enumerate([*ends, *((source, target) for target, source in ends if both)]):
+            rows.append(f"SELECT ({target} << {DST}) | ({source} << {SRC}) AS k, "
+                        f"({number} + {place * num_forward})::INTEGER AS r{chosen} "
+                        f"FROM {own.part}.joined WHERE s IS NOT NULL AND t IS NOT NULL")
+        column, relation = column + own.num_features, relation + len(own.names)
+    merged = "".join(f", {'sum' if place in added else 'avg'}(v{place}::DOUBLE ORDER BY v{place})::FLOAT AS v{place}"
+                     for place in range(num_features)) + (", min(w) AS w" if has_times else "")
+    db.stage("sorted", f"SELECT k, r{merged} FROM ({' UNION ALL '.join(rows)}) GROUP BY k, r ORDER BY k, r",
+             "sorting edges")
+    num_rows = sum(db.execute(f"SELECT count(*) FROM {own.part}.joined WHERE s IS NOT NULL AND t IS NOT NULL")[0][0]
+                   for own in edges)
+    (num_kept,), = db.execute("SELECT count(*) FROM sorted")
+    if num_merged := num_rows - num_kept // (2 if both else 1):
+        log.info("edges: %s merged with an edge of the same relation between the same nodes",
+                 count(num_merged, "row was", "rows were"))
+
+
+def _has_relations(db: Database, edges: ReadEdges) -> bool:
+    return "r" in db.columns(f"{edges.part}.joined")
+
+
+def _count(db: Database, schema: Schema, *, both: bool) -> tuple[Structure, np.ndarray]:
+    """Go through the sorted edges once; returns what they are, and the edges that end at each node [num_nodes]."""
+    num_nodes = sum(schema.counts)
+    in_degree, linked = np.zeros(num_nodes, np.int64), np.zeros(num_nodes, bool)
+    num_loops = num_duplicates = 0
+    last = -1
+    for batch in db.stream("SELECT k FROM sorted", "counting edges"):
+        pairs = batch["k"] >> SRC
+        num_duplicates += int(np.count_nonzero(np.diff(pairs, prepend=last) == 0))
+        last = pairs[-1]
+        dst, src = pairs >> (DST - SRC), pairs & NODE
+        in_degree[dst[0]:dst[-1] + 1] += np.bincount(dst - dst[0])
+        loops = src == dst
+        num_loops += int(np.count_nonzero(loops))
+        linked[src[~loops]] = linked[dst[~loops]] = True
+    pair, reverse = f"(k >> {SRC})", f"((((k >> {SRC}) & {NODE}) << {DST - SRC}) | (k >> {DST}))"
+    one_way = 0 if both else db.execute(
+        f"SELECT count(*) FROM (SELECT {pair} AS p FROM sorted) AS a ANTI JOIN "
+        f"(SELECT DISTINCT {reverse} AS p FROM sorted) AS b USING (p)", "counting edges")[0][0]
+    return Structure(num_nodes, int(in_degree.sum()), one_way, num_loops, num_duplicates,
+                     int(np.count_nonzero(~linked))), in_degree
+
+
+def _write_edges(db: Database, writer: StoreWriter, structure: Structure, in_degree: np.ndarray, *, num_features: int,
+                 has_times: bool) -> None:
+    """Write edges, pointers to them, and the number of the relation of each before its features."""
+    num_nodes, num_edges, channels = structure.num_nodes, structure.num_edges, 1 + num_features
+    dtype = choose_dtype(num_nodes, num_edges)
+    numpy_dtype = np.int32 if dtype == torch.int32 else np.int64
+    arrays: dict = {"edges": ((2, num_edges), dtype), "indptr": ((num_nodes + 1,), dtype),
+                    "edge_attr": ((num_edges, channels), torch.float32)}
+    if has_times:
+        arrays["edge_time"] = ((num_edges,), torch.float64)
+    if writer.has(*arrays):
+        return
+    times = ", coalesce(w, 'inf'::DOUBLE) AS w" if has_times else ""
+    values = "".join(f", v{place}" for place in range(num_features))
+    with writer.write(**arrays) as opened:
+        first = 0
+        for batch in db.stream(f"SELECT k, r{values}{times} FROM sorted", "writing edges"):
+            keys = batch["k"]
+            opened["edges"].write(first, ((keys >> SRC) & NODE).astype(numpy_dtype))
+            opened["edges"].write(num_edges + first, (keys >> DST).astype(numpy_dtype))
+            attr = np.stack([batch["r"], *(batch[f"v{place}"] for place in range(num_features))], axis=1)
+            opened["edge_attr"].write(first * channels, attr.astype(np.float32))
+            if has_times:
+                opened["edge_time"].write(first, batch["w"])
+            first += len(keys)
+        opened["indptr"].write(0, np.concatenate([[0], np.cumsum(in_degree)]).astype(numpy_dtype))
+
+
+def _write_features(db: Database, writer: StoreWriter, nodes: dict[str, ReadNodes], schema: Schema, plan: Plan) -> None:
+    """Write ``x``: the features of each type, zeros behind them, and the one-hot type. The edges are written."""
+    if writer.has("x"):
+        return
+    width = max(schema.widths)
+    shape = sum(schema.counts), width + len(nodes)
+    with writer.write(x=(shape, torch.float32)) as opened:
+        for place, (name, own) in enumerate(nodes.items()):
+            begin = schema.nodes_of(name).start
+            with db.part(own.part):
+                made = tables_nodes.feature_blocks(db, own.num_nodes, own.numbers, own.texts, own.columns) \
+                    if tables_nodes.num_channels(own.numbers, own.texts, own.columns) else (
+                        (first, np.empty((last - first, 0), np.float32))
+                        for first, last in blocks(own.num_nodes, tables_nodes.BLOCK))
+                for first, block in made:
+                    rows = np.zeros((len(block), shape[1]), np.float32)
+                    rows[:, :block.shape[1]], rows[:, width + place] = block, 1
+                    opened["x"].write((begin + first) * shape[1], rows)
+        if plan.sources and writer.entry("edges")["shape"][1]:
+            _fill_means(writer, np.memmap(opened["x"].path, np.float32, "r+", shape=shape), schema, plan)
+
+
+def _fill_means(writer: StoreWriter, x: np.memmap, schema: Schema, plan: Plan) -> None:
+    """Write the features of types without features into ``x``."""
+    edges = np.memmap(writer.folder / "edges.bin", writer.entry("edges")["dtype"], "r",
+                      shape=tuple(writer.entry("edges")["shape"]))
+    indptr = np.fromfile(writer.folder / "indptr.bin", writer.entry("indptr")["dtype"])
+
+    def write(first: int, column: int, values: Tensor) -> None:
+        x[first:first + values.size(0), column:column + values.size(1)] = values.numpy()
+
+    fill_means(plan, schema, edges, indptr, x, write)
+    x.flush()
