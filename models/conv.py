@@ -12,6 +12,7 @@ from torch_geometric.typing import OptPairTensor, OptTensor, SparseTensor  # noq
 from parallel_epochs.models.activation import norm_relu_dropout
 from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, check_rows
 from parallel_epochs.models.aggregate.reduce import reduce
+from parallel_epochs.models.aggregate.relations import encode_edges, look_up
 from parallel_epochs.models.edges import for_pyg
 from parallel_epochs.models.fused_conv import FusedConv, choose_features, count_destinations, read_edges
 from parallel_epochs.models.plain import has_hooks, is_plain
@@ -66,6 +67,7 @@ class GENConv(FusedConv, pyg.GENConv):
         *,
         edge_encoder: (tuple[Float[Tensor, "out_channels edge_dim"], Float[Tensor, " out_channels"] | None]
                        | None) = None,
+        edge_table: Float[Tensor, "num_relations out_channels"] | None = None,
         degree_ratio: Float[Tensor, " num_dst"] | None = None,
     ) -> Float[Tensor, "*batch num_out out_channels"]:
         """Convolve once.
@@ -77,6 +79,9 @@ class GENConv(FusedConv, pyg.GENConv):
             size: (num_src, num_dst) of a bipartite graph.
             edge_encoder: weight [out_channels, edge_dim] and bias [out_channels] or none to use in place of
                 ``lin_edge``.
+            edge_table: a row for each relation [num_relations, out_channels], which is added to the encoded features of
+                its edges. Then column 0 of `edge_attr` is the number of the edge's relation, and the encoder reads the
+                other columns.
             degree_ratio: for a part of a larger graph, each node's degree in that graph divided by its degree in
                 `edge_index` [num_dst]. It scales the result of "add" and the degree in ``softmax_sum`` and
                 ``power_sum``. Means do not change.
@@ -86,11 +91,12 @@ class GENConv(FusedConv, pyg.GENConv):
 
         Raises:
             ValueError: sizes that do not match, or ``kernel="fused"`` where PyG's own code has to run.
+            IndexError: an edge has an end that is not in the graph, or a relation that is not in `edge_table`.
         """
         if reason := self._runs_pygs_own(x, self._why_special()):
             if degree_ratio is not None:
                 raise ValueError(f"degree_ratio works without PyG's own code only, which has to run here: {reason}")
-            return self._run_pygs_own(x, edge_index, edge_attr, size, edge_encoder)
+            return self._run_pygs_own(x, edge_index, edge_attr, size, edge_encoder, edge_table)
 
         edge_index, value = read_edges(edge_index)
         edge_attr = choose_features(edge_attr, value)
@@ -98,11 +104,11 @@ class GENConv(FusedConv, pyg.GENConv):
         num_dst = count_destinations(x_src, x_dst, edge_index, size)
         if hasattr(self, "lin_src"):
             x_src = self.lin_src(x_src)
-        edge_attr, weight, bias = self._choose_encoder(edge_attr, edge_encoder)
+        edge_attr, weight, bias, table = self._choose_encoder(edge_attr, edge_encoder, edge_table)
         out = aggregate(
             x_src, edge_index, edge_attr, weight, bias, aggr=self.aggr_name, eps=self.eps, num_dst=num_dst,
             t=getattr(self.aggr_module, "t", 1.0), p=getattr(self.aggr_module, "p", 1.0), y=getattr(self, "y", 0.0),
-            kernel=self.kernel)
+            table=table, kernel=self.kernel)
         if degree_ratio is not None and degree_ratio.shape != (num_dst,):
             raise ValueError(f"degree_ratio has shape {tuple(degree_ratio.shape)}, but must be [{num_dst}]: one number "
                              "for each destination node")
@@ -134,28 +140,36 @@ class GENConv(FusedConv, pyg.GENConv):
             return f"aggr_kwargs with {', '.join(self._pygs_kwargs)}"
         return ""
 
-    def _run_pygs_own(self, x, edge_index, edge_attr, size, edge_encoder):
+    def _run_pygs_own(self, x, edge_index, edge_attr, size, edge_encoder, edge_table):
         if edge_attr is not None and isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
             check_rows(edge_index, edge_attr)  # PyG repeats a single row
         if edge_encoder is not None and edge_attr is not None:
             if hasattr(self, "lin_edge"):
                 raise ValueError("edge_encoder is given, but the layer has its own lin_edge: build the layer without "
                                  "edge_dim")
-            edge_attr = torch.nn.functional.linear(edge_attr, *edge_encoder)
+            if edge_table is None:
+                edge_attr = torch.nn.functional.linear(edge_attr, *edge_encoder)
+        if edge_table is not None:
+            if hasattr(self, "lin_edge"):
+                raise ValueError("edge_table works without PyG's own code only, which has to run here, in a layer with "
+                                 "its own lin_edge: build the layer without edge_dim")
+            edge_attr = encode_edges(edge_attr, *(edge_encoder or (None, None)), edge_table)
         # PyG writes the code of propagate from this line: propagate_type: (x: OptPairTensor, edge_attr: OptTensor)
         return super().forward(x, for_pyg(edge_index), edge_attr, size)
 
-    def _choose_encoder(self, edge_attr, edge_encoder):
-        """Return edge features, and the weight and bias that encode them: None if nothing is left to encode."""
+    def _choose_encoder(self, edge_attr, edge_encoder, table):
+        """Return edge features, and the weight, bias and table that encode them: None if nothing is left to encode."""
         if edge_attr is None:
-            return None, None, None
+            return None, None, None, table
         if edge_encoder is not None:
-            return edge_attr, *edge_encoder
+            return edge_attr, *edge_encoder, table
         if not hasattr(self, "lin_edge"):
-            return edge_attr, None, None
+            return edge_attr, None, None, table
         if is_plain(self.lin_edge, pyg.Linear):
-            return edge_attr, self.lin_edge.weight, self.lin_edge.bias
-        return self.lin_edge(edge_attr), None, None
+            return edge_attr, self.lin_edge.weight, self.lin_edge.bias, table
+        if table is not None:
+            return self.lin_edge(edge_attr[:, 1:]) + look_up(edge_attr, table), None, None, None
+        return self.lin_edge(edge_attr), None, None, None
 
     def _apply_mlp(self, out: Tensor) -> Tensor:
         # PyG's MLP is Linear, norm, ReLU, Dropout, Linear, ...

@@ -1,6 +1,7 @@
 """DeeperGCN: very deep graph convolutions with residual blocks (https://arxiv.org/abs/2006.07739)."""
 # ruff: noqa: F722 (shapes are strings)
 
+from collections.abc import Callable
 from functools import partial
 from typing import cast
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from parallel_epochs.models.activation import norm_relu_dropout
+from parallel_epochs.models.aggregate.relations import check as check_relations
 from parallel_epochs.models.categories import TableEncoder
 from parallel_epochs.models.edge_dropout import drop_edges
 from parallel_epochs.models.encoders import create_edge_encoder, create_node_encoders, encode_nodes, fold, prepare_edges
@@ -32,6 +34,7 @@ class DeeperGCN(torch.nn.Module):
     nonlinearity between the two, so `forward` folds them into a single map from `edge_dim` to `hidden_channels` for
     each layer. Parameters and function stay the same, but no encoded tensor of edges x channels exists. Categories of
     edges (`edge_tables`) have tables in each layer and no shared map; the aggregation reads their one-hot columns.
+    Relations of edges (`num_relations`) have a table in each layer too, and the aggregation reads its rows.
 
     With `knn`, each layer ignores the given edges and links each node to its nearest nodes in the space of the layer's
     input, computed anew in each step. These are the dynamic, dilated graphs of "DeepGCNs: Can GCNs Go as Deep as CNNs?"
@@ -76,18 +79,22 @@ class DeeperGCN(torch.nn.Module):
                  virtual_node: str = "none", gradient_checkpointing: bool = False, encode_x: bool = True,
                  fold_edge_encoder: bool = True, options: ModelOptions):
         super().__init__()
-        edge_dim, num_categories = options.edge_dim or 0, options.num_categories
+        num_categories, num_relations = options.num_categories, options.num_relations
         self.block, self.dropout, self.pool, self.kernel = block, options.dropout, options.pool, options.kernel
         self.input_dropout, self.edge_dropout = options.input_dropout, options.edge_dropout
-        self.num_columns, self.num_edge_columns = in_channels + num_categories, edge_dim
+        self.num_columns, self.num_edge_columns = in_channels + num_categories, options.edge_dim or 0
+        self.num_relations = num_relations
         self.gradient_checkpointing = gradient_checkpointing
         self.fold_edge_encoder = fold_edge_encoder
         self.knn, self.knn_dilation, self.knn_epsilon = knn, knn_dilation, knn_epsilon
 
         self.category_encoder, self.node_encoder = create_node_encoders(
-            in_channels, num_categories, hidden_channels, options.node_tables) if encode_x else (None, None)
-        if edge_dim:
-            self._create_edge_encoders(edge_dim, hidden_channels, num_layers, options.edge_tables)
+            in_channels, num_categories, hidden_channels, **options.node_columns()) if encode_x else (None, None)
+        if options.num_edge_features:
+            self._create_edge_encoders(options.num_edge_features, hidden_channels, num_layers, options.edge_tables)
+        if num_relations:
+            self.relations = torch.nn.ModuleList(
+                options.create_relation_table(hidden_channels) for _ in range(num_layers))
 
         # In a dense block layer l reads the encoder's output and that of the l layers before it.
         growth = hidden_channels if block == "dense" else 0
@@ -154,10 +161,16 @@ class DeeperGCN(torch.nn.Module):
         return F.dropout(h, self.input_dropout, self.training)
 
     def encode_edges(self, edge_attr: Tensor) -> Tensor:
-        """Encode edge features for all layers [num_edges, channels]."""
+        """Encode edge features for all layers [num_edges, columns]. Relations stay in column 0."""
+        if not hasattr(self, "edge_lins"):
+            return edge_attr
         if self.fold_edge_encoder:
             return prepare_edges(edge_attr, self.edge_lins[0])
-        return self.edge_encoder(edge_attr) if hasattr(self, "edge_encoder") else edge_attr
+        if not hasattr(self, "edge_encoder"):
+            return edge_attr
+        if not self.num_relations:
+            return self.edge_encoder(edge_attr)
+        return torch.cat([edge_attr[:, :1], self.edge_encoder(edge_attr[:, 1:])], dim=1)
 
     def apply_layer(self, layer: int, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
         """Apply one layer, counted from 0, with its norm, activation, dropout and residual connection.
@@ -205,6 +218,8 @@ class DeeperGCN(torch.nn.Module):
             conv = partial(conv, degree_ratio=degree_ratio)
         if edge_attr is None:
             return conv(h, edge_index)
+        if self.num_relations:
+            return self._convolve_related(layer, conv, h, edge_index, edge_attr)
         lin = self.edge_lins[layer]
         if not self.fold_edge_encoder:
             return conv(h, edge_index, lin(edge_attr))
@@ -213,3 +228,19 @@ class DeeperGCN(torch.nn.Module):
         if not (is_plain(lin, torch.nn.Linear) and is_plain(self.edge_encoder, torch.nn.Linear)):
             return conv(h, edge_index, lin(self.edge_encoder(edge_attr)))
         return conv(h, edge_index, edge_attr, edge_encoder=fold(lin, self.edge_encoder))  # type: ignore[arg-type]
+
+    def _convolve_related(self, layer: int, conv: Callable[..., Tensor], h: Tensor | tuple[Tensor, Tensor],
+                          edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        """Convolve with relations in column 0 of `edge_attr`, whose other columns are there if there are encoders."""
+        relations = self.relations[layer]
+        lin = cast(torch.nn.Linear, self.edge_lins[layer]) if hasattr(self, "edge_lins") else None
+        is_foldable = lin is None or is_plain(lin, torch.nn.Linear) and is_plain(self.edge_encoder, torch.nn.Linear)
+        if self.fold_edge_encoder and is_plain(relations, TableEncoder) and is_foldable:
+            edge_encoder = None if lin is None else fold(lin, self.edge_encoder)
+            return conv(h, edge_index, edge_attr, edge_encoder=edge_encoder, edge_table=relations.weight)
+        check_relations(edge_attr[:, 0], self.num_relations)
+        encoded = relations(edge_attr[:, :1].long())
+        if lin is not None:
+            features = edge_attr[:, 1:]
+            encoded = encoded + lin(self.edge_encoder(features) if self.fold_edge_encoder else features)
+        return conv(h, edge_index, encoded)

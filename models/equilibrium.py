@@ -54,18 +54,21 @@ class EquilibriumGNN(torch.nn.Module):
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
                  tolerance: float = 0.001, options: ModelOptions):
         super().__init__()
-        edge_dim, num_categories = options.edge_dim or 0, options.num_categories
-        self.num_columns, self.num_edge_columns, self.pool = in_channels + num_categories, edge_dim, options.pool
+        num_categories, num_features = options.num_categories, options.num_edge_features
+        self.num_columns, self.num_edge_columns = in_channels + num_categories, options.edge_dim or 0
+        self.num_relations, self.pool = options.num_relations, options.pool
         self.max_applications, self.tolerance = num_layers, tolerance
         self.dropout, self.kernel = options.dropout, options.kernel
         self.input_dropout, self.edge_dropout = options.input_dropout, options.edge_dropout
         self.residual = 0.0
         self._has_said = False
         self.category_encoder, self.node_encoder = create_node_encoders(
-            in_channels, num_categories, hidden_channels, options.node_tables)
-        if edge_dim:
-            self.edge_encoder = create_edge_encoder(edge_dim, hidden_channels, options.edge_tables)
+            in_channels, num_categories, hidden_channels, **options.node_columns())
+        if num_features:
+            self.edge_encoder = create_edge_encoder(num_features, hidden_channels, options.edge_tables)
             self.edge_lins = torch.nn.ModuleList(torch.nn.Linear(hidden_channels, hidden_channels) for _ in range(2))
+        if options.num_relations:
+            self.relations = torch.nn.ModuleList(options.create_relation_table(hidden_channels) for _ in range(2))
         self.convs = torch.nn.ModuleList(options.create_conv(hidden_channels, hidden_channels) for _ in range(2))
         self.norms = torch.nn.ModuleList(NORMS[options.norm](hidden_channels) for _ in range(2))
         self.head = torch.nn.Linear(hidden_channels, out_channels)
@@ -95,14 +98,15 @@ class EquilibriumGNN(torch.nn.Module):
         u = F.dropout(encode_nodes(x, self.node_encoder, self.category_encoder), self.input_dropout, self.training)
         u = u.to(torch.promote_types(u.dtype, torch.float32))
         mask = draw_mask(u, self.norms[0], dropout=self.dropout, training=self.training, kernel=self.kernel)
-        maps = [None, None] if edge_attr is None else [
+        maps = [None, None] if edge_attr is None or not hasattr(self, "edge_lins") else [
             fold(cast(torch.nn.Linear, lin), self.edge_encoder) for lin in self.edge_lins]
+        tables = [table.weight for table in self.relations] if self.num_relations else [None, None]
 
         def block(z: Tensor) -> Tensor:
-            c = self.convs[0](z, edge_index, edge_attr, edge_encoder=maps[0])
+            c = self.convs[0](z, edge_index, edge_attr, edge_encoder=maps[0], edge_table=tables[0])
             h = norm_relu_dropout(c + u, self.norms[0], dropout=self.dropout, training=self.training,
                                   kernel=self.kernel, mask=mask)
-            h = self.convs[1](h, edge_index, edge_attr, edge_encoder=maps[1])
+            h = self.convs[1](h, edge_index, edge_attr, edge_encoder=maps[1], edge_table=tables[1])
             return self.norms[1]((c + h).relu()).to(u.dtype)
 
         return self.head(pool_graphs(self._find_equilibrium(block, torch.zeros_like(u)), ptr, self.pool))

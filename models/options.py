@@ -3,7 +3,7 @@
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from parallel_epochs.models.aggregate import KERNELS
 from parallel_epochs.models.aggregate.reference import AGGREGATIONS
+from parallel_epochs.models.categories import TableEncoder
 from parallel_epochs.models.conv import GENConv
 from parallel_epochs.models.heads import POOLS
 from parallel_epochs.models.residual import BLOCKS, NORMS
@@ -18,7 +19,7 @@ from parallel_epochs.models.virtual import VIRTUAL_NODES
 
 # Four tables that pipeline/keys.py reads from the source, so that a wrong value is refused before torch is imported.
 LEAST = {"in_channels": 1, "hidden_channels": 1, "out_channels": 1, "num_layers": 1, "num_mlp_layers": 1,
-         "edge_dim": 0, "num_categories": 0, "num_groups": 2, "knn": 0, "knn_dilation": 1}
+         "edge_dim": 0, "num_categories": 0, "num_relations": 0, "num_groups": 2, "knn": 0, "knn_dilation": 1}
 CHOICES = {"block": tuple(BLOCKS), "aggr": AGGREGATIONS, "norm": tuple(NORMS), "kernel": KERNELS,
            "virtual_node": VIRTUAL_NODES, "pool": POOLS}
 FRACTIONS = ("dropout", "input_dropout", "edge_dropout")  # in [0, 1)
@@ -37,6 +38,11 @@ class ModelOptions:
             The category has a linear encoder of its own, in front of the node encoder. 0: no category.
         node_tables: Number of categories in each column of `x`, if it holds categories. None: it holds numbers.
         edge_tables: Number of categories in each column of `edge_attr`, if it holds categories. None: it holds numbers.
+        num_relations: Number of relations R. Column 0 of `edge_attr` is then the number of the edge's relation, 0 to
+            R - 1, and each convolution has a learned vector for each relation, which is added to the encoded features
+            of the other columns. 0: edges have no relations.
+        type_columns: For each category of the nodes the ranges [first, end) of the columns of `x` that its nodes have,
+            see :class:`models.encoders.TypeEncoder`. None: all nodes have all columns.
         pool: How the nodes of each graph become one row in front of the head: mean, sum or max. none: every node keeps
             its row.
         aggr: Aggregation of the messages: softmax, softmax_sg, softmax_sum, power, power_sum, powermean, mean, max or
@@ -63,6 +69,8 @@ class ModelOptions:
     num_categories: int = 0
     node_tables: list[int] | None = None
     edge_tables: list[int] | None = None
+    num_relations: int = 0
+    type_columns: Sequence[Sequence[tuple[int, int]]] | None = None
     pool: str = "none"
     aggr: str = "max"
     t: float = 1.0
@@ -79,6 +87,20 @@ class ModelOptions:
     input_dropout: float = 0.0
     edge_dropout: float = 0.0
     kernel: str = "auto"
+
+    @property
+    def num_edge_features(self) -> int:
+        """Number of columns of `edge_attr` without the one of the relations."""
+        return (self.edge_dim or 0) - (self.num_relations > 0)
+
+    def node_columns(self) -> dict[str, Any]:
+        """Return what :func:`models.encoders.create_node_encoders` has to know of the columns of `x`."""
+        types = {} if self.type_columns is None else {"type_columns": self.type_columns}
+        return {"tables": self.node_tables, **types}
+
+    def create_relation_table(self, channels: int) -> TableEncoder:
+        """Create the vectors of the relations, as ``weight`` [num_relations, channels]."""
+        return TableEncoder([self.num_relations], channels)
 
     def create_conv(self, in_channels: int, out_channels: int) -> GENConv:
         """Create a convolution with these options."""
@@ -139,11 +161,14 @@ def check_options(own: dict[str, Any], shared: ModelOptions) -> None:
                 raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(CHOICES[name])}")
         elif name in _TABLES:
             _check_tables(name, value, _TABLES[name], options[_TABLES[name]])
+        elif name == "type_columns":
+            _check_type_columns(value, options)
         elif name in _NUMBERS:
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
                 raise ValueError(f"{name} must be a finite number, not {value!r}")
         elif not isinstance(value, bool):
             raise ValueError(f"{name} must be true or false, not {value!r}")
+    _check_edges(options)
     if options.get("virtual_node", "none") != "none" and options["block"] == "dense":
         raise ValueError(f"virtual_node={options['virtual_node']} needs layers of one width, but block=dense has wider "
                          "and wider ones: choose block=res+, res or plain")
@@ -154,9 +179,6 @@ def check_options(own: dict[str, Any], shared: ModelOptions) -> None:
     for name in FRACTIONS:
         if not 0 <= options[name] < 1:
             raise ValueError(f"{name} must be in [0, 1), not {options[name]}")
-    if options.get("knn") and options["edge_dim"]:
-        raise ValueError(f"knn={options['knn']} builds its own edges, which have no features, but edge_dim="
-                         f"{options['edge_dim']}: leave one of the two out")
     if not 0 <= options.get("knn_epsilon", 0) <= 1:
         raise ValueError(f"knn_epsilon must be in [0, 1], not {options['knn_epsilon']}")
     for name in POSITIVE:
@@ -173,7 +195,7 @@ def check_inputs(model: Any, x: Tensor, edge_attr: Tensor | None) -> None:
 
     Args:
         model: a module with the attributes ``num_columns`` (columns of `x`) and ``num_edge_columns`` (columns of
-            `edge_attr`, or 0).
+            `edge_attr`, or 0), and possibly ``num_relations``.
 
     Raises:
         ValueError: names both widths.
@@ -181,6 +203,9 @@ def check_inputs(model: Any, x: Tensor, edge_attr: Tensor | None) -> None:
     if x.dim() != 2 or x.size(1) != model.num_columns:
         raise ValueError(f"x has shape {tuple(x.shape)}, but the model was built for {model.num_columns} columns "
                          f"(in_channels + num_categories)")
+    if edge_attr is None and getattr(model, "num_relations", None):
+        raise ValueError(f"the model was built for num_relations={model.num_relations}, but there is no edge_attr, "
+                         "whose column 0 holds the relation of each edge")
     if edge_attr is not None and not model.num_edge_columns:
         raise ValueError(f"edge_attr has shape {tuple(edge_attr.shape)}, but the model was built without edge_dim")
     if edge_attr is not None and (edge_attr.dim() != 2 or edge_attr.size(1) != model.num_edge_columns):
@@ -195,6 +220,34 @@ def _check_tables(name: str, sizes: list[int] | None, columns: str, num_columns:
         raise ValueError(f"{name} has {len(sizes)} sizes, but {columns}={num_columns}: give one size for each column")
     for size in sizes:
         _check_integer(f"{name}: each", size, 1)
+
+
+def _check_edges(options: dict[str, Any]) -> None:
+    relations = f"num_relations={options['num_relations']}" if options["num_relations"] else ""
+    if relations and not options["edge_dim"]:
+        raise ValueError(f"{relations} needs edge_attr, whose column 0 holds the relation of each edge, but edge_dim="
+                         f"{options['edge_dim']}")
+    if relations and options["edge_tables"] is not None:
+        raise ValueError(f"{relations} cannot be combined with edge_tables={options['edge_tables']}: the columns "
+                         "behind the relation must hold numbers")
+    if options.get("knn") and options["edge_dim"]:
+        what, given = ("relations", relations) if relations else ("features", f"edge_dim={options['edge_dim']}")
+        raise ValueError(f"knn={options['knn']} builds its own edges, which have no {what}, but {given}: leave one of the "
+                         "two out")
+
+
+def _check_type_columns(types: Sequence[Sequence[tuple[int, int]]] | None, options: dict[str, Any]) -> None:
+    if types is None:
+        return
+    if len(types) != options["num_categories"]:
+        raise ValueError(f"type_columns has {len(types)} types, but num_categories={options['num_categories']}: give "
+                         "the columns of each type")
+    if options["node_tables"] is not None or not options.get("encode_x", True):
+        raise ValueError("type_columns needs an encoder of x of its own: set encode_x=true, and leave node_tables out")
+    for first, end in (columns for ranges in types for columns in ranges):
+        if not 0 <= first < end <= options["in_channels"]:
+            raise ValueError(f"type_columns has the range [{first}, {end}), but x has the columns 0 to "
+                             f"{options['in_channels'] - 1}")
 
 
 def _check_integer(name: str, value: int, least: int) -> None:

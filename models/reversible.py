@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from parallel_epochs.models.activation import draw_mask, norm_relu_dropout
+from parallel_epochs.models.categories import TableEncoder
 from parallel_epochs.models.conv import GENConv
 from parallel_epochs.models.edge_dropout import drop_edges
 from parallel_epochs.models.encoders import create_edge_encoder, create_node_encoders, encode_nodes, fold, prepare_edges
@@ -63,20 +64,22 @@ class RevGNN(torch.nn.Module):
         if hidden_channels % num_groups:
             raise ValueError(f"hidden_channels={hidden_channels} is not a multiple of num_groups={num_groups}")
         super().__init__()
-        edge_dim, num_categories = options.edge_dim or 0, options.num_categories
+        num_categories, num_features = options.num_categories, options.num_edge_features
         self.num_layers, self.num_groups, self.reversible = num_layers, num_groups, reversible
         self.dropout, self.kernel, self.pool = options.dropout, options.kernel, options.pool
         self.input_dropout, self.edge_dropout = options.input_dropout, options.edge_dropout
-        self.num_columns, self.num_edge_columns = in_channels + num_categories, edge_dim
+        self.num_columns, self.num_edge_columns = in_channels + num_categories, options.edge_dim or 0
+        self.num_relations = options.num_relations
 
         self.category_encoder, self.node_encoder = create_node_encoders(
-            in_channels, num_categories, hidden_channels, options.node_tables)
-        if edge_dim:
-            self.edge_encoder = create_edge_encoder(edge_dim, hidden_channels, options.edge_tables)
+            in_channels, num_categories, hidden_channels, **options.node_columns())
+        if num_features:
+            self.edge_encoder = create_edge_encoder(num_features, hidden_channels, options.edge_tables)
 
         def create_branch() -> Branch:
             return Branch(NORMS[options.norm](channels), options.create_conv(channels, channels),
-                          torch.nn.Linear(hidden_channels, channels) if edge_dim else None, options.dropout)
+                          torch.nn.Linear(hidden_channels, channels) if num_features else None, options.dropout,
+                          options.create_relation_table(channels) if options.num_relations else None)
 
         channels = hidden_channels // num_groups
         self.branches = torch.nn.ModuleList()
@@ -118,7 +121,8 @@ class RevGNN(torch.nn.Module):
         branches = cast(list[Branch], list(self.branches))
         masks = [draw_mask(group, branch.norm, dropout=self.dropout, training=self.training, kernel=self.kernel)
                  for group, branch in zip(groups, branches)]
-        maps = [] if edge_attr is None else [fold(branch.edge_lin, self.edge_encoder) for branch in branches]
+        maps = [] if edge_attr is None or not hasattr(self, "edge_encoder") else [
+            fold(branch.edge_lin, self.edge_encoder) for branch in branches]
         stack = Stack(branches, self.num_layers, edge_index, masks, h.dtype)
         apply = stack.apply_reversibly if self.reversible and torch.is_grad_enabled() else stack.apply
         groups = apply([group.to(torch.promote_types(STREAM, h.dtype)) for group in groups], edge_attr, maps)
@@ -133,11 +137,13 @@ class Branch(torch.nn.Module):
         conv: a convolution with as many channels as the norm.
         edge_lin: the branch's linear map of the encoded edge features, which the caller folds. None: there are none.
         dropout: as in :class:`RevGNN`.
+        relations: the branch's vectors of the relations, which column 0 of the edge features numbers, or none.
     """
 
-    def __init__(self, norm: torch.nn.Module, conv: GENConv, edge_lin: torch.nn.Linear | None, dropout: float):
+    def __init__(self, norm: torch.nn.Module, conv: GENConv, edge_lin: torch.nn.Linear | None, dropout: float,
+                 relations: TableEncoder | None = None):
         super().__init__()
-        self.norm, self.conv, self.dropout = norm, conv, dropout
+        self.norm, self.conv, self.dropout, self.relations = norm, conv, dropout, relations
         if edge_lin is not None:
             self.edge_lin = edge_lin
 
@@ -147,14 +153,15 @@ class Branch(torch.nn.Module):
         """Compute the branch.
 
         Args:
-            edge_map: the folded encoder of `edge_attr`. None: there are no edge features.
+            edge_map: the folded encoder of `edge_attr`. None: there are no edge features but relations.
             mask: the elements to drop, as :func:`models.activation.draw_mask` returns them.
         """
         h = norm_relu_dropout(h, self.norm, dropout=self.dropout, training=self.training, kernel=self.conv.kernel,
                               mask=mask)
         if edge_attr is None:
             return self.conv(h, edge_index)
-        return self.conv(h, edge_index, edge_attr, edge_encoder=edge_map)
+        return self.conv(h, edge_index, edge_attr, edge_encoder=edge_map,
+                         edge_table=None if self.relations is None else self.relations.weight)
 
 
 @dataclass

@@ -13,6 +13,7 @@ from parallel_epochs.models import notice
 from parallel_epochs.models.aggregate import fused, reference
 from parallel_epochs.models.aggregate.cpu import SteepError
 from parallel_epochs.models.aggregate.reference import AGGREGATIONS
+from parallel_epochs.models.aggregate.relations import count_exactly
 from parallel_epochs.models.kernels.operator import is_transformed
 
 __all__ = ["AGGREGATIONS", "KERNELS", "aggregate", "backend", "check_rows"]
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 def aggregate(
     x: Float[Tensor, "num_src channels"],
     edge_index: Int[Tensor, "2 num_edges"],
-    edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None,
+    edge_attr: Float[Tensor, "num_edges edge_columns"] | None = None,
     weight: Float[Tensor, "channels edge_dim"] | None = None,
     bias: Float[Tensor, " channels"] | None = None,
     *,
@@ -34,6 +35,7 @@ def aggregate(
     y: float | Tensor = 0.0,
     eps: float = 1e-7,
     num_dst: int | None = None,
+    table: Float[Tensor, "num_relations channels"] | None = None,
     kernel: str = "auto",
 ) -> Float[Tensor, "num_dst channels"]:
     """Aggregate the messages ``relu(x_j + e_ij) + eps`` at every destination node.
@@ -52,12 +54,12 @@ def aggregate(
     Raises:
         ValueError: `aggr` or `kernel` is unknown, shapes do not match, or `kernel` is "fused" but the fused kernel
             cannot run.
-        IndexError: an edge has an end that is not in the graph.
+        IndexError: an edge has an end that is not in the graph, or a relation that is not in the table.
     """
     reference.check_aggr(aggr)
-    check_tensors(x, edge_index, edge_attr, weight, bias)
-    options: dict[str, Any] = dict(aggr=aggr, t=t, p=p, y=y, eps=eps, num_dst=num_dst)
-    if not _why_reference(x, edge_index, edge_attr, weight, bias, (t, p, y), eps, kernel):
+    check_tensors(x, edge_index, edge_attr, weight, bias, table)
+    options: dict[str, Any] = dict(aggr=aggr, t=t, p=p, y=y, eps=eps, num_dst=num_dst, table=table)
+    if not _why_reference(x, edge_index, edge_attr, weight, bias, table, (t, p, y), eps, kernel):
         try:
             return fused.aggregate(x, edge_index, edge_attr, weight, bias, **options)
         except SteepError as error:
@@ -67,27 +69,42 @@ def aggregate(
 
 
 def check_tensors(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, weight: Tensor | None = None,
-                  bias: Tensor | None = None) -> None:
+                  bias: Tensor | None = None, table: Tensor | None = None) -> None:
     """Raise a ValueError if shapes, dtypes or devices of the tensors do not match; it names both."""
     if x.dim() != 2 or not x.is_floating_point():
         raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}, but must be floating point [num_nodes, channels]")
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"edge_index is {edge_index.dtype} of shape {tuple(edge_index.shape)}, but must be int32 or "
                          f"int64 [2, num_edges]")
-    for tensor in (edge_index, edge_attr, weight, bias):
+    for tensor in (edge_index, edge_attr, weight, bias, table):
         if tensor is not None and tensor.device != x.device:
             raise ValueError(f"tensors are on '{x.device}' and '{tensor.device}': move them to one device")
+    channels = x.size(1)
+    if table is not None:
+        _check_table(table, edge_attr, channels)
     if edge_attr is None:
         return
-    channels = x.size(1)
     if weight is not None and (weight.dim() != 2 or weight.size(0) != channels):
         raise ValueError(f"weight has shape {tuple(weight.shape)}, but x has {channels} channels")
     if weight is not None and bias is not None and bias.shape != (channels,):
         raise ValueError(f"bias has shape {tuple(bias.shape)}, but x has {channels} channels")
-    columns = channels if weight is None else weight.size(1)
+    columns = weight.size(1) if weight is not None else channels if table is None else 0
+    columns += table is not None
     if edge_attr.dim() != 2 or edge_attr.size(1) != columns:
         raise ValueError(f"edge_attr has shape {tuple(edge_attr.shape)}, but must be [num_edges, {columns}]")
     check_rows(edge_index, edge_attr)
+
+
+def _check_table(table: Tensor, edge_attr: Tensor | None, channels: int) -> None:
+    if table.dim() != 2 or table.size(1) != channels or not table.size(0):
+        raise ValueError(f"table has shape {tuple(table.shape)}, but must be [num_relations, {channels}], with a row "
+                         "for each relation")
+    if edge_attr is None:
+        raise ValueError(f"a table of {table.size(0)} relations needs edge_attr, whose column 0 holds the relation of "
+                         "each edge; there is no edge_attr")
+    if not edge_attr.is_floating_point() or table.size(0) - 1 > count_exactly(edge_attr.dtype):
+        raise ValueError(f"edge_attr is {edge_attr.dtype}, which cannot hold the numbers of {table.size(0):,} "
+                         "relations: make it float32")
 
 
 def check_rows(edge_index: Tensor, edge_attr: Tensor) -> None:
@@ -107,17 +124,18 @@ def backend(
     kernel: str = "auto",
 ) -> str:
     """Name the implementation that :func:`aggregate` chooses for these arguments, as "fused-cpu (avx512)"."""
-    reason = _why_reference(x, edge_index, edge_attr, weight, bias, (), eps, kernel)
+    reason = _why_reference(x, edge_index, edge_attr, weight, bias, None, (), eps, kernel)
     return _describe(reason, x.device.type)
 
 
-def _why_reference(x, edge_index, edge_attr, weight, bias, scalars, eps, kernel) -> str:
+def _why_reference(x, edge_index, edge_attr, weight, bias, table, scalars, eps, kernel) -> str:
     """Return the reason why the reference runs, or an empty text if the fused kernel runs."""
     if kernel not in KERNELS:
         raise ValueError(f"kernel={kernel} is unknown; choose one of {', '.join(KERNELS)}")
     if kernel == "reference":
         return "kernel=reference"
-    reason = _why_transformed() or fused.why_not_fused(x, edge_index, edge_attr, weight, bias, scalars=scalars, eps=eps)
+    reason = _why_transformed() or fused.why_not_fused(x, edge_index, edge_attr, weight, bias, table, scalars=scalars,
+                                                         eps=eps)
     if reason and kernel == "fused":
         raise ValueError(f"kernel=fused cannot run: {reason}. Use kernel=auto to fall back to the reference.")
     if not torch.compiler.is_compiling():

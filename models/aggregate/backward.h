@@ -3,6 +3,57 @@
 #include "problem.h"
 
 constexpr int64_t PACK_ROWS = 256;
+// The gradient of the table is summed in up to so many bytes of partial tables, but in at least MIN_STREAMS of them.
+constexpr int64_t TABLE_BYTES = 64 << 20, MIN_STREAMS = 16;
+
+// The chunks' sums for the table. Consecutive chunks form a stream, which one thread walks in order. How many there are
+// depends only on the sizes, so that the number of threads changes no bit. A row is filled with zeros on its first use.
+struct TableSums {
+  const int64_t num_chunks, num_relations, num_blocks, num_streams;
+  Buffer<vf> sums;       // [stream][relation][block]
+  Buffer<uint8_t> used;  // [stream][relation]
+
+  TableSums(int64_t num_chunks_, int64_t num_relations_, int64_t num_blocks_)
+      : num_chunks(num_chunks_),
+        num_relations(num_relations_),
+        num_blocks(num_blocks_),
+        num_streams(count_streams(num_chunks_, num_relations_ * num_blocks_ * int64_t(sizeof(vf)))),
+        sums(num_relations_ ? num_streams * num_relations_ * num_blocks_ : 0),
+        used(num_relations_ ? num_streams * num_relations_ : 0, 0) {}
+
+  static int64_t count_streams(int64_t num_chunks, int64_t bytes) {
+    return bytes ? std::min(num_chunks, std::max(MIN_STREAMS, TABLE_BYTES / bytes)) : num_chunks;
+  }
+
+  int64_t first_chunk(int64_t stream) const { return stream * num_chunks / num_streams; }
+  vf* row(int64_t stream, int64_t relation) { return sums.data + (stream * num_relations + relation) * num_blocks; }
+
+  void prepare(int64_t stream, const int64_t* relation, int num_edges) {
+    uint8_t* here = used.data + stream * num_relations;
+    for (int i = 0; i < num_edges; i++) {
+      if (here[relation[i]]) continue;
+      here[relation[i]] = 1;
+      std::fill_n(row(stream, relation[i]), num_blocks, vf{});
+    }
+  }
+
+  template <int BLOCKS>
+  INLINE void add(int64_t stream, const int64_t* relation, int num_edges, int64_t block, const float* q) {
+    vf* to = row(stream, 0) + block;
+    for (int i = 0; i < num_edges; i++)
+      for (int b = 0; b < BLOCKS; b++) to[relation[i] * num_blocks + b] += load(q + b * PLANE + i * LANES);
+  }
+
+  // Writes the sum over the streams of one relation's row.
+  void finish(int64_t relation, int64_t channels, float* to) {
+    for (int64_t block = 0; block < num_blocks; block++) {
+      vf sum = {};
+      for (int64_t stream = 0; stream < num_streams; stream++)
+        if (used[stream * num_relations + relation]) sum += row(stream, relation)[block];
+      store(to + block * LANES, sum, int(std::min<int64_t>(LANES, channels - block * LANES)));
+    }
+  }
+};
 
 template <class Kind>
 struct Backward {
@@ -16,12 +67,13 @@ struct Backward {
   // One of each per chunk, summed in order at the end.
   Buffer<float> weight_sums;
   Buffer<vf> bias_sums, param_sums, pack_sums;
+  TableSums table_sums;
 
   explicit Backward(const AggregationProblem& p_)
       : p(p_),
         kind(p_.param, p_.low, p_.high),
         edges(sorted_edges(p_)),
-        encoder(Features(p_.features), p_.channels, p_.edge_dim, p_.attr, p_.weight, p_.bias),
+        encoder(make_encoder(p_)),
         num_blocks(encoder.num_blocks),
         num_chunks(edges.num_chunks()),
         num_pack_blocks((p_.num_others + PACK_ROWS - 1) / PACK_ROWS),
@@ -30,7 +82,8 @@ struct Backward {
         weight_sums(p_.grad_weight ? num_chunks * weight_size() : 0, 0.0f),
         bias_sums(num_chunks * num_blocks, vf{}),
         param_sums(num_chunks, vf{}),
-        pack_sums(num_pack_blocks) {}
+        pack_sums(num_pack_blocks),
+        table_sums(num_chunks, p_.grad_table ? p_.num_relations : 0, num_blocks) {}
 
   int64_t weight_size() const { return num_blocks * encoder.stride() * LANES; }
 
@@ -156,10 +209,11 @@ struct Backward {
   }
 
   template <int BLOCKS>
-  void run_blocks(const Tile& tile, int64_t chunk, int64_t block, const float* features, float* z, vf* carried,
-                  float* grad_features) {
-    encode<BLOCKS, false>(encoder, tile, tile.row, p.x, block, p.eps, features, z);
+  void run_blocks(const Tile& tile, int64_t stream, int64_t chunk, int64_t block, const float* features,
+                  const int64_t* relation, float* z, vf* carried, float* grad_features) {
+    encode<BLOCKS, false>(encoder, tile, tile.row, p.x, block, p.eps, features, relation, z);
     differentiate<BLOCKS>(tile, chunk, block, z);
+    if (p.grad_table) table_sums.add<BLOCKS>(stream, relation, tile.num_edges, block, z);
     if (p.grad_weight) {
       add_up<BLOCKS, true>(tile, chunk, block, features, z, carried);
     } else {
@@ -179,42 +233,53 @@ struct Backward {
       store(p.grad_attr + tile.position[i] * p.channels + block * LANES, load(q + i * LANES), lanes);
   }
 
-  bool run_chunk(int64_t chunk, Tile& tile, float* features, float* z, vf* carried, float* grad_features) {
+  int run_chunk(int64_t stream, int64_t chunk, Tile& tile, float* features, int64_t* relation, float* z, vf* carried,
+                float* grad_features) {
     bool broken = false;
     const int64_t packed_floats = num_blocks * Kind::packed * LANES;
     TileWalk walk(edges, chunk, p.num_positions, p.channels, packed_floats, p.attr != nullptr);
     while (walk.next(tile, broken)) {
+      if (!encoder.read_relations(tile, relation)) return BROKEN_RELATION;
+      if (p.grad_table) table_sums.prepare(stream, relation, tile.num_edges);
       const float* e = encoder.gather(tile, p.position == nullptr, features);
       int64_t block = 0;
-      for (; block + 2 <= num_blocks; block += 2) run_blocks<2>(tile, chunk, block, e, z, carried, grad_features);
-      if (block < num_blocks) run_blocks<1>(tile, chunk, block, e, z, carried, grad_features);
+      for (; block + 2 <= num_blocks; block += 2)
+        run_blocks<2>(tile, stream, chunk, block, e, relation, z, carried, grad_features);
+      if (block < num_blocks) run_blocks<1>(tile, stream, chunk, block, e, relation, z, carried, grad_features);
       if (!p.grad_attr || encoder.kind != RAW) continue;
+      float* to = p.grad_attr + encoder.first_feature();
       for (int i = 0; i < tile.num_edges; i++)
-        std::memcpy(p.grad_attr + tile.position[i] * p.edge_dim, grad_features + i * encoder.stride(), 4 * p.edge_dim);
+        std::memcpy(to + tile.position[i] * encoder.columns(), grad_features + i * encoder.stride(), 4 * p.edge_dim);
     }
-    if (broken) return false;
+    if (broken) return BROKEN_INDEX;
     const Segment& end = tile.segments[tile.num_segments - 1];
     if (!end.last) std::copy_n(carried, num_blocks, partials.of(chunk, end));
-    return true;
+    return OK;
   }
 
   int run() {
-    int broken = 0;
-#pragma omp parallel num_threads(edges.team(p.num_threads)) reduction(| : broken)
+    int status = OK;
+#pragma omp parallel num_threads(edges.team(p.num_threads)) reduction(max : status)
     {
       Tile tile;
       Buffer<float> features(TILE * encoder.stride()), z(2 * PLANE), grad_features(TILE * encoder.stride());
+      Buffer<int64_t> relation(encoder.table ? TILE : 0);
       Buffer<vf> carried(num_blocks);
 #pragma omp for schedule(static)
       for (int64_t b = 0; b < num_pack_blocks; b++) pack(b);
 #pragma omp for schedule(dynamic, 1)
-      for (int64_t chunk = 0; chunk < num_chunks; chunk++)
-        broken |= !run_chunk(chunk, tile, features.data, z.data, carried.data, grad_features.data);
+      for (int64_t stream = 0; stream < table_sums.num_streams; stream++)
+        for (int64_t c = table_sums.first_chunk(stream); c < table_sums.first_chunk(stream + 1); c++)
+          status = std::max(status, run_chunk(stream, c, tile, features.data, relation.data, z.data, carried.data,
+                                              grad_features.data));
+#pragma omp for schedule(static)
+      for (int64_t r = 0; r < table_sums.num_relations; r++)
+        table_sums.finish(r, p.channels, p.grad_table + r * p.channels);
 #pragma omp for schedule(static)
       for (int64_t row = 0; row < p.num_rows; row++)
         if (edges.ptr[row] == edges.ptr[row + 1]) std::fill_n(p.grad_x + row * p.channels, p.channels, 0.0f);
     }
-    if (broken) return BROKEN_INDEX;
+    if (status) return status;
     partials.merge(
         edges, [](vf& sum, const vf& part) { sum += part; },
         [&](int64_t row, const vf* sums) {

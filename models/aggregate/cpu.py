@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from parallel_epochs.models.aggregate import relations
 from parallel_epochs.models.kernels.native import NativeLibrary
 
 # The aggregations that the kernels compute, in the order of problem.h. The others are computed from these.
@@ -29,11 +30,13 @@ class AggregationProblem(ctypes.Structure):
     _fields_ = (
         [(name, ctypes.c_int64) for name in (
             "num_rows", "num_others", "num_edges", "num_positions", "channels", "edge_dim",
-            "aggregation", "features", "num_threads", "ptr_wide", "other_wide", "position_wide")]
-        + [(name, ctypes.c_void_p) for name in ("ptr", "other", "position", "x", "attr", "weight", "bias")]
+            "num_relations", "aggregation", "features", "num_threads", "ptr_wide", "other_wide", "position_wide")]
+        + [(name, ctypes.c_void_p) for name in (
+            "ptr", "other", "position", "x", "attr", "weight", "bias", "table")]
         + [(name, ctypes.c_float) for name in ("param", "eps", "low", "high", "limit")]
         + [(name, ctypes.c_void_p) for name in (
-            "out", "stat", "stat2", "gradient", "grad_x", "grad_attr", "grad_weight", "grad_bias", "grad_param")]
+            "out", "stat", "stat2", "gradient", "grad_x", "grad_attr", "grad_weight", "grad_bias", "grad_table",
+            "grad_param")]
     )
 
 
@@ -49,39 +52,41 @@ def get_simd() -> str:
     return function().decode()
 
 
-def forward(x, indptr, src, position, attr, weight, bias, param, aggr, eps, low, high, outputs) -> None:
+def forward(x, indptr, src, position, attr, weight, bias, table, param, aggr, eps, low, high, outputs) -> None:
     """Compute out, and those of stat and stat2 that have elements, into `outputs`."""
     if aggr == "power" and abs(float(param)) > MAX_POWER:
         raise SteepError(f"p={float(param):g} is beyond {MAX_POWER:g}, the kernel's largest power")
     written = _nonempty(zip(("out", "stat", "stat2"), outputs, strict=True)) | {"out": outputs[0]}
-    _call(LIBRARY.get().fused_forward, x.size(0), x, indptr, src, position, attr, weight, bias, param, aggr, eps,
-          low, high, limit=STEEP if "stat" in written else STEEP_FORWARD, **written)
+    _call(LIBRARY.get().fused_forward, x.size(0), x, indptr, src, position, attr, weight, bias, table, param,
+          aggr, eps, low, high, limit=STEEP if "stat" in written else STEEP_FORWARD, **written)
 
 
-def backward(grad, out, stat, stat2, x, rowptr, dst, position, attr, weight, bias, param, aggr, eps, low, high,
+def backward(grad, out, stat, stat2, x, rowptr, dst, position, attr, weight, bias, table, param, aggr, eps, low, high,
              grads) -> None:
-    """Compute the gradients for x, attr, weight, bias and param into those of `grads` that have elements."""
-    names = ("grad_x", "grad_attr", "grad_weight", "grad_bias", "grad_param")
+    """Compute the gradients for x, attr, weight, bias, table and param into those of `grads` that have elements."""
+    names = ("grad_x", "grad_attr", "grad_weight", "grad_bias", "grad_table", "grad_param")
     written = _nonempty(zip(names, grads, strict=True))
     saved = _nonempty((("out", out), ("stat", stat), ("stat2", stat2)))
-    _call(LIBRARY.get().fused_backward, grad.size(0), x, rowptr, dst, position, attr, weight, bias, param, aggr, eps,
-          low, high, gradient=grad, **written, **saved)
+    _call(LIBRARY.get().fused_backward, grad.size(0), x, rowptr, dst, position, attr, weight, bias, table,
+          param, aggr, eps, low, high, gradient=grad, **written, **saved)
 
 
 def _nonempty(named) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in named if tensor is not None and tensor.numel()}
 
 
-def _call(function, num_others, x, ptr, other, position, attr, weight, bias, param, aggr, eps, low, high, limit=0.0,
-          **arrays):
-    tensors = dict(ptr=ptr, other=other, position=position, x=x, attr=attr, weight=weight, bias=bias, **arrays)
+def _call(function, num_others, x, ptr, other, position, attr, weight, bias, table, param, aggr, eps, low, high,
+          limit=0.0, **arrays):
+    tensors = dict(ptr=ptr, other=other, position=position, x=x, attr=attr, weight=weight, bias=bias, table=table,
+                   **arrays)
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
     problem = AggregationProblem(
         num_rows=ptr.numel() - 1, num_others=num_others, num_edges=other.numel(),
         num_positions=other.numel() if attr is None else attr.size(0), channels=x.size(1),
-        edge_dim=0 if attr is None else attr.size(1), aggregation=KINDS.index(aggr),
-        features=0 if attr is None else 1 if weight is not None else 2, num_threads=torch.get_num_threads(),
-        ptr_wide=ptr.dtype == torch.int64, other_wide=other.dtype == torch.int64,
+        edge_dim=0 if attr is None else attr.size(1) - (table is not None),
+        num_relations=0 if table is None else table.size(0), aggregation=KINDS.index(aggr),
+        features=0 if attr is None else 1 if weight is not None else 2 if table is None else 0,
+        num_threads=torch.get_num_threads(), ptr_wide=ptr.dtype == torch.int64, other_wide=other.dtype == torch.int64,
         position_wide=position is not None and position.dtype == torch.int64,
         param=float(param), eps=eps, low=low, high=high, limit=limit,
         **{name: tensor.data_ptr() for name, tensor in tensors.items()})
@@ -92,6 +97,8 @@ def _call(function, num_others, x, ptr, other, position, attr, weight, bias, par
     if status == 3:
         raise SteepError(f"t={float(param):g} times a message is beyond {limit * math.log(2):,.0f}, where the kernel's "
                          f"float32 rounds too much")
+    if status == 4:
+        raise IndexError(relations.describe_wrong(attr[:, 0], table.size(0)))
     if status:
         raise IndexError(f"an edge has an end that is not in the graph, which has {num_others:,} and "
                          f"{problem.num_rows:,} nodes, {problem.num_edges:,} edges and {problem.num_positions:,} rows "

@@ -17,7 +17,7 @@ struct Forward {
       : p(p_),
         kind(p_.param, p_.low, p_.high),
         edges(sorted_edges(p_)),
-        encoder(Features(p_.features), p_.channels, p_.edge_dim, p_.attr, p_.weight, p_.bias),
+        encoder(make_encoder(p_)),
         num_blocks(encoder.num_blocks),
         partials(edges.num_chunks(), num_blocks) {}
 
@@ -32,8 +32,9 @@ struct Forward {
   }
 
   template <int BLOCKS>
-  void run_blocks(const Tile& tile, int64_t chunk, int64_t block, const float* features, float* z, State* carried) {
-    encode<BLOCKS, true>(encoder, tile, tile.other, p.x, block, p.eps, features, z);
+  void run_blocks(const Tile& tile, int64_t chunk, int64_t block, const float* features, const int64_t* relation,
+                  float* z, State* carried) {
+    encode<BLOCKS, true>(encoder, tile, tile.other, p.x, block, p.eps, features, relation, z);
     for (int s = 0; s < tile.num_segments; s++) {
       const Segment& segment = tile.segments[s];
       State states[BLOCKS];
@@ -47,32 +48,34 @@ struct Forward {
     }
   }
 
-  bool run_chunk(int64_t chunk, Tile& tile, float* features, float* z, State* carried) {
+  int run_chunk(int64_t chunk, Tile& tile, float* features, int64_t* relation, float* z, State* carried) {
     bool broken = false;
     TileWalk walk(edges, chunk, p.num_positions, 0, p.channels, p.attr != nullptr);
     while (walk.next(tile, broken)) {
+      if (!encoder.read_relations(tile, relation)) return BROKEN_RELATION;
       const float* e = encoder.gather(tile, p.position == nullptr, features);
       int64_t block = 0;
-      for (; block + 2 <= num_blocks; block += 2) run_blocks<2>(tile, chunk, block, e, z, carried);
-      if (block < num_blocks) run_blocks<1>(tile, chunk, block, e, z, carried);
+      for (; block + 2 <= num_blocks; block += 2) run_blocks<2>(tile, chunk, block, e, relation, z, carried);
+      if (block < num_blocks) run_blocks<1>(tile, chunk, block, e, relation, z, carried);
     }
-    if (broken) return false;
+    if (broken) return BROKEN_INDEX;
     const Segment& end = tile.segments[tile.num_segments - 1];
     if (!end.last) std::copy_n(carried, num_blocks, partials.of(chunk, end));
-    return true;
+    return OK;
   }
 
   int run() {
-    int broken = 0;
+    int status = OK;
     const int64_t num_chunks = edges.num_chunks();
-#pragma omp parallel num_threads(edges.team(p.num_threads)) reduction(| : broken)
+#pragma omp parallel num_threads(edges.team(p.num_threads)) reduction(max : status)
     {
       Tile tile;
       Buffer<float> features(TILE * encoder.stride()), z(2 * PLANE);
+      Buffer<int64_t> relation(encoder.table ? TILE : 0);
       Buffer<State> carried(num_blocks);
 #pragma omp for schedule(dynamic, 1)
       for (int64_t chunk = 0; chunk < num_chunks; chunk++)
-        broken |= !run_chunk(chunk, tile, features.data, z.data, carried.data);
+        status = std::max(status, run_chunk(chunk, tile, features.data, relation.data, z.data, carried.data));
 #pragma omp for schedule(static)
       for (int64_t row = 0; row < p.num_rows; row++) {
         if (edges.ptr[row] != edges.ptr[row + 1]) continue;
@@ -80,7 +83,7 @@ struct Forward {
           if (array) std::fill_n(array + row * p.channels, p.channels, 0.0f);
       }
     }
-    if (broken) return BROKEN_INDEX;
+    if (status) return status;
     partials.merge(
         edges, [&](State& sum, const State& part) { kind.merge(sum, part); },
         [&](int64_t row, const State* states) {

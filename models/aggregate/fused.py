@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from parallel_epochs.models import notice
-from parallel_epochs.models.aggregate import cpu, ops
+from parallel_epochs.models.aggregate import cpu, ops, relations
 from parallel_epochs.models.aggregate.reduce import POWER_RANGE, POWERMEAN_RANGE
 from parallel_epochs.models.aggregate.reference import replace_power_of_one
 from parallel_epochs.models.structure import find_structure
@@ -26,12 +26,13 @@ _ROUNDING = 4e-6
 
 
 def why_not_fused(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, weight: Tensor | None = None,
-                  bias: Tensor | None = None, *, scalars: tuple = (), eps: float = 1e-7) -> str:
+                  bias: Tensor | None = None, table: Tensor | None = None, *, scalars: tuple = (),
+                  eps: float = 1e-7) -> str:
     """Return the reason why the fused aggregation cannot run, or an empty text; `scalars` are t, p and y."""
     for tensor in scalars:
         if isinstance(tensor, Tensor) and tensor.device != x.device:
             return f"tensors are on '{x.device}' and '{tensor.device}', but the kernel needs one device"
-    for tensor in (x, edge_attr, weight, bias):
+    for tensor in (x, edge_attr, weight, bias, table):
         if tensor is not None and tensor.dtype not in _DTYPES:
             return f"a tensor has dtype {tensor.dtype}, but the kernel computes in float32"
     if any(isinstance(scalar, Tensor) and scalar.numel() != 1 for scalar in scalars):
@@ -78,7 +79,7 @@ def get_simd() -> str:
 def aggregate(
     x: Float[Tensor, "num_src channels"],
     edge_index: Int[Tensor, "2 num_edges"],
-    edge_attr: Float[Tensor, "num_edges edge_dim"] | None,
+    edge_attr: Float[Tensor, "num_edges edge_columns"] | None,
     weight: Float[Tensor, "channels edge_dim"] | None,
     bias: Float[Tensor, " channels"] | None,
     *,
@@ -88,6 +89,7 @@ def aggregate(
     y: float | Tensor,
     eps: float,
     num_dst: int | None,
+    table: Float[Tensor, "num_relations channels"] | None = None,
 ) -> Float[Tensor, "num_dst channels"]:
     """Compute :func:`models.aggregate.reference.aggregate` without a tensor of edges x channels."""
     num_dst = x.size(0) if num_dst is None else num_dst
@@ -95,14 +97,16 @@ def aggregate(
     attr = edge_attr
     if attr is None or weight is None:
         weight = bias = None
+    if table is not None:
+        weight, bias, table = relations.drop_features(weight, bias, table)
     if attr is not None and attr.size(1) == 0:
         attr, weight, bias, x = _drop_features(attr, weight, bias, x)
     if x.is_cuda and weight is not None and weight.size(1) > _MAX_EDGE_DIM:
         notice.warn(f"edge_attr has {weight.size(1)} features, and the GPU kernel encodes up to {_MAX_EDGE_DIM}: "
                     f"every layer builds a tensor of edges x channels")
-        attr, weight, bias = torch.nn.functional.linear(attr.to(weight.dtype), weight, bias), None, None
+        attr, weight, bias, table = _encode(attr.to(weight.dtype), weight, bias, table), None, None, None
     dtype = x.dtype
-    weight, bias = _convert_to_float32(weight, bias)
+    weight, bias, table = _convert_to_float32(weight, bias, table)
     if not x.is_cuda:  # whose kernel reads 16 bits as they are
         x, attr = _convert_to_float32(x, attr)
     kind = {"mean": "add", "powermean": "power"}.get(aggr, aggr.removesuffix("_sum"))
@@ -110,11 +114,11 @@ def aggregate(
     if not isinstance(param, Tensor):
         param = torch.full((), param, dtype=torch.float32, device=x.device)
 
-    inputs = (x, attr, weight, bias, param)
+    inputs = (x, attr, weight, bias, table, param)
     save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
     structure = find_structure(edge_index, x.size(0), num_dst, by_source=save)
     limits = POWERMEAN_RANGE if aggr == "powermean" else POWER_RANGE
-    out, _, _ = ops.forward(x, *structure, attr, weight, bias, param, kind, eps, *limits, save)
+    out, _, _ = ops.forward(x, *structure, attr, weight, bias, table, param, kind, eps, *limits, save)
     if kind == "power":
         out = _clamp_mean(out, param, structure[0].diff().unsqueeze(1) == 0, aggr, limits)
     if aggr == "mean" or aggr.endswith("_sum"):
@@ -125,6 +129,12 @@ def aggregate(
 
 def _convert_to_float32(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if tensor is None else tensor.float() for tensor in tensors]
+
+
+def _encode(attr: Tensor, weight: Tensor, bias: Tensor | None, table: Tensor | None) -> Tensor:
+    if table is None:
+        return torch.nn.functional.linear(attr, weight, bias)
+    return relations.encode_edges(attr, weight, bias, table.to(weight.dtype))
 
 
 def _drop_features(attr, weight, bias, x):

@@ -15,8 +15,8 @@ from parallel_epochs.models.kernels.operator import operator
 
 __all__ = ["KINDS", "allocate_gradients", "allocate_outputs", "backward", "forward"]
 
-# Which of forward's arguments have gradients: x, attr, weight, bias and param.
-_DIFFERENTIABLE = (0, 7, 8, 9, 10)
+# Which of forward's arguments have gradients: x, attr, weight, bias, table and param.
+_DIFFERENTIABLE = (0, 7, 8, 9, 10, 11)
 _NUM_STATS = {"softmax": 1, "softmax_sg": 1, "power": 2, "add": 0, "max": 1}
 
 
@@ -24,8 +24,8 @@ _NUM_STATS = {"softmax": 1, "softmax_sg": 1, "power": 2, "add": 0, "max": 1}
 def forward(
     x: Tensor, indptr: Tensor, src: Tensor, position: Tensor | None,
     rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
-    attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, param: Tensor, aggr: str, eps: float,
-    low: float, high: float, save: bool,
+    attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, table: Tensor | None, param: Tensor, aggr: str,
+    eps: float, low: float, high: float, save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Aggregate messages by destination.
 
@@ -39,9 +39,11 @@ def forward(
         rowptr: first edge of each source [num_src + 1]. Only backward reads it and the next two.
         dst: destinations of the edges sorted by source [num_edges].
         position_by_src: rows in `attr` of the edges sorted by source [num_edges]. None: in order.
-        attr: edge features [num_edges, edge_dim], or [num_edges, channels] without `weight`; dtype as `x`.
+        attr: edge features [num_edges, edge_dim], or [num_edges, channels] without `weight`; dtype as `x`. With `table`
+            the number of the relation and the features [num_edges, 1 + edge_dim], or [num_edges, 1] without `weight`.
         weight: linear encoder of the edge features [channels, edge_dim], float32.
         bias: the encoder's bias [channels], float32.
+        table: a row for each relation [num_relations, channels], float32, which is added to its edges' messages.
         param: t or p, one element.
         aggr: one of `KINDS`.
         eps: added to every message.
@@ -53,9 +55,12 @@ def forward(
         out [num_dst, channels], float32, and two tensors of the same shape for backward. These are for softmax the log2
         of the sum of exponentials, for power the log2 of the sum of powers and the derivative by p, for max the number
         of ties. A tensor that is not needed has no elements.
+
+    Raises:
+        IndexError: an edge has an end, a row of features or a relation that does not exist.
     """
     outputs = allocate_outputs(x, indptr, aggr, save)
-    cpu.forward(x, indptr, src, position, attr, weight, bias, param, aggr, eps, low, high, outputs)
+    cpu.forward(x, indptr, src, position, attr, weight, bias, table, param, aggr, eps, low, high, outputs)
     return outputs
 
 
@@ -68,7 +73,8 @@ def allocate_outputs(x, indptr, aggr, save):
 
 
 @forward.register_fake
-def _(x, indptr, src, position, rowptr, dst, position_by_src, attr, weight, bias, param, aggr, eps, low, high, save):
+def _(x, indptr, src, position, rowptr, dst, position_by_src, attr, weight, bias, table, param, aggr, eps, low, high,
+      save):
     return allocate_outputs(x, indptr, aggr, save)
 
 
@@ -76,10 +82,10 @@ def _(x, indptr, src, position, rowptr, dst, position_by_src, attr, weight, bias
 def backward(
     grad: Tensor, out: Tensor | None, stat: Tensor, stat2: Tensor, x: Tensor,
     rowptr: Tensor, dst: Tensor, position: Tensor | None,
-    attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, param: Tensor, aggr: str, eps: float,
-    low: float, high: float, need_attr: bool, need_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute the gradients of :func:`forward` for x, attr, weight, bias and param.
+    attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, table: Tensor | None, param: Tensor, aggr: str,
+    eps: float, low: float, high: float, need_attr: bool, need_weight: bool, need_table: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Compute the gradients of :func:`forward` for x, attr, weight, bias, table and param.
 
     Args:
         grad: gradient of `out` [num_dst, channels].
@@ -92,72 +98,78 @@ def backward(
         position: rows in `attr` of the edges sorted by source [num_edges]. None: in order.
         need_attr: whether `attr` has a gradient.
         need_weight: whether `weight` or `bias` has a gradient.
+        need_table: whether `table` has a gradient.
 
     Returns:
-        One gradient for each, with its shape and dtype; a gradient that is not needed has no elements.
+        One gradient for each, with its shape and dtype; a gradient that is not needed has no elements. That of the
+        relations in column 0 of `attr` is 0.
     """
-    grads = allocate_gradients(x, attr, weight, param, need_attr, need_weight)
-    cpu.backward(grad, out, stat, stat2, x, rowptr, dst, position, attr, weight, bias, param, aggr, eps, low, high,
-                 grads)
+    grads = allocate_gradients(x, attr, weight, table, param, need_attr, need_weight, need_table)
+    cpu.backward(grad, out, stat, stat2, x, rowptr, dst, position, attr, weight, bias, table, param, aggr, eps, low,
+                 high, grads)
     return grads
 
 
-def allocate_gradients(x, attr, weight, param, need_attr, need_weight):
-    """Allocate the five results of :func:`backward`."""
+def allocate_gradients(x, attr, weight, table, param, need_attr, need_weight, need_table):
+    """Allocate the six results of :func:`backward`."""
     nothing = x.new_empty((0,))
     return (
         x.new_empty(x.shape),
-        attr.new_empty(attr.shape) if need_attr else nothing,
+        (attr.new_empty if table is None else attr.new_zeros)(attr.shape) if need_attr else nothing,
         weight.new_empty(weight.shape) if need_weight else nothing.clone(),
         weight.new_empty((weight.size(0),)) if need_weight else nothing.clone(),
+        table.new_empty(table.shape) if need_table else nothing.clone(),
         x.new_empty(param.shape, dtype=torch.float32),
     )
 
 
 @backward.register_fake
-def _(grad, out, stat, stat2, x, rowptr, dst, position, attr, weight, bias, param, aggr, eps, low, high, need_attr,
-      need_weight):
-    return allocate_gradients(x, attr, weight, param, need_attr, need_weight)
+def _(grad, out, stat, stat2, x, rowptr, dst, position, attr, weight, bias, table, param, aggr, eps, low, high,
+      need_attr, need_weight, need_table):
+    return allocate_gradients(x, attr, weight, table, param, need_attr, need_weight, need_table)
 
 
 def _setup_context(ctx, inputs, output):
-    x, _, _, _, rowptr, dst, position, attr, weight, bias, param, ctx.aggr, *ctx.numbers, save = inputs
+    x, _, _, _, rowptr, dst, position, attr, weight, bias, table, param, ctx.aggr, *ctx.numbers, save = inputs
     assert save and rowptr is not None, "backward needs the edges sorted by source and what forward saves for it"
     out, stat, stat2 = output
     ctx.mark_non_differentiable(stat, stat2)
     ctx.set_materialize_grads(False)
     kept = out if ctx.aggr in ("softmax", "power", "max") else None
-    ctx.save_for_backward(kept, stat, stat2, x, rowptr, dst, position, attr, weight, bias, param)
+    ctx.save_for_backward(kept, stat, stat2, x, rowptr, dst, position, attr, weight, bias, table, param)
 
 
 def _backward(ctx, grad, _, __):
     if grad is None:
-        return (None,) * 16
+        return (None,) * 17
     differentiate = _differentiate_twice if torch.is_grad_enabled() else _differentiate
-    grad_x, grad_attr, grad_weight, grad_bias, grad_param = differentiate(ctx, grad)
-    return grad_x, *(None,) * 6, grad_attr, grad_weight, grad_bias, grad_param, *(None,) * 5
+    grad_x, *others = differentiate(ctx, grad)
+    return grad_x, *(None,) * 6, *others, *(None,) * 5
 
 
 def _differentiate(ctx, grad):
-    need_x, need_attr, need_weight, need_bias, need_param = (ctx.needs_input_grad[i] for i in _DIFFERENTIABLE)
-    grads = backward(grad, *ctx.saved_tensors, ctx.aggr, *ctx.numbers, need_attr, need_weight or need_bias)
-    needed = need_x, need_attr, need_weight, need_bias, need_param and ctx.aggr != "softmax_sg"
+    need_x, need_attr, need_weight, need_bias, need_table, need_param = (
+        ctx.needs_input_grad[i] for i in _DIFFERENTIABLE)
+    saved = ctx.saved_tensors
+    *_, weight, _, table, _ = saved
+    need_attr = need_attr and (table is None or weight is not None)  # relations alone have no gradient
+    grads = backward(grad, *saved, ctx.aggr, *ctx.numbers, need_attr, need_weight or need_bias, need_table)
+    needed = need_x, need_attr, need_weight, need_bias, need_table, need_param and ctx.aggr != "softmax_sg"
     return [value if need else None for value, need in zip(grads, needed, strict=True)]
 
 
 def _differentiate_twice(ctx, grad):
     """Compute gradients that have gradients themselves, in plain torch with tensors of edges x channels."""
     notice.warn("aggregation: the reference computes gradients of gradients, with tensors of edges x channels")
-    *_, x, rowptr, dst, position, attr, weight, bias, param = ctx.saved_tensors
+    *_, x, rowptr, dst, position, attr, weight, bias, table, param = ctx.saved_tensors
     # Views, as one input may have been computed from another.
-    x, attr, weight, bias, param = (None if tensor is None else tensor.view_as(tensor)
-                                    for tensor in (x, attr, weight, bias, param))
+    inputs = x, attr, weight, bias, table, param = [None if tensor is None else tensor.view_as(tensor)
+                                                    for tensor in (x, attr, weight, bias, table, param)]
     eps, low, high = ctx.numbers
     src = torch.arange(x.size(0), device=x.device).repeat_interleave(rowptr.diff().long())
     rows = attr if attr is None or position is None else attr.index_select(0, position)
-    out = aggregate_edges(x.index_select(0, src), dst, rows, weight, bias, param, param, 0.0, aggr=ctx.aggr, eps=eps,
-                          num_dst=grad.size(0), limits=(low, high))
-    inputs = x, attr, weight, bias, param
+    out = aggregate_edges(x.index_select(0, src), dst, rows, weight, bias, table, param, param, 0.0, aggr=ctx.aggr,
+                          eps=eps, num_dst=grad.size(0), limits=(low, high))
     needed = [i for i, at in enumerate(_DIFFERENTIABLE) if ctx.needs_input_grad[at]]
     grads = torch.autograd.grad(out, [inputs[i] for i in needed], grad, create_graph=True, allow_unused=True)
     grads = dict(zip(needed, grads, strict=True))

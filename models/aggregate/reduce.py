@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from parallel_epochs.models.aggregate import relations
+
 POWER_RANGE, POWERMEAN_RANGE = (1e-7, 10.0), (1e-4, 100.0)
 # Up to this exponent, powers of any number in these ranges, and sums of millions of them, fit into float32.
 _MILD_POWER = 4.0
@@ -10,7 +12,7 @@ _MILD_POWER = 4.0
 _STEEP_LOGIT = 1024.0
 
 
-def aggregate_edges(x_j, dst, edge_attr, weight, bias, t, p, y, *, aggr, eps, num_dst, limits=POWER_RANGE):
+def aggregate_edges(x_j, dst, edge_attr, weight, bias, table, t, p, y, *, aggr, eps, num_dst, limits=POWER_RANGE):
     """Aggregate all edges at once, as :func:`models.aggregate.aggregate` does.
 
     Args:
@@ -18,7 +20,9 @@ def aggregate_edges(x_j, dst, edge_attr, weight, bias, t, p, y, *, aggr, eps, nu
         dst: destination of each edge [num_edges].
     """
     message = x_j
-    if edge_attr is not None:
+    if table is not None:
+        message = message + relations.encode_edges(edge_attr, weight, bias, table)
+    elif edge_attr is not None:
         message = message + (edge_attr if weight is None else torch.nn.functional.linear(edge_attr, weight, bias))
     message = message.relu() + eps
     # Sums of many terms would lose too much in 16 bits.

@@ -16,7 +16,7 @@ MAX_BLOCK_EDGES = 1 << 18
 def aggregate(
     x: Float[Tensor, "num_src channels"],
     edge_index: Int[Tensor, "2 num_edges"],
-    edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None,
+    edge_attr: Float[Tensor, "num_edges edge_columns"] | None = None,
     weight: Float[Tensor, "channels edge_dim"] | None = None,
     bias: Float[Tensor, " channels"] | None = None,
     *,
@@ -26,6 +26,7 @@ def aggregate(
     y: float | Tensor = 0.0,
     eps: float = 1e-7,
     num_dst: int | None = None,
+    table: Float[Tensor, "num_relations channels"] | None = None,
     max_block_edges: int | None = None,
 ) -> Float[Tensor, "num_dst channels"]:
     """Aggregate the messages ``relu(x_j + e_ij) + eps`` at every destination node.
@@ -37,13 +38,17 @@ def aggregate(
     the number 1.
     See "DeeperGCN: All You Need to Train Deeper GCNs" (https://arxiv.org/abs/2006.07739).
 
+    With a `table`, column 0 of `edge_attr` is the number of the edge's relation, and ``e_ij`` is the encoding of the
+    other columns plus the relation's row of the table. The number has no gradient.
+
     More than `max_block_edges` edges are aggregated in blocks of destinations, forward and backward, so that tensors of
     edges x channels hold only one block: see :func:`models.aggregate.reference_in_blocks.aggregate`.
 
     Args:
         x: features of the source nodes, [num_src, channels], floating point.
         edge_index: source and destination of each edge, [2, num_edges], int32 or int64.
-        edge_attr: features of the edges, [num_edges, edge_dim], or [num_edges, channels] without `weight`.
+        edge_attr: features of the edges, [num_edges, edge_dim], or [num_edges, channels] without `weight`. With `table`
+            relations and features, [num_edges, 1 + edge_dim], or [num_edges, 1] without `weight`.
         weight: linear encoder of the edge features, [channels, edge_dim].
         bias: the encoder's bias, [channels].
         aggr: one of `AGGREGATIONS`.
@@ -52,6 +57,7 @@ def aggregate(
         y: number or tensor of one element whose sigmoid is the exponent of the degree.
         eps: added to every message.
         num_dst: number of destination nodes. None: as many as source nodes.
+        table: a row for each relation, [num_relations, channels].
         max_block_edges: largest number of edges in a block. A node with more edges is a block of its own. None:
             `MAX_BLOCK_EDGES`.
 
@@ -60,17 +66,18 @@ def aggregate(
 
     Raises:
         ValueError: unknown `aggr`.
+        IndexError: a relation is not a whole number from 0 to num_relations - 1.
     """
     check_aggr(aggr)
     num_dst = x.size(0) if num_dst is None else num_dst
     aggr = replace_power_of_one(aggr, p)
     max_block_edges = MAX_BLOCK_EDGES if max_block_edges is None else max_block_edges
     if edge_index.size(1) > max_block_edges and not is_transformed():
-        return reference_in_blocks.aggregate(x, edge_index, edge_attr, weight, bias, t, p, y, aggr=aggr, eps=eps,
-                                             num_dst=num_dst, max_block_edges=max_block_edges)
+        return reference_in_blocks.aggregate(x, edge_index, edge_attr, weight, bias, table, t, p, y, aggr=aggr,
+                                             eps=eps, num_dst=num_dst, max_block_edges=max_block_edges)
     src, dst = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
-    return aggregate_edges(x.index_select(0, src), dst, edge_attr, weight, bias, t, p, y, aggr=aggr, eps=eps,
-                           num_dst=num_dst)
+    return aggregate_edges(x.index_select(0, src), dst, edge_attr, weight, bias, table, t, p, y, aggr=aggr,
+                           eps=eps, num_dst=num_dst)
 
 
 def check_aggr(aggr: str) -> None:

@@ -9,15 +9,15 @@ from parallel_epochs.models.aggregate.reduce import aggregate_edges
 
 
 def aggregate(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, weight: Tensor | None, bias: Tensor | None,
-              t: float | Tensor, p: float | Tensor, y: float | Tensor, *, aggr: str, eps: float, num_dst: int,
-              max_block_edges: int) -> Tensor:
+              table: Tensor | None, t: float | Tensor, p: float | Tensor, y: float | Tensor, *, aggr: str, eps: float,
+              num_dst: int, max_block_edges: int) -> Tensor:
     """Compute :func:`models.aggregate.reference.aggregate`, one block of destinations after the other.
 
     Backward computes each block again. A gradient that needs a gradient itself is computed for all edges at once.
     """
     indptr, *structure = sort_by_destination(edge_index, num_dst)
     options = dict(aggr=aggr, eps=eps)
-    return _AggregateInBlocks.apply(x, edge_attr, weight, bias, t, p, y, *structure, indptr,
+    return _AggregateInBlocks.apply(x, edge_attr, weight, bias, table, t, p, y, *structure, indptr,
                          cut_into_blocks(indptr, max_block_edges), options)
 
 
@@ -52,8 +52,8 @@ def cut_into_blocks(indptr: Tensor, max_edges: int, max_rows: int | None = None)
 
 class _AggregateInBlocks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, edge_attr, weight, bias, t, p, y, src, dst, position, indptr, blocks, options):
-        inputs = x, edge_attr, weight, bias, t, p, y
+    def forward(ctx, x, edge_attr, weight, bias, table, t, p, y, src, dst, position, indptr, blocks, options):
+        inputs = x, edge_attr, weight, bias, table, t, p, y
         ctx.save_for_backward(*(value if isinstance(value, Tensor) else None for value in inputs),
                               src, dst, position, indptr)
         ctx.numbers = [None if isinstance(value, Tensor) else value for value in inputs]
@@ -62,8 +62,8 @@ class _AggregateInBlocks(torch.autograd.Function):
         for first, last in blocks:
             chosen = slice(int(indptr[first]), int(indptr[last]))
             x_j, attr, _ = _gather(x, edge_attr, src, position, chosen)
-            part = aggregate_edges(x_j, dst[chosen] - first, attr, weight, bias, t, p, y,
-                                             num_dst=last - first, **options)
+            part = aggregate_edges(x_j, dst[chosen] - first, attr, weight, bias, table, t, p, y, num_dst=last - first,
+                                   **options)
             if out is None:
                 out = part.new_empty(indptr.numel() - 1, part.size(1))
             out[first:last] = part
@@ -75,7 +75,7 @@ class _AggregateInBlocks(torch.autograd.Function):
         inputs = [number if tensor is None else tensor for number, tensor in zip(ctx.numbers, tensors, strict=True)]
         needed = [i for i in range(len(inputs)) if ctx.needs_input_grad[i]]
         differentiate = _differentiate_whole if torch.is_grad_enabled() else _differentiate_blocks
-        grads = [None] * 13
+        grads = [None] * 14
         for i, value in zip(needed, differentiate(ctx, grad, inputs, needed, src, dst, position, indptr), strict=True):
             grads[i] = value
         return tuple(grads)

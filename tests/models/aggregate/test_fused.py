@@ -65,7 +65,7 @@ def run(edge_index, inputs, grad, *, aggr, kernel, dtype=torch.float32, learn=No
             leaf.requires_grad_()
     out = aggregate(leaves["x"], edge_index, leaves["edge_attr"], leaves["weight"], leaves["bias"], aggr=aggr,
                     num_dst=grad.size(0), kernel=kernel, **options,
-                    **{name: leaves[name] for name in "tpy" if leaves[name] is not None})
+                    **{name: leaves[name] for name in ("t", "p", "y", "table") if leaves.get(name) is not None})
     out.backward(grad.to(out.dtype))
     return {"out": out.detach()} | {name: leaf.grad for name, leaf in leaves.items() if leaf is not None}
 
@@ -333,27 +333,35 @@ def test_operators(aggr, encoded):
     check_operators(aggr, encoded, ("test_schema", "test_autograd_registration", "test_faketensor"))
 
 
+def test_operators_with_relations():
+    check_operators("softmax", False, ("test_schema", "test_autograd_registration", "test_faketensor"), related=True)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("aggr", ops.KINDS)
-@pytest.mark.parametrize("encoded", [False, True])
-def test_operators_in_the_compiler(aggr, encoded):
+@pytest.mark.parametrize("aggr, encoded, related", [
+    *((aggr, encoded, False) for aggr in ops.KINDS for encoded in (False, True)), ("softmax", False, True)])
+def test_operators_in_the_compiler(aggr, encoded, related):
     """With symbols for sizes, which takes a hundred times as long as the other tests of operators."""
-    check_operators(aggr, encoded, "test_aot_dispatch_dynamic")
+    check_operators(aggr, encoded, "test_aot_dispatch_dynamic", related)
 
 
-def check_operators(aggr, encoded, tests):
+def check_operators(aggr, encoded, tests, related=False):
     edge_index, inputs, grad = graph(12, 12, 40, encoded=encoded)
     structure = sorting.sort_edges(edge_index, 12, 12)
     x, attr, weight, bias = (None if value is None else value.requires_grad_() for value in list(inputs.values())[:4])
+    table = None
+    if related:
+        attr = torch.cat([torch.arange(40.0).remainder(3).unsqueeze(1), attr.detach()], dim=1).requires_grad_()
+        table = torch.randn(3, 16, requires_grad=True)
     t = torch.tensor([1.5], requires_grad=aggr not in ("add", "max", "softmax_sg"))
-    opcheck(ops.forward, (x, *structure, attr, weight, bias, t, aggr, 1e-7, *POWER_RANGE, True),
+    opcheck(ops.forward, (x, *structure, attr, weight, bias, table, t, aggr, 1e-7, *POWER_RANGE, True),
             test_utils=tests)
     opcheck(sorting.sort_edges, (edge_index, 12, 12), test_utils=tests)
     with torch.no_grad():
-        out, stat, stat2 = ops.forward(x, *structure, attr, weight, bias, t, aggr, 1e-7, *POWER_RANGE, True)
+        out, stat, stat2 = ops.forward(x, *structure, attr, weight, bias, table, t, aggr, 1e-7, *POWER_RANGE, True)
         arguments = (grad, out, stat, stat2, x.detach(), *structure[3:],
-                     *(None if value is None else value.detach() for value in (attr, weight, bias)), t.detach(), aggr,
-                     1e-7, *POWER_RANGE, True, weight is not None)
+                     *(None if value is None else value.detach() for value in (attr, weight, bias, table)), t.detach(),
+                     aggr, 1e-7, *POWER_RANGE, True, weight is not None, related)
     opcheck(ops.backward, arguments, test_utils=tests)
 
 

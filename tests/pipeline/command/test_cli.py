@@ -61,7 +61,8 @@ def test_options_of_the_model_are_those_of_its_constructor(name, model):
     assert {name: options[name] for name in schema.keys() - {"name", "num_layers", "hidden_channels"}} == {
         name: value for name, value in schema.items() if name in options}
     assert options.keys() - schema.keys() == {
-        "edge_dim", "num_categories", "node_tables", "edge_tables", "pool", "kernel"} | (
+        "edge_dim", "num_categories", "node_tables", "edge_tables", "num_relations", "type_columns", "pool",
+        "kernel"} | (
         {"fold_edge_encoder"} if name == "deepergcn" else set())
 
 
