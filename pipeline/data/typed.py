@@ -70,7 +70,8 @@ class Schema:
 
     def __str__(self) -> str:
         types = ", ".join(f"{count:,} {name}" for name, count in zip(self.types, self.counts, strict=True))
-        return f"{words.count(len(self.types), 'type')} of nodes ({types}), {words.count(len(self.relations), 'relation')}"
+        relations = words.count(len(self.relations), "relation")
+        return f"{words.count(len(self.types), 'type')} of nodes ({types}), {relations}"
 
 
 def schema_of(data: Data) -> Schema | None:
@@ -240,9 +241,9 @@ def refuse_propagate(data: Data, num_hops: int) -> None:
         ValueError: the graph has several types of nodes.
     """
     if SCHEMA in data:
-        raise ValueError(f"data.propagate={num_hops} averages the same columns of all neighbours, and the types of nodes "
-                         "of this graph have columns of their own. Leave it out: data.featureless=mean fills types "
-                         "without features")
+        raise ValueError(f"data.propagate={num_hops} averages the same columns of all neighbours, and the types of "
+                         "nodes of this graph have columns of their own. Leave it out: data.featureless=mean fills "
+                         "types without features")
 
 
 def check_counts(counts: Mapping[str, int], origin: str) -> None:
