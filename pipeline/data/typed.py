@@ -220,18 +220,18 @@ def column_ranges(schema: Schema, *, num_labels: int = 0, num_learned: int = 0,
     return found
 
 
-def refuse_untyped_edges(origin: str, *, to_undirected: bool, add_self_loops: bool) -> None:
+def refuse_untyped_edges(*, to_undirected: bool, add_self_loops: bool) -> None:
     """Refuse edges that would have no relation.
 
     Raises:
         ValueError: names the key.
     """
     if to_undirected:
-        raise ValueError(f"data.to_undirected=true adds edges without a relation, and {origin} has several relations. "
+        raise ValueError("data.to_undirected=true adds edges without a relation, and this graph has several relations. "
                          "Leave it out: data.reverse_relations=true, the default, adds a reverse relation to each")
     if add_self_loops:
-        raise ValueError(f"data.add_self_loops=true adds edges without a relation, and {origin} has several relations. "
-                         "Leave it out: the models of typed graphs have a term for the node itself")
+        raise ValueError("data.add_self_loops=true adds edges without a relation, and this graph has several. Leave it "
+                         "out: the models of typed graphs have a term for the node itself")
 
 
 def refuse_propagate(data: Data, num_hops: int) -> None:

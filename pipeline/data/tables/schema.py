@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -13,9 +13,6 @@ from omegaconf.errors import OmegaConfBaseException
 from parallel_epochs.pipeline.data.tables.heads import is_there
 from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import one_line
-
-if TYPE_CHECKING:
-    from parallel_epochs.pipeline.data.tables.config import TablesConfig
 
 
 @dataclass
@@ -40,7 +37,7 @@ class EdgeTable:
         source, target: types of the nodes at both ends.
     """
 
-    config: "TablesConfig"
+    config: Any
     source: str
     target: str
 
@@ -55,11 +52,11 @@ class TableSchema:
         labelled: type of the nodes with labels, if there is one.
     """
 
-    nodes: "dict[str, TablesConfig]"
+    nodes: dict[str, Any]
     edges: dict[str, EdgeTable]
     labelled: str | None
 
-    def tables(self) -> "list[TablesConfig]":
+    def tables(self) -> list[Any]:
         """Return the configuration of every table."""
         return [*self.nodes.values(), *(edges.config for edges in self.edges.values())]
 
@@ -73,7 +70,7 @@ class TableSchema:
                           for name, edges in self.edges.items()]}
 
 
-def read_schema(config: "TablesConfig") -> TableSchema:
+def read_schema(config: Any) -> TableSchema:
     """Read the schema of a configuration. Paths in a file are relative to its folder, unless data.folder is given.
 
     Raises:
@@ -145,13 +142,13 @@ def _section(content: Mapping, name: str) -> dict[str, Any]:
     return {str(key): {} if part is None else part for key, part in section.items()}
 
 
-def _read_nodes(config: "TablesConfig", name: str, keys: object) -> "TablesConfig":
+def _read_nodes(config: Any, name: str, keys: object) -> Any:
     usual = type(config)()
     return dataclasses.replace(config, schema=None, edges=usual.edges,
                                nodes=_merge(type(usual.nodes), keys, f"nodes.{name}"))
 
 
-def _read_edges(config: "TablesConfig", name: str, keys: object) -> EdgeTable:
+def _read_edges(config: Any, name: str, keys: object) -> EdgeTable:
     usual, keys = type(config)(), _require_mapping(keys, f"edges.{name}")
     ends = {end: _read_end(f"edges.{name}.{end}", keys.pop(end, None)) for end in ("source", "target")}
     keys |= {end: value.column or end for end, value in ends.items()}
@@ -183,7 +180,7 @@ def _merge(kind: type, keys: object, where: str) -> Any:
         raise ValueError(f"data.schema: {where}: {one_line(error)}") from None
 
 
-def _choose_labels(config: "TablesConfig", schema: TableSchema) -> TableSchema:
+def _choose_labels(config: Any, schema: TableSchema) -> TableSchema:
     """Keep the labels of one type of nodes."""
     found = [name for name, nodes in schema.nodes.items() if nodes.label_columns()]
     wanted = config.label_type
@@ -204,7 +201,7 @@ def _choose_labels(config: "TablesConfig", schema: TableSchema) -> TableSchema:
     return dataclasses.replace(schema, labelled=labelled)
 
 
-def check_schema(config: "TablesConfig") -> None:
+def check_schema(config: Any) -> None:
     """Refuse tables that are not there, and columns that they do not have.
 
     Raises:
