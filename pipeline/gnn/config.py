@@ -447,6 +447,8 @@ class NewDataConfig:
                            "(data=file, data=smiles). It is prepared as the training data were.", is_path=True)
     folder: str | None = key(None, "Folder of other graphs, in place of the data of the run (data=graph_files), or to "
                              "which the paths of its tables are relative (data=tables).", is_path=True)
+    schema: str | None = key(None, "Schema of other tables, in place of that of the run (data=tables data.schema=FILE).",
+                             is_path=True)
     nodes: NewTableConfig = field(default_factory=NewTableConfig)
     edges: NewTableConfig = field(default_factory=NewTableConfig)
 
@@ -468,6 +470,8 @@ class GNNEvaluateConfig(EvaluateConfig):
     output: str | None = key(None, "Table to write. It has a row for each node or graph: its id, its split, the "
                              "prediction and the scores; or a row for each pair: source, target and the probability "
                              "of a link. The name ends with .parquet, .csv, .csv.gz, .tsv or .tsv.gz.", is_path=True)
+    output_type: str | None = key(None, "Type of the nodes that output holds, or all, with a column type (graphs with "
+                                  "several types of nodes). Default: the type with labels.")
     output_nodes: str | None = key(None, "Table with a column id: the nodes that output holds, in this order. Default: "
                                    "all nodes.", is_path=True)
     embeddings: bool = key(False, "Write the embeddings of the nodes to output too: the inputs of the model's last "

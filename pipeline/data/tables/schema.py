@@ -144,8 +144,10 @@ def _section(content: Mapping, name: str) -> dict[str, Any]:
 
 def _read_nodes(config: Any, name: str, keys: object) -> Any:
     usual = type(config)()
-    return dataclasses.replace(config, schema=None, edges=usual.edges,
-                               nodes=_merge(type(usual.nodes), keys, f"nodes.{name}"))
+    found = dataclasses.replace(config, schema=None, edges=usual.edges,
+                                nodes=_merge(type(usual.nodes), keys, f"nodes.{name}"))
+    found.reads_labels = config.reads_labels
+    return found
 
 
 def _read_edges(config: Any, name: str, keys: object) -> EdgeTable:
@@ -182,12 +184,12 @@ def _merge(kind: type, keys: object, where: str) -> Any:
 
 def _choose_labels(config: Any, schema: TableSchema) -> TableSchema:
     """Keep the labels of one type of nodes."""
-    found = [name for name, nodes in schema.nodes.items() if nodes.label_columns()]
+    found = [name for name, table in schema.nodes.items() if table.nodes.label is not None or table.nodes.labels]
     wanted = config.label_type
     if wanted is not None and wanted not in schema.nodes:
         raise ValueError(f"task.type={wanted}: data.schema has no such type of nodes; there are "
                          f"{', '.join(schema.nodes)}")
-    if config.reads_labels and wanted is not None and wanted not in found:
+    if wanted is not None and wanted not in found:
         has = f"there are labels of {', '.join(found)}" if found else "no type has some"
         raise ValueError(f"task.type={wanted}: data.schema names no label of this type; {has}")
     if wanted is None and len(found) > 1:
@@ -198,7 +200,15 @@ def _choose_labels(config: Any, schema: TableSchema) -> TableSchema:
         if name != labelled:
             columns = dataclasses.replace(nodes.nodes, label=None, labels=[], split_column=None, text_features="hashed")
             schema.nodes[name] = dataclasses.replace(nodes, nodes=columns, split=None, time_column=None)
+            schema.nodes[name].reads_labels = config.reads_labels
     return dataclasses.replace(schema, labelled=labelled)
+
+
+def without_paths(schema: object, other: str) -> dict[str, Any]:
+    """Return the content of a schema with another text for the path of each table."""
+    content = _load(schema)
+    return {part: {name: keys | ({"path": other} if "path" in keys else {})
+                   for name, keys in _section(content, part).items()} for part in ("nodes", "edges")}
 
 
 def check_schema(config: Any) -> None:
