@@ -92,8 +92,8 @@ def with_reverse(relations: Sequence[Relation]) -> list[Relation]:
     if taken := sorted(set(reverse) & set(relations)):
         source, name, target = taken[0]
         raise ValueError(f"the relation {name} from {source} to {target} has the name of the reverse of "
-                         f"{name.removeprefix(REVERSE)}. Rename it, or set data.to_undirected=false, which adds no "
-                         "reverse relations")
+                         f"{name.removeprefix(REVERSE)}. Rename it, or set data.reverse_relations=false, which adds "
+                         "none")
     return [*relations, *reverse]
 
 
@@ -151,8 +151,8 @@ def plan_means(widths: Mapping[str, int], relations: Sequence[Relation]) -> Plan
         known |= {name: sum(known[source] for source in near) for name, near in found.items()}
 
 
-def fill_means(plan: Plan, schema: Schema, edge_index: np.ndarray | Tensor, indptr: np.ndarray | Tensor,
-               x: np.ndarray | Tensor, write: Callable[[int, int, Tensor], None]) -> None:
+def fill_means(plan: Plan, schema: Schema, edge_index: np.ndarray, indptr: np.ndarray, x: np.ndarray,
+               write: Callable[[int, int, Tensor], None]) -> None:
     """Compute the features of types without features as means over their incoming edges.
 
     Args:
@@ -376,7 +376,7 @@ def _join_features(schema: Schema, plan: Plan, parts: Mapping[str, Part], edge_i
         def write(first: int, column: int, values: Tensor) -> None:
             x[first:first + values.size(0), column:column + values.size(1)] = values
 
-        fill_means(plan, schema, edge_index[:, order], indptr, x, write)
+        fill_means(plan, schema, edge_index[:, order].numpy(), indptr.numpy(), x.numpy(), write)
     return x
 
 

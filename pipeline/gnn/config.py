@@ -445,9 +445,9 @@ class NewDataConfig:
 
     path: str | None = key(None, "File of another graph, or table of other molecules, in place of the data of the run "
                            "(data=file, data=smiles). It is prepared as the training data were.", is_path=True)
-    folder: str | None = key(None, "Folder of other graphs, in place of the data of the run (data=graph_files), or to "
-                             "which the paths of its tables are relative (data=tables).", is_path=True)
-    schema: str | None = key(None, "Schema of other tables, in place of that of the run (data=tables data.schema=FILE).",
+    folder: str | None = key(None, "Folder of other graphs, in place of the data of the run (data=graph_files), or "
+                             "to which the paths of its tables are relative (data=tables).", is_path=True)
+    schema: str | None = key(None, "Schema of other tables, in place of that of the run (data=tables).",
                              is_path=True)
     nodes: NewTableConfig = field(default_factory=NewTableConfig)
     edges: NewTableConfig = field(default_factory=NewTableConfig)
