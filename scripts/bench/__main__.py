@@ -20,6 +20,7 @@ from parallel_epochs.scripts.bench.inference import bench_inference
 from parallel_epochs.scripts.bench.layer import bench_layer
 from parallel_epochs.scripts.bench.layout import PEERS, bench_layout
 from parallel_epochs.scripts.bench.links import bench_links
+from parallel_epochs.scripts.bench.mag import bench_mag
 from parallel_epochs.scripts.bench.molecules import bench_graphs
 from parallel_epochs.scripts.bench.partition import bench_partition
 from parallel_epochs.scripts.bench.ranks import bench_memory, bench_ranks
@@ -109,6 +110,10 @@ def _add_runs(add: Callable[..., argparse.ArgumentParser]) -> None:
         "of communication", CLUSTER, layers=112, num_ranks=2, steps=3)
     add(bench_memory, "memory of a training run of several ranks that share a graph, compared with one rank", PROTEINS,
         num_parts=10, layers=3, num_ranks=4)
+    mag = add(bench_mag, "an epoch of clusters and an exact evaluation on a generated graph of ogbn-mag's size", {},
+              layers=2, channels=64, num_parts=20)
+    mag.add_argument("--share", type=float, default=1.0, help="share of ogbn-mag's nodes and edges (default: 1)")
+    mag.add_argument("--model", default="rgcn", help="rgcn, hgt or deepergcn (default: %(default)s)")
     steady = add(bench_steady, "memory, open files and threads of a long training run, for every ten epochs", {},
                  epochs=200, num_ranks=1)
     steady.add_argument("overrides", nargs="*", help="further overrides of python -m pipeline.train")

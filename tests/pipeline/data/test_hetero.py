@@ -12,7 +12,6 @@ from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.config import FileConfig, OGBHeteroConfig
 from parallel_epochs.pipeline.data.typed import Plan, column_ranges, plan_means, schema_of
 
-
 BUYS = ("user", "buys", "item")
 
 
