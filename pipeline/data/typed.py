@@ -18,18 +18,15 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.edges import INT32_END
 from parallel_epochs.models.messages import update_all
+from parallel_epochs.pipeline.data.relation import REVERSE, Relation
 from parallel_epochs.pipeline.run import words
 
 log = logging.getLogger(__name__)
 
 # The value of a prepared graph that holds its schema.
 SCHEMA = "schema"
-# Of the name of a reverse relation.
-REVERSE = "rev_"
 # float32, which holds the number of a relation, is exact up to here; more relations than this are ids.
 MAX_RELATIONS = 1 << 16
-
-Relation = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -165,12 +162,12 @@ def fill_means(plan: Plan, schema: Schema, edge_index: np.ndarray, indptr: np.nd
         nodes, column = schema.nodes_of(name), 0
         if not nodes:
             continue
-        edges = torch.from_numpy(np.array(edge_index[:, int(indptr[nodes.start]):int(indptr[nodes.stop])]))
+        edges = torch.from_numpy(np.array(np.asarray(edge_index[:, int(indptr[nodes.start]):int(indptr[nodes.stop])])))
         for source in near:
             of_source, width = schema.nodes_of(source), plan.widths[source]
             kept = edges[:, (edges[0] >= of_source.start) & (edges[0] < of_source.stop)]
             kept = kept - torch.tensor([[of_source.start], [nodes.start]], dtype=kept.dtype)
-            values = torch.from_numpy(np.array(x[of_source.start:of_source.stop, :width]))
+            values = torch.from_numpy(np.array(np.asarray(x[of_source.start:of_source.stop, :width])))
             write(nodes.start, column, update_all(kept, "copy_u", "mean", u=values, num_src=len(of_source),
                                                   num_dst=len(nodes)))
             column += width

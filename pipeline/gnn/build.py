@@ -122,7 +122,8 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
         TASKS[config.task.name].check_data(data, task_options(config), config.data.origin())
 
     is_new = content_hash is None
-    data = load_links(config.data, config.cache_dir, content_hash=content_hash) if config.predicts_links else load(
+    data = load_links(config.data, config.cache_dir, content_hash=content_hash,
+                      relation=config.task.relation) if config.predicts_links else load(
         config.data, config.cache_dir, content_hash=content_hash, check=check_task)
     check_task(data)
     _check_edge_features(config, data)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.config import EvaluateConfig, ParallelConfig, RunConfig, TrainConfig
+from parallel_epochs.pipeline.data.relation import check_wanted, show
 from parallel_epochs.pipeline.keys import Rule, key
 
 # Nothing is cut into clusters beside these loaders.
@@ -359,12 +360,14 @@ class GNNConfig(RunConfig):
     def check(self) -> None:
         super().check()
         if self.predicts_links:
-            self.data.check_links()
+            check_wanted(self.task.relation)
+            self.data.check_links(self.task.relation)
         elif self.task.name == "node":
             self.data.check_labels()
         for name, reader in (("type", "label_type"), ("relation", "reverse_relations")):
-            if (value := getattr(self.task, name)) is not None and not hasattr(self.data, reader):
-                raise ValueError(f"task.{name}={value} is for graphs with several types of nodes, and data="
+            may_have = hasattr(self.data, reader) or (name == "relation" and self.data.source == "store")
+            if (value := getattr(self.task, name)) is not None and not may_have:
+                raise ValueError(f"task.{name}={show(value)} is for graphs with several types of nodes, and data="
                                  f"{self.data.source} has one. Leave it out")
         _check_class_weights(self.task.class_weights)
         sparse, dense = ("sparse_adam", "sgd"), keys.meaning_of(GNNTrainConfig, "optimizer").choices

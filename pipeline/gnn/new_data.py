@@ -16,6 +16,7 @@ from parallel_epochs.pipeline.data.learned import FITTED, Learned, check_columns
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.propagate import propagate
 from parallel_epochs.pipeline.data.tables.schema import without_paths
+from parallel_epochs.pipeline.data.typed_links import RELATION, name_relation
 from parallel_epochs.pipeline.gnn import build
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
@@ -180,6 +181,8 @@ def open_data(config: Any, run: SavedRun, state: dict, device: torch.device) -> 
         data.update(dict.fromkeys(("train_mask", "valid_mask", "test_mask"),
                                   torch.zeros(data.num_nodes, dtype=torch.bool)))
         data.metric = learned.metric
+        if (number := name_relation(data, config.task.relation, origin)) is not None:
+            data[RELATION] = number
     else:
         with_labels(learned, data, origin, len(data.ptr) - 1 if "ptr" in data else data.num_nodes)
     setup = Setup(_for_prediction(config, data), data, device)

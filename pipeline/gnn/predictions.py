@@ -18,12 +18,19 @@ from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.data.objects import are_tables
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.typed import Schema, schema_of
+from parallel_epochs.pipeline.data.typed_links import link_relation_of
 from parallel_epochs.pipeline.gnn import build, new_data, pair_table, prediction_table as tables
 from parallel_epochs.pipeline.gnn.calibration import calibrate
 from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.in_memory import saved_pairs, written
 from parallel_epochs.pipeline.gnn.new_data import Others, export, write_start  # noqa: F401 - of this product
-from parallel_epochs.pipeline.gnn.pair_table import number_pairs, read_pairs
+from parallel_epochs.pipeline.gnn.pair_table import (
+    first_nodes,
+    number_ends,
+    number_pairs,
+    number_typed_pairs,
+    read_pairs,
+)
 from parallel_epochs.pipeline.gnn.predictor import build_predictor, predict_nodes
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.smoothing import Smoothed, finish, smooth_rows  # noqa: F401 - of this product
@@ -142,7 +149,7 @@ def restore(run: SavedRun, asked: Asked, *, whole: bool = True, **evaluation: An
     data, task = setup.data, setup.task
     is_named = isinstance(given_pairs, pd.DataFrame)
     ids = _ids_of(opened.data, data, config.data) if asked.output is not None or is_named else None
-    pairs = number_pairs(given_pairs, ids, asked.pairs) if is_named else given_pairs
+    pairs = _number_pairs(data, given_pairs, ids, asked.pairs)
     _check_pairs(setup, pairs, asked, folder)
     nodes = None if ids is None or config.task.name != "node" else _choose_nodes(asked, schema_of(data), ids, wanted)
     with fitting(state):
@@ -208,6 +215,16 @@ def _types_of(asked: Asked, schema: Schema | None, part: np.ndarray | None) -> t
     return False, (types if part is None else types[part]) if asked.output_type == "all" else None
 
 
+def _number_pairs(data: Data, given: Tensor | pd.DataFrame | None, ids: np.ndarray | None,
+                  path: str | None) -> Tensor | None:
+    """Find the nodes of the pairs that are asked for; those of a relation are named within their types."""
+    own = link_relation_of(data)
+    if isinstance(given, pd.DataFrame):
+        assert ids is not None and path is not None
+        return number_pairs(given, ids, path) if own is None else number_typed_pairs(given, ids, path, own)
+    return given if own is None or given is None else number_ends(given, own)
+
+
 def _check_pairs(setup: Setup, pairs: Tensor | None, asked: Asked, folder: Path) -> None:
     """Refuse pairs that cannot be predicted, and a table of the pairs of the test where there are none."""
     if pairs is not None:
@@ -268,7 +285,7 @@ def _read_pairs(run: SavedRun, asked: Asked) -> Tensor | pd.DataFrame | None:
     if asked.predictions is None and asked.output is None:
         raise ValueError(f"pairs={asked.pairs} needs a file for its predictions. Give output=TABLE or "
                          "predictions=FILE")
-    return read_pairs(asked.pairs)
+    return read_pairs(asked.pairs, has_types=run.config.task.relation is not None)
 
 
 def _refuse_nodes(run: SavedRun, asked: Asked) -> None:
@@ -281,6 +298,8 @@ def _refuse_nodes(run: SavedRun, asked: Asked) -> None:
 
 def _ids_of(whole: Data, data: Data, source: Any) -> np.ndarray:
     """Return the ids of the nodes, or of the graphs of a source: names, or numbers where there are none."""
+    if data_kind(data) is DataKind.PAIRS:
+        return pair_table.ids_of(whole)
     if data_kind(data) is not DataKind.GRAPHS:
         return tables.ids_of(whole, data.get("n_id"))
     names = name_graphs(source)
@@ -395,6 +414,9 @@ def save_predictions(path: Path, restored: Restored) -> None:
         predictions["smoothed"] = restored.smoothed.rows
     if restored.temperatures is not None:
         predictions["temperature"] = restored.temperatures
+    if "pairs" in predictions and (own := link_relation_of(setup.data)) is not None:
+        predictions["first_node"] = first_nodes(own)
+        predictions["pairs"] = predictions["pairs"] - predictions["first_node"]
     if "n_id" in setup.data:
         predictions["n_id"] = setup.data.n_id
     files.write_atomically(path, lambda file: torch.save(predictions, file))

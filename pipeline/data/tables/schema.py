@@ -10,6 +10,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from parallel_epochs.pipeline.data.relation import REVERSE, choose_relation, show
 from parallel_epochs.pipeline.data.tables.heads import is_there
 from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import one_line
@@ -157,7 +158,8 @@ def _read_edges(config: Any, name: str, keys: object) -> EdgeTable:
     columns = _merge(type(usual.edges), keys, f"edges.{name}")
     if columns.path is None:
         raise ValueError(f"data.schema: edges.{name} has no path. Give that of its table")
-    return EdgeTable(dataclasses.replace(config, schema=None, nodes=usual.nodes, edges=columns), ends["source"].type,
+    return EdgeTable(dataclasses.replace(config, schema=None, nodes=usual.nodes, edges=columns, split=None,
+                                         time_column=None), ends["source"].type,
                      ends["target"].type)
 
 
@@ -229,3 +231,34 @@ def check_schema(config: Any) -> None:
                 table.check_columns()
             except ValueError as error:
                 raise ValueError(f"data.schema: {what} {name}: {error}") from None
+
+
+def check_relation(config: "TablesConfig", wanted: Any) -> None:
+    """Refuse to learn links of a relation that the schema does not have, or without times, before the tables are read.
+
+    Relations in a column of a table are known only when it is read.
+
+    Args:
+        wanted: the relation, as task.relation names it.
+
+    Raises:
+        ValueError: names the relations, or the table that has no times.
+    """
+    schema = read_schema(config)
+    known = {(table.source, name, table.target): name for name, table in schema.edges.items()
+             if table.config.edges.relation is None}
+    columns = [f"column {table.config.edges.relation} of edges.{name}" for name, table in schema.edges.items()
+               if table.config.edges.relation is not None]
+    if columns and wanted is None:
+        more = f", and {', '.join(show(relation) for relation in known)}" if known else ""
+        raise ValueError(f"task=link learns the links of one relation, and {config.origin()} has several. Choose one "
+                         f"by task.relation; there are those in {' and '.join(columns)}{more}")
+    tables = [table.config.edges for table in schema.edges.values()]
+    if not columns:
+        forward = list(known)
+        reverse = [(target, f"{REVERSE}{name}", source) for source, name, target in forward]
+        chosen = choose_relation([*forward, *reverse] if config.reverse_relations else forward, wanted, config.origin())
+        tables = [schema.edges[known[forward[chosen]]].config.edges]
+    if config.split == "time" and all(edges.time is None for edges in tables):
+        raise ValueError(f"task.relation={show(wanted)} with data.split=time needs times. Name their column by time, "
+                         "in the part of data.schema of this relation, or set data.split=random")
