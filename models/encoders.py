@@ -4,12 +4,12 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int, Num
+from jaxtyping import Float, Num
 from torch import Tensor
 from torch.nn import functional as F
 
 from parallel_epochs.models.categories import TableEncoder
-from parallel_epochs.models.kernels.operator import is_transformed
+from parallel_epochs.models.typed_linear import NodeTypes
 
 
 class TypeEncoder(torch.nn.Module):
@@ -49,21 +49,18 @@ class TypeEncoder(torch.nn.Module):
             x: [num_nodes, in_channels + num_types]; the last num_types columns are the one-hot type.
 
         Raises:
-            ValueError: `x` has another number of columns, or a row has no one-hot type. A GPU does not check rows, as
-                a check would wait for the device: there a node has the type with the largest number.
+            ValueError: `x` has another number of columns, or a row has no one-hot type, see :meth:`NodeTypes.read`.
         """
         num_types = len(self.type_columns)
         if x.dim() != 2 or x.size(1) != self.in_channels + num_types:
             raise ValueError(f"x has shape {tuple(x.shape)}, but {num_types} node types were given columns of "
                              f"{self.in_channels} features and a one-hot type: {self.in_channels + num_types} columns")
-        types = read_types(x, num_types)
-        parts, order = [], types.argsort(stable=True)
-        for rows, ranges, weight, bias in zip(order.split(count_types(types, num_types)), self.type_columns,
-                                              self.weights, self.bias, strict=True):
+        types, parts = NodeTypes.read(x, num_types), []
+        for rows, ranges, weight, bias in zip(types.order.split(types.sizes), self.type_columns, self.weights,
+                                              self.bias, strict=True):
             own = [x[:, first:end].index_select(0, rows) for first, end in ranges or [(0, 0)]]
             parts.append(F.linear(torch.cat(own, dim=1), weight, bias))
-        place = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
-        return torch.cat(parts).index_select(0, place)
+        return torch.cat(parts).index_select(0, types.place)
 
     def _check_columns(self) -> None:
         if not self.type_columns:
@@ -73,27 +70,6 @@ class TypeEncoder(torch.nn.Module):
                 if not 0 <= first <= end <= self.in_channels:
                     raise ValueError(f"type_columns: node type {number} has the columns [{first}, {end}), but x has "
                                      f"{self.in_channels} without the one-hot types")
-
-
-def read_types(x: Float[Tensor, "num_nodes columns"], num_types: int) -> Int[Tensor, " num_nodes"]:
-    """Read the node types that the last `num_types` columns of `x` hold one-hot.
-
-    Raises:
-        ValueError: a row has none, on a CPU.
-    """
-    one_hot = x[:, x.size(1) - num_types:]
-    if x.device.type == "cpu" and not is_transformed():
-        wrong = ((one_hot != 0).sum(1) != 1) | (one_hot.sum(1) != 1)
-        if bool(wrong.any()):
-            node = int(wrong.nonzero()[0])
-            raise ValueError(f"node {node} has no one-hot type: the last {num_types} columns of x are "
-                             f"{one_hot[node].tolist()}, but must be one 1 and otherwise 0")
-    return one_hot.argmax(1)
-
-
-def count_types(types: Int[Tensor, " num_nodes"], num_types: int) -> list[int]:
-    """Count the nodes of each type."""
-    return torch.bincount(types, minlength=num_types).tolist()
 
 
 NodeEncoder = torch.nn.Linear | TableEncoder | TypeEncoder

@@ -232,8 +232,8 @@ def _check_edges(options: dict[str, Any]) -> None:
                          "behind the relation must hold numbers")
     if options.get("knn") and options["edge_dim"]:
         what, given = ("relations", relations) if relations else ("features", f"edge_dim={options['edge_dim']}")
-        raise ValueError(f"knn={options['knn']} builds its own edges, which have no {what}, but {given}: leave one of the "
-                         "two out")
+        raise ValueError(f"knn={options['knn']} builds its own edges, which have no {what}, but {given}: leave one of "
+                         "the two out")
 
 
 def _check_type_columns(types: Sequence[Sequence[tuple[int, int]]] | None, options: dict[str, Any]) -> None:

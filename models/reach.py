@@ -5,6 +5,7 @@ import torch
 from parallel_epochs.models import blockwise
 from parallel_epochs.models.deepgcn import DeeperGCN
 from parallel_epochs.models.pyg import PyGModel
+from parallel_epochs.models.typed import TypedModel
 
 
 def count_hops(model: torch.nn.Module) -> tuple[int, str]:
@@ -25,6 +26,8 @@ def count_hops(model: torch.nn.Module) -> tuple[int, str]:
         if not model.updates_edges and not model.splits():
             return 0, f"its layers ({model.title}) read more of the graph than the edges that enter a node"
         return len(model.layers), ""
+    if isinstance(model, TypedModel):
+        return (len(model.layers), "") if model.pool == "none" else (0, "model.pool reads all nodes of a graph")
     if not isinstance(model, DeeperGCN):
         return 0, f"it is not known how far {type(model).__name__} reads"
     reason = blockwise.why_not(model)

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from parallel_epochs.models.aggregate import gpu_backward, gpu_forward, ops
+from parallel_epochs.models.aggregate import gpu_backward, gpu_forward, gpu_relations, ops, relations
 from parallel_epochs.models.edges import INT32_END
 from parallel_epochs.models.kernels import sorting
 
@@ -99,8 +99,10 @@ def _choose_blocks(channels: int, weight: Tensor | None, *, elements: int) -> di
                 BLOCK_K=triton.next_power_of_2(max(edge_dim, 1)), num_warps=4 if dot else 1)
 
 
-def _describe_features(attr: Tensor | None, weight: Tensor | None) -> str:
-    return "none" if attr is None else "encoded" if weight is None else "raw"
+def _describe_features(attr: Tensor | None, weight: Tensor | None, table: Tensor | None) -> str:
+    if weight is not None:
+        return "none" if attr is None else "raw"
+    return "encoded" if attr is not None and table is None else "none"
 
 
 def make_contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -117,8 +119,8 @@ def launch(kernel, grid: tuple[int, int], *args, **options) -> None:
 def forward(
     x: Tensor, indptr: Tensor, src: Tensor, position: Tensor | None,
     rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
-    attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, param: Tensor, aggr: str, eps: float,
-    low: float, high: float, save: bool,
+    attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, table: Tensor | None, param: Tensor, aggr: str,
+    eps: float, low: float, high: float, save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute :func:`models.aggregate.ops.forward`; x and attr in float32 or 16 bits, everything else in float32."""
     out, stat, stat2 = ops.allocate_outputs(x, indptr, aggr, save)
@@ -127,15 +129,18 @@ def forward(
     if aggr == "power":
         torch._assert_async(~(param.abs() > MAX_POWER).any(),
                             f"p is beyond {MAX_POWER:g}, too large for the GPU kernel's float32: set kernel=reference")
-    x, indptr, src, position, attr, weight, bias = make_contiguous(x, indptr, src, position, attr, weight, bias)
+    x, indptr, src, position, attr, weight, bias, table = make_contiguous(
+        x, indptr, src, position, attr, weight, bias, table)
+    relations.check_all(attr, table)
     cut = plan(indptr, src, x.size(0), position, src.numel() if attr is None else attr.size(0))
     blocks = _choose_blocks(x.size(1), weight, elements=512)
     grid = cut.num_chunks, triton.cdiv(x.size(1), blocks["BLOCK_D"])
     partial = x.new_empty((2 * cut.num_chunks, 3, x.size(1)), dtype=torch.float32)
     options = dict(KIND=aggr, SAVE=save, WIDE=cut.wide)
+    features = dict(FEATURES=_describe_features(attr, weight, table), FIRST=int(table is not None))
     with torch.cuda.device_of(x):
-        launch(gpu_forward.forward, grid, x, indptr, cut.cuts, cut.rows, src, position, attr, weight, bias, param, out,
-                stat, stat2, partial, eps, low, high, FEATURES=_describe_features(attr, weight), **options, **blocks)
+        launch(gpu_forward.forward, grid, x, indptr, cut.cuts, cut.rows, src, position, attr, weight, bias, table,
+               param, out, stat, stat2, partial, eps, low, high, **features, **options, **blocks)
         launch(gpu_forward.merge_forward, grid, indptr, cut.cuts, cut.rows, param, out, stat, stat2, partial,
                 cut.chunk_items, **options, D=x.size(1), BLOCK_C=8, BLOCK_D=blocks["BLOCK_D"], num_warps=1)
     return out, stat, stat2
@@ -144,16 +149,17 @@ def forward(
 def backward(
     grad: Tensor, out: Tensor | None, stat: Tensor, stat2: Tensor, x: Tensor,
     rowptr: Tensor, dst: Tensor, position: Tensor | None,
-    attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, param: Tensor, aggr: str, eps: float,
-    low: float, high: float, need_attr: bool, need_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, table: Tensor | None, param: Tensor, aggr: str,
+    eps: float, low: float, high: float, need_attr: bool, need_weight: bool, need_table: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute :func:`models.aggregate.ops.backward`."""
-    grads = ops.allocate_gradients(x, attr, weight, param, need_attr, need_weight)
+    grads = ops.allocate_gradients(x, attr, weight, table, param, need_attr, need_weight, need_table)
     if x.numel() == 0 or grad.numel() == 0:
         return tuple(tensor.zero_() for tensor in grads)
-    grad_x, grad_attr, grad_weight, grad_bias, grad_param = grads
-    grad, x, rowptr, dst, position, attr, weight, bias = make_contiguous(
-        grad, x, rowptr, dst, position, attr, weight, bias)
+    grad_x, grad_attr, grad_weight, grad_bias, grad_table, grad_param = grads
+    grad, x, rowptr, dst, position, attr, weight, bias, table = make_contiguous(
+        grad, x, rowptr, dst, position, attr, weight, bias, table)
+    relations.check_all(attr, table)
     cut = plan(rowptr, dst, grad.size(0), position, dst.numel() if attr is None else attr.size(0))
     channels, edge_dim = x.size(1), weight.size(1) if need_weight else 0
     blocks = _choose_blocks(channels, weight, elements=256)
@@ -167,19 +173,22 @@ def backward(
         attr_parts = grad_attr
         if need_attr and weight is not None and num_blocks > 1:
             attr_parts = _allocate(x, num_blocks, *attr.shape)
-        if need_attr and attr.size(0) != dst.numel():
+        if need_attr and (attr.size(0) != dst.numel() or table is not None):
             attr_parts.zero_()
         num_sums = (edge_dim + 1) * need_weight + (aggr == "softmax")
         partial = _allocate(x, 2 * cut.num_chunks, channels)
         sums = _allocate(x, cut.num_chunks, num_sums * channels)
         grid = cut.num_chunks, num_blocks
+        options = dict(KIND=aggr, FEATURES=_describe_features(attr, weight, table), FIRST=int(table is not None))
         launch(gpu_backward.backward, grid, pairs, x, rowptr, cut.cuts, cut.rows, dst, position, attr, weight, bias,
-                param, grad_x, attr_parts, partial, sums, eps, low, high, attr.size(0) if need_attr else 0,
-                KIND=aggr, FEATURES=_describe_features(attr, weight), NEED_ATTR=need_attr, NEED_WEIGHT=need_weight,
-                WIDE=cut.wide, **blocks)
+               table, param, grad_x, attr_parts, partial, sums, eps, low, high, attr.size(0) if need_attr else 0,
+               NEED_ATTR=need_attr, NEED_WEIGHT=need_weight, WIDE=cut.wide, **options, **blocks)
         launch(gpu_backward.merge_backward, grid, rowptr, cut.cuts, cut.rows, grad_x, partial, cut.chunk_items,
                 WIDE=cut.wide, D=channels, BLOCK_C=8, BLOCK_D=block_d, num_warps=1)
 
+        if need_table:
+            _differentiate_table(grad_table, pairs, grad.size(0), x, rowptr, dst, position, attr, weight, bias, table,
+                                 param, (eps, low, high), options | blocks)
         if attr_parts is not grad_attr:
             grad_attr.copy_(sum_rows(attr_parts.flatten(1)).view_as(grad_attr))
         total = sum_rows(sums).view(num_sums, channels)
@@ -188,6 +197,19 @@ def backward(
             grad_bias.copy_(total[edge_dim])
         grad_param.copy_(_sum_of_param(aggr, total, power_sums))
     return tuple(grads)
+
+
+def _differentiate_table(grad_table, pairs, num_dst, x, rowptr, dst, position, attr, weight, bias, table, param,
+                         numbers, options) -> None:
+    """Compute the gradient of the table in a second walk over the edges, which it sorts by relation."""
+    src, dst, position, relptr = gpu_relations.sort_by_relation(attr, rowptr, dst, position, table.size(0))
+    cut = plan(relptr, dst, num_dst, position, attr.size(0))
+    partial = _allocate(x, 2 * cut.num_chunks, x.size(1))
+    grid = cut.num_chunks, triton.cdiv(x.size(1), options["BLOCK_D"])
+    launch(gpu_relations.backward, grid, pairs, x, relptr, cut.cuts, cut.rows, src, dst, position, attr, weight, bias,
+           table, param, grad_table, partial, *numbers, WIDE=cut.wide, **options)
+    launch(gpu_backward.merge_backward, grid, relptr, cut.cuts, cut.rows, grad_table, partial, cut.chunk_items,
+           WIDE=cut.wide, D=x.size(1), BLOCK_C=8, BLOCK_D=options["BLOCK_D"], num_warps=1)
 
 
 def _sum_of_param(aggr: str, total: Tensor, power_sums: Tensor | None) -> Tensor:

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from parallel_epochs.models.aggregate.gpu_encode import (
     add_encoded,
+    add_relations,
     find_span,
     load_encoder,
     load_features,
@@ -60,10 +61,10 @@ def pack(grad, out, stat, stat2, into, sums, is_gentle, num_rows, KIND: tl.const
 
 
 @triton.jit(do_not_specialize=["num_edges"])
-def backward(pairs, x, ptr, cuts, rows, dst, position, attr, weight, bias, param, grad_x, grad_attr, partial, sums, eps,
-             low, high, num_edges, KIND: tl.constexpr, FEATURES: tl.constexpr, DOT: tl.constexpr,
-             NEED_ATTR: tl.constexpr, NEED_WEIGHT: tl.constexpr, WIDE: tl.constexpr, D: tl.constexpr, K: tl.constexpr,
-             BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr):
+def backward(pairs, x, ptr, cuts, rows, dst, position, attr, weight, bias, table, param, grad_x, grad_attr, partial,
+             sums, eps, low, high, num_edges, KIND: tl.constexpr, FEATURES: tl.constexpr, DOT: tl.constexpr,
+             NEED_ATTR: tl.constexpr, NEED_WEIGHT: tl.constexpr, WIDE: tl.constexpr, FIRST: tl.constexpr,
+             D: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr):
     """Compute the gradients of one chunk's messages: summed by row for x, by chunk for weight, bias and t.
 
     The grid is [num_chunks, number of blocks of channels]. All tensors are contiguous; a row is a source.
@@ -76,13 +77,15 @@ def backward(pairs, x, ptr, cuts, rows, dst, position, attr, weight, bias, param
         rows: first and last row of each chunk [2, num_chunks], int32.
         dst: destination of each edge, edges sorted by source [num_edges], int32 or int64.
         position: row in `attr` of each edge [num_edges], int32 or int64; none: in order.
-        attr: edge features [num_positions, K], encoded ones [num_positions, D]; float32, bfloat16 or float16; or none.
+        attr: edge features [num_positions, FIRST + K], encoded ones [num_positions, D]; float32, bfloat16 or float16;
+            or none.
         weight: the edge encoder's weight [D, K], float32; or none.
         bias: the edge encoder's bias [D], float32; or none.
+        table: a row for each relation [num_relations, D], float32; or none.
         param: t or p, one element, any floating point.
         grad_x: gradient for `x` [num_src, D], its dtype; written for rows that lie in one chunk.
         grad_attr: gradient for `attr`, its dtype; written if NEED_ATTR. Encoded: [num_positions, D]. Raw: the part of
-            each block of channels [blocks of channels, num_positions, K], float32 if there are several.
+            each block of channels [blocks of channels, num_positions, FIRST + K], float32 if there are several.
         partial: sums of the rows that several chunks share [2 * num_chunks, D], float32; written: of the row that a
             chunk begins inside of at 2 * chunk, of the row it ends inside of at 2 * chunk + 1.
         sums: sums over each chunk [num_chunks, num_sums, D], float32; written: if NEED_WEIGHT the K columns of the
@@ -97,6 +100,7 @@ def backward(pairs, x, ptr, cuts, rows, dst, position, attr, weight, bias, param
         NEED_ATTR: whether `attr` has a gradient.
         NEED_WEIGHT: whether `weight` or `bias` has a gradient.
         WIDE: tl.int32 or tl.int64, what holds numbers of items.
+        FIRST: 1 with a table, where column 0 of `attr` is the relation, else 0.
         D: number of channels.
         K: number of raw edge features.
         BLOCK_K: K rounded up to a power of two.
@@ -132,12 +136,14 @@ def backward(pairs, x, ptr, cuts, rows, dst, position, attr, weight, bias, param
             attr_row = edge.to(tl.int64)
             if position is not None:
                 attr_row = tl.load(position + edge, mask=valid, other=0).to(tl.int64)
-            features = load_features(attr, attr_row, valid, channel, in_d, FEATURES, DOT, K, BLOCK_K, D)
+            features = load_features(attr, attr_row, valid, channel, in_d, FEATURES, DOT, FIRST, K, BLOCK_K, D)
             first_of = tl.load(pairs + other[:, None] * stride + channel[None, :], mask=there, other=0.0)
             second_of = first_of
             if KIND != "add":
                 second_of = tl.load(pairs + other[:, None] * stride + D + channel[None, :], mask=there, other=0.0)
-            z = add_encoded(tl.broadcast_to(node[None, :], first_of.shape), features, columns, FEATURES, DOT, K)
+            z = tl.broadcast_to(node[None, :], first_of.shape)
+            z = add_relations(z, attr, attr_row, valid, table, channel, in_d, FIRST, K, D)
+            z = add_encoded(z, features, columns, FEATURES, DOT, K)
             q, dparam = differentiate(make_message(z, eps), first_of, second_of, parameter, low, high, KIND)
             q = tl.where(there & (z > 0.0), q, 0.0)
             row_sum += tl.sum(q, 0)
@@ -146,8 +152,8 @@ def backward(pairs, x, ptr, cuts, rows, dst, position, attr, weight, bias, param
             if NEED_WEIGHT:
                 weight_sums = add_products(weight_sums, features, q, DOT, K)
             if NEED_ATTR:
-                store_features(grad_attr, attr_row, valid, channel, in_d, columns, q, num_edges, FEATURES, DOT, K,
-                               BLOCK_K, D)
+                store_features(grad_attr, attr_row, valid, channel, in_d, columns, q, num_edges, FEATURES, DOT, FIRST,
+                               K, BLOCK_K, D)
         bias_sum += row_sum
         if begins & ends:
             tl.store(grad_x + row_offset, row_sum, mask=in_d)
@@ -183,12 +189,12 @@ def add_products(weight_sums, features, q, DOT: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def store_features(grad_attr, attr_row, valid, channel, in_d, columns, q, num_edges, FEATURES: tl.constexpr,
-                   DOT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, D: tl.constexpr):
+                   DOT: tl.constexpr, FIRST: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, D: tl.constexpr):
     """Write the gradients for the features of a block of edges; of raw ones each block of channels has its own part."""
     if FEATURES == "encoded":
         tl.store(grad_attr + attr_row[:, None] * D + channel[None, :], q, mask=valid[:, None] & in_d[None, :])
     else:
-        to = grad_attr + (tl.program_id(1).to(tl.int64) * num_edges + attr_row) * K
+        to = grad_attr + (tl.program_id(1).to(tl.int64) * num_edges + attr_row) * (K + FIRST) + FIRST
         if DOT:
             k = tl.arange(0, BLOCK_K)
             tl.store(to[:, None] + k[None, :], tl.dot(q, tl.trans(columns[0]), input_precision="ieee"),

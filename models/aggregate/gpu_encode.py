@@ -1,7 +1,7 @@
 """Messages before their ReLU (source plus encoded edge features) and the span of a row within a chunk, in Triton.
 
 This is the counterpart of encode.h and tiles.h. Edge features are read as a tuple of columns, as one tile for tl.dot if
-there are many (`DOT`), or already encoded.
+there are many (`DOT`), or already encoded. With a table, FIRST is 1: column 0 is the relation, whose row is added.
 """
 
 import triton
@@ -36,9 +36,10 @@ def load_encoder(weight, bias, channel, in_d, FEATURES: tl.constexpr, DOT: tl.co
 
 
 @triton.jit
-def load_features(attr, attr_row, valid, channel, in_d, FEATURES: tl.constexpr, DOT: tl.constexpr, K: tl.constexpr,
-                  BLOCK_K: tl.constexpr, D: tl.constexpr):
+def load_features(attr, attr_row, valid, channel, in_d, FEATURES: tl.constexpr, DOT: tl.constexpr, FIRST: tl.constexpr,
+                  K: tl.constexpr, BLOCK_K: tl.constexpr, D: tl.constexpr):
     """Read the features of a block of edges, rows `attr_row` of `attr`: a tuple of columns, or of one tile."""
+    stride: tl.constexpr = K + FIRST
     features = ()
     if FEATURES == "encoded":
         features = (tl.load(attr + attr_row[:, None] * D + channel[None, :], mask=valid[:, None] & in_d[None, :],
@@ -46,12 +47,23 @@ def load_features(attr, attr_row, valid, channel, in_d, FEATURES: tl.constexpr, 
     elif FEATURES == "raw":
         if DOT:
             k = tl.arange(0, BLOCK_K)
-            features = (tl.load(attr + attr_row[:, None] * K + k[None, :], mask=valid[:, None] & (k < K)[None, :],
-                                other=0.0).to(tl.float32),)
+            features = (tl.load(attr + attr_row[:, None] * stride + FIRST + k[None, :],
+                                mask=valid[:, None] & (k < K)[None, :], other=0.0).to(tl.float32),)
         else:
             for k in tl.static_range(K):
-                features = features + (tl.load(attr + attr_row * K + k, mask=valid, other=0.0).to(tl.float32),)
+                features = features + (
+                    tl.load(attr + attr_row * stride + FIRST + k, mask=valid, other=0.0).to(tl.float32),)
     return features
+
+
+@triton.jit
+def add_relations(z, attr, attr_row, valid, table, channel, in_d, FIRST: tl.constexpr, K: tl.constexpr,
+                  D: tl.constexpr):
+    """Add the table's rows of the relations of a block of edges to z, the sum of the nodes and the bias."""
+    if FIRST:
+        relation = tl.load(attr + attr_row * (K + FIRST), mask=valid, other=0.0).to(tl.float32).to(tl.int64)
+        z += tl.load(table + relation[:, None] * D + channel[None, :], mask=valid[:, None] & in_d[None, :], other=0.0)
+    return z
 
 
 @triton.jit

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from parallel_epochs.models.aggregate.gpu_encode import (
     add_encoded,
+    add_relations,
     find_span,
     load_encoder,
     load_features,
@@ -26,9 +27,10 @@ from parallel_epochs.models.aggregate.gpu_kinds import (
 
 
 @triton.jit
-def forward(x, ptr, cuts, rows, src, position, attr, weight, bias, param, out, stat, stat2, partial, eps, low, high,
-            KIND: tl.constexpr, FEATURES: tl.constexpr, DOT: tl.constexpr, SAVE: tl.constexpr, WIDE: tl.constexpr,
-            D: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr):
+def forward(x, ptr, cuts, rows, src, position, attr, weight, bias, table, param, out, stat, stat2, partial, eps, low,
+            high, KIND: tl.constexpr, FEATURES: tl.constexpr, DOT: tl.constexpr, SAVE: tl.constexpr,
+            WIDE: tl.constexpr, FIRST: tl.constexpr, D: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
+            BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr):
     """Aggregate the rows that lie in one chunk, and write partial states of rows that are shared with other chunks.
 
     The grid is [num_chunks, number of blocks of channels]. All tensors are contiguous; a row is a destination.
@@ -40,9 +42,11 @@ def forward(x, ptr, cuts, rows, src, position, attr, weight, bias, param, out, s
         rows: first and last row of each chunk [2, num_chunks], int32.
         src: source of each edge, edges sorted by destination [num_edges], int32 or int64.
         position: row in `attr` of each edge [num_edges], int32 or int64; none: in order.
-        attr: edge features [num_positions, K], encoded ones [num_positions, D]; float32, bfloat16 or float16; or none.
+        attr: edge features [num_positions, FIRST + K], encoded ones [num_positions, D]; float32, bfloat16 or float16;
+            or none.
         weight: the edge encoder's weight [D, K], float32; or none.
         bias: the edge encoder's bias [D], float32; or none.
+        table: a row for each relation [num_relations, D], float32; or none.
         param: t or p, one element, any floating point.
         out: the result [num_dst, D], float32; written.
         stat: the second result of :func:`ops.forward` [num_dst, D], float32; written if SAVE and KIND has it.
@@ -57,6 +61,7 @@ def forward(x, ptr, cuts, rows, src, position, attr, weight, bias, param, out, s
         DOT: whether raw features are multiplied by tl.dot, not one by one.
         SAVE: whether backward will follow.
         WIDE: tl.int32 or tl.int64, what holds numbers of items.
+        FIRST: 1 with a table, where column 0 of `attr` is the relation, else 0.
         D: number of channels.
         K: number of raw edge features.
         BLOCK_K: K rounded up to a power of two.
@@ -79,9 +84,10 @@ def forward(x, ptr, cuts, rows, src, position, attr, weight, bias, param, out, s
             attr_row = edge.to(tl.int64)
             if position is not None:
                 attr_row = tl.load(position + edge, mask=valid, other=0).to(tl.int64)
-            features = load_features(attr, attr_row, valid, channel, in_d, FEATURES, DOT, K, BLOCK_K, D)
+            features = load_features(attr, attr_row, valid, channel, in_d, FEATURES, DOT, FIRST, K, BLOCK_K, D)
             z = tl.load(x + node[:, None] * D + channel[None, :], mask=valid[:, None] & in_d[None, :], other=0.0)
-            z = add_encoded(z.to(tl.float32) + b[None, :], features, columns, FEATURES, DOT, K)
+            z = add_relations(z.to(tl.float32) + b[None, :], attr, attr_row, valid, table, channel, in_d, FIRST, K, D)
+            z = add_encoded(z, features, columns, FEATURES, DOT, K)
             bases, totals, weighteds = make_states(make_message(z, eps), valid[:, None], parameter, low, high, KIND)
             base, total, weighted = merge_states(base, total, weighted, bases, totals, weighteds, parameter, KIND)
         if begins & ends:

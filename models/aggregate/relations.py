@@ -40,9 +40,14 @@ def drop_features(weight: Tensor | None, bias: Tensor | None,
 def look_up(edge_attr: Float[Tensor, "num_edges edge_columns"],
             table: Float[Tensor, "num_relations channels"]) -> Float[Tensor, "num_edges channels"]:
     """Return the row of each edge's relation; raises as :func:`encode_edges` does."""
-    number = edge_attr[:, 0].detach()
-    check(number, table.size(0))
-    return F.embedding(number.long(), table)
+    check_all(edge_attr, table)
+    return F.embedding(edge_attr[:, 0].detach().long(), table)
+
+
+def check_all(edge_attr: Tensor | None, table: Tensor | None) -> None:
+    """Check the relations in column 0 of the features of all edges, if there is a table; see :func:`check`."""
+    if table is not None:
+        check(edge_attr[:, 0].detach(), table.size(0))
 
 
 def check(number: Float[Tensor, " num_edges"], num_relations: int) -> None:

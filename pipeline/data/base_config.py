@@ -86,15 +86,15 @@ class DataConfig:
 
 def reverse_relations() -> Any:
     """Declare the key of graphs with several types of nodes that says whether relations get reverse ones."""
-    return key(True, "Add a reverse relation, named rev_NAME, to each relation NAME (graphs with several types of nodes).",
-               shapes_graph=True, hashed_if_given=True)
+    return key(True, "Add a reverse relation, named rev_NAME, to each relation NAME (graphs with several types of "
+               "nodes).", shapes_graph=True, hashed_if_given=True)
 
 
 def featureless() -> Any:
     """Declare the key of graphs with several types of nodes that says how types without features get them."""
     return key("mean", "Features of the nodes of types that have none (graphs with several types of nodes). mean: the "
-               "means of those of their neighbours, over as many hops as are needed. none: only a learned vector of the "
-               "type.", choices=("mean", "none"), shapes_graph=True, hashed_if_given=True)
+               "means of those of their neighbours, over as many hops as are needed. none: only a learned vector of "
+               "the type.", choices=("mean", "none"), shapes_graph=True, hashed_if_given=True)
 
 
 def label_type() -> Any:

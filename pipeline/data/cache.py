@@ -27,7 +27,7 @@ from parallel_epochs.pipeline.data.links import LinkSplit, describe_links, divid
 from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.data.propagate import propagate, write_propagated
 from parallel_epochs.pipeline.data.sparse import densify
-from parallel_epochs.pipeline.data.typed import SCHEMA, schema_of
+from parallel_epochs.pipeline.data.typed import SCHEMA, refuse_propagate, schema_of
 from parallel_epochs.pipeline.graph import store, structure
 from parallel_epochs.pipeline.graph.components import write_component
 from parallel_epochs.pipeline.graph.ranges import check_graph, name_in

@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 USED = ("x", "edge_index", "edge_attr", "y", "species", "metric", "num_nodes", *MASKS)
 OTHER_NAMES = {"val_mask": "valid_mask", "edge_weight": "edge_attr"}
 # What a saved graph may be made of. Other classes could run code.
-CLASSES = [Data, DataEdgeAttr, DataTensorAttr, EdgeIndex, HeteroData, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage]
+CLASSES = [Data, DataEdgeAttr, DataTensorAttr, EdgeIndex, HeteroData, BaseStorage, EdgeStorage, GlobalStorage,
+           NodeStorage]
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -69,8 +70,8 @@ def read(path: str | Path, mask_column: int | None = None, split: str | None = N
     loaded = _load(path)
     if is_hetero(loaded):
         if edge_time is not None:
-            raise ValueError(f"data.edge_time={edge_time} is for a Data, and {path} holds a HeteroData: a split of links "
-                             "by time needs tables (data=tables data.schema=FILE). Set data.split=random")
+            raise ValueError(f"data.edge_time={edge_time} is for a Data, and {path} holds a HeteroData: a split of "
+                             "links by time needs tables (data=tables data.schema=FILE). Set data.split=random")
         return join_hetero(str(path), loaded, lambda name, saved, needs_labels: _read_saved(
             f"{path}: {name}", saved, splitting, needs_labels=needs_labels), reverse_relations=reverse_relations,
             featureless=featureless, label_type=label_type, needs_labels=needs_labels)
@@ -230,8 +231,8 @@ def _attributes(path: Path, saved: object) -> dict:
         raise ValueError(f"{path} holds a {type(saved).__name__}, not a graph: save a torch_geometric Data, or a dict "
                          "of its attributes")
     if not all(isinstance(key, str) for key in saved):
-        raise ValueError(f"{path} holds a dict whose keys are not all names of attributes: save a torch_geometric Data, "
-                         "a HeteroData, or the dict that one of them gives by to_dict()")
+        raise ValueError(f"{path} holds a dict whose keys are not all names of attributes: save a torch_geometric "
+                         "Data, a HeteroData, or the dict that one of them gives by to_dict()")
     return {key: value for key, value in saved.items() if value is not None}
 
 

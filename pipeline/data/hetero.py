@@ -94,7 +94,8 @@ def _require_count(origin: str, name: str, store: dict[str, Any]) -> None:
 def _read_edges(origin: str, name: Relation, store: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
     """Return the edges of a relation and their features."""
     if "edge_index" not in store:
-        raise ValueError(f"{origin}: the relation {'.'.join(name)} has no edge_index, but {', '.join(store) or 'nothing'}")
+        raise ValueError(f"{origin}: the relation {'.'.join(name)} has no edge_index; it has "
+                         f"{', '.join(store) or 'nothing'}")
     try:
         edge_index, edge_attr = store["edge_index"], store.get("edge_attr", store.get("edge_weight"))
         check_tensor("edge_index", edge_index)

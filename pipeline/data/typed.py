@@ -261,9 +261,9 @@ def refuse_propagate(data: Data, num_hops: int) -> None:
         ValueError: the graph has several types of nodes.
     """
     if SCHEMA in data:
-        raise ValueError(f"data.propagate={num_hops} averages the same columns of all neighbours, and the types of nodes "
-                         "of this graph have columns of their own. Leave it out: data.featureless=mean fills types "
-                         "without features")
+        raise ValueError(f"data.propagate={num_hops} averages the same columns of all neighbours, and the types of "
+                         "nodes of this graph have columns of their own. Leave it out: data.featureless=mean fills "
+                         "types without features")
 
 
 def check_counts(counts: Mapping[str, int], origin: str) -> None:

@@ -65,6 +65,7 @@ SIZES = {"num_layers": ModelConfig.num_layers, "hidden_channels": ModelConfig.hi
 # there.
 MODELS = {"deepergcn": ("deepgcn", "DeeperGCN"), "revgnn": ("reversible", "RevGNN"),
           "equilibrium": ("equilibrium", "EquilibriumGNN"),
+          "rgcn": ("typed", "RGCN"), "hgt": ("typed", "HGT"),
           "pyg": ("pyg", "PyGModel"), "custom": ("custom", "CustomModel")}
 FOREIGN = ("pyg", "custom")
 # What a constructor takes that is no key of a configuration: it depends on the graph, or has a key elsewhere.

@@ -77,8 +77,8 @@ def _learned_types(config: GNNConfig, schema: Schema) -> list[str]:
         return []
     chosen = schema.types if config.features.types is None else config.features.types
     if wrong := [name for name in chosen if name not in schema.types]:
-        raise ValueError(f"features.types names {wrong[0]}, and {config.data.origin()} has no such type of nodes; there "
-                         f"are {', '.join(schema.types)}")
+        raise ValueError(f"features.types names {wrong[0]}, and {config.data.origin()} has no such type of nodes; "
+                         f"there are {', '.join(schema.types)}")
     return chosen
 
 
@@ -95,12 +95,14 @@ def build_table(config: GNNConfig, data: Data, device: torch.device) -> NodeTabl
     if schema is None and features.types is not None:
         raise ValueError(f"features.types={features.types} is for graphs with several types of nodes, and "
                          f"{config.data.origin()} has one. Leave it out")
+    if table is None:
+        return None
     ranges = None if schema is None or features.types is None else [
         schema.nodes_of(name) for name in _learned_types(config, schema)]
-    return None if table is None else table(
-        data.num_nodes if ranges is None else sum(map(len, ranges)), features.channels, lr=features.lr, optimizer=features.optimizer, dropout=features.dropout,
-        init=features.init, seed=config.seed, device=torch.device("cpu") if features.device == "cpu" else device,
-        ranges=ranges)
+    num_rows = data.num_nodes if ranges is None else sum(map(len, ranges))
+    return table(num_rows, features.channels, lr=features.lr, optimizer=features.optimizer, dropout=features.dropout,
+                 init=features.init, seed=config.seed, ranges=ranges,
+                 device=torch.device("cpu") if features.device == "cpu" else device)
 
 
 def try_model(config: GNNConfig, data: Data, task: Task, machine: estimate.Machine) -> None:

@@ -19,7 +19,8 @@ def typed_graph(**options) -> Data:
     labels = dict(y=torch.tensor([[0], [1], [0], [1]]), train_mask=mask < 2, valid_mask=mask == 2, test_mask=mask == 3)
     parts = {"user": Part(4, torch.tensor([[1., 5.], [1., 6.], [1., 7.], [1., 8.]]), labels),
              "item": Part(3, torch.tensor([[3.], [4.], [5.]])), "tag": Part(2)}
-    edges = {("user", "buys", "item"): (torch.tensor([[0, 1, 2, 3], [0, 0, 1, 2]]), torch.tensor([[.1], [.2], [.3], [.4]])),
+    buys = torch.tensor([[0, 1, 2, 3], [0, 0, 1, 2]])
+    edges = {("user", "buys", "item"): (buys, torch.tensor([[.1], [.2], [.3], [.4]])),
              ("user", "knows", "user"): (torch.tensor([[0], [2]]), None),
              ("item", "has", "tag"): (torch.tensor([[0, 1, 2], [0, 0, 1]]), None)}
     return prepare(join_parts(parts, edges, **dict(origin="toy", add_reverse=True, averages=False, metric="acc")

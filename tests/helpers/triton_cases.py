@@ -11,6 +11,7 @@ from parallel_epochs.models.kernels import sorting
 from tests.helpers.operators import opcheck
 from tests.helpers.triton_process import choose_device, more
 from tests.models.aggregate.test_fused import assert_close, graph, run, wide_graph
+from tests.models.aggregate.test_relations import related_graph
 from tests.models.conftest import poisoned_memory  # noqa: F401 (a fixture)
 
 DEVICE = choose_device(gpu)
@@ -93,6 +94,43 @@ def test_a_row_of_many_chunks(aggr, features):
     inputs["x"], grad = inputs["x"][:9], grad.repeat(2, 1)[:12]
     assert_close(compute(edge_index, inputs, grad, aggr=aggr),
                  compute(edge_index, inputs, grad, aggr=aggr, exact=True), grad=grad, exponent=inputs["p"])
+
+
+def related_problem(aggr, features, channels, num_relations, num_edges=60, **options):
+    edge_index, inputs, grad = related_graph(12, 9, num_edges, num_relations, features, channels=channels, **options)
+    if aggr == "power":
+        inputs = {name: value if value is None else value.abs() for name, value in inputs.items()}
+        inputs["x"] += 0.125
+    return edge_index, inputs | dict(t=torch.tensor([-1.3]), p=torch.tensor([1.7]), y=torch.tensor([0.2])), grad
+
+
+def check_relations(aggr, *sizes, dtype=torch.float32, **options):
+    edge_index, inputs, grad = related_problem(aggr, *sizes, **options)
+    ours = compute(edge_index, inputs, grad, aggr=aggr, dtype=dtype)
+    assert_close(ours, compute(edge_index, inputs, grad, aggr=aggr, exact=True), grad=grad, exponent=inputs["p"])
+    again = compute(edge_index, inputs, grad, aggr=aggr, dtype=dtype)
+    assert not [name for name, value in ours.items() if value is not None and not torch.equal(value, again[name])]
+
+
+@pytest.mark.parametrize("aggr, features, channels, num_relations", [
+    ("softmax", None, 20, 5), ("max", 3, 130, 1), ("add", 17, 8, 300), *more(
+        ("softmax_sg", 2, 8, 5), ("power", None, 17, 4), ("power", 16, 8, 4), ("softmax", 65, 8, 5), ("mean", 0, 8, 5),
+    )])
+def test_relations(aggr, features, channels, num_relations):
+    check_relations(aggr, features, channels, num_relations)
+
+
+def test_a_relation_of_many_chunks():
+    check_relations("max", 2, 8, 3, num_edges=320, hub=300, dtype=torch.float32)
+
+
+def test_wrong_relations():
+    if DEVICE == "cpu":  # on a GPU this is an assertion of the device, after which nothing else runs
+        for wrong in (-1.0, 5.0, 0.5, float("nan")):
+            edge_index, inputs, grad = related_problem("add", 2, 8, 5)
+            inputs["edge_attr"][3, 0] = wrong
+            with pytest.raises(IndexError, match="at edge 3, but relations are the whole numbers 0 to 4"):
+                compute(edge_index, inputs, grad, aggr="add")
 
 
 def test_offsets_of_64_bits(monkeypatch):
@@ -183,7 +221,7 @@ def test_edges_outside_of_the_graph():
     if DEVICE == "cpu":  # on a GPU this is an assertion of the device, after which nothing else runs
         structure = sorting.sort_edges(edge_index, 12, 9)
         with pytest.raises(RuntimeError, match="an edge has an end or a row of features that does not exist"):
-            ops.forward(inputs["x"][:5], *structure, None, None, None, torch.ones(1), "add", 1e-7, *LIMITS, False)
+            ops.forward(inputs["x"][:5], *structure, None, None, None, None, torch.ones(1), "add", 1e-7, *LIMITS, False)
 
 
 @pytest.mark.parametrize("aggr, features, dtype", [
@@ -195,13 +233,14 @@ def test_operators(aggr, features, dtype):
                              for name, kind in dtypes.items())
     structure = sorting.sort_edges(edge_index.to(DEVICE), 12, 9)
     param = torch.tensor([1.5], device=DEVICE, requires_grad=aggr != "max")
-    opcheck(ops.forward, (x, *structure, attr, weight, bias, param, aggr, 1e-7, *LIMITS, True))
+    opcheck(ops.forward, (x, *structure, attr, weight, bias, None, param, aggr, 1e-7, *LIMITS, True))
     opcheck(sorting.sort_edges, (edge_index.to(DEVICE), 12, 9))
     with torch.no_grad():
-        outputs = ops.forward(x, *structure, attr, weight, bias, param, aggr, 1e-7, *LIMITS, True)
-    given = (None if value is None else value.detach() for value in (x, *structure[3:], attr, weight, bias, param))
+        outputs = ops.forward(x, *structure, attr, weight, bias, None, param, aggr, 1e-7, *LIMITS, True)
+    inputs = x, *structure[3:], attr, weight, bias, None, param
+    given = (None if value is None else value.detach() for value in inputs)
     opcheck(ops.backward, (grad.to(DEVICE), *outputs, *given, aggr, 1e-7, *LIMITS, attr is not None,
-                           weight is not None))
+                           weight is not None, False))
 
 
 def test_a_structure_is_planned_once_and_forgotten_with_its_edges(monkeypatch):

@@ -52,7 +52,7 @@ def usage(cubin: bytes) -> str:
 
 
 def compile_problem(aggr, channels, edge_dim, *, encoded=False, dtype=torch.float32, index=torch.int32,
-                    need_attr=False):
+                    need_attr=False, num_relations=0):
     print(f"{aggr}, {channels} channels, {'encoded' if encoded else edge_dim} edge features, {dtype}, {index}")
     edge_index = torch.randint(100, (2, 2000)).to(index)
     structure = sorting.sort_edges(edge_index, 100, 100)
@@ -62,10 +62,13 @@ def compile_problem(aggr, channels, edge_dim, *, encoded=False, dtype=torch.floa
     elif edge_dim:
         attr = torch.zeros(2000, edge_dim, dtype=dtype)
         weight, bias = torch.zeros(channels, edge_dim), torch.zeros(channels)
+    table = torch.zeros(num_relations, channels) if num_relations else None
+    if num_relations:
+        attr = torch.zeros(2000, 1 + edge_dim, dtype=dtype)
     param = torch.zeros(1)
-    out, stat, stat2 = gpu.forward(x, *structure, attr, weight, bias, param, aggr, 1e-7, *LIMITS, True)
-    gpu.backward(out, out, stat, stat2, x, *structure[3:], attr, weight, bias, param, aggr, 1e-7, *LIMITS,
-                 need_attr, weight is not None)
+    out, stat, stat2 = gpu.forward(x, *structure, attr, weight, bias, table, param, aggr, 1e-7, *LIMITS, True)
+    gpu.backward(out, out, stat, stat2, x, *structure[3:], attr, weight, bias, table, param, aggr, 1e-7, *LIMITS,
+                 need_attr, weight is not None, table is not None)
 
 
 def compile_attention(score, channels, edge_dim, *, dtype=torch.float32, loops=False, dropout=0.0):
@@ -106,6 +109,7 @@ if __name__ == "__main__":
         compile_messages("copy_u", "sum", (64,), ())
         compile_problem("softmax", 64, 8)
         compile_problem("max", 64, 0)
+        compile_problem("softmax", 64, 8, num_relations=8)
         compile_problem("softmax", 130, 8, need_attr=True, dtype=torch.bfloat16)
     if chosen == "some":
         sys.exit()
@@ -117,5 +121,7 @@ if __name__ == "__main__":
     compile_messages("v_sub_u", "max", (200,), (1,), index=torch.int64)
     for aggr in (kind for kind in ops.KINDS if kind != "max"):
         compile_problem(aggr, 64, 0)
+    compile_problem("max", 64, 0, num_relations=3000, index=torch.int64)
+    compile_problem("softmax", 112, 20, need_attr=True, num_relations=8, dtype=torch.bfloat16)
     compile_problem("softmax", 112, 20, need_attr=True, index=torch.int64)
     compile_problem("softmax", 64, 0, encoded=True, need_attr=True, dtype=torch.bfloat16)

@@ -107,10 +107,10 @@ class TablesConfig(DataConfig):
                              is_path=True, names_files=True)
     nodes: NodeColumns = field(default_factory=NodeColumns)
     edges: EdgeColumns = field(default_factory=EdgeColumns)
-    schema: Any = key(None, "Schema of several tables of nodes and edges, in place of data.nodes and data.edges: a file "
-                      "in YAML, or its content. nodes has the keys of data.nodes for each type of nodes; edges has those "
-                      "of data.edges for each table of edges, and the types of its ends, as in {type: user, column: "
-                      "user_id}.")
+    schema: Any = key(None, "Schema of several tables of nodes and edges, in place of data.nodes and data.edges: a "
+                      "file in YAML, or its content. nodes has the keys of data.nodes for each type of nodes; edges "
+                      "has those of data.edges for each table of edges, and the types of its ends, as in {type: user, "
+                      "column: user_id}.")
     reverse_relations: bool = reverse_relations()
     featureless: str = featureless()
     label_type: str | None = label_type()
@@ -232,8 +232,8 @@ class TablesConfig(DataConfig):
             if path is not None and not is_there(self.resolve(path)):
                 raise ValueError(f"data.{part}.path={path} does not exist; its full path is {self.resolve(path)}")
         if self.reverse_relations is not True or self.featureless != "mean" or self.label_type is not None:
-            raise ValueError("data.reverse_relations, data.featureless and task.type are for graphs with several types of "
-                             "nodes (data.schema=FILE), and this one has one. Leave them out")
+            raise ValueError("data.reverse_relations, data.featureless and task.type are for graphs with several types "
+                             "of nodes (data.schema=FILE), and this one has one. Leave them out")
         self.check_columns()
 
     def _check_schema(self) -> None:

@@ -153,7 +153,8 @@ def write_names(db: Database, writer: StoreWriter, counts: dict[str, int]) -> No
     shapes = {"names": ((size,), torch.uint8), "names_ptr": ((sum(counts.values()) + 1,), torch.int64)}
     with writer.write(**shapes) as opened:
         opened["names_ptr"].write(0, np.zeros(1, np.int64))
-        for nodes, first, last in ((nodes, *block) for nodes, count in counts.items() for block in blocks(count, 1 << 18)):
+        parts = ((nodes, *block) for nodes, count in counts.items() for block in blocks(count, 1 << 18))
+        for nodes, first, last in parts:
             table = db.fetch(f"SELECT id FROM {nodes} WHERE number >= {first} AND number < {last} ORDER BY number")
             ids = table["id"].cast(pa.large_string()).combine_chunks()
             ids = ids.chunk(0) if isinstance(ids, pa.ChunkedArray) else ids

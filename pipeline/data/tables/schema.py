@@ -92,9 +92,9 @@ def read_schema(config: "TablesConfig") -> TableSchema:
     for name, table in edges.items():
         for end in (table.source, table.target):
             if end not in types:
-                raise ValueError(f"data.schema: the edges {name} end at nodes of the type {end or 'without a name'}, and "
-                                 f"nodes has {', '.join(types) or 'no types'}. Add it there; {{}} is enough for a type "
-                                 "without a table")
+                raise ValueError(f"data.schema: the edges {name} end at nodes of the type {end or 'without a name'}, "
+                                 f"and nodes has {', '.join(types) or 'no types'}. Add it there; {{}} is enough for a "
+                                 "type without a table")
     ends = {end for table in edges.values() for end in (table.source, table.target)}
     for name, nodes in types.items():
         if nodes.nodes.path is None and name not in ends:
@@ -107,7 +107,7 @@ def _load(value: object) -> dict[str, Any]:
     if isinstance(value, str):
         path = Path(value)
         if not files.is_there(path) or path.is_dir():
-            raise ValueError(f"data.schema={value} is not a file. Give a file in YAML with the tables of nodes and edges")
+            raise ValueError(f"data.schema={value} is not a file. Give a file in YAML that names the tables")
         text = files.read_text(path)
         try:
             limits.check_yaml(text, path.name)
@@ -132,8 +132,8 @@ def _refuse_twice(text: str) -> None:
         seen = set()
         for key, value in node.value:
             if key.value in seen:
-                raise ValueError(f"data.schema: {key.value} is there twice, in line {key.start_mark.line + 1} and before. "
-                                 "Give each table a name of its own")
+                raise ValueError(f"data.schema: {key.value} is there twice, in line {key.start_mark.line + 1} and "
+                                 "before. Give each table a name of its own")
             seen.add(key.value)
             pending.append(value)
 
@@ -154,7 +154,8 @@ def _read_nodes(config: "TablesConfig", name: str, keys: object) -> "TablesConfi
 def _read_edges(config: "TablesConfig", name: str, keys: object) -> EdgeTable:
     usual, keys = type(config)(), _require_mapping(keys, f"edges.{name}")
     ends = {end: _read_end(f"edges.{name}.{end}", keys.pop(end, None)) for end in ("source", "target")}
-    columns = _merge(type(usual.edges), keys | {end: value.column or end for end, value in ends.items()}, f"edges.{name}")
+    keys |= {end: value.column or end for end, value in ends.items()}
+    columns = _merge(type(usual.edges), keys, f"edges.{name}")
     if columns.path is None:
         raise ValueError(f"data.schema: edges.{name} has no path. Give that of its table")
     return EdgeTable(dataclasses.replace(config, schema=None, nodes=usual.nodes, edges=columns), ends["source"].type,
@@ -193,8 +194,8 @@ def _choose_labels(config: "TablesConfig", schema: TableSchema) -> TableSchema:
         has = f"there are labels of {', '.join(found)}" if found else "no type has some"
         raise ValueError(f"task.type={wanted}: data.schema names no label of this type; {has}")
     if wanted is None and len(found) > 1:
-        raise ValueError(f"data.schema has labels of several types of nodes, {' and '.join(found)}. Choose those to learn "
-                         f"by task.type={found[0]}")
+        raise ValueError(f"data.schema has labels of several types of nodes, {' and '.join(found)}. Choose those to "
+                         f"learn by task.type={found[0]}")
     labelled = wanted if wanted in found else found[0] if found and wanted is None else None
     for name, nodes in schema.nodes.items():
         if name != labelled:

@@ -44,13 +44,12 @@ def hash_content(tables: tuple[Path | None, Path | None], typed_tables: TableSch
     """Compute a digest of the files of the tables, and of the schema where there are several types of nodes."""
     if typed_tables is None:
         found = [[] if table is None else members(table) for table in tables]
-        parts = ([*label(("".join(path.suffixes[-2:]), path) for path in paths), "|"] for paths in found)
-        return hash_parts(itertools.chain.from_iterable(parts), digest=sample_file)
-    parts: list[str | Path] = [json.dumps(typed_tables.describe(), sort_keys=True)]
-    for config in typed_tables.tables():
-        files = [path for table in config.all_tables() for path in members(table)]
-        parts += [*label(("".join(path.suffixes[-2:]), path) for path in files), "|"]
-    return hash_parts(parts, digest=sample_file)
+        described = []
+    else:
+        found = [[path for table in config.all_tables() for path in members(table)] for config in typed_tables.tables()]
+        described = [json.dumps(typed_tables.describe(), sort_keys=True)]
+    parts = ([*label(("".join(path.suffixes[-2:]), path) for path in paths), "|"] for paths in found)
+    return hash_parts([*described, *itertools.chain.from_iterable(parts)], digest=sample_file)
 
 
 def write_store(config: TablesConfig, writer: StoreWriter, on_stage: Callable[[str], None] = lambda stage: None,

@@ -29,7 +29,6 @@ from parallel_epochs.pipeline.data.tables.text import TextFeatures
 from parallel_epochs.pipeline.data.typed import (
     SCHEMA,
     Plan,
-    Relation,
     Schema,
     check_counts,
     check_schema,
@@ -166,8 +165,8 @@ def _join_edges(db: Database, number: int, name: str, tables: TableSchema, sourc
     with db.part(part):
         if columns.relation is not None and (
                 found := source.first_row(db, f"{source.text(columns.relation)} IS NULL")):
-            raise ValueError(f"{found[0]}: row {found[1]}, column {columns.relation} is empty: each edge needs a relation "
-                             f"(data.schema, edges.{name}.relation)")
+            raise ValueError(f"{found[0]}: row {found[1]}, column {columns.relation} is empty: each edge needs a "
+                             f"relation (data.schema, edges.{name}.relation)")
         flagged = tables_edges.join(
             db, source, (columns.source, columns.target), values, columns.relation, time=columns.time,
             id_column=tables.nodes[own.source].nodes.id, refuse_dangling=own.config.dangling == "error",
@@ -185,21 +184,11 @@ def _sort(db: Database, edges: list[ReadEdges], schema: Schema, *, both: bool) -
     """
     num_features, has_times = sum(own.num_features for own in edges), any(own.has_times for own in edges)
     num_forward = sum(len(own.names) for own in edges)
-    rows, column, relation, added = [], 0, 0, set[int]()
+    rows, added, column, relation = list[str](), set[int](), 0, 0
     for own in edges:
-        features = ["0::FLOAT"] * num_features
-        features[column:column + len(own.values)] = [f"coalesce(v{place}, 0)::FLOAT" for place in range(len(own.values))]
-        flags = column + len(own.values)
-        features[flags:flags + len(own.flagged)] = [f"(v{place} IS NULL)::FLOAT" for place in own.flagged]
+        rows += _rows_of(own, schema, column, relation, num_features, num_forward if both else None,
+                         has_times=has_times, has_relations="r" in db.columns(f"{own.part}.joined"))
         added |= {column + place for place, (option, _) in enumerate(own.values) if option == "weight"}
-        chosen = "".join(f", {text} AS v{place}" for place, text in enumerate(features))
-        chosen += f", {'w' if own.has_times else 'CAST(NULL AS DOUBLE)'} AS w" if has_times else ""
-        number = f"r + {relation}" if len(own.names) > 1 or _has_relations(db, own) else str(relation)
-        ends = [(f"(t::BIGINT + {schema.nodes_of(own.target).start})", f"(s::BIGINT + {schema.nodes_of(own.source).start})")]
-        for place, (target, source) in enumerate([*ends, *((source, target) for target, source in ends if both)]):
-            rows.append(f"SELECT ({target} << {DST}) | ({source} << {SRC}) AS k, "
-                        f"({number} + {place * num_forward})::INTEGER AS r{chosen} "
-                        f"FROM {own.part}.joined WHERE s IS NOT NULL AND t IS NOT NULL")
         column, relation = column + own.num_features, relation + len(own.names)
     merged = "".join(f", {'sum' if place in added else 'avg'}(v{place}::DOUBLE ORDER BY v{place})::FLOAT AS v{place}"
                      for place in range(num_features)) + (", min(w) AS w" if has_times else "")
@@ -213,8 +202,32 @@ def _sort(db: Database, edges: list[ReadEdges], schema: Schema, *, both: bool) -
                  count(num_merged, "row was", "rows were"))
 
 
-def _has_relations(db: Database, edges: ReadEdges) -> bool:
-    return "r" in db.columns(f"{edges.part}.joined")
+def _rows_of(own: ReadEdges, schema: Schema, column: int, relation: int, num_features: int, num_forward: int | None, *,
+             has_times: bool, has_relations: bool) -> list[str]:
+    """Write SQL for the rows of a table of edges among those of all tables: ``k``, ``r``, the features and ``w``.
+
+    Args:
+        column: of its first feature, among those of all tables.
+        relation: number of its first relation.
+        num_features: of all tables.
+        num_forward: relations of all tables, behind which the reverse ones are numbered; none without those.
+        has_times: whether a table has times.
+        has_relations: whether the rows have numbers of relations.
+    """
+    features = ["0::FLOAT"] * num_features
+    known = [f"coalesce(v{place}, 0)::FLOAT" for place in range(len(own.values))]
+    known += [f"(v{place} IS NULL)::FLOAT" for place in own.flagged]
+    features[column:column + len(known)] = known
+    chosen = "".join(f", {text} AS v{place}" for place, text in enumerate(features))
+    if has_times:
+        chosen += f", {'w' if own.has_times else 'CAST(NULL AS DOUBLE)'} AS w"
+    source = f"(s::BIGINT + {schema.nodes_of(own.source).start})"
+    target = f"(t::BIGINT + {schema.nodes_of(own.target).start})"
+    kinds = [(source, target, relation)]
+    if num_forward is not None:
+        kinds.append((target, source, relation + num_forward))
+    return [f"SELECT ({end} << {DST}) | ({start} << {SRC}) AS k, ({'r + ' * has_relations}{number})::INTEGER AS "
+            f"r{chosen} FROM {own.part}.joined WHERE s IS NOT NULL AND t IS NOT NULL" for start, end, number in kinds]
 
 
 def _count(db: Database, schema: Schema, *, both: bool) -> tuple[Structure, np.ndarray]:

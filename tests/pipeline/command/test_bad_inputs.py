@@ -65,7 +65,8 @@ COMMANDS = [
      "one of data=synthetic_proteins, digits, ogb, ogb_graph, ogb_link, file, store, graph_files, smiles, <*>"),
     (TRAIN, "trainer=layout data=vectors data.path=graph.pt trainer.perplexity=30",
      "trainer.perplexity=30 must be less than trainer.num_neighbors=30: a third of it is usual"),
-    (TRAIN, "model=gcn", "model=gcn is unknown; choose one of custom, deepergcn, equilibrium, pyg, revgnn"),
+    (TRAIN, "model=gcn", "model=gcn is unknown; choose one of custom, deepergcn, equilibrium, hgt, pyg, "
+     "revgnn, rgcn"),
     (TRAIN, "model=pyg model.conv=sageconv",
      "model.conv=sageconv is not a convolution of torch_geometric.nn; did you mean SAGEConv?"),
     (TRAIN, "model=pyg model.conv=AGDN",
@@ -82,7 +83,8 @@ COMMANDS = [
                                    "alone"),
     (TRAIN, "model=revgnn model.virtual_node=add", "model.virtual_node is a key of model=deepergcn alone"),
     (TRAIN, "+experiment=digits model=custom model.path=a.B model.norm=layer",
-     "model.norm is a key of model=deepergcn and model=revgnn and model=equilibrium and model=pyg alone"),
+     "model.norm is a key of model=deepergcn and model=revgnn and model=equilibrium and model=rgcn and "
+     "model=hgt and model=pyg alone"),
     (TRAIN, "+experiment=digits trainer=layout trainer.dim=8", "trainer.dim must be <*>, not 8"),
     (TRAIN, "+experiment=complex_math trainer=layout", "trainer=layout cannot train on data=math, <*>"),
     (TRAIN, "+experiment=digits model=revgnn trainer=layout", "model.name=revgnn is read by trainer=gnn only; <*>"),
@@ -163,7 +165,8 @@ COMMANDS = [
     (TRAIN, "device=meta", "device=meta is unknown; choose auto, cpu, cuda or cuda:N"),
     (TRAIN, "data.source=web", "data.source=web is unknown; choose one of synthetic_proteins, digits, ogb, ogb_graph, "
                                "ogb_link, file, store, graph_files, smiles, edges, tables, triples, math, vectors"),
-    (TRAIN, "model.name=gat", "model.name=gat is unknown; choose one of deepergcn, revgnn, equilibrium, pyg, custom"),
+    (TRAIN, "model.name=gat", "model.name=gat is unknown; choose one of deepergcn, revgnn, equilibrium, rgcn, "
+     "hgt, pyg, custom"),
     (TRAIN, "model.aggr=median", f"model.aggr=median is unknown; choose one of {AGGREGATIONS}"),
     (TRAIN, "model.block=skip", "model.block=skip is unknown; choose one of res+, res, plain, dense"),
     (TRAIN, "model.norm=group", "model.norm=group is unknown; choose one of layer, batch"),

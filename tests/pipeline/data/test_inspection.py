@@ -160,11 +160,13 @@ def test_types_and_relations_are_counted():
         "has": "3 edges from item to tag", "features of edges": "1", "splits": "train 2, valid 1, test 1",
         "user in no split": "0", "classes": "2", "class 0": "train 1, valid 1, test 0",
         "class 1": "train 1, valid 0, test 1"}
-    assert dict(describe(typed_graph(averages=True)))["type tag"] == "2 nodes, features: 1, means of neighbours' features"
+    averaged = dict(describe(typed_graph(averages=True)))
+    assert averaged["type tag"] == "2 nodes, features: 1, means of neighbours' features"
 
 
 def test_many_types_and_relations_are_listed_in_part(monkeypatch):
     monkeypatch.setattr(inspection, "LISTED", 1)
     rows = inspection.describe_types(typed_graph())
-    assert [name for name, _ in rows] == ["types of nodes", "type user", "", "relations", "buys", "", "features of edges"]
+    assert [name for name, _ in rows] == ["types of nodes", "type user", "", "relations", "buys", "",
+                                          "features of edges"]
     assert [text for name, text in rows if not name] == ["and 2 more types of nodes", "and 2 more relations"]

@@ -173,7 +173,7 @@ hetero["a"].x = torch.ones(2, 1)
     (graph(3, x=None, edge_index=torch.empty(2, 0).long(), edge_attr=torch.empty(0)),
      "graph_3.pt: num_nodes is 0; a graph has at least one node"),
     (graph(3, y=torch.eye(2).to_sparse()), "graph_3.pt: y is sparse"),
-    (hetero, "graph_3.pt holds a HeteroData, which is not supported"),
+    (hetero, "graph_3.pt holds a HeteroData, not a graph"),
     ([graph(3), graph(4)], "graph_3.pt holds 2 graphs: save the one"),
     ("text", "graph_3.pt holds a str, not a graph")], ids=str)
 def test_a_file_that_is_not_like_the_others(saved, message, folder):

@@ -33,7 +33,7 @@ def two_parts(tmp_path):
             "model.hidden_channels=8", "train.epochs=1"]
 
 
-def opened(config, data, number: int, again: bool = False):
+def opened(config, data, number: int):
     nodes = (find_components(data).index == number - 1).nonzero().squeeze(1)
     return cache.keep_component(config.data, config.cache_dir, data, number, nodes)
 
