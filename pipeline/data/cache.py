@@ -28,7 +28,7 @@ from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.data.propagate import propagate, write_propagated
 from parallel_epochs.pipeline.data.relation import refuse_relation
 from parallel_epochs.pipeline.data.sparse import densify
-from parallel_epochs.pipeline.data.typed import refuse_propagate
+from parallel_epochs.pipeline.data.typed import SCHEMA, refuse_propagate, schema_of
 from parallel_epochs.pipeline.data.typed_links import name_relation
 from parallel_epochs.pipeline.graph import store, structure
 from parallel_epochs.pipeline.graph.components import write_component
@@ -301,12 +301,15 @@ def keep_component(config: DataConfig, cache_dir: str | Path, data: Data, number
         check_nodes(path, packed)
 
     if "store" not in data:
-        return store.unpack(checkpoint.keep(path, lambda: store.pack(induced_subgraph(data, nodes)),
-                                            again="selecting it again", verify=verify, check=check))
-    path = path.with_suffix(".store")
-    component = _keep_store(path, partial(write_component, data=data, nodes=nodes), path.name, verify=verify,
-                            check=check_nodes)
-    component.store = str(path)
+        component = store.unpack(checkpoint.keep(path, lambda: store.pack(induced_subgraph(data, nodes)),
+                                                 again="selecting it again", verify=verify, check=check))
+    else:
+        path = path.with_suffix(".store")
+        component = _keep_store(path, partial(write_component, data=data, nodes=nodes), path.name, verify=verify,
+                                check=check_nodes)
+        component.store = str(path)
+    if (schema := schema_of(data)) is not None:
+        component[SCHEMA] = schema.restricted_to(nodes).to_value()
     return component
 
 

@@ -8,11 +8,12 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.data.typed import SCHEMA, count_relations, schema_of
+from parallel_epochs.pipeline.data.typed import SCHEMA, Schema, count_relations, schema_of
 from parallel_epochs.pipeline.graph.components import Components, label_components
 from parallel_epochs.pipeline.graph.structure import structure_of
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS, SPLITS
+from parallel_epochs.pipeline.run.words import count
 
 # What a line is called, and what it says.
 Rows = list[tuple[str, str]]
@@ -37,7 +38,7 @@ def describe(data: Data, components: Components | None = None) -> Rows:
         rows = describe_graphs(data.ptr) + describe_edges(data)
     else:
         rows = describe_edges(data) + describe_components(data, components)
-    rows += describe_types(data) + describe_features(data)
+    rows += describe_features(data) if SCHEMA not in data else describe_types(data)
     return rows + (describe_pairs(data) if kind is DataKind.PAIRS else describe_labels(data))
 
 
@@ -49,7 +50,8 @@ def describe_edges(data: Data) -> Rows:
         return [*rows, ("odd edges", "not counted: the store says nothing of them")]
     kind = "undirected" if found.is_undirected else f"directed: {found.num_without_reverse:,} edges have no reverse"
     return [*rows, ("direction", kind), ("self-loops", f"{found.num_self_loops:,}"),
-            ("duplicate edges", f"{found.num_duplicates:,}"),
+            # Of a graph with several relations, most of them are edges of different ones.
+            ("parallel edges" if SCHEMA in data else "duplicate edges", f"{found.num_duplicates:,}"),
             ("isolated nodes", of_all(found.num_isolated, found.num_nodes))]
 
 
@@ -73,14 +75,28 @@ def describe_graphs(ptr: Int[Tensor, " num_graphs_plus_1"]) -> Rows:
 
 
 def describe_types(data: Data) -> Rows:
-    """Count the nodes of each type and the edges of each relation of a graph with several types of nodes."""
-    if (schema := schema_of(data)) is None:
-        return []
-    rows = [(f"nodes of {name}", f"{count:,}, {width:,} columns" + ", means of neighbours" * (name in schema.averaged))
-            for name, count, width in zip(schema.types, schema.counts, schema.widths, strict=True)]
-    found = list(count_relations(schema, data.edge_attr[:, 0]))
-    rest = [("further relations", f"{len(found) - LISTED:,}")] if len(found) > LISTED else []
-    return rows + [(f"edges of {name}", f"{count:,}") for name, count in found[:LISTED]] + rest
+    """Count the nodes of each type and the edges of each relation of a graph with several types of nodes, and say what
+    features they have. The edges of a reverse relation are as many as those of its relation.
+    """
+    schema = schema_of(data)
+    assert schema is not None
+    rows = [("types of nodes", f"{len(schema.types):,}")]
+    for name, num_nodes, width in zip(schema.types[:LISTED], schema.counts, schema.widths):
+        nodes = schema.nodes_of(name)
+        features = "no features" if not width else "features: " + describe_columns(
+            data.x[nodes.start:nodes.stop, :width], count_constant="store" not in data)
+        rows.append((f"type {name}", f"{count(num_nodes, 'node')}, {features}"
+                                     + ", means of neighbours' features" * (name in schema.averaged)))
+    rows += and_more(len(schema.types), "types of nodes")
+    counted = enumerate(count_relations(schema, data.edge_attr[:, 0]))
+    forward = [(schema.relations[number], num) for number, (_, num) in counted if not schema.is_reverse(number)]
+    num_reverse = len(schema.relations) - len(forward)
+    rows.append(("relations", f"{len(forward):,}" + f", and {num_reverse:,} reverse ones" * (num_reverse > 0)))
+    rows += [(f"{name}", f"{count(num, 'edge')} from {source} to {target}")
+             for (source, name, target), num in forward[:LISTED]]
+    rows += and_more(len(forward), "relations")
+    features = describe_columns(data.edge_attr[:, 1:], count_constant="store" not in data)
+    return [*rows, ("features of edges", features if data.edge_attr.size(1) > 1 else "none")]
 
 
 def describe_features(data: Data) -> Rows:
@@ -93,7 +109,7 @@ def describe_features(data: Data) -> Rows:
         text = source or describe_columns(data.x[:, :own], count_constant="store" not in data)
     rows = [(f"{kind} of nodes", text)]
     if species := data.get("num_categories", 0):
-        rows.append(("types of nodes, one-hot" if SCHEMA in data else "species", f"{species:,}"))
+        rows.append(("species", f"{species:,}"))
     edges = "none" if data.edge_attr is None else describe_columns(data.edge_attr,
                                                                    count_constant="store" not in data)
     return [*rows, (f"{'categories' if 'edge_tables' in data else 'features'} of edges", edges)]
@@ -132,11 +148,20 @@ def describe_labels(data: Data) -> Rows:
     parts = {"labelled": ~y.float().isnan().any(1)} if masks is None else dict(zip(SPLITS, masks))
     rows = [("rows" if masks is None else "splits", per_split({name: int(mask.sum()) for name, mask in parts.items()}))]
     if masks is not None:
-        rows.append(("in no split", of_all(int((~masks.any(0)).sum()), len(y))))
+        rows.append(_describe_rest(masks, schema_of(data)))
     if y.is_floating_point() and data.get("metric") not in CLASS_METRICS:
         return rows + describe_tasks(y, parts, is_value=data.get("metric") in VALUE_METRICS)
     names = unpack_names(data, "label_names") if "label_names" in data else None
     return rows + describe_classes(y[:, 0].long(), parts, names)
+
+
+def _describe_rest(masks: Bool[Tensor, "num_splits num_rows"], schema: Schema | None) -> tuple[str, str]:
+    """Count the rows in no split, of a graph with several types of nodes those of the type with labels."""
+    if schema is None or schema.labelled is None:
+        return "in no split", of_all(int((~masks.any(0)).sum()), masks.size(1))
+    nodes = schema.nodes_of(schema.labelled)
+    return (f"{schema.labelled} in no split",
+            of_all(int((~masks[:, nodes.start:nodes.stop].any(0)).sum()), len(nodes)))
 
 
 def describe_classes(y: Int[Tensor, " num_rows"], parts: dict[str, Bool[Tensor, " num_rows"]],

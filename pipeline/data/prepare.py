@@ -15,7 +15,8 @@ from parallel_epochs.pipeline.data.check import check, check_vectors
 from parallel_epochs.pipeline.data.incident import incident_features
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.data.learned import Learned, check_inputs
-from parallel_epochs.pipeline.data.typed import SCHEMA, refuse_untyped_edges
+from parallel_epochs.pipeline.data.typed import SCHEMA, refuse_untyped_edges, schema_of
+from parallel_epochs.pipeline.data.typed_inputs import describe_typed_inputs
 from parallel_epochs.pipeline.graph.edges import plain_edges, sort_edges, transpose, with_reverse
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS, PAIRS, SPLITS
@@ -203,7 +204,8 @@ def times_of(edge_index: EdgeIndex, edges: Int[Tensor, "2 num_rows"], times: Ten
 
 
 def describe_inputs(data: Data, *, is_file: bool, node_features: str, label_input: float, num_learned: int = 0,
-                    concat: bool = False, num_hops: int = 0, num_walks: int = 0, num_vectors: int = 0) -> str:
+                    concat: bool = False, num_hops: int = 0, num_walks: int = 0, num_vectors: int = 0,
+                    learned_types: list[str] | None = None) -> str:
     """Say what a model gets to see of a prepared graph, and what else it could see where that is the degree alone.
 
     Args:
@@ -215,7 +217,11 @@ def describe_inputs(data: Data, *, is_file: bool, node_features: str, label_inpu
         num_hops: over which the features are averaged.
         num_walks: columns for the probabilities that random walks return.
         num_vectors: columns for the entries in eigenvectors of a Laplacian.
+        learned_types: types of nodes that have rows in that table; none: all of them.
     """
+    if (schema := schema_of(data)) is not None:
+        return describe_typed_inputs(schema, num_edge_features=data.edge_attr.size(1) - 1, label_input=label_input,
+                                     num_learned=num_learned, concat=concat, learned_types=learned_types)
     num_own = data.x.size(1) - data.num_categories - num_walks - num_vectors
     num_features, source = num_own // (num_hops + 1), data.get("x_source")
     what = ("category", "categories") if "x_tables" in data else ("feature",)

@@ -7,7 +7,7 @@ and zeros behind them. The first column of ``edge_attr`` is the number of the re
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -59,16 +59,32 @@ class Schema:
         first = sum(self.counts[:place])
         return range(first, first + self.counts[place])
 
+    def restricted_to(self, nodes: Int[Tensor, " num_selected"]) -> "Schema":
+        """Return the schema of the subgraph of some nodes. A type without nodes stays, with a count of 0.
+
+        Args:
+            nodes: in ascending order, so that the nodes of a type stay consecutive.
+        """
+        first = torch.tensor([self.nodes_of(name).start for name in self.types] + [sum(self.counts)])
+        return replace(self, counts=torch.searchsorted(nodes, first).diff().tolist())
+
     def name_of(self, relation: int) -> str:
         """Return the name of a relation, with its types where another one has the same name."""
         source, name, target = self.relations[relation]
         is_unique = sum(other == name for _, other, _ in self.relations) == 1
         return name if is_unique else f"{source}.{name}.{target}"
 
+    def is_reverse(self, relation: int) -> bool:
+        """Tell whether a relation is the reverse of another one."""
+        source, name, target = self.relations[relation]
+        return name.startswith(REVERSE) and (target, name.removeprefix(REVERSE), source) in self.relations
+
     def __str__(self) -> str:
         types = ", ".join(f"{count:,} {name}" for name, count in zip(self.types, self.counts, strict=True))
-        relations = words.count(len(self.relations), "relation")
-        return f"{words.count(len(self.types), 'type')} of nodes ({types}), {relations}"
+        num_reverse = sum(map(self.is_reverse, range(len(self.relations))))
+        relations = words.count(len(self.relations) - num_reverse, "relation")
+        return (f"{words.count(len(self.types), 'type')} of nodes ({types}), {relations}"
+                + f" and {words.count(num_reverse, 'reverse one')}" * (num_reverse > 0))
 
 
 def schema_of(data: Data) -> Schema | None:
@@ -162,15 +178,19 @@ def fill_means(plan: Plan, schema: Schema, edge_index: np.ndarray, indptr: np.nd
         nodes, column = schema.nodes_of(name), 0
         if not nodes:
             continue
-        edges = torch.from_numpy(np.array(np.asarray(edge_index[:, int(indptr[nodes.start]):int(indptr[nodes.stop])])))
+        edges = _copy(edge_index[:, int(indptr[nodes.start]):int(indptr[nodes.stop])])
         for source in near:
             of_source, width = schema.nodes_of(source), plan.widths[source]
             kept = edges[:, (edges[0] >= of_source.start) & (edges[0] < of_source.stop)]
             kept = kept - torch.tensor([[of_source.start], [nodes.start]], dtype=kept.dtype)
-            values = torch.from_numpy(np.array(np.asarray(x[of_source.start:of_source.stop, :width])))
+            values = _copy(x[of_source.start:of_source.stop, :width])
             write(nodes.start, column, update_all(kept, "copy_u", "mean", u=values, num_src=len(of_source),
                                                   num_dst=len(nodes)))
             column += width
+
+
+def _copy(values: np.ndarray | Tensor) -> Tensor:
+    return values.clone() if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
 
 
 def check_alike(known: Mapping[str, Any] | None, data: Data) -> None:

@@ -163,7 +163,10 @@ def _find_components(config: GNNConfig, data: Data, is_new: bool) -> Components:
         if data.num_edges >= MANY_EDGES:
             log.info("graph: looking for irregular edges and connected components among %s "
                      "edges", f"{data.num_edges:,}")
-        log.info("graph: %s", describe_edges(data))
+        schema = schema_of(data)
+        log.info("graph: %s", describe_edges(data, several_relations=schema is not None))
+        if schema is not None:
+            log.info("graph: %s", schema)
         log.info("%s", _describe_inputs(config, data, label_input=config.train.label_input,
                                         num_learned=config.learned_channels, concat=config.features.concat))
     components = find_or_read(config, data, verify=is_new)
@@ -176,7 +179,8 @@ def _describe_inputs(config: GNNConfig, data: Data, **options) -> str:
     return describe_inputs(data, is_file=config.data.source.startswith(("file", "ogb")),
                            node_features=config.data.node_features, num_hops=config.data.propagate,
                            num_walks=getattr(config.data, "random_walk", None) or 0,
-                           num_vectors=getattr(config.data, "laplacian", None) or 0, **options)
+                           num_vectors=getattr(config.data, "laplacian", None) or 0,
+                           learned_types=config.features.types, **options)
 
 
 def _check_edge_features(config: GNNConfig, data: Data) -> None:

@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.blockwise import why_not
 from parallel_epochs.models.pyg import ELEMENTS_AT_ONCE, PyGModel
+from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.model import build_table
 from parallel_epochs.pipeline.gnn.predictor import BLOCK_EDGES, BLOCK_NODES, activation_bytes
@@ -226,7 +227,8 @@ def _take_step(setup: Setup, model: torch.nn.Module, num_nodes: int, num_edges: 
     """Return the bytes of a batch, of a step beside it without gradients of weights, and of an evaluation."""
     config, task, device = setup.config, setup.task, setup.device
     small = sample(setup.data, num_nodes, num_edges)
-    table = build_table(config, small, device)
+    # With a row for each node, whatever its type: few nodes need not have all types.
+    table = build_table(keys.replaced(config, {"features.types": None}), small, device)
     (batch,) = ClusterLoader(small, scale_sums=False).batches_of(whole_partition(num_nodes))
     if config.partition.scale_sums:
         batch.degree_ratio = torch.ones(num_nodes)

@@ -38,11 +38,16 @@ class Structure:
         return self.num_without_reverse == 0
 
     def __str__(self) -> str:
+        return self.describe()
+
+    def describe(self, *, several_relations: bool = False) -> str:
+        """Say what the graph is like; with several relations, edges between the same nodes are no duplicates."""
         without = self.num_without_reverse
         kind = f"directed ({count(without, 'edge has', 'edges have')} no reverse)" if without else \
             "undirected (every edge has its reverse)"
         return ", ".join([kind, count(self.num_nodes, "node"), count(self.num_edges, "directed edge"),
-                          count(self.num_self_loops, "self-loop"), count(self.num_duplicates, "duplicate"),
+                          count(self.num_self_loops, "self-loop"),
+                          count(self.num_duplicates, "parallel edge" if several_relations else "duplicate"),
                           count(self.num_isolated, "isolated node")])
 
 
@@ -87,12 +92,12 @@ def structure_of(data: Data) -> Structure | None:
     return None if "store" in data else inspect(data.edge_index)
 
 
-def describe_edges(data: Data) -> str:
+def describe_edges(data: Data, *, several_relations: bool = False) -> str:
     """Say how large a graph is, and whether it is directed."""
     if (found := structure_of(data)) is None:
         return (f"{count(data.num_nodes, 'node')}, {count(data.num_edges, 'directed edge')}; its store does not say "
                 "whether every edge has its reverse")
-    return str(found)
+    return found.describe(several_relations=several_relations)
 
 
 def draw_lots(edge_index: EdgeIndex, key: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""An epoch of clusters and an exact evaluation on a generated graph of ogbn-mag's size, with its types and relations."""
+"""An epoch of clusters and an exact evaluation on a generated graph of ogbn-mag's size, types and relations."""
 
 import math
 import sys
@@ -50,7 +50,8 @@ def bench_mag(share: float, layers: int, channels: int, num_parts: int, model: s
         for record in rounds:
             write_row(None, {"bench": "mag", "model": model, "num_nodes": sum(schema.counts), "num_edges": num_edges,
                              "epoch": record["epochs"], "train_s": round(record["seconds"], 1),
-                             "evaluation_s": round(record["evaluation_seconds"], 1), "peak_gib": round(largest / 2**20, 2)})
+                             "evaluation_s": round(record["evaluation_seconds"], 1),
+                             "peak_gib": round(largest / 2**20, 2)})
 
 
 def write_graph(path: Path, share: float) -> tuple[Schema, int]:

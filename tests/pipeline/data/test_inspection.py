@@ -9,6 +9,7 @@ from parallel_epochs.pipeline.data.inspection import LISTED, describe
 from parallel_epochs.pipeline.training import describe_data
 from tests.helpers.files import write_ogb
 from tests.helpers.graphs import link_graph, make_graph
+from tests.helpers.hetero_toys import typed_graph
 from tests.helpers.running import shell
 
 
@@ -146,3 +147,26 @@ def test_the_command_leaves_nothing_but_the_cache(tmp_path):
     assert good.returncode == 0, good.stderr
     assert "data=digits, for trainer=gnn\n  nodes              1,797\n" in good.stdout
     assert [path.name for path in tmp_path.iterdir()] == [".cache"]
+
+
+def test_types_and_relations_are_counted():
+    data = typed_graph()
+    assert dict(describe(data)) == {
+        "nodes": "9", "directed edges": "16", "direction": "undirected", "self-loops": "0", "parallel edges": "0",
+        "isolated nodes": "0", "components": "2, of which 0 are single nodes; the largest has 6 nodes",
+        "types of nodes": "3", "type user": "4 nodes, features: 2, of which 1 holds the same number in every row",
+        "type item": "3 nodes, features: 1", "type tag": "2 nodes, no features",
+        "relations": "3, and 3 reverse ones", "buys": "4 edges from user to item", "knows": "1 edge from user to user",
+        "has": "3 edges from item to tag", "features of edges": "1", "splits": "train 2, valid 1, test 1",
+        "user in no split": "0", "classes": "2", "class 0": "train 1, valid 1, test 0",
+        "class 1": "train 1, valid 0, test 1"}
+    averaged = dict(describe(typed_graph(averages=True)))
+    assert averaged["type tag"] == "2 nodes, features: 1, means of neighbours' features"
+
+
+def test_many_types_and_relations_are_listed_in_part(monkeypatch):
+    monkeypatch.setattr(inspection, "LISTED", 1)
+    rows = inspection.describe_types(typed_graph())
+    assert [name for name, _ in rows] == ["types of nodes", "type user", "", "relations", "buys", "",
+                                          "features of edges"]
+    assert [text for name, text in rows if not name] == ["and 2 more types of nodes", "and 2 more relations"]
