@@ -136,6 +136,8 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
                 CLUSTER, channels=64, repeat=3)
     layer.add_argument("--full", action="store_true",
                        help="use a graph of ogbn-proteins' size, without PyG, which would need 74 GB")
+    layer.add_argument("--relations", type=positive, help="compare a layer that reads this number of relations from a "
+                       "table with the same layer on one-hot columns instead")
     step = add(bench_step, "time and memory of a training step of DyResGEN-112, compared with the same model of PyG's "
                "modules", CLUSTER, pyg_layers=14, layers=112, repeat=3)
     depth = add(bench_depth, "parameters, memory and time of a training step of models with 7 to 1001 layers, compared "
