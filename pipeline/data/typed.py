@@ -178,19 +178,15 @@ def fill_means(plan: Plan, schema: Schema, edge_index: np.ndarray, indptr: np.nd
         nodes, column = schema.nodes_of(name), 0
         if not nodes:
             continue
-        edges = _copy(edge_index[:, int(indptr[nodes.start]):int(indptr[nodes.stop])])
+        edges = torch.from_numpy(np.array(edge_index[:, int(indptr[nodes.start]):int(indptr[nodes.stop])]))
         for source in near:
             of_source, width = schema.nodes_of(source), plan.widths[source]
             kept = edges[:, (edges[0] >= of_source.start) & (edges[0] < of_source.stop)]
             kept = kept - torch.tensor([[of_source.start], [nodes.start]], dtype=kept.dtype)
-            values = _copy(x[of_source.start:of_source.stop, :width])
+            values = torch.from_numpy(np.array(x[of_source.start:of_source.stop, :width]))
             write(nodes.start, column, update_all(kept, "copy_u", "mean", u=values, num_src=len(of_source),
                                                   num_dst=len(nodes)))
             column += width
-
-
-def _copy(values: np.ndarray | Tensor) -> Tensor:
-    return values.clone() if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
 
 
 def check_alike(known: Mapping[str, Any] | None, data: Data) -> None:

@@ -55,22 +55,13 @@ def bench_mag(share: float, layers: int, channels: int, num_parts: int, model: s
 
 
 def write_graph(path: Path, share: float) -> tuple[Schema, int]:
-    """Write a store with random edges between papers and authors of one class, more or less; returns its schema."""
+    """Write a store with random edges and features that depend on labels; returns its schema and number of edges."""
     rng = stream("mag", 0)
     counts = {name: max(math.ceil(count * share), 20) for name, count in NODES.items()}
     relations = with_reverse(list(EDGES))
     schema = Schema(list(counts), list(counts.values()), [CHANNELS if name == "paper" else 0 for name in counts],
                     relations, "paper")
-    keys, kinds = [], []
-    for number, ((source, _, target), count) in enumerate(EDGES.items()):
-        size = math.ceil(count * share)
-        ends = [schema.nodes_of(kind).start + rng.integers(counts[kind], size=size) for kind in (source, target)]
-        for place, (start, end) in enumerate((ends, ends[::-1])):
-            keys.append(end << 32 | start)
-            kinds.append(np.full(size, number + place * len(EDGES), np.float32))
-    key, kind = np.concatenate(keys), np.concatenate(kinds)
-    order = key.argsort(kind="stable")
-    key, kind = key[order], kind[order]
+    key, kind = _draw_edges(schema, share, rng)
     num_nodes, width = sum(schema.counts), CHANNELS + len(counts)
     papers, labels = schema.nodes_of("paper"), rng.integers(NUM_CLASSES, size=counts["paper"])
     centres = rng.standard_normal((NUM_CLASSES, CHANNELS), dtype=np.float32)
@@ -98,3 +89,17 @@ def write_graph(path: Path, share: float) -> tuple[Schema, int]:
         writer.finish({"metric": "acc", "out_channels": NUM_CLASSES, "num_categories": len(counts), "x_source": "data",
                        SCHEMA: schema.to_value()})
     return schema, len(key)
+
+
+def _draw_edges(schema: Schema, share: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Draw edges, sorted: destination and source in one number [num_edges], and relations, float32 [num_edges]."""
+    keys, kinds = [], []
+    for number, ((source, _, target), count) in enumerate(EDGES.items()):
+        size = math.ceil(count * share)
+        ends = [schema.nodes_of(kind).start + rng.integers(len(schema.nodes_of(kind)), size=size) for kind in (source, target)]
+        for place, (start, end) in enumerate((ends, ends[::-1])):
+            keys.append(end << 32 | start)
+            kinds.append(np.full(size, number + place * len(EDGES), np.float32))
+    key, kind = np.concatenate(keys), np.concatenate(kinds)
+    order = key.argsort(kind="stable")
+    return key[order], kind[order]
