@@ -96,7 +96,7 @@ def _draw_edges(schema: Schema, share: float, rng: np.random.Generator) -> tuple
     keys, kinds = [], []
     for number, ((source, _, target), count) in enumerate(EDGES.items()):
         size = math.ceil(count * share)
-        ends = [schema.nodes_of(kind).start + rng.integers(len(schema.nodes_of(kind)), size=size) for kind in (source, target)]
+        ends = [rng.integers(nodes.start, nodes.stop, size=size) for nodes in map(schema.nodes_of, (source, target))]
         for place, (start, end) in enumerate((ends, ends[::-1])):
             keys.append(end << 32 | start)
             kinds.append(np.full(size, number + place * len(EDGES), np.float32))
