@@ -177,5 +177,6 @@ def refill_means(schema: Schema, x: Float[Tensor, "num_nodes columns"], edges: I
     def write(first: int, column: int, values: Tensor) -> None:
         out[first:first + values.size(0), column:column + values.size(1)] = values
 
-    fill_means(plan_means(own, schema.relations), schema, edges, indptr, out, write)
+    fill_means(plan_means(own, schema.relations), schema, edges.numpy(), indptr.numpy(), out.numpy(),
+               write)
     return out

@@ -8,11 +8,11 @@ from functools import partial
 import torch
 from torch_geometric.data import Data
 
-from parallel_epochs.models import custom
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import keep_component, load, load_links
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.prepare import describe_inputs
+from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.gnn import estimate, memory
 from parallel_epochs.pipeline.gnn.components import find_or_read, train_components  # noqa: F401 - of this product
 from parallel_epochs.pipeline.gnn.config import GNNConfig
@@ -21,11 +21,11 @@ from parallel_epochs.pipeline.gnn.label_scores import report_limit, write_best  
 from parallel_epochs.pipeline.gnn.loaders.build import LOADERS
 from parallel_epochs.pipeline.gnn.model import (
     FEATURES,
+    check_class,
     construct,
     describe_foreign,
     encoder_of,
     name_kernel,
-    naming_keys,
     try_model,
 )
 from parallel_epochs.pipeline.gnn.optimization import (
@@ -69,8 +69,7 @@ def check(config: GNNConfig) -> None:
     machine = machine_of(config)
     check_table(config, num_nodes=1)
     if hasattr(config.model, "path"):  # a class of the user's, whose sizes nobody knows
-        with naming_keys(config):
-            custom.find(config.model.path)
+        check_class(config)
         return
     sizes = {name: value for name, value in vars(config.model).items() if type(value) is int and name != "num_groups"}
     heads = getattr(config.model, "kwargs", {}).get("heads", 1)

@@ -233,7 +233,7 @@ def check_schema(config: Any) -> None:
                 raise ValueError(f"data.schema: {what} {name}: {error}") from None
 
 
-def check_relation(config: "TablesConfig", wanted: Any) -> None:
+def check_relation(config: Any, wanted: Any) -> None:
     """Refuse to learn links of a relation that the schema does not have, or without times, before the tables are read.
 
     Relations in a column of a table are known only when it is read.
