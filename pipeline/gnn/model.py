@@ -147,7 +147,7 @@ def construct(config: GNNConfig, **sizes) -> torch.nn.Module:
         return _class_of(config)(**sizes, **options, kernel=config.kernel)
 
 
-def check_class(config: GNNConfig) -> None:
+def check_class(config: Any) -> None:
     """Refuse a class of the user's that cannot be found.
 
     Raises:

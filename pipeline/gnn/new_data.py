@@ -172,6 +172,8 @@ def open_data(config: Any, run: SavedRun, state: dict, device: torch.device) -> 
     else:
         data = prepare_as(source, read(source, needs_labels=not is_link and config.train.label_input > 0),
                           learned=learned)
+    if learned.schema is not None:  # other data need not say which type has labels
+        data[learning.SCHEMA] = data[learning.SCHEMA] | {"labelled": learned.schema["labelled"]}
     check_columns(learned, data, origin, source.propagate)
     if source.propagate:
         data.x, _ = propagate(data, source.propagate, learned.hops)
