@@ -4,7 +4,7 @@
 
 constexpr int64_t PACK_ROWS = 256;
 // The gradient of the table is summed in up to so many bytes of partial tables, but in at least MIN_STREAMS of them.
-constexpr int64_t TABLE_BYTES = 64 << 20, MIN_STREAMS = 16;
+constexpr int64_t TABLE_BYTES = 16 << 20, MIN_STREAMS = 16;
 
 // The chunks' sums for the table. Consecutive chunks form a stream, which one thread walks in order. How many there are
 // depends only on the sizes, so that the number of threads changes no bit. A row is filled with zeros on its first use.

@@ -87,7 +87,7 @@ def test_blocks_of_the_reference(monkeypatch):
         assert expected is None or torch.allclose(ours[name], expected, rtol=1e-10), name
 
 
-@pytest.mark.parametrize("num_relations, channels", [(4, 40), (30_000, 16)])  # as many partial tables as chunks; 34
+@pytest.mark.parametrize("num_relations, channels", [(4, 40), (30_000, 16)])  # as many partial tables as chunks, and 16
 def test_threads_do_not_change_a_bit(num_relations, channels):
     edge_index, inputs, grad = related_graph(500, 400, 50_000, num_relations, 2, channels=channels, hub=9000)
     before, results = torch.get_num_threads(), []
