@@ -1,5 +1,8 @@
 """RGCNConv, which sums over the relations of a graph, without a tensor of edges x channels."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
@@ -9,7 +12,9 @@ from torch_geometric.typing import Adj, OptTensor  # noqa: F401 (PyG looks for t
 from parallel_epochs.models.edges import for_pyg
 from parallel_epochs.models.fused_conv import FusedConv, read_edges
 from parallel_epochs.models.kernels import sorting
+from parallel_epochs.models.kernels.operator import is_transformed
 from parallel_epochs.models.messages import update_all
+from parallel_epochs.models.relations import Relations, convolve
 from parallel_epochs.models.sum_convs import REDUCTIONS, why_aggr
 
 # The edges of each relation, for each tensor of relations. They are kept until that is freed.
@@ -19,8 +24,9 @@ _known = WeakIdKeyDictionary()
 class RGCNConv(FusedConv, pyg.RGCNConv):
     """Relational graph convolution, ``W x_i + sum_r mean_j W_r x_j``, with the arguments of PyG's ``RGCNConv``.
 
-    The neighbours of each relation are reduced before the product with its weights. The edges are divided among the
-    relations on their first use.
+    Means without blocks are computed as :func:`models.relations.convolve` says. Otherwise the neighbours of each
+    relation are reduced before the product with its weights. The edges are expanded by relation, or divided among the
+    relations, on their first use.
     """
 
     def forward(self, x: OptTensor | tuple[OptTensor, Tensor], edge_index: Adj, edge_type: OptTensor = None) -> Tensor:
@@ -37,9 +43,13 @@ class RGCNConv(FusedConv, pyg.RGCNConv):
         weight = self.weight
         if self.num_bases is not None:
             weight = torch.einsum("rb,bio->rio", self.comp, weight)
-        out = torch.zeros((), dtype=weight.dtype, device=weight.device)
-        for of_relation, part in zip(weight, split_relations(edges, edge_type, self.num_relations), strict=True):
-            out = out + self._convolve(x_src, part, of_relation, x_dst.size(0))
+        if self.aggr == "mean" and self.num_blocks is None and x_src.is_floating_point() and not is_transformed():
+            relations = expand_relations(edges, edge_type, self.num_relations, x_src.size(0), x_dst.size(0))
+            out = convolve(x_src, weight, relations, kernel=self.kernel)
+        else:
+            out = torch.zeros((), dtype=weight.dtype, device=weight.device)
+            for of_relation, part in zip(weight, split_relations(edges, edge_type, self.num_relations), strict=True):
+                out = out + self._convolve(x_src, part, of_relation, x_dst.size(0))
         if self.root is not None:
             out = out + (x_dst @ self.root if x_dst.is_floating_point() else self.root[x_dst])
         return out if self.bias is None else out + self.bias
@@ -74,12 +84,31 @@ def split_relations(edge_index: Tensor, edge_type: Tensor, num_relations: int) -
 
     The parts are kept until `edge_type` is freed, on a CPU with a compiler. Checksums tell whether one changed.
     """
+    return _remember(edge_index, edge_type, ("split", num_relations), lambda edges: [
+        edges[:, edge_type == relation] for relation in range(num_relations)])
+
+
+def expand_relations(edge_index: Tensor, edge_type: Tensor, num_relations: int, num_src: int,
+                     num_dst: int) -> Relations:
+    """Expand edges by relation, and keep the result as :func:`split_relations` does. Other relations are left out."""
+    def expand(edges: Tensor) -> Relations:
+        known = (edge_type >= 0) & (edge_type < num_relations)
+        every = bool(known.all())
+        # A copy: what is kept until `edge_type` is freed must not hold it.
+        return Relations(edges if every else edges[:, known], edge_type.clone() if every else edge_type[known],
+                         num_relations, num_src, num_dst)
+
+    return _remember(edge_index, edge_type, ("expanded", num_relations, num_src, num_dst), expand)
+
+
+def _remember(edge_index: Tensor, edge_type: Tensor, kind: tuple, make: Callable[[Tensor], Any]) -> Any:
     edges = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
-    is_kept = not torch.compiler.is_compiling() and edges.device.type == "cpu" and sorting.LIBRARY.get() is not None
-    key = (sorting.hash_tensor(edges), sorting.hash_tensor(edge_type), edges.shape, num_relations) if is_kept else None
-    if is_kept and (known := _known.get(edge_type)) is not None and known[0] == key:
+    if torch.compiler.is_compiling() or edges.device.type != "cpu" or sorting.LIBRARY.get() is None:
+        return make(edges)
+    key = (sorting.hash_tensor(edges), sorting.hash_tensor(edge_type), edges.shape, *kind)
+    if (known := _known.get(edge_type)) is not None and known[0] == key:
         return known[1]
-    parts = [edges[:, edge_type == relation] for relation in range(num_relations)]
-    if is_kept and not edge_type.is_inference():
-        _known[edge_type] = key, parts
-    return parts
+    made = make(edges)
+    if not edge_type.is_inference():
+        _known[edge_type] = key, made
+    return made

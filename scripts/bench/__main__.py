@@ -24,6 +24,7 @@ from parallel_epochs.scripts.bench.mag import bench_mag
 from parallel_epochs.scripts.bench.molecules import bench_graphs
 from parallel_epochs.scripts.bench.partition import bench_partition
 from parallel_epochs.scripts.bench.ranks import bench_memory, bench_ranks
+from parallel_epochs.scripts.bench.relations import bench_relations
 from parallel_epochs.scripts.bench.sampling import bench_sampling
 from parallel_epochs.scripts.bench.scale import bench_scale
 from parallel_epochs.scripts.bench.steady import bench_steady
@@ -46,6 +47,8 @@ NUMBERS = {
     "num_ranks": "number of ranks", "num_walks": "number of walks from each node", "length": "length of a walk",
     "layers": "number of layers", "pyg_layers": "number of layers for the comparison with PyG",
     "channels": "number of channels of a layer", "edge_channels": "number of edge features",
+    "num_relations": "number of relations", "num_bases": "number of matrices of which those of relations are mixed",
+    "heads": "number of heads",
     "dim": "dimension of a vector", "distance": "largest distance of the two nodes of a pair in a walk",
     "pairs_per_step": "number of training pairs of a step", "episode_size": "number of pairs of an episode",
     "epochs": "number of epochs", "steps": "number of training steps", "seeds": "number of seeds",
@@ -130,7 +133,10 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
     growth = add(bench_growth, "training steps of GCN and GAT against nodes, density and hidden size, compared with "
                  "DGL's and PyG's", {}, memory_gib=8, repeat=3)
     _add_figure(growth)
-    for bench in (convs, growth):
+    relations = add(bench_relations, "time and memory of R-GCN and HGT layers with one node type and with thin "
+                    "relations, compared with PyG's and DGL's", {**CLUSTER, "num_edges": 791_224}, num_relations=8,
+                    channels=64, heads=8, num_bases=8, repeat=3)
+    for bench in (convs, growth, relations):
         bench.add_argument("--dgl", default="", metavar="FOLDER", help=f"folder of DGL, from {INSTALL_DGL}")
     layer = add(bench_layer, "time and memory of one layer with norm, activation and dropout, compared with PyG's",
                 CLUSTER, channels=64, repeat=3)

@@ -99,6 +99,8 @@ ROWS: dict[str, list[str]] = {
     "cluster: the reference's kernel": [*TOY, "kernel=reference"],
     "revgnn": [*TOY, "model=revgnn", *DROPPED],
     "equilibrium": [*TOY, "model=equilibrium", *DROPPED],
+    "rgcn": [*TOY, "model=rgcn", *DROPPED],
+    "hgt": [*TOY, "model=hgt", *DROPPED],
     "pyg": [*TOY, "model=pyg", "model.kwargs.heads=2", "model.norm=batch", *DROPPED],
     "pyg: AGDN": [*TOY, "model=pyg", "model.conv=AGDNConv", "model.kwargs.heads=2", "model.feed_forward=true",
                   *DROPPED],

@@ -6,6 +6,7 @@ import torch_geometric.nn as pyg
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from parallel_epochs.models import relation_conv
 from parallel_epochs.models.edges import from_csc
 from parallel_epochs.models.relations import Relations, convolve, multiply_segments
 
@@ -152,7 +153,7 @@ def test_segments_are_multiplied_by_their_own_matrices():
 
 def test_wrong_relations_and_ends_are_errors():
     edges, relation = uniform(20, 40, 3)
-    with pytest.raises(IndexError, match=r"^the relations of the edges have numbers from 0 to 2, but .*=2"):
+    with pytest.raises(IndexError, match="^the relations of the edges have numbers from 0 to 2, but there are num_rel"):
         Relations(edges, relation, 2, 20, 20)
     with pytest.raises(IndexError, match="from -1 to"):
         Relations(edges, relation - 1, 3, 20, 20)
@@ -160,3 +161,18 @@ def test_wrong_relations_and_ends_are_errors():
         Relations(edges, relation / 2, 3, 20, 20)
     with pytest.raises(IndexError, match=r"^edge_index\[1\] has values from"):
         Relations(edges, relation, 3, 20, 5)
+
+
+def test_a_layer_with_pygs_arguments_keeps_expanded_edges_until_the_relations_are_freed():
+    edges, relation = uniform(20, 40, 3)
+    relation[:4] = torch.tensor([5, -1, 5, 7])  # relations that the layer does not have
+    conv, x = relation_conv.RGCNConv(CHANNELS, OUT, 3), torch.randn(20, CHANNELS)
+    before = len(relation_conv._known)
+    expected = conv(x, edges[:, 4:], relation[4:].clone())
+    torch.testing.assert_close(conv(x, edges, relation), expected)
+    torch.testing.assert_close(conv(x, edges, relation), expected)
+    relation[:4] = 0
+    assert not torch.allclose(conv(x, edges, relation), expected)
+    assert len(relation_conv._known) == before + 1
+    del relation
+    assert len(relation_conv._known) == before

@@ -22,6 +22,7 @@ from tests.helpers.running import ROOT
     *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in (
         (["step", "--repeat", "1", "--pyg-layers", "3", "--layers", "4"], 2), (["inference", "--layers", "2"], 1),
         (["aggregate", "--repeat", "1", "--eager"], 5), (["convs", "--repeat", "1"], len(CASES) + 1),
+        (["relations", "--repeat", "1", "--channels", "16"], 4),
         (["depth", "--repeat", "1", "--channels", "24", "--layers", "2"], 6)))])
 def test_benchmarks_beside_pyg(bench, rows):
     sizes = ["--num-nodes", "500", "--num-edges", "10000"]

@@ -66,7 +66,7 @@ COMMANDS = [
     (TRAIN, "trainer=layout data=vectors data.path=graph.pt trainer.perplexity=30",
      "trainer.perplexity=30 must be less than trainer.num_neighbors=30: a third of it is usual"),
     (TRAIN, "model=gcn", "model=gcn is unknown; choose one of custom, deepergcn, equilibrium, hgt, pyg, "
-     "revgnn, rgcn"),
+     "revgnn, rgcn; did you mean rgcn?"),
     (TRAIN, "model=pyg model.conv=sageconv",
      "model.conv=sageconv is not a convolution of torch_geometric.nn; did you mean SAGEConv?"),
     (TRAIN, "model=pyg model.conv=AGDN",

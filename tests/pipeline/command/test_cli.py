@@ -12,6 +12,7 @@ from hydra import compose, initialize_config_dir
 
 from parallel_epochs.models import DeeperGCN, EquilibriumGNN, RevGNN
 from parallel_epochs.models.fused_conv import KERNELS
+from parallel_epochs.models.typed import HGT, RGCN
 from parallel_epochs.pipeline import keys, training
 from parallel_epochs.pipeline.command import cli, schema as configuration
 from parallel_epochs.pipeline.command.folder import begin_or_continue, resolve
@@ -53,7 +54,8 @@ def test_the_stated_defaults_are_the_default_run(tmp_path):
         assert configuration.to_object(compose("config")) == Config()
 
 
-@pytest.mark.parametrize("name, model", [("deepergcn", DeeperGCN), ("revgnn", RevGNN), ("equilibrium", EquilibriumGNN)])
+@pytest.mark.parametrize("name, model", [("deepergcn", DeeperGCN), ("revgnn", RevGNN), ("equilibrium", EquilibriumGNN),
+                                         ("rgcn", RGCN), ("hgt", HGT)])
 def test_options_of_the_model_are_those_of_its_constructor(name, model):
     parameters = inspect.signature(model.__init__).parameters
     schema = {field.name: field.default for field in dataclasses.fields(MODEL_SCHEMAS[name])}

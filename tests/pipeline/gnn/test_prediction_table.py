@@ -73,8 +73,9 @@ def test_a_table_says_what_the_logits_say(ending, run, tmp_path):
     ([], ["exact", "views", "neighbor"]), pytest.param(["model=revgnn"], ["exact"], marks=pytest.mark.slow),
     pytest.param(["model=equilibrium"], ["exact"], marks=pytest.mark.slow),
     pytest.param(["model=pyg", "model.conv=SAGEConv"], ["views"], marks=pytest.mark.slow),
+    *(pytest.param([f"model={name}"], ["exact"], marks=pytest.mark.slow) for name in ("rgcn", "hgt")),
     (["model=custom", "model.path=tests.helpers.nets.Headed"], ["exact"])],
-    ids=["deepergcn", "revgnn", "equilibrium", "pyg", "custom"])
+    ids=["deepergcn", "revgnn", "equilibrium", "pyg", "rgcn", "hgt", "custom"])
 def test_embeddings_are_what_the_head_reads(model, methods, classes, run, configure, tmp_path, monkeypatch):
     monkeypatch.setattr(prediction_table, "MAX_CELLS", 130)  # nine rows at a time
     folder = run
