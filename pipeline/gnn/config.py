@@ -29,6 +29,8 @@ class PartitionConfig:
     num_micro_parts: int = key(0, "Number of micro-clusters, which each round regroups into num_parts clusters. 0: 20 "
                                "x num_parts.", minimum=0, unless=WITHOUT_CLUSTERS,
                                when={"partition.name": ("metis_random", "kaminpar_random")})
+    stratify: bool = key(False, "Give each cluster the same share of the nodes of every type (graphs with several "
+                         "types of nodes).", unless=WITHOUT_CLUSTERS, when={"partition.name": ("random",)})
     scale_sums: bool = key(False, "Multiply the sum over a node's neighbours in its cluster by the node's degree in "
                            "the graph divided by its degree in the cluster.",
                            unless=WITHOUT_CLUSTERS, when={"model.aggr": ("add", "softmax_sum", "power_sum")})
@@ -309,6 +311,10 @@ RULES = (
     Rule({"kernel": ("pyg",)}, "model.name", ("pyg",), "other models have no layers of PyG's"),
     *(Rule({"partition.scale_sums": (True,)}, name, allowed, "sums over the graph's edges are scaled")
       for name, allowed in (("model.name", ("deepergcn",)), ("task.name", ("node",)), ("model.knn", (0,)))),
+    *(Rule({"partition.stratify": (True,)}, name, allowed, why) for name, allowed, why in (
+        ("partition.name", ("random",), "other clusters follow the edges, or hold all nodes"),
+        ("loader.name", ("cluster",), "other loaders make no clusters"),
+        ("data.components", ("all",), "components have nodes of each type in proportions of their own"))),
     *(Rule({"partition.num_parts": (keys.AUTO,)}, name, allowed, f"{why}. Give a number, or leave it out")
       for name, allowed, why in (
           ("loader.name", ("cluster",), "other loaders make no clusters"),

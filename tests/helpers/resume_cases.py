@@ -128,7 +128,7 @@ ROWS: dict[str, list[str]] = {
         "task.common_neighbors=true", "task.valid_edges=true", "task.hide_pairs=true",
         "task.num_negatives=3", "train.schedule=linear"],
     "links of edges": ["data.propagate=2"],
-    "typed links": ["task.hide_pairs=true", "task.strict_negatives=true", "task.valid_edges=true",
+    "typed links": ["partition.stratify=true", "task.hide_pairs=true", "task.strict_negatives=true", "task.valid_edges=true",
                     "evaluation=neighbor", "evaluation.num_neighbors={buys: [3,2], default: [1,1]}"],
     "graph": [],
     "graph: focal loss": ["task.focal_gamma=1.5"],
