@@ -29,6 +29,8 @@ class PartitionConfig:
     num_micro_parts: int = key(0, "Number of micro-clusters, which each round regroups into num_parts clusters. 0: 20 "
                                "x num_parts.", minimum=0, unless=WITHOUT_CLUSTERS,
                                when={"partition.name": ("metis_random", "kaminpar_random")})
+    stratify: bool = key(False, "Give each cluster the same share of the nodes of every type (graphs with several "
+                         "types of nodes).", unless=WITHOUT_CLUSTERS, when={"partition.name": ("random",)})
     scale_sums: bool = key(False, "Multiply the sum over a node's neighbours in its cluster by the node's degree in "
                            "the graph divided by its degree in the cluster.",
                            unless=WITHOUT_CLUSTERS, when={"model.aggr": ("add", "softmax_sum", "power_sum")})
@@ -148,8 +150,11 @@ class LoaderConfig:
 
     name: str = key("cluster", "Loader: cluster for the subgraphs of a partition's clusters, neighbor for training "
                     "nodes with sampled neighbours, graph for whole graphs.")
-    num_neighbors: list[int] = key([15, 10, 5, 5], "Largest number of neighbours sampled for a node, for each hop. "
-                                   "-1: all.", when={"loader.name": ("neighbor",), "evaluation.method": ("neighbor",)})
+    # Hydra merges no mapping into a list: the default is none.
+    num_neighbors: Any = key(None, "Largest number of neighbours sampled for a node, for each hop. -1: all. Or such "
+                             "numbers for each relation, as in {buys: [10,5], default: [5,5]} (graphs with several "
+                             "types of nodes). Default: [15,10,5,5].",
+                             when={"loader.name": ("neighbor",), "evaluation.method": ("neighbor",)})
     batch_size: int = key(1024, "Number of training nodes (neighbor) or graphs (graph) in a batch.", minimum=1,
                           when={"loader.name": ("neighbor", "graph"), "evaluation.method": ("neighbor",)})
     pack: str = key("graphs", "Balance batches by number of graphs or by number of nodes.",
@@ -157,6 +162,11 @@ class LoaderConfig:
     backend: str = key("native", "Neighbour sampler. native: reproducible. pyg: PyG's NeighborLoader with pyg-lib or "
                        "torch_sparse, whose draws differ between runs.", choices=("native", "pyg"),
                        when={"loader.name": ("neighbor",)})
+
+    @property
+    def fan_outs(self) -> Any:
+        """Numbers of neighbours for each hop: a list, or lists by the names of relations."""
+        return [15, 10, 5, 5] if self.num_neighbors is None else self.num_neighbors
 
 
 TABLE = {"features.name": ("embedding",)}
@@ -241,8 +251,9 @@ class EvaluationConfig:
     num_views: int = key(1, "Number of random partitions, or of draws of neighbours, whose logits are averaged.",
                          minimum=1, below=10_000, when={"evaluation.method": ("views", "neighbor")})
     num_parts: int = key(5, "Number of clusters of a view.", minimum=1, when={"evaluation.method": ("views",)})
-    num_neighbors: list[int] = key([], "Largest number of neighbours sampled for a node, for each hop. []: as in "
-                                   "loader.num_neighbors.", when={"evaluation.method": ("neighbor",)})
+    num_neighbors: Any = key(None, "Largest number of neighbours sampled for a node, for each hop, or for each "
+                             "relation and hop. Default: as in loader.num_neighbors.",
+                             when={"evaluation.method": ("neighbor",)})
     smooth: str = key("none", "Scores of smoothed predictions of classes, beside those of the model. label_propagation:"
                       " training labels and predictions spread along the edges. correct_and_smooth: before that, the "
                       "errors at training nodes spread and correct the predictions.", choices=SMOOTHINGS,
@@ -301,6 +312,10 @@ RULES = (
     Rule({"kernel": ("pyg",)}, "model.name", ("pyg",), "other models have no layers of PyG's"),
     *(Rule({"partition.scale_sums": (True,)}, name, allowed, "sums over the graph's edges are scaled")
       for name, allowed in (("model.name", ("deepergcn",)), ("task.name", ("node",)), ("model.knn", (0,)))),
+    *(Rule({"partition.stratify": (True,)}, name, allowed, why) for name, allowed, why in (
+        ("partition.name", ("random",), "other clusters follow the edges, or hold all nodes"),
+        ("loader.name", ("cluster",), "other loaders make no clusters"),
+        ("data.components", ("all",), "components have nodes of each type in proportions of their own"))),
     *(Rule({"partition.num_parts": (keys.AUTO,)}, name, allowed, f"{why}. Give a number, or leave it out")
       for name, allowed, why in (
           ("loader.name", ("cluster",), "other loaders make no clusters"),
@@ -342,6 +357,11 @@ class GNNConfig(RunConfig):
         return self.features.channels if self.features.name == "embedding" else 0
 
     @property
+    def evaluation_fan_outs(self) -> Any:
+        """Numbers of neighbours of an evaluation that samples, as in :attr:`LoaderConfig.fan_outs`."""
+        return self.evaluation.num_neighbors or self.loader.fan_outs
+
+    @property
     def predicts_links(self) -> bool:
         """Whether pairs of nodes are predicted, and not labels."""
         return self.task.name == "link"
@@ -381,10 +401,10 @@ class GNNConfig(RunConfig):
         if conv := getattr(self.model, "conv", ""):
             _check_conv(conv)
         if self.loader.name == "neighbor":
-            _check_num_neighbors("loader", self.loader.num_neighbors, self.model.num_layers)
+            _check_num_neighbors("loader", self.loader.fan_outs, self.model.num_layers)
         if self.evaluation.samples:
-            part = "evaluation" if self.evaluation.num_neighbors else "loader"
-            _check_num_neighbors(part, getattr(self, part).num_neighbors, self.model.num_layers)
+            _check_num_neighbors("evaluation" if self.evaluation.num_neighbors else "loader", self.evaluation_fan_outs,
+                                 self.model.num_layers)
 
 
 def _check_conv(name: str) -> None:
@@ -423,14 +443,38 @@ def _check_class_weights(value: object) -> None:
                              "of float32 only")
 
 
-def _check_num_neighbors(part: str, num_neighbors: list[int], num_layers: int) -> None:
-    name = f"{part}.num_neighbors=[{','.join(map(str, num_neighbors))}]"
-    if len(num_neighbors) != num_layers:
+def _check_num_neighbors(part: str, num_neighbors: object, num_layers: int) -> None:
+    """Refuse what is neither a list of numbers of neighbours for each layer, nor such lists by the names of relations.
+
+    Raises:
+        ValueError: names the key.
+    """
+    key = f"{part}.num_neighbors"
+    if not isinstance(num_neighbors, dict):
+        _check_hops(key, num_neighbors, num_layers, least=1)
+        return
+    if not num_neighbors:
+        raise ValueError(f"{key}={{}} names no relation. Give a list, as in {key}=[15,10], or {{default: [15,10]}}")
+    for name, numbers in num_neighbors.items():
+        _check_hops(f"{key}.{name}", numbers, num_layers, least=0)
+    for hop, numbers in enumerate(zip(*num_neighbors.values(), strict=True), start=1):
+        if not any(numbers):
+            raise ValueError(f"{key}: no relation has neighbours in hop {hop}. Give one of them at least 1, or -1 for "
+                             "all of them")
+
+
+def _check_hops(key: str, numbers: object, num_layers: int, *, least: int) -> None:
+    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
+        raise ValueError(f"{key}={numbers} is not a list of whole numbers. Give one for each layer, as in "
+                         f"{key}=[15,10]")
+    name = f"{key}=[{','.join(map(str, numbers))}]"
+    if len(numbers) != num_layers:
         example = "15,10,..." if num_layers > 8 else ",".join(["15", "10", *["5"] * (num_layers - 2)][:num_layers])
-        raise ValueError(f"{name} has {len(num_neighbors)} numbers, and model.num_layers={num_layers} needs one for "
-                         f"each layer, as in {part}.num_neighbors=[{example}]")
-    if wrong := [number for number in num_neighbors if not (isinstance(number, int) and (number > 0 or number == -1))]:
-        raise ValueError(f"{name}: {wrong[0]} neighbours cannot be sampled. Give at least 1, or -1 for all of them")
+        raise ValueError(f"{name} has {len(numbers)} numbers, and model.num_layers={num_layers} needs one for each "
+                         f"layer, as in {key}=[{example}]")
+    if wrong := [number for number in numbers if number < least and number != -1]:
+        raise ValueError(f"{name}: {wrong[0]} neighbours cannot be sampled. Give at least {least}, or -1 for all of "
+                         "them")
 
 
 @dataclass
@@ -466,8 +510,8 @@ class GNNEvaluateConfig(EvaluateConfig):
     num_views: int | None = key(None, "Number of views that are averaged. Default: as in the run.", minimum=1,
                                 below=10_000)
     num_parts: int | None = key(None, "Number of clusters of a view. Default: as in the run.", minimum=1)
-    num_neighbors: list[int] | None = key(None, "Largest number of neighbours sampled for a node, for each hop. "
-                                          "Default: as in the run.")
+    num_neighbors: Any = key(None, "Largest number of neighbours sampled for a node, for each hop, or for each "
+                             "relation and hop. Default: as in the run.")
     smooth: str | None = key(None, "Smoothing of the predicted classes, beside those of the model. Default: as in the "
                              "run.", choices=SMOOTHINGS)
     output: str | None = key(None, "Table to write. It has a row for each node or graph: its id, its split, the "

@@ -307,7 +307,7 @@ def _ids_of(whole: Data, data: Data, source: Any) -> np.ndarray:
 
 
 def evaluate(run: SavedRun, *, method: str | None, num_views: int | None, num_parts: int | None,
-             num_neighbors: list[int] | None, smooth: str | None, **asked: Any) -> dict[str, float]:
+             num_neighbors: Any, smooth: str | None, **asked: Any) -> dict[str, float]:
     """Evaluate a checkpoint of a run by OGB's Evaluator, and save its predictions if asked to.
 
     Args:
@@ -333,7 +333,7 @@ def evaluate(run: SavedRun, *, method: str | None, num_views: int | None, num_pa
 
 
 def predict(run: SavedRun, *, method: str | None, num_views: int | None, num_parts: int | None,
-            num_neighbors: list[int] | None, smooth: str | None, **asked: Any) -> None:
+            num_neighbors: Any, smooth: str | None, **asked: Any) -> None:
     """Save the predictions of a checkpoint of a run.
 
     Args:

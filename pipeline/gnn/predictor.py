@@ -202,9 +202,9 @@ def build_view_loader(setup: Setup, data: Data) -> ClusterLoader | NeighborLoade
     """
     config, loader = setup.config, setup.loader
     if config.evaluation.samples:
-        return NeighborLoader(data, config.evaluation.num_neighbors or config.loader.num_neighbors,
-                              batch_size=config.loader.batch_size, nodes=torch.arange(data.num_nodes),
-                              purpose="evaluation", seed=config.seed, device=loader.device)
+        return NeighborLoader(data, config.evaluation_fan_outs, batch_size=config.loader.batch_size,
+                              nodes=torch.arange(data.num_nodes), purpose="evaluation", seed=config.seed,
+                              device=loader.device)
     clusters = loader.clusters if isinstance(loader, PairLoader) else loader
     if isinstance(clusters, ClusterLoader) and data is loader.data:
         return clusters

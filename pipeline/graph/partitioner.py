@@ -1,6 +1,6 @@
 """Draws partitions as pure functions of the graph, the seed, the round and the rank."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from parallel_epochs.pipeline.graph.partition import (
     random_partition,
     regroup,
     shuffle_clusters,
+    stratified_partition,
     whole_partition,
 )
 from parallel_epochs.pipeline.graph.structure import inspect
@@ -44,6 +45,8 @@ class Partitioner:
         num_micro_parts: number of micro-clusters ("metis_random" and "kaminpar_random"); 0 for 20 x `num_parts`, but at
             most the number of nodes.
         cache: a folder for the results of METIS and KaMinPar.
+        strata: number of nodes of each type, of which every cluster gets the same share ("random"); none for clusters
+            without a look at types.
 
     Raises:
         ValueError: the name is unknown, there is less than one cluster or more than nodes, METIS or KaMinPar should cut
@@ -51,7 +54,7 @@ class Partitioner:
     """
 
     def __init__(self, edge_index: EdgeIndex, *, name: str, num_parts: int, seed: int = 0, num_micro_parts: int = 0,
-                 cache: Path | None = None):
+                 cache: Path | None = None, strata: Sequence[int] | None = None):
         self.num_nodes = edge_index.get_sparse_size(1)
         if name not in PARTITIONS:
             raise ValueError(f"partition={name} is unknown; choose one of {', '.join(PARTITIONS)}")
@@ -80,6 +83,7 @@ class Partitioner:
         self.num_micro_parts = num_micro_parts
         self.seed = seed
         self.cache = cache
+        self.strata = strata
         self._cut: dict[int, Partition] = {}
 
     def draw(self, round_: int, rank: int = 0) -> Partition:
@@ -105,6 +109,8 @@ class Partitioner:
 
 def draw_random(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:
     """Draw random clusters of equal sizes, new ones each round."""
+    if partitioner.strata is not None:
+        return stratified_partition(partitioner.strata, partitioner.num_parts, rng)
     return random_partition(partitioner.num_nodes, partitioner.num_parts, rng)
 
 

@@ -8,10 +8,11 @@ or on the draws before it.
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
@@ -30,14 +31,17 @@ class NeighborSampler:
 
     Args:
         edge_index: edges sorted by destination, int32 or int64, on the CPU.
-        num_neighbors: the largest number of neighbours drawn for a node at each hop; -1 for all of them.
+        num_neighbors: the largest number of neighbours drawn for a node at each hop; -1 for all of them. With
+            `relation`, that of each relation at each hop [num_hops, num_relations], int64.
+        relation: the number of the relation of each edge, float32; none to draw from all edges together.
         native: whether C++ draws, where it compiles; the draws are the same.
     """
 
-    def __init__(self, edge_index: EdgeIndex, num_neighbors: Sequence[int], *, native: bool = True):
+    def __init__(self, edge_index: EdgeIndex, num_neighbors: Sequence[int] | Int[Tensor, "num_hops num_relations"], *,
+                 relation: Float[Tensor, " num_edges"] | None = None, native: bool = True):
         (indptr, src), _ = edge_index.get_csc()
         self._indptr, self._src = indptr.contiguous(), src.contiguous()
-        self._num_neighbors = tuple(num_neighbors)
+        self._num_neighbors, self._relation = tuple(num_neighbors), relation
         self._library = LIBRARY.get() if native else None
         self._local = torch.full((indptr.numel() - 1,), -1, dtype=torch.int32)
 
@@ -46,7 +50,8 @@ class NeighborSampler:
         """Draw the neighbours of nodes, then of those that are new, and so on.
 
         A node draws once, in the hop after the one that reached it. Each of the edges that enter it is drawn with
-        the same probability, several between the same two nodes each for itself.
+        the same probability, several between the same two nodes each for itself; with relations, each of those of the
+        same relation.
 
         Args:
             seeds: distinct node numbers, int64.
@@ -63,7 +68,7 @@ class NeighborSampler:
         try:
             for hop, most in enumerate(self._num_neighbors):
                 ptr = self._count(hops[-1], most)
-                positions.append(self._draw(hops[-1], ptr, _hop_key(key, hop)))
+                positions.append(self._draw(hops[-1], ptr, _hop_key(key, hop), most))
                 fresh, local_src = self._number(positions[-1], num_nodes)
                 ptrs.append(ptr[1:] + num_edges)
                 sources.append(local_src)
@@ -75,21 +80,43 @@ class NeighborSampler:
         ptrs.append(torch.full((hops[-1].numel(),), num_edges))
         return self._edges(torch.cat(sources), torch.cat(ptrs)), torch.cat(hops), torch.cat(positions)
 
-    def _count(self, nodes: Tensor, most: int) -> Tensor:
+    def _count(self, nodes: Tensor, most: int | Tensor) -> Tensor:
         """Count the neighbours to draw, summed up to each node."""
-        degree = (self._indptr[nodes + 1] - self._indptr[nodes]).long()
-        count = degree if most < 0 else degree.clamp(max=most)
+        if isinstance(most, Tensor):
+            count = self._count_by_relation(nodes, most)
+        else:
+            degree = (self._indptr[nodes + 1] - self._indptr[nodes]).long()
+            count = degree if most < 0 else degree.clamp(max=most)
         return torch.cat([count.new_zeros(1), count.cumsum(0)])
 
-    def _draw(self, nodes: Tensor, ptr: Tensor, key: int) -> Tensor:
+    def _count_by_relation(self, nodes: Tensor, most: Tensor) -> Tensor:
+        if self._library is None:
+            return RelationRows(self._indptr, nodes, self._relation, most).count_of_node()
+        count = torch.empty(nodes.numel(), dtype=torch.int64)
+        self._library.sampling_count_by_relation(
+            *self._relations(most), pointer(nodes), ctypes.c_int64(nodes.numel()), pointer(count),
+            torch.get_num_threads())
+        return count
+
+    def _draw(self, nodes: Tensor, ptr: Tensor, key: int, most: int | Tensor) -> Tensor:
         """Draw positions of edges that enter each node."""
         if self._library is None:
-            return draw_with_numpy(self._indptr, nodes, ptr, key)
+            return draw_with_numpy(self._indptr, nodes, ptr, key) if not isinstance(most, Tensor) else \
+                RelationRows(self._indptr, nodes, self._relation, most).draw(key)
         position = torch.empty(int(ptr[-1]), dtype=torch.int64)
-        self._library.sampling_draw(
-            pointer(self._indptr), self._indptr.element_size(), pointer(nodes), ctypes.c_int64(nodes.numel()),
-            pointer(ptr), ctypes.c_uint64(key), pointer(position), torch.get_num_threads())
+        rest = (pointer(nodes), ctypes.c_int64(nodes.numel()), pointer(ptr), ctypes.c_uint64(key), pointer(position),
+                torch.get_num_threads())
+        if isinstance(most, Tensor):
+            self._library.sampling_draw_by_relation(*self._relations(most), *rest)
+        else:
+            self._library.sampling_draw(pointer(self._indptr), self._indptr.element_size(), *rest)
         return position
+
+    def _relations(self, most: Tensor) -> tuple:
+        """Return the arguments of the kernels that say which edges are of which relation."""
+        relation = cast(Tensor, self._relation)
+        return (pointer(self._indptr), self._indptr.element_size(), ctypes.c_void_p(relation.data_ptr()),
+                ctypes.c_int64(relation.stride(0)), pointer(most), ctypes.c_int64(most.numel()))
 
     def _number(self, position: Tensor, num_known: int) -> tuple[Tensor, Tensor]:
         """Number the sources of edges; returns the nodes that had no number yet, and the numbers."""
@@ -122,16 +149,63 @@ def draw_with_numpy(indptr: Int[Tensor, " num_nodes_plus_1"], nodes: Int[Tensor,
     nodes, count = nodes.numpy(), ptr.diff().numpy()
     first = indptr.numpy()[nodes].astype(np.int64)
     degree = indptr.numpy()[nodes + 1] - first
+    drawn = np.flatnonzero(_take(degree, count, nodes.astype(np.uint64), key))
     begin = np.concatenate([[0], degree.cumsum()])
-    taken = np.repeat(count == degree, degree)  # of all edges that enter these nodes
+    return torch.from_numpy(drawn + np.repeat(first - begin[:-1], count))
+
+
+class RelationRows:
+    """The edges that enter some nodes, in rows of the same node and relation, as sampling.cpp draws from them.
+
+    Args:
+        indptr: first edge of each node [num_nodes + 1].
+        nodes: those that draw, int64.
+        relation: the number of the relation of each edge, float32.
+        most: the most edges of each relation that a node draws, int64 [num_relations]; -1 for all.
+    """
+
+    def __init__(self, indptr: Tensor, nodes: Tensor, relation: Tensor, most: Tensor):
+        self._num_nodes = len(nodes)
+        first = indptr[nodes].long()
+        degree = indptr[nodes + 1].long() - first
+        owner = torch.repeat_interleave(torch.arange(len(nodes)), degree)
+        self._position = torch.arange(len(owner)) + (first - degree.cumsum(0) + degree)[owner]
+        number = relation[self._position].long()
+        keys, self._order = (owner * len(most) + number).sort(stable=True)
+        rows, counts = keys.unique_consecutive(return_counts=True)
+        self._owner, number = rows // len(most), rows % len(most)
+        self._degree, limit = counts, most[number]
+        self._count = torch.where(limit < 0, counts, torch.minimum(counts, limit))
+        self._id = (nodes[self._owner] | number + 1 << 32).numpy().astype(np.uint64)
+
+    def count_of_node(self) -> Int[Tensor, " num_drawing"]:
+        """Count the edges that each node draws."""
+        return torch.zeros(self._num_nodes, dtype=torch.int64).index_add_(0, self._owner, self._count)
+
+    def draw(self, key: int) -> Int[Tensor, " num_drawn"]:
+        """Draw positions of edges that enter each node, ascending."""
+        taken = torch.zeros(len(self._order), dtype=torch.bool)
+        taken[self._order] = torch.from_numpy(_take(self._degree.numpy(), self._count.numpy(), self._id, key))
+        return self._position[taken]
+
+
+def _take(degree: np.ndarray, count: np.ndarray, ids: np.ndarray, key: int) -> np.ndarray:
+    """Choose `count` of the `degree` places of each row by Floyd's algorithm; returns which, row by row.
+
+    Args:
+        ids: of the rows, uint64, of which their random numbers are a function.
+    """
+    begin = np.concatenate([[0], degree.cumsum()])
+    taken = np.repeat(count == degree, degree)
     rows = np.flatnonzero(count < degree)
-    state = mix(np.uint64(key) ^ mix(nodes[rows].astype(np.uint64)))
-    for j in range(count[rows].max(initial=0)):  # they all draw as many
+    state = mix(np.uint64(key) ^ mix(ids[rows]))
+    for j in range(count[rows].max(initial=0)):
+        draws = count[rows] > j  # rows of relations draw other numbers
+        rows, state = rows[draws], state[draws]
         last = degree[rows] - count[rows] + j
         at = begin[rows] + _below(mix(state + np.uint64((j + 1) * GOLDEN & MASK)), last + 1)
         taken[np.where(taken[at], begin[rows] + last, at)] = True
-    drawn = np.flatnonzero(taken)
-    return torch.from_numpy(drawn + np.repeat(first - begin[:-1], count))
+    return taken
 
 
 def number_with_numpy(src: Int[Tensor, " num_edges"], position: Int[Tensor, " num_drawn"], num_known: int,

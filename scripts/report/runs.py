@@ -43,6 +43,10 @@ def _are_numbers(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_number, value))
 
 
+def _are_fan_outs(value: object) -> bool:
+    return _are_numbers(value) or isinstance(value, dict) and all(map(_are_numbers, value.values()))
+
+
 def _are_components(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, dict) and all(map(_is_number, item.values()))
                                            and "num_nodes" in item for item in value)
@@ -59,7 +63,7 @@ CONTENT: dict[str, dict[Callable[[object], bool], tuple[str, ...]]] = {
     "metrics.jsonl": {_is_number: ("round", "num_edges", "cut", "imbalance", "seconds"), _is_text: ("name", "metric"),
                       _are_numbers: ("sizes", "kept_edges")},
     "sampling": {_is_number: ("num_batches", "num_seeds", "mean_nodes", "mean_edges", "seconds"),
-                 _is_text: ("name", "metric"), _are_numbers: ("num_neighbors",)},
+                 _is_text: ("name", "metric"), _are_fan_outs: ("num_neighbors",)},
     "graphs": {_is_number: ("num_graphs", "num_batches", "least_graphs", "most_graphs", "least_nodes", "most_nodes",
                             "seconds"), _is_text: ("pack", "metric")},
 }

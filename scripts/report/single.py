@@ -167,8 +167,14 @@ def _partition(part: dict, figures: Figures) -> str:
                                     (kept, "Edges kept within each cluster", "edges"))) + "</div>"
 
 
+def _fan_out(numbers: list[int]) -> str:
+    return ", ".join("all" if number < 0 else f"{number:,}" for number in numbers)
+
+
 def _sampling(drawn: dict) -> str:
-    numbers = ", ".join("all" if number < 0 else f"{number:,}" for number in drawn["num_neighbors"])
+    given = drawn["num_neighbors"]
+    numbers = _fan_out(given) if isinstance(given, list) else "; ".join(
+        f"{_fan_out(own)} ({name})" for name, own in given.items())
     return paragraph(
         f"{drawn['name'].capitalize()} with at most {numbers} neighbours of a node at each hop: "
         f"{words.count(drawn['num_seeds'], 'seed')} in {words.count(drawn['num_batches'], 'batch', 'batches')}, "

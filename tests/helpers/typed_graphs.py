@@ -11,7 +11,9 @@ COUNTS = {"user": 40, "item": 30, "tag": 6}
 
 
 def hetero_graph(seed: int = 0) -> HeteroData:
-    """Users who buy items of their kind and know each other, and items with a tag; tags have no features."""
+    """Users who buy items of their kind and know each other, and items with a tag; tags have no features. The labels of
+    users are their kinds.
+    """
     rng = np.random.default_rng(seed)
     data = HeteroData()
     kinds = {name: rng.integers(3, size=COUNTS[name]) for name in ("user", "item")}
@@ -19,6 +21,9 @@ def hetero_graph(seed: int = 0) -> HeteroData:
         noise = rng.normal(size=(COUNTS[name], 3 + 2 * (name == "user")))
         data[name].x = torch.from_numpy(noise + np.eye(3)[kind] @ np.eye(3, noise.shape[1])).float()
     data["tag"].num_nodes = COUNTS["tag"]
+    data["user"].y = torch.from_numpy(kinds["user"])
+    for split, mask in enumerate(("train_mask", "val_mask", "test_mask")):
+        data["user"][mask] = torch.arange(COUNTS["user"]) % 4 == split
     same = kinds["user"][:, None] == kinds["item"]
     buys = np.argwhere(same & (rng.random(same.shape) < 0.5))
     knows = rng.integers(COUNTS["user"], size=(90, 2))  # some to and fro, and some with themselves

@@ -10,6 +10,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
+from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
@@ -47,7 +48,18 @@ def build_partitioner(config: GNNConfig, data: Data) -> Partitioner:
     return Partitioner(
         data.edge_index, name=config.partition.name, num_parts=1 if num_parts == keys.AUTO else num_parts,
         seed=config.seed, num_micro_parts=config.partition.num_micro_parts,
-        cache=Path(config.cache_dir) / "partitions")
+        cache=Path(config.cache_dir) / "partitions", strata=_strata_of(config, data))
+
+
+def _strata_of(config: GNNConfig, data: Data) -> list[int] | None:
+    """Return the number of nodes of each type, if clusters get the same share of each."""
+    if not config.partition.stratify:
+        return None
+    schema = schema_of(data)
+    if schema is None or len(schema.types) == 1:
+        raise ValueError("partition.stratify=true gives each cluster the same share of the nodes of every type, and "
+                         f"{config.data.origin()} has one type of nodes. Leave it out")
+    return schema.counts
 
 
 def build_stream(config: GNNConfig, data: Data, partitioner: Partitioner | None = None) -> ClusterStream | None:
@@ -102,7 +114,7 @@ def _nodes_of_clusters(config: GNNConfig, data: Data) -> tuple[int, str] | None:
 
 
 def _build_neighbor_loader(config: GNNConfig, data: Data, device: torch.device) -> NeighborLoader:
-    return NeighborLoader(data, config.loader.num_neighbors, batch_size=config.loader.batch_size, seed=config.seed,
+    return NeighborLoader(data, config.loader.fan_outs, batch_size=config.loader.batch_size, seed=config.seed,
                           backend=config.loader.backend, device=device)
 
 

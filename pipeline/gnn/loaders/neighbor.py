@@ -3,8 +3,9 @@
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch_geometric.typing
@@ -14,6 +15,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from parallel_epochs.models.edges import from_csc
+from parallel_epochs.pipeline.gnn.loaders.fan_outs import NumNeighbors, fan_outs_of, show
 from parallel_epochs.pipeline.graph import subgraph
 from parallel_epochs.pipeline.graph.edges import transpose
 from parallel_epochs.pipeline.graph.sampling import LIBRARY, NeighborSampler
@@ -48,7 +50,8 @@ class NeighborLoader:
 
     Args:
         data: a graph whose ``edge_index`` is an ``EdgeIndex`` sorted by destination.
-        num_neighbors: the largest number of neighbours drawn for a node at each hop; -1 for all of them.
+        num_neighbors: the largest number of neighbours drawn for a node at each hop; -1 for all of them. Or such
+            numbers of each relation, see :func:`pipeline.gnn.loaders.fan_outs.fan_outs_of`.
         batch_size: seeds of a batch.
         nodes: the seeds, int64; all training nodes if not given.
         purpose: what the batches are for; those of other purposes are drawn otherwise.
@@ -57,14 +60,15 @@ class NeighborLoader:
         device: where the batches will be used; for a GPU they are put into page-locked memory.
 
     Raises:
-        ValueError: there is no seed, or PyG's loader has nothing to sample with.
+        ValueError: there is no seed, PyG's loader has nothing to sample with, or the numbers do not fit the relations.
     """
 
-    def __init__(self, data: Data, num_neighbors: Sequence[int], *, batch_size: int, nodes: Tensor | None = None,
+    def __init__(self, data: Data, num_neighbors: NumNeighbors, *, batch_size: int, nodes: Tensor | None = None,
                  purpose: str = "train", seed: int = 0, backend: str = "native",
                  device: torch.device = torch.device("cpu")):
         self.data, self.device = data, device
-        self._num_neighbors, self._batch_size = list(num_neighbors), batch_size
+        self._fan_outs, self._batch_size = fan_outs_of(num_neighbors, data), batch_size
+        self._num_neighbors = dict(num_neighbors) if isinstance(num_neighbors, Mapping) else list(num_neighbors)
         self._nodes = data.train_mask.nonzero().squeeze(1) if nodes is None else nodes
         self._purpose, self._seed, self._backend = purpose, seed, backend
         if not self._nodes.numel():
@@ -72,6 +76,9 @@ class NeighborLoader:
                              "nodes. Put some nodes into train_mask")
         if backend == "pyg":
             check_pyg()
+            if isinstance(self._fan_outs, Tensor):
+                raise ValueError("loader.backend=pyg draws from all relations together. For numbers of neighbours of "
+                                 "each relation, set loader.backend=native")
 
     @property
     def num_batches(self) -> int:
@@ -84,10 +91,23 @@ class NeighborLoader:
         if self._nodes.numel() % self._batch_size != 1 and self._batch_size > 1:
             return 2
         src, dst = self.data.edge_index.as_tensor().long()
+        if isinstance(self._fan_outs, Tensor):
+            return 1 if self._may_draw_loops_alone(src, dst, self._fan_outs[0]) else 2
         degree, loops = (torch.bincount(nodes, minlength=self.data.num_nodes)[self._nodes]
                          for nodes in (dst, dst[src == dst]))
-        most = self._num_neighbors[0]
+        most = self._fan_outs[0]
         return 1 if bool((loops >= (degree if most < 0 else degree.clamp(max=most))).any()) else 2
+
+    def _may_draw_loops_alone(self, src: Tensor, dst: Tensor, most: Tensor) -> bool:
+        """Tell whether some seed may draw nothing but edges from itself, of each relation."""
+        rows, row_of, degree = (dst * len(most) + self.data.edge_attr[:, 0].long()).unique(
+            return_inverse=True, return_counts=True)
+        loops = torch.bincount(row_of[src == dst], minlength=len(rows))
+        limit = most[rows % len(most)]
+        has_others = loops < torch.where(limit < 0, degree, torch.minimum(degree, limit))
+        is_safe = torch.zeros(self.data.num_nodes, dtype=torch.bool)
+        is_safe[rows[has_others] // len(most)] = True
+        return not bool(is_safe[self._nodes].all())
 
     def prepare(self) -> None:
         """Compile what draws and selects, once for all processes."""
@@ -125,12 +145,16 @@ class NeighborLoader:
         mean_nodes, mean_edges = (sum(column) / len(sizes) for column in zip(*sizes))
         seconds += (time.perf_counter() - start) / len(sizes)
         log.info("sampling: %s, num_neighbors=%s, %s batches of %s of %s seeds, with %s nodes and %s edges on average "
-                 "(of %d), %.3f s each", self.name, self._num_neighbors, f"{self.num_batches:,}",
+                 "(of %d), %.3f s each", self.name, self._shown, f"{self.num_batches:,}",
                  f"{min(self._batch_size, len(order.seeds)):,}", f"{len(order.seeds):,}", f"{mean_nodes:,.0f}",
                  f"{mean_edges:,.0f}", len(sizes), seconds)
         return {"sampling": {"name": self.name, "num_neighbors": self._num_neighbors, "num_batches": self.num_batches,
                              "num_seeds": len(order.seeds), "mean_nodes": mean_nodes, "mean_edges": mean_edges,
                              "seconds": seconds}}
+
+    @property
+    def _shown(self) -> str:
+        return show(self._num_neighbors) if isinstance(self._num_neighbors, dict) else str(self._num_neighbors)
 
     @property
     def name(self) -> str:
@@ -141,8 +165,9 @@ class NeighborLoader:
                  numbers: Iterable[int]) -> Iterator[tuple[int, int, tuple[EdgeIndex, Tensor, Tensor]]]:
         """Draw the batches of these numbers: their number, their number of seeds, and what was drawn."""
         # One for each iterator: training and evaluation may draw at the same time, in threads of their own.
+        relation = self.data.edge_attr[:, 0] if isinstance(self._fan_outs, Tensor) else None
         sample = (self._pyg_sample if self._backend == "pyg"
-                  else NeighborSampler(self.data.edge_index, self._num_neighbors).sample)
+                  else NeighborSampler(self.data.edge_index, self._fan_outs, relation=relation).sample)
         for number in numbers:
             seeds = order.seeds[number * self._batch_size:(number + 1) * self._batch_size]
             key = stream(f"{self._purpose} neighbours", self._seed, *order.path, number).bit_generator.random_raw()
@@ -150,7 +175,7 @@ class NeighborLoader:
 
     @functools.cached_property
     def _pyg_sample(self) -> Sample:
-        return pyg_sampler(self.data.edge_index, self._num_neighbors)
+        return pyg_sampler(self.data.edge_index, cast(list[int], self._fan_outs))
 
 
 def check_pyg() -> None:

@@ -73,6 +73,8 @@ GRADIENTS = {
     "clusters, epochs": (FEW, EPOCHS | parts(3)), "clusters, split": (FEW, SPLIT | parts(5)),
     "clusters without labels": (ONE, SPLIT | parts(6)),
     "neighbours, epochs": (TEN, EPOCHS | NEIGHBOR), "neighbours, split": (TEN, SPLIT | NEIGHBOR),
+    "neighbours by relation, split": ("typed", SPLIT | NEIGHBOR | {
+        "loader.num_neighbors": {"buys": [3, 2], "default": [1, 2]}}),
     "one batch of neighbours": (TEN, SPLIT | NEIGHBOR | {"loader.batch_size": 30}),
     "table, epochs": (NINE, EPOCHS | TABLE | parts(3)), "table, split": (NINE, SPLIT | TABLE | parts(5)),
     "table, neighbours, split": (NINE, SPLIT | TABLE | NEIGHBOR),
@@ -103,10 +105,10 @@ def computed(tmp_path_factory):
             overrides = ["data=ogb_link", "task=link", "partition=random", "model.num_layers=2", "task.hide_pairs=true",
                          "model.hidden_channels=8", "task.pairs_per_step=60",
                          f"data.folder={write_links(folder / toy)}"]
-        elif toy == "typed links":
+        elif toy.startswith("typed"):
             folder.joinpath(toy).mkdir()
-            overrides = [*write_hetero(folder / toy), "task=link", "task.relation=buys", "partition=random",
-                         "model.num_layers=2", "model.hidden_channels=8"]
+            overrides = [*write_hetero(folder / toy), "partition=random", "model.num_layers=2",
+                         "model.hidden_channels=8", *(["task=link", "task.relation=buys"] if "links" in toy else [])]
         elif toy == "graphs":
             overrides = ["+experiment=ogbg_molpcba", "model.num_layers=3", "model.hidden_channels=16",
                          "model.norm=layer", "loader.batch_size=7",
@@ -119,7 +121,7 @@ def computed(tmp_path_factory):
                                {"model.dropout": 0.0, "parallel.num_ranks": num_ranks, **changes})
         if toy == "typed links":
             return config, load_links(config.data, config.cache_dir, relation=config.task.relation)
-        if toy in ("links", "graphs"):
+        if toy in ("links", "graphs", "typed"):
             return config, load(config.data, config.cache_dir)
         if toy == "classes":
             return config, class_graph(FEW)
