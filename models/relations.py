@@ -80,15 +80,14 @@ class Relations:
         num_dst: number of destination nodes.
 
     Raises:
-        IndexError: an edge has a relation or an end that does not exist. A GPU does not check relations.
+        IndexError: an edge has a relation or an end that does not exist. A GPU does not check this.
+        ValueError: a relation is no whole number.
     """
 
     def __init__(self, edge_index: Int[Tensor, "2 num_edges"], relation: Num[Tensor, " num_edges"], num_relations: int,
                  num_src: int, num_dst: int):
         edges = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
         self.num_relations, self.num_src, self.num_dst = num_relations, num_src, num_dst
-        if relation.shape != edges.shape[1:]:
-            raise ValueError(f"relation has shape {tuple(relation.shape)}, but there are {edges.size(1)} edges")
         if edges.device.type == "cpu" and not is_transformed():
             _check_relations(relation, num_relations)
             sorting.check_ends(edges, num_src, num_dst)

@@ -63,8 +63,11 @@ class DataConfig:
             ValueError: says which key gives labels.
         """
 
-    def check_links(self) -> None:
+    def check_links(self, relation: Any = None) -> None:
         """Refuse to learn links, if the keys say that it cannot work.
+
+        Args:
+            relation: whose links are learned, as task.relation names it.
 
         Raises:
             ValueError: names the key.

@@ -26,8 +26,10 @@ from parallel_epochs.pipeline.data.learned import Learned
 from parallel_epochs.pipeline.data.links import LinkSplit, describe_links, divide_links
 from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.data.propagate import propagate, write_propagated
+from parallel_epochs.pipeline.data.relation import refuse_relation
 from parallel_epochs.pipeline.data.sparse import densify
 from parallel_epochs.pipeline.data.typed import SCHEMA, refuse_propagate, schema_of
+from parallel_epochs.pipeline.data.typed_links import name_relation
 from parallel_epochs.pipeline.graph import store, structure
 from parallel_epochs.pipeline.graph.components import write_component
 from parallel_epochs.pipeline.graph.ranges import check_graph, name_in
@@ -159,19 +161,23 @@ def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None
     return data
 
 
-def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None) -> Data:
+def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None,
+               relation: Any = None) -> Data:
     """Open the graph of a link task, as :func:`load` does; see :func:`pipeline.data.links.divide_links`.
 
     Args:
         content_hash: of what this function returned to another process a moment ago.
+        relation: whose links are learned, of a graph with several types of nodes; as task.relation names it.
 
     Returns:
         The message graph, with the pairs of ``PAIRS``.
 
     Raises:
-        ValueError: the dataset is wrong, has no links to divide, or not enough pairs that are not linked.
+        ValueError: the dataset is wrong, has no links to divide, not enough pairs that are not linked, or no such
+            relation.
     """
     if config.links != "edges":
+        refuse_relation(relation, config.origin())
         return load(config, cache_dir, content_hash=content_hash)
     start, verify = time.perf_counter(), content_hash is None
     chosen: Any = config  # of a class that has these keys
@@ -182,10 +188,17 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
     hops = [num_hops] if num_hops else []
     # How features are made of edges is in the hash of the graph; caches of before have this in its place.
     chosen_split = *dataclasses.astuple(split)[:-1], config.node_features == "log_sum"
-    content_hash = content_hash or _digest([hash_graph(config), chosen_split, LINKS_FORMAT, *hops])
+    named = [] if relation is None else [{"relation": relation}]
+    content_hash = content_hash or _digest([hash_graph(config), chosen_split, LINKS_FORMAT, *hops, *named])
+
+    def check_relation(data: Data) -> None:
+        name_relation(data, relation, config.origin())
 
     def build() -> dict:
-        data = divide_links(_load(config, cache_dir), split, config.origin())
+        whole = _load(config, cache_dir, check=check_relation)
+        if num_hops:
+            refuse_propagate(whole, num_hops)
+        data = divide_links(whole, split, config.origin(), relation)
         if num_hops:
             data.x, data.hop_moments = propagate(data, num_hops)
         return store.pack(data)

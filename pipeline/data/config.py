@@ -30,6 +30,7 @@ OGB_NODE_NAMES = ("ogbn-proteins", "ogbn-arxiv", "ogbn-products")
 OGB_GRAPH_NAMES = ("ogbg-molhiv", "ogbg-molpcba", "ogbg-ppa")
 # Keys of links alone.
 LINK = {"task.name": ("link",)}
+OGB_HETERO_NAMES = ("ogbn-mag",)
 OGB_LINK_NAMES = ("ogbl-collab", "ogbl-ppa", "ogbl-ddi", "ogbl-citation2")
 
 
@@ -125,6 +126,23 @@ class OGBConfig(DataConfig):
             check_folder(self.folder)
         raise ValueError(f"{self.name} is not in data.root={self.root}. Run `python -m pipeline.prepare "
                          f"+experiment={self.name.replace('-', '_')}` on a machine with a network, or set data.folder")
+
+
+@dataclass
+class OGBHeteroConfig(OGBConfig):
+    """A node dataset of the Open Graph Benchmark with several types of nodes, or a folder in its raw CSV layout."""
+
+    source: str = key("ogb_hetero", "Node dataset of the Open Graph Benchmark with several types of nodes, or a folder "
+                      "in its raw layout.", shapes_graph=True)
+    name: str = key("ogbn-mag", "Name of the dataset.", choices=OGB_HETERO_NAMES, shapes_graph=True)
+    reverse_relations: bool = reverse_relations()
+    featureless: str = featureless()
+    label_type: str | None = label_type()
+
+    def download(self) -> None:
+        if self.folder is None:
+            from parallel_epochs.pipeline.data import ogb_hetero, ogb_node
+            ogb_node.download(self.name, self.root, ogb_hetero.needed)
 
 
 def _random_walk() -> Any:
@@ -228,8 +246,8 @@ class FileConfig(DataConfig):
         if self.split == "time" and self.time_column is None:
             raise ValueError("data.split=time needs data.time_column, the attribute with a time for each node")
 
-    def check_links(self) -> None:
-        super().check_links()
+    def check_links(self, relation: Any = None) -> None:
+        super().check_links(relation)
         if self.split == "time" and self.edge_time is None:
             raise ValueError("task=link with data.split=time needs data.edge_time, the attribute with a time for each "
                              "edge")
@@ -460,6 +478,7 @@ DATASETS = {
     "ogb": ("ogb_node", OGBConfig),
     "ogb_graph": ("ogb_graph", OGBGraphConfig),
     "ogb_link": ("ogb_link", OGBLinkConfig),
+    "ogb_hetero": ("ogb_hetero", OGBHeteroConfig),
     "file": ("file", FileConfig),
     "store": ("store", StoreConfig),
     "graph_files": ("graph_files", GraphFilesConfig),

@@ -5,6 +5,7 @@ and as many pairs that are no edges of the whole graph are drawn once for valida
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,18 @@ from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.data.learned import FITTED
 from parallel_epochs.pipeline.data.prepare import NAME_KEYS, masks_of_pairs
 from parallel_epochs.pipeline.data.splits import divide
-from parallel_epochs.pipeline.data.typed import SCHEMA
+from parallel_epochs.pipeline.data.typed import SCHEMA, schema_of
+from parallel_epochs.pipeline.data.typed_links import (
+    RELATION,
+    LinkRelation,
+    describe_relation,
+    draw_unlinked_targets,
+    find_relation_links,
+    link_relation_of,
+    name_relation,
+    refill_means,
+    times_of_links,
+)
 from parallel_epochs.pipeline.graph.pairs import keep_edges
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run.seeds import stream
@@ -50,45 +62,67 @@ def describe_links(data: Data, split: LinkSplit) -> str:
     counts = ", ".join(f"{len(data[f'{part}_pairs']):,} {name}" for part, name in zip(
         SPLITS, ("training", "validation", "test"), strict=True))
     drawn = f"{len(data.valid_negatives):,} and {len(data.test_negatives):,}"
-    return (f"{counts} pairs, divided by {split.kind}; {drawn} pairs without a link drawn for validation and test; the "
-            f"graph keeps {data.edge_index.size(1):,} directed edges")
+    own = link_relation_of(data)
+    return (f"{'' if own is None else f'{own.name}, '}{counts} pairs, divided by {split.kind}; {drawn} pairs "
+            f"without a link drawn for validation and test; the graph keeps {data.edge_index.size(1):,} directed edges")
 
 
-def divide_links(graph: Data, split: LinkSplit, origin: str) -> Data:
-    """Divide the edges of a prepared graph.
+def divide_links(graph: Data, split: LinkSplit, origin: str, relation: Any = None) -> Data:
+    """Divide the edges of a prepared graph, or those of one relation.
 
     A link is a pair of two different nodes with an edge in either direction. Self-loops are no links, and stay. Where
-    the features of the nodes are made of their edges, they are made anew, of the message graph.
+    the features of the nodes are made of their edges, they are made anew, of the message graph. For the links of a
+    relation, see :mod:`pipeline.data.typed_links`.
 
     Args:
         graph: as :func:`pipeline.data.cache.load` returns it, with ``edge_time`` [num_edges] for a split by time.
         origin: where the graph comes from, for messages.
+        relation: that task.relation names; none for a graph with one type of nodes.
 
     Raises:
-        ValueError: no link is left for training, or there are not as many pairs without a link as are needed.
+        ValueError: no link is left for training, there are not as many pairs without a link as are needed, or the
+            relation does not fit the graph.
     """
     if data_kind(graph) is DataKind.PAIRS:
         raise ValueError(f"{origin} holds pairs of nodes already. Save its edges without them")
-    links, link_of_edge = find_links(graph.edge_index.as_tensor().long(), graph.num_nodes)
-    masks = _choose(graph, split, links, link_of_edge, origin)
-    is_loop = link_of_edge < 0
-    kept = (is_loop | masks[0][link_of_edge.clamp(min=0)]).nonzero().squeeze(1)
+    number, schema = name_relation(graph, relation, origin), schema_of(graph)
+    own = None if number is None or schema is None else describe_relation(schema, number)
+    edges = graph.edge_index.as_tensor().long()
+    links, link_of_edge = find_links(edges, graph.num_nodes) if own is None else find_relation_links(
+        edges, graph.edge_attr[:, 0], own, graph.num_nodes, origin)
+    masks = _choose(graph, split, links, link_of_edge, own, origin)
+    is_other = link_of_edge < 0
+    kept = (is_other | masks[0][link_of_edge.clamp(min=0)]).nonzero().squeeze(1)
     edge_index = keep_edges(graph.edge_index, kept)
     edge_attr = None if graph.edge_attr is None else graph.edge_attr.index_select(0, kept)
     x, source = graph.x, graph.get("x_source", "data")
-    if source != "data":
-        own = incident_features(edge_index, edge_attr, split.node_features)
-        x = torch.cat([own, x[:, x.size(1) - graph.num_categories:]], dim=1)
-    valid, test = (int(mask.sum()) for mask in masks[1:])
-    negatives = draw_unlinked(stream("unlinked pairs", split.seed), valid + test, links, graph.num_nodes, origin)
-    pairs = {"train_pairs": links[masks[0]], "valid_pairs": links[masks[1]], "valid_negatives": negatives[:valid],
-             "test_pairs": links[masks[2]], "test_negatives": negatives[valid:]}
+    if schema is not None:
+        x = refill_means(schema, x, edge_index.as_tensor(), edge_index.get_csc()[0][0])
+    elif source != "data":
+        made = incident_features(edge_index, edge_attr, split.node_features)
+        x = torch.cat([made, x[:, x.size(1) - graph.num_categories:]], dim=1)
+    pairs = _make_pairs(split, links, masks, graph.num_nodes, own, origin)
     names = {key: graph[key] for key in (*NAME_KEYS, FITTED, SCHEMA) if key in graph and not key.startswith("label")}
+    if own is not None:
+        names[RELATION] = own.number
     out = Data(x=x, edge_index=edge_index, edge_attr=edge_attr, num_nodes=graph.num_nodes, metric=METRIC,
                num_categories=graph.num_categories, x_source=source, **names, **pairs,
                **masks_of_pairs(pairs, graph.num_nodes))
     check_pairs(out)
     return out
+
+
+def _make_pairs(split: LinkSplit, links: Tensor, masks: list[Tensor], num_nodes: int, own: LinkRelation | None,
+                origin: str) -> dict[str, Tensor]:
+    """Return the pairs of each split, and pairs without a link for validation and test."""
+    train, valid, test = (links[mask] for mask in masks)
+    rng = stream("unlinked pairs", split.seed)
+    if own is None:
+        negatives = draw_unlinked(rng, len(valid) + len(test), links, num_nodes, origin).split([len(valid), len(test)])
+    else:
+        negatives = tuple(draw_unlinked_targets(rng, pairs, links, own, origin) for pairs in (valid, test))
+    return {"train_pairs": train, "valid_pairs": valid, "valid_negatives": negatives[0], "test_pairs": test,
+            "test_negatives": negatives[1]}
 
 
 def find_links(edges: Int[Tensor, "2 num_edges"],
@@ -110,7 +144,7 @@ def find_links(edges: Int[Tensor, "2 num_edges"],
     return torch.where(ascending[:, None], pairs, pairs.flip(1)), links
 
 
-def _choose(graph: Data, split: LinkSplit, links: Tensor, link_of_edge: Tensor,
+def _choose(graph: Data, split: LinkSplit, links: Tensor, link_of_edge: Tensor, own: LinkRelation | None,
             origin: str) -> list[Bool[Tensor, " num_links"]]:
     """Divide the links into training, validation and test."""
     if not len(links):
@@ -118,7 +152,9 @@ def _choose(graph: Data, split: LinkSplit, links: Tensor, link_of_edge: Tensor,
     if split.kind == "random":
         order = stream("links", split.seed).permutation(len(links))
     else:
-        order = _earliest(graph.edge_time, link_of_edge, len(links)).argsort(stable=True).numpy()
+        times = graph.edge_time if own is None else times_of_links(
+            graph.get("edge_time"), graph.edge_attr[:, 0], own, origin)
+        order = _earliest(times, link_of_edge, len(links)).argsort(stable=True).numpy()
     masks = divide(order, len(links), split.train_fraction, split.valid_fraction, unit="link")
     rest = 1 - split.train_fraction - split.valid_fraction
     for mask, key, fraction in zip(masks[1:], ("data.valid_fraction", "the rest for the test"),

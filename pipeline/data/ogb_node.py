@@ -22,7 +22,7 @@ from torch_geometric.data import Data
 from tqdm import tqdm
 
 from parallel_epochs.pipeline.data.columns import find_head, open_unzipped, read_table
-from parallel_epochs.pipeline.data.config import OGB_GRAPH_NAMES, OGB_LINK_NAMES, OGB_NODE_NAMES
+from parallel_epochs.pipeline.data.config import OGB_GRAPH_NAMES, OGB_HETERO_NAMES, OGB_LINK_NAMES, OGB_NODE_NAMES
 from parallel_epochs.pipeline.data.content import hash_named
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import files
@@ -69,7 +69,8 @@ def meta(name: str) -> pd.Series:
     Raises:
         ValueError: no dataset of OGB's is named so.
     """
-    packages = {OGB_NODE_NAMES: ogb.nodeproppred, OGB_GRAPH_NAMES: ogb.graphproppred, OGB_LINK_NAMES: ogb.linkproppred}
+    packages = {(*OGB_NODE_NAMES, *OGB_HETERO_NAMES): ogb.nodeproppred, OGB_GRAPH_NAMES: ogb.graphproppred,
+                OGB_LINK_NAMES: ogb.linkproppred}
     package = next((package for names, package in packages.items() if name in names), None)
     if package is None:
         raise ValueError(f"unknown dataset: data.name={name}; choose one of {', '.join(sum(packages, ()))}")

@@ -67,16 +67,9 @@ def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: boo
         ValueError: see :func:`check`; the message begins with where the graph comes from.
     """
     on_stage("checking")
-    try:
-        check_vectors(data) if holds == "vectors" else check(data)
-        if learned is not None:
-            check_inputs(learned, data)
-    except ValueError as error:
-        raise ValueError(f"{origin}: {error}") from None
+    _check_read(data, origin, holds, learned, to_undirected=to_undirected, add_self_loops=add_self_loops)
     if holds in ("triples", "vectors"):
         return data  # no edges to sort, and no features
-    if SCHEMA in data:
-        refuse_untyped_edges(origin, to_undirected=to_undirected, add_self_loops=add_self_loops)
     on_stage("sorting edges")
     num_nodes, edge_index, edge_attr = data.num_nodes, data.edge_index, data.edge_attr
     if edge_attr is not None and not edge_attr.is_floating_point() and "edge_tables" not in data:
@@ -101,15 +94,26 @@ def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: boo
     for num_columns, encoding in ((random_walk, _WALKS), (laplacian, _SPECTRA)):
         if num_columns:
             x, union = _with_places(x, union, edge_index, num_columns, encoding)
-    names = {key: data[key] for key in NAME_KEYS if key in data}
-    if SCHEMA in data:
-        names[SCHEMA] = data[SCHEMA]
+    names = {key: data[key] for key in (*NAME_KEYS, SCHEMA) if key in data}
     if "edge_time" in data:
         names["edge_time"] = times_of(edge_index, data.edge_index, data.edge_time, num_nodes)
     return Data(x=x, edge_index=edge_index, edge_attr=edge_attr, num_nodes=num_nodes, metric=data.get("metric"),
                 num_categories=num_categories, x_source=x_source, **union, **names,
                 **(_take_pairs(data) if data_kind(data) is DataKind.PAIRS else
                    _take_labels(data) if "y" in data else {}))
+
+
+def _check_read(data: Data, origin: str, holds: str, learned: Learned | None, *, to_undirected: bool,
+                add_self_loops: bool) -> None:
+    """Check a graph as it was read; arguments are those of :func:`prepare`."""
+    try:
+        check_vectors(data) if holds == "vectors" else check(data)
+        if SCHEMA in data:
+            refuse_untyped_edges(to_undirected=to_undirected, add_self_loops=add_self_loops)
+        if learned is not None:
+            check_inputs(learned, data)
+    except ValueError as error:
+        raise ValueError(f"{origin}: {error}") from None
 
 
 def _node_features(data: Data, edge_index: EdgeIndex, edge_attr: Tensor | None, kind: str,

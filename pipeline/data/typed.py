@@ -18,18 +18,15 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.edges import INT32_END
 from parallel_epochs.models.messages import update_all
+from parallel_epochs.pipeline.data.relation import REVERSE, Relation
 from parallel_epochs.pipeline.run import words
 
 log = logging.getLogger(__name__)
 
 # The value of a prepared graph that holds its schema.
 SCHEMA = "schema"
-# Of the name of a reverse relation.
-REVERSE = "rev_"
 # float32, which holds the number of a relation, is exact up to here; more relations than this are ids.
 MAX_RELATIONS = 1 << 16
-
-Relation = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -108,8 +105,8 @@ def with_reverse(relations: Sequence[Relation]) -> list[Relation]:
     if taken := sorted(set(reverse) & set(relations)):
         source, name, target = taken[0]
         raise ValueError(f"the relation {name} from {source} to {target} has the name of the reverse of "
-                         f"{name.removeprefix(REVERSE)}. Rename it, or set data.to_undirected=false, which adds no "
-                         "reverse relations")
+                         f"{name.removeprefix(REVERSE)}. Rename it, or set data.reverse_relations=false, which adds "
+                         "none")
     return [*relations, *reverse]
 
 
@@ -167,8 +164,8 @@ def plan_means(widths: Mapping[str, int], relations: Sequence[Relation]) -> Plan
         known |= {name: sum(known[source] for source in near) for name, near in found.items()}
 
 
-def fill_means(plan: Plan, schema: Schema, edge_index: np.ndarray | Tensor, indptr: np.ndarray | Tensor,
-               x: np.ndarray | Tensor, write: Callable[[int, int, Tensor], None]) -> None:
+def fill_means(plan: Plan, schema: Schema, edge_index: np.ndarray, indptr: np.ndarray, x: np.ndarray,
+               write: Callable[[int, int, Tensor], None]) -> None:
     """Compute the features of types without features as means over their incoming edges.
 
     Args:
@@ -181,19 +178,15 @@ def fill_means(plan: Plan, schema: Schema, edge_index: np.ndarray | Tensor, indp
         nodes, column = schema.nodes_of(name), 0
         if not nodes:
             continue
-        edges = _copy(edge_index[:, int(indptr[nodes.start]):int(indptr[nodes.stop])])
+        edges = torch.from_numpy(np.array(edge_index[:, int(indptr[nodes.start]):int(indptr[nodes.stop])]))
         for source in near:
             of_source, width = schema.nodes_of(source), plan.widths[source]
             kept = edges[:, (edges[0] >= of_source.start) & (edges[0] < of_source.stop)]
             kept = kept - torch.tensor([[of_source.start], [nodes.start]], dtype=kept.dtype)
-            values = _copy(x[of_source.start:of_source.stop, :width])
+            values = torch.from_numpy(np.array(x[of_source.start:of_source.stop, :width]))
             write(nodes.start, column, update_all(kept, "copy_u", "mean", u=values, num_src=len(of_source),
                                                   num_dst=len(nodes)))
             column += width
-
-
-def _copy(values: np.ndarray | Tensor) -> Tensor:
-    return values.clone() if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
 
 
 def check_alike(known: Mapping[str, Any] | None, data: Data) -> None:
@@ -240,18 +233,18 @@ def column_ranges(schema: Schema, *, num_labels: int = 0, num_learned: int = 0,
     return found
 
 
-def refuse_untyped_edges(origin: str, *, to_undirected: bool, add_self_loops: bool) -> None:
+def refuse_untyped_edges(*, to_undirected: bool, add_self_loops: bool) -> None:
     """Refuse edges that would have no relation.
 
     Raises:
         ValueError: names the key.
     """
     if to_undirected:
-        raise ValueError(f"data.to_undirected=true adds edges without a relation, and {origin} has several relations. "
+        raise ValueError("data.to_undirected=true adds edges without a relation, and this graph has several relations. "
                          "Leave it out: data.reverse_relations=true, the default, adds a reverse relation to each")
     if add_self_loops:
-        raise ValueError(f"data.add_self_loops=true adds edges without a relation, and {origin} has several relations. "
-                         "Leave it out: the models of typed graphs have a term for the node itself")
+        raise ValueError("data.add_self_loops=true adds edges without a relation, and this graph has several. Leave it "
+                         "out: the models of typed graphs have a term for the node itself")
 
 
 def refuse_propagate(data: Data, num_hops: int) -> None:
@@ -396,7 +389,7 @@ def _join_features(schema: Schema, plan: Plan, parts: Mapping[str, Part], edge_i
         def write(first: int, column: int, values: Tensor) -> None:
             x[first:first + values.size(0), column:column + values.size(1)] = values
 
-        fill_means(plan, schema, edge_index[:, order], indptr, x, write)
+        fill_means(plan, schema, edge_index[:, order].numpy(), indptr.numpy(), x.numpy(), write)
     return x
 
 

@@ -8,7 +8,6 @@ from functools import partial
 import torch
 from torch_geometric.data import Data
 
-from parallel_epochs.models import custom
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import keep_component, load, load_links
 from parallel_epochs.pipeline.data.opened import OpenData
@@ -17,16 +16,16 @@ from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.gnn import estimate, memory
 from parallel_epochs.pipeline.gnn.components import find_or_read, train_components  # noqa: F401 - of this product
 from parallel_epochs.pipeline.gnn.config import GNNConfig
-from parallel_epochs.pipeline.gnn.features import refuse_sparse_modules, without_features
+from parallel_epochs.pipeline.gnn.features import refuse_sparse_modules, visible
 from parallel_epochs.pipeline.gnn.label_scores import report_limit, write_best  # noqa: F401 - of this product
 from parallel_epochs.pipeline.gnn.loaders.build import LOADERS
 from parallel_epochs.pipeline.gnn.model import (
     FEATURES,
+    check_class,
     construct,
     describe_foreign,
     encoder_of,
     name_kernel,
-    naming_keys,
     try_model,
 )
 from parallel_epochs.pipeline.gnn.optimization import (
@@ -70,8 +69,7 @@ def check(config: GNNConfig) -> None:
     machine = machine_of(config)
     check_table(config, num_nodes=1)
     if hasattr(config.model, "path"):  # a class of the user's, whose sizes nobody knows
-        with naming_keys(config):
-            custom.find(config.model.path)
+        check_class(config)
         return
     sizes = {name: value for name, value in vars(config.model).items() if type(value) is int and name != "num_groups"}
     heads = getattr(config.model, "kwargs", {}).get("heads", 1)
@@ -123,14 +121,15 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
         TASKS[config.task.name].check_data(data, task_options(config), config.data.origin())
 
     is_new = content_hash is None
-    data = load_links(config.data, config.cache_dir, content_hash=content_hash) if config.predicts_links else load(
+    data = load_links(config.data, config.cache_dir, content_hash=content_hash,
+                      relation=config.task.relation) if config.predicts_links else load(
         config.data, config.cache_dir, content_hash=content_hash, check=check_task)
     check_task(data)
     _check_edge_features(config, data)
     components = None
     if config.model.is_foreign:
-        visible = _visible(config, data)
-        try_model(config, visible, build_task(config, visible), machine_of(config))
+        seen = visible(config, data)
+        try_model(config, seen, build_task(config, seen), machine_of(config))
     if not (is_new and describes) and config.data.components == "all":
         parts = [(None, data)]
     elif config.data.holds == "graphs":
@@ -143,7 +142,7 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
         parts = split_components(
             data, components, config.data.components, config.data.min_component_size,
             partial(keep_component, config.data, config.cache_dir, data, verify=is_new))
-    setups = [Setup(config, _visible(config, part), device, number) for number, part in parts]
+    setups = [Setup(config, visible(config, part), device, number) for number, part in parts]
     if config.partition.num_parts == keys.AUTO:
         config = keys.replaced(config, {"partition.num_parts": memory.choose_num_parts(setups)})
     for setup in setups:  # what does not fit is refused before anything is written or trained
@@ -154,7 +153,7 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
             check_activations(config, setup.data)
             setup.task, setup.loader  # noqa: B018 - built here
             check_decay(config, setup.task)
-    return OpenData(config, _visible(config, data), list(setups), components)
+    return OpenData(config, visible(config, data), list(setups), components)
 
 
 def _find_components(config: GNNConfig, data: Data, is_new: bool) -> Components:
@@ -189,15 +188,6 @@ def _check_edge_features(config: GNNConfig, data: Data) -> None:
         raise ValueError(f"model.knn={knn} links nodes by edges of its own, and the {data.edge_attr.size(1)} features "
                          f"of the edges of {config.data.origin()} would be lost. Leave model.knn out, or save the "
                          "graph without edge_attr")
-
-
-def _visible(config: GNNConfig, data: Data) -> Data:
-    """Leave out the features that a table replaces; what lies in a cache has all of them.
-
-    Of a graph with several types of nodes, the model's encoder leaves them out.
-    """
-    replaces = config.learned_channels and not config.features.concat and schema_of(data) is None
-    return without_features(data) if replaces else data
 
 
 def build_trainer(setup: Setup, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> GNNTrainer:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.config import EvaluateConfig, ParallelConfig, RunConfig, TrainConfig
+from parallel_epochs.pipeline.data.relation import check_wanted, show
 from parallel_epochs.pipeline.keys import Rule, key
 
 # Nothing is cut into clusters beside these loaders.
@@ -359,12 +360,14 @@ class GNNConfig(RunConfig):
     def check(self) -> None:
         super().check()
         if self.predicts_links:
-            self.data.check_links()
+            check_wanted(self.task.relation)
+            self.data.check_links(self.task.relation)
         elif self.task.name == "node":
             self.data.check_labels()
         for name, reader in (("type", "label_type"), ("relation", "reverse_relations")):
-            if (value := getattr(self.task, name)) is not None and not hasattr(self.data, reader):
-                raise ValueError(f"task.{name}={value} is for graphs with several types of nodes, and data="
+            may_have = hasattr(self.data, reader) or (name == "relation" and self.data.source == "store")
+            if (value := getattr(self.task, name)) is not None and not may_have:
+                raise ValueError(f"task.{name}={show(value)} is for graphs with several types of nodes, and data="
                                  f"{self.data.source} has one. Leave it out")
         _check_class_weights(self.task.class_weights)
         sparse, dense = ("sparse_adam", "sgd"), keys.meaning_of(GNNTrainConfig, "optimizer").choices
@@ -445,8 +448,10 @@ class NewDataConfig:
 
     path: str | None = key(None, "File of another graph, or table of other molecules, in place of the data of the run "
                            "(data=file, data=smiles). It is prepared as the training data were.", is_path=True)
-    folder: str | None = key(None, "Folder of other graphs, in place of the data of the run (data=graph_files), or to "
-                             "which the paths of its tables are relative (data=tables).", is_path=True)
+    folder: str | None = key(None, "Folder of other graphs, in place of the data of the run (data=graph_files), or "
+                             "to which the paths of its tables are relative (data=tables).", is_path=True)
+    schema: str | None = key(None, "Schema of other tables, in place of that of the run (data=tables).",
+                             is_path=True)
     nodes: NewTableConfig = field(default_factory=NewTableConfig)
     edges: NewTableConfig = field(default_factory=NewTableConfig)
 
@@ -468,6 +473,8 @@ class GNNEvaluateConfig(EvaluateConfig):
     output: str | None = key(None, "Table to write. It has a row for each node or graph: its id, its split, the "
                              "prediction and the scores; or a row for each pair: source, target and the probability "
                              "of a link. The name ends with .parquet, .csv, .csv.gz, .tsv or .tsv.gz.", is_path=True)
+    output_type: str | None = key(None, "Type of the nodes that output holds, or all, with a column type (graphs with "
+                                  "several types of nodes). Default: the type with labels.")
     output_nodes: str | None = key(None, "Table with a column id: the nodes that output holds, in this order. Default: "
                                    "all nodes.", is_path=True)
     embeddings: bool = key(False, "Write the embeddings of the nodes to output too: the inputs of the model's last "

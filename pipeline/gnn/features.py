@@ -2,12 +2,14 @@
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.run.seeds import stream
 
 # Those that take gradients of some rows only. SparseAdam keeps two moments of every number, SGD none.
@@ -169,6 +171,15 @@ def draw_orthogonal(rows: Float[Tensor, "num_nodes channels"], seed: int) -> Non
 
 # By features.init.
 INITS = {"normal": draw_rows, "orthogonal": draw_orthogonal}
+
+
+def visible(config: Any, data: Data) -> Data:
+    """Leave out the features that a table replaces; what lies in a cache has all of them.
+
+    Of a graph with several types of nodes, the model's encoder leaves them out.
+    """
+    replaces = config.learned_channels and not config.features.concat and schema_of(data) is None
+    return without_features(data) if replaces else data
 
 
 def without_features(data: Data) -> Data:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch_geometric.data import Data
 
+from parallel_epochs.models import custom
 from parallel_epochs.models.aggregate import backend
 from parallel_epochs.models.foreign import NUM_NODES, Tried, try_forward
 from parallel_epochs.models.link_predictor import LinkModel
@@ -144,6 +145,16 @@ def construct(config: GNNConfig, **sizes) -> torch.nn.Module:
     options = {name: value for name, value in vars(config.model).items() if name != "name"}
     with naming_keys(config):
         return _class_of(config)(**sizes, **options, kernel=config.kernel)
+
+
+def check_class(config: Any) -> None:
+    """Refuse a class of the user's that cannot be found.
+
+    Raises:
+        ValueError: names the key.
+    """
+    with naming_keys(config):
+        custom.find(config.model.path)
 
 
 def _class_of(config: GNNConfig) -> type[torch.nn.Module]:

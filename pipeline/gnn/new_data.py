@@ -15,6 +15,8 @@ from parallel_epochs.pipeline.data.cache import hash_graph, open_other, prepare_
 from parallel_epochs.pipeline.data.learned import FITTED, Learned, check_columns, learn, with_labels
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.propagate import propagate
+from parallel_epochs.pipeline.data.tables.schema import without_paths
+from parallel_epochs.pipeline.data.typed_links import RELATION, name_relation
 from parallel_epochs.pipeline.gnn import build
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
@@ -31,7 +33,7 @@ OF_LABELS = ("data.split", "data.time_column", "data.edge_time", "data.split_col
              "data.edges.time")
 # Sources of which other data can be read, and the keys below `data` that name them.
 KEYS = {"file": ("path",), "smiles": ("path",), "graph_files": ("folder",),
-        "tables": ("nodes.path", "edges.path", "nodes.table", "edges.table", "folder")}
+        "tables": ("nodes.path", "edges.path", "nodes.table", "edges.table", "folder", "schema")}
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Others:
 
     path: str | None = None
     folder: str | None = None
+    schema: str | None = None
     nodes: Any = OtherTable()
     edges: Any = OtherTable()
 
@@ -102,8 +105,8 @@ def choose(run: SavedRun, new: Any) -> dict[str, Any]:
         ValueError: they do not fit the run; the message names the key.
     """
     config, folder = run.config, run.folder
-    named = {"path": new.path, "folder": new.folder, "nodes.path": new.nodes.path, "nodes.table": new.nodes.table,
-             "edges.path": new.edges.path, "edges.table": new.edges.table}
+    named = {"path": new.path, "folder": new.folder, "schema": new.schema, "nodes.path": new.nodes.path,
+             "nodes.table": new.nodes.table, "edges.path": new.edges.path, "edges.table": new.edges.table}
     given: dict[str, str | None] = {f"data.{name}": value for name, value in named.items() if value is not None}
     known = [f"data.{name}" for name in KEYS.get(config.data.source, ())]
     if run.shared is not None and (missing := _missing(config.data, given)):
@@ -116,6 +119,8 @@ def choose(run: SavedRun, new: Any) -> dict[str, Any]:
     if wrong := [name for name in given if name not in known]:
         raise ValueError(f"{wrong[0]}={given[wrong[0]]}: {folder} was trained on data={config.data.source}. Name other "
                          f"data by {' or '.join(known)}")
+    if config.data.is_stored:
+        _check_schema(config.data, folder, given)
     if "data.nodes.path" in given and config.data.nodes.path is None:
         raise ValueError(f"data.nodes.path={given['data.nodes.path']}: {folder} was trained without a table of nodes. "
                          "Leave it out")
@@ -129,10 +134,23 @@ def choose(run: SavedRun, new: Any) -> dict[str, Any]:
     return given if config.train.label_input else given | dict.fromkeys(OF_LABELS)
 
 
+def _check_schema(source: Any, folder: Path, given: dict[str, str | None]) -> None:
+    """Refuse other tables that are named in another way than those of the training."""
+    if source.schema is None and "data.schema" in given:
+        raise ValueError(f"data.schema={given['data.schema']}: {folder} was trained on one type of nodes. Name other "
+                         "tables by data.nodes.path and data.edges.path")
+    single = [name for name in given if name.startswith(("data.nodes.", "data.edges."))]
+    if source.schema is not None and single:
+        raise ValueError(f"{single[0]}={given[single[0]]}: {folder} was trained on several types of nodes. Name other "
+                         "tables by data.schema, or by data.folder if they have the names of those of the training")
+
+
 def _missing(source: Any, given: Collection[str]) -> list[str]:
     """Return the keys of other data that a model without data of its own needs and that are not given."""
     if not source.is_stored:
         return [] if given else [f"data.{name}" for name in KEYS[source.source]]
+    if source.schema is not None:
+        return [] if "data.schema" in given else ["data.schema"]
     needed = ["data.edges.path", *(["data.nodes.path"] if source.nodes.path is not None else [])]
     return [name for name in needed if name not in given]
 
@@ -154,6 +172,8 @@ def open_data(config: Any, run: SavedRun, state: dict, device: torch.device) -> 
     else:
         data = prepare_as(source, read(source, needs_labels=not is_link and config.train.label_input > 0),
                           learned=learned)
+    if learned.schema is not None:  # other data need not say which type has labels
+        data[learning.SCHEMA] = data[learning.SCHEMA] | {"labelled": learned.schema["labelled"]}
     check_columns(learned, data, origin, source.propagate)
     if source.propagate:
         data.x, _ = propagate(data, source.propagate, learned.hops)
@@ -163,6 +183,8 @@ def open_data(config: Any, run: SavedRun, state: dict, device: torch.device) -> 
         data.update(dict.fromkeys(("train_mask", "valid_mask", "test_mask"),
                                   torch.zeros(data.num_nodes, dtype=torch.bool)))
         data.metric = learned.metric
+        if (number := name_relation(data, config.task.relation, origin)) is not None:
+            data[RELATION] = number
     else:
         with_labels(learned, data, origin, len(data.ptr) - 1 if "ptr" in data else data.num_nodes)
     setup = Setup(_for_prediction(config, data), data, device)
@@ -220,10 +242,12 @@ def export(run: SavedRun, path: Path) -> None:
     log.info("wrote the model to %s", path)
 
 
-def _without_files(source: Any) -> dict[str, str | None]:
+def _without_files(source: Any) -> dict[str, Any]:
     """Return the keys of files of a source, with what stands for them in a model without data of its own."""
     if not source.is_stored:
         return {f"data.{name}": "not in this file" for name in KEYS[source.source]}
+    if source.schema is not None:
+        return {"data.schema": without_paths(source.schema, "not in this file"), "data.folder": None}
     has_nodes = source.nodes.path is not None
     return {"data.edges.path": "not in this file", "data.nodes.path": "not in this file" if has_nodes else None,
             "data.folder": None}

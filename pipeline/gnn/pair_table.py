@@ -10,10 +10,14 @@ import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.node_names import suggest_name
+from parallel_epochs.pipeline.data.typed import schema_of
+from parallel_epochs.pipeline.data.typed_links import LinkRelation
+from parallel_epochs.pipeline.gnn import prediction_table
 from parallel_epochs.pipeline.gnn.prediction_table import read_texts
-from parallel_epochs.pipeline.graph.pairs import read_pairs as read_tensor
+from parallel_epochs.pipeline.graph.pairs import check_pairs, read_pairs as read_tensor
 from parallel_epochs.pipeline.names import PAIR_COLUMNS
 from parallel_epochs.pipeline.run import tables
 from parallel_epochs.pipeline.run.tables import Columns
@@ -42,8 +46,11 @@ class PairPredictions:
     is_link: Tensor | None
 
 
-def read_pairs(path: str) -> Tensor | pd.DataFrame:
+def read_pairs(path: str, *, has_types: bool = False) -> Tensor | pd.DataFrame:
     """Read pairs of nodes: a table with the columns source and target, or a tensor that torch.save wrote.
+
+    Args:
+        has_types: whether two nodes of different types may have the same id.
 
     Returns:
         The tensor, or the two columns of the table, as texts.
@@ -59,20 +66,75 @@ def read_pairs(path: str) -> Tensor | pd.DataFrame:
     for column in PAIR_COLUMNS:
         if (empty := table[column] == "").any():
             raise ValueError(f"{key}: row {int(np.argmax(empty)) + 1} below the header has no {column}")
-    if (same := table[source] == table[target]).any():
-        row = int(np.argmax(same))
-        raise ValueError(f"{key}: row {row + 1} below the header pairs {table[source].iloc[row]!r} with itself; a link "
-                         "is between two different nodes")
+    if not has_types:
+        _refuse_loops(table, (table[source] == table[target]).to_numpy(), path)
     return table
 
 
-def number_pairs(table: pd.DataFrame, ids: np.ndarray, path: str) -> Int[Tensor, "num_pairs 2"]:
+def _refuse_loops(table: pd.DataFrame, same: np.ndarray, path: str) -> None:
+    """Refuse rows that pair a node with itself."""
+    if same.any():
+        row = int(np.argmax(same))
+        raise ValueError(f"pairs={path}: row {row + 1} below the header pairs {table.iloc[row, 0]!r} with itself; "
+                         "a link is between two different nodes")
+
+
+def ids_of(data: Data) -> np.ndarray:
+    """Return the ids of the nodes of a graph with pairs: their names, or numbers where they have none.
+
+    The numbers are those within the type of a node, of a graph with several types.
+    """
+    schema = schema_of(data)
+    if schema is None or "names" in data:
+        return prediction_table.ids_of(data, None)
+    return np.concatenate([np.arange(num_nodes) for num_nodes in schema.counts])
+
+
+def number_ends(pairs: Tensor, own: LinkRelation) -> Int[Tensor, "num_pairs 2"]:
+    """Find the nodes of pairs that hold the numbers of source and target within their types.
+
+    Raises:
+        ValueError: they are no integers of shape [num_pairs, 2], or name no nodes of these types.
+    """
+    check_pairs(pairs, max(len(own.source), len(own.target)))
+    for what, column, nodes in zip(PAIR_COLUMNS, pairs.unbind(1), (own.source, own.target), strict=True):
+        if len(pairs) and int(column.max()) >= len(nodes):
+            raise ValueError(f"pairs name node {int(column.max())} as {what} of {own.name}; the nodes of its type are "
+                             f"0 to {len(nodes) - 1}")
+    return pairs.long() + first_nodes(own)
+
+
+def first_nodes(own: LinkRelation) -> Int[Tensor, " 2"]:
+    """Return the first node of the type of the sources, and of that of the targets, of a relation."""
+    return torch.tensor([own.source.start, own.target.start])
+
+
+def number_typed_pairs(table: pd.DataFrame, ids: np.ndarray, path: str,
+                       own: LinkRelation) -> Int[Tensor, "num_pairs 2"]:
+    """Find the nodes that a table of pairs of a relation names: ids are unique within a type only.
+
+    Args:
+        ids: of all nodes.
+
+    Raises:
+        ValueError: see :func:`number_pairs`; or a row pairs a node with itself.
+    """
+    columns = [number_pairs(table[[name]], ids[nodes.start:nodes.stop], path, f"the type of the {name}s of {own.name}")
+               for name, nodes in zip(PAIR_COLUMNS, (own.source, own.target), strict=True)]
+    pairs = torch.cat(columns, dim=1) + first_nodes(own)
+    _refuse_loops(table, (pairs[:, 0] == pairs[:, 1]).numpy(), path)
+    return pairs
+
+
+def number_pairs(table: pd.DataFrame, ids: np.ndarray, path: str,
+                 whose: str = "the run") -> Int[Tensor, "num_pairs num_columns"]:
     """Find the nodes that a table of pairs names.
 
     Args:
         table: as :func:`read_pairs` returns it.
         ids: of all nodes.
         path: of the table, for messages.
+        whose: nodes these are, for messages.
 
     Raises:
         ValueError: names the first id that no node has, and one that looks alike.
@@ -86,7 +148,7 @@ def number_pairs(table: pd.DataFrame, ids: np.ndarray, path: str) -> Int[Tensor,
         rows = int(unknown.any(1).sum())
         more = f"; {rows:,} rows name such nodes" if rows > 1 else ""
         raise ValueError(f"pairs={path}: row {row + 1} below the header names {name!r}, which is not one of the "
-                         f"{len(ids):,} nodes of the run{suggest_name(name, place)}{more}")
+                         f"{len(ids):,} nodes of {whose}{suggest_name(name, place)}{more}")
     return torch.from_numpy(numbers.to_numpy(np.int64, copy=True))
 
 

@@ -41,6 +41,8 @@ class Predictions:
         labels: names of the columns of `rows`; none where they have numbers.
         unit: what has a row.
         smoothed: smoothed numbers of every class, as `rows`; none without them.
+        has_labels: whether the table holds what is predicted; not for nodes of a type without labels.
+        types: of the nodes, text [num_nodes]; none where the table holds nodes of one type.
     """
 
     kind: str
@@ -51,6 +53,8 @@ class Predictions:
     labels: list[str] | None
     unit: str = "nodes"
     smoothed: Tensor | None = None
+    has_labels: bool = True
+    types: np.ndarray | None = None
 
 
 def read_texts(key: str, path: str, columns: Sequence[str]) -> pd.DataFrame:
@@ -197,6 +201,12 @@ def _columns(predictions: Predictions, nodes: np.ndarray) -> Columns:
     rows, labels = predictions.rows[torch.from_numpy(nodes)], predictions.labels
     names = range(rows.size(1)) if labels is None else labels
     columns = {ID: predictions.ids[nodes], "split": predictions.splits[nodes]}
+    if predictions.types is not None:
+        columns = {"type": predictions.types[nodes], **columns}
+    embeddings = {} if predictions.embeddings is None else {
+        "embedding": predictions.embeddings[torch.from_numpy(nodes)].numpy()}
+    if not predictions.has_labels:
+        return columns | embeddings
     if predictions.kind == "classes":
         columns["class"] = _name_classes(rows, labels)
         if predictions.smoothed is not None:
@@ -207,9 +217,7 @@ def _columns(predictions: Predictions, nodes: np.ndarray) -> Columns:
     else:
         kind, scores = "score", rows.double().sigmoid().float()
     columns |= {f"{kind}_{name}": column.numpy() for name, column in zip(names, scores.unbind(1), strict=True)}
-    if predictions.embeddings is not None:
-        columns["embedding"] = predictions.embeddings[torch.from_numpy(nodes)].numpy()
-    return columns
+    return columns | embeddings
 
 
 def _name_classes(rows: Tensor, labels: list[str] | None) -> np.ndarray:

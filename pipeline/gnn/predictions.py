@@ -17,12 +17,20 @@ from parallel_epochs.pipeline.data.cache import name_graphs
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.data.objects import are_tables
 from parallel_epochs.pipeline.data.opened import OpenData
+from parallel_epochs.pipeline.data.typed import Schema, schema_of
+from parallel_epochs.pipeline.data.typed_links import link_relation_of
 from parallel_epochs.pipeline.gnn import build, new_data, pair_table, prediction_table as tables
 from parallel_epochs.pipeline.gnn.calibration import calibrate
 from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.in_memory import saved_pairs, written
 from parallel_epochs.pipeline.gnn.new_data import Others, export, write_start  # noqa: F401 - of this product
-from parallel_epochs.pipeline.gnn.pair_table import number_pairs, read_pairs
+from parallel_epochs.pipeline.gnn.pair_table import (
+    first_nodes,
+    number_ends,
+    number_pairs,
+    number_typed_pairs,
+    read_pairs,
+)
 from parallel_epochs.pipeline.gnn.predictor import build_predictor, predict_nodes
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.smoothing import Smoothed, finish, smooth_rows  # noqa: F401 - of this product
@@ -43,6 +51,7 @@ class Asked:
         predictions: file of logits or values.
         output: table with a row for each node, graph or pair.
         output_nodes: table of the ids that `output` shall hold.
+        output_type: type of the nodes that `output` shall hold, or "all".
         embeddings: whether `output` holds the embeddings of the nodes too.
         pairs: file of the pairs whose links are predicted.
         calibrate: whether logits are divided by temperatures.
@@ -53,6 +62,7 @@ class Asked:
     predictions: str | None = None
     output: str | None = None
     output_nodes: str | None = None
+    output_type: str | None = None
     embeddings: bool = False
     pairs: str | None = None
     calibrate: bool = False
@@ -61,7 +71,7 @@ class Asked:
 
     def of_nodes(self) -> dict[str, Any]:
         """Return the keys of tables that have a row for each node."""
-        return {"output_nodes": self.output_nodes, "embeddings": self.embeddings}
+        return {"output_nodes": self.output_nodes, "output_type": self.output_type, "embeddings": self.embeddings}
 
 
 @dataclass
@@ -139,14 +149,14 @@ def restore(run: SavedRun, asked: Asked, *, whole: bool = True, **evaluation: An
     data, task = setup.data, setup.task
     is_named = isinstance(given_pairs, pd.DataFrame)
     ids = _ids_of(opened.data, data, config.data) if asked.output is not None or is_named else None
-    pairs = number_pairs(given_pairs, ids, asked.pairs) if is_named else given_pairs
+    pairs = _number_pairs(data, given_pairs, ids, asked.pairs)
     _check_pairs(setup, pairs, asked, folder)
-    nodes = tables.find_nodes(wanted, ids, asked.output_nodes) if wanted is not None and ids is not None else None
+    nodes = None if ids is None or config.task.name != "node" else _choose_nodes(asked, schema_of(data), ids, wanted)
     with fitting(state):
         load_weights(state["model"], setup.model, setup.table)
         round_, epoch = new_data.place_of(state, is_best=run.is_best)
     rows = part = None
-    if nodes is not None and not (whole or asked.calibrate or setup.config.evaluation.smooths):
+    if wanted is not None and nodes is not None and not (whole or asked.calibrate or setup.config.evaluation.smooths):
         rows = predict_nodes(setup, torch.from_numpy(nodes), embeddings=asked.embeddings)
     if rows is None:
         rows = build_predictor(setup, embeddings=asked.embeddings)(round_)
@@ -160,8 +170,59 @@ def restore(run: SavedRun, asked: Asked, *, whole: bool = True, **evaluation: An
         log.info("%s", text)
     found = None if ids is None or config.predicts_links else tables.Predictions(
         task.kind, rows, embeddings, ids if part is None else ids[part], tables.splits_of(data, part),
-        tables.labels_of(opened.data, task.out_channels), task.unit, None if smoothed is None else smoothed.rows)
+        tables.labels_of(opened.data, task.out_channels), task.unit, None if smoothed is None else smoothed.rows,
+        *_types_of(asked, schema_of(data), part))
     return Restored(setup, epoch, rows, pairs, found, nodes, ids, smoothed, temperatures)
+
+
+def _choose_nodes(asked: Asked, schema: Schema | None, ids: np.ndarray, wanted: list[str] | None) -> np.ndarray | None:
+    """Return the nodes that a table shall hold; none for all.
+
+    Args:
+        ids: of all nodes; of several types they are unique within a type only.
+        wanted: ids that the user listed.
+
+    Raises:
+        ValueError: a type or an id is not there, or labels are asked for of a type that has none.
+    """
+    if schema is None:
+        if asked.output_type is not None:
+            raise ValueError(f"output_type={asked.output_type} is for graphs with several types of nodes, and this one "
+                             "has one. Leave it out")
+        return None if wanted is None else tables.find_nodes(wanted, ids, asked.output_nodes)
+    name = asked.output_type or schema.labelled
+    if name not in (*schema.types, "all"):
+        raise ValueError(f"output_type={name}: there is no such type of nodes; there are {', '.join(schema.types)}, "
+                         "and all")
+    if name != schema.labelled and not asked.embeddings:
+        raise ValueError(f"output_type={name}: the model predicts labels of {schema.labelled}. For the vectors of "
+                         "other nodes give embeddings=true")
+    if name == "all":
+        if wanted is not None:
+            raise ValueError(f"output_nodes={asked.output_nodes} lists ids, which are unique within a type only. Name "
+                             "their type by output_type")
+        return None
+    own = schema.nodes_of(name)
+    return np.arange(own.start, own.stop) if wanted is None else own.start + tables.find_nodes(
+        wanted, ids[own.start:own.stop], asked.output_nodes)
+
+
+def _types_of(asked: Asked, schema: Schema | None, part: np.ndarray | None) -> tuple[bool, np.ndarray | None]:
+    """Return whether a table holds labels, and the type of each node where it holds nodes of several types."""
+    if schema is None or asked.output_type in (None, schema.labelled):
+        return True, None
+    types = np.repeat(np.array(schema.types, object), schema.counts)
+    return False, (types if part is None else types[part]) if asked.output_type == "all" else None
+
+
+def _number_pairs(data: Data, given: Tensor | pd.DataFrame | None, ids: np.ndarray | None,
+                  path: str | None) -> Tensor | None:
+    """Find the nodes of the pairs that are asked for; those of a relation are named within their types."""
+    own = link_relation_of(data)
+    if isinstance(given, pd.DataFrame):
+        assert ids is not None and path is not None
+        return number_pairs(given, ids, path) if own is None else number_typed_pairs(given, ids, path, own)
+    return given if own is None or given is None else number_ends(given, own)
 
 
 def _check_pairs(setup: Setup, pairs: Tensor | None, asked: Asked, folder: Path) -> None:
@@ -224,7 +285,7 @@ def _read_pairs(run: SavedRun, asked: Asked) -> Tensor | pd.DataFrame | None:
     if asked.predictions is None and asked.output is None:
         raise ValueError(f"pairs={asked.pairs} needs a file for its predictions. Give output=TABLE or "
                          "predictions=FILE")
-    return read_pairs(asked.pairs)
+    return read_pairs(asked.pairs, has_types=run.config.task.relation is not None)
 
 
 def _refuse_nodes(run: SavedRun, asked: Asked) -> None:
@@ -237,6 +298,8 @@ def _refuse_nodes(run: SavedRun, asked: Asked) -> None:
 
 def _ids_of(whole: Data, data: Data, source: Any) -> np.ndarray:
     """Return the ids of the nodes, or of the graphs of a source: names, or numbers where there are none."""
+    if data_kind(data) is DataKind.PAIRS:
+        return pair_table.ids_of(whole)
     if data_kind(data) is not DataKind.GRAPHS:
         return tables.ids_of(whole, data.get("n_id"))
     names = name_graphs(source)
@@ -351,6 +414,9 @@ def save_predictions(path: Path, restored: Restored) -> None:
         predictions["smoothed"] = restored.smoothed.rows
     if restored.temperatures is not None:
         predictions["temperature"] = restored.temperatures
+    if "pairs" in predictions and (own := link_relation_of(setup.data)) is not None:
+        predictions["first_node"] = first_nodes(own)
+        predictions["pairs"] = predictions["pairs"] - predictions["first_node"]
     if "n_id" in setup.data:
         predictions["n_id"] = setup.data.n_id
     files.write_atomically(path, lambda file: torch.save(predictions, file))

@@ -116,18 +116,46 @@ def draw_negatives(rng: np.random.Generator, num_pairs: int, nodes: Int[Tensor, 
                      "pairs are linked. Lower partition.num_parts, or set task.strict_negatives=false")
 
 
-def without_pairs(edge_index: EdgeIndex, pairs: Int[Tensor, "num_pairs 2"]) -> tuple[EdgeIndex, Tensor]:
+def draw_targets(rng: np.random.Generator, rows: Int[Tensor, " num_drawn"], num_places: int,
+                 taken: Int[Tensor, "num_taken 2"]) -> Int[Tensor, " num_drawn"]:
+    """Draw a place for each of some rows, each of those that are free in this row with the same probability.
+
+    The k-th free place of a row is found by a binary search, so that a row with few free places takes no longer.
+
+    Args:
+        rows: numbers of rows, int64; one may occur several times.
+        num_places: places of a row are numbered from 0 to it.
+        taken: rows and places that are not drawn, int64; a pair may occur several times.
+
+    Returns:
+        Places, int64; -1 where every place of the row is taken.
+    """
+    keys = (taken[:, 0] * num_places + taken[:, 1]).unique()
+    row, place = keys // num_places, keys % num_places
+    num_rows = int(max(rows.max(), row.max() if len(row) else 0)) + 1 if len(rows) else 0
+    ptr = torch.cat([row.new_zeros(1), torch.bincount(row, minlength=num_rows).cumsum(0)])
+    num_free = num_places - ptr.diff()[rows]
+    drawn = torch.from_numpy(rng.integers(num_free.clamp(min=1).numpy()))
+    steps = row * (num_places + 1) + place - (torch.arange(len(row)) - ptr[row])  # free places of the row before each
+    places = drawn + torch.searchsorted(steps, rows * (num_places + 1) + drawn, right=True) - ptr[rows]
+    return torch.where(num_free > 0, places, -1)
+
+
+def without_pairs(edge_index: EdgeIndex, pairs: Int[Tensor, "num_pairs 2"],
+                  among: Bool[Tensor, " num_edges"] | None = None) -> tuple[EdgeIndex, Tensor]:
     """Leave out the edges between the two nodes of some pairs, in both directions and all of several.
 
     Args:
         edge_index: sorted by destination.
         pairs: [num_pairs, 2], int64.
+        among: the edges that may be left out; all if not given.
 
     Returns:
         An ``EdgeIndex`` sorted by destination, CSC and CSR filled, and the positions of its edges, int64.
     """
     linked = PairSet(pairs, edge_index.get_sparse_size(1))
-    kept = (~linked.contains(edge_index.as_tensor().t().long())).nonzero().squeeze(1)
+    is_hidden = linked.contains(edge_index.as_tensor().t().long())
+    kept = (~is_hidden if among is None else ~(is_hidden & among)).nonzero().squeeze(1)
     return keep_edges(edge_index, kept), kept
 
 

@@ -20,6 +20,7 @@ from parallel_epochs.scripts.bench.inference import bench_inference
 from parallel_epochs.scripts.bench.layer import bench_layer
 from parallel_epochs.scripts.bench.layout import PEERS, bench_layout
 from parallel_epochs.scripts.bench.links import bench_links
+from parallel_epochs.scripts.bench.mag import bench_mag
 from parallel_epochs.scripts.bench.molecules import bench_graphs
 from parallel_epochs.scripts.bench.partition import bench_partition
 from parallel_epochs.scripts.bench.ranks import bench_memory, bench_ranks
@@ -109,6 +110,10 @@ def _add_runs(add: Callable[..., argparse.ArgumentParser]) -> None:
         "of communication", CLUSTER, layers=112, num_ranks=2, steps=3)
     add(bench_memory, "memory of a training run of several ranks that share a graph, compared with one rank", PROTEINS,
         num_parts=10, layers=3, num_ranks=4)
+    mag = add(bench_mag, "an epoch of clusters and an exact evaluation on a generated graph of ogbn-mag's size", {},
+              layers=2, channels=64, num_parts=20)
+    mag.add_argument("--share", type=float, default=1.0, help="share of ogbn-mag's nodes and edges (default: 1)")
+    mag.add_argument("--model", default="rgcn", help="rgcn, hgt or deepergcn (default: %(default)s)")
     steady = add(bench_steady, "memory, open files and threads of a long training run, for every ten epochs", {},
                  epochs=200, num_ranks=1)
     steady.add_argument("overrides", nargs="*", help="further overrides of python -m pipeline.train")
@@ -131,6 +136,8 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
                 CLUSTER, channels=64, repeat=3)
     layer.add_argument("--full", action="store_true",
                        help="use a graph of ogbn-proteins' size, without PyG, which would need 74 GB")
+    layer.add_argument("--relations", type=positive, help="compare a layer that reads this number of relations from a "
+                       "table with the same layer on one-hot columns instead")
     step = add(bench_step, "time and memory of a training step of DyResGEN-112, compared with the same model of PyG's "
                "modules", CLUSTER, pyg_layers=14, layers=112, repeat=3)
     depth = add(bench_depth, "parameters, memory and time of a training step of models with 7 to 1001 layers, compared "

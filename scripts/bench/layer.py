@@ -1,8 +1,11 @@
 """One GENConv layer of a res+ block with norm, activation, dropout and MLP, forward and backward."""
 
-import torch
+import csv
 
-from parallel_epochs.models import DeeperGCN
+import torch
+from torch_geometric.data import Data
+
+from parallel_epochs.models import DeeperGCN, GENConv
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs
 from parallel_epochs.scripts.bench.measure import (
@@ -19,9 +22,14 @@ from parallel_epochs.scripts.bench.pyg_model import PyGDeeperGCN
 
 
 def bench_layer(num_nodes: int, num_edges: int, channels: int, repeat: int, full: bool = False,
-                device: str = "cpu") -> None:
+                relations: int | None = None, device: str = "cpu") -> None:
     place = choose_device(device)
     data = graphs.proteins(num_nodes, num_edges // 2 * 2, dtype=torch.int32 if full else torch.int64).to(place)
+    if relations is not None:
+        writer = None
+        for num_features in (0, 8):
+            writer = _measure_relations(data, channels, relations, num_features, repeat, writer)
+        return
     torch.manual_seed(0)
     # The second of two layers is a whole block. PyG's copy has the same parameters.
     model = DeeperGCN(8, channels, 112, 2, edge_dim=8, learn_t=True, dropout=0.1, kernel="fused").to(place).eval()
@@ -63,3 +71,41 @@ def bench_layer(num_nodes: int, num_edges: int, channels: int, repeat: int, full
     model.train(), pyg.train()
     row |= side_by_side(theirs, ours, repeat, inner=5)
     write_row(None, row | extra_of_both(theirs, ours))
+
+
+def _measure_relations(data: Data, channels: int, num_relations: int, num_features: int, repeat: int,
+                       writer: csv.DictWriter | None) -> csv.DictWriter:
+    """Compare a convolution that reads relations from a table with the same one on one-hot columns."""
+    torch.manual_seed(0)
+    place, num_edges = data.edge_attr.device, data.num_edges
+    conv = GENConv(channels, channels, "softmax", learn_t=True, norm="layer", bias=True, kernel="fused").to(place)
+    relation = torch.randint(num_relations, (num_edges,), device=place)
+    features = data.edge_attr[:, :num_features]
+    attr = torch.cat([relation.unsqueeze(1).to(features.dtype), features], dim=1)
+    columns = torch.cat([torch.nn.functional.one_hot(relation, num_relations).to(features.dtype), features], dim=1)
+    h, table, weight = (graphs.exact(*shape).to(place).requires_grad_() for shape in (
+        (data.num_nodes, channels), (num_relations, channels), (channels, num_features)))
+    gradient = torch.randn(data.num_nodes, channels).to(place)
+    names = ["h", "table", *(["weight"] if num_features else []), *(name for name, _ in conv.named_parameters())]
+    leaves = [h, table, *([weight] if num_features else []), *conv.parameters()]
+
+    def backward(out):
+        return {"out": out.detach(), **dict(zip(names, torch.autograd.grad(out, leaves, gradient), strict=True))}
+
+    def ours():
+        encoder = (weight, None) if num_features else None
+        return backward(conv(h, data.edge_index, attr, edge_encoder=encoder, edge_table=table))
+
+    def theirs():
+        wide = torch.cat([table.t(), weight], dim=1) if num_features else table.t()
+        return backward(conv(h, data.edge_index, columns, edge_encoder=(wide, None)))
+
+    assert_close(ours(), theirs(), tolerance=1e-3)
+    row = {"bench": "layer", "num_nodes": data.num_nodes, "num_edges": num_edges, "channels": channels,
+           "relations": num_relations, "features": num_features}
+    row |= side_by_side(theirs, ours, repeat, inner=5, peer="one_hot")
+    row |= {"one_hot_extra_mib": round(extra_mib(theirs), 1), "ours_extra_mib": round(extra_mib(ours), 1),
+            "one_hot_columns_mib": round(columns.nbytes / 2**20, 1), "ours_columns_mib": round(attr.nbytes / 2**20, 1)}
+    say(f"extra memory: one-hot {row['one_hot_extra_mib']:.1f} MiB, ours {row['ours_extra_mib']:.1f} MiB; features of "
+        f"the edges: {row['one_hot_columns_mib']:.1f} and {row['ours_columns_mib']:.1f} MiB")
+    return write_row(writer, row)

@@ -18,6 +18,7 @@ from tests.helpers.communities import small_run, write_communities
 from tests.helpers.files import write_links
 from tests.helpers.graph_toys import write_graphs
 from tests.helpers.running import TOY
+from tests.helpers.typed_graphs import write_hetero
 
 DROPPED = ["model.input_dropout=0.2", "model.edge_dropout=0.3"]
 NEIGHBOR = [*TOY, "loader=neighbor", "loader.num_neighbors=[4,3]", "loader.batch_size=40"]
@@ -59,6 +60,7 @@ def write_tables(folder: Path) -> list[str]:
 # The data of some rows, written on first use.
 WRITE: dict[str, Callable[[Path], list[str]]] = {
     "link": lambda folder: [*LINK, f"data.folder={write_links(folder)}"],
+    "typed links": lambda folder: [*LINK[1:], *write_hetero(folder), "task.relation=buys"],
     "links of edges": lambda folder: [
         *LINK[1:], "data=edges", f"data.path={write_communities(folder) / 'edges.tsv'}", "data.train_fraction=0.8",
         "data.valid_fraction=0.1"],
@@ -126,6 +128,7 @@ ROWS: dict[str, list[str]] = {
         "task.common_neighbors=true", "task.valid_edges=true", "task.hide_pairs=true",
         "task.num_negatives=3", "train.schedule=linear"],
     "links of edges": ["data.propagate=2"],
+    "typed links": ["task.hide_pairs=true", "task.strict_negatives=true", "task.valid_edges=true"],
     "graph": [],
     "graph: focal loss": ["task.focal_gamma=1.5"],
     "graph: bins of nodes": ["loader.pack=nodes", "data.random_walk=3", "data.laplacian=2", *DROPPED],

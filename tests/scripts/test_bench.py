@@ -18,7 +18,7 @@ from tests.helpers.running import ROOT
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
 @pytest.mark.parametrize("bench, rows", [
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        (["layer", "--repeat", "1"], 1),)),
+        (["layer", "--repeat", "1"], 1), (["layer", "--repeat", "1", "--relations", "8"], 2))),
     *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in (
         (["step", "--repeat", "1", "--pyg-layers", "3", "--layers", "4"], 2), (["inference", "--layers", "2"], 1),
         (["aggregate", "--repeat", "1", "--eager"], 5), (["convs", "--repeat", "1"], len(CASES) + 1),

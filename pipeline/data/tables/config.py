@@ -15,9 +15,10 @@ from parallel_epochs.pipeline.data.base_config import (
     refuse_without_labels,
     reverse_relations,
 )
+from parallel_epochs.pipeline.data.relation import refuse_relation
 from parallel_epochs.pipeline.data.tables import heads
 from parallel_epochs.pipeline.data.tables.heads import is_there
-from parallel_epochs.pipeline.data.tables.schema import TableSchema, check_schema, read_schema
+from parallel_epochs.pipeline.data.tables.schema import TableSchema, check_relation, check_schema, read_schema
 from parallel_epochs.pipeline.keys import key
 from parallel_epochs.pipeline.run.errors import install_command
 
@@ -314,12 +315,16 @@ class TablesConfig(DataConfig):
         if self.split_kind() == "time" and self.time_column is None:
             raise ValueError("data.split=time needs data.time_column, a column of data.nodes.path")
 
-    def check_links(self) -> None:
-        super().check_links()
+    def check_links(self, relation: Any = None) -> None:
+        super().check_links(relation)
+        if self.schema is None:
+            refuse_relation(relation, self.origin())
+        else:
+            check_relation(self, relation)
         if self.split == "column":
             raise ValueError("data.split=column divides nodes; task=link divides links. Set data.split=random, or "
                              "data.split=time with data.edges.time")
-        if self.split == "time" and self.edges.time is None:
+        if self.split == "time" and self.edges.time is None and self.schema is None:
             raise ValueError("task=link with data.split=time needs data.edges.time, the column of the edges that holds "
                              "numbers or dates")
         if self.split == "time" and self.label_columns() and self.time_column is None:

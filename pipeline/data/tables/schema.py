@@ -4,18 +4,16 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from parallel_epochs.pipeline.data.relation import REVERSE, choose_relation, show
 from parallel_epochs.pipeline.data.tables.heads import is_there
 from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import one_line
-
-if TYPE_CHECKING:
-    from parallel_epochs.pipeline.data.tables.config import TablesConfig
 
 
 @dataclass
@@ -40,7 +38,7 @@ class EdgeTable:
         source, target: types of the nodes at both ends.
     """
 
-    config: "TablesConfig"
+    config: Any
     source: str
     target: str
 
@@ -55,11 +53,11 @@ class TableSchema:
         labelled: type of the nodes with labels, if there is one.
     """
 
-    nodes: "dict[str, TablesConfig]"
+    nodes: dict[str, Any]
     edges: dict[str, EdgeTable]
     labelled: str | None
 
-    def tables(self) -> "list[TablesConfig]":
+    def tables(self) -> list[Any]:
         """Return the configuration of every table."""
         return [*self.nodes.values(), *(edges.config for edges in self.edges.values())]
 
@@ -73,7 +71,7 @@ class TableSchema:
                           for name, edges in self.edges.items()]}
 
 
-def read_schema(config: "TablesConfig") -> TableSchema:
+def read_schema(config: Any) -> TableSchema:
     """Read the schema of a configuration. Paths in a file are relative to its folder, unless data.folder is given.
 
     Raises:
@@ -145,20 +143,23 @@ def _section(content: Mapping, name: str) -> dict[str, Any]:
     return {str(key): {} if part is None else part for key, part in section.items()}
 
 
-def _read_nodes(config: "TablesConfig", name: str, keys: object) -> "TablesConfig":
+def _read_nodes(config: Any, name: str, keys: object) -> Any:
     usual = type(config)()
-    return dataclasses.replace(config, schema=None, edges=usual.edges,
-                               nodes=_merge(type(usual.nodes), keys, f"nodes.{name}"))
+    found = dataclasses.replace(config, schema=None, edges=usual.edges,
+                                nodes=_merge(type(usual.nodes), keys, f"nodes.{name}"))
+    found.reads_labels = config.reads_labels
+    return found
 
 
-def _read_edges(config: "TablesConfig", name: str, keys: object) -> EdgeTable:
+def _read_edges(config: Any, name: str, keys: object) -> EdgeTable:
     usual, keys = type(config)(), _require_mapping(keys, f"edges.{name}")
     ends = {end: _read_end(f"edges.{name}.{end}", keys.pop(end, None)) for end in ("source", "target")}
     keys |= {end: value.column or end for end, value in ends.items()}
     columns = _merge(type(usual.edges), keys, f"edges.{name}")
     if columns.path is None:
         raise ValueError(f"data.schema: edges.{name} has no path. Give that of its table")
-    return EdgeTable(dataclasses.replace(config, schema=None, nodes=usual.nodes, edges=columns), ends["source"].type,
+    return EdgeTable(dataclasses.replace(config, schema=None, nodes=usual.nodes, edges=columns, split=None,
+                                         time_column=None), ends["source"].type,
                      ends["target"].type)
 
 
@@ -183,14 +184,14 @@ def _merge(kind: type, keys: object, where: str) -> Any:
         raise ValueError(f"data.schema: {where}: {one_line(error)}") from None
 
 
-def _choose_labels(config: "TablesConfig", schema: TableSchema) -> TableSchema:
+def _choose_labels(config: Any, schema: TableSchema) -> TableSchema:
     """Keep the labels of one type of nodes."""
-    found = [name for name, nodes in schema.nodes.items() if nodes.label_columns()]
+    found = [name for name, table in schema.nodes.items() if table.nodes.label is not None or table.nodes.labels]
     wanted = config.label_type
     if wanted is not None and wanted not in schema.nodes:
         raise ValueError(f"task.type={wanted}: data.schema has no such type of nodes; there are "
                          f"{', '.join(schema.nodes)}")
-    if config.reads_labels and wanted is not None and wanted not in found:
+    if wanted is not None and wanted not in found:
         has = f"there are labels of {', '.join(found)}" if found else "no type has some"
         raise ValueError(f"task.type={wanted}: data.schema names no label of this type; {has}")
     if wanted is None and len(found) > 1:
@@ -201,10 +202,18 @@ def _choose_labels(config: "TablesConfig", schema: TableSchema) -> TableSchema:
         if name != labelled:
             columns = dataclasses.replace(nodes.nodes, label=None, labels=[], split_column=None, text_features="hashed")
             schema.nodes[name] = dataclasses.replace(nodes, nodes=columns, split=None, time_column=None)
+            schema.nodes[name].reads_labels = config.reads_labels
     return dataclasses.replace(schema, labelled=labelled)
 
 
-def check_schema(config: "TablesConfig") -> None:
+def without_paths(schema: object, other: str) -> dict[str, Any]:
+    """Return the content of a schema with another text for the path of each table."""
+    content = _load(schema)
+    return {part: {name: keys | ({"path": other} if "path" in keys else {})
+                   for name, keys in _section(content, part).items()} for part in ("nodes", "edges")}
+
+
+def check_schema(config: Any) -> None:
     """Refuse tables that are not there, and columns that they do not have.
 
     Raises:
@@ -222,3 +231,34 @@ def check_schema(config: "TablesConfig") -> None:
                 table.check_columns()
             except ValueError as error:
                 raise ValueError(f"data.schema: {what} {name}: {error}") from None
+
+
+def check_relation(config: Any, wanted: Any) -> None:
+    """Refuse to learn links of a relation that the schema does not have, or without times, before the tables are read.
+
+    Relations in a column of a table are known only when it is read.
+
+    Args:
+        wanted: the relation, as task.relation names it.
+
+    Raises:
+        ValueError: names the relations, or the table that has no times.
+    """
+    schema = read_schema(config)
+    known = {(table.source, name, table.target): name for name, table in schema.edges.items()
+             if table.config.edges.relation is None}
+    columns = [f"column {table.config.edges.relation} of edges.{name}" for name, table in schema.edges.items()
+               if table.config.edges.relation is not None]
+    if columns and wanted is None:
+        more = f", and {', '.join(show(relation) for relation in known)}" if known else ""
+        raise ValueError(f"task=link learns the links of one relation, and {config.origin()} has several. Choose one "
+                         f"by task.relation; there are those in {' and '.join(columns)}{more}")
+    tables = [table.config.edges for table in schema.edges.values()]
+    if not columns:
+        forward = list(known)
+        reverse = [(target, f"{REVERSE}{name}", source) for source, name, target in forward]
+        chosen = choose_relation([*forward, *reverse] if config.reverse_relations else forward, wanted, config.origin())
+        tables = [schema.edges[known[forward[chosen]]].config.edges]
+    if config.split == "time" and all(edges.time is None for edges in tables):
+        raise ValueError(f"task.relation={show(wanted)} with data.split=time needs times. Name their column by time, "
+                         "in the part of data.schema of this relation, or set data.split=random")

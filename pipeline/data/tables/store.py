@@ -70,41 +70,45 @@ def write_store(config: TablesConfig, writer: StoreWriter, on_stage: Callable[[s
         FileError: a file cannot be read or written.
     """
     config.check()
-    fitted = None if learned is None or config.schema is not None else unpack(cast(Tensor, learned.fitted))
     paths = [path for table in config.all_tables() for path in members(table)]
     for path in (path for path in paths if path.suffix == ".gz"):
         _check_zipped(path)
     with Database(writer.folder, config.memory_limit, config.threads, paths) as db:
-        if config.schema is not None:
-            typed.write_store(config, db, writer, on_stage, learned)
-            return
-        on_stage("reading nodes")
-        edges = open_table(db, config, "edges")
-        ends, values = (config.edges.source, config.edges.target), config.value_columns()
-        both, add_self_loops = config.to_undirected, config.add_self_loops
-        num_nodes, labels, found = read_nodes(db, config, [(edges, end) for end in ends],
-                                              None if fitted is None else fitted.columns)
-        flagged = tables_edges.join(db, edges, ends, values, config.edges.relation, time=config.edges.time,
-                                    id_column=config.nodes.id if config.nodes.path is not None else None,
-                                    refuse_dangling=config.dangling == "error", empty=config.empty, fitted=fitted)
-        on_stage("sorting edges")
-        tables_edges.sort(db, len(values), flagged, has_times=config.edges.time is not None, both=both)
-        values += [("empty", values[place][1]) for place in flagged]
-        counted = tables_edges.count(db, num_nodes, both=both, add_self_loops=add_self_loops)
-        if counted.num_merged:
-            log.info("%s: %s merged with an edge between the same nodes", edges.name,
-                     count(counted.num_merged, "edge was", "edges were"))
-        on_stage("writing the store")
-        has_features = config.has_features
-        tables_edges.write(db, writer, counted, values, directed_relations=config.edges.directed_relations,
-                           add_self_loops=add_self_loops, node_features=None if has_features else config.node_features,
-                           has_times=config.edges.time is not None, moments=None if learned is None else learned.edges)
-        tables_nodes.write_names(db, writer, {"nodes": num_nodes})
-        if not writer.has(FITTED, *(["x"] if has_features else [])):
-            fitted = fitted or Fitted(found, tables_edges.relations(db), flagged)
-            _write_features(db, writer, num_nodes, config, labels, fitted, is_new=learned is None)
-        if labels is not None:
-            tables_labels.write(db, writer, labels)
+        write = _write_one_type if config.schema is None else typed.write_store
+        write(config, db, writer, on_stage, learned)
+
+
+def _write_one_type(config: TablesConfig, db: Database, writer: StoreWriter, on_stage: Callable[[str], None],
+                    learned: Learned | None) -> None:
+    """Do what :func:`write_store` does for one type of nodes, with an open database."""
+    fitted = None if learned is None else unpack(cast(Tensor, learned.fitted))
+    on_stage("reading nodes")
+    edges = open_table(db, config, "edges")
+    ends, values = (config.edges.source, config.edges.target), config.value_columns()
+    both, add_self_loops = config.to_undirected, config.add_self_loops
+    num_nodes, labels, found = read_nodes(db, config, [(edges, end) for end in ends],
+                                          None if fitted is None else fitted.columns)
+    flagged = tables_edges.join(db, edges, ends, values, config.edges.relation, time=config.edges.time,
+                                id_column=config.nodes.id if config.nodes.path is not None else None,
+                                refuse_dangling=config.dangling == "error", empty=config.empty, fitted=fitted)
+    on_stage("sorting edges")
+    tables_edges.sort(db, len(values), flagged, has_times=config.edges.time is not None, both=both)
+    values += [("empty", values[place][1]) for place in flagged]
+    counted = tables_edges.count(db, num_nodes, both=both, add_self_loops=add_self_loops)
+    if counted.num_merged:
+        log.info("%s: %s merged with an edge between the same nodes", edges.name,
+                 count(counted.num_merged, "edge was", "edges were"))
+    on_stage("writing the store")
+    has_features = config.has_features
+    tables_edges.write(db, writer, counted, values, directed_relations=config.edges.directed_relations,
+                       add_self_loops=add_self_loops, node_features=None if has_features else config.node_features,
+                       has_times=config.edges.time is not None, moments=None if learned is None else learned.edges)
+    tables_nodes.write_names(db, writer, {"nodes": num_nodes})
+    if not writer.has(FITTED, *(["x"] if has_features else [])):
+        fitted = fitted or Fitted(found, tables_edges.relations(db), flagged)
+        _write_features(db, writer, num_nodes, config, labels, fitted, is_new=learned is None)
+    if labels is not None:
+        tables_labels.write(db, writer, labels)
     summary: dict[str, object] = {"num_nodes": num_nodes, "num_categories": 0,
                                   "structure": dataclasses.asdict(counted.structure)}
     summary["x_source"] = "data" if has_features else "edges" if writer.has("edge_attr") else "degree"

@@ -8,7 +8,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor
 from parallel_epochs.models.edges import choose_dtype
 from parallel_epochs.pipeline.data.learned import FITTED, Learned
 from parallel_epochs.pipeline.data.tables import edges as tables_edges, labels as tables_labels, nodes as tables_nodes
-from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import Columns, Fitted, pack_several, unpack_several
 from parallel_epochs.pipeline.data.tables.labels import Labels
 from parallel_epochs.pipeline.data.tables.nodes import Numbers
@@ -93,7 +92,7 @@ class ReadEdges:
         return len(self.values) + len(self.flagged)
 
 
-def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stage: Callable[[str], None],
+def write_store(config: Any, db: Database, writer: StoreWriter, on_stage: Callable[[str], None],
                 learned: Learned | None) -> None:
     """Write the prepared graph of several tables as a store; arguments are those of :func:`store.write_store`.
 

@@ -4,12 +4,21 @@ import copy
 import logging
 from collections.abc import Iterable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.data.typed_links import LinkRelation, link_relation_of
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
-from parallel_epochs.pipeline.graph.pairs import PairsByCluster, PairSet, draw_negatives, sort_by_cluster, without_pairs
+from parallel_epochs.pipeline.graph.pairs import (
+    PairsByCluster,
+    PairSet,
+    draw_negatives,
+    draw_targets,
+    sort_by_cluster,
+    without_pairs,
+)
 from parallel_epochs.pipeline.graph.partition import Partition
 from parallel_epochs.pipeline.names import PAIRS
 from parallel_epochs.pipeline.run.schedule import Share
@@ -26,14 +35,19 @@ class PairLoader:
     training pair within a cluster is in one batch of a draw; a cluster comes as often as its pairs need. What is drawn
     is a function of the seed, the round, the draw and the number of the batch: of the step and the rank.
 
+    Of a graph with several types of nodes, the pairs are links of one relation. A pair that is drawn has the source of
+    a training pair, and as target a node of the cluster of the type that the relation links to.
+
     Args:
         clusters: builds the clusters' subgraphs, of a graph with ``train_pairs`` [num_pairs, 2].
         pairs_per_step: training pairs of a batch. The pairs of a single cluster of all nodes are cut into as many, the
             last batch has the rest; with several clusters, each cluster's are divided evenly, into as many batches as
             this asks for on average.
         num_negatives: pairs drawn for each training pair.
-        strict: draw no training pair, and no node with itself.
-        hide: leave the training pairs of a batch out of its edges. A batch has at most about half of the pairs of its
+        strict: draw no training pair, and no node with itself. Of a relation, no pair is drawn for a source that is
+            linked to all targets of its cluster.
+        hide: leave the training pairs of a batch out of its edges; of those of a relation, the edges of this relation
+            and of its reverse. A batch has at most about half of the pairs of its
             cluster then, so that the others remain.
         seed: of every random number here.
     """
@@ -44,7 +58,8 @@ class PairLoader:
         self._pairs: Tensor = self.data.train_pairs
         self._pairs_per_step, self._num_negatives = pairs_per_step, num_negatives
         self._hide, self._seed = hide, seed
-        self._linked = PairSet(self._pairs, self.data.num_nodes) if strict else None
+        self._own, self._strict = link_relation_of(self.data), strict
+        self._linked = PairSet(self._pairs, self.data.num_nodes) if strict and self._own is None else None
         self._visits = -(-len(self._pairs) // (clusters.num_batches * pairs_per_step))
         if hide and self._visits == 1:
             self._visits, self._pairs_per_step = 2, -(-len(self._pairs) // 2)
@@ -95,12 +110,40 @@ class PairLoader:
                 del batch[key]
         rng = stream("negatives", self._seed, *path, number)
         batch.pairs, batch.cluster = pairs, number
-        batch.negatives = draw_negatives(rng, self._num_negatives * len(pairs), batch.n_id, self._linked)
+        if self._own is None:
+            batch.negatives = draw_negatives(rng, self._num_negatives * len(pairs), batch.n_id, self._linked)
+        else:
+            batch.negatives = self._draw_targets(rng, pairs, batch.n_id, self._own)
         if self._hide and len(pairs):
-            batch.edge_index, kept = without_pairs(batch.edge_index, pairs)
+            among = None if self._own is None else self._own.edges_of(batch.edge_attr[:, 0])
+            batch.edge_index, kept = without_pairs(batch.edge_index, pairs, among)
             if batch.edge_attr is not None:
                 batch.edge_attr = batch.edge_attr.index_select(0, kept)
         return batch.pin_memory() if self.device.type == "cuda" else batch
+
+    def _draw_targets(self, rng: np.random.Generator, pairs: Tensor, nodes: Tensor, own: LinkRelation) -> Tensor:
+        """Draw targets among the nodes of a cluster for the sources of pairs [num_negatives x num_pairs, 2]."""
+        candidates = ((nodes >= own.target.start) & (nodes < own.target.stop)).nonzero().squeeze(1)
+        sources = pairs[:, 0].repeat(self._num_negatives)
+        taken = self._linked_within(nodes, candidates, own) if self._strict else pairs.new_empty(0, 2)
+        targets = draw_targets(rng, sources, len(candidates), taken)
+        free = targets >= 0
+        return torch.stack([sources[free], candidates[targets[free]]], dim=1)
+
+    def _linked_within(self, nodes: Tensor, candidates: Tensor, own: LinkRelation) -> Tensor:
+        """Return the training pairs within a cluster: the place of the source, and that of the target among candidates.
+
+        Within one type, those in the other direction and nodes with themselves too.
+        """
+        place = torch.full((self.data.num_nodes,), -1)
+        place[nodes] = torch.arange(len(nodes))
+        among = torch.full((len(nodes),), -1)
+        among[candidates] = torch.arange(len(candidates))
+        pairs = place[self._pairs]
+        pairs = pairs[(pairs >= 0).all(1)]
+        if own.is_within_type:
+            pairs = torch.cat([pairs, pairs.flip(1), candidates[:, None].expand(-1, 2)])
+        return torch.stack([pairs[:, 0], among[pairs[:, 1]]], dim=1)
 
     def measure(self, partition: Partition, seconds: float) -> dict[str, dict]:
         """Measure a draw and say so: records for who writes them down.

@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.link_predictor import LinkModel
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
+from parallel_epochs.pipeline.data.typed_links import link_relation_of
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.graph.pairs import check_pairs
 from parallel_epochs.pipeline.metrics import hits_at, link_metric
@@ -45,6 +46,7 @@ class LinkTask:
         unit: what a saved prediction is of.
         kind: what is learned.
         test_data: the graph to predict the test pairs from, where that is another one.
+        own: the relation of the pairs, of a graph with several types of nodes; none for others.
 
     Raises:
         ValueError: the graph has no pairs, the metric is unknown, or there are too few negatives for it.
@@ -59,7 +61,7 @@ class LinkTask:
         self.metric: str = metric or data.metric
         self.in_channels = data.x.size(1) - data.num_categories
         self.out_channels, self.num_rows = hidden_channels, data.num_nodes
-        self._data = data
+        self._data, self.own = data, link_relation_of(data)
         self._each = data.get("negatives_per_pair") if self.metric == "mrr" else None
         k = hits_at(self.metric)
         for split in SPLITS[1:]:
@@ -192,12 +194,20 @@ class LinkTask:
         return official_metric(self.metric, positive, negative)
 
     def _with_valid_edges(self) -> Data:
-        """Add an edge for each validation pair, both ways round."""
-        data = self._data
-        if data.edge_attr is not None:
-            raise ValueError("task.valid_edges=true adds the validation pairs as edges, but the graph's edges have "
-                             f"{data.edge_attr.size(1)} features and the pairs have none. Set task.valid_edges=false")
+        """Add an edge for each validation pair, both ways round; of a relation, an edge of it and of its reverse."""
+        data, own = self._data, self.own
         pairs, out = data.valid_pairs.t(), copy.copy(data)
-        edges = torch.cat([data.edge_index.as_tensor().long(), pairs, pairs.flip(0)], dim=1)
-        out.edge_index, _ = sort_edges(edges, data.num_nodes)
+        added = [pairs] if own is not None and own.reverse is None else [pairs, pairs.flip(0)]
+        if data.edge_attr is not None:
+            if own is None or bool((data.edge_attr[own.edges_of(data.edge_attr[:, 0]), 1:] != 0).any()):
+                which, num = ("the graph's edges", data.edge_attr.size(1)) if own is None else (
+                    f"the edges of {own.name}", data.edge_attr.size(1) - 1)
+                raise ValueError(f"task.valid_edges=true adds the validation pairs as edges, but {which} have {num} "
+                                 "features and the pairs have none. Set task.valid_edges=false")
+            rows = data.edge_attr.new_zeros(len(added), pairs.size(1), data.edge_attr.size(1))
+            rows[:, :, 0] = torch.tensor([own.number, own.reverse or 0][:len(added)])[:, None]
+        edges = torch.cat([data.edge_index.as_tensor().long(), *added], dim=1)
+        out.edge_index, order = sort_edges(edges, data.num_nodes)
+        if data.edge_attr is not None:
+            out.edge_attr = torch.cat([data.edge_attr, rows.flatten(0, 1)]).index_select(0, order)
         return out

@@ -16,7 +16,7 @@ from hydra import compose, initialize_config_dir
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import cli, schema as configuration
-from parallel_epochs.pipeline.data.cache import load
+from parallel_epochs.pipeline.data.cache import load, load_links
 from parallel_epochs.pipeline.run import checkpoint, ranks as rank_tools
 from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, RankError
 from parallel_epochs.pipeline.run.launch import launch, start_rank_server
@@ -29,6 +29,7 @@ from tests.helpers.files import write_links
 from tests.helpers.graph_toys import write_graphs
 from tests.helpers.graphs import class_graph, random_graph, task_graph
 from tests.helpers.running import ROOT, TOY, alive, finish, rounds_of, start, summary_of, train, wait_for_rounds
+from tests.helpers.typed_graphs import write_hetero
 
 TWO = [*TOY, "parallel.num_ranks=2", "train.epochs=8"]
 
@@ -76,7 +77,7 @@ GRADIENTS = {
     "table, epochs": (NINE, EPOCHS | TABLE | parts(3)), "table, split": (NINE, SPLIT | TABLE | parts(5)),
     "table, neighbours, split": (NINE, SPLIT | TABLE | NEIGHBOR),
     "links, epochs": ("links", EPOCHS | parts(2)), "links, split": ("links", SPLIT | parts(3)),
-    "links, many parts": ("links", SPLIT | parts(40)),
+    "links, many parts": ("links", SPLIT | parts(40)), "typed links, split": ("typed links", SPLIT | parts(3)),
     "weighted classes, epochs": ("classes", EPOCHS | WEIGHTED | parts(3)),
     "weighted classes, split": ("classes", SPLIT | WEIGHTED | parts(5)),
     "graphs, epochs": ("graphs", EPOCHS), "graphs, split": ("graphs", SPLIT)}
@@ -102,6 +103,10 @@ def computed(tmp_path_factory):
             overrides = ["data=ogb_link", "task=link", "partition=random", "model.num_layers=2", "task.hide_pairs=true",
                          "model.hidden_channels=8", "task.pairs_per_step=60",
                          f"data.folder={write_links(folder / toy)}"]
+        elif toy == "typed links":
+            folder.joinpath(toy).mkdir()
+            overrides = [*write_hetero(folder / toy), "task=link", "task.relation=buys", "partition=random",
+                         "model.num_layers=2", "model.hidden_channels=8"]
         elif toy == "graphs":
             overrides = ["+experiment=ogbg_molpcba", "model.num_layers=3", "model.hidden_channels=16",
                          "model.norm=layer", "loader.batch_size=7",
@@ -112,6 +117,8 @@ def computed(tmp_path_factory):
     def open_case(num_ranks: int, toy: str | list[int], changes: dict):
         config = keys.replaced(base(toy if isinstance(toy, str) else "nodes"),
                                {"model.dropout": 0.0, "parallel.num_ranks": num_ranks, **changes})
+        if toy == "typed links":
+            return config, load_links(config.data, config.cache_dir, relation=config.task.relation)
         if toy in ("links", "graphs"):
             return config, load(config.data, config.cache_dir)
         if toy == "classes":

@@ -1,0 +1,188 @@
+"""Tables of several types of nodes: equal to the same graph read from a HeteroData; odd schemas; kills."""
+
+import os
+import signal
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+from torch_geometric.data import Data, HeteroData
+
+from parallel_epochs.pipeline.data import cache
+from parallel_epochs.pipeline.data.config import FileConfig
+from parallel_epochs.pipeline.data.node_names import unpack_names
+from parallel_epochs.pipeline.data.tables.config import TablesConfig
+from parallel_epochs.pipeline.data.typed import schema_of
+from parallel_epochs.pipeline.graph.store import StoreWriter
+from tests.helpers.running import forked, status_of
+from tests.helpers.typed_tables import SCHEMA, write_tables
+
+
+def as_hetero(tables: dict[str, pd.DataFrame]) -> HeteroData:
+    """Read the tables by pandas alone."""
+    data, place = HeteroData(), {}
+    for name, table in (("user", tables["users"]), ("item", tables["items"])):
+        place[name] = {id: number for number, id in enumerate(table["id"])}
+    place["shop"] = {id: number for number, id in enumerate(sorted(tables["sold"]["shop"].unique()))}
+    users = tables["users"]
+    data["user"].x = torch.tensor(users[["age", "visits"]].to_numpy(), dtype=torch.float32)
+    data["user"].y = torch.tensor(users["kind"].map({"a": 0, "b": 1, "c": 2}).to_numpy())
+    for mask, split in (("train_mask", "train"), ("valid_mask", "valid"), ("test_mask", "test")):
+        data["user"][mask] = torch.tensor((users["split"] == split).to_numpy())
+    data["item"].x = torch.tensor(tables["items"][["price"]].to_numpy(), dtype=torch.float32)
+    data["shop"].num_nodes = 3
+
+    def link(table: pd.DataFrame, source: tuple[str, str], target: tuple[str, str], how: dict[str, str]):
+        merged = table.groupby([source[1], target[1]]).agg(how).reset_index() if how else table.drop_duplicates()
+        ends = [torch.tensor(merged[column].map(place[kind]).to_numpy()) for kind, column in (source, target)]
+        return torch.stack(ends), torch.tensor(merged[list(how)].to_numpy(), dtype=torch.float32) if how else None
+
+    for what in ("buys", "sees"):
+        acts = tables["acts"][tables["acts"]["what"] == what]
+        edges = data["user", what, "item"]
+        edges.edge_index, edges.edge_attr = link(acts, ("user", "user"), ("item", "item"), {"times": "sum"})
+    edges = data["user", "knows", "user"]
+    edges.edge_index, edges.edge_attr = link(tables["knows"], ("user", "a"), ("user", "b"), {"years": "mean"})
+    data["item", "sold_by", "shop"].edge_index = link(tables["sold"], ("item", "item"), ("shop", "shop"), {})[0]
+    return data
+
+
+def load(config, tmp_path) -> Data:
+    return cache.load(config, tmp_path / "cache")
+
+
+def rows_of(data: Data) -> list[tuple]:
+    """Return source, destination, relation and features of each edge; both readers number features by relations."""
+    return sorted((*ends, *(round(value, 5) for value in attr))
+                  for ends, attr in zip(data.edge_index.as_tensor().t().tolist(), data.edge_attr.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("reverse", [True, False])
+@pytest.mark.parametrize("featureless", ["mean", "none"])
+def test_equal_to_the_same_graph_as_hetero_data(tmp_path, reverse, featureless):
+    hetero = as_hetero(write_tables(tmp_path))
+    torch.save(hetero, tmp_path / "hetero.pt")
+    options = dict(reverse_relations=reverse, featureless=featureless)
+    found = load(TablesConfig(folder=str(tmp_path), schema=SCHEMA, **options), tmp_path)
+    expected = load(FileConfig(path=str(tmp_path / "hetero.pt"), **options), tmp_path)
+    assert schema_of(found) == schema_of(expected)
+    assert schema_of(found).relations[:4] == [("user", "buys", "item"), ("user", "sees", "item"),
+                                              ("user", "knows", "user"), ("item", "sold_by", "shop")]
+    assert len(schema_of(found).relations) == (8 if reverse else 4)
+    # One column for the times of buys and sees in the tables, two in HeteroData, which has a relation each.
+    expected.edge_attr = torch.stack([expected.edge_attr[:, 0], expected.edge_attr[:, 1:3].sum(1),
+                                      expected.edge_attr[:, 3]], dim=1)
+    assert rows_of(found) == rows_of(expected)
+    torch.testing.assert_close(found.x, expected.x)
+    for key in ("y", "train_mask", "valid_mask", "test_mask"):
+        assert torch.equal(found[key], expected[key]), key
+    names = unpack_names(found)
+    assert names[40:45] == ["n0", "n1", "n2", "n3", "n4"] and names[65:] == ["n1", "n2", "n3"]
+    assert unpack_names(found, "label_names") == ["a", "b", "c"]
+
+
+def test_means_of_neighbours_by_hand(tmp_path):
+    tables = write_tables(tmp_path)
+    found = load(TablesConfig(folder=str(tmp_path), schema=SCHEMA), tmp_path)
+    schema, sold = schema_of(found), tables["sold"]
+    assert schema.averaged == ["shop"] and schema.widths == [2, 1, 1]
+    prices = tables["items"].set_index("id")["price"]
+    for row, shop in zip(schema.nodes_of("shop"), sorted(sold["shop"].unique()), strict=True):
+        mean = prices[sold[sold["shop"] == shop]["item"]].mean()
+        torch.testing.assert_close(found.x[row], torch.tensor([mean, 0, 0, 0, 1], dtype=torch.float32))
+
+
+def changed(**parts) -> dict:
+    """Return the schema with other keys of some tables, as in nodes__user={...}; none: without this table."""
+    schema = {part: {name: dict(keys) for name, keys in tables.items()} for part, tables in SCHEMA.items()}
+    for place, keys in parts.items():
+        part, name = place.split("__")
+        if keys is None:
+            del schema[part][name]
+        else:
+            schema[part][name] = {**schema[part].get(name, {}), **keys}
+    return schema
+
+
+BAD = [
+    (changed(nodes__shop=None), {}, "data.schema: the edges sold_by end at nodes of the type shop, and nodes has user, "
+     "item. Add it there; {} is enough for a type without a table"),
+    (changed(nodes__bar={}), {}, "data.schema: the type bar has no table and no edges. Leave it out, or give its path"),
+    (changed(nodes__user={"path": "nobody.csv"}), {}, "data.schema: the type user: path=nobody.csv does not exist"),
+    (changed(nodes__user={"features": ["size"]}), {}, "data.schema: the type user: data.nodes.features=size: "),
+    (changed(nodes__user={"colour": "red"}), {}, "data.schema: nodes.user: Key 'colour' not in 'NodeColumns'"),
+    (changed(edges__knows={"path": None}), {}, "data.schema: edges.knows has no path. Give that of its table"),
+    (changed(edges__knows={"source": {"type": "user", "column": "c"}}), {}, "data.schema: the edges knows: "
+     "data.edges.source=c: "),
+    (changed(edges__knows={"source": ["user"]}), {},
+     "data.schema: edges.knows.source must be a mapping of keys, not list"),
+    (changed(nodes__item={"label": "price"}), {}, "data.schema has labels of several types of nodes, user and item. "
+     "Choose those to learn by task.type=user"),
+    (SCHEMA, {"label_type": "item"},
+     "task.type=item: data.schema names no label of this type; there are labels of user"),
+    (SCHEMA, {"label_type": "dog"}, "task.type=dog: data.schema has no such type of nodes; there are user, item, shop"),
+    (changed(edges__rev_knows=SCHEMA["edges"]["knows"]), {}, "the relation rev_knows from user to user has the name of "
+     "the reverse of knows. Rename it, or set data.reverse_relations=false"),
+    (changed(edges__likes=SCHEMA["edges"]["knows"] | {"relation": "years", "path": "likes.csv"}), {},
+     "{folder}/likes.csv: row 2, column years is empty: each edge needs a relation"),
+    (changed(edges__knows={"path": "strangers.csv"}), {"dangling": "error"}, "{folder}/strangers.csv: row 2, column b "
+     "names 'nobody', which is not a node"),
+    ({"nodes": {}, "vertices": {}}, {}, "data.schema: vertices is unknown"),
+    ({"nodes": {"user": {}}}, {}, "data.schema names no table of edges"),
+    ("absent.yaml", {}, "data.schema=absent.yaml is not a file"),
+    (SCHEMA, {"add_self_loops": True}, "data.add_self_loops=true is for graphs with one type of nodes"),
+    (SCHEMA, {"propagate": 2}, "data.propagate=2 is for graphs with one type of nodes"),
+]
+
+
+@pytest.mark.parametrize(("schema", "options", "message"), BAD, ids=[str(number) for number in range(len(BAD))])
+def test_bad_schemas_are_refused(tmp_path, schema, options, message):
+    write_tables(tmp_path)
+    (tmp_path / "likes.csv").write_text("a,b,years\nn1,n2,3\nn1,n3,\n")
+    (tmp_path / "strangers.csv").write_text("a,b,years\nn1,n2,3\nn1,nobody,2\n")
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is compared below
+        config = TablesConfig(folder=str(tmp_path), schema=schema, **options)
+        config.check()
+        load(config, tmp_path)
+    assert str(caught.value).startswith(message.replace("{folder}", str(tmp_path))), str(caught.value)
+
+
+def test_a_file_with_the_schema_gives_the_same_graph_and_may_lie_beside_the_tables(tmp_path):
+    write_tables(tmp_path)
+    (tmp_path / "graph.yaml").write_text(yaml.safe_dump(SCHEMA, sort_keys=False))
+    inline = TablesConfig(folder=str(tmp_path), schema=SCHEMA)
+    in_file = TablesConfig(schema=str(tmp_path / "graph.yaml"))
+    assert cache.hash_graph(inline) == cache.hash_graph(in_file)
+    other = changed(nodes__user={"standardize": True})
+    assert cache.hash_graph(TablesConfig(folder=str(tmp_path), schema=other)) != cache.hash_graph(inline)
+    (tmp_path / "graph.yaml").write_text("nodes: {user: {}, user: {path: users.csv}}\nedges: {}\n")
+    with pytest.raises(ValueError, match=r"data.schema: user is there twice, in line 1 and before"):
+        in_file.check()
+    (tmp_path / "graph.yaml").write_text("nodes: [\n")
+    with pytest.raises(ValueError, match=r"graph.yaml is not YAML: "):
+        in_file.check()
+
+
+@pytest.mark.parametrize("point", ["edges", "x"])
+def test_a_killed_preparation_goes_on(tmp_path, monkeypatch, point):
+    write_tables(tmp_path)
+    config = TablesConfig(folder=str(tmp_path), schema=SCHEMA)
+
+    def die() -> None:
+        put = StoreWriter.write
+
+        def write(self, **arrays):
+            if point in arrays:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return put(self, **arrays)
+
+        StoreWriter.write = write
+        load(config, tmp_path)
+
+    assert status_of(forked(die)) == -signal.SIGKILL
+    resumed = load(config, tmp_path)
+    whole = cache.load(config, tmp_path / "other")
+    for key in ("x", "edge_attr", "y", "names", "fitted"):
+        assert torch.equal(resumed[key], whole[key]), key
+    assert torch.equal(resumed.edge_index.as_tensor(), whole.edge_index.as_tensor())

@@ -1,0 +1,187 @@
+"""Graphs with several types of nodes: HeteroData and ogbn-mag's raw folder, as one graph with types and relations."""
+
+import gzip
+
+import numpy as np
+import pytest
+import torch
+from ogb.io.read_graph_raw import read_csv_heterograph_raw
+from torch_geometric.data import HeteroData
+
+from parallel_epochs.pipeline.data import cache
+from parallel_epochs.pipeline.data.config import FileConfig, OGBHeteroConfig
+from parallel_epochs.pipeline.data.typed import Plan, column_ranges, plan_means, schema_of
+
+BUYS = ("user", "buys", "item")
+
+
+def make(seed: int = 0) -> HeteroData:
+    generator = torch.Generator().manual_seed(seed)
+    data = HeteroData()
+    data["user"].x, data["item"].x = torch.rand(20, 3, generator=generator), torch.rand(12, 2, generator=generator)
+    data["tag"].num_nodes = 4
+    data["user"].y = torch.arange(20) % 3
+    for place, mask in enumerate(("train_mask", "val_mask", "test_mask")):
+        data["user"][mask] = torch.arange(20) % 4 == place
+    sizes = {"user": 20, "item": 12, "tag": 4}
+    for relation, num in ((BUYS, 50), (("item", "has", "tag"), 20), (("user", "knows", "user"), 30)):
+        data[relation].edge_index = torch.stack([
+            torch.randint(sizes[kind], (num,), generator=generator) for kind in (relation[0], relation[2])])
+    data["user", "buys", "item"].edge_attr = torch.rand(50, 2, generator=generator)
+    return data
+
+
+def edges_of(found) -> list[tuple[int, int, int]]:
+    """Return source, destination and relation of each edge of a prepared graph."""
+    return sorted(zip(*found.edge_index.as_tensor().tolist(), found.edge_attr[:, 0].long().tolist(), strict=True))
+
+
+def load(tmp_path, data: HeteroData | dict, **options):
+    torch.save(data, tmp_path / "graph.pt")
+    return cache.load(FileConfig(path=str(tmp_path / "graph.pt"), **options), tmp_path / "cache")
+
+
+def test_equal_to_pygs_to_homogeneous(tmp_path):
+    data = make()
+    found = load(tmp_path, data, reverse_relations=False, featureless="none")
+    schema = schema_of(found)
+    plain = HeteroData({name: {"num_nodes": count} for name, count in zip(schema.types, schema.counts, strict=True)} | {
+        "__".join(relation): {"edge_index": data[relation].edge_index} for relation in data.edge_types})
+    expected = plain.to_homogeneous(node_attrs=[], edge_attrs=[])
+    assert edges_of(found) == sorted(zip(*expected.edge_index.tolist(), expected.edge_type.tolist(), strict=True))
+    assert torch.equal(found.x[:, -3:].argmax(1), expected.node_type)
+    assert torch.equal(found.x[:20, :3], data["user"].x) and torch.equal(found.x[20:32, :2], data["item"].x)
+    assert not found.x[20:, 2].any() and not found.x[32:, :3].any()
+    assert schema.labelled == "user" and torch.equal(found.valid_mask[:20], data["user"].val_mask)
+    assert not found.train_mask[20:].any()
+
+
+def test_a_dict_of_it_gives_the_same(tmp_path):
+    one = load(tmp_path, make())
+    other = load(tmp_path, make().to_dict())
+    assert torch.equal(one.x, other.x) and torch.equal(one.edge_attr, other.edge_attr)
+
+
+def test_types_without_features_take_those_of_neighbours_over_several_hops():
+    relations = [("paper", "rev_writes", "author"), ("author", "in", "school"), ("paper", "cites", "paper"),
+                 ("shop", "sells", "bag"), ("paper", "sees", "school")]
+    widths = {"paper": 3, "author": 0, "school": 0, "shop": 0, "bag": 0}
+    assert plan_means(widths, relations) == Plan(widths | {"author": 3, "school": 3},
+                                                 {"author": ["paper"], "school": ["paper"]})
+    without_sees = [relation for relation in relations if relation[1] != "sees"]
+    assert plan_means(widths, without_sees).sources == {"author": ["paper"], "school": ["author"]}
+
+
+def test_column_ranges_of_labels_rows_and_features(tmp_path):
+    schema = schema_of(load(tmp_path, make(), featureless="none"))
+    found = column_ranges(schema, num_labels=4, num_learned=8, learned=["item", "tag"])
+    assert found == [[(0, 4), (12, 15)], [(4, 12), (12, 14)], [(4, 12)]]
+    assert column_ranges(schema, num_learned=8, learned=["item"], replaces=True) == [[(8, 11)], [(0, 8)], []]
+
+
+def without(name, attribute):
+    def change(data):
+        del data[name][attribute]
+    return change
+
+
+def put(name, attribute, value):
+    def change(data):
+        data[name][attribute] = value
+    return change
+
+
+BAD = {
+    "no number of nodes": (without("tag", "num_nodes"), {}, "the type tag has neither x nor num_nodes"),
+    "an end of another type": (put(("user", "likes", "dog"), "edge_index", torch.zeros(2, 3, dtype=torch.int64)), {},
+                               "the relation likes goes from user to dog, and there is no type dog"),
+    "a node that is not there": (put(BUYS, "edge_index", torch.tensor([[1, 2], [3, 12]])), {},
+                                 "edge_index of user.buys.item names node 12 of item, whose nodes are 0 to 11"),
+    "features of other edges": (put(BUYS, "edge_attr", torch.rand(3, 2)), {},
+                                "edge_attr of user.buys.item has 3 rows for"),
+    "labels of two types": (put("item", "y", torch.arange(12)), {},
+                            "has labels of several types of nodes, user and item"),
+    "no labels of this type": (lambda data: None, {"label_type": "item"},
+                               "task.type=item: the nodes of this type have no"),
+    "no such type": (lambda data: None, {"label_type": "dog"}, "task.type=dog: "),
+    "a type without nodes": (put("tag", "num_nodes", 0), {}, "there are no nodes of the type tag"),
+    "a reverse name that is taken": (
+        put(("item", "rev_buys", "user"), "edge_index", torch.zeros(2, 1, dtype=torch.int64)), {},
+        "the relation rev_buys from item to user has the name of the reverse of buys"),
+    "no edge_index": (without(BUYS, "edge_index"), {},
+                      "the relation user.buys.item has no edge_index; it has edge_attr"),
+    "features that are not finite": (put("item", "x", torch.full((12, 2), torch.nan)), {}, "item: x is not finite"),
+    "undirected": (lambda data: None, {"to_undirected": True}, "data.to_undirected=true adds edges without a relation"),
+    "self-loops": (lambda data: None, {"add_self_loops": True},
+                   "data.add_self_loops=true adds edges without a relation"),
+    "averages": (lambda data: None, {"propagate": 2}, "data.propagate=2 averages the same columns of all neighbours"),
+    "masks missing": (without("user", "val_mask"), {}, "user: there is no valid_mask"),
+    "times of edges": (lambda data: None, {"edge_time": "t", "split": "time"}, "data.edge_time=t is for a Data"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_wrong_is_named(tmp_path, case):
+    change, options, message = BAD[case]
+    data = make()
+    change(data)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is compared below
+        load(tmp_path, data, **options)
+    assert message in str(caught.value), str(caught.value)
+
+
+def test_thousands_of_relations_are_kept_and_more_refused(tmp_path):
+    data = HeteroData({"a": {"x": torch.rand(5, 2)}} | {
+        f"a__r{number}__a": {"edge_index": torch.tensor([[number % 5], [0]])} for number in range(3000)})
+    found = load(tmp_path, data, reverse_relations=False)
+    assert found.edge_attr[:, 0].long().sort().values.tolist() == list(range(3000))
+
+
+def write_table(path, rows) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt") as file:
+        file.writelines(",".join(map(str, row)) + "\n" for row in rows)
+
+
+def write_mag(folder) -> None:
+    """Write a small folder in the layout of ogbn-mag."""
+    rng, raw, split = np.random.default_rng(0), folder / "raw", folder / "split" / "time"
+    counts = {"paper": 30, "author": 12, "institution": 3, "field_of_study": 6}
+    relations = {("author", "writes", "paper"): 40, ("paper", "cites", "paper"): 50,
+                 ("author", "affiliated_with", "institution"): 12, ("paper", "has_topic", "field_of_study"): 60}
+    write_table(raw / "num-node-dict.csv.gz", [counts, counts.values()])
+    write_table(raw / "triplet-type-list.csv.gz", relations)
+    for name in ("feat", "label"):
+        write_table(raw / f"nodetype-has-{name}.csv.gz", [counts, [kind == "paper" for kind in counts]])
+    write_table(split / "nodetype-has-split.csv.gz", [counts, [kind == "paper" for kind in counts]])
+    for (source, name, target), num in relations.items():
+        ends = zip(rng.integers(counts[source], size=num), rng.integers(counts[target], size=num), strict=True)
+        write_table(raw / "relations" / "___".join((source, name, target)) / "edge.csv.gz", ends)
+        write_table(raw / "relations" / "___".join((source, name, target)) / "num-edge-list.csv.gz", [[num]])
+    write_table(raw / "node-feat" / "paper" / "node-feat.csv.gz", rng.random((30, 4)).round(4))
+    write_table(raw / "node-label" / "paper" / "node-label.csv.gz", rng.integers(3, size=(30, 1)))
+    for place, part in enumerate(("train", "valid", "test")):
+        write_table(split / "paper" / f"{part}.csv.gz", [[node] for node in range(place * 10, place * 10 + 10)])
+
+
+def test_ogbn_mags_folder_is_read_as_ogb_reads_it(tmp_path, capsys):
+    write_mag(tmp_path)
+    found = cache.load(OGBHeteroConfig(folder=str(tmp_path), featureless="none"), tmp_path / "cache")
+    expected = read_csv_heterograph_raw(str(tmp_path / "raw"))[0]
+    schema = schema_of(found)
+    assert schema.types == sorted(expected["num_nodes_dict"])
+    assert schema.relations[:4] == sorted(expected["edge_index_dict"])
+    edges = []
+    for number, (source, name, target) in enumerate(schema.relations[:4]):
+        first = schema.nodes_of(source).start, schema.nodes_of(target).start
+        edges += [(s + first[0], t + first[1], number)
+                  for s, t in expected["edge_index_dict"][source, name, target].T.tolist()]
+    assert edges_of(found) == sorted([*edges, *((target, source, number + 4) for source, target, number in edges)])
+    papers = schema.nodes_of("paper")
+    features = torch.from_numpy(expected["node_feat_dict"]["paper"]).float()
+    torch.testing.assert_close(found.x[papers.start:, :4], features)
+    assert found.train_mask.nonzero().squeeze(1).tolist() == list(range(papers.start, papers.start + 10))
+    assert found.metric == "acc" and schema.labelled == "paper"
+    (tmp_path / "raw" / "relations" / "paper___cites___paper" / "edge.csv.gz").unlink()
+    with pytest.raises(ValueError, match=r"paper___cites___paper/edge.csv.gz is missing"):
+        cache.hash_graph(OGBHeteroConfig(folder=str(tmp_path)))

@@ -1,0 +1,154 @@
+"""Models of graphs with several types of nodes: what they predict, of which nodes, and of other tables."""
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+from parallel_epochs.pipeline.command import cli
+from parallel_epochs.pipeline.config import settings
+from parallel_epochs.pipeline.data.typed import schema_of
+from parallel_epochs.pipeline.gnn import new_data, predictions
+from parallel_epochs.pipeline.gnn.features import KEY
+from parallel_epochs.pipeline.gnn.new_data import Others
+from parallel_epochs.pipeline.gnn.predictions import Asked
+from parallel_epochs.pipeline.names import MASKS
+from parallel_epochs.pipeline.run.saved import SavedRun
+from tests.helpers.running import summary_of, train
+from tests.helpers.typed_graphs import hetero_graph
+from tests.helpers.typed_tables import SCHEMA, write_tables
+
+pytest.importorskip("duckdb")
+SMALL = ["model.num_layers=2", "model.hidden_channels=8", "train.epochs=2", "train.patience=0",
+         "partition.num_parts=2", "evaluation=exact"]
+
+
+def trained(folder, tables, *overrides) -> SavedRun:
+    (folder / "graph.yaml").write_text(yaml.safe_dump(SCHEMA, sort_keys=False))
+    config = cli.compose_config(["data=tables", f"data.schema={folder / 'graph.yaml'}", f"data.folder={tables}", *SMALL,
+                                 "model=rgcn", f"cache_dir={folder / 'cache'}", *overrides])
+    train(config, folder / "run")
+    return SavedRun(folder / "run", config, settings(config))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> SavedRun:
+    folder = tmp_path_factory.mktemp("typed")
+    write_tables(folder)
+    return trained(folder, folder)
+
+
+def table_of(run: SavedRun, path, **asked) -> pd.DataFrame:
+    wanted = Asked(output=str(path), **asked)
+    predictions.save(wanted, predictions.restore(run, wanted, whole=False))
+    return pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
+
+
+def test_the_table_holds_the_nodes_with_labels_by_their_ids(run, tmp_path):
+    found = table_of(run, tmp_path / "out.csv")
+    users = pd.read_csv(run.folder.parent / "users.csv")
+    assert found["id"].tolist() == users["id"].tolist() and found["split"].tolist() == users["split"].tolist()
+    assert list(found.columns) == ["id", "split", "class", "probability_a", "probability_b", "probability_c"]
+    (tmp_path / "ids.csv").write_text("id\nn7\nn3\n")
+    some = table_of(run, tmp_path / "some.csv", output_nodes=str(tmp_path / "ids.csv"))
+    assert some["id"].tolist() == ["n7", "n3"], "those of users, although items have these ids too"
+    pd.testing.assert_frame_equal(some, found.set_index("id").loc[["n7", "n3"]].reset_index()[some.columns], rtol=1e-4)
+
+
+def test_vectors_of_other_types(run, tmp_path):
+    shops = table_of(run, tmp_path / "shops.parquet", embeddings=True, output_type="shop")
+    assert shops["id"].tolist() == ["n1", "n2", "n3"] and list(shops.columns) == ["id", "split", "embedding"]
+    every = table_of(run, tmp_path / "all.parquet", embeddings=True, output_type="all")
+    assert every["type"].tolist() == ["user"] * 40 + ["item"] * 25 + ["shop"] * 3
+    assert every["embedding"].iloc[-1].tolist() == pytest.approx(shops["embedding"].iloc[-1].tolist(), rel=1e-5)
+    assert "class" not in every
+
+
+@pytest.mark.parametrize(("asked", "message"), [
+    ({"output_type": "dog"}, "output_type=dog: there is no such type of nodes; there are user, item, shop, and all"),
+    ({"output_type": "shop"}, "output_type=shop: the model predicts labels of user. For the vectors of other"),
+    ({"output_type": "all", "embeddings": True, "output_nodes": "ids.csv"}, "lists ids, which are unique within"),
+])
+def test_wrong_types_of_a_table(run, tmp_path, asked, message):
+    (tmp_path / "ids.csv").write_text("id\nn7\n")
+    if "output_nodes" in asked:
+        asked = asked | {"output_nodes": str(tmp_path / "ids.csv")}
+    with pytest.raises(ValueError, match=message):
+        table_of(run, tmp_path / "out.csv", **asked)
+
+
+@pytest.mark.parametrize("model", ["rgcn", "hgt", "deepergcn"])
+def test_the_tables_of_the_training_as_new_data_give_the_same_bits(tmp_path, model):
+    write_tables(tmp_path)
+    run = trained(tmp_path, tmp_path, f"model={model}")
+    old = predictions.restore(run, Asked())
+    for other in (Others(folder=str(tmp_path)), Others(schema=str(tmp_path / "graph.yaml"))):
+        new = predictions.restore(run, Asked(data=other))
+        assert torch.equal(old.setup.data.x, new.setup.data.x) and torch.equal(old.rows, new.rows)
+        assert not new.setup.data.train_mask.any()
+
+
+def test_new_rows_leave_those_of_others_as_they_were(run, tmp_path):
+    tables = write_tables(tmp_path)
+    users = tables["users"].drop(columns=["kind", "split"])
+    new = users.iloc[:3].assign(id=["x1", "x2", "x3"], age=200)
+    pd.concat([users, new]).to_csv(tmp_path / "users.csv", index=False)
+    pd.concat([tables["acts"], tables["acts"].iloc[:3].assign(user=["x1", "x2", "x3"])]).to_csv(
+        tmp_path / "acts.csv", index=False)
+    found = predictions.restore(run, Asked(data=Others(folder=str(tmp_path)), output="new.csv"))
+    assert len(found.nodes) == 43 and found.ids[40:43].tolist() == ["x1", "x2", "x3"]
+    old = predictions.restore(run, Asked())
+    assert torch.equal(found.setup.data.x[:40, :2], old.setup.data.x[:40, :2])
+
+
+def test_other_tables_with_an_unknown_relation_are_refused(run, tmp_path):
+    tables = write_tables(tmp_path)
+    tables["acts"].assign(what="sells").to_csv(tmp_path / "acts.csv", index=False)
+    with pytest.raises(ValueError, match=r"acts.csv: row 1, column what holds 'sells', a relation that the"):
+        predictions.restore(run, Asked(data=Others(folder=str(tmp_path))))
+
+
+def test_an_exported_model_reads_other_tables(run, tmp_path):
+    write_tables(tmp_path)
+    new_data.export(run, tmp_path / "model.pe")
+    config, shared = cli.load_run(tmp_path / "model.pe", trusts=False)
+    assert str(run.folder.parent) not in shared["config"]
+    opened = SavedRun(tmp_path / "model.pe", config, {}, shared=shared)
+    with pytest.raises(ValueError, match=r"has no data of its own: name those to predict by data.schema"):
+        predictions.restore(opened, Asked())
+    found = predictions.restore(opened, Asked(data=Others(schema=str(run.folder.parent / "graph.yaml"))))
+    assert torch.equal(found.rows, predictions.restore(run, Asked()).rows)
+
+
+def test_only_the_named_types_have_rows_in_a_learned_table(tmp_path):
+    write_tables(tmp_path)
+    run = trained(tmp_path, tmp_path, "features=embedding", "features.types=[shop,item]", "features.channels=5",
+                  "data.featureless=none", "features.dropout=0")
+    weights = run.load()["model"]
+    assert weights[KEY].shape == (28, 5)
+    data = predictions.restore(run, Asked()).setup.data
+    assert schema_of(data).widths == [2, 1, 0]
+    with pytest.raises(ValueError, match=r"features.types names dog, and .* has no such type of nodes"):
+        trained(tmp_path, tmp_path, "features=embedding", "features.types=[dog]")
+
+
+@pytest.mark.parametrize("model", ["rgcn", "hgt", "revgnn"])
+def test_in_memory_and_on_disk_end_with_the_same_weights(tmp_path, model):
+    graph = hetero_graph()
+    graph["user"].y, split = torch.arange(40) % 3, torch.arange(40) % 4
+    for number, mask in enumerate(MASKS):
+        graph["user"][mask] = split == number
+    torch.save(graph, tmp_path / "graph.pt")
+    digests = {}
+    for on_disk in (True, False):
+        config = cli.compose_config(["data=file", f"data.path={tmp_path / 'graph.pt'}", *SMALL, f"model={model}",
+                                     f"data.on_disk={on_disk}", f"cache_dir={tmp_path / 'cache'}"])
+        train(config, tmp_path / f"run-{on_disk}")
+        digests[on_disk] = summary_of(tmp_path / f"run-{on_disk}")["weights_sha256"]
+    assert digests[True] == digests[False]
+
+
+def test_a_model_with_one_kind_of_edges_is_refused(tmp_path):
+    write_tables(tmp_path)
+    with pytest.raises(ValueError, match=r"task.type=user is for graphs with several types of nodes, and data=digits"):
+        cli.compose_config(["data=digits", "task.type=user"])
