@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.pipeline.gnn.prediction_table import labels_of
+from parallel_epochs.pipeline.gnn.relations import describe_schema, listed_schema, score_by_neighbours
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.trainer import GNNTrainer, Task
@@ -30,6 +31,8 @@ def report_limit(task: Task) -> None:
 def write_best(setup: Setup, trainer: GNNTrainer, folder: Path) -> None:
     """Write the scores of each class or task from the predictions of the evaluation that has just ended.
 
+    Of a graph with several types of nodes, write its schema and the scores by neighbours too.
+
     Raises:
         FileError: the file cannot be written.
     """
@@ -46,6 +49,10 @@ def write_best(setup: Setup, trainer: GNNTrainer, folder: Path) -> None:
                    "splits": {split: {"rows": int(data[mask].sum()), **(count_labels(
                        task.kind, task.metric, data.y[data[mask]], trainer.rows[data[mask]], scored=split != "train")
                        if few else {})} for split, mask in zip(SPLITS, MASKS)}}
+    if (schema := listed_schema(data)) is not None:
+        near = [] if isinstance(task, LinkTask) else score_by_neighbours(
+            schema, setup.neighbours, task.kind, task.metric, data.y[data.test_mask], trainer.rows[data.test_mask])
+        record["typed"] = describe_schema(schema, setup.neighbours) | {"neighbours": near}
     files.write_text(folder / SCORES, json.dumps(record) + "\n")
 
 

@@ -12,6 +12,7 @@ from parallel_epochs.pipeline.gnn import estimate
 from parallel_epochs.pipeline.gnn.features import NodeTable
 from parallel_epochs.pipeline.gnn.loaders.build import build_loader
 from parallel_epochs.pipeline.gnn.model import build_model, build_table
+from parallel_epochs.pipeline.gnn.relations import Neighbours
 from parallel_epochs.pipeline.gnn.tasks.build import TASKS, TaskOptions
 from parallel_epochs.pipeline.gnn.tasks.losses import LossOptions
 from parallel_epochs.pipeline.gnn.trainer import Loader, Task
@@ -58,6 +59,11 @@ class Setup(Part):
         """The model, on its device, with its first weights."""
         torch.manual_seed(self.config.seed)
         return build_model(self.config, self.data, self.task).to(self.device)
+
+    @cached_property
+    def neighbours(self) -> Neighbours:
+        """Of a graph with several types of nodes, by which relations the test nodes have neighbours."""
+        return Neighbours(self.data, self.data.test_mask.nonzero().squeeze(1))
 
     @cached_property
     def table(self) -> NodeTable | None:

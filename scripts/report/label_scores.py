@@ -21,6 +21,25 @@ def _is_score(value: object) -> bool:
     return value is None or type(value) in (int, float) and math.isfinite(value)
 
 
+def _is_typed(value: object) -> bool:
+    """Tell whether a value describes the types of nodes and the relations of a graph, and scores by neighbours."""
+    if not (isinstance(value, dict) and isinstance(value.get("labelled"), str | None) and all(
+            isinstance(value.get(key), list) and all(isinstance(item, dict) for item in value[key])
+            for key in ("types", "relations", "neighbours"))):
+        return False
+    are_types = all(isinstance(kind.get("name"), str) and _is_count(kind.get("nodes")) and _is_count(
+        kind.get("columns")) for kind in value["types"])
+    names = {kind.get("name") for kind in value["types"]}
+    are_relations = all(isinstance(relation.get("name"), str) and relation.get("source") in names
+                        and relation.get("target") in names and _is_count(relation.get("edges"))
+                        and isinstance(relation.get("is_reverse"), bool) for relation in value["relations"])
+    return are_types and len(names) == len(value["types"]) > 0 and are_relations and all(
+        _is_count(near.get("relation")) and near["relation"] < len(value["relations"]) and all(
+            isinstance(near.get(which), dict) and _is_count(near[which].get("rows"))
+            and _is_score(near[which].get("score")) for which in ("with", "without"))
+        for near in value["neighbours"])
+
+
 def read_scores(folder: Path) -> dict | None:
     """Read the scores of a run; none of a run that left none.
 
@@ -50,6 +69,8 @@ def _check(record: dict) -> None:
         _need(record, key, lambda value: isinstance(value, str))
     _need(record, "splits", lambda value: isinstance(value, dict) and all(
         isinstance(value.get(split), dict) for split in SPLITS))
+    if "typed" in record:
+        _need(record, "typed", _is_typed)
     splits = [record["splits"][split] for split in SPLITS]
     for split in splits:
         _need(split, "rows", _is_count)

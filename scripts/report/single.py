@@ -19,6 +19,7 @@ from parallel_epochs.scripts.report.label_section import confusion_section, labe
 from parallel_epochs.scripts.report.layout_section import layout_section
 from parallel_epochs.scripts.report.runs import AXES, Run
 from parallel_epochs.scripts.report.states import RunState
+from parallel_epochs.scripts.report.typed_section import typed_section
 
 Section = tuple[str, str, str]  # anchor, heading, content
 AXIS_BUTTONS = {"epochs": "Epochs", "step": "Steps", "wall_seconds": "Time"}
@@ -36,6 +37,7 @@ def describe(run: Run, figures: Figures) -> tuple[str, list[Section]]:
         ("curves", "Curves", _curves(run, figures)),
         ("labels", title_of(scores), label_section(scores) if scores else ""),
         ("confusion", "Confusion matrix", confusion_section(scores) if scores else ""),
+        ("types", "Types and relations", typed_section(scores, run.partition) if scores and "typed" in scores else ""),
         ("time", "Time of each phase", _time(run, figures)),
         *graph_sections(run, figures),
         ("environment", "Hardware and versions", _environment(run)),

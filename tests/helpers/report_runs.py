@@ -102,3 +102,19 @@ def many_points(num_points: int, num_classes: int, *, dimensions: int = 2) -> di
     return {"position": (centre + rng.standard_normal((num_points, dimensions))).astype(np.float32),
             "names": np.array([f"package-{i}" for i in range(num_points)]), "labels": labels,
             "label_names": np.array([f"section {i}" for i in range(num_classes)]), "title": np.array("many")}
+
+
+def typed_record(names: tuple[str, ...] = ("paper", "author", "field", "institution")) -> dict:
+    """What the scores of a run on a typed graph hold of its schema: a relation between the first type and each type,
+    and its reverse one.
+    """
+    forward = [{"source": names[0], "name": f"to_{name}", "target": name, "edges": 10 * (number + 1),
+                "is_reverse": False}
+               for number, name in enumerate(names)]
+    reverse = [{**relation, "source": relation["target"], "target": relation["source"], "is_reverse": True,
+                "name": f"rev_{relation['name']}"} for relation in forward]
+    near = [{"relation": number, "with": {"rows": 3, "score": 0.75}, "without": {"rows": 0, "score": None}}
+            for number, relation in enumerate([*forward, *reverse]) if relation["target"] == names[0]]
+    return {"types": [{"name": name, "nodes": 10 ** (number + 1), "columns": number}
+                      for number, name in enumerate(names)],
+            "labelled": names[0], "relations": [*forward, *reverse], "neighbours": near}

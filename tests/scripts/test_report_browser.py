@@ -9,7 +9,7 @@ import pytest
 
 from parallel_epochs.pipeline.run.log import read_records
 from parallel_epochs.scripts import report
-from tests.helpers.report_runs import components, write_records, write_run, write_scores
+from tests.helpers.report_runs import components, typed_record, write_records, write_run, write_scores
 
 pytestmark = pytest.mark.system
 WIDTHS = (400, 900, 1600)
@@ -42,7 +42,8 @@ def pages(tmp_path_factory):
                          hardware=hardware) for lr in (0.1, 0.2) for seed in range(3)]
     (folders[0] / "components.json").write_text(json.dumps(components([20, 9, 3, 1])))
     folders.append(write_run(folder / "other", climb, metric="rocauc", finished=False, num_ranks=2))
-    write_scores(folders[0], "classes", 18, names=[f"section of packages {number}" for number in range(18)])
+    write_scores(folders[0], "classes", 18, names=[f"section of packages {number}" for number in range(18)],
+                 typed=typed_record())
     out = {}
     early = write_run(folder / "early", [0.9, *climb[:9]])  # the best epoch is at the left edge
     for name, chosen in (("one", folders[:1]), ("early", [early]), ("several", folders)):
