@@ -18,8 +18,7 @@ from parallel_epochs.pipeline.gnn.components import find_or_read, train_componen
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.features import refuse_sparse_modules, visible
 from parallel_epochs.pipeline.gnn.label_scores import report_limit, write_best  # noqa: F401 - of this product
-from parallel_epochs.pipeline.gnn.loaders.build import LOADERS
-from parallel_epochs.pipeline.gnn.loaders.fan_outs import fan_outs_of
+from parallel_epochs.pipeline.gnn.loaders.build import LOADERS, check_evaluation
 from parallel_epochs.pipeline.gnn.model import (
     FEATURES,
     check_class,
@@ -153,8 +152,7 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
             check_table(config, setup.data.num_nodes)
             check_activations(config, setup.data)
             setup.task, setup.loader  # noqa: B018 - built here
-            if config.evaluation.samples:
-                fan_outs_of(config.evaluation_fan_outs, setup.data)
+            check_evaluation(config, setup.data)
             check_decay(config, setup.task)
     return OpenData(config, visible(config, data), list(setups), components)
 

@@ -151,7 +151,7 @@ def restore(run: SavedRun, asked: Asked, *, whole: bool = True, **evaluation: An
     ids = _ids_of(opened.data, data, config.data) if asked.output is not None or is_named else None
     pairs = _number_pairs(data, given_pairs, ids, asked.pairs)
     _check_pairs(setup, pairs, asked, folder)
-    nodes = None if ids is None or config.task.name != "node" else _choose_nodes(asked, schema_of(data), ids, wanted)
+    nodes = None if ids is None or config.predicts_links else _choose_nodes(asked, schema_of(data), ids, wanted)
     with fitting(state):
         load_weights(state["model"], setup.model, setup.table)
         round_, epoch = new_data.place_of(state, is_best=run.is_best)

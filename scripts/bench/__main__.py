@@ -20,13 +20,12 @@ from parallel_epochs.scripts.bench.inference import bench_inference
 from parallel_epochs.scripts.bench.layer import bench_layer
 from parallel_epochs.scripts.bench.layout import PEERS, bench_layout
 from parallel_epochs.scripts.bench.links import bench_links
-from parallel_epochs.scripts.bench.mag import bench_mag
 from parallel_epochs.scripts.bench.molecules import bench_graphs
 from parallel_epochs.scripts.bench.partition import bench_partition
 from parallel_epochs.scripts.bench.ranks import bench_memory, bench_ranks
 from parallel_epochs.scripts.bench.relations import bench_relations
 from parallel_epochs.scripts.bench.sampling import bench_sampling
-from parallel_epochs.scripts.bench.scale import bench_scale
+from parallel_epochs.scripts.bench.scale import bench_mag, bench_scale
 from parallel_epochs.scripts.bench.steady import bench_steady
 from parallel_epochs.scripts.bench.step import bench_step
 from parallel_epochs.scripts.bench.tables import bench_tables

@@ -26,9 +26,7 @@ def bench_layer(num_nodes: int, num_edges: int, channels: int, repeat: int, full
     place = choose_device(device)
     data = graphs.proteins(num_nodes, num_edges // 2 * 2, dtype=torch.int32 if full else torch.int64).to(place)
     if relations is not None:
-        writer = None
-        for num_features in (0, 8):
-            writer = _measure_relations(data, channels, relations, num_features, repeat, writer)
+        _measure_all_relations(data, channels, relations, repeat)
         return
     torch.manual_seed(0)
     # The second of two layers is a whole block. PyG's copy has the same parameters.
@@ -71,6 +69,12 @@ def bench_layer(num_nodes: int, num_edges: int, channels: int, repeat: int, full
     model.train(), pyg.train()
     row |= side_by_side(theirs, ours, repeat, inner=5)
     write_row(None, row | extra_of_both(theirs, ours))
+
+
+def _measure_all_relations(data: Data, channels: int, relations: int, repeat: int) -> None:
+    writer = None
+    for num_features in (0, 8):
+        writer = _measure_relations(data, channels, relations, num_features, repeat, writer)
 
 
 def _measure_relations(data: Data, channels: int, num_relations: int, num_features: int, repeat: int,

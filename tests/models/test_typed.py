@@ -87,7 +87,7 @@ def test_edge_dropout_drops_edges_of_a_training_step(kind):
 def test_impossible_options_are_errors(kind, options, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         kind(4, 8, 5, 2, **{**TYPED, **options})
-    with pytest.raises(ValueError, match="^the model was built for num_relations=4, but edge_attr"):
+    with pytest.raises(ValueError, match="^the model was built for num_relations=4, but there is no edge_attr"):
         kind(4, 8, 5, 2, **TYPED)(X, EDGES)
     with pytest.raises(ValueError, match="^num_layers must be at least 1, not 0"):
         kind(4, 8, 5, 0, **TYPED)

@@ -13,6 +13,7 @@ from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
+from parallel_epochs.pipeline.gnn.loaders.fan_outs import fan_outs_of
 from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader, check_pyg
 from parallel_epochs.pipeline.gnn.loaders.pairs import PairLoader
@@ -36,6 +37,16 @@ class LoaderKind:
     build: Callable[[GNNConfig, Data, torch.device], Loader]
     check: Callable[[GNNConfig], None]
     num_nodes: Callable[[GNNConfig, Data], tuple[int, str] | None]
+
+
+def check_evaluation(config: GNNConfig, data: Data) -> None:
+    """Refuse numbers of neighbours for an evaluation that do not fit the relations of a graph.
+
+    Raises:
+        ValueError: names the relation.
+    """
+    if config.evaluation.samples:
+        fan_outs_of(config.evaluation_fan_outs, data)
 
 
 def build_partitioner(config: GNNConfig, data: Data) -> Partitioner:
