@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Data, HeteroData, InMemoryDataset
+from torch_geometric.data import Data, InMemoryDataset
 
 from parallel_epochs.models.kernels import native
 from parallel_epochs.pipeline import evaluate, predict, prepare, train as training_command, training
@@ -31,10 +31,10 @@ TRAIN, EVALUATE, PREDICT, PREPARE = "pipeline.train", "pipeline.evaluate", "pipe
 REPORT, BENCH = "scripts.report", "scripts.bench"
 MEMORY = "take at least <*> this machine has <*>"
 AGGREGATIONS = "softmax, softmax_sg, softmax_sum, power, power_sum, powermean, mean, max, add"
-EXPERIMENTS = ("complex_fb15k237, complex_math, debian_sections, deepwalk_blogcatalog, digits, largevis_mnist, "
-               "line_blogcatalog, node2vec_blogcatalog, ogbg_molhiv, ogbg_molhiv_gatedgcn, ogbg_molpcba, ogbg_ppa, "
+EXPERIMENTS = ("complex_fb15k237, complex_math, debian_sections, debian_typed, deepwalk_blogcatalog, digits, "
+               "largevis_mnist, line_blogcatalog, node2vec_blogcatalog, ogbg_molhiv, ogbg_molhiv_gatedgcn, ogbg_molpcba, ogbg_ppa, "
                "ogbg_ppa_gatedgcn, ogbl_collab, ogbl_collab_gae, "
-               "ogbn_arxiv, ogbn_arxiv_gcn, ogbn_products, ogbn_products_sage, ogbn_proteins, "
+               "ogbn_arxiv, ogbn_arxiv_gcn, ogbn_mag_hgt, ogbn_mag_rgcn, ogbn_products, ogbn_products_sage, ogbn_proteins, "
                "ogbn_proteins_agdn, ogbn_proteins_gat, ogbn_proteins_gipa, ogbn_proteins_revgnn_deep, "
                "ogbn_proteins_revgnn_wide, proteins_labels, proteins_labels_gipa, proteins_small, "
                "proteins_small_gipa, rotate_fb15k237, "
@@ -51,7 +51,8 @@ COMMANDS = [
     (TRAIN, "partition=metsi", "partition=metsi is unknown; choose one of kaminpar, kaminpar_random, metis, "
                                "metis_random, random, whole; did you mean metis?"),
     (TRAIN, "data=fiel", "data=fiel is unknown; choose one of digits, edges, file, graph_files, math, ogb, ogb_graph, "
-                         "ogb_link, smiles, store, synthetic_proteins, tables, triples, vectors; did you mean file?"),
+                         "ogb_hetero, ogb_link, smiles, store, synthetic_proteins, tables, triples, vectors; did you "
+                         "mean file?"),
     (TRAIN, "trainer=layout data=vectors data.path=none.npy", "data.path=none.npy does not exist"),
     (TRAIN, "trainer=layout data=vectors", "no value for data.path: give it on the command line"),
     (TRAIN, "trainer=layout data=digits trainer.dim=4", "trainer.dim must be less than 4, not 4"),
@@ -59,10 +60,10 @@ COMMANDS = [
     (TRAIN, "trainer=layout data=digits trainer.init=pca",
      "trainer.init=pca needs data=vectors, since a graph has no principal components; this run has data=digits<*>"),
     (TRAIN, "trainer=layout data=math", "trainer=layout cannot train on data=math, which holds triples. Choose one of "
-                                        "data=synthetic_proteins, digits, ogb, ogb_link, file, store, edges, tables, "
-                                        "vectors"),
+                                        "data=synthetic_proteins, digits, ogb, ogb_link, ogb_hetero, file, store, "
+                                        "edges, tables, vectors"),
     (TRAIN, "data=vectors data.path=graph.pt", "trainer=gnn cannot train on data=vectors, which holds vectors. Choose "
-     "one of data=synthetic_proteins, digits, ogb, ogb_graph, ogb_link, file, store, graph_files, smiles, <*>"),
+     "one of data=synthetic_proteins, digits, ogb, ogb_graph, ogb_link, ogb_hetero, file, store, graph_files, <*>"),
     (TRAIN, "trainer=layout data=vectors data.path=graph.pt trainer.perplexity=30",
      "trainer.perplexity=30 must be less than trainer.num_neighbors=30: a third of it is usual"),
     (TRAIN, "model=gcn", "model=gcn is unknown; choose one of custom, deepergcn, equilibrium, hgt, pyg, "
@@ -94,7 +95,7 @@ COMMANDS = [
     (TRAIN, "+data=digits", "+data=digits: data is part of every run; leave out the plus"),
     (TRAIN, "=1", "=1 names no key: write KEY=VALUE, see --help"),
     (TRAIN, "data=null", "data=null is unknown; choose one of digits, edges, file, graph_files, math, ogb, ogb_graph, "
-                         "ogb_link, smiles, store, synthetic_proteins, tables, triples, vectors"),
+                         "ogb_hetero, ogb_link, smiles, store, synthetic_proteins, tables, triples, vectors"),
     (TRAIN, "TRAIN.LR=1", "TRAIN.LR is unknown; see --help"),
     (TRAIN, "train/lr=1", "train/lr is unknown; did you mean train.lr?"),
     (TRAIN, "train.lr 0.1", "train.lr is not of the form key=value: write KEY=VALUE, see --help"),
@@ -164,7 +165,7 @@ COMMANDS = [
     (TRAIN, "device=tpu0", "device=tpu0 is unknown; choose auto, cpu, cuda or cuda:N"),
     (TRAIN, "device=meta", "device=meta is unknown; choose auto, cpu, cuda or cuda:N"),
     (TRAIN, "data.source=web", "data.source=web is unknown; choose one of synthetic_proteins, digits, ogb, ogb_graph, "
-                               "ogb_link, file, store, graph_files, smiles, edges, tables, triples, math, vectors"),
+                               "ogb_link, ogb_hetero, file, store, graph_files, smiles, edges, tables, triples, math, vectors"),
     (TRAIN, "model.name=gat", "model.name=gat is unknown; choose one of deepergcn, revgnn, equilibrium, rgcn, "
      "hgt, pyg, custom"),
     (TRAIN, "model.aggr=median", f"model.aggr=median is unknown; choose one of {AGGREGATIONS}"),
@@ -298,12 +299,6 @@ def ring(**changes) -> dict:
     return {key: value for key, value in {**graph, **changes}.items() if value is not None}
 
 
-def hetero() -> HeteroData:
-    graph = HeteroData()
-    graph["paper"].x, graph["paper", "cites", "paper"].edge_index = torch.ones(2, 1), torch.tensor([[0], [1]])
-    return graph
-
-
 def two_graphs() -> tuple:
     data, slices = InMemoryDataset.collate([Data(**ring()), Data(**ring())])
     return data.to_dict(), slices, Data
@@ -362,9 +357,6 @@ GRAPHS = [
     (RunsCode(), "graph.pt names print, which is not loaded, as it could run code: save a torch_geometric Data of "
                  "tensors"),
     ({"x": np.zeros(3)}, "graph.pt holds a numpy array: save torch.from_numpy(...) of it"),
-    (hetero(), "graph.pt holds a HeteroData, which is not supported: save the Data that its to_homogeneous() gives"),
-    (hetero().to_dict(), "graph.pt holds a HeteroData, which is not supported: save the Data that its "
-                         "to_homogeneous() gives"),
     ([Data(**ring()), Data(**ring())], "graph.pt holds 2 graphs: save the one to train on"),
     (two_graphs(), "graph.pt holds 2 graphs: save the one to train on"),
     (torch.zeros(3), "graph.pt holds a Tensor, not a graph: save a torch_geometric Data, or a dict of its attributes"),

@@ -274,8 +274,8 @@ def test_an_empty_valid_split_is_said(caplog):
 
 
 def test_an_unknown_dataset_is_named(tmp_path):
-    with pytest.raises(ValueError, match="unknown dataset: data.name=ogbn-mag; choose one of ogbn-proteins"):
-        load(OGBConfig(name="ogbn-mag", folder=str(tmp_path)), tmp_path)
+    with pytest.raises(ValueError, match="unknown dataset: data.name=ogbn-papers; choose one of ogbn-proteins"):
+        load(OGBConfig(name="ogbn-papers", folder=str(tmp_path)), tmp_path)
 
 
 @pytest.mark.parametrize("file", ["raw/edge.csv.gz", "raw/edge-feat.csv.gz", "raw/node-label.csv.gz",
