@@ -1,4 +1,4 @@
-"""Generated graphs of ogbn-proteins' size, every step before training; and of ogbn-mag's, an epoch and an evaluation."""
+"""Generated graphs of ogbn-proteins' size, each step before training; and of ogbn-mag's, an epoch and evaluation."""
 
 import math
 import sys

@@ -32,9 +32,9 @@ REPORT, BENCH = "scripts.report", "scripts.bench"
 MEMORY = "take at least <*> this machine has <*>"
 AGGREGATIONS = "softmax, softmax_sg, softmax_sum, power, power_sum, powermean, mean, max, add"
 EXPERIMENTS = ("complex_fb15k237, complex_math, debian_sections, debian_typed, deepwalk_blogcatalog, digits, "
-               "largevis_mnist, line_blogcatalog, node2vec_blogcatalog, ogbg_molhiv, ogbg_molhiv_gatedgcn, ogbg_molpcba, ogbg_ppa, "
-               "ogbg_ppa_gatedgcn, ogbl_collab, ogbl_collab_gae, "
-               "ogbn_arxiv, ogbn_arxiv_gcn, ogbn_mag_hgt, ogbn_mag_rgcn, ogbn_products, ogbn_products_sage, ogbn_proteins, "
+               "largevis_mnist, line_blogcatalog, node2vec_blogcatalog, ogbg_molhiv, ogbg_molhiv_gatedgcn, "
+               "ogbg_molpcba, ogbg_ppa, ogbg_ppa_gatedgcn, ogbl_collab, ogbl_collab_gae, ogbn_arxiv, ogbn_arxiv_gcn, "
+               "ogbn_mag_hgt, ogbn_mag_rgcn, ogbn_products, ogbn_products_sage, ogbn_proteins, "
                "ogbn_proteins_agdn, ogbn_proteins_gat, ogbn_proteins_gipa, ogbn_proteins_revgnn_deep, "
                "ogbn_proteins_revgnn_wide, proteins_labels, proteins_labels_gipa, proteins_small, "
                "proteins_small_gipa, rotate_fb15k237, "
@@ -165,7 +165,8 @@ COMMANDS = [
     (TRAIN, "device=tpu0", "device=tpu0 is unknown; choose auto, cpu, cuda or cuda:N"),
     (TRAIN, "device=meta", "device=meta is unknown; choose auto, cpu, cuda or cuda:N"),
     (TRAIN, "data.source=web", "data.source=web is unknown; choose one of synthetic_proteins, digits, ogb, ogb_graph, "
-                               "ogb_link, ogb_hetero, file, store, graph_files, smiles, edges, tables, triples, math, vectors"),
+                               "ogb_link, ogb_hetero, file, store, graph_files, smiles, edges, tables, triples, math, "
+                               "vectors"),
     (TRAIN, "model.name=gat", "model.name=gat is unknown; choose one of deepergcn, revgnn, equilibrium, rgcn, "
      "hgt, pyg, custom"),
     (TRAIN, "model.aggr=median", f"model.aggr=median is unknown; choose one of {AGGREGATIONS}"),
