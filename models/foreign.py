@@ -105,6 +105,34 @@ def tiny_graph(edge_dim: int | None) -> tuple[Tensor, Tensor | None]:
     return from_csc(edge_index, indptr), torch.rand(NUM_EDGES, edge_dim, generator=rng) if edge_dim else None
 
 
+def tiny_typed_graph(ends: Sequence[tuple[int, int]], num_types: int, num_columns: int,
+                     edge_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Make a small random typed graph with nodes of each type and edges of each relation, the same in every call.
+
+    Args:
+        ends: number of the type of the source and of the destination of each relation.
+        num_types: number of types.
+        num_columns: number of columns of `x`, the one-hot type included.
+        edge_dim: number of columns of the edge features, that of the relation included.
+
+    Returns:
+        ``x``, ``edge_index`` and ``edge_attr``, the edges sorted by destination.
+    """
+    rng = torch.Generator().manual_seed(0)
+    num_nodes = max(NUM_NODES, 2 * num_types)
+    types = torch.arange(num_nodes) % num_types
+    x = torch.rand(num_nodes, num_columns, generator=rng)
+    x[:, num_columns - num_types:] = torch.nn.functional.one_hot(types, num_types)
+    of_relation = max(NUM_EDGES // max(len(ends), 1), 2)
+    drawn = [torch.stack([torch.randint((num_nodes - 1 - kind) // num_types + 1, (of_relation,), generator=rng)
+                          * num_types + kind for kind in pair]) for pair in ends]
+    edge_index = torch.cat(drawn, dim=1) if drawn else torch.empty(2, 0, dtype=torch.int64)
+    edge_attr = torch.rand(edge_index.size(1), edge_dim, generator=rng)
+    edge_attr[:, 0] = torch.arange(len(ends)).repeat_interleave(of_relation)
+    order = edge_index[1].argsort(stable=True)
+    return x, edge_index[:, order].contiguous(), edge_attr[order]
+
+
 @dataclass(frozen=True)
 class Tried:
     """The result of a first call.
@@ -172,8 +200,8 @@ def check_output(out: Any, name: str, x: Tensor, out_channels: int, *, is_traine
 
 def try_forward(model: torch.nn.Module, name: str, *, num_columns: int, out_channels: int, edge_dim: int | None,
                 node_tables: Sequence[int] | None = None, edge_tables: Sequence[int] | None = None,
-                num_categories: int = 0, num_relations: int = 0, num_rows: int = NUM_NODES,
-                trains: bool = False) -> Tried:
+                num_categories: int = 0, num_relations: int = 0, ends: Sequence[tuple[int, int]] | None = None,
+                num_rows: int | None = None, trains: bool = False) -> Tried:
     """Call a model on a tiny graph. The call also gives lazy parameters their shapes.
 
     Args:
@@ -182,23 +210,22 @@ def try_forward(model: torch.nn.Module, name: str, *, num_columns: int, out_chan
         node_tables, edge_tables: number of categories in each column of nodes and of edges. None: they hold numbers.
         num_categories: number of the last columns of `x` that hold a one-hot category.
         num_relations: number of relations, of which the first column of the edge features holds one. 0: it does not.
-        num_rows: number of rows that it must return: one for a model that pools.
+        ends: of a typed graph, the type of the source and of the destination of each relation.
+        num_rows: number of rows that it must return: one for a model that pools. None: one for each node.
         trains: call it in training too, backward included. That changes its gradients and its running statistics.
 
     Raises:
         ForeignError: the model fails, returns no finite floating point tensor [num_nodes, out_channels], or has no
             parameters.
     """
-    edge_index, edge_attr = tiny_graph(edge_dim)
-    rng = torch.Generator().manual_seed(1)
-    x = torch.rand(NUM_NODES, num_columns, generator=rng) if node_tables is None else _draw(NUM_NODES, node_tables, rng)
-    if num_categories:
-        drawn = torch.randint(num_categories, (NUM_NODES,), generator=rng)
-        x[:, num_columns - num_categories:] = torch.nn.functional.one_hot(drawn, num_categories)
-    edge_attr = edge_attr if edge_tables is None else _draw(NUM_EDGES, edge_tables, rng)
-    if edge_attr is not None and num_relations:
-        edge_attr[:, :1] = _draw(NUM_EDGES, [num_relations], rng)
-    was_training, largest = model.training, LargestOfEdges()
+    if ends is None:
+        x, edge_index, edge_attr = _tiny_inputs(num_columns, edge_dim, node_tables, edge_tables, num_categories,
+                                                num_relations)
+        largest = LargestOfEdges()
+    else:
+        x, edge_index, edge_attr = tiny_typed_graph(ends, num_categories, num_columns, edge_dim or 1)
+        largest = LargestOfEdges(2 * x.size(0), edge_index.size(1) + x.size(0))
+    was_training = model.training
 
     def call() -> Tensor:
         with naming_failures(name, x, edge_index, edge_attr):
@@ -221,7 +248,23 @@ def try_forward(model: torch.nn.Module, name: str, *, num_columns: int, out_chan
                 call().sum().backward()
     finally:
         model.train(was_training)
-    return Tried(largest.bytes // NUM_EDGES)
+    return Tried(largest.bytes_per_row if ends is not None else largest.bytes // NUM_EDGES)
+
+
+def _tiny_inputs(num_columns: int, edge_dim: int | None, node_tables: Sequence[int] | None,
+                 edge_tables: Sequence[int] | None, num_categories: int,
+                 num_relations: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Make the arguments of a forward on a tiny graph; see :func:`try_forward`."""
+    edge_index, edge_attr = tiny_graph(edge_dim)
+    rng = torch.Generator().manual_seed(1)
+    x = torch.rand(NUM_NODES, num_columns, generator=rng) if node_tables is None else _draw(NUM_NODES, node_tables, rng)
+    if num_categories:
+        drawn = torch.randint(num_categories, (NUM_NODES,), generator=rng)
+        x[:, num_columns - num_categories:] = torch.nn.functional.one_hot(drawn, num_categories)
+    edge_attr = edge_attr if edge_tables is None else _draw(NUM_EDGES, edge_tables, rng)
+    if edge_attr is not None and num_relations:
+        edge_attr[:, :1] = _draw(NUM_EDGES, [num_relations], rng)
+    return x, edge_index, edge_attr
 
 
 def _draw(num_rows: int, sizes: Sequence[int], rng: torch.Generator) -> Tensor:
@@ -229,16 +272,27 @@ def _draw(num_rows: int, sizes: Sequence[int], rng: torch.Generator) -> Tensor:
 
 
 class LargestOfEdges(TorchDispatchMode):
-    """Records the size of the largest float tensor with a row for each edge and perhaps for each self-loop."""
+    """Records the size of the largest float tensor with a row for each edge and perhaps for each self-loop.
 
-    def __init__(self) -> None:
+    Args:
+        least, most: numbers of rows of such tensors.
+
+    Attributes:
+        bytes: size of the largest.
+        bytes_per_row: size of a row of the one whose rows are the largest.
+    """
+
+    def __init__(self, least: int = NUM_EDGES, most: int = NUM_EDGES + NUM_NODES) -> None:
         super().__init__()
-        self.bytes = 0
+        self._least, self._most = least, most
+        self.bytes = self.bytes_per_row = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor) and leaf.dim() and leaf.is_floating_point() \
-                    and NUM_EDGES <= leaf.size(0) <= NUM_EDGES + NUM_NODES:
-                self.bytes = max(self.bytes, leaf.numel() * leaf.element_size())
+                    and self._least <= leaf.size(0) <= self._most:
+                size = leaf.numel() * leaf.element_size()
+                self.bytes = max(self.bytes, size)
+                self.bytes_per_row = max(self.bytes_per_row, size // leaf.size(0))
         return out

@@ -72,8 +72,8 @@ MODELS = {"deepergcn": ("deepgcn", "DeeperGCN"), "revgnn": ("reversible", "RevGN
           "pyg": ("pyg", "PyGModel"), "custom": ("custom", "CustomModel")}
 FOREIGN = ("pyg", "custom")
 # What a constructor takes that is no key of a configuration: it depends on the graph, or has a key elsewhere.
-NO_KEYS = ("edge_dim", "num_categories", "node_tables", "edge_tables", "num_relations", "type_columns", "pool",
-           "fold_edge_encoder", "kernel")
+NO_KEYS = ("edge_dim", "num_categories", "node_tables", "edge_tables", "num_relations", "type_columns", "schema",
+           "pool", "fold_edge_encoder", "kernel")
 # Beside which aggregations and norms an option of a model counts.
 OPTIONS_COUNT_WHEN: dict[str, dict[str, tuple]] = {
     "t": {"model.aggr": ("softmax", "softmax_sg", "softmax_sum")},

@@ -12,7 +12,8 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models import custom
 from parallel_epochs.models.aggregate import backend
-from parallel_epochs.models.foreign import NUM_NODES, Tried, try_forward
+from parallel_epochs.models.custom import CustomModel
+from parallel_epochs.models.foreign import Tried, try_forward
 from parallel_epochs.models.link_predictor import LinkModel
 from parallel_epochs.models.pyg import PyGModel
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
@@ -59,11 +60,17 @@ def _sizes(config: GNNConfig, data: Data, task: Task) -> dict[str, Any]:
 
 def _typed_sizes(config: GNNConfig, data: Data, task: Task, schema: Schema) -> dict[str, Any]:
     """Collect what a model's constructor takes of a graph with several types of nodes."""
-    if "num_relations" not in inspect.signature(_class_of(config)).parameters:
+    parameters = inspect.signature(_class_of(config)).parameters
+    if "num_relations" not in parameters:
         raise ValueError(f"model={config.model.name} has one kind of edges, and {config.data.origin()} has "
-                         f"{len(schema.relations)} relations. Choose model=rgcn, hgt or deepergcn")
+                         f"{len(schema.relations)} relations. Choose model=rgcn, hgt or deepergcn, or a class of "
+                         "yours by model=custom")
     num_own = data.x.size(1) - data.num_categories
-    return {"num_relations": len(schema.relations), "type_columns": column_ranges(
+    # Pairs may be of any types.
+    names = {"types": schema.types, "relations": schema.relations,
+             "labelled": None if isinstance(task, LinkTask) else schema.labelled}
+    named = {"schema": names} if "schema" in parameters else {}
+    return named | {"num_relations": len(schema.relations), "type_columns": column_ranges(
         schema, num_labels=task.in_channels - num_own, num_learned=config.learned_channels,
         learned=_learned_types(config, schema), replaces=not config.features.concat)}
 
@@ -130,7 +137,16 @@ def _try(config: GNNConfig, model: torch.nn.Module, data: Data, task: Task, *, t
                            edge_dim=None if data.edge_attr is None else data.edge_attr.size(1),
                            node_tables=data.get("x_tables"), edge_tables=data.get("edge_tables"),
                            num_categories=data.num_categories, num_relations=data.get("num_relations", 0),
-                           num_rows=1 if data_kind(data) is DataKind.GRAPHS else NUM_NODES, trains=trains)
+                           ends=_ends_of(data), num_rows=1 if data_kind(data) is DataKind.GRAPHS else None,
+                           trains=trains)
+
+
+def _ends_of(data: Data) -> list[tuple[int, int]] | None:
+    """Return the numbers of the types that each relation of a typed graph has at its ends; none for other graphs."""
+    if (schema := schema_of(data)) is None:
+        return None
+    number = {name: place for place, name in enumerate(schema.types)}
+    return [(number[source], number[target]) for source, _, target in schema.relations]
 
 
 def construct(config: GNNConfig, **sizes) -> torch.nn.Module:
@@ -191,7 +207,10 @@ def describe_foreign(config: GNNConfig, model: torch.nn.Module, data: Data) -> s
     """Say what a model whose layers others wrote does with edge features, and how it is evaluated."""
     name = getattr(config.model, "conv", model.title)
     used = f"to {name} as {model.edge_argument}" if model.edge_argument else f"not used by {name}"
-    text = "" if data.edge_attr is None else f"the {data.edge_attr.size(1)} edge features: {used}; "
+    if isinstance(model, CustomModel) and model.takes_dicts and (schema := schema_of(data)) is not None:
+        text = f"{name} gets dicts of {len(schema.types)} types of nodes and {len(schema.relations)} relations; "
+    else:
+        text = "" if data.edge_attr is None else f"the {data.edge_attr.size(1)} edge features: {used}; "
     exact = "by one forward over the whole graph"
     if isinstance(model, PyGModel):
         text += f"{name}: {model.describe_code()}; "

@@ -33,7 +33,8 @@ def hetero_data(num_users: int = 40, *, seed: int = 0) -> HeteroData:
     data, num_items = HeteroData(), num_users // 2
     kind, of_item = torch.arange(num_users) % 2, torch.arange(num_items) % 2
     data["user"].x, data["user"].y = torch.rand(num_users, 3, generator=rng), kind
-    data["item"].x, data["tag"].num_nodes = torch.rand(num_items, 2, generator=rng), 4
+    data["item"].x = torch.stack([of_item.float(), torch.rand(num_items, generator=rng)], dim=1)
+    data["tag"].num_nodes = 4
     ends = torch.stack([torch.arange(num_users).repeat(4), torch.randint(num_items, (4 * num_users,), generator=rng)])
     kept = kind[ends[0]] == of_item[ends[1]]
     data["user", "buys", "item"].edge_index = ends[:, kept]

@@ -1,0 +1,45 @@
+"""A user's model of PyG's kind on a graph with several types of nodes, from training to predictions."""
+
+import pytest
+import torch
+
+from parallel_epochs.pipeline.data.typed import Schema
+from parallel_epochs.pipeline.gnn import memory
+from parallel_epochs.pipeline.run.seeds import stream
+from tests.helpers.hetero_toys import save_hetero
+from tests.helpers.running import ROOT, train
+
+
+@pytest.fixture
+def overrides(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of the ranks
+    return ["data=file", f"data.path={save_hetero(tmp_path)}", "model=custom", "model.hidden_channels=8",
+            "model.path=tests.helpers.hetero_nets.ToHetero", "partition.num_parts=2", "train.patience=0",
+            "train.lr=0.05"]
+
+
+@pytest.mark.parametrize("more", [[], ["parallel.num_ranks=2", "train.label_input=0.5"]], ids=["alone", "two ranks"])
+def test_it_learns_and_goes_on_with_the_same_bits(configure, tmp_path, overrides, more, caplog):
+    caplog.set_level("INFO")
+    whole = train(configure(*overrides, *more, "train.epochs=8"), tmp_path / "whole")
+    assert whole["best_valid"] >= 0.8 and whole["test"] >= 0.8
+    assert more or any("gets dicts of 3 types of nodes and 6 relations" in message for message in caplog.messages)
+    train(configure(*overrides, *more, "train.epochs=4"), tmp_path / "half")
+    (tmp_path / "half" / "summary.json").unlink()
+    again = train(configure(*overrides, *more, "train.epochs=8"), tmp_path / "half")
+    assert again["weights_sha256"] == whole["weights_sha256"] and again["best_valid"] == whole["best_valid"]
+
+
+def test_pairs_have_rows_of_every_type(configure, tmp_path, overrides):
+    found = train(configure(*overrides, "task=link", "task.relation=buys", "train.epochs=1"), tmp_path / "run")
+    assert 0 <= found["best_valid"] <= 1
+
+
+def test_edges_that_are_measured_fit_their_relations():
+    schema = Schema(["a", "b", "c"], [4, 3, 0], [1, 1, 1], [("a", "r", "b"), ("b", "s", "c"), ("b", "t", "b")])
+    ends, relation = memory.draw_typed(schema, 200, stream("test"))
+    source, target = (ends >= 4).long()
+    assert relation.unique().tolist() == [0, 2] and ends.min() >= 0 and ends.max() == 6
+    assert torch.equal(source, (relation == 2).long()) and bool((target == 1).all())
+    none = Schema(["a", "b"], [4, 0], [1, 1], [("a", "r", "b")])
+    assert [part.numel() for part in memory.draw_typed(none, 200, stream("test"))] == [0, 0]
