@@ -1,6 +1,7 @@
 """Counts of the edges of each relation, and the scores of nodes by their neighbours, as brute force finds them."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from parallel_epochs.pipeline.gnn import relations
 from parallel_epochs.pipeline.gnn.relations import Neighbours, count_kept, listed_schema, score_by_neighbours
 from parallel_epochs.pipeline.graph import store
 from parallel_epochs.pipeline.graph.partition import Partition
+from parallel_epochs.pipeline.graph.reading import edge_blocks
 from parallel_epochs.scripts import report
 from parallel_epochs.scripts.report.label_scores import read_scores
 from tests.helpers.hetero_toys import save_hetero, typed_graph
@@ -19,6 +21,7 @@ from tests.helpers.running import train
 @pytest.fixture(params=["memory", "store"])
 def data(request, tmp_path, monkeypatch):
     monkeypatch.setattr(relations, "BLOCK_EDGES", 5)
+    monkeypatch.setattr(relations, "edge_blocks", partial(edge_blocks, block=64))
     found = typed_graph()
     if request.param == "memory":
         return found
