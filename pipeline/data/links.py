@@ -30,6 +30,7 @@ from parallel_epochs.pipeline.data.typed_links import (
     name_relation,
     refill_means,
     times_of_links,
+    warn_of_copies,
 )
 from parallel_epochs.pipeline.graph.pairs import keep_edges
 from parallel_epochs.pipeline.names import SPLITS
@@ -90,6 +91,8 @@ def divide_links(graph: Data, split: LinkSplit, origin: str, relation: Any = Non
     edges = graph.edge_index.as_tensor().long()
     links, link_of_edge = find_links(edges, graph.num_nodes) if own is None else find_relation_links(
         edges, graph.edge_attr[:, 0], own, graph.num_nodes, origin)
+    if own is not None and schema is not None:
+        warn_of_copies(schema, own, links, edges, graph.edge_attr[:, 0])
     masks = _choose(graph, split, links, link_of_edge, own, origin)
     is_other = link_of_edge < 0
     kept = (is_other | masks[0][link_of_edge.clamp(min=0)]).nonzero().squeeze(1)

@@ -40,6 +40,8 @@ class Schema:
         relations: type of the source, name and type of the destination of each relation, in the order of their numbers.
         labelled: type of the nodes with labels; none without labels.
         averaged: types whose features are the means of those of their neighbours.
+        edge_columns: first column of ``edge_attr`` and number of columns of the features of each relation that is not a
+            reverse one; none if they are not known.
     """
 
     types: list[str]
@@ -48,6 +50,7 @@ class Schema:
     relations: list[Relation]
     labelled: str | None = None
     averaged: list[str] = field(default_factory=list)
+    edge_columns: list[list[int]] = field(default_factory=list)
 
     def to_value(self) -> dict[str, Any]:
         """Return what JSON can hold."""
@@ -204,8 +207,10 @@ def check_alike(known: Mapping[str, Any] | None, data: Data) -> None:
                          f"trained on {'several' if found is None else 'one'}")
     if known is None or found is None:
         return
-    for key, what in (("types", "types of nodes"), ("relations", "relations"), ("widths", "columns of the types")):
-        if (expected := known[key]) != found[key]:
+    for key, what in (("types", "types of nodes"), ("relations", "relations"), ("widths", "columns of the types"),
+                      ("averaged", "types whose features are means of those of their neighbours"),
+                      ("edge_columns", "columns of the features of each relation")):
+        if (expected := known.get(key, [])) != found.get(key, []):
             raise ValueError(f"the {what} are {_listed(found[key])}, and the model was trained on {_listed(expected)}")
 
 
@@ -231,6 +236,13 @@ def column_ranges(schema: Schema, *, num_labels: int = 0, num_learned: int = 0,
                   (own, own if replaces and name in learned else own + width)]
         found.append([(first, last) for first, last in ranges if last > first])
     return found
+
+
+def edge_features(data: Data) -> Tensor | None:
+    """Return the features of edges [num_edges, columns] without the number of the relation; none without features."""
+    if data.edge_attr is None or SCHEMA not in data:
+        return data.edge_attr
+    return data.edge_attr[:, 1:] if data.edge_attr.size(1) > 1 else None
 
 
 def refuse_untyped_edges(*, to_undirected: bool, add_self_loops: bool) -> None:
@@ -321,7 +333,7 @@ def join_parts(parts: Mapping[str, Part], edges: Mapping[Relation, tuple[Tensor,
     plan = plan_means(widths, numbered) if averages else Plan(widths, {})
     labelled = [name for name, part in parts.items() if part.labels]
     schema = Schema(names, [part.num_nodes for part in parts.values()], list(plan.widths.values()), numbered,
-                    labelled[0] if labelled else None, list(plan.sources))
+                    labelled[0] if labelled else None, list(plan.sources), _edge_columns(edges))
     edge_index, edge_attr = _join_edges(schema, edges, add_reverse=add_reverse)
     out = Data(edge_index=edge_index, edge_attr=edge_attr, num_nodes=sum(schema.counts),
                x=_join_features(schema, plan, parts, edge_index) if max(schema.widths) else None,
@@ -334,6 +346,16 @@ def join_parts(parts: Mapping[str, Part], edges: Mapping[Relation, tuple[Tensor,
             out[key] = value.new_full((out.num_nodes, *value.shape[1:]), empty)
             out[key][nodes.start:nodes.stop] = value
     return out
+
+
+def _edge_columns(edges: Mapping[Relation, tuple[Tensor, Tensor | None]]) -> list[list[int]]:
+    """Return the first column and the number of columns of the features of each relation; they stand side by side."""
+    found, column = [], 1
+    for _, attr in edges.values():
+        num_columns = 0 if attr is None else attr.size(1)
+        found.append([column if num_columns else 0, num_columns])
+        column += num_columns
+    return found
 
 
 def _check_ends(parts: Mapping[str, Part], relation: Relation, edge_index: Tensor, edge_attr: Tensor | None) -> None:

@@ -14,13 +14,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.data.relation import choose_relation, refuse_relation, reverses_of
+from parallel_epochs.pipeline.data.relation import REVERSE, choose_relation, refuse_relation, reverses_of
 from parallel_epochs.pipeline.data.typed import Schema, fill_means, plan_means, schema_of
 from parallel_epochs.pipeline.graph.pairs import draw_targets
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
+# Of links that another relation shows; more are no accident.
+COPIED = 0.5
 # The value of a graph with pairs that holds the number of their relation.
 RELATION = "link_relation"
 
@@ -114,6 +116,32 @@ def find_relation_links(edges: Int[Tensor, "2 num_edges"], relation: Float[Tenso
     ascending = torch.zeros(len(unique), dtype=torch.bool)
     ascending[place[is_link & (edges[0] < edges[1])]] = True
     return torch.where(ascending[:, None], pairs, pairs.flip(1)), torch.where(belongs, place, -1)
+
+
+def warn_of_copies(schema: Schema, own: LinkRelation, links: Int[Tensor, "num_links 2"],
+                   edges: Int[Tensor, "2 num_edges"], relation: Float[Tensor, " num_edges"]) -> None:
+    """Warn of other relations that link the same nodes, in either direction: they would show the hidden links.
+
+    Args:
+        links: of the relation that is learned.
+        edges: all edges of the graph.
+        relation: the number of each edge's relation.
+    """
+    num_nodes = sum(schema.counts)
+    keys = links.amin(1) * num_nodes + links.amax(1)
+    keys = keys.sort().values
+    others = ~own.edges_of(relation) & (edges[0] != edges[1])
+    found = edges.amin(0)[others] * num_nodes + edges.amax(0)[others]
+    place = torch.searchsorted(keys, found).clamp(max=len(keys) - 1)
+    is_copy = keys[place] == found
+    numbers = relation[others][is_copy].long()
+    for number in numbers.unique().tolist():
+        share = len(found[is_copy][numbers == number].unique()) / len(keys)
+        if share > COPIED:
+            log.warning("%.0f %% of the links of %s are edges of %s too, which stay in the graph: a model sees the "
+                        "links that it is to predict. If it is the inverse relation, name it %s%s, and both are "
+                        "hidden; otherwise leave it out", 100 * share, own.name, schema.name_of(number), REVERSE,
+                        schema.relations[own.number][1])
 
 
 def times_of_links(times: Tensor | None, relation: Float[Tensor, " num_edges"], own: LinkRelation,

@@ -51,7 +51,7 @@ class NodeTable:
     def __init__(self, num_nodes: int, channels: int, *, lr: float, optimizer: str = "sparse_adam",
                  dropout: float = 0.0, init: str = "normal", seed: int = 0,
                  device: torch.device = torch.device("cpu"), ranges: Sequence[range] | None = None):
-        if not num_nodes:
+        if not num_nodes and ranges is None:
             raise ValueError("features=embedding learns a row for each node, and the graph has no nodes")
         rows = torch.empty(num_nodes, channels, device=device)
         INITS[init](rows, seed)

@@ -65,6 +65,9 @@ def _typed_sizes(config: GNNConfig, data: Data, task: Task, schema: Schema) -> d
         raise ValueError(f"model={config.model.name} has one kind of edges, and {config.data.origin()} has "
                          f"{len(schema.relations)} relations. Choose model=rgcn, hgt or deepergcn, or a class of "
                          "yours by model=custom")
+    if config.learned_channels and not config.features.concat and hasattr(config.model, "path"):
+        raise ValueError("features.concat=false leaves out the features of the types with learned rows by their linear "
+                         "maps, and a class of yours has none. Set features.concat=true")
     num_own = data.x.size(1) - data.num_categories
     # Pairs may be of any types.
     names = {"types": schema.types, "relations": schema.relations,

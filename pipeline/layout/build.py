@@ -20,6 +20,7 @@ from parallel_epochs.pipeline.block_training.open import describe_graph
 from parallel_epochs.pipeline.data.cache import path_of
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.opened import OpenData, Part, open_whole
+from parallel_epochs.pipeline.data.typed import edge_features
 from parallel_epochs.pipeline.graph import neighbors, ranges, walks
 from parallel_epochs.pipeline.graph.edges import check_weight, choose_weight, weight_matrix
 from parallel_epochs.pipeline.graph.node_parts import NodeParts, deal_nodes, sort_into_blocks
@@ -89,7 +90,7 @@ def check_data(config: LayoutConfig, data: Data) -> None:
         if not bool((data.edge_index[0] != data.edge_index[1]).any()):
             raise ValueError(f"{config.data.origin()} has no edges between different nodes, but a layout of a graph "
                              "needs some. Choose another dataset, or data=vectors")
-        check_weight(data.edge_attr, config.data.origin())
+        check_weight(edge_features(data), config.data.origin())
         return
     if options.num_neighbors >= num_points:
         raise ValueError(f"trainer.num_neighbors={options.num_neighbors} must be less than the {num_points:,} points "
@@ -184,7 +185,7 @@ def weigh(config: LayoutConfig, data: Data, kept: dict | None) -> tuple[sp.csr_a
         Their matrix; partitions of the points; the principal components of vectors, None for a graph.
     """
     if kept is None:
-        matrix = neighbors.symmetrise(weight_matrix(data.edge_index, choose_weight(data.edge_attr)))
+        matrix = neighbors.symmetrise(weight_matrix(data.edge_index, choose_weight(edge_features(data))))
     else:
         matrix = neighbors.link_both_ways(kept["neighbors"].numpy(), kept["weight"].numpy())
     mass = np.asarray(matrix.sum(1)).ravel()

@@ -17,6 +17,7 @@ from parallel_epochs.models.embedding import skipgram, spectral
 from parallel_epochs.models.embedding.skipgram import Negatives, SkipGramOptions, Table
 from parallel_epochs.pipeline.block_training.open import describe_graph, label_columns
 from parallel_epochs.pipeline.data.opened import OpenData, Part, open_whole
+from parallel_epochs.pipeline.data.typed import edge_features
 from parallel_epochs.pipeline.graph import walks
 from parallel_epochs.pipeline.graph.edges import check_weight, choose_weight, weight_matrix
 from parallel_epochs.pipeline.graph.node_parts import NodeParts, check_parts, deal_nodes
@@ -76,7 +77,7 @@ def check_graph(config: NodeEmbeddingConfig, data: Data) -> None:
     if data.num_edges == 0:
         raise ValueError(f"{config.data.origin()} has no edges, but trainer=node_embedding learns from edges. Choose "
                          "another dataset")
-    check_weight(data.edge_attr, config.data.origin())
+    check_weight(edge_features(data), config.data.origin())
     check_parts(data.num_nodes, options.num_parts)
     needed = 8 * Table.numbers_per_row(options.dim, options.optimizer) * data.num_nodes * config.parallel.num_ranks
     tables = f"trainer.dim={options.dim}: two tables of {data.num_nodes:,} nodes take {format_bytes(needed)}"
@@ -113,7 +114,7 @@ class Training:
 def prepare_training(config: NodeEmbeddingConfig, data: Data, stop: StopRequest | None = None) -> Training:
     """Split a graph into what training sees and what scores its vectors."""
     options, metric = config.trainer, metric_of(config.trainer, data)
-    edge_index, weight = data.edge_index, choose_weight(data.edge_attr)
+    edge_index, weight = data.edge_index, choose_weight(edge_features(data))
     score: LabelProbe | LinkProbe
     if metric == "auc":
         edge_index, weight, score = _hold_out(data, weight, options, config.seed, stop)

@@ -63,14 +63,19 @@ def unpack(packed: Tensor) -> Fitted:
     return _from_content(_to_arrays(_from_bytes(packed)))
 
 
-def pack_several(fitted: Sequence[Fitted]) -> Tensor:
-    """Return what was learned of several tables as bytes, uint8."""
-    return _to_bytes([_to_tensors(own._content()) for own in fitted])
+def pack_several(fitted: Sequence[Fitted], inputs: dict[str, Any]) -> Tensor:
+    """Return what was learned of several tables as bytes, uint8.
+
+    Args:
+        inputs: the keys of the tables that say what their columns are, as JSON can hold them.
+    """
+    return _to_bytes({"inputs": inputs, "tables": [_to_tensors(own._content()) for own in fitted]})
 
 
-def unpack_several(packed: Tensor) -> list[Fitted]:
+def unpack_several(packed: Tensor) -> tuple[list[Fitted], dict[str, Any]]:
     """Return what :func:`pack_several` was called for."""
-    return [_from_content(_to_arrays(content)) for content in _from_bytes(packed)]
+    content = _from_bytes(packed)
+    return [_from_content(_to_arrays(own)) for own in content["tables"]], content["inputs"]
 
 
 def _to_bytes(content: object) -> Tensor:

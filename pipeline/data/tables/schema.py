@@ -15,6 +15,9 @@ from parallel_epochs.pipeline.data.tables.heads import is_there
 from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import one_line
 
+# Keys of a table that do not say what a model reads: other tables may have others.
+NO_INPUTS = ("path", "table", "id", "label", "labels", "split_column", "max_categories", "source", "target", "time")
+
 
 @dataclass
 class End:
@@ -68,6 +71,16 @@ class TableSchema:
 
         return {"nodes": [[name, without_path(config.nodes)] for name, config in self.nodes.items()],
                 "edges": [[name, edges.source, edges.target, without_path(edges.config.edges)]
+                          for name, edges in self.edges.items()]}
+
+
+    def inputs(self) -> dict[str, Any]:
+        """Return the keys that say what the columns are which a model reads, as JSON can hold them."""
+        def chosen(columns: Any) -> dict[str, Any]:
+            return {key: value for key, value in dataclasses.asdict(columns).items() if key not in NO_INPUTS}
+
+        return {"nodes": [[name, chosen(config.nodes)] for name, config in self.nodes.items()],
+                "edges": [[name, chosen(edges.config.edges) | {"source": edges.source, "target": edges.target}]
                           for name, edges in self.edges.items()]}
 
 
@@ -204,6 +217,27 @@ def _choose_labels(config: Any, schema: TableSchema) -> TableSchema:
             schema.nodes[name] = dataclasses.replace(nodes, nodes=columns, split=None, time_column=None)
             schema.nodes[name].reads_labels = config.reads_labels
     return dataclasses.replace(schema, labelled=labelled)
+
+
+def check_inputs(schema: TableSchema, known: dict[str, Any]) -> None:
+    """Refuse tables whose columns are not those of a training.
+
+    Args:
+        known: what :meth:`TableSchema.inputs` returned for the training.
+
+    Raises:
+        ValueError: names the table and the key.
+    """
+    for part, found in schema.inputs().items():
+        names, expected = [name for name, _ in found], [name for name, _ in known[part]]
+        if names != expected:
+            raise ValueError(f"data.schema: {part} has {', '.join(names)}, and the model was trained on "
+                             f"{', '.join(expected)}, in this order")
+        for (name, keys), (_, old) in zip(found, known[part], strict=True):
+            for key, value in keys.items():
+                if value != old.get(key):
+                    raise ValueError(f"data.schema: {part}.{name}.{key} is {value}, and the model was trained on "
+                                     f"{old.get(key)}")
 
 
 def without_paths(schema: object, other: str) -> dict[str, Any]:

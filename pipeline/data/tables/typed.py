@@ -21,7 +21,7 @@ from parallel_epochs.pipeline.data.tables.fitted import Columns, Fitted, pack_se
 from parallel_epochs.pipeline.data.tables.labels import Labels
 from parallel_epochs.pipeline.data.tables.nodes import Numbers
 from parallel_epochs.pipeline.data.tables.reading import learn_features, open_table, read_nodes
-from parallel_epochs.pipeline.data.tables.schema import TableSchema, read_schema
+from parallel_epochs.pipeline.data.tables.schema import TableSchema, check_inputs, read_schema
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, blocks
 from parallel_epochs.pipeline.data.tables.text import TextFeatures
@@ -100,7 +100,10 @@ def write_store(config: Any, db: Database, writer: StoreWriter, on_stage: Callab
         ValueError: a table is inconsistent; the message names the file, the column and the first bad row.
     """
     tables, origin = read_schema(config), config.origin()
-    known = None if learned is None else unpack_several(cast(Tensor, learned.fitted))
+    known = None
+    if learned is not None:
+        known, inputs = unpack_several(cast(Tensor, learned.fitted))
+        check_inputs(tables, inputs)
     on_stage("reading nodes")
     sources = {}
     for number, (name, table) in enumerate(tables.edges.items()):
@@ -117,7 +120,7 @@ def write_store(config: Any, db: Database, writer: StoreWriter, on_stage: Callab
     widths = {name: tables_nodes.num_channels(own.numbers, own.texts, own.columns) for name, own in nodes.items()}
     plan = plan_means(widths, numbered) if config.featureless == "mean" else Plan(widths, {})
     schema = Schema(list(nodes), [own.num_nodes for own in nodes.values()], list(plan.widths.values()), numbered,
-                    tables.labelled if config.reads_labels else None, list(plan.sources))
+                    tables.labelled if config.reads_labels else None, list(plan.sources), _edge_columns(edges))
     check_schema(schema.types, numbered)
     on_stage("sorting edges")
     _sort(db, edges, schema, both=config.reverse_relations)
@@ -129,7 +132,8 @@ def write_store(config: Any, db: Database, writer: StoreWriter, on_stage: Callab
     tables_nodes.write_names(db, writer, {f"{own.part}.nodes": own.num_nodes for own in nodes.values()})
     if learned is None:
         writer.put(FITTED, pack_several([*(Fitted(own.columns) for own in nodes.values()),
-                                         *(Fitted(Columns(), own.names, own.flagged) for own in edges)]))
+                                         *(Fitted(Columns(), own.names, own.flagged) for own in edges)],
+                                        tables.inputs()))
     summary: dict[str, object] = {"num_nodes": sum(schema.counts), "num_categories": len(nodes), "x_source": "data",
                                   "structure": dataclasses.asdict(structure), SCHEMA: schema.to_value()}
     for name, own in nodes.items():
@@ -139,6 +143,16 @@ def write_store(config: Any, db: Database, writer: StoreWriter, on_stage: Callab
                                     num_nodes=sum(schema.counts))
             summary |= {"metric": own.labels.metric, "out_channels": own.labels.out_channels}
     writer.finish(summary)
+
+
+def _edge_columns(edges: list[ReadEdges]) -> list[list[int]]:
+    """Return the first column and the number of columns of the features of each relation; those of a table share them.
+    """
+    found, column = [], 1
+    for own in edges:
+        found += [[column if own.num_features else 0, own.num_features] for _ in own.names]
+        column += own.num_features
+    return found
 
 
 def _read_types(db: Database, tables: TableSchema, sources: dict[str, Source],

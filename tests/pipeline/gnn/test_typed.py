@@ -1,13 +1,17 @@
 """Models of graphs with several types of nodes: what they predict, of which nodes, and of other tables."""
 
+import copy
+
 import pandas as pd
 import pytest
 import torch
 import yaml
+from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import settings
-from parallel_epochs.pipeline.data.typed import schema_of
+from parallel_epochs.pipeline.data.typed import Schema, edge_features, schema_of
+from parallel_epochs.pipeline.data.typed_links import describe_relation, warn_of_copies
 from parallel_epochs.pipeline.gnn import new_data, predictions
 from parallel_epochs.pipeline.gnn.features import KEY
 from parallel_epochs.pipeline.gnn.new_data import Others
@@ -106,6 +110,45 @@ def test_other_tables_with_an_unknown_relation_are_refused(run, tmp_path):
     tables["acts"].assign(what="sells").to_csv(tmp_path / "acts.csv", index=False)
     with pytest.raises(ValueError, match=r"acts.csv: row 1, column what holds 'sells', a relation that the"):
         predictions.restore(run, Asked(data=Others(folder=str(tmp_path))))
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda schema: schema["nodes"]["user"].update(features=["visits", "age"]),
+     r"data.schema: nodes.user.features is \['visits', 'age'\], and the model was trained on \['age', 'visits'\]"),
+    (lambda schema: schema["nodes"].update(user=schema["nodes"].pop("user")),
+     "data.schema: nodes has item, shop, user, and the model was trained on user, item, shop, in this order"),
+    (lambda schema: schema["edges"].update(more=schema["edges"]["knows"]),
+     "data.schema: edges has acts, knows, sold_by, more, and the model was trained on acts, knows, sold_by"),
+    (lambda schema: schema["edges"]["acts"].pop("weight"),
+     "data.schema: edges.acts.weight is None, and the model was trained on times"),
+])
+def test_another_schema_with_other_columns_is_refused(run, tmp_path, change, message):
+    write_tables(tmp_path)
+    schema = copy.deepcopy(SCHEMA)
+    change(schema)
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(schema, sort_keys=False))
+    with pytest.raises(ValueError, match=message):
+        predictions.restore(run, Asked(data=Others(schema=str(tmp_path / "other.yaml"))))
+
+
+def test_vectors_and_layouts_do_not_take_relations_for_weights():
+    data = Data(edge_attr=torch.tensor([[0.0], [3.0]]), schema={})
+    assert edge_features(data) is None
+    data.edge_attr = torch.tensor([[0.0, 0.5], [3.0, 2.0]])
+    assert torch.equal(edge_features(data), torch.tensor([[0.5], [2.0]]))
+    assert edge_features(Data(edge_attr=data.edge_attr)) is data.edge_attr
+
+
+def test_links_that_another_relation_shows_are_told_of(caplog):
+    schema = Schema(["user", "item"], [3, 2], [1, 1], [("user", "buys", "item"), ("item", "bought_by", "user")])
+    edges = torch.tensor([[0, 1, 3, 4], [3, 4, 0, 1]])
+    own, relation = describe_relation(schema, 0), torch.tensor([0.0, 0, 1, 1])
+    links = torch.tensor([[0, 3], [1, 4]])
+    warn_of_copies(schema, own, links, edges, relation)
+    assert "100 % of the links of buys are edges of bought_by too" in caplog.text and "name it rev_buys" in caplog.text
+    caplog.clear()
+    warn_of_copies(schema, own, links, edges[:, :2], relation[:2])
+    assert not caplog.text
 
 
 def test_an_exported_model_reads_other_tables(run, tmp_path):
