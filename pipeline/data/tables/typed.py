@@ -114,14 +114,7 @@ def write_store(config: Any, db: Database, writer: StoreWriter, on_stage: Callab
     edges = [_join_edges(db, number, name, tables, sources[name], nodes,
                          None if known is None else known[len(nodes) + number])
              for number, name in enumerate(tables.edges)]
-    relations = [(own.source, name, own.target) for own in edges for name in own.names]
-    check_schema(list(nodes), relations)
-    numbered = with_reverse(relations) if config.reverse_relations else relations
-    widths = {name: tables_nodes.num_channels(own.numbers, own.texts, own.columns) for name, own in nodes.items()}
-    plan = plan_means(widths, numbered) if config.featureless == "mean" else Plan(widths, {})
-    schema = Schema(list(nodes), [own.num_nodes for own in nodes.values()], list(plan.widths.values()), numbered,
-                    tables.labelled if config.reads_labels else None, list(plan.sources), _edge_columns(edges))
-    check_schema(schema.types, numbered)
+    schema, plan = _make_schema(config, tables, nodes, edges)
     on_stage("sorting edges")
     _sort(db, edges, schema, both=config.reverse_relations)
     structure, in_degree = _count(db, schema, both=config.reverse_relations)
@@ -143,6 +136,23 @@ def write_store(config: Any, db: Database, writer: StoreWriter, on_stage: Callab
                                     num_nodes=sum(schema.counts))
             summary |= {"metric": own.labels.metric, "out_channels": own.labels.out_channels}
     writer.finish(summary)
+
+
+def _make_schema(config: Any, tables: TableSchema, nodes: dict[str, ReadNodes],
+                 edges: list[ReadEdges]) -> tuple[Schema, Plan]:
+    """Name the types and relations, and plan the features of types without.
+
+    Raises:
+        ValueError: a relation is there twice, or has the name of a reverse one.
+    """
+    relations = [(own.source, name, own.target) for own in edges for name in own.names]
+    check_schema(list(nodes), relations)
+    numbered = with_reverse(relations) if config.reverse_relations else relations
+    check_schema(list(nodes), numbered)
+    widths = {name: tables_nodes.num_channels(own.numbers, own.texts, own.columns) for name, own in nodes.items()}
+    plan = plan_means(widths, numbered) if config.featureless == "mean" else Plan(widths, {})
+    return Schema(list(nodes), [own.num_nodes for own in nodes.values()], list(plan.widths.values()), numbered,
+                  tables.labelled if config.reads_labels else None, list(plan.sources), _edge_columns(edges)), plan
 
 
 def _edge_columns(edges: list[ReadEdges]) -> list[list[int]]:
