@@ -168,6 +168,6 @@ def test_other_labels_than_classes_and_splits_without_validation_are_refused(con
 
 def test_labels_are_not_spread_over_nodes_of_other_types(configure, tmp_path):
     config = configure(*write_hetero(tmp_path), "model=rgcn", *MODEL, "evaluation.smooth=label_propagation")
-    with pytest.raises(ValueError, match=r"evaluation.smooth=label_propagation spreads labels along all edges, and this "
-                                         r"graph has several types of nodes. Leave it out"):
+    with pytest.raises(ValueError, match=r"evaluation.smooth=label_propagation spreads labels along all edges, and "
+                                         r"this graph has several types of nodes. Leave it out"):
         building.open_graph(config)
