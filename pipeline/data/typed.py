@@ -6,6 +6,7 @@ and zeros behind them. The first column of ``edge_attr`` is the number of the re
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -123,7 +124,7 @@ def check_schema(types: Sequence[str], relations: Sequence[Relation]) -> None:
             if end not in types:
                 raise ValueError(f"the relation {name} goes from {source} to {target}, and there is no type {end}; the "
                                  f"types of nodes are {', '.join(types)}")
-    if twice := [relation for place, relation in enumerate(relations) if relation in relations[:place]]:
+    if twice := [relation for relation, times in Counter(relations).items() if times > 1]:
         source, name, target = twice[0]
         raise ValueError(f"the relation {name} from {source} to {target} is there twice. Give each a name of its own")
     if len(relations) > MAX_RELATIONS:
