@@ -6,6 +6,7 @@ and zeros behind them. The first column of ``edge_attr`` is the number of the re
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 SCHEMA = "schema"
 # float32, which holds the number of a relation, is exact up to here; more relations than this are ids.
 MAX_RELATIONS = 1 << 16
+# Edges that are averaged at once, at most; those of one destination are not divided.
+EDGES_OF_BLOCK = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ def check_schema(types: Sequence[str], relations: Sequence[Relation]) -> None:
             if end not in types:
                 raise ValueError(f"the relation {name} goes from {source} to {target}, and there is no type {end}; the "
                                  f"types of nodes are {', '.join(types)}")
-    if twice := [relation for place, relation in enumerate(relations) if relation in relations[:place]]:
+    if twice := [relation for relation, times in Counter(relations).items() if times > 1]:
         source, name, target = twice[0]
         raise ValueError(f"the relation {name} from {source} to {target} is there twice. Give each a name of its own")
     if len(relations) > MAX_RELATIONS:
@@ -169,27 +172,40 @@ def plan_means(widths: Mapping[str, int], relations: Sequence[Relation]) -> Plan
 
 def fill_means(plan: Plan, schema: Schema, edge_index: np.ndarray, indptr: np.ndarray, x: np.ndarray,
                write: Callable[[int, int, Tensor], None]) -> None:
-    """Compute the features of types without features as means over their incoming edges.
+    """Compute the features of types without features as means over their incoming edges, some destinations at a time.
+
+    Of a block of destinations the edges are in memory, at most about :data:`EDGES_OF_BLOCK`, and the features of their
+    sources.
 
     Args:
         edge_index: sorted by destination [2, num_edges].
         indptr: first edge of each destination [num_nodes + 1].
         x: the features [num_nodes, columns]; those that `write` has written must be seen here.
-        write: called with the first node, the first column and their values [nodes of the type, columns].
+        write: called with the first node, the first column and their values [some nodes, columns].
     """
     for name, near in plan.sources.items():
-        nodes, column = schema.nodes_of(name), 0
-        if not nodes:
-            continue
-        edges = torch.from_numpy(np.array(edge_index[:, int(indptr[nodes.start]):int(indptr[nodes.stop])]))
-        for source in near:
-            of_source, width = schema.nodes_of(source), plan.widths[source]
-            kept = edges[:, (edges[0] >= of_source.start) & (edges[0] < of_source.stop)]
-            kept = kept - torch.tensor([[of_source.start], [nodes.start]], dtype=kept.dtype)
-            values = torch.from_numpy(np.array(x[of_source.start:of_source.stop, :width]))
-            write(nodes.start, column, update_all(kept, "copy_u", "mean", u=values, num_src=len(of_source),
-                                                  num_dst=len(nodes)))
-            column += width
+        for first, last in _blocks_of(schema.nodes_of(name), indptr):
+            edges, column = np.array(edge_index[:, int(indptr[first]):int(indptr[last])]), 0
+            for source in near:
+                of_source, width = schema.nodes_of(source), plan.widths[source]
+                kept = edges[:, (edges[0] >= of_source.start) & (edges[0] < of_source.stop)]
+                sources, place = np.unique(kept[0], return_inverse=True)
+                kept = np.stack([place.reshape(-1).astype(kept.dtype), kept[1] - first])
+                values = torch.from_numpy(np.array(x[:, :width][sources]))
+                write(first, column, update_all(torch.from_numpy(kept), "copy_u", "mean", u=values,
+                                                num_src=len(sources), num_dst=last - first))
+                column += width
+
+
+def _blocks_of(nodes: range, indptr: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Divide destinations into ranges of at most :data:`EDGES_OF_BLOCK` edges, or of one destination."""
+    first = nodes.start
+    while first < nodes.stop:
+        end = indptr.dtype.type(min(int(indptr[first]) + EDGES_OF_BLOCK, int(indptr[nodes.stop])))
+        last = first + int(np.searchsorted(indptr[first + 1:nodes.stop + 1], end, side="right"))
+        last = max(last, first + 1)
+        yield first, last
+        first = last
 
 
 def check_alike(known: Mapping[str, Any] | None, data: Data) -> None:

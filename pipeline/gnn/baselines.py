@@ -1,5 +1,6 @@
 """What simple methods reach on the data of a run: the least that a trained model should be better than."""
 
+import logging
 import math
 import time
 import warnings
@@ -16,6 +17,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.propagation import NormalizedAdjacency, correct, propagate, smooth
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
+from parallel_epochs.pipeline.data.typed import Schema, schema_of
 from parallel_epochs.pipeline.gnn.pair_scores import PAIR_SCORES, PairScorer
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
@@ -23,6 +25,8 @@ from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.names import merit
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 from parallel_epochs.pipeline.run.seeds import stream
+
+log = logging.getLogger(__name__)
 
 # Binary tasks or values that each get a random forest, at most.
 MOST_FORESTS = 12
@@ -80,6 +84,9 @@ def _of_nodes(data: Data, task: NodeTask) -> Iterator[Baseline]:
     yield best(labels.mean_name, iter([labels.mean()]))[0]
     baseline, _ = best("label propagation", (labels.propagated(adjacency, alpha) for alpha in ALPHAS))
     yield without_train(baseline)
+    if (schema := schema_of(data)) is not None:
+        yield from _of_type(data, task, schema)
+        return
     if not data.x.size(1):
         return
     x = _standardised(data.x)
@@ -95,6 +102,27 @@ def _of_nodes(data: Data, task: NodeTask) -> Iterator[Baseline]:
             smooth(adjacency, correct(adjacency, predicted, y, mask, first), y, mask, second)
             for first in ALPHAS for second in ALPHAS))
         yield without_train(baseline)
+
+
+def _of_type(data: Data, task: NodeTask, schema: Schema) -> Iterator[Baseline]:
+    """Score a linear model of the features of the nodes of the type with labels, fitted to these nodes alone."""
+    log.info("baselines: SGC and Correct and Smooth are left out; they propagate along all edges, and the types of "
+             "nodes have columns of their own")
+    assert schema.labelled is not None
+    nodes, width = schema.nodes_of(schema.labelled), schema.widths[schema.types.index(schema.labelled)]
+    if not width:
+        return
+    own = slice(nodes.start, nodes.stop)
+    labels = Labels(Data(y=data.y[own], train_mask=data.train_mask[own]), task)
+    x = _standardised(data.x[own, :width])
+
+    def among_all(rows: Tensor) -> Tensor:
+        out = rows.new_zeros(data.num_nodes, rows.size(1))
+        out[own] = rows
+        return out
+
+    yield _best_rows(task, labels, f"{labels.linear_name} on the node's own features", (
+        among_all(labels.fit(x, labels.linear(strength))) for strength in STRENGTHS))[0]
 
 
 def _of_graphs(data: Data, task: NodeTask) -> Iterator[Baseline]:

@@ -361,7 +361,8 @@ def predict_in_memory(run: SavedRun, data: Any, pairs: Any) -> tuple[Tensor, str
         pairs: of nodes, for models of links [num_pairs, 2]; none for others.
 
     Returns:
-        Logits or values [num_rows, columns], of links [num_pairs]; and the kind of the labels, see
+        Logits or values [num_rows, columns], of several types of nodes those of the type with labels, of links
+        [num_pairs]; and the kind of the labels, see
         :data:`pipeline.metrics.KINDS`.
 
     Raises:
@@ -379,11 +380,20 @@ def predict_in_memory(run: SavedRun, data: Any, pairs: Any) -> tuple[Tensor, str
         restored = restore(run, asked)
     task = restored.setup.task
     found = task.predictions(restored.setup.model, restored.rows, restored.pairs)
-    rows = found["values" if "values" in found else "logits"]
+    rows = found["values" if "values" in found else "logits"][_labelled_rows(restored.setup)]
     if isinstance(data, (list, tuple)) and not are_tables(data) and len(rows) != len(data):
         raise ValueError(f"{len(data) - len(rows)} of the {len(data)} molecules cannot be read, and "
                          "data.skip_invalid=true leaves such out. Leave them out yourself")
     return rows, getattr(task, "kind", "binary tasks")
+
+
+def _labelled_rows(setup: Setup) -> slice:
+    """Return the rows whose predictions mean something: of several types of nodes those of the type with labels."""
+    schema = schema_of(setup.data)
+    if schema is None or schema.labelled is None or setup.config.predicts_links:
+        return slice(None)
+    nodes = schema.nodes_of(schema.labelled)
+    return slice(nodes.start, nodes.stop)
 
 
 def save(asked: Asked, restored: Restored) -> None:
@@ -409,7 +419,9 @@ def save_pairs(path: str, restored: Restored) -> None:
 def save_predictions(path: Path, restored: Restored) -> None:
     """Save predictions, and the nodes that they are of where these are not all nodes of the dataset."""
     setup = restored.setup
-    predictions = setup.task.predictions(setup.model, restored.rows, restored.pairs)
+    predictions, own_rows = setup.task.predictions(setup.model, restored.rows, restored.pairs), _labelled_rows(setup)
+    for kind in {"logits", "values"} & predictions.keys():
+        predictions[kind] = predictions[kind][own_rows].clone()  # a view would be saved with all rows
     if restored.smoothed is not None:
         predictions["smoothed"] = restored.smoothed.rows
     if restored.temperatures is not None:
@@ -418,7 +430,7 @@ def save_predictions(path: Path, restored: Restored) -> None:
         predictions["first_node"] = first_nodes(own)
         predictions["pairs"] = predictions["pairs"] - predictions["first_node"]
     if "n_id" in setup.data:
-        predictions["n_id"] = setup.data.n_id
+        predictions["n_id"] = setup.data.n_id[own_rows]
     files.write_atomically(path, lambda file: torch.save(predictions, file))
     kind = next(kind for kind in ("logits", "values") if kind in predictions)
     log.info("wrote the %s of %s %s to %s", kind, f"{len(predictions[kind]):,}", setup.task.unit, path)

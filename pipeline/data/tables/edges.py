@@ -24,9 +24,26 @@ log = logging.getLogger(__name__)
 # A key of 63 bits sorts edges: the destination, the source, and whether it is the reverse of a row of the table.
 DST, SRC = 32, 1
 NODE = INT32_END - 1
-# One-hot columns of relations: more of them are ids rather than kinds.
-MAX_RELATIONS = 4096
 WHOLE_NUMBER = "[+-]?[0-9]{1,18}"
+
+
+@dataclass(frozen=True)
+class RelationLimit:
+    """How many relations a column may hold.
+
+    Attributes:
+        most: at most so many.
+        reason: why more are refused.
+        key: that names the column.
+    """
+
+    most: int
+    reason: str
+    key: str
+
+
+# One-hot columns of relations: more of them are ids rather than kinds.
+ONE_HOT = RelationLimit(4096, "would be as many features of each edge", "data.edges.relation")
 
 
 @dataclass
@@ -85,7 +102,8 @@ def time_of(db: Database, source: Source, column: str) -> str:
 
 def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple[str, str]], relation: str | None, *,
          time: str | None, id_column: str | None, refuse_dangling: bool, empty: str,
-         fitted: Fitted | None = None, nodes: tuple[str, str] = ("nodes", "nodes")) -> list[int]:
+         fitted: Fitted | None = None, nodes: tuple[str, str] = ("nodes", "nodes"),
+         limit: RelationLimit = ONE_HOT) -> list[int]:
     """Join the table of edges with the numbers of nodes, and refuse or report rows that are odd.
 
     Args:
@@ -99,6 +117,7 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple
             a column that is 1 for such cells, "error" refuses it.
         fitted: what was learned of the tables of a training; none: this table tells.
         nodes: the tables of nodes that edges come from, and that they go to.
+        limit: of the relations.
 
     Returns:
         The places of the columns of numbers whose empty cells get a column.
@@ -112,7 +131,7 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple
     kept = ["s.number AS s", "t.number AS t", *(f"v{place}" for place in range(len(values)))]
     if relation is not None:
         kind = source.text(relation)
-        _number_relations(db, source, relation, ids, None if fitted is None else fitted.relations, nodes)
+        _number_relations(db, source, relation, ids, None if fitted is None else fitted.relations, nodes, limit)
         chosen.append(f"{kind} AS r")
         joins.append("LEFT JOIN relations AS r ON e.r = r.name")
         kept.append("r.number AS r")
@@ -130,7 +149,7 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple
 
 
 def _number_relations(db: Database, source: Source, column: str, ids: list[str], known: list[str] | None,
-                      nodes: tuple[str, str]) -> None:
+                      nodes: tuple[str, str], limit: RelationLimit) -> None:
     """Make the table of relations, numbered as those of a training if they are `known`.
 
     Args:
@@ -155,9 +174,9 @@ def _number_relations(db: Database, source: Source, column: str, ids: list[str],
     db.stage("relations", "SELECT (row_number() OVER (ORDER BY "
              f"{order_of(db, 'relation_names', 'name')}) - 1)::INTEGER AS number, name FROM relation_names",
              "numbering relations")
-    if (found := num_relations(db)) > MAX_RELATIONS:
-        raise ValueError(f"{source.name}: column {column} holds {found:,} different relations, which would "
-                         f"be as many features of each edge; at most {MAX_RELATIONS:,} (data.edges.relation)")
+    if (found := num_relations(db)) > limit.most:
+        raise ValueError(f"{source.name}: column {column} holds {found:,} different relations, which {limit.reason}; "
+                         f"at most {limit.most:,} ({limit.key})")
 
 
 def relations(db: Database) -> list[str]:

@@ -26,6 +26,7 @@ from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, blocks
 from parallel_epochs.pipeline.data.tables.text import TextFeatures
 from parallel_epochs.pipeline.data.typed import (
+    MAX_RELATIONS,
     SCHEMA,
     Plan,
     Schema,
@@ -194,7 +195,9 @@ def _join_edges(db: Database, number: int, name: str, tables: TableSchema, sourc
             db, source, (columns.source, columns.target), values, columns.relation, time=columns.time,
             id_column=tables.nodes[own.source].nodes.id, refuse_dangling=own.config.dangling == "error",
             empty=own.config.empty, fitted=known,
-            nodes=(f"{nodes[own.source].part}.nodes", f"{nodes[own.target].part}.nodes"))
+            nodes=(f"{nodes[own.source].part}.nodes", f"{nodes[own.target].part}.nodes"),
+            limit=tables_edges.RelationLimit(MAX_RELATIONS, "are ids rather than kinds of edges",
+                                             f"data.schema, edges.{name}.relation"))
         names = [name] if columns.relation is None else tables_edges.relations(db)
     return ReadEdges(part, own.source, own.target, names, values, flagged, columns.time is not None)
 

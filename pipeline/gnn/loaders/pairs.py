@@ -97,13 +97,15 @@ class PairLoader:
         for number, batch in zip(numbers, batches, strict=True):
             visit, cluster = divmod(number, partition.num_parts)
             place[batch.n_id] = torch.arange(batch.num_nodes)
-            yield self._finish(batch, place[self._pairs[self._cut(pairs.of(cluster), visit, partition)]], number, path)
+            within = place[self._pairs[pairs.of(cluster)]]
+            yield self._finish(batch, self._cut(within, visit, partition), within, number, path)
 
-    def _cut(self, positions: Tensor, visit: int, partition: Partition) -> Tensor:
-        size = self._pairs_per_step if partition.num_parts == 1 else -(-len(positions) // self._visits)
-        return positions[visit * size:(visit + 1) * size]
+    def _cut(self, pairs: Tensor, visit: int, partition: Partition) -> Tensor:
+        size = self._pairs_per_step if partition.num_parts == 1 else -(-len(pairs) // self._visits)
+        return pairs[visit * size:(visit + 1) * size]
 
-    def _finish(self, cluster: Data, pairs: Tensor, number: int, path: tuple[int, int]) -> Data:
+    def _finish(self, cluster: Data, pairs: Tensor, within: Tensor, number: int, path: tuple[int, int]) -> Data:
+        """Complete the batch of a cluster with some of the training pairs `within` it, all by their places in it."""
         batch = copy.copy(cluster)  # the whole graph is handed out again
         for key in PAIRS:
             if key in batch:  # the task has them
@@ -113,7 +115,7 @@ class PairLoader:
         if self._own is None:
             batch.negatives = draw_negatives(rng, self._num_negatives * len(pairs), batch.n_id, self._linked)
         else:
-            batch.negatives = self._draw_targets(rng, pairs, batch.n_id, self._own)
+            batch.negatives = self._draw_targets(rng, pairs, within, batch.n_id, self._own)
         if self._hide and len(pairs):
             among = None if self._own is None else self._own.edges_of(batch.edge_attr[:, 0])
             batch.edge_index, kept = without_pairs(batch.edge_index, pairs, among)
@@ -121,29 +123,15 @@ class PairLoader:
                 batch.edge_attr = batch.edge_attr.index_select(0, kept)
         return batch.pin_memory() if self.device.type == "cuda" else batch
 
-    def _draw_targets(self, rng: np.random.Generator, pairs: Tensor, nodes: Tensor, own: LinkRelation) -> Tensor:
+    def _draw_targets(self, rng: np.random.Generator, pairs: Tensor, within: Tensor, nodes: Tensor,
+                      own: LinkRelation) -> Tensor:
         """Draw targets among the nodes of a cluster for the sources of pairs [num_negatives x num_pairs, 2]."""
         candidates = ((nodes >= own.target.start) & (nodes < own.target.stop)).nonzero().squeeze(1)
         sources = pairs[:, 0].repeat(self._num_negatives)
-        taken = self._linked_within(nodes, candidates, own) if self._strict else pairs.new_empty(0, 2)
+        taken = _taken(within, candidates, len(nodes), own) if self._strict else pairs.new_empty(0, 2)
         targets = draw_targets(rng, sources, len(candidates), taken)
         free = targets >= 0
         return torch.stack([sources[free], candidates[targets[free]]], dim=1)
-
-    def _linked_within(self, nodes: Tensor, candidates: Tensor, own: LinkRelation) -> Tensor:
-        """Return the training pairs within a cluster: the place of the source, and that of the target among candidates.
-
-        Within one type, those in the other direction and nodes with themselves too.
-        """
-        place = torch.full((self.data.num_nodes,), -1)
-        place[nodes] = torch.arange(len(nodes))
-        among = torch.full((len(nodes),), -1)
-        among[candidates] = torch.arange(len(candidates))
-        pairs = place[self._pairs]
-        pairs = pairs[(pairs >= 0).all(1)]
-        if own.is_within_type:
-            pairs = torch.cat([pairs, pairs.flip(1), candidates[:, None].expand(-1, 2)])
-        return torch.stack([pairs[:, 0], among[pairs[:, 1]]], dim=1)
 
     def measure(self, partition: Partition, seconds: float) -> dict[str, dict]:
         """Measure a draw and say so: records for who writes them down.
@@ -183,3 +171,20 @@ class PairLoader:
             raise ValueError(f"all pairs of the {int(sizes[full[0]]):,} nodes of cluster {int(full[0]) + 1} are "
                              "training pairs: there is no other to draw. Lower partition.num_parts, or set "
                              "task.strict_negatives=false")
+
+
+def _taken(within: Tensor, candidates: Tensor, num_nodes: int, own: LinkRelation) -> Tensor:
+    """Return the pairs that are not drawn: the place of the source, and that of the target among candidates.
+
+    Within one type, those in the other direction and nodes with themselves too.
+
+    Args:
+        within: the training pairs within a cluster, by their places in it [num_within, 2].
+        candidates: places of the targets.
+        num_nodes: of the cluster.
+    """
+    among = torch.full((num_nodes,), -1)
+    among[candidates] = torch.arange(len(candidates))
+    if own.is_within_type:
+        within = torch.cat([within, within.flip(1), candidates[:, None].expand(-1, 2)])
+    return torch.stack([within[:, 0], among[within[:, 1]]], dim=1)

@@ -8,7 +8,7 @@ import torch
 from ogb.io.read_graph_raw import read_csv_heterograph_raw
 from torch_geometric.data import HeteroData
 
-from parallel_epochs.pipeline.data import cache
+from parallel_epochs.pipeline.data import cache, typed
 from parallel_epochs.pipeline.data.config import FileConfig, OGBHeteroConfig
 from parallel_epochs.pipeline.data.typed import Plan, column_ranges, plan_means, schema_of
 
@@ -37,6 +37,7 @@ def edges_of(found) -> list[tuple[int, int, int]]:
 
 
 def load(tmp_path, data: HeteroData | dict, **options):
+    tmp_path.mkdir(exist_ok=True)
     torch.save(data, tmp_path / "graph.pt")
     return cache.load(FileConfig(path=str(tmp_path / "graph.pt"), **options), tmp_path / "cache")
 
@@ -54,6 +55,17 @@ def test_equal_to_pygs_to_homogeneous(tmp_path):
     assert not found.x[20:, 2].any() and not found.x[32:, :3].any()
     assert schema.labelled == "user" and torch.equal(found.valid_mask[:20], data["user"].val_mask)
     assert not found.train_mask[20:].any()
+
+
+def test_means_of_blocks_of_edges_are_the_same_bits(tmp_path, monkeypatch):
+    whole, sizes = load(tmp_path, make()), list[int]()
+    update_all = typed.update_all
+    monkeypatch.setattr(typed, "EDGES_OF_BLOCK", 4)
+    monkeypatch.setattr(typed, "update_all", lambda edges, *args, **options: (
+        sizes.append(max(edges.size(1), len(options["u"]))), update_all(edges, *args, **options))[1])
+    found = load(tmp_path / "blocks", make())
+    into_tags = whole.edge_index.as_tensor()[1].bincount()[32:]
+    assert torch.equal(found.x, whole.x) and len(sizes) > 1 and max(sizes) <= max(4, int(into_tags.max()))
 
 
 def test_a_dict_of_it_gives_the_same(tmp_path):

@@ -15,6 +15,7 @@ from parallel_epochs.pipeline.run import baseline_file
 from tests.helpers import building
 from tests.helpers.graph_toys import write_graphs
 from tests.helpers.running import TOY, train
+from tests.helpers.typed_graphs import write_hetero
 
 NUM_NODES = 150
 MODEL = ["model.num_layers=2", "model.hidden_channels=8", "partition.num_parts=2", "train.epochs=1"]
@@ -54,6 +55,22 @@ def test_classes_are_told_by_neighbours_better_than_by_features(configure, tmp_p
     data, x = setup.data, setup.data.x.numpy()
     x = (x - x.mean(0)) / x.std(0, ddof=1)
     splits = {split: data[f"{split}_mask"].numpy() for split in ("train", "valid", "test")}
+    scores = []
+    for strength in baselines.STRENGTHS:
+        model = LogisticRegression(C=strength, max_iter=100).fit(x[splits["train"]], y[splits["train"]])
+        scores.append({split: model.score(x[mask], y[mask]) for split, mask in splits.items()})
+    assert found[own] == pytest.approx(max(scores, key=lambda each: each["valid"]))
+
+
+def test_only_nodes_with_labels_and_their_own_columns_are_fitted_of_several_types(configure, tmp_path, caplog):
+    caplog.set_level("INFO")
+    found, setup = found_of(configure(*write_hetero(tmp_path), "model=rgcn", *MODEL))
+    own = "logistic regression on the node's own features"
+    assert list(found) == ["most frequent label", "label propagation", own]
+    assert "SGC and Correct and Smooth are left out" in caplog.text
+    x, y = setup.data.x[:40, :5].numpy(), setup.data.y[:40, 0].numpy()
+    x = (x - x.mean(0)) / x.std(0, ddof=1)
+    splits = {split: setup.data[f"{split}_mask"][:40].numpy() for split in ("train", "valid", "test")}
     scores = []
     for strength in baselines.STRENGTHS:
         model = LogisticRegression(C=strength, max_iter=100).fit(x[splits["train"]], y[splits["train"]])

@@ -16,6 +16,7 @@ from tests.helpers import building
 from tests.helpers.building import EvaluateConfig
 from tests.helpers.graph_toys import write_graphs
 from tests.helpers.running import TOY, rounds_of, summary_of, train
+from tests.helpers.typed_graphs import write_hetero
 
 MODEL = ["model.num_layers=2", "model.hidden_channels=8", "partition.num_parts=2", "train.epochs=2"]
 NUM_NODES = 150
@@ -163,3 +164,10 @@ def test_other_labels_than_classes_and_splits_without_validation_are_refused(con
             continue
         with pytest.raises(ValueError, match="is tuned by the validation labels, and the valid split is empty"):
             building.open_graph(config)
+
+
+def test_labels_are_not_spread_over_nodes_of_other_types(configure, tmp_path):
+    config = configure(*write_hetero(tmp_path), "model=rgcn", *MODEL, "evaluation.smooth=label_propagation")
+    with pytest.raises(ValueError, match=r"evaluation.smooth=label_propagation spreads labels along all edges, and "
+                                         r"this graph has several types of nodes. Leave it out"):
+        building.open_graph(config)

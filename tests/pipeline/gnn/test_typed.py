@@ -59,6 +59,16 @@ def test_the_table_holds_the_nodes_with_labels_by_their_ids(run, tmp_path):
     pd.testing.assert_frame_equal(some, found.set_index("id").loc[["n7", "n3"]].reset_index()[some.columns], rtol=1e-4)
 
 
+def test_logits_are_those_of_the_nodes_with_labels(run, tmp_path):
+    wanted = Asked(predictions=str(tmp_path / "out.pt"))
+    restored = predictions.restore(run, wanted)
+    predictions.save(wanted, restored)
+    saved = torch.load(tmp_path / "out.pt")["logits"]
+    assert len(restored.rows) == 68 and torch.equal(saved, restored.rows[:40])
+    assert saved.untyped_storage().nbytes() == saved.nbytes
+    assert torch.equal(predictions.predict_in_memory(run, None, None)[0], saved)
+
+
 def test_vectors_of_other_types(run, tmp_path):
     shops = table_of(run, tmp_path / "shops.parquet", embeddings=True, output_type="shop")
     assert shops["id"].tolist() == ["n1", "n2", "n3"] and list(shops.columns) == ["id", "split", "embedding"]

@@ -13,6 +13,7 @@ from torch_geometric.data import Data, HeteroData
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.config import FileConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
+from parallel_epochs.pipeline.data.tables import typed as tables_typed
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.graph.store import StoreWriter
@@ -82,6 +83,14 @@ def test_equal_to_the_same_graph_as_hetero_data(tmp_path, reverse, featureless):
     names = unpack_names(found)
     assert names[40:45] == ["n0", "n1", "n2", "n3", "n4"] and names[65:] == ["n1", "n2", "n3"]
     assert unpack_names(found, "label_names") == ["a", "b", "c"]
+
+
+def test_relations_in_a_column_are_limited_as_kinds_of_edges(tmp_path, monkeypatch):
+    write_tables(tmp_path)
+    monkeypatch.setattr(tables_typed, "MAX_RELATIONS", 1)
+    with pytest.raises(ValueError, match=r"acts.csv: column what holds 2 different relations, which are ids rather "
+                                         r"than kinds of edges; at most 1 \(data.schema, edges.acts.relation\)"):
+        load(TablesConfig(folder=str(tmp_path), schema=SCHEMA), tmp_path)
 
 
 def test_means_of_neighbours_by_hand(tmp_path):

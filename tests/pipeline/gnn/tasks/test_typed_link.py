@@ -5,6 +5,7 @@ import collections
 import pandas as pd
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.data.cache import load_links
@@ -64,6 +65,31 @@ def test_drawn_pairs_keep_the_source_and_end_in_the_type_of_the_target(name, num
             assert {b for _, b in drawn} <= {*targets}
             wrong += [pair for pair in drawn if is_linked(*pair)]
     assert not wrong_of[True] and wrong_of[False]
+
+
+class Largest(TorchDispatchMode):
+    """Knows how many numbers the largest tensor has that an operation made."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.numel = max(self.numel, out.numel() if isinstance(out, torch.Tensor) else 0)
+        return out
+
+
+@pytest.mark.parametrize("name", ["buys", "knows"])
+def test_drawing_takes_memory_of_the_size_of_a_cluster(name, graphs, monkeypatch):
+    loader, largest = loader_of(graphs[name], 8, strict=True), Largest()
+    draw = loader._draw_targets
+
+    def watched(*args):
+        with largest:
+            return draw(*args)
+
+    monkeypatch.setattr(loader, "_draw_targets", watched)
+    assert sum(len(batch.negatives) for batch in loader.batches(0, Share()))
+    assert 0 < largest.numel < graphs[name].num_nodes
 
 
 def test_only_edges_of_the_relation_and_its_reverse_are_hidden_from_a_batch(graphs):
