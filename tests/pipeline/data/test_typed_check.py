@@ -48,7 +48,8 @@ BAD = {
     "another sum": (field("counts", [20, 12, 5]), "schema: the counts add up to 37, and there are 36 nodes"),
     "other counts": (field("counts", [19, 13, 4]), "x: the last 3 columns of node 19 are not those of the type item"),
     "too wide": (field("widths", [3, 200, 2]), "schema: widths has 200, and x has "),
-    "a type less": (lambda data: data.schema.update(types=["user", "item"], averaged=[]), "num_categories is 3, and schema has 2 types"),
+    "a type less": (lambda data: data.schema.update(types=["user", "item"], averaged=[]),
+                    "num_categories is 3, and schema has 2 types"),
     "a type twice": (field("types", ["user", "item", "user"]), "schema: types is ['user', 'item', 'user']"),
     "unknown labelled": (field("labelled", "dog"), "schema: there is no type 'dog'"),
     "no labelled": (field("labelled", None), "schema: labelled is missing"),
@@ -62,7 +63,8 @@ BAD = {
     "half a relation": (entry("edge_attr", (7, 0), 0.5), "edge_attr: edge 7 has the relation 0.5"),
     "a relation beyond": (entry("edge_attr", (7, 0), 6.0), "edge_attr: edge 7 has the relation 6;"),
     "a negative relation": (entry("edge_attr", (7, 0), -1.0), "edge_attr: edge 7 has the relation -1;"),
-    "a relation of other ends": (lambda data: data.edge_attr[:, 0].fill_(0), "these have not the types of its relation"),
+    "a relation of other ends": (lambda data: data.edge_attr[:, 0].fill_(0),
+                                 "these have not the types of its relation"),
 }
 
 
