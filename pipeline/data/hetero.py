@@ -18,7 +18,7 @@ ReadType = Callable[[str, dict, bool], Data]
 
 
 def join_hetero(origin: str, saved: HeteroData | Mapping, read_type: ReadType, *, reverse_relations: bool,
-                featureless: str, label_type: str | None, needs_labels: bool) -> Data:
+                featureless: str, label_type: str | None, needs_labels: bool, labels_optional: bool = False) -> Data:
     """Make one graph of a ``HeteroData``, or of the dict that it gives.
 
     Args:
@@ -28,6 +28,7 @@ def join_hetero(origin: str, saved: HeteroData | Mapping, read_type: ReadType, *
         featureless: "mean" to give types without features the means of their neighbours' features; "none" not to.
         label_type: the type whose labels are learned; none: the only one that has some.
         needs_labels: whether to read labels.
+        labels_optional: whether to read none, if several types have some and `label_type` is none.
 
     Returns:
         See :func:`pipeline.data.typed.join_parts`.
@@ -42,11 +43,13 @@ def join_hetero(origin: str, saved: HeteroData | Mapping, read_type: ReadType, *
     if wrong := [name for name in edges if not (isinstance(name, tuple) and len(name) == 3)]:
         raise ValueError(f"{origin}: {wrong[0]!r} is neither the name of a type of nodes nor a (source, relation, "
                          "target)")
-    labelled = choose_labelled([name for name, store in nodes.items() if "y" in store], label_type, nodes, origin)
+    found = [name for name, store in nodes.items() if "y" in store]
+    needs_labels = needs_labels and not (labels_optional and label_type is None and len(found) > 1)
+    labelled = choose_labelled(found, label_type, nodes, origin) if needs_labels else None
     parts, metric = dict[str, Part](), None
     for name, store in nodes.items():
         _require_count(origin, name, store)
-        is_labelled = needs_labels and name == labelled
+        is_labelled = name == labelled
         data = read_type(name, store | {"edge_index": torch.empty(2, 0, dtype=torch.int64)}, is_labelled)
         try:
             check(data)

@@ -7,6 +7,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.content import hash_file
+from parallel_epochs.pipeline.data.typed import SCHEMA
+from parallel_epochs.pipeline.data.typed_check import check_typed
 from parallel_epochs.pipeline.graph import ranges, store
 from parallel_epochs.pipeline.graph.structure import is_structure
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS
@@ -47,6 +49,8 @@ def open_graph(path: Path, *, verify: bool = True) -> Data:
                              f"{'edges' if name == 'edge_attr' else 'nodes'}")
     try:
         _check_values(data, has_labels=bool(labels))
+        if SCHEMA in data:
+            check_typed(data, verify=verify)
     except ValueError as error:
         raise ValueError(f"{path / store.MANIFEST}: {error}") from None
     return data

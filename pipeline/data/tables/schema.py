@@ -201,16 +201,11 @@ def _choose_labels(config: Any, schema: TableSchema) -> TableSchema:
     """Keep the labels of one type of nodes."""
     found = [name for name, table in schema.nodes.items() if table.nodes.label is not None or table.nodes.labels]
     wanted = config.label_type
-    if wanted is not None and wanted not in schema.nodes:
-        raise ValueError(f"task.type={wanted}: data.schema has no such type of nodes; there are "
-                         f"{', '.join(schema.nodes)}")
-    if wanted is not None and wanted not in found:
-        has = f"there are labels of {', '.join(found)}" if found else "no type has some"
-        raise ValueError(f"task.type={wanted}: data.schema names no label of this type; {has}")
-    if wanted is None and len(found) > 1:
-        raise ValueError(f"data.schema has labels of several types of nodes, {' and '.join(found)}. Choose those to "
-                         f"learn by task.type={found[0]}")
-    labelled = wanted if wanted in found else found[0] if found and wanted is None else None
+    if config.reads_labels:
+        _check_labels(wanted, found, schema, labels_optional=config.labels_optional)
+    labelled = wanted
+    if wanted is None:
+        labelled = found[0] if len(found) == 1 else None
     for name, nodes in schema.nodes.items():
         if name != labelled:
             columns = dataclasses.replace(nodes.nodes, label=None, labels=[], split_column=None, text_features="hashed")
@@ -238,6 +233,19 @@ def check_inputs(schema: TableSchema, known: dict[str, Any]) -> None:
                 if value != old.get(key):
                     raise ValueError(f"data.schema: {part}.{name}.{key} is {value}, and the model was trained on "
                                      f"{old.get(key)}")
+
+
+def _check_labels(wanted: str | None, found: list[str], schema: TableSchema, *, labels_optional: bool) -> None:
+    """Refuse to learn labels that are not there, and several types with labels of which none is chosen."""
+    if wanted is not None and wanted not in schema.nodes:
+        raise ValueError(f"task.type={wanted}: data.schema has no such type of nodes; there are "
+                         f"{', '.join(schema.nodes)}")
+    if wanted is not None and wanted not in found:
+        has = f"there are labels of {', '.join(found)}" if found else "no type has some"
+        raise ValueError(f"task.type={wanted}: data.schema names no label of this type; {has}")
+    if wanted is None and len(found) > 1 and not labels_optional:
+        raise ValueError(f"data.schema has labels of several types of nodes, {' and '.join(found)}. Choose those to "
+                         f"learn by task.type={found[0]}")
 
 
 def without_paths(schema: object, other: str) -> dict[str, Any]:

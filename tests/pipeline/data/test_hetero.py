@@ -197,3 +197,19 @@ def test_ogbn_mags_folder_is_read_as_ogb_reads_it(tmp_path, capsys):
     (tmp_path / "raw" / "relations" / "paper___cites___paper" / "edge.csv.gz").unlink()
     with pytest.raises(ValueError, match=r"paper___cites___paper/edge.csv.gz is missing"):
         cache.hash_graph(OGBHeteroConfig(folder=str(tmp_path)))
+
+
+def test_labels_of_two_types_need_no_choice_where_none_are_learned(tmp_path):
+    data = make()
+    data["item"].y = torch.arange(12)
+    torch.save(data, tmp_path / "graph.pt")
+    config = FileConfig(path=str(tmp_path / "graph.pt"))
+    assert schema_of(cache.read(config, needs_labels=False)).labelled is None
+    config.labels_optional = True
+    assert cache.load_links(config, tmp_path / "cache", relation="buys").num_nodes == 36
+    with pytest.raises(ValueError, match="labels of several types"):  # the graph of the link task is another file
+        load(tmp_path, data)
+    config = FileConfig(path=str(tmp_path / "graph.pt"), label_type="user")
+    del data["user"].y, data["item"].y
+    torch.save(data, tmp_path / "graph.pt")
+    assert schema_of(cache.read(config, needs_labels=False)).labelled is None

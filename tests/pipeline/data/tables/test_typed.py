@@ -197,3 +197,15 @@ def test_a_killed_preparation_goes_on(tmp_path, monkeypatch, point):
     for key in ("x", "edge_attr", "y", "names", "fitted"):
         assert torch.equal(resumed[key], whole[key]), key
     assert torch.equal(resumed.edge_index.as_tensor(), whole.edge_index.as_tensor())
+
+
+def test_labels_of_two_types_need_no_choice_where_none_are_learned(tmp_path):
+    write_tables(tmp_path)
+    config = TablesConfig(folder=str(tmp_path), schema=changed(nodes__item={"label": "price"}))
+    config.labels_optional = True
+    config.check()
+    assert config.typed_tables.labelled is None
+    config = TablesConfig(folder=str(tmp_path), schema=changed(nodes__user={"label": None}), label_type="user")
+    config.reads_labels = False
+    config.check()
+    assert config.typed_tables.labelled == "user"
