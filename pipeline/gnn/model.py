@@ -61,10 +61,6 @@ def _sizes(config: GNNConfig, data: Data, task: Task) -> dict[str, Any]:
 def _typed_sizes(config: GNNConfig, data: Data, task: Task, schema: Schema) -> dict[str, Any]:
     """Collect what a model's constructor takes of a graph with several types of nodes."""
     parameters = inspect.signature(_class_of(config)).parameters
-    if "num_relations" not in parameters:
-        raise ValueError(f"model={config.model.name} has one kind of edges, and {config.data.origin()} has "
-                         f"{len(schema.relations)} relations. Choose model=rgcn, hgt or deepergcn, or a class of "
-                         "yours by model=custom")
     num_own = data.x.size(1) - data.num_categories
     # Pairs may be of any types.
     names = {"types": schema.types, "relations": schema.relations,
