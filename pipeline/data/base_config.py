@@ -23,7 +23,6 @@ class DataConfig:
     holds: ClassVar[str] = "graph"
     is_stored: ClassVar[bool] = False
     # True for a task that learns no labels of nodes: a graph with labels of several types need not say which.
-    labels_optional: ClassVar[bool] = False
     links: ClassVar[str] = "none"
     source: str = key("", "Reader of the dataset.", shapes_graph=True)
     components: str = key("all", "Connected components to train on: all, largest, K for the K-th largest (from 1), or "

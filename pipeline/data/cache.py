@@ -118,9 +118,7 @@ def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None
     start = time.perf_counter()
     verify = content_hash is None
     content_hash = content_hash or hash_graph(config)
-    # Another file than that of a task which needs to know whose labels it learns.
-    optional = config.labels_optional and config.source == "file" and config.label_type is None
-    path = path_of(config, cache_dir, _digest([content_hash, "labels_optional"]) if optional else content_hash)
+    path = path_of(config, cache_dir, content_hash)
     if verify and path.is_file() and path.stat().st_size >= MANY_BYTES:
         log.info("data: reading %s, %s", path, format_bytes(path.stat().st_size))
     prepared, reader = False, _reader(config)

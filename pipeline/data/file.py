@@ -43,7 +43,7 @@ def hash_content(path: str) -> str:
 def read(path: str | Path, mask_column: int | None = None, split: str | None = None, time_column: str | None = None,
          edge_time: str | None = None, train_fraction: float = 0.0, valid_fraction: float = 0.0,
          graph_seed: int = 0, reverse_relations: bool = True, featureless: str = "mean", label_type: str | None = None,
-         needs_labels: bool = True, labels_optional: bool = False) -> Data:
+         needs_labels: bool = True) -> Data:
     """Read a graph saved with torch.save: a ``Data``, a dict of its attributes, an ``InMemoryDataset`` of one graph, or
     a ``HeteroData``.
 
@@ -61,7 +61,6 @@ def read(path: str | Path, mask_column: int | None = None, split: str | None = N
         graph_seed: of a random split.
         reverse_relations, featureless, label_type: of a ``HeteroData``, see :func:`pipeline.data.hetero.join_hetero`.
         needs_labels: whether to read labels and masks, too. Otherwise they may be wrong.
-        labels_optional: of a ``HeteroData``, see there.
 
     Raises:
         ValueError: not such a file, or an attribute is missing, or is none that a graph can have.
@@ -75,8 +74,10 @@ def read(path: str | Path, mask_column: int | None = None, split: str | None = N
                              "links by time needs tables (data=tables data.schema=FILE). Set data.split=random")
         return join_hetero(str(path), loaded, lambda name, saved, needs_labels: _read_saved(
             f"{path}: {name}", saved, splitting, needs_labels=needs_labels), reverse_relations=reverse_relations,
-            featureless=featureless, label_type=label_type, needs_labels=needs_labels,
-            labels_optional=labels_optional)
+            featureless=featureless, label_type=label_type, needs_labels=needs_labels)
+    if label_type is not None or reverse_relations is not True or featureless != "mean":
+        raise ValueError("task.type, data.reverse_relations and data.featureless are for a HeteroData, with several "
+                         f"types of nodes, and {path} has one. Leave them out")
     return _read_saved(str(path), _attributes(path, loaded), splitting, edge_time=edge_time, needs_labels=needs_labels)
 
 

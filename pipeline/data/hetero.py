@@ -9,7 +9,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 
 from parallel_epochs.pipeline.data.check import check, check_edge_index, check_tensor
-from parallel_epochs.pipeline.data.typed import Part, Relation, join_parts
+from parallel_epochs.pipeline.data.typed import SCHEMA, Part, Relation, join_parts
 from parallel_epochs.pipeline.names import MASKS
 
 LABELS = ("y", *MASKS)
@@ -18,7 +18,7 @@ ReadType = Callable[[str, dict, bool], Data]
 
 
 def join_hetero(origin: str, saved: HeteroData | Mapping, read_type: ReadType, *, reverse_relations: bool,
-                featureless: str, label_type: str | None, needs_labels: bool, labels_optional: bool = False) -> Data:
+                featureless: str, label_type: str | None, needs_labels: bool) -> Data:
     """Make one graph of a ``HeteroData``, or of the dict that it gives.
 
     Args:
@@ -26,9 +26,9 @@ def join_hetero(origin: str, saved: HeteroData | Mapping, read_type: ReadType, *
         read_type: makes a ``Data`` of the attributes of one type of nodes.
         reverse_relations: whether each relation gets a reverse one.
         featureless: "mean" to give types without features the means of their neighbours' features; "none" not to.
-        label_type: the type whose labels are learned; none: the only one that has some.
+        label_type: the type whose labels are learned; none: the only one that has some. If several have some, none are
+            read, and the schema names these types.
         needs_labels: whether to read labels.
-        labels_optional: whether to read none, if several types have some and `label_type` is none.
 
     Returns:
         See :func:`pipeline.data.typed.join_parts`.
@@ -43,8 +43,9 @@ def join_hetero(origin: str, saved: HeteroData | Mapping, read_type: ReadType, *
     if wrong := [name for name in edges if not (isinstance(name, tuple) and len(name) == 3)]:
         raise ValueError(f"{origin}: {wrong[0]!r} is neither the name of a type of nodes nor a (source, relation, "
                          "target)")
+    if not nodes:
+        raise ValueError(f"{origin} holds a HeteroData without types of nodes. Save one with nodes and edges")
     found = [name for name, store in nodes.items() if "y" in store]
-    needs_labels = needs_labels and not (labels_optional and label_type is None and len(found) > 1)
     labelled = choose_labelled(found, label_type, nodes, origin) if needs_labels else None
     parts, metric = dict[str, Part](), None
     for name, store in nodes.items():
@@ -57,8 +58,11 @@ def join_hetero(origin: str, saved: HeteroData | Mapping, read_type: ReadType, *
             raise ValueError(f"{origin}: {name}: {error}") from None
         parts[name] = Part(data.num_nodes, data.x, {key: data[key] for key in LABELS if key in data})
         metric = data.metric if is_labelled else metric
-    return join_parts(parts, {name: _read_edges(origin, name, store) for name, store in edges.items()}, origin=origin,
-                      add_reverse=reverse_relations, averages=featureless == "mean", metric=metric)
+    out = join_parts(parts, {name: _read_edges(origin, name, store) for name, store in edges.items()}, origin=origin,
+                     add_reverse=reverse_relations, averages=featureless == "mean", metric=metric)
+    if needs_labels and labelled is None:
+        out[SCHEMA] = out[SCHEMA] | {"unread": found}
+    return out
 
 
 def choose_labelled(found: list[str], wanted: str | None, types: Mapping[str, Any], origin: str) -> str | None:
@@ -69,18 +73,18 @@ def choose_labelled(found: list[str], wanted: str | None, types: Mapping[str, An
         wanted: the one that the configuration names, if it does.
         types: all of them, by their names.
 
+    Returns:
+        The type; none if there are several and none is named, or there is none.
+
     Raises:
-        ValueError: there are several and none is named, or the named one has no labels.
+        ValueError: the named one has no labels.
     """
     if wanted is not None and wanted not in types:
         raise ValueError(f"task.type={wanted}: {origin} has no such type of nodes; there are {', '.join(types)}")
     if wanted is not None and wanted not in found:
         has = f"only {', '.join(found)} has" if found else "no type has"
         raise ValueError(f"task.type={wanted}: the nodes of this type have no labels in {origin}; {has} some")
-    if wanted is None and len(found) > 1:
-        raise ValueError(f"{origin} has labels of several types of nodes, {' and '.join(found)}. Choose those to learn "
-                         f"by task.type={found[0]}")
-    return wanted or (found[0] if found else None)
+    return wanted or (found[0] if len(found) == 1 else None)
 
 
 def _given(store: Mapping) -> dict[str, Any]:
@@ -106,6 +110,8 @@ def _read_edges(origin: str, name: Relation, store: dict[str, Any]) -> tuple[Ten
         check_edge_index(edge_index)
         if edge_attr is not None:
             check_tensor("edge_attr", edge_attr)
+            if edge_attr.dim() > 2:
+                raise ValueError(f"edge_attr must have 2 dimensions, not the shape {list(edge_attr.shape)}")
             edge_attr = (edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr).detach().float()
     except ValueError as error:
         raise ValueError(f"{origin}: {'.'.join(name)}: {error}") from None

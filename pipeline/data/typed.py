@@ -43,6 +43,7 @@ class Schema:
         relations: type of the source, name and type of the destination of each relation, in the order of their numbers.
         labelled: type of the nodes with labels; none without labels.
         averaged: types whose features are the means of those of their neighbours.
+        unread: types with labels, if there are several of which none was chosen.
         edge_columns: first column of ``edge_attr`` and number of columns of the features of each relation that is not a
             reverse one; none if they are not known.
     """
@@ -53,6 +54,7 @@ class Schema:
     relations: list[Relation]
     labelled: str | None = None
     averaged: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
     edge_columns: list[list[int]] = field(default_factory=list)
 
     def to_value(self) -> dict[str, Any]:
@@ -254,6 +256,17 @@ def column_ranges(schema: Schema, *, num_labels: int = 0, num_learned: int = 0,
     return found
 
 
+def refuse_unread(schema: Schema, origin: str) -> None:
+    """Refuse to learn labels of nodes, if several types have some and none was chosen.
+
+    Raises:
+        ValueError: names the types.
+    """
+    if schema.unread:
+        raise ValueError(f"{origin} has labels of several types of nodes, {' and '.join(schema.unread)}. Choose those "
+                         f"to learn by task.type={schema.unread[0]}")
+
+
 def edge_features(data: Data) -> Tensor | None:
     """Return the features of edges [num_edges, columns] without the number of the relation; none without features."""
     if data.edge_attr is None or SCHEMA not in data:
@@ -349,7 +362,8 @@ def join_parts(parts: Mapping[str, Part], edges: Mapping[Relation, tuple[Tensor,
     plan = plan_means(widths, numbered) if averages else Plan(widths, {})
     labelled = [name for name, part in parts.items() if part.labels]
     schema = Schema(names, [part.num_nodes for part in parts.values()], list(plan.widths.values()), numbered,
-                    labelled[0] if labelled else None, list(plan.sources), _edge_columns(edges))
+                    labelled[0] if labelled else None, list(plan.sources),
+                    edge_columns=_edge_columns(edges))
     edge_index, edge_attr = _join_edges(schema, edges, add_reverse=add_reverse)
     out = Data(edge_index=edge_index, edge_attr=edge_attr, num_nodes=sum(schema.counts),
                x=_join_features(schema, plan, parts, edge_index) if max(schema.widths) else None,

@@ -64,7 +64,8 @@ def _read(value: object) -> Schema:
 
 
 def _is_list(value: object, kind: type) -> bool:
-    return isinstance(value, list) and all(type(one) is kind and (kind is str or one >= 0) for one in value)
+    return isinstance(value, list) and all(
+        type(one) is kind and (not isinstance(one, int) or one >= 0) for one in value)
 
 
 def _check_counts(schema: Schema, data: Data) -> None:

@@ -350,8 +350,6 @@ class GNNConfig(RunConfig):
     def __post_init__(self) -> None:
         if self.task.type is not None and hasattr(self.data, "label_type"):
             self.data.label_type = self.task.type
-        if self.predicts_links:
-            self.data.labels_optional = True
 
     @property
     def learned_channels(self) -> int:

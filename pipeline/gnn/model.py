@@ -61,10 +61,6 @@ def _sizes(config: GNNConfig, data: Data, task: Task) -> dict[str, Any]:
 def _typed_sizes(config: GNNConfig, data: Data, task: Task, schema: Schema) -> dict[str, Any]:
     """Collect what a model's constructor takes of a graph with several types of nodes."""
     parameters = inspect.signature(_class_of(config)).parameters
-    if "num_relations" not in parameters:
-        raise ValueError(f"model={config.model.name} has one kind of edges, and {config.data.origin()} has "
-                         f"{len(schema.relations)} relations. Choose model=rgcn, hgt or deepergcn, or a class of "
-                         "yours by model=custom")
     if config.learned_channels and not config.features.concat and hasattr(config.model, "path"):
         raise ValueError("features.concat=false leaves out the features of the types with learned rows by their linear "
                          "maps, and a class of yours has none. Set features.concat=true")

@@ -241,6 +241,9 @@ class TablesConfig(DataConfig):
         for name, value in (("nodes.path", self.nodes.path), ("edges.path", self.edges.path)):
             if value is not None:
                 raise ValueError(f"data.{name}={value} and data.schema exclude each other: the schema names all tables")
+        if not self.to_undirected:
+            raise ValueError("data.to_undirected=false is for graphs with one type of nodes, and data.schema has several. "
+                             "Set data.reverse_relations=false")
         if self.add_self_loops or self.propagate:
             name = "add_self_loops=true" if self.add_self_loops else f"propagate={self.propagate}"
             raise ValueError(f"data.{name} is for graphs with one type of nodes, and data.schema has several. Leave it "
@@ -310,6 +313,9 @@ class TablesConfig(DataConfig):
         return None if found.labelled is None else found.nodes[found.labelled]
 
     def check_labels(self) -> None:
+        if (typed := self.typed_tables) is not None and typed.unread:
+            raise ValueError(f"data.schema has labels of several types of nodes, {' and '.join(typed.unread)}. Choose "
+                             f"those to learn by task.type={typed.unread[0]}")
         if self.labelled() is None:
             refuse_without_labels(self.origin(), "name their column by data.nodes.label")
         if self.split_kind() == "time" and self.time_column is None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -54,11 +54,13 @@ class TableSchema:
         nodes: of each type, the columns of its table, as of a graph with one type of nodes.
         edges: the tables of edges, by their names.
         labelled: type of the nodes with labels, if there is one.
+        unread: types with labels, if there are several of which none was chosen.
     """
 
     nodes: dict[str, Any]
     edges: dict[str, EdgeTable]
     labelled: str | None
+    unread: list[str] = field(default_factory=list)
 
     def tables(self) -> list[Any]:
         """Return the configuration of every table."""
@@ -202,7 +204,7 @@ def _choose_labels(config: Any, schema: TableSchema) -> TableSchema:
     found = [name for name, table in schema.nodes.items() if table.nodes.label is not None or table.nodes.labels]
     wanted = config.label_type
     if config.reads_labels:
-        _check_labels(wanted, found, schema, labels_optional=config.labels_optional)
+        _check_labels(wanted, found, schema)
     labelled = wanted
     if wanted is None:
         labelled = found[0] if len(found) == 1 else None
@@ -211,7 +213,7 @@ def _choose_labels(config: Any, schema: TableSchema) -> TableSchema:
             columns = dataclasses.replace(nodes.nodes, label=None, labels=[], split_column=None, text_features="hashed")
             schema.nodes[name] = dataclasses.replace(nodes, nodes=columns, split=None, time_column=None)
             schema.nodes[name].reads_labels = config.reads_labels
-    return dataclasses.replace(schema, labelled=labelled)
+    return dataclasses.replace(schema, labelled=labelled, unread=found if wanted is None and len(found) > 1 else [])
 
 
 def check_inputs(schema: TableSchema, known: dict[str, Any]) -> None:
@@ -235,17 +237,14 @@ def check_inputs(schema: TableSchema, known: dict[str, Any]) -> None:
                                      f"{old.get(key)}")
 
 
-def _check_labels(wanted: str | None, found: list[str], schema: TableSchema, *, labels_optional: bool) -> None:
-    """Refuse to learn labels that are not there, and several types with labels of which none is chosen."""
+def _check_labels(wanted: str | None, found: list[str], schema: TableSchema) -> None:
+    """Refuse to learn labels that are not there."""
     if wanted is not None and wanted not in schema.nodes:
         raise ValueError(f"task.type={wanted}: data.schema has no such type of nodes; there are "
                          f"{', '.join(schema.nodes)}")
     if wanted is not None and wanted not in found:
         has = f"there are labels of {', '.join(found)}" if found else "no type has some"
         raise ValueError(f"task.type={wanted}: data.schema names no label of this type; {has}")
-    if wanted is None and len(found) > 1 and not labels_optional:
-        raise ValueError(f"data.schema has labels of several types of nodes, {' and '.join(found)}. Choose those to "
-                         f"learn by task.type={found[0]}")
 
 
 def without_paths(schema: object, other: str) -> dict[str, Any]:

@@ -153,7 +153,8 @@ def _make_schema(config: Any, tables: TableSchema, nodes: dict[str, ReadNodes],
     widths = {name: tables_nodes.num_channels(own.numbers, own.texts, own.columns) for name, own in nodes.items()}
     plan = plan_means(widths, numbered) if config.featureless == "mean" else Plan(widths, {})
     return Schema(list(nodes), [own.num_nodes for own in nodes.values()], list(plan.widths.values()), numbered,
-                  tables.labelled if config.reads_labels else None, list(plan.sources), _edge_columns(edges)), plan
+                  tables.labelled if config.reads_labels else None, list(plan.sources),
+                  edge_columns=_edge_columns(edges)), plan
 
 
 def _edge_columns(edges: list[ReadEdges]) -> list[list[int]]:

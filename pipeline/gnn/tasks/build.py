@@ -7,7 +7,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.base_config import refuse_without_labels
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
-from parallel_epochs.pipeline.data.typed import SCHEMA
+from parallel_epochs.pipeline.data.typed import SCHEMA, refuse_unread, schema_of
 from parallel_epochs.pipeline.gnn.tasks.graph import GraphTask
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, LossOptions
@@ -77,6 +77,8 @@ def _check_has_labels(data: Data, options: TaskOptions, origin: str) -> None:
 
 
 def _check_labels(data: Data, options: TaskOptions, origin: str) -> None:
+    if (schema := schema_of(data)) is not None:
+        refuse_unread(schema, origin)
     _check_has_labels(data, options, origin)
     check_metric(options.metric, data.metric)
     kind = kind_of(data.metric)

@@ -10,7 +10,7 @@ from torch_geometric.data import HeteroData
 
 from parallel_epochs.pipeline.data import cache, typed
 from parallel_epochs.pipeline.data.config import FileConfig, OGBHeteroConfig
-from parallel_epochs.pipeline.data.typed import Plan, column_ranges, plan_means, schema_of
+from parallel_epochs.pipeline.data.typed import Plan, column_ranges, plan_means, refuse_unread, schema_of
 
 BUYS = ("user", "buys", "item")
 
@@ -111,10 +111,10 @@ BAD = {
                                  "edge_index of user.buys.item names node 12 of item, whose nodes are 0 to 11"),
     "features of other edges": (put(BUYS, "edge_attr", torch.rand(3, 2)), {},
                                 "edge_attr of user.buys.item has 3 rows for"),
-    "labels of two types": (put("item", "y", torch.arange(12)), {},
-                            "has labels of several types of nodes, user and item"),
     "no labels of this type": (lambda data: None, {"label_type": "item"},
                                "task.type=item: the nodes of this type have no"),
+    "features of three dimensions": (put(BUYS, "edge_attr", torch.rand(50, 2, 2)), {},
+                                     "user.buys.item: edge_attr must have 2 dimensions, not the shape [50, 2, 2]"),
     "no such type": (lambda data: None, {"label_type": "dog"}, "task.type=dog: "),
     "a type without nodes": (put("tag", "num_nodes", 0), {}, "there are no nodes of the type tag"),
     "a reverse name that is taken": (
@@ -205,11 +205,22 @@ def test_labels_of_two_types_need_no_choice_where_none_are_learned(tmp_path):
     torch.save(data, tmp_path / "graph.pt")
     config = FileConfig(path=str(tmp_path / "graph.pt"))
     assert schema_of(cache.read(config, needs_labels=False)).labelled is None
-    config.labels_optional = True
     assert cache.load_links(config, tmp_path / "cache", relation="buys").num_nodes == 36
-    with pytest.raises(ValueError, match="labels of several types"):  # the graph of the link task is another file
-        load(tmp_path, data)
+    with pytest.raises(ValueError, match="labels of several types of nodes, user and item. Choose those"):
+        refuse_unread(schema_of(load(tmp_path, data)), "graph.pt")
     config = FileConfig(path=str(tmp_path / "graph.pt"), label_type="user")
     del data["user"].y, data["item"].y
     torch.save(data, tmp_path / "graph.pt")
     assert schema_of(cache.read(config, needs_labels=False)).labelled is None
+
+
+def test_a_hetero_data_without_types_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="holds a HeteroData without types of nodes"):
+        load(tmp_path, HeteroData())
+
+
+@pytest.mark.parametrize("option", [{"label_type": "user"}, {"reverse_relations": False}, {"featureless": "none"}])
+def test_keys_of_types_are_refused_for_a_graph_with_one(tmp_path, option):
+    data = {"x": torch.rand(3, 2), "edge_index": torch.tensor([[0, 1], [1, 2]])}
+    with pytest.raises(ValueError, match="are for a HeteroData, with several types of nodes"):
+        load(tmp_path, data, **option)

@@ -143,6 +143,7 @@ BAD = [
     ({"nodes": {"user": {}}}, {}, "data.schema names no table of edges"),
     ("absent.yaml", {}, "data.schema=absent.yaml is not a file"),
     (SCHEMA, {"add_self_loops": True}, "data.add_self_loops=true is for graphs with one type of nodes"),
+    (SCHEMA, {"to_undirected": False}, "data.to_undirected=false is for graphs with one type of nodes"),
     (SCHEMA, {"propagate": 2}, "data.propagate=2 is for graphs with one type of nodes"),
 ]
 
@@ -155,6 +156,7 @@ def test_bad_schemas_are_refused(tmp_path, schema, options, message):
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is compared below
         config = TablesConfig(folder=str(tmp_path), schema=schema, **options)
         config.check()
+        config.check_labels()
         load(config, tmp_path)
     assert str(caught.value).startswith(message.replace("{folder}", str(tmp_path))), str(caught.value)
 
@@ -202,7 +204,6 @@ def test_a_killed_preparation_goes_on(tmp_path, monkeypatch, point):
 def test_labels_of_two_types_need_no_choice_where_none_are_learned(tmp_path):
     write_tables(tmp_path)
     config = TablesConfig(folder=str(tmp_path), schema=changed(nodes__item={"label": "price"}))
-    config.labels_optional = True
     config.check()
     assert config.typed_tables.labelled is None
     config = TablesConfig(folder=str(tmp_path), schema=changed(nodes__user={"label": None}), label_type="user")
