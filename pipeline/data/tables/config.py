@@ -242,7 +242,7 @@ class TablesConfig(DataConfig):
             if value is not None:
                 raise ValueError(f"data.{name}={value} and data.schema exclude each other: the schema names all tables")
         if not self.to_undirected:
-            raise ValueError("data.to_undirected=false is for graphs with one type of nodes, and data.schema has several. "
+            raise ValueError("data.to_undirected=false is for graphs with one type of nodes. "
                              "Set data.reverse_relations=false")
         if self.add_self_loops or self.propagate:
             name = "add_self_loops=true" if self.add_self_loops else f"propagate={self.propagate}"
