@@ -201,3 +201,11 @@ def test_labels_of_two_types_need_no_choice_where_none_are_learned(tmp_path):
     del data["user"].y, data["item"].y
     torch.save(data, tmp_path / "graph.pt")
     assert schema_of(cache.read(config, needs_labels=False)).labelled is None
+
+
+def test_labels_that_are_not_read_tell_the_number_of_nodes(tmp_path):
+    data = make()
+    del data["tag"].num_nodes
+    data["tag"].y = torch.arange(5)
+    found = load(tmp_path, data, label_type="user")
+    assert schema_of(found).counts == [20, 12, 5] and schema_of(found).labelled == "user"
