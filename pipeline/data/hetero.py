@@ -92,10 +92,16 @@ def _given(store: Mapping) -> dict[str, Any]:
 
 
 def _require_count(origin: str, name: str, store: dict[str, Any]) -> None:
-    """Refuse a type whose number of nodes nothing tells."""
+    """Refuse a type whose number of nodes nothing tells, and add the number that only its labels tell."""
     if not {"x", "y", "num_nodes"} & set(store):
         raise ValueError(f"{origin}: the type {name} has neither x nor num_nodes, so that nobody knows how many nodes "
                          f"there are: set data[{name!r}].num_nodes before saving")
+    if not {"x", "num_nodes"} & set(store):  # labels that are not learned are not read
+        try:
+            check_tensor("y", store["y"])
+        except ValueError as error:
+            raise ValueError(f"{origin}: {name}: {error}") from None
+        store["num_nodes"] = len(store["y"])
 
 
 def _read_edges(origin: str, name: Relation, store: dict[str, Any]) -> tuple[Tensor, Tensor | None]:

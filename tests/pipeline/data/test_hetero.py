@@ -224,3 +224,11 @@ def test_keys_of_types_are_refused_for_a_graph_with_one(tmp_path, option):
     data = {"x": torch.rand(3, 2), "edge_index": torch.tensor([[0, 1], [1, 2]])}
     with pytest.raises(ValueError, match="are for a HeteroData, with several types of nodes"):
         load(tmp_path, data, **option)
+
+
+def test_labels_that_are_not_read_tell_the_number_of_nodes(tmp_path):
+    data = make()
+    del data["tag"].num_nodes
+    data["tag"].y = torch.arange(5)
+    found = load(tmp_path, data, label_type="user")
+    assert schema_of(found).counts == [20, 12, 5] and schema_of(found).labelled == "user"
