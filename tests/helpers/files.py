@@ -44,6 +44,21 @@ def write_packages(folder: Path) -> Path:
     return folder
 
 
+def write_typed_packages(folder: Path) -> Path:
+    """Write packages, their sources, maintainers and tags in two folders as the tables of Debian's are."""
+    names = pd.read_csv(write_packages(folder / "debian") / "packages.csv.gz")["name"]
+    ends = {"built_from": ("source", "s"), "maintained_by": ("maintainer", "m"), "tagged": ("tag", "t")}
+    (folder / "debian_typed").mkdir()
+    tables = {name: pd.DataFrame({"package": names, column: [f"{letter}{number % 7}" for number in range(40)]})
+              for name, (column, letter) in ends.items()}
+    tables["sources"] = pd.DataFrame({"source": [f"s{number}" for number in range(7)], "homepage_host": "example.org"})
+    tables["maintainers"] = pd.DataFrame({"maintainer": [f"m{number}" for number in range(7)],
+                                          "is_team": [0, 1, 0, 1, 1, 0, 0], "domain": "debian.org"})
+    for name, table in tables.items():
+        table.to_csv(folder / "debian_typed" / f"{name}.csv.gz", index=False)
+    return folder
+
+
 def write_idx(path: Path, array: np.ndarray) -> Path:
     """Write small numbers as MNIST's files have them."""
     head = bytes([0, 0, 8, array.ndim]) + b"".join(int(size).to_bytes(4, "big") for size in array.shape)

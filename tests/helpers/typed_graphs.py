@@ -1,5 +1,6 @@
 """Small graphs with several types of nodes."""
 
+import gzip
 from pathlib import Path
 
 import numpy as np
@@ -57,3 +58,30 @@ def write_typed_tables(folder: Path) -> list[str]:
         "edges:\n  buys: {path: buys.csv, source: user, target: item, time: day}\n"
         "  knows: {path: knows.csv, source: user, target: user}\n")
     return ["data=tables", f"data.schema={folder / 'schema.yaml'}"]
+
+
+def write_table(path, rows) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt") as file:
+        file.writelines(",".join(map(str, row)) + "\n" for row in rows)
+
+
+def write_mag(folder) -> None:
+    """Write a small folder in the layout of ogbn-mag."""
+    rng, raw, split = np.random.default_rng(0), folder / "raw", folder / "split" / "time"
+    counts = {"paper": 30, "author": 12, "institution": 3, "field_of_study": 6}
+    relations = {("author", "writes", "paper"): 40, ("paper", "cites", "paper"): 50,
+                 ("author", "affiliated_with", "institution"): 12, ("paper", "has_topic", "field_of_study"): 60}
+    write_table(raw / "num-node-dict.csv.gz", [counts, counts.values()])
+    write_table(raw / "triplet-type-list.csv.gz", relations)
+    for name in ("feat", "label"):
+        write_table(raw / f"nodetype-has-{name}.csv.gz", [counts, [kind == "paper" for kind in counts]])
+    write_table(split / "nodetype-has-split.csv.gz", [counts, [kind == "paper" for kind in counts]])
+    for (source, name, target), num in relations.items():
+        ends = zip(rng.integers(counts[source], size=num), rng.integers(counts[target], size=num), strict=True)
+        write_table(raw / "relations" / "___".join((source, name, target)) / "edge.csv.gz", ends)
+        write_table(raw / "relations" / "___".join((source, name, target)) / "num-edge-list.csv.gz", [[num]])
+    write_table(raw / "node-feat" / "paper" / "node-feat.csv.gz", rng.random((30, 4)).round(4))
+    write_table(raw / "node-label" / "paper" / "node-label.csv.gz", rng.integers(3, size=(30, 1)))
+    for place, part in enumerate(("train", "valid", "test")):
+        write_table(split / "paper" / f"{part}.csv.gz", [[node] for node in range(place * 10, place * 10 + 10)])

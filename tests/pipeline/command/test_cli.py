@@ -20,9 +20,10 @@ from parallel_epochs.pipeline.gnn.config import MODEL_SCHEMAS, GNNConfig as Conf
 from parallel_epochs.pipeline.training import run
 from tests.helpers import building as restore, composing
 from tests.helpers.building import EvaluateConfig
-from tests.helpers.files import write_packages
+from tests.helpers.files import write_packages, write_typed_packages
 from tests.helpers.graphs import random_graph
 from tests.helpers.running import ROOT, TOY, shell
+from tests.helpers.typed_graphs import write_mag
 
 
 def test_train_evaluate_resume_and_report_as_a_user_types_them(tmp_path):
@@ -195,9 +196,14 @@ def test_every_experiment_composes_with_every_model(experiment, configure):
 def test_every_experiment_runs_at_toy_size(experiment, configure, tmp_path, ogb_toy):
     full = configure(f"+experiment={experiment}")
     overrides = [*SHRINK, *SHRINK_MORE.get(experiment, [])]
-    if full.data.source.startswith("ogb"):
+    if full.data.source == "ogb_hetero":
+        write_mag(tmp_path / "mag")
+        overrides.append(f"data.folder={tmp_path / 'mag'}")
+    elif full.data.source.startswith("ogb"):
         overrides.append(f"data.folder={ogb_toy(full.data.name)}")
-    if full.data.source == "tables":
+    if experiment == "debian_typed":
+        overrides.append(f"data.folder={write_typed_packages(tmp_path / 'tables')}")
+    elif full.data.source == "tables":
         overrides += [f"data.folder={write_packages(tmp_path / 'tables')}", "partition.num_parts=4"]
     config = configure(f"+experiment={experiment}", *overrides)
     training.prepare(config)

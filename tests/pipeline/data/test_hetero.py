@@ -1,8 +1,5 @@
 """Graphs with several types of nodes: HeteroData and ogbn-mag's raw folder, as one graph with types and relations."""
 
-import gzip
-
-import numpy as np
 import pytest
 import torch
 from ogb.io.read_graph_raw import read_csv_heterograph_raw
@@ -11,6 +8,7 @@ from torch_geometric.data import HeteroData
 from parallel_epochs.pipeline.data import cache, typed
 from parallel_epochs.pipeline.data.config import FileConfig, OGBHeteroConfig
 from parallel_epochs.pipeline.data.typed import Plan, column_ranges, plan_means, refuse_unread, schema_of
+from tests.helpers.typed_graphs import write_mag
 
 BUYS = ("user", "buys", "item")
 
@@ -147,33 +145,6 @@ def test_thousands_of_relations_are_kept_and_more_refused(tmp_path):
         f"a__r{number}__a": {"edge_index": torch.tensor([[number % 5], [0]])} for number in range(3000)})
     found = load(tmp_path, data, reverse_relations=False)
     assert found.edge_attr[:, 0].long().sort().values.tolist() == list(range(3000))
-
-
-def write_table(path, rows) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(path, "wt") as file:
-        file.writelines(",".join(map(str, row)) + "\n" for row in rows)
-
-
-def write_mag(folder) -> None:
-    """Write a small folder in the layout of ogbn-mag."""
-    rng, raw, split = np.random.default_rng(0), folder / "raw", folder / "split" / "time"
-    counts = {"paper": 30, "author": 12, "institution": 3, "field_of_study": 6}
-    relations = {("author", "writes", "paper"): 40, ("paper", "cites", "paper"): 50,
-                 ("author", "affiliated_with", "institution"): 12, ("paper", "has_topic", "field_of_study"): 60}
-    write_table(raw / "num-node-dict.csv.gz", [counts, counts.values()])
-    write_table(raw / "triplet-type-list.csv.gz", relations)
-    for name in ("feat", "label"):
-        write_table(raw / f"nodetype-has-{name}.csv.gz", [counts, [kind == "paper" for kind in counts]])
-    write_table(split / "nodetype-has-split.csv.gz", [counts, [kind == "paper" for kind in counts]])
-    for (source, name, target), num in relations.items():
-        ends = zip(rng.integers(counts[source], size=num), rng.integers(counts[target], size=num), strict=True)
-        write_table(raw / "relations" / "___".join((source, name, target)) / "edge.csv.gz", ends)
-        write_table(raw / "relations" / "___".join((source, name, target)) / "num-edge-list.csv.gz", [[num]])
-    write_table(raw / "node-feat" / "paper" / "node-feat.csv.gz", rng.random((30, 4)).round(4))
-    write_table(raw / "node-label" / "paper" / "node-label.csv.gz", rng.integers(3, size=(30, 1)))
-    for place, part in enumerate(("train", "valid", "test")):
-        write_table(split / "paper" / f"{part}.csv.gz", [[node] for node in range(place * 10, place * 10 + 10)])
 
 
 def test_ogbn_mags_folder_is_read_as_ogb_reads_it(tmp_path, capsys):
