@@ -2,7 +2,7 @@
 # ruff: noqa: F722 (shapes are strings)
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,15 +123,8 @@ class PyGModel(torch.nn.Module):
                  norm_last: bool = True, jk: str = "none", encode_x: bool = True, dropout: float = 0.1,
                  input_dropout: float = 0.0, edge_dropout: float = 0.0):
         super().__init__()
-        for name, value in (("norm", norm), ("activation", activation), ("jk", jk)):
-            if value not in CHOICES[name]:
-                raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(CHOICES[name])}")
-        for name, size in (("hidden_channels", hidden_channels), ("num_layers", num_layers)):
-            if size < LEAST[name]:
-                raise ValueError(f"{name} must be at least {LEAST[name]}, not {size}")
-        for name, fraction in zip(FRACTIONS, (dropout, input_dropout, edge_dropout), strict=True):
-            if not 0 <= fraction < 1:
-                raise ValueError(f"{name} must be in [0, 1), not {fraction}")
+        check_arguments({"norm": norm, "activation": activation, "jk": jk}, hidden_channels, num_layers,
+                        (dropout, input_dropout, edge_dropout))
         if not encode_x:
             _check_unencoded(in_channels + num_categories, hidden_channels, node_tables, type_columns)
         kind, given = choose_class(find(conv), kernel), dict(kwargs or {})
@@ -347,6 +340,28 @@ def create_edge_columns(edge_dim: int | None, tables: Sequence[int] | None, num_
     if encoded:
         return create_edge_encoder(edge_dim or 1, encoded, tables if edge_dim else [1]), encoded
     return (None, edge_dim) if tables is None else (OneHot(tables), sum(tables))
+
+
+def check_arguments(chosen: Mapping[str, str], hidden_channels: int, num_layers: int,
+                    fractions: tuple[float, float, float]) -> None:
+    """Refuse arguments of a stack of layers that are unknown or out of range.
+
+    Args:
+        chosen: what stands for some of the names of :data:`CHOICES`.
+        fractions: those of :data:`FRACTIONS`, in this order.
+
+    Raises:
+        ValueError: the message begins with the argument's name.
+    """
+    for name, value in chosen.items():
+        if value not in CHOICES[name]:
+            raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(CHOICES[name])}")
+    for name, size in (("hidden_channels", hidden_channels), ("num_layers", num_layers)):
+        if size < LEAST[name]:
+            raise ValueError(f"{name} must be at least {LEAST[name]}, not {size}")
+    for name, fraction in zip(FRACTIONS, fractions, strict=True):
+        if not 0 <= fraction < 1:
+            raise ValueError(f"{name} must be in [0, 1), not {fraction}")
 
 
 def _check_unencoded(num_columns: int, hidden_channels: int, node_tables: Sequence[int] | None,

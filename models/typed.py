@@ -13,7 +13,7 @@ from parallel_epochs.models.encoders import create_node_encoders, encode_nodes
 from parallel_epochs.models.heads import pool_graphs
 from parallel_epochs.models.hgt_conv import HGTConv
 from parallel_epochs.models.options import check_inputs
-from parallel_epochs.models.pyg import ACTIVATIONS, create_norm
+from parallel_epochs.models.pyg import ACTIVATIONS, check_arguments, create_norm
 from parallel_epochs.models.relations import Relations, convolve
 from parallel_epochs.models.residual import NORMS
 from parallel_epochs.models.typed_linear import NodeTypes
@@ -37,14 +37,7 @@ class TypedModel(torch.nn.Module):
                  type_columns: Sequence[Sequence[tuple[int, int]]] | None, node_tables: Sequence[int] | None, pool: str,
                  kernel: str, norm: str, dropout: float, input_dropout: float, edge_dropout: float):
         super().__init__()
-        if norm not in CHOICES["norm"]:
-            raise ValueError(f"norm={norm} is unknown; choose one of {', '.join(CHOICES['norm'])}")
-        for name, size in (("hidden_channels", hidden_channels), ("num_layers", num_layers)):
-            if size < LEAST[name]:
-                raise ValueError(f"{name} must be at least {LEAST[name]}, not {size}")
-        for name, fraction in zip(FRACTIONS, (dropout, input_dropout, edge_dropout), strict=True):
-            if not 0 <= fraction < 1:
-                raise ValueError(f"{name} must be in [0, 1), not {fraction}")
+        check_arguments({"norm": norm}, hidden_channels, num_layers, (dropout, input_dropout, edge_dropout))
         if num_relations and not edge_dim:
             raise ValueError(f"num_relations={num_relations} needs edge features whose first column is the number of a "
                              f"relation, but edge_dim={edge_dim}")

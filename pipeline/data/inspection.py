@@ -88,8 +88,8 @@ def describe_types(data: Data) -> Rows:
         rows.append((f"type {name}", f"{count(num_nodes, 'node')}, {features}"
                                      + ", means of neighbours' features" * (name in schema.averaged)))
     rows += and_more(len(schema.types), "types of nodes")
-    counted = enumerate(count_relations(schema, data.edge_attr[:, 0]))
-    forward = [(schema.relations[number], num) for number, (_, num) in counted if not schema.is_reverse(number)]
+    counted, reverse = enumerate(count_relations(schema, data.edge_attr[:, 0])), schema.reverse
+    forward = [(schema.relations[number], num) for number, (_, num) in counted if number not in reverse]
     num_reverse = len(schema.relations) - len(forward)
     rows.append(("relations", f"{len(forward):,}" + f", and {num_reverse:,} reverse ones" * (num_reverse > 0)))
     rows += [(f"{name}", f"{count(num, 'edge')} from {source} to {target}")

@@ -7,7 +7,7 @@ and zeros behind them. The first column of ``edge_attr`` is the number of the re
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.edges import INT32_END
 from parallel_epochs.models.messages import update_all
-from parallel_epochs.pipeline.data.relation import REVERSE, Relation
+from parallel_epochs.pipeline.data.relation import REVERSE, Relation, reverses_of
 from parallel_epochs.pipeline.run import words
 
 log = logging.getLogger(__name__)
@@ -82,14 +82,14 @@ class Schema:
         is_unique = sum(other == name for _, other, _ in self.relations) == 1
         return name if is_unique else f"{source}.{name}.{target}"
 
-    def is_reverse(self, relation: int) -> bool:
-        """Tell whether a relation is the reverse of another one."""
-        source, name, target = self.relations[relation]
-        return name.startswith(REVERSE) and (target, name.removeprefix(REVERSE), source) in self.relations
+    @property
+    def reverse(self) -> Set[int]:
+        """The numbers of the relations that are the reverse of another one."""
+        return reverses_of(self.relations).keys()
 
     def __str__(self) -> str:
         types = ", ".join(f"{count:,} {name}" for name, count in zip(self.types, self.counts, strict=True))
-        num_reverse = sum(map(self.is_reverse, range(len(self.relations))))
+        num_reverse = len(self.reverse)
         relations = words.count(len(self.relations) - num_reverse, "relation")
         return (f"{words.count(len(self.types), 'type')} of nodes ({types}), {relations}"
                 + f" and {words.count(num_reverse, 'reverse one')}" * (num_reverse > 0))

@@ -40,11 +40,12 @@ def check_typed(data: Data, *, verify: bool) -> None:
 def _read(value: object) -> Schema:
     """Read the schema out of JSON."""
     fields = {field.name: field for field in dataclasses.fields(Schema)}
-    needed = [name for name in fields if name not in ("labelled", "averaged")]
+    needed = [name for name, field in fields.items()
+              if field.default is field.default_factory is dataclasses.MISSING]
     if not isinstance(value, Mapping) or not set(needed) <= set(value) <= set(fields):
         found = ", ".join(map(str, value)) if isinstance(value, Mapping) else repr(value)
-        raise ValueError(f"schema must have {', '.join(needed)}, and may have labelled and averaged; it has "
-                         f"{found or 'nothing'}")
+        raise ValueError(f"schema must have {', '.join(needed)}, and may have "
+                         f"{', '.join(name for name in fields if name not in needed)}; it has {found or 'nothing'}")
     for name, kind, what in (("types", str, "names"), ("counts", int, "whole numbers from 0"),
                              ("widths", int, "whole numbers from 0"), ("averaged", str, "names")):
         if not _is_list(found := value.get(name, []), kind):

@@ -49,7 +49,6 @@ def _sizes(config: GNNConfig, data: Data, task: Task) -> dict[str, Any]:
     sizes = {"in_channels": task.in_channels + config.learned_channels, "out_channels": task.out_channels,
              "edge_dim": None if data.edge_attr is None else data.edge_attr.size(1),
              "num_categories": data.num_categories}
-    sizes |= {key: value for key in ("num_relations", "type_columns") if (value := data.get(key))}
     if data_kind(data) is DataKind.GRAPHS:
         sizes |= {"pool": config.task.pool, "node_tables": data.get("x_tables"),
                   "edge_tables": data.get("edge_tables")}

@@ -86,11 +86,12 @@ def _blocks(data: Data) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
 
 def describe_schema(schema: Schema, found: Neighbours) -> dict[str, Any]:
     """Return the types of nodes and the relations for a file in JSON."""
+    reverse = schema.reverse
     return {"types": [{"name": name, "nodes": nodes, "columns": columns} for name, nodes, columns in zip(
                 schema.types, schema.counts, schema.widths, strict=True)],
             "labelled": schema.labelled,
             "relations": [{"source": source, "name": name, "target": target, "edges": found.num_edges[number],
-                           "is_reverse": schema.is_reverse(number)}
+                           "is_reverse": number in reverse}
                           for number, (source, name, target) in enumerate(schema.relations)]}
 
 

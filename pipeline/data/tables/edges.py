@@ -276,7 +276,7 @@ def count(db: Database, num_nodes: int, *, both: bool, add_self_loops: bool) -> 
         in_degree += 1
         in_degree[_loops(db)] -= 1
         num_loops = num_nodes
-    one_way = 0 if both else _count_without_reverse(db)
+    one_way = 0 if both else count_without_reverse(db)
     structure = Structure(num_nodes, int(in_degree.sum()), one_way, num_loops, 0, int(np.count_nonzero(~linked)))
     return Counted(structure, in_degree, num_rows - num_forward)
 
@@ -286,9 +286,15 @@ def _loops(db: Database) -> np.ndarray:
     return found["node"].to_numpy()
 
 
-def _count_without_reverse(db: Database) -> int:
+def count_without_reverse(db: Database, *, parallel: bool = False) -> int:
+    """Count the sorted edges whose reverse is not among them.
+
+    Args:
+        parallel: count each of several edges between the same nodes.
+    """
     pair, reverse = f"(k >> {SRC})", f"((((k >> {SRC}) & {NODE}) << {DST - SRC}) | (k >> {DST}))"
-    return db.execute(f"SELECT count(*) FROM (SELECT DISTINCT {pair} AS p FROM sorted) AS a ANTI JOIN "
+    chosen = "" if parallel else "DISTINCT "
+    return db.execute(f"SELECT count(*) FROM (SELECT {chosen}{pair} AS p FROM sorted) AS a ANTI JOIN "
                       f"(SELECT DISTINCT {reverse} AS p FROM sorted) AS b USING (p)", "counting edges")[0][0]
 
 

@@ -272,10 +272,7 @@ def _count(db: Database, schema: Schema, *, both: bool) -> tuple[Structure, np.n
         loops = src == dst
         num_loops += int(np.count_nonzero(loops))
         linked[src[~loops]] = linked[dst[~loops]] = True
-    pair, reverse = f"(k >> {SRC})", f"((((k >> {SRC}) & {NODE}) << {DST - SRC}) | (k >> {DST}))"
-    one_way = 0 if both else db.execute(
-        f"SELECT count(*) FROM (SELECT {pair} AS p FROM sorted) AS a ANTI JOIN "
-        f"(SELECT DISTINCT {reverse} AS p FROM sorted) AS b USING (p)", "counting edges")[0][0]
+    one_way = 0 if both else tables_edges.count_without_reverse(db, parallel=True)
     return Structure(num_nodes, int(in_degree.sum()), one_way, num_loops, num_duplicates,
                      int(np.count_nonzero(~linked))), in_degree
 
