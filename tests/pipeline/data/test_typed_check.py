@@ -79,3 +79,11 @@ def test_a_schema_that_does_not_fit_is_refused(graph, tmp_path, monkeypatch, cas
 
 def test_one_that_fits_is_opened(graph, tmp_path):
     assert schema_of(open_changed(graph, tmp_path)).types == ["user", "item", "tag"]
+
+
+def test_usual_values_of_a_schema_may_be_left_out(graph, tmp_path):
+    def leave_out(data):
+        for name in ("averaged", "unread", "edge_columns"):
+            del data.schema[name]
+
+    assert schema_of(open_changed(graph, tmp_path, leave_out)).types == ["user", "item", "tag"]
