@@ -6,8 +6,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from parallel_epochs.models.kernels import head_products
 from parallel_epochs.models.messages.attention import attention
-from parallel_epochs.models.relations import Relations
+from parallel_epochs.models.relations import Pairs, Relations
 from parallel_epochs.models.typed_linear import NodeTypes, TypedLinear
 
 
@@ -69,8 +70,8 @@ class HGTConv(torch.nn.Module):
         key, query, value = self.kqv_lin(x, types).chunk(3, dim=1)
         width, pairs = query.size(1) // self.heads, relations.sources
         by_head = -1, self.heads, width
-        keys = pairs.multiply(key, join_heads(self.k_rel * self.p_rel[:, :, None, None])).view(by_head)
-        values = pairs.multiply(value, join_heads(self.v_rel)).view(by_head)
+        keys = multiply_pairs(pairs, key, self.k_rel * self.p_rel[:, :, None, None], self.kernel).view(by_head)
+        values = multiply_pairs(pairs, value, self.v_rel, self.kernel).view(by_head)
         out = attention(values, keys, query.reshape(by_head), relations.from_sources, score="dot", kernel=self.kernel)
         assert isinstance(out, Tensor)
         out = F.dropout(self.out_lin(F.gelu(out.flatten(1)), types), self.dropout, self.training)
@@ -79,6 +80,15 @@ class HGTConv(torch.nn.Module):
         share = self.skip.sigmoid()
         share = share if types is None else share.index_select(0, types.types).unsqueeze(1)
         return share * out + (1 - share) * x
+
+
+def multiply_pairs(pairs: Pairs, x: Float[Tensor, "num_nodes channels"],
+                   matrices: Float[Tensor, "relations heads width width"],
+                   kernel: str) -> Float[Tensor, "num_pairs channels"]:
+    """Multiply the heads of each pair's node by their matrices of the pair's relation."""
+    if pairs.node is None and kernel != "reference" and head_products.can_multiply(x, matrices):
+        return head_products.multiply_heads(x, matrices)
+    return pairs.multiply(x, join_heads(matrices))
 
 
 def join_heads(matrices: Float[Tensor, "relations heads rows columns"]) -> Float[Tensor, "relations width width"]:
