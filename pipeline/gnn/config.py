@@ -384,11 +384,7 @@ class GNNConfig(RunConfig):
             self.data.check_links(self.task.relation)
         elif self.task.name == "node":
             self.data.check_labels()
-        for name, reader in (("type", "label_type"), ("relation", "reverse_relations")):
-            may_have = hasattr(self.data, reader) or (name == "relation" and self.data.source == "store")
-            if (value := getattr(self.task, name)) is not None and not may_have:
-                raise ValueError(f"task.{name}={show(value)} is for graphs with several types of nodes, and data="
-                                 f"{self.data.source} has one. Leave it out")
+        _check_types(self.task, self.data)
         _check_class_weights(self.task.class_weights)
         sparse, dense = ("sparse_adam", "sgd"), keys.meaning_of(GNNTrainConfig, "optimizer").choices
         if self.features.optimizer in dense:
@@ -405,6 +401,20 @@ class GNNConfig(RunConfig):
         if self.evaluation.samples:
             _check_num_neighbors("evaluation" if self.evaluation.num_neighbors else "loader", self.evaluation_fan_outs,
                                  self.model.num_layers)
+
+
+def _check_types(task: TaskConfig, data: Any) -> None:
+    """Refuse to choose a type of nodes, or a relation, of data that has only one."""
+    for name, reader in (("type", "label_type"), ("relation", "reverse_relations")):
+        value = getattr(task, name)
+        if value is None or hasattr(data, reader):
+            continue
+        if data.source != "store":
+            raise ValueError(f"task.{name}={show(value)} is for graphs with several types of nodes, and data="
+                             f"{data.source} has one. Leave it out")
+        if name == "type":
+            raise ValueError(f"task.type={value} chooses among labels when a graph is prepared, and a store has those "
+                             "of one type. Leave it out")
 
 
 def _check_conv(name: str) -> None:

@@ -75,7 +75,6 @@ class TableSchema:
                 "edges": [[name, edges.source, edges.target, without_path(edges.config.edges)]
                           for name, edges in self.edges.items()]}
 
-
     def inputs(self) -> dict[str, Any]:
         """Return the keys that say what the columns are which a model reads, as JSON can hold them."""
         def chosen(columns: Any) -> dict[str, Any]:
@@ -173,6 +172,9 @@ def _read_edges(config: Any, name: str, keys: object) -> EdgeTable:
     columns = _merge(type(usual.edges), keys, f"edges.{name}")
     if columns.path is None:
         raise ValueError(f"data.schema: edges.{name} has no path. Give that of its table")
+    if columns.directed_relations:
+        raise ValueError(f"data.schema: edges.{name}.directed_relations is for graphs with one type of nodes. Leave it "
+                         "out: here reverse edges have relations of their own (data.reverse_relations)")
     return EdgeTable(dataclasses.replace(config, schema=None, nodes=usual.nodes, edges=columns, split=None,
                                          time_column=None), ends["source"].type,
                      ends["target"].type)

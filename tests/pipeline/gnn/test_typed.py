@@ -201,7 +201,9 @@ def test_in_memory_and_on_disk_end_with_the_same_weights(tmp_path, model):
     assert digests[True] == digests[False]
 
 
-def test_a_model_with_one_kind_of_edges_is_refused(tmp_path):
-    write_tables(tmp_path)
-    with pytest.raises(ValueError, match=r"task.type=user is for graphs with several types of nodes, and data=digits"):
-        cli.compose_config(["data=digits", "task.type=user"])
+@pytest.mark.parametrize(("data", "message"), [
+    ("digits", "is for graphs with several types of nodes, and data=digits"),
+    ("store", "chooses among labels when a graph is prepared, and a store has those of one type. Leave it out")])
+def test_a_type_is_refused_where_there_is_nothing_to_choose(data, message):
+    with pytest.raises(ValueError, match=f"task.type=user {message}"):
+        cli.compose_config([f"data={data}", "task.type=user", *["data.path=graph.store"] * (data == "store")])

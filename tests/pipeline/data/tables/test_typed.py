@@ -124,6 +124,8 @@ BAD = [
     (changed(nodes__user={"features": ["size"]}), {}, "data.schema: the type user: data.nodes.features=size: "),
     (changed(nodes__user={"colour": "red"}), {}, "data.schema: nodes.user: Key 'colour' not in 'NodeColumns'"),
     (changed(edges__knows={"path": None}), {}, "data.schema: edges.knows has no path. Give that of its table"),
+    (changed(edges__knows={"relation": "kind", "directed_relations": True}), {}, "data.schema: edges.knows."
+     "directed_relations is for graphs with one type of nodes. Leave it out"),
     (changed(edges__knows={"source": {"type": "user", "column": "c"}}), {}, "data.schema: the edges knows: "
      "data.edges.source=c: "),
     (changed(edges__knows={"source": ["user"]}), {},
