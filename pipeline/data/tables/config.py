@@ -59,6 +59,8 @@ class NodeColumns:
     text_tags: list[str] = key([], "Columns of tags such as role::program|use::text. They become TF-IDF features of "
                                "each tag, and of its part before ::.", shapes_graph=True)
     tag_separator: str = key("|", "Separator of two tags (data.nodes.text_tags).", shapes_graph=True)
+    text_neighbors: bool = key(False, "Make texts of the ids of neighbours, a column of text for either end of each "
+                               "table of edges. They become TF-IDF features of the ids.", shapes_graph=True)
     text_features: str = key("hashed", "Node features that are made from columns of text. hashed: hashed TF-IDF of "
                              "each column. scores: for each class, the score of a linear model of all columns. "
                              "Training nodes are scored by models that were fitted without them.",
@@ -174,7 +176,7 @@ class TablesConfig(DataConfig):
     @property
     def has_features(self) -> bool:
         """Whether features of nodes are made of columns, and not of edges."""
-        return bool(self.nodes.features or self.text_columns() or self.nodes.categories)
+        return bool(self.nodes.features or self.text_columns() or self.nodes.categories or self.nodes.text_neighbors)
 
     def text_columns(self) -> list[tuple[str, str]]:
         """Return the columns of text, each with its kind: "words", "chars" or "tags"."""
@@ -288,9 +290,10 @@ class TablesConfig(DataConfig):
         if len(nodes.char_lengths) != 2 or not 1 <= nodes.char_lengths[0] <= nodes.char_lengths[1] <= 10:
             raise ValueError(f"data.nodes.char_lengths={nodes.char_lengths} must be two numbers from 1 to 10, the "
                              "smallest and the largest number of letters, as in [2,4]")
-        if nodes.text_features == "scores" and not (self.text_columns() and (nodes.label or nodes.labels)):
+        has_text = bool(self.text_columns()) or nodes.text_neighbors
+        if nodes.text_features == "scores" and not (has_text and (nodes.label or nodes.labels)):
             raise ValueError("data.nodes.text_features=scores predicts labels from texts. It needs data.nodes.text, "
-                             "text_chars or text_tags, and data.nodes.label or labels")
+                             "text_chars, text_tags or text_neighbors, and data.nodes.label or labels")
         if not nodes.tag_separator:
             raise ValueError("data.nodes.tag_separator is empty. Give the text that separates two tags")
 
@@ -327,6 +330,10 @@ class TablesConfig(DataConfig):
             refuse_relation(relation, self.origin())
         else:
             check_relation(self, relation)
+        types = [self] if self.typed_tables is None else self.typed_tables.nodes.values()
+        if any(own.nodes.text_neighbors for own in types):
+            raise ValueError("text_neighbors=true tells a node by its links, and task=link is to predict these. Leave "
+                             "it out")
         if self.split == "column":
             raise ValueError("data.split=column divides nodes; task=link divides links. Set data.split=random, or "
                              "data.split=time with data.edges.time")

@@ -195,8 +195,9 @@ def _report(db: Database, source: Source, ends: tuple[str, str], values: list[tu
     ids = [source.text(column) for column in ends]
     counts = [f"count(*) FILTER (v{place} IS NULL)" for place in range(len(values))]
     more = ["count(*) FILTER (r IS NULL)"] if db.has("relations") else []
+    is_loop = "s = t" if nodes[0] == nodes[1] else "false"
     rows, dangling, loops, *missing = db.execute(
-        "SELECT count(*), count(*) FILTER (s IS NULL OR t IS NULL), count(*) FILTER (s = t)"
+        f"SELECT count(*), count(*) FILTER (s IS NULL OR t IS NULL), count(*) FILTER ({is_loop})"
         f"{''.join(f', {count}' for count in [*counts, *more])} FROM joined", "counting edges")[0]
     notes = []
     if dangling:

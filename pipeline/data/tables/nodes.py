@@ -16,7 +16,7 @@ from parallel_epochs.pipeline.data.tables.labels import Labels, read_values
 from parallel_epochs.pipeline.data.tables.scores import MAX_NODES, TextScores, fit_scores
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, blocks
-from parallel_epochs.pipeline.data.tables.text import TextFeatures
+from parallel_epochs.pipeline.data.tables.text import ID_SEPARATOR, TextFeatures
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.run.seeds import stream
 
@@ -166,6 +166,34 @@ def write_names(db: Database, writer: StoreWriter, counts: dict[str, int]) -> No
             at, before = at + len(text), before + len(ends) - 1
 
 
+@dataclass
+class Neighbors:
+    """Neighbours of nodes by the edges of one table in one direction.
+
+    Attributes:
+        edges: the table of edges with the numbers of their ends, in the columns ``s`` and ``t``.
+        own, other: the columns of the nodes and of their neighbours.
+        nodes: the table of nodes of the neighbours.
+    """
+
+    edges: str
+    own: str
+    other: str
+    nodes: str = "nodes"
+
+
+def collect_ids(db: Database, place: int, neighbors: Neighbors) -> None:
+    """Make a column of text of the ids of neighbours.
+
+    Args:
+        place: of the column, among those of text.
+    """
+    db.stage(f"text{place}", f"SELECT e.{neighbors.own} AS number, string_agg(DISTINCT n.id, chr({ord(ID_SEPARATOR)}) "
+             f"ORDER BY n.id) AS text{place} FROM {neighbors.edges} AS e JOIN {neighbors.nodes} AS n ON "
+             f"e.{neighbors.other} = n.number WHERE e.{neighbors.own} IS NOT NULL GROUP BY e.{neighbors.own}",
+             "collecting the ids of neighbours", ordered=False)
+
+
 def fit(db: Database, num_nodes: int, numbers: Numbers, texts: list[TextFeatures], *, found: Columns,
         scored: Labels | None, seed: int) -> Columns:
     """Learn of a table what its features are made with.
@@ -275,6 +303,8 @@ def _numbers(db: Database, numbers: Numbers, first: int, last: int) -> np.ndarra
 
 
 def _texts(db: Database, place: int, first: int, last: int) -> list[str]:
-    table = db.fetch(f"SELECT coalesce(text{place}, '') AS text FROM nodes WHERE number >= {first} AND number < {last} "
+    own = f"text{place}"
+    ids = f" LEFT JOIN {own} USING (number)" if db.has(own) else ""  # ids of neighbours have a table of their own
+    table = db.fetch(f"SELECT coalesce({own}, '') AS text FROM nodes{ids} WHERE number >= {first} AND number < {last} "
                      "ORDER BY number")
     return table["text"].to_pylist()

@@ -73,17 +73,22 @@ def read_nodes(db: Database, config: Any, ends: list[tuple[Source, str]],
 
 
 def learn_features(db: Database, num_nodes: int, config: Any, labels: Labels | None, found: Columns, *,
+                   neighbors: list[tables_nodes.Neighbors],
                    is_new: bool) -> tuple[tables_nodes.Numbers, list[TextFeatures], Columns]:
     """Learn what the features of nodes are made with, or go on with what other tables have told.
 
     Args:
         found: what :func:`read_nodes` returned.
+        neighbors: by each table of edges, in each direction.
         is_new: whether these tables tell.
 
     Returns:
         The columns of numbers, what computes the features of each column of text, and what is known of all columns.
     """
     numbers, texts = numbers_of(config), texts_of(config)
+    for own in neighbors if config.nodes.text_neighbors else []:
+        tables_nodes.collect_ids(db, len(texts), own)
+        texts.append(TextFeatures("ids", config.nodes.text_channels))
     if is_new:
         found = tables_nodes.fit(db, num_nodes, numbers, texts, found=found, seed=config.graph_seed,
                                  scored=labels if config.nodes.text_features == "scores" else None)

@@ -120,7 +120,9 @@ def _write_one_type(config: TablesConfig, db: Database, writer: StoreWriter, on_
 def _write_features(db: Database, writer: StoreWriter, num_nodes: int, config: TablesConfig, labels: Labels | None,
                     fitted: Fitted, *, is_new: bool) -> None:
     """Write ``x`` and, of the tables of a training, what is learned of them."""
-    numbers, texts, found = learn_features(db, num_nodes, config, labels, fitted.columns, is_new=is_new)
+    both_ends = [tables_nodes.Neighbors("joined", *ends) for ends in ("st", "ts")]
+    numbers, texts, found = learn_features(db, num_nodes, config, labels, fitted.columns, neighbors=both_ends,
+                                           is_new=is_new)
     if is_new:
         writer.put(FITTED, dataclasses.replace(fitted, columns=found).pack())
     if config.has_features:

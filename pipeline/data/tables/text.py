@@ -1,4 +1,6 @@
-"""Features of texts: TF-IDF of their words, of pieces of words, or of tags, hashed to as many columns as are wanted."""
+"""Features of texts: TF-IDF of their words, of pieces of words, of tags or of ids, hashed to as many columns as are
+wanted.
+"""
 
 import numpy as np
 import scipy.sparse as sp
@@ -6,6 +8,8 @@ from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
 
 from parallel_epochs.models.kernels.hash import GOLDEN, mix
 
+# Stands between two ids.
+ID_SEPARATOR = "\x1f"
 # Terms are told apart by so many hashes; of a million terms one in a hundred thousand pairs shares one.
 NUM_HASHES = 1 << 20
 
@@ -18,7 +22,7 @@ class TextFeatures:
     column and a sign at random, which keeps the products of rows as they are on average.
 
     Args:
-        kind: "words", "chars" (pieces of words) or "tags".
+        kind: "words", "chars" (pieces of words), "tags" or "ids".
         channels: columns, at most; terms that are fewer have one each.
         num_words: words in a row that count as one term, at most.
         char_lengths: letters of a piece, from and to.
@@ -29,7 +33,7 @@ class TextFeatures:
                  tag_separator: str = "|"):
         kinds: dict[str, dict] = {"words": {"ngram_range": (1, num_words), "sublinear_tf": True},
                                   "chars": {"analyzer": "char_wb", "ngram_range": char_lengths},
-                                  "tags": {"analyzer": _Tags(tag_separator)}}
+                                  "tags": {"analyzer": _Tags(tag_separator)}, "ids": {"analyzer": _split_ids}}
         options = kinds[kind]
         self._tfidf = TfidfTransformer(sublinear_tf=options.pop("sublinear_tf", False))
         self._hash = HashingVectorizer(n_features=NUM_HASHES, alternate_sign=False, norm=None, dtype=np.float64,
@@ -85,6 +89,10 @@ class _Tags:
     def __call__(self, text: str) -> list[str]:
         tags = [tag.strip() for tag in text.lower().split(self._separator)]
         return [tag for tag in tags if tag] + [tag.partition("::")[0] for tag in tags if "::" in tag]
+
+
+def _split_ids(text: str) -> list[str]:
+    return text.split(ID_SEPARATOR) if text else []
 
 
 def _project(frequency: np.ndarray, channels: int) -> sp.csr_array:

@@ -7,7 +7,7 @@ Each table is read as that of a graph with one type, in a part of the database t
 import dataclasses
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -52,18 +52,20 @@ class ReadNodes:
     """The nodes of one type, as they stand in the database.
 
     Attributes:
+        name: of the type.
         part: of the database.
         num_nodes: their number.
         labels: if they are those that are learned.
-        numbers, texts, columns: what makes features of their columns, see :func:`tables_nodes.write_features`.
+        columns, numbers, texts: what makes features of their columns, see :func:`tables_nodes.write_features`.
     """
 
+    name: str
     part: str
     num_nodes: int
     labels: Labels | None
-    numbers: Numbers
-    texts: list[TextFeatures]
     columns: Columns
+    numbers: Numbers = field(default_factory=lambda: Numbers([], [], standardize=False, empty="zero"))
+    texts: list[TextFeatures] = field(default_factory=list)
 
 
 @dataclass
@@ -115,6 +117,8 @@ def write_store(config: Any, db: Database, writer: StoreWriter, on_stage: Callab
     edges = [_join_edges(db, number, name, tables, sources[name], nodes,
                          None if known is None else known[len(nodes) + number])
              for number, name in enumerate(tables.edges)]
+    nodes = {name: _learn_features(db, own, tables, nodes, edges, is_new=learned is None)
+             for name, own in nodes.items()}
     schema, plan = _make_schema(config, tables, nodes, edges)
     on_stage("sorting edges")
     _sort(db, edges, schema, both=config.reverse_relations)
@@ -176,10 +180,22 @@ def _read_types(db: Database, tables: TableSchema, sources: dict[str, Source],
                 for kind, column in ((own.source, own.config.edges.source), (own.target, own.config.edges.target))
                 if kind == name]
         with db.part(NODES.format(number)):
-            num_nodes, labels, columns = read_nodes(db, config, ends, None if known is None else known[number].columns)
-            numbers, texts, columns = learn_features(db, num_nodes, config, labels, columns, is_new=known is None)
-        found[name] = ReadNodes(NODES.format(number), num_nodes, labels, numbers, texts, columns)
+            read = read_nodes(db, config, ends, None if known is None else known[number].columns)
+        found[name] = ReadNodes(name, NODES.format(number), *read)
     return found
+
+
+def _learn_features(db: Database, own: ReadNodes, tables: TableSchema, nodes: dict[str, ReadNodes],
+                    edges: list[ReadEdges], *, is_new: bool) -> ReadNodes:
+    """Learn what the features of a type are made with, when the edges are joined."""
+    neighbors = [tables_nodes.Neighbors(f"{table.part}.joined", start, end, f"{nodes[other].part}.nodes")
+                 for table in edges for kind, other, start, end in ((table.source, table.target, "s", "t"),
+                                                                    (table.target, table.source, "t", "s"))
+                 if kind == own.name]
+    with db.part(own.part):
+        numbers, texts, columns = learn_features(db, own.num_nodes, tables.nodes[own.name], own.labels, own.columns,
+                                                 neighbors=neighbors, is_new=is_new)
+    return dataclasses.replace(own, numbers=numbers, texts=texts, columns=columns)
 
 
 def _join_edges(db: Database, number: int, name: str, tables: TableSchema, source: Source, nodes: dict[str, ReadNodes],

@@ -29,6 +29,7 @@ CASES = {
                    "data.nodes.text_channels=8", "data.add_self_loops=true"],
     "logarithms of sums": [*EDGES, *LABEL], "counts": [*EDGES, *LABEL, "data.node_features=counts"],
     "degrees": ["data.edges.path=edges.parquet", *LABEL], "hops": [*NUMBERS, *LABEL, "data.propagate=2"],
+    "ids of neighbours": [*NUMBERS, *LABEL, "data.nodes.text_neighbors=true", "data.nodes.text_channels=8"],
     "values": [*NUMBERS, "data.nodes.label=age", "data.nodes.features=[size]"],
     "split by time": [*NUMBERS, "data.nodes.label=label", "data.split=time", "data.time_column=year"]}
 

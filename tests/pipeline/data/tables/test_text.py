@@ -37,6 +37,29 @@ def test_features_of_text_are_scikit_learns(tmp_path, monkeypatch):
     assert (kinds != 0).sum(1).tolist() == [4, 2, 0, 1] and kinds[0] @ kinds[1] > 0 and kinds[0] @ kinds[3] == 0
 
 
+def test_ids_of_neighbours_are_terms_of_either_direction(tmp_path, monkeypatch):
+    monkeypatch.setattr("parallel_epochs.pipeline.data.tables.nodes.BLOCK", 3)
+    ends = [("a", "b"), ("a", "B b"), ("a", "b"), ("c", "b"), ("nobody", "b"), ("B b", "B b")]
+    pd.DataFrame({"id": ["a", "b", "B b", "c"]}).to_csv(tmp_path / "nodes.csv", index=False)
+    pd.DataFrame(ends, columns=["source", "target"]).to_csv(tmp_path / "edges.csv", index=False)
+    config = TablesConfig(folder=str(tmp_path), nodes=NodeColumns(path="nodes.csv", text_neighbors=True),
+                          edges=EdgeColumns(path="edges.csv"))
+    x = cache.load(config, tmp_path / "cache").x.double()
+    rows = [(["b", "B b"], [], ["B b"], ["b"]), ([], ["a", "c"], ["a", "B b"], [])]  # targets, then sources
+    for part, terms in zip(x.split([2, 3], dim=1), rows, strict=True):
+        expected = TfidfVectorizer(analyzer=lambda row: row).fit_transform(terms).toarray()
+        torch.testing.assert_close(part @ part.T / part.size(1), torch.from_numpy(expected @ expected.T))
+
+
+def test_ids_of_neighbours_are_refused_for_links():
+    typed = {"nodes": {"a": {}, "b": {"text_neighbors": True}}, "edges": {"has": {"path": "e.csv", "source": "a",
+                                                                                   "target": "b"}}}
+    for config in (TablesConfig(nodes=NodeColumns(text_neighbors=True), edges=EdgeColumns(path="e.csv")),
+                   TablesConfig(schema=typed)):
+        with pytest.raises(ValueError, match="text_neighbors=true tells a node by its links, and task=link"):
+            config.check_links(["a", "has", "b"] if config.schema else None)
+
+
 def test_hashed_products_are_right_on_average():
     rng = np.random.default_rng(0)
     texts = [" ".join(f"word{word}" for word in rng.integers(5000, size=60)) for _ in range(80)]

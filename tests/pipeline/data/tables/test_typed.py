@@ -93,6 +93,14 @@ def test_relations_in_a_column_are_limited_as_kinds_of_edges(tmp_path, monkeypat
         load(TablesConfig(folder=str(tmp_path), schema=SCHEMA), tmp_path)
 
 
+def test_equal_numbers_of_different_types_are_no_self_loops(tmp_path, caplog):
+    write_tables(tmp_path)
+    (tmp_path / "sold.csv").write_text("item,shop\nn0,s0\n")  # node 0 of both types
+    caplog.set_level("INFO")
+    load(TablesConfig(folder=str(tmp_path), schema=SCHEMA), tmp_path)
+    assert "sold.csv: 1 edges" in caplog.text and "sold.csv: 1 edges; " not in caplog.text
+
+
 def test_means_of_neighbours_by_hand(tmp_path):
     tables = write_tables(tmp_path)
     found = load(TablesConfig(folder=str(tmp_path), schema=SCHEMA), tmp_path)
@@ -102,6 +110,18 @@ def test_means_of_neighbours_by_hand(tmp_path):
     for row, shop in zip(schema.nodes_of("shop"), sorted(sold["shop"].unique()), strict=True):
         mean = prices[sold[sold["shop"] == shop]["item"]].mean()
         torch.testing.assert_close(found.x[row], torch.tensor([mean, 0, 0, 0, 1], dtype=torch.float32))
+
+
+def test_ids_of_neighbours_of_other_types_are_terms(tmp_path):
+    tables = write_tables(tmp_path)
+    schema = changed(nodes__shop={"text_neighbors": True}, nodes__item={"text_neighbors": True, "text_channels": 4})
+    found = load(TablesConfig(folder=str(tmp_path), schema=schema), tmp_path)
+    acts, sold = tables["acts"], tables["sold"]
+    widths = schema_of(found).widths  # a price, users who act on an item, and the shops that sell it
+    assert widths == [2, 1 + min(4, acts["user"].nunique()) + sold["shop"].nunique(), sold["item"].nunique()]
+    shops = found.x[schema_of(found).nodes_of("shop").start:, :widths[2]]
+    assert (shops != 0).sum(1).tolist() == sold.groupby("shop")["item"].nunique().sort_index().tolist()
+    assert not (shops < 0).any(), "each item has a column of its own"
 
 
 def changed(**parts) -> dict:
