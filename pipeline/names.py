@@ -8,6 +8,9 @@ MASKS = tuple(f"{split}_mask" for split in SPLITS)
 PAIRS = ("train_pairs", "valid_pairs", "valid_negatives", "test_pairs", "test_negatives")
 # Columns of a table of pairs of nodes.
 PAIR_COLUMNS = ("source", "target")
+# The value of a prepared graph with the number of the first column of ``x`` that holds scores of texts, one for each
+# class or column of labels.
+TEXT_SCORES = "text_scores"
 # Metrics of which less is better; of all others more is.
 LOWER_IS_BETTER = ("mae", "rmse")
 # What files of predictions and vectors hold: keys of .pt files, of which one is always there, and those beside it.

@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 
 # Raise it when the same configuration and files shall give another graph than before.
 FORMAT = 4
-# The same of the pairs that links are divided into.
-LINKS_FORMAT = 1
+# The same of the pairs that links are divided into, and of graphs with scores of texts.
+LINKS_FORMAT, SCORES_FORMAT = 1, 1
 # From here on it takes seconds to read a file and compare its checksum, and the log says so beforehand.
 MANY_BYTES = 2**28
 DAY = 24 * 3600
@@ -365,6 +365,8 @@ def hash_graph(config: DataConfig) -> str:
     if (content := hash_content(config)) is not None:
         shaping["content"] = content
     shaping["format"] = FORMAT
+    if getattr(config, "makes_text_scores", False):
+        shaping["scores"] = SCORES_FORMAT
     return _digest(shaping)
 
 

@@ -12,7 +12,7 @@ from parallel_epochs.pipeline.data.typed_check import check_typed
 from parallel_epochs.pipeline.graph import ranges, store
 from parallel_epochs.pipeline.graph.structure import is_structure
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS
-from parallel_epochs.pipeline.names import MASKS
+from parallel_epochs.pipeline.names import MASKS, TEXT_SCORES
 from parallel_epochs.pipeline.run import words
 
 FLOATS = (torch.float32,)
@@ -77,6 +77,8 @@ def _check_values(data: Data, *, has_labels: bool) -> None:
         if name in data and not isinstance(data[name], Tensor):
             raise ValueError(f"{name} is {data[name]!r}; it must be an array")
     _check_count("num_categories", data.num_categories, 0, data.x.size(1))
+    if has_labels and TEXT_SCORES in data:
+        _check_count(TEXT_SCORES, data[TEXT_SCORES], 0, data.x.size(1) - data.out_channels)
     if has_labels:
         classes = data.metric in CLASS_METRICS
         _check_count("out_channels", data.out_channels, 1, len(data.y) if classes else data.y.size(1))

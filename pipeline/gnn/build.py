@@ -176,11 +176,13 @@ def _find_components(config: GNNConfig, data: Data, is_new: bool) -> Components:
 
 
 def _describe_inputs(config: GNNConfig, data: Data, **options) -> str:
-    return describe_inputs(data, is_file=config.data.source.startswith(("file", "ogb")),
+    text = describe_inputs(data, is_file=config.data.source.startswith(("file", "ogb")),
                            node_features=config.data.node_features, num_hops=config.data.propagate,
                            num_walks=getattr(config.data, "random_walk", None) or 0,
                            num_vectors=getattr(config.data, "laplacian", None) or 0,
                            learned_types=config.features.types, **options)
+    weight = config.task.text_scores
+    return f"{text}; logits begin at {weight:g} times the scores of texts (task.text_scores)" if weight else text
 
 
 def _check_edge_features(config: GNNConfig, data: Data) -> None:

@@ -128,6 +128,9 @@ class TaskConfig:
                              "balanced, negative / positive training labels of each.")
     focal_gamma: float = key(0.0, "Exponent gamma of the focal loss: the loss of a label is multiplied by (1 - p)^gamma"
                              ", with p the predicted probability of the label. 0: no such factor.", minimum=0)
+    text_scores: float = key(0.0, "Weight of the scores of texts that are added to the logits. The model then learns "
+                             "what the scores miss (data.nodes.text_features=scores). 0: scores are features only.",
+                             minimum=0, when={"task.name": ("node",)})
     pool: str = key("mean", "How the rows of a graph's nodes are pooled into one row.", choices=("mean", "sum", "max"),
                     when={"task.name": ("graph",)})
     pairs_per_step: int = key(65_536, "Number of training pairs in a batch.", minimum=1, when=LINK)
@@ -301,6 +304,8 @@ RULES = (
     Rule(TABLE, "train.ema", (0.0,), "most rows of a learned table rest in most steps"),
     *(Rule(LINK, f"task.{name}", (usual,), "it is for labels of nodes and graphs")
       for name, usual in (("label_smoothing", 0.0), ("class_weights", None), ("focal_gamma", 0.0))),
+    Rule({"task.text_scores": _is_set}, "task.name", ("node",), "scores are of the texts of nodes"),
+    Rule(TABLE | {"task.text_scores": _is_set}, "features.concat", (True,), "the table replaces the scores"),
     Rule({"task.focal_gamma": _is_set}, "task.label_smoothing", (0.0,), "the focal loss needs the probability of a "
          "single label"),
     Rule({"evaluation.smooth": SMOOTHINGS[1:]}, "task.name", ("node",), "labels of nodes spread along edges"),
@@ -385,6 +390,9 @@ class GNNConfig(RunConfig):
         elif self.task.name == "node":
             self.data.check_labels()
         _check_types(self.task, self.data)
+        if self.task.text_scores and not getattr(self.data, "makes_text_scores", self.data.source == "store"):
+            raise ValueError(f"task.text_scores={self.task.text_scores:g} needs scores of texts among the features: "
+                             "data=tables with data.nodes.text_features=scores. Leave it out")
         _check_class_weights(self.task.class_weights)
         sparse, dense = ("sparse_adam", "sgd"), keys.meaning_of(GNNTrainConfig, "optimizer").choices
         if self.features.optimizer in dense:

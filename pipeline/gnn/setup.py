@@ -37,7 +37,7 @@ def task_options(config: Any) -> TaskOptions:
     task = config.task
     loss = LossOptions(task.label_smoothing, task.class_weights, task.focal_gamma)
     return TaskOptions(task.metric, config.train.label_input, config.model.hidden_channels, task.valid_edges, loss,
-                       config.evaluation.smooth)
+                       config.evaluation.smooth, task.text_scores)
 
 
 @dataclass

@@ -60,7 +60,8 @@ class NodeColumns:
                                "each tag, and of its part before ::.", shapes_graph=True)
     tag_separator: str = key("|", "Separator of two tags (data.nodes.text_tags).", shapes_graph=True)
     text_neighbors: bool = key(False, "Make texts of the ids of neighbours, a column of text for either end of each "
-                               "table of edges. They become TF-IDF features of the ids.", shapes_graph=True)
+                               "table of edges. They become TF-IDF features of the ids.", shapes_graph=True,
+                               hashed_if_given=True)
     text_features: str = key("hashed", "Node features that are made from columns of text. hashed: hashed TF-IDF of "
                              "each column. scores: for each class, the score of a linear model of all columns. "
                              "Training nodes are scored by models that were fitted without them.",
@@ -177,6 +178,12 @@ class TablesConfig(DataConfig):
     def has_features(self) -> bool:
         """Whether features of nodes are made of columns, and not of edges."""
         return bool(self.nodes.features or self.text_columns() or self.nodes.categories or self.nodes.text_neighbors)
+
+    @property
+    def makes_text_scores(self) -> bool:
+        """Whether features are scores of texts."""
+        types = [self] if self.typed_tables is None else self.typed_tables.nodes.values()
+        return any(own.nodes.text_features == "scores" for own in types)
 
     def text_columns(self) -> list[tuple[str, str]]:
         """Return the columns of text, each with its kind: "words", "chars" or "tags"."""

@@ -235,6 +235,11 @@ def num_channels(numbers: Numbers, texts: list[TextFeatures], fitted: Columns) -
         sum(text.channels for text in texts) if fitted.scores is None else len(fitted.scores.bias))
 
 
+def first_score(numbers: Numbers, fitted: Columns) -> int:
+    """Return the number of the first column of scores of texts, where there are some."""
+    return len(numbers.columns) + len(fitted.flagged)
+
+
 def feature_blocks(db: Database, num_nodes: int, numbers: Numbers, texts: list[TextFeatures],
                    fitted: Columns) -> Iterator[tuple[int, np.ndarray]]:
     """Compute the features of some nodes at a time: the number of the first, and [num, num_channels], float32.

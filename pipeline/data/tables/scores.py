@@ -29,6 +29,8 @@ MAX_NODES, MAX_TERMS, MAX_COLUMNS = 200_000, 1 << 18, 1000
 class TextScores:
     """Scores of texts, a column for each class or column of labels, with mean 0 and variance 1 on the fitted nodes.
 
+    Those of classes have one mean and one variance, as classes are compared by their scores.
+
     Attributes:
         nodes: that the models were fitted to, ascending, int64 [num_fitted].
         own: their scores, by the models that were fitted without them, float32 [num_fitted, columns].
@@ -107,7 +109,8 @@ def fit_scores(nodes: np.ndarray, terms: sp.csr_array, labels: np.ndarray, metri
     log.info("scores of texts: %s linear models of %s terms, fitted to %s nodes in %s folds, %.0f s%s",
              f"{num_columns * NUM_FOLDS:,}", f"{len(kept):,}", f"{len(nodes):,}", NUM_FOLDS,
              time.perf_counter() - start, correct)
-    mean, std = own.mean(0), np.maximum(own.std(0), 1e-6)
+    axis = None if metric in CLASS_METRICS else 0
+    mean, std = own.mean(axis), np.maximum(own.std(axis), 1e-6)
     return TextScores(nodes, (own - mean) / std, kept, weights / std, (bias - mean) / std)
 
 

@@ -27,10 +27,11 @@ from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import Fitted, unpack
 from parallel_epochs.pipeline.data.tables.heads import members
 from parallel_epochs.pipeline.data.tables.labels import Labels
-from parallel_epochs.pipeline.data.tables.reading import learn_features, open_table, read_nodes
+from parallel_epochs.pipeline.data.tables.reading import learn_features, numbers_of, open_table, read_nodes
 from parallel_epochs.pipeline.data.tables.schema import TableSchema
 from parallel_epochs.pipeline.data.tables.sql import Database
 from parallel_epochs.pipeline.graph.store import StoreWriter
+from parallel_epochs.pipeline.names import TEXT_SCORES
 from parallel_epochs.pipeline.run import limits, pulse
 from parallel_epochs.pipeline.run.words import count
 
@@ -114,6 +115,8 @@ def _write_one_type(config: TablesConfig, db: Database, writer: StoreWriter, on_
     summary["x_source"] = "data" if has_features else "edges" if writer.has("edge_attr") else "degree"
     if labels is not None:
         summary |= {"metric": labels.metric, "out_channels": labels.out_channels}
+    if config.nodes.text_features == "scores":
+        summary[TEXT_SCORES] = tables_nodes.first_score(numbers_of(config), found)
     writer.finish(summary)
 
 

@@ -38,6 +38,7 @@ from parallel_epochs.pipeline.data.typed import (
 )
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.graph.structure import Structure
+from parallel_epochs.pipeline.names import TEXT_SCORES
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
@@ -140,6 +141,8 @@ def write_store(config: Any, db: Database, writer: StoreWriter, on_stage: Callab
                 tables_labels.write(db, writer, own.labels, first_node=schema.nodes_of(name).start,
                                     num_nodes=sum(schema.counts))
             summary |= {"metric": own.labels.metric, "out_channels": own.labels.out_channels}
+        if own.columns.scores is not None:
+            summary[TEXT_SCORES] = tables_nodes.first_score(own.numbers, own.columns)
     writer.finish(summary)
 
 

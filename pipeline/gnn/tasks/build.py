@@ -14,6 +14,7 @@ from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, LossOptions
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.gnn.trainer import Task
 from parallel_epochs.pipeline.metrics import KINDS, METRICS, hits_at, kind_of
+from parallel_epochs.pipeline.names import TEXT_SCORES
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class TaskOptions:
         valid_edges: whether the test of links sees the edges of validation.
         loss: what the loss of classes and binary tasks is.
         smooth: how predicted classes are smoothed.
+        text_scores: weight of the scores of texts in the logits.
     """
 
     metric: str | None
@@ -35,6 +37,7 @@ class TaskOptions:
     valid_edges: bool
     loss: LossOptions = LossOptions()
     smooth: str = "none"
+    text_scores: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,8 @@ def with_labels(task: type[NodeTask]) -> TaskKind:
     """Return the record of a task that learns labels."""
     def build(data: Data, options: TaskOptions) -> NodeTask:
         _check_smooth(data, options)
-        return task(data, label_input=options.label_input, metric=options.metric, loss_options=options.loss)
+        more = {"text_scores": options.text_scores} if options.text_scores else {}
+        return task(data, label_input=options.label_input, metric=options.metric, loss_options=options.loss, **more)
 
     return TaskKind(build, _check_known, _check_labels)
 
@@ -84,6 +88,9 @@ def _check_labels(data: Data, options: TaskOptions, origin: str) -> None:
     kind = kind_of(data.metric)
     options.loss.check_kind(kind)
     _check_smooth(data, options)
+    if options.text_scores and TEXT_SCORES not in data:
+        raise ValueError(f"task.text_scores={options.text_scores:g} needs scores of texts among the features, and "
+                         f"{origin} has none. Leave it out")
     if "out_channels" in data and kind != "real values":  # prepared: the weights fit the labels, or are refused here
         LabelLoss(options.loss, data, num_labels=data.out_channels, is_binary=kind == "binary tasks")
 

@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, LossOptions
 from parallel_epochs.pipeline.metrics import KINDS, kind_of
-from parallel_epochs.pipeline.names import SPLITS
+from parallel_epochs.pipeline.names import SPLITS, TEXT_SCORES
 
 
 class NodeTask:
@@ -26,11 +26,15 @@ class NodeTask:
     Model for Semi-Supervised Classification" (https://arxiv.org/abs/2009.03509). The metric of the train split then
     says nothing, as the model has seen its labels.
 
+    Where features are scores of linear models, the logits may begin there, so that the model learns what the scores
+    miss, as with the base margin of XGBoost (https://xgboost.readthedocs.io/en/stable/prediction.html).
+
     Args:
         data: a graph as :func:`pipeline.data.cache.load` returns it.
         label_input: fraction of the training nodes that show their labels in training, in [0, 1); 0 for no such input.
         metric: name of the metric, one of those of the dataset's labels; that of the dataset if none is given.
         loss_options: what the loss of classes and binary tasks is.
+        text_scores: weight of the scores of texts in the logits; 0 for logits of the model alone.
 
     Attributes:
         metric: name of the metric.
@@ -50,12 +54,14 @@ class NodeTask:
     evaluators = "parallel_epochs.pipeline.data.ogb_node"
 
     def __init__(self, data: Data, *, label_input: float = 0.0, metric: str | None = None,
-                 loss_options: LossOptions = LossOptions()):
+                 loss_options: LossOptions = LossOptions(), text_scores: float = 0.0):
         if "y" not in data:
             raise ValueError("task=node needs a graph with labels of nodes; this one has pairs of nodes: set task=link")
         self.metric: str = metric or data.metric
         self.kind = kind_of(data.metric)
-        self.label_input = label_input
+        self.label_input, self.text_scores = label_input, text_scores
+        # From the end, since columns of a learned table may come in front.
+        self._first_score = data.get(TEXT_SCORES, 0) - data.x.size(1)
         self.out_channels: int = data.out_channels
         self.num_rows: int = data.num_nodes
         self.in_channels = data.x.size(1) - data.num_categories
@@ -163,7 +169,11 @@ class NodeTask:
     def _predict(self, model: torch.nn.Module, batch: Data,
                  shown: Bool[Tensor, " num_nodes"]) -> Float[Tensor, "num_nodes out_channels"]:
         more = {"degree_ratio": batch.degree_ratio} if "degree_ratio" in batch else {}
-        return model(self._inputs(batch, shown), batch.edge_index, batch.edge_attr, **more)
+        logits = model(self._inputs(batch, shown), batch.edge_index, batch.edge_attr, **more)
+        if not self.text_scores:
+            return logits
+        first = batch.x.size(1) + self._first_score
+        return logits + self.text_scores * batch.x[:, first:first + self.out_channels]
 
     def _rows_of(self, batch: Data) -> Int[Tensor, " num_nodes"]:
         return batch.n_id

@@ -131,7 +131,8 @@ def test_features_of_edges_are_scaled_as_in_the_training(name, tmp_path):
 
 def test_scores_of_texts_are_those_of_the_models_of_the_training(tmp_path):
     write(tmp_path / "old")
-    run = trained(tmp_path, tmp_path / "old", *TEXTS, *LABEL, "data.nodes.text_features=scores")
+    run = trained(tmp_path, tmp_path / "old", *TEXTS, *LABEL, "data.nodes.text_features=scores",
+                  "task.text_scores=2")
     old, new = (one.setup.data for one in (restored(run), restored(run, tmp_path / "old")))
     others = ~old.train_mask
     assert torch.equal(old.x[others], new.x[others]) and not torch.equal(old.x, new.x)

@@ -1,0 +1,61 @@
+"""Logits that begin at the scores of texts."""
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.command import cli
+from parallel_epochs.pipeline.gnn.tasks.build import TASKS, TaskOptions
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
+
+TABLES = ["data=tables", "data.edges.path=README.md", "data.nodes.path=README.md", "data.nodes.text=[a]",
+          "data.nodes.label=b", "data.nodes.text_features=scores"]
+
+
+def graph() -> Data:
+    """Draw a graph whose scores are the columns 1 to 3 of x, which ends with the one-hot category."""
+    torch.manual_seed(0)
+    masks = {f"{split}_mask": torch.arange(9) % 3 == place for place, split in enumerate(("train", "valid", "test"))}
+    return Data(x=torch.randn(9, 6), y=torch.randint(3, (9, 1)), edge_index=torch.empty(2, 0, dtype=torch.int64),
+                num_categories=2, metric="acc", out_channels=3, text_scores=1, n_id=torch.arange(9),
+                target=torch.ones(9, dtype=torch.bool), **masks)
+
+
+class Nothing(torch.nn.Module):
+    """Predicts 0."""
+
+    def forward(self, x, edge_index, edge_attr):
+        return torch.zeros(len(x), 3, requires_grad=True)
+
+
+def test_logits_begin_at_the_scores():
+    data = graph()
+    scores = data.x[:, 1:4].clone()
+    task = NodeTask(data, text_scores=1.5, label_input=0.5)
+    data.x = torch.cat([torch.randn(9, 4), data.x], dim=1)  # rows of a learned table
+    _, found = task.predict(Nothing(), data)
+    assert torch.equal(found, 1.5 * scores)
+    rng = torch.Generator().manual_seed(0)
+    hidden = data.train_mask & ~(torch.rand(9, generator=torch.Generator().manual_seed(0)) < 0.5)
+    loss, count = task.loss(Nothing(), data, rng)
+    expected = torch.nn.functional.cross_entropy(1.5 * scores[hidden], data.y[hidden, 0], reduction="sum")
+    assert count == hidden.sum() and torch.allclose(loss, expected)
+
+
+@pytest.mark.parametrize(("overrides", "message"), [
+    ([*TABLES, "data.nodes.text_features=hashed"], "task.text_scores=2 needs scores of texts among the features: "
+     "data=tables with data.nodes.text_features=scores. Leave it out"),
+    (["data=digits"], "task.text_scores=2 needs scores of texts"),
+    ([*TABLES, "task=link"], "task.text_scores=2 needs task=node"),
+    ([*TABLES, "features=embedding"], "features.concat=true")])
+def test_what_has_no_scores_is_refused(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        cli.compose_config([*overrides, "task.text_scores=2"])
+
+
+def test_a_store_without_scores_is_refused():
+    data = graph()
+    del data.text_scores
+    with pytest.raises(ValueError, match="task.text_scores=2 needs scores of texts among the features, and graph.store "
+                                         "has none. Leave it out"):
+        TASKS["node"].check_data(data, TaskOptions(None, 0.0, 8, False, text_scores=2.0), "graph.store")
