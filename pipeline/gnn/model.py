@@ -14,6 +14,7 @@ from parallel_epochs.models import custom
 from parallel_epochs.models.aggregate import backend
 from parallel_epochs.models.custom import CustomModel
 from parallel_epochs.models.foreign import Tried, try_forward
+from parallel_epochs.models.heads import find_head
 from parallel_epochs.models.link_predictor import LinkModel
 from parallel_epochs.models.pyg import PyGModel
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
@@ -38,6 +39,9 @@ def build_model(config: GNNConfig, data: Data, task: Task) -> torch.nn.Module:
     model = construct(config, **_sizes(config, data, task))
     if config.model.is_foreign:  # lazy parameters get their shapes
         _try(config, model, data, task)
+    if config.task.text_scores and (head := find_head(model)) is not None:  # the logits begin at the scores
+        for parameter in head.parameters():
+            torch.nn.init.zeros_(parameter)
     if not isinstance(task, LinkTask):
         return model
     return LinkModel(model, task.out_channels, num_layers=config.task.predictor_layers, kind=config.task.predictor,

@@ -16,7 +16,7 @@ from parallel_epochs.pipeline.data.tables.labels import Labels, read_values
 from parallel_epochs.pipeline.data.tables.scores import MAX_NODES, TextScores, fit_scores
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, blocks
-from parallel_epochs.pipeline.data.tables.text import ID_SEPARATOR, TextFeatures
+from parallel_epochs.pipeline.data.tables.text import ID_SEPARATOR, NUM_HASHES, TextFeatures
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.run.seeds import stream
 
@@ -267,7 +267,9 @@ def _fit_scores(db: Database, texts: list[TextFeatures], num_nodes: int, labels:
         own = fitted[(fitted >= first) & (fitted < last)] - first
         terms.append(_terms(db, texts, first, last)[own])
         values.append(read_values(db, labels.metric, labels.columns, first, last)[own])
-    return fit_scores(fitted, sp.csr_array(sp.vstack(terms)), np.concatenate(values), labels.metric, rng)
+    first_id = next((place for place, text in enumerate(texts) if text.kind == "ids"), len(texts)) * NUM_HASHES
+    return fit_scores(fitted, sp.csr_array(sp.vstack(terms)), np.concatenate(values), labels.metric, rng,
+                      first_id=first_id)
 
 
 def _terms(db: Database, texts: list[TextFeatures], first: int, last: int) -> sp.csr_array:

@@ -69,8 +69,8 @@ def check_columns(num_columns: int) -> None:
                          f"there are {num_columns:,}: set it to hashed")
 
 
-def fit_scores(nodes: np.ndarray, terms: sp.csr_array, labels: np.ndarray, metric: str,
-               rng: np.random.Generator) -> TextScores:
+def fit_scores(nodes: np.ndarray, terms: sp.csr_array, labels: np.ndarray, metric: str, rng: np.random.Generator, *,
+               first_id: int | None = None) -> TextScores:
     """Fit linear models to training nodes: support vector machines to classes and to 0 and 1, ridge regression to
     other numbers.
 
@@ -79,6 +79,8 @@ def fit_scores(nodes: np.ndarray, terms: sp.csr_array, labels: np.ndarray, metri
         terms: of their texts [num_nodes, num_terms], float64.
         labels: classes [num_nodes, 1] or numbers [num_nodes, columns], float64; NaN is unknown.
         rng: divides the nodes into folds.
+        first_id: the first term that is an id of a neighbour. Such terms count if they are in one text, others if they
+            are in two: a neighbour with one training node tells of the nodes beside this one.
 
     Raises:
         ValueError: no two texts have a term in common.
@@ -86,7 +88,7 @@ def fit_scores(nodes: np.ndarray, terms: sp.csr_array, labels: np.ndarray, metri
     num_columns = int(labels.max()) + 1 if metric in CLASS_METRICS else labels.shape[1]
     frequency = np.bincount(terms.indices, minlength=terms.shape[1])
     kept = np.argsort(-frequency, kind="stable")[:MAX_TERMS]
-    kept = np.sort(kept[frequency[kept] > 1])
+    kept = np.sort(kept[frequency[kept] > np.where(kept < (terms.shape[1] if first_id is None else first_id), 1, 0)])
     if not len(kept):
         raise ValueError("data.nodes.text_features=scores: no term is in the texts of two training nodes; set it to "
                          "hashed")
@@ -125,7 +127,7 @@ def _fit_one(terms: sp.csr_array, target: np.ndarray, *, is_real: bool) -> tuple
     if not len(values) or (values == values[0]).all():
         constant = float(values[0]) if len(values) else 0.0
         return np.zeros(terms.shape[1]), constant if is_real else 2 * constant - 1  # a sure no, or yes
-    model = Ridge(solver="sparse_cg") if is_real else LinearSVC(C=0.5, random_state=0)
+    model = Ridge(solver="sparse_cg") if is_real else LinearSVC(C=0.25, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(terms[known], values)

@@ -27,6 +27,9 @@ class TextFeatures:
         num_words: words in a row that count as one term, at most.
         char_lengths: letters of a piece, from and to.
         tag_separator: what stands between two tags.
+
+    Attributes:
+        kind: as given.
     """
 
     def __init__(self, kind: str, channels: int, *, num_words: int = 1, char_lengths: tuple[int, int] = (2, 4),
@@ -38,7 +41,7 @@ class TextFeatures:
         self._tfidf = TfidfTransformer(sublinear_tf=options.pop("sublinear_tf", False))
         self._hash = HashingVectorizer(n_features=NUM_HASHES, alternate_sign=False, norm=None, dtype=np.float64,
                                        **options)
-        self._channels = channels
+        self.kind, self._channels = kind, channels
         self._num_texts, self._frequency = 0, np.zeros(NUM_HASHES, np.int64)
         self._projection: sp.csr_array | None = None
 

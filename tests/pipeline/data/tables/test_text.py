@@ -105,7 +105,7 @@ def expected_scores(table: pd.DataFrame, seed: int = 0) -> np.ndarray:
     train = np.flatnonzero(table["split"] == "train")
     terms = terms[:, np.flatnonzero(np.bincount(terms[train].indices, minlength=terms.shape[1]) > 1)]
     fold = stream("text scores", seed).permutation(len(train)) % NUM_FOLDS
-    every = np.stack([LinearSVC(C=0.5, random_state=0).fit(terms[train[fold != number]], kinds[train[fold != number]])
+    every = np.stack([LinearSVC(C=0.25, random_state=0).fit(terms[train[fold != number]], kinds[train[fold != number]])
                       .decision_function(terms) for number in range(NUM_FOLDS)])
     out = every.mean(0)
     out[train] = every[fold, train]
@@ -172,6 +172,14 @@ def test_models_of_numbers_are_ridge_regressions():
         expected[fold == number] = Ridge().fit(terms[seen].toarray(), labels[seen, 0]).predict(
             terms[np.flatnonzero(fold == number)].toarray())
     np.testing.assert_allclose(found.own[:, 0], (expected - expected.mean()) / expected.std(), atol=1e-2)
+
+
+def test_an_id_in_a_single_text_counts_and_a_word_does_not():
+    terms = np.eye(20)
+    terms[:2, 3] = 1  # a word in three texts
+    labels = np.tile([[0.0], [1.0]], (10, 1))
+    found = fit_scores(np.arange(20), sp.csr_array(terms), labels, "acc", np.random.default_rng(0), first_id=12)
+    assert found.terms.tolist() == [3, *range(12, 20)]
 
 
 def test_a_class_that_a_fold_lacks_is_a_sure_no():

@@ -5,6 +5,7 @@ import torch
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.command import cli
+from parallel_epochs.pipeline.gnn.model import build_model
 from parallel_epochs.pipeline.gnn.tasks.build import TASKS, TaskOptions
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 
@@ -40,6 +41,18 @@ def test_logits_begin_at_the_scores():
     loss, count = task.loss(Nothing(), data, rng)
     expected = torch.nn.functional.cross_entropy(1.5 * scores[hidden], data.y[hidden, 0], reduction="sum")
     assert count == hidden.sum() and torch.allclose(loss, expected)
+
+
+def test_a_new_model_adds_nothing_to_the_scores(configure):
+    data = graph()
+    task = NodeTask(data, text_scores=1.5)
+    model = build_model(configure("data=digits", "model.num_layers=1"), data, task)
+    data.x = data.x.clone()
+    assert not torch.equal(task.predict(model, data)[1], 1.5 * data.x[:, 1:4])
+    config = configure("data=digits", "model.num_layers=1")
+    config.task.text_scores = 1.5
+    model = build_model(config, data, task)
+    assert torch.equal(task.predict(model, data)[1], 1.5 * data.x[:, 1:4])
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
