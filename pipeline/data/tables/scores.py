@@ -35,7 +35,7 @@ class TextScores:
         nodes: that the models were fitted to, ascending, int64 [num_fitted].
         own: their scores, by the models that were fitted without them, float32 [num_fitted, columns].
         terms: that the models read, int64 [num_terms], of all.
-        weights: of the mean of the models, float32 [num_terms, columns].
+        weights: of the models that were fitted to all of them, float32 [num_terms, columns].
         bias: likewise, float32 [columns].
     """
 
@@ -97,19 +97,17 @@ def fit_scores(nodes: np.ndarray, terms: sp.csr_array, labels: np.ndarray, metri
     fold = rng.permutation(len(nodes)) % NUM_FOLDS
     own = np.zeros((len(nodes), num_columns), np.float32)
     weights, bias = np.zeros((len(kept), num_columns), np.float32), np.zeros(num_columns, np.float32)
-    for number in range(NUM_FOLDS):
+    for number in range(NUM_FOLDS + 1):  # the last ones see all nodes
         seen, held_out = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
         seen_terms, held_out_terms = terms[seen], terms[held_out]
         for column in range(num_columns):
-            pulse.beat(f"fitting scores of texts, fold {number + 1} of {NUM_FOLDS}", pulse.State.LONG)
+            pulse.beat(f"fitting scores of texts, {number + 1} of {NUM_FOLDS + 1}", pulse.State.LONG)
             target = _target(labels[seen], metric, column)
-            weight, constant = _fit_one(seen_terms, target, is_real=metric in VALUE_METRICS)
-            own[held_out, column] = held_out_terms @ weight + constant
-            weights[:, column] += weight / NUM_FOLDS
-            bias[column] += constant / NUM_FOLDS
+            weights[:, column], bias[column] = _fit_one(seen_terms, target, is_real=metric in VALUE_METRICS)
+            own[held_out, column] = held_out_terms @ weights[:, column] + bias[column]
     correct = f"; right for {(own.argmax(1) == labels[:, 0]).mean():.1%} of the held-out" * (metric in CLASS_METRICS)
     log.info("scores of texts: %s linear models of %s terms, fitted to %s nodes in %s folds, %.0f s%s",
-             f"{num_columns * NUM_FOLDS:,}", f"{len(kept):,}", f"{len(nodes):,}", NUM_FOLDS,
+             f"{num_columns * (NUM_FOLDS + 1):,}", f"{len(kept):,}", f"{len(nodes):,}", NUM_FOLDS,
              time.perf_counter() - start, correct)
     axis = None if metric in CLASS_METRICS else 0
     mean, std = own.mean(axis), np.maximum(own.std(axis), 1e-6)
