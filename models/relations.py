@@ -289,8 +289,16 @@ class SegmentProduct(torch.autograd.Function):
         return of_values, of_weight, None
 
 
-def _multiply(values: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    out = values.new_empty(values.size(0), weight.size(2))
+def _multiply_nodes(x: Tensor, pairs: Pairs, weight: Tensor, out: Tensor) -> None:
+    """Multiply each pair's node by the matrix of the pair's relation, one relation at a time."""
+    assert pairs.node is not None
+    for nodes, matrix, place in zip(pairs.node.split(pairs.sizes), weight, out.split(pairs.sizes), strict=True):
+        if nodes.numel():
+            torch.mm(x.index_select(0, nodes), matrix, out=place)
+
+
+def _multiply(values: Tensor, weight: Tensor, sizes: tuple[int, ...], out: Tensor | None = None) -> Tensor:
+    out = values.new_empty(values.size(0), weight.size(2)) if out is None else out
     for rows, matrix, place in zip(values.split(sizes), weight, out.split(sizes), strict=True):
         if rows.size(0):
             torch.mm(rows, matrix, out=place)
@@ -315,8 +323,16 @@ def convolve(x: Float[Tensor, "num_src channels"], weight: Float[Tensor, "num_re
         return relations.destinations.add_up(reduced, weight, kernel)
     sides = relations.smaller
     reduced = update_all(sides.first, "copy_u", "mean", u=x, num_dst=sides.destinations.num_pairs, kernel=kernel)
-    values = torch.cat([multiply_segments(reduced, weight, sides.destinations.sizes),
-                        sides.sources.multiply(x, weight)])
+    if (torch.is_grad_enabled() or is_transformed() or x.dtype != weight.dtype
+            or torch.is_autocast_enabled(x.device.type)):
+        values = torch.cat([multiply_segments(reduced, weight, sides.destinations.sizes),
+                            sides.sources.multiply(x, weight)])
+    else:  # of a whole graph the products are the largest tensors: each is written where it belongs
+        values = x.new_empty(sides.destinations.num_pairs + sides.sources.num_pairs, weight.size(2))
+        first, others = values.split([sides.destinations.num_pairs, sides.sources.num_pairs])
+        _multiply(reduced, weight, sides.destinations.sizes, first)
+        del reduced
+        _multiply_nodes(x, sides.sources, weight, others)
     return update_all(sides.second, "u_mul_e", "sum", u=values, e=sides.share.to(x.dtype), num_dst=relations.num_dst,
                       kernel=kernel)
 

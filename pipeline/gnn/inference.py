@@ -133,8 +133,11 @@ def predict_exact(predict: Predict, data: Data, *, num_rows: int, out_channels: 
             Bar("evaluating", len(layers), "layers") as bar, \
             _hooked(layer.register_forward_hook(lambda *_: bar.advance()) for layer in layers):
         rows, predictions = predict(batch.to(device))
+        predictions = predictions.float().cpu()
+        if len(rows) == num_rows and torch.equal(rows.cpu(), torch.arange(num_rows)):
+            return predictions
         total = torch.zeros(num_rows, out_channels)
-        total[rows.cpu()] = predictions.float().cpu()
+        total[rows.cpu()] = predictions
     return total
 
 

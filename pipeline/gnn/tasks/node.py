@@ -99,7 +99,9 @@ class NodeTask:
         Returns:
             The numbers of these nodes in the graph, and their logits, or their values in the targets' own unit.
         """
-        rows = self._predict(model, batch, batch.train_mask)[batch.target]
+        rows = self._predict(model, batch, batch.train_mask)
+        if not batch.target.all():  # those of a whole graph are as large as it, and need no copy
+            rows = rows[batch.target]
         if self.kind == "real values":
             rows = rows.float() * self._std.to(rows.device) + self._mean.to(rows.device)
         return self._rows_of(batch)[batch.target], rows
