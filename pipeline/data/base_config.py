@@ -18,11 +18,12 @@ class DataConfig:
         is_stored: whether the cache keeps it as a store, see :mod:`pipeline.graph.store`, even without `on_disk`.
         links: where the pairs of task=link come from: "none"; "given", the dataset has them; "edges", its edges are
             divided, by the keys ``train_fraction``, ``valid_fraction``, ``graph_seed`` and, if there is one, ``split``.
+        makes_text_scores: whether its preparation makes features that are scores of texts.
+        may_have_text_scores: whether such features may be there.
     """
 
     holds: ClassVar[str] = "graph"
     is_stored: ClassVar[bool] = False
-    # True for a task that learns no labels of nodes: a graph with labels of several types need not say which.
     links: ClassVar[str] = "none"
     source: str = key("", "Reader of the dataset.", shapes_graph=True)
     components: str = key("all", "Connected components to train on: all, largest, K for the K-th largest (from 1), or "
@@ -40,6 +41,14 @@ class DataConfig:
                          "standardised.", minimum=0, below=100)
     on_disk: bool = key(False, "Leave the graph in files and read it once per epoch, block by block (for graphs larger "
                         "than memory).", changes_numbers=False)
+
+    @property
+    def makes_text_scores(self) -> bool:
+        return False
+
+    @property
+    def may_have_text_scores(self) -> bool:
+        return self.makes_text_scores
 
     def origin(self) -> str:
         """Return where the graph comes from, for messages."""

@@ -365,7 +365,7 @@ def hash_graph(config: DataConfig) -> str:
     if (content := hash_content(config)) is not None:
         shaping["content"] = content
     shaping["format"] = FORMAT
-    if getattr(config, "makes_text_scores", False):
+    if config.makes_text_scores:
         shaping["scores"] = SCORES_FORMAT
     return _digest(shaping)
 

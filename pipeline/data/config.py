@@ -267,6 +267,10 @@ class StoreConfig(DataConfig):
                                 when=LINK)
     graph_seed: int = key(0, "Seed of the split.", minimum=0, when=LINK)
 
+    @property
+    def may_have_text_scores(self) -> bool:
+        return True
+
     def origin(self) -> str:
         return self.path
 

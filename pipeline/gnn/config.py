@@ -390,7 +390,7 @@ class GNNConfig(RunConfig):
         elif self.task.name == "node":
             self.data.check_labels()
         _check_types(self.task, self.data)
-        if self.task.text_scores and not getattr(self.data, "makes_text_scores", self.data.source == "store"):
+        if self.task.text_scores and not self.data.may_have_text_scores:
             raise ValueError(f"task.text_scores={self.task.text_scores:g} needs scores of texts among the features: "
                              "data=tables with data.nodes.text_features=scores. Leave it out")
         _check_class_weights(self.task.class_weights)

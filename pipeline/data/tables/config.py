@@ -181,7 +181,6 @@ class TablesConfig(DataConfig):
 
     @property
     def makes_text_scores(self) -> bool:
-        """Whether features are scores of texts."""
         types = [self] if self.typed_tables is None else self.typed_tables.nodes.values()
         return any(own.nodes.text_features == "scores" for own in types)
 

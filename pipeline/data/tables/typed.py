@@ -135,15 +135,22 @@ def write_store(config: Any, db: Database, writer: StoreWriter, on_stage: Callab
                                         tables.inputs()))
     summary: dict[str, object] = {"num_nodes": sum(schema.counts), "num_categories": len(nodes), "x_source": "data",
                                   "structure": dataclasses.asdict(structure), SCHEMA: schema.to_value()}
-    for name, own in nodes.items():
-        if own.labels is not None:
-            with db.part(own.part):
-                tables_labels.write(db, writer, own.labels, first_node=schema.nodes_of(name).start,
-                                    num_nodes=sum(schema.counts))
-            summary |= {"metric": own.labels.metric, "out_channels": own.labels.out_channels}
-        if own.columns.scores is not None:
-            summary[TEXT_SCORES] = tables_nodes.first_score(own.numbers, own.columns)
+    for own in nodes.values():
+        summary |= _write_labels(db, writer, own, schema)
     writer.finish(summary)
+
+
+def _write_labels(db: Database, writer: StoreWriter, own: ReadNodes, schema: Schema) -> dict[str, object]:
+    """Write the labels of a type that has some; returns the values that tell of them and of the scores of texts."""
+    found: dict[str, object] = {}
+    if own.labels is not None:
+        with db.part(own.part):
+            tables_labels.write(db, writer, own.labels, first_node=schema.nodes_of(own.name).start,
+                                num_nodes=sum(schema.counts))
+        found = {"metric": own.labels.metric, "out_channels": own.labels.out_channels}
+    if own.columns.scores is not None:
+        found[TEXT_SCORES] = tables_nodes.first_score(own.numbers, own.columns)
+    return found
 
 
 def _make_schema(config: Any, tables: TableSchema, nodes: dict[str, ReadNodes],

@@ -19,7 +19,8 @@ def overrides(tmp_path, monkeypatch):
             "train.lr=0.05"]
 
 
-@pytest.mark.parametrize("more", [[], ["parallel.num_ranks=2", "train.label_input=0.5"]], ids=["alone", "two ranks"])
+@pytest.mark.parametrize("more", [pytest.param([], id="alone"), pytest.param(
+    ["parallel.num_ranks=2", "train.label_input=0.5"], id="two ranks", marks=pytest.mark.slow)])
 def test_it_learns_and_goes_on_with_the_same_bits(configure, tmp_path, overrides, more, caplog):
     caplog.set_level("INFO")
     whole = train(configure(*overrides, *more, "train.epochs=8"), tmp_path / "whole")
