@@ -79,6 +79,7 @@ class TypedModel(torch.nn.Module):
         h = F.dropout(encode_nodes(x, self.node_encoder, self.category_encoder), self.input_dropout, self.training)
         for layer, norm in zip(self.layers, self.norms, strict=True):
             h = self.convolve(layer, norm, h, relations, types)
+        del relations, kept, relation  # of a whole graph they are large, as are the logits
         return self.head(pool_graphs(h, ptr, self.pool))
 
     def convolve(self, layer: torch.nn.Module, norm: torch.nn.Module, h: Tensor, relations: Relations,
