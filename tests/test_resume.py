@@ -301,6 +301,8 @@ RANKS = [
     ("tables: weighted classes", [*UNEVEN, "train.label_input=0.5"], "stopped"),
     ("tables: weighted classes", [*SPLIT, "partition.num_parts=5"], "killed"),
     ("tables: smoothed predictions", UNEVEN, "killed"),
+    ("tables: logits at the scores", [*UNEVEN, "evaluation=views"], "killed"),
+    ("tables: logits at the scores", [*SPLIT, "partition.num_parts=5"], "stopped"),
     ("tables: smoothed predictions", [*UNEVEN, "evaluation=views"], "stopped"),
     ("cluster: focal loss", SPLIT, "killed"), ("graph: focal loss", UNEVEN, "stopped"),
     ("cluster: scaled sums", UNEVEN, "killed"), ("cluster: scaled sums", [*UNEVEN, "evaluation=views"], "killed"),

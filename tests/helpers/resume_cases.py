@@ -138,6 +138,8 @@ ROWS: dict[str, list[str]] = {
     "graph: bins of nodes": ["loader.pack=nodes", "data.random_walk=3", "data.laplacian=2", *DROPPED],
     "tables": [],
     "tables: smoothed predictions": ["evaluation.smooth=correct_and_smooth"],
+    "tables: logits at the scores": ["data.nodes.text_chars=[id]", "data.nodes.text_features=scores",
+                                     "data.nodes.text_neighbors=true", "task.text_scores=2", "train.label_input=0.5"],
     "tables: weighted classes": ["task.class_weights=balanced", "task.label_smoothing=0.1"],
     "node embedding": [],
     "node embedding: LINE, Adam": ["trainer.optimizer=adam", "trainer.model=line", "trainer.order=1"],

@@ -88,7 +88,8 @@ def fit_scores(nodes: np.ndarray, terms: sp.csr_array, labels: np.ndarray, metri
     num_columns = int(labels.max()) + 1 if metric in CLASS_METRICS else labels.shape[1]
     frequency = np.bincount(terms.indices, minlength=terms.shape[1])
     kept = np.argsort(-frequency, kind="stable")[:MAX_TERMS]
-    kept = np.sort(kept[frequency[kept] > np.where(kept < (terms.shape[1] if first_id is None else first_id), 1, 0)])
+    is_word = kept < (terms.shape[1] if first_id is None else first_id)
+    kept = np.sort(kept[frequency[kept] > is_word])  # more than 1, or than 0
     if not len(kept):
         raise ValueError("data.nodes.text_features=scores: no term is in the texts of two training nodes; set it to "
                          "hashed")
