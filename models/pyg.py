@@ -347,7 +347,7 @@ def check_arguments(chosen: Mapping[str, str], hidden_channels: int, num_layers:
     """Refuse arguments of a stack of layers that are unknown or out of range.
 
     Args:
-        chosen: what stands for some of the names of :data:`CHOICES`.
+        chosen: values of the arguments that :data:`CHOICES` names, or of some of them.
         fractions: those of :data:`FRACTIONS`, in this order.
 
     Raises:

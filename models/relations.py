@@ -7,6 +7,7 @@ alone: they are computed once per batch and shared by all layers.
 # ruff: noqa: F722 (shapes are strings)
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -289,20 +290,17 @@ class SegmentProduct(torch.autograd.Function):
         return of_values, of_weight, None
 
 
-def _multiply_nodes(x: Tensor, pairs: Pairs, weight: Tensor, out: Tensor) -> None:
-    """Multiply each pair's node by the matrix of the pair's relation, one relation at a time."""
-    assert pairs.node is not None
-    for nodes, matrix, place in zip(pairs.node.split(pairs.sizes), weight, out.split(pairs.sizes), strict=True):
-        if nodes.numel():
-            torch.mm(x.index_select(0, nodes), matrix, out=place)
+def _multiply(values: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    out = values.new_empty(values.size(0), weight.size(2))
+    _multiply_into(out, values.split(sizes), weight, sizes)
+    return out
 
 
-def _multiply(values: Tensor, weight: Tensor, sizes: tuple[int, ...], out: Tensor | None = None) -> Tensor:
-    out = values.new_empty(values.size(0), weight.size(2)) if out is None else out
-    for rows, matrix, place in zip(values.split(sizes), weight, out.split(sizes), strict=True):
+def _multiply_into(out: Tensor, segments: Iterable[Tensor], weight: Tensor, sizes: tuple[int, ...]) -> None:
+    """Write the products of segments of rows into their places; a segment may be made when its turn comes."""
+    for rows, matrix, place in zip(segments, weight, out.split(sizes), strict=True):
         if rows.size(0):
             torch.mm(rows, matrix, out=place)
-    return out
 
 
 def convolve(x: Float[Tensor, "num_src channels"], weight: Float[Tensor, "num_relations channels out"],
@@ -330,9 +328,11 @@ def convolve(x: Float[Tensor, "num_src channels"], weight: Float[Tensor, "num_re
     else:  # of a whole graph the products are the largest tensors: each is written where it belongs
         values = x.new_empty(sides.destinations.num_pairs + sides.sources.num_pairs, weight.size(2))
         first, others = values.split([sides.destinations.num_pairs, sides.sources.num_pairs])
-        _multiply(reduced, weight, sides.destinations.sizes, first)
+        _multiply_into(first, reduced.split(sides.destinations.sizes), weight, sides.destinations.sizes)
         del reduced
-        _multiply_nodes(x, sides.sources, weight, others)
+        nodes, sizes = sides.sources.node, sides.sources.sizes
+        assert nodes is not None
+        _multiply_into(others, (x.index_select(0, own) for own in nodes.split(sizes)), weight, sizes)
     return update_all(sides.second, "u_mul_e", "sum", u=values, e=sides.share.to(x.dtype), num_dst=relations.num_dst,
                       kernel=kernel)
 

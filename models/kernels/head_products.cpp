@@ -21,12 +21,26 @@ struct HeadProblem {  // mirrored by HeadProblem in head_products.py
 
 namespace {
 
-// Adds `count` rows' products with one matrix [width, width], a block of its columns. Row i lies at from + i * stride.
+// Adds COUNT rows' products with one matrix [width, width], a block of its columns. Row i lies at from + i * stride.
 template <int COUNT>
 INLINE void add_products(const float* from, int64_t stride, const float* matrix, int64_t width, int lanes, vf* sums) {
   for (int64_t k = 0; k < width; k++) {
     const vf column = load(matrix + k * width, lanes);
     for (int i = 0; i < COUNT; i++) sums[i] = fma(splat(from[i * stride + k]), column, sums[i]);
+  }
+}
+
+// Writes the sum over `terms` of COUNT rows' products with a matrix each: rows and matrices of the next term lie from_step
+// and matrix_step further on.
+template <int COUNT>
+INLINE void multiply(const HeadProblem& p, int64_t terms, const float* from, int64_t stride, int64_t from_step,
+                     const float* matrix, int64_t matrix_step, float* to, int64_t to_stride) {
+  for (int64_t j = 0; j < p.width; j += LANES) {
+    const int lanes = int(std::min<int64_t>(LANES, p.width - j));
+    vf sums[COUNT] = {};
+    for (int64_t term = 0; term < terms; term++)
+      add_products<COUNT>(from + term * from_step, stride, matrix + term * matrix_step + j, p.width, lanes, sums);
+    for (int i = 0; i < COUNT; i++) store(to + i * to_stride + j, sums[i], lanes);
   }
 }
 
@@ -43,16 +57,10 @@ struct Forward {
   INLINE void operator()(int64_t row) const {
     const int64_t channels = p.heads * p.width, out_stride = p.num_relations * channels;
     for (int64_t relation = 0; relation < p.num_relations; relation++)
-      for (int64_t head = 0; head < p.heads; head++) {
-        const float* matrix = p.weight + (relation * p.heads + head) * p.width * p.width;
-        for (int64_t j = 0; j < p.width; j += LANES) {
-          const int lanes = int(std::min<int64_t>(LANES, p.width - j));
-          vf sums[COUNT] = {};
-          add_products<COUNT>(p.x + row * p.x_stride + head * p.width, p.x_stride, matrix + j, p.width, lanes, sums);
-          float* to = p.out + row * out_stride + relation * channels + head * p.width + j;
-          for (int i = 0; i < COUNT; i++) store(to + i * out_stride, sums[i], lanes);
-        }
-      }
+      for (int64_t head = 0; head < p.heads; head++)
+        multiply<COUNT>(p, 1, p.x + row * p.x_stride + head * p.width, p.x_stride, 0,
+                        p.weight + (relation * p.heads + head) * p.width * p.width, 0,
+                        p.out + row * out_stride + relation * channels + head * p.width, out_stride);
   }
 };
 
@@ -62,15 +70,9 @@ struct BackwardX {
   INLINE void operator()(int64_t row) const {
     const int64_t channels = p.heads * p.width, stride = p.num_relations * channels;
     for (int64_t head = 0; head < p.heads; head++)
-      for (int64_t j = 0; j < p.width; j += LANES) {
-        const int lanes = int(std::min<int64_t>(LANES, p.width - j));
-        vf sums[COUNT] = {};
-        for (int64_t relation = 0; relation < p.num_relations; relation++)
-          add_products<COUNT>(p.gradient + row * stride + relation * channels + head * p.width, stride,
-                              p.weight + (relation * p.heads + head) * p.width * p.width + j, p.width, lanes, sums);
-        float* to = p.grad_x + row * channels + head * p.width + j;
-        for (int i = 0; i < COUNT; i++) store(to + i * channels, sums[i], lanes);
-      }
+      multiply<COUNT>(p, p.num_relations, p.gradient + row * stride + head * p.width, stride, channels,
+                      p.weight + head * p.width * p.width, channels * p.width,
+                      p.grad_x + row * channels + head * p.width, channels);
   }
 };
 

@@ -77,11 +77,11 @@ def _check_values(data: Data, *, has_labels: bool) -> None:
         if name in data and not isinstance(data[name], Tensor):
             raise ValueError(f"{name} is {data[name]!r}; it must be an array")
     _check_count("num_categories", data.num_categories, 0, data.x.size(1))
-    if has_labels and TEXT_SCORES in data:
-        _check_count(TEXT_SCORES, data[TEXT_SCORES], 0, data.x.size(1) - data.out_channels)
     if has_labels:
         classes = data.metric in CLASS_METRICS
         _check_count("out_channels", data.out_channels, 1, len(data.y) if classes else data.y.size(1))
+        if TEXT_SCORES in data:
+            _check_count(TEXT_SCORES, data[TEXT_SCORES], 0, data.x.size(1) - data.out_channels)
         if classes and data.y.size(1) != 1:
             raise ValueError(f"y must have one column of classes for the metric {data.metric}, not {data.y.size(1)}")
         in_split = torch.stack([data[mask] for mask in MASKS]).any(0)

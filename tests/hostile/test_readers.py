@@ -322,6 +322,8 @@ CASES = [
         ("out_channels", 1, f"{MANIFEST}: y holds the class 1, and out_channels=1 numbers them from 0 to 0"),
         ("num_categories", -3, f"{MANIFEST}: num_categories is -3; it must be a whole number from 0 to 3"),
         ("num_categories", "x", f"{MANIFEST}: num_categories is 'x'; it must be a whole number from 0 to 3"),
+        ("text_scores", "x", f"{MANIFEST}: text_scores is 'x'; it must be a whole number from 0 to 1"),
+        ("text_scores", 2, f"{MANIFEST}: text_scores is 2; it must be a whole number from 0 to 1"),
         ("structure", {"a": 1}, f"{MANIFEST}: structure is {{'a': 1}}; it must hold counts under the names of "
          "Structure"),
         ("train_mask", 3, f"{MANIFEST} is damaged: train_mask is both an array and a value"),

@@ -181,8 +181,12 @@ class TablesConfig(DataConfig):
 
     @property
     def makes_text_scores(self) -> bool:
-        types = [self] if self.typed_tables is None else self.typed_tables.nodes.values()
-        return any(own.nodes.text_features == "scores" for own in types)
+        return any(nodes.text_features == "scores" for nodes in self._all_nodes())
+
+    def _all_nodes(self) -> list[NodeColumns]:
+        """Return the columns of every table of nodes."""
+        typed = self.typed_tables
+        return [self.nodes] if typed is None else [own.nodes for own in typed.nodes.values()]
 
     def text_columns(self) -> list[tuple[str, str]]:
         """Return the columns of text, each with its kind: "words", "chars" or "tags"."""
@@ -336,8 +340,7 @@ class TablesConfig(DataConfig):
             refuse_relation(relation, self.origin())
         else:
             check_relation(self, relation)
-        types = [self] if self.typed_tables is None else self.typed_tables.nodes.values()
-        if any(own.nodes.text_neighbors for own in types):
+        if any(nodes.text_neighbors for nodes in self._all_nodes()):
             raise ValueError("text_neighbors=true tells a node by its links, and task=link is to predict these. Leave "
                              "it out")
         if self.split == "column":

@@ -186,7 +186,7 @@ def collect_ids(db: Database, place: int, neighbors: Neighbors) -> None:
     """Make a column of text of the ids of neighbours.
 
     Args:
-        place: of the column, among those of text.
+        place: place of the column among those of text.
     """
     db.stage(f"text{place}", f"SELECT e.{neighbors.own} AS number, string_agg(DISTINCT n.id, chr({ord(ID_SEPARATOR)}) "
              f"ORDER BY n.id) AS text{place} FROM {neighbors.edges} AS e JOIN {neighbors.nodes} AS n ON "

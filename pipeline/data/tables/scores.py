@@ -35,7 +35,7 @@ class TextScores:
         nodes: that the models were fitted to, ascending, int64 [num_fitted].
         own: their scores, by the models that were fitted without them, float32 [num_fitted, columns].
         terms: that the models read, int64 [num_terms], of all.
-        weights: of the models that were fitted to all of them, float32 [num_terms, columns].
+        weights: weights of the models that were fitted to all of these nodes, float32 [num_terms, columns].
         bias: likewise, float32 [columns].
     """
 

@@ -20,7 +20,7 @@ from parallel_epochs.pipeline.data.tables import edges as tables_edges, labels a
 from parallel_epochs.pipeline.data.tables.fitted import Columns, Fitted, pack_several, unpack_several
 from parallel_epochs.pipeline.data.tables.labels import Labels
 from parallel_epochs.pipeline.data.tables.nodes import Numbers
-from parallel_epochs.pipeline.data.tables.reading import learn_features, open_table, read_nodes
+from parallel_epochs.pipeline.data.tables.reading import learn_features, numbers_of, open_table, read_nodes
 from parallel_epochs.pipeline.data.tables.schema import TableSchema, check_inputs, read_schema
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, blocks
@@ -53,11 +53,11 @@ class ReadNodes:
     """The nodes of one type, as they stand in the database.
 
     Attributes:
-        name: of the type.
+        name: name of the type.
         part: of the database.
         num_nodes: their number.
         labels: if they are those that are learned.
-        columns, numbers, texts: what makes features of their columns, see :func:`tables_nodes.write_features`.
+        columns, numbers, texts: what :func:`tables_nodes.write_features` makes features with.
     """
 
     name: str
@@ -65,7 +65,7 @@ class ReadNodes:
     num_nodes: int
     labels: Labels | None
     columns: Columns
-    numbers: Numbers = field(default_factory=lambda: Numbers([], [], standardize=False, empty="zero"))
+    numbers: Numbers
     texts: list[TextFeatures] = field(default_factory=list)
 
 
@@ -191,7 +191,7 @@ def _read_types(db: Database, tables: TableSchema, sources: dict[str, Source],
                 if kind == name]
         with db.part(NODES.format(number)):
             read = read_nodes(db, config, ends, None if known is None else known[number].columns)
-        found[name] = ReadNodes(name, NODES.format(number), *read)
+        found[name] = ReadNodes(name, NODES.format(number), *read, numbers_of(config))
     return found
 
 
@@ -203,9 +203,9 @@ def _learn_features(db: Database, own: ReadNodes, tables: TableSchema, nodes: di
                                                                     (table.target, table.source, "t", "s"))
                  if kind == own.name]
     with db.part(own.part):
-        numbers, texts, columns = learn_features(db, own.num_nodes, tables.nodes[own.name], own.labels, own.columns,
+        _, texts, columns = learn_features(db, own.num_nodes, tables.nodes[own.name], own.labels, own.columns,
                                                  neighbors=neighbors, is_new=is_new)
-    return dataclasses.replace(own, numbers=numbers, texts=texts, columns=columns)
+    return dataclasses.replace(own, texts=texts, columns=columns)
 
 
 def _join_edges(db: Database, number: int, name: str, tables: TableSchema, source: Source, nodes: dict[str, ReadNodes],
