@@ -10,6 +10,20 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 
+def check_finite(predictions: Float[Tensor, "*shape"],
+                 then: str = "try a lower train.lr or train.clip_grad_norm") -> None:
+    """Check that all predictions are finite, without the copy of them that ``torch.isfinite`` makes.
+
+    Args:
+        then: end of the message.
+
+    Raises:
+        FloatingPointError: one is infinite or NaN.
+    """
+    if predictions.numel() and not all(bool(end.isfinite()) for end in predictions.aminmax()):
+        raise FloatingPointError(f"the model's predictions are not finite; {then}")
+
+
 def accuracy(y_true: Int[Tensor, "num_nodes 1"], y_pred: Float[Tensor, "num_nodes num_classes"]) -> float:
     """Compute the fraction of the nodes whose largest logit is that of their class, in [0, 1]."""
     return float((y_pred.argmax(1, keepdim=True) == y_true).double().mean())

@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.columns import open_unzipped
 from parallel_epochs.pipeline.data.node_names import unpack_names
+from parallel_epochs.pipeline.metrics import check_finite
 from parallel_epochs.pipeline.names import MASKS, SPLITS
 from parallel_epochs.pipeline.run import files, tables
 from parallel_epochs.pipeline.run.errors import one_line
@@ -172,8 +173,7 @@ def save(path: str, predictions: Predictions, nodes: np.ndarray | None) -> None:
         FloatingPointError: a prediction is not finite.
         FileError: the table cannot be written.
     """
-    if not predictions.rows.isfinite().all():
-        raise FloatingPointError("the model's predictions are not finite: no table is written")
+    check_finite(predictions.rows, "no table is written")
     nodes = np.arange(len(predictions.ids)) if nodes is None else nodes
     tables.write(Path(path), _batches(predictions, nodes))
     width = 0 if predictions.embeddings is None else predictions.embeddings.size(1)

@@ -16,7 +16,7 @@ from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.data.typed_links import link_relation_of
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.graph.pairs import check_pairs
-from parallel_epochs.pipeline.metrics import hits_at, link_metric
+from parallel_epochs.pipeline.metrics import check_finite, hits_at, link_metric
 from parallel_epochs.pipeline.names import PAIRS, SPLITS
 
 # Pairs decoded at a time.
@@ -178,9 +178,7 @@ class LinkTask:
         neighborhoods = decoder.find_neighborhoods(data.edge_index.to(device), data.num_nodes)
         blocks = [decoder.decode(rows, block.to(device), neighborhoods).cpu() for block in pairs.split(BLOCK)]
         logits = torch.cat(blocks) if blocks else torch.empty(0)
-        if not logits.isfinite().all():
-            raise FloatingPointError("the model's predictions are not finite; try a lower train.lr or "
-                                     "train.clip_grad_norm")
+        check_finite(logits)
         return logits
 
     def _score(self, positive: Tensor, negative: Tensor, official: bool) -> float:

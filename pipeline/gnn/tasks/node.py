@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, LossOptions
-from parallel_epochs.pipeline.metrics import KINDS, kind_of
+from parallel_epochs.pipeline.metrics import KINDS, check_finite, kind_of
 from parallel_epochs.pipeline.names import SPLITS, TEXT_SCORES
 
 
@@ -140,9 +140,7 @@ class NodeTask:
         Raises:
             FloatingPointError: a logit is not finite.
         """
-        if not rows.isfinite().all():
-            raise FloatingPointError("the model's predictions are not finite; try a lower train.lr or "
-                                     "train.clip_grad_norm")
+        check_finite(rows)
         return {split: self.score(split, rows, official=official) for split in SPLITS}
 
     def score(self, split: str, rows: Float[Tensor, "num_rows out_channels"], *, official: bool = False) -> float:
