@@ -7,7 +7,7 @@ alone: they are computed once per batch and shared by all layers.
 # ruff: noqa: F722 (shapes are strings)
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.models.edges import choose_dtype, expand, from_csc
+from parallel_epochs.models.edges import choose_dtype, expand, fill_csr, from_csc
 from parallel_epochs.models.kernels import sorting
 from parallel_epochs.models.kernels.operator import is_transformed
 from parallel_epochs.models.messages import update_all
@@ -102,7 +102,7 @@ class Relations:
         """Whether nearly all pairs have edges, so that all are numbered."""
         if not self._may_be_dense or not self.edges.size(1):
             return False
-        return all(float((ptr[1:] > ptr[:-1]).float().mean()) >= DENSE for ptr in (self._sorted[0], self._sorted[2]))
+        return all(float((ptr[1:] > ptr[:-1]).float().mean()) >= DENSE for ptr in (self._sorted[0], self._sorted[3]))
 
     @functools.cached_property
     def sources(self) -> Pairs:
@@ -119,28 +119,30 @@ class Relations:
         """The edges, from the pairs of their sources to their destinations [2, num_edges]."""
         if not self.is_dense:
             return torch.stack([self._compact_sources[1], self.edges[1]])
-        ptr, src_pair, _, _ = self._sorted
-        ptr = ptr[::self.num_relations]
-        return from_csc(torch.stack([src_pair, expand(ptr)]), ptr, num_src=self.sources.num_pairs)
+        indptr, src, position, rowptr, dst_pair, position_by_src = self._sorted
+        indptr = indptr[::self.num_relations]
+        place = torch.empty_like(position)
+        place[position] = torch.arange(position.numel(), dtype=position.dtype, device=position.device)
+        edges = from_csc(torch.stack([src, expand(indptr)]), indptr, num_src=self.sources.num_pairs)
+        return fill_csr(edges, perm=place[position_by_src], src=expand(rowptr), dst=self._nodes_of(dst_pair),
+                        rowptr=rowptr)
 
     @functools.cached_property
     def into_destinations(self) -> EdgeIndex:
         """The edges, from their sources to the pairs of their destinations. For dense pairs."""
-        ptr, src_pair, _, _ = self._sorted
-        src = torch.div(src_pair, self.num_relations, rounding_mode="floor")
-        return from_csc(torch.stack([src, expand(ptr)]), ptr, num_src=self.num_src)
+        ptr, src_pair = self._sorted[:2]
+        return from_csc(torch.stack([self._nodes_of(src_pair), expand(ptr)]), ptr, num_src=self.num_src)
 
     @functools.cached_property
     def into_sources(self) -> EdgeIndex:
         """The edges turned round, from their destinations to the pairs of their sources. For dense pairs."""
-        _, _, ptr, dst_pair = self._sorted
-        dst = torch.div(dst_pair, self.num_relations, rounding_mode="floor")
-        return from_csc(torch.stack([dst, expand(ptr)]), ptr, num_src=self.num_dst)
+        ptr, dst_pair = self._sorted[3:5]
+        return from_csc(torch.stack([self._nodes_of(dst_pair), expand(ptr)]), ptr, num_src=self.num_dst)
 
     @functools.cached_property
     def share_by_source(self) -> Float[Tensor, "num_edges 1"]:
         """1 / number of edges of the destination's pair, for each edge of `into_sources`."""
-        ptr, _, _, dst_pair = self._sorted
+        ptr, dst_pair = self._sorted[0], self._sorted[4]
         return ptr.diff().clamp(min=1).float().reciprocal().index_select(0, dst_pair).unsqueeze(1)
 
     @functools.cached_property
@@ -149,16 +151,19 @@ class Relations:
         return _choose_sides(self)
 
     @functools.cached_property
-    def _sorted(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Pointers of the dense pairs of destinations, the pairs of their sources; and the same the other way round."""
+    def _sorted(self) -> Sequence[Tensor]:
+        """The edges between dense pairs, in both sorted orders: the fields of :class:`models.structure.Structure`."""
         src_pair, dst_pair = self.edges * self.num_relations + self.relation
         sizes = self.num_src * self.num_relations, self.num_dst * self.num_relations
         if self.edges.device.type == "cpu" and sorting.LIBRARY.get() is not None:
-            indptr, src, _, rowptr, dst, _ = sorting.sort_edges(torch.stack([src_pair, dst_pair]), *sizes)
-            return indptr, src, rowptr, dst
+            return sorting.sort_edges(torch.stack([src_pair, dst_pair]), *sizes)
         (by_dst, order), (by_src, order_by_src) = (pair.sort(stable=True) for pair in (dst_pair, src_pair))
         indptr, rowptr = (_point(keys, size) for keys, size in ((by_dst, sizes[1]), (by_src, sizes[0])))
-        return indptr, src_pair[order], rowptr, dst_pair[order_by_src]
+        dtype = src_pair.dtype
+        return indptr, src_pair[order], order.to(dtype), rowptr, dst_pair[order_by_src], order_by_src.to(dtype)
+
+    def _nodes_of(self, dense_pairs: Tensor) -> Tensor:
+        return torch.div(dense_pairs, self.num_relations, rounding_mode="floor")
 
     @functools.cached_property
     def _compact_sources(self) -> tuple[Pairs, Tensor]:

@@ -1,6 +1,6 @@
 // Backward: each edge is visited once. The gradients of the nodes at its far end are added to a copy of each thread, which
 // sums up a part of the edges. The number of parts never depends on the threads, and their sums are added in order.
-// Rows are destinations. For GAT they are sources, see `by_source`: then the copies hold scores alone, not messages.
+// Rows are destinations, or sources (`rows_are_sources`): then the copies hold gradients of scores alone, not of messages.
 #pragma once
 #include <memory>
 
@@ -20,11 +20,11 @@ template <int SCORE, bool EDGES>
 struct AttentionBackward : AttentionGradients<SCORE, EDGES> {
   using Base = AttentionGradients<SCORE, EDGES>;
   using Base::edges, Base::encoded_size, Base::groups, Base::layout, Base::p, Base::row_size, Base::score_size, Base::size,
-      Base::width, Base::ENCODES, Base::IS_GAT, Base::PROJECTS;
+      Base::width, Base::BY_SOURCE, Base::ENCODES, Base::IS_GAT, Base::PROJECTS;
   using Part = typename Base::Part;
   using Row = typename Base::Row;
 
-  static constexpr int64_t MAX_PARTS = IS_GAT ? 16 : 4;
+  static constexpr int64_t MAX_PARTS = IS_GAT ? 16 : BY_SOURCE ? 8 : 4;
 
   const int64_t num_parts;
   std::unique_ptr<Part> total;
@@ -117,10 +117,10 @@ struct AttentionBackward : AttentionGradients<SCORE, EDGES> {
 
   // Writes the gradients of a row.
   void write(int64_t row, const float* sum) const {
-    if (IS_GAT) layout.unpack(sum, p.grad_message + row * p.heads * p.channels);
+    if (BY_SOURCE) layout.unpack(sum, p.grad_message + row * p.heads * p.channels), sum += size;
     float* to = p.grad_target + row * this->score_dim();
     if (!IS_GAT) return layout.unpack(sum, to);
-    for (int64_t h = 0; h < p.heads; h++) to[h] = groups.sum(load(sum + size + h / width * LANES))[h % width];
+    for (int64_t h = 0; h < p.heads; h++) to[h] = groups.sum(load(sum + h / width * LANES))[h % width];
   }
 
   // Writes the gradients of the nodes at the far ends, of rows without edges, and of the parameters.
@@ -130,7 +130,7 @@ struct AttentionBackward : AttentionGradients<SCORE, EDGES> {
     {
 #pragma omp for schedule(static) nowait
       for (int64_t node = 0; node < p.num_src; node++) {
-        if (!IS_GAT) layout.unpack(total->message.data + node * size, p.grad_message + node * dim);
+        if (!BY_SOURCE) layout.unpack(total->message.data + node * size, p.grad_message + node * dim);
         const float* from = total->source.data + node * score_size;
         if (IS_GAT) std::copy_n(from, p.heads, p.grad_source + node * p.heads);
         if (SCORE == DOT) layout.unpack(from, p.grad_source + node * dim);
@@ -138,7 +138,7 @@ struct AttentionBackward : AttentionGradients<SCORE, EDGES> {
 #pragma omp for schedule(static)
       for (int64_t row = 0; row < p.num_dst; row++) {
         if (edges.ptr[row] != edges.ptr[row + 1]) continue;
-        if (IS_GAT) std::fill_n(p.grad_message + row * dim, dim, 0.0f);
+        if (BY_SOURCE) std::fill_n(p.grad_message + row * dim, dim, 0.0f);
         std::fill_n(p.grad_target + row * this->score_dim(), this->score_dim(), 0.0f);
       }
     }

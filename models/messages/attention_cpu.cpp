@@ -23,6 +23,6 @@ const char* attention_simd() { return SIMD_NAME; }
 int attention_forward(const AttentionProblem* p) { return dispatch<AttentionForward>(*p); }
 
 int attention_backward(const AttentionProblem* p) {
-  return dispatch<AttentionBackward>(p->score == GAT ? by_source(*p) : *p);
+  return dispatch<AttentionBackward>(rows_are_sources(p->score, p->edge_dim > 0) ? by_source(*p) : *p);
 }
 }

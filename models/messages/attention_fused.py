@@ -51,7 +51,7 @@ def attention(message: Tensor, source: Tensor | None, target: Tensor | None, edg
               num_loops: int | None, return_weights: bool) -> tuple[Tensor, Tensor]:
     """Compute :func:`models.messages.attention_reference.attention` without a tensor of edges x channels."""
     num_src = message.size(0)
-    by_source = ops.needs_sources(score, message) and torch.is_grad_enabled() and any(
+    by_source = ops.needs_sources(score, message, edge_attr) and torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad
         for tensor in (message, source, target, edge_attr, loop_attr, weight, att))
     if num_loops is None:

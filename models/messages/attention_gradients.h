@@ -25,7 +25,8 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
       Base::width, Base::ENCODES, Base::PROJECTS;
   using Edges = typename Base::Edges;
 
-  static constexpr bool IS_GAT = SCORE == GAT;
+  // Whether the rows are sources, see `by_source` in attention_backward.h.
+  static constexpr bool IS_GAT = SCORE == GAT, BY_SOURCE = rows_are_sources(SCORE, EDGES);
 
   // What a part of the edges adds up: gradients of the nodes at the far ends, and of the parameters.
   struct Part {
@@ -33,7 +34,7 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
     Buffer<float> message, source;
     LongSum att, weight;
     explicit Part(const AttentionGradients& pass)
-        : message_size(IS_GAT ? 0 : pass.p.num_src * pass.size),
+        : message_size(BY_SOURCE ? 0 : pass.p.num_src * pass.size),
           source_size(SCORE == GATV2 ? 0 : pass.p.num_src * pass.score_size),
           message(message_size, 0.0f),
           source(source_size, 0.0f),
@@ -47,7 +48,7 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
     }
   };
 
-  // What the pass reads of a row, and adds up: the gradients of its messages (GAT alone) and of its scores. The groups
+  // What the pass reads of a row, and adds up: the gradients of its messages (of a source) and of its scores. The groups
   // of GAT's scores are parts of a sum.
   struct Row : Base::Row {
     Buffer<float> gradient, stat, out, projected_gradient, sum;
@@ -63,15 +64,15 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
   };
 
   const int64_t stat_size, row_size;
-  // Of the destinations of GAT, [node][2][head]: log-sum-exp, then the product of output and gradient.
+  // Of destinations at the far ends, [node][2][head]: log-sum-exp, then the product of output and gradient.
   Buffer<float> stat;
 
   explicit AttentionGradients(const AttentionProblem& p_)
       : Base(p_),
         stat_size(2 * layout.dense_heads()),
-        row_size(encoded_size + (IS_GAT ? size : 0)),
-        stat(IS_GAT ? p_.num_src * stat_size + LANES : 0) {
-    if (!IS_GAT) return;
+        row_size(encoded_size + (BY_SOURCE ? size : 0)),
+        stat(BY_SOURCE ? p_.num_src * stat_size + LANES : 0) {
+    if (!BY_SOURCE) return;
 #pragma omp parallel num_threads(edges.team(p.num_threads))
     {
       Buffer<float> out(size);
@@ -98,7 +99,7 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
     Base::open(node, row);
     layout.pack(p.gradient + node * p.heads * p.channels, row.gradient.data);
     std::fill_n(row.sum.data, row_size, 0.0f);
-    if (!IS_GAT) write_stats(node, row.gradient.data, row.out.data, row.stat.data);
+    if (!BY_SOURCE) write_stats(node, row.gradient.data, row.out.data, row.stat.data);
     if (!PROJECTS) return;
     this->project(row.gradient.data, row.projected_gradient.data);
     std::fill_n(row.features.data, 2 * projected_size, 0.0f);
@@ -107,7 +108,7 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
   // The passes below add the gradients of VECTORS vectors from `at` on, of edges with the weights w and the gradients ds of
   // scores. Stores might change members, as far as the compiler knows: what loops need of these is copied.
 
-  // Of the messages of GAT's rows.
+  // Of the messages of sources.
   template <int VECTORS>
   INLINE void add_messages(Part&, const Edges& e, Row& row, int64_t at, const float* w, const float*) const {
     vf sum[VECTORS];
@@ -120,7 +121,7 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
     for (int v = 0; v < VECTORS; v++) store(row.sum.data + at + v * LANES, sum[v]);
   }
 
-  // Of the messages of dot products.
+  // Of the messages of dot products, at the far ends.
   template <int VECTORS>
   INLINE void add_values(Part& part, const Edges& e, Row& row, int64_t at, const float* w, const float*) const {
     vf g[VECTORS];
@@ -140,10 +141,11 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
   // Of both sides of dot products.
   template <int VECTORS>
   INLINE void add_keys(Part& part, const Edges& e, Row& row, int64_t at, const float*, const float* ds) const {
+    float* to_row = row.sum.data + (BY_SOURCE ? size : 0) + at;
     vf own[VECTORS], sum[VECTORS];
     for (int v = 0; v < VECTORS; v++) {
       own[v] = load(row.target.data + at + v * LANES);
-      sum[v] = load(row.sum.data + at + v * LANES);
+      sum[v] = load(to_row + v * LANES);
     }
     const int64_t node_size = size, *other = e.other, *ahead = e.ahead;
     const int heads = width, n = e.n;
@@ -160,7 +162,7 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
         store(to + v * LANES, fma(share, own[v], load(to + v * LANES)));
       }
     }
-    for (int v = 0; v < VECTORS; v++) store(row.sum.data + at + v * LANES, sum[v]);
+    for (int v = 0; v < VECTORS; v++) store(to_row + v * LANES, sum[v]);
   }
 
   // Of both sides of GATv2, and of att; z becomes the gradient of the encoded features.
@@ -228,13 +230,13 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
     for (int i = 0; i < e.n; i++) store(e.z + i * encoded_size + block * LANES, layout.spread(ds + i * width));
   }
 
-  // Reads the numbers of GAT's destinations, dense, then those that make the weight and its gradient 0.
+  // Reads the numbers of destinations at the far ends, dense, then those that make the weight and its gradient 0.
   INLINE void read_stats(Part& part, const Edges& e, int64_t block, float* lse, float* product) const {
     const float* from = stat.data + block * width;
     for (int i = 0; i < e.n; i++) {
       __builtin_prefetch(from + e.ahead[i] * stat_size);
-      __builtin_prefetch(source.data + e.ahead[i] * score_size + block * width);
-      __builtin_prefetch(part.source.data + e.ahead[i] * score_size + block * width, 1);
+      if (IS_GAT) __builtin_prefetch(source.data + e.ahead[i] * score_size + block * width);
+      if (IS_GAT) __builtin_prefetch(part.source.data + e.ahead[i] * score_size + block * width, 1);
       const float* stats = from + e.other[i] * stat_size;
       store(lse + i * width, load(stats));
       store(product + i * width, load(stats + stat_size / 2));
@@ -250,11 +252,9 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
     const int count = this->dense(e.n);
     for (int64_t b = 0; b < layout.blocks; b++) {
       vf row_lse = {}, row_product = {};
-      if (IS_GAT) {
-        Base::add_scores(e, row, b, x);
-        read_stats(part, e, b, lse, product);
-      } else {
-        this->score(e, row, b, w);
+      if (BY_SOURCE) read_stats(part, e, b, lse, product);
+      IS_GAT ? Base::add_scores(e, row, b, x) : this->score(e, row, b, w);
+      if (!BY_SOURCE) {
         row_lse = layout.spread(row.stat.data + b * width);
         row_product = layout.spread(row.stat.data + stat_size / 2 + b * width);
       }
@@ -263,9 +263,9 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
       if (dropout.active()) this->draw(e, b, factor);
       for (int k = 0; k < count; k += LANES) {
         const vf score = IS_GAT ? this->leaky(load(x + k)) * scale : load(w + k);
-        const vf share = exp2(score - (IS_GAT ? load(lse + k) : row_lse));
+        const vf share = exp2(score - (BY_SOURCE ? load(lse + k) : row_lse));
         const vf kept = dropout.active() ? load(factor + k) : splat(1.0f);
-        vf grad_score = share * (kept * load(ds + k) - (IS_GAT ? load(product + k) : row_product));
+        vf grad_score = share * (kept * load(ds + k) - (BY_SOURCE ? load(product + k) : row_product));
         if (IS_GAT) grad_score = load(x + k) > 0.0f ? grad_score : grad_score * slope;
         if (SCORE == DOT) grad_score *= scale * (1 / LOG2_E);
         store(w + k, share * kept);
@@ -288,9 +288,15 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
         ADD_BLOCK(4, add_keys);
         ADD_BLOCK(1, add_keys);
         k = 0;
-        ADD_BLOCK(8, add_values);
-        ADD_BLOCK(4, add_values);
-        ADD_BLOCK(1, add_values);
+        if constexpr (BY_SOURCE) {
+          ADD_BLOCK(8, add_messages);
+          ADD_BLOCK(4, add_messages);
+          ADD_BLOCK(1, add_messages);
+        } else {
+          ADD_BLOCK(8, add_values);
+          ADD_BLOCK(4, add_values);
+          ADD_BLOCK(1, add_values);
+        }
       }
     }
   }

@@ -44,9 +44,10 @@ def get_simd() -> str:
     return function().decode()
 
 
-def needs_sources(score: str, message: Tensor) -> bool:
-    """Return whether backward reads the edges sorted by source."""
-    return score == "gat" or message.is_cuda
+def needs_sources(score: str, message: Tensor, attr: Tensor | None) -> bool:
+    """Return whether backward reads the edges sorted by source: on a GPU, and where attention.h says so."""
+    has_features = attr is not None and attr.size(1) > 0
+    return message.is_cuda or score == "gat" or (score == "dot" and not has_features)
 
 
 @operator("attention")
@@ -67,7 +68,8 @@ def forward(
         indptr: first edge of each destination [num_dst + 1].
         src: sources of the edges sorted by destination.
         position: number of each of these edges in the caller's order. None: in order.
-        rowptr: first edge of each source [num_src + 1]. Backward reads it and the next two on a GPU, and for "gat".
+        rowptr: first edge of each source [num_src + 1]. Backward reads it and the next two if
+            :func:`needs_sources`.
         dst: destinations of the edges sorted by source.
         position_by_src: number of each of these edges in the caller's order. None: in order.
         attr: edge features of the first positions [num_edges, edge_dim].
@@ -132,7 +134,8 @@ def backward(
     given = message, source, target, attr if need_attr else None, loop_attr if need_attr else None, weight, att
     written = {f"grad_{name}": value for name, value, tensor in zip(names, grads, given, strict=True)
                if tensor is not None}
-    edges = (rowptr, dst, position_by_src) if score == "gat" else (indptr, src, position)
+    by_source = needs_sources(score, message, attr)
+    edges = (rowptr, dst, position_by_src) if by_source else (indptr, src, position)
     _call(LIBRARY.get().attention_backward, message, source, target, *edges, attr, loop_attr, weight,
           att, seed, score, slope, dropout, edge_dropout, num_positions, gradient=grad, out=out, lse=lse, **written)
     return grads
@@ -176,7 +179,7 @@ def _call(function, message, source, target, ptr, other, position, attr, loop_at
 
 def _setup_context(ctx, inputs, output):
     *tensors, ctx.score, ctx.slope, ctx.dropout, ctx.edge_dropout, ctx.num_positions, return_weights = inputs
-    assert tensors[6] is not None or not needs_sources(ctx.score, tensors[0]), "backward needs the edges by source"
+    assert tensors[6] is not None or not needs_sources(ctx.score, tensors[0], tensors[9]), "edges by source are missing"
     out, lse, weights = output
     ctx.mark_non_differentiable(*((lse,) if return_weights else (lse, weights)))
     ctx.set_materialize_grads(False)
