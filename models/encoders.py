@@ -56,11 +56,11 @@ class TypeEncoder(torch.nn.Module):
             raise ValueError(f"x has shape {tuple(x.shape)}, but {num_types} node types were given columns of "
                              f"{self.in_channels} features and a one-hot type: {self.in_channels + num_types} columns")
         types, parts = NodeTypes.read(x, num_types), []
-        for rows, ranges, weight, bias in zip(types.order.split(types.sizes), self.type_columns, self.weights,
+        for rows, ranges, weight, bias in zip(types.sort(x).split(types.sizes), self.type_columns, self.weights,
                                               self.bias, strict=True):
-            own = [x[:, first:end].index_select(0, rows) for first, end in ranges or [(0, 0)]]
+            own = [rows[:, first:end] for first, end in ranges or [(0, 0)]]
             parts.append(F.linear(torch.cat(own, dim=1), weight, bias))
-        return torch.cat(parts).index_select(0, types.place)
+        return types.put_back(torch.cat(parts))
 
     def _check_columns(self) -> None:
         if not self.type_columns:

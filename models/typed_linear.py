@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,12 +21,14 @@ class NodeTypes:
         place: where `order` has each node [num_nodes].
         types: type of each node [num_nodes].
         sizes: number of nodes of each type.
+        are_sorted: whether the nodes are sorted by type already, as those of a whole graph and of its clusters are.
     """
 
     order: Int[Tensor, " num_nodes"]
     place: Int[Tensor, " num_nodes"]
     types: Int[Tensor, " num_nodes"]
     sizes: tuple[int, ...]
+    are_sorted: bool
 
     @classmethod
     def read(cls, x: Float[Tensor, "num_nodes columns"], num_types: int) -> "NodeTypes":
@@ -50,7 +52,16 @@ class NodeTypes:
         """Sort nodes by their types, numbers in [0, num_types)."""
         order = types.argsort(stable=True)
         place = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
-        return cls(order, place, types, tuple(torch.bincount(types, minlength=num_types).tolist()))
+        return cls(order, place, types, tuple(torch.bincount(types, minlength=num_types).tolist()),
+                   bool((types[1:] >= types[:-1]).all()))
+
+    def sort(self, values: Shaped[Tensor, "num_nodes *rest"]) -> Shaped[Tensor, "num_nodes *rest"]:
+        """Sort rows of nodes by type."""
+        return values if self.are_sorted else values.index_select(0, self.order)
+
+    def put_back(self, values: Shaped[Tensor, "num_nodes *rest"]) -> Shaped[Tensor, "num_nodes *rest"]:
+        """Put rows that are sorted by type into the order of the nodes."""
+        return values if self.are_sorted else values.index_select(0, self.place)
 
 
 class TypedLinear(torch.nn.Module):
@@ -79,6 +90,4 @@ class TypedLinear(torch.nn.Module):
         """Map nodes. `types` may be none if there is one type."""
         if types is None:
             return F.linear(x, self.weight[0].t(), self.bias[0])
-        rows = multiply_segments(x.index_select(0, types.order), self.weight, types.sizes)
-        out = rows.index_select(0, types.place)
-        return out + self.bias.to(out.dtype).index_select(0, types.types)
+        return types.put_back(multiply_segments(types.sort(x), self.weight, types.sizes, self.bias))
