@@ -95,8 +95,11 @@ def test_heads_must_divide_the_channels():
         HGTConv(16, 16, 1, 1, 3)
 
 
-def test_typed_linear_maps_each_node_by_its_type():
-    lin, types = TypedLinear(3, 5, 4), torch.tensor([2, 0, 2, 2, 0])
-    x = torch.randn(5, 5)
-    expected = torch.stack([row @ lin.weight[number] + lin.bias[number] for row, number in zip(x, types.tolist())])
-    torch.testing.assert_close(lin(x, NodeTypes.of(types, 3)), expected)
+@pytest.mark.parametrize("types", [[2, 0, 2, 2, 0], [0, 0, 2, 2, 2]])
+def test_typed_linear_maps_each_node_by_its_type(types):
+    lin, x = TypedLinear(3, 5, 4), torch.randn(5, 5)
+    expected = torch.stack([row @ lin.weight[number] + lin.bias[number] for row, number in zip(x, types)])
+    out = lin(x, NodeTypes.of(torch.tensor(types), 3))
+    torch.testing.assert_close(out, expected)
+    for found, wanted in zip(*(torch.autograd.grad(result.square().sum(), lin.parameters()) for result in (out, expected))):
+        torch.testing.assert_close(found, wanted)

@@ -132,6 +132,19 @@ def test_int32_and_sorted_edges_give_the_same():
     torch.testing.assert_close(convolve(x, weight, relations), expected)
 
 
+def test_dense_pairs_of_sources_have_their_edges_in_both_orders():
+    edges, relation = uniform(20, 400, 3)
+    relations = Relations(edges, relation, 3, 20, 20)
+    assert relations.is_dense
+    found = relations.from_sources
+    expected = sorted(zip((edges[0] * 3 + relation).tolist(), edges[1].tolist()))
+    assert sorted(map(tuple, found.as_tensor().t().tolist())) == expected
+    (rowptr, dst), perm = found.get_csr()
+    by_source = found.as_tensor()[:, perm.long()]
+    assert torch.equal(rowptr, torch.searchsorted(by_source[0].contiguous(), torch.arange(61)))
+    assert torch.equal(by_source[1], dst)
+
+
 def test_without_the_compiler_the_same_edges_are_found(monkeypatch):
     edges, relation = uniform(20, 400, 3)
     sorted_by_kernel = Relations(edges, relation, 3, 20, 20)._sorted

@@ -9,6 +9,7 @@ from parallel_epochs.models.aggregate import reference, reference_in_blocks as b
 from parallel_epochs.pipeline.gnn.inference import predict_exact, predict_views
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
+from parallel_epochs.pipeline.metrics import check_finite
 from tests.helpers import building as build
 from tests.helpers.graphs import random_graph, task_graph
 
@@ -99,3 +100,13 @@ def test_scores_of_perfect_predictions_and_of_splits_without_any():
     scores = NodeTask(data).scores(None, logits)
     assert 0 < scores["train"] < 1
     assert scores == pytest.approx(NodeTask(data).scores(None, logits, official=True), nan_ok=True)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_predictions_that_are_not_finite_are_errors(wrong):
+    rows = torch.tensor([[-3e38, 0.0], [3e38, 1.0], [2.0, 5e-40]])
+    check_finite(rows)
+    check_finite(rows[:0])
+    rows[2, 1] = wrong
+    with pytest.raises(FloatingPointError, match="^the model's predictions are not finite; no table is written$"):
+        check_finite(rows, "no table is written")
