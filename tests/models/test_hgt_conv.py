@@ -101,5 +101,6 @@ def test_typed_linear_maps_each_node_by_its_type(types):
     expected = torch.stack([row @ lin.weight[number] + lin.bias[number] for row, number in zip(x, types)])
     out = lin(x, NodeTypes.of(torch.tensor(types), 3))
     torch.testing.assert_close(out, expected)
-    for found, wanted in zip(*(torch.autograd.grad(result.square().sum(), lin.parameters()) for result in (out, expected))):
+    grads = [torch.autograd.grad(result.square().sum(), lin.parameters()) for result in (out, expected)]
+    for found, wanted in zip(*grads, strict=True):
         torch.testing.assert_close(found, wanted)
