@@ -56,9 +56,8 @@ class TypeEncoder(torch.nn.Module):
             raise ValueError(f"x has shape {tuple(x.shape)}, but {num_types} node types were given columns of "
                              f"{self.in_channels} features and a one-hot type: {self.in_channels + num_types} columns")
         types, parts = NodeTypes.read(x, num_types), []
-        for rows, ranges, weight, bias in zip(types.sort(x).split(types.sizes), self.type_columns, self.weights,
-                                              self.bias, strict=True):
-            own = [rows[:, first:end] for first, end in ranges or [(0, 0)]]
+        for number, (ranges, weight, bias) in enumerate(zip(self.type_columns, self.weights, self.bias, strict=True)):
+            own = [types.take(x[:, first:end], number) for first, end in ranges or [(0, 0)]]
             parts.append(F.linear(torch.cat(own, dim=1), weight, bias))
         return types.put_back(torch.cat(parts))
 

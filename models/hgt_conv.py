@@ -69,10 +69,10 @@ class HGTConv(torch.nn.Module):
         """
         key, query, value = self.kqv_lin(x, types).chunk(3, dim=1)
         by_head, pairs = (-1, self.heads, query.size(1) // self.heads), relations.sources
-        queries = query.reshape(by_head)
         keys = multiply_pairs(pairs, key, self.k_rel * self.p_rel[:, :, None, None], self.kernel).view(by_head)
         values = multiply_pairs(pairs, value, self.v_rel, self.kernel).view(by_head)
-        del key, query, value  # of a whole graph they are large
+        queries = query.contiguous().view(by_head)
+        del key, query, value  # views of a tensor that is large for a whole graph
         out = attention(values, keys, queries, relations.from_sources, score="dot", kernel=self.kernel)
         assert isinstance(out, Tensor)
         out = F.dropout(self.out_lin(F.gelu(out.flatten(1)), types), self.dropout, self.training)

@@ -134,9 +134,11 @@ class Relations:
             return torch.stack([self._compact_sources[1], self.edges[1]])
         indptr, src, position, rowptr, dst_pair, position_by_src = self._sorted
         indptr = indptr[::self.num_relations]
+        edges = from_csc(torch.stack([src, expand(indptr)]), indptr, num_src=self.sources.num_pairs)
+        if not torch.is_grad_enabled():  # the other order is for a backward pass
+            return edges
         place = torch.empty_like(position)
         place[position] = torch.arange(position.numel(), dtype=position.dtype, device=position.device)
-        edges = from_csc(torch.stack([src, expand(indptr)]), indptr, num_src=self.sources.num_pairs)
         return fill_csr(edges, perm=place[position_by_src], src=expand(rowptr), dst=self._nodes_of(dst_pair),
                         rowptr=rowptr)
 

@@ -55,6 +55,12 @@ class NodeTypes:
         return cls(order, place, types, tuple(torch.bincount(types, minlength=num_types).tolist()),
                    bool((types[1:] >= types[:-1]).all()))
 
+    def take(self, values: Shaped[Tensor, "num_nodes *rest"], number: int) -> Shaped[Tensor, "num_of_type *rest"]:
+        """Take the rows of the nodes of a type."""
+        if self.are_sorted:
+            return values.split(self.sizes)[number]
+        return values.index_select(0, self.order.split(self.sizes)[number])
+
     def sort(self, values: Shaped[Tensor, "num_nodes *rest"]) -> Shaped[Tensor, "num_nodes *rest"]:
         """Sort rows of nodes by type."""
         return values if self.are_sorted else values.index_select(0, self.order)

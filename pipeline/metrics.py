@@ -12,7 +12,7 @@ from torch import Tensor
 
 def check_finite(predictions: Float[Tensor, "*shape"],
                  then: str = "try a lower train.lr or train.clip_grad_norm") -> None:
-    """Check that all predictions are finite, without the copy of them that ``torch.isfinite`` makes.
+    """Check that all predictions are finite, without the copy that ``torch.isfinite`` makes of a contiguous tensor.
 
     Args:
         then: end of the message.

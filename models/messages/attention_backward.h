@@ -1,6 +1,7 @@
 // Backward: each edge is visited once. The gradients of the nodes at its far end are added to a copy of each thread, which
 // sums up a part of the edges. The number of parts never depends on the threads, and their sums are added in order.
-// Rows are destinations, or sources (`rows_are_sources`): then the copies hold gradients of scores alone, not of messages.
+// Rows are destinations, or sources (`rows_are_sources`): then the copies hold gradients of the destinations' scores (GAT)
+// or queries (dot products), not of messages.
 #pragma once
 #include <memory>
 

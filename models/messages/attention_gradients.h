@@ -48,7 +48,7 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
     }
   };
 
-  // What the pass reads of a row, and adds up: the gradients of its messages (of a source) and of its scores. The groups
+  // What the pass reads of a row, and adds up: the gradients of its messages, if it is a source, and of its scores. The groups
   // of GAT's scores are parts of a sum.
   struct Row : Base::Row {
     Buffer<float> gradient, stat, out, projected_gradient, sum;
@@ -140,7 +140,7 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
 
   // Of both sides of dot products.
   template <int VECTORS>
-  INLINE void add_keys(Part& part, const Edges& e, Row& row, int64_t at, const float*, const float* ds) const {
+  INLINE void add_factors(Part& part, const Edges& e, Row& row, int64_t at, const float*, const float* ds) const {
     float* to_row = row.sum.data + (BY_SOURCE ? size : 0) + at;
     vf own[VECTORS], sum[VECTORS];
     for (int v = 0; v < VECTORS; v++) {
@@ -150,13 +150,13 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
     const int64_t node_size = size, *other = e.other, *ahead = e.ahead;
     const int heads = width, n = e.n;
     const vi head = layout.head;
-    const float* keys = source.data + at;
-    float* grad_keys = part.source.data + at;
+    const float* others = source.data + at;
+    float* grad_others = part.source.data + at;
     for (int i = 0; i < n; i++) {
       const vf share = permute(load(ds + i * heads), head);
-      this->template prefetch<VECTORS, true>(grad_keys + ahead[i] * node_size);
-      const float* from = keys + other[i] * node_size;
-      float* to = grad_keys + other[i] * node_size;
+      this->template prefetch<VECTORS, true>(grad_others + ahead[i] * node_size);
+      const float* from = others + other[i] * node_size;
+      float* to = grad_others + other[i] * node_size;
       for (int v = 0; v < VECTORS; v++) {
         sum[v] = fma(share, load(from + v * LANES), sum[v]);
         store(to + v * LANES, fma(share, own[v], load(to + v * LANES)));
@@ -284,9 +284,9 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
         ADD_BLOCK(4, add_sides);
         ADD_BLOCK(1, add_sides);
       } else {
-        ADD_BLOCK(8, add_keys);
-        ADD_BLOCK(4, add_keys);
-        ADD_BLOCK(1, add_keys);
+        ADD_BLOCK(8, add_factors);
+        ADD_BLOCK(4, add_factors);
+        ADD_BLOCK(1, add_factors);
         k = 0;
         if constexpr (BY_SOURCE) {
           ADD_BLOCK(8, add_messages);

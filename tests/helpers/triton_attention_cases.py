@@ -144,6 +144,6 @@ def test_tensors_on_a_gpu_choose_these_kernels(dtype, monkeypatch):
                        att=torch.ones(2, 3, device="cuda", dtype=dtype))
         edge_index = torch.zeros(2, 6, dtype=torch.int64, device="cuda")
         out = attention(**tensors, edge_index=edge_index, score="gatv2", kernel="fused")
-        assert seen == [dtype] and attention_ops.needs_sources("gatv2", tensors["message"])
+        assert seen == [dtype] and attention_ops.needs_sources("gatv2", tensors["message"], None)
         assert out.is_cuda and out.dtype == dtype and out.shape == (4, 2, 3)
         assert backend(tensors["message"]).startswith("fused-gpu (triton ")
