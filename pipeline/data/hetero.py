@@ -1,5 +1,6 @@
 """PyG's ``HeteroData`` as one graph with types of nodes and relations, see :mod:`pipeline.data.typed`."""
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -102,6 +103,9 @@ def _require_count(origin: str, name: str, store: dict[str, Any]) -> None:
         except ValueError as error:
             raise ValueError(f"{origin}: {name}: {error}") from None
         store["num_nodes"] = len(store["y"])
+    count = store.get("num_nodes", 0)
+    if isinstance(count, bool) or not hasattr(count, "__index__") or operator.index(count) < 0:
+        raise ValueError(f"{origin}: {name}: num_nodes is {count!r}, and must be a whole number of nodes")
 
 
 def _read_edges(origin: str, name: Relation, store: dict[str, Any]) -> tuple[Tensor, Tensor | None]:

@@ -42,6 +42,8 @@ def divide(order: np.ndarray, count: int, train_fraction: float, valid_fraction:
         ValueError: none is left for training.
     """
     ends = [int(train_fraction * len(order)), int((train_fraction + valid_fraction) * len(order))]
+    if not len(order):
+        raise ValueError(f"there are no {unit}s to divide into training, validation and test: give some")
     if not ends[0]:
         raise ValueError(f"data.train_fraction={train_fraction:.4g} of {words.count(len(order), unit)} is none. Raise "
                          f"it, or give more {unit}s")

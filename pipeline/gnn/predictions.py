@@ -243,11 +243,12 @@ def _refuse_several(run: SavedRun) -> None:
 
 def _open(run: SavedRun, state: dict, config: Any, *, is_new: bool) -> OpenData:
     """Open the data to predict: those of the training, or others, which `config` then names."""
+    if is_new:
+        config.data.reads_labels = not config.data.is_stored
     config.check()
     build.check(config)
     device = choose_device(run.device)
     if is_new:
-        config.data.reads_labels = not config.data.is_stored
         config.data.check()
         return new_data.open_data(config, run, state, device)
     opened = build.open_data(config, device, describes=False)

@@ -326,6 +326,8 @@ class TablesConfig(DataConfig):
         return None if found.labelled is None else found.nodes[found.labelled]
 
     def check_labels(self) -> None:
+        if not self.reads_labels:
+            return
         if (typed := self.typed_tables) is not None and typed.unread:
             raise ValueError(f"data.schema has labels of several types of nodes, {' and '.join(typed.unread)}. Choose "
                              f"those to learn by task.type={typed.unread[0]}")

@@ -94,7 +94,7 @@ def read_schema(config: Any) -> TableSchema:
     """
     content = _load(config.schema)
     if config.folder is None and isinstance(config.schema, str):
-        config = dataclasses.replace(config, folder=str(Path(config.schema).parent))
+        config = _replace(config, folder=str(Path(config.schema).parent))
     types = {name: _read_nodes(config, name, keys) for name, keys in _section(content, "nodes").items()}
     edges = {name: _read_edges(config, name, keys) for name, keys in _section(content, "edges").items()}
     if unknown := sorted(set(content) - {"nodes", "edges"}):
@@ -104,9 +104,9 @@ def read_schema(config: Any) -> TableSchema:
     for name, table in edges.items():
         for end in (table.source, table.target):
             if end not in types:
-                raise ValueError(f"data.schema: the edges {name} end at nodes of the type {end or 'without a name'}, "
-                                 f"and nodes has {', '.join(types) or 'no types'}. Add it there; {{}} is enough for a "
-                                 "type without a table")
+                raise ValueError(f"data.schema: the edges {name} end at nodes of the type {end}, and nodes has "
+                                 f"{', '.join(types) or 'no types'}. Add it there; {{}} is enough for a type without a "
+                                 "table")
     ends = {end for table in edges.values() for end in (table.source, table.target)}
     for name, nodes in types.items():
         if nodes.nodes.path is None and name not in ends:
@@ -159,8 +159,12 @@ def _section(content: Mapping, name: str) -> dict[str, Any]:
 
 def _read_nodes(config: Any, name: str, keys: object) -> Any:
     usual = type(config)()
-    found = dataclasses.replace(config, schema=None, edges=usual.edges,
-                                nodes=_merge(type(usual.nodes), keys, f"nodes.{name}"))
+    return _replace(config, schema=None, edges=usual.edges, nodes=_merge(type(usual.nodes), keys, f"nodes.{name}"))
+
+
+def _replace(config: Any, **changes: Any) -> Any:
+    """Replace fields of a configuration, and keep whether it reads labels, which is no field."""
+    found = dataclasses.replace(config, **changes)
     found.reads_labels = config.reads_labels
     return found
 
@@ -168,6 +172,10 @@ def _read_nodes(config: Any, name: str, keys: object) -> Any:
 def _read_edges(config: Any, name: str, keys: object) -> EdgeTable:
     usual, keys = type(config)(), _require_mapping(keys, f"edges.{name}")
     ends = {end: _read_end(f"edges.{name}.{end}", keys.pop(end, None)) for end in ("source", "target")}
+    for end, value in ends.items():
+        if not value.type:
+            raise ValueError(f"data.schema: edges.{name}.{end} names no type of nodes. Give it as {end}: TYPE, or as "
+                             f"{end}: {{type: TYPE, column: COLUMN}}")
     keys |= {end: value.column or end for end, value in ends.items()}
     columns = _merge(type(usual.edges), keys, f"edges.{name}")
     if columns.path is None:
@@ -175,9 +183,8 @@ def _read_edges(config: Any, name: str, keys: object) -> EdgeTable:
     if columns.directed_relations:
         raise ValueError(f"data.schema: edges.{name}.directed_relations is for graphs with one type of nodes. Leave it "
                          "out: here reverse edges have relations of their own (data.reverse_relations)")
-    return EdgeTable(dataclasses.replace(config, schema=None, nodes=usual.nodes, edges=columns, split=None,
-                                         time_column=None), ends["source"].type,
-                     ends["target"].type)
+    return EdgeTable(_replace(config, schema=None, nodes=usual.nodes, edges=columns, split=None, time_column=None),
+                     ends["source"].type, ends["target"].type)
 
 
 def _read_end(where: str, value: object) -> End:
@@ -194,6 +201,8 @@ def _require_mapping(keys: object, where: str) -> dict[str, Any]:
 def _merge(kind: type, keys: object, where: str) -> Any:
     """Make an object of keys in a schema."""
     given = _require_mapping(keys, where)
+    if "${" in str(given):  # OmegaConf would read variables of the environment
+        raise ValueError(f"data.schema: {where} holds ${{...}}, which is not replaced here. Write the value itself")
     try:
         merged = OmegaConf.merge(OmegaConf.structured(kind), OmegaConf.create(given))
         return OmegaConf.to_object(cast(DictConfig, merged))
@@ -213,8 +222,7 @@ def _choose_labels(config: Any, schema: TableSchema) -> TableSchema:
     for name, nodes in schema.nodes.items():
         if name != labelled:
             columns = dataclasses.replace(nodes.nodes, label=None, labels=[], split_column=None, text_features="hashed")
-            schema.nodes[name] = dataclasses.replace(nodes, nodes=columns, split=None, time_column=None)
-            schema.nodes[name].reads_labels = config.reads_labels
+            schema.nodes[name] = _replace(nodes, nodes=columns, split=None, time_column=None)
     return dataclasses.replace(schema, labelled=labelled, unread=found if wanted is None and len(found) > 1 else [])
 
 

@@ -114,6 +114,9 @@ BAD = {
     "features of three dimensions": (put(BUYS, "edge_attr", torch.rand(50, 2, 2)), {},
                                      "user.buys.item: edge_attr must have 2 dimensions, not the shape [50, 2, 2]"),
     "no such type": (lambda data: None, {"label_type": "dog"}, "task.type=dog: "),
+    "a negative number of nodes": (put("tag", "num_nodes", -3), {},
+                                   "tag: num_nodes is -3, and must be a whole number of nodes"),
+    "a number of nodes that is not whole": (put("tag", "num_nodes", 3.5), {}, "tag: num_nodes is 3.5, and must be"),
     "a type without nodes": (put("tag", "num_nodes", 0), {}, "there are no nodes of the type tag"),
     "a reverse name that is taken": (
         put(("item", "rev_buys", "user"), "edge_index", torch.zeros(2, 1, dtype=torch.int64)), {},

@@ -102,6 +102,25 @@ def test_the_tables_of_the_training_as_new_data_give_the_same_bits(tmp_path, mod
         assert not new.setup.data.train_mask.any()
 
 
+def test_labels_of_new_data_are_not_read_where_the_schema_alone_names_them(tmp_path):
+    tables = write_tables(tmp_path)
+    run = trained(tmp_path, tmp_path, "data.folder=null")
+    new = tmp_path / "new"
+    new.mkdir()
+    write_tables(new)
+    (new / "graph.yaml").write_text(yaml.safe_dump(SCHEMA, sort_keys=False))
+    other = Asked(data=Others(schema=str(new / "graph.yaml")))
+    assert not predictions.restore(run, other).setup.data.train_mask.any()
+    tables["users"].drop(columns=["kind", "split"]).to_csv(new / "users.csv", index=False)
+    without = predictions.restore(run, other)
+    assert torch.equal(without.rows, predictions.restore(run, Asked()).rows)
+    schema = yaml.safe_load((new / "graph.yaml").read_text())
+    for key in ("label", "split_column"):
+        schema["nodes"]["user"].pop(key, None)
+    (new / "graph.yaml").write_text(yaml.safe_dump(schema, sort_keys=False))
+    assert torch.equal(without.rows, predictions.restore(run, other).rows)
+
+
 def test_new_rows_leave_those_of_others_as_they_were(run, tmp_path):
     tables = write_tables(tmp_path)
     users = tables["users"].drop(columns=["kind", "split"])

@@ -143,6 +143,8 @@ BAD = [
     (changed(nodes__user={"path": "nobody.csv"}), {}, "data.schema: the type user: path=nobody.csv does not exist"),
     (changed(nodes__user={"features": ["size"]}), {}, "data.schema: the type user: data.nodes.features=size: "),
     (changed(nodes__user={"colour": "red"}), {}, "data.schema: nodes.user: Key 'colour' not in 'NodeColumns'"),
+    (changed(edges__knows={"source": None}), {}, "data.schema: edges.knows.source names no type of nodes. Give it as"),
+    (changed(nodes__user={"path": "${oc.env:HOME}"}), {}, "data.schema: nodes.user holds ${...}, which is not"),
     (changed(edges__knows={"path": None}), {}, "data.schema: edges.knows has no path. Give that of its table"),
     (changed(edges__knows={"relation": "kind", "directed_relations": True}), {}, "data.schema: edges.knows."
      "directed_relations is for graphs with one type of nodes. Leave it out"),
