@@ -78,14 +78,14 @@ class HeteroView:
                  edge_attr: Float[Tensor, "num_edges edge_columns"]):
         self._schema = schema
         num_types, num_relations = len(schema.types), len(schema.relations)
-        nodes_of = NodeTypes.read(x, num_types)
-        self._counts, self._place = nodes_of.sizes, nodes_of.place
-        first = torch.tensor([sum(self._counts[:number]) for number in range(num_types)], device=x.device)
-        local = self._place - first[nodes_of.types]
+        self._types = NodeTypes.read(x, num_types)
+        counts = self._types.sizes
+        first = torch.tensor([sum(counts[:number]) for number in range(num_types)], device=x.device)
+        local = self._types.place - first[self._types.types]
         self.x_dict: dict[str, Tensor] = {}
-        for name, nodes, ranges in zip(schema.types, nodes_of.order.split(self._counts), type_columns, strict=True):
-            own = [x[:, begin:end].index_select(0, nodes) for begin, end in ranges if end > begin]
-            self.x_dict[name] = torch.cat(own, dim=1) if own else x.new_ones(len(nodes), 1)
+        for number, (name, ranges) in enumerate(zip(schema.types, type_columns, strict=True)):
+            own = [self._types.take(x[:, begin:end], number) for begin, end in ranges if end > begin]
+            self.x_dict[name] = torch.cat(own, dim=1) if own else x.new_ones(counts[number], 1)
         relation = edge_attr[:, 0].long()
         by_relation = relation.argsort(stable=True)
         groups = by_relation.split(torch.bincount(relation, minlength=num_relations).tolist())
@@ -113,12 +113,12 @@ class HeteroView:
             has = f"a dict of {', '.join(map(str, found)) or 'nothing'}" if isinstance(found, Mapping) else \
                 f"a {type(out).__name__}"
             raise ForeignError(f"{name} returns {has}; it must return a dict with a tensor for {', '.join(wanted)}")
-        for kind, count in zip(schema.types, self._counts, strict=True):
+        for kind, count in zip(schema.types, self._types.sizes, strict=True):
             value = found.get(kind)
             if isinstance(value, Tensor) and (list(value.shape) != [count, out_channels] and kind in wanted):
                 raise ForeignError(f"{name} returns {list(value.shape)} for {count} nodes of the type {kind}; it must "
                                    f"return [num_nodes, {out_channels}], a column for each class or task")
         example = found[wanted[0]]
         rows = [found[kind] if kind in wanted else example.new_zeros(count, out_channels)
-                for kind, count in zip(schema.types, self._counts, strict=True)]
-        return torch.cat(rows).index_select(0, self._place)
+                for kind, count in zip(schema.types, self._types.sizes, strict=True)]
+        return self._types.put_back(torch.cat(rows))

@@ -7,7 +7,7 @@ alone: they are computed once per batch and shared by all layers.
 # ruff: noqa: F722 (shapes are strings)
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +15,11 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.models.edges import choose_dtype, expand, fill_csr, from_csc
+from parallel_epochs.models.edges import choose_dtype, expand, from_csc
 from parallel_epochs.models.kernels import sorting
 from parallel_epochs.models.kernels.operator import is_transformed
 from parallel_epochs.models.messages import update_all
+from parallel_epochs.models.structure import Structure, as_edge_index
 
 # All pairs of relations and nodes are numbered if at least this fraction of them has edges: products with the matrices
 # of all relations are then a single one.
@@ -115,7 +116,8 @@ class Relations:
         """Whether nearly all pairs have edges, so that all are numbered."""
         if not self._may_be_dense or not self.edges.size(1):
             return False
-        return all(float((ptr[1:] > ptr[:-1]).float().mean()) >= DENSE for ptr in (self._sorted[0], self._sorted[3]))
+        return all(float((ptr[1:] > ptr[:-1]).float().mean()) >= DENSE
+                   for ptr in (self._sorted.indptr, self._sorted.rowptr))
 
     @functools.cached_property
     def sources(self) -> Pairs:
@@ -132,33 +134,29 @@ class Relations:
         """The edges, from the pairs of their sources to their destinations [2, num_edges]."""
         if not self.is_dense:
             return torch.stack([self._compact_sources[1], self.edges[1]])
-        indptr, src, position, rowptr, dst_pair, position_by_src = self._sorted
-        indptr = indptr[::self.num_relations]
-        edges = from_csc(torch.stack([src, expand(indptr)]), indptr, num_src=self.sources.num_pairs)
-        if not torch.is_grad_enabled():  # the other order is for a backward pass
-            return edges
-        place = torch.empty_like(position)
-        place[position] = torch.arange(position.numel(), dtype=position.dtype, device=position.device)
-        return fill_csr(edges, perm=place[position_by_src], src=expand(rowptr), dst=self._nodes_of(dst_pair),
-                        rowptr=rowptr)
+        found = self._sorted
+        indptr = found.indptr[::self.num_relations]
+        if not torch.is_grad_enabled():  # the order by source is for a backward pass
+            return from_csc(torch.stack([found.src, expand(indptr)]), indptr, num_src=self.sources.num_pairs)
+        return as_edge_index(found._replace(indptr=indptr, dst=self._nodes_of(found.dst)))
 
     @functools.cached_property
     def into_destinations(self) -> EdgeIndex:
         """The edges, from their sources to the pairs of their destinations. For dense pairs."""
-        ptr, src_pair = self._sorted[:2]
-        return from_csc(torch.stack([self._nodes_of(src_pair), expand(ptr)]), ptr, num_src=self.num_src)
+        ptr = self._sorted.indptr
+        return from_csc(torch.stack([self._nodes_of(self._sorted.src), expand(ptr)]), ptr, num_src=self.num_src)
 
     @functools.cached_property
     def into_sources(self) -> EdgeIndex:
         """The edges turned round, from their destinations to the pairs of their sources. For dense pairs."""
-        ptr, dst_pair = self._sorted[3:5]
-        return from_csc(torch.stack([self._nodes_of(dst_pair), expand(ptr)]), ptr, num_src=self.num_dst)
+        ptr = self._sorted.rowptr
+        return from_csc(torch.stack([self._nodes_of(self._sorted.dst), expand(ptr)]), ptr, num_src=self.num_dst)
 
     @functools.cached_property
     def share_by_source(self) -> Float[Tensor, "num_edges 1"]:
         """1 / number of edges of the destination's pair, for each edge of `into_sources`."""
-        ptr, dst_pair = self._sorted[0], self._sorted[4]
-        return ptr.diff().clamp(min=1).float().reciprocal().index_select(0, dst_pair).unsqueeze(1)
+        share = self._sorted.indptr.diff().clamp(min=1).float().reciprocal()
+        return share.index_select(0, self._sorted.dst).unsqueeze(1)
 
     @functools.cached_property
     def smaller(self) -> "SmallerSides":
@@ -166,16 +164,17 @@ class Relations:
         return _choose_sides(self)
 
     @functools.cached_property
-    def _sorted(self) -> Sequence[Tensor]:
-        """The edges between dense pairs, in both sorted orders: the fields of :class:`models.structure.Structure`."""
+    def _sorted(self) -> Structure:
+        """The edges between dense pairs."""
         src_pair, dst_pair = self.edges * self.num_relations + self.relation
         sizes = self.num_src * self.num_relations, self.num_dst * self.num_relations
         if self.edges.device.type == "cpu" and sorting.LIBRARY.get() is not None:
-            return sorting.sort_edges(torch.stack([src_pair, dst_pair]), *sizes)
+            return Structure(*sorting.sort_edges(torch.stack([src_pair, dst_pair]), *sizes))
         (by_dst, order), (by_src, order_by_src) = (pair.sort(stable=True) for pair in (dst_pair, src_pair))
         indptr, rowptr = (_point(keys, size) for keys, size in ((by_dst, sizes[1]), (by_src, sizes[0])))
         dtype = src_pair.dtype
-        return indptr, src_pair[order], order.to(dtype), rowptr, dst_pair[order_by_src], order_by_src.to(dtype)
+        return Structure(indptr, src_pair[order], order.to(dtype), rowptr, dst_pair[order_by_src],
+                         order_by_src.to(dtype))
 
     def _nodes_of(self, dense_pairs: Tensor) -> Tensor:
         return torch.div(dense_pairs, self.num_relations, rounding_mode="floor")
@@ -291,7 +290,8 @@ class SegmentProduct(torch.autograd.Function):
             values, weight = (t.to(torch.get_autocast_dtype(values.device.type)) for t in (values, weight))
         ctx.sizes = sizes
         ctx.save_for_backward(values, weight)
-        out = _multiply(values, weight, sizes)
+        out = values.new_empty(values.size(0), weight.size(2))
+        _multiply_into(out, values.split(sizes), weight, sizes)
         if bias is not None:
             for row, place in zip(bias, out.split(sizes), strict=True):
                 place += row
@@ -316,12 +316,6 @@ class SegmentProduct(torch.autograd.Function):
         if ctx.needs_input_grad[3]:
             of_bias = torch.stack([part.sum(0) for part in gradient.split(ctx.sizes)])
         return of_values, of_weight, None, of_bias
-
-
-def _multiply(values: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    out = values.new_empty(values.size(0), weight.size(2))
-    _multiply_into(out, values.split(sizes), weight, sizes)
-    return out
 
 
 def _multiply_into(out: Tensor, segments: Iterable[Tensor], weight: Tensor, sizes: tuple[int, ...]) -> None:

@@ -96,7 +96,7 @@ def find_degrees(edge_index: Int[Tensor, "2 num_edges"], num_nodes: int) -> Degr
     key = edge_index._version if is_sorted else _sorted[edge_index][0]
     known = _degrees.get(edge_index)
     if known is None or known[0] != key:
-        kept = edge_index if is_sorted else _as_edge_index(structure)
+        kept = edge_index if is_sorted else as_edge_index(structure)
         plain = torch.stack([structure.src, edges.expand(structure.indptr)])
         # An entry must not hold its own key, which would then live for ever.
         degrees = Degrees(plain[:, :0] if is_sorted else kept, None if is_sorted else structure.position,
@@ -109,13 +109,13 @@ def _find_loops(edges: Tensor) -> Tensor:
     return (edges[0] == edges[1]).nonzero().squeeze(1)
 
 
-def _as_edge_index(structure: Structure) -> EdgeIndex:
-    """Return the edges of a structure that has both orders, sorted by destination."""
+def as_edge_index(structure: Structure) -> EdgeIndex:
+    """Make an ``EdgeIndex`` that is sorted by destination, with its CSC and CSR filled, of edges in both orders."""
     indptr, src, position, rowptr, by_source, position_by_src = structure
     assert position is not None and rowptr is not None and by_source is not None and position_by_src is not None
     dst, num_src = edges.expand(indptr), rowptr.numel() - 1
     place = torch.empty_like(position)
-    place[position] = torch.arange(position.numel(), dtype=position.dtype)
+    place[position] = torch.arange(position.numel(), dtype=position.dtype, device=position.device)
     return edges.fill_csr(edges.from_csc(torch.stack([src, dst]), indptr, num_src=num_src), src=edges.expand(rowptr),
                           perm=place[position_by_src], dst=by_source, rowptr=rowptr)
 

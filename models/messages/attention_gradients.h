@@ -235,8 +235,10 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
     const float* from = stat.data + block * width;
     for (int i = 0; i < e.n; i++) {
       __builtin_prefetch(from + e.ahead[i] * stat_size);
-      if (IS_GAT) __builtin_prefetch(source.data + e.ahead[i] * score_size + block * width);
-      if (IS_GAT) __builtin_prefetch(part.source.data + e.ahead[i] * score_size + block * width, 1);
+      if (IS_GAT) {  // those of dot products are fetched ahead where they are read
+        __builtin_prefetch(source.data + e.ahead[i] * score_size + block * width);
+        __builtin_prefetch(part.source.data + e.ahead[i] * score_size + block * width, 1);
+      }
       const float* stats = from + e.other[i] * stat_size;
       store(lse + i * width, load(stats));
       store(product + i * width, load(stats + stat_size / 2));

@@ -204,7 +204,7 @@ def _learn_features(db: Database, own: ReadNodes, tables: TableSchema, nodes: di
                  if kind == own.name]
     with db.part(own.part):
         _, texts, columns = learn_features(db, own.num_nodes, tables.nodes[own.name], own.labels, own.columns,
-                                                 neighbors=neighbors, is_new=is_new)
+                                           neighbors=neighbors, is_new=is_new)
     return dataclasses.replace(own, texts=texts, columns=columns)
 
 
