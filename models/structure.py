@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.models import edges
+from parallel_epochs.models import edge_index as edges
 from parallel_epochs.models.kernels import sorting
 from parallel_epochs.models.kernels.hash import GOLDEN, signed
 

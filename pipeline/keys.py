@@ -341,10 +341,11 @@ def _class_of(tree: ast.Module, name: str) -> ast.ClassDef:
 
 
 def _imported_file(file: Path, tree: ast.Module, name: str) -> Path:
-    """Find the file, in the same folder or below it, that a name is imported from."""
+    """Find the file of this package that a name is imported from."""
     (module,) = (node.module for node in tree.body if isinstance(node, ast.ImportFrom)
                  and name in (alias.name for alias in node.names))
-    path = file.parent.joinpath(*module.split(".")[module.split(".").index(file.parent.name) + 1:])
+    package, *parts = module.split(".")
+    path = next(folder for folder in file.parents if folder.name == package).joinpath(*parts)
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 

@@ -12,7 +12,7 @@ import pymetis
 import pytest
 import torch
 
-from parallel_epochs.models import edges
+from parallel_epochs.models import edge_index as edges
 from parallel_epochs.models.aggregate import fused, reference_in_blocks as blocks
 from parallel_epochs.pipeline.gnn import memory as footprint
 from parallel_epochs.pipeline.gnn.inference import predict_exact, predict_views

@@ -6,9 +6,9 @@ from jaxtyping import Float, TypeCheckError
 from torch import Tensor
 
 from parallel_epochs.models import DeeperGCN
-from parallel_epochs.models.activation import norm_relu_dropout
 from parallel_epochs.models.aggregate import aggregate
-from parallel_epochs.models.edges import from_csc
+from parallel_epochs.models.convs.activation import norm_relu_dropout
+from parallel_epochs.models.edge_index import from_csc
 from tests.helpers import shapes
 
 

@@ -13,7 +13,7 @@ from parallel_epochs.models import notice
 from parallel_epochs.models.aggregate import fused, reference
 from parallel_epochs.models.aggregate.cpu import SteepError
 from parallel_epochs.models.aggregate.reference import AGGREGATIONS
-from parallel_epochs.models.aggregate.relations import count_exactly
+from parallel_epochs.models.aggregate.relation_table import count_exactly
 from parallel_epochs.models.kernels.operator import is_transformed
 
 __all__ = ["AGGREGATIONS", "KERNELS", "aggregate", "backend", "check_rows"]

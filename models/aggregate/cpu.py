@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from parallel_epochs.models.aggregate import relations
+from parallel_epochs.models.aggregate import relation_table
 from parallel_epochs.models.kernels.native import NativeLibrary
 
 # The aggregations that the kernels compute, in the order of problem.h. The others are computed from these.
@@ -98,7 +98,7 @@ def _call(function, num_others, x, ptr, other, position, attr, weight, bias, tab
         raise SteepError(f"t={float(param):g} times a message is beyond {limit * math.log(2):,.0f}, where the kernel's "
                          f"float32 rounds too much")
     if status == 4:
-        raise IndexError(relations.describe_wrong(attr[:, 0], table.size(0)))
+        raise IndexError(relation_table.describe_wrong(attr[:, 0], table.size(0)))
     if status:
         raise IndexError(f"an edge has an end that is not in the graph, which has {num_others:,} and "
                          f"{problem.num_rows:,} nodes, {problem.num_edges:,} edges and {problem.num_positions:,} rows "

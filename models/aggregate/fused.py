@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from parallel_epochs.models import notice
-from parallel_epochs.models.aggregate import cpu, ops, relations
+from parallel_epochs.models.aggregate import cpu, ops, relation_table
 from parallel_epochs.models.aggregate.reduce import POWER_RANGE, POWERMEAN_RANGE
 from parallel_epochs.models.aggregate.reference import replace_power_of_one
 from parallel_epochs.models.structure import find_structure
@@ -98,7 +98,7 @@ def aggregate(
     if attr is None or weight is None:
         weight = bias = None
     if table is not None:
-        weight, bias, table = relations.drop_features(weight, bias, table)
+        weight, bias, table = relation_table.drop_features(weight, bias, table)
     if attr is not None and attr.size(1) == 0:
         attr, weight, bias, x = _drop_features(attr, weight, bias, x)
     if x.is_cuda and weight is not None and weight.size(1) > _MAX_EDGE_DIM:
@@ -134,7 +134,7 @@ def _convert_to_float32(*tensors: Tensor | None) -> list[Tensor | None]:
 def _encode(attr: Tensor, weight: Tensor, bias: Tensor | None, table: Tensor | None) -> Tensor:
     if table is None:
         return torch.nn.functional.linear(attr, weight, bias)
-    return relations.encode_edges(attr, weight, bias, table.to(weight.dtype))
+    return relation_table.encode_edges(attr, weight, bias, table.to(weight.dtype))
 
 
 def _drop_features(attr, weight, bias, x):

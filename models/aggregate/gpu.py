@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from parallel_epochs.models.aggregate import gpu_backward, gpu_forward, gpu_relations, ops, relations
-from parallel_epochs.models.edges import INT32_END
+from parallel_epochs.models.aggregate import gpu_backward, gpu_forward, gpu_relations, ops, relation_table
+from parallel_epochs.models.edge_index import INT32_END
 from parallel_epochs.models.kernels import sorting
 
 # Largest number of chunks of rows and edges that a graph is cut into, and smallest size of a chunk.
@@ -131,7 +131,7 @@ def forward(
                             f"p is beyond {MAX_POWER:g}, too large for the GPU kernel's float32: set kernel=reference")
     x, indptr, src, position, attr, weight, bias, table = make_contiguous(
         x, indptr, src, position, attr, weight, bias, table)
-    relations.check_all(attr, table)
+    relation_table.check_all(attr, table)
     cut = plan(indptr, src, x.size(0), position, src.numel() if attr is None else attr.size(0))
     blocks = _choose_blocks(x.size(1), weight, elements=512)
     grid = cut.num_chunks, triton.cdiv(x.size(1), blocks["BLOCK_D"])
@@ -159,7 +159,7 @@ def backward(
     grad_x, grad_attr, grad_weight, grad_bias, grad_table, grad_param = grads
     grad, x, rowptr, dst, position, attr, weight, bias, table = make_contiguous(
         grad, x, rowptr, dst, position, attr, weight, bias, table)
-    relations.check_all(attr, table)
+    relation_table.check_all(attr, table)
     cut = plan(rowptr, dst, grad.size(0), position, dst.numel() if attr is None else attr.size(0))
     channels, edge_dim = x.size(1), weight.size(1) if need_weight else 0
     blocks = _choose_blocks(channels, weight, elements=256)

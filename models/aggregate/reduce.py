@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from parallel_epochs.models.aggregate import relations
+from parallel_epochs.models.aggregate import relation_table
 
 POWER_RANGE, POWERMEAN_RANGE = (1e-7, 10.0), (1e-4, 100.0)
 # Up to this exponent, powers of any number in these ranges, and sums of millions of them, fit into float32.
@@ -21,7 +21,7 @@ def aggregate_edges(x_j, dst, edge_attr, weight, bias, table, t, p, y, *, aggr, 
     """
     message = x_j
     if table is not None:
-        message = message + relations.encode_edges(edge_attr, weight, bias, table)
+        message = message + relation_table.encode_edges(edge_attr, weight, bias, table)
     elif edge_attr is not None:
         message = message + (edge_attr if weight is None else torch.nn.functional.linear(edge_attr, weight, bias))
     message = message.relu() + eps

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.models import edges
+from parallel_epochs.models import edge_index as edges
 from parallel_epochs.models.aggregate.reduce import aggregate_edges
 
 

@@ -1,4 +1,4 @@
-"""Sums of gated messages on the CPU, as :class:`models.gated_conv.ResGatedGraphConv` needs them."""
+"""Sums of gated messages on the CPU, as :class:`models.convs.gated_conv.ResGatedGraphConv` needs them."""
 # ruff: noqa: F722 (shapes are strings)
 
 import ctypes

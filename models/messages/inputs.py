@@ -9,7 +9,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from parallel_epochs.models.edges import from_sparse_tensor, from_torch_sparse
+from parallel_epochs.models.edge_index import from_sparse_tensor, from_torch_sparse
 
 OPERATIONS = ("add", "sub", "mul", "div", "dot")
 REDUCTIONS = ("sum", "mean", "max", "min", "prod")

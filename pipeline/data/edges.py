@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.models.edges import INT32_END
+from parallel_epochs.models.edge_index import INT32_END
 from parallel_epochs.pipeline.data.check import check_numbering
 from parallel_epochs.pipeline.data.columns import (
     BLANKS,

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from parallel_epochs.models.edges import choose_dtype
+from parallel_epochs.models.edge_index import choose_dtype
 from parallel_epochs.pipeline.data.config import check_synthetic_sizes
 from parallel_epochs.pipeline.graph.edges import adjacency, sort_edges
 

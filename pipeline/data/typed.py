@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.models.edges import INT32_END
+from parallel_epochs.models.edge_index import INT32_END
 from parallel_epochs.models.messages import update_all
 from parallel_epochs.pipeline.data.relation import REVERSE, Relation, reverses_of
 from parallel_epochs.pipeline.run import words

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.models.propagation import NormalizedAdjacency, correct, propagate, smooth
+from parallel_epochs.models.networks.propagation import NormalizedAdjacency, correct, propagate, smooth
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.data.typed import Schema, schema_of
 from parallel_epochs.pipeline.gnn.pair_scores import PAIR_SCORES, PairScorer

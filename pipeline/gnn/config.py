@@ -64,11 +64,11 @@ class ModelConfig:
 
 
 SIZES = {"num_layers": ModelConfig.num_layers, "hidden_channels": ModelConfig.hidden_channels}
-# Models by name: module of models/ and class. The options of a model are those of its constructor, written and checked
-# there.
+# Models by name: module of models/networks/ and class. The options of a model are those of its constructor, written
+# and checked there.
 MODELS = {"deepergcn": ("deepgcn", "DeeperGCN"), "revgnn": ("reversible", "RevGNN"),
           "equilibrium": ("equilibrium", "EquilibriumGNN"),
-          "rgcn": ("typed", "RGCN"), "hgt": ("typed", "HGT"),
+          "rgcn": ("relational", "RGCN"), "hgt": ("relational", "HGT"),
           "pyg": ("pyg", "PyGModel"), "custom": ("custom", "CustomModel")}
 FOREIGN = ("pyg", "custom")
 # What a constructor takes that is no key of a configuration: it depends on the graph, or has a key elsewhere.
@@ -91,11 +91,11 @@ def _models_folder() -> Path:
 
 def _model_schema(name: str) -> type[ModelConfig]:
     module, class_name = MODELS[name]
-    source = _models_folder() / f"{module}.py"
+    source = _models_folder() / "networks" / f"{module}.py"
     fields = keys.keys_of_constructor(source, class_name, leave_out=NO_KEYS, sizes=SIZES, when=OPTIONS_COUNT_WHEN)
     schema = make_dataclass(f"{class_name}Config", [("name", str, key(name, "Model.")), *fields],
                             bases=(ModelConfig,),
-                            namespace={"__doc__": f"The options of :class:`models.{module}.{class_name}`.",
+                            namespace={"__doc__": f"The options of :class:`models.networks.{module}.{class_name}`.",
                                        "is_foreign": name in FOREIGN})
     schema.__module__ = __name__  # where ranks find it
     return schema
@@ -426,7 +426,7 @@ def _check_types(task: TaskConfig, data: Any) -> None:
 
 
 def _check_conv(name: str) -> None:
-    """Refuse a layer that neither ``torch_geometric.nn`` names nor models/recipe_convs.py.
+    """Refuse a layer that neither ``torch_geometric.nn`` names nor models/convs/recipe_convs.py.
 
     The files are read, since importing them takes seconds.
 
@@ -436,7 +436,8 @@ def _check_conv(name: str) -> None:
     (folder,) = importlib.util.find_spec("torch_geometric").submodule_search_locations
     known = {word for file in Path(folder, "nn").glob("*/__init__.py")
              for word in re.findall(r"\b[A-Z]\w+", file.read_text())}
-    known.update(re.findall(r"^class (\w+Conv)\b", (_models_folder() / "recipe_convs.py").read_text(), re.MULTILINE))
+    recipes = (_models_folder() / "convs" / "recipe_convs.py").read_text()
+    known.update(re.findall(r"^class (\w+Conv)\b", recipes, re.MULTILINE))
     if name not in known:
         lower = {word.lower(): word for word in known if word.endswith("Conv")}
         near = difflib.get_close_matches(name.lower(), lower, n=1)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.models.blockwise import why_not
-from parallel_epochs.models.pyg import ELEMENTS_AT_ONCE, PyGModel
+from parallel_epochs.models.networks.blockwise import why_not
+from parallel_epochs.models.networks.pyg import ELEMENTS_AT_ONCE, PyGModel
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.typed import Schema, schema_of
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch_geometric.data import Data
 
-from parallel_epochs.models import custom
 from parallel_epochs.models.aggregate import backend
-from parallel_epochs.models.custom import CustomModel
-from parallel_epochs.models.foreign import Tried, try_forward
-from parallel_epochs.models.heads import find_head
-from parallel_epochs.models.link_predictor import LinkModel
-from parallel_epochs.models.pyg import PyGModel
+from parallel_epochs.models.networks import custom
+from parallel_epochs.models.networks.custom import CustomModel
+from parallel_epochs.models.networks.foreign import Tried, try_forward
+from parallel_epochs.models.networks.heads import find_head
+from parallel_epochs.models.networks.link_predictor import LinkModel
+from parallel_epochs.models.networks.pyg import PyGModel
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.data.typed import Schema, column_ranges, schema_of
 from parallel_epochs.pipeline.gnn import estimate
@@ -178,7 +178,7 @@ def check_class(config: Any) -> None:
 def _class_of(config: GNNConfig) -> type[torch.nn.Module]:
     """Return the class of the configured model."""
     module, class_name = MODELS[config.model.name]
-    return getattr(importlib.import_module(f"parallel_epochs.models.{module}"), class_name)
+    return getattr(importlib.import_module(f"parallel_epochs.models.networks.{module}"), class_name)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.models.common_neighbors import CommonNeighbors, Neighborhoods
+from parallel_epochs.models.networks.common_neighbors import CommonNeighbors, Neighborhoods
 
 # Pairs whose neighbours are compared at a time.
 BLOCK = 1 << 16

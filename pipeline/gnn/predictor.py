@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.models import DeeperGCN, blockwise
-from parallel_epochs.models.heads import find_head, keep_inputs
-from parallel_epochs.models.link_predictor import LinkModel
-from parallel_epochs.models.reach import count_hops
+from parallel_epochs.models import DeeperGCN
+from parallel_epochs.models.networks import blockwise
+from parallel_epochs.models.networks.heads import find_head, keep_inputs
+from parallel_epochs.models.networks.link_predictor import LinkModel
+from parallel_epochs.models.networks.reach import count_hops
 from parallel_epochs.pipeline.gnn import neighborhood
 from parallel_epochs.pipeline.gnn.inference import (
     Predict,

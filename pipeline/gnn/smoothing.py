@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from parallel_epochs.models.propagation import NormalizedAdjacency, correct, smooth
+from parallel_epochs.models.networks.propagation import NormalizedAdjacency, correct, smooth
 from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.inference import stopped_together
 from parallel_epochs.pipeline.gnn.predictor import build_predictor

@@ -12,7 +12,7 @@ from scipy.sparse import csgraph
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.models.edges import choose_dtype
+from parallel_epochs.models.edge_index import choose_dtype
 from parallel_epochs.models.kernels.native import pointer
 from parallel_epochs.pipeline.graph.reading import edge_blocks
 from parallel_epochs.pipeline.graph.store import ArrayFile, StoreWriter, write_rows

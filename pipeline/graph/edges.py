@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.models.edges import choose_dtype, fill_csr, from_csc
+from parallel_epochs.models.edge_index import choose_dtype, fill_csr, from_csc
 
 log = logging.getLogger(__name__)
 

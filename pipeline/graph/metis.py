@@ -7,7 +7,7 @@ import pymetis
 import torch
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.models.edges import choose_dtype
+from parallel_epochs.models.edge_index import choose_dtype
 from parallel_epochs.pipeline.graph.cut import cut_graph, find_links
 from parallel_epochs.pipeline.graph.partition import Partition
 

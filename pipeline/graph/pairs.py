@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.models.edges import from_csc
+from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.pipeline.graph.edges import counting_sort, transpose
 from parallel_epochs.pipeline.graph.partition import Partition
 from parallel_epochs.pipeline.run import checkpoint, files

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.models.edges import fill_csr, from_csc
+from parallel_epochs.models.edge_index import fill_csr, from_csc
 from parallel_epochs.models.kernels.hash import GOLDEN, MASK, mix
 from parallel_epochs.models.kernels.native import NativeLibrary, pointer
 from parallel_epochs.pipeline.graph.edges import transpose

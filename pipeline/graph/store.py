@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.models.edges import from_csc
+from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.pipeline.graph import ranges
 from parallel_epochs.pipeline.run import files, pulse
 from parallel_epochs.pipeline.run.errors import DamagedFile

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from parallel_epochs.models.edges import choose_dtype, fill_csr, from_csc
+from parallel_epochs.models.edge_index import choose_dtype, fill_csr, from_csc
 from parallel_epochs.models.kernels.hash import GOLDEN, mix
 from parallel_epochs.pipeline.graph.edges import transpose
 from parallel_epochs.pipeline.graph.ranges import check_edges, check_ends, check_numbers, check_order

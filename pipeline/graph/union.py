@@ -6,7 +6,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.models.edges import fill_csr, from_csc
+from parallel_epochs.models.edge_index import fill_csr, from_csc
 from parallel_epochs.pipeline.graph.partition import Partition
 from parallel_epochs.pipeline.names import MASKS
 

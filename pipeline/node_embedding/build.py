@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from parallel_epochs.models.edges import from_csc
+from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.models.embedding import skipgram, spectral
 from parallel_epochs.models.embedding.skipgram import Negatives, SkipGramOptions, Table
 from parallel_epochs.pipeline.block_training.open import describe_graph, label_columns

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from parallel_epochs.models.edges import from_csc
-from parallel_epochs.models.pyg import FUSED, PyGModel
+from parallel_epochs.models.edge_index import from_csc
+from parallel_epochs.models.networks.pyg import FUSED, PyGModel
 from parallel_epochs.pipeline.run.errors import one_line
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs

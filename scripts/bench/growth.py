@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parallel_epochs.models.edges import from_csc
+from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.pipeline.run import outputs
 from parallel_epochs.scripts.bench import convs
 from parallel_epochs.scripts.bench.convs import Case

@@ -10,7 +10,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 
 from parallel_epochs.models import DeeperGCN, LinkModel
-from parallel_epochs.models.common_neighbors import CommonNeighbors, Neighborhoods
+from parallel_epochs.models.networks.common_neighbors import CommonNeighbors, Neighborhoods
 from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.pair_scores import COUNTS

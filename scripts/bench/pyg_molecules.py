@@ -5,7 +5,7 @@ from ogb.graphproppred.mol_encoder import AtomEncoder, BondEncoder
 from torch_geometric import nn as pyg
 
 from parallel_epochs.models import DeeperGCN
-from parallel_epochs.models.categories import TableEncoder
+from parallel_epochs.models.networks.categories import TableEncoder
 
 
 class PyGMolecules(torch.nn.Module):

@@ -4,7 +4,7 @@ import torch
 from torch_geometric import nn as pyg
 
 from parallel_epochs.models import RevGNN
-from parallel_epochs.models.encoders import fold
+from parallel_epochs.models.networks.encoders import fold
 
 
 class PyGBranch(torch.nn.Module):

@@ -9,10 +9,10 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 
-from parallel_epochs.models.hgt_conv import HGTConv
-from parallel_epochs.models.relations import Relations
-from parallel_epochs.models.typed import RelationLayer
-from parallel_epochs.models.typed_linear import NodeTypes
+from parallel_epochs.models.convs.expanded_edges import Relations
+from parallel_epochs.models.convs.hgt_conv import HGTConv
+from parallel_epochs.models.convs.typed_linear import NodeTypes
+from parallel_epochs.models.networks.relational import RelationLayer
 from parallel_epochs.scripts.bench.convs import import_dgl
 from parallel_epochs.scripts.bench.measure import (
     assert_close,

@@ -10,7 +10,7 @@ from torch_geometric import EdgeIndex
 from parallel_epochs.models import DeeperGCN
 from tests.helpers.graphs import random_graph
 from tests.models.aggregate.test_fused import graph
-from tests.models.test_deepgcn import count_saved_elements
+from tests.models.networks.test_deepgcn import count_saved_elements
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
 

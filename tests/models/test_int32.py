@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.models.edges import INT32_END, check_int32, choose_dtype, compress, from_csc
+from parallel_epochs.models.edge_index import INT32_END, check_int32, choose_dtype, compress, from_csc
 from parallel_epochs.models.structure import find_structure
 from parallel_epochs.pipeline.graph import metis, structure
 from tests.helpers.shapes import unchecked
@@ -25,7 +25,8 @@ def test_too_many_edges_for_int32_are_refused(call):
 
 def test_sorted_edges_of_too_many_are_refused(monkeypatch):
     many = EdgeIndex(torch.zeros(2, 5, dtype=torch.int32), sparse_size=(1, 1), sort_order="col")
-    monkeypatch.setattr("parallel_epochs.models.edges.INT32_END", 5)  # PyG's class takes no tensor that is expanded
+    # PyG's class takes no tensor that is expanded.
+    monkeypatch.setattr("parallel_epochs.models.edge_index.INT32_END", 5)
     with pytest.raises(ValueError, match="edge_index is int32, which cannot count to 5"):
         compress(many, by="col")
 

@@ -7,7 +7,7 @@ import torch
 from torch_geometric import nn as pyg
 
 from parallel_epochs.models import DeeperGCN, EquilibriumGNN, GENConv, RevGNN
-from parallel_epochs.models.blockwise import InBlocks
+from parallel_epochs.models.networks.blockwise import InBlocks
 from tests.helpers.graphs import random_graph
 
 DATA = random_graph(40, 150, 0)

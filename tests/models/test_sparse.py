@@ -7,7 +7,7 @@ from scipy.stats import chisquare
 from torch_geometric import EdgeIndex, nn as pyg
 
 from parallel_epochs.models import GENConv
-from parallel_epochs.models.edges import from_sparse_tensor
+from parallel_epochs.models.edge_index import from_sparse_tensor
 from parallel_epochs.models.messages import update_all
 from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.gnn.loaders.neighbor import pyg_sampler

@@ -8,10 +8,10 @@ import torch_geometric
 from torch_geometric.utils import _segment
 
 from parallel_epochs.models import GENConv
-from parallel_epochs.models.edges import for_pyg
-from parallel_epochs.models.heads import pool_graphs
-from parallel_epochs.models.pyg import PyGModel
-from parallel_epochs.models.virtual import VirtualNode
+from parallel_epochs.models.edge_index import for_pyg
+from parallel_epochs.models.networks.heads import pool_graphs
+from parallel_epochs.models.networks.pyg import PyGModel
+from parallel_epochs.models.networks.virtual import VirtualNode
 from tests.helpers.graphs import random_graph
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import scatter
 
-from parallel_epochs.models.edges import INT32_END, choose_dtype
+from parallel_epochs.models.edge_index import INT32_END, choose_dtype
 from parallel_epochs.pipeline.data.incident import NUM_INTERVALS, count_edges, scale
 from parallel_epochs.pipeline.data.tables.fitted import Fitted
 from parallel_epochs.pipeline.data.tables.source import Source

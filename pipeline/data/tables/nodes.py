@@ -9,7 +9,7 @@ import pyarrow as pa
 import scipy.sparse as sp
 import torch
 
-from parallel_epochs.models.edges import INT32_END
+from parallel_epochs.models.edge_index import INT32_END
 from parallel_epochs.pipeline.data.tables.categories import one_hot, read as read_categories
 from parallel_epochs.pipeline.data.tables.fitted import Columns
 from parallel_epochs.pipeline.data.tables.labels import Labels, read_values

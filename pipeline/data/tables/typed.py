@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parallel_epochs.models.edges import choose_dtype
+from parallel_epochs.models.edge_index import choose_dtype
 from parallel_epochs.pipeline.data.learned import FITTED, Learned
 from parallel_epochs.pipeline.data.tables import edges as tables_edges, labels as tables_labels, nodes as tables_nodes
 from parallel_epochs.pipeline.data.tables.fitted import Columns, Fitted, pack_several, unpack_several

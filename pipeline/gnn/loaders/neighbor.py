@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from parallel_epochs.models.edges import from_csc
+from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.pipeline.gnn.loaders.fan_outs import NumNeighbors, fan_outs_of, show
 from parallel_epochs.pipeline.graph import subgraph
 from parallel_epochs.pipeline.graph.edges import transpose

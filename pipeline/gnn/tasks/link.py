@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.data import Data
 
-from parallel_epochs.models.link_predictor import LinkModel
+from parallel_epochs.models.networks.link_predictor import LinkModel
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.data.typed_links import link_relation_of
 from parallel_epochs.pipeline.graph.edges import sort_edges

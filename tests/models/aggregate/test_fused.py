@@ -12,10 +12,10 @@ from torch_geometric import EdgeIndex
 from parallel_epochs.models import messages
 from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, backend, cpu, fused, ops
 from parallel_epochs.models.aggregate.reduce import POWER_RANGE, POWERMEAN_RANGE
-from parallel_epochs.models.conv import GENConv
-from parallel_epochs.models.deepgcn import DeeperGCN
+from parallel_epochs.models.convs.gen_conv import GENConv
 from parallel_epochs.models.kernels import sorting
 from parallel_epochs.models.messages import attention_fused
+from parallel_epochs.models.networks.deepgcn import DeeperGCN
 from tests.helpers.operators import opcheck
 from tests.helpers.shapes import unchecked
 

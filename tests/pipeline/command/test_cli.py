@@ -11,8 +11,8 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from parallel_epochs.models import DeeperGCN, EquilibriumGNN, RevGNN
-from parallel_epochs.models.fused_conv import KERNELS
-from parallel_epochs.models.typed import HGT, RGCN
+from parallel_epochs.models.convs.fused_conv import KERNELS
+from parallel_epochs.models.networks.relational import HGT, RGCN
 from parallel_epochs.pipeline import keys, training
 from parallel_epochs.pipeline.command import cli, schema as configuration
 from parallel_epochs.pipeline.command.folder import begin_or_continue, resolve

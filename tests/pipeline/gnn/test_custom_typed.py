@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from parallel_epochs.models.hetero import HeteroView
+from parallel_epochs.models.networks.hetero import HeteroView
 from parallel_epochs.pipeline.data.typed import Schema
 from parallel_epochs.pipeline.gnn import memory
 from parallel_epochs.pipeline.run.seeds import stream

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from parallel_epochs.models.edges import from_csc
+from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.pipeline.gnn import neighborhood
 from parallel_epochs.pipeline.gnn.predictor import build_predictor, predict_nodes
 from tests.helpers.building import EvaluateConfig, open_graph, part_of, predict

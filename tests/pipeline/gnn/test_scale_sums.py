@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from parallel_epochs.models import DeeperGCN, GENConv
-from parallel_epochs.models.conv import SUMS
+from parallel_epochs.models.convs.gen_conv import SUMS
 from parallel_epochs.pipeline.config import explain_idle_keys
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.graph.partition import random_partition

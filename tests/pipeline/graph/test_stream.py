@@ -12,7 +12,7 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 
-from parallel_epochs.models.edges import from_csc
+from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.gnn import predictor as build_predictor
 from parallel_epochs.pipeline.graph import components, store, stream

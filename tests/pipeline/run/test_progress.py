@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from parallel_epochs.models.deepgcn import DeeperGCN
+from parallel_epochs.models.networks.deepgcn import DeeperGCN
 from parallel_epochs.pipeline.data.prepare import describe_inputs, prepare
 from parallel_epochs.pipeline.gnn import inference
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader

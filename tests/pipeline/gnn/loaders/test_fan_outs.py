@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 from scipy.stats import chisquare
 from torch_geometric.data import Data
 
-from parallel_epochs.models.edges import from_csc
+from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.data.config import FileConfig

@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from hypothesis import given, settings, strategies as st
 from scipy.stats import chi2, chi2_contingency, chisquare
 
-from parallel_epochs.models.edges import from_csc
+from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import cli, folder, schema as configuration
 from parallel_epochs.pipeline.config import explain_idle_keys

@@ -13,11 +13,11 @@ from ogb.graphproppred import Evaluator
 from torch_geometric.data import Batch
 
 from parallel_epochs.models import DeeperGCN
-from parallel_epochs.models.categories import TableEncoder
-from parallel_epochs.models.equilibrium import EquilibriumGNN
-from parallel_epochs.models.heads import pool_graphs
-from parallel_epochs.models.pyg import PyGModel
-from parallel_epochs.models.reversible import RevGNN
+from parallel_epochs.models.networks.categories import TableEncoder
+from parallel_epochs.models.networks.equilibrium import EquilibriumGNN
+from parallel_epochs.models.networks.heads import pool_graphs
+from parallel_epochs.models.networks.pyg import PyGModel
+from parallel_epochs.models.networks.reversible import RevGNN
 from parallel_epochs.pipeline.data.cache import load, prepare_as, read
 from parallel_epochs.pipeline.data.config import OGBGraphConfig
 from parallel_epochs.pipeline.gnn.inference import predict_graphs

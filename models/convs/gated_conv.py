@@ -1,0 +1,118 @@
+"""ResGatedGraphConv, whose messages have a gate for each channel, without a tensor of edges x channels."""
+
+import functools
+import logging
+
+import torch
+from torch import Tensor
+from torch_geometric import nn as pyg
+from torch_geometric.typing import (  # noqa: F401 (PyG looks for them here)
+    Adj,
+    OptTensor,
+    PairTensor,
+)
+
+from parallel_epochs.models.aggregate import check_rows
+from parallel_epochs.models.convs.edge_blocks import Rows, compute_in_blocks
+from parallel_epochs.models.convs.fused_conv import FusedConv, choose_features, count_destinations, read_edges
+from parallel_epochs.models.convs.sum_convs import REDUCTIONS, why_aggr
+from parallel_epochs.models.edge_index import for_pyg
+from parallel_epochs.models.kernels import gated
+from parallel_epochs.models.kernels.operator import is_transformed
+from parallel_epochs.models.messages.reference import reduce_messages
+from parallel_epochs.models.plain import is_plain
+from parallel_epochs.models.structure import find_structure
+
+# Gates that draw no random numbers and have no parameters.
+_GATES = (torch.nn.Sigmoid, torch.nn.Tanh, torch.nn.ReLU, torch.nn.Identity)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+log = logging.getLogger(__name__)
+
+
+class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
+    """Gated graph convolution, ``W1 x_i + sum_j act(W3 [x_i, e_ij] + W4 [x_j, e_ij]) * W2 [x_j, e_ij]``.
+
+    Its arguments are those of :class:`torch_geometric.nn.ResGatedGraphConv`. The products with `x` are made for the
+    nodes. The kernel makes gates and messages, and again in backward; where it cannot run, plain torch makes them in
+    blocks of destinations.
+    """
+
+    def forward(self, x: Tensor | PairTensor, edge_index: Adj, edge_attr: OptTensor = None) -> Tensor:
+        """Convolve once; arguments and result are those of PyG's layer."""
+        edges, value = read_edges(edge_index)
+        features = choose_features(edge_attr, value)
+        if self._runs_pygs_own(x, self._why_special(features)):
+            # PyG writes the code of propagate from this: propagate_type: (k: Tensor, q: Tensor, v: Tensor, edge_attr: OptTensor)  # noqa: E501
+            return super().forward(x, for_pyg(edge_index), edge_attr)
+        x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
+        num_dst = count_destinations(x_src, x_dst, edges, None)
+        (key, *of_key), (query, *of_query), (value, *of_value) = (
+            self._project(lin, nodes) for lin, nodes in (
+                (self.lin_key, x_dst), (self.lin_query, x_src), (self.lin_value, x_src)))
+        weights = None, None
+        if features is not None:
+            check_rows(edges, features)
+            weights = of_key[0] + of_query[0], of_value[0]
+        out = self._sum(edges, key, query, value, features, *weights, num_dst=num_dst)
+        if self.root_weight:
+            out = out + self.lin_skip(x_dst)
+        return out if self.bias is None else out + self.bias
+
+    def _project(self, lin: pyg.Linear, x: Tensor) -> list[Tensor]:
+        """Return the product of a linear layer with the nodes, then the part of its weight that edge features meet."""
+        if self.edge_dim is None:
+            return [lin(x)]
+        width = x.size(1)
+        return [torch.nn.functional.linear(x, lin.weight[:, :width], lin.bias), lin.weight[:, width:]]
+
+    def _sum(self, edges: Tensor, key: Tensor, query: Tensor, value: Tensor, attr: OptTensor, of_gate: OptTensor,
+             of_value: OptTensor, *, num_dst: int) -> Tensor:
+        reason = "kernel=reference" if self.kernel == "reference" else self._why_blocks(query, attr)
+        if reason and self.kernel == "fused":
+            raise ValueError(f"kernel=fused cannot run: {reason}. Use kernel=auto to run plain torch in blocks.")
+        if not is_transformed():
+            _announce(reason)
+        if not reason:
+            structure = find_structure(edges, query.size(0), num_dst, by_source=torch.is_grad_enabled())
+            return gated.sum_gated(key, query, value, attr, of_gate, of_value, structure)
+        rows = Rows([query, value], [key], [], [])
+        if attr is not None:
+            rows = rows._replace(edges=[attr], shared=[of_gate, of_value])
+        return compute_in_blocks(self._sum_gated, edges, rows, num_dst=num_dst)
+
+    def _why_blocks(self, x: Tensor, attr: OptTensor) -> str:
+        """Return the reason why the kernel cannot run, or an empty text."""
+        is_sigmoid = is_plain(self.act, torch.nn.Sigmoid) or self.act is torch.sigmoid
+        if not is_sigmoid or self.aggr not in ("add", "sum"):
+            return f"the kernel has no act={self.act} with aggr={self.aggr}"
+        if x.device.type != "cpu" or x.dtype not in _DTYPES:
+            return f"there is no kernel for {x.dtype} on '{x.device.type}'"
+        if is_transformed():
+            return "the kernel supports no torch.compile, torch.func, torch.jit.trace or forward-mode derivatives"
+        if attr is not None and attr.size(1) > gated.MAX_EDGE_DIM:
+            return f"there are {attr.size(1)} edge features, and the kernel takes {gated.MAX_EDGE_DIM}"
+        return gated.LIBRARY.missing()
+
+    def _sum_gated(self, rows: Rows, dst: Tensor, num_dst: int) -> Tensor:
+        query, message = rows.sources
+        gate = rows.destinations[0].index_select(0, dst) + query
+        if rows.edges:
+            (attr,), (of_gate, of_message) = rows.edges, rows.shared
+            gate = gate + torch.nn.functional.linear(attr, of_gate)
+            message = message + torch.nn.functional.linear(attr, of_message)
+        return reduce_messages(self.act(gate) * message, dst, num_dst, REDUCTIONS[self.aggr])
+
+    def _why_special(self, edge_attr: OptTensor) -> str:
+        if (edge_attr is None) != (self.edge_dim is None):
+            return f"edge_dim={self.edge_dim}, {'without' if edge_attr is None else 'with'} edge features"
+        if not is_plain(self.act, *_GATES) and self.act not in (torch.sigmoid, torch.tanh, torch.relu):
+            return f"act={self.act}"
+        layers = (self.lin_key, self.lin_query, self.lin_value)
+        if self.edge_dim is not None and not all(is_plain(lin, pyg.Linear) for lin in layers):
+            return "lin_key, lin_query or lin_value was replaced or has hooks"
+        return why_aggr(self)
+
+
+@functools.cache
+def _announce(reason: str) -> None:
+    log.info("gated sums: %s", f"plain torch in blocks ({reason})" if reason else "fused-cpu")

@@ -1,0 +1,252 @@
+"""DeeperGCN: very deep graph convolutions with residual blocks (https://arxiv.org/abs/2006.07739)."""
+# ruff: noqa: F722 (shapes are strings)
+
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int, Num
+from torch import Tensor
+from torch.nn import functional as F
+
+from parallel_epochs.models.aggregate.relation_table import check as check_relations
+from parallel_epochs.models.convs.activation import norm_relu_dropout
+from parallel_epochs.models.convs.edge_dropout import drop_edges
+from parallel_epochs.models.networks.categories import TableEncoder
+from parallel_epochs.models.networks.encoders import (
+    create_edge_encoder,
+    create_node_encoders,
+    encode_nodes,
+    fold,
+    prepare_edges,
+)
+from parallel_epochs.models.networks.heads import pool_graphs
+from parallel_epochs.models.networks.nearest import dilated_neighbors
+from parallel_epochs.models.networks.options import ModelOptions, check_inputs, takes_options
+from parallel_epochs.models.networks.virtual import VirtualNode, spread
+from parallel_epochs.models.plain import is_plain
+from parallel_epochs.models.residual import BLOCKS, NORMS, recompute
+
+
+class DeeperGCN(torch.nn.Module):
+    """A stack of :class:`~models.convs.gen_conv.GENConv` layers between a linear encoder and a linear head.
+
+    The block ``res+`` computes ``h + conv(dropout(relu(norm(h))))``, ``res`` computes ``h +
+    dropout(relu(norm(conv(h))))``, ``plain`` does the same without ``h +``, and ``dense`` concatenates each layer's
+    output to its input.
+
+    Edge features go through one linear map that all layers share, then through one of each layer. There is no
+    nonlinearity between the two, so `forward` folds them into a single map from `edge_dim` to `hidden_channels` for
+    each layer. Parameters and function stay the same, but no encoded tensor of edges x channels exists. Categories of
+    edges (`edge_tables`) have tables in each layer and no shared map; the aggregation reads their one-hot columns.
+    Relations of edges (`num_relations`) have a table in each layer too, and the aggregation reads its rows.
+
+    With `knn`, each layer ignores the given edges and links each node to its nearest nodes in the space of the layer's
+    input, computed anew in each step. These are the dynamic, dilated graphs of "DeepGCNs: Can GCNs Go as Deep as CNNs?"
+    (https://arxiv.org/abs/1904.03751). See :func:`models.networks.nearest.dilated_neighbors`.
+
+    Each layer draws anew which edges `edge_dropout` removes.
+
+    With `pool`, the nodes of each graph become one row in front of the head, and ``res+`` has no ReLU after its last
+    norm, as in DeepGCN's models of whole graphs.
+
+    Args:
+        in_channels: Number of node features, without the one-hot columns of `num_categories`.
+        hidden_channels: Width of every layer.
+        out_channels: Number of classes or tasks.
+        num_layers: Number of convolutions.
+        block: How a layer's output joins its input: res+, res, plain or dense.
+        knn: Number of nearest nodes in feature space to which each layer links a node. These edges replace those of the
+            graph, which must have no features. 0: the edges of the graph.
+        knn_dilation: Largest dilation D. Layer l = 1, 2, ... takes every l-th of the nearest nodes, and from layer D on
+            every D-th (knn > 0).
+        knn_epsilon: Probability that a node is linked to random nodes of its dilated neighbourhood in a training step
+            (knn > 0).
+        virtual_node: How a virtual node, which is linked to all nodes of its graph, aggregates them: add; mean, which
+            does not depend on the size of a cluster; none, without a virtual node.
+        gradient_checkpointing: Whether backward computes the activations of each layer again, so that forward need not
+            keep them.
+        encode_x: Whether a linear encoder reads x. Without it the first layer reads x, which must then have
+            hidden_channels columns.
+        fold_edge_encoder: Whether the edge encoders are folded as described above. Otherwise each layer builds a tensor
+            of edges x channels.
+        options: See :class:`models.networks.options.ModelOptions`, given as keywords.
+
+    Raises:
+        ValueError: an argument has another type or is out of its range; the message begins with its name.
+    """
+
+    takes_int32_edges = True  # not every layer of PyG's does
+
+    @takes_options(aggr="softmax", learn_t=True)
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
+                 block: str = "res+", knn: int = 0, knn_dilation: int = 1, knn_epsilon: float = 0.0,
+                 virtual_node: str = "none", gradient_checkpointing: bool = False, encode_x: bool = True,
+                 fold_edge_encoder: bool = True, options: ModelOptions):
+        super().__init__()
+        num_categories, num_relations = options.num_categories, options.num_relations
+        self.block, self.dropout, self.pool, self.kernel = block, options.dropout, options.pool, options.kernel
+        self.input_dropout, self.edge_dropout = options.input_dropout, options.edge_dropout
+        self.num_columns, self.num_edge_columns = in_channels + num_categories, options.edge_dim or 0
+        self.num_relations = num_relations
+        self.gradient_checkpointing = gradient_checkpointing
+        self.fold_edge_encoder = fold_edge_encoder
+        self.knn, self.knn_dilation, self.knn_epsilon = knn, knn_dilation, knn_epsilon
+
+        self.category_encoder, self.node_encoder = create_node_encoders(
+            in_channels, num_categories, hidden_channels, **options.node_columns()) if encode_x else (None, None)
+        if options.num_edge_features:
+            self._create_edge_encoders(options.num_edge_features, hidden_channels, num_layers, options.edge_tables)
+        if num_relations:
+            self.relations = torch.nn.ModuleList(
+                options.create_relation_table(hidden_channels) for _ in range(num_layers))
+
+        # In a dense block layer l reads the encoder's output and that of the l layers before it.
+        growth = hidden_channels if block == "dense" else 0
+        self.convs = torch.nn.ModuleList(
+            options.create_conv(hidden_channels + layer * growth, hidden_channels) for layer in range(num_layers))
+        self.norms = torch.nn.ModuleList(NORMS[options.norm](hidden_channels) for _ in range(num_layers))
+        self.virtual = None if virtual_node == "none" else VirtualNode(
+            hidden_channels, num_layers - 1, pool=virtual_node, norm=options.norm, dropout=options.dropout)
+        self.head = torch.nn.Linear(hidden_channels + num_layers * growth, out_channels)
+
+    def _create_edge_encoders(self, edge_dim: int, channels: int, num_layers: int, tables: list[int] | None) -> None:
+        if tables is None:
+            self.edge_encoder = torch.nn.Linear(edge_dim, channels)
+        self.edge_lins = torch.nn.ModuleList(
+            torch.nn.Linear(channels, channels) if tables is None else create_edge_encoder(edge_dim, channels, tables)
+            for _ in range(num_layers))
+
+    def forward(
+        self,
+        x: Num[Tensor, "num_nodes in_channels_and_categories"],
+        edge_index: Int[Tensor, "2 num_edges"],
+        edge_attr: Num[Tensor, "num_edges edge_dim"] | None = None,
+        ptr: Int[Tensor, " num_graphs_plus_1"] | None = None,
+        degree_ratio: Float[Tensor, " num_nodes"] | None = None,
+    ) -> Float[Tensor, "num_rows out_channels"]:
+        """Predict logits.
+
+        Args:
+            x: [num_nodes, in_channels + num_categories]
+            edge_index: [2, num_edges], a tensor or an ``EdgeIndex``; ignored with `knn`.
+            edge_attr: [num_edges, edge_dim] or none.
+            ptr: index of each graph's first node [num_graphs + 1], for virtual nodes and `pool`. None: one graph.
+            degree_ratio: factors of sums [num_nodes] or None, see :class:`~models.convs.gen_conv.GENConv`.
+
+        Returns:
+            [num_nodes, out_channels]; with `pool` [num_graphs, out_channels]
+
+        Raises:
+            ValueError: the features do not have the width that the model was built for.
+        """
+        check_inputs(self, x, edge_attr)
+        h = self.encode_nodes(x)
+        edge_attr = None if edge_attr is None else self.encode_edges(edge_attr)
+        state = None
+        if self.virtual is not None:
+            ptr = torch.tensor([0, h.size(0)], device=h.device) if ptr is None else ptr
+            state = self.virtual.start(ptr)
+            h = h + spread(state, ptr, h.size(0))
+        for layer in range(len(self.convs)):
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                h, state = recompute(self, self._apply_layer, layer, h, edge_index, edge_attr, state, ptr,
+                                     degree_ratio)
+            else:
+                h, state = self._apply_layer(layer, h, edge_index, edge_attr, state, ptr, degree_ratio)
+        if self.block == "res+" and self.pool == "none":
+            h = self._activate(self.norms[-1], h)
+        elif self.block == "res+":
+            h = F.dropout(self.norms[-1](h), self.dropout, self.training)
+        return self.head(pool_graphs(h, ptr, self.pool))
+
+    def encode_nodes(self, x: Tensor) -> Tensor:
+        """Encode node features for the first layer [num_nodes, channels]."""
+        h = x if self.node_encoder is None else encode_nodes(x, self.node_encoder, self.category_encoder)
+        return F.dropout(h, self.input_dropout, self.training)
+
+    def encode_edges(self, edge_attr: Tensor) -> Tensor:
+        """Encode edge features for all layers [num_edges, columns]. Relations stay in column 0."""
+        if not hasattr(self, "edge_lins"):
+            return edge_attr
+        if self.fold_edge_encoder:
+            return prepare_edges(edge_attr, self.edge_lins[0])
+        if not hasattr(self, "edge_encoder"):
+            return edge_attr
+        if not self.num_relations:
+            return self.edge_encoder(edge_attr)
+        return torch.cat([edge_attr[:, :1], self.edge_encoder(edge_attr[:, 1:])], dim=1)
+
+    def apply_layer(self, layer: int, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
+        """Apply one layer, counted from 0, with its norm, activation, dropout and residual connection.
+
+        Args:
+            layer: number of the layer.
+            h: input of the layer [num_nodes, channels].
+            edge_index: as for :meth:`forward`.
+            edge_attr: what :meth:`encode_edges` returns, or None.
+        """
+        return self._apply_layer(layer, h, edge_index, edge_attr)[0]
+
+    def _apply_layer(self, layer: int, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None,
+                     state: Tensor | None = None, ptr: Tensor | None = None,
+                     degree_ratio: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        if self.knn:
+            edge_index = dilated_neighbors(h, self.knn, dilation=min(layer + 1, self.knn_dilation), ptr=ptr,
+                                           epsilon=self.knn_epsilon if self.training else 0.0)
+        edge_index, edge_attr = drop_edges(edge_index, edge_attr, dropout=self.edge_dropout, training=self.training)
+
+        def convolve(h: Tensor) -> Tensor:
+            nonlocal state
+            if self.virtual is not None and layer and state is not None:
+                state = self.virtual(layer - 1, state, h, ptr)
+                h = h + spread(state, cast(Tensor, ptr), h.size(0))
+            return self._convolve(layer, h, edge_index=edge_index, edge_attr=edge_attr, degree_ratio=degree_ratio)
+
+        if self.block == "res+" and layer == 0:
+            return convolve(h), state  # the norm that is left over stands in front of the head
+        norm = self.norms[layer - 1 if self.block == "res+" else layer]
+        return BLOCKS[self.block](h, convolve, partial(self._activate, norm)), state
+
+    def channels_of(self, layer: int) -> int:
+        """Return the width of the input of a layer, counted from 0. With the number of layers: of the head's input."""
+        hidden = cast(Tensor, self.norms[0].weight).numel()
+        return hidden * (1 + layer) if self.block == "dense" else hidden
+
+    def _activate(self, norm: torch.nn.Module, h: Tensor) -> Tensor:
+        return norm_relu_dropout(h, norm, dropout=self.dropout, training=self.training, kernel=self.kernel)
+
+    def _convolve(self, layer: int, h: Tensor | tuple[Tensor, Tensor], *, edge_index: Tensor, edge_attr: Tensor | None,
+                  degree_ratio: Tensor | None) -> Tensor:
+        conv = self.convs[layer]
+        if degree_ratio is not None:
+            conv = partial(conv, degree_ratio=degree_ratio)
+        if edge_attr is None:
+            return conv(h, edge_index)
+        if self.num_relations:
+            return self._convolve_related(layer, conv, h, edge_index, edge_attr)
+        lin = self.edge_lins[layer]
+        if not self.fold_edge_encoder:
+            return conv(h, edge_index, lin(edge_attr))
+        if isinstance(lin, TableEncoder):
+            return conv(h, edge_index, edge_attr, edge_encoder=(lin.weight.t(), None))
+        if not (is_plain(lin, torch.nn.Linear) and is_plain(self.edge_encoder, torch.nn.Linear)):
+            return conv(h, edge_index, lin(self.edge_encoder(edge_attr)))
+        return conv(h, edge_index, edge_attr, edge_encoder=fold(lin, self.edge_encoder))  # type: ignore[arg-type]
+
+    def _convolve_related(self, layer: int, conv: Callable[..., Tensor], h: Tensor | tuple[Tensor, Tensor],
+                          edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        """Convolve with relations in column 0 of `edge_attr`, whose other columns are there if there are encoders."""
+        relations = self.relations[layer]
+        lin = cast(torch.nn.Linear, self.edge_lins[layer]) if hasattr(self, "edge_lins") else None
+        is_foldable = lin is None or is_plain(lin, torch.nn.Linear) and is_plain(self.edge_encoder, torch.nn.Linear)
+        if self.fold_edge_encoder and is_plain(relations, TableEncoder) and is_foldable:
+            edge_encoder = None if lin is None else fold(lin, self.edge_encoder)
+            return conv(h, edge_index, edge_attr, edge_encoder=edge_encoder, edge_table=relations.weight)
+        check_relations(edge_attr[:, 0], self.num_relations)
+        encoded = relations(edge_attr[:, :1].long())
+        if lin is not None:
+            features = edge_attr[:, 1:]
+            encoded = encoded + lin(self.edge_encoder(features) if self.fold_edge_encoder else features)
+        return conv(h, edge_index, encoded)

@@ -1,0 +1,244 @@
+"""Models of typed graphs, with several types of nodes and relations: R-GCN and the heterogeneous graph transformer."""
+# ruff: noqa: F722 (shapes are strings)
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int, Num
+from torch import Tensor
+from torch.nn import functional as F
+
+from parallel_epochs.models.convs.edge_dropout import drop_edges
+from parallel_epochs.models.convs.expanded_edges import Relations, convolve
+from parallel_epochs.models.convs.hgt_conv import HGTConv
+from parallel_epochs.models.convs.typed_linear import NodeTypes
+from parallel_epochs.models.networks.encoders import create_node_encoders, encode_nodes
+from parallel_epochs.models.networks.heads import pool_graphs
+from parallel_epochs.models.networks.options import check_inputs
+from parallel_epochs.models.networks.pyg import ACTIVATIONS, check_arguments, create_norm
+from parallel_epochs.models.residual import NORMS
+
+# Tables that pipeline/keys.py reads from the source, as those of models/networks/options.py.
+LEAST = {"hidden_channels": 1, "num_layers": 1, "num_bases": 0, "heads": 1}
+CHOICES = {"norm": (*NORMS, "none"), "activation": tuple(ACTIVATIONS)}
+FRACTIONS = ("dropout", "input_dropout", "edge_dropout")
+
+
+class TypedModel(torch.nn.Module):
+    """What the models of typed graphs share: encoder, relations, norms, dropout and head.
+
+    A subclass fills `layers` and computes one of them in :meth:`convolve`.
+    """
+
+    takes_int32_edges = True  # not every layer of PyG's does
+
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
+                 edge_dim: int | None, num_categories: int, num_relations: int,
+                 type_columns: Sequence[Sequence[tuple[int, int]]] | None, node_tables: Sequence[int] | None, pool: str,
+                 kernel: str, norm: str, dropout: float, input_dropout: float, edge_dropout: float):
+        super().__init__()
+        check_arguments({"norm": norm}, hidden_channels, num_layers, (dropout, input_dropout, edge_dropout))
+        if num_relations and not edge_dim:
+            raise ValueError(f"num_relations={num_relations} needs edge features whose first column is the number of a "
+                             f"relation, but edge_dim={edge_dim}")
+        self.num_columns, self.num_edge_columns = in_channels + num_categories, edge_dim or 0
+        self.num_relations, self.num_types = num_relations, num_categories
+        self.pool, self.kernel = pool, kernel
+        self.dropout, self.input_dropout, self.edge_dropout = dropout, input_dropout, edge_dropout
+        self.category_encoder, self.node_encoder = create_node_encoders(
+            in_channels, num_categories, hidden_channels, node_tables, type_columns)
+        self.layers = torch.nn.ModuleList()
+        self.norms = torch.nn.ModuleList(create_norm(norm, hidden_channels) for _ in range(num_layers))
+        self.head = torch.nn.Linear(hidden_channels, out_channels)
+
+    def forward(self, x: Num[Tensor, "num_nodes in_channels_and_categories"], edge_index: Tensor,
+                edge_attr: Num[Tensor, "num_edges edge_dim"] | None = None,
+                ptr: Int[Tensor, " num_graphs_plus_1"] | None = None) -> Float[Tensor, "num_rows out_channels"]:
+        """Predict logits.
+
+        Args:
+            x: [num_nodes, in_channels + num_categories]
+            edge_index: [2, num_edges], a tensor or an ``EdgeIndex``.
+            edge_attr: [num_edges, edge_dim]. Its first column is the number of the edge's relation if the model has
+                relations; nothing else is read.
+            ptr: index of each graph's first node [num_graphs + 1], for `pool`. None: one graph.
+
+        Returns:
+            [num_nodes, out_channels]; with `pool` [num_graphs, out_channels]
+
+        Raises:
+            ValueError: features have other widths than the model was built for, or there are relations without
+                `edge_attr`.
+            IndexError: an edge has a relation or an end that does not exist.
+        """
+        check_inputs(self, x, edge_attr)
+        relation = self._read_relations(edge_index, edge_attr)
+        kept, relation = drop_edges(edge_index, relation, dropout=self.edge_dropout, training=self.training)
+        relations = Relations(kept, relation, max(self.num_relations, 1), x.size(0), x.size(0))
+        types = NodeTypes.read(x, self.num_types) if self.num_types > 1 else None
+        h = F.dropout(encode_nodes(x, self.node_encoder, self.category_encoder), self.input_dropout, self.training)
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            h = self.convolve(layer, norm, h, relations, types)
+        del relations, kept, relation  # of a whole graph they are large, as are the logits
+        return self.head(pool_graphs(h, ptr, self.pool))
+
+    def convolve(self, layer: torch.nn.Module, norm: torch.nn.Module, h: Tensor, relations: Relations,
+                 types: NodeTypes | None) -> Tensor:
+        """Compute a layer with its norm and dropout."""
+        raise NotImplementedError
+
+    def _read_relations(self, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
+        if not self.num_relations:
+            return torch.zeros(edge_index.size(1), dtype=torch.int32, device=edge_index.device)
+        if edge_attr is None:
+            raise ValueError(f"the model was built for num_relations={self.num_relations}, but edge_attr, whose first "
+                             "column is the number of each edge's relation, is missing")
+        return edge_attr[:, 0]
+
+
+class RGCN(TypedModel):
+    """A relational graph convolutional network: each relation has its own weights.
+
+    A layer computes ``dropout(activation(norm(W x_i + b + sum_r mean_j W_r x_j)))``, where j are the neighbours of i by
+    the relation r, and adds its input if `residual`. With `num_bases`, the matrices W_r are learned mixtures of that
+    many. It is the model of Schlichtkrull et al. (2018, https://arxiv.org/abs/1703.06103). Edge features other than
+    the relation are not read. A graph without relations has one.
+
+    Args:
+        in_channels: Number of node features, without the one-hot columns of `num_categories`.
+        hidden_channels: Width of every layer.
+        out_channels: Number of classes or tasks.
+        num_layers: Number of layers.
+        edge_dim: Number of edge features, or None.
+        num_categories: Number of the last columns of `x` that hold a one-hot node type.
+        node_tables: Number of categories in each column of `x`, if these are categories; each has a learned row.
+        edge_tables: Number of categories in each column of the edge features. They are not read.
+        num_relations: Number of relations, if the first column of the edge features is the number of a relation.
+        type_columns: For each node type the ranges [first, end) of the columns that its nodes have.
+        pool: How the rows of a graph's nodes become one row in front of the head: none, mean, sum or max.
+        kernel: "auto", "fused" or "reference", see :func:`models.messages.update_all`.
+        num_bases: Number of matrices of which a layer mixes those of its relations. 0: each relation has a matrix of
+            its own.
+        norm: Norm of each layer: layer, batch or none.
+        activation: Activation of each layer: relu, leaky_relu, elu, gelu, silu, tanh or none.
+        residual: Whether a layer's input is added to its output.
+        dropout: Probability, in [0, 1), that an activation is dropped in training.
+        input_dropout: Probability, in [0, 1), that a channel of the encoded node features is dropped in training.
+        edge_dropout: Probability, in [0, 1), that an edge is removed in a training step, from all layers.
+
+    Raises:
+        ValueError: a name is unknown or a size is impossible. The message begins with the argument's name.
+    """
+
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
+                 edge_dim: int | None = None, num_categories: int = 0, node_tables: Sequence[int] | None = None,
+                 edge_tables: Sequence[int] | None = None, num_relations: int = 0,
+                 type_columns: Sequence[Sequence[tuple[int, int]]] | None = None, pool: str = "none",
+                 kernel: str = "auto", num_bases: int = 0, norm: str = "layer", activation: str = "relu",
+                 residual: bool = True, dropout: float = 0.1, input_dropout: float = 0.0, edge_dropout: float = 0.0):
+        super().__init__(in_channels, hidden_channels, out_channels, num_layers, edge_dim=edge_dim,
+                         num_categories=num_categories, num_relations=num_relations, type_columns=type_columns,
+                         node_tables=node_tables, pool=pool, kernel=kernel, norm=norm, dropout=dropout,
+                         input_dropout=input_dropout, edge_dropout=edge_dropout)
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation={activation} is unknown; choose one of {', '.join(ACTIVATIONS)}")
+        if num_bases < 0:
+            raise ValueError(f"num_bases must be at least 0, not {num_bases}")
+        self._activate, self.residual = ACTIVATIONS[activation], residual
+        self.layers.extend(RelationLayer(hidden_channels, max(num_relations, 1), num_bases=num_bases, kernel=kernel)
+                           for _ in range(num_layers))
+        bases = f", {num_bases} bases" if num_bases else ""
+        self.title = (f"R-GCN: {num_layers} layers x {hidden_channels} channels, {max(num_relations, 1)} relations"
+                      f"{bases}")
+
+    def convolve(self, layer: torch.nn.Module, norm: torch.nn.Module, h: Tensor, relations: Relations,
+                 types: NodeTypes | None) -> Tensor:
+        """Compute a layer with its norm and dropout."""
+        new = F.dropout(self._activate(norm(layer(h, relations))), self.dropout, self.training)
+        return h + new if self.residual else new
+
+
+class RelationLayer(torch.nn.Module):
+    """Computes ``W x_i + b + sum_r mean_j W_r x_j``, with edges that were expanded by relation beforehand.
+
+    Args:
+        channels: number of inputs and outputs.
+        num_relations: number of relations.
+        num_bases: number of matrices of which those of the relations are mixed. 0: each has its own.
+        kernel: as for :func:`models.messages.update_all`.
+
+    Attributes:
+        weight: [num_relations or num_bases, channels, channels], Glorot and Bengio's uniform numbers.
+        comp: shares of the bases [num_relations, num_bases], or none.
+        root: the linear map W, b.
+    """
+
+    def __init__(self, channels: int, num_relations: int, *, num_bases: int = 0, kernel: str = "auto"):
+        super().__init__()
+        self.kernel, bound = kernel, (3 / channels) ** 0.5
+        self.weight = torch.nn.Parameter(torch.empty(num_bases or num_relations, channels, channels))
+        torch.nn.init.uniform_(self.weight, -bound, bound)
+        self.comp = torch.nn.Parameter(torch.empty(num_relations, num_bases)) if num_bases else None
+        if self.comp is not None:
+            torch.nn.init.xavier_uniform_(self.comp)
+        self.root = torch.nn.Linear(channels, channels)
+
+    def forward(self, x: Float[Tensor, "num_nodes channels"],
+                relations: Relations) -> Float[Tensor, "num_nodes channels"]:
+        """Convolve once."""
+        weight = self.weight if self.comp is None else torch.einsum("rb,bio->rio", self.comp, self.weight)
+        return self.root(x) + convolve(x, weight, relations, kernel=self.kernel)
+
+
+class HGT(TypedModel):
+    """A heterogeneous graph transformer: attention with linear maps of node types and matrices of relations.
+
+    A layer computes ``norm(conv(h))``, where :class:`models.convs.hgt_conv.HGTConv` adds its input by a learned share
+    for each node type and the new features are dropped out. It is the model of Hu et al. (2020,
+    https://arxiv.org/abs/2003.01332) without its encoding of time. Edge features other than the relation are not read.
+    A graph without relations has one, and a graph without node types has one.
+
+    Args:
+        in_channels: Number of node features, without the one-hot columns of `num_categories`.
+        hidden_channels: Width of every layer, all heads together.
+        out_channels: Number of classes or tasks.
+        num_layers: Number of layers.
+        edge_dim: Number of edge features, or None.
+        num_categories: Number of the last columns of `x` that hold a one-hot node type.
+        node_tables: Number of categories in each column of `x`, if these are categories; each has a learned row.
+        edge_tables: Number of categories in each column of the edge features. They are not read.
+        num_relations: Number of relations, if the first column of the edge features is the number of a relation.
+        type_columns: For each node type the ranges [first, end) of the columns that its nodes have.
+        pool: How the rows of a graph's nodes become one row in front of the head: none, mean, sum or max.
+        kernel: "auto", "fused" or "reference", see :func:`models.messages.attention.attention`.
+        heads: Number of attention heads, which share the channels.
+        norm: Norm of each layer: layer, batch or none.
+        dropout: Probability, in [0, 1), that an activation is dropped in training.
+        input_dropout: Probability, in [0, 1), that a channel of the encoded node features is dropped in training.
+        edge_dropout: Probability, in [0, 1), that an edge is removed in a training step, from all layers.
+
+    Raises:
+        ValueError: a name is unknown or a size is impossible. The message begins with the argument's name.
+    """
+
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
+                 edge_dim: int | None = None, num_categories: int = 0, node_tables: Sequence[int] | None = None,
+                 edge_tables: Sequence[int] | None = None, num_relations: int = 0,
+                 type_columns: Sequence[Sequence[tuple[int, int]]] | None = None, pool: str = "none",
+                 kernel: str = "auto", heads: int = 4, norm: str = "layer", dropout: float = 0.1,
+                 input_dropout: float = 0.0, edge_dropout: float = 0.0):
+        super().__init__(in_channels, hidden_channels, out_channels, num_layers, edge_dim=edge_dim,
+                         num_categories=num_categories, num_relations=num_relations, type_columns=type_columns,
+                         node_tables=node_tables, pool=pool, kernel=kernel, norm=norm, dropout=dropout,
+                         input_dropout=input_dropout, edge_dropout=edge_dropout)
+        if heads < 1 or hidden_channels % heads:
+            raise ValueError(f"heads={heads} does not divide hidden_channels={hidden_channels}")
+        self.layers.extend(HGTConv(hidden_channels, hidden_channels, max(num_categories, 1), max(num_relations, 1),
+                                   heads, dropout=dropout, kernel=kernel) for _ in range(num_layers))
+        self.title = (f"HGT: {num_layers} layers x {hidden_channels} channels, {heads} heads, "
+                      f"{max(num_categories, 1)} node types, {max(num_relations, 1)} relations")
+
+    def convolve(self, layer: torch.nn.Module, norm: torch.nn.Module, h: Tensor, relations: Relations,
+                 types: NodeTypes | None) -> Tensor:
+        """Compute a layer with its norm."""
+        return norm(layer(h, relations, types))

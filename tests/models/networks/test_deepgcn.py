@@ -1,0 +1,342 @@
+import importlib
+import inspect
+import math
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch_geometric import EdgeIndex, nn as pyg
+
+from parallel_epochs import models
+from parallel_epochs.models import DeeperGCN, EquilibriumGNN, GENConv, RevGNN
+from parallel_epochs.models.aggregate import AGGREGATIONS
+from parallel_epochs.models.aggregate.reference import aggregate
+from parallel_epochs.models.networks.options import ModelOptions
+from tests.helpers.graphs import random_graph
+from tests.helpers.running import ROOT
+
+
+def by_hand(x, edges, edge_attr, *, aggr, t, p, y, eps=1e-7):
+    """One node and one channel at a time, with Python's own arithmetic."""
+    out = [[0.0] * len(x[0]) for _ in x]
+    for i in range(len(x)):
+        incoming = [(j, k) for k, (j, to) in enumerate(edges) if to == i]
+        for c in range(len(x[0])):
+            m = [max(x[j][c] + edge_attr[k][c], 0.0) + eps for j, k in incoming]
+            if not m:
+                out[i][c] = 1e-4 ** (1 / p) if aggr == "powermean" and p != 1 else 0.0
+                continue
+            clamped = [min(max(v, 1e-7), 10.0) for v in m]
+            pyg_mean = sum(min(max(v, 1e-4), 100.0)**p for v in m) / len(m)
+            powermean = sum(m) / len(m) if p == 1 else min(max(pyg_mean, 1e-4), 100.0) ** (1 / p)
+            top = max(t * v for v in m)
+            w = [math.exp(t * v - top) for v in m]
+            softmax = sum(a * b for a, b in zip(w, m, strict=True)) / sum(w)
+            power = min(max(sum(v**p for v in clamped) / len(m), 1e-7), 10.0) ** (1 / p)
+            degree = len(m) ** (1 / (1 + math.exp(-y)))
+            out[i][c] = {"add": sum(m), "mean": sum(m) / len(m), "max": max(m), "softmax": softmax,
+                         "softmax_sg": softmax, "softmax_sum": softmax * degree, "power": power,
+                         "power_sum": power * degree, "powermean": powermean}[aggr]
+    return torch.tensor(out, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("aggr", AGGREGATIONS)
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 8), st.integers(0, 30), st.integers(0, 10**6), st.floats(-4, 4), st.floats(0.3, 3),
+       st.floats(-2, 2))
+def test_aggregations_by_hand(aggr, num_nodes, num_edges, seed, t, p, y):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(num_nodes, 3, generator=generator, dtype=torch.float64) * 4
+    edges = torch.randint(num_nodes, (2, num_edges), generator=generator)
+    attr = torch.randn(num_edges, 3, generator=generator, dtype=torch.float64)
+    expected = by_hand(x.tolist(), edges.t().tolist(), attr.tolist(), aggr=aggr, t=t, p=p, y=y)
+    torch.testing.assert_close(aggregate(x, edges, attr, aggr=aggr, t=t, p=p, y=y), expected)
+
+
+@pytest.mark.parametrize("aggr", AGGREGATIONS)
+def test_gradients_by_finite_differences(aggr):
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.tensor([[0, 1, 2, 2, 3, 0, 0], [1, 1, 1, 0, 0, 3, 3]])  # node 2 has no neighbour
+    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+               for shape in ((4, 3), (7, 2), (3, 2), (3,))]
+    t, p, y = (torch.tensor([v], dtype=torch.float64, requires_grad=True) for v in (0.7, 1.6, 0.2))
+
+    def f(x, attr, weight, bias, t, p, y):
+        # softmax_sg is no gradient of its own output: what flows through its weights is cut on purpose.
+        return aggregate(x, edges, attr, weight, bias, aggr=aggr, t=t, p=p, y=y)
+
+    if aggr == "softmax_sg":
+        out = f(*tensors, t, p, y)
+        (gx,) = torch.autograd.grad(out.sum(), tensors[0])
+        message = (tensors[0][edges[0]] + tensors[1] @ tensors[2].T + tensors[3]).relu() + 1e-7
+        logits = (t * message.detach()).T
+        weights = torch.stack([torch.where(edges[1] == i, logits, -torch.inf).softmax(1).nan_to_num().T
+                               for i in range(4)])
+        expected = torch.autograd.grad((weights * message).sum(), tensors[0])[0]
+        torch.testing.assert_close(gx, expected)
+    else:
+        assert torch.autograd.gradcheck(f, (*tensors, t, p, y))
+
+
+def test_softmax_of_large_logits_is_finite():
+    x = torch.tensor([[1e4], [2e4], [3.0]], requires_grad=True)
+    for t in (5.0, -5.0):
+        out = aggregate(x, torch.tensor([[0, 1, 2], [2, 2, 2]]), t=t)
+        out.sum().backward()
+        assert torch.isfinite(out).all() and torch.isfinite(x.grad).all()
+        assert out[2].item() == pytest.approx(2e4 if t > 0 else 3.0)
+
+
+@pytest.mark.parametrize("aggr", AGGREGATIONS)
+def test_blocks_of_destinations_change_nothing(aggr):
+    data = random_graph(50, 400, 0)
+    x, weight, bias = torch.randn(50, 6), torch.randn(6, 3), torch.randn(6)
+    with torch.no_grad():
+        args = (x, data.edge_index, data.edge_attr, weight, bias)
+        whole = aggregate(*args, aggr=aggr, t=0.5, p=2.0)
+        for block in (1, 7, 100):
+            torch.testing.assert_close(aggregate(*args, aggr=aggr, t=0.5, p=2.0, max_block_edges=block), whole)
+    plain = aggregate(x, data.edge_index.as_tensor().long(), *args[2:], aggr=aggr, t=0.5, p=2.0)
+    torch.testing.assert_close(plain, whole)
+
+
+def test_sums_of_16_bit_inputs_are_exact_in_32():
+    edges = torch.stack([torch.zeros(4096, dtype=torch.int64), torch.ones(4096, dtype=torch.int64)])
+    out = aggregate(torch.ones(2, 1, dtype=torch.bfloat16), edges, aggr="add", eps=0.0)
+    assert out.dtype == torch.bfloat16 and out[1].item() == 4096
+
+
+def test_an_unknown_aggregation_names_the_known_ones():
+    with pytest.raises(ValueError, match="aggr=median is unknown; choose one of softmax"):
+        aggregate(torch.ones(1, 1), torch.zeros(2, 0, dtype=torch.int64), aggr="median")
+
+
+OPTIONS = [
+    dict(), dict(learn_t=True, t=0.3, edge_dim=3), dict(aggr="softmax_sg", t=0.1, norm="layer"),
+    dict(aggr="max", msg_norm=True), dict(aggr="mean", num_layers=1, bias=True),
+    dict(aggr="add", msg_norm=True, learn_msg_scale=True, edge_dim=3), dict(aggr="median"),
+    dict(aggr=["mean", "max"]), dict(aggr="powermean"), dict(aggr="powermean", p=2.0),
+    *(dict(aggr="powermean", p=p, learn_p=True, norm="layer") for p in (-2.0, 0.5, 1.5, 3.0)),
+    dict(aggr="powermean", aggr_kwargs=dict(p=2.0, clamp_max=0.5)), dict(aggr_kwargs=dict(t=0.3, semi_grad=True)),
+]
+
+
+# Every pair of options, sizes and kernel; the other half of the cases is slow.
+@pytest.mark.parametrize("options, sizes, kernel", [
+    pytest.param(options, sizes, kernel, marks=[] if (number + column + place) % 2 == 0 else pytest.mark.slow)
+    for number, options in enumerate(OPTIONS) for column, sizes in enumerate(((6, 6), (5, 6)))
+    for place, kernel in enumerate(("auto", "reference"))])
+def test_genconv_is_pygs(options, sizes, kernel):
+    if options.get("edge_dim") is None:
+        options = {**options, "edge_dim": 3}
+    torch.manual_seed(0)
+    theirs = pyg.GENConv(*sizes, **options)
+    ours = GENConv(*sizes, **options, kernel=kernel)
+    ours.load_state_dict(theirs.state_dict())
+    theirs.double()
+    data = random_graph(30, 100, 0)
+    square = torch.randn(30, sizes[0]), data.edge_index.as_tensor().long(), data.edge_attr
+    pair = torch.randn(30, sizes[0]), torch.randn(20, sizes[0])
+    # The last nodes have no edges.
+    pair = pair, torch.stack([torch.randint(30, (50,)), torch.randint(18, (50,))]), data.edge_attr[:50]
+    for x, index, attr in (square, pair):
+        for side in (x if isinstance(x, tuple) else (x,)):
+            side[::3] *= 8  # beyond what the power mean clamps its mean to
+        a, b = (_with_gradients(conv, x, index, attr) for conv in (ours, theirs))
+        largest = max(expected.norm() for expected in b.values())
+        for name, expected in b.items():
+            error, scale = (a[name].double() - expected).norm(), expected.norm()
+            # The bias before a batch norm has a gradient of 0, for both but for their rounding.
+            scale = scale if scale > 1e-10 * largest else 0.1 * largest
+            assert error <= 1e-4 * scale, f"{name}: {error:.1e} of {scale:.1e}"
+
+
+def _with_gradients(conv, x, index, attr):
+    """The output and the gradients of everything, by name, in the precision of the layer."""
+    dtype = conv.mlp[0].weight.dtype
+    leaves = [value.to(dtype, copy=True).requires_grad_() for value in (*(x if isinstance(x, tuple) else (x,)), attr)]
+    out = conv(tuple(leaves[:-1]) if isinstance(x, tuple) else leaves[0], index, leaves[-1])
+    conv.zero_grad()
+    (out * torch.arange(out.numel()).view_as(out).cos()).sum().backward()
+    return {"out": out.detach()} | {str(i): leaf.grad for i, leaf in enumerate(leaves)} | {
+        name: parameter.grad for name, parameter in conv.named_parameters() if parameter.requires_grad}
+
+
+SEMI_GRADIENT = dict(aggr="softmax_sg", t=0.1, learn_t=False, num_mlp_layers=1, norm="batch")
+RECIPES = {
+    "ogbn-proteins": (2_374_568, (8, 64, 112, 112), dict(edge_dim=8, num_categories=8)),
+    "ogbn-arxiv": (491_176, (128, 128, 40, 28), SEMI_GRADIENT),
+    "ogbn-products": (253_743, (100, 128, 47, 14), SEMI_GRADIENT),
+    "ogbg-ppa": (2_336_421, (7, 128, 37, 28), dict(edge_dim=7, aggr="softmax_sg", t=0.01, learn_t=False)),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_parameter_counts_are_the_published_ones(name):
+    count, sizes, options = RECIPES[name]
+    assert sum(p.numel() for p in DeeperGCN(*sizes, **options).parameters()) == count
+
+
+@pytest.mark.parametrize("block", ["res+", "res", "plain", "dense"])
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+def test_folded_edge_encoder_equals_the_unfolded(block, norm):
+    data = random_graph(40, 200, 0)
+    x = torch.cat([data.x, torch.nn.functional.one_hot(torch.arange(40) % 3, 3)], dim=1)
+    models = []
+    for fold in (True, False):
+        torch.manual_seed(0)
+        models.append(DeeperGCN(5, 8, 2, 3, edge_dim=3, num_categories=3, block=block, norm=norm, dropout=0.0,
+                                msg_norm=True, learn_msg_scale=True, fold_edge_encoder=fold).double())
+    losses = [model(x.double(), data.edge_index, data.edge_attr.double()).square().sum() for model in models]
+    torch.testing.assert_close(*losses)
+    for loss in losses:
+        loss.backward()
+    for (name, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        # The bias before a batch norm has a gradient of 0, for both but for their rounding.
+        assert (a.grad - b.grad).norm() <= 1e-9 * b.grad.norm() + 1e-12 * models[1].head.weight.grad.norm(), name
+
+
+def test_the_layers_of_ogbl_collab_have_the_published_count():
+    # The published figure leaves the encoder and the predictor of links out.
+    model = DeeperGCN(128, 128, 1, 7, learn_t=True, num_mlp_layers=1, norm="batch")
+    assert sum(p.numel() for part in (model.convs, model.norms) for p in part.parameters()) == 117_383
+
+
+def test_dropout_drops_in_training_only():
+    data = random_graph(40, 200, 0)
+    model = DeeperGCN(5, 8, 2, 3, dropout=0.5)
+    torch.manual_seed(0)
+    assert not torch.equal(model(data.x, data.edge_index), model(data.x, data.edge_index))
+    model.eval()
+    assert torch.equal(model(data.x, data.edge_index), model(data.x, data.edge_index))
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+@pytest.mark.parametrize("block", ["res+", "dense"])
+def test_gradient_checkpointing_changes_no_bit(block, norm):
+    data = random_graph(40, 200, 0)
+    grads = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        model = DeeperGCN(5, 8, 2, 4, edge_dim=3, block=block, norm=norm, dropout=0.5, edge_dropout=0.3,
+                          gradient_checkpointing=checkpointing)
+        torch.manual_seed(1)
+        model(data.x, data.edge_index, data.edge_attr).square().sum().backward()
+        # Statistics of batch norms are buffers: recomputing a layer must not count its batch twice.
+        grads.append({name: p.grad for name, p in model.named_parameters()} | dict(model.named_buffers()))
+    assert all(torch.equal(grads[0][name], grads[1][name]) for name in grads[0])
+
+
+def count_saved_elements(model, x, *edges) -> int:
+    """Count what forward keeps for backward in tensors [num_nodes, channels]."""
+    sizes = []
+
+    def pack(tensor):
+        if tensor.dim() == 2 and tensor.size(0) == x.size(0):
+            sizes.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(x, *edges)
+    return sum(sizes)
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+def test_gradient_checkpointing_keeps_little_and_recomputes_every_layer(monkeypatch, norm):
+    data = random_graph(40, 200, 0)
+    arguments, kept, calls = (data.x, data.edge_index, data.edge_attr), {}, []
+    forward = GENConv.forward
+
+    def count(self, *args, **kwargs):
+        calls.append(self)
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(GENConv, "forward", count)
+    for checkpointing in (False, True):
+        model = DeeperGCN(5, 8, 2, 12, edge_dim=3, norm=norm, gradient_checkpointing=checkpointing)
+        kept[checkpointing] = count_saved_elements(model, *arguments)
+        calls.clear()
+        model(*arguments).sum().backward()
+        convs = list(model.convs)
+        assert calls == (convs + convs[::-1] if checkpointing else convs)
+    assert kept[True] < 0.2 * kept[False]
+
+
+def test_res_plus_is_the_published_order():
+    torch.manual_seed(0)
+    data = random_graph(20, 60, 0)
+    model = DeeperGCN(5, 8, 2, 2).eval()
+    index = data.edge_index
+    h = model.convs[0](model.node_encoder(data.x), index)
+    h = h + model.convs[1](model.norms[0](h).relu(), index)
+    torch.testing.assert_close(model(data.x, index), model.head(model.norms[1](h).relu()))
+
+
+def test_every_parameter_of_every_block_gets_a_gradient():
+    data = random_graph(20, 60, 0)
+    for block in ("res+", "res", "plain", "dense"):
+        model = DeeperGCN(5, 8, 2, 3, edge_dim=3, block=block, aggr="softmax_sum", learn_t=True, learn_y=True)
+        model(data.x, data.edge_index, data.edge_attr).square().sum().backward()
+        assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("options, message", [
+    (dict(block="resnet"), "block=resnet is unknown; choose one of res+, res, plain, dense"),
+    (dict(aggr="median"), "aggr=median is unknown; choose one of softmax, softmax_sg, "),
+    (dict(norm="group"), "norm=group is unknown; choose one of layer, batch"),
+    (dict(norm=["layer"]), "norm=['layer'] is unknown"),
+    (dict(kernel="fast"), "kernel=fast is unknown; choose one of auto, fused, reference"),
+    *((({name: 0}), f"{name} must be at least 1, not 0") for name in (
+        "in_channels", "hidden_channels", "out_channels", "num_layers", "num_mlp_layers")),
+    *((({name: -1}), f"{name} must be at least 0, not -1") for name in ("edge_dim", "num_categories")),
+    *((({name: 2.5}), f"{name} must be an integer, not 2.5") for name in (
+        "in_channels", "hidden_channels", "out_channels", "num_layers", "num_mlp_layers", "edge_dim",
+        "num_categories")),
+    (dict(num_layers=True), "num_layers must be an integer, not True"),
+    *((({name: value}), f"{name} must be a finite number, not {value!r}")
+      for name in ("t", "p", "y", "dropout", "edge_dropout") for value in (math.nan, math.inf, "1", None)),
+    *(({name: value}, f"{name} must be in [0, 1), not {value}") for name in ("dropout", "input_dropout", "edge_dropout")
+      for value in (1.0, -0.1)),
+    (dict(p=0), "p must not be 0: the power mean divides by it"),
+    (dict(aggr="softmax_sg"), "aggr=softmax_sg has no gradient for t: set learn_t=false"),
+    *((({name: "false"}), f"{name} must be true or false, not 'false'") for name in (
+        "learn_t", "learn_p", "learn_y", "msg_norm", "learn_msg_scale", "gradient_checkpointing", "fold_edge_encoder")),
+])
+def test_impossible_models(options, message, monkeypatch):
+    monkeypatch.setattr(torch.nn, "Linear", None)  # nothing is created before all is checked
+    sizes = dict(in_channels=5, hidden_channels=8, out_channels=2, num_layers=2)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        DeeperGCN(**{**sizes, **options})
+
+
+@pytest.mark.parametrize("model", [DeeperGCN, RevGNN, EquilibriumGNN])
+def test_every_option_is_documented_on_its_own(model):
+    sections = [(model, "Args"), (ModelOptions, "Attributes")]
+    documented = [name for class_, title in sections for name in re.findall(
+        r"^    (\w+): ", inspect.getdoc(class_).split(f"{title}:\n")[1].split("\n\n")[0], flags=re.MULTILINE)]
+    documented.remove("options")
+    assert documented == list(inspect.signature(model).parameters)
+
+
+def test_a_model_takes_any_edge_index():
+    data = random_graph(20, 60, 0)
+    model = DeeperGCN(5, 8, 2, 3, edge_dim=3).eval()
+    plain = data.edge_index.as_tensor().long()
+    shuffled = torch.randperm(plain.size(1))
+    expected = model(data.x, data.edge_index, data.edge_attr)
+    torch.testing.assert_close(model(data.x, plain, data.edge_attr), expected)
+    torch.testing.assert_close(model(data.x, plain[:, shuffled], data.edge_attr[shuffled]), expected)
+    unsorted = EdgeIndex(plain[:, shuffled], sparse_size=(20, 20))
+    torch.testing.assert_close(model(data.x, unsorted, data.edge_attr[shuffled]), expected)
+
+
+def test_the_name_that_a_checkout_gives_to_the_package_leads_to_the_same_classes(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.delitem(sys.modules, "models", raising=False)
+    short = importlib.import_module("models")
+    assert Path(short.__file__) == ROOT / "models" / "__init__.py"
+    assert all(getattr(short, name) is getattr(models, name) for name in models.__all__)
+    monkeypatch.delitem(sys.modules, "models")

@@ -1,0 +1,75 @@
+"""Label propagation and Correct and Smooth beside PyG's."""
+
+import pytest
+import torch
+from torch_geometric import nn as pyg
+
+from parallel_epochs.models.networks.foreign import NUM_EDGES, LargestOfEdges
+from parallel_epochs.models.networks.propagation import NormalizedAdjacency, correct, propagate, smooth
+from parallel_epochs.pipeline.graph.edges import sort_edges
+
+NUM_NODES, NUM_CLASSES, NUM_STEPS = 40, 5, 7
+
+pytestmark = pytest.mark.usefixtures("said")
+
+
+def graph(num_edges: int = 150):
+    """A directed multigraph with self-loops and nodes without edges; predictions, classes, and which are known."""
+    g = torch.Generator().manual_seed(0)
+    edge_index = torch.randint(NUM_NODES - 3, (2, num_edges), generator=g)
+    edge_index[1, :4] = edge_index[0, :4]
+    edge_index[:, 5] = edge_index[:, 6]
+    probabilities = torch.randn(NUM_NODES, NUM_CLASSES, generator=g).mul(2).softmax(1)
+    return edge_index, probabilities, torch.randint(NUM_CLASSES, (NUM_NODES,), generator=g), torch.arange(
+        NUM_NODES) % 3 == 0
+
+
+@pytest.fixture(params=["sorted", "list", "reference"])
+def adjacency(request):
+    edge_index = graph()[0]
+    if request.param == "reference":
+        return NormalizedAdjacency(edge_index, NUM_NODES, kernel="reference")
+    return NormalizedAdjacency(edge_index if request.param == "list" else sort_edges(edge_index, NUM_NODES)[0],
+                               NUM_NODES)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.9, 1.0])
+def test_label_propagation_is_pygs(alpha, adjacency):
+    edge_index, probabilities, y, mask = graph()
+    start = probabilities.clone()
+    start[mask] = torch.eye(NUM_CLASSES)[y[mask]]
+    theirs = pyg.LabelPropagation(NUM_STEPS, alpha)(start, edge_index)
+    ours = smooth(adjacency, probabilities, y, mask, alpha, NUM_STEPS)
+    torch.testing.assert_close(ours, theirs)
+    labels = torch.where(mask.unsqueeze(1), start, 0.0)
+    torch.testing.assert_close(propagate(adjacency, labels, alpha, NUM_STEPS), pyg.LabelPropagation(NUM_STEPS, alpha)(
+        start, edge_index, mask=mask))
+
+
+@pytest.mark.parametrize("alphas", [(0.5, 0.8), (0.95, 0.2), (1.0, 1.0), (0.0, 0.7)])
+def test_correct_and_smooth_is_pygs(alphas, adjacency):
+    edge_index, probabilities, y, mask = graph()
+    theirs = pyg.CorrectAndSmooth(NUM_STEPS, alphas[0], NUM_STEPS, alphas[1])
+    given = probabilities.clone()
+    ours = correct(adjacency, probabilities, y, mask, alphas[0], NUM_STEPS)
+    torch.testing.assert_close(ours, theirs.correct(probabilities, y[mask], mask, edge_index))
+    torch.testing.assert_close(smooth(adjacency, ours, y, mask, alphas[1], NUM_STEPS),
+                               theirs(probabilities, y[mask], mask, edge_index))
+    assert torch.equal(probabilities, given)
+
+
+def test_predictions_without_an_error_stay_as_they_are(adjacency):
+    _, _, y, mask = graph()
+    exact = torch.eye(NUM_CLASSES)[y]
+    assert torch.equal(correct(adjacency, exact, y, mask, 0.8, NUM_STEPS), exact)
+
+
+def test_nothing_of_edges_times_classes_is_allocated():
+    edge_index, probabilities, y, mask = graph(NUM_EDGES)
+    adjacency = NormalizedAdjacency(edge_index, NUM_NODES)
+    with LargestOfEdges() as largest:
+        smooth(adjacency, correct(adjacency, probabilities, y, mask, 0.8, 2), y, mask, 0.8, 2)
+    assert largest.bytes == 0
+    with LargestOfEdges() as largest:
+        pyg.LabelPropagation(2, 0.8)(probabilities, edge_index)
+    assert largest.bytes >= 4 * NUM_EDGES * NUM_CLASSES
