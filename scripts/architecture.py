@@ -1,16 +1,19 @@
 """`python -m scripts.architecture`: the tree of the code and who imports whom, as docs/architecture.md shows it.
 
-`python -m scripts.architecture --numbers` counts what a test keeps from growing. Rooms are models/, scripts/, the
-folders of pipeline/ and the files that lie in pipeline/ itself.
+`python -m scripts.architecture --numbers` counts what a test keeps from growing, `--numbers FOLDER` the same in another
+checkout. Rooms are models/, scripts/, the folders of pipeline/ and the files that lie in pipeline/ itself.
 """
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+
+from parallel_epochs.scripts.follow import Walk
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = """# The rooms, and who imports whom
@@ -28,12 +31,23 @@ MOVED = "## Where the files of version 0.2.0 went"
 # Parts of a configuration whose member is chosen by name, and the key that chooses it.
 CHOICES = {"data": "source", "task": "name", "loader": "name", "partition": "name", "model": "name", "features": "name",
            "trainer": "name", "parallel": "name", "evaluation": "method", "tracker": "name"}
+# A line of gnn/ that asks for the kind of graph, or of what is learned.
+ASKS_FOR_KIND = re.compile(
+    r"data_kind\(|DataKind\.|schema_of\(|listed_schema\(|link_relation_of\(|predicts_links|\"store\" (not )?in"
+    r"|is_stored|isinstance\([^()]*(Node|Link|Graph)(Task|Kind)|task\.name|\.(types|store|schema) is (not )?None"
+    r"|\bis_typed\b|\bkind ?==")
+# Files that define a kind of graph, or the keys by which a user chooses one.
+OWN_KINDS = ("pipeline.gnn.kinds", "pipeline.gnn.config")
+# Functions and parameters that a reader follows: the first module that exists counts.
+FOLLOWED = {"predict from run": (("pipeline.gnn.predict", "pipeline.gnn.predictions"), "predict", "run"),
+            "open_data from config": (("pipeline.gnn.build",), "open_data", "config")}
+PRODUCT_CODE, PACKAGES = (".py", ".cpp", ".h", ".js", ".css"), ("pipeline", "models", "scripts", "tools")
 
 
-def modules() -> dict[str, Path]:
+def modules(root: Path = ROOT) -> dict[str, Path]:
     """Find every module of pipeline/, models/ and scripts/: its dotted name and its file."""
-    files = sorted(path for package in ("pipeline", "models", "scripts") for path in (ROOT / package).rglob("*.py"))
-    names = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
+    files = sorted(path for package in ("pipeline", "models", "scripts") for path in (root / package).rglob("*.py"))
+    names = {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
     return {name: path for name, path in names.items() if path.stat().st_size}
 
 
@@ -62,32 +76,57 @@ def _names_imported(path: Path) -> frozenset[str]:
                      if name and name.startswith("parallel_epochs."))
 
 
-def room_of(module: str) -> str:
-    """Name the room of a module: models/, scripts/, pipeline/run/, or a file of pipeline/ by itself."""
+def room_of(module: str, package: str = "pipeline", root: Path = ROOT) -> str:
+    """Name the room of a module: models/, scripts/, pipeline/run/, or a file of pipeline/ by itself.
+
+    Args:
+        package: whose folders and files are rooms; any other package is one room.
+    """
     parts = module.split(".")
-    if parts[0] != "pipeline" or len(parts) == 1:
+    if parts[0] != package or len(parts) == 1:
         return f"{parts[0]}/"
-    folder = ROOT / "pipeline" / parts[1]
-    return f"pipeline/{parts[1]}/" if folder.is_dir() else f"pipeline/{parts[1]}.py"
+    return f"{package}/{parts[1]}/" if (root / package / parts[1]).is_dir() else f"{package}/{parts[1]}.py"
 
 
-def rooms() -> dict[str, set[str]]:
+def rooms(package: str = "pipeline", root: Path = ROOT) -> dict[str, set[str]]:
     """Return every room with those that it imports."""
-    known, arrows = modules(), defaultdict(set)
+    known, arrows = modules(root), defaultdict(set)
     for name, path in known.items():
-        arrows[room_of(name)] |= {room_of(other) for other in imports_of(path, known)} - {room_of(name)}
-    arrows.pop("pipeline/", None)  # a docstring
+        room = room_of(name, package, root)
+        arrows[room] |= {room_of(other, package, root) for other in imports_of(path, known)} - {room}
+    arrows.pop(f"{package}/", None)  # a docstring, and the names that it exports
     return arrows
 
 
-def numbers() -> dict[str, int]:
+def numbers(root: Path = ROOT) -> dict[str, int]:
     """Count what makes the code hard to change."""
-    arrows, trees = rooms(), {name: tree_of(path) for name, path in modules().items()}
+    arrows, known = rooms(root=root), modules(root)
+    models = {room: others & rooms("models", root).keys() for room, others in rooms("models", root).items()
+              if room.startswith("models/")}
+    pipeline = {name: path for name, path in known.items() if name.startswith("pipeline")}
+    trees = {name: tree_of(path) for name, path in pipeline.items()}
+    lines = [(name, line) for name, path in pipeline.items() for line in path.read_text().splitlines()]
+    walks = {what: Walk(trees).follow(next(module for module in places if module in trees), function, parameter).stops
+             for what, (places, function, parameter) in FOLLOWED.items()}
     return {"rooms": len(arrows), "imports between rooms": sum(map(len, arrows.values())),
-            "modules that import a configuration dataclass": sum(
-                _imports_configuration(tree) for name, tree in trees.items() if name.startswith("pipeline")),
-            "comparisons of a component's name": sum(
-                len(list(_comparisons(tree))) for name, tree in trees.items() if name.startswith("pipeline"))}
+            "rooms in models/": len(models), "imports between rooms of models/": sum(map(len, models.values())),
+            "modules that import a configuration dataclass": sum(map(_imports_configuration, trees.values())),
+            "comparisons of a component's name": sum(len(list(_comparisons(tree))) for tree in trees.values()),
+            "lines of gnn/ that ask for the kind of graph": sum(
+                bool(ASKS_FOR_KIND.search(line)) and not re.search(r"^ *(def|from|import) ", line)
+                for name, line in lines if name.startswith("pipeline.gnn") and not name.startswith(OWN_KINDS)),
+            "lines with config: Any": sum(bool(re.search(r"\bconfig: Any\b", line)) for _, line in lines),
+            "lines with : Any": sum(bool(re.search(r": Any\b", line)) for _, line in lines),
+            **{f"{what}, {unit}": len(stops) for what, walk in walks.items()
+               for unit, stops in (("stops", walk), ("files", set(walk)))},
+            "product lines": _count_lines(root, PACKAGES), "test lines": _count_lines(root, ("tests",))}
+
+
+def _count_lines(root: Path, packages: tuple[str, ...]) -> int:
+    """Count the lines of code in the files of some folders that git knows."""
+    files = subprocess.run(["git", "ls-files", *packages], cwd=root, capture_output=True, text=True, check=True).stdout
+    paths = [root / file for file in files.splitlines() if file.endswith(PRODUCT_CODE)]
+    return sum(path.read_text().count("\n") for path in paths if path.exists())
 
 
 def _imports_configuration(tree: ast.Module) -> bool:
@@ -120,7 +159,7 @@ def draw() -> str:
         if path.stem == "__init__" or room.endswith(".py"):
             texts.setdefault(room, docstring)
     rows = []
-    for room in _sorted_downwards(arrows):
+    for room in sort_downwards(arrows):
         members = ", ".join(file for file in files[room] if file not in ("__init__", "__main__"))
         members = "" if room.endswith(".py") else f": {members}"
         others = ", ".join(other.removeprefix("pipeline/") for other in sorted(arrows[room]))
@@ -131,7 +170,7 @@ def draw() -> str:
     return HEAD + "\n".join(rows) + "\n" + page[page.index(MOVED) - 1:]
 
 
-def _sorted_downwards(arrows: dict[str, set[str]]) -> list[str]:
+def sort_downwards(arrows: dict[str, set[str]]) -> list[str]:
     """Sort rooms such that each comes before those that it imports.
 
     Raises:
@@ -151,7 +190,7 @@ def _sorted_downwards(arrows: dict[str, set[str]]) -> list[str]:
 
 if __name__ == "__main__":
     if "--numbers" in sys.argv[1:]:
-        for what, number in numbers().items():
+        for what, number in numbers(*map(Path, sys.argv[2:3])).items():
             print(f"{number:5,}  {what}")
     else:
         print(draw(), end="")

@@ -2,13 +2,25 @@
 
 import ast
 
-from parallel_epochs.scripts.architecture import ROOT, draw, imports_of, modules, numbers, tree_of
+from parallel_epochs.scripts.architecture import (
+    ROOT,
+    draw,
+    imports_of,
+    modules,
+    numbers,
+    rooms,
+    sort_downwards,
+    tree_of,
+)
 
 # Of code: without the signature, blank lines, comments and the docstring.
 LONGEST_FUNCTION, MOST_IMPORTS = 40, 25
 # What `python -m scripts.architecture --numbers` may count at most.
-LIMITS = {"rooms": 27, "imports between rooms": 113, "modules that import a configuration dataclass": 20,
-          "comparisons of a component's name": 10}
+LIMITS = {"rooms": 27, "imports between rooms": 113, "rooms in models/": 11, "imports between rooms of models/": 27,
+          "modules that import a configuration dataclass": 20, "comparisons of a component's name": 10,
+          "lines of gnn/ that ask for the kind of graph": 99, "lines with config: Any": 47, "lines with : Any": 124,
+          "predict from run, stops": 277, "predict from run, files": 51, "open_data from config, stops": 183,
+          "open_data from config, files": 34, "product lines": 61_000, "test lines": 34_600}
 # They read the source of this or of an installed package, or what the system says of a process.
 OWN_FILES = {"pipeline.api", "pipeline.keys", "pipeline.gnn.config", "pipeline.graph.kaminpar_process"}
 # Kernels in Triton's language cannot be cut into functions at will.
@@ -24,6 +36,10 @@ def test_the_numbers_stay_within_their_limits():
     found = numbers()
     assert found.keys() == LIMITS.keys()
     assert not {what: number for what, number in found.items() if number > LIMITS[what]}
+
+
+def test_the_rooms_of_models_form_no_circle():
+    assert sort_downwards({room: others & rooms("models").keys() for room, others in rooms("models").items()})
 
 
 def test_functions_have_one_idea_and_modules_few_imports():
