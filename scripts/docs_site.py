@@ -1,5 +1,6 @@
-"""What mkdocs does beside reading docs/*.md: pages from the top of the repository, and links out of docs/."""
+"""Gives mkdocs the pages that are no docs/*.md: those at the top of the repository and the notebook; mends links."""
 
+import json
 import re
 from pathlib import Path
 
@@ -10,15 +11,33 @@ TOP = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG
 
 
 def on_files(files, config):
-    """Add the pages that lie beside docs/."""
+    """Add the pages that lie outside of docs/, and the notebook."""
     for name, page in TOP.items():
         text = (ROOT / name).read_text()
-        text = re.sub(r"<picture>.*?alt=\"([^\"]*)\".*?</picture>",
-                      r"![\1](idea-light.svg#only-light)![\1](idea-dark.svg#only-dark)", text, flags=re.DOTALL)
         text = re.sub(r"\]\((?!https?:|#)([^)]*)\)", lambda link: f"](../{link[1]})", text)
-        text = text.replace("](../idea-", "](idea-").replace("](../docs/", "](")
+        text = re.sub(r"<picture>.*?alt=\"([^\"]*)\" src=\"docs/([\w-]+)-light.svg\".*?</picture>",
+                      r"![\1](\2-light.svg#only-light)![\1](\2-dark.svg#only-dark)", text, flags=re.DOTALL)
+        text = text.replace("](../docs/", "](")
         files.append(File.generated(config, page, content=text))
+    notebook = json.loads((ROOT / "docs" / "notebook.ipynb").read_text())
+    files.append(File.generated(config, "notebook.md", content="\n\n".join(map(_draw_cell, notebook["cells"]))))
     return files
+
+
+def _draw_cell(cell: dict) -> str:
+    """Write a cell of a notebook, and what it printed, as Markdown."""
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return source
+    blocks = [f"```python\n{source}\n```"]
+    for output in cell["outputs"]:
+        data = output.get("data", {})
+        if "image/png" in data:
+            blocks.append(f"![figure](data:image/png;base64,{data['image/png'].strip()})")
+        else:
+            text = "".join(output.get("text", data.get("text/plain", "")))
+            blocks.append(f"```text\n{text.rstrip()}\n```")
+    return "\n\n".join(blocks)
 
 
 def on_page_markdown(markdown, **_):

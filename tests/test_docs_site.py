@@ -28,7 +28,7 @@ def test_links_lead_to_headings(page):
 
 def test_every_page_is_in_the_navigation():
     named = set(re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("nav:")[2]))
-    assert named == {page.name for page in EVERYWHERE} - {"README.md"} | {"index.md"}
+    assert named == {page.name for page in EVERYWHERE} - {"README.md"} | {"index.md", "notebook.md"}
 
 
 def test_pictures_have_their_files_and_load_nothing():
@@ -47,7 +47,8 @@ def test_the_site_is_built_and_loads_nothing_from_elsewhere(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     found = {entry["location"].partition("#")[0] for entry in
              json.loads((tmp_path / "search" / "search_index.json").read_text())["docs"]}
-    assert found == {page.with_suffix(".html").name for page in EVERYWHERE} - {"README.html"} | {"index.html"}
+    pages = {page.with_suffix(".html").name for page in EVERYWHERE} - {"README.html"}
+    assert found == pages | {"index.html", "notebook.html"}
     for page in tmp_path.glob("*.html"):
         loaded = re.findall(r'<(?:script|img|source)[^>]* src="(https?:[^"]*)|<link[^>]* href="(https?:[^"]*)',
                             page.read_text())
