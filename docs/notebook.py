@@ -2,7 +2,7 @@
 # # Your own data, from tables to predictions
 #
 # This notebook trains a model on two tables, scores it, and predicts rows that training did not see. It was executed by
-# `python -m scripts.notebook`, from [notebook.py](notebook.py).
+# `python -m tools.notebook`, from [notebook.py](notebook.py).
 
 # %%
 from pathlib import Path

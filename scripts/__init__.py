@@ -1,1 +1,1 @@
-"""Benchmarks, reports and checks of the project itself."""
+"""Commands beside training: reports of runs, benchmarks, and training under Ray."""

@@ -35,8 +35,8 @@ def prepare(config) -> None:
     from hypothesis import settings
 
     from parallel_epochs.pipeline.command import cli
-    from parallel_epochs.scripts.strikes import fork_rank_server
     from tests.helpers import composing, running, shapes
+    from tools.strikes import fork_rank_server
 
     torch.set_num_threads(1)
     if os.environ.get("CHECK_SHAPES", "1") == "1":

@@ -23,7 +23,7 @@ TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 RUNNER = """
 import json, multiprocessing.util, os, runpy, sys
 import parallel_epochs.pipeline.gnn.predictions, parallel_epochs.pipeline.training
-from parallel_epochs.scripts.strikes import fork_rank_server
+from tools.strikes import fork_rank_server
 multiprocessing.util.spawnv_passfds = fork_rank_server
 for module, *arguments in json.load(sys.stdin):
     if (pid := os.fork()) == 0:
@@ -71,7 +71,7 @@ def apply(part: str, root: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("copy")
-    for name in ("conf", "models", "pipeline", "scripts"):
+    for name in ("conf", "models", "pipeline", "scripts", "tools"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "parallel_epochs", root / "parallel_epochs", symlinks=True,
                     ignore=shutil.ignore_patterns("__pycache__"))

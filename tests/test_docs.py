@@ -22,12 +22,12 @@ from parallel_epochs.pipeline.data.config import OGB_GRAPH_NAMES
 from parallel_epochs.pipeline.names import merit
 from parallel_epochs.pipeline.products import PRODUCTS
 from parallel_epochs.pipeline.run.log import read_records
-from parallel_epochs.scripts.keys import write_page
 from tests.helpers.building import EvaluateConfig
 from tests.helpers.composing import compose_config
 from tests.helpers.files import OGB_LINK_SPLITS, write_images, write_packages, write_triples
 from tests.helpers.report_runs import write_records, write_run
 from tests.helpers.running import ROOT, TOY, shell
+from tools.keys import write_page
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EVERYWHERE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
@@ -201,12 +201,12 @@ def test_keys_and_files_in_the_prose_exist(page):
         name = re.fullmatch(r"([a-z_]+\.[a-z_]+)(=\S*)?", code)
         if name and code not in ("train.log", "train.txt") and name[1].split(".")[0] in parts:
             assert name[1] in known, f"{page.name}: {code}"
-        if re.fullmatch(r"(pipeline|models|scripts|tests|conf)/[\w/.]+", code):
+        if re.fullmatch(r"(pipeline|models|scripts|tools|tests|conf)/[\w/.]+", code):
             assert (ROOT / code).exists(), f"{page.name}: {code}"
 
 
 def test_the_reference_of_keys_is_that_of_the_schema():
-    assert (ROOT / "docs" / "keys.md").read_text() == write_page(), "write it again: python -m scripts.keys"
+    assert (ROOT / "docs" / "keys.md").read_text() == write_page(), "write it again: python -m tools.keys"
 
 
 def test_the_changelog_begins_with_this_version():
@@ -229,7 +229,7 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
     if program == "parallel-epochs":
         _, *small = shrink(["python", "-m", COMMANDS[arguments[0]], *arguments[1:]], folder)
         return ["parallel_epochs", arguments[0], *small]
-    own_tests = {"hydra/launcher=slurm", "scripts.faults", "scripts.restarts", "scripts.ray_train"}
+    own_tests = {"hydra/launcher=slurm", "tools.faults", "tools.restarts", "scripts.ray_train"}
     if program != "python" or own_tests & set(arguments):
         return None  # real Slurm, real Ray and real faults have tests of their own
     module, *arguments = arguments[1:]

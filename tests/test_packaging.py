@@ -12,6 +12,9 @@ import pytest
 from tests.helpers.installing import build_wheel, install_wheel, run
 from tests.helpers.running import ROOT, TOY, shell
 
+# Files of tools/ whose names files of the package have too.
+SAME = {"keys.py"}
+
 
 @pytest.fixture(scope="module")
 def install(tmp_path_factory) -> Path:
@@ -19,8 +22,11 @@ def install(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("install")
     wheel = build_wheel(folder)
     with zipfile.ZipFile(wheel) as files:
-        tops = {name.partition("/")[0] for name in files.namelist()}
+        names = files.namelist()
+    tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"parallel_epochs"}
+    packed = {Path(name).name for name in names}
+    assert "ray_train.py" in packed and not packed & {path.name for path in (ROOT / "tools").glob("[!_]*.py")} - SAME
     assert wheel.name.endswith("-py3-none-any.whl")
     return install_wheel(wheel, folder / "environment")
 

@@ -96,7 +96,8 @@ def test_the_default_run_trains_without_a_compiler(command, install, bare, tmp_p
 def test_every_level_passes_the_tests_of_kernels(level, install, bare, tmp_path):
     if LEVELS.index(level) > LEVELS.index(native.find_simd()):
         pytest.skip(f"this processor has no {level}")
-    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__", "*.xz"))
+    for folder in ("tests", "tools"):  # which the wheel has not
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "*.xz"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     builds, *_ = json.loads(run(install / "python", "-c", LOAD_ALL, cwd=tmp_path, PARALLEL_EPOCHS_SIMD=level,
                                **bare).stdout)

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallel_epochs.scripts.strikes import children
-
 
 @dataclass(frozen=True)
 class Held:
@@ -48,6 +46,14 @@ def peak_of(command: list[str], *, every: float) -> tuple[int, int]:
     """Run a command as :func:`watch` does, and return the largest `pss_kib` and `anonymous_kib` that were seen."""
     held = list(watch(command, every=every))
     return max((each.pss_kib for each in held), default=0), max((each.anonymous_kib for each in held), default=0)
+
+
+def children(pid: int) -> list[int]:
+    """List the processes that a process has started."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def descendants(pid: int) -> list[int]:

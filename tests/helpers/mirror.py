@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from parallel_epochs.scripts.architecture import imports_of
+from tools.architecture import imports_of
 
 
 def find_tests(source: Path, root: Path = Path()) -> list[Path]:

@@ -22,9 +22,8 @@ import torch
 from tests.helpers import composing
 
 # What commands import when they need it, beside what the tests have imported.
-OURS = ("pipeline.training", "pipeline.gnn.predictions", "pipeline.data.ogb_node", "scripts.report.figures",
-        "scripts.faults")
-PRELOAD = (*(f"parallel_epochs.{name}" for name in OURS), "sklearn.datasets", "sklearn.neighbors")
+OURS = ("pipeline.training", "pipeline.gnn.predictions", "pipeline.data.ogb_node", "scripts.report.figures")
+PRELOAD = (*(f"parallel_epochs.{name}" for name in OURS), "tools.faults", "sklearn.datasets", "sklearn.neighbors")
 
 
 class Server:

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from parallel_epochs.scripts import ray_train, restarts
+from parallel_epochs.scripts import ray_train
 from parallel_epochs.scripts.ray_train import Options, count_room, find_room, parse
 from tests.helpers.running import ROOT, TOY, summary_of, train
+from tools import restarts
 
 RUN = [*TOY, "train.epochs=60", "train.eval_every=2"]
 

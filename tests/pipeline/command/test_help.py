@@ -21,9 +21,9 @@ IMPORTED = {"faiss-cpu": "faiss", "mlflow-skinny": "mlflow", "hydra-submitit-lau
 QUICK = {"pipeline.train": "train.lr=", "pipeline.prepare": "train.lr=", "pipeline.check": "train.lr=",
          "pipeline.baselines": "train.lr=", "pipeline.evaluate": "checkpoint=", "pipeline.predict": "predictions=",
          "pipeline.tune": "study=",
-         "scripts.keys": "docs/keys.md"}
-SLOW = {"scripts.report": "--figure", "scripts.faults": "--times", "scripts.simulate_scaling": "--network-us",
-        "scripts.reference_runs": "--threads", "scripts.bench": "ingest"}
+         "tools.keys": "docs/keys.md"}
+SLOW = {"scripts.report": "--figure", "tools.faults": "--times", "tools.simulate_scaling": "--network-us",
+        "tools.reference_runs": "--threads", "scripts.bench": "ingest"}
 # Runs commands one after the other in one process, where some packages cannot be imported; prints what each said.
 RUNNER = """
 import contextlib, importlib.abc, io, json, re, runpy, sys

@@ -20,10 +20,10 @@ from parallel_epochs.pipeline.data.cache import hash_content, load, read
 from parallel_epochs.pipeline.data.config import GraphFilesConfig, SmilesConfig
 from parallel_epochs.pipeline.data.many import read_in_parallel
 from parallel_epochs.pipeline.run.launch import start_rank_server
-from parallel_epochs.scripts.strikes import is_alive
 from tests.helpers import building
 from tests.helpers.reading import refuse, refuse_or_take_long, tell
 from tests.helpers.running import ROOT, train
+from tools.strikes import is_alive
 
 TABLE = "smiles,active,size,split\nCCO,1,3,train\nc1ccccc1,0,6,train\nCC(=O)[O-],,4,valid\nN,1,1,test\n"
 RUN = ["task=graph", "loader=graph", "evaluation=exact", "model.num_layers=2", "model.hidden_channels=8",

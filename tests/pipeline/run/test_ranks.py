@@ -23,13 +23,13 @@ from parallel_epochs.pipeline.run.launch import launch, start_rank_server
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.schedule import Share
 from parallel_epochs.pipeline.run.stop import StopRequest
-from parallel_epochs.scripts.strikes import ranks_of
 from tests.helpers import building as build, rank_cases
 from tests.helpers.files import write_links
 from tests.helpers.graph_toys import write_graphs
 from tests.helpers.graphs import class_graph, random_graph, task_graph
 from tests.helpers.running import ROOT, TOY, alive, finish, rounds_of, start, summary_of, train, wait_for_rounds
 from tests.helpers.typed_graphs import write_hetero
+from tools.strikes import ranks_of
 
 TWO = [*TOY, "parallel.num_ranks=2", "train.epochs=8"]
 

@@ -14,8 +14,8 @@ from parallel_epochs.pipeline.command import folder as run_folder
 from parallel_epochs.pipeline.run import pulse, watchdog
 from parallel_epochs.pipeline.run.pulse import PERIOD, Board, Sign, State
 from parallel_epochs.pipeline.run.watchdog import Limits, Watchdog, watch
-from parallel_epochs.scripts.strikes import FAULTS
 from tests.helpers.running import ROOT, TOY, shell
+from tools.strikes import FAULTS
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_torchrun_and_a_single_process_contradict_each_other(configure):
 def test_faults_of_real_processes_lose_nothing(only, number, tmp_path):
     faults = [fault.name for fault in FAULTS if any(text in fault.name for text in only)]
     # Not by the tests' server: it forks its runs from a process of its own.
-    done = subprocess.run([sys.executable, "-m", "scripts.faults", "--times", "1", "--only", *only], cwd=tmp_path,
+    done = subprocess.run([sys.executable, "-m", "tools.faults", "--times", "1", "--only", *only], cwd=tmp_path,
                           capture_output=True, text=True, timeout=900, env={**os.environ, "PYTHONPATH": str(ROOT)})
     rows = {f"| {fault} | 1 | 0 |" for fault in faults}
     assert len(rows) == number

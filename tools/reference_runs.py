@@ -1,4 +1,4 @@
-"""`python -m scripts.reference_runs record FILE | compare FILE`: small runs whose results no refactoring may change.
+"""`python -m tools.reference_runs record FILE | compare FILE`: small runs whose results no refactoring may change.
 
 Record the results before a refactoring, and compare after every commit. They are bit-exact on one machine with a fixed
 number of threads, but not across machines, so the file is not part of the repository.
@@ -94,7 +94,7 @@ def train(name: str, root: Path, num_threads: int) -> dict:
 
 
 def main() -> None:
-    parser = Parser(prog="python -m scripts.reference_runs", description=__doc__,
+    parser = Parser(prog="python -m tools.reference_runs", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("record", "compare"), help="write the file, or compare with it")
     parser.add_argument("file", type=Path, help="results of the reference runs, as JSON")

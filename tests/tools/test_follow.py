@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from parallel_epochs.scripts.follow import Walk
+from tools.follow import Walk
 
 MODULES = {
     "a.start": "from parallel_epochs.a.middle import open_graph\nfrom parallel_epochs.a.end import Table\n"

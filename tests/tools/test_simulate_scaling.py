@@ -1,7 +1,8 @@
 
 import pytest
 
-from parallel_epochs.scripts.simulate_scaling import (
+from tests.helpers.running import ROOT, shell
+from tools.simulate_scaling import (
     Network,
     all_reduce_seconds,
     ring_seconds,
@@ -9,7 +10,6 @@ from parallel_epochs.scripts.simulate_scaling import (
     slowest_seconds,
     table,
 )
-from tests.helpers.running import ROOT, shell
 
 GRADIENT = 4 * 2_374_568
 RUN = dict(step_seconds=0.1, spread=0.03, num_bytes=GRADIENT, network=Network(), epochs=1000, steps_per_epoch=10)
@@ -53,6 +53,6 @@ def test_without_spread_nobody_waits():
 
 
 def test_the_document_shows_what_the_script_prints():
-    printed = shell("scripts.simulate_scaling", cwd=ROOT)
+    printed = shell("tools.simulate_scaling", cwd=ROOT)
     expected = table([simulate(2**i, **RUN) for i in range(10)])
     assert expected in printed.stdout and expected in (ROOT / "docs" / "scaling.md").read_text()

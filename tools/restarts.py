@@ -1,4 +1,4 @@
-"""`python -m scripts.restarts ENGINE`: kill parts of runs that their engine starts again, and compare the weights.
+"""`python -m tools.restarts ENGINE`: kill parts of runs that their engine starts again, and compare the weights.
 
 Each run is struck twice, at random moments after its third checkpoint since the last start. It must end with the bits
 of a run that nothing struck. `torchrun`: two agents on this machine with a rank each; a rank, an agent, or an agent
@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parallel_epochs.pipeline.command.arguments import Parser, positive
-from parallel_epochs.scripts.strikes import GENERATED, children, is_alive
+from parallel_epochs.scripts.bench.processes import children
+from tools.strikes import GENERATED, is_alive
 
 if TYPE_CHECKING:
     from ray._private.node import Node
@@ -199,7 +200,7 @@ def read_digest(folder: Path) -> str:
 
 
 def main() -> None:
-    parser = Parser(prog="python -m scripts.restarts", description=__doc__,
+    parser = Parser(prog="python -m tools.restarts", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", choices=ENGINES)
     parser.add_argument("--times", type=positive, default=20, help="number of kills (default: %(default)s)")

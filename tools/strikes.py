@@ -1,4 +1,4 @@
-"""The faults that `python -m scripts.faults` injects, and the commands that it injects them into."""
+"""The faults that `python -m tools.faults` injects, and the commands that it injects them into."""
 
 import contextlib
 import json
@@ -19,6 +19,7 @@ from typing import Any
 
 from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, EXIT_TRY_AGAIN
 from parallel_epochs.pipeline.run.pulse import Board, Sign
+from parallel_epochs.scripts.bench.processes import children
 
 VIEWS = ("evaluation=views", "evaluation.num_views=24", "train.epochs=32")
 WATCHED = ("parallel.timeout=10", "parallel.warn_after=0.5")
@@ -125,14 +126,6 @@ def fork_rank_server(path: bytes, arguments: list, fds: list[int]) -> int:
             traceback.print_exc()
         os._exit(1)
     return pid
-
-
-def children(pid: int) -> list[int]:
-    """List the processes that a process has started."""
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
 
 
 def ranks_of(parent: int) -> list[int]:

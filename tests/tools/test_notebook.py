@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from parallel_epochs.scripts import notebook
+from tools import notebook
 
 WRITTEN = notebook.SOURCE.with_suffix(".ipynb")
 

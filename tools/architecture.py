@@ -1,7 +1,7 @@
-"""`python -m scripts.architecture`: the tree of the code and who imports whom, as docs/architecture.md shows it.
+"""`python -m tools.architecture`: the tree of the code and who imports whom, as docs/architecture.md shows it.
 
-`python -m scripts.architecture --numbers` counts what a test keeps from growing, `--numbers FOLDER` the same in another
-checkout. Rooms are models/, scripts/, the folders of pipeline/ and the files that lie in pipeline/ itself.
+`python -m tools.architecture --numbers` counts what a test keeps from growing, `--numbers FOLDER` the same in another
+checkout. Rooms are models/, scripts/, tools/, the folders of pipeline/ and the files that lie in pipeline/ itself.
 """
 
 import ast
@@ -13,12 +13,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from parallel_epochs.scripts.follow import Walk
+from tools.follow import Walk
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = """# The rooms, and who imports whom
 
-`python -m scripts.architecture` draws this table from the code; a test compares them. Read the loop first,
+`python -m tools.architecture` draws this table from the code; a test compares them. Read the loop first,
 [`pipeline/loop.py`](../pipeline/loop.py), then [`pipeline/gnn/trainer.py`](../pipeline/gnn/trainer.py) and
 [`pipeline/gnn/build.py`](../pipeline/gnn/build.py). A room imports only rooms further down the table. Each product, a
 value of `trainer=`, is one room; [`pipeline/products.py`](../pipeline/products.py) has a record for each.
@@ -45,8 +45,8 @@ PRODUCT_CODE, PACKAGES = (".py", ".cpp", ".h", ".js", ".css"), ("pipeline", "mod
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
-    """Find every module of pipeline/, models/ and scripts/: its dotted name and its file."""
-    files = sorted(path for package in ("pipeline", "models", "scripts") for path in (root / package).rglob("*.py"))
+    """Find every module of the packages: its dotted name and its file."""
+    files = sorted(path for package in PACKAGES for path in (root / package).rglob("*.py"))
     names = {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
     return {name: path for name, path in names.items() if path.stat().st_size}
 
@@ -73,11 +73,11 @@ def _names_imported(path: Path) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom):
             found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
     return frozenset(name.removeprefix("parallel_epochs.") for name in found
-                     if name and name.startswith("parallel_epochs."))
+                     if name and name.startswith(("parallel_epochs.", "tools.")))
 
 
 def room_of(module: str, package: str = "pipeline", root: Path = ROOT) -> str:
-    """Name the room of a module: models/, scripts/, pipeline/run/, or a file of pipeline/ by itself.
+    """Name the room of a module: models/, scripts/, tools/, pipeline/run/, or a file of pipeline/ by itself.
 
     Args:
         package: whose folders and files are rooms; any other package is one room.

@@ -1,4 +1,4 @@
-"""`python -m scripts.keys [FILE]`: write docs/keys.md, the reference of every key, from the schema."""
+"""`python -m tools.keys [FILE]`: write docs/keys.md, the reference of every key, from the schema."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ Section = tuple[str, type, Iterator[keys.Entry]]
 
 INTRODUCTION = """# Every key
 
-`python -m scripts.keys` writes this page from [`pipeline/config.py`](../pipeline/config.py), which has the keys of
+`python -m tools.keys` writes this page from [`pipeline/config.py`](../pipeline/config.py), which has the keys of
 every run, and from the `config.py` of each product. `--help` shows the same keys with the values that a command
 composes:
 
@@ -116,7 +116,7 @@ def mark(entries: Iterator[keys.Entry]) -> Iterator[keys.Entry]:
 
 
 if __name__ == "__main__":
-    parser = Parser(prog="python -m scripts.keys", description="Write the reference of every key, from the schema.")
+    parser = Parser(prog="python -m tools.keys", description="Write the reference of every key, from the schema.")
     parser.add_argument("file", type=Path, nargs="?", default=Path("docs/keys.md"), help="%(default)s if not given")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file that is no such reference")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""`python -m scripts.faults`: inject faults into commands at random moments, and check that nothing is lost.
+"""`python -m tools.faults`: inject faults into commands at random moments, and check that nothing is lost.
 
 Each fault strikes a run some time after its start, and again after each resume, until it has struck as often as asked.
 The commands train every product, write stores, search, predict and report.
@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from parallel_epochs.scripts.strikes import FAULTS, GNN, SITE, Fault, LiveRun, is_alive, write_data
+from tools.strikes import FAULTS, GNN, SITE, Fault, LiveRun, is_alive, write_data
 
 SECONDS_TO_END = 40
 
@@ -191,7 +191,7 @@ def in_processes(jobs: list[Callable[[], bool]]) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m scripts.faults", description=__doc__,
+    parser = argparse.ArgumentParser(prog="python -m tools.faults", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=10, help="number of strikes of each fault (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=2,

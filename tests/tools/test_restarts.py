@@ -8,8 +8,8 @@ import sys
 import pytest
 import yaml
 
-from parallel_epochs.scripts import restarts
 from tests.helpers.running import ROOT, TOY, finish, rounds_of, summary_of, train
+from tools import restarts
 
 pytestmark = pytest.mark.slow
 RUN = [*TOY, "train.epochs=60", "train.eval_every=2"]

@@ -1,4 +1,4 @@
-"""`python -m scripts.simulate_scaling`: estimate the time of parallel epochs on 1 to 512 ranks (docs/scaling.md).
+"""`python -m tools.simulate_scaling`: estimate the time of parallel epochs on 1 to 512 ranks (docs/scaling.md).
 
 Nothing is trained. The script reads the time of a step, the size of the gradient and the bandwidths of the network, and
 prints a Markdown table.
@@ -86,7 +86,7 @@ def _duration(seconds: float) -> str:
 
 def main() -> None:
     default = Network()
-    parser = argparse.ArgumentParser(prog="python -m scripts.simulate_scaling", description=__doc__.split("\n")[0],
+    parser = argparse.ArgumentParser(prog="python -m tools.simulate_scaling", description=__doc__.split("\n")[0],
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2**i for i in range(10)], metavar="W",
                         help="numbers of ranks")
