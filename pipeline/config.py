@@ -30,7 +30,7 @@ _A_OR_NOTHING = {"graph": "a "}
 class TrainerConfig:
     """What is trained: the name of a product; its own options follow in a subclass."""
 
-    name: str = key("gnn", "Product that is trained, one of the folders gnn, node_embedding, knowledge and layout.")
+    name: str = key("gnn", "Product that is trained: gnn, node_embedding, knowledge or layout.")
 
 
 @dataclass

@@ -63,8 +63,8 @@ class DeeperGCN(torch.nn.Module):
             every D-th (knn > 0).
         knn_epsilon: Probability that a node is linked to random nodes of its dilated neighbourhood in a training step
             (knn > 0).
-        virtual_node: How a virtual node, which is linked to all nodes of its graph, aggregates them: add; mean, which
-            does not depend on the size of a cluster; none, without a virtual node.
+        virtual_node: Virtual node that reads all nodes of a graph: none, add (their sum) or mean (independent of the
+            cluster's size).
         gradient_checkpointing: Whether backward computes the activations of each layer again, so that forward need not
             keep them.
         encode_x: Whether a linear encoder reads x. Without it the first layer reads x, which must then have

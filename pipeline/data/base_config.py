@@ -36,9 +36,8 @@ class DataConfig:
                              "a node's edges. log_sum: the logarithm of this sum, standardised. counts: for each edge "
                              "feature and each tenth of its range, the logarithm of the number of edges.",
                              choices=("sum", "log_sum", "counts"), shapes_graph=True)
-    propagate: int = key(0, "Number K of hops over which node features are averaged before training, once and over the "
-                         "whole graph: the model reads x and its means over incoming edges after 1 to K hops, each "
-                         "standardised.", minimum=0, below=100)
+    propagate: int = key(0, "Number of hops K. Adds the neighbour means of the node features over 1 to K hops, "
+                         "computed once on the whole graph and standardised.", minimum=0, below=100)
     on_disk: bool = key(False, "Leave the graph in files and read it once per epoch, block by block (for graphs larger "
                         "than memory).", changes_numbers=False)
 

@@ -36,9 +36,9 @@ OGB_LINK_NAMES = ("ogbl-collab", "ogbl-ppa", "ogbl-ddi", "ogbl-citation2")
 
 @dataclass
 class SyntheticProteinsConfig(DataConfig):
-    """A generated graph with the schema of ogbn-proteins."""
+    """A generated graph like ogbn-proteins."""
 
-    source: str = key("synthetic_proteins", "Generated graph with the schema of ogbn-proteins.", shapes_graph=True)
+    source: str = key("synthetic_proteins", "Generated graph like ogbn-proteins.", shapes_graph=True)
     num_nodes: int = key(8000, "Number of nodes.", shapes_graph=True)
     num_edges: int = key(400_000, "Number of directed edges, which is twice the number of pairs.", shapes_graph=True)
     num_species: int = key(8, "Number of species. Each one is a contiguous range of nodes.", shapes_graph=True)

@@ -1,4 +1,4 @@
-"""Generated graphs with the schema of ogbn-proteins: no node features, 8 evidence channels on each edge, binary
+"""Generates graphs like ogbn-proteins: no node features, 8 evidence channels on each edge, binary
 tasks.
 """
 

@@ -122,10 +122,8 @@ class TaskConfig:
                              "edges.")
     label_smoothing: float = key(0.0, "Fraction of the target that the loss spreads evenly over all classes, as with "
                                  "torch's cross_entropy. 0: none.", minimum=0, below=1)
-    class_weights: Any = key(None, "Weights of the labels in the loss. For classes: a list of one number for each, or "
-                             "balanced, n / (number of classes x count) with the counts of the n training labels. For "
-                             "binary tasks: a list of one number for each task, the weight of its positive labels, or "
-                             "balanced, negative / positive training labels of each.")
+    class_weights: Any = key(None, "Weights of the labels in the loss: balanced, or a list with one weight per class "
+                             "(per binary task: of the positive label).")
     focal_gamma: float = key(0.0, "Exponent gamma of the focal loss: the loss of a label is multiplied by (1 - p)^gamma"
                              ", with p the predicted probability of the label. 0: no such factor.", minimum=0)
     text_scores: float = key(0.0, "Weight of the scores of texts that are added to the logits. The model then learns "
@@ -186,9 +184,9 @@ class FeaturesConfig:
                        when=TABLE)
     types: list[str] | None = key(None, "Types of nodes that have a row in the table (graphs with several types of "
                                   "nodes). Default: all.", when=TABLE)
-    init: str = key("normal", "Table at the beginning. normal: normal numbers of standard deviation 0.1. orthogonal: "
-                    "orthonormal columns, as of torch.nn.init.orthogonal_.", choices=("normal", "orthogonal"),
-                    when=TABLE)
+    init: str = key("normal", "Initial values of the table. normal: normal distribution with standard deviation "
+                    "0.1. orthogonal: orthonormal columns, as of torch.nn.init.orthogonal_.",
+                    choices=("normal", "orthogonal"), when=TABLE)
     lr: float = key(0.003, "Learning rate of the table. It is scaled, warmed up and lowered like train.lr.", above=0,
                      when=TABLE)
     dropout: float = key(0.5, "Fraction of a batch's nodes whose rows are zero in a training "
@@ -257,9 +255,9 @@ class EvaluationConfig:
     num_neighbors: Any = key(None, "Largest number of neighbours sampled for a node, for each hop, or for each "
                              "relation and hop. Default: as in loader.num_neighbors.",
                              when={"evaluation.method": ("neighbor",)})
-    smooth: str = key("none", "Scores of smoothed predictions of classes, beside those of the model. label_propagation:"
-                      " training labels and predictions spread along the edges. correct_and_smooth: before that, the "
-                      "errors at training nodes spread and correct the predictions.", choices=SMOOTHINGS,
+    smooth: str = key("none", "Also report smoothed class predictions. label_propagation: spread training labels and "
+                      "predictions along the edges. correct_and_smooth: first correct the predictions by the errors of "
+                      "training nodes.", choices=SMOOTHINGS,
                       changes_numbers=False)
 
     @property

@@ -106,5 +106,5 @@ class PredictVectorsConfig(EvaluateConfig):
 
     pairs: str | None = key(None, "File with pairs of nodes, a tensor [num_pairs, 2] saved by torch.save: predictions "
                             "holds the score of each (trainer.score of the run).", is_path=True)
-    neighbors: int = key(0, "Number of nearest nodes of each node that predictions holds in place of the vectors.",
+    neighbors: int = key(0, "Write the N nearest nodes of each node instead of its vector. 0: write vectors.",
                          minimum=0)
