@@ -1,8 +1,6 @@
 """The aggregation of GENConv: messages, their weights and their sum in one call."""
 # ruff: noqa: F722 (shapes are strings)
 
-import functools
-import logging
 from typing import Any
 
 import torch
@@ -10,16 +8,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from parallel_epochs.models import notice
-from parallel_epochs.models.aggregate import fused, reference
+from parallel_epochs.models.aggregate import cpu, fused, reference
 from parallel_epochs.models.aggregate.cpu import SteepError
 from parallel_epochs.models.aggregate.reference import AGGREGATIONS
 from parallel_epochs.models.aggregate.relation_table import count_exactly
-from parallel_epochs.models.kernels.operator import is_transformed
+from parallel_epochs.models.kernels.choose import KERNELS, Fused
 
 __all__ = ["AGGREGATIONS", "KERNELS", "aggregate", "backend", "check_rows"]
 
-KERNELS = ("auto", "fused", "reference")
-log = logging.getLogger(__name__)
+KERNEL = Fused("aggregation", cpu, "gpu")
 
 
 def aggregate(
@@ -125,34 +122,10 @@ def backend(
 ) -> str:
     """Name the implementation that :func:`aggregate` chooses for these arguments, as "fused-cpu (avx512)"."""
     reason = _why_reference(x, edge_index, edge_attr, weight, bias, None, (), eps, kernel)
-    return _describe(reason, x.device.type)
+    return KERNEL.describe(reason, x.device.type)
 
 
 def _why_reference(x, edge_index, edge_attr, weight, bias, table, scalars, eps, kernel) -> str:
     """Return the reason why the reference runs, or an empty text if the fused kernel runs."""
-    if kernel not in KERNELS:
-        raise ValueError(f"kernel={kernel} is unknown; choose one of {', '.join(KERNELS)}")
-    if kernel == "reference":
-        return "kernel=reference"
-    reason = _why_transformed() or fused.why_not_fused(x, edge_index, edge_attr, weight, bias, table, scalars=scalars,
-                                                         eps=eps)
-    if reason and kernel == "fused":
-        raise ValueError(f"kernel=fused cannot run: {reason}. Use kernel=auto to fall back to the reference.")
-    if not torch.compiler.is_compiling():
-        _announce(reason, x.device.type)
-    return reason
-
-
-def _why_transformed() -> str:
-    if torch.compiler.is_compiling() or not is_transformed():
-        return ""
-    return "the kernel supports neither torch.func nor torch.jit.trace nor forward-mode derivatives"
-
-
-def _describe(reason: str, device: str) -> str:
-    return f"reference ({reason})" if reason else fused.name_kernel(device)
-
-
-@functools.cache
-def _announce(reason: str, device: str) -> None:
-    log.info("aggregation: %s", _describe(reason, device))
+    return KERNEL.why_reference(kernel, x.device.type, lambda: fused.why_not_fused(
+        x, edge_index, edge_attr, weight, bias, table, scalars=scalars, eps=eps))

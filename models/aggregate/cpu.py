@@ -4,10 +4,10 @@ import ctypes
 import math
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from parallel_epochs.models.aggregate import relation_table
+from parallel_epochs.models.kernels.layout import fill, read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
 
 # The aggregations that the kernels compute, in the order of problem.h. The others are computed from these.
@@ -24,32 +24,9 @@ class SteepError(ValueError):
     """The exponents of the weights are too large for the kernel's float32."""
 
 
-class AggregationProblem(ctypes.Structure):
-    """Arguments of one call, field by field as in problem.h."""
-
-    _fields_ = (
-        [(name, ctypes.c_int64) for name in (
-            "num_rows", "num_others", "num_edges", "num_positions", "channels", "edge_dim",
-            "num_relations", "aggregation", "features", "num_threads", "ptr_wide", "other_wide", "position_wide")]
-        + [(name, ctypes.c_void_p) for name in (
-            "ptr", "other", "position", "x", "attr", "weight", "bias", "table")]
-        + [(name, ctypes.c_float) for name in ("param", "eps", "low", "high", "limit")]
-        + [(name, ctypes.c_void_p) for name in (
-            "out", "stat", "stat2", "gradient", "grad_x", "grad_attr", "grad_weight", "grad_bias", "grad_table",
-            "grad_param")]
-    )
-
-
-LIBRARY = NativeLibrary(
-    "fused aggregation", Path(__file__).with_name("fused_cpu.cpp"), otherwise="the reference aggregation runs instead",
-    structures={"fused_problem_size": AggregationProblem})
-
-
-def get_simd() -> str:
-    """Return the width of the compiled kernels: "avx512", "avx2" or "portable"."""
-    function = LIBRARY.get().fused_simd
-    function.restype = ctypes.c_char_p
-    return function().decode()
+AggregationProblem = read_structure(Path(__file__).with_name("problem.h"), "AggregationProblem")
+LIBRARY = NativeLibrary("fused aggregation", Path(__file__).with_name("fused_cpu.cpp"),
+                        otherwise="the reference aggregation runs instead")
 
 
 def forward(x, indptr, src, position, attr, weight, bias, table, param, aggr, eps, low, high, outputs) -> None:
@@ -77,19 +54,15 @@ def _nonempty(named) -> dict[str, Tensor]:
 
 def _call(function, num_others, x, ptr, other, position, attr, weight, bias, table, param, aggr, eps, low, high,
           limit=0.0, **arrays):
-    tensors = dict(ptr=ptr, other=other, position=position, x=x, attr=attr, weight=weight, bias=bias, table=table,
-                   **arrays)
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
-    problem = AggregationProblem(
+    problem = fill(
+        AggregationProblem,
+        dict(ptr=ptr, other=other, position=position, x=x, attr=attr, weight=weight, bias=bias, table=table, **arrays),
         num_rows=ptr.numel() - 1, num_others=num_others, num_edges=other.numel(),
         num_positions=other.numel() if attr is None else attr.size(0), channels=x.size(1),
         edge_dim=0 if attr is None else attr.size(1) - (table is not None),
         num_relations=0 if table is None else table.size(0), aggregation=KINDS.index(aggr),
         features=0 if attr is None else 1 if weight is not None else 2 if table is None else 0,
-        num_threads=torch.get_num_threads(), ptr_wide=ptr.dtype == torch.int64, other_wide=other.dtype == torch.int64,
-        position_wide=position is not None and position.dtype == torch.int64,
-        param=float(param), eps=eps, low=low, high=high, limit=limit,
-        **{name: tensor.data_ptr() for name, tensor in tensors.items()})
+        param=float(param), eps=eps, low=low, high=high, limit=limit)
     status = function(ctypes.byref(problem))
     if status == 2:
         raise MemoryError(f"the aggregation from {num_others:,} to {problem.num_rows:,} nodes with "

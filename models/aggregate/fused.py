@@ -1,10 +1,7 @@
 """The fused aggregation, which computes what the reference does: it finds the sorted edges and calls the kernels."""
 # ruff: noqa: F722 (shapes are strings)
 
-import functools
-import importlib.util
 import math
-from importlib import metadata
 
 import torch
 from jaxtyping import Float, Int
@@ -28,7 +25,7 @@ _ROUNDING = 4e-6
 def why_not_fused(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, weight: Tensor | None = None,
                   bias: Tensor | None = None, table: Tensor | None = None, *, scalars: tuple = (),
                   eps: float = 1e-7) -> str:
-    """Return the reason why the fused aggregation cannot run, or an empty text; `scalars` are t, p and y."""
+    """Return the reason why the kernels cannot compute a call, or an empty text; `scalars` are t, p and y."""
     for tensor in scalars:
         if isinstance(tensor, Tensor) and tensor.device != x.device:
             return f"tensors are on '{x.device}' and '{tensor.device}', but the kernel needs one device"
@@ -40,40 +37,7 @@ def why_not_fused(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None
     if x.is_cuda and any(not isinstance(scalar, Tensor) and abs(scalar) > limit
                          for scalar, limit in zip(scalars, (_MAX_GPU_T, cpu.MAX_POWER), strict=False)):
         return f"t={scalars[0]} or p={scalars[1]} is too large for the GPU kernel's float32"
-    if eps < 0:
-        return f"eps is {eps}, but the kernel needs messages that are not negative"
-    return why_no_kernel(x.device.type)
-
-
-@torch.compiler.assume_constant_result
-def why_no_kernel(device: str) -> str:
-    """Return the reason why the kernels cannot run on a device, or an empty text."""
-    if device == "cuda":
-        return "" if _register_gpu() else "the GPU kernel needs Triton (pip install triton)"
-    if device != "cpu":
-        return f"tensors are on '{device}', but the kernels run on 'cpu' and 'cuda' only"
-    return cpu.LIBRARY.missing()
-
-
-@functools.cache
-def _register_gpu() -> bool:
-    if importlib.util.find_spec("triton") is None:
-        return False
-    from parallel_epochs.models.aggregate import gpu  # Triton takes a second to import and is not everywhere
-    gpu.register()
-    return True
-
-
-@torch.compiler.assume_constant_result
-def name_kernel(device: str) -> str:
-    """Name the kernel of a device, as "fused-cpu (avx512)" or "fused-gpu (triton 3.6.0)"."""
-    return f"fused-cpu ({get_simd()})" if device == "cpu" else f"fused-gpu (triton {metadata.version('triton')})"
-
-
-@torch.compiler.assume_constant_result
-def get_simd() -> str:
-    """Return the width of the compiled kernels: "avx512", "avx2" or "portable"."""
-    return cpu.get_simd()
+    return f"eps is {eps}, but the kernel needs messages that are not negative" if eps < 0 else ""
 
 
 def aggregate(

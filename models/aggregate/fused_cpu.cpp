@@ -18,10 +18,6 @@ static int dispatch(const AggregationProblem& p) try {
 
 extern "C" {
 
-int64_t fused_problem_size() { return sizeof(AggregationProblem); }
-
-const char* fused_simd() { return SIMD_NAME; }
-
 int fused_forward(const AggregationProblem* p) { return dispatch<Forward>(*p); }
 
 int fused_backward(const AggregationProblem* p) { return dispatch<Backward>(*p); }

@@ -266,7 +266,13 @@ def sort_edges(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
     return tensors
 
 
+def register_sorting(device_type: str = "cuda") -> None:
+    """Register what sorts edges on a type of device. All kernels need it."""
+    sorting.sort_edges.register_kernel(device_type, sort_edges)
+
+
 def register(device_type: str = "cuda") -> None:
     """Register these kernels for a type of device, which may be "cpu" under TRITON_INTERPRET=1."""
-    for operator, kernel in ((ops.forward, forward), (ops.backward, backward), (sorting.sort_edges, sort_edges)):
-        operator.register_kernel(device_type, kernel)
+    register_sorting(device_type)
+    ops.forward.register_kernel(device_type, forward)
+    ops.backward.register_kernel(device_type, backward)

@@ -3,7 +3,7 @@
 #include "encode.h"
 #include "kinds.h"
 
-struct AggregationProblem {  // mirrored by AggregationProblem in cpu.py, field by field
+struct AggregationProblem {  // cpu.py reads its fields from here
   int64_t num_rows, num_others, num_edges, num_positions, channels, edge_dim, num_relations;
   int64_t aggregation, features, num_threads;
   int64_t ptr_wide, other_wide, position_wide;

@@ -1,8 +1,5 @@
 """ResGatedGraphConv, whose messages have a gate for each channel, without a tensor of edges x channels."""
 
-import functools
-import logging
-
 import torch
 from torch import Tensor
 from torch_geometric import nn as pyg
@@ -18,6 +15,7 @@ from parallel_epochs.models.convs.fused_conv import FusedConv, choose_features, 
 from parallel_epochs.models.convs.sum_convs import REDUCTIONS, why_aggr
 from parallel_epochs.models.edge_index import for_pyg
 from parallel_epochs.models.kernels import gated
+from parallel_epochs.models.kernels.choose import Fused
 from parallel_epochs.models.kernels.operator import is_transformed
 from parallel_epochs.models.messages.reference import reduce_messages
 from parallel_epochs.models.plain import is_plain
@@ -26,7 +24,7 @@ from parallel_epochs.models.structure import find_structure
 # Gates that draw no random numbers and have no parameters.
 _GATES = (torch.nn.Sigmoid, torch.nn.Tanh, torch.nn.ReLU, torch.nn.Identity)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-log = logging.getLogger(__name__)
+_KERNEL = Fused("gated sums", gated)
 
 
 class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
@@ -67,12 +65,7 @@ class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
 
     def _sum(self, edges: Tensor, key: Tensor, query: Tensor, value: Tensor, attr: OptTensor, of_gate: OptTensor,
              of_value: OptTensor, *, num_dst: int) -> Tensor:
-        reason = "kernel=reference" if self.kernel == "reference" else self._why_blocks(query, attr)
-        if reason and self.kernel == "fused":
-            raise ValueError(f"kernel=fused cannot run: {reason}. Use kernel=auto to run plain torch in blocks.")
-        if not is_transformed():
-            _announce(reason)
-        if not reason:
+        if not _KERNEL.why_reference(self.kernel, query.device.type, lambda: self._why_blocks(query, attr)):
             structure = find_structure(edges, query.size(0), num_dst, by_source=torch.is_grad_enabled())
             return gated.sum_gated(key, query, value, attr, of_gate, of_value, structure)
         rows = Rows([query, value], [key], [], [])
@@ -81,7 +74,7 @@ class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
         return compute_in_blocks(self._sum_gated, edges, rows, num_dst=num_dst)
 
     def _why_blocks(self, x: Tensor, attr: OptTensor) -> str:
-        """Return the reason why the kernel cannot run, or an empty text."""
+        """Return the reason why the kernel cannot compute this, or an empty text."""
         is_sigmoid = is_plain(self.act, torch.nn.Sigmoid) or self.act is torch.sigmoid
         if not is_sigmoid or self.aggr not in ("add", "sum"):
             return f"the kernel has no act={self.act} with aggr={self.aggr}"
@@ -91,7 +84,7 @@ class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
             return "the kernel supports no torch.compile, torch.func, torch.jit.trace or forward-mode derivatives"
         if attr is not None and attr.size(1) > gated.MAX_EDGE_DIM:
             return f"there are {attr.size(1)} edge features, and the kernel takes {gated.MAX_EDGE_DIM}"
-        return gated.LIBRARY.missing()
+        return ""
 
     def _sum_gated(self, rows: Rows, dst: Tensor, num_dst: int) -> Tensor:
         query, message = rows.sources
@@ -111,8 +104,3 @@ class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
         if self.edge_dim is not None and not all(is_plain(lin, pyg.Linear) for lin in layers):
             return "lin_key, lin_query or lin_value was replaced or has hooks"
         return why_aggr(self)
-
-
-@functools.cache
-def _announce(reason: str) -> None:
-    log.info("gated sums: %s", f"plain torch in blocks ({reason})" if reason else "fused-cpu")

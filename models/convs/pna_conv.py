@@ -11,7 +11,7 @@ from parallel_epochs.models.convs.edge_blocks import Rows, compute_in_blocks
 from parallel_epochs.models.convs.fused_conv import FusedConv, count_destinations, read_edges
 from parallel_epochs.models.edge_index import for_pyg
 from parallel_epochs.models.messages import update_all
-from parallel_epochs.models.messages.fused import why_not_fused
+from parallel_epochs.models.messages.fused import KERNEL, why_not_fused
 from parallel_epochs.models.messages.inputs import read_call
 from parallel_epochs.models.messages.reference import reduce_messages
 from parallel_epochs.models.messages.several import reduce_several
@@ -75,11 +75,9 @@ class PNAConv(FusedConv, pyg.PNAConv):
                  degree: Tensor) -> dict[str, Tensor]:
         """Reduce what the sources send [num_nodes, towers, F_in], and the edges add, in each way that is needed."""
         names, num_nodes = self._primitives(), degree.size(0)
-        reason = "there is no kernel with edge features" if attr is not None else why_not_fused(
-            read_call(edges, "copy_u", u=sent, num_dst=num_nodes))
-        if reason and self.kernel == "fused":
-            raise ValueError(f"kernel=fused cannot run: {reason}. Use kernel=auto to run plain torch in blocks.")
-        if self.kernel == "reference" or reason:
+        if KERNEL.why_reference(self.kernel, sent.device.type, lambda: (
+                "there is no kernel with edge features" if attr is not None
+                else why_not_fused(read_call(edges, "copy_u", u=sent, num_dst=num_nodes)))):
             rows = Rows([sent], [], [] if attr is None else [attr], [] if of_attr is None else [of_attr])
             reduced = compute_in_blocks(self._reduce, edges, rows, num_dst=num_nodes)
             return dict(zip(names, reduced.split(self.F_in, dim=2), strict=True))

@@ -3,8 +3,6 @@
 
 extern "C" {
 
-int64_t layout_problem_size() { return sizeof(LayoutProblem); }
-
 void layout_train(const LayoutProblem* p) {
   if (p->dim == 2) train_blocks<layout::Block<2>>(*p);
   else train_blocks<layout::Block<3>>(*p);

@@ -12,7 +12,7 @@
 #include "../kernels/simd.h"
 #include "../kernels/tasks.h"
 
-struct LayoutProblem {  // mirrored by LayoutProblem in layout.py, field by field
+struct LayoutProblem {  // layout.py reads its fields from here
   int64_t dim, num_tasks, num_negatives, num_threads;
   uint64_t key;
   float lr, attraction, negative_weight, smooth, clip;

@@ -13,25 +13,15 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.models.embedding.layout_reference import Drawn, EdgeBlock, LayoutOptions, train_block
+from parallel_epochs.models.kernels.layout import read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
 
 # As in layout.h.
 MAX_NEGATIVES = 64
 
 
-class LayoutProblem(ctypes.Structure):
-    """Arguments of a call, field by field as in layout.h."""
-
-    _fields_ = ([(name, ctypes.c_int64) for name in ("dim", "num_tasks", "num_negatives", "num_threads")]
-                + [("key", ctypes.c_uint64)]
-                + [(name, ctypes.c_float) for name in ("lr", "attraction", "negative_weight", "smooth", "clip")]
-                + [(name, ctypes.c_void_p) for name in (
-                    "positions", "task_ptr", "blocks", "edges", "edge_accept", "edge_alias", "accept", "alias",
-                    "loss")])
-
-
-LIBRARY = NativeLibrary("layout", Path(__file__).with_name("layout.cpp"), otherwise="numpy trains instead",
-                        structures={"layout_problem_size": LayoutProblem})
+LayoutProblem = read_structure(Path(__file__).with_name("layout.h"), "LayoutProblem")
+LIBRARY = NativeLibrary("layout", Path(__file__).with_name("layout.cpp"), otherwise="numpy trains instead")
 
 
 def train(positions: Tensor, tasks: list[list[EdgeBlock]], drawn: Drawn, options: LayoutOptions, *, lr: float, key: int,

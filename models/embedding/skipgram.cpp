@@ -3,8 +3,6 @@
 
 extern "C" {
 
-int64_t skipgram_problem_size() { return sizeof(SkipGramProblem); }
-
 void skipgram_train(const SkipGramProblem* p) {
   using namespace skipgram;
   if (p->optimizer == SGD) train_blocks<Block<SGD>>(*p);

@@ -18,7 +18,7 @@
 __asm__(".symver exp,exp@GLIBC_2.2.5");
 #endif
 
-struct SkipGramProblem {  // mirrored by SkipGramProblem in skipgram.py, field by field
+struct SkipGramProblem {  // skipgram.py reads its fields from here
   int64_t stride;         // floats between two rows, a multiple of 16; beyond the vectors they are 0
   int64_t num_tasks;      // lists of blocks: those of different tasks share no rows
   int64_t num_negatives, num_threads, optimizer;

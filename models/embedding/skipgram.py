@@ -20,24 +20,11 @@ from parallel_epochs.models.embedding.skipgram_reference import (
     Table,
     train_block,
 )
+from parallel_epochs.models.kernels.layout import read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
 
-
-class SkipGramProblem(ctypes.Structure):
-    """Arguments of a call, field by field as in skipgram.h."""
-
-    _fields_ = ([(name, ctypes.c_int64) for name in (
-        "stride", "num_tasks", "num_negatives", "num_threads", "optimizer")]
-                + [("key", ctypes.c_uint64)]
-                + [(name, ctypes.c_float) for name in (
-                    "lr", "weight_decay", "negative_weight", "beta1", "beta2", "eps")]
-                + [(name, ctypes.c_void_p) for name in (
-                    "heads", "tails", "head_moments", "tail_moments", "head_steps", "tail_steps", "task_ptr", "blocks",
-                    "pairs", "accept", "alias", "loss")])
-
-
-LIBRARY = NativeLibrary("skip-gram", Path(__file__).with_name("skipgram.cpp"), otherwise="numpy trains instead",
-                        structures={"skipgram_problem_size": SkipGramProblem})
+SkipGramProblem = read_structure(Path(__file__).with_name("skipgram.h"), "SkipGramProblem")
+LIBRARY = NativeLibrary("skip-gram", Path(__file__).with_name("skipgram.cpp"), otherwise="numpy trains instead")
 
 
 def train(heads: Table, tails: Table, tasks: list[list[PairBlock]], pairs: Tensor, negatives: Negatives,

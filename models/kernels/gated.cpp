@@ -3,8 +3,6 @@
 
 extern "C" {
 
-int64_t gated_problem_size() { return sizeof(GatedProblem); }
-
 int gated_forward(const GatedProblem* p) { return Gated(*p).forward(); }
 
 int gated_backward_by_destination(const GatedProblem* p) { return Gated(*p).backward_by_destination(); }

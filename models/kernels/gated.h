@@ -9,7 +9,7 @@ constexpr int GATED_OK = 0, GATED_BROKEN_INDEX = 1;
 constexpr int MAX_EDGE_DIM = 32;
 constexpr int NUM_CHUNKS = 64;
 
-struct GatedProblem {  // mirrored by GatedProblem in gated.py
+struct GatedProblem {  // gated.py reads its fields from here
   int64_t num_rows, num_others, num_edges, channels, edge_dim, num_threads;
   int64_t ptr_wide, other_wide, position_wide;
   const void *ptr, *other, *position;

@@ -8,24 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from parallel_epochs.models.kernels.layout import fill, read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
 
 # As in gated.h.
 MAX_EDGE_DIM, NUM_CHUNKS = 32, 64
 
 
-class GatedProblem(ctypes.Structure):
-    """Arguments of one call, field by field as in gated.h."""
-
-    _fields_ = ([(name, ctypes.c_int64) for name in (
-        "num_rows", "num_others", "num_edges", "channels", "edge_dim", "num_threads", "ptr_wide", "other_wide",
-        "position_wide")] + [(name, ctypes.c_void_p) for name in (
-            "ptr", "other", "position", "key", "pair", "attr", "weight", "out", "gradient", "grad_key", "grad_pair",
-            "grad_attr", "grad_weight")])
-
-
-LIBRARY = NativeLibrary("gated sums", Path(__file__).with_name("gated.cpp"), otherwise="they run in plain torch",
-                        structures={"gated_problem_size": GatedProblem})
+GatedProblem = read_structure(Path(__file__).with_name("gated.h"), "GatedProblem")
+LIBRARY = NativeLibrary("gated sums", Path(__file__).with_name("gated.cpp"), otherwise="they run in plain torch")
 
 
 def sum_gated(key: Float[Tensor, "num_dst channels"], query: Float[Tensor, "num_src channels"],
@@ -77,14 +68,11 @@ class _SumGated(torch.autograd.Function):
 def _call(name: str, given, order, num_rows: int, num_others: int, **outputs) -> None:
     """Run a pass over edges that are sorted by row: pointers, nodes at the other ends, and positions."""
     key, pair, attr, weight = given
-    tensors = dict(key=key, pair=pair, attr=attr, weight=weight, **outputs)
-    order = {name: None if tensor is None else tensor.contiguous()
-             for name, tensor in zip(("ptr", "other", "position"), order, strict=True)}
-    problem = GatedProblem(
-        num_rows=num_rows, num_others=num_others, num_edges=order["other"].numel(), channels=key.size(1),
-        edge_dim=0 if attr is None else attr.size(1), num_threads=torch.get_num_threads(),
-        **{f"{name}_wide": tensor is not None and tensor.dtype == torch.int64 for name, tensor in order.items()},
-        **{name: tensor.data_ptr() for name, tensor in (tensors | order).items() if tensor is not None})
+    order = dict(zip(("ptr", "other", "position"), order, strict=True))
+    problem = fill(
+        GatedProblem, dict(key=key, pair=pair, attr=attr, weight=weight, **order, **outputs), num_rows=num_rows,
+        num_others=num_others, num_edges=order["other"].numel(), channels=key.size(1),
+        edge_dim=0 if attr is None else attr.size(1))
     if getattr(LIBRARY.get(), name)(ctypes.byref(problem)):
         raise IndexError("edge_index names a node that is not in the graph, or an EdgeIndex was changed after it was "
                          "sorted: make a new EdgeIndex of the right edges")

@@ -9,7 +9,7 @@ constexpr int PART = 32;        // rows whose gradients stay in the second-level
 constexpr int INPUTS = 8;       // rows of a matrix's gradient in registers
 constexpr int NUM_CHUNKS = 32;  // as in head_products.py
 
-struct HeadProblem {  // mirrored by HeadProblem in head_products.py
+struct HeadProblem {  // head_products.py reads its fields from here
   int64_t num_rows, num_relations, heads, width, x_stride, num_threads;
   const float* x;         // [num_rows, heads x width], rows x_stride apart
   const float* weight;    // [num_relations, heads, width, width]; to differentiate x, the matrices transposed
@@ -116,8 +116,6 @@ void for_chunks(const HeadProblem& p, const Visit& visit) {
 }  // namespace
 
 extern "C" {
-
-int64_t head_problem_size() { return sizeof(HeadProblem); }
 
 void head_forward(const HeadProblem* p) {
   for_chunks(*p, [&](int64_t, int64_t begin, int64_t end) { for_rows(begin, end, Forward{*p}); });

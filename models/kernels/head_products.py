@@ -8,22 +8,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from parallel_epochs.models.kernels.layout import fill, read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
 from parallel_epochs.models.kernels.operator import is_transformed
 
 NUM_CHUNKS = 32  # as in head_products.cpp
 
 
-class HeadProblem(ctypes.Structure):
-    """Arguments of one call, field by field as in head_products.cpp."""
-
-    _fields_ = ([(name, ctypes.c_int64) for name in (
-        "num_rows", "num_relations", "heads", "width", "x_stride", "num_threads")]
-        + [(name, ctypes.c_void_p) for name in ("x", "weight", "out", "gradient", "grad_x", "grad_weight")])
-
-
+HeadProblem = read_structure(Path(__file__).with_name("head_products.cpp"), "HeadProblem")
 LIBRARY = NativeLibrary("head products", Path(__file__).with_name("head_products.cpp"),
-                        otherwise="torch multiplies instead", structures={"head_problem_size": HeadProblem})
+                        otherwise="torch multiplies instead")
 
 
 def can_multiply(x: Tensor, weight: Tensor) -> bool:
@@ -76,7 +70,6 @@ class _MultiplyHeads(torch.autograd.Function):
 
 def _call(name: str, x: Tensor, weight: Tensor, **others: Tensor) -> None:
     num_relations, heads, width, _ = weight.shape
-    tensors = {"x": x, "weight": weight, **others}
-    getattr(LIBRARY.get(), name)(ctypes.byref(HeadProblem(
-        num_rows=x.size(0), num_relations=num_relations, heads=heads, width=width, x_stride=x.stride(0),
-        num_threads=torch.get_num_threads(), **{key: tensor.data_ptr() for key, tensor in tensors.items()})))
+    getattr(LIBRARY.get(), name)(ctypes.byref(fill(
+        HeadProblem, {"weight": weight, **others}, x=x.data_ptr(), num_rows=x.size(0), num_relations=num_relations,
+        heads=heads, width=width, x_stride=x.stride(0))))

@@ -17,7 +17,6 @@ import sysconfig
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -73,20 +72,15 @@ class NativeLibrary:
         name: name of the library in messages, and of its folder in the cache.
         source: the C++ file.
         otherwise: text of the warning that says what runs if the library cannot be compiled.
-        structures: ctypes structures that the library takes. Each key is the name of the exported C function that
-            returns the size of its C++ counterpart as an int64.
     """
 
-    def __init__(self, name: str, source: Path, *, otherwise: str,
-                 structures: Mapping[str, type[ctypes.Structure]] | None = None):
+    def __init__(self, name: str, source: Path, *, otherwise: str):
         self.name, self.source, self.otherwise = name, source, otherwise
-        self.structures = structures or {}
 
     def get(self) -> ctypes.CDLL | None:
         """Return the library, or None with one warning if :meth:`missing` gives a reason.
 
         Raises:
-            RuntimeError: a ctypes structure and its C++ counterpart have different sizes.
             ValueError: ``PARALLEL_EPOCHS_SIMD`` names no level, or one that this processor lacks.
         """
         return self._loaded[0]
@@ -94,6 +88,12 @@ class NativeLibrary:
     def missing(self) -> str:
         """Return the reason why the library is neither shipped nor can be compiled, or an empty text."""
         return self._loaded[1]
+
+    def find_simd(self) -> str:
+        """Return the level of vector instructions that a library was compiled for, if its C++ includes simd.h."""
+        function = self.get().simd_name
+        function.restype = ctypes.c_char_p
+        return function().decode()
 
     @functools.cached_property
     def flags(self) -> list[str]:
@@ -116,8 +116,6 @@ class NativeLibrary:
                 reason = f"compiling failed: {self._explain(output)}"
         if library is None:
             log.warning("%s is not available: %s; %s", self.name, reason, self.otherwise)
-        else:
-            self._compare_sizes(library)
         return library, reason
 
     def _load_shipped(self) -> ctypes.CDLL | None:
@@ -169,15 +167,6 @@ class NativeLibrary:
             except OSError:
                 pass
         return reason
-
-    def _compare_sizes(self, library: ctypes.CDLL) -> None:
-        for name, structure in self.structures.items():
-            function = getattr(library, name)
-            function.restype = ctypes.c_int64
-            if function() != ctypes.sizeof(structure):
-                raise RuntimeError(
-                    f"{self.name}: {structure.__module__}.{structure.__qualname__} has {ctypes.sizeof(structure)} "
-                    f"bytes, but {name}() of {self.source.name} returns {function()}: give both the same fields")
 
     def _has_own_cache(self) -> bool:
         """Make the library's folder in the cache, and tell whether only this user can write to it."""

@@ -3,7 +3,7 @@
 #include "hash.h"
 #include "tiles.h"
 
-struct NormProblem {  // mirrored by NormProblem in norm.py, field by field
+struct NormProblem {  // norm.py reads its fields from here
   int64_t num_rows, channels, num_threads, seed;
   float eps, dropout;
   const float *x, *weight, *bias;

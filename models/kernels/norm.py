@@ -6,30 +6,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from parallel_epochs.models.kernels.layout import fill, read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
 from parallel_epochs.models.kernels.operator import operator
 
-
-class NormProblem(ctypes.Structure):
-    """Arguments of one call, field by field as in norm.h."""
-
-    _fields_ = ([(name, ctypes.c_int64) for name in ("num_rows", "channels", "num_threads", "seed")]
-                + [("eps", ctypes.c_float), ("dropout", ctypes.c_float)]
-                + [(name, ctypes.c_void_p) for name in (
-                    "x", "weight", "bias", "out", "mean", "scale", "gradient", "grad_x", "grad_weight", "grad_bias")])
-
-
-LIBRARY = NativeLibrary(
-    "fused norm", Path(__file__).with_name("norm.cpp"), otherwise="torch's own norm, relu and dropout run instead",
-    structures={"norm_problem_size": NormProblem})
+NormProblem = read_structure(Path(__file__).with_name("norm.h"), "NormProblem")
+LIBRARY = NativeLibrary("fused norm", Path(__file__).with_name("norm.cpp"),
+                        otherwise="torch's own norm, relu and dropout run instead")
 
 
 def _call(function, x, seed, eps, dropout, **tensors) -> None:
-    tensors = {"x": x, **tensors}
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    function(ctypes.byref(NormProblem(num_rows=x.size(0), channels=x.size(1), num_threads=torch.get_num_threads(),
-                                  seed=int(seed), eps=eps, dropout=dropout,
-                                  **{name: tensor.data_ptr() for name, tensor in tensors.items()})))
+    function(ctypes.byref(fill(NormProblem, {"x": x, **tensors}, num_rows=x.size(0), channels=x.size(1), seed=int(seed),
+                               eps=eps, dropout=dropout)))
 
 
 @operator("norm_relu_dropout")

@@ -20,6 +20,9 @@
 
 #define INLINE inline __attribute__((always_inline))
 
+// The level that a library was compiled for; native.py asks.
+extern "C" __attribute__((unused)) const char* simd_name() { return SIMD_NAME; }
+
 constexpr int LANES = SIMD_LANES;
 constexpr int TILE = 128;  // edges worked on at a time: what fits in the first-level cache
 constexpr int PLANE = TILE * LANES;

@@ -5,11 +5,10 @@ SparseTensor or torch.sparse tensor [num_dst, num_src], whose values are not rea
 as :func:`models.structure.find_structure` says.
 """
 
-import torch
 from torch import Tensor
 from torch_geometric.typing import SparseTensor
 
-from parallel_epochs.models.aggregate import KERNELS
+from parallel_epochs.models.kernels.choose import KERNELS
 from parallel_epochs.models.messages import fused, reference
 from parallel_epochs.models.messages.inputs import MESSAGES, REDUCTIONS, Call, check_reduction, read_call
 
@@ -98,13 +97,5 @@ def edge_softmax(edge_index: Tensor | SparseTensor, scores: Tensor, num_dst: int
 
 def _why_reference(call: Call, kernel: str, function: str, reduce: str = "") -> str:
     """Return the reason why the reference runs, or an empty text if the kernel runs."""
-    if kernel not in KERNELS:
-        raise ValueError(f"kernel={kernel} is unknown; choose one of {', '.join(KERNELS)}")
-    if kernel == "reference":
-        return "kernel=reference"
-    reason = fused.why_not_fused(call, function, reduce)
-    if reason and kernel == "fused":
-        raise ValueError(f"kernel=fused cannot run: {reason}. Use kernel=auto to fall back to the reference.")
-    if not torch.compiler.is_compiling():
-        fused.announce(reason, call.edge_index.device.type)
-    return reason
+    return fused.KERNEL.why_reference(kernel, call.edge_index.device.type,
+                                      lambda: fused.why_not_fused(call, function, reduce))

@@ -3,7 +3,7 @@
 #include "../kernels/hash.h"
 #include "attention_layout.h"
 
-struct AttentionProblem {  // mirrored by AttentionProblem in attention_ops.py, field by field
+struct AttentionProblem {  // attention_ops.py reads its fields from here
   int64_t num_dst, num_src, num_positions, num_listed, heads, channels, edge_dim, score, num_threads, seed;
   int64_t ptr_wide, other_wide, position_wide;
   const void *ptr, *other, *position;

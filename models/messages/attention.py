@@ -2,18 +2,16 @@
 # ruff: noqa: F722 (shapes are strings)
 
 import functools
-import logging
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from parallel_epochs.models.aggregate import KERNELS
-from parallel_epochs.models.kernels.operator import is_transformed
-from parallel_epochs.models.messages import attention_fused, attention_reference
+from parallel_epochs.models.kernels.choose import Fused
+from parallel_epochs.models.messages import attention_fused, attention_ops, attention_reference
 
 SCORES = ("gatv2", "gat", "dot")
-log = logging.getLogger(__name__)
+KERNEL = Fused("attention", attention_ops, "gpu_attention")
 
 
 def attention(
@@ -137,39 +135,18 @@ def _check(message, source, target, edge_attr, loop_attr, weight, att, edge_inde
 
 def backend(message: Tensor, kernel: str = "auto") -> str:
     """Name the implementation that :func:`attention` chooses for such messages, as "fused-cpu (avx512)"."""
-    return _describe(_why_reference((message,), kernel), message.device.type)
+    return KERNEL.describe(_why_reference((message,), kernel), message.device.type)
 
 
 def _why_reference(tensors, kernel: str) -> str:
     """Return the reason why the reference runs, or an empty text if the fused kernel runs."""
-    if kernel not in KERNELS:
-        raise ValueError(f"kernel={kernel} is unknown; choose one of {', '.join(KERNELS)}")
-    if kernel == "reference":
-        return "kernel=reference"
-    reason = _why_not_fused(*tensors)
-    if reason and kernel == "fused":
-        raise ValueError(f"kernel=fused cannot run: {reason}. Use kernel=auto to fall back to the reference.")
-    if not torch.compiler.is_compiling():
-        _announce(reason, tensors[0].device.type)
-    return reason
+    return KERNEL.why_reference(kernel, tensors[0].device.type, lambda: _why_not_fused(*tensors))
 
 
 def _why_not_fused(message, *others) -> str:
-    if is_transformed() and not torch.compiler.is_compiling():
-        return "the kernel supports neither torch.func nor torch.jit.trace nor forward-mode derivatives"
     for tensor in (message, *others):
         if tensor is not None and tensor.dtype == torch.float64:
             return "a tensor has dtype torch.float64, but the kernel computes in float32"
     edge_attr = others[2] if others else None
-    too_wide = message.is_cuda and attention_fused.why_too_wide(
-        message.size(-1), 0 if edge_attr is None else edge_attr.size(1))
-    return too_wide or attention_fused.why_no_kernel(message.device.type)
-
-
-def _describe(reason: str, device: str) -> str:
-    return f"reference ({reason})" if reason else attention_fused.name_kernel(device)
-
-
-@functools.cache
-def _announce(reason: str, device: str) -> None:
-    log.info("attention: %s", _describe(reason, device))
+    return attention_fused.why_too_wide(
+        message.size(-1), 0 if edge_attr is None else edge_attr.size(1)) if message.is_cuda else ""

@@ -16,10 +16,6 @@ static int dispatch(const AttentionProblem& p) try {
 
 extern "C" {
 
-int64_t attention_problem_size() { return sizeof(AttentionProblem); }
-
-const char* attention_simd() { return SIMD_NAME; }
-
 int attention_forward(const AttentionProblem* p) { return dispatch<AttentionForward>(*p); }
 
 int attention_backward(const AttentionProblem* p) {

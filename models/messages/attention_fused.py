@@ -1,33 +1,13 @@
 """The fused attention, which computes what the reference does: it finds the sorted edges and calls the kernel."""
 
-import functools
-
 import torch
 from torch import Tensor
 
-from parallel_epochs.models.aggregate import fused as aggregate_fused
 from parallel_epochs.models.messages import attention_ops as ops
 from parallel_epochs.models.structure import find_structure, find_structure_with_loops
 
 # Largest numbers of channels of a head and of edge features that the GPU kernel holds in its registers.
 _MAX_CHANNELS, _MAX_EDGE_DIM = 512, 64
-
-
-@torch.compiler.assume_constant_result
-def why_no_kernel(device: str) -> str:
-    """Return the reason why the kernel cannot run on a device, or an empty text."""
-    if device == "cpu":
-        return ops.LIBRARY.missing()
-    reason = aggregate_fused.why_no_kernel(device)
-    if not reason:
-        _register_gpu()
-    return reason
-
-
-@functools.cache
-def _register_gpu() -> None:
-    from parallel_epochs.models.messages import gpu_attention  # Triton takes a second to import and is not everywhere
-    gpu_attention.register()
 
 
 def why_too_wide(channels: int, edge_dim: int) -> str:
@@ -37,12 +17,6 @@ def why_too_wide(channels: int, edge_dim: int) -> str:
     if edge_dim > _MAX_EDGE_DIM:
         return f"edge_attr has {edge_dim} features, and the GPU kernel encodes up to {_MAX_EDGE_DIM}"
     return ""
-
-
-@torch.compiler.assume_constant_result
-def name_kernel(device: str) -> str:
-    """Name the kernel of a device, as "fused-cpu (avx512)" or "fused-gpu (triton 3.6.0)"."""
-    return f"fused-cpu ({ops.get_simd()})" if device == "cpu" else aggregate_fused.name_kernel(device)
 
 
 def attention(message: Tensor, source: Tensor | None, target: Tensor | None, edge_index: Tensor,

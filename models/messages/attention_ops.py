@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.models import notice
+from parallel_epochs.models.kernels.layout import fill, read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
 from parallel_epochs.models.kernels.operator import operator
 from parallel_epochs.models.messages.attention_reference import attend
@@ -17,31 +18,9 @@ SCORES = ("gatv2", "gat", "dot")
 _DIFFERENTIABLE = (0, 1, 2, 9, 10, 11, 12)
 
 
-class AttentionProblem(ctypes.Structure):
-    """Arguments of one call, field by field as in attention.h."""
-
-    _fields_ = (
-        [(name, ctypes.c_int64) for name in (
-            "num_dst", "num_src", "num_positions", "num_listed", "heads", "channels", "edge_dim", "score",
-            "num_threads", "seed", "ptr_wide", "other_wide", "position_wide")]
-        + [(name, ctypes.c_void_p) for name in ("ptr", "other", "position")]
-        + [(name, ctypes.c_double) for name in ("slope", "dropout", "edge_dropout")]
-        + [(name, ctypes.c_void_p) for name in (
-            "message", "source", "target", "attr", "loop_attr", "weight", "att", "out", "lse", "weights", "gradient",
-            "grad_message", "grad_source", "grad_target", "grad_attr", "grad_loop_attr", "grad_weight", "grad_att")]
-    )
-
-
-LIBRARY = NativeLibrary(
-    "fused attention", Path(__file__).with_name("attention_cpu.cpp"), otherwise="the reference attention runs instead",
-    structures={"attention_problem_size": AttentionProblem})
-
-
-def get_simd() -> str:
-    """Return the width of the compiled kernels: "avx512", "avx2" or "portable"."""
-    function = LIBRARY.get().attention_simd
-    function.restype = ctypes.c_char_p
-    return function().decode()
+AttentionProblem = read_structure(Path(__file__).with_name("attention.h"), "AttentionProblem")
+LIBRARY = NativeLibrary("fused attention", Path(__file__).with_name("attention_cpu.cpp"),
+                        otherwise="the reference attention runs instead")
 
 
 def needs_sources(score: str, message: Tensor, attr: Tensor | None) -> bool:
@@ -158,16 +137,14 @@ def _(grad, out, lse, message, source, target, indptr, src, position, rowptr, ds
 
 def _call(function, message, source, target, ptr, other, position, attr, loop_attr, weight, att, seed, score, slope,
           dropout, edge_dropout, num_positions, **arrays) -> None:
-    tensors = dict(message=message, source=source, target=target, ptr=ptr, other=other, position=position, attr=attr,
-                   loop_attr=loop_attr, weight=weight, att=att, **arrays)
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
-    problem = AttentionProblem(
+    problem = fill(
+        AttentionProblem,
+        dict(message=message, source=source, target=target, ptr=ptr, other=other, position=position, attr=attr,
+             loop_attr=loop_attr, weight=weight, att=att, **arrays),
         num_dst=target.size(0), num_src=message.size(0), num_positions=num_positions,
         num_listed=0 if attr is None else attr.size(0), heads=message.size(1), channels=message.size(2),
-        edge_dim=0 if attr is None else attr.size(1), score=SCORES.index(score), num_threads=torch.get_num_threads(),
-        seed=int(seed), ptr_wide=ptr.dtype == torch.int64, other_wide=other.dtype == torch.int64,
-        position_wide=position is not None and position.dtype == torch.int64, slope=slope, dropout=dropout,
-        edge_dropout=edge_dropout, **{name: tensor.data_ptr() for name, tensor in tensors.items()})
+        edge_dim=0 if attr is None else attr.size(1), score=SCORES.index(score), seed=int(seed), slope=slope,
+        dropout=dropout, edge_dropout=edge_dropout)
     status = function(ctypes.byref(problem))
     if status == 2:
         raise MemoryError(f"attention from {problem.num_src:,} to {problem.num_dst:,} nodes with {problem.heads} heads "

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from parallel_epochs.models.kernels.layout import fill, read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
 from parallel_epochs.models.messages.inputs import Message
 
@@ -18,55 +19,14 @@ REDUCTIONS = ("sum", "max", "min", "prod", "none")
 PARTS = ("sum", "square", "max", "min")
 
 
-class Operand(ctypes.Structure):
-    """Values of nodes or edges, field by field as in problem.h."""
-
-    _fields_ = ([(name, ctypes.c_void_p) for name in ("data", "map")]
-                + [(name, ctypes.c_int64) for name in ("width", "place", "dtype")])
-
-
-class MessageProblem(ctypes.Structure):
-    """Arguments of one call, field by field as in problem.h."""
-
-    _fields_ = (
-        [(name, ctypes.c_int64) for name in (
-            "num_rows", "num_others", "num_edges", "channels", "num_threads", "ptr_wide", "other_wide",
-            "position_wide")]
-        + [(name, ctypes.c_void_p) for name in ("ptr", "other", "position")]
-        + [(name, ctypes.c_int64) for name in ("operation", "reduction", "backward")]
-        + [(name, Operand) for name in ("left", "right")]
-        + [(name, ctypes.c_void_p) for name in ("out", "stat", "stat2")]
-        + [(name, Operand) for name in ("gradient", "second")]
-        + [(name, ctypes.c_int64) for name in ("row_side", "edge_side")]
-        + [("edge_out", Operand)]
-    )
+_HERE = Path(__file__).parent
+Operand = read_structure(_HERE / "problem.h", "Operand")
+MessageProblem = read_structure(_HERE / "problem.h", "MessageProblem", types={"Operand": Operand})
+SeveralProblem = read_structure(_HERE / "several.h", "SeveralProblem", NUM_PARTS=len(PARTS))
+LIBRARY = NativeLibrary("fused messages", _HERE / "messages_cpu.cpp", otherwise="the reference runs instead")
 
 
-class SeveralProblem(ctypes.Structure):
-    """Arguments of a call that makes several reductions, field by field as in several.h."""
-
-    _fields_ = (
-        [(name, ctypes.c_int64) for name in (
-            "num_rows", "num_others", "num_edges", "channels", "num_threads", "ptr_wide", "other_wide", "backward")]
-        + [(name, ctypes.c_void_p) for name in ("ptr", "other", "values")]
-        + [(name, ctypes.c_void_p * len(PARTS)) for name in ("results", "ties", "gradients")]
-        + [("out", ctypes.c_void_p)]
-    )
-
-
-LIBRARY = NativeLibrary(
-    "fused messages", Path(__file__).with_name("messages_cpu.cpp"), otherwise="the reference runs instead",
-    structures={"messages_problem_size": MessageProblem, "several_problem_size": SeveralProblem})
-
-
-def get_simd() -> str:
-    """Return the width of the compiled kernels: "avx512", "avx2" or "portable"."""
-    function = LIBRARY.get().messages_simd
-    function.restype = ctypes.c_char_p
-    return function().decode()
-
-
-def check_status(status: int, problem: MessageProblem | SeveralProblem) -> None:
+def check_status(status: int, problem: ctypes.Structure) -> None:
     """Raise the error that the status of a call names.
 
     Raises:
@@ -103,13 +63,9 @@ class Walk:
         self._shape = shape
         self._kept: list[Tensor] = []  # whose addresses the problem has
         operation = "mul" if message.operation == "dot" else message.operation
-        self._problem = MessageProblem(
-            num_rows=sizes[0], num_others=sizes[1], num_edges=other.numel(), channels=shape.numel(),
-            num_threads=torch.get_num_threads(), operation=OPERATIONS.index(operation))
-        for name, tensor in (("ptr", ptr), ("other", other), ("position", position)):
-            if tensor is not None:
-                setattr(self._problem, name, self._keep(tensor))
-                setattr(self._problem, f"{name}_wide", tensor.dtype == torch.int64)
+        self._problem = fill(
+            MessageProblem, dict(ptr=ptr, other=other, position=position), num_rows=sizes[0], num_others=sizes[1],
+            num_edges=other.numel(), channels=shape.numel(), operation=OPERATIONS.index(operation))
         for field, name in zip(("left", "right"), message.names):
             setattr(self._problem, field, self._operand(operands[name], name))
 
@@ -159,7 +115,7 @@ class Walk:
         self._kept.append(tensor)
         return tensor.data_ptr()
 
-    def _operand(self, tensor: Tensor, name: str) -> Operand:
+    def _operand(self, tensor: Tensor, name: str) -> ctypes.Structure:
         trailing = tensor.shape[1:]
         columns = torch.arange(trailing.numel(), dtype=torch.int32).view(trailing).expand(self._shape)
         return Operand(data=self._keep(tensor), map=None if trailing.numel() == self._shape.numel() else self._keep(

@@ -1,35 +1,26 @@
 """The fused operators, which compute what the reference does: they find the sorted edges and call the kernels."""
 
-import functools
-import logging
-
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.models.aggregate import fused as aggregate_fused
-from parallel_epochs.models.kernels.operator import is_transformed
+from parallel_epochs.models.kernels.choose import Fused
 from parallel_epochs.models.kernels.sorting import check_ends
 from parallel_epochs.models.messages import cpu, ops
 from parallel_epochs.models.messages.inputs import Call, align
 from parallel_epochs.models.structure import find_structure
 
-log = logging.getLogger(__name__)
-
-
+KERNEL = Fused("messages", cpu, "gpu_messages")
 # Most channels that share a number of an edge, of whose gradient a GPU program computes the sum.
 _MAX_GROUP = 1024
 
 
 def why_not_fused(call: Call, function: str = "update_all", reduce: str = "sum") -> str:
-    """Return the reason why the kernels cannot run, or an empty text."""
+    """Return the reason why the kernels cannot compute a call, or an empty text."""
     for name, operand in call.operands.items():
         if operand.dtype not in cpu.DTYPES:
             return f"{name} has dtype {operand.dtype}, but the kernel computes in float32"
-    if not torch.compiler.is_compiling() and is_transformed():
-        return "the kernel supports neither torch.func nor torch.jit.trace nor forward-mode derivatives"
-    device = call.edge_index.device.type
-    return (device == "cuda" and why_no_gpu_kernel(call, function, reduce)) or why_no_kernel(device)
+    return why_no_gpu_kernel(call, function, reduce) if call.edge_index.device.type == "cuda" else ""
 
 
 def why_no_gpu_kernel(call: Call, function: str, reduce: str) -> str:
@@ -46,34 +37,6 @@ def why_no_gpu_kernel(call: Call, function: str, reduce: str) -> str:
     if trailing[num_heads:].numel() != 1 or shape[num_heads:].numel() > _MAX_GROUP:
         return f"there is no GPU kernel for the gradient of edge values {list(e.shape)} in messages of {list(shape)}"
     return ""
-
-
-@torch.compiler.assume_constant_result
-def why_no_kernel(device: str) -> str:
-    """Return the reason why the kernels cannot run on a device, or an empty text."""
-    if device == "cpu":
-        return cpu.LIBRARY.missing()
-    reason = aggregate_fused.why_no_kernel(device)
-    if not reason:
-        _register_gpu()
-    return reason
-
-
-@functools.cache
-def _register_gpu() -> None:
-    from parallel_epochs.models.messages import gpu_messages  # Triton takes a second to import and is not everywhere
-    gpu_messages.register()
-
-
-@functools.cache
-def announce(reason: str, device: str) -> None:
-    """Log once that the kernels run, or why the reference runs."""
-    log.info("messages: %s", f"reference ({reason})" if reason else name_kernel(device))
-
-
-def name_kernel(device: str) -> str:
-    """Name the kernel of a device, as "fused-cpu (avx512)" or "fused-gpu (triton 3.6.0)"."""
-    return f"fused-cpu ({cpu.get_simd()})" if device == "cpu" else aggregate_fused.name_kernel(device)
 
 
 def update_all(call: Call, reduce: str) -> Tensor:

@@ -148,5 +148,6 @@ def _allocate(like: Tensor, *shape: int) -> Tensor:
 
 def register(device_type: str = "cuda") -> None:
     """Register these kernels for a type of device, which may be "cpu" under TRITON_INTERPRET=1."""
+    gpu.register_sorting(device_type)
     attention_ops.forward.register_kernel(device_type, forward)
     attention_ops.backward.register_kernel(device_type, backward)

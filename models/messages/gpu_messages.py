@@ -114,5 +114,6 @@ def _run_backward(message, operands, shape, factor, second, reduce, ptr, other, 
 
 def register(device_type: str = "cuda") -> None:
     """Register these kernels for a type of device, which may be "cpu" under TRITON_INTERPRET=1."""
+    gpu.register_sorting(device_type)
     ops.update_all.register_kernel(device_type, update_all)
     ops.backward.register_kernel(device_type, backward)

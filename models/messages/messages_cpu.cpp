@@ -5,12 +5,6 @@
 
 extern "C" {
 
-int64_t messages_problem_size() { return sizeof(MessageProblem); }
-
-int64_t several_problem_size() { return sizeof(SeveralProblem); }
-
-const char* messages_simd() { return SIMD_NAME; }
-
 int messages_run(const MessageProblem* p) try {
   Sums sums(*p);
   if (sums.fits()) return sums.run();

@@ -10,7 +10,7 @@ enum Side { NEITHER = 0, LEFT = 1, RIGHT = 2 };
 constexpr int OK = 0, BROKEN_INDEX = 1, OUT_OF_MEMORY = 2;
 
 // Values of rows of nodes or of edges. Those that broadcast have a map: the column that each channel reads.
-struct Operand {  // mirrored by Operand in cpu.py, as is the next one
+struct Operand {  // cpu.py reads the fields of this struct and of the next one from here
   void* data;
   const int32_t* map;  // null reads as the identity
   int64_t width, place, dtype;

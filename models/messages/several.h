@@ -5,7 +5,7 @@
 
 enum Part { TOTAL, SQUARES, LARGEST, SMALLEST, NUM_PARTS };
 
-struct SeveralProblem {  // mirrored by SeveralProblem in cpu.py
+struct SeveralProblem {  // cpu.py reads its fields from here
   int64_t num_rows, num_others, num_edges, channels, num_threads, ptr_wide, other_wide, backward;
   const void *ptr, *other;
   const float* values;  // [num_others, channels] forward; [num_rows, channels] backward, where the sources are the rows
@@ -14,10 +14,12 @@ struct SeveralProblem {  // mirrored by SeveralProblem in cpu.py
   float *results[NUM_PARTS], *ties[NUM_PARTS];
   const float* gradients[NUM_PARTS];
   float* out;  // backward: the gradient of the values [num_rows, channels]
-
-  int64_t num_blocks() const { return (channels + LANES - 1) / LANES; }
-  int lanes_of(int64_t block) const { return int(std::min<int64_t>(LANES, channels - block * LANES)); }
 };
+
+static int64_t count_blocks(const SeveralProblem& p) { return (p.channels + LANES - 1) / LANES; }
+static INLINE int lanes_of(const SeveralProblem& p, int64_t block) {
+  return int(std::min<int64_t>(LANES, p.channels - block * LANES));
+}
 
 static Sorted sorted_edges(const SeveralProblem& p) {
   return {p.num_rows, p.num_others, p.num_edges, {p.ptr, bool(p.ptr_wide)}, {p.other, bool(p.other_wide)},
@@ -36,7 +38,7 @@ struct SeveralWalk {
   Partials<State> partials;
 
   explicit SeveralWalk(const PASS& pass_)
-      : p(pass_.p), pass(pass_), edges(sorted_edges(p)), num_blocks(p.num_blocks()),
+      : p(pass_.p), pass(pass_), edges(sorted_edges(p)), num_blocks(count_blocks(p)),
         partials(edges.num_chunks(), num_blocks) {}
 
   void run_tile(const Tile& tile, int64_t chunk, State* carried) {
@@ -104,7 +106,7 @@ struct SeveralForward {
   int64_t stride() const { return p.channels; }
 
   INLINE void add(State& state, const Tile& tile, const Segment& segment, int64_t block) const {
-    const int lanes = p.lanes_of(block);
+    const int lanes = lanes_of(p, block);
     if (lanes == LANES) return add(state, tile, segment, block, [](const float* from) { return load(from); });
     add(state, tile, segment, block, [=](const float* from) { return load(from, lanes); });
   }
@@ -134,7 +136,7 @@ struct SeveralForward {
 
   INLINE void write(int64_t row, int64_t block, const State& state) const {
     const int64_t at = row * p.channels + block * LANES;
-    const int lanes = p.lanes_of(block);
+    const int lanes = lanes_of(p, block);
     const vf values[NUM_PARTS] = {state.total, state.squares, state.largest.value, state.smallest.value};
     const vf counts[NUM_PARTS] = {vf{}, vf{}, state.largest.count, state.smallest.count};
     for (int part = 0; part < NUM_PARTS; part++) {
@@ -152,7 +154,7 @@ struct SeveralBackward {
   const SeveralProblem& p;
   Buffer<vf> packed;
 
-  explicit SeveralBackward(const SeveralProblem& p_) : p(p_), packed(p_.num_others * p_.num_blocks() * WIDTH) {
+  explicit SeveralBackward(const SeveralProblem& p_) : p(p_), packed(p_.num_others * count_blocks(p_) * WIDTH) {
     const float* from[WIDTH];
     int width = 0;
     if (SUMS) from[width++] = p.gradients[TOTAL], from[width++] = p.gradients[SQUARES];
@@ -160,18 +162,18 @@ struct SeveralBackward {
       if (p.gradients[part]) from[width++] = p.gradients[part], from[width++] = p.results[part];
 #pragma omp parallel for num_threads(int(p.num_threads)) schedule(static)
     for (int64_t node = 0; node < p.num_others; node++)
-      for (int64_t block = 0; block < p.num_blocks(); block++)
+      for (int64_t block = 0; block < count_blocks(p); block++)
         for (int k = 0; k < WIDTH; k++)
-          packed.data[(node * p.num_blocks() + block) * WIDTH + k] =
-              from[k] ? load(from[k] + node * p.channels + block * LANES, p.lanes_of(block)) : vf{};
+          packed.data[(node * count_blocks(p) + block) * WIDTH + k] =
+              from[k] ? load(from[k] + node * p.channels + block * LANES, lanes_of(p, block)) : vf{};
   }
 
   static State empty() { return State{}; }
   static void join(State& state, const State& part) { state += part; }
-  int64_t stride() const { return p.num_blocks() * WIDTH; }
+  int64_t stride() const { return count_blocks(p) * WIDTH; }
 
   INLINE void add(State& state, const Tile& tile, const Segment& segment, int64_t block) const {
-    const vf value = load(p.values + segment.row * p.channels + block * LANES, p.lanes_of(block));
+    const vf value = load(p.values + segment.row * p.channels + block * LANES, lanes_of(p, block));
     // Not a constant: 0 times infinity is NaN, as in the reference, and GCC 12 would take the product for 0.
     const float zero = p.backward ? 0.0f : 1.0f;
     vf sum = state, squares = {};
@@ -186,7 +188,7 @@ struct SeveralBackward {
   }
 
   INLINE void write(int64_t row, int64_t block, const State& state) const {
-    store(p.out + row * p.channels + block * LANES, state, p.lanes_of(block));
+    store(p.out + row * p.channels + block * LANES, state, lanes_of(p, block));
   }
 };
 

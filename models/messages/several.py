@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.models import notice
+from parallel_epochs.models.kernels.layout import fill
 from parallel_epochs.models.kernels.operator import operator
 from parallel_epochs.models.messages import cpu, reference
 from parallel_epochs.models.messages.cpu import PARTS, SeveralProblem
@@ -99,22 +100,15 @@ def _call(ptr: Tensor, other: Tensor, values: Tensor, *, results: dict[str, Tens
     """Run the kernel: forward with the values of the other nodes, backward (with `out`) with those of the rows."""
     if values.shape[1:].numel() == 0:
         return
-    kept: list[Tensor] = []
-
-    def address(tensor: Tensor) -> int:
-        kept.append(tensor.contiguous())
-        return kept[-1].data_ptr()
-
-    rows = ptr.numel() - 1
-    others = next(iter(results.values())).size(0) if out is not None else values.size(0)
-    problem = SeveralProblem(
-        num_rows=rows, num_others=others, num_edges=other.numel(), channels=values.shape[1:].numel(),
-        num_threads=torch.get_num_threads(), ptr_wide=ptr.dtype == torch.int64, other_wide=other.dtype == torch.int64,
-        backward=out is not None, ptr=address(ptr), other=address(other), values=address(values),
-        out=None if out is None else address(out))
-    for field, tensors in (("results", results), ("ties", ties), ("gradients", gradients)):
-        for name, tensor in (tensors or {}).items():
-            getattr(problem, field)[PARTS.index(name)] = address(tensor)
+    arrays = dict(ptr=ptr, other=other, values=values, out=out)
+    problem = fill(
+        SeveralProblem, arrays, num_rows=ptr.numel() - 1,
+        num_others=next(iter(results.values())).size(0) if out is not None else values.size(0),
+        num_edges=other.numel(), channels=values.shape[1:].numel(), backward=out is not None)
+    parts = {(field, name): tensor.contiguous() for field, tensors in (
+        ("results", results), ("ties", ties), ("gradients", gradients)) for name, tensor in (tensors or {}).items()}
+    for (field, name), tensor in parts.items():
+        getattr(problem, field)[PARTS.index(name)] = tensor.data_ptr()
     cpu.check_status(cpu.LIBRARY.get().several_run(ctypes.byref(problem)), problem)
 
 

@@ -6,7 +6,7 @@
 
 namespace {
 
-struct WalkProblem {  // mirrored by the class of this name in walks.py, field by field
+struct WalkProblem {  // walks.py reads its fields from here
   int64_t num_nodes, num_starts, length, random_starts, num_threads;
   uint64_t key;
   double p, q;
@@ -101,8 +101,6 @@ struct Walk {
 }  // namespace
 
 extern "C" {
-
-int64_t walks_problem_size() { return sizeof(WalkProblem); }
 
 // Walks number `first` and those after it: [num_walks, length + 1] nodes, -1 behind the last.
 void walks_draw(const WalkProblem* problem, int64_t first, int64_t num_walks, int32_t* walks) {

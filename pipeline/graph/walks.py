@@ -15,24 +15,13 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
+from parallel_epochs.models.kernels.layout import read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary, pointer
 from parallel_epochs.pipeline.graph.edges import transpose
 from parallel_epochs.pipeline.graph.node_parts import NodeParts
 
-
-class WalkProblem(ctypes.Structure):
-    """Arguments of a call, field by field as in walks.cpp."""
-
-    _fields_ = (*((name, ctypes.c_int64) for name in (
-                    "num_nodes", "num_starts", "length", "random_starts", "num_threads")),
-                ("key", ctypes.c_uint64), ("p", ctypes.c_double), ("q", ctypes.c_double),
-                *((name, ctypes.c_void_p) for name in (
-                    "ptr", "neighbor", "weight", "strength", "accept", "alias", "starts", "start_accept",
-                    "start_alias")))
-
-
-LIBRARY = NativeLibrary("random walks", Path(__file__).with_name("walks.cpp"), otherwise="there are no walks then",
-                        structures={"walks_problem_size": WalkProblem})
+WalkProblem = read_structure(Path(__file__).with_name("walks.cpp"), "WalkProblem")
+LIBRARY = NativeLibrary("random walks", Path(__file__).with_name("walks.cpp"), otherwise="there are no walks then")
 # Of walks, worked on one by one: the order of pairs depends on it, and on no number of threads.
 NUM_CHUNKS = 64
 

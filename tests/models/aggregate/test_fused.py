@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch_geometric import EdgeIndex
 
 from parallel_epochs.models import messages
-from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, backend, cpu, fused, ops
+from parallel_epochs.models.aggregate import AGGREGATIONS, KERNEL, aggregate, backend, cpu, ops
 from parallel_epochs.models.aggregate.reduce import POWER_RANGE, POWERMEAN_RANGE
 from parallel_epochs.models.convs.gen_conv import GENConv
-from parallel_epochs.models.kernels import sorting
-from parallel_epochs.models.messages import attention_fused
+from parallel_epochs.models.kernels import choose, sorting
+from parallel_epochs.models.messages import attention
 from parallel_epochs.models.networks.deepgcn import DeeperGCN
 from tests.helpers.operators import opcheck
 from tests.helpers.shapes import unchecked
@@ -394,7 +394,7 @@ def test_nothing_to_aggregate():
 def test_what_runs_and_why():
     edge_index, inputs, _ = graph(10, 10, 20)
     x = inputs["x"]
-    assert backend(x, edge_index) == f"fused-cpu ({fused.get_simd()})"
+    assert backend(x, edge_index) == f"fused-cpu ({cpu.LIBRARY.find_simd()})"
     assert "float64" in backend(x.double(), edge_index)
     assert backend(x, edge_index, kernel="reference") == "reference (kernel=reference)"
     with pytest.raises(ValueError, match="float64.*kernel=auto"):
@@ -412,8 +412,8 @@ def test_what_runs_and_why():
 
 
 def test_a_gpu_needs_triton(monkeypatch):
-    monkeypatch.setattr(fused.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(fused, "_register_gpu", fused._register_gpu.__wrapped__)
-    for module in (fused, attention_fused, messages.fused):
-        assert module.why_no_kernel("cuda") == "the GPU kernel needs Triton (pip install triton)"
+    monkeypatch.setattr(choose.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(choose.Fused, "_register_gpu", choose.Fused._register_gpu.__wrapped__)
+    for kernel in (KERNEL, attention.KERNEL, messages.fused.KERNEL):
+        assert kernel.missing("cuda") == "the GPU kernel needs Triton (pip install triton)"
     assert "'meta'" in backend(torch.empty(10, 3, device="meta"), torch.empty(2, 5, dtype=torch.int64, device="meta"))

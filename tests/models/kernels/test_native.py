@@ -11,10 +11,14 @@ import pytest
 import torch
 
 from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, backend, cpu
-from parallel_epochs.models.kernels import gated, native, norm
+from parallel_epochs.models.embedding import layout, skipgram
+from parallel_epochs.models.kernels import gated, head_products, native, norm
+from parallel_epochs.models.kernels.layout import read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
 from parallel_epochs.models.kernels.shipped import find_included
-from parallel_epochs.models.messages import cpu as messages
+from parallel_epochs.models.messages import attention_ops, cpu as messages
+from parallel_epochs.pipeline.graph import walks
+from tests.helpers.running import ROOT
 from tests.models.aggregate.test_fused import check, graph, off_the_bounds
 from tests.models.messages import test_several
 from tests.models.messages.test_fused import WALKS, check_hubs
@@ -34,21 +38,31 @@ def test_no_compiler(monkeypatch, tmp_path, caplog):
     assert torch.equal(aggregate(inputs["x"], edge_index), expected)
 
 
-class LongerProblem(ctypes.Structure):
-    _fields_ = [*cpu.AggregationProblem._fields_, ("more", ctypes.c_int64)]
+@pytest.mark.parametrize("structure, header", [
+    (cpu.AggregationProblem, "models/aggregate/problem.h"), (norm.NormProblem, "models/kernels/norm.h"),
+    (gated.GatedProblem, "models/kernels/gated.h"), (head_products.HeadProblem, "models/kernels/head_products.cpp"),
+    (attention_ops.AttentionProblem, "models/messages/attention.h"), (messages.Operand, "models/messages/problem.h"),
+    (messages.MessageProblem, "models/messages/problem.h"), (messages.SeveralProblem, "models/messages/several.h"),
+    (skipgram.SkipGramProblem, "models/embedding/skipgram.h"), (layout.LayoutProblem, "models/embedding/layout.h"),
+    (walks.WalkProblem, "pipeline/graph/walks.cpp")], ids=lambda value: getattr(value, "__name__", ""))
+def test_fields_lie_where_the_compiler_puts_them(structure, header, tmp_path):
+    """And there are no others: the struct of C++ with one field more is longer."""
+    name, sizes = structure.__name__, {field: getattr(structure, field) for field, _ in structure._fields_}
+    lines = [f'#include "{ROOT / header}"', "#include <cstddef>",
+             f"static_assert(sizeof({name}) == {ctypes.sizeof(structure)});",
+             *(f"static_assert(offsetof({name}, {field}) == {at.offset} && sizeof({name}::{field}) == {at.size});"
+               for field, at in sizes.items())]
+    (tmp_path / "check.cpp").write_text("\n".join(lines))
+    subprocess.run([os.environ.get("CXX", "c++"), "-std=c++20", "-fsyntax-only", "-fopenmp", "-w", "check.cpp"],
+                   cwd=tmp_path, check=True)
 
 
-@pytest.mark.parametrize("library, function", [
-    (cpu.LIBRARY, "fused_problem_size"), (norm.LIBRARY, "norm_problem_size"),
-    (messages.LIBRARY, "messages_problem_size"), (messages.LIBRARY, "several_problem_size"),
-    (gated.LIBRARY, "gated_problem_size")])
-def test_structures_have_the_sizes_of_their_counterparts(library, function):
-    assert function in library.structures
-    wrong = NativeLibrary(library.name, library.source, otherwise="", structures={function: LongerProblem})
-    size = ctypes.sizeof(library.structures[function])
-    ours = ctypes.sizeof(LongerProblem)
-    with pytest.raises(RuntimeError, match=rf"LongerProblem has {ours} bytes.* returns {size}: "):
-        wrong.get()
+@pytest.mark.parametrize("text", ["struct Other {\n  float x;\n};", "struct Problem {\n  short x;\n};",
+                                  "struct Problem {\n  float x[N];\n};", "struct Problem {\n  float (*x)(int);\n};"])
+def test_a_struct_that_cannot_be_read_is_refused(text, tmp_path):
+    (tmp_path / "problem.h").write_text(text)
+    with pytest.raises(ValueError, match="has no struct Problem|neither a number nor a pointer nor an array"):
+        read_structure(tmp_path / "problem.h", "Problem")
 
 
 def test_a_changed_header_is_another_library(tmp_path):
@@ -129,8 +143,7 @@ def width(request, monkeypatch):
     monkeypatch.setenv(native.SIMD_VARIABLE, request.param)
     for module in (cpu, norm, messages):
         library = module.LIBRARY
-        monkeypatch.setattr(module, "LIBRARY", NativeLibrary(
-            library.name, library.source, otherwise="", structures=library.structures))
+        monkeypatch.setattr(module, "LIBRARY", NativeLibrary(library.name, library.source, otherwise=""))
         assert module.LIBRARY.get() is not None, module.LIBRARY.missing()
     return request.param
 
@@ -138,7 +151,7 @@ def width(request, monkeypatch):
 @pytest.mark.slow
 @needs_x86
 def test_other_widths_of_vectors(width):
-    assert cpu.get_simd() == width
+    assert cpu.LIBRARY.find_simd() == width
     edge_index, inputs, _ = graph(40, 30, 600)
     assert backend(inputs["x"], edge_index) == f"fused-cpu ({width})"
     for aggr in AGGREGATIONS:
@@ -157,7 +170,7 @@ def test_other_widths_of_vectors(width):
 @pytest.mark.slow
 @needs_x86
 def test_other_widths_of_messages(width):
-    assert messages.get_simd() == width
+    assert messages.LIBRARY.find_simd() == width
     for left, right in (((21,), ()), ((64,), (64,)), ((4, 16), (4, 1))):
         check_hubs(left, right, ("u_mul_e", "copy_u"), ("sum",))
         check_hubs(left, right, ("v_div_u", "e_sub_u"), WALKS)

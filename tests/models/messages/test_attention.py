@@ -235,7 +235,7 @@ def test_every_level_of_vector_instructions(level, monkeypatch):
         pytest.skip("the other tests run under it, or the processor lacks it")
     monkeypatch.setenv(native.SIMD_VARIABLE, level)
     library = attention_ops.LIBRARY
-    other = native.NativeLibrary(library.name, library.source, otherwise="", structures=library.structures)
+    other = native.NativeLibrary(library.name, library.source, otherwise="")
     if other.missing():
         pytest.skip(other.missing())
     monkeypatch.setattr(attention_ops, "LIBRARY", other)

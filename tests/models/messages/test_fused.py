@@ -375,10 +375,10 @@ def test_what_runs_and_why(caplog):
     with pytest.raises(ValueError, match="^kernel=fused cannot run: u has dtype torch.float64, .*Use kernel=auto"):
         update_all(edge_index, "copy_u", "sum", u=u.double(), kernel="fused")
     caplog.set_level("INFO")
-    fused.announce.cache_clear()
+    fused.KERNEL._announce.cache_clear()
     for kernel in ("auto", "auto"):
         update_all(edge_index, "copy_u", "sum", u=u.double(), num_dst=DST, kernel=kernel)
         update_all(edge_index, "copy_u", "sum", u=u, num_dst=DST, kernel=kernel)
     assert caplog.messages == [
         "messages: reference (u has dtype torch.float64, but the kernel computes in float32)",
-        f"messages: fused-cpu ({cpu.get_simd()})"]
+        f"messages: fused-cpu ({cpu.LIBRARY.find_simd()})"]

@@ -1,0 +1,61 @@
+"""The structures that C++ functions take: read from the C++ structs themselves, and filled with numbers and tensors.
+
+The header is the only description of a structure. A loaded library was compiled from the same text, since the key of a
+library is a hash of its sources.
+"""
+
+import ctypes
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_TYPES: dict[str, Any] = {"int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64, "float": ctypes.c_float,
+                           "double": ctypes.c_double}
+
+
+def read_structure(path: Path, name: str, *, types: dict[str, Any] | None = None,
+                   **counts: int) -> type[ctypes.Structure]:
+    """Make the ctypes structure of a C++ struct that has only fields: numbers, pointers, arrays and other structs.
+
+    Args:
+        path: the C++ file.
+        name: name of the struct.
+        types: structures of the other structs that it holds, by name.
+        counts: constants that its arrays have as lengths.
+
+    Raises:
+        ValueError: the file has no such struct, or a field has another form.
+    """
+    known = _TYPES | (types or {})
+    body = re.search(rf"^struct {name} {{(.*?)^}};", path.read_text(), re.DOTALL | re.MULTILINE)
+    if body is None:
+        raise ValueError(f"{path.name} has no struct {name}")
+    fields: list[tuple[str, Any]] = []
+    for declaration in re.sub(r"//.*", "", body[1]).split(";")[:-1]:
+        kind, declarators = re.fullmatch(r"\s*(?:const )?(\w+)\b\s*(.+?)\s*", declaration, re.DOTALL).groups()
+        for declarator in declarators.split(","):
+            found = re.fullmatch(r"\s*(\*?)\s*(\w+)(?:\[(\w+)\])?", declarator)
+            if found is None or not found[1] and kind not in known or found[3] and found[3] not in counts:
+                raise ValueError(f"{path.name}: the field '{declaration.strip()}' of {name} is neither a number nor a "
+                                 "pointer nor an array of a known length")
+            field = ctypes.c_void_p if found[1] else known[kind]
+            fields.append((found[2], field * counts[found[3]] if found[3] else field))
+    return type(name, (ctypes.Structure,), {"_fields_": fields, "__doc__": f"The struct {name} of {path.name}."})
+
+
+def fill(structure: type[ctypes.Structure], tensors: dict[str, Tensor | None], **numbers) -> Any:
+    """Fill a structure with numbers and with the addresses of tensors, made contiguous, which it keeps alive.
+
+    The number of threads, and whether an index tensor is int64 (``ptr_wide`` of ``ptr``), are added where the structure
+    has fields for them.
+    """
+    kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
+    wide = {f"{name}_wide": tensor.dtype == torch.int64 for name, tensor in kept.items()
+            if hasattr(structure, f"{name}_wide")}
+    filled = structure(**numbers, **wide, num_threads=torch.get_num_threads(),
+                       **{name: tensor.data_ptr() for name, tensor in kept.items()})
+    filled.kept = kept
+    return filled
