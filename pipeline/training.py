@@ -117,7 +117,7 @@ def find_baselines(config: RunConfig) -> str:
         raise ValueError(f"no simple method is known for trainer={config.trainer.name}: pipeline.baselines is for "
                          + " and ".join(f"trainer={name}" for name, other in PRODUCTS.items() if other.has_baselines))
     part = open_data(config, torch.device("cpu")).parts[0]
-    if part.number is not None or "store" in part.data:
+    if part.number is not None or part.data.on_disk:
         key = "data.on_disk=true" if part.number is None else "data.components=separate"
         raise ValueError(f"{key}: pipeline.baselines needs one graph, in memory. Leave the key out")
     metric, found = product.baselines.metric_of(part), []

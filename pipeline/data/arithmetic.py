@@ -1,15 +1,15 @@
 """A knowledge graph of arithmetic modulo the number of entities, after GraphVite's; it takes no download."""
 
 import numpy as np
-from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.triples import build_triples
 from parallel_epochs.pipeline.run.seeds import stream
 
 OPERATORS = "+-*/%"
 
 
-def read(num_entities: int, num_operands: int, num_train: int, num_valid: int, num_test: int, graph_seed: int) -> Data:
+def read(num_entities: int, num_operands: int, num_train: int, num_valid: int, num_test: int, graph_seed: int) -> Graph:
     """Generate the graph.
 
     Entities are the numbers from 0, a relation is an operator with an operand from 1, such as "*7": the tail is what

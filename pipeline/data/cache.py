@@ -18,17 +18,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.config import DATASETS, DataConfig
+from parallel_epochs.pipeline.data.graph import Graph, open_graph, pack, unpack, write_graph
 from parallel_epochs.pipeline.data.learned import Learned
 from parallel_epochs.pipeline.data.links import LinkSplit, describe_links, divide_links
 from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.data.propagate import propagate, write_propagated
 from parallel_epochs.pipeline.data.relation import refuse_relation
 from parallel_epochs.pipeline.data.sparse import densify
-from parallel_epochs.pipeline.data.typed import SCHEMA, refuse_propagate, schema_of
+from parallel_epochs.pipeline.data.typed import refuse_propagate
 from parallel_epochs.pipeline.data.typed_links import name_relation
 from parallel_epochs.pipeline.graph import store, structure
 from parallel_epochs.pipeline.graph.components import write_component
@@ -52,7 +52,7 @@ DAY = 24 * 3600
 
 
 def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None,
-         check: Callable[[Data], None] = lambda data: None) -> Data:
+         check: Callable[[Graph], None] = lambda data: None) -> Graph:
     """Open the prepared graph of a dataset, from the cache if it is there. Processes share the memory of its file.
 
     Args:
@@ -65,7 +65,7 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
         [num_nodes, num_tasks], float32 of 0, 1 and NaN for "rocauc", [num_nodes, 1], int64 for "acc"; ``train_mask``,
         ``valid_mask``, ``test_mask``; ``metric``; ``out_channels``, the number of classes or tasks;
         ``content_hash``; ``x_source``, see :func:`prepare`, if it was prepared by a version that kept it. Of a graph
-        on disk also ``store``, the folder that :mod:`pipeline.graph.store` wrote, and ``structure``, a dict of the
+        in a store also ``store``, its folder, and ``structure``, a dict of the
         fields of :class:`pipeline.graph.structure.Structure`, unless who wrote it left it out. Of a
         knowledge graph what :func:`pipeline.data.triples.build_triples` returns, and ``content_hash``.
 
@@ -102,18 +102,18 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
             raise DamagedFile(f"{name_in(path, 'x')} is damaged: it has {len(kept['x']):,} rows for "
                               f"{data.num_nodes:,} nodes")
 
-    if "store" not in data:
+    if not data.on_disk:
         kept = checkpoint.keep(path, build, again="averaging the features again", verify=verify, check=check_rows)
         data.x, data.hop_moments = kept["x"], kept.get("moments")  # which a file of before does not have
         return data
     path = path.with_suffix(".store")
     propagated = _keep_store(path, write, path.name, verify=verify)
-    propagated.content_hash, propagated.store = data.content_hash, str(path)
+    propagated.content_hash, propagated.on_disk = data.content_hash, True
     return propagated
 
 
 def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None,
-          check: Callable[[Data], None] = lambda data: None) -> Data:
+          check: Callable[[Graph], None] = lambda data: None) -> Graph:
     """Do what :func:`load` does, without a look at ``propagate``."""
     start = time.perf_counter()
     verify = content_hash is None
@@ -123,7 +123,7 @@ def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None
         log.info("data: reading %s, %s", path, format_bytes(path.stat().st_size))
     prepared, reader = False, _reader(config)
 
-    def build() -> Data:
+    def build() -> Graph:
         with preparing(4) as bar:
             return prepare_as(config, read(config, check), on_stage=bar.advance,
                               densify=partial(densify, folder=Path(cache_dir), origin=config.origin()))
@@ -134,7 +134,7 @@ def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None
                 reader.write_store(config, writer, bar.advance)
         else:
             data = build()
-            store.write_graph(writer, data, structure=dataclasses.asdict(structure.inspect(data.edge_index)))
+            write_graph(writer, data, structure=dataclasses.asdict(structure.inspect(data.edge_index)))
 
     @contextlib.contextmanager
     def preparing(num_stages: int) -> Iterator[Bar]:
@@ -150,19 +150,18 @@ def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None
     elif path.suffix == ".store":
         data = _keep_store(path, write, content_hash, verify=verify)
     else:
-        data = store.unpack(checkpoint.keep(path, lambda: store.pack(build()), again="preparing the graph again",
+        data = unpack(checkpoint.keep(path, lambda: pack(build()), again="preparing the graph again",
                                             verify=verify, check=check_graph))
     seconds = time.perf_counter() - start
     done = f"prepared in {seconds:.1f} s, kept as {path}" if prepared else f"read from {path} in {seconds:.1f} s"
     log.log(logging.INFO if verify or prepared else logging.DEBUG, "data: %s %s", config.source, done)
     data.content_hash = content_hash
-    if config.on_disk:
-        data.store = str(path)
+    data.on_disk = config.on_disk
     return data
 
 
 def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None,
-               relation: Any = None) -> Data:
+               relation: Any = None) -> Graph:
     """Open the graph of a link task, as :func:`load` does; see :func:`pipeline.data.links.divide_links`.
 
     Args:
@@ -191,7 +190,7 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
     named = [] if relation is None else [{"relation": relation}]
     content_hash = content_hash or _digest([hash_graph(config), chosen_split, LINKS_FORMAT, *hops, *named])
 
-    def check_relation(data: Data) -> None:
+    def check_relation(data: Graph) -> None:
         name_relation(data, relation, config.origin())
 
     def build() -> dict:
@@ -201,10 +200,10 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
         data = divide_links(whole, split, config.origin(), relation)
         if num_hops:
             data.x, data.hop_moments = propagate(data, num_hops)
-        return store.pack(data)
+        return pack(data)
 
     path = path_of(config, cache_dir, content_hash, "-links")
-    data = store.unpack(checkpoint.keep(path, build, again="dividing the links again", verify=verify,
+    data = unpack(checkpoint.keep(path, build, again="dividing the links again", verify=verify,
                                         check=check_graph))
     data.content_hash = content_hash
     if verify:
@@ -212,7 +211,7 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
     return data
 
 
-def prepare_as(config: DataConfig, data: Data, **options: Any) -> Data:
+def prepare_as(config: DataConfig, data: Graph, **options: Any) -> Graph:
     """Prepare a dataset as it was read: see :func:`prepare`, also for the `options`."""
     return prepare(data, origin=config.origin(), holds=config.holds, to_undirected=config.to_undirected,
                    add_self_loops=config.add_self_loops, node_features=config.node_features,
@@ -220,7 +219,7 @@ def prepare_as(config: DataConfig, data: Data, **options: Any) -> Data:
                    **options)
 
 
-def read(config: DataConfig, check: Callable[[Data], None] = lambda data: None, *, needs_labels: bool = True) -> Data:
+def read(config: DataConfig, check: Callable[[Graph], None] = lambda data: None, *, needs_labels: bool = True) -> Graph:
     """Read a dataset, without preparing or keeping it.
 
     Args:
@@ -236,7 +235,7 @@ def read(config: DataConfig, check: Callable[[Data], None] = lambda data: None, 
     return data
 
 
-def open_other(config: DataConfig, learned: Learned, cache_dir: str | Path) -> Data:
+def open_other(config: DataConfig, learned: Learned, cache_dir: str | Path) -> Graph:
     """Open other tables than those of a training, prepared as these were; their store is gone when they are closed.
 
     Raises:
@@ -252,7 +251,7 @@ def open_other(config: DataConfig, learned: Learned, cache_dir: str | Path) -> D
         path = Path(scratch, "graph.store")
         with store.StoreWriter(path) as writer, Bar("reading", 3, "stages") as bar:
             _reader(config).write_store(config, writer, bar.advance, learned)
-        return store.open_graph(path, verify=False)  # its files are mapped, and need no names
+        return open_graph(path, verify=False)  # its files are mapped, and need no names
 
 
 def hash_content(config: DataConfig) -> str | None:
@@ -278,8 +277,8 @@ def path_of(config: DataConfig, cache_dir: str | Path, content_hash: str, part: 
     return Path(cache_dir) / "graphs" / f"{config.source}-{content_hash}{part}.{kind}"
 
 
-def keep_component(config: DataConfig, cache_dir: str | Path, data: Data, number: int, nodes: Tensor, *,
-                   verify: bool = True) -> Data:
+def keep_component(config: DataConfig, cache_dir: str | Path, data: Graph, number: int, nodes: Tensor, *,
+                   verify: bool = True) -> Graph:
     """Open a component of a graph from the cache, a store if the graph is in one; it is kept first if it is not there.
 
     Args:
@@ -292,7 +291,7 @@ def keep_component(config: DataConfig, cache_dir: str | Path, data: Data, number
     """
     path = path_of(config, cache_dir, data.content_hash, f"-component-{number}")
 
-    def check_nodes(path: Path, component: Mapping | Data) -> None:
+    def check_nodes(path: Path, component: Mapping | Graph) -> None:
         if not torch.equal(component["n_id"], nodes):
             raise DamagedFile(f"{name_in(path, 'n_id')} is damaged: it holds other nodes than component {number}")
 
@@ -300,21 +299,21 @@ def keep_component(config: DataConfig, cache_dir: str | Path, data: Data, number
         check_graph(path, packed)
         check_nodes(path, packed)
 
-    if "store" not in data:
-        component = store.unpack(checkpoint.keep(path, lambda: store.pack(induced_subgraph(data, nodes)),
+    if not data.on_disk:
+        component = unpack(checkpoint.keep(path, lambda: pack(induced_subgraph(data, nodes)),
                                                  again="selecting it again", verify=verify, check=check))
     else:
         path = path.with_suffix(".store")
         component = _keep_store(path, partial(write_component, data=data, nodes=nodes), path.name, verify=verify,
                                 check=check_nodes)
-        component.store = str(path)
-    if (schema := schema_of(data)) is not None:
-        component[SCHEMA] = schema.restricted_to(nodes).to_value()
+        component.on_disk = True
+    if not data.types.homogeneous:
+        component.types = data.types.restricted_to(nodes)
     return component
 
 
 def _keep_store(path: Path, write: Callable[[store.StoreWriter], None], key: str, *, verify: bool,
-                check: Callable[[Path, Data], None] = lambda path, data: None) -> Data:
+                check: Callable[[Path, Graph], None] = lambda path, data: None) -> Graph:
     """Open the store of a graph; it is written first if it is not there, or damaged.
 
     Args:
@@ -325,7 +324,7 @@ def _keep_store(path: Path, write: Callable[[store.StoreWriter], None], key: str
     """
     if store.is_store(path):
         try:
-            data = store.open_graph(path, verify=verify)
+            data = open_graph(path, verify=verify)
             if verify:
                 check(path, data)
             return data
@@ -337,7 +336,7 @@ def _keep_store(path: Path, write: Callable[[store.StoreWriter], None], key: str
         except ValueError:  # of the files: corrected ones are others, and nobody would go on with these
             shutil.rmtree(writer.folder, ignore_errors=True)
             raise
-    return store.open_graph(path, verify=False)
+    return open_graph(path, verify=False)
 
 
 def _reader(config: DataConfig) -> ModuleType:

@@ -14,7 +14,6 @@ import scipy.io
 import scipy.sparse as sp
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import INT32_END
 from parallel_epochs.pipeline.data.check import check_numbering
@@ -27,6 +26,7 @@ from parallel_epochs.pipeline.data.columns import (
     read_table,
 )
 from parallel_epochs.pipeline.data.content import hash_parts
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names
 from parallel_epochs.pipeline.data.splits import divide, shuffle
 from parallel_epochs.pipeline.names import MASKS
@@ -51,7 +51,7 @@ def hash_content(path: str, labels: str | None) -> str:
 
 
 def read(path: str, labels: str | None, header: bool | None, train_fraction: float, valid_fraction: float,
-         graph_seed: int) -> Data:
+         graph_seed: int) -> Graph:
     """Read a graph: edges that are there several times become one, with the sum of their weights.
 
     Args:
@@ -68,7 +68,7 @@ def read(path: str, labels: str | None, header: bool | None, train_fraction: flo
     table = Path(path)
     if table.suffix == ".npy":
         edge_index, num_nodes = _read_numbers(table)
-        return Data(edge_index=edge_index, num_nodes=num_nodes)
+        return Graph(edge_index=edge_index, num_nodes=num_nodes)
     y, kinds = None, None
     if table.suffix == ".mat":
         source, target, weight, y, names = _read_matlab(table)
@@ -78,7 +78,7 @@ def read(path: str, labels: str | None, header: bool | None, train_fraction: flo
             y, kinds = _read_labels(Path(labels), names)
     num_nodes = len(names)
     edge_index, edge_attr = _merge(source, target, weight, num_nodes, table)
-    data = Data(edge_index=edge_index, edge_attr=edge_attr, num_nodes=num_nodes, **pack_names(names))
+    data = Graph(edge_index=edge_index, edge_attr=edge_attr, num_nodes=num_nodes, **pack_names(names))
     if y is not None:
         data.y, data.metric = torch.from_numpy(y), "micro_f1"
         if kinds is not None:

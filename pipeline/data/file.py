@@ -17,6 +17,7 @@ from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage
 
 from parallel_epochs.pipeline.data.check import check_numbering, check_tensor
 from parallel_epochs.pipeline.data.content import hash_file
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.hetero import join_hetero
 from parallel_epochs.pipeline.data.sparse import coalesce
 from parallel_epochs.pipeline.data.splits import divide, shuffle
@@ -30,8 +31,8 @@ log = logging.getLogger(__name__)
 USED = ("x", "edge_index", "edge_attr", "y", "species", "metric", "num_nodes", *MASKS)
 OTHER_NAMES = {"val_mask": "valid_mask", "edge_weight": "edge_attr"}
 # What a saved graph may be made of. Other classes could run code.
-CLASSES = [Data, DataEdgeAttr, DataTensorAttr, EdgeIndex, HeteroData, BaseStorage, EdgeStorage, GlobalStorage,
-           NodeStorage]
+CLASSES = [Data, DataEdgeAttr, DataTensorAttr, EdgeIndex, Graph, HeteroData, BaseStorage, EdgeStorage,
+           GlobalStorage, NodeStorage]
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -43,7 +44,7 @@ def hash_content(path: str) -> str:
 def read(path: str | Path, mask_column: int | None = None, split: str | None = None, time_column: str | None = None,
          edge_time: str | None = None, train_fraction: float = 0.0, valid_fraction: float = 0.0,
          graph_seed: int = 0, reverse_relations: bool = True, featureless: str = "mean", label_type: str | None = None,
-         needs_labels: bool = True) -> Data:
+         needs_labels: bool = True) -> Graph:
     """Read a graph saved with torch.save: a ``Data``, a dict of its attributes, an ``InMemoryDataset`` of one graph, or
     a ``HeteroData``.
 
@@ -99,7 +100,7 @@ def is_hetero(loaded: object) -> bool:
 
 
 def _read_saved(path: str, saved: dict, splitting: Splitting, *, edge_time: str | None = None,
-                needs_labels: bool = True) -> Data:
+                needs_labels: bool = True) -> Graph:
     """Make a graph of its attributes; the message of an error begins with `path`."""
     split, time_column = splitting.split, splitting.time_column
     try:
@@ -248,7 +249,7 @@ def _num_graphs(saved: tuple | list) -> int:
     return len(saved)
 
 
-def _as_data(saved: dict, mask_column: int | None) -> Data:
+def _as_data(saved: dict, mask_column: int | None) -> Graph:
     tensors = {key: saved[key] for key in USED if key in saved and key not in ("metric", "num_nodes")}
     for key, value in tensors.items():
         if key == "x" and isinstance(value, Tensor) and value.layout in SPARSE:
@@ -263,7 +264,7 @@ def _as_data(saved: dict, mask_column: int | None) -> Data:
     if "species" in tensors:
         tensors["species"] = tensors["species"].reshape(-1)
     if "y" not in tensors:
-        return Data(num_nodes=_num_nodes(saved, tensors, None), **tensors)
+        return Graph(num_nodes=_num_nodes(saved, tensors, None), **tensors)
     y = tensors.pop("y")
     y = y.unsqueeze(1) if y.dim() == 1 else y
     metric = saved.get("metric", "rocauc" if y.size(1) > 1 or y.is_floating_point() else "acc")
@@ -274,7 +275,7 @@ def _as_data(saved: dict, mask_column: int | None) -> Data:
         raise ValueError(f"data.mask_column={mask_column}, but the masks have no columns: leave it out")
     for mask in MASKS:
         tensors[mask] = _as_mask(mask, tensors[mask], num_nodes, mask_column)
-    return Data(y=y if metric in CLASS_METRICS else y.float(), num_nodes=num_nodes, metric=metric, **tensors)
+    return Graph(y=y if metric in CLASS_METRICS else y.float(), num_nodes=num_nodes, metric=metric, **tensors)
 
 
 def _num_nodes(saved: dict, tensors: dict[str, Tensor], y: Tensor | None) -> int:

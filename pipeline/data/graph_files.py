@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data import many
 from parallel_epochs.pipeline.data.check import (
@@ -22,6 +21,7 @@ from parallel_epochs.pipeline.data.check import (
 )
 from parallel_epochs.pipeline.data.content import hash_named
 from parallel_epochs.pipeline.data.file import read_attributes
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.many import Graphs
 from parallel_epochs.pipeline.data.splits import divide, shuffle_all
 from parallel_epochs.pipeline.graph.edges import plain_edges
@@ -39,7 +39,7 @@ def hash_content(folder: str) -> str:
 
 
 def read(folder: str, metric: str | None, train_fraction: float, valid_fraction: float, graph_seed: int,
-         num_workers: int | None, needs_labels: bool = True) -> Data:
+         num_workers: int | None, needs_labels: bool = True) -> Graph:
     """Read a folder of graphs.
 
     Each file holds a ``Data`` or a dict with ``edge_index`` [2, num_edges]; ``y``, one or several labels of the graph;

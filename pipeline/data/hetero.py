@@ -2,24 +2,26 @@
 
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import HeteroData
 
 from parallel_epochs.pipeline.data.check import check, check_edge_index, check_tensor
-from parallel_epochs.pipeline.data.typed import SCHEMA, Part, Relation, join_parts
+from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.typed import Part, Relation, join_parts
 from parallel_epochs.pipeline.names import MASKS
 
 LABELS = ("y", *MASKS)
 # Makes a Data of the attributes of a type: called with its name, the attributes, and whether its labels are needed.
-ReadType = Callable[[str, dict, bool], Data]
+ReadType = Callable[[str, dict, bool], Graph]
 
 
 def join_hetero(origin: str, saved: HeteroData | Mapping, read_type: ReadType, *, reverse_relations: bool,
-                featureless: str, label_type: str | None, needs_labels: bool) -> Data:
+                featureless: str, label_type: str | None, needs_labels: bool) -> Graph:
     """Make one graph of a ``HeteroData``, or of the dict that it gives.
 
     Args:
@@ -62,7 +64,7 @@ def join_hetero(origin: str, saved: HeteroData | Mapping, read_type: ReadType, *
     out = join_parts(parts, {name: _read_edges(origin, name, store) for name, store in edges.items()}, origin=origin,
                      add_reverse=reverse_relations, averages=featureless == "mean", metric=metric)
     if needs_labels and labelled is None:
-        out[SCHEMA] = out[SCHEMA] | {"unread": found}
+        out.types = replace(out.types, unread=found)
     return out
 
 

@@ -4,11 +4,12 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
+from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.graph_types import GraphTypes
+from parallel_epochs.pipeline.data.kinds import DataKind
 from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.data.typed import SCHEMA, Schema, count_relations, schema_of
+from parallel_epochs.pipeline.data.typed import count_relations
 from parallel_epochs.pipeline.graph.components import Components, label_components
 from parallel_epochs.pipeline.graph.structure import structure_of
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
@@ -23,13 +24,13 @@ LISTED = 20
 ROWS = 4096
 
 
-def describe(data: Data, components: Components | None = None) -> Rows:
+def describe(data: Graph, components: Components | None = None) -> Rows:
     """Describe a dataset as training opens it: a graph, many graphs, pairs to link, triples, or vectors.
 
     Args:
         components: of a graph, where they have been found already.
     """
-    kind = data_kind(data)
+    kind = data.kind
     if kind is DataKind.TRIPLES:
         return describe_triples(data.triples, data.triple_ptr, data.num_nodes, data.num_relations)
     if kind is DataKind.VECTORS:
@@ -38,11 +39,11 @@ def describe(data: Data, components: Components | None = None) -> Rows:
         rows = describe_graphs(data.ptr) + describe_edges(data)
     else:
         rows = describe_edges(data) + describe_components(data, components)
-    rows += describe_features(data) if SCHEMA not in data else describe_types(data)
+    rows += describe_features(data) if data.types.homogeneous else describe_types(data)
     return rows + (describe_pairs(data) if kind is DataKind.PAIRS else describe_labels(data))
 
 
-def describe_edges(data: Data) -> Rows:
+def describe_edges(data: Graph) -> Rows:
     """Count the nodes and edges, and what is odd of them."""
     found = structure_of(data)
     rows = [("nodes", f"{data.num_nodes:,}"), ("directed edges", f"{data.num_edges:,}")]
@@ -51,11 +52,11 @@ def describe_edges(data: Data) -> Rows:
     kind = "undirected" if found.is_undirected else f"directed: {found.num_without_reverse:,} edges have no reverse"
     return [*rows, ("direction", kind), ("self-loops", f"{found.num_self_loops:,}"),
             # Of a graph with several relations, most of them are edges of different ones.
-            ("parallel edges" if SCHEMA in data else "duplicate edges", f"{found.num_duplicates:,}"),
+            ("duplicate edges" if data.types.homogeneous else "parallel edges", f"{found.num_duplicates:,}"),
             ("isolated nodes", of_all(found.num_isolated, found.num_nodes))]
 
 
-def describe_components(data: Data, components: Components | None) -> Rows:
+def describe_components(data: Graph, components: Components | None) -> Rows:
     """Count the connected components, and say how large the largest is."""
     sizes = np.bincount(label_components(data)[1]) if components is None else np.array(
         [component.num_nodes for component in components.components])
@@ -74,44 +75,43 @@ def describe_graphs(ptr: Int[Tensor, " num_graphs_plus_1"]) -> Rows:
                                                                 f"{float(sizes.double().mean()):.1f} on average")]
 
 
-def describe_types(data: Data) -> Rows:
+def describe_types(data: Graph) -> Rows:
     """Count the nodes of each type and the edges of each relation of a graph with several types of nodes, and say what
     features they have. The edges of a reverse relation are as many as those of its relation.
     """
-    schema = schema_of(data)
-    assert schema is not None
-    rows = [("types of nodes", f"{len(schema.types):,}")]
-    for name, num_nodes, width in zip(schema.types[:LISTED], schema.counts, schema.widths):
-        nodes = schema.nodes_of(name)
+    types = data.types
+    rows = [("types of nodes", f"{len(types.names):,}")]
+    for name, num_nodes, width in zip(types.names[:LISTED], types.counts, types.widths):
+        nodes = types.nodes_of(name)
         features = "no features" if not width else "features: " + describe_columns(
-            data.x[nodes.start:nodes.stop, :width], count_constant="store" not in data)
+            data.x[nodes.start:nodes.stop, :width], count_constant=not data.on_disk)
         rows.append((f"type {name}", f"{count(num_nodes, 'node')}, {features}"
-                                     + ", means of neighbours' features" * (name in schema.averaged)))
-    rows += and_more(len(schema.types), "types of nodes")
-    counted, reverse = enumerate(count_relations(schema, data.edge_attr[:, 0])), schema.reverse
-    forward = [(schema.relations[number], num) for number, (_, num) in counted if number not in reverse]
-    num_reverse = len(schema.relations) - len(forward)
+                                     + ", means of neighbours' features" * (name in types.averaged)))
+    rows += and_more(len(types.names), "types of nodes")
+    counted, reverse = enumerate(count_relations(types, data.edge_attr[:, 0])), types.reverse
+    forward = [(types.relations[number], num) for number, (_, num) in counted if number not in reverse]
+    num_reverse = len(types.relations) - len(forward)
     rows.append(("relations", f"{len(forward):,}" + f", and {num_reverse:,} reverse ones" * (num_reverse > 0)))
     rows += [(f"{name}", f"{count(num, 'edge')} from {source} to {target}")
              for (source, name, target), num in forward[:LISTED]]
     rows += and_more(len(forward), "relations")
-    features = describe_columns(data.edge_attr[:, 1:], count_constant="store" not in data)
+    features = describe_columns(data.edge_attr[:, 1:], count_constant=not data.on_disk)
     return [*rows, ("features of edges", features if data.edge_attr.size(1) > 1 else "none")]
 
 
-def describe_features(data: Data) -> Rows:
+def describe_features(data: Graph) -> Rows:
     """Say what features nodes and edges have."""
     kind, text = "categories" if "x_tables" in data else "features", "none"
     if data.x is not None:
         source = {"degree": "none; the degree takes their place", "edges": "none; those of the edges take their "
                   "place"}.get(data.get("x_source"))
         own = data.x.size(1) - data.get("num_categories", 0)
-        text = source or describe_columns(data.x[:, :own], count_constant="store" not in data)
+        text = source or describe_columns(data.x[:, :own], count_constant=not data.on_disk)
     rows = [(f"{kind} of nodes", text)]
     if species := data.get("num_categories", 0):
         rows.append(("species", f"{species:,}"))
     edges = "none" if data.edge_attr is None else describe_columns(data.edge_attr,
-                                                                   count_constant="store" not in data)
+                                                                   count_constant=not data.on_disk)
     return [*rows, (f"{'categories' if 'edge_tables' in data else 'features'} of edges", edges)]
 
 
@@ -131,13 +131,13 @@ def _count_constant(values: Tensor) -> int:
     return int(same.sum())
 
 
-def describe_pairs(data: Data) -> Rows:
+def describe_pairs(data: Graph) -> Rows:
     """Count the pairs of a link task in each split."""
     rows = [(f"{split} pairs", f"{len(data[f'{split}_pairs']):,}") for split in SPLITS]
     return rows + [(f"{split} pairs not linked", f"{len(data[f'{split}_negatives']):,}") for split in SPLITS[1:]]
 
 
-def describe_labels(data: Data) -> Rows:
+def describe_labels(data: Graph) -> Rows:
     """Count the labels of nodes, graphs or vectors: in each split, of each class or task, and those that are missing.
     """
     y = data.get("y")
@@ -148,19 +148,19 @@ def describe_labels(data: Data) -> Rows:
     parts = {"labelled": ~y.float().isnan().any(1)} if masks is None else dict(zip(SPLITS, masks))
     rows = [("rows" if masks is None else "splits", per_split({name: int(mask.sum()) for name, mask in parts.items()}))]
     if masks is not None:
-        rows.append(_describe_rest(masks, schema_of(data)))
+        rows.append(_describe_rest(masks, data.types))
     if y.is_floating_point() and data.get("metric") not in CLASS_METRICS:
         return rows + describe_tasks(y, parts, is_value=data.get("metric") in VALUE_METRICS)
     names = unpack_names(data, "label_names") if "label_names" in data else None
     return rows + describe_classes(y[:, 0].long(), parts, names)
 
 
-def _describe_rest(masks: Bool[Tensor, "num_splits num_rows"], schema: Schema | None) -> tuple[str, str]:
+def _describe_rest(masks: Bool[Tensor, "num_splits num_rows"], types: GraphTypes) -> tuple[str, str]:
     """Count the rows in no split, of a graph with several types of nodes those of the type with labels."""
-    if schema is None or schema.labelled is None:
+    if types.homogeneous or types.labelled is None:
         return "in no split", of_all(int((~masks.any(0)).sum()), masks.size(1))
-    nodes = schema.nodes_of(schema.labelled)
-    return (f"{schema.labelled} in no split",
+    nodes = types.nodes_of(types.labelled)
+    return (f"{types.labelled} in no split",
             of_all(int((~masks[:, nodes.start:nodes.stop].any(0)).sum()), len(nodes)))
 
 

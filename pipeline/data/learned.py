@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
-from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.graph_types import SCHEMA
 from parallel_epochs.pipeline.data.incident import moments_of_edges
-from parallel_epochs.pipeline.data.typed import SCHEMA, check_alike
+from parallel_epochs.pipeline.data.typed import check_alike
 from parallel_epochs.pipeline.metrics import CLASS_METRICS
 from parallel_epochs.pipeline.names import MASKS
 
@@ -73,7 +74,7 @@ def from_dict(content: Any) -> Learned:
                       if entry.name not in (FITTED, SCHEMA) or entry.name in content})  # of versions of before
 
 
-def learn(data: Data, *, node_features: str, num_hops: int, labels: Tensor | None) -> Learned:
+def learn(data: Graph, *, node_features: str, num_hops: int, labels: Tensor | None) -> Learned:
     """Collect what the preparation of a graph in memory learned of it.
 
     A graph that was prepared before it was kept where features are from has no ``x_source``.
@@ -91,10 +92,11 @@ def learn(data: Data, *, node_features: str, num_hops: int, labels: Tensor | Non
         data.metric, data.get("out_channels", 0), {name: data[name] for name in ("x_tables", "edge_tables")
                                                    if name in data},
         {name: data[name] for name in ("label_names", "label_names_ptr") if name in data}, edges,
-        data.get("hop_moments") if num_hops else None, labels, data.get(FITTED), data.get(SCHEMA))
+        data.get("hop_moments") if num_hops else None, labels, data.get(FITTED),
+        None if data.types.homogeneous else data.types.to_value())
 
 
-def check_inputs(learned: Learned, data: Data) -> None:
+def check_inputs(learned: Learned, data: Graph) -> None:
     """Refuse a graph, as it was read, that cannot be prepared as the training data were.
 
     Raises:
@@ -116,7 +118,7 @@ def check_inputs(learned: Learned, data: Data) -> None:
         raise ValueError("there is no species, and the model reads the species of nodes")
 
 
-def check_columns(learned: Learned, data: Data, origin: str, num_hops: int) -> None:
+def check_columns(learned: Learned, data: Graph, origin: str, num_hops: int) -> None:
     """Refuse a prepared graph that the model cannot read, before its features are averaged.
 
     Args:
@@ -137,7 +139,7 @@ def check_columns(learned: Learned, data: Data, origin: str, num_hops: int) -> N
                              f"trained on {learned.tables.get(name)}")
 
 
-def with_labels(learned: Learned, data: Data, origin: str, num_rows: int) -> Data:
+def with_labels(learned: Learned, data: Graph, origin: str, num_rows: int) -> Graph:
     """Give a prepared graph the labels that the model predicts: its own if it has them, otherwise unknown ones.
 
     Args:

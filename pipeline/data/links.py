@@ -11,15 +11,14 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.check import check_pairs
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.incident import incident_features
-from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
+from parallel_epochs.pipeline.data.kinds import DataKind
 from parallel_epochs.pipeline.data.learned import FITTED
 from parallel_epochs.pipeline.data.prepare import NAME_KEYS, masks_of_pairs
 from parallel_epochs.pipeline.data.splits import divide
-from parallel_epochs.pipeline.data.typed import SCHEMA, schema_of
 from parallel_epochs.pipeline.data.typed_links import (
     RELATION,
     LinkRelation,
@@ -58,7 +57,7 @@ class LinkSplit:
     node_features: str
 
 
-def describe_links(data: Data, split: LinkSplit) -> str:
+def describe_links(data: Graph, split: LinkSplit) -> str:
     """Say how many pairs each split has."""
     counts = ", ".join(f"{len(data[f'{part}_pairs']):,} {name}" for part, name in zip(
         SPLITS, ("training", "validation", "test"), strict=True))
@@ -68,7 +67,7 @@ def describe_links(data: Data, split: LinkSplit) -> str:
             f"without a link drawn for validation and test; the graph keeps {data.edge_index.size(1):,} directed edges")
 
 
-def divide_links(graph: Data, split: LinkSplit, origin: str, relation: Any = None) -> Data:
+def divide_links(graph: Graph, split: LinkSplit, origin: str, relation: Any = None) -> Graph:
     """Divide the edges of a prepared graph, or those of one relation.
 
     A link is a pair of two different nodes with an edge in either direction. Self-loops are no links, and stay. Where
@@ -84,31 +83,31 @@ def divide_links(graph: Data, split: LinkSplit, origin: str, relation: Any = Non
         ValueError: no link is left for training, there are not as many pairs without a link as are needed, or the
             relation does not fit the graph.
     """
-    if data_kind(graph) is DataKind.PAIRS:
+    if graph.kind is DataKind.PAIRS:
         raise ValueError(f"{origin} holds pairs of nodes already. Save its edges without them")
-    number, schema = name_relation(graph, relation, origin), schema_of(graph)
-    own = None if number is None or schema is None else describe_relation(schema, number)
+    number, types = name_relation(graph, relation, origin), graph.types
+    own = None if number is None else describe_relation(types, number)
     edges = graph.edge_index.as_tensor().long()
     links, link_of_edge = find_links(edges, graph.num_nodes) if own is None else find_relation_links(
         edges, graph.edge_attr[:, 0], own, graph.num_nodes, origin)
-    if own is not None and schema is not None:
-        warn_of_copies(schema, own, links, edges, graph.edge_attr[:, 0])
+    if own is not None:
+        warn_of_copies(types, own, links, edges, graph.edge_attr[:, 0])
     masks = _choose(graph, split, links, link_of_edge, own, origin)
     is_other = link_of_edge < 0
     kept = (is_other | masks[0][link_of_edge.clamp(min=0)]).nonzero().squeeze(1)
     edge_index = keep_edges(graph.edge_index, kept)
     edge_attr = None if graph.edge_attr is None else graph.edge_attr.index_select(0, kept)
     x, source = graph.x, graph.get("x_source", "data")
-    if schema is not None:
-        x = refill_means(schema, x, edge_index.as_tensor(), edge_index.get_csc()[0][0])
+    if not types.homogeneous:
+        x = refill_means(types, x, edge_index.as_tensor(), edge_index.get_csc()[0][0])
     elif source != "data":
         made = incident_features(edge_index, edge_attr, split.node_features)
         x = torch.cat([made, x[:, x.size(1) - graph.num_categories:]], dim=1)
     pairs = _make_pairs(split, links, masks, graph.num_nodes, own, origin)
-    names = {key: graph[key] for key in (*NAME_KEYS, FITTED, SCHEMA) if key in graph and not key.startswith("label")}
+    names = {key: graph[key] for key in (*NAME_KEYS, FITTED, "types") if key in graph and not key.startswith("label")}
     if own is not None:
         names[RELATION] = own.number
-    out = Data(x=x, edge_index=edge_index, edge_attr=edge_attr, num_nodes=graph.num_nodes, metric=METRIC,
+    out = Graph(x=x, edge_index=edge_index, edge_attr=edge_attr, num_nodes=graph.num_nodes, metric=METRIC,
                num_categories=graph.num_categories, x_source=source, **names, **pairs,
                **masks_of_pairs(pairs, graph.num_nodes))
     check_pairs(out)
@@ -147,7 +146,7 @@ def find_links(edges: Int[Tensor, "2 num_edges"],
     return torch.where(ascending[:, None], pairs, pairs.flip(1)), links
 
 
-def _choose(graph: Data, split: LinkSplit, links: Tensor, link_of_edge: Tensor, own: LinkRelation | None,
+def _choose(graph: Graph, split: LinkSplit, links: Tensor, link_of_edge: Tensor, own: LinkRelation | None,
             origin: str) -> list[Bool[Tensor, " num_links"]]:
     """Divide the links into training, validation and test."""
     if not len(links):

@@ -14,8 +14,8 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.metrics import CLASS_METRICS
 from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run.launch import follow_parent, start_rank_server
@@ -114,7 +114,7 @@ def _read_chunk(read: Callable[[Item], Graphs], items: Sequence[Item]) -> Graphs
     return concatenate([read(item) for item in items])
 
 
-def as_union(graphs: Graphs, *, metric: str | None = None, masks: Sequence[Tensor] = ()) -> Data:
+def as_union(graphs: Graphs, *, metric: str | None = None, masks: Sequence[Tensor] = ()) -> Graph:
     """Make one disjoint union of graphs, with their labels if they have them.
 
     Args:
@@ -125,7 +125,7 @@ def as_union(graphs: Graphs, *, metric: str | None = None, masks: Sequence[Tenso
         As :func:`pipeline.data.ogb_graph.read_folder`, but ``x_tables`` and ``edge_tables``.
     """
     ptr = np.concatenate([[0], np.cumsum(graphs.num_nodes)])
-    data = Data(edge_index=torch.from_numpy(graphs.edges + np.repeat(ptr[:-1], graphs.num_edges)),
+    data = Graph(edge_index=torch.from_numpy(graphs.edges + np.repeat(ptr[:-1], graphs.num_edges)),
                 num_nodes=int(ptr[-1]), ptr=torch.from_numpy(ptr))
     if graphs.y is not None:
         metric = infer_metric(graphs.y) if metric is None else metric

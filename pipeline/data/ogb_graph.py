@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data import ogb_node  # before ogb itself, which it keeps from asking the network
+from parallel_epochs.pipeline.data.graph import Graph
 
 import ogb.graphproppred  # isort: skip
 from ogb.utils.features import get_atom_feature_dims, get_bond_feature_dims  # isort: skip
@@ -29,7 +29,7 @@ def evaluator(metric: str, num_tasks: int) -> ogb.graphproppred.Evaluator:
     return out
 
 
-def read(directory: Path, name: str) -> Data:
+def read(directory: Path, name: str) -> Graph:
     """Read a dataset in OGB's raw CSV layout; nothing is written to the folder.
 
     Whether an edge is stored once for both directions, the split's name, the metric, and whether the features are
@@ -56,7 +56,7 @@ def read(directory: Path, name: str) -> Data:
     both = info["add_inverse_edge"] == "True"
     is_molecule = info["data type"] == "mol"
     first_node = np.concatenate([[0], np.cumsum(num_nodes)])
-    data = Data(edge_index=_read_edges(raw, num_nodes, num_edges, first_node, both), num_nodes=int(first_node[-1]),
+    data = Graph(edge_index=_read_edges(raw, num_nodes, num_edges, first_node, both), num_nodes=int(first_node[-1]),
                 ptr=torch.from_numpy(first_node), metric=info["eval metric"])
     if info["has_node_attr"] == "True":
         data.x = _read_features(raw / "node-feat.csv.gz", data.num_nodes, get_atom_feature_dims, is_molecule)
@@ -119,14 +119,14 @@ def _read_features(path: Path, num_rows: int, dims: Callable[[], list[int]], is_
     return torch.from_numpy(table.astype(np.uint8))
 
 
-def _read_labels(data: Data, path: Path, num_graphs: int, classify: bool) -> None:
+def _read_labels(data: Graph, path: Path, num_graphs: int, classify: bool) -> None:
     label = _read_table(path)
     if len(label) != num_graphs:
         raise ValueError(f"{path} has {len(label):,} rows for {num_graphs:,} graphs")
     data.y = torch.from_numpy(ogb_node.whole(path, label) if classify else label.astype(np.float32))
 
 
-def _read_masks(data: Data, folder: Path, split: str, num_graphs: int) -> None:
+def _read_masks(data: Graph, folder: Path, split: str, num_graphs: int) -> None:
     for part, graphs in ogb_node.read_split(folder, split).items():
         wrong = graphs[(graphs < 0) | (graphs >= num_graphs)]
         if len(wrong):

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data import ogb_node
 from parallel_epochs.pipeline.data.columns import open_unzipped, read_table
 from parallel_epochs.pipeline.data.content import hash_parts, label
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.hetero import choose_labelled
 from parallel_epochs.pipeline.data.typed import Part, Relation, join_parts
 from parallel_epochs.pipeline.names import MASKS, SPLITS
@@ -45,7 +45,7 @@ def needed(folder: Path, name: str) -> list[Path]:
 
 
 def read(directory: Path, name: str, reverse_relations: bool = True, featureless: str = "mean",
-         label_type: str | None = None) -> Data:
+         label_type: str | None = None) -> Graph:
     """Read a dataset in OGB's raw CSV layout; nothing is written to the folder.
 
     The types of nodes and the relations have the order of their names, as OGB's own reader gives them.

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data import ogb_node
 from parallel_epochs.pipeline.data.content import hash_named
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.names import PAIRS, SPLITS
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def _split_files(folder: Path, name: str) -> list[Path]:
     return [together] if together.exists() else [split / f"{part}.pt" for part in SPLITS]
 
 
-def read(directory: Path, name: str) -> Data:
+def read(directory: Path, name: str) -> Graph:
     """Read a dataset in OGB's raw CSV layout with OGB's own reader; nothing is written to the folder.
 
     Weights and years of edges are left alone, as the published recipe does: the edges tell who is linked to whom.
@@ -62,7 +62,7 @@ def read(directory: Path, name: str) -> Data:
     ogb_node.check_rows(raw, {path.name: ogb_node.count_rows(path) for path in needed(directory, name)
                               if path.suffix == ".gz"})
     graph = ogb_node.read_graph(raw, name)
-    data = Data(edge_index=torch.from_numpy(graph["edge_index"]), num_nodes=graph["num_nodes"],
+    data = Graph(edge_index=torch.from_numpy(graph["edge_index"]), num_nodes=graph["num_nodes"],
                 metric=ogb_node.meta(name)["eval metric"])
     if graph["node_feat"] is not None:
         data.x = torch.from_numpy(graph["node_feat"]).float()

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from torch_geometric.data import Data
 from tqdm import tqdm
 
 from parallel_epochs.pipeline.data.columns import find_head, open_unzipped, read_table
 from parallel_epochs.pipeline.data.config import OGB_GRAPH_NAMES, OGB_HETERO_NAMES, OGB_LINK_NAMES, OGB_NODE_NAMES
 from parallel_epochs.pipeline.data.content import hash_named
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.checkpoint import UNREADABLE, check_expanded
@@ -185,7 +185,7 @@ def require(path: Path) -> Path:
     return path
 
 
-def read(directory: Path, name: str) -> Data:
+def read(directory: Path, name: str) -> Graph:
     """Read a dataset in OGB's raw CSV layout with OGB's own reader; nothing is written to the folder.
 
     Node and edge features, labels and species are taken as the files have them; whether each edge is stored once for
@@ -209,7 +209,7 @@ def read(directory: Path, name: str) -> Data:
         unknown = np.isnan(label).any(1) if label.dtype.kind == "f" else np.zeros(len(label), bool)
         refused = unknown & np.isin(np.arange(len(label)), np.concatenate(list(splits.values())))
         label = whole(path, np.where((unknown & ~refused)[:, None], 0, label))
-    data = Data(edge_index=torch.from_numpy(graph["edge_index"]), num_nodes=num_nodes, metric=info["eval metric"],
+    data = Graph(edge_index=torch.from_numpy(graph["edge_index"]), num_nodes=num_nodes, metric=info["eval metric"],
                 y=torch.from_numpy(label.astype(np.int64 if classify else np.float32)))
     if graph["node_feat"] is not None:
         data.x = torch.from_numpy(graph["node_feat"]).float()

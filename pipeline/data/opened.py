@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.cache import load
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.graph.components import Components
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class Part:
     """
 
     config: Any
-    data: Data
+    data: Graph
     device: torch.device
     number: str | None = None
 
@@ -43,12 +43,12 @@ class OpenData:
     """
 
     config: Any
-    data: Data
+    data: Graph
     parts: list[Part] = field(default_factory=list)
     components: Components | None = None
 
 
-def open_whole(config: Any, device: torch.device, check: Callable[[Any, Data], None], describe: Callable[[Data], str],
+def open_whole(config: Any, device: torch.device, check: Callable[[Any, Graph], None], describe: Callable[[Graph], str],
                content_hash: str | None = None) -> OpenData:
     """Open a dataset that one model is trained on, check it and describe it in the log.
 

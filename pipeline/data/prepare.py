@@ -7,15 +7,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.data import Data
 from torch_geometric.utils import add_remaining_self_loops, to_undirected as add_reverse
 
 from parallel_epochs.pipeline.data import laplacian as spectra, random_walk as walks
 from parallel_epochs.pipeline.data.check import check, check_vectors
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.incident import incident_features
-from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
+from parallel_epochs.pipeline.data.kinds import DataKind
 from parallel_epochs.pipeline.data.learned import Learned, check_inputs
-from parallel_epochs.pipeline.data.typed import SCHEMA, refuse_untyped_edges, schema_of
+from parallel_epochs.pipeline.data.typed import refuse_untyped_edges
 from parallel_epochs.pipeline.data.typed_inputs import describe_typed_inputs
 from parallel_epochs.pipeline.graph.edges import plain_edges, sort_edges, transpose, with_reverse
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
@@ -40,11 +40,11 @@ _WALKS = Encoding(walks.return_probabilities, walks.as_levels, walks.LEVELS)
 _SPECTRA = Encoding(spectra.laplacian_eigenvectors, spectra.as_levels, spectra.LEVELS)
 
 
-def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: bool = False,
+def prepare(data: Graph, *, origin: str, holds: str = "graph", to_undirected: bool = False,
             add_self_loops: bool = False, node_features: str = "sum", random_walk: int | None = None,
             laplacian: int | None = None, learned: Learned | None = None,
             densify: Callable[[Tensor], Tensor] = Tensor.to_dense,
-            on_stage: Callable[[str], None] = lambda stage: None) -> Data:
+            on_stage: Callable[[str], None] = lambda stage: None) -> Graph:
     """Check a graph, sort its edges by destination, and give every node features.
 
     Args:
@@ -94,21 +94,21 @@ def prepare(data: Data, *, origin: str, holds: str = "graph", to_undirected: boo
     for num_columns, encoding in ((random_walk, _WALKS), (laplacian, _SPECTRA)):
         if num_columns:
             x, union = _with_places(x, union, edge_index, num_columns, encoding)
-    names = {key: data[key] for key in (*NAME_KEYS, SCHEMA) if key in data}
+    names = {key: data[key] for key in (*NAME_KEYS, "types") if key in data}
     if "edge_time" in data:
         names["edge_time"] = times_of(edge_index, data.edge_index, data.edge_time, num_nodes)
-    return Data(x=x, edge_index=edge_index, edge_attr=edge_attr, num_nodes=num_nodes, metric=data.get("metric"),
+    return Graph(x=x, edge_index=edge_index, edge_attr=edge_attr, num_nodes=num_nodes, metric=data.get("metric"),
                 num_categories=num_categories, x_source=x_source, **union, **names,
-                **(_take_pairs(data) if data_kind(data) is DataKind.PAIRS else
+                **(_take_pairs(data) if data.kind is DataKind.PAIRS else
                    _take_labels(data) if "y" in data else {}))
 
 
-def _check_read(data: Data, origin: str, holds: str, learned: Learned | None, *, to_undirected: bool,
+def _check_read(data: Graph, origin: str, holds: str, learned: Learned | None, *, to_undirected: bool,
                 add_self_loops: bool) -> None:
     """Check a graph as it was read; arguments are those of :func:`prepare`."""
     try:
         check_vectors(data) if holds == "vectors" else check(data)
-        if SCHEMA in data:
+        if not data.types.homogeneous:
             refuse_untyped_edges(to_undirected=to_undirected, add_self_loops=add_self_loops)
         if learned is not None:
             check_inputs(learned, data)
@@ -116,7 +116,7 @@ def _check_read(data: Data, origin: str, holds: str, learned: Learned | None, *,
         raise ValueError(f"{origin}: {error}") from None
 
 
-def _node_features(data: Data, edge_index: EdgeIndex, edge_attr: Tensor | None, kind: str,
+def _node_features(data: Graph, edge_index: EdgeIndex, edge_attr: Tensor | None, kind: str,
                    learned: Learned | None) -> tuple[Tensor, int, str]:
     """Give every node features: its own or those of its edges, and its species.
 
@@ -128,7 +128,7 @@ def _node_features(data: Data, edge_index: EdgeIndex, edge_attr: Tensor | None, 
     Returns:
         The features, perhaps sparse; the number of species, their last columns; and where the others are from.
     """
-    if SCHEMA in data:
+    if not data.types.homogeneous:
         x, x_source = data.x if data.x is not None else torch.empty(data.num_nodes, 0), "data"
     elif data.x is not None:
         x, x_source = data.x if "x_tables" in data else data.x.float(), "data"
@@ -152,7 +152,7 @@ def _with_places(x: Tensor, union: dict, edge_index: EdgeIndex, num_columns: int
     return torch.cat([x, found.to(x.dtype)], dim=1), union | {"x_tables": tables}
 
 
-def _take_labels(data: Data) -> dict:
+def _take_labels(data: Graph) -> dict:
     y, out_channels = data.y, data.y.size(1)
     if data.metric in CLASS_METRICS:
         # Outside of the splits anything may stand for no label.
@@ -163,7 +163,7 @@ def _take_labels(data: Data) -> dict:
     return {"y": y, "out_channels": out_channels, **{key: data[key].bool() for key in MASKS}}
 
 
-def _take_pairs(data: Data) -> dict:
+def _take_pairs(data: Graph) -> dict:
     """Take the pairs of a link task."""
     pairs = {key: data[key] for key in PAIRS}
     own = {key: data[key] for key in ("negatives_per_pair",) if key in data}
@@ -203,7 +203,7 @@ def times_of(edge_index: EdgeIndex, edges: Int[Tensor, "2 num_rows"], times: Ten
     return first[torch.where(there, place, len(known))]
 
 
-def describe_inputs(data: Data, *, is_file: bool, node_features: str, label_input: float, num_learned: int = 0,
+def describe_inputs(data: Graph, *, is_file: bool, node_features: str, label_input: float, num_learned: int = 0,
                     concat: bool = False, num_hops: int = 0, num_walks: int = 0, num_vectors: int = 0,
                     learned_types: list[str] | None = None) -> str:
     """Say what a model gets to see of a prepared graph, and what else it could see where that is the degree alone.
@@ -219,8 +219,8 @@ def describe_inputs(data: Data, *, is_file: bool, node_features: str, label_inpu
         num_vectors: columns for the entries in eigenvectors of a Laplacian.
         learned_types: types of nodes that have rows in that table; none: all of them.
     """
-    if (schema := schema_of(data)) is not None:
-        return describe_typed_inputs(schema, num_edge_features=data.edge_attr.size(1) - 1, label_input=label_input,
+    if not data.types.homogeneous:
+        return describe_typed_inputs(data.types, num_edge_features=data.edge_attr.size(1) - 1, label_input=label_input,
                                      num_learned=num_learned, concat=concat, learned_types=learned_types)
     num_own = data.x.size(1) - data.num_categories - num_walks - num_vectors
     num_features, source = num_own // (num_hops + 1), data.get("x_source")
@@ -251,7 +251,7 @@ def describe_inputs(data: Data, *, is_file: bool, node_features: str, label_inpu
     text = " + ".join([text, *more])
     if source == "degree" and not more and not num_learned:
         better = ["give the file an x", "features=embedding learns a table with a row for each node"]
-        if data_kind(data) is not DataKind.PAIRS:
+        if data.kind is not DataKind.PAIRS:
             better.append("train.label_input=0.5 shows training labels to the model")
         if node_features == "sum":
             better.append("data.node_features=log_sum takes the degree's logarithm, standardised")

@@ -4,17 +4,16 @@
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.models.messages import update_all
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.graph.reading import edge_blocks
 from parallel_epochs.pipeline.graph.store import COPIED, MANIFEST, StoreWriter
 from parallel_epochs.pipeline.run import files, pulse
@@ -30,7 +29,7 @@ SHARE = 1 / 16
 HELD = 8
 
 
-def propagate(data: Data, num_hops: int, moments: Float[Tensor, "num_hops 2 channels"] | None = None,
+def propagate(data: Graph, num_hops: int, moments: Float[Tensor, "num_hops 2 channels"] | None = None,
               ) -> tuple[Float[Tensor, "num_nodes channels_of_all_hops"], Float[Tensor, "num_hops 2 channels"]]:
     """Average the features of a graph's nodes over their incoming edges `num_hops` times, and keep every result.
 
@@ -61,7 +60,7 @@ def propagate(data: Data, num_hops: int, moments: Float[Tensor, "num_hops 2 chan
     return torch.cat([own, *hops, categories], dim=1), torch.stack(found)
 
 
-def write_propagated(writer: StoreWriter, data: Data, num_hops: int, *, most_bytes: int | None = None) -> None:
+def write_propagated(writer: StoreWriter, data: Graph, num_hops: int, *, most_bytes: int | None = None) -> None:
     """Write the store of a graph whose features are propagated, with the numbers of :func:`propagate`.
 
     The other arrays are links to those of the graph's own store, or copies where the file system has no such links.
@@ -74,7 +73,8 @@ def write_propagated(writer: StoreWriter, data: Data, num_hops: int, *, most_byt
     Raises:
         FileError: a store cannot be read, or there is no room for the new one.
     """
-    folder = Path(data.store)
+    folder = data.store
+    assert folder is not None
     manifest = files.read_json(folder / MANIFEST)
     for name, entry in manifest["arrays"].items():
         if name != "x":
@@ -98,7 +98,7 @@ def write_propagated(writer: StoreWriter, data: Data, num_hops: int, *, most_byt
     writer.finish(manifest["values"])
 
 
-def _split(data: Data) -> tuple[Tensor, Tensor]:
+def _split(data: Graph) -> tuple[Tensor, Tensor]:
     """Return the features of the nodes and their one-hot species."""
     own, categories = data.x.split([data.x.size(1) - data.num_categories, data.num_categories], dim=1)
     return own, categories
@@ -117,7 +117,7 @@ def _average(edge_index: EdgeIndex, x: Tensor) -> Tensor:
     return update_all(edge_index, "copy_u", "mean", u=x.contiguous(), num_src=len(x))
 
 
-def _average_in_blocks(data: Data, x: Tensor) -> Tensor:
+def _average_in_blocks(data: Graph, x: Tensor) -> Tensor:
     """Do what :func:`_average` does for a graph in a store, which is read once."""
     out = torch.empty_like(x)
     for first, ptr, src in edge_blocks(data):

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pandas
 import torch
-from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data import many  # which keeps ogb from asking the network
 from parallel_epochs.pipeline.data.check import check_metric
 from parallel_epochs.pipeline.data.columns import open_unzipped, read_names, read_table
 from parallel_epochs.pipeline.data.content import hash_named
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.many import Graphs
 from parallel_epochs.pipeline.data.splits import divide, shuffle_all
 from parallel_epochs.pipeline.names import SPLITS
@@ -30,7 +30,7 @@ def hash_content(path: str) -> str:
 
 def read(path: str, metric: str | None, smiles_column: str, label_columns: list[str] | None, split_column: str | None,
          skip_invalid: bool, train_fraction: float, valid_fraction: float, graph_seed: int,
-         num_workers: int | None, needs_labels: bool = True) -> Data:
+         num_workers: int | None, needs_labels: bool = True) -> Graph:
     """Read a table of molecules.
 
     Args:

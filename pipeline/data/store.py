@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.data import graph
 from parallel_epochs.pipeline.data.content import hash_file
-from parallel_epochs.pipeline.data.typed import SCHEMA
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.typed_check import check_typed
 from parallel_epochs.pipeline.graph import ranges, store
 from parallel_epochs.pipeline.graph.structure import is_structure
@@ -25,14 +25,14 @@ def hash_content(path: str) -> str:
     return hash_file(Path(path) / store.MANIFEST)
 
 
-def open_graph(path: Path, *, verify: bool = True) -> Data:
+def open_graph(path: Path, *, verify: bool = True) -> Graph:
     """Open the store; its edges are trusted to be sorted by destination, then source.
 
     Raises:
         ValueError: an array or a value is missing or does not fit the others.
         DamagedFile: an array is damaged.
     """
-    data = store.open_graph(path, verify=verify)
+    data = graph.open_graph(path, verify=verify)
     labels = ("y", "metric", "out_channels", *MASKS)
     if not any(name in data for name in labels):  # a graph for task=link
         labels = ()
@@ -49,14 +49,14 @@ def open_graph(path: Path, *, verify: bool = True) -> Data:
                              f"{'edges' if name == 'edge_attr' else 'nodes'}")
     try:
         _check_values(data, has_labels=bool(labels))
-        if SCHEMA in data:
+        if not data.types.homogeneous:
             check_typed(data, verify=verify)
     except ValueError as error:
         raise ValueError(f"{path / store.MANIFEST}: {error}") from None
     return data
 
 
-def _check_values(data: Data, *, has_labels: bool) -> None:
+def _check_values(data: Graph, *, has_labels: bool) -> None:
     """Refuse types, shapes and values that training would fail on.
 
     Raises:

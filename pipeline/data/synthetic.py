@@ -4,10 +4,10 @@ tasks.
 
 import numpy as np
 import torch
-from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import choose_dtype
 from parallel_epochs.pipeline.data.config import check_synthetic_sizes
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.graph.edges import adjacency, sort_edges
 
 NUM_CHANNELS = 8
@@ -15,7 +15,7 @@ BLOCK = 1 << 22  # pairs made at a time, so that temporary arrays stay small bes
 
 
 def synthetic_proteins(*, num_nodes: int, num_edges: int, num_species: int = 8, num_groups: int = 40,
-                       num_tasks: int = 16, graph_seed: int = 0) -> Data:
+                       num_tasks: int = 16, graph_seed: int = 0) -> Graph:
     """Generate a degree-corrected planted partition whose labels depend on the neighbourhood.
 
     Species hold the nodes in contiguous ranges, groups are communities within a species. Nodes have log-normal
@@ -77,8 +77,9 @@ def synthetic_proteins(*, num_nodes: int, num_edges: int, num_species: int = 8, 
     split = np.repeat([0, 1, 2], [max(1, num_species - 4), (min(4, num_species - 1) + 1) // 2,
                                   min(4, num_species - 1) // 2])
     split = torch.from_numpy(split[species] if num_species >= 3 else rng.choice(3, num_nodes, p=[0.6, 0.2, 0.2]))
-    return Data(edge_index=edge_index, edge_attr=edge_attr, y=y, species=torch.from_numpy(species), num_nodes=num_nodes,
-                train_mask=split == 0, valid_mask=split == 1, test_mask=split == 2, metric="rocauc")
+    return Graph(edge_index=edge_index, edge_attr=edge_attr, y=y, species=torch.from_numpy(species),
+                 num_nodes=num_nodes, train_mask=split == 0, valid_mask=split == 1, test_mask=split == 2,
+                 metric="rocauc")
 
 
 read = synthetic_proteins

@@ -11,7 +11,6 @@ from typing import IO, cast
 import numpy as np
 import pandas as pd
 import torch
-from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.columns import (
     choose_separator,
@@ -22,6 +21,7 @@ from parallel_epochs.pipeline.data.columns import (
     unzip,
 )
 from parallel_epochs.pipeline.data.content import hash_parts, label
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run.words import count
@@ -49,7 +49,7 @@ def hash_content(folder: str) -> str:
     return hash_parts(label((name, source / name) for name in names))
 
 
-def read(folder: str) -> Data:
+def read(folder: str) -> Graph:
     """Read a knowledge graph. Entities and relations are numbered in the order of their names, or of their ids where
     all are numbers.
 
@@ -74,7 +74,7 @@ def read(folder: str) -> Data:
     return build_triples(triples, entities, relations)
 
 
-def build_triples(triples: list[np.ndarray], entities: np.ndarray, relations: np.ndarray) -> Data:
+def build_triples(triples: list[np.ndarray], entities: np.ndarray, relations: np.ndarray) -> Graph:
     """Put a knowledge graph together.
 
     Args:
@@ -87,7 +87,7 @@ def build_triples(triples: list[np.ndarray], entities: np.ndarray, relations: np
         :func:`pipeline.data.node_names.pack_names`; ``metric``.
     """
     ptr = np.cumsum([0, *map(len, triples)], dtype=np.int64)
-    return Data(triples=torch.from_numpy(np.concatenate(triples).astype(np.int64)), triple_ptr=torch.from_numpy(ptr),
+    return Graph(triples=torch.from_numpy(np.concatenate(triples).astype(np.int64)), triple_ptr=torch.from_numpy(ptr),
                 num_nodes=len(entities), num_relations=len(relations), metric="mrr", **pack_names(entities),
                 **pack_names(relations, "relation_names"))
 

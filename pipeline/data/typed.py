@@ -7,100 +7,36 @@ and zeros behind them. The first column of ``edge_attr`` is the number of the re
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import INT32_END
 from parallel_epochs.models.messages import update_all
-from parallel_epochs.pipeline.data.relation import REVERSE, Relation, reverses_of
-from parallel_epochs.pipeline.run import words
+from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.graph_types import GraphTypes
+from parallel_epochs.pipeline.data.relation import REVERSE, Relation
 
 log = logging.getLogger(__name__)
 
-# The value of a prepared graph that holds its schema.
-SCHEMA = "schema"
 # float32, which holds the number of a relation, is exact up to here; more relations than this are ids.
 MAX_RELATIONS = 1 << 16
 # Edges that are averaged at once, at most; those of one destination are not divided.
 EDGES_OF_BLOCK = 1 << 22
 
 
-@dataclass(frozen=True)
-class Schema:
-    """The types of the nodes and the relations of a typed graph.
-
-    Attributes:
-        types: names of the types of nodes, in the order of their nodes.
-        counts: number of nodes of each type.
-        widths: number of the first columns of ``x`` that each type has.
-        relations: type of the source, name and type of the destination of each relation, in the order of their numbers.
-        labelled: type of the nodes with labels; none without labels.
-        averaged: types whose features are the means of those of their neighbours.
-        unread: types with labels, if there are several of which none was chosen.
-        edge_columns: first column of ``edge_attr`` and number of columns of the features of each relation that is not a
-            reverse one; none if they are not known.
-    """
-
-    types: list[str]
-    counts: list[int]
-    widths: list[int]
-    relations: list[Relation]
-    labelled: str | None = None
-    averaged: list[str] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)
-    edge_columns: list[list[int]] = field(default_factory=list)
-
-    def to_value(self) -> dict[str, Any]:
-        """Return what JSON can hold."""
-        return vars(self) | {"relations": [list(relation) for relation in self.relations]}
-
-    def nodes_of(self, name: str) -> range:
-        """Return the numbers of the nodes of a type."""
-        place = self.types.index(name)
-        first = sum(self.counts[:place])
-        return range(first, first + self.counts[place])
-
-    def restricted_to(self, nodes: Int[Tensor, " num_selected"]) -> "Schema":
-        """Return the schema of the subgraph of some nodes. A type without nodes stays, with a count of 0.
-
-        Args:
-            nodes: in ascending order, so that the nodes of a type stay consecutive.
-        """
-        first = torch.tensor([self.nodes_of(name).start for name in self.types] + [sum(self.counts)])
-        return replace(self, counts=torch.searchsorted(nodes, first).diff().tolist())
-
-    def name_of(self, relation: int) -> str:
-        """Return the name of a relation, with its types where another one has the same name."""
-        source, name, target = self.relations[relation]
-        is_unique = sum(other == name for _, other, _ in self.relations) == 1
-        return name if is_unique else f"{source}.{name}.{target}"
-
-    @property
-    def reverse(self) -> Set[int]:
-        """The numbers of the relations that are the reverse of another one."""
-        return reverses_of(self.relations).keys()
-
-    def __str__(self) -> str:
-        types = ", ".join(f"{count:,} {name}" for name, count in zip(self.types, self.counts, strict=True))
-        num_reverse = len(self.reverse)
-        relations = words.count(len(self.relations) - num_reverse, "relation")
-        return (f"{words.count(len(self.types), 'type')} of nodes ({types}), {relations}"
-                + f" and {words.count(num_reverse, 'reverse one')}" * (num_reverse > 0))
+# Of who has not moved to :attr:`pipeline.data.graph.Graph.types` yet.
+Schema = GraphTypes
 
 
-def schema_of(data: Data) -> Schema | None:
-    """Return the schema of a prepared graph; none if it has a single type of nodes and of edges."""
-    if SCHEMA not in data:
-        return None
-    value = dict(data[SCHEMA])
-    return Schema(**value | {"relations": [tuple(relation) for relation in value["relations"]]})
+def schema_of(data: Graph) -> GraphTypes | None:
+    """Return the types of a prepared graph; none if it is homogeneous."""
+    return None if "types" not in data else data.types
 
 
 def with_reverse(relations: Sequence[Relation]) -> list[Relation]:
@@ -172,7 +108,7 @@ def plan_means(widths: Mapping[str, int], relations: Sequence[Relation]) -> Plan
         known |= {name: sum(known[source] for source in near) for name, near in found.items()}
 
 
-def fill_means(plan: Plan, schema: Schema, edge_index: np.ndarray, indptr: np.ndarray, x: np.ndarray,
+def fill_means(plan: Plan, types: GraphTypes, edge_index: np.ndarray, indptr: np.ndarray, x: np.ndarray,
                write: Callable[[int, int, Tensor], None]) -> None:
     """Compute the features of types without features as means over their incoming edges, some destinations at a time.
 
@@ -186,10 +122,10 @@ def fill_means(plan: Plan, schema: Schema, edge_index: np.ndarray, indptr: np.nd
         write: called with the first node, the first column and their values [some nodes, columns].
     """
     for name, near in plan.sources.items():
-        for first, last in _blocks_of(schema.nodes_of(name), indptr):
+        for first, last in _blocks_of(types.nodes_of(name), indptr):
             edges, column = np.array(edge_index[:, int(indptr[first]):int(indptr[last])]), 0
             for source in near:
-                of_source, width = schema.nodes_of(source), plan.widths[source]
+                of_source, width = types.nodes_of(source), plan.widths[source]
                 kept = edges[:, (edges[0] >= of_source.start) & (edges[0] < of_source.stop)]
                 sources, place = np.unique(kept[0], return_inverse=True)
                 kept = np.stack([place.reshape(-1).astype(kept.dtype), kept[1] - first])
@@ -210,7 +146,7 @@ def _blocks_of(nodes: range, indptr: np.ndarray) -> Iterator[tuple[int, int]]:
         first = last
 
 
-def check_alike(known: Mapping[str, Any] | None, data: Data) -> None:
+def check_alike(known: Mapping[str, Any] | None, data: Graph) -> None:
     """Refuse a graph whose types and relations are not those of a training.
 
     Args:
@@ -219,7 +155,7 @@ def check_alike(known: Mapping[str, Any] | None, data: Data) -> None:
     Raises:
         ValueError: says what differs.
     """
-    found = data.get(SCHEMA)
+    found = None if data.types.homogeneous else data.types.to_value()
     if (known is None) != (found is None):
         raise ValueError(f"there {'is one type' if found is None else 'are several types'} of nodes, and the model was "
                          f"trained on {'several' if found is None else 'one'}")
@@ -236,7 +172,7 @@ def _listed(values: Sequence[Any]) -> str:
     return ", ".join(".".join(value) if isinstance(value, (list, tuple)) else str(value) for value in values)
 
 
-def column_ranges(schema: Schema, *, num_labels: int = 0, num_learned: int = 0,
+def column_ranges(types: GraphTypes, *, num_labels: int = 0, num_learned: int = 0,
                   learned: Sequence[str] = (), replaces: bool = False) -> list[list[tuple[int, int]]]:
     """Return the columns that a model reads of each type of nodes, as ranges, without the one-hot ones.
 
@@ -248,28 +184,28 @@ def column_ranges(schema: Schema, *, num_labels: int = 0, num_learned: int = 0,
     """
     own = num_labels + num_learned
     found = []
-    for name, width in zip(schema.types, schema.widths, strict=True):
-        ranges = [(0, num_labels if name == schema.labelled else 0),
+    for name, width in zip(types.names, types.widths, strict=True):
+        ranges = [(0, num_labels if name == types.labelled else 0),
                   (num_labels, own if name in learned else num_labels),
                   (own, own if replaces and name in learned else own + width)]
         found.append([(first, last) for first, last in ranges if last > first])
     return found
 
 
-def refuse_unread(schema: Schema, origin: str) -> None:
+def refuse_unread(types: GraphTypes, origin: str) -> None:
     """Refuse to learn labels of nodes, if several types have some and none was chosen.
 
     Raises:
         ValueError: names the types.
     """
-    if schema.unread:
-        raise ValueError(f"{origin} has labels of several types of nodes, {' and '.join(schema.unread)}. Choose those "
-                         f"to learn by task.type={schema.unread[0]}")
+    if types.unread:
+        raise ValueError(f"{origin} has labels of several types of nodes, {' and '.join(types.unread)}. Choose those "
+                         f"to learn by task.type={types.unread[0]}")
 
 
-def edge_features(data: Data) -> Tensor | None:
+def edge_features(data: Graph) -> Tensor | None:
     """Return the features of edges [num_edges, columns] without the number of the relation; none without features."""
-    if data.edge_attr is None or SCHEMA not in data:
+    if data.edge_attr is None or data.types.homogeneous:
         return data.edge_attr
     return data.edge_attr[:, 1:] if data.edge_attr.size(1) > 1 else None
 
@@ -288,13 +224,13 @@ def refuse_untyped_edges(*, to_undirected: bool, add_self_loops: bool) -> None:
                          "out: the models of typed graphs have a term for the node itself")
 
 
-def refuse_propagate(data: Data, num_hops: int) -> None:
+def refuse_propagate(data: Graph, num_hops: int) -> None:
     """Refuse averages over neighbours whose columns mean something else.
 
     Raises:
         ValueError: the graph has several types of nodes.
     """
-    if SCHEMA in data:
+    if not data.types.homogeneous:
         raise ValueError(f"data.propagate={num_hops} averages the same columns of all neighbours, and the types of "
                          "nodes of this graph have columns of their own. Leave it out: data.featureless=mean fills "
                          "types without features")
@@ -329,7 +265,7 @@ class Part:
 
 
 def join_parts(parts: Mapping[str, Part], edges: Mapping[Relation, tuple[Tensor, Tensor | None]], *, origin: str,
-               add_reverse: bool, averages: bool, metric: str | None) -> Data:
+               add_reverse: bool, averages: bool, metric: str | None) -> Graph:
     """Make one graph of the nodes of each type and the edges of each relation.
 
     Args:
@@ -343,7 +279,7 @@ def join_parts(parts: Mapping[str, Part], edges: Mapping[Relation, tuple[Tensor,
 
     Returns:
         What a reader returns, see :func:`pipeline.data.prepare.prepare`, with ``species``, the number of each node's
-        type, and the schema.
+        type, and the types.
 
     Raises:
         ValueError: the parts do not fit each other; the message begins with `origin`.
@@ -361,16 +297,16 @@ def join_parts(parts: Mapping[str, Part], edges: Mapping[Relation, tuple[Tensor,
     widths = {name: 0 if part.x is None else part.x.size(1) for name, part in parts.items()}
     plan = plan_means(widths, numbered) if averages else Plan(widths, {})
     labelled = [name for name, part in parts.items() if part.labels]
-    schema = Schema(names, [part.num_nodes for part in parts.values()], list(plan.widths.values()), numbered,
+    types = GraphTypes(names, [part.num_nodes for part in parts.values()], list(plan.widths.values()), numbered,
                     labelled[0] if labelled else None, list(plan.sources),
                     edge_columns=_edge_columns(edges))
-    edge_index, edge_attr = _join_edges(schema, edges, add_reverse=add_reverse)
-    out = Data(edge_index=edge_index, edge_attr=edge_attr, num_nodes=sum(schema.counts),
-               x=_join_features(schema, plan, parts, edge_index) if max(schema.widths) else None,
-               species=torch.arange(len(names)).repeat_interleave(torch.tensor(schema.counts)), metric=metric)
-    out[SCHEMA] = schema.to_value()
+    edge_index, edge_attr = _join_edges(types, edges, add_reverse=add_reverse)
+    out = Graph(edge_index=edge_index, edge_attr=edge_attr, num_nodes=sum(types.counts),
+               x=_join_features(types, plan, parts, edge_index) if max(types.widths) else None,
+               species=torch.arange(len(names)).repeat_interleave(torch.tensor(types.counts)), metric=metric)
+    out.types = types
     if labelled:
-        nodes = schema.nodes_of(labelled[0])
+        nodes = types.nodes_of(labelled[0])
         for key, value in parts[labelled[0]].labels.items():
             empty = torch.nan if value.is_floating_point() else 0
             out[key] = value.new_full((out.num_nodes, *value.shape[1:]), empty)
@@ -401,10 +337,10 @@ def _check_ends(parts: Mapping[str, Part], relation: Relation, edge_index: Tenso
         raise ValueError(f"edge_attr of {name} has {len(edge_attr):,} rows for {edge_index.size(1):,} edges")
 
 
-def _join_edges(schema: Schema, edges: Mapping[Relation, tuple[Tensor, Tensor | None]], *,
+def _join_edges(types: GraphTypes, edges: Mapping[Relation, tuple[Tensor, Tensor | None]], *,
                 add_reverse: bool) -> tuple[Int[Tensor, "2 num_edges"], Float[Tensor, "num_edges columns"]]:
     """Number the nodes of all edges in the whole graph, and put the number of their relation before their features."""
-    first = {name: schema.nodes_of(name).start for name in schema.types}
+    first = {name: types.nodes_of(name).start for name in types.names}
     num_columns = sum(0 if attr is None else attr.size(1) for _, attr in edges.values())
     indices, rows, column = [], [], 1
     for number, ((source, _, target), (index, attr)) in enumerate(edges.items()):
@@ -426,11 +362,11 @@ def _join_edges(schema: Schema, edges: Mapping[Relation, tuple[Tensor, Tensor | 
     return torch.cat(indices, dim=1), torch.cat(rows)
 
 
-def _join_features(schema: Schema, plan: Plan, parts: Mapping[str, Part], edge_index: Tensor) -> Tensor:
+def _join_features(types: GraphTypes, plan: Plan, parts: Mapping[str, Part], edge_index: Tensor) -> Tensor:
     """Put the features of all nodes into one matrix; each row ends with zeros."""
-    x = torch.zeros(sum(schema.counts), max(schema.widths))
+    x = torch.zeros(sum(types.counts), max(types.widths))
     for name, part in parts.items():
-        nodes = schema.nodes_of(name)
+        nodes = types.nodes_of(name)
         if part.x is not None:
             x[nodes.start:nodes.stop, :part.x.size(1)] = part.x.to_dense() if part.x.layout != torch.strided else part.x
     if plan.sources:
@@ -441,14 +377,14 @@ def _join_features(schema: Schema, plan: Plan, parts: Mapping[str, Part], edge_i
         def write(first: int, column: int, values: Tensor) -> None:
             x[first:first + values.size(0), column:column + values.size(1)] = values
 
-        fill_means(plan, schema, edge_index[:, order].numpy(), indptr.numpy(), x.numpy(), write)
+        fill_means(plan, types, edge_index[:, order].numpy(), indptr.numpy(), x.numpy(), write)
     return x
 
 
-def count_relations(schema: Schema, relation: Float[Tensor, " num_edges"]) -> Iterator[tuple[str, int]]:
+def count_relations(types: GraphTypes, relation: Float[Tensor, " num_edges"]) -> Iterator[tuple[str, int]]:
     """Count the edges of each relation, some edges at a time."""
-    counts = torch.zeros(len(schema.relations), dtype=torch.int64)
+    counts = torch.zeros(len(types.relations), dtype=torch.int64)
     for block in relation.split(1 << 22):
         counts += torch.bincount(block.long(), minlength=len(counts))
     for number, count in enumerate(counts.tolist()):
-        yield schema.name_of(number), count
+        yield types.name_of(number), count

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.data.relation import REVERSE, choose_relation, refuse_relation, reverses_of
-from parallel_epochs.pipeline.data.typed import Schema, fill_means, plan_means, schema_of
+from parallel_epochs.pipeline.data.typed import fill_means, plan_means
 from parallel_epochs.pipeline.graph.pairs import draw_targets
 from parallel_epochs.pipeline.run.words import count
 
@@ -59,30 +60,28 @@ class LinkRelation:
         return found if self.reverse is None else found | (relation == self.reverse)
 
 
-def name_relation(data: Data, wanted: Any, origin: str) -> int | None:
+def name_relation(data: Graph, wanted: Any, origin: str) -> int | None:
     """Return the number of the relation that task.relation names; none for a graph with one type of nodes.
 
     Raises:
         ValueError: see :func:`choose_relation`; or it is named for a graph without relations.
     """
-    schema = schema_of(data)
-    if schema is not None:
-        return choose_relation(schema.relations, wanted, origin)
+    if not data.types.homogeneous:
+        return choose_relation(data.types.relations, wanted, origin)
     refuse_relation(wanted, origin)
     return None
 
 
-def describe_relation(schema: Schema, number: int) -> LinkRelation:
+def describe_relation(types: GraphTypes, number: int) -> LinkRelation:
     """Look up what a relation links."""
-    source, _, target = schema.relations[number]
-    reverse = next((own for own, other in reverses_of(schema.relations).items() if other == number), None)
-    return LinkRelation(number, reverse, schema.nodes_of(source), schema.nodes_of(target), schema.name_of(number))
+    source, _, target = types.relations[number]
+    reverse = next((own for own, other in reverses_of(types.relations).items() if other == number), None)
+    return LinkRelation(number, reverse, types.nodes_of(source), types.nodes_of(target), types.name_of(number))
 
 
-def link_relation_of(data: Data) -> LinkRelation | None:
+def link_relation_of(data: Graph) -> LinkRelation | None:
     """Return the relation of the pairs of a graph; none if it has one type of nodes."""
-    schema = schema_of(data)
-    return None if schema is None or RELATION not in data else describe_relation(schema, data[RELATION])
+    return describe_relation(data.types, data[RELATION]) if RELATION in data else None
 
 
 def find_relation_links(edges: Int[Tensor, "2 num_edges"], relation: Float[Tensor, " num_edges"], own: LinkRelation,
@@ -118,7 +117,7 @@ def find_relation_links(edges: Int[Tensor, "2 num_edges"], relation: Float[Tenso
     return torch.where(ascending[:, None], pairs, pairs.flip(1)), torch.where(belongs, place, -1)
 
 
-def warn_of_copies(schema: Schema, own: LinkRelation, links: Int[Tensor, "num_links 2"],
+def warn_of_copies(types: GraphTypes, own: LinkRelation, links: Int[Tensor, "num_links 2"],
                    edges: Int[Tensor, "2 num_edges"], relation: Float[Tensor, " num_edges"]) -> None:
     """Warn of other relations that link the same nodes, in either direction: they would show the hidden links.
 
@@ -127,7 +126,7 @@ def warn_of_copies(schema: Schema, own: LinkRelation, links: Int[Tensor, "num_li
         edges: all edges of the graph.
         relation: the number of each edge's relation.
     """
-    num_nodes = sum(schema.counts)
+    num_nodes = sum(types.counts)
     keys = links.amin(1) * num_nodes + links.amax(1)
     keys = keys.sort().values
     others = ~own.edges_of(relation) & (edges[0] != edges[1])
@@ -140,8 +139,8 @@ def warn_of_copies(schema: Schema, own: LinkRelation, links: Int[Tensor, "num_li
         if share > COPIED:
             log.warning("%.0f %% of the links of %s are edges of %s too, which stay in the graph: a model sees the "
                         "links that it is to predict. If it is the inverse relation, name it %s%s, and both are "
-                        "hidden; otherwise leave it out", 100 * share, own.name, schema.name_of(number), REVERSE,
-                        schema.relations[own.number][1])
+                        "hidden; otherwise leave it out", 100 * share, own.name, types.name_of(number), REVERSE,
+                        types.relations[own.number][1])
 
 
 def times_of_links(times: Tensor | None, relation: Float[Tensor, " num_edges"], own: LinkRelation,
@@ -190,21 +189,21 @@ def draw_unlinked_targets(rng: np.random.Generator, pairs: Int[Tensor, "num_pair
     return torch.stack([sources, targets], dim=1)[free] + first
 
 
-def refill_means(schema: Schema, x: Float[Tensor, "num_nodes columns"], edges: Int[Tensor, "2 num_edges"],
+def refill_means(types: GraphTypes, x: Float[Tensor, "num_nodes columns"], edges: Int[Tensor, "2 num_edges"],
                  indptr: Int[Tensor, " num_nodes_plus_1"]) -> Float[Tensor, "num_nodes columns"]:
     """Compute the features that are means over neighbours anew, of the message graph: hidden links must not show."""
-    if not schema.averaged:
+    if not types.averaged:
         return x
-    own = {name: 0 if name in schema.averaged else width
-           for name, width in zip(schema.types, schema.widths, strict=True)}
+    own = {name: 0 if name in types.averaged else width
+           for name, width in zip(types.names, types.widths, strict=True)}
     out = x.clone()
-    for name in schema.averaged:
-        nodes = schema.nodes_of(name)
-        out[nodes.start:nodes.stop, :max(schema.widths)] = 0
+    for name in types.averaged:
+        nodes = types.nodes_of(name)
+        out[nodes.start:nodes.stop, :max(types.widths)] = 0
 
     def write(first: int, column: int, values: Tensor) -> None:
         out[first:first + values.size(0), column:column + values.size(1)] = values
 
-    fill_means(plan_means(own, schema.relations), schema, edges.numpy(), indptr.numpy(), out.numpy(),
+    fill_means(plan_means(own, types.relations), types, edges.numpy(), indptr.numpy(), out.numpy(),
                write)
     return out

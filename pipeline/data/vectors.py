@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.columns import (
     BLANKS,
@@ -26,6 +25,7 @@ from parallel_epochs.pipeline.data.columns import (
     read_table,
 )
 from parallel_epochs.pipeline.data.content import hash_parts, label
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names
 from parallel_epochs.pipeline.run import checkpoint, files, limits
 from parallel_epochs.pipeline.run.errors import install_command
@@ -68,7 +68,7 @@ def hash_content(path: str, labels: str | None) -> str:
     return hash_parts(label((_suffix(member), member) for member in paths))
 
 
-def read(path: str, labels: str | None = None) -> Data:
+def read(path: str, labels: str | None = None) -> Graph:
     """Read vectors.
 
     Returns:
@@ -89,7 +89,7 @@ def read(path: str, labels: str | None = None) -> Data:
         found = _read_file(source)
     if labels is not None:
         found.labels = _read_labels(Path(labels), found)
-    data = Data(x=_as_vectors(found.x, source), num_nodes=len(found.x))
+    data = Graph(x=_as_vectors(found.x, source), num_nodes=len(found.x))
     if found.names is not None:
         if len(found.names) != data.num_nodes:
             raise ValueError(f"{path} has {len(found.names):,} names for {data.num_nodes:,} vectors")

@@ -31,7 +31,7 @@ def find_or_read(config: Any, data: Data, *, verify: bool) -> Components:
     Args:
         verify: whether to check what the cache holds.
     """
-    if config.data.components == "all" and "store" not in data:
+    if config.data.components == "all" and not data.on_disk:
         return find_components(data)
 
     def check(path: Path, kept: dict) -> None:

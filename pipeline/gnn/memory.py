@@ -193,7 +193,7 @@ def measure(setup: Setup) -> Footprint:
     state = (4 + ranks + bool(config.train.ema)) * weights
     if config.learned_channels and (device.type == "cpu" or config.features.device == "auto"):
         state += num_nodes * config.features.channels * (12 if config.features.optimizer == "sparse_adam" else 4)
-    on_disk = on_cpu and "store" in data
+    on_disk = on_cpu and data.on_disk
     return Footprint(
         num_nodes, num_edges, state=state, batch=batch, step=step,
         process=resident_bytes(besides=config.cache_dir) + num_nodes * BYTES_PER_NODE_DRAWN if on_cpu else 0,
@@ -216,7 +216,7 @@ def _evaluation(setup: Setup, forward: Linear, batch: Linear) -> float:
         # In blocks of edges the messages are there, which small graphs have no need of.
         in_blocks = at_once < num_edges and isinstance(model, PyGModel) and model.builds_messages()
         blocks = 4 * ELEMENTS_AT_ONCE if in_blocks else 0
-        if on_cpu and "store" in data and not why_not(model):
+        if on_cpu and data.on_disk and not why_not(model):
             block = forward(min(num_nodes, BLOCK_NODES), min(num_edges, BLOCK_EDGES))
             return activation_bytes(num_nodes, config.model.hidden_channels) + rows + block
         return forward(num_nodes, at_once) + rows + wide + blocks + (0 if on_cpu else bytes_of(data))

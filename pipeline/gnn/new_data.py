@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -173,7 +173,7 @@ def open_data(config: Any, run: SavedRun, state: dict, device: torch.device) -> 
         data = prepare_as(source, read(source, needs_labels=not is_link and config.train.label_input > 0),
                           learned=learned)
     if learned.schema is not None:  # other data need not say which type has labels
-        data[learning.SCHEMA] = data[learning.SCHEMA] | {"labelled": learned.schema["labelled"]}
+        data.types = replace(data.types, labelled=learned.schema["labelled"])
     check_columns(learned, data, origin, source.propagate)
     if source.propagate:
         data.x, _ = propagate(data, source.propagate, learned.hops)

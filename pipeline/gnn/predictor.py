@@ -150,7 +150,7 @@ def _in_blocks(setup: Setup, stop: StopRequest | None) -> torch.nn.Module | None
     Its activations lie in memory where a quarter of it is enough for them, and else in files without names.
     """
     config, model, loader = setup.config, setup.model, setup.loader
-    if not config.evaluation.is_exact or "store" not in loader.data or loader.device.type != "cpu":
+    if not config.evaluation.is_exact or not loader.data.on_disk or loader.device.type != "cpu":
         return None
     if reason := blockwise.why_not(model):
         log.info("evaluation=exact: the whole graph in one forward, as %s", reason)

@@ -73,7 +73,7 @@ class Neighbours:
 
 def _blocks(data: Data) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Read source, destination and relation of all edges, some at a time, as int64."""
-    if "store" in data:
+    if data.on_disk:
         for first, ptr, src, attr in edge_blocks(data, features=True):
             dst = np.repeat(np.arange(first, first + len(ptr) - 1), np.diff(ptr))
             yield torch.from_numpy(src.astype(np.int64)), torch.from_numpy(dst), torch.from_numpy(attr[:, 0]).long()

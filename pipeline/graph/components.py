@@ -96,7 +96,7 @@ def find_components(data: Data) -> Components:
 
 def label_components(data: Data) -> tuple[int, np.ndarray]:
     """Number the (weakly) connected components of a graph; returns how many there are, and that of each node."""
-    if "store" in data:
+    if data.on_disk:
         return _label_blocks(data)
     (indptr, src), _ = data.edge_index.get_csc()
     return _label(src.numpy(), indptr.numpy(), indptr.numel() - 1)

@@ -44,7 +44,7 @@ class LaidOut:
         self._num_runs = micro.num_parts
         self._spill, self._buffer = spill, buffer
         digest = hashlib.blake2b(self._place.data, digest_size=8)
-        digest.update(Path(data.store).name.encode())  # components of a graph have its hash
+        digest.update(data.store.name.encode())  # components of a graph have its hash
         self.path = folder / f"laid-out-{data.get('content_hash', 'graph')}-{digest.hexdigest()}.store"
 
     def holds(self, partition: Partition) -> bool:
@@ -70,7 +70,7 @@ class LaidOut:
             writer.put("indptr", indptr)
             if not writer.has("src"):
                 self._write_edges(writer, indptr.numpy())
-            x = store.open_store(Path(self._data.store), verify=False)[0]["x"]
+            x = store.open_store(self._data.store, verify=False)[0]["x"]
             store.write_rows(writer, "x", x, self._order)
             writer.finish({})
 

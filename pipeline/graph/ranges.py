@@ -21,7 +21,7 @@ GRAPH_ARRAYS = ("edges", "indptr", "ptr", "by_source", "n_id", *PAIRS, *NAMES, *
 
 
 def check_graph(path: Path, packed: Mapping) -> None:
-    """Check a graph or triples, as :func:`pipeline.graph.store.pack` takes them apart.
+    """Check a graph or triples, as :func:`pipeline.data.graph.pack` takes them apart.
 
     Args:
         path: the store or the file that they were read from.

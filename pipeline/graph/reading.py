@@ -115,6 +115,6 @@ def edge_blocks(data: Data, block: int = BLOCK_BYTES, *, features: bool = False)
                                  for array in arrays.values()), 1)
     rows = cut_into_blocks(indptr, num_edges)
     spans = [(int(indptr[first]), int(indptr[last])) for first, last in rows]
-    with Reader(Path(data.store), arrays) as reader:
+    with Reader(data.store, arrays) as reader:
         for (first, last), (begin, _), values in zip(rows, spans, reader.read(spans, reuse=True), strict=True):
             yield first, (indptr[first:last + 1].long() - begin).numpy(), *values

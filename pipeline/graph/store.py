@@ -1,4 +1,4 @@
-"""Graphs on disk: a folder of arrays and a manifest, written once, opened in milliseconds, shared by processes."""
+"""Stores: a folder of arrays and a manifest, written once, opened in milliseconds, shared by processes."""
 
 import contextlib
 import hashlib
@@ -10,16 +10,12 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
-from parallel_epochs.models.edge_index import from_csc
-from parallel_epochs.pipeline.graph import ranges
 from parallel_epochs.pipeline.run import files, pulse
 from parallel_epochs.pipeline.run.errors import DamagedFile
 
@@ -319,34 +315,6 @@ def write_rows(writer: StoreWriter, name: str, values: Tensor, rows: Tensor) -> 
             pulse.renew()
 
 
-def write_graph(writer: StoreWriter, data: Data, **values: object) -> None:
-    """Write a graph whose edges are sorted by destination: every tensor as an array, everything else as a value.
-
-    Args:
-        values: more of them.
-    """
-    packed = pack(data)
-    plain = {name: value for name, value in packed.items() if not isinstance(value, Tensor) and value is not None}
-    json.dumps(plain)  # what it cannot say is no value of a graph
-    for name, value in packed.items():
-        if isinstance(value, Tensor):
-            writer.put(name, value)
-    writer.finish({**plain, **values})
-
-
-def open_graph(path: Path, *, verify: bool = True) -> Data:
-    """Open a store of a graph; see :func:`open_store`.
-
-    Returns:
-        ``edge_index``, an ``EdgeIndex`` sorted by destination with its CSC filled, and the other arrays and values. All
-        tensors lie in their files.
-    """
-    tensors, values = open_store(path, verify=verify)
-    if verify and "edges" in tensors:
-        check_once(path, ranges.GRAPH_ARRAYS, partial(ranges.check_graph, path, tensors))
-    return unpack({**tensors, **values})
-
-
 def check_once(path: Path, names: Iterable[str], check: Callable[[], object]) -> None:
     """Call a check of arrays of a store, unless this user has called it before on this machine for the same files."""
     record = _record_of(path, names)
@@ -364,21 +332,3 @@ def _record_of(path: Path, names: Iterable[str]) -> Path:
     known = [[os.uname().nodename, file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns] for file in found]
     digest = hashlib.blake2b(json.dumps(known).encode(), digest_size=16).hexdigest()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "parallel-epochs" / "stores" / digest
-
-
-def pack(data: Data) -> dict:
-    """Take a graph apart into tensors and plain values, for :func:`unpack`."""
-    packed = {key: value for key, value in data.to_dict().items() if key != "edge_index"}
-    if data.edge_index is None:  # triples
-        return packed
-    packed["edges"] = data.edge_index.as_tensor()
-    packed["indptr"] = data.edge_index.get_csc()[0][0]
-    return packed
-
-
-def unpack(packed: dict) -> Data:
-    """Put a graph together again, its edges, if it has any, with their CSC."""
-    if "edges" not in packed:
-        return Data(**packed)
-    rest = {key: value for key, value in packed.items() if key not in ("edges", "indptr")}
-    return Data(edge_index=from_csc(packed["edges"], packed["indptr"]), **rest)

@@ -50,7 +50,7 @@ class ClusterStream:
     divided by the number of clusters if they are random. What exceeds `buffer` bytes waits in a file without a name.
 
     Args:
-        data: the graph, as :func:`pipeline.graph.store.open_graph` returns it, with ``store``, its folder.
+        data: the graph, as :func:`pipeline.data.graph.open_graph` returns it.
         spill: a folder for what exceeds `buffer`.
         buffer: bytes; :func:`buffer_bytes` if not given.
         block: bytes that are read at a time.
@@ -139,7 +139,7 @@ class ClusterStream:
         rows = max(self._block // (x.size(1) * x.element_size()), 1)
         spans = [(first, min(first + rows, len(part))) for first in range(0, len(part), rows)]
         waiting = stack.enter_context(Waiting(self._spill, self._buffer))
-        with Reader(Path(self._data.store), {"x": x}) as reader:
+        with Reader(self._data.store, {"x": x}) as reader:
             for (first, last), (values,) in zip(spans, reader.read(spans, reuse=True), strict=True):
                 asked = np.flatnonzero(part[first:last] >= 0)
                 order, ptr = counting_sort(part[first:last][asked], num_parts)

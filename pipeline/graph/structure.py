@@ -89,7 +89,7 @@ def structure_of(data: Data) -> Structure | None:
     if "structure" in data:
         return Structure(**data.structure)
     # To count those on a disk needs memory for several numbers of each edge.
-    return None if "store" in data else inspect(data.edge_index)
+    return None if data.on_disk else inspect(data.edge_index)
 
 
 def describe_edges(data: Data, *, several_relations: bool = False) -> str:

@@ -16,6 +16,7 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.loader import RandomNodeLoader
 
+from parallel_epochs.pipeline.data.graph import open_graph
 from parallel_epochs.pipeline.graph import store
 from parallel_epochs.pipeline.graph.partition import random_partition
 from parallel_epochs.pipeline.graph.stream import LIBRARY, ClusterStream
@@ -96,7 +97,7 @@ def _measure(way: str, path: Path, num_parts: int, threads: int) -> dict:
 
 
 def _open(path: Path) -> Data:
-    data = store.open_graph(path)
+    data = open_graph(path)
     data.store, data.num_nodes = str(path), data.edge_index.get_sparse_size(1)
     return data
 

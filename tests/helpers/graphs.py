@@ -2,12 +2,12 @@
 
 import numpy as np
 import torch
-from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.graph.edges import sort_edges
 
 
-def make_graph(edges, num_nodes: int, **attributes) -> Data:
+def make_graph(edges, num_nodes: int, **attributes) -> Graph:
     """A graph ready for the pipeline from a list of (source, destination)."""
     raw = torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t().contiguous()
     edge_index, perm = sort_edges(raw, num_nodes)
@@ -18,11 +18,11 @@ def make_graph(edges, num_nodes: int, **attributes) -> Data:
                  test_mask=torch.zeros(num_nodes, dtype=torch.bool))
     if "y" in attributes:
         attributes["out_channels"] = attributes["y"].size(1)
-    return Data(**{**masks, **dict(edge_index=edge_index, num_nodes=num_nodes, num_categories=0, metric="rocauc"),
+    return Graph(**{**masks, **dict(edge_index=edge_index, num_nodes=num_nodes, num_categories=0, metric="rocauc"),
                    **attributes})
 
 
-def random_graph(num_nodes: int, num_pairs: int, seed: int, *, symmetric: bool = True, edge_dim: int = 3) -> Data:
+def random_graph(num_nodes: int, num_pairs: int, seed: int, *, symmetric: bool = True, edge_dim: int = 3) -> Graph:
     """A random multigraph with self-loops and, by chance, duplicates."""
     rng = np.random.default_rng(seed)
     pairs = rng.integers(num_nodes, size=(num_pairs, 2))
@@ -34,7 +34,7 @@ def random_graph(num_nodes: int, num_pairs: int, seed: int, *, symmetric: bool =
     return make_graph(pairs.tolist(), num_nodes, edge_attr=attr, x=x, y=y)
 
 
-def task_graph(train_nodes: list[int], num_nodes: int = 40) -> Data:
+def task_graph(train_nodes: list[int], num_nodes: int = 40) -> Graph:
     """A random graph, of which these nodes are for training and all others for validation and test."""
     data = random_graph(num_nodes, 100, 0)
     data.train_mask = torch.zeros(num_nodes, dtype=torch.bool)
@@ -43,7 +43,7 @@ def task_graph(train_nodes: list[int], num_nodes: int = 40) -> Data:
     return data
 
 
-def class_graph(train_nodes: list[int], num_nodes: int = 40, num_classes: int = 3) -> Data:
+def class_graph(train_nodes: list[int], num_nodes: int = 40, num_classes: int = 3) -> Graph:
     """A random graph as :func:`task_graph` makes it, of which every node has a class; the higher, the rarer."""
     data = task_graph(train_nodes, num_nodes)
     share = np.random.default_rng(0).random(num_nodes)
@@ -52,7 +52,7 @@ def class_graph(train_nodes: list[int], num_nodes: int = 40, num_classes: int = 
     return data
 
 
-def link_graph(num_nodes: int = 40, num_pairs: int = 90, seed: int = 0, **attributes) -> Data:
+def link_graph(num_nodes: int = 40, num_pairs: int = 90, seed: int = 0, **attributes) -> Graph:
     """A random graph of different pairs; most are for training, and edges both ways round, the others to be found."""
     rng = np.random.default_rng(seed)
     every = np.array([(u, v) for u in range(num_nodes) for v in range(u)])

@@ -23,8 +23,8 @@ import pytest
 import scipy.io
 import scipy.sparse as sp
 import torch
-from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.data.graph import Graph, write_graph
 from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.graph import store
 from parallel_epochs.pipeline.run import checkpoint
@@ -92,7 +92,7 @@ def write_data(folder: Path) -> None:
         torch.save({**one, "y": number % 2}, folder / "graphs" / f"{number}.pt")
     graph = {**graph_of(NUM_NODES), "y": (torch.arange(NUM_NODES) % 2).unsqueeze(1)}
     with store.StoreWriter(folder / "stored") as writer:
-        store.write_graph(writer, prepare(Data(**graph, metric="acc", num_nodes=NUM_NODES), origin="toy"))
+        write_graph(writer, prepare(Graph(**graph, metric="acc", num_nodes=NUM_NODES), origin="toy"))
 
 
 def molecules(line: Callable[[int], str], head: str = "smiles,active") -> str:

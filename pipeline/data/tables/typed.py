@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.models.edge_index import choose_dtype
+from parallel_epochs.pipeline.data.graph_types import SCHEMA, GraphTypes
 from parallel_epochs.pipeline.data.learned import FITTED, Learned
 from parallel_epochs.pipeline.data.tables import edges as tables_edges, labels as tables_labels, nodes as tables_nodes
 from parallel_epochs.pipeline.data.tables.fitted import Columns, Fitted, pack_several, unpack_several
@@ -27,9 +28,7 @@ from parallel_epochs.pipeline.data.tables.sql import Database, blocks
 from parallel_epochs.pipeline.data.tables.text import TextFeatures
 from parallel_epochs.pipeline.data.typed import (
     MAX_RELATIONS,
-    SCHEMA,
     Plan,
-    Schema,
     check_counts,
     check_schema,
     fill_means,
@@ -120,33 +119,33 @@ def write_store(config: Any, db: Database, writer: StoreWriter, on_stage: Callab
              for number, name in enumerate(tables.edges)]
     nodes = {name: _learn_features(db, own, tables, nodes, edges, is_new=learned is None)
              for name, own in nodes.items()}
-    schema, plan = _make_schema(config, tables, nodes, edges)
+    types, plan = _make_schema(config, tables, nodes, edges)
     on_stage("sorting edges")
-    _sort(db, edges, schema, both=config.reverse_relations)
-    structure, in_degree = _count(db, schema, both=config.reverse_relations)
+    _sort(db, edges, types, both=config.reverse_relations)
+    structure, in_degree = _count(db, types, both=config.reverse_relations)
     on_stage("writing the store")
     _write_edges(db, writer, structure, in_degree, num_features=sum(own.num_features for own in edges),
                  has_times=any(own.has_times for own in edges))
-    _write_features(db, writer, nodes, schema, plan)
+    _write_features(db, writer, nodes, types, plan)
     tables_nodes.write_names(db, writer, {f"{own.part}.nodes": own.num_nodes for own in nodes.values()})
     if learned is None:
         writer.put(FITTED, pack_several([*(Fitted(own.columns) for own in nodes.values()),
                                          *(Fitted(Columns(), own.names, own.flagged) for own in edges)],
                                         tables.inputs()))
-    summary: dict[str, object] = {"num_nodes": sum(schema.counts), "num_categories": len(nodes), "x_source": "data",
-                                  "structure": dataclasses.asdict(structure), SCHEMA: schema.to_value()}
+    summary: dict[str, object] = {"num_nodes": sum(types.counts), "num_categories": len(nodes), "x_source": "data",
+                                  "structure": dataclasses.asdict(structure), SCHEMA: types.to_value()}
     for own in nodes.values():
-        summary |= _write_labels(db, writer, own, schema)
+        summary |= _write_labels(db, writer, own, types)
     writer.finish(summary)
 
 
-def _write_labels(db: Database, writer: StoreWriter, own: ReadNodes, schema: Schema) -> dict[str, object]:
+def _write_labels(db: Database, writer: StoreWriter, own: ReadNodes, types: GraphTypes) -> dict[str, object]:
     """Write the labels of a type that has some; returns the values that tell of them and of the scores of texts."""
     found: dict[str, object] = {}
     if own.labels is not None:
         with db.part(own.part):
-            tables_labels.write(db, writer, own.labels, first_node=schema.nodes_of(own.name).start,
-                                num_nodes=sum(schema.counts))
+            tables_labels.write(db, writer, own.labels, first_node=types.nodes_of(own.name).start,
+                                num_nodes=sum(types.counts))
         found = {"metric": own.labels.metric, "out_channels": own.labels.out_channels}
     if own.columns.scores is not None:
         found[TEXT_SCORES] = tables_nodes.first_score(own.numbers, own.columns)
@@ -154,7 +153,7 @@ def _write_labels(db: Database, writer: StoreWriter, own: ReadNodes, schema: Sch
 
 
 def _make_schema(config: Any, tables: TableSchema, nodes: dict[str, ReadNodes],
-                 edges: list[ReadEdges]) -> tuple[Schema, Plan]:
+                 edges: list[ReadEdges]) -> tuple[GraphTypes, Plan]:
     """Name the types and relations, and plan the features of types without.
 
     Raises:
@@ -166,7 +165,7 @@ def _make_schema(config: Any, tables: TableSchema, nodes: dict[str, ReadNodes],
     check_schema(list(nodes), numbered)
     widths = {name: tables_nodes.num_channels(own.numbers, own.texts, own.columns) for name, own in nodes.items()}
     plan = plan_means(widths, numbered) if config.featureless == "mean" else Plan(widths, {})
-    return Schema(list(nodes), [own.num_nodes for own in nodes.values()], list(plan.widths.values()), numbered,
+    return GraphTypes(list(nodes), [own.num_nodes for own in nodes.values()], list(plan.widths.values()), numbered,
                   tables.labelled if config.reads_labels else None, list(plan.sources),
                   edge_columns=_edge_columns(edges)), plan
 
@@ -229,7 +228,7 @@ def _join_edges(db: Database, number: int, name: str, tables: TableSchema, sourc
     return ReadEdges(part, own.source, own.target, names, values, flagged, columns.time is not None)
 
 
-def _sort(db: Database, edges: list[ReadEdges], schema: Schema, *, both: bool) -> None:
+def _sort(db: Database, edges: list[ReadEdges], types: GraphTypes, *, both: bool) -> None:
     """Sort the edges by destination, source and relation; equal ones become one.
 
     Weights of equal edges are added, other numbers averaged, in the order of their values: that of the rows depends on
@@ -239,7 +238,7 @@ def _sort(db: Database, edges: list[ReadEdges], schema: Schema, *, both: bool) -
     num_forward = sum(len(own.names) for own in edges)
     rows, added, column, relation = list[str](), set[int](), 0, 0
     for own in edges:
-        rows += _rows_of(own, schema, column, relation, num_features, num_forward if both else None,
+        rows += _rows_of(own, types, column, relation, num_features, num_forward if both else None,
                          has_times=has_times, has_relations="r" in db.columns(f"{own.part}.joined"))
         added |= {column + place for place, (option, _) in enumerate(own.values) if option == "weight"}
         column, relation = column + own.num_features, relation + len(own.names)
@@ -255,8 +254,8 @@ def _sort(db: Database, edges: list[ReadEdges], schema: Schema, *, both: bool) -
                  count(num_merged, "row was", "rows were"))
 
 
-def _rows_of(own: ReadEdges, schema: Schema, column: int, relation: int, num_features: int, num_forward: int | None, *,
-             has_times: bool, has_relations: bool) -> list[str]:
+def _rows_of(own: ReadEdges, types: GraphTypes, column: int, relation: int, num_features: int,
+             num_forward: int | None, *, has_times: bool, has_relations: bool) -> list[str]:
     """Write SQL for the rows of a table of edges among those of all tables: ``k``, ``r``, the features and ``w``.
 
     Args:
@@ -274,8 +273,8 @@ def _rows_of(own: ReadEdges, schema: Schema, column: int, relation: int, num_fea
     chosen = "".join(f", {text} AS v{place}" for place, text in enumerate(features))
     if has_times:
         chosen += f", {'w' if own.has_times else 'CAST(NULL AS DOUBLE)'} AS w"
-    source = f"(s::BIGINT + {schema.nodes_of(own.source).start})"
-    target = f"(t::BIGINT + {schema.nodes_of(own.target).start})"
+    source = f"(s::BIGINT + {types.nodes_of(own.source).start})"
+    target = f"(t::BIGINT + {types.nodes_of(own.target).start})"
     kinds = [(source, target, relation)]
     if num_forward is not None:
         kinds.append((target, source, relation + num_forward))
@@ -283,9 +282,9 @@ def _rows_of(own: ReadEdges, schema: Schema, column: int, relation: int, num_fea
             f"r{chosen} FROM {own.part}.joined WHERE s IS NOT NULL AND t IS NOT NULL" for start, end, number in kinds]
 
 
-def _count(db: Database, schema: Schema, *, both: bool) -> tuple[Structure, np.ndarray]:
+def _count(db: Database, types: GraphTypes, *, both: bool) -> tuple[Structure, np.ndarray]:
     """Go through the sorted edges once; returns what they are, and the edges that end at each node [num_nodes]."""
-    num_nodes = sum(schema.counts)
+    num_nodes = sum(types.counts)
     in_degree, linked = np.zeros(num_nodes, np.int64), np.zeros(num_nodes, bool)
     num_loops = num_duplicates = 0
     last = -1
@@ -331,15 +330,16 @@ def _write_edges(db: Database, writer: StoreWriter, structure: Structure, in_deg
         opened["indptr"].write(0, np.concatenate([[0], np.cumsum(in_degree)]).astype(numpy_dtype))
 
 
-def _write_features(db: Database, writer: StoreWriter, nodes: dict[str, ReadNodes], schema: Schema, plan: Plan) -> None:
+def _write_features(db: Database, writer: StoreWriter, nodes: dict[str, ReadNodes], types: GraphTypes,
+                    plan: Plan) -> None:
     """Write ``x``: the features of each type, zeros behind them, and the one-hot type. The edges are written."""
     if writer.has("x"):
         return
-    width = max(schema.widths)
-    shape = sum(schema.counts), width + len(nodes)
+    width = max(types.widths)
+    shape = sum(types.counts), width + len(nodes)
     with writer.write(x=(shape, torch.float32)) as opened:
         for place, (name, own) in enumerate(nodes.items()):
-            begin = schema.nodes_of(name).start
+            begin = types.nodes_of(name).start
             with db.part(own.part):
                 made = tables_nodes.feature_blocks(db, own.num_nodes, own.numbers, own.texts, own.columns) \
                     if tables_nodes.num_channels(own.numbers, own.texts, own.columns) else (
@@ -350,10 +350,10 @@ def _write_features(db: Database, writer: StoreWriter, nodes: dict[str, ReadNode
                     rows[:, :block.shape[1]], rows[:, width + place] = block, 1
                     opened["x"].write((begin + first) * shape[1], rows)
         if plan.sources and writer.entry("edges")["shape"][1]:
-            _fill_means(writer, np.memmap(opened["x"].path, np.float32, "r+", shape=shape), schema, plan)
+            _fill_means(writer, np.memmap(opened["x"].path, np.float32, "r+", shape=shape), types, plan)
 
 
-def _fill_means(writer: StoreWriter, x: np.memmap, schema: Schema, plan: Plan) -> None:
+def _fill_means(writer: StoreWriter, x: np.memmap, types: GraphTypes, plan: Plan) -> None:
     """Write the features of types without features into ``x``."""
     edges = np.memmap(writer.folder / "edges.bin", writer.entry("edges")["dtype"], "r",
                       shape=tuple(writer.entry("edges")["shape"]))
@@ -362,5 +362,5 @@ def _fill_means(writer: StoreWriter, x: np.memmap, schema: Schema, plan: Plan) -
     def write(first: int, column: int, values: Tensor) -> None:
         x[first:first + values.size(0), column:column + values.size(1)] = values.numpy()
 
-    fill_means(plan, schema, edges, indptr, x, write)
+    fill_means(plan, types, edges, indptr, x, write)
     x.flush()

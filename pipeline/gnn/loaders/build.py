@@ -80,7 +80,7 @@ def build_stream(config: GNNConfig, data: Data, partitioner: Partitioner | None 
         partitioner: of the clusters; if it puts them together of micro-clusters, a copy of the graph is laid out by
             these.
     """
-    if "store" not in data:
+    if not data.on_disk:
         return None
     cache_dir = Path(config.cache_dir)
 

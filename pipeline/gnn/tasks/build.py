@@ -7,7 +7,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.base_config import refuse_without_labels
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
-from parallel_epochs.pipeline.data.typed import SCHEMA, refuse_unread, schema_of
+from parallel_epochs.pipeline.data.typed import refuse_unread, schema_of
 from parallel_epochs.pipeline.gnn.tasks.graph import GraphTask
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, LossOptions
@@ -100,7 +100,7 @@ def _check_smooth(data: Data, options: TaskOptions) -> None:
         return
     if (kind := kind_of(data.metric)) != "classes":
         raise ValueError(f"evaluation.smooth={options.smooth} needs classes; this run learns {kind}. Leave it out")
-    if SCHEMA in data:
+    if schema_of(data) is not None:
         raise ValueError(f"evaluation.smooth={options.smooth} spreads labels along all edges, and this graph has "
                          "several types of nodes. Leave it out")
     if not bool(data.valid_mask.any()):

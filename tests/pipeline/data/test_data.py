@@ -8,7 +8,6 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
-from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data import ogb_node, prepare as preparing, synthetic
 from parallel_epochs.pipeline.data.cache import load, read
@@ -19,6 +18,7 @@ from parallel_epochs.pipeline.data.config import (
     OGBConfig,
     SyntheticProteinsConfig,
 )
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.incident import incident_features
 from parallel_epochs.pipeline.graph.edges import adjacency
 from parallel_epochs.pipeline.graph.structure import inspect
@@ -28,11 +28,11 @@ from tests.helpers.files import SHARED, needs_shared, write_csv
 SMALL = dict(num_nodes=600, num_edges=12_000, num_groups=12, num_tasks=4)
 
 
-def good() -> Data:
+def good() -> Graph:
     """Six nodes in a ring, checked by hand; each test breaks one thing."""
     edges = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]])
     mask = torch.tensor([True, True, False, False, False, False])
-    return Data(x=torch.arange(12.0).view(6, 2), edge_index=torch.cat([edges, edges.flip(0)], 1),
+    return Graph(x=torch.arange(12.0).view(6, 2), edge_index=torch.cat([edges, edges.flip(0)], 1),
                 edge_attr=torch.rand(12, 3), y=torch.tensor([[0], [1], [2], [0], [1], [2]]), num_nodes=6, metric="acc",
                 train_mask=mask, valid_mask=mask.roll(2), test_mask=mask.roll(4))
 

@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.cache import load_links, prepare_as
 from parallel_epochs.pipeline.data.config import EdgesConfig, FileConfig, StoreConfig, SyntheticProteinsConfig
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.incident import incident_features
 from parallel_epochs.pipeline.data.links import LinkSplit, divide_links, draw_unlinked, find_links
 from parallel_epochs.pipeline.data.node_names import unpack_names
@@ -23,11 +24,11 @@ from parallel_epochs.pipeline.run.seeds import stream
 SPLIT = LinkSplit("random", 0.6, 0.2, 0, "sum")
 
 
-def graph(num_nodes: int = 30, num_edges: int = 120, *, both: bool = True, seed: int = 0) -> Data:
+def graph(num_nodes: int = 30, num_edges: int = 120, *, both: bool = True, seed: int = 0) -> Graph:
     """A prepared random graph with loops and equal edges; without features, unless edges have some."""
     edges = torch.from_numpy(np.random.default_rng(seed).integers(num_nodes, size=(2, num_edges)))
     edges = torch.cat([edges, edges.flip(0)], dim=1) if both else edges
-    return prepare(Data(edge_index=edges, num_nodes=num_nodes), origin="graph")
+    return prepare(Graph(edge_index=edges, num_nodes=num_nodes), origin="graph")
 
 
 def as_set(pairs: torch.Tensor) -> set[frozenset]:
@@ -71,7 +72,7 @@ def test_a_graph_that_has_pairs_is_not_divided_again():
 
 @pytest.mark.parametrize("kind", ["sum", "log_sum", "counts"])
 def test_features_of_edges_follow_the_edges_that_stay(kind):
-    raw = Data(edge_index=torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]]), edge_attr=torch.arange(5.).unsqueeze(1),
+    raw = Graph(edge_index=torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]]), edge_attr=torch.arange(5.).unsqueeze(1),
                num_nodes=6)
     config = dataclasses.replace(SyntheticProteinsConfig(node_features=kind), to_undirected=True)
     data = divide_links(prepare_as(config, raw), dataclasses.replace(SPLIT, node_features=kind), "graph")
@@ -128,7 +129,7 @@ def test_draws_are_uniform():
     ([[0, 1], [0, 1]], (0.6, 0.2), "no edge between two different nodes: there is no link to predict"),
     (list(zip(*itertools.permutations(range(4), 2))), (0.5, 0.2), "0 pairs of its 4 nodes are not linked, but")])
 def test_graphs_without_pairs_for_each_split_are_refused(edges, fractions, error):
-    whole = prepare(Data(edge_index=torch.tensor(edges), num_nodes=4), origin="graph")
+    whole = prepare(Graph(edge_index=torch.tensor(edges), num_nodes=4), origin="graph")
     with pytest.raises(ValueError, match=error):
         divide_links(whole, LinkSplit("random", *fractions, 0, "sum"), "graph")
 

@@ -7,9 +7,10 @@ import torch
 from parallel_epochs.pipeline.data import propagate as propagating
 from parallel_epochs.pipeline.data.cache import load, load_links
 from parallel_epochs.pipeline.data.config import FileConfig, StoreConfig, SyntheticProteinsConfig
+from parallel_epochs.pipeline.data.graph import open_graph, write_graph
 from parallel_epochs.pipeline.data.propagate import propagate, write_propagated
 from parallel_epochs.pipeline.graph import store
-from parallel_epochs.pipeline.graph.store import StoreWriter, open_graph, write_graph
+from parallel_epochs.pipeline.graph.store import StoreWriter
 from tests.helpers.graphs import random_graph
 
 SMALL = dict(num_nodes=300, num_edges=4000, num_groups=12, num_tasks=4)
@@ -38,7 +39,7 @@ def stored(tmp_path):
     with StoreWriter(tmp_path / "own.store") as writer:
         write_graph(writer, data, metric="rocauc", colour="red")
     opened = open_graph(tmp_path / "own.store")
-    opened.num_nodes, opened.store = 40, str(tmp_path / "own.store")
+    opened.num_nodes, opened.on_disk = 40, True
     return opened
 
 
@@ -122,7 +123,7 @@ def test_features_are_averaged_once_and_kept_beside_the_graph(on_disk, tmp_path,
     again, told = load(config, tmp_path), load(config, tmp_path, content_hash=whole.content_hash)
     assert caplog.text.count("averaging") == 1
     assert all(torch.equal(other.x, whole.x) and other.content_hash == whole.content_hash for other in (again, told))
-    assert ("store" in told) == on_disk and (not on_disk or told.store == whole.store)
+    assert told.on_disk == on_disk and told.store == whole.store
 
 
 def test_damaged_features_are_averaged_again(tmp_path, caplog):

@@ -5,6 +5,7 @@ import torch
 
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.config import FileConfig, StoreConfig
+from parallel_epochs.pipeline.data.graph import Graph, write_graph
 from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.graph import store
 from tests.pipeline.data.test_hetero import make
@@ -15,16 +16,17 @@ def graph(tmp_path_factory):
     folder = tmp_path_factory.mktemp("typed")
     torch.save(make(), folder / "graph.pt")
     data = cache.load(FileConfig(path=str(folder / "graph.pt")), folder / "cache")
-    return {key: data[key] for key in data.keys() if key not in ("content_hash", "num_nodes")}  # noqa: SIM118
+    return {key: data[key] for key in data.keys() if key not in ("content_hash", "num_nodes", "types")} | {  # noqa: SIM118
+        "schema": data.types.to_value()}
 
 
 def open_changed(graph, tmp_path, change=lambda data: None):
-    data = store.Data(**{key: value.clone() if key in ("x", "edge_attr", "train_mask") else value
+    data = Graph(**{key: value.clone() if key in ("x", "edge_attr", "train_mask") else value
                          for key, value in graph.items()})
     data.schema = dict(data.schema)
     change(data)
     with store.StoreWriter(tmp_path / "s") as writer:
-        store.write_graph(writer, data)
+        write_graph(writer, data)
     return cache.load(StoreConfig(path=str(tmp_path / "s")), tmp_path / "cache")
 
 

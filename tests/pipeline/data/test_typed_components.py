@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from parallel_epochs.pipeline.data import cache
+from parallel_epochs.pipeline.data.graph import open_graph, write_graph
 from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.graph import store
 from parallel_epochs.pipeline.graph.components import find_components
@@ -44,9 +45,9 @@ def test_a_component_has_a_schema_of_its_own(configure, tmp_path, is_stored):
     data.content_hash = "toy"
     if is_stored:
         with store.StoreWriter(tmp_path / "toy.store") as writer:
-            store.write_graph(writer, data)
-        data = store.open_graph(tmp_path / "toy.store")
-        data.store = str(tmp_path / "toy.store")
+            write_graph(writer, data)
+        data = open_graph(tmp_path / "toy.store")
+        data.on_disk = True
     whole = schema_of(data)
     for _ in range(2):  # written, and read again
         for number, counts in ((1, [3, 2, 1]), (2, [1, 1, 1])):

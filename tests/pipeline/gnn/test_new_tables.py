@@ -7,11 +7,11 @@ import torch
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import settings
+from parallel_epochs.pipeline.data.graph import open_graph
 from parallel_epochs.pipeline.data.tables import store as tables
 from parallel_epochs.pipeline.data.tables.fitted import unpack
 from parallel_epochs.pipeline.gnn import new_data, predictions
 from parallel_epochs.pipeline.gnn.new_data import Others, OtherTable
-from parallel_epochs.pipeline.graph import store
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.saved import SavedRun
@@ -228,11 +228,11 @@ def test_a_preparation_of_before_that_was_killed_is_completed(tmp_path):
     with writer:
         tables.write_store(config.data, writer)
     with StoreWriter(tmp_path / "killed.store", "key") as writer:
-        writer.put("x", store.open_graph(tmp_path / "again.store").x)
+        writer.put("x", open_graph(tmp_path / "again.store").x)
     with StoreWriter(tmp_path / "killed.store", "key") as writer:
         assert writer.has("x")
         tables.write_store(config.data, writer)
-    one, two = (store.open_graph(tmp_path / f"{name}.store") for name in ("again", "killed"))
+    one, two = (open_graph(tmp_path / f"{name}.store") for name in ("again", "killed"))
     assert torch.equal(one.x, two.x) and torch.equal(one.fitted, two.fitted)
 
 

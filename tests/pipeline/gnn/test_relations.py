@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 
+from parallel_epochs.pipeline.data.graph import open_graph, write_graph
 from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.gnn import relations
 from parallel_epochs.pipeline.gnn.relations import Neighbours, count_kept, listed_schema, score_by_neighbours
@@ -26,9 +27,9 @@ def data(request, tmp_path, monkeypatch):
     if request.param == "memory":
         return found
     with store.StoreWriter(tmp_path / "toy.store") as writer:
-        store.write_graph(writer, found)
-    found = store.open_graph(tmp_path / "toy.store")
-    found.store = str(tmp_path / "toy.store")
+        write_graph(writer, found)
+    found = open_graph(tmp_path / "toy.store")
+    found.on_disk = True
     return found
 
 

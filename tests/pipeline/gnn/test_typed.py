@@ -6,10 +6,10 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import settings
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.typed import Schema, edge_features, schema_of
 from parallel_epochs.pipeline.data.typed_links import describe_relation, warn_of_copies
 from parallel_epochs.pipeline.gnn import new_data, predictions
@@ -161,11 +161,11 @@ def test_another_schema_with_other_columns_is_refused(run, tmp_path, change, mes
 
 
 def test_vectors_and_layouts_do_not_take_relations_for_weights():
-    data = Data(edge_attr=torch.tensor([[0.0], [3.0]]), schema={})
+    data = Graph(edge_attr=torch.tensor([[0.0], [3.0]]), types=Schema(["a"], [2], [0], [("a", "r", "a")]))
     assert edge_features(data) is None
     data.edge_attr = torch.tensor([[0.0, 0.5], [3.0, 2.0]])
     assert torch.equal(edge_features(data), torch.tensor([[0.5], [2.0]]))
-    assert edge_features(Data(edge_attr=data.edge_attr)) is data.edge_attr
+    assert edge_features(Graph(edge_attr=data.edge_attr, num_nodes=2)) is data.edge_attr
 
 
 def test_links_that_another_relation_shows_are_told_of(caplog):

@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.config import EdgesConfig, StoreConfig
+from parallel_epochs.pipeline.data.graph import open_graph, pack, write_graph
 from parallel_epochs.pipeline.gnn import components
 from parallel_epochs.pipeline.graph import cut, ranges, store
 from parallel_epochs.pipeline.graph.laid_out import LaidOut
@@ -28,7 +29,7 @@ SYNTHETIC = ("data.num_nodes=60", "data.num_edges=300", "data.num_species=2", "d
 def tensors(kept: object) -> dict[str, Tensor]:
     """Return the tensors of what a cache gave."""
     if isinstance(kept, Data):
-        kept = store.pack(kept)
+        kept = pack(kept)
     elif dataclasses.is_dataclass(kept):
         kept = vars(kept)
     return {name: value for name, value in kept.items() if isinstance(value, Tensor)}
@@ -125,7 +126,7 @@ def test_a_number_out_of_range_in_triples(key, place, value, message):
     ("n_id", torch.arange(3), "it has 3 numbers for 40 nodes"),
     ("by_source", torch.arange(3), "it has 3 numbers for")])
 def test_arrays_of_other_shapes(key, values, message):
-    packed = {**store.pack(link_graph()), key: values}
+    packed = {**pack(link_graph()), key: values}
     with pytest.raises(DamagedFile, match=f"g.pt: {key} is damaged: {message}"):
         ranges.check_graph(Path("g.pt"), packed)
 
@@ -133,9 +134,9 @@ def test_arrays_of_other_shapes(key, values, message):
 @pytest.mark.parametrize("name, message", [("indptr", "its numbers must not decrease"), ("src", "it names node 1,000")])
 def test_a_number_out_of_range_in_a_copy_laid_out_is_checked_once(tmp_path, caplog, name, message):
     with StoreWriter(tmp_path / "s") as writer:
-        store.write_graph(writer, random_graph(30, 200, 0))
-    data = store.open_graph(tmp_path / "s")
-    data.store, micro = str(tmp_path / "s"), from_assignment(np.arange(30) % 10, 10)
+        write_graph(writer, random_graph(30, 200, 0))
+    data = open_graph(tmp_path / "s")
+    data.on_disk, micro = True, from_assignment(np.arange(30) % 10, 10)
     copy = LaidOut(data, micro, tmp_path / "cache", spill=tmp_path, buffer=2**20)
     copy.write()
     first = {key: array.clone() for key, array in store.open_store(copy.path)[0].items()}
@@ -154,13 +155,13 @@ def test_a_number_out_of_range_in_a_copy_laid_out_is_checked_once(tmp_path, capl
 
 def test_other_nodes_in_the_store_of_a_component(configure, tmp_path, caplog):
     with StoreWriter(tmp_path / "s") as writer:
-        store.write_graph(writer, random_graph(30, 200, 0).update({"x": torch.ones(30, 2)}))
-    data = store.open_graph(tmp_path / "s")
-    data.store, data.content_hash, nodes = str(tmp_path / "s"), "h", torch.arange(30)
+        write_graph(writer, random_graph(30, 200, 0).update({"x": torch.ones(30, 2)}))
+    data = open_graph(tmp_path / "s")
+    data.on_disk, data.content_hash, nodes = True, "h", torch.arange(30)
     config = configure(*SYNTHETIC)
     kept = cache.keep_component(config.data, tmp_path, data, 1, nodes)
-    arrays, values = store.open_store(Path(kept.store))
-    with StoreWriter(Path(kept.store), "another") as writer:
+    arrays, values = store.open_store(kept.store)
+    with StoreWriter(kept.store, "another") as writer:
         for key, array in arrays.items():
             writer.put(key, array.clone().flip(0) if key == "n_id" else array)
         writer.finish(values)
@@ -171,6 +172,6 @@ def test_other_nodes_in_the_store_of_a_component(configure, tmp_path, caplog):
 
 def test_a_value_in_the_place_of_an_array(tmp_path):
     with StoreWriter(tmp_path / "s") as writer:
-        store.write_graph(writer, random_graph(30, 200, 0), n_id=3)
+        write_graph(writer, random_graph(30, 200, 0), n_id=3)
     with pytest.raises(ValueError, match="n_id is 3; it must be an array"):
         cache.load(StoreConfig(path=str(tmp_path / "s")), tmp_path / "cache")

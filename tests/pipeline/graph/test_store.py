@@ -15,9 +15,10 @@ import torch
 
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.config import StoreConfig
+from parallel_epochs.pipeline.data.graph import open_graph, pack, write_graph
 from parallel_epochs.pipeline.data.node_names import pack_names
 from parallel_epochs.pipeline.graph import ranges, store
-from parallel_epochs.pipeline.graph.store import StoreWriter, open_graph, open_store, write_graph
+from parallel_epochs.pipeline.graph.store import StoreWriter, open_store
 from parallel_epochs.pipeline.run.errors import DamagedFile, FileError
 from tests.helpers import disks, running
 from tests.helpers.graphs import random_graph
@@ -57,7 +58,7 @@ def test_what_is_written_is_read(path):
 def test_a_number_out_of_range_is_refused_before_a_compiled_function_reads_it(tmp_path, monkeypatch, name, place, value,
                                                                              message):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    packed = store.pack(random_graph(30, 200, 0))
+    packed = pack(random_graph(30, 200, 0))
     packed |= {"ptr": torch.tensor([0, 12, 30]), "by_source": torch.arange(400), "n_id": torch.arange(30) * 5,
                "valid_negatives": torch.zeros(4, 2).long(),
                **pack_names(np.arange(10, 40)), **pack_names(np.array(["ab"]), "label_names")}
@@ -277,7 +278,7 @@ def test_a_disk_that_cannot_be_written_to(path, tmp_path):
         disks.mount("-o", "remount,ro,bind", path)
         assert torch.equal(open_graph(path).x, random_graph(30, 200, 0).x)
         data = cache.load(StoreConfig(path=str(path)), tmp_path / "cache")
-        assert data.store == str(path)
+        assert data.store == path
     finally:
         disks.unmount(path)
 

@@ -5,15 +5,16 @@ import copy
 import errno
 import os
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 
 from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.pipeline.data import cache
+from parallel_epochs.pipeline.data.graph import Graph, open_graph, write_graph
 from parallel_epochs.pipeline.gnn import predictor as build_predictor
 from parallel_epochs.pipeline.graph import components, store, stream
 from parallel_epochs.pipeline.graph.components import find_components
@@ -41,12 +42,12 @@ SMALL = ["data.num_nodes=600", "data.num_edges=6000", "data.num_species=2", "dat
          "evaluation.num_parts=3", "parallel.threads_per_rank=1"]
 
 
-def keep(path, data: Data) -> Data:
+def keep(path, data: Graph) -> Graph:
     """Put a graph into a store and open it there."""
     with store.StoreWriter(path) as writer:
-        store.write_graph(writer, data)
-    stored = store.open_graph(path)
-    stored.store = str(path)
+        write_graph(writer, data)
+    stored = open_graph(path)
+    stored.on_disk = True
     return stored
 
 
@@ -69,8 +70,8 @@ def library(request, monkeypatch):
         monkeypatch.setattr(components, "LIBRARY", NoCompiler())
 
 
-def assert_equal(ours: Data, theirs: Data) -> None:
-    assert set(ours.keys()) == set(theirs.keys())
+def assert_equal(ours: Graph, theirs: Graph) -> None:
+    assert {*ours.keys()} - {"store"} == {*theirs.keys()}
     for name, value in theirs.to_dict().items():
         if name == "edge_index":
             assert torch.equal(ours.edge_index.as_tensor(), value.as_tensor()) and ours.edge_index.dtype == value.dtype
@@ -112,7 +113,7 @@ def test_clusters_are_those_in_memory(tmp_path, library, buffer, block, clusters
 def test_int64_edges(tmp_path, library):
     """As of a graph with more than 2**31 edges."""
     data = random_graph(60, 400, 0)
-    wide = Data(**{**data.to_dict(), "edge_index": data.edge_index.long()})
+    wide = Graph(**{**data.to_dict(), "edge_index": data.edge_index.long()})
     partition = random_partition(60, 3, np.random.default_rng(0))
     batches = ClusterStream(keep(tmp_path / "s", wide), spill=tmp_path, buffer=0, block=999).induce(partition, range(3))
     for cluster, batch in enumerate(batches):
@@ -130,7 +131,7 @@ def test_a_partition_is_measured_as_in_memory(tmp_path, library):
 def test_components_are_those_in_memory(tmp_path, library, num_edges):
     edge_index, _ = sort_edges(torch.from_numpy(np.random.default_rng(0).integers(0, 90, (2, num_edges))), 90)
     masks = {mask: torch.ones(90, dtype=torch.bool) for mask in ("train_mask", "valid_mask", "test_mask")}
-    data = Data(edge_index=edge_index, num_nodes=90, **masks)
+    data = Graph(edge_index=edge_index, num_nodes=90, **masks)
     ours, theirs = find_components(keep(tmp_path / "s", data)), find_components(data)
     assert torch.equal(ours.index, theirs.index) and ours.components == theirs.components
 
@@ -150,18 +151,18 @@ def test_a_component_is_that_in_memory(tmp_path, monkeypatch, dtype, edge_dim):
         nodes = (found.index == number).nonzero().squeeze(1)
         with store.StoreWriter(tmp_path / f"{number}") as writer:
             components.write_component(writer, stored, nodes)
-        assert_equal(store.open_graph(tmp_path / f"{number}"), induced_subgraph(data, nodes))
+        assert_equal(open_graph(tmp_path / f"{number}"), induced_subgraph(data, nodes))
     assert len(found.components) == 4 and found.components[3].num_nodes == 1
 
 
-def three_components(edge_dim: int = 3) -> Data:
+def three_components(edge_dim: int = 3) -> Graph:
     """Two copies of one graph, with features and labels of their own, a smaller graph and a node, mixed."""
     rng = np.random.default_rng(0)
     both, small = rng.integers(0, 60, (2, 300)), rng.integers(120, 150, (2, 100))
     edges = to_undirected(torch.from_numpy(np.concatenate([2 * both, 2 * both + 1, small], axis=1)))
     edge_attr = {"edge_attr": torch.from_numpy(rng.random((edges.size(1), edge_dim), np.float32))} if edge_dim else {}
     masks = {f"{split}_mask": torch.arange(151) // 4 % 3 == number for number, split in enumerate(SPLITS)}
-    return Data(edge_index=sort_edges(edges, 151)[0], num_nodes=151, **edge_attr, **masks,
+    return Graph(edge_index=sort_edges(edges, 151)[0], num_nodes=151, **edge_attr, **masks,
                 x=torch.from_numpy(rng.random((151, 4), np.float32)), y=torch.from_numpy(rng.integers(0, 2, (151, 1))),
                 metric="acc", out_channels=2, num_categories=0)
 
@@ -184,7 +185,7 @@ def test_edges_are_read_once_and_in_order(tmp_path, monkeypatch):
 def test_a_node_with_more_edges_than_a_block(tmp_path):
     hub = torch.stack([torch.arange(50), torch.zeros(50, dtype=torch.int64)])
     edge_index, _ = sort_edges(torch.cat([hub, hub.flip(0)], 1), 50)
-    stored = keep(tmp_path / "s", Data(edge_index=edge_index, num_nodes=50))
+    stored = keep(tmp_path / "s", Graph(edge_index=edge_index, num_nodes=50))
     blocks = list(edge_blocks(stored, 40))
     assert sum(len(src) for _, _, src in blocks) == 100
     assert len(blocks[0][2]) == int((edge_index[1] == 0).sum()) > 10  # of a block of ten edges
@@ -257,7 +258,7 @@ def test_clusters_of_micro_clusters_are_those_in_memory(tmp_path, buffer, edge_d
 def test_a_copy_is_read_for_partitions_of_its_micro_clusters_alone(tmp_path):
     """Of other partitions each cluster would be as many reads as it has nodes."""
     micro = from_assignment(np.arange(12) // 3, 4)
-    laid_out = LaidOut(Data(num_nodes=12, store="s"), micro, tmp_path, spill=tmp_path, buffer=0)
+    laid_out = LaidOut(Graph(num_nodes=12, store=Path("s")), micro, tmp_path, spill=tmp_path, buffer=0)
     order = torch.tensor([9, 10, 11, 3, 4, 5, 0, 1, 2, 6, 7, 8])
     assert laid_out.holds(Partition(order, torch.tensor([0, 6, 12])))
     order[-2:] = order[-2:].flip(0)

@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data import cache, content
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names, unpack_names
 from parallel_epochs.pipeline.data.tables import store as tables
 from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
@@ -62,11 +62,11 @@ def config_of(folder, nodes: dict, edges: dict, **options) -> TablesConfig:
     return TablesConfig(folder=str(folder), nodes=NodeColumns(**nodes), edges=EdgeColumns(**edges), **options)
 
 
-def load(tmp_path, config: TablesConfig) -> Data:
+def load(tmp_path, config: TablesConfig) -> Graph:
     return cache.load(config, tmp_path / "cache")
 
 
-def read(nodes: pd.DataFrame, edges: pd.DataFrame, columns: dict, *, directed_relations: bool = False) -> Data:
+def read(nodes: pd.DataFrame, edges: pd.DataFrame, columns: dict, *, directed_relations: bool = False) -> Graph:
     """The same tables read in memory, for :func:`prepare`: equal rows merged, x, labels and splits of the columns."""
     names = nodes["id"].to_numpy()
     place = {name: number for number, name in enumerate(names)}
@@ -76,7 +76,7 @@ def read(nodes: pd.DataFrame, edges: pd.DataFrame, columns: dict, *, directed_re
            for name in filter(None, [columns.get("weight"), *columns.get("features", [])])}).reset_index() \
         if columns.get("weight") or columns.get("features") else edges[["s", "t"]].drop_duplicates()
     values = merged.drop(columns=["s", "t"]).to_numpy().astype(np.float32)
-    data = Data(edge_index=torch.from_numpy(merged[["s", "t"]].to_numpy(np.int64).T.copy()), num_nodes=len(names),
+    data = Graph(edge_index=torch.from_numpy(merged[["s", "t"]].to_numpy(np.int64).T.copy()), num_nodes=len(names),
                 edge_attr=torch.from_numpy(values) if values.shape[1] else None, **pack_names(names))
     kinds, kind_names = number_names(nodes["kind"])
     data.y, data.metric = torch.from_numpy(kinds).unsqueeze(1), "acc"
@@ -86,7 +86,7 @@ def read(nodes: pd.DataFrame, edges: pd.DataFrame, columns: dict, *, directed_re
     return data
 
 
-def assert_equal(stored: Data, expected: Data) -> None:
+def assert_equal(stored: Graph, expected: Graph) -> None:
     """Compare every tensor bit for bit, and every value."""
     names = set(expected.to_dict())
     assert names <= set(stored.to_dict()), names - set(stored.to_dict())
@@ -176,7 +176,7 @@ def test_without_a_table_of_nodes_ids_are_numbered_as_by_data_edges(tmp_path, id
     edges.to_parquet(tmp_path / "edges.parquet")
     config = config_of(tmp_path, {}, {"path": "edges.parquet"})
     places, names = number_names(pd.concat([edges["source"], edges["target"]], ignore_index=True).astype(str))
-    expected = Data(edge_index=torch.from_numpy(places.reshape(2, -1)), num_nodes=4, **pack_names(names))
+    expected = Graph(edge_index=torch.from_numpy(places.reshape(2, -1)), num_nodes=4, **pack_names(names))
     assert_equal(load(tmp_path, config), cache.prepare_as(config, expected))
 
 
