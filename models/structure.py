@@ -70,7 +70,7 @@ def find_structure(edge_index: Int[Tensor, "2 num_edges"], num_src: int, num_dst
 
 
 class Degrees(NamedTuple):
-    """What a layer that normalizes by degrees reads of the edges of a graph.
+    """The edges of a graph as a layer that normalizes by degrees reads them.
 
     Attributes:
         edge_index: the edges, sorted by destination if that order is kept.

@@ -28,7 +28,7 @@ _A_OR_NOTHING = {"graph": "a "}
 
 @dataclass
 class TrainerConfig:
-    """What is trained: the name of a product; its own options follow in a subclass."""
+    """The product that is trained; a subclass adds the options of the product."""
 
     name: str = key("gnn", "Product that is trained: gnn, node_embedding, knowledge or layout.")
 
@@ -45,7 +45,7 @@ class TrainConfig:
 
 @dataclass
 class ParallelConfig:
-    """Which ranks train, and when the watchdog ends them."""
+    """The ranks that train, and the limits of time after which the watchdog ends them."""
 
     name: str = key("epochs", "epochs: each rank draws its own partition. split: the ranks share one partition. "
                     "single: one process.", choices=("epochs", "split", "single"))
@@ -71,7 +71,7 @@ class ParallelConfig:
 
 @dataclass
 class TrackerConfig:
-    """Which tracker gets the records of metrics.jsonl too."""
+    """The tracker that also gets the records of metrics.jsonl."""
 
     name: str = key("none", "Tracker that gets the records of metrics.jsonl too: none, csv, tensorboard, wandb or "
                     "mlflow.",
@@ -91,7 +91,7 @@ class RunConfig:
     """
 
     takes: ClassVar[tuple[str, ...]] = ()
-    # What device=auto means to this product: "auto", a GPU if there is one; or "cpu".
+    # The meaning of device=auto for this product: "auto", a GPU if there is one; or "cpu".
     auto_device: ClassVar[str] = "auto"
     members: ClassVar[dict[str, tuple[str, dict[str, type]]]] = {"data": ("source", DATA_SCHEMAS)}
 
@@ -129,7 +129,7 @@ class RunConfig:
 
     @property
     def resumes(self) -> bool:
-        """Whether `resume` names the run to continue."""
+        """Tell whether `resume` names the run to continue."""
         return self.resume not in (None, keys.AUTO)
 
     def check(self) -> None:

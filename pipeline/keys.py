@@ -16,13 +16,13 @@ from omegaconf import MISSING, OmegaConf
 
 # In place of a number that is chosen when the run begins.
 AUTO = "auto"
-# What training computes in.
+# The largest number of float32, in which training computes.
 LARGEST_FLOAT32 = 3.4e38
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What is known of a key beside its type and default.
+    """The meaning of a key, in addition to its type and default.
 
     Attributes:
         text: one line for who reads ``--help``.

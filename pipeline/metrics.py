@@ -51,7 +51,7 @@ def rocauc(y_true: Float[Tensor, "num_nodes num_tasks"], y_pred: Float[Tensor, "
 
 def _areas(y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
     """Compute the areas of those tasks that have one."""
-    # What has no label goes behind all that has one, where it changes no rank.
+    # Rows without a label go behind all others, where they change no rank.
     ranks = rankdata(np.where(np.isnan(y_true), np.inf, y_pred), axis=0)
     positive, num_negative = y_true == 1, (y_true == 0).sum(0)
     num_positive = positive.sum(0)

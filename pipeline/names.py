@@ -13,7 +13,7 @@ PAIR_COLUMNS = ("source", "target")
 TEXT_SCORES = "text_scores"
 # Metrics of which less is better; of all others more is.
 LOWER_IS_BETTER = ("mae", "rmse")
-# What files of predictions and vectors hold: keys of .pt files, of which one is always there, and those beside it.
+# Keys of .pt files of predictions and vectors: those of which one is always there, and optional ones.
 MAIN_RESULT_KEYS = ("logits", "values", "embedding")
 RESULT_KEYS = (*MAIN_RESULT_KEYS, "n_id", "smoothed", "temperature", "pairs", "embeddings", "neighbors", "names",
                "relations", "relation_names")

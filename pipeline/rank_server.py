@@ -1,4 +1,4 @@
-"""What the process imports that ranks are forked from, so that no rank has to: see :func:`pipeline.run.launch.launch`.
+"""Makes the imports of ranks in the process that they are forked from: see :func:`pipeline.run.launch.launch`.
 
 It starts no thread and touches no GPU. Nothing else may import it, as whoever does ignores signals and dies with its
 parent.

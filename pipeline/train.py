@@ -55,7 +55,7 @@ def main(cfg: DictConfig) -> float | None:
         except Stopped as stopped:
             begun = (folder / "config.yaml").exists()
             log.info("%s; %s", stopped, f"continue with resume={folder}" if begun else "training had not begun")
-            # Who started this process may have plans for the signal: submitit puts the job back into Slurm's queue.
+            # The program that started this one may handle the signal: submitit puts the job back into Slurm's queue.
             if stopped.signum not in (0, signal.SIGINT) and callable(signal.getsignal(stopped.signum)):
                 signal.raise_signal(stopped.signum)
             sys.exit(stopped.exit_status)

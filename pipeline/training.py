@@ -37,7 +37,7 @@ from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
-# Of a process with torch; most of it is shared with the other ranks.
+# Memory of a process with torch; most of it is shared with the other ranks.
 BYTES_PER_RANK = 50_000_000
 
 

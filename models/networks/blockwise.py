@@ -74,7 +74,7 @@ class InBlocks(torch.nn.Module):
 
         h = fill(model.channels_of(0), lambda rows: model.encode_nodes(x[rows]))
         for layer, norm in enumerate([None, *model.norms[:-1]] if model.block == "res+" else model.norms):
-            # What the edges of the layer read: in res+ the activated nodes, in other blocks the layer's input.
+            # The rows that the layer's edges read: in res+ the activated nodes, in other blocks the layer's input.
             source = h if model.block != "res+" or norm is None else fill(h.size(1), partial(_activate, model, norm, h))
             h = fill(model.channels_of(layer + 1),
                      partial(_apply, model, layer, norm, h, source, edge_index, edge_attr))

@@ -25,7 +25,7 @@ class ForeignError(ValueError):
     """A model that others wrote fails, or returns something else than predictions. The message names it."""
 
 
-# What foreign code may raise. sys.exit() would otherwise end the program with the status that the code chose.
+# Errors that foreign code may raise. sys.exit() would otherwise end the program with the status that the code chose.
 FAILURES = (Exception, SystemExit)
 
 

@@ -18,7 +18,7 @@ Relation = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class GraphSchema:
-    """What a model may know of the types of nodes and the relations of a graph.
+    """The node types and relations of a graph, as a model may know them.
 
     Attributes:
         types: names of the types of nodes.

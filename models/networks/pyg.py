@@ -235,7 +235,7 @@ class PyGModel(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Tried:
-    """What a call of a layer on a tiny graph tells; see the methods of :class:`PyGModel`."""
+    """Properties of a layer that a call on a tiny graph shows; see the methods of :class:`PyGModel`."""
 
     splits: bool
     builds_messages: bool

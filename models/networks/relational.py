@@ -25,7 +25,7 @@ FRACTIONS = ("dropout", "input_dropout", "edge_dropout")
 
 
 class TypedModel(torch.nn.Module):
-    """What the models of typed graphs share: encoder, relations, norms, dropout and head.
+    """The parts that models of typed graphs share: encoder, relations, norms, dropout and head.
 
     A subclass fills `layers` and computes one of them in :meth:`convolve`.
     """

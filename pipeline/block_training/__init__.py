@@ -1,1 +1,1 @@
-"""What node embeddings and layouts share: a trainer of tables, block by block, and the files of vectors."""
+"""Node embeddings and layouts share a trainer of tables, block by block, and the files of vectors."""

@@ -1,4 +1,4 @@
-"""What node embeddings and layouts say of a graph that they have opened."""
+"""Describes an opened graph for node embeddings and layouts, and turns its labels into columns."""
 
 import torch
 from torch import Tensor

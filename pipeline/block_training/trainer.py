@@ -61,7 +61,7 @@ class RoundPlan:
 
 @dataclass(frozen=True)
 class Round:
-    """What is known of a round before its first step.
+    """A round, as it is known before its first step.
 
     Attributes:
         num_pairs: to train.
@@ -163,7 +163,7 @@ class BlockTrainer:
     def _exchange(self, number: int, loss: float, count: float) -> bool:
         """Bring every rank what the others have trained; returns whether one was asked to stop."""
         message = torch.tensor([loss, count, float(self._stop.signum != 0)], dtype=torch.float64)
-        # Of the loss the last bit may depend on the number of ranks; of the tables none does.
+        # The last bit of the loss may depend on the number of ranks; no bit of the tables does.
         self._ranks.sum_(message)
         self.progress.loss_sum += float(message[0])
         self.progress.loss_count += float(message[1])

@@ -25,7 +25,7 @@ TREE_DIM = 10
 MAX_DISTANCES = 2**24
 # Rows worked on at a time, and neighbours found beyond those that are asked for: rounding may change the order.
 CHUNK, SPARE = 1024, 4
-# Of the approximate search by a graph of neighbours (HNSW): links of a point, and candidates when it is built.
+# Links of a point in the graph of neighbours (HNSW) of the approximate search, and candidates when it is built.
 LINKS, CANDIDATES = 24, 100
 # Random directions beyond those asked for, and times that they are multiplied by the vectors.
 OVERSAMPLE, POWER_STEPS = 14, 3

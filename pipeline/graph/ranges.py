@@ -12,7 +12,7 @@ from parallel_epochs.pipeline.run.errors import DamagedFile
 
 # Numbers that are checked at a time.
 CHECKED = 1 << 26
-# Of numbers whose bound another file knows.
+# Stands for a bound that only another file knows.
 UNBOUNDED = 2**63
 # Arrays of names of nodes, of their labels and of relations; of each, NAME_ptr says where the names begin.
 NAMES = ("names", "label_names", "relation_names")

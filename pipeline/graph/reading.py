@@ -41,7 +41,7 @@ class Reader:
                 file = cast(FileIO, self._exit.enter_context(files.open_file(path, buffering=0)))
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
                 self._files.append(file)
-        # What does not fit into memory anyway need not drive out of it what does.
+        # An array that does not fit into memory anyway need not drive out of it those that do.
         total = sum(os.fstat(file.fileno()).st_size for file in self._files)
         self._drops = total > machine_memory() // 2
         self._pool = self._exit.enter_context(ThreadPoolExecutor(1))

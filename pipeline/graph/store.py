@@ -132,7 +132,7 @@ class StoreWriter:
             try:
                 journal = files.read_json(self.folder / name)
                 if self._key is not None and journal["key"] == self._key:
-                    # What was truncated or written to since is written anew.
+                    # Arrays that were truncated or written to since are written anew.
                     return {array: entry for array, entry in journal["arrays"].items()
                             if _is_unchanged(self.folder / f"{array}.bin", entry)}
             except (DamagedFile, KeyError, AttributeError):

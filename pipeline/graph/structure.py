@@ -1,4 +1,4 @@
-"""What is odd about a graph's edges: directed ones, self-loops, duplicates; their digest; their both orders."""
+"""Inspects a graph's edges (directed ones, self-loops, duplicates), computes their digest, and sorts them both ways."""
 
 import hashlib
 from dataclasses import dataclass, fields
@@ -24,7 +24,7 @@ HASHED = 2**20
 
 @dataclass
 class Structure:
-    """What is odd about a graph's edges, all counted over directed edges."""
+    """Irregularities of a graph's edges, all counted over directed edges."""
 
     num_nodes: int
     num_edges: int

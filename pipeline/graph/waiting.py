@@ -1,4 +1,4 @@
-"""What waits for its cluster's turn while a graph is read: in memory, and beyond that in a file."""
+"""Keeps edges until the turn of their cluster while a graph is read: in memory, and beyond that in a file."""
 
 import contextlib
 import math
@@ -17,7 +17,7 @@ Extent = tuple[int, np.dtype, tuple[int, ...]]
 
 @dataclass
 class Selected:
-    """What is kept of a block, by cluster: ``arrays[k][ptr[i]:ptr[i + 1]]`` is of cluster i."""
+    """The kept part of a block, by cluster: ``arrays[k][ptr[i]:ptr[i + 1]]`` belongs to cluster i."""
 
     ptr: np.ndarray
     arrays: list[np.ndarray]

@@ -22,7 +22,7 @@ from parallel_epochs.pipeline.graph.node_parts import NodeParts
 
 WalkProblem = read_structure(Path(__file__).with_name("walks.cpp"), "WalkProblem")
 LIBRARY = NativeLibrary("random walks", Path(__file__).with_name("walks.cpp"), otherwise="there are no walks then")
-# Of walks, worked on one by one: the order of pairs depends on it, and on no number of threads.
+# Walks are divided into so many chunks. The order of pairs depends on it, and not on the number of threads.
 NUM_CHUNKS = 64
 
 

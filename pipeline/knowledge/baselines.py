@@ -1,4 +1,4 @@
-"""What simple methods reach on a knowledge graph: the least that trained vectors should be better than."""
+"""Scores simple methods on a knowledge graph, which trained vectors should beat."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from parallel_epochs.pipeline.knowledge.build import build_probe, split_triples
 from parallel_epochs.pipeline.knowledge.ranking import ScoreAll
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 
-# What a frequency is worth beside the confidence of a rule: it decides between entities of equal confidence.
+# Weight of a frequency against the confidence of a rule: it decides between entities of equal confidence.
 SLIGHTLY = 1e-6
 # Triples that are looked at at a time.
 TRIPLES = 1 << 20

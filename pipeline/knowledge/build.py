@@ -88,7 +88,7 @@ def check_data(config: KnowledgeConfig, data: Data) -> None:
                          f"{format_bytes(available)}: lower it")
     num_train = int(data.triple_ptr[1])
     batch = min(options.batch_size, num_train * (2 if one_vs_all else 1))
-    # Of one_vs_all a row of scores for each query, at most; of negatives the rows drawn, and their gradients.
+    # one_vs_all holds at most a row of scores for each query; negatives hold the rows drawn, and their gradients.
     chunks = -(-batch // options.chunk_size)
     each = 2 * options.num_negatives * (2 * options.dim * chunks + 2 * batch)
     if one_vs_all:

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Restored:
-    """What a run has learned of a knowledge graph.
+    """A trained knowledge graph: the graph, its tables and its names.
 
     Attributes:
         config: of the run.

@@ -125,7 +125,7 @@ def _rank(scores: np.ndarray, known: Answers, asked: Tensor, query_of: Tensor, a
     for place, (query, score) in enumerate(zip(query_of.tolist(), truth, strict=True)):
         row = scores[query]
         better[place], worse[place] = np.count_nonzero(row > score), np.count_nonzero(row < score)
-    # What is known to be true does not count, on either side.
+    # Known triples do not count, on either side.
     places, entities = (found.numpy() for found in known.of(asked[query_of]))
     beside, of_them = scores[query_of.numpy()[places], entities], truth[places]
     better -= np.bincount(places[beside > of_them], minlength=len(truth))

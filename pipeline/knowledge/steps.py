@@ -1,4 +1,4 @@
-"""What a step of training on triples is: its batch, its loss, and the gradients of the rows that it touches."""
+"""Steps of training on triples: the batch, the loss, and the gradients of the rows that a step touches."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from parallel_epochs.pipeline.run.seeds import stream
 
 @dataclass(frozen=True)
 class Penalty:
-    """What is added to the loss of a triple for the size of its rows.
+    """A penalty that is added to the loss of a triple for the size of its rows.
 
     Attributes:
         n3: weight of the cubes of the moduli of their numbers, complex ones or quaternions.

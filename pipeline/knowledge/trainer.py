@@ -27,7 +27,7 @@ STANDSTILL = 1e-4
 
 
 class Steps(Protocol):
-    """What the steps of a round are; see :mod:`pipeline.knowledge.steps`."""
+    """The steps of a round; see :mod:`pipeline.knowledge.steps`."""
 
     is_sparse: bool
     num_steps: int

@@ -95,7 +95,7 @@ def metric_of(options: NodeEmbeddingTrainerConfig, data: Data) -> str:
 
 @dataclass(frozen=True)
 class Training:
-    """What vectors are learned from, and what scores them.
+    """The training edges of vectors, and the function that scores them.
 
     Attributes:
         edge_index, weight: the edges that training sees.

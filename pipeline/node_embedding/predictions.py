@@ -50,7 +50,7 @@ def predict(run: SavedRun, *, predictions: str | None, pairs: str | None, neighb
     score = run.config.trainer.score
     if score == "auto" and (asked is None or metric_of(run.config.trainer, data) != "auc"):
         score = "cosine"
-    # What training saw matters for a checkpoint in its middle, and what it did not see where that chooses the score.
+    # The training edges matter for a checkpoint in mid-training, and the held-out ones where they choose the score.
     training = None if run.is_best and score != "auto" else prepare_training(run.config, data)
     found, names = _vectors_of(run, state, training)[0], unpack_names(data)
     if score == "auto":

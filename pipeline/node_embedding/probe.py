@@ -1,4 +1,4 @@
-"""What vectors of nodes are worth: a linear classifier of labels, and the links that they foretell."""
+"""Scores vectors of nodes by a linear classifier of labels, and by the links that they predict."""
 
 import logging
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from parallel_epochs.pipeline.run.stop import StopRequest
 
 log = logging.getLogger(__name__)
 
-# Of the labelled nodes, for the metric of each split; and of these for training where the others validate.
+# Fraction of the labelled nodes for the metric of each split, and of these for training where the others validate.
 HALF, FITTED = 0.5, 0.9
 
 

@@ -135,7 +135,7 @@ class NodeEmbeddingTrainer(BlockTrainer):
                          first + int(pairs.counts[i, j]))
 
         key, loss, count = seeds.key("skip-gram", self._seed, self.progress.round), 0.0, 0.0
-        # Of what is done the partitions may leave the memory.
+        # Partitions of finished tasks may leave the memory.
         at_once = self._num_threads if self._storage.releases else len(tasks)
         for first in range(0, len(tasks), max(at_once, 1)):
             now = tasks[first:first + at_once]

@@ -1,1 +1,1 @@
-"""What a run must not lose, and who takes part in it; knows no graph and no model."""
+"""Keeps what a run must not lose, and starts its ranks; knows no graph and no model."""

@@ -1,4 +1,4 @@
-"""What simple methods reach on a dataset: kept in the cache by `pipeline.baselines`, read at the end of every run."""
+"""Keeps scores of simple methods in the cache: `pipeline.baselines` writes them, runs read them at their end."""
 
 import math
 from dataclasses import dataclass

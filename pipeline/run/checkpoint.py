@@ -32,7 +32,7 @@ LARGE = 1 << 26
 
 
 class Content(dict):
-    """What a file holds, by keys; one that is missing is the file's fault.
+    """The content of a file by keys. A missing key raises an error that blames the file.
 
     Args:
         path: of the file.

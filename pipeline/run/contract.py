@@ -1,4 +1,4 @@
-"""What a session and the loop need of a trainer: the same for all products."""
+"""The interface between a trainer and the session and the loop: the same for all products."""
 
 import dataclasses
 import math
@@ -65,7 +65,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What stays the same in a run: for the log, the summary and a checkpoint.
+    """Constants of a run, for the log, the summary and a checkpoint.
 
     Attributes:
         metric: name of the metric by which the best round is chosen.
@@ -90,7 +90,7 @@ class About:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundNumbers:
-    """What metrics.jsonl records of a round's training; what a trainer does not have stays None.
+    """The numbers of a round's training for metrics.jsonl. Numbers that a trainer does not have stay None.
 
     Attributes:
         loss: mean loss.
@@ -117,7 +117,7 @@ class RoundNumbers:
 
 
 class Trainer(Protocol):
-    """What a session and :func:`pipeline.loop.fit` need of a trainer.
+    """The methods of a trainer that a session and :func:`pipeline.loop.fit` call.
 
     A round is what all ranks do together before an evaluation may happen, an epoch a pass over the data (summed over
     the ranks).

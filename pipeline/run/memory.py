@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-# Of a page's eight bytes in /proc/self/pagemap, the last one if the page is resident.
+# Values of the last of a page's eight bytes in /proc/self/pagemap, if the page is resident.
 RESIDENT = bytes(range(128, 256))
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.files import naming
 
-# What a header is looked for in.
+# Bytes in which a header is looked for.
 HEAD_BYTES = 1 << 16
 # A file of JSON that is longer than this is described by its first bytes.
 JSON_BYTES = 1 << 24
@@ -29,7 +29,7 @@ CACHE_FOLDERS = ("graphs", "partitions")
 
 @dataclass(frozen=True)
 class Header:
-    """What the beginning of a file tells of its content.
+    """The content of a file, as its beginning tells it.
 
     Attributes:
         kind: "columns" of a table, "keys" of a torch.save or JSON file, "lines" of any other text, or "bytes".

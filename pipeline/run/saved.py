@@ -33,7 +33,7 @@ class SavedRun:
 
     @property
     def is_best(self) -> bool:
-        """Whether it is the best checkpoint, which holds the weights alone, and not the state of the training."""
+        """Tell whether it is the best checkpoint, which holds the weights but not the state of the training."""
         return self.shared is not None or self.checkpoint == "best"
 
     def load(self) -> dict:

@@ -35,7 +35,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which rank trains on which batches, and when: all ranks take the same number of steps.
+    """The assignment of batches to ranks and steps: all ranks take the same number of steps.
 
     With parallel epochs each rank goes through a draw of its own, so that a round is as many epochs (passes over the
     graph) as there are ranks, or as remain. With split the batches of one draw are dealt out. A rank that has no batch
@@ -131,7 +131,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class DecayOptions:
-    """What learning rates that change may ask for.
+    """Options of a learning rate that changes.
 
     Attributes:
         lr: at the beginning, of one rank.

@@ -20,7 +20,7 @@ from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
-# Of the checkpoints; raise it when those of before cannot be resumed.
+# Format of the checkpoints; raise it when older ones cannot be resumed.
 FORMAT = 2
 # A mean loss of a round so many times that of the first step, or 1 if that is larger, does not come back.
 LARGEST_GROWTH = 1e4
@@ -67,7 +67,7 @@ def shown_scores(scores: dict[str, float], metric: str) -> dict[str, float]:
 
 @dataclass
 class Result:
-    """What a run achieved.
+    """The result of a run.
 
     Attributes:
         best_epoch: passes over the data at the best validation metric.

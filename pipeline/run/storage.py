@@ -15,7 +15,7 @@ from parallel_epochs.pipeline.run.memory import format_bytes
 
 log = logging.getLogger(__name__)
 
-# Of each number that is learned: in last.pt and previous.pt, at least and with what Adam keeps of it; in best.pt.
+# Bytes of each learned number: in last.pt and previous.pt, at least and with what Adam keeps of it; in best.pt.
 LEAST_BYTES, ADAM_BYTES, BEST_BYTES = 4, 16, 4
 
 

@@ -15,7 +15,7 @@ SUMMED = 2**20
 
 @dataclass
 class Agreement:
-    """What all ranks know after a step that they took together.
+    """The result of a step that all ranks took together.
 
     Attributes:
         loss_sum: loss summed over the labels of all ranks.

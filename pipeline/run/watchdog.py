@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 ROOT = Path(parallel_epochs.__file__).resolve().parents[1]
 # Long phases may be silent this many times longer than `warn_after` and `timeout`.
 LONG_FACTOR = 10
-# What the watched process says at its end, between the numbers of signals.
+# The byte that the watched process sends at its end; no signal has this number.
 GOODBYE = b"\0"
 # The pipes to the watchdogs of this process: none, or one.
 _pipes: list[int] = []
