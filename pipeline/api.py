@@ -99,24 +99,21 @@ class Model:
         return (rows.softmax(1) if kind == "classes" else rows.sigmoid()).float()
 
     def _predict(self, data: Any, pairs: Any) -> tuple[Tensor, str]:
-        product = product_of(self.run.config.trainer.name)
-        if not hasattr(product.predictions, "predict_in_memory"):
-            raise ValueError(f"{self.run.folder} was trained by trainer={product.name}: ask for its vectors()")
         with _hidden_main(), torch.random.fork_rng():
-            return product.predictions.predict_in_memory(self.run, data, pairs)
+            return product_of(self.run.config.trainer.name).predict_in_memory(self.run, data, pairs)
 
     def vectors(self) -> np.ndarray:
         """Return the vectors of nodes or entities, or the positions of a layout [num_rows, dim], float32."""
         config = self.run.config
         product = product_of(config.trainer.name)
-        if hasattr(product.predictions, "predict_in_memory"):
+        if not product.learns_vectors:
             raise ValueError(f"{self.run.folder} was trained by trainer={product.name}, which learns no vectors: call "
                              "predict()")
         with tempfile.TemporaryDirectory() as scratch:
             path = f"{scratch}/vectors.npy"
-            run, asked = cli.saved_run(product.predict(str(self.run.folder), predictions=path), config)
+            run, asked = cli.saved_run(product.predict_keys(str(self.run.folder), predictions=path), config)
             with _hidden_main(), torch.random.fork_rng():
-                product.predictions.predict(run, **asked)
+                product.predict(run, **asked)
             return np.load(path)
 
     def export(self, path: str | Path, *, overwrite: bool = False) -> None:
@@ -129,11 +126,8 @@ class Model:
             ValueError: the model cannot predict other data, and says why; or another file is there.
         """
         path, product = Path(path).expanduser(), product_of(self.run.config.trainer.name)
-        product.predict(str(self.run.folder), overwrite=overwrite).check_output("export", path, self.run.config)
-        predictions = product.predictions
-        if not hasattr(predictions, "export"):
-            raise ValueError(f"{self.run.folder} learned vectors, which belong to its data: save vectors() instead")
-        predictions.export(self.run, path)
+        product.predict_keys(str(self.run.folder), overwrite=overwrite).check_output("export", path, self.run.config)
+        product.export(self.run, path)
 
 
 def train(data: Any = None, *overrides: str, folder: str | Path | None = None, verbose: bool = True,
@@ -180,7 +174,7 @@ def load(path: str | Path, *, checkpoint: str = "best", device: str = "auto", tr
     cli.register_schema()
     path = Path(path).expanduser()
     config, shared = cli.load_run(path, trusts=trust)
-    options = product_of(config.trainer.name).evaluate(str(path), checkpoint=checkpoint, device=device)
+    options = product_of(config.trainer.name).evaluate_keys(str(path), checkpoint=checkpoint, device=device)
     return Model(cli.saved_run(options, config, shared)[0])
 
 
@@ -229,7 +223,7 @@ def _configure(data: Any, overrides: Sequence[str], keys: dict[str, Any],
                                *(f"{name}={text}" for name, text in given.items()),
                                *([] if folder is None else [f"hydra.run.dir={arguments.quoted(str(folder))}"])], groups)
     try:
-        cli.check_command("pipeline.train", "check_new", needs_data=True, given=told)
+        cli.check_command("pipeline.train", training.check_new, needs_data=True, given=told)
         return cli.compose_config(told), told
     except HydraException as error:
         raise ValueError(cli.explain(error)) from error

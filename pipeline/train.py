@@ -14,6 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from parallel_epochs.pipeline.command import arguments, cli, folder as run_folder, sweep
+from parallel_epochs.pipeline.command.entry_points import check_new
 from parallel_epochs.pipeline.config import explain_idle_keys
 from parallel_epochs.pipeline.run.errors import Stopped
 
@@ -63,7 +64,7 @@ def main(cfg: DictConfig) -> float | None:
 
 if __name__ == "__main__":
     try:
-        cli.call(main, check="check_new", needs_data=True)
+        cli.call(main, check=check_new, needs_data=True)
     finally:
         for begun in sweep.begun:
             print(sweep.describe(begun))

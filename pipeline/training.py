@@ -6,7 +6,7 @@ import logging.config
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def check(config: RunConfig) -> None:
     if num_ranks * BYTES_PER_RANK > available:
         raise ValueError(f"parallel.num_ranks={num_ranks}: a rank takes at least {format_bytes(BYTES_PER_RANK)}, but "
                          f"this machine has {format_bytes(available)}")
-    product_of(config.trainer.name).build.check(config)
+    product_of(config.trainer.name).check(config)
 
 
 def check_new(config: RunConfig) -> None:
@@ -78,9 +78,9 @@ def prepare(config: RunConfig) -> None:
         OSError: a download failed.
     """
     config.data.download()
-    build = product_of(config.trainer.name).build
-    for part in build.open_data(config, choose_device(config.device_name)).parts:
-        build.prepare(part)
+    product = product_of(config.trainer.name)
+    for part in product.open(config, choose_device(config.device_name)).parts:
+        product.prepare(part)
 
 
 def describe_data(config: RunConfig) -> str:
@@ -94,10 +94,10 @@ def describe_data(config: RunConfig) -> str:
         ValueError: the configuration or the dataset is wrong.
     """
     opened = open_data(config, choose_device(config.device_name))
-    build, largest = product_of(config.trainer.name).build, max(opened.parts, key=lambda part: part.data.num_nodes)
+    largest = max(opened.parts, key=lambda part: part.data.num_nodes)
     rows = inspection.describe(opened.data, opened.components)
-    if hasattr(build, "describe_memory"):
-        rows.append(("memory", build.describe_memory(largest)))
+    if memory := product_of(config.trainer.name).memory_of(largest):
+        rows.append(("memory", memory))
     folder = Path(config.cache_dir)
     rows.append(("free disk", f"{format_bytes(free_space(folder))} at cache_dir={folder}"))
     return format_table(rows, f"{opened.config.data.origin()}, for trainer={config.trainer.name}")
@@ -120,8 +120,9 @@ def find_baselines(config: RunConfig) -> str:
     if part.number is not None or part.data.on_disk:
         key = "data.on_disk=true" if part.number is None else "data.components=separate"
         raise ValueError(f"{key}: pipeline.baselines needs one graph, in memory. Leave the key out")
-    metric, found = product.baselines.metric_of(part), []
-    for baseline in product.baselines.find_baselines(part):
+    found = []
+    metric, baselines = product.baselines(part)
+    for baseline in baselines:
         log.info("%s: %.1f s", baseline.name, baseline.seconds)
         found.append(baseline)
     path = baseline_file.path_of(config.cache_dir, part.data.content_hash, metric)
@@ -244,12 +245,8 @@ def train_as_rank(ranks: Ranks, stop: StopRequest, config: RunConfig, folder: Pa
         content_hash, config = ranks.broadcast((opened.data.get("content_hash") if opens else content_hash, config))
         if not opens:
             opened = open_data(config, device, content_hash=content_hash)
-        train = partial(train_part, command=command, ranks=ranks, stop=stop)
-        if opened.parts[0].number is None:
-            summary = train(opened.parts[0], folder)
-        else:
-            build = product_of(config.trainer.name).build
-            summary = build.train_components(partial(_train_component, train, ranks), opened, folder, ranks=ranks)
+        train = partial(_train_one, command=command, ranks=ranks, stop=stop)
+        summary = product_of(config.trainer.name).train_parts(train, opened, folder, ranks=ranks)
         pulse.beat("summing up")
         if ranks.is_first:
             best = baseline_file.load_best(baseline_file.path_of(
@@ -280,7 +277,7 @@ def open_data(config: RunConfig, device: torch.device = torch.device("cpu"), *,
         ValueError: the configuration is wrong, or the dataset is, or they do not fit each other.
     """
     check(config)
-    return product_of(config.trainer.name).build.open_data(config, device, content_hash=content_hash)
+    return product_of(config.trainer.name).open(config, device, content_hash=content_hash)
 
 
 def _write_start(folder: Path, opened: OpenData) -> None:
@@ -288,16 +285,18 @@ def _write_start(folder: Path, opened: OpenData) -> None:
     files.write_text(folder / "config.yaml", keys.to_yaml(opened.config))
     if opened.components is not None:
         files.write_json(folder / "components.json", opened.components.record())
-    if hasattr(predictions := product_of(opened.config.trainer.name).predictions, "write_start"):
-        predictions.write_start(opened.parts[0], folder)
+    product_of(opened.config.trainer.name).write_start(opened.parts[0], folder)
 
 
-def _train_component(train: Callable[[Part, Path], dict], ranks: Ranks, part: Part, folder: Path) -> dict:
-    """Train the model of a component in a run directory of its own."""
+def _train_one(part: Part, folder: Path, *, command: str, ranks: Ranks, stop: StopRequest | None) -> dict:
+    """Train one model; that of a component in a run directory of its own."""
+    train = partial(train_part, part, folder, command=command, ranks=ranks, stop=stop)
+    if part.number is None:
+        return train()
     folder.mkdir(exist_ok=True)
     if ranks.is_first:
         files.write_text(folder / "config.yaml", keys.to_yaml(part.config))
-    summary = train(part, folder)
+    summary = train()
     if ranks.is_first:
         files.write_json(folder / "summary.json", summary)
     return summary
@@ -310,20 +309,19 @@ def train_part(part: Part, folder: Path, *, command: str, ranks: Ranks = Ranks()
     Returns:
         The content of ``summary.json``.
     """
-    config, build, began = part.config, product_of(part.config.trainer.name).build, time.perf_counter()
+    config, product, began = part.config, product_of(part.config.trainer.name), time.perf_counter()
     pulse.beat("preparing the training", pulse.State.LONG)
-    if ranks.is_first and hasattr(build, "report"):
-        build.report(part)
-    with contextlib.closing(build.build_trainer(part, ranks=ranks, stop=stop)) as trainer, \
+    if ranks.is_first:
+        product.report(part)
+    with contextlib.closing(product.build(part, ranks=ranks, stop=stop)) as trainer, \
             build_session(part, trainer, folder, ranks=ranks, stop=stop, began=began) as session:
         if ranks.is_first:
             check_room(folder, trainer.about.num_parameters)
         result = fit(trainer, session)
         ended = time.perf_counter()
-        if ranks.is_first and hasattr(build, "write_results"):
-            build.write_results(part, folder)
-        finish = getattr(product_of(config.trainer.name).predictions, "finish", None)
-        more = {} if finish is None else finish(part, trainer, folder, ranks=ranks, stop=stop)
+        if ranks.is_first:
+            product.write_results(part, folder)
+        more = product.finish(part, trainer, folder, ranks=ranks, stop=stop)
     result.wall_seconds += time.perf_counter() - ended
     summary = summaries.summarise(
         result, experiment=config.name, metric=trainer.about.metric, parallel=config.parallel.name,
@@ -338,7 +336,7 @@ def build_session(part: Part, trainer: Trainer, folder: Path, *, ranks: Ranks = 
                   stop: StopRequest | None = None, began: float | None = None) -> Session:
     """Build what keeps a run in its directory; see :class:`Session`."""
     config, tracker = part.config, find_tracker(part.config.tracker.name)
-    write_best = getattr(product_of(config.trainer.name).build, "write_best", None)
+    product = product_of(config.trainer.name)
     open_tracker = None if tracker is None else partial(
         tracker, folder, name="/".join(folder.resolve().parts[-2:]), project=config.tracker.project,
         best="min" if trainer.about.lower_is_better else "max",
@@ -346,5 +344,4 @@ def build_session(part: Part, trainer: Trainer, folder: Path, *, ranks: Ranks = 
     return Session(folder, data_hash=part.data.get("content_hash"), settings=settings(config),
                    patience=config.train.patience, check_every=config.parallel.check_every,
                    allow_rescale=config.resume_allow_rescale, open_tracker=open_tracker,
-                   **({} if write_best is None else {"on_best": partial(write_best, part, trainer, folder)}),
-                   ranks=ranks, stop=stop, began=began)
+                   on_best=partial(product.write_best, part, trainer, folder), ranks=ranks, stop=stop, began=began)

@@ -19,6 +19,7 @@ from hydra import compose, initialize_config_dir
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import cli, folder as run_folder
+from parallel_epochs.pipeline.command.entry_points import check_new
 from parallel_epochs.pipeline.config import RunConfig
 from parallel_epochs.pipeline.run.errors import RankError, Stopped, install_command, printable
 from parallel_epochs.pipeline.run.watchdog import LONG_FACTOR
@@ -191,7 +192,7 @@ def main() -> None:
         from parallel_epochs.scripts import ray_train  # whose functions Ray names, and does not copy
 
         ray_train.train(options, sys.argv[1:])
-    cli.call(start, check="check_new", needs_data=True)
+    cli.call(start, check=check_new, needs_data=True)
 
 
 if __name__ == "__main__":

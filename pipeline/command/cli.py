@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import importlib
 import logging
 import os
 import signal
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from parallel_epochs.pipeline.run.saved import SavedRun
 
 CONF = schema.CONF
+Check = Callable[[RunConfig], None]
 USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, FloatingPointError, OSError)
 
 log = logging.getLogger(__name__)
@@ -147,12 +147,12 @@ def failing_exit() -> Iterator[None]:
 
 
 @failing_exit()
-def call(main: Callable[[], object], *, check: str | None = None, needs_data: bool = False) -> None:
+def call(main: Callable[[], object], *, check: Check | None = None, needs_data: bool = False) -> None:
     """Call an entry point; what is wrong with the configuration itself becomes one line.
 
     Args:
-        check: name of the function of :mod:`pipeline.training` that raises a ValueError for a configuration that no
-            run can have. It is called before Hydra makes a run directory.
+        check: raises a ValueError for a configuration that no run can have. It is called before Hydra makes a run
+            directory.
         needs_data: whether what is read must be there: the files of the dataset, or the run to resume.
     """
     # Hydra would print tracebacks and exit by itself.
@@ -216,7 +216,8 @@ def _note_interrupts() -> list[int]:
     return notes
 
 
-def check_command(module: str, check: str | None, *, needs_data: bool = False, given: list[str] | None = None) -> None:
+def check_command(module: str, check: Check | None, *, needs_data: bool = False,
+                  given: list[str] | None = None) -> None:
     """Check the arguments of an entry point, and the configuration that they compose; see :func:`call`.
 
     Args:
@@ -239,7 +240,7 @@ def check_command(module: str, check: str | None, *, needs_data: bool = False, g
         if config.resume == keys.AUTO and not arguments.names_run_dir(options.overrides):
             choose_run_dir(config.resume, "")
         _check_inputs(config, named_keys(options.overrides), needs_data=needs_data)
-        getattr(importlib.import_module("parallel_epochs.pipeline.training"), check)(config)
+        check(config)
 
 
 def _check_inputs(config: RunConfig, named: set[str], *, needs_data: bool) -> None:

@@ -32,7 +32,7 @@ CONF = str(Path(__file__).resolve().parents[2] / "conf")
 OPEN_PARTS: dict[str, type] = {"data": DataConfig, "model": ModelConfig, "trainer": TrainerConfig}
 AnyRun = keys.union("AnyRun", [product.config for product in PRODUCTS.values()], OPEN_PARTS)
 AnyEvaluation = keys.union("AnyEvaluation", [part for product in PRODUCTS.values()
-                                        for part in (product.evaluate, product.predict)], {})
+                                        for part in (product.evaluate_keys, product.predict_keys)], {})
 AnyRun.__module__ = AnyEvaluation.__module__ = __name__  # where other processes find them
 
 
@@ -344,14 +344,14 @@ def to_options(cfg: DictConfig, config: RunConfig, *, predicts: bool) -> Evaluat
         ValueError: a key is of the wrong type, not allowed, or read for other runs only; the message names it.
     """
     product = product_of(config.trainer.name)
-    kind = product.predict if predicts else product.evaluate
+    kind = product.predict_keys if predicts else product.evaluate_keys
     given = cast(dict[str, Any], OmegaConf.to_container(cfg))
     own, usual = {entry.name for entry in keys.entries(kind())}, {
         entry.name: entry.value for entry in keys.entries(AnyEvaluation())}
     for name, expected in usual.items():
         if name not in own and (value := _pop(given, name)) != expected:
             owners = [f"trainer={other.name}" for other in PRODUCTS.values()
-                      if name in {entry.name for entry in keys.entries(other.predict())}]
+                      if name in {entry.name for entry in keys.entries(other.predict_keys())}]
             if f"trainer={product.name}" in owners:
                 raise ValueError(f"{name}={value} is read by python -m pipeline.predict only. Leave it out")
             raise ValueError(f"{name}={value} is read for runs of {' and '.join(owners)} only; {given['run']} "

@@ -14,10 +14,10 @@ from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.prepare import describe_inputs
 from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.gnn import estimate, memory
-from parallel_epochs.pipeline.gnn.components import find_or_read, train_components  # noqa: F401 - of this product
+from parallel_epochs.pipeline.gnn.components import find_or_read
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.features import refuse_sparse_modules, visible
-from parallel_epochs.pipeline.gnn.label_scores import report_limit, write_best  # noqa: F401 - of this product
+from parallel_epochs.pipeline.gnn.label_scores import report_limit
 from parallel_epochs.pipeline.gnn.loaders.build import LOADERS, check_evaluation
 from parallel_epochs.pipeline.gnn.model import (
     FEATURES,
@@ -238,11 +238,6 @@ def report(setup: Setup) -> None:
     report_limit(setup.task)
     if loss := str(getattr(setup.task, "label_loss", None) or ""):
         log.info("loss: %s", loss)
-
-
-def describe_memory(setup: Setup) -> str:
-    """Say what memory a rank will take, and what it may use."""
-    return memory.describe(setup)
 
 
 def prepare(setup: Setup) -> None:

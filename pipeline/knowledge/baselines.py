@@ -22,11 +22,6 @@ SLIGHTLY = 1e-6
 TRIPLES = 1 << 20
 
 
-def metric_of(part: Part) -> str:
-    """Return the name of the metric of the runs on this dataset."""
-    return "mrr"
-
-
 def find_baselines(part: Part) -> Iterator[Baseline]:
     """Score each simple method on each split; yields one after the other, as they end."""
     data = part.data

@@ -124,10 +124,6 @@ def split_triples(data: Data) -> dict[str, Tensor]:
     return dict(zip(SPLITS, data.triples.split(sizes), strict=True))
 
 
-def prepare(part: Part) -> None:
-    """Nothing is cached beside the graph."""
-
-
 def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> KnowledgeTrainer:
     """Build what trains vectors of entities and relations, on the CPU, for this rank."""
     config, data, options = part.config, part.data, part.config.trainer

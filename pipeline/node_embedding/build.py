@@ -183,10 +183,6 @@ def finish_vectors(config: NodeEmbeddingConfig, training: Training, rows: Tensor
     return _finish(options, training.score, matrix, vectors)
 
 
-def prepare(part: Part) -> None:
-    """Nothing is cached beside the graph."""
-
-
 def _say(options: NodeEmbeddingTrainerConfig, plan: Plan, trainer: NodeEmbeddingTrainer) -> None:
     if options.model == "spectral":
         log.info("model: spectral, %d numbers per node", options.dim)

@@ -64,7 +64,7 @@ def predict_all(config: RunConfig, data: Data, round_: int = 0, ranks: Ranks = R
 def build_trainer(config: RunConfig, data: Data, device: torch.device = CPU, ranks: Ranks = Ranks(),
                   stop: StopRequest | None = None) -> Trainer:
     """Build what trains on some data."""
-    return product_of(config.trainer.name).build.build_trainer(part_of(config, data, device), ranks=ranks, stop=stop)
+    return product_of(config.trainer.name).build(part_of(config, data, device), ranks=ranks, stop=stop)
 
 
 def restore(options) -> Restored:
@@ -77,13 +77,13 @@ def restore(options) -> Restored:
 def evaluate(options) -> dict[str, float]:
     """Evaluate a run as `python -m pipeline.evaluate` does."""
     run, asked = _of_run(options, predicts=False)
-    return product_of(run.config.trainer.name).predictions.evaluate(run, **asked)
+    return product_of(run.config.trainer.name).evaluate(run, **asked)
 
 
 def predict(options) -> None:
     """Predict with a run as `python -m pipeline.predict` does."""
     run, asked = _of_run(options, predicts=True)
-    product_of(run.config.trainer.name).predictions.predict(run, **asked)
+    product_of(run.config.trainer.name).predict(run, **asked)
 
 
 def _of_run(options, *, predicts: bool):

@@ -5,6 +5,7 @@ Each line says what is wrong and what to do, and comes before anything is writte
 directory, ``graph.pt``, a graph, and ``folder``, an empty directory.
 """
 
+import importlib
 import io
 import pickle
 import sys
@@ -18,7 +19,7 @@ import torch
 from torch_geometric.data import Data, InMemoryDataset
 
 from parallel_epochs.models.kernels import native
-from parallel_epochs.pipeline import evaluate, predict, prepare, train as training_command, training
+from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.command import arguments, cli, schema as configuration
 from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.data.config import FileConfig
@@ -459,14 +460,14 @@ def test_a_command_is_refused_before_anything_is_written(module, typed, message,
 
     (tmp_path / "folder").mkdir(), (tmp_path / "run").mkdir()
     before = listing(tmp_path)
-    assert {entry.__name__ for entry in (evaluate, predict, prepare, training_command)} <= sys.modules.keys()
-    go_on.__module__ = f"parallel_epochs.{module}"
+    go_on.__module__ = importlib.import_module(f"parallel_epochs.{module}").__name__
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "register_schema", lambda: None)  # conftest.py has
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.setattr(sys, "argv", [module, *typed.split()])
     with pytest.raises(SystemExit) as stopped:
-        cli.call(go_on, check={TRAIN: "check_new", PREPARE: "check"}.get(module), needs_data=module == TRAIN)
+        cli.call(go_on, check={TRAIN: training.check_new, PREPARE: training.check}.get(module),
+                 needs_data=module == TRAIN)
     assert matches(stopped.value.code, f"error: {message}"), stopped.value.code
     assert "\n" not in stopped.value.code and listing(tmp_path) == before
 

@@ -207,12 +207,12 @@ def test_faults_of_real_processes_lose_nothing(only, number, tmp_path):
 @pytest.mark.parametrize("module", [
     "evaluate", *(pytest.param(module, marks=pytest.mark.slow) for module in ("train", "prepare"))])
 def test_ctrl_c_outside_of_training_is_one_line(module, tmp_path):
-    code = (f"import sys, signal; sys.argv = {[module, 'run=x'] if module == 'evaluate' else [module]!r}\n"
-            f"import importlib; m = importlib.import_module('parallel_epochs.pipeline.{module}')\n"
+    code = (f"import runpy, sys, signal; sys.argv = {[module, 'run=x'] if module == 'evaluate' else [module]!r}\n"
             "from parallel_epochs.pipeline.command import cli\n"
             "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where tests run in the background
             "def interrupted(*args): signal.raise_signal(signal.SIGINT)\n"
-            "m.cli.readable_errors = interrupted\ncli.call(m.main)")
+            "cli.readable_errors = interrupted\n"
+            f"runpy.run_module('parallel_epochs.pipeline.{module}', run_name='__main__', alter_sys=True)")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 130 and done.stderr == "interrupted\n", done.stderr

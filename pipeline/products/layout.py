@@ -1,0 +1,51 @@
+"""Layouts (trainer=layout)."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from parallel_epochs.pipeline.layout.config import LayoutConfig
+from parallel_epochs.pipeline.products.base import Product
+
+if TYPE_CHECKING:
+    import torch
+
+    from parallel_epochs.pipeline.data.opened import OpenData, Part
+    from parallel_epochs.pipeline.run.contract import Trainer
+    from parallel_epochs.pipeline.run.ranks import Ranks
+    from parallel_epochs.pipeline.run.saved import SavedRun
+    from parallel_epochs.pipeline.run.stop import StopRequest
+
+
+class Layout(Product[LayoutConfig, "Part"]):
+    """Places the nodes of a graph, or vectors, in two or three dimensions."""
+
+    name = "layout"
+    config = LayoutConfig
+
+    def check(self, config: LayoutConfig) -> None:
+        from parallel_epochs.pipeline.layout import build
+        build.check(config)
+
+    def open(self, config: LayoutConfig, device: "torch.device", *, content_hash: str | None = None) -> "OpenData":
+        from parallel_epochs.pipeline.layout import build
+        return build.open_data(config, device, content_hash=content_hash)
+
+    def build(self, part: "Part", *, ranks: "Ranks", stop: "StopRequest | None" = None) -> "Trainer":
+        from parallel_epochs.pipeline.layout import build
+        return build.build_trainer(part, ranks=ranks, stop=stop)
+
+    def evaluate(self, run: "SavedRun", **asked: Any) -> dict[str, float]:
+        from parallel_epochs.pipeline.layout import predictions
+        return predictions.evaluate(run, **asked)
+
+    def predict(self, run: "SavedRun", **asked: Any) -> None:
+        from parallel_epochs.pipeline.layout import predictions
+        predictions.predict(run, **asked)
+
+    def prepare(self, part: "Part") -> None:
+        from parallel_epochs.pipeline.layout import build
+        build.prepare(part)
+
+    def write_results(self, part: "Part", folder: Path) -> None:
+        from parallel_epochs.pipeline.layout import build
+        build.write_results(part, folder)

@@ -1,0 +1,44 @@
+"""Node embeddings (trainer=node_embedding)."""
+
+from typing import TYPE_CHECKING, Any
+
+from parallel_epochs.pipeline.node_embedding.config import NodeEmbeddingConfig, PredictVectorsConfig
+from parallel_epochs.pipeline.products.base import Product
+
+if TYPE_CHECKING:
+    import torch
+
+    from parallel_epochs.pipeline.data.opened import OpenData, Part
+    from parallel_epochs.pipeline.run.contract import Trainer
+    from parallel_epochs.pipeline.run.ranks import Ranks
+    from parallel_epochs.pipeline.run.saved import SavedRun
+    from parallel_epochs.pipeline.run.stop import StopRequest
+
+
+class NodeEmbedding(Product[NodeEmbeddingConfig, "Part"]):
+    """Learns a vector for each node from the edges alone."""
+
+    name = "node_embedding"
+    config = NodeEmbeddingConfig
+    predict_keys = PredictVectorsConfig
+
+    def check(self, config: NodeEmbeddingConfig) -> None:
+        from parallel_epochs.pipeline.node_embedding import build
+        build.check(config)
+
+    def open(self, config: NodeEmbeddingConfig, device: "torch.device", *,
+             content_hash: str | None = None) -> "OpenData":
+        from parallel_epochs.pipeline.node_embedding import build
+        return build.open_data(config, device, content_hash=content_hash)
+
+    def build(self, part: "Part", *, ranks: "Ranks", stop: "StopRequest | None" = None) -> "Trainer":
+        from parallel_epochs.pipeline.node_embedding import build
+        return build.build_trainer(part, ranks=ranks, stop=stop)
+
+    def evaluate(self, run: "SavedRun", **asked: Any) -> dict[str, float]:
+        from parallel_epochs.pipeline.node_embedding import predictions
+        return predictions.evaluate(run, **asked)
+
+    def predict(self, run: "SavedRun", **asked: Any) -> None:
+        from parallel_epochs.pipeline.node_embedding import predictions
+        predictions.predict(run, **asked)
