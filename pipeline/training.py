@@ -79,7 +79,7 @@ def prepare(config: RunConfig) -> None:
     """
     config.data.download()
     product = product_of(config.trainer.name)
-    for part in product.open(config, choose_device(config.device_name)).parts:
+    for part in product.open_data(config, choose_device(config.device_name)).parts:
         product.prepare(part)
 
 
@@ -277,7 +277,7 @@ def open_data(config: RunConfig, device: torch.device = torch.device("cpu"), *,
         ValueError: the configuration is wrong, or the dataset is, or they do not fit each other.
     """
     check(config)
-    return product_of(config.trainer.name).open(config, device, content_hash=content_hash)
+    return product_of(config.trainer.name).open_data(config, device, content_hash=content_hash)
 
 
 def _write_start(folder: Path, opened: OpenData) -> None:

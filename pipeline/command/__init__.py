@@ -1,1 +1,1 @@
-"""The command line: composes a run from conf/ and arguments, checks it, prints the help. A run is composed without torch."""
+"""The command line: composes a run from conf/ and arguments, without torch, checks it, and prints the help."""

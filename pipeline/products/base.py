@@ -43,7 +43,7 @@ class Product(ABC, Generic[Config, OwnPart]):
     learns_vectors: ClassVar[bool] = True
 
     @abstractmethod
-    def open(self, config: Config, device: "torch.device", *, content_hash: str | None = None) -> "OpenData":
+    def open_data(self, config: Config, device: "torch.device", *, content_hash: str | None = None) -> "OpenData":
         """Open the dataset of a run, check that it fits, and describe it in the log.
 
         Args:

@@ -35,7 +35,7 @@ class GNN(Product[GNNConfig, "Setup"]):
         from parallel_epochs.pipeline.gnn import build
         build.check(config)
 
-    def open(self, config: GNNConfig, device: "torch.device", *, content_hash: str | None = None) -> "OpenData":
+    def open_data(self, config: GNNConfig, device: "torch.device", *, content_hash: str | None = None) -> "OpenData":
         from parallel_epochs.pipeline.gnn import build
         return build.open_data(config, device, content_hash=content_hash)
 

@@ -31,7 +31,8 @@ class Knowledge(Product[KnowledgeConfig, "Part"]):
         from parallel_epochs.pipeline.knowledge import build
         build.check(config)
 
-    def open(self, config: KnowledgeConfig, device: "torch.device", *, content_hash: str | None = None) -> "OpenData":
+    def open_data(self, config: KnowledgeConfig, device: "torch.device", *,
+                  content_hash: str | None = None) -> "OpenData":
         from parallel_epochs.pipeline.knowledge import build
         return build.open_data(config, device, content_hash=content_hash)
 

@@ -26,7 +26,7 @@ class Layout(Product[LayoutConfig, "Part"]):
         from parallel_epochs.pipeline.layout import build
         build.check(config)
 
-    def open(self, config: LayoutConfig, device: "torch.device", *, content_hash: str | None = None) -> "OpenData":
+    def open_data(self, config: LayoutConfig, device: "torch.device", *, content_hash: str | None = None) -> "OpenData":
         from parallel_epochs.pipeline.layout import build
         return build.open_data(config, device, content_hash=content_hash)
 

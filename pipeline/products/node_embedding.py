@@ -26,8 +26,8 @@ class NodeEmbedding(Product[NodeEmbeddingConfig, "Part"]):
         from parallel_epochs.pipeline.node_embedding import build
         build.check(config)
 
-    def open(self, config: NodeEmbeddingConfig, device: "torch.device", *,
-             content_hash: str | None = None) -> "OpenData":
+    def open_data(self, config: NodeEmbeddingConfig, device: "torch.device", *,
+                  content_hash: str | None = None) -> "OpenData":
         from parallel_epochs.pipeline.node_embedding import build
         return build.open_data(config, device, content_hash=content_hash)
 
