@@ -13,7 +13,7 @@ from torch import Tensor
 
 from parallel_epochs.pipeline.graph.node_parts import NodeParts
 from parallel_epochs.pipeline.run import pulse
-from parallel_epochs.pipeline.run.contract import About, Progress, RoundNumbers, Step
+from parallel_epochs.pipeline.run.contract import About, Progress, RoundNumbers, Step, Trainer
 from parallel_epochs.pipeline.run.errors import Stopped
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.schedule import fall_linearly
@@ -72,7 +72,7 @@ class Round:
     draw_seconds: float = 0.0
 
 
-class BlockTrainer:
+class BlockTrainer(Trainer):
     """Trains tables of rows block by block.
 
     A step is a set of blocks that share no partition of a table, one after another dealt out to ranks and threads.
@@ -110,9 +110,6 @@ class BlockTrainer:
         self.about = About(metric=metric, kernel=self.kernel, num_epochs=plan.num_epochs, num_steps=len(schedule),
                            arithmetic=f"{self._rows.device.type}, {self.kernel.partition(' on ')[0]}",
                            num_parameters=parts.row.numel() * dim * len(tables), loss_limit=loss_limit)
-
-    def close(self) -> None:
-        """Let go of what is open."""
 
     @property
     def num_rounds(self) -> int:
@@ -212,14 +209,8 @@ class BlockTrainer:
                 pass  # the others wait to be told
             if (scores := self._ranks.broadcast(scores)) is None:
                 raise Stopped(self._stop.signum or signal.SIGTERM)
-        progress.round += 1
-        progress.epochs = self.plan.epochs_after(progress.round)
-        progress.begin_round()
+        progress.end_round(epochs=self.plan.epochs_after(progress.round + 1))
         return scores
-
-    def describe(self) -> dict[str, dict]:
-        """Say nothing that the log does not have yet."""
-        return {}
 
     def numbers(self) -> RoundNumbers:
         """Return the numbers of the round that has just ended."""

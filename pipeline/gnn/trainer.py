@@ -244,8 +244,7 @@ class GNNTrainer:
             self.rows = rows if self._ranks.is_first else None
             if progress.step >= self.schedule.warmup_steps:
                 self._decay.observe(scores["valid"])
-        progress.epochs, progress.round = epochs, progress.round + 1
-        progress.begin_round()
+        progress.end_round(epochs)
         return scores
 
     def describe(self) -> dict[str, dict]:

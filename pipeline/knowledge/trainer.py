@@ -14,7 +14,7 @@ from torch import Tensor
 from parallel_epochs.models.embedding.triples import TripleTables
 from parallel_epochs.pipeline.knowledge.ranking import TripleProbe
 from parallel_epochs.pipeline.run import pulse
-from parallel_epochs.pipeline.run.contract import About, Progress, RoundNumbers, Step
+from parallel_epochs.pipeline.run.contract import About, Progress, RoundNumbers, Step, Trainer
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.schedule import fall_linearly
 from parallel_epochs.pipeline.run.stop import StopRequest
@@ -37,7 +37,7 @@ class Steps(Protocol):
                  ranks: Ranks) -> tuple[float, int]: ...
 
 
-class KnowledgeTrainer:
+class KnowledgeTrainer(Trainer):
     """Trains the tables of a knowledge graph.
 
     A round is an epoch: every training triple once, in an order drawn anew. A step is a batch. Each rank computes the
@@ -59,7 +59,6 @@ class KnowledgeTrainer:
                  lr: float, last_lr: float, eval_every: int, probe: TripleProbe, ranks: Ranks = Ranks(),
                  stop: StopRequest | None = None):
         self.tables, self.optimizer, self.progress = tables, optimizer, Progress()
-        self.num_rounds = num_epochs
         # Another number of threads rounds otherwise.
         self.about = About(metric="mrr", kernel="matrix products over triples", num_epochs=num_epochs,
                            arithmetic=f"cpu, {torch.get_num_threads()} threads, triples", num_steps=steps.num_steps,
@@ -67,9 +66,6 @@ class KnowledgeTrainer:
         self._steps, self._probe, self._lr, self._last_lr = steps, probe, lr, last_lr
         self._eval_every, self._ranks, self._stop = eval_every, ranks, stop or StopRequest()
         self._numbers: RoundNumbers | None = None
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def steps(self) -> Iterator[Step]:
         """Train on the rest of this epoch; :meth:`state` is whole after each step."""
@@ -135,12 +131,10 @@ class KnowledgeTrainer:
 
     def evaluate(self) -> dict[str, float] | None:
         """Rank triples of training and validation, all ranks together; none if it is not due."""
-        progress, scores = self.progress, None
-        if progress.round + 1 == self.num_rounds or (progress.round + 1) % self._eval_every == 0:
+        number, scores = self.progress.round + 1, None
+        if number == self.num_rounds or number % self._eval_every == 0:
             scores = self._probe(self.tables.score_all)
-        progress.round += 1
-        progress.epochs = progress.round
-        progress.begin_round()
+        self.progress.end_round(epochs=number)
         return scores
 
     def test(self) -> dict[str, float]:
@@ -150,10 +144,6 @@ class KnowledgeTrainer:
             Stopped: on all ranks, if one of them was asked to stop.
         """
         return self._probe.test(self.tables.score_all)
-
-    def describe(self) -> dict[str, dict]:
-        """Say nothing that the log does not have yet."""
-        return {}
 
     def numbers(self) -> RoundNumbers:
         """Return the numbers of the epoch that has just ended."""

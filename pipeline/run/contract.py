@@ -43,6 +43,11 @@ class Progress:
         """Count no steps of a round, and no loss."""
         self.step_in_round, self.loss_sum, self.loss_count = 0, 0.0, 0.0
 
+    def end_round(self, epochs: int) -> None:
+        """Count a round, after which the graph has been passed over `epochs` times."""
+        self.round, self.epochs = self.round + 1, epochs
+        self.begin_round()
+
     @property
     def mean_loss(self) -> float:
         return self.loss_sum / (self.loss_count or 1)
@@ -122,23 +127,27 @@ class Trainer(Protocol):
     A round is what all ranks do together before an evaluation may happen, an epoch a pass over the data (summed over
     the ranks).
 
-    - `num_rounds`: rounds of the whole run, as far as they are known.
-    - `describe`: measure what the first round draws; records for metrics.jsonl by their kind.
+    - `num_rounds`: rounds of the whole run, as far as they are known; by default as many as epochs.
+    - `describe`: measure what the first round draws; records for metrics.jsonl by their kind, none by default.
     - `steps`: train the rest of this round; `state` is whole after each step.
     - `evaluate`: close the round; the metric of training, validation and, unless the product does so at the end, the
       test, the same on all ranks; None if no evaluation is due.
     - `numbers`: of the round that has just ended.
     - `weights`: what was learned, as best.pt holds it; `fingerprint`: what ranks compare of it.
     - `state` and `load`: all that a resumed run needs to go on with the same bits.
-    - `close`: end threads and let go of files.
+    - `close`: end threads and let go of files. By default there are none.
     """
 
     about: About
     progress: Progress
 
     @property
-    def num_rounds(self) -> int: ...
-    def describe(self) -> dict[str, dict]: ...
+    def num_rounds(self) -> int:
+        return self.about.num_epochs
+
+    def describe(self) -> dict[str, dict]:
+        return {}
+
     def steps(self) -> Iterator[Step]: ...
     def evaluate(self) -> dict[str, float] | None: ...
     def numbers(self) -> RoundNumbers: ...
@@ -146,4 +155,5 @@ class Trainer(Protocol):
     def fingerprint(self) -> dict: ...
     def state(self) -> dict: ...
     def load(self, state: dict) -> None: ...
-    def close(self) -> None: ...
+    def close(self) -> None:
+        return None
