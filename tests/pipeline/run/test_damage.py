@@ -54,6 +54,9 @@ def become_device(path: Path) -> None:
     path.symlink_to("/dev/zero")  # which never ends
 
 
+NO_FILES = [become_directory, become_pipe, become_device]
+
+
 def replace(old: str, new: str):
     def edit(path: Path) -> None:
         text = path.read_text()
@@ -88,12 +91,6 @@ ROWS = [
     ("config.yaml", replace("seed: 0", "sead: 0"), dict.fromkeys(
         ("resume", "evaluate"), "config.yaml is not the configuration of a run: Key 'sead' not in 'GNNConfig'")),
     ("config.yaml", replace("seed: 0", "seed: 0  # a remark"), {}),
-    ("config.yaml", become_directory, dict.fromkeys(
-        ("resume", "evaluate", "report"), "config.yaml is a directory, not a file")),
-    ("config.yaml", become_pipe, dict.fromkeys(
-        ("resume", "evaluate", "report"), "config.yaml is a pipe, not a file")),
-    ("config.yaml", become_device, dict.fromkeys(
-        ("resume", "evaluate", "report"), "config.yaml is a device, not a file")),
     ("config.yaml", Path.unlink, dict.fromkeys(
         ("resume", "evaluate", "report"), "run is not a run directory: it has no config.yaml")),
     ("summary.json", cut, dict(report="summary.json is damaged: it is not JSON .*line")),
@@ -101,12 +98,6 @@ ROWS = [
     ("summary.json", become_empty, dict(report="summary.json is damaged: it is empty")),
     ("summary.json", lambda path: path.write_text("[1]"),
      dict(report="summary.json is damaged: it does not hold a JSON object")),
-    ("summary.json", become_directory, dict(resume="summary.json is a directory, not a file",
-                                            report="summary.json is a directory, not a file")),
-    ("summary.json", become_pipe, dict(resume="summary.json is a pipe, not a file",
-                                       report="summary.json is a pipe, not a file")),
-    ("summary.json", become_device, dict(resume="summary.json is a device, not a file",
-                                         report="summary.json is a device, not a file")),
     ("summary.json", Path.unlink, {}),
     ("metrics.jsonl", cut, dict(resume="WARNING metrics.jsonl: the records of 1 of 3 rounds are lost")),
     ("metrics.jsonl", become_binary, dict(
@@ -119,26 +110,22 @@ ROWS = [
     ("metrics.jsonl", replace("(?m)^", "3\n[]\nnull\n"), dict(
         resume="WARNING metrics.jsonl is damaged and kept as metrics.jsonl.damaged: line 1 is not a record",
         report="WARNING metrics.jsonl is damaged: 3 lines are left out, line 1 is the first")),
-    ("metrics.jsonl", become_directory, dict(resume="metrics.jsonl is a directory, not a file",
-                                             report="metrics.jsonl is a directory, not a file")),
-    ("metrics.jsonl", become_pipe, dict(resume="metrics.jsonl is a pipe, not a file",
-                                        report="metrics.jsonl is a pipe, not a file")),
-    ("metrics.jsonl", become_device, dict(resume="metrics.jsonl is a device, not a file",
-                                          report="metrics.jsonl is a device, not a file")),
-    ("components.json", become_pipe, dict(resume="components.json is a pipe, not a file",
-                                          report="components.json is a pipe, not a file")),
     ("components.json", become_empty, dict(report="components.json is damaged: it is empty")),
-    (".lock", become_pipe, dict(resume=".lock is a pipe, not a file")),
     ("checkpoints/last.pt", cut, dict(
         resume="WARNING last.pt is damaged: .* and kept as last.pt.damaged; falling back to .*previous.pt of round 2")),
     ("checkpoints/last.pt", become_empty, dict(resume="WARNING last.pt is damaged: it cannot be read .EOFError.")),
-    ("checkpoints/last.pt", become_pipe, dict(resume="last.pt is a pipe, not a file")),
-    ("checkpoints/last.pt", become_directory, dict(resume="last.pt is a directory, not a file")),
     ("checkpoints/best.pt", cut, dict(evaluate="best.pt is damaged: it cannot be read")),
-    ("checkpoints/best.pt", become_device, dict(evaluate="best.pt is a device, not a file")),
     ("checkpoints/best.pt", Path.unlink, dict(evaluate="best.pt does not exist")),
     ("checkpoints", lambda path: shutil.rmtree(path) or path.write_text("3"), dict(
         resume="checkpoints.*: File exists", evaluate="best.pt does not exist")),
+    *((name, damage, dict.fromkeys(says.split(), f"{Path(name).name} is a {damage.__name__.removeprefix('become_')}, "
+                                                 "not a file"))
+      for name, says, damages in [
+          ("config.yaml", "resume evaluate report", NO_FILES), ("summary.json", "resume report", NO_FILES),
+          ("metrics.jsonl", "resume report", NO_FILES), ("components.json", "resume report", [become_pipe]),
+          (".lock", "resume", [become_pipe]), ("checkpoints/last.pt", "resume", [become_pipe, become_directory]),
+          ("checkpoints/best.pt", "evaluate", [become_device])]
+      for damage in damages),
 ]
 
 
