@@ -233,51 +233,57 @@ struct Backward {
       store(p.grad_attr + tile.position[i] * p.channels + block * LANES, load(q + i * LANES), lanes);
   }
 
-  int run_chunk(int64_t stream, int64_t chunk, Tile& tile, float* features, int64_t* relation, float* z, vf* carried,
-                float* grad_features) {
-    bool broken = false;
-    const int64_t packed_floats = num_blocks * Kind::packed * LANES;
-    TileWalk walk(edges, chunk, p.num_positions, p.channels, packed_floats, p.attr != nullptr);
-    while (walk.next(tile, broken)) {
-      if (!encoder.read_relations(tile, relation)) return BROKEN_RELATION;
-      if (p.grad_table) table_sums.prepare(stream, relation, tile.num_edges);
-      const float* e = encoder.gather(tile, p.position == nullptr, features);
-      int64_t block = 0;
-      for (; block + 2 <= num_blocks; block += 2)
-        run_blocks<2>(tile, stream, chunk, block, e, relation, z, carried, grad_features);
-      if (block < num_blocks) run_blocks<1>(tile, stream, chunk, block, e, relation, z, carried, grad_features);
-      if (!p.grad_attr || encoder.kind != RAW) continue;
-      float* to = p.grad_attr + encoder.first_feature();
-      for (int i = 0; i < tile.num_edges; i++)
-        std::memcpy(to + tile.position[i] * encoder.columns(), grad_features + i * encoder.stride(), 4 * p.edge_dim);
-    }
-    if (broken) return BROKEN_INDEX;
-    const Segment& end = tile.segments[tile.num_segments - 1];
-    if (!end.last) std::copy_n(carried, num_blocks, partials.of(chunk, end));
+  // Room of one thread.
+  struct Room {
+    Tile tile;
+    Buffer<float> features, z, grad_features;
+    Buffer<int64_t> relation;
+    Buffer<vf> carried;
+    explicit Room(const Encoder& encoder)
+        : features(TILE * encoder.stride()), z(2 * PLANE), grad_features(TILE * encoder.stride()),
+          relation(encoder.table ? TILE : 0), carried(encoder.num_blocks) {}
+  };
+
+  int run_tile(Room& room, int64_t stream, int64_t chunk) {
+    const Tile& tile = room.tile;
+    int64_t* relation = room.relation.data;
+    float *z = room.z.data, *grad_features = room.grad_features.data;
+    if (!encoder.read_relations(tile, relation)) return BROKEN_RELATION;
+    if (p.grad_table) table_sums.prepare(stream, relation, tile.num_edges);
+    const float* e = encoder.gather(tile, p.position == nullptr, room.features.data);
+    int64_t block = 0;
+    for (; block + 2 <= num_blocks; block += 2)
+      run_blocks<2>(tile, stream, chunk, block, e, relation, z, room.carried.data, grad_features);
+    if (block < num_blocks) run_blocks<1>(tile, stream, chunk, block, e, relation, z, room.carried.data, grad_features);
+    if (!p.grad_attr || encoder.kind != RAW) return OK;
+    float* to = p.grad_attr + encoder.first_feature();
+    for (int i = 0; i < tile.num_edges; i++)
+      std::memcpy(to + tile.position[i] * encoder.columns(), grad_features + i * encoder.stride(), 4 * p.edge_dim);
     return OK;
+  }
+
+  int run_chunk(Room& room, int64_t stream, int64_t chunk) {
+    const int64_t packed_floats = num_blocks * Kind::packed * LANES;
+    return walk_tiles(TileWalk(edges, chunk, p.num_positions, p.channels, packed_floats, p.attr != nullptr), chunk,
+                      room.tile, room.carried.data, &partials,
+                      [&](const Tile&) { return run_tile(room, stream, chunk); });
   }
 
   int run() {
     int status = OK;
 #pragma omp parallel num_threads(edges.team(p.num_threads)) reduction(max : status)
     {
-      Tile tile;
-      Buffer<float> features(TILE * encoder.stride()), z(2 * PLANE), grad_features(TILE * encoder.stride());
-      Buffer<int64_t> relation(encoder.table ? TILE : 0);
-      Buffer<vf> carried(num_blocks);
+      Room room(encoder);
 #pragma omp for schedule(static)
       for (int64_t b = 0; b < num_pack_blocks; b++) pack(b);
 #pragma omp for schedule(dynamic, 1)
       for (int64_t stream = 0; stream < table_sums.num_streams; stream++)
         for (int64_t c = table_sums.first_chunk(stream); c < table_sums.first_chunk(stream + 1); c++)
-          status = std::max(status, run_chunk(stream, c, tile, features.data, relation.data, z.data, carried.data,
-                                              grad_features.data));
+          status = std::max(status, run_chunk(room, stream, c));
 #pragma omp for schedule(static)
       for (int64_t r = 0; r < table_sums.num_relations; r++)
         table_sums.finish(r, p.channels, p.grad_table + r * p.channels);
-#pragma omp for schedule(static)
-      for (int64_t row = 0; row < p.num_rows; row++)
-        if (edges.ptr[row] == edges.ptr[row + 1]) std::fill_n(p.grad_x + row * p.channels, p.channels, 0.0f);
+      visit_empty_rows(edges, [&](int64_t row) { std::fill_n(p.grad_x + row * p.channels, p.channels, 0.0f); });
     }
     if (status) return status;
     partials.merge(

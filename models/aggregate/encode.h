@@ -1,6 +1,6 @@
 // Messages before their ReLU: source plus encoded edge features and the relation's row of a table, one tile and LANES channels at a time.
 #pragma once
-#include "../kernels/tiles.h"
+#include "../kernels/walk.h"
 
 #define INLINE_LAMBDA __attribute__((always_inline))
 

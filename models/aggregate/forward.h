@@ -48,41 +48,39 @@ struct Forward {
     }
   }
 
-  int run_chunk(int64_t chunk, Tile& tile, float* features, int64_t* relation, float* z, State* carried) {
-    bool broken = false;
-    TileWalk walk(edges, chunk, p.num_positions, 0, p.channels, p.attr != nullptr);
-    while (walk.next(tile, broken)) {
-      if (!encoder.read_relations(tile, relation)) return BROKEN_RELATION;
-      const float* e = encoder.gather(tile, p.position == nullptr, features);
-      int64_t block = 0;
-      for (; block + 2 <= num_blocks; block += 2) run_blocks<2>(tile, chunk, block, e, relation, z, carried);
-      if (block < num_blocks) run_blocks<1>(tile, chunk, block, e, relation, z, carried);
-    }
-    if (broken) return BROKEN_INDEX;
-    const Segment& end = tile.segments[tile.num_segments - 1];
-    if (!end.last) std::copy_n(carried, num_blocks, partials.of(chunk, end));
+  // Room of one thread.
+  struct Room {
+    Tile tile;
+    Buffer<float> features, z;
+    Buffer<int64_t> relation;
+    Buffer<State> carried;
+    explicit Room(const Encoder& encoder)
+        : features(TILE * encoder.stride()), z(2 * PLANE), relation(encoder.table ? TILE : 0), carried(encoder.num_blocks) {}
+  };
+
+  int run_tile(Room& room, int64_t chunk) {
+    const Tile& tile = room.tile;
+    if (!encoder.read_relations(tile, room.relation.data)) return BROKEN_RELATION;
+    const float* e = encoder.gather(tile, p.position == nullptr, room.features.data);
+    float* z = room.z.data;
+    int64_t block = 0;
+    for (; block + 2 <= num_blocks; block += 2)
+      run_blocks<2>(tile, chunk, block, e, room.relation.data, z, room.carried.data);
+    if (block < num_blocks) run_blocks<1>(tile, chunk, block, e, room.relation.data, z, room.carried.data);
     return OK;
   }
 
   int run() {
-    int status = OK;
-    const int64_t num_chunks = edges.num_chunks();
-#pragma omp parallel num_threads(edges.team(p.num_threads)) reduction(max : status)
-    {
-      Tile tile;
-      Buffer<float> features(TILE * encoder.stride()), z(2 * PLANE);
-      Buffer<int64_t> relation(encoder.table ? TILE : 0);
-      Buffer<State> carried(num_blocks);
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t chunk = 0; chunk < num_chunks; chunk++)
-        status = std::max(status, run_chunk(chunk, tile, features.data, relation.data, z.data, carried.data));
-#pragma omp for schedule(static)
-      for (int64_t row = 0; row < p.num_rows; row++) {
-        if (edges.ptr[row] != edges.ptr[row + 1]) continue;
-        for (float* array : {p.out, p.stat, p.stat2})
-          if (array) std::fill_n(array + row * p.channels, p.channels, 0.0f);
-      }
-    }
+    const int status = run_chunks(
+        edges, p.num_threads, [&] { return Room(encoder); },
+        [&](int64_t chunk, Room& room) {
+          return walk_tiles(TileWalk(edges, chunk, p.num_positions, 0, p.channels, p.attr != nullptr), chunk, room.tile,
+                            room.carried.data, &partials, [&](const Tile&) { return run_tile(room, chunk); });
+        },
+        [&](int64_t row) {
+          for (float* array : {p.out, p.stat, p.stat2})
+            if (array) std::fill_n(array + row * p.channels, p.channels, 0.0f);
+        });
     if (status) return status;
     partials.merge(
         edges, [&](State& sum, const State& part) { kind.merge(sum, part); },

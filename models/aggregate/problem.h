@@ -18,7 +18,6 @@ struct AggregationProblem {  // cpu.py reads its fields from here
 };
 
 enum Aggregation { SOFTMAX = 0, SOFTMAX_SG = 1, POWER = 2, ADD = 3, MAX = 4 };
-constexpr int OK = 0, BROKEN_INDEX = 1, OUT_OF_MEMORY = 2, TOO_STEEP = 3, BROKEN_RELATION = 4;
 
 static Encoder make_encoder(const AggregationProblem& p) {
   return {Features(p.features), p.channels, p.edge_dim, p.attr, p.weight, p.bias, p.num_relations, p.table};

@@ -212,16 +212,24 @@ struct Partials {
     return (segment.whole ? tail.data : head.data) + chunk * num_blocks;
   }
 
-  // Calls done(row, states of all blocks) for every row of more than one chunk.
+  // Merges the states of every row of more than one chunk, and calls done(row, states of all blocks).
   template <class Merge, class Done>
   void merge(const Sorted& edges, Merge merge, Done done) {
+    merge_rows(edges, [&](State* sum, const State* part) {
+      for (int64_t b = 0; b < num_blocks; b++) merge(sum[b], part[b]);
+    }, done);
+  }
+
+  // The same with merge(states of all blocks, those of another chunk).
+  template <class Merge, class Done>
+  void merge_rows(const Sorted& edges, Merge merge, Done done) {
     std::vector<State> sum(num_blocks);
     const int64_t step = edges.chunk_edges();
     for (int64_t chunk = 0; chunk < edges.num_chunks(); chunk++) {
       const int64_t begin = chunk * step, end = std::min(edges.num_edges, begin + step);
       int64_t row = edges.row_of(begin);
       if (edges.ptr[row] < begin) {
-        for (int64_t b = 0; b < num_blocks; b++) merge(sum[b], head[chunk * num_blocks + b]);
+        merge(sum.data(), head.data + chunk * num_blocks);
         if (edges.ptr[row + 1] <= end) done(row, sum.data());
       }
       row = edges.row_of(end - 1);

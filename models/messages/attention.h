@@ -18,7 +18,6 @@ struct AttentionProblem {  // attention_ops.py reads its fields from here
 enum Score { GATV2 = 0, GAT = 1, DOT = 2 };
 // Whether backward walks over the edges sorted by source.
 constexpr bool rows_are_sources(int64_t score, bool edges) { return score == GAT || (score == DOT && !edges); }
-constexpr int OK = 0, BROKEN_INDEX = 1, OUT_OF_MEMORY = 2;
 constexpr int SLICE = 32;  // edges whose encoded features and scores fit in the first-level cache
 constexpr float LOG2_E = 1.4426950408889634f, LOWEST = -3.4028234e38f;
 constexpr uint32_t ALL_HEADS = 0xffffffffu;  // the column of the hash that decides on whole edges

@@ -136,12 +136,10 @@ struct AttentionBackward : AttentionGradients<SCORE, EDGES> {
         if (IS_GAT) std::copy_n(from, p.heads, p.grad_source + node * p.heads);
         if (SCORE == DOT) layout.unpack(from, p.grad_source + node * dim);
       }
-#pragma omp for schedule(static)
-      for (int64_t row = 0; row < p.num_dst; row++) {
-        if (edges.ptr[row] != edges.ptr[row + 1]) continue;
+      visit_empty_rows(edges, [&](int64_t row) {
         if (BY_SOURCE) std::fill_n(p.grad_message + row * dim, dim, 0.0f);
         std::fill_n(p.grad_target + row * this->score_dim(), this->score_dim(), 0.0f);
-      }
+      });
     }
     if (SCORE == GATV2) {
       const std::vector<float> sums(total->att.total.data, total->att.total.data + size);

@@ -13,15 +13,14 @@ struct AttentionForward : Attention<SCORE, EDGES> {
   // The state of a row: the number of edges, then for each block of heads the largest score, the sum of exponentials
   // relative to it, whose groups are parts of it, the weighted sum of messages, and that of features (PROJECTS).
   const int64_t num_projected, block_state, state_size;
-  Buffer<vf> heads, tails;  // of each chunk, the state of the row that it begins in and of the row that it ends in
+  Partials<vf> partials;
 
   explicit AttentionForward(const AttentionProblem& p_)
       : Base(p_),
         num_projected(PROJECTS ? p.edge_dim : 0),
         block_state(2 + layout.vectors + num_projected),
         state_size(1 + layout.blocks * block_state),
-        heads(edges.num_chunks() * state_size),
-        tails(edges.num_chunks() * state_size) {}
+        partials(edges.num_chunks(), state_size) {}
 
   void begin(vf* state) const {
     std::fill_n(state, state_size, vf{});
@@ -115,14 +114,14 @@ struct AttentionForward : Attention<SCORE, EDGES> {
 
   // What a thread works with.
   struct Worker {
-    const AttentionForward& pass;
+    AttentionForward& pass;
     Buffer<float> features, z;
     Row row;
     Buffer<vf> state;
     int64_t chunk = 0;
     Segment last = {};
 
-    explicit Worker(const AttentionForward& pass_)
+    explicit Worker(AttentionForward& pass_)
         : pass(pass_),
           features(SLICE * pass.p.edge_dim),
           z(ENCODES ? SLICE * pass.encoded_size : 0),
@@ -143,69 +142,42 @@ struct AttentionForward : Attention<SCORE, EDGES> {
       if (segment.whole) {
         pass.write(segment.row, state.data);
       } else {
-        std::copy_n(state.data, pass.state_size, pass.heads.data + chunk * pass.state_size);
+        std::copy_n(state.data, pass.state_size, pass.partials.of(chunk, segment));
       }
     }
     void end(const Slice&) {
       if (last.last) return;  // else the chunk may end here
-      std::copy_n(state.data, pass.state_size, (last.whole ? pass.tails : pass.heads).data + chunk * pass.state_size);
+      std::copy_n(state.data, pass.state_size, pass.partials.of(chunk, last));
     }
   };
 
-  // Merges the states of rows that several chunks share, in the order of the chunks.
-  void finish_rows() {
-    Buffer<vf> sum(state_size);
-    const int64_t step = edges.chunk_edges();
-    for (int64_t chunk = 0; chunk < edges.num_chunks(); chunk++) {
-      const int64_t first = chunk * step, end = std::min(edges.num_edges, first + step);
-      int64_t row = edges.row_of(first);
-      if (edges.ptr[row] < first) {
-        merge(sum.data, heads.data + chunk * state_size);
-        if (edges.ptr[row + 1] <= end) write(row, sum.data);
-      }
-      row = edges.row_of(end - 1);
-      if (edges.ptr[row] >= first && edges.ptr[row + 1] > end)
-        std::copy_n(tails.data + chunk * state_size, state_size, sum.data);
-    }
+  // Walks over all chunks, with a W for each thread.
+  template <class W, class Empty>
+  int run_walk(const Empty& empty) {
+    return run_chunks(
+        edges, p.num_threads, [&] { return W(*this); },
+        [&](int64_t chunk, W& worker) {
+          worker.chunk = chunk;
+          return this->walk(chunk, worker.features.data, worker) ? OK : BROKEN_INDEX;
+        },
+        empty);
   }
 
   int run() {
-    int broken = 0;
-#pragma omp parallel num_threads(edges.team(p.num_threads)) reduction(| : broken)
-    {
-      Worker worker(*this);
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t chunk = 0; chunk < edges.num_chunks(); chunk++) {
-        worker.chunk = chunk;
-        broken |= !this->walk(chunk, worker.features.data, worker);
-      }
-#pragma omp for schedule(static)
-      for (int64_t row = 0; row < p.num_dst; row++) {
-        if (edges.ptr[row] != edges.ptr[row + 1]) continue;
-        std::fill_n(p.out + row * p.heads * p.channels, p.heads * p.channels, 0.0f);
-        std::fill_n(p.lse + row * p.heads, p.heads, 0.0f);
-      }
-    }
-    if (broken) return BROKEN_INDEX;
-    finish_rows();
-    if (p.weights) write_weights();
-    return OK;
-  }
-
-  // Computes the weights of all edges again, now that the sums of their rows are known.
-  void write_weights() {
-#pragma omp parallel num_threads(edges.team(p.num_threads))
-    {
-      WeightWriter writer(*this);
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t chunk = 0; chunk < edges.num_chunks(); chunk++)
-        this->walk(chunk, writer.features.data, writer);
-    }
+    const int status = run_walk<Worker>([&](int64_t row) {
+      std::fill_n(p.out + row * p.heads * p.channels, p.heads * p.channels, 0.0f);
+      std::fill_n(p.lse + row * p.heads, p.heads, 0.0f);
+    });
+    if (status) return status;
+    partials.merge_rows(edges, [&](vf* state, const vf* part) { merge(state, part); },
+                        [&](int64_t row, const vf* state) { write(row, state); });
+    // The weights of all edges are computed again, now that the sums of their rows are known.
+    return p.weights ? run_walk<WeightWriter>([](int64_t) {}) : OK;
   }
 
   struct WeightWriter : Worker {
     using Worker::pass, Worker::row, Worker::z;
-    explicit WeightWriter(const AttentionForward& pass_) : Worker(pass_) {}
+    explicit WeightWriter(AttentionForward& pass_) : Worker(pass_) {}
 
     void visit(const Slice& slice, const Segment& segment) {
       const AttentionProblem& p = pass.p;

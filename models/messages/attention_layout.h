@@ -1,6 +1,6 @@
 // Where heads and channels lie in vectors.
 #pragma once
-#include "../kernels/tiles.h"
+#include "../kernels/walk.h"
 
 INLINE vf permute(vf a, vi lane) {
 #if defined(SIMD_AVX512)

@@ -122,24 +122,21 @@ struct Dots {
     run_groups<1, 1, SUMMED>(tile, carried, head, tail);
   }
 
-  bool run_chunk(int64_t chunk, Partials<vf>& partials) const {
+  struct Room {  // of one thread
     Tile tile;
-    Buffer<vf> carried_sums(num_blocks);
-    vf* carried = carried_sums.data;
-    bool broken = false;
+    Buffer<vf> carried;
+    explicit Room(int64_t num_blocks) : carried(num_blocks) {}
+  };
+
+  int run_chunk(int64_t chunk, Room& room, Partials<vf>& partials) const {
     vf *head = partials.head.data + chunk * num_blocks, *tail = partials.tail.data + chunk * num_blocks;
-    if (!p.ptr) {
-      UnsortedWalk walk(edges, chunk);
-      while (walk.next(tile, broken)) run_tile<false>(tile, carried, head, tail);
-      return !broken;
-    }
-    TileWalk walk(edges, chunk, p.num_edges, 1, 1, false);
-    while (walk.next(tile, broken))
-      p.out ? run_tile<true>(tile, carried, head, tail) : run_tile<false>(tile, carried, head, tail);
-    if (broken) return false;
-    const Segment& end = tile.segments[tile.num_segments - 1];
-    if (p.out && !end.last) std::copy_n(carried, num_blocks, partials.of(chunk, end));
-    return true;
+    const auto run = [&](const Tile& tile) {
+      p.out ? run_tile<true>(tile, room.carried.data, head, tail) : run_tile<false>(tile, room.carried.data, head, tail);
+      return OK;
+    };
+    Partials<vf>* const kept = p.out ? &partials : nullptr;
+    if (!p.ptr) return walk_tiles(UnsortedWalk(edges, chunk), chunk, room.tile, room.carried.data, kept, run);
+    return walk_tiles(TileWalk(edges, chunk, p.num_edges, 1, 1, false), chunk, room.tile, room.carried.data, kept, run);
   }
 
   void finish(int64_t row, int64_t first, const vf* sums, int64_t count) const {

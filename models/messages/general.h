@@ -307,23 +307,17 @@ struct General {
     for (int64_t block = 0; block < num_blocks; block++) run_block(room, chunk, block);
   }
 
-  bool run_chunk(int64_t chunk, Room& room) {
-    bool broken = false;
-    if (!p.ptr) {
-      UnsortedWalk walk(edges, chunk);
-      while (walk.next(room.tile, broken)) run_tile(room, chunk);
-      return !broken;
-    }
-    TileWalk walk(edges, chunk, p.num_edges, 1, 1, false);
-    while (walk.next(room.tile, broken)) run_tile(room, chunk);
-    if (broken) return false;
-    const Segment& end = room.tile.segments[room.tile.num_segments - 1];
-    if (in_rows && !end.last) std::copy_n(room.carried.data, num_blocks, partials.of(chunk, end));
-    return true;
+  int run_chunk(int64_t chunk, Room& room) {
+    const auto run = [&](const Tile&) {
+      run_tile(room, chunk);
+      return OK;
+    };
+    Partials<State>* const kept = in_rows ? &partials : nullptr;
+    if (!p.ptr) return walk_tiles(UnsortedWalk(edges, chunk), chunk, room.tile, room.carried.data, kept, run);
+    return walk_tiles(TileWalk(edges, chunk, p.num_edges, 1, 1, false), chunk, room.tile, room.carried.data, kept, run);
   }
 
   void fill_empty(int64_t row) const {
-    if (edges.ptr[row] != edges.ptr[row + 1]) return;
     const bool prod = p.reduction == PROD && !p.backward;
     const int64_t at = row * p.channels;
     std::fill_n(p.out + at, p.channels, float(prod));
@@ -344,20 +338,11 @@ struct General {
   }
 
   int run() {
-    int broken = 0;
-    const int64_t num_chunks = edges.num_chunks();
-#pragma omp parallel num_threads(edges.team(p.num_threads)) reduction(| : broken)
-    {
-      Room room(num_blocks, writes_mapped ? p.edge_out.width : 0);
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t chunk = 0; chunk < num_chunks; chunk++) broken |= !run_chunk(chunk, room);
-      if (in_rows) {
-#pragma omp for schedule(static)
-        for (int64_t row = 0; row < p.num_rows; row++) fill_empty(row);
-      }
-    }
-    if (broken) return BROKEN_INDEX;
-    if (in_rows) merge_rows();
-    return OK;
+    const int status = run_chunks(
+        edges, p.num_threads, [&] { return Room(num_blocks, writes_mapped ? p.edge_out.width : 0); },
+        [&](int64_t chunk, Room& room) { return run_chunk(chunk, room); }, [&](int64_t row) { fill_empty(row); },
+        in_rows);
+    if (status == OK && in_rows) merge_rows();
+    return status;
   }
 };

@@ -1,13 +1,12 @@
 // The arguments of a pass over edges, and how its operands are read.
 #pragma once
-#include "../kernels/tiles.h"
+#include "../kernels/walk.h"
 
 enum Place { NOWHERE = 0, ROW = 1, OTHER = 2, EDGE = 3 };
 enum Dtype { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 enum Operation { COPY = 0, ADD = 1, SUB = 2, MUL = 3, DIV = 4, EXP = 5 };
 enum Reduction { SUM = 0, MAX = 1, MIN = 2, PROD = 3, NO_REDUCTION = 4 };
 enum Side { NEITHER = 0, LEFT = 1, RIGHT = 2 };
-constexpr int OK = 0, BROKEN_INDEX = 1, OUT_OF_MEMORY = 2;
 
 // Values of rows of nodes or of edges. Those that broadcast have a map: the column that each channel reads.
 struct Operand {  // cpu.py reads the fields of this struct and of the next one from here

@@ -56,14 +56,18 @@ struct SeveralWalk {
     }
   }
 
-  bool run_chunk(int64_t chunk, Tile& tile, State* carried) {
-    bool broken = false;
-    TileWalk walk(edges, chunk, p.num_edges, 1, pass.stride(), false);
-    while (walk.next(tile, broken)) run_tile(tile, chunk, carried);
-    if (broken) return false;
-    const Segment& end = tile.segments[tile.num_segments - 1];
-    if (!end.last) std::copy_n(carried, num_blocks, partials.of(chunk, end));
-    return true;
+  struct Room {  // of one thread
+    Tile tile;
+    Buffer<State> carried;
+    explicit Room(int64_t num_blocks) : carried(num_blocks) {}
+  };
+
+  int run_chunk(int64_t chunk, Room& room) {
+    return walk_tiles(TileWalk(edges, chunk, p.num_edges, 1, pass.stride(), false), chunk, room.tile, room.carried.data,
+                      &partials, [&](const Tile& tile) {
+                        run_tile(tile, chunk, room.carried.data);
+                        return OK;
+                      });
   }
 
   void write_row(int64_t row, const State* states) const {
@@ -71,20 +75,12 @@ struct SeveralWalk {
   }
 
   int run() {
-    int broken = 0;
-    const int64_t num_chunks = edges.num_chunks();
     const std::vector<State> empty(num_blocks, PASS::empty());
-#pragma omp parallel num_threads(edges.team(p.num_threads)) reduction(| : broken)
-    {
-      Tile tile;
-      Buffer<State> carried(num_blocks);
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t chunk = 0; chunk < num_chunks; chunk++) broken |= !run_chunk(chunk, tile, carried.data);
-#pragma omp for schedule(static)
-      for (int64_t row = 0; row < p.num_rows; row++)
-        if (edges.ptr[row] == edges.ptr[row + 1]) write_row(row, empty.data());
-    }
-    if (broken) return BROKEN_INDEX;
+    const int status = run_chunks(
+        edges, p.num_threads, [&] { return Room(num_blocks); },
+        [&](int64_t chunk, Room& room) { return run_chunk(chunk, room); },
+        [&](int64_t row) { write_row(row, empty.data()); });
+    if (status) return status;
     partials.merge(edges, PASS::join, [&](int64_t row, const State* states) { write_row(row, states); });
     return OK;
   }

@@ -10,23 +10,15 @@ template <class Pass>
 int run_rows(const Pass& pass) {
   const MessageProblem& p = pass.p;
   const Sorted& edges = pass.edges;
-  const int64_t num_chunks = edges.num_chunks(), num_blocks = pass.num_blocks;
-  int broken = 0;
-  Partials<vf> partials(p.out ? num_chunks : 0, num_blocks);
-#pragma omp parallel num_threads(edges.team(p.num_threads)) reduction(| : broken)
-  {
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t chunk = 0; chunk < num_chunks; chunk++) broken |= !pass.run_chunk(chunk, partials);
-    if (p.out) {
-#pragma omp for schedule(static)
-      for (int64_t row = 0; row < p.num_rows; row++)
-        if (edges.ptr[row] == edges.ptr[row + 1]) std::fill_n(p.out + row * p.channels, p.channels, 0.0f);
-    }
-  }
-  if (broken) return BROKEN_INDEX;
+  Partials<vf> partials(p.out ? edges.num_chunks() : 0, pass.num_blocks);
+  const int status = run_chunks(
+      edges, p.num_threads, [&] { return typename Pass::Room(pass.num_blocks); },
+      [&](int64_t chunk, typename Pass::Room& room) { return pass.run_chunk(chunk, room, partials); },
+      [&](int64_t row) { std::fill_n(p.out + row * p.channels, p.channels, 0.0f); }, p.out);
+  if (status) return status;
   if (!p.out) return OK;
   partials.merge(edges, [](vf& sum, const vf& part) { sum += part; },
-                 [&](int64_t row, const vf* sums) { pass.finish(row, 0, sums, num_blocks); });
+                 [&](int64_t row, const vf* sums) { pass.finish(row, 0, sums, pass.num_blocks); });
   return OK;
 }
 
@@ -139,7 +131,7 @@ struct Sums {
   }
 
   template <Factor FACTOR>
-  bool add_blocks(int64_t chunk, Partials<vf>& partials) const {
+  int add_blocks(int64_t chunk, Partials<vf>& partials) const {
     const int64_t begin = chunk * edges.chunk_edges(), end = std::min(p.num_edges, begin + edges.chunk_edges());
     const int64_t row = edges.row_of(begin);
     const Index &at = values.place == EDGE ? edges.position : edges.other,
@@ -147,17 +139,21 @@ struct Sums {
     bool good = edges.rows_are_sorted(row, begin, end) && at.is_below(values.place == EDGE ? p.num_edges : p.num_others, begin, end);
     if (FACTOR != NO_FACTOR && factors.place != values.place)
       good &= factor_at.is_below(factors.place == EDGE ? p.num_edges : p.num_others, begin, end);
-    if (!good) return false;
+    if (!good) return BROKEN_INDEX;
     vf *head = partials.head.data + chunk * num_blocks, *tail = partials.tail.data + chunk * num_blocks;
     int64_t block = 0;
     for (; block + 8 <= num_whole; block += 8) add_rows<8, FACTOR>(at, factor_at, begin, end, row, block, head, tail);
     for (; block + 4 <= num_whole; block += 4) add_rows<4, FACTOR>(at, factor_at, begin, end, row, block, head, tail);
     for (; block + 2 <= num_whole; block += 2) add_rows<2, FACTOR>(at, factor_at, begin, end, row, block, head, tail);
     for (; block < num_blocks; block++) add_rows<1, FACTOR>(at, factor_at, begin, end, row, block, head, tail);
-    return true;
+    return OK;
   }
 
-  bool run_chunk(int64_t chunk, Partials<vf>& partials) const {
+  struct Room {  // of one thread; sums lie in registers
+    explicit Room(int64_t) {}
+  };
+
+  int run_chunk(int64_t chunk, Room&, Partials<vf>& partials) const {
     switch (factor) {
       case NO_FACTOR: return add_blocks<NO_FACTOR>(chunk, partials);
       case ONE_FACTOR: return add_blocks<ONE_FACTOR>(chunk, partials);
