@@ -40,6 +40,16 @@ class Structure(NamedTuple):
     dst: Int[Tensor, " num_edges"] | None
     position_by_src: Int[Tensor, " num_edges"] | None
 
+    @property
+    def by_destination(self) -> tuple:
+        """First edge of each row, node at the other end and position of each edge, where rows are destinations."""
+        return self[:3]
+
+    @property
+    def by_source(self) -> tuple:
+        """The same where rows are sources."""
+        return self[3:]
+
 
 def find_structure(edge_index: Int[Tensor, "2 num_edges"], num_src: int, num_dst: int, *,
                    by_source: bool) -> Structure:

@@ -29,31 +29,30 @@ LIBRARY = NativeLibrary("fused aggregation", Path(__file__).with_name("fused_cpu
                         otherwise="the reference aggregation runs instead")
 
 
-def forward(x, indptr, src, position, attr, weight, bias, table, param, aggr, eps, low, high, outputs) -> None:
+def forward(x, edges, attr, weight, bias, table, param, aggr, eps, low, high, outputs) -> None:
     """Compute out, and those of stat and stat2 that have elements, into `outputs`."""
     if aggr == "power" and abs(float(param)) > MAX_POWER:
         raise SteepError(f"p={float(param):g} is beyond {MAX_POWER:g}, the kernel's largest power")
     written = _nonempty(zip(("out", "stat", "stat2"), outputs, strict=True)) | {"out": outputs[0]}
-    _call(LIBRARY.get().fused_forward, x.size(0), x, indptr, src, position, attr, weight, bias, table, param,
-          aggr, eps, low, high, limit=STEEP if "stat" in written else STEEP_FORWARD, **written)
+    _call(LIBRARY.get().fused_forward, x.size(0), x, edges.by_destination, attr, weight, bias, table, param, aggr,
+          eps, low, high, limit=STEEP if "stat" in written else STEEP_FORWARD, **written)
 
 
-def backward(grad, out, stat, stat2, x, rowptr, dst, position, attr, weight, bias, table, param, aggr, eps, low, high,
-             grads) -> None:
+def backward(grad, out, stat, stat2, x, edges, attr, weight, bias, table, param, aggr, eps, low, high, grads) -> None:
     """Compute the gradients for x, attr, weight, bias, table and param into those of `grads` that have elements."""
     names = ("grad_x", "grad_attr", "grad_weight", "grad_bias", "grad_table", "grad_param")
     written = _nonempty(zip(names, grads, strict=True))
     saved = _nonempty((("out", out), ("stat", stat), ("stat2", stat2)))
-    _call(LIBRARY.get().fused_backward, grad.size(0), x, rowptr, dst, position, attr, weight, bias, table,
-          param, aggr, eps, low, high, gradient=grad, **written, **saved)
+    _call(LIBRARY.get().fused_backward, grad.size(0), x, edges.by_source, attr, weight, bias, table, param, aggr,
+          eps, low, high, gradient=grad, **written, **saved)
 
 
 def _nonempty(named) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in named if tensor is not None and tensor.numel()}
 
 
-def _call(function, num_others, x, ptr, other, position, attr, weight, bias, table, param, aggr, eps, low, high,
-          limit=0.0, **arrays):
+def _call(function, num_others, x, order, attr, weight, bias, table, param, aggr, eps, low, high, limit=0.0, **arrays):
+    ptr, other, position = order
     problem = fill(
         AggregationProblem,
         dict(ptr=ptr, other=other, position=position, x=x, attr=attr, weight=weight, bias=bias, table=table, **arrays),

@@ -82,7 +82,7 @@ def aggregate(
     save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
     structure = find_structure(edge_index, x.size(0), num_dst, by_source=save)
     limits = POWERMEAN_RANGE if aggr == "powermean" else POWER_RANGE
-    out, _, _ = ops.forward(x, *structure, attr, weight, bias, table, param, kind, eps, *limits, save)
+    out, _, _ = ops.forward(x, structure, attr, weight, bias, table, param, kind, eps, *limits, save)
     if kind == "power":
         out = _clamp_mean(out, param, structure[0].diff().unsqueeze(1) == 0, aggr, limits)
     if aggr == "mean" or aggr.endswith("_sum"):

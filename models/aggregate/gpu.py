@@ -4,6 +4,7 @@ Chunks, blocks and the order of sums depend only on the sizes, never on the mach
 Only :func:`sort_edges` waits for the device or copies from it, once for each edge list.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from parallel_epochs.models.aggregate import gpu_backward, gpu_forward, gpu_relations, ops, relation_table
 from parallel_epochs.models.edge_index import INT32_END
 from parallel_epochs.models.kernels import sorting
+from parallel_epochs.models.structure import Structure
 
 # Largest number of chunks of rows and edges that a graph is cut into, and smallest size of a chunk.
 MAX_CHUNKS, MIN_CHUNK = 8192, 256
@@ -117,20 +119,18 @@ def launch(kernel, grid: tuple[int, int], *args, **options) -> None:
 
 
 def forward(
-    x: Tensor, indptr: Tensor, src: Tensor, position: Tensor | None,
-    rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
-    attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, table: Tensor | None, param: Tensor, aggr: str,
-    eps: float, low: float, high: float, save: bool,
+    x: Tensor, edges: Sequence[Tensor | None], attr: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+    table: Tensor | None, param: Tensor, aggr: str, eps: float, low: float, high: float, save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute :func:`models.aggregate.ops.forward`; x and attr in float32 or 16 bits, everything else in float32."""
-    out, stat, stat2 = ops.allocate_outputs(x, indptr, aggr, save)
+    out, stat, stat2 = ops.allocate_outputs(x, edges, aggr, save)
     if out.numel() == 0:
         return out, stat, stat2
     if aggr == "power":
         torch._assert_async(~(param.abs() > MAX_POWER).any(),
                             f"p is beyond {MAX_POWER:g}, too large for the GPU kernel's float32: set kernel=reference")
     x, indptr, src, position, attr, weight, bias, table = make_contiguous(
-        x, indptr, src, position, attr, weight, bias, table)
+        x, *Structure(*edges).by_destination, attr, weight, bias, table)
     relation_table.check_all(attr, table)
     cut = plan(indptr, src, x.size(0), position, src.numel() if attr is None else attr.size(0))
     blocks = _choose_blocks(x.size(1), weight, elements=512)
@@ -147,8 +147,7 @@ def forward(
 
 
 def backward(
-    grad: Tensor, out: Tensor | None, stat: Tensor, stat2: Tensor, x: Tensor,
-    rowptr: Tensor, dst: Tensor, position: Tensor | None,
+    grad: Tensor, out: Tensor | None, stat: Tensor, stat2: Tensor, x: Tensor, edges: Sequence[Tensor | None],
     attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, table: Tensor | None, param: Tensor, aggr: str,
     eps: float, low: float, high: float, need_attr: bool, need_weight: bool, need_table: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -158,7 +157,7 @@ def backward(
         return tuple(tensor.zero_() for tensor in grads)
     grad_x, grad_attr, grad_weight, grad_bias, grad_table, grad_param = grads
     grad, x, rowptr, dst, position, attr, weight, bias, table = make_contiguous(
-        grad, x, rowptr, dst, position, attr, weight, bias, table)
+        grad, x, *Structure(*edges).by_source, attr, weight, bias, table)
     relation_table.check_all(attr, table)
     cut = plan(rowptr, dst, grad.size(0), position, dst.numel() if attr is None else attr.size(0))
     channels, edge_dim = x.size(1), weight.size(1) if need_weight else 0

@@ -4,6 +4,8 @@ Each operator has a C++ kernel for CPU tensors (cpu.py) and a Triton kernel for 
 same shapes and dtypes and share the derivatives that are registered here.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -12,33 +14,26 @@ from parallel_epochs.models.aggregate import cpu
 from parallel_epochs.models.aggregate.cpu import KINDS
 from parallel_epochs.models.aggregate.reduce import aggregate_edges
 from parallel_epochs.models.kernels.operator import operator
+from parallel_epochs.models.structure import Structure
 
 __all__ = ["KINDS", "allocate_gradients", "allocate_outputs", "backward", "forward"]
 
 # Which of forward's arguments have gradients: x, attr, weight, bias, table and param.
-_DIFFERENTIABLE = (0, 7, 8, 9, 10, 11)
+_DIFFERENTIABLE = (0, 2, 3, 4, 5, 6)
 _NUM_STATS = {"softmax": 1, "softmax_sg": 1, "power": 2, "add": 0, "max": 1}
 
 
 @operator("aggregate")
 def forward(
-    x: Tensor, indptr: Tensor, src: Tensor, position: Tensor | None,
-    rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
-    attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, table: Tensor | None, param: Tensor, aggr: str,
-    eps: float, low: float, high: float, save: bool,
+    x: Tensor, edges: Sequence[Tensor | None], attr: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+    table: Tensor | None, param: Tensor, aggr: str, eps: float, low: float, high: float, save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Aggregate messages by destination.
 
-    Each index tensor is int32 or int64.
-
     Args:
         x: features of the source nodes [num_src, channels], float32 (on CUDA also 16 bits).
-        indptr: first edge of each destination [num_dst + 1].
-        src: sources of the edges sorted by destination [num_edges].
-        position: rows in `attr` of the edges sorted by destination [num_edges]. None: in order.
-        rowptr: first edge of each source [num_src + 1]. Only backward reads it and the next two.
-        dst: destinations of the edges sorted by source [num_edges].
-        position_by_src: rows in `attr` of the edges sorted by source [num_edges]. None: in order.
+        edges: the fields of a :class:`models.structure.Structure`; positions are rows in `attr`. Only backward reads
+            the order by source.
         attr: edge features [num_edges, edge_dim], or [num_edges, channels] without `weight`; dtype as `x`. With `table`
             the number of the relation and the features [num_edges, 1 + edge_dim], or [num_edges, 1] without `weight`.
         weight: linear encoder of the edge features [channels, edge_dim], float32.
@@ -59,29 +54,27 @@ def forward(
     Raises:
         IndexError: an edge has an end, a row of features or a relation that does not exist.
     """
-    outputs = allocate_outputs(x, indptr, aggr, save)
-    cpu.forward(x, indptr, src, position, attr, weight, bias, table, param, aggr, eps, low, high, outputs)
+    outputs = allocate_outputs(x, edges, aggr, save)
+    cpu.forward(x, Structure(*edges), attr, weight, bias, table, param, aggr, eps, low, high, outputs)
     return outputs
 
 
-def allocate_outputs(x, indptr, aggr, save):
+def allocate_outputs(x, edges, aggr, save):
     """Allocate the three results of :func:`forward`."""
-    shape = (indptr.size(0) - 1, x.size(1))
+    shape = (edges[0].size(0) - 1, x.size(1))
     num_stats = _NUM_STATS[aggr] if save else 0
     shapes = (shape, *(shape if i < num_stats else (0,) for i in range(2)))
     return tuple(x.new_empty(shape, dtype=torch.float32) for shape in shapes)
 
 
 @forward.register_fake
-def _(x, indptr, src, position, rowptr, dst, position_by_src, attr, weight, bias, table, param, aggr, eps, low, high,
-      save):
-    return allocate_outputs(x, indptr, aggr, save)
+def _(x, edges, attr, weight, bias, table, param, aggr, eps, low, high, save):
+    return allocate_outputs(x, edges, aggr, save)
 
 
 @operator("aggregate_backward")
 def backward(
-    grad: Tensor, out: Tensor | None, stat: Tensor, stat2: Tensor, x: Tensor,
-    rowptr: Tensor, dst: Tensor, position: Tensor | None,
+    grad: Tensor, out: Tensor | None, stat: Tensor, stat2: Tensor, x: Tensor, edges: Sequence[Tensor | None],
     attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, table: Tensor | None, param: Tensor, aggr: str,
     eps: float, low: float, high: float, need_attr: bool, need_weight: bool, need_table: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -93,9 +86,6 @@ def backward(
         stat: what :func:`forward` returned second.
         stat2: what :func:`forward` returned third.
         x: as in :func:`forward`, like all arguments that are not listed here.
-        rowptr: first edge of each source [num_src + 1].
-        dst: destinations of the edges sorted by source [num_edges].
-        position: rows in `attr` of the edges sorted by source [num_edges]. None: in order.
         need_attr: whether `attr` has a gradient.
         need_weight: whether `weight` or `bias` has a gradient.
         need_table: whether `table` has a gradient.
@@ -105,8 +95,8 @@ def backward(
         relations in column 0 of `attr` is 0.
     """
     grads = allocate_gradients(x, attr, weight, table, param, need_attr, need_weight, need_table)
-    cpu.backward(grad, out, stat, stat2, x, rowptr, dst, position, attr, weight, bias, table, param, aggr, eps, low,
-                 high, grads)
+    cpu.backward(grad, out, stat, stat2, x, Structure(*edges), attr, weight, bias, table, param, aggr, eps, low, high,
+                 grads)
     return grads
 
 
@@ -124,36 +114,36 @@ def allocate_gradients(x, attr, weight, table, param, need_attr, need_weight, ne
 
 
 @backward.register_fake
-def _(grad, out, stat, stat2, x, rowptr, dst, position, attr, weight, bias, table, param, aggr, eps, low, high,
-      need_attr, need_weight, need_table):
+def _(grad, out, stat, stat2, x, edges, attr, weight, bias, table, param, aggr, eps, low, high, need_attr, need_weight,
+      need_table):
     return allocate_gradients(x, attr, weight, table, param, need_attr, need_weight, need_table)
 
 
 def _setup_context(ctx, inputs, output):
-    x, _, _, _, rowptr, dst, position, attr, weight, bias, table, param, ctx.aggr, *ctx.numbers, save = inputs
-    assert save and rowptr is not None, "backward needs the edges sorted by source and what forward saves for it"
+    x, edges, attr, weight, bias, table, param, ctx.aggr, *ctx.numbers, save = inputs
+    assert save and edges[3] is not None, "backward needs the edges sorted by source and what forward saves for it"
     out, stat, stat2 = output
     ctx.mark_non_differentiable(stat, stat2)
     ctx.set_materialize_grads(False)
     kept = out if ctx.aggr in ("softmax", "power", "max") else None
-    ctx.save_for_backward(kept, stat, stat2, x, rowptr, dst, position, attr, weight, bias, table, param)
+    ctx.save_for_backward(kept, stat, stat2, x, attr, weight, bias, table, param, *edges)
 
 
 def _backward(ctx, grad, _, __):
     if grad is None:
-        return (None,) * 17
+        return (None,) * 12
     differentiate = _differentiate_twice if torch.is_grad_enabled() else _differentiate
     grad_x, *others = differentiate(ctx, grad)
-    return grad_x, *(None,) * 6, *others, *(None,) * 5
+    return grad_x, None, *others, *(None,) * 5
 
 
 def _differentiate(ctx, grad):
     need_x, need_attr, need_weight, need_bias, need_table, need_param = (
         ctx.needs_input_grad[i] for i in _DIFFERENTIABLE)
-    saved = ctx.saved_tensors
-    *_, weight, _, table, _ = saved
+    *results, x, attr, weight, bias, table, param = ctx.saved_tensors[:9]
     need_attr = need_attr and (table is None or weight is not None)  # relations alone have no gradient
-    grads = backward(grad, *saved, ctx.aggr, *ctx.numbers, need_attr, need_weight or need_bias, need_table)
+    grads = backward(grad, *results, x, Structure(*ctx.saved_tensors[9:]), attr, weight, bias, table, param, ctx.aggr,
+                     *ctx.numbers, need_attr, need_weight or need_bias, need_table)
     needed = need_x, need_attr, need_weight, need_bias, need_table, need_param and ctx.aggr != "softmax_sg"
     return [value if need else None for value, need in zip(grads, needed, strict=True)]
 
@@ -161,7 +151,8 @@ def _differentiate(ctx, grad):
 def _differentiate_twice(ctx, grad):
     """Compute gradients that have gradients themselves, in plain torch with tensors of edges x channels."""
     notice.warn("aggregation: the reference computes gradients of gradients, with tensors of edges x channels")
-    *_, x, rowptr, dst, position, attr, weight, bias, table, param = ctx.saved_tensors
+    x, attr, weight, bias, table, param = ctx.saved_tensors[3:9]
+    rowptr, dst, position = ctx.saved_tensors[12:]
     # Views, as one input may have been computed from another.
     inputs = x, attr, weight, bias, table, param = [None if tensor is None else tensor.view_as(tensor)
                                                     for tensor in (x, attr, weight, bias, table, param)]

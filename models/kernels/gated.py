@@ -41,7 +41,7 @@ class _SumGated(torch.autograd.Function):
         given = [None if tensor is None else tensor.detach().float().contiguous()
                  for tensor in (key, pair, attr, weight)]
         out = torch.empty_like(given[0])
-        _call("gated_forward", given, structure[:3], given[0].size(0), given[1].size(0), out=out)
+        _call("gated_forward", given, structure.by_destination, given[0].size(0), given[1].size(0), out=out)
         ctx.save_for_backward(*given)
         ctx.structure, ctx.dtypes = structure, [None if tensor is None else tensor.dtype for tensor in (
             key, pair, attr, weight)]
@@ -56,9 +56,9 @@ class _SumGated(torch.autograd.Function):
         parts = None if weight is None else weight.new_zeros(NUM_CHUNKS, *weight.shape)
         grads = [torch.empty_like(key), torch.empty_like(pair), grad_attr, parts]
         gradient = gradient.float().contiguous()
-        _call("gated_backward_by_destination", given, ctx.structure[:3], key.size(0), pair.size(0), gradient=gradient,
-              grad_key=grads[0], grad_attr=grad_attr, grad_weight=parts)
-        _call("gated_backward_by_source", given, ctx.structure[3:], pair.size(0), key.size(0), gradient=gradient,
+        _call("gated_backward_by_destination", given, ctx.structure.by_destination, key.size(0), pair.size(0),
+              gradient=gradient, grad_key=grads[0], grad_attr=grad_attr, grad_weight=parts)
+        _call("gated_backward_by_source", given, ctx.structure.by_source, pair.size(0), key.size(0), gradient=gradient,
               grad_pair=grads[1])
         if parts is not None:
             grads[3] = parts.sum(0)

@@ -17,7 +17,7 @@ _TYPES: dict[str, Any] = {"int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64
 
 
 def read_structure(path: Path, name: str, *, types: dict[str, Any] | None = None,
-                   **counts: int) -> type[ctypes.Structure]:
+                   **counts: int) -> Any:
     """Make the ctypes structure of a C++ struct that has only fields: numbers, pointers, arrays and other structs.
 
     Args:
@@ -25,6 +25,9 @@ def read_structure(path: Path, name: str, *, types: dict[str, Any] | None = None
         name: name of the struct.
         types: structures of the other structs that it holds, by name.
         counts: constants that its arrays have as lengths.
+
+    Returns:
+        A class, whose `wide` names the tensor of each field that says whether an index tensor is int64.
 
     Raises:
         ValueError: the file has no such struct, or a field has another form.
@@ -43,18 +46,19 @@ def read_structure(path: Path, name: str, *, types: dict[str, Any] | None = None
                                  "pointer nor an array of a known length")
             field = ctypes.c_void_p if found[1] else known[kind]
             fields.append((found[2], field * counts[found[3]] if found[3] else field))
-    return type(name, (ctypes.Structure,), {"_fields_": fields, "__doc__": f"The struct {name} of {path.name}."})
+    wide = {field: field.removesuffix("_wide") for field, _ in fields if field.endswith("_wide")}
+    text = f"The struct {name} of {path.name}."
+    return type(name, (ctypes.Structure,), {"_fields_": fields, "wide": wide, "__doc__": text})
 
 
-def fill(structure: type[ctypes.Structure], tensors: dict[str, Tensor | None], **numbers) -> Any:
+def fill(structure: Any, tensors: dict[str, Tensor | None], **numbers) -> Any:
     """Fill a structure with numbers and with the addresses of tensors, made contiguous, which it keeps alive.
 
     The number of threads, and whether an index tensor is int64 (``ptr_wide`` of ``ptr``), are added where the structure
     has fields for them.
     """
     kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
-    wide = {f"{name}_wide": tensor.dtype == torch.int64 for name, tensor in kept.items()
-            if hasattr(structure, f"{name}_wide")}
+    wide = {field: kept[name].dtype == torch.int64 for field, name in structure.wide.items() if name in kept}
     filled = structure(**numbers, **wide, num_threads=torch.get_num_threads(),
                        **{name: tensor.data_ptr() for name, tensor in kept.items()})
     filled.kept = kept

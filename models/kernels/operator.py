@@ -21,7 +21,7 @@ def is_transformed() -> bool:
 
 
 class Operator:
-    """A torch custom operator without mutated arguments.
+    """A torch custom operator without mutated arguments. Lists of tensors that it takes have no gradients.
 
     torch.compile and other programs that watch operators see `definition`. Where nothing watches, a call goes straight
     to the kernel of its device: torch's dispatcher and the Python around it take longer than the kernels of a small
@@ -45,7 +45,11 @@ class Operator:
 
     def register_autograd(self, backward: Callable, *, setup_context: Callable) -> None:
         """Take derivatives as :meth:`torch.library.CustomOpDef.register_autograd` does."""
-        self.definition.register_autograd(backward, setup_context=setup_context)
+        # Where nothing watches, a list of tensors has one gradient, none; torch wants as many as there are tensors.
+        self.definition.register_autograd(lambda ctx, *gradients: tuple(
+            [gradient] * len(need) if isinstance(need, list) else gradient
+            for gradient, need in zip(backward(ctx, *gradients), ctx.needs_input_grad, strict=True)),
+            setup_context=setup_context)
         kernels = self._kernels
 
         class Function(torch.autograd.Function):

@@ -35,7 +35,7 @@ def attention(message: Tensor, source: Tensor | None, target: Tensor | None, edg
     if target is None:
         target = message.new_zeros((num_dst, message.size(1)))
     out, _, weights = ops.forward(
-        message, source, target, *structure, edge_attr, loop_attr, weight,
+        message, source, target, structure, edge_attr, loop_attr, weight,
         att, seed, score, float(slope), float(dropout), float(edge_dropout), edge_index.size(1) + (num_loops or 0),
         return_weights)
     return out, weights

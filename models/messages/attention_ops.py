@@ -1,6 +1,7 @@
 """The fused attention as torch custom operators, forward and backward, with the calls of the compiled C++ code."""
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -11,11 +12,12 @@ from parallel_epochs.models.kernels.layout import fill, read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
 from parallel_epochs.models.kernels.operator import operator
 from parallel_epochs.models.messages.attention_reference import attend
+from parallel_epochs.models.structure import Structure
 
 # The scores in the order of attention.h.
 SCORES = ("gatv2", "gat", "dot")
 # Which of forward's arguments have gradients: message, source, target, attr, loop_attr, weight and att.
-_DIFFERENTIABLE = (0, 1, 2, 9, 10, 11, 12)
+_DIFFERENTIABLE = (0, 1, 2, 4, 5, 6, 7)
 
 
 AttentionProblem = read_structure(Path(__file__).with_name("attention.h"), "AttentionProblem")
@@ -31,12 +33,11 @@ def needs_sources(score: str, message: Tensor, attr: Tensor | None) -> bool:
 
 @operator("attention")
 def forward(
-    message: Tensor, source: Tensor | None, target: Tensor, indptr: Tensor, src: Tensor, position: Tensor | None,
-    rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
-    attr: Tensor | None, loop_attr: Tensor | None, weight: Tensor | None, att: Tensor | None, seed: Tensor,
-    score: str, slope: float, dropout: float, edge_dropout: float, num_positions: int, return_weights: bool,
+    message: Tensor, source: Tensor | None, target: Tensor, edges: Sequence[Tensor | None], attr: Tensor | None,
+    loop_attr: Tensor | None, weight: Tensor | None, att: Tensor | None, seed: Tensor, score: str, slope: float,
+    dropout: float, edge_dropout: float, num_positions: int, return_weights: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Attend by destination. Each index tensor is int32 or int64.
+    """Attend by destination.
 
     All floating-point tensors are float32. The GPU kernel reads 16 bits, too, but for `weight` and `att`.
 
@@ -44,13 +45,8 @@ def forward(
         message: [num_src, heads, channels].
         source: [num_src, heads, channels] for "dot", [num_src, heads] for "gat".
         target: [num_dst, heads, channels], for "gat" [num_dst, heads].
-        indptr: first edge of each destination [num_dst + 1].
-        src: sources of the edges sorted by destination.
-        position: number of each of these edges in the caller's order. None: in order.
-        rowptr: first edge of each source [num_src + 1]. Backward reads it and the next two if
+        edges: the fields of a :class:`models.structure.Structure`. Backward reads the order by source if
             :func:`needs_sources`.
-        dst: destinations of the edges sorted by source.
-        position_by_src: number of each of these edges in the caller's order. None: in order.
         attr: edge features of the first positions [num_edges, edge_dim].
         loop_attr: edge features of the others [num_loops, edge_dim].
         weight: linear encoder of the edge features [heads * channels, edge_dim], for "gat" [heads, edge_dim].
@@ -68,8 +64,8 @@ def forward(
         [num_positions, heads], which have no elements if they were not asked for.
     """
     out, lse, weights = allocate_outputs(message, target, num_positions, return_weights)
-    _call(LIBRARY.get().attention_forward, message, source, target, indptr, src, position, attr, loop_attr, weight,
-          att, seed, score, slope, dropout, edge_dropout, num_positions, out=out, lse=lse,
+    _call(LIBRARY.get().attention_forward, message, source, target, Structure(*edges).by_destination, attr, loop_attr,
+          weight, att, seed, score, slope, dropout, edge_dropout, num_positions, out=out, lse=lse,
           weights=weights.zero_() if return_weights else None)
     return out, lse, weights
 
@@ -84,17 +80,17 @@ def allocate_outputs(message: Tensor, target: Tensor, num_positions: int,
 
 
 @forward.register_fake
-def _(message, source, target, indptr, src, position, rowptr, dst, position_by_src, attr, loop_attr, weight, att, seed,
-      score, slope, dropout, edge_dropout, num_positions, return_weights):
+def _(message, source, target, edges, attr, loop_attr, weight, att, seed, score, slope, dropout, edge_dropout,
+      num_positions, return_weights):
     return allocate_outputs(message, target, num_positions, return_weights)
 
 
 @operator("attention_backward")
 def backward(
-    grad: Tensor, out: Tensor, lse: Tensor, message: Tensor, source: Tensor | None, target: Tensor, indptr: Tensor,
-    src: Tensor, position: Tensor | None, rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
-    attr: Tensor | None, loop_attr: Tensor | None, weight: Tensor | None, att: Tensor | None, seed: Tensor, score: str,
-    slope: float, dropout: float, edge_dropout: float, num_positions: int, need_attr: bool,
+    grad: Tensor, out: Tensor, lse: Tensor, message: Tensor, source: Tensor | None, target: Tensor,
+    edges: Sequence[Tensor | None], attr: Tensor | None, loop_attr: Tensor | None, weight: Tensor | None,
+    att: Tensor | None, seed: Tensor, score: str, slope: float, dropout: float,
+    edge_dropout: float, num_positions: int, need_attr: bool,
 ) -> list[Tensor]:
     """Compute the gradients of :func:`forward`.
 
@@ -113,9 +109,9 @@ def backward(
     given = message, source, target, attr if need_attr else None, loop_attr if need_attr else None, weight, att
     written = {f"grad_{name}": value for name, value, tensor in zip(names, grads, given, strict=True)
                if tensor is not None}
-    by_source = needs_sources(score, message, attr)
-    edges = (rowptr, dst, position_by_src) if by_source else (indptr, src, position)
-    _call(LIBRARY.get().attention_backward, message, source, target, *edges, attr, loop_attr, weight,
+    structure = Structure(*edges)
+    order = structure.by_source if needs_sources(score, message, attr) else structure.by_destination
+    _call(LIBRARY.get().attention_backward, message, source, target, order, attr, loop_attr, weight,
           att, seed, score, slope, dropout, edge_dropout, num_positions, gradient=grad, out=out, lse=lse, **written)
     return grads
 
@@ -130,13 +126,14 @@ def allocate_gradients(message, source, target, attr, loop_attr, weight, att, ne
 
 
 @backward.register_fake
-def _(grad, out, lse, message, source, target, indptr, src, position, rowptr, dst, position_by_src, attr, loop_attr,
-      weight, att, seed, score, slope, dropout, edge_dropout, num_positions, need_attr):
+def _(grad, out, lse, message, source, target, edges, attr, loop_attr, weight, att, seed, score, slope, dropout,
+      edge_dropout, num_positions, need_attr):
     return allocate_gradients(message, source, target, attr, loop_attr, weight, att, need_attr)
 
 
-def _call(function, message, source, target, ptr, other, position, attr, loop_attr, weight, att, seed, score, slope,
-          dropout, edge_dropout, num_positions, **arrays) -> None:
+def _call(function, message, source, target, order, attr, loop_attr, weight, att, seed, score, slope, dropout,
+          edge_dropout, num_positions, **arrays) -> None:
+    ptr, other, position = order
     problem = fill(
         AttentionProblem,
         dict(message=message, source=source, target=target, ptr=ptr, other=other, position=position, attr=attr,
@@ -155,16 +152,17 @@ def _call(function, message, source, target, ptr, other, position, attr, loop_at
 
 
 def _setup_context(ctx, inputs, output):
-    *tensors, ctx.score, ctx.slope, ctx.dropout, ctx.edge_dropout, ctx.num_positions, return_weights = inputs
-    assert tensors[6] is not None or not needs_sources(ctx.score, tensors[0], tensors[9]), "edges by source are missing"
+    *nodes, edges, attr, loop_attr, weight, att, seed, ctx.score = inputs[:10]
+    *ctx.numbers, return_weights = inputs[10:]
+    assert edges[3] is not None or not needs_sources(ctx.score, nodes[0], attr), "edges by source are missing"
     out, lse, weights = output
     ctx.mark_non_differentiable(*((lse,) if return_weights else (lse, weights)))
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(out, lse, *tensors)
+    ctx.save_for_backward(out, lse, *nodes, attr, loop_attr, weight, att, seed, *edges)
 
 
 def _backward(ctx, grad, _, grad_weights):
-    grads = [None] * 20
+    grads = [None] * 15
     if grad is not None or grad_weights is not None:
         by_reference = torch.is_grad_enabled() or grad_weights is not None
         differentiate = _differentiate_by_reference if by_reference else _differentiate
@@ -174,9 +172,9 @@ def _backward(ctx, grad, _, grad_weights):
 
 
 def _differentiate(ctx, grad, _):
-    need_attr = ctx.needs_input_grad[9] or ctx.needs_input_grad[10]
-    grads = backward(grad, *ctx.saved_tensors, ctx.score, ctx.slope, ctx.dropout, ctx.edge_dropout, ctx.num_positions,
-                     need_attr)
+    need_attr = ctx.needs_input_grad[4] or ctx.needs_input_grad[5]
+    results, features, edges = ctx.saved_tensors[:5], ctx.saved_tensors[5:10], Structure(*ctx.saved_tensors[10:])
+    grads = backward(grad, *results, edges, *features, ctx.score, *ctx.numbers, need_attr)
     return [value if ctx.needs_input_grad[i] else None for i, value in zip(_DIFFERENTIABLE, grads, strict=True)]
 
 
@@ -184,8 +182,8 @@ def _differentiate_by_reference(ctx, grad, grad_weights):
     """Compute gradients of the weights, or gradients that have gradients themselves, in plain torch."""
     notice.warn("attention: the reference computes gradients of attention weights and gradients of gradients, with "
                 "tensors of edges x channels")
-    _, _, message, source, target, indptr, src, position, _, _, _, attr, loop_attr, weight, att, seed = \
-        ctx.saved_tensors
+    _, _, message, source, target, attr, loop_attr, weight, att, seed, indptr, src, position, *_ = ctx.saved_tensors
+    slope, dropout, edge_dropout, num_positions = ctx.numbers
     dst = torch.arange(target.size(0), device=src.device).repeat_interleave(indptr.diff().long())
     src = src[:dst.numel()]
     position = torch.arange(dst.numel(), device=src.device) if position is None else position[:dst.numel()]
@@ -194,8 +192,8 @@ def _differentiate_by_reference(ctx, grad, grad_weights):
         inputs = [None if tensor is None else tensor.view_as(tensor)
                   for tensor in (message, source, target, attr, loop_attr, weight, att)]
         wide = [None if tensor is None else tensor.float() for tensor in inputs]
-        results = attend(src, dst, position, *wide, seed, score=ctx.score, slope=ctx.slope, dropout=ctx.dropout,
-                         edge_dropout=ctx.edge_dropout, num_dst=target.size(0), num_positions=ctx.num_positions)
+        results = attend(src, dst, position, *wide, seed, score=ctx.score, slope=slope, dropout=dropout,
+                         edge_dropout=edge_dropout, num_dst=target.size(0), num_positions=num_positions)
         given = [(result, value) for result, value in zip(results, (grad, grad_weights), strict=True)
                  if value is not None]
         needed = [i for i, at in enumerate(_DIFFERENTIABLE) if ctx.needs_input_grad[at]]

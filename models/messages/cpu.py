@@ -43,29 +43,29 @@ def check_status(status: int, problem: ctypes.Structure) -> None:
 
 
 class Walk:
-    """A pass over edges that are sorted by row, or, without `ptr`, over edges in any order.
+    """A pass over edges that are sorted by row, or over edges in any order.
 
     Args:
         names: of the operands whose rows are those of the walk's rows and of the nodes at the other ends.
         sizes: numbers of these nodes.
-        ptr: first edge of each row [num_rows + 1], or none.
-        other: node at the other end of each edge [num_edges].
-        position: row of each edge in arrays of edges [num_edges], or none if they are in order; without `ptr`, the node
-            of the edge's row.
+        order: first edge of each row [num_rows + 1] or none; node at the other end of each edge [num_edges]; and row of
+            each edge in arrays of edges [num_edges], or none if they are in order. Without the first tensor, the last
+            one has the node of each edge's row.
         message: what is computed on each edge; ``dot`` is a product here, and ``exp`` that of a difference.
         operands: those of the message by name, of any dtype in `DTYPES`; "g" is a second operand of the edges.
         shape: of the full message of an edge, before ``dot`` sums its last dimension.
     """
 
-    def __init__(self, names: tuple[str, str], sizes: tuple[int, int], ptr: Tensor | None, other: Tensor,
-                 position: Tensor | None, message: Message, operands: dict[str, Tensor], shape: torch.Size):
+    def __init__(self, names: tuple[str, str], sizes: tuple[int, int], order: tuple, message: Message,
+                 operands: dict[str, Tensor], shape: torch.Size):
         self._places = {names[0]: "row", names[1]: "other", "e": "edge", "g": "edge"}
         self._shape = shape
         self._kept: list[Tensor] = []  # whose addresses the problem has
         operation = "mul" if message.operation == "dot" else message.operation
         self._problem = fill(
-            MessageProblem, dict(ptr=ptr, other=other, position=position), num_rows=sizes[0], num_others=sizes[1],
-            num_edges=other.numel(), channels=shape.numel(), operation=OPERATIONS.index(operation))
+            MessageProblem, dict(zip(("ptr", "other", "position"), order, strict=True)), num_rows=sizes[0],
+            num_others=sizes[1], num_edges=order[1].numel(), channels=shape.numel(),
+            operation=OPERATIONS.index(operation))
         for field, name in zip(("left", "right"), message.names):
             setattr(self._problem, field, self._operand(operands[name], name))
 

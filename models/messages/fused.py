@@ -1,5 +1,7 @@
 """The fused operators, which compute what the reference does: they find the sorted edges and call the kernels."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
@@ -52,21 +54,21 @@ def update_all(call: Call, reduce: str) -> Tensor:
         if call.message.operation == "copy":  # the walk multiplies its sums on the way
             name = call.message.left
             call, share = call._replace(name=f"{name}_mul_v", operands=call.operands | {"v": share}), None
-    out, _, _ = ops.update_all(*_operands(call), *structure, num_src, call.name, reduce, save)
+    out, _, _ = ops.update_all(*_operands(call), structure, num_src, call.name, reduce, save)
     return (out if share is None else out * share).to(call.dtype)
 
 
 def apply_edges(call: Call) -> Tensor:
     """Compute :func:`models.messages.apply_edges`."""
     edge_index = call.edge_index
-    structure: tuple[Tensor | None, ...] = (None,) * 6
+    structure: Sequence[Tensor | None] = (None,) * 6
     num_src, num_dst = (_bound(count) for count in (call.num_src, call.num_dst))
     if _needs_gradient(call):
         structure, num_src = _find_structure(call)
         num_dst = structure[0].numel() - 1
     ends = _ends(edge_index)
     try:
-        return ops.apply_edges(*_operands(call), ends, *structure, num_src, num_dst, call.name, call.dtype)
+        return ops.apply_edges(*_operands(call), ends, structure, num_src, num_dst, call.name, call.dtype)
     except IndexError:
         check_ends(ends, call.num_src, call.num_dst)
         raise
@@ -74,8 +76,8 @@ def apply_edges(call: Call) -> Tensor:
 
 def edge_softmax(call: Call) -> Tensor:
     """Compute :func:`models.messages.edge_softmax` of a call of ``copy_e``."""
-    (indptr, src, position, *_), num_src = _find_structure(call)
-    return ops.edge_softmax(call.operands["e"], _ends(call.edge_index), indptr, src, position, num_src)
+    structure, num_src = _find_structure(call)
+    return ops.edge_softmax(call.operands["e"], _ends(call.edge_index), structure, num_src)
 
 
 def _ends(edge_index: Tensor) -> Tensor:

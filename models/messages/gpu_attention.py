@@ -5,6 +5,7 @@ waits for the device.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from parallel_epochs.models.aggregate import gpu, gpu_backward
 from parallel_epochs.models.messages import attention_ops, gpu_attention_backward, gpu_attention_forward
+from parallel_epochs.models.structure import Structure
 
 _LOG2_E = 1.4426950408889634
 
@@ -36,16 +38,15 @@ def _options(channels: int, slope: float, dropout: float, edge_dropout: float) -
 
 
 def forward(
-    message: Tensor, source: Tensor | None, target: Tensor, indptr: Tensor, src: Tensor, position: Tensor | None,
-    rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
-    attr: Tensor | None, loop_attr: Tensor | None, weight: Tensor | None, att: Tensor | None, seed: Tensor,
-    score: str, slope: float, dropout: float, edge_dropout: float, num_positions: int, return_weights: bool,
+    message: Tensor, source: Tensor | None, target: Tensor, edges: Sequence[Tensor | None], attr: Tensor | None,
+    loop_attr: Tensor | None, weight: Tensor | None, att: Tensor | None, seed: Tensor, score: str, slope: float,
+    dropout: float, edge_dropout: float, num_positions: int, return_weights: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute :func:`attention_ops.forward`; message, source, target and features in float32 or 16 bits."""
     out, lse, weights = attention_ops.allocate_outputs(message, target, num_positions, return_weights)
     weights.zero_()
     message, source, target, indptr, src, position, attr, loop_attr, weight, att = gpu.make_contiguous(
-        message, source, target, indptr, src, position, attr, loop_attr, weight, att)
+        message, source, target, *Structure(*edges).by_destination, attr, loop_attr, weight, att)
     cut = gpu.plan(indptr, src, message.size(0), position, num_positions)
     blocks = _choose_blocks(message, attr, score, elements=512)
     grid, channels = (cut.num_chunks, blocks["H"]), blocks["C"]
@@ -65,16 +66,15 @@ def forward(
 
 
 def backward(
-    grad: Tensor, out: Tensor, lse: Tensor, message: Tensor, source: Tensor | None, target: Tensor, indptr: Tensor,
-    src: Tensor, position: Tensor | None, rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
-    attr: Tensor | None, loop_attr: Tensor | None, weight: Tensor | None, att: Tensor | None, seed: Tensor, score: str,
-    slope: float, dropout: float, edge_dropout: float, num_positions: int, need_attr: bool,
+    grad: Tensor, out: Tensor, lse: Tensor, message: Tensor, source: Tensor | None, target: Tensor,
+    edges: Sequence[Tensor | None], attr: Tensor | None, loop_attr: Tensor | None, weight: Tensor | None,
+    att: Tensor | None, seed: Tensor, score: str, slope: float, dropout: float,
+    edge_dropout: float, num_positions: int, need_attr: bool,
 ) -> list[Tensor]:
     """Compute :func:`attention_ops.backward`."""
-    assert rowptr is not None and dst is not None
     grads = attention_ops.allocate_gradients(message, source, target, attr, loop_attr, weight, att, need_attr)
-    grad, message, source, target, indptr, src, position, rowptr, dst, position_by_src = gpu.make_contiguous(
-        grad, message, source, target, indptr, src, position, rowptr, dst, position_by_src)
+    structure = Structure(*gpu.make_contiguous(*edges))
+    grad, message, source, target = gpu.make_contiguous(grad, message, source, target)
     attr, loop_attr, weight, att = gpu.make_contiguous(attr, loop_attr, weight, att)
     blocks = _choose_blocks(message, attr, score, elements=256)
     numbers = _options(blocks["C"], slope, dropout, edge_dropout)
@@ -84,8 +84,8 @@ def backward(
                    products, lse.size(0), H=blocks["H"], C=blocks["C"], BLOCK_N=gpu.PACK_ROWS,
                    BLOCK_C=blocks["BLOCK_C"], num_warps=4)
         nodes, features = (message, source, target), (attr, loop_attr, weight, att, seed, grad, lse, products)
-        _run_by_destination(nodes, (indptr, src, position), features, grads, num_positions, numbers, blocks, need_attr)
-        _run_by_source(nodes, (rowptr, dst, position_by_src), features, grads, num_positions, numbers, blocks)
+        _run_by_destination(nodes, structure.by_destination, features, grads, num_positions, numbers, blocks, need_attr)
+        _run_by_source(nodes, structure.by_source, features, grads, num_positions, numbers, blocks)
     return grads
 
 

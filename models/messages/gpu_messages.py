@@ -3,6 +3,8 @@
 Chunks, blocks and the order of sums depend only on the sizes, never on the machine. Nothing waits for the device.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 from torch import Tensor
@@ -10,6 +12,7 @@ from torch import Tensor
 from parallel_epochs.models.aggregate import gpu, gpu_backward
 from parallel_epochs.models.messages import gpu_messages_kernels, ops
 from parallel_epochs.models.messages.inputs import MESSAGES
+from parallel_epochs.models.structure import Structure
 
 
 def _describe_sides(message: str, operands: dict[str, Tensor], shape: torch.Size) -> tuple[list, dict]:
@@ -41,15 +44,14 @@ def _choose_blocks(channels: int, group: int | None = None) -> dict:
 
 
 def update_all(
-    u: Tensor | None, v: Tensor | None, e: Tensor | None, indptr: Tensor, src: Tensor, position: Tensor | None,
-    rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None, num_src: int, message: str, reduce: str,
-    save: bool,
+    u: Tensor | None, v: Tensor | None, e: Tensor | None, edges: Sequence[Tensor | None], num_src: int, message: str,
+    reduce: str, save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute :func:`ops.update_all` for sum, max and min."""
-    out, stat, stat2 = ops.allocate_rows(u, v, e, indptr, message, reduce, save)
+    out, stat, stat2 = ops.allocate_rows(u, v, e, edges, message, reduce, save)
     if out.numel() == 0:
         return out, stat, stat2
-    indptr, src, position = gpu.make_contiguous(indptr, src, position)
+    indptr, src, position = gpu.make_contiguous(*Structure(*edges).by_destination)
     tensors, sides = _describe_sides(message, ops.named(u, v, e), out.shape[1:])
     blocks = _choose_blocks(out[0].numel())
     cut = gpu.plan(indptr, src, num_src, position, src.numel())
@@ -67,32 +69,30 @@ def update_all(
 
 def backward(
     grad: Tensor, out: Tensor | None, stat: Tensor | None, stat2: Tensor | None, u: Tensor | None, v: Tensor | None,
-    e: Tensor | None, indptr: Tensor, src: Tensor, position: Tensor | None, rowptr: Tensor | None, dst: Tensor | None,
-    position_by_src: Tensor | None, num_src: int, message: str, reduce: str, needed: str,
+    e: Tensor | None, edges: Sequence[Tensor | None], num_src: int, message: str, reduce: str, needed: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute :func:`ops.backward` for sum, max and min."""
-    operands, shape = ops.named(u, v, e), grad.shape[1:]
+    operands, shape, structure = ops.named(u, v, e), grad.shape[1:], Structure(*edges)
     factor, second = gpu.make_contiguous(*ops.find_factors(grad, out, stat, stat2, reduce))
     grads = ops.allocate_gradients(u, v, e, needed)
     sides = {name: side + 1 for side, name in enumerate(MESSAGES[message].names) if name in needed}
     full = {name: grad.new_empty((operands[name].size(0), *shape)) for name in "uv" if name in needed}
     common = message, operands, shape, factor, second, reduce
     if "u" in needed:
-        assert rowptr is not None and dst is not None
-        _run_backward(*common, rowptr, dst, position_by_src, indptr.size(0) - 1, by_source=True, row_side=sides["u"],
+        _run_backward(*common, structure.by_source, structure.indptr.size(0) - 1, by_source=True, row_side=sides["u"],
                       grad_row=full["u"])
     if "v" in needed or "e" in needed:
-        _run_backward(*common, indptr, src, position, num_src, by_source=False, row_side=sides.get("v", 0),
+        _run_backward(*common, structure.by_destination, num_src, by_source=False, row_side=sides.get("v", 0),
                       grad_row=full.get("v"), edge_side=sides.get("e", 0), grad_edge=grads[2])
     first, other = (ops.sum_to(full[name], operands[name]) if name in full else empty
                     for name, empty in zip("uv", grads))
     return first, other, grads[2]
 
 
-def _run_backward(message, operands, shape, factor, second, reduce, ptr, other, position, num_others, *, by_source,
-                  row_side, grad_row, edge_side=0, grad_edge=None) -> None:
+def _run_backward(message, operands, shape, factor, second, reduce, order, num_others, *, by_source, row_side,
+                  grad_row, edge_side=0, grad_edge=None) -> None:
     """Write the gradients of the operand of the rows and of that of the edges."""
-    ptr, other, position = gpu.make_contiguous(ptr, other, position)
+    ptr, other, position = gpu.make_contiguous(*order)
     channels, width = shape.numel(), operands["e"][0].numel() if edge_side and len(operands["e"]) else 0
     if channels == 0 or ptr.numel() == 1:
         return

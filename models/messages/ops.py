@@ -1,5 +1,7 @@
 """The fused operators of messages as torch custom operators: forward and backward."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -8,6 +10,7 @@ from parallel_epochs.models.kernels.operator import operator
 from parallel_epochs.models.messages import reference
 from parallel_epochs.models.messages.cpu import Walk
 from parallel_epochs.models.messages.inputs import MESSAGES, Message, align
+from parallel_epochs.models.structure import Structure
 
 # What backward needs of the rows: ties; the number of zeros, and the product of the others.
 _NUM_STATS = {"max": 1, "min": 1, "prod": 2}
@@ -17,10 +20,8 @@ _EXP, _PRODUCT = Message("e", "exp", "v"), Message("e", "mul", "g")
 
 @operator("update_all")
 def update_all(
-    u: Tensor | None, v: Tensor | None, e: Tensor | None,
-    indptr: Tensor, src: Tensor, position: Tensor | None,
-    rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
-    num_src: int, message: str, reduce: str, save: bool,
+    u: Tensor | None, v: Tensor | None, e: Tensor | None, edges: Sequence[Tensor | None], num_src: int, message: str,
+    reduce: str, save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Reduce messages by destination.
 
@@ -28,12 +29,8 @@ def update_all(
         u: values of the source nodes [num_src, *trailing], float32.
         v: values of the destination nodes [num_dst, *trailing], float32.
         e: values of the edges [num_edges, *trailing], float32 or 16 bits.
-        indptr: first edge of each destination [num_dst + 1]; it and the next five are a Structure.
-        src: sources of the edges sorted by destination [num_edges].
-        position: rows in `e` of the edges sorted by destination [num_edges]. None: in order.
-        rowptr: first edge of each source [num_src + 1]. Only the gradient of `u` needs it and the next two.
-        dst: destinations of the edges sorted by source [num_edges].
-        position_by_src: rows in `e` of the edges sorted by source [num_edges]. None: in order.
+        edges: the fields of a :class:`models.structure.Structure`; positions are rows in `e`. Only the gradient of `u`
+            needs the order by source.
         num_src: number of source nodes.
         message: one of `MESSAGES`, but no ``dot``.
         reduce: "sum", "max", "min" or "prod".
@@ -44,14 +41,15 @@ def update_all(
         number of ties, for prod the number of zeros and the product of all others. A tensor that is not needed has no
         elements.
     """
-    out, stat, stat2 = allocate_rows(u, v, e, indptr, message, reduce, save)
-    walk = _by_destination(u, v, e, indptr, src, position, num_src, message)
+    out, stat, stat2 = allocate_rows(u, v, e, edges, message, reduce, save)
+    walk = _by_destination(u, v, e, edges, num_src, message)
     walk.forward(reduce, out=out, stat=stat, stat2=stat2)
     return out, stat, stat2
 
 
-def allocate_rows(u, v, e, indptr, message, reduce, save):
+def allocate_rows(u, v, e, edges, message, reduce, save):
     """Return empty tensors for what :func:`update_all` computes."""
+    indptr = edges[0]
     shape = (indptr.size(0) - 1, *_message_shape(message, u, v, e))
     num_stats = _NUM_STATS.get(reduce, 0) if save else 0
     shapes = (shape, *(shape if i < num_stats else (0,) for i in range(2)))
@@ -59,22 +57,20 @@ def allocate_rows(u, v, e, indptr, message, reduce, save):
 
 
 @update_all.register_fake
-def _(u, v, e, indptr, src, position, rowptr, dst, position_by_src, num_src, message, reduce, save):
-    return allocate_rows(u, v, e, indptr, message, reduce, save)
+def _(u, v, e, edges, num_src, message, reduce, save):
+    return allocate_rows(u, v, e, edges, message, reduce, save)
 
 
 @operator("apply_edges")
 def apply_edges(
-    u: Tensor | None, v: Tensor | None, e: Tensor | None, ends: Tensor,
-    indptr: Tensor | None, src: Tensor | None, position: Tensor | None,
-    rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
-    num_src: int, num_dst: int, message: str, dtype: torch.dtype,
+    u: Tensor | None, v: Tensor | None, e: Tensor | None, ends: Tensor, edges: Sequence[Tensor | None], num_src: int,
+    num_dst: int, message: str, dtype: torch.dtype,
 ) -> Tensor:
     """Compute the message of every edge.
 
     Args:
-        ends: source and destination of each edge [2, num_edges], in any order; the Structure of the same edges is for
-            backward only.
+        ends: source and destination of each edge [2, num_edges], in any order.
+        edges: the fields of a :class:`models.structure.Structure` of the same edges, for backward only.
         message: one of `MESSAGES`.
         dtype: of the result; float32, bfloat16 or float16.
 
@@ -82,8 +78,8 @@ def apply_edges(
         [num_edges, *trailing], in the order of `ends`.
     """
     out = _allocate_edges(u, v, e, ends, message, dtype)
-    walk = Walk(("v", "u"), (num_dst, num_src), None, ends[0], ends[1], MESSAGES[message],
-                named(u, v, e), _full_shape(message, u, v, e))
+    walk = Walk(("v", "u"), (num_dst, num_src), (None, *ends), MESSAGES[message], named(u, v, e),
+                _full_shape(message, u, v, e))
     walk.forward("none", edge_out=out)
     return out
 
@@ -93,52 +89,54 @@ def _allocate_edges(u, v, e, ends, message, dtype):
 
 
 @apply_edges.register_fake
-def _(u, v, e, ends, indptr, src, position, rowptr, dst, position_by_src, num_src, num_dst, message, dtype):
+def _(u, v, e, ends, edges, num_src, num_dst, message, dtype):
     return _allocate_edges(u, v, e, ends, message, dtype)
 
 
 @operator("edge_softmax")
-def edge_softmax(scores: Tensor, ends: Tensor, indptr: Tensor, src: Tensor, position: Tensor | None,
-                 num_src: int) -> Tensor:
+def edge_softmax(scores: Tensor, ends: Tensor, edges: Sequence[Tensor | None], num_src: int) -> Tensor:
     """Compute the softmax of scores [num_edges, *heads] over the edges of each destination.
 
     Args:
         ends: source and destination of each edge [2, num_edges], in any order.
-        indptr: first edge of each destination [num_dst + 1]; it and the next two are the same edges sorted.
+        edges: the fields of a :class:`models.structure.Structure` of the same edges, sorted by destination at least.
     """
-    largest, sums = (indptr.new_empty((indptr.size(0) - 1, *scores.shape[1:]), dtype=torch.float32) for _ in range(2))
-    _by_destination(None, None, scores, indptr, src, position, num_src, "copy_e").forward("max", out=largest)
+    order = Structure(*edges).by_destination
+    sizes = order[0].size(0) - 1, num_src
+    largest, sums = (scores.new_empty((sizes[0], *scores.shape[1:]), dtype=torch.float32) for _ in range(2))
+    _by_destination(None, None, scores, edges, num_src, "copy_e").forward("max", out=largest)
     operands = {"e": scores, "v": largest}
-    walk = Walk(("v", "u"), (indptr.size(0) - 1, num_src), indptr, src, position, _EXP, operands, scores.shape[1:])
+    walk = Walk(("v", "u"), sizes, order, _EXP, operands, scores.shape[1:])
     walk.forward("sum", out=sums)
     return _apply_unsorted(_EXP, operands, ends, 1 / sums)
 
 
 @edge_softmax.register_fake
-def _(scores, ends, indptr, src, position, num_src):
+def _(scores, ends, edges, num_src):
     return scores.new_empty(scores.shape)
 
 
 @operator("edge_softmax_backward")
-def edge_softmax_backward(grad: Tensor, out: Tensor, ends: Tensor, indptr: Tensor, src: Tensor,
-                          position: Tensor | None, num_src: int) -> Tensor:
+def edge_softmax_backward(grad: Tensor, out: Tensor, ends: Tensor, edges: Sequence[Tensor | None],
+                          num_src: int) -> Tensor:
     """Compute the gradient of :func:`edge_softmax` from that of its result."""
-    sums = indptr.new_empty((indptr.size(0) - 1, *out.shape[1:]), dtype=torch.float32)
+    order = Structure(*edges).by_destination
+    sums = out.new_empty((order[0].size(0) - 1, *out.shape[1:]), dtype=torch.float32)
     operands = {"e": out, "g": grad}
-    walk = Walk(("v", "u"), (indptr.size(0) - 1, num_src), indptr, src, position, _PRODUCT, operands, out.shape[1:])
+    walk = Walk(("v", "u"), (sums.size(0), num_src), order, _PRODUCT, operands, out.shape[1:])
     walk.forward("sum", out=sums)
     return _apply_unsorted(_PRODUCT, operands, ends, sums)
 
 
 @edge_softmax_backward.register_fake
-def _(grad, out, ends, indptr, src, position, num_src):
+def _(grad, out, ends, edges, num_src):
     return out.new_empty(out.shape)
 
 
 def _apply_unsorted(message, operands, ends, second):
     scores = operands["e"]
     out = torch.empty_like(scores, memory_format=torch.contiguous_format)
-    walk = Walk(("v", "u"), (second.size(0), torch.iinfo(torch.int64).max), None, ends[0], ends[1], message, operands,
+    walk = Walk(("v", "u"), (second.size(0), torch.iinfo(torch.int64).max), (None, *ends), message, operands,
                 scores.shape[1:])
     walk.forward("none", edge_out=out, second=second)
     return out
@@ -147,10 +145,8 @@ def _apply_unsorted(message, operands, ends, second):
 @operator("messages_backward")
 def backward(
     grad: Tensor, out: Tensor | None, stat: Tensor | None, stat2: Tensor | None,
-    u: Tensor | None, v: Tensor | None, e: Tensor | None,
-    indptr: Tensor, src: Tensor, position: Tensor | None,
-    rowptr: Tensor | None, dst: Tensor | None, position_by_src: Tensor | None,
-    num_src: int, message: str, reduce: str, needed: str,
+    u: Tensor | None, v: Tensor | None, e: Tensor | None, edges: Sequence[Tensor | None], num_src: int, message: str,
+    reduce: str, needed: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of :func:`update_all`, or of :func:`apply_edges` if `reduce` is "none".
 
@@ -175,12 +171,13 @@ def backward(
     by_source = edge if "u" in needed and e is not None and e.shape[1:].numel() < shape.numel() else {}
     by_destination = {} if by_source else edge
     if "u" in needed:
-        walk = Walk(("u", "v"), (num_src, indptr.size(0) - 1), rowptr, dst, position_by_src, parsed, operands, shape)
+        structure = Structure(*edges)
+        walk = Walk(("u", "v"), (num_src, structure.indptr.size(0) - 1), structure.by_source, parsed, operands, shape)
         walk.backward(reduce, grad, second, of=of, row_side=sides["u"], out=full["u"], **by_source)
     if "v" in needed:
         by_destination = by_destination | dict(row_side=sides["v"], out=full["v"])
     if by_destination:
-        walk = _by_destination(u, v, e, indptr, src, position, num_src, message)
+        walk = _by_destination(u, v, e, edges, num_src, message)
         walk.backward(reduce, grad, second, of=of, **by_destination)
     u_and_v = (sum_to(full[name], operands[name]) if name in full else empty for name, empty in zip("uv", grads))
     return *u_and_v, grads[2]
@@ -207,8 +204,7 @@ def allocate_gradients(u, v, e, needed):
 
 
 @backward.register_fake
-def _(grad, out, stat, stat2, u, v, e, indptr, src, position, rowptr, dst, position_by_src, num_src, message, reduce,
-      needed):
+def _(grad, out, stat, stat2, u, v, e, edges, num_src, message, reduce, needed):
     return allocate_gradients(u, v, e, needed)
 
 
@@ -227,24 +223,25 @@ def _message_shape(message, u, v, e) -> tuple[int, ...]:
     return (*shape[:-1], 1) if MESSAGES[message].operation == "dot" else tuple(shape)
 
 
-def _by_destination(u, v, e, indptr, src, position, num_src, message) -> Walk:
-    return Walk(("v", "u"), (indptr.size(0) - 1, num_src), indptr, src, position, MESSAGES[message], named(u, v, e),
+def _by_destination(u, v, e, edges, num_src, message) -> Walk:
+    order = Structure(*edges).by_destination
+    return Walk(("v", "u"), (order[0].size(0) - 1, num_src), order, MESSAGES[message], named(u, v, e),
                 _full_shape(message, u, v, e))
 
 
 def _set_up_rows(ctx, inputs, output):
-    *tensors, ctx.num_src, ctx.message, ctx.reduce, save = inputs
+    *operands, edges, ctx.num_src, ctx.message, ctx.reduce, save = inputs
     assert save, "backward needs what forward saves for it"
     out, stat, stat2 = output
     ctx.mark_non_differentiable(stat, stat2)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(out if ctx.reduce in _NUM_STATS else None, stat, stat2, *tensors)
+    ctx.save_for_backward(out if ctx.reduce in _NUM_STATS else None, stat, stat2, *operands, *edges)
 
 
 def _set_up_edges(ctx, inputs, output):
-    u, v, e, _, *structure, ctx.num_src, _, ctx.message, _ = inputs
+    u, v, e, _, edges, ctx.num_src, _, ctx.message, _ = inputs
     ctx.reduce = "none"
-    ctx.save_for_backward(None, None, None, u, v, e, *structure)
+    ctx.save_for_backward(None, None, None, u, v, e, *edges)
 
 
 def _differentiate(ctx, grad):
@@ -254,7 +251,8 @@ def _differentiate(ctx, grad):
     needed = "".join(name for name, need in zip("uve", ctx.needs_input_grad) if need)
     if torch.is_grad_enabled():
         return _differentiate_twice(ctx, grad, needed)
-    grads = backward(grad, *ctx.saved_tensors, ctx.num_src, ctx.message, ctx.reduce, needed)
+    tensors = ctx.saved_tensors
+    grads = backward(grad, *tensors[:6], Structure(*tensors[6:]), ctx.num_src, ctx.message, ctx.reduce, needed)
     return [gradient if name in needed else None for name, gradient in zip("uve", grads)]
 
 
@@ -279,23 +277,23 @@ def _differentiate_twice(ctx, grad, needed):
     return [found.get(name) for name in "uve"]
 
 
-update_all.register_autograd(lambda ctx, grad, _, __: (*_differentiate(ctx, grad), *(None,) * 10),
+update_all.register_autograd(lambda ctx, grad, _, __: (*_differentiate(ctx, grad), *(None,) * 5),
                              setup_context=_set_up_rows)
-apply_edges.register_autograd(lambda ctx, grad: (*_differentiate(ctx, grad), *(None,) * 11),
+apply_edges.register_autograd(lambda ctx, grad: (*_differentiate(ctx, grad), *(None,) * 6),
                               setup_context=_set_up_edges)
 
 
 def _set_up_softmax(ctx, inputs, output):
-    scores, *edges, ctx.num_src = inputs
-    ctx.save_for_backward(scores, output, *edges)
+    scores, ends, edges, ctx.num_src = inputs
+    ctx.save_for_backward(scores, output, ends, *edges)
 
 
 def _differentiate_softmax(ctx, grad):
-    scores, out, ends, *sorted_edges = ctx.saved_tensors
+    scores, out, ends, *edges = ctx.saved_tensors
     if not torch.is_grad_enabled():
-        return edge_softmax_backward(grad, out, ends, *sorted_edges, ctx.num_src), *(None,) * 5
-    out = reference.softmax(scores.float(), ends[1], sorted_edges[0].numel() - 1)
-    return torch.autograd.grad(out, scores, grad.float(), create_graph=True)[0], *(None,) * 5
+        return edge_softmax_backward(grad, out, ends, Structure(*edges), ctx.num_src), *(None,) * 3
+    out = reference.softmax(scores.float(), ends[1], edges[0].numel() - 1)
+    return torch.autograd.grad(out, scores, grad.float(), create_graph=True)[0], *(None,) * 3
 
 
 edge_softmax.register_autograd(_differentiate_softmax, setup_context=_set_up_softmax)

@@ -1,6 +1,7 @@
 """Several reductions of what sources send, in one pass over the edges, forward and backward. For the CPU alone."""
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from parallel_epochs.models.kernels.layout import fill
 from parallel_epochs.models.kernels.operator import operator
 from parallel_epochs.models.messages import cpu, reference
 from parallel_epochs.models.messages.cpu import PARTS, SeveralProblem
-from parallel_epochs.models.structure import find_structure
+from parallel_epochs.models.structure import Structure, find_structure
 
 # Those for which backward needs the numbers of ties.
 EXTREMES = ("max", "min")
@@ -33,19 +34,17 @@ def reduce_several(edge_index: Tensor, values: Tensor, num_dst: int, parts: tupl
     """
     save = torch.is_grad_enabled() and values.requires_grad
     structure = find_structure(edge_index, values.size(0), num_dst, by_source=save)
-    found, _ = several(values.float(), structure.indptr, structure.src, structure.rowptr, structure.dst,
-                       " ".join(parts), save)
+    found, _ = several(values.float(), structure, " ".join(parts), save)
     return {name: part.to(values.dtype) for name, part in zip(parts, found, strict=True)}
 
 
 @operator("several")
-def several(values: Tensor, indptr: Tensor, src: Tensor, rowptr: Tensor | None, dst: Tensor | None, parts: str,
-            save: bool) -> tuple[Tensor, Tensor]:
+def several(values: Tensor, edges: Sequence[Tensor | None], parts: str, save: bool) -> tuple[Tensor, Tensor]:
     """Compute :func:`reduce_several`.
 
     Args:
         values: [num_src, *trailing], float32.
-        indptr, src, rowptr, dst: see :class:`models.structure.Structure`; the last two are for backward alone.
+        edges: the fields of a :class:`models.structure.Structure`. Only backward reads the order by source.
         parts: names, with blanks between them.
         save: whether backward will follow.
 
@@ -53,9 +52,9 @@ def several(values: Tensor, indptr: Tensor, src: Tensor, rowptr: Tensor | None, 
         The results [num_parts, num_dst, *trailing], and the numbers of ties of the extremes among the parts, in their
         order; none without `save`.
     """
-    results, ties = _allocate(values, indptr, parts, save)
+    results, ties = _allocate(values, edges, parts, save)
     found = dict(zip(parts.split(), results))
-    _call(indptr, src, values, results=found, ties=dict(zip(_extremes(parts), ties)))
+    _call(edges[0], edges[1], values, results=found, ties=dict(zip(_extremes(parts), ties)))
     return results, ties
 
 
@@ -63,19 +62,19 @@ def _extremes(parts: str) -> list[str]:
     return [name for name in parts.split() if name in EXTREMES]
 
 
-def _allocate(values, indptr, parts, save):
-    shape = (indptr.numel() - 1, *values.shape[1:])
+def _allocate(values, edges, parts, save):
+    shape = (edges[0].numel() - 1, *values.shape[1:])
     return (values.new_empty(len(parts.split()), *shape),
             values.new_empty(len(_extremes(parts)) if save else 0, *shape))
 
 
 @several.register_fake
-def _(values, indptr, src, rowptr, dst, parts, save):
-    return _allocate(values, indptr, parts, save)
+def _(values, edges, parts, save):
+    return _allocate(values, edges, parts, save)
 
 
 @operator("several_backward")
-def backward(gradient: Tensor, results: Tensor, ties: Tensor, values: Tensor, rowptr: Tensor, dst: Tensor,
+def backward(gradient: Tensor, results: Tensor, ties: Tensor, values: Tensor, edges: Sequence[Tensor | None],
              parts: str) -> Tensor:
     """Compute the gradient of the values of :func:`several`.
 
@@ -85,12 +84,12 @@ def backward(gradient: Tensor, results: Tensor, ties: Tensor, values: Tensor, ro
     names, counts = parts.split(), dict(zip(_extremes(parts), ties))
     gradients = {name: grad / counts[name] if name in counts else grad for name, grad in zip(names, gradient)}
     out = torch.empty_like(values, memory_format=torch.contiguous_format)
-    _call(rowptr, dst, values, results=dict(zip(names, results)), gradients=gradients, out=out)
+    _call(edges[3], edges[4], values, results=dict(zip(names, results)), gradients=gradients, out=out)
     return out
 
 
 @backward.register_fake
-def _(gradient, results, ties, values, rowptr, dst, parts):
+def _(gradient, results, ties, values, edges, parts):
     return torch.empty_like(values, memory_format=torch.contiguous_format)
 
 
@@ -113,27 +112,28 @@ def _call(ptr: Tensor, other: Tensor, values: Tensor, *, results: dict[str, Tens
 
 
 def _set_up(ctx, inputs, output):
-    values, indptr, src, rowptr, dst, ctx.parts, save = inputs
+    values, edges, ctx.parts, save = inputs
     assert save, "backward needs what forward saves for it"
     results, ties = output
     ctx.mark_non_differentiable(ties)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(results, ties, values, indptr, src, rowptr, dst)
+    ctx.save_for_backward(results, ties, values, *edges)
 
 
 def _differentiate(ctx, gradient, _):
     if gradient is None:
-        return (None,) * 7
-    results, ties, values, indptr, src, rowptr, dst = ctx.saved_tensors
+        return (None,) * 4
+    results, ties, values, *edges = ctx.saved_tensors
     if not torch.is_grad_enabled():
-        return backward(gradient, results, ties, values, rowptr, dst, ctx.parts), *(None,) * 6
+        return backward(gradient, results, ties, values, Structure(*edges), ctx.parts), *(None,) * 3
     notice.warn("messages: the reference computes gradients of gradients, with tensors of edges x channels")
+    indptr, src = edges[:2]
     to = torch.arange(indptr.numel() - 1).repeat_interleave(indptr.diff().long())
     sent = values.index_select(0, src)
     found = torch.stack([
         reference.reduce_messages(sent * sent if name == "square" else sent, to, indptr.numel() - 1,
                                   "sum" if name == "square" else name) for name in ctx.parts.split()])
-    return torch.autograd.grad(found, values, gradient, create_graph=True)[0], *(None,) * 6
+    return torch.autograd.grad(found, values, gradient, create_graph=True)[0], *(None,) * 3
 
 
 several.register_autograd(_differentiate, setup_context=_set_up)

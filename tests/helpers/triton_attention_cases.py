@@ -115,8 +115,8 @@ def test_16_bits_are_read_as_they_are(score, dtype):
             None if value is None else value.to(DEVICE, dtype).to(torch.float32 if name in ("weight", "att") else kind)
             for name, value in tensors.items())
         rest = (attr, None, weight, att, torch.zeros(1, dtype=torch.int64, device=DEVICE), score, 0.2, 0.0, 0.0, 12)
-        out, lse, _ = attention_ops.forward(message, source, target, *order, *rest, False)
-        grads = attention_ops.backward(out.cos(), out, lse, message, source, target, *order, *rest, True)
+        out, lse, _ = attention_ops.forward(message, source, target, order, *rest, False)
+        grads = attention_ops.backward(out.cos(), out, lse, message, source, target, order, *rest, True)
         assert grads[0].dtype == grads[3].dtype == kind and out.dtype == grads[5].dtype == torch.float32
         results.append([out, *grads])
     for ours, theirs in zip(*results, strict=True):
@@ -128,7 +128,7 @@ def test_operators():
     given = [None if value is None else value.to(DEVICE).requires_grad_() for value in tensors.values()]
     order = structure.find_structure(edge_index.to(DEVICE), 5, 4, by_source=True)
     seed = torch.tensor([3], device=DEVICE)
-    opcheck(attention_ops.forward, (*given[:3], *order, *given[3:], seed, "gat", 0.2, 0.1, 0.1, 8, False))
+    opcheck(attention_ops.forward, (*given[:3], order, *given[3:], seed, "gat", 0.2, 0.1, 0.1, 8, False))
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="for machines without a GPU")

@@ -221,7 +221,7 @@ def test_edges_outside_of_the_graph():
     if DEVICE == "cpu":  # on a GPU this is an assertion of the device, after which nothing else runs
         structure = sorting.sort_edges(edge_index, 12, 9)
         with pytest.raises(RuntimeError, match="an edge has an end or a row of features that does not exist"):
-            ops.forward(inputs["x"][:5], *structure, None, None, None, None, torch.ones(1), "add", 1e-7, *LIMITS, False)
+            ops.forward(inputs["x"][:5], structure, None, None, None, None, torch.ones(1), "add", 1e-7, *LIMITS, False)
 
 
 @pytest.mark.parametrize("aggr, features, dtype", [
@@ -233,11 +233,11 @@ def test_operators(aggr, features, dtype):
                              for name, kind in dtypes.items())
     structure = sorting.sort_edges(edge_index.to(DEVICE), 12, 9)
     param = torch.tensor([1.5], device=DEVICE, requires_grad=aggr != "max")
-    opcheck(ops.forward, (x, *structure, attr, weight, bias, None, param, aggr, 1e-7, *LIMITS, True))
+    opcheck(ops.forward, (x, structure, attr, weight, bias, None, param, aggr, 1e-7, *LIMITS, True))
     opcheck(sorting.sort_edges, (edge_index.to(DEVICE), 12, 9))
     with torch.no_grad():
-        outputs = ops.forward(x, *structure, attr, weight, bias, None, param, aggr, 1e-7, *LIMITS, True)
-    inputs = x, *structure[3:], attr, weight, bias, None, param
+        outputs = ops.forward(x, structure, attr, weight, bias, None, param, aggr, 1e-7, *LIMITS, True)
+    inputs = x, structure, attr, weight, bias, None, param
     given = (None if value is None else value.detach() for value in inputs)
     opcheck(ops.backward, (grad.to(DEVICE), *outputs, *given, aggr, 1e-7, *LIMITS, attr is not None,
                            weight is not None, False))

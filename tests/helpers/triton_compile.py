@@ -66,8 +66,8 @@ def compile_problem(aggr, channels, edge_dim, *, encoded=False, dtype=torch.floa
     if num_relations:
         attr = torch.zeros(2000, 1 + edge_dim, dtype=dtype)
     param = torch.zeros(1)
-    out, stat, stat2 = gpu.forward(x, *structure, attr, weight, bias, table, param, aggr, 1e-7, *LIMITS, True)
-    gpu.backward(out, out, stat, stat2, x, *structure[3:], attr, weight, bias, table, param, aggr, 1e-7, *LIMITS,
+    out, stat, stat2 = gpu.forward(x, structure, attr, weight, bias, table, param, aggr, 1e-7, *LIMITS, True)
+    gpu.backward(out, out, stat, stat2, x, structure, attr, weight, bias, table, param, aggr, 1e-7, *LIMITS,
                  need_attr, weight is not None, table is not None)
 
 
@@ -81,8 +81,8 @@ def compile_attention(score, channels, edge_dim, *, dtype=torch.float32, loops=F
     rest = (attr, torch.zeros(100, edge_dim) if loops else None, weight,
             torch.zeros(4, channels) if score == "gatv2" else None, torch.zeros(1, dtype=torch.int64), score, 0.2,
             dropout, dropout, 2000)
-    out, lse, _ = gpu_attention.forward(message, source, target, *edges, *rest, True)
-    gpu_attention.backward(out, out, lse, message, source, target, *edges, *rest, attr is not None)
+    out, lse, _ = gpu_attention.forward(message, source, target, edges, *rest, True)
+    gpu_attention.backward(out, out, lse, message, source, target, edges, *rest, attr is not None)
 
 
 def compile_messages(message, reduce, left, right, *, dtype=torch.float32, index=torch.int32):
@@ -91,8 +91,8 @@ def compile_messages(message, reduce, left, right, *, dtype=torch.float32, index
     operands = {name: torch.zeros(2000 if name == "e" else 100, *shape, dtype=dtype if name == "e" else torch.float32)
                 for name, shape in zip(parsed.names, (left, right), strict=False)}
     given = [operands.get(name) for name in "uve"]
-    results = gpu_messages.update_all(*given, *edges, 100, message, reduce, True)
-    gpu_messages.backward(results[0], *results, *given, *edges, 100, message, reduce, "".join(operands))
+    results = gpu_messages.update_all(*given, edges, 100, message, reduce, True)
+    gpu_messages.backward(results[0], *results, *given, edges, 100, message, reduce, "".join(operands))
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def test_operators():
     edge_index, operands = make("u_mul_e", (2,), (2,), 6)
     structure = sorting.sort_edges(edge_index, 5, 4)
     leaves = [operands[name].requires_grad_() for name in "ue"]
-    opcheck(ops.update_all, (leaves[0], None, leaves[1], *structure, 5, "u_mul_e", "max", True))
+    opcheck(ops.update_all, (leaves[0], None, leaves[1], structure, 5, "u_mul_e", "max", True))
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="for machines without a GPU")

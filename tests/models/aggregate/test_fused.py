@@ -354,12 +354,12 @@ def check_operators(aggr, encoded, tests, related=False):
         attr = torch.cat([torch.arange(40.0).remainder(3).unsqueeze(1), attr.detach()], dim=1).requires_grad_()
         table = torch.randn(3, 16, requires_grad=True)
     t = torch.tensor([1.5], requires_grad=aggr not in ("add", "max", "softmax_sg"))
-    opcheck(ops.forward, (x, *structure, attr, weight, bias, table, t, aggr, 1e-7, *POWER_RANGE, True),
+    opcheck(ops.forward, (x, structure, attr, weight, bias, table, t, aggr, 1e-7, *POWER_RANGE, True),
             test_utils=tests)
     opcheck(sorting.sort_edges, (edge_index, 12, 12), test_utils=tests)
     with torch.no_grad():
-        out, stat, stat2 = ops.forward(x, *structure, attr, weight, bias, table, t, aggr, 1e-7, *POWER_RANGE, True)
-        arguments = (grad, out, stat, stat2, x.detach(), *structure[3:],
+        out, stat, stat2 = ops.forward(x, structure, attr, weight, bias, table, t, aggr, 1e-7, *POWER_RANGE, True)
+        arguments = (grad, out, stat, stat2, x.detach(), structure,
                      *(None if value is None else value.detach() for value in (attr, weight, bias, table)), t.detach(),
                      aggr, 1e-7, *POWER_RANGE, True, weight is not None, related)
     opcheck(ops.backward, arguments, test_utils=tests)

@@ -215,7 +215,7 @@ def test_operators_and_compile(score):
     tensors, edge_index = problem(score)
     leaves = {name: None if value is None else value.requires_grad_() for name, value in tensors.items()}
     orders = structure.find_structure(edge_index, 23, 17, by_source=True)
-    given = (leaves["message"], leaves["source"], leaves["target"], *orders, leaves["edge_attr"], None,
+    given = (leaves["message"], leaves["source"], leaves["target"], orders, leaves["edge_attr"], None,
              leaves["weight"], leaves["att"], torch.tensor([3]), score, 0.2, 0.1, 0.1, edge_index.size(1), False)
     opcheck(attention_ops.forward, given)
 

@@ -300,17 +300,17 @@ def check_operators(tests, reductions):
     u, e = (operands[name].float().requires_grad_() for name in "ue")
     structure, num_src = fused._find_structure(read_call(edge_index, "u_mul_e", u=u, e=e, num_dst=DST))
     for reduce in reductions:
-        arguments = (u, None, e, *structure, num_src, "u_mul_e", reduce, True)
+        arguments = (u, None, e, structure, num_src, "u_mul_e", reduce, True)
         opcheck(ops.update_all, arguments, test_utils=tests)
         with torch.no_grad():
             outputs = ops.update_all(*arguments)
-        opcheck(ops.backward, (torch.ones(DST, 3, 8), *outputs, u.detach(), None, e.detach(), *structure,
+        opcheck(ops.backward, (torch.ones(DST, 3, 8), *outputs, u.detach(), None, e.detach(), structure,
                                num_src, "u_mul_e", reduce, "ue"), test_utils=tests)
     scores = torch.randn(edge_index.size(1), 4, requires_grad=True)
-    opcheck(ops.edge_softmax, (scores, edge_index, *structure[:3], num_src), test_utils=tests)
-    opcheck(ops.edge_softmax_backward, (scores.detach(), scores.detach(), edge_index, *structure[:3],
+    opcheck(ops.edge_softmax, (scores, edge_index, structure, num_src), test_utils=tests)
+    opcheck(ops.edge_softmax_backward, (scores.detach(), scores.detach(), edge_index, structure,
                                         num_src), test_utils=tests)
-    opcheck(ops.apply_edges, (u, None, e, edge_index, *structure, num_src, DST, "u_mul_e", torch.float32),
+    opcheck(ops.apply_edges, (u, None, e, edge_index, structure, num_src, DST, "u_mul_e", torch.float32),
             test_utils=tests)
 
 
