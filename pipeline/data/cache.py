@@ -10,7 +10,7 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.config import DATASETS, DataConfig
-from parallel_epochs.pipeline.data.graph import Graph, open_graph, pack, unpack, write_graph
+from parallel_epochs.pipeline.data.graph import Graph, open_graph, write_graph
 from parallel_epochs.pipeline.data.learned import Learned
 from parallel_epochs.pipeline.data.links import LinkSplit, describe_links, divide_links
 from parallel_epochs.pipeline.data.prepare import prepare
@@ -32,11 +32,9 @@ from parallel_epochs.pipeline.data.typed import refuse_propagate
 from parallel_epochs.pipeline.data.typed_links import name_relation
 from parallel_epochs.pipeline.graph import store, structure
 from parallel_epochs.pipeline.graph.components import write_component
-from parallel_epochs.pipeline.graph.ranges import check_graph, name_in
-from parallel_epochs.pipeline.graph.subgraph import induced_subgraph
-from parallel_epochs.pipeline.run import checkpoint
-from parallel_epochs.pipeline.run.errors import DamagedFile
-from parallel_epochs.pipeline.run.memory import format_bytes
+from parallel_epochs.pipeline.graph.ranges import name_in
+from parallel_epochs.pipeline.run import pulse
+from parallel_epochs.pipeline.run.errors import DamagedFile, InUse
 from parallel_epochs.pipeline.run.progress import Bar
 from parallel_epochs.pipeline.run.words import count
 
@@ -46,8 +44,8 @@ log = logging.getLogger(__name__)
 FORMAT = 4
 # The same of the pairs that links are divided into, and of graphs with scores of texts.
 LINKS_FORMAT, SCORES_FORMAT = 1, 1
-# From here on it takes seconds to read a file and compare its checksum, and the log says so beforehand.
-MANY_BYTES = 2**28
+# Seconds between two looks at a store that another process writes.
+WAITING = 0.2
 DAY = 24 * 3600
 
 
@@ -73,43 +71,27 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
         ValueError: the dataset is absent, incomplete or inconsistent.
         FileError: the cache cannot be read or written.
     """
-    if not config.propagate:
-        return _load(config, cache_dir, content_hash=content_hash, check=check)
-    ending, verify = f"-hops-{config.propagate}", content_hash is None
+    ending = f"-hops-{config.propagate}" if config.propagate else ""
     data = _load(config, cache_dir, content_hash=content_hash and content_hash.removesuffix(ending), check=check)
+    return _load_propagated(config, cache_dir, data, ending, verify=content_hash is None) if ending else data
+
+
+def _load_propagated(config: DataConfig, cache_dir: str | Path, data: Graph, ending: str, *, verify: bool) -> Graph:
+    """Open a graph with averages of its features over its edges."""
     refuse_propagate(data, config.propagate)
     if not data.edge_index.size(1):
         raise ValueError(f"data.propagate={config.propagate} averages over edges, and {config.origin()} has none")
-    path = path_of(config, cache_dir, data.content_hash, ending)
-    data.content_hash += ending
 
-    def log_begin() -> None:
+    def write(writer: store.StoreWriter) -> None:
         num_features = data.x.size(1) - data.num_categories
         log.info("data: averaging %s over %s of the whole graph", count(num_features, "feature"),
                  count(config.propagate, "hop"))
-
-    def build() -> dict:
-        log_begin()
-        x, moments = propagate(data, config.propagate)
-        return {"x": x, "moments": moments}
-
-    def write(writer: store.StoreWriter) -> None:
-        log_begin()
         write_propagated(writer, data, config.propagate)
 
-    def check_rows(path: Path, kept: Mapping) -> None:
-        if kept["x"].shape[:1] != data.x.shape[:1]:
-            raise DamagedFile(f"{name_in(path, 'x')} is damaged: it has {len(kept['x']):,} rows for "
-                              f"{data.num_nodes:,} nodes")
-
-    if not data.on_disk:
-        kept = checkpoint.keep(path, build, again="averaging the features again", verify=verify, check=check_rows)
-        data.x, data.hop_moments = kept["x"], kept.get("moments")  # which a file of before does not have
-        return data
-    path = path.with_suffix(".store")
-    propagated = _keep_store(path, write, path.name, verify=verify)
-    propagated.content_hash, propagated.on_disk = data.content_hash, True
-    return propagated
+    content_hash = data.content_hash + ending
+    out = _keep(path_of(config, cache_dir, content_hash), write, again="averaging the features again", verify=verify)
+    out.content_hash, out.on_disk = content_hash, data.on_disk
+    return out
 
 
 def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None,
@@ -119,8 +101,6 @@ def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None
     verify = content_hash is None
     content_hash = content_hash or hash_graph(config)
     path = path_of(config, cache_dir, content_hash)
-    if verify and path.is_file() and path.stat().st_size >= MANY_BYTES:
-        log.info("data: reading %s, %s", path, format_bytes(path.stat().st_size))
     prepared, reader = False, _reader(config)
 
     def build() -> Graph:
@@ -133,8 +113,7 @@ def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None
             with preparing(3) as bar:
                 reader.write_store(config, writer, bar.advance)
         else:
-            data = build()
-            write_graph(writer, data, structure=dataclasses.asdict(structure.inspect(data.edge_index)))
+            _write_inspected(writer, build())
 
     @contextlib.contextmanager
     def preparing(num_stages: int) -> Iterator[Bar]:
@@ -147,11 +126,8 @@ def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None
     if hasattr(reader, "open_graph"):
         path = Path(config.origin())
         data = reader.open_graph(path, verify=verify)
-    elif path.suffix == ".store":
-        data = _keep_store(path, write, content_hash, verify=verify)
     else:
-        data = unpack(checkpoint.keep(path, lambda: pack(build()), again="preparing the graph again",
-                                            verify=verify, check=check_graph))
+        data = _keep(path, write, again="preparing the graph again", verify=verify)
     seconds = time.perf_counter() - start
     done = f"prepared in {seconds:.1f} s, kept as {path}" if prepared else f"read from {path} in {seconds:.1f} s"
     log.log(logging.INFO if verify or prepared else logging.DEBUG, "data: %s %s", config.source, done)
@@ -193,18 +169,17 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
     def check_relation(data: Graph) -> None:
         name_relation(data, relation, config.origin())
 
-    def build() -> dict:
+    def write(writer: store.StoreWriter) -> None:
         whole = _load(config, cache_dir, check=check_relation)
         if num_hops:
             refuse_propagate(whole, num_hops)
         data = divide_links(whole, split, config.origin(), relation)
         if num_hops:
             data.x, data.hop_moments = propagate(data, num_hops)
-        return pack(data)
+        _write_inspected(writer, data)
 
-    path = path_of(config, cache_dir, content_hash, "-links")
-    data = unpack(checkpoint.keep(path, build, again="dividing the links again", verify=verify,
-                                        check=check_graph))
+    path = path_of(config, cache_dir, f"{content_hash}-links")
+    data = _keep(path, write, again="dividing the links again", verify=verify)
     data.content_hash = content_hash
     if verify:
         log.info("links: %s, in %s, %.1f s", describe_links(data, split), path, time.perf_counter() - start)
@@ -272,14 +247,13 @@ def name_graphs(config: DataConfig) -> list[str] | None:
 
 
 def path_of(config: DataConfig, cache_dir: str | Path, content_hash: str, part: str = "") -> Path:
-    """Return where a prepared graph is kept, a file or the folder of a store, or a `part` of it, a file."""
-    kind = "store" if (config.on_disk or config.is_stored) and not part else "pt"
-    return Path(cache_dir) / "graphs" / f"{config.source}-{content_hash}{part}.{kind}"
+    """Return where a prepared graph is kept, the folder of a store, or a `part` of it, a file."""
+    return Path(cache_dir) / "graphs" / f"{config.source}-{content_hash}{part}.{'pt' if part else 'store'}"
 
 
 def keep_component(config: DataConfig, cache_dir: str | Path, data: Graph, number: int, nodes: Tensor, *,
                    verify: bool = True) -> Graph:
-    """Open a component of a graph from the cache, a store if the graph is in one; it is kept first if it is not there.
+    """Open a component of a graph from the cache; it is kept first if it is not there.
 
     Args:
         data: the graph, as :func:`load` returns it.
@@ -289,54 +263,62 @@ def keep_component(config: DataConfig, cache_dir: str | Path, data: Graph, numbe
     Raises:
         FileError: it cannot be read or written.
     """
-    path = path_of(config, cache_dir, data.content_hash, f"-component-{number}")
-
-    def check_nodes(path: Path, component: Mapping | Graph) -> None:
-        if not torch.equal(component["n_id"], nodes):
+    def check(component: Graph) -> None:
+        if not torch.equal(component.n_id, nodes):
             raise DamagedFile(f"{name_in(path, 'n_id')} is damaged: it holds other nodes than component {number}")
 
-    def check(path: Path, packed: Mapping) -> None:
-        check_graph(path, packed)
-        check_nodes(path, packed)
-
-    if not data.on_disk:
-        component = unpack(checkpoint.keep(path, lambda: pack(induced_subgraph(data, nodes)),
-                                                 again="selecting it again", verify=verify, check=check))
-    else:
-        path = path.with_suffix(".store")
-        component = _keep_store(path, partial(write_component, data=data, nodes=nodes), path.name, verify=verify,
-                                check=check_nodes)
-        component.on_disk = True
+    path = path_of(config, cache_dir, f"{data.content_hash}-component-{number}")
+    component = _keep(path, partial(write_component, data=data, nodes=nodes), again="selecting it again",
+                      verify=verify, check=check)
+    component.on_disk = data.on_disk
     if not data.types.homogeneous:
         component.types = data.types.restricted_to(nodes)
     return component
 
 
-def _keep_store(path: Path, write: Callable[[store.StoreWriter], None], key: str, *, verify: bool,
-                check: Callable[[Path, Graph], None] = lambda path, data: None) -> Graph:
-    """Open the store of a graph; it is written first if it is not there, or damaged.
+def _keep(path: Path, write: Callable[[store.StoreWriter], None], *, again: str, verify: bool,
+          check: Callable[[Graph], None] = lambda data: None) -> Graph:
+    """Open the store of a graph. It is written first if it is not there or damaged; another process may do that.
 
     Args:
-        check: raises a DamagedFile for a graph that cannot be what was written; called if `verify`.
+        again: what the warning about a damaged store says is done next.
+        verify: check what the store holds.
+        check: raises a DamagedFile for a graph that cannot be what was written.
 
     Raises:
         FileError: it cannot be read or written.
     """
-    if store.is_store(path):
+    waits = False
+    while True:
+        if store.is_store(path):
+            try:
+                data = open_graph(path, verify=verify)
+                if verify:
+                    check(data)
+                return data
+            except DamagedFile as error:
+                log.warning("%s; %s", error, again)
         try:
-            data = open_graph(path, verify=verify)
-            if verify:
-                check(path, data)
-            return data
-        except DamagedFile as error:
-            log.warning("%s; preparing the graph again", error)
-    with store.StoreWriter(path, key) as writer:
-        try:
-            write(writer)
-        except ValueError:  # of the files: corrected ones are others, and nobody would go on with these
-            shutil.rmtree(writer.folder, ignore_errors=True)
-            raise
-    return open_graph(path, verify=False)
+            with store.StoreWriter(path, path.name) as writer:
+                try:
+                    write(writer)
+                except ValueError:  # of the files: corrected ones are others, and nobody would go on with these
+                    shutil.rmtree(writer.folder, ignore_errors=True)
+                    raise
+            return open_graph(path, verify=False)
+        except InUse as error:
+            if not waits:
+                log.info("data: waiting, as %s", error)
+            waits = True
+            pulse.renew()
+            time.sleep(WAITING)
+
+
+def _write_inspected(writer: store.StoreWriter, data: Graph) -> None:
+    """Write a graph with what :func:`pipeline.graph.structure.inspect` says of its edges."""
+    found = {} if data.edge_index is None else {
+        "structure": dataclasses.asdict(structure.inspect(data.edge_index))}
+    write_graph(writer, data, **found)
 
 
 def _reader(config: DataConfig) -> ModuleType:

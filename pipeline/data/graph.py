@@ -92,9 +92,10 @@ def write_graph(writer: StoreWriter, graph: Data, **values: object) -> None:
     packed = pack(graph)
     plain = {name: value for name, value in packed.items() if not isinstance(value, Tensor)}
     json.dumps(plain)  # what it cannot say is no value of a graph
-    for name, value in packed.items():
-        if isinstance(value, Tensor):
-            writer.put(name, value)
+    tensors = {name: value for name, value in packed.items() if isinstance(value, Tensor)}
+    with writer.write(**{name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}) as arrays:
+        for name, value in tensors.items():
+            arrays[name].write(0, value.contiguous().reshape(-1).numpy())
     writer.finish({**plain, **values})
 
 

@@ -1,15 +1,12 @@
 """Node features that are averaged over the neighbours, hop by hop, before the graph is cut."""
 # ruff: noqa: F722 (shapes are strings)
 
-import itertools
-from collections.abc import Callable, Iterator
-from functools import partial
+import math
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch_geometric import EdgeIndex
 
 from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.models.messages import update_all
@@ -50,24 +47,24 @@ def propagate(data: Graph, num_hops: int, moments: Float[Tensor, "num_hops 2 cha
     Raises:
         ValueError: this machine cannot hold them.
     """
-    own, categories = _split(data)
-    needed = 4 * (len(own) * categories.size(1) + own.numel() * (num_hops + 1))
-    if needed > machine_memory():
-        raise ValueError(f"data.propagate={num_hops}: the features of {len(own):,} nodes over all hops take "
+    shape = _shape_of(data, num_hops)
+    if (needed := 4 * math.prod(shape)) > machine_memory():
+        raise ValueError(f"data.propagate={num_hops}: the features of {shape[0]:,} nodes over all hops take "
                          f"{format_bytes(needed)}, but this machine has {format_bytes(machine_memory())}: lower it, or "
                          "set data.on_disk=true")
-    hops, found = zip(*_standardised_hops(own, partial(_average, data.edge_index), num_hops, moments))
-    return torch.cat([own, *hops, categories], dim=1), torch.stack(found)
+    out = np.empty(shape, np.float32)
+    found = _write_hops(out, data, num_hops, data.x.size(1), moments)
+    return torch.from_numpy(out), found
 
 
 def write_propagated(writer: StoreWriter, data: Graph, num_hops: int, *, most_bytes: int | None = None) -> None:
-    """Write the store of a graph whose features are propagated, with the numbers of :func:`propagate`.
+    """Write the store of a graph whose features are propagated, see :func:`propagate`.
 
     The other arrays are links to those of the graph's own store, or copies where the file system has no such links.
     The columns are propagated some at a time, and each hop reads the edges once.
 
     Args:
-        data: a graph in a store, with ``store``, its folder.
+        data: a graph in a store.
         most_bytes: memory that the columns may take. None: a sixteenth of the machine's. One column is always held.
 
     Raises:
@@ -79,53 +76,50 @@ def write_propagated(writer: StoreWriter, data: Graph, num_hops: int, *, most_by
     for name, entry in manifest["arrays"].items():
         if name != "x":
             writer.adopt(name, folder / f"{name}.bin", entry)
-    if not writer.has("x"):
-        own, categories = _split(data)
-        num_nodes, channels = own.shape
-        width = channels * (num_hops + 1) + categories.size(1)
+    if not writer.has("x", "hop_moments"):
+        shape, channels = _shape_of(data, num_hops), data.x.size(1) - data.num_categories
         most = int(machine_memory() * SHARE) if most_bytes is None else most_bytes
-        step = max(most // (4 * HELD * max(num_nodes, 1)), 1)
-        with writer.write(x=((num_nodes, width), torch.float32)) as arrays:
+        step = max(most // (4 * HELD * max(data.num_nodes, 1)), 1)
+        step -= step % AT_ONCE if step > AT_ONCE else 0  # the bits do not depend on it
+        with writer.write(x=(shape, torch.float32), hop_moments=((num_hops, 2, channels), torch.float64)) as arrays:
             # An empty file cannot be mapped.
-            out = np.memmap(arrays["x"].path, np.float32, "r+", shape=(num_nodes, width)) if num_nodes * width else \
-                np.empty((num_nodes, width), np.float32)
-            _copy(out[:, width - categories.size(1):], categories)
-            for first in range(0, channels, step):
-                columns = own[:, first:first + step].contiguous()
-                hops = _standardised_hops(columns, partial(_average_in_blocks, data), num_hops)
-                for hop, values in enumerate(itertools.chain([columns], (values for values, _ in hops))):
-                    _copy(out[:, hop * channels + first:][:, :columns.size(1)], values)
+            out = np.memmap(arrays["x"].path, np.float32, "r+", shape=shape) if math.prod(shape) else \
+                np.empty(shape, np.float32)
+            arrays["hop_moments"].write(0, _write_hops(out, data, num_hops, step).numpy())
     writer.finish(manifest["values"])
 
 
-def _split(data: Graph) -> tuple[Tensor, Tensor]:
-    """Return the features of the nodes and their one-hot species."""
+def _shape_of(data: Graph, num_hops: int) -> tuple[int, int]:
+    return len(data.x), (data.x.size(1) - data.num_categories) * (num_hops + 1) + data.num_categories
+
+
+def _write_hops(out: np.ndarray, data: Graph, num_hops: int, step: int, moments: Tensor | None = None) -> Tensor:
+    """Write what :func:`propagate` returns first, some columns of ``x`` at a time, and return the second."""
     own, categories = data.x.split([data.x.size(1) - data.num_categories, data.num_categories], dim=1)
-    return own, categories
-
-
-def _standardised_hops(x: Tensor, average: Callable[[Tensor], Tensor], num_hops: int,
-                       moments: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield each hop and its moments [2, channels], or those that are given."""
-    for hop in range(num_hops):
-        x = average(x)
-        yield _standardise(x, None if moments is None else moments[hop])
-
-
-def _average(edge_index: EdgeIndex, x: Tensor) -> Tensor:
-    pulse.renew()
-    return update_all(edge_index, "copy_u", "mean", u=x.contiguous(), num_src=len(x))
+    channels, found = own.size(1), []
+    _copy(out[:, out.shape[1] - data.num_categories:], categories)
+    for first in range(0, channels, max(step, 1)):
+        values = own[:, first:first + step].contiguous()
+        columns, of_hops = slice(first, first + values.size(1)), []
+        for hop in range(num_hops + 1):
+            if hop:
+                values = _average_in_blocks(data, values)
+                scaled, used = _standardise(values, None if moments is None else moments[hop - 1][:, columns])
+                of_hops.append(used)
+            _copy(out[:, hop * channels + first:][:, :values.size(1)], scaled if hop else values)
+        found.append(torch.stack(of_hops))
+    return torch.cat(found, dim=2) if found else torch.empty(num_hops, 2, 0, dtype=torch.float64)
 
 
 def _average_in_blocks(data: Graph, x: Tensor) -> Tensor:
-    """Do what :func:`_average` does for a graph in a store, which is read once."""
+    """Average features over the incoming edges of each node, which are read once."""
     out = torch.empty_like(x)
     for first, ptr, src in edge_blocks(data):
         num_rows = len(ptr) - 1
         ends = torch.stack([torch.from_numpy(src), torch.arange(num_rows, dtype=torch.int32).repeat_interleave(
             torch.from_numpy(ptr).diff())])
         block = from_csc(ends.to(torch.from_numpy(src).dtype), torch.from_numpy(ptr), num_src=len(x))
-        out[first:first + num_rows] = _average(block, x)
+        out[first:first + num_rows] = update_all(block, "copy_u", "mean", u=x, num_src=len(x))
     return out
 
 

@@ -95,22 +95,13 @@ def find_components(data: Data) -> Components:
 
 
 def label_components(data: Data) -> tuple[int, np.ndarray]:
-    """Number the (weakly) connected components of a graph; returns how many there are, and that of each node."""
-    if data.on_disk:
-        return _label_blocks(data)
-    (indptr, src), _ = data.edge_index.get_csc()
-    return _label(src.numpy(), indptr.numpy(), indptr.numel() - 1)
+    """Number the (weakly) connected components of a graph by their lowest nodes, reading its edges once.
 
+    Memory holds 4 bytes a node and some blocks of edges.
 
-def _label(src: np.ndarray, ptr: np.ndarray, num_nodes: int) -> tuple[int, np.ndarray]:
-    """Number the components by their lowest nodes; returns how many there are, and that of each node."""
-    # csgraph wants float64 values; ones as a matrix of their own leave the graph's arrays alone.
-    matrix = sp.csr_array((np.ones(len(src), np.float64), src, ptr), shape=(num_nodes, num_nodes))
-    return csgraph.connected_components(matrix, directed=False)
-
-
-def _label_blocks(data: Data) -> tuple[int, np.ndarray]:
-    """Do the same for a graph in a store, reading its edges once; memory holds 4 bytes a node and some blocks."""
+    Returns:
+        How many there are, and that of each node.
+    """
     library = LIBRARY.get()
     parent = np.arange(data.num_nodes, dtype=np.int32)
     for first, ptr, src in edge_blocks(data):
@@ -181,7 +172,7 @@ def split_components(data: Data, components: Components, which: str, min_size: i
 
 
 def write_component(writer: StoreWriter, data: Data, nodes: Tensor) -> None:
-    """Write a component of a graph in a store as a store of its own, reading the edges of the graph once.
+    """Write a component of a graph as a store, reading the edges of the graph once.
 
     Args:
         nodes: of the component, in ascending order, int64: no edge leads from them or to them from elsewhere.

@@ -93,7 +93,7 @@ def row_bytes(dtype: np.dtype, shape: tuple[int, ...]) -> int:
 
 
 def edge_blocks(data: Data, block: int = BLOCK_BYTES, *, features: bool = False) -> Iterator[tuple]:
-    """Read the edges of a graph in a store once, in order, in blocks of whole destinations.
+    """Read the edges of a graph once, in order, in blocks of whole destinations: from its store, if it is in one.
 
     Args:
         block: bytes to read at a time; a destination with more of them has a block to itself.
@@ -115,6 +115,8 @@ def edge_blocks(data: Data, block: int = BLOCK_BYTES, *, features: bool = False)
                                  for array in arrays.values()), 1)
     rows = cut_into_blocks(indptr, num_edges)
     spans = [(int(indptr[first]), int(indptr[last])) for first, last in rows]
-    with Reader(data.store, arrays) as reader:
-        for (first, last), (begin, _), values in zip(rows, spans, reader.read(spans, reuse=True), strict=True):
+    with contextlib.ExitStack() as stack:
+        blocks = ([array[begin:end].numpy() for array in arrays.values()] for begin, end in spans) \
+            if data.store is None else stack.enter_context(Reader(data.store, arrays)).read(spans, reuse=True)
+        for (first, last), (begin, _), values in zip(rows, spans, blocks, strict=True):
             yield first, (indptr[first:last + 1].long() - begin).numpy(), *values

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.pipeline.run import files, pulse
-from parallel_epochs.pipeline.run.errors import DamagedFile
+from parallel_epochs.pipeline.run.errors import DamagedFile, InUse
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class StoreWriter:
         folder: where it is written, ``path`` with ".part".
 
     Raises:
-        ValueError: another process writes this store.
+        InUse: another process writes this store.
         FileError: the folder cannot be made.
     """
 
@@ -117,6 +117,8 @@ class StoreWriter:
         with files.naming(self.folder, "made"):
             self.folder.mkdir(parents=True, exist_ok=True)
         self._exit.enter_context(files.lock(self.folder))
+        if not self.folder.is_dir():
+            raise InUse(f"another process has just written {path}")
         self._arrays = self._read_journal()
 
     def __enter__(self) -> "StoreWriter":

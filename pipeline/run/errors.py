@@ -26,6 +26,10 @@ class FileError(OSError):
         self.errno = errno
 
 
+class InUse(ValueError):
+    """Another process holds a lock."""
+
+
 class DamagedFile(ValueError):
     """The content of a file is wrong, and reading it again would not help. The message names the file."""
 

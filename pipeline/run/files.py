@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from parallel_epochs.pipeline.run import limits
-from parallel_epochs.pipeline.run.errors import DamagedFile, FileError
+from parallel_epochs.pipeline.run.errors import DamagedFile, FileError, InUse
 from parallel_epochs.pipeline.run.memory import format_bytes
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def lock(folder: Path) -> Iterator[None]:
     """Lock a directory for this process. The system releases the lock however the process ends.
 
     Raises:
-        ValueError: another process holds the lock.
+        InUse: another process holds the lock.
         FileError: the directory cannot be written to.
     """
     path = folder / ".lock"
@@ -171,7 +171,7 @@ def lock(folder: Path) -> Iterator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ValueError(f"{folder} is in use by another process") from None
+                raise InUse(f"{folder} is in use by another process") from None
         yield
 
 

@@ -84,6 +84,6 @@ def test_machines_share_the_run_directory_and_need_not_share_the_cache(configure
     assert not list(tmp_path.glob("*/run/checkpoints")) and not list(tmp_path.glob("*/run/.shared*"))
     for status, output in train_on_two_machines(f"hydra.run.dir={tmp_path / 'shared'}"):
         assert status == 0, output
-    assert len(list(tmp_path.glob("machine */cache/graphs/*.pt"))) == 2
+    assert len(list(tmp_path.glob("machine */cache/graphs/*.store"))) == 2
     expected = train(configure(*RUN, "parallel.num_ranks=2"), tmp_path / "whole")["weights_sha256"]
     assert summary_of(tmp_path / "shared")["weights_sha256"] == expected

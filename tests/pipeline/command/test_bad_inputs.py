@@ -528,7 +528,7 @@ def test_a_file_that_holds_no_graph_is_refused(content, message, tmp_path, monke
         load(FileConfig(path="graph.pt"), "cache")
     expected = f"graph.pt{message}" if message.startswith(":") else message
     assert str(error.value) == expected
-    assert not list(tmp_path.rglob("cache/graphs/*.pt")) and "code has run" not in capsys.readouterr().out
+    assert not list(tmp_path.rglob("cache/graphs/*.store")) and "code has run" not in capsys.readouterr().out
 
 
 def test_a_file_that_holds_no_graph_is_one_line_to_a_user(tmp_path):

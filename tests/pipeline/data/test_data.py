@@ -202,16 +202,16 @@ def test_prepared_graphs_are_cached_by_content(ogb_toy, tmp_path, caplog):
     assert all(torch.equal(first[key], again[key]) for key in ("x", "edge_attr", "y", *MASKS))
     moved = folder.rename(tmp_path / "elsewhere")
     load(OGBConfig(name="ogbn-proteins", folder=str(moved)), cache)
-    assert len(list(cache.rglob("*.pt"))) == 1
+    assert len(list(cache.rglob("*.store"))) == 1
     write_csv(moved / "raw" / "node-label.csv.gz", np.ones((60, 5), int))
     load(OGBConfig(name="ogbn-proteins", folder=str(moved)), cache)
-    assert len(list(cache.rglob("*.pt"))) == 2 and not list(cache.rglob("*.tmp"))
+    assert len(list(cache.rglob("*.store"))) == 2 and not list(cache.rglob("*.part"))
 
 
 def test_a_damaged_graph_cache_is_rebuilt(tmp_path, caplog):
     config = SyntheticProteinsConfig(**SMALL)
     first = load(config, tmp_path)
-    (path,) = tmp_path.rglob("*.pt")
+    (path,) = tmp_path.rglob("*.store/edge_attr.bin")
     content = bytearray(path.read_bytes())
     flipped = bytearray(content)
     flipped[len(content) // 2] ^= 1
@@ -291,7 +291,7 @@ def test_missing_and_truncated_files_are_named(file, ogb_toy, tmp_path):
     path.unlink()
     with pytest.raises(ValueError, match=f"{file} is missing"):
         load(config, tmp_path / "cache")
-    assert not list(tmp_path.glob("cache/**/*.pt"))
+    assert not list(tmp_path.glob("cache/**/*.store"))
 
 
 def test_files_that_do_not_fit_each_other_are_named(ogb_toy, tmp_path):

@@ -141,7 +141,7 @@ def test_relations_are_refused_before_the_graph_is_prepared(relation, error, tmp
     write_hetero(tmp_path)
     with pytest.raises(ValueError, match=error):
         load_links(FileConfig(path=str(tmp_path / "hetero.pt")), tmp_path / "cache", relation=relation)
-    assert not list(tmp_path.glob("cache/**/*.pt"))
+    assert not list(tmp_path.glob("cache/**/*-links.store"))
 
 
 def test_a_relation_without_edges_and_one_of_a_plain_graph_are_refused(tmp_path):

@@ -60,7 +60,7 @@ def found_components(configure, folder: Path) -> object:
 def a_component(configure, folder: Path) -> Data:
     config, data = configure(*SYNTHETIC, f"cache_dir={folder}"), random_graph(30, 200, 0)
     data.content_hash = "h"
-    return cache.keep_component(config.data, folder, data, 1, torch.arange(3, 20))
+    return cache.keep_component(config.data, folder, data, 1, torch.arange(30))
 
 
 def neighbors(configure, folder: Path) -> dict:
@@ -74,6 +74,12 @@ def links(configure, folder: Path) -> Data:
     (folder / "edges.csv").write_text("".join(f"{node},{(node * step + 1) % 60}\n" for node in range(60)
                                               for step in (1, 7)))
     return cache.load_links(EdgesConfig(path=str(folder / "edges.csv")), folder / "cache")
+
+
+def change(array: Tensor, place: int, value: int) -> Tensor:
+    out = array.clone()
+    out.view(-1)[place] = value
+    return out
 
 
 @pytest.mark.parametrize("keep, name, place, value, message", [
@@ -90,16 +96,24 @@ def links(configure, folder: Path) -> Data:
     (graph, "edges", 5, 60, "edges is damaged: it names node 60"),
     (found_components, "index", 5, 30, "index is damaged: it names component 30"),
     (a_component, "n_id", 5, 30, "n_id is damaged: it holds other nodes than component 1"),
-    (a_component, "edges", 5, 17, "edges is damaged: it names node 17"),
+    (a_component, "edges", 5, 30, "edges is damaged: it names node 30"),
     (neighbors, "neighbors", 5, 30, "neighbors is damaged: it names node 30")])
 def test_a_number_out_of_range_in_the_cache(configure, tmp_path, caplog, keep, name, place, value, message):
     first = {key: kept.clone() for key, kept in tensors(keep(configure, tmp_path)).items()}
-    path = next(path for path in tmp_path.rglob("*.pt") if keep is not links or "-links" in path.name)
-    content = dict(checkpoint.load(path))
-    content[name].view(-1)[place] = value
-    checkpoint.save(path, content)
+    if keep in (graph, a_component, links):
+        folder = next(path for path in tmp_path.rglob("*.store") if keep is not links or "-links" in path.name)
+        path, message = folder / f"{name}.bin", message.removeprefix(name)
+        arrays, values = store.open_store(folder)
+        with StoreWriter(folder) as writer:
+            for key, array in arrays.items():
+                writer.put(key, change(array, place, value) if key == name else array)
+            writer.finish(values)
+    else:
+        path, message = next(tmp_path.rglob("*.pt")), f": {message}"
+        content = dict(checkpoint.load(path))
+        checkpoint.save(path, content | {name: change(content[name], place, value)})
     again = tensors(keep(configure, tmp_path))
-    assert f"{path}: {message}" in caplog.text
+    assert f"{path}{message}" in caplog.text
     assert again.keys() == first.keys() and all(torch.equal(again[key], first[key]) for key in first)
 
 

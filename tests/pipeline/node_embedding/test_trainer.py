@@ -165,7 +165,7 @@ def test_keys_that_do_nothing_are_named(overrides, idle, configure):
 
 def test_prepare_keeps_the_graph(small, configure, tmp_path):
     prepare(configure(*small))
-    assert len(list((tmp_path / "cache" / "graphs").glob("edges-*.pt"))) == 1
+    assert len(list((tmp_path / "cache" / "graphs").glob("edges-*.store"))) == 1
 
 
 def test_an_untrained_table_finds_nothing(small, configure, tmp_path):

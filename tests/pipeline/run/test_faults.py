@@ -149,7 +149,7 @@ def test_two_processes_that_build_the_same_cache_both_train_and_a_damaged_one_is
     pids = [forked(train, config, tmp_path / name) for name in ("a", "b")]
     assert [status_of(pid) for pid in pids] == [0, 0]
     weights = {summary_of(tmp_path / name)["weights_sha256"] for name in ("a", "b")}
-    (graph,) = (tmp_path / "cache" / "graphs").glob("*.pt")
+    (graph,) = (tmp_path / "cache" / "graphs").glob("*.store/edge_attr.bin")
     content = bytearray(graph.read_bytes())
     content[len(content) // 2] ^= 255
     graph.write_bytes(content)
