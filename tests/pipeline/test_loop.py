@@ -11,6 +11,7 @@ from hydra import compose, initialize_config_dir
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import cli, schema as configuration
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.gnn import memory as footprint
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
@@ -166,7 +167,7 @@ def test_a_cluster_without_a_labelled_node_has_weight_zero(configure, tmp_path):
 def test_isolated_nodes_are_predicted(configure, tmp_path):
     data = task_graph(list(range(20)))
     nodes = torch.arange(40)
-    lonely = induced_subgraph(data, nodes)
+    lonely = Graph(**induced_subgraph(data, nodes).to_dict())
     keep = (lonely.edge_index.as_tensor() != 39).all(0)
     edge_index, perm = sort_edges(lonely.edge_index.as_tensor()[:, keep], 40)
     lonely.edge_index, lonely.edge_attr = edge_index, lonely.edge_attr[keep][perm.long()]
@@ -343,7 +344,7 @@ def test_components_separate_trains_each_and_reports_the_whole(method, configure
         assert own["test"] == summary["components"][rank]["test"]
     for number, size in (("1", 50), ("2", 35)):
         own = configure(*separate, f"evaluation={method}", f"data.components={number}")
-        part = select_component(data, find_components(data), number)
+        part = Graph(**select_component(data, find_components(data), number).to_dict())
         best = checkpoint.load(tmp_path / "run" / f"component_{number}" / "checkpoints" / "best.pt")
         model = build.build_model(own, part, NodeTask(part))
         model.load_state_dict(best["model"])

@@ -10,6 +10,7 @@ from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.data.config import FileConfig
+from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.gnn.loaders.fan_outs import fan_outs_of
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader
@@ -99,7 +100,7 @@ def test_numbers_that_fit_no_relation_are_refused(given, error, typed):
 def test_seeds_that_may_be_alone_are_known(given, nodes, least):
     # Node 0 has a loop of relation b and an edge of c, node 1 an edge of b, and node 2 none.
     graph = make_graph([(0, 0), (1, 0), (2, 1)], 3, x=torch.ones(3, 1), edge_attr=torch.tensor([[0.0], [1.0], [0.0]]))
-    graph.schema = {"types": ["a"], "counts": [3], "widths": [1], "relations": [["a", "b", "a"], ["a", "c", "a"]]}
+    graph.types = GraphTypes(["a"], [3], [1], [("a", "b", "a"), ("a", "c", "a")])
     assert NeighborLoader(graph, given, batch_size=1, nodes=torch.tensor(nodes)).least_nodes == least
 
 
