@@ -3,13 +3,15 @@
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from parallel_epochs.pipeline.block_training.cosines import compare_pairs, find_nearest
+from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.opened import Part, open_whole
 from parallel_epochs.pipeline.graph.pairs import check_pairs, read_pairs
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import files, tables
@@ -43,6 +45,18 @@ def check_predictions(run: SavedRun, predictions: str | None, *, pairs: str | No
     if not wanted:
         writer_of(Path(predictions))
     return None
+
+
+def open_run(run: SavedRun, check: Callable[[Any, Graph], None], describe: Callable[[Graph], str]) -> tuple[dict, Part]:
+    """Load the checkpoint of a run, and open the data that it was trained on; see :func:`open_whole`.
+
+    Raises:
+        ValueError: no such checkpoint, a damaged one, or another dataset.
+    """
+    state = run.load()
+    (part,) = open_whole(run.config, torch.device("cpu"), check, describe).parts
+    run.check_data(state, part.data.get("content_hash"))
+    return state, part
 
 
 def log_scores(title: str, scores: dict[str, float], metric: str) -> None:

@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 from parallel_epochs.models.embedding import distances
 from parallel_epochs.models.embedding.triples import MODELS, TripleModel, TripleTables, first_rows
 from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.data.opened import OpenData, Part, open_whole
+from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.knowledge.config import KnowledgeConfig, KnowledgeTrainerConfig
 from parallel_epochs.pipeline.knowledge.ranking import TripleProbe
 from parallel_epochs.pipeline.knowledge.steps import NegativeSteps, OneVsAllSteps, Penalty
@@ -56,18 +56,6 @@ def check(config: KnowledgeConfig) -> None:
         if value := getattr(options, name):
             raise ValueError(f"trainer.{name}={value:g} needs a model whose score is a product; this run has "
                              f"trainer.model={options.model}. Leave trainer.{name} out")
-
-
-def open_data(config: KnowledgeConfig, device: torch.device, *, content_hash: str | None = None) -> OpenData:
-    """Open the knowledge graph of a run, and check that the machine can hold its tables.
-
-    Args:
-        content_hash: of the graph, where another process has opened it a moment ago and told of it in the log.
-
-    Raises:
-        ValueError: the dataset is inconsistent, or names the key that does not fit it.
-    """
-    return open_whole(config, device, check_data, describe, content_hash)
 
 
 def check_data(config: KnowledgeConfig, data: Data) -> None:

@@ -17,8 +17,9 @@ from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.knowledge.build import (
     build_probe,
+    check_data,
     choose_model,
-    open_data,
+    describe,
     relation_names,
     split_triples,
 )
@@ -62,15 +63,13 @@ def restore(run: SavedRun) -> Restored:
     Raises:
         ValueError: no such checkpoint, a damaged one, or another dataset.
     """
-    state = run.load()
-    data = open_data(run.config, torch.device("cpu")).data
-    run.check_data(state, data.get("content_hash"))
+    state, part = vectors.open_run(run, check_data, describe)
     with fitting(state):
         trainer, rows = run.config.trainer, state["model" if run.is_best else "tables"]
         tables = TripleTables(choose_model(trainer), rows["entities"], rows["relations"],
                               reciprocal=trainer.loss == "one_vs_all")
         epoch = int(state["epoch"] if run.is_best else state["progress"]["epochs"])
-    return Restored(run.config, data, tables, epoch, unpack_names(data), relation_names(data))
+    return Restored(run.config, part.data, tables, epoch, unpack_names(part.data), relation_names(part.data))
 
 
 def finish(part: Part, trainer: KnowledgeTrainer, folder: Path, *, ranks: Ranks = Ranks(),

@@ -19,7 +19,7 @@ from parallel_epochs.models.embedding.layout import Drawn, LayoutOptions
 from parallel_epochs.pipeline.block_training.open import describe_graph
 from parallel_epochs.pipeline.data.cache import path_of
 from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.data.opened import OpenData, Part, open_whole
+from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.data.typed import edge_features
 from parallel_epochs.pipeline.graph import neighbors, ranges, walks
 from parallel_epochs.pipeline.graph.edges import check_weight, choose_weight, weight_matrix
@@ -57,22 +57,6 @@ def check(config: LayoutConfig) -> None:
     if config.data.holds == "vectors" and config.trainer.neighbors == "approximate":
         neighbors.check_search(config.trainer.neighbors, 0)
     walks.library()
-
-
-def open_data(config: LayoutConfig, device: torch.device, *, content_hash: str | None = None) -> OpenData:
-    """Open the graph or the vectors of a run, and check that they can be placed.
-
-    Args:
-        content_hash: of the data, where another process has opened them a moment ago and told of it in the log.
-
-    Raises:
-        ValueError: the dataset is inconsistent, or names the key that does not fit it.
-    """
-    return open_whole(config, device, check_data, _describe, content_hash)
-
-
-def _describe(data: Data) -> str:
-    return describe(data) if data.edge_index is None else describe_graph(data)
 
 
 def check_data(config: LayoutConfig, data: Data) -> None:
@@ -126,7 +110,9 @@ def classes_of(data: Data) -> np.ndarray | None:
 
 
 def describe(data: Data) -> str:
-    """Say of vectors what there is to place."""
+    """Describe the graph, or the vectors, that a layout places."""
+    if data.edge_index is not None:
+        return describe_graph(data)
     text, classes = f"vectors: {data.num_nodes:,} of {data.x.size(1):,} numbers", classes_of(data)
     if classes is not None:
         text += f"; {int((classes >= 0).sum()):,} have labels, of {len(np.unique(classes[classes >= 0])):,} kinds"

@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.block_training import vectors
 from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.layout.build import build_probe, open_data, prepare, weigh
+from parallel_epochs.pipeline.layout.build import build_probe, check_data, describe, prepare, weigh
 from parallel_epochs.pipeline.run.checkpoint import fitting
 from parallel_epochs.pipeline.run.saved import SavedRun
 
@@ -42,14 +42,12 @@ def predict(run: SavedRun, *, predictions: str | None) -> None:
 
 
 def _restore(run: SavedRun) -> tuple[Tensor, list[str], int, Data]:
-    state = run.load()
-    opened = open_data(run.config, torch.device("cpu"))
-    data = opened.data
-    run.check_data(state, data.get("content_hash"))
+    state, part = vectors.open_run(run, check_data, describe)
+    data = part.data
     with fitting(state):
         if run.is_best:
             return state["model"]["embedding"].clone(), unpack_names(data), int(state["epoch"]), data
         rows, epoch = state["positions"]["rows"], int(state["progress"]["epochs"])
         positions = torch.empty_like(rows)
-    positions[weigh(run.config, data, prepare(opened.parts[0]))[1].node] = rows
+    positions[weigh(run.config, data, prepare(part))[1].node] = rows
     return positions, unpack_names(data), epoch, data

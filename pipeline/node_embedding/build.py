@@ -15,8 +15,8 @@ from torch_geometric.data import Data
 from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.models.embedding import skipgram, spectral
 from parallel_epochs.models.embedding.skipgram import Negatives, SkipGramOptions, Table
-from parallel_epochs.pipeline.block_training.open import describe_graph, label_columns
-from parallel_epochs.pipeline.data.opened import OpenData, Part, open_whole
+from parallel_epochs.pipeline.block_training.open import label_columns
+from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.data.typed import edge_features
 from parallel_epochs.pipeline.graph import walks
 from parallel_epochs.pipeline.graph.edges import check_weight, choose_weight, weight_matrix
@@ -49,18 +49,6 @@ def check(config: NodeEmbeddingConfig) -> None:
         ValueError: there is no compiler.
     """
     walks.library()
-
-
-def open_data(config: NodeEmbeddingConfig, device: torch.device, *, content_hash: str | None = None) -> OpenData:
-    """Open the graph of a run, and check that vectors can be learned from it.
-
-    Args:
-        content_hash: of the graph, where another process has opened it a moment ago and told of it in the log.
-
-    Raises:
-        ValueError: the dataset is inconsistent, or names the key that does not fit it.
-    """
-    return open_whole(config, device, check_graph, describe_graph, content_hash)
 
 
 def check_graph(config: NodeEmbeddingConfig, data: Data) -> None:

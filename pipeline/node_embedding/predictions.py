@@ -3,17 +3,16 @@
 from pathlib import Path
 from typing import cast
 
-import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.block_training import vectors
+from parallel_epochs.pipeline.block_training.open import describe_graph
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.node_embedding.build import (
     Training,
+    check_graph,
     finish_vectors,
     metric_of,
-    open_data,
     prepare_training,
 )
 from parallel_epochs.pipeline.node_embedding.probe import LinkProbe
@@ -29,13 +28,13 @@ def evaluate(run: SavedRun, *, predictions: str | None) -> dict[str, float]:
     """
     if predictions is not None:
         vectors.check_predictions(run, predictions)
-    data, state = _open(run)
-    training = prepare_training(run.config, data)
+    state, part = vectors.open_run(run, check_graph, describe_graph)
+    training = prepare_training(run.config, part.data)
     found, epoch = _vectors_of(run, state, training)
     scores = training.score(found.numpy())
     vectors.log_scores(run.title(epoch), scores, training.metric)
     if predictions is not None:
-        vectors.save(Path(predictions), found, unpack_names(data))
+        vectors.save(Path(predictions), found, unpack_names(part.data))
     return scores
 
 
@@ -46,7 +45,8 @@ def predict(run: SavedRun, *, predictions: str | None, pairs: str | None, neighb
         ValueError: as :func:`evaluate`; pairs that name no nodes.
     """
     asked = vectors.check_predictions(run, predictions, pairs=pairs, neighbors=neighbors)
-    data, state = _open(run)
+    state, part = vectors.open_run(run, check_graph, describe_graph)
+    data = part.data
     score = run.config.trainer.score
     if score == "auto" and (asked is None or metric_of(run.config.trainer, data) != "auc"):
         score = "cosine"
@@ -57,13 +57,6 @@ def predict(run: SavedRun, *, predictions: str | None, pairs: str | None, neighb
         score = cast(LinkProbe, cast(Training, training).score).choose(found.numpy())
     if not vectors.save_cosines(Path(predictions), asked, neighbors, found, names, score=score):
         vectors.save(Path(predictions), found, names)
-
-
-def _open(run: SavedRun) -> tuple[Data, dict]:
-    state = run.load()
-    data = open_data(run.config, torch.device("cpu")).data
-    run.check_data(state, data.get("content_hash"))
-    return data, state
 
 
 def _vectors_of(run: SavedRun, state: dict, training: Training | None) -> tuple[Tensor, int]:

@@ -27,8 +27,9 @@ class Layout(Product[LayoutConfig, "Part"]):
         build.check(config)
 
     def open_data(self, config: LayoutConfig, device: "torch.device", *, content_hash: str | None = None) -> "OpenData":
+        from parallel_epochs.pipeline.data.opened import open_whole
         from parallel_epochs.pipeline.layout import build
-        return build.open_data(config, device, content_hash=content_hash)
+        return open_whole(config, device, build.check_data, build.describe, content_hash)
 
     def build(self, part: "Part", *, ranks: "Ranks", stop: "StopRequest | None" = None) -> "Trainer":
         from parallel_epochs.pipeline.layout import build

@@ -28,8 +28,10 @@ class NodeEmbedding(Product[NodeEmbeddingConfig, "Part"]):
 
     def open_data(self, config: NodeEmbeddingConfig, device: "torch.device", *,
                   content_hash: str | None = None) -> "OpenData":
+        from parallel_epochs.pipeline.block_training.open import describe_graph
+        from parallel_epochs.pipeline.data.opened import open_whole
         from parallel_epochs.pipeline.node_embedding import build
-        return build.open_data(config, device, content_hash=content_hash)
+        return open_whole(config, device, build.check_graph, describe_graph, content_hash)
 
     def build(self, part: "Part", *, ranks: "Ranks", stop: "StopRequest | None" = None) -> "Trainer":
         from parallel_epochs.pipeline.node_embedding import build
