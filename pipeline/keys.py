@@ -1,14 +1,11 @@
 """Keys of the configuration: a default, a meaning and the values that are allowed, written once for each."""
 
-import ast
 import copy
 import dataclasses
-import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import EllipsisType
 from typing import Any
 
@@ -284,117 +281,4 @@ def differences(saved: Any, given: Any, prefix: str = "") -> dict[str, str]:
             out |= differences(a, b, f"{name}.")
         elif a != b:
             out[name] = f"{name}: {a} -> {b}"
-    return out
-
-
-def keys_of_constructor(file: Path, class_name: str, *, leave_out: tuple[str, ...] = (),
-                        sizes: dict[str, int] | None = None,
-                        when: Mapping[str, Mapping[str, tuple]] | None = None
-                        ) -> list[tuple[str, type, dataclasses.Field]]:
-    """Read keys from a constructor: names, types, defaults, and the texts of the class's docstring.
-
-    A constructor with ``@takes_options(name=default, ...)`` and an argument `options` has its own keywords, then the
-    fields of that argument's class, which it imports from a file beside its own. The source is read, not imported:
-    ``--help`` would wait for torch otherwise.
-
-    Args:
-        leave_out: keyword options that are no keys.
-        sizes: the positional arguments that are keys too, with their defaults.
-        when: see :class:`Meaning`, for some of the options.
-
-    Returns:
-        Fields as :func:`dataclasses.make_dataclass` takes them.
-    """
-    tree = _parse(file)
-    class_ = _class_of(tree, class_name)
-    (init,) = (node for node in class_.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
-    types = {argument.arg: ast.unparse(argument.annotation)
-             for argument in [*init.args.args[1:], *init.args.kwonlyargs]}
-    defaults = {**(sizes or {}), **{argument.arg: ast.literal_eval(default) for argument, default in zip(
-        init.args.kwonlyargs, init.args.kw_defaults, strict=True) if default is not None}}
-    texts, bounds = _documented(class_, "Args"), _bounds(file, tree)
-    for decorator in init.decorator_list:
-        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "takes_options":
-            beside = _imported_file(file, tree, types["options"])
-            shared = _class_of(_parse(beside), types["options"])
-            bounds |= _bounds(beside, _parse(beside))
-            fields = [node for node in shared.body if isinstance(node, ast.AnnAssign)]
-            types |= {ast.unparse(field.target): ast.unparse(field.annotation) for field in fields}
-            defaults |= {ast.unparse(field.target): ast.literal_eval(field.value) for field in fields}
-            defaults |= {keyword.arg: ast.literal_eval(keyword.value) for keyword in decorator.keywords}
-            texts |= _documented(shared, "Attributes")
-    python_types = {"int": int, "float": float, "str": str, "bool": bool, "dict | None": dict[str, Any]}
-    return [(option, python_types[types[option]],
-             key({} if types[option] == "dict | None" else default, texts[option], when=(when or {}).get(option, {}),
-                 **bounds.get(option, {})))
-            for option, default in defaults.items() if option not in leave_out]
-
-
-@functools.cache
-def _parse(file: Path) -> ast.Module:
-    return ast.parse(file.read_text())
-
-
-def _class_of(tree: ast.Module, name: str) -> ast.ClassDef:
-    (class_,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-    return class_
-
-
-def _imported_file(file: Path, tree: ast.Module, name: str) -> Path:
-    """Find the file of this package that a name is imported from."""
-    (module,) = (node.module for node in tree.body if isinstance(node, ast.ImportFrom)
-                 and name in (alias.name for alias in node.names))
-    package, *parts = module.split(".")
-    path = next(folder for folder in file.parents if folder.name == package).joinpath(*parts)
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-
-
-def _bounds(file: Path, tree: ast.Module) -> dict[str, dict[str, Any]]:
-    """Read what a file's tables LEAST, CHOICES, FRACTIONS and POSITIVE allow for each option, as keywords of `key`."""
-    tables, bounds = _constants(tree), dict[str, dict[str, Any]]()
-    if "LEAST" in tables:
-        bounds |= {name: {"minimum": least} for name, least in ast.literal_eval(tables["LEAST"]).items()}
-    if isinstance(choices := tables.get("CHOICES"), ast.Dict):
-        bounds |= {ast.literal_eval(name): {"choices": _names_in(file, tree, names)}
-                   for name, names in zip(choices.keys, choices.values)}
-    for table, allowed in (("FRACTIONS", {"minimum": 0, "below": 1}), ("POSITIVE", {"above": 0})):
-        if table in tables:
-            bounds |= {name: allowed for name in ast.literal_eval(tables[table])}
-    return bounds
-
-
-def _constants(tree: ast.Module) -> dict[str, ast.expr]:
-    """Return the values of the names that a module assigns."""
-    return {ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target): node.value
-            for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign))}
-
-
-def _names_in(file: Path, tree: ast.Module, node: ast.expr) -> tuple[str, ...]:
-    """Read names from a tuple, from the keys of a dict, or from such a constant of this file or of one it imports."""
-    match node:
-        case ast.Call(args=[inner]):  # tuple(...)
-            return _names_in(file, tree, inner)
-        case ast.Tuple(elts=parts):
-            return tuple(name for part in parts for name in (
-                _names_in(file, tree, part.value) if isinstance(part, ast.Starred) else [ast.literal_eval(part)]))
-        case ast.Dict(keys=names):
-            return tuple(map(ast.literal_eval, names))
-        case ast.Name(id=name) if name in (constants := _constants(tree)):
-            return _names_in(file, tree, constants[name])
-        case ast.Name(id=name):
-            other = _imported_file(file, tree, name)
-            return _names_in(other, _parse(other), node)
-    raise AssertionError(ast.unparse(node))
-
-
-def _documented(class_: ast.ClassDef, section: str) -> dict[str, str]:
-    """Read the entries of a section of a class's docstring, each as one line."""
-    out: dict[str, str] = {}
-    text, name = ast.get_docstring(class_).partition(f"{section}:\n")[2].split("\n\n")[0], ""
-    for line in text.splitlines():
-        if line.startswith("    ") and not line.startswith("     ") and ":" in line:
-            name, _, first = line.strip().partition(": ")
-            out[name] = first
-        else:
-            out[name] += f" {line.strip()}"
     return out

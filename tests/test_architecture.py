@@ -22,7 +22,7 @@ LIMITS = {"rooms": 28, "imports between rooms": 119, "rooms in models/": 11, "im
           "predict from run, stops": 277, "predict from run, files": 53, "open_data from config, stops": 183,
           "open_data from config, files": 36, "product lines": 61058, "test lines": 34_600}
 # They read the source of this or of an installed package, or what the system says of a process.
-OWN_FILES = {"pipeline.api", "pipeline.keys", "pipeline.gnn.config", "pipeline.graph.kaminpar_process"}
+OWN_FILES = {"pipeline.api", "pipeline.gnn.config", "pipeline.graph.kaminpar_process"}
 # Kernels in Triton's language cannot be cut into functions at will.
 LONGER = {"models.aggregate.gpu_backward.backward", "models.aggregate.gpu_forward.forward"}
 

@@ -3,7 +3,6 @@
 
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from parallel_epochs.models.networks.foreign import (
     one_line,
 )
 from parallel_epochs.models.networks.hetero import HeteroView, make_schema
+from parallel_epochs.models.networks.options import CustomOptions, takes_options
 
 # Arguments of a constructor by which a class shows that it knows of relations.
 RELATION_ARGUMENTS = {"schema", "metadata", "num_relations"}
@@ -45,26 +45,19 @@ class CustomModel(torch.nn.Module):
         hidden_channels: Width of the layers, passed to the constructor if that has an argument hidden_channels.
         out_channels: Number of classes or tasks.
         num_layers: Number of layers, passed to the constructor if that has an argument num_layers.
-        edge_dim: Number of edge features, or None.
-        num_categories: Number of the last columns of `x` that hold a one-hot category.
-        num_relations: Number of relations, of which the first column of the edge features holds one. 0: it does not.
-        type_columns: For each type of nodes the ranges [first, end) of the columns of `x` that its nodes have.
-        schema: Names of a typed graph, ``types``, ``relations`` and ``labelled``; see :class:`GraphSchema`.
-        kernel: Not used.
-        path: The class, as package.module.Class.
-        kwargs: Further arguments of its constructor, as in 'model.kwargs={width:64}'.
+        options: See :class:`models.networks.options.CustomOptions`, given as keywords.
 
     Raises:
         ValueError: the class cannot be imported, or does not take the arguments; the message begins with "path" or
             "kwargs".
     """
 
+    @takes_options(CustomOptions)
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
-                 edge_dim: int | None = None, num_categories: int = 0, num_relations: int = 0,
-                 type_columns: Sequence[Sequence[tuple[int, int]]] | None = None,
-                 schema: Mapping[str, Any] | None = None, kernel: str = "auto", path: str = "",
-                 kwargs: dict | None = None):
+                 options: CustomOptions):
         super().__init__()
+        path, schema, type_columns = options.path, options.schema, options.type_columns
+        edge_dim, num_categories, num_relations = options.edge_dim, options.num_categories, options.num_relations
         make, self.title, self._out_channels = find(path), path, out_channels
         self._type_columns = type_columns or []
         self.schema = None if schema is None else make_schema(schema, self._type_columns, edge_dim or 1)
@@ -76,7 +69,7 @@ class CustomModel(torch.nn.Module):
                           type_columns=type_columns)
         if self.schema is not None and self.takes_dicts:
             known |= dict(in_channels=self.schema.in_channels, edge_dim=self.schema.edge_dim or None)
-        given = dict(kwargs or {})
+        given = dict(options.kwargs or {})
         whole = issubclass(make, BasicGNN)
         reads_attr, reads_weight = (not whole or getattr(make, f"supports_edge_{what}") for what in ("attr", "weight"))
         if whole and reads_attr and edge_dim:

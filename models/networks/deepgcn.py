@@ -1,7 +1,7 @@
 """DeeperGCN: very deep graph convolutions with residual blocks (https://arxiv.org/abs/2006.07739)."""
 # ruff: noqa: F722 (shapes are strings)
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
@@ -15,15 +15,17 @@ from parallel_epochs.models.convs.activation import norm_relu_dropout
 from parallel_epochs.models.convs.edge_dropout import drop_edges
 from parallel_epochs.models.networks.categories import TableEncoder
 from parallel_epochs.models.networks.encoders import (
+    check_inputs,
     create_edge_encoder,
     create_node_encoders,
     encode_nodes,
     fold,
     prepare_edges,
 )
+from parallel_epochs.models.networks.gen_layers import create_conv
 from parallel_epochs.models.networks.heads import pool_graphs
 from parallel_epochs.models.networks.nearest import dilated_neighbors
-from parallel_epochs.models.networks.options import ModelOptions, check_inputs, takes_options
+from parallel_epochs.models.networks.options import DeeperGCNOptions, takes_options
 from parallel_epochs.models.networks.virtual import VirtualNode, spread
 from parallel_epochs.models.plain import is_plain
 from parallel_epochs.models.residual import BLOCKS, NORMS, recompute
@@ -56,22 +58,7 @@ class DeeperGCN(torch.nn.Module):
         hidden_channels: Width of every layer.
         out_channels: Number of classes or tasks.
         num_layers: Number of convolutions.
-        block: How a layer's output joins its input: res+, res, plain or dense.
-        knn: Number of nearest nodes in feature space to which each layer links a node. These edges replace those of the
-            graph, which must have no features. 0: the edges of the graph.
-        knn_dilation: Largest dilation D. Layer l = 1, 2, ... takes every l-th of the nearest nodes, and from layer D on
-            every D-th (knn > 0).
-        knn_epsilon: Probability that a node is linked to random nodes of its dilated neighbourhood in a training step
-            (knn > 0).
-        virtual_node: Virtual node that reads all nodes of a graph: none, add (their sum) or mean (independent of the
-            cluster's size).
-        gradient_checkpointing: Whether backward computes the activations of each layer again, so that forward need not
-            keep them.
-        encode_x: Whether a linear encoder reads x. Without it the first layer reads x, which must then have
-            hidden_channels columns.
-        fold_edge_encoder: Whether the edge encoders are folded as described above. Otherwise each layer builds a tensor
-            of edges x channels.
-        options: See :class:`models.networks.options.ModelOptions`, given as keywords.
+        options: See :class:`models.networks.options.DeeperGCNOptions`, given as keywords.
 
     Raises:
         ValueError: an argument has another type or is out of its range; the message begins with its name.
@@ -79,39 +66,39 @@ class DeeperGCN(torch.nn.Module):
 
     takes_int32_edges = True  # not every layer of PyG's does
 
-    @takes_options(aggr="softmax", learn_t=True)
+    @takes_options(DeeperGCNOptions)
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
-                 block: str = "res+", knn: int = 0, knn_dilation: int = 1, knn_epsilon: float = 0.0,
-                 virtual_node: str = "none", gradient_checkpointing: bool = False, encode_x: bool = True,
-                 fold_edge_encoder: bool = True, options: ModelOptions):
+                 options: DeeperGCNOptions):
         super().__init__()
         num_categories, num_relations = options.num_categories, options.num_relations
+        block, virtual_node = options.block, options.virtual_node
         self.block, self.dropout, self.pool, self.kernel = block, options.dropout, options.pool, options.kernel
         self.input_dropout, self.edge_dropout = options.input_dropout, options.edge_dropout
         self.num_columns, self.num_edge_columns = in_channels + num_categories, options.edge_dim or 0
         self.num_relations = num_relations
-        self.gradient_checkpointing = gradient_checkpointing
-        self.fold_edge_encoder = fold_edge_encoder
-        self.knn, self.knn_dilation, self.knn_epsilon = knn, knn_dilation, knn_epsilon
+        self.gradient_checkpointing = options.gradient_checkpointing
+        self.fold_edge_encoder = options.fold_edge_encoder
+        self.knn, self.knn_dilation, self.knn_epsilon = options.knn, options.knn_dilation, options.knn_epsilon
 
-        self.category_encoder, self.node_encoder = create_node_encoders(
-            in_channels, num_categories, hidden_channels, **options.node_columns()) if encode_x else (None, None)
+        self.category_encoder, self.node_encoder = (None, None) if not options.encode_x else create_node_encoders(
+            in_channels, num_categories, hidden_channels, **options.node_columns())
         if options.num_edge_features:
             self._create_edge_encoders(options.num_edge_features, hidden_channels, num_layers, options.edge_tables)
         if num_relations:
             self.relations = torch.nn.ModuleList(
-                options.create_relation_table(hidden_channels) for _ in range(num_layers))
+                TableEncoder([num_relations], hidden_channels) for _ in range(num_layers))
 
         # In a dense block layer l reads the encoder's output and that of the l layers before it.
         growth = hidden_channels if block == "dense" else 0
         self.convs = torch.nn.ModuleList(
-            options.create_conv(hidden_channels + layer * growth, hidden_channels) for layer in range(num_layers))
+            create_conv(options, hidden_channels + layer * growth, hidden_channels) for layer in range(num_layers))
         self.norms = torch.nn.ModuleList(NORMS[options.norm](hidden_channels) for _ in range(num_layers))
         self.virtual = None if virtual_node == "none" else VirtualNode(
             hidden_channels, num_layers - 1, pool=virtual_node, norm=options.norm, dropout=options.dropout)
         self.head = torch.nn.Linear(hidden_channels + num_layers * growth, out_channels)
 
-    def _create_edge_encoders(self, edge_dim: int, channels: int, num_layers: int, tables: list[int] | None) -> None:
+    def _create_edge_encoders(self, edge_dim: int, channels: int, num_layers: int,
+                              tables: Sequence[int] | None) -> None:
         if tables is None:
             self.edge_encoder = torch.nn.Linear(edge_dim, channels)
         self.edge_lins = torch.nn.ModuleList(

@@ -2,6 +2,7 @@
 # ruff: noqa: F722 (shapes are strings)
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Num
@@ -122,6 +123,29 @@ def encode_nodes(x: Num[Tensor, "num_nodes in_channels"], node_encoder: NodeEnco
         features, category = x.split([x.size(1) - num_categories, num_categories], dim=1)
         x = torch.cat([features, category_encoder(category)], dim=1)
     return node_encoder(x)
+
+
+def check_inputs(model: Any, x: Tensor, edge_attr: Tensor | None) -> None:
+    """Refuse features whose width is not the one that a model was built for.
+
+    Args:
+        model: a module with the attributes ``num_columns`` (columns of `x`) and ``num_edge_columns`` (columns of
+            `edge_attr`, or 0), and possibly ``num_relations``.
+
+    Raises:
+        ValueError: names both widths.
+    """
+    if x.dim() != 2 or x.size(1) != model.num_columns:
+        raise ValueError(f"x has shape {tuple(x.shape)}, but the model was built for {model.num_columns} columns "
+                         f"(in_channels + num_categories)")
+    if edge_attr is None and getattr(model, "num_relations", None):
+        raise ValueError(f"the model was built for num_relations={model.num_relations}, but there is no edge_attr, "
+                         "whose column 0 holds the relation of each edge")
+    if edge_attr is not None and not model.num_edge_columns:
+        raise ValueError(f"edge_attr has shape {tuple(edge_attr.shape)}, but the model was built without edge_dim")
+    if edge_attr is not None and (edge_attr.dim() != 2 or edge_attr.size(1) != model.num_edge_columns):
+        raise ValueError(f"edge_attr has shape {tuple(edge_attr.shape)}, but the model was built for "
+                         f"edge_dim={model.num_edge_columns}")
 
 
 def prepare_edges(edge_attr: Num[Tensor, "num_edges edge_dim"] | None,

@@ -16,15 +16,18 @@ from torch.nn import functional as F
 
 from parallel_epochs.models.convs.activation import draw_mask, norm_relu_dropout
 from parallel_epochs.models.convs.edge_dropout import drop_edges
+from parallel_epochs.models.networks.categories import TableEncoder
 from parallel_epochs.models.networks.encoders import (
+    check_inputs,
     create_edge_encoder,
     create_node_encoders,
     encode_nodes,
     fold,
     prepare_edges,
 )
+from parallel_epochs.models.networks.gen_layers import create_conv
 from parallel_epochs.models.networks.heads import pool_graphs
-from parallel_epochs.models.networks.options import ModelOptions, check_inputs, takes_options
+from parallel_epochs.models.networks.options import EquilibriumOptions, takes_options
 from parallel_epochs.models.residual import NORMS, fix_statistics
 
 log = logging.getLogger(__name__)
@@ -44,8 +47,7 @@ class EquilibriumGNN(torch.nn.Module):
         out_channels: Number of classes or tasks.
         num_layers: Largest number of applications of the block in a search for the fixed point. Forward and backward
             search once each.
-        tolerance: Relative distance between a state and the block's output for it at which a search ends.
-        options: See :class:`models.networks.options.ModelOptions`, given as keywords.
+        options: See :class:`models.networks.options.EquilibriumOptions`, given as keywords.
 
     Attributes:
         residual: relative distance at the end of the last search in forward, comparable with `tolerance`.
@@ -56,14 +58,14 @@ class EquilibriumGNN(torch.nn.Module):
 
     takes_int32_edges = True  # not every layer of PyG's does
 
-    @takes_options()
+    @takes_options(EquilibriumOptions)
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
-                 tolerance: float = 0.001, options: ModelOptions):
+                 options: EquilibriumOptions):
         super().__init__()
         num_categories, num_features = options.num_categories, options.num_edge_features
         self.num_columns, self.num_edge_columns = in_channels + num_categories, options.edge_dim or 0
         self.num_relations, self.pool = options.num_relations, options.pool
-        self.max_applications, self.tolerance = num_layers, tolerance
+        self.max_applications, self.tolerance = num_layers, options.tolerance
         self.dropout, self.kernel = options.dropout, options.kernel
         self.input_dropout, self.edge_dropout = options.input_dropout, options.edge_dropout
         self.residual = 0.0
@@ -74,8 +76,9 @@ class EquilibriumGNN(torch.nn.Module):
             self.edge_encoder = create_edge_encoder(num_features, hidden_channels, options.edge_tables)
             self.edge_lins = torch.nn.ModuleList(torch.nn.Linear(hidden_channels, hidden_channels) for _ in range(2))
         if options.num_relations:
-            self.relations = torch.nn.ModuleList(options.create_relation_table(hidden_channels) for _ in range(2))
-        self.convs = torch.nn.ModuleList(options.create_conv(hidden_channels, hidden_channels) for _ in range(2))
+            tables = (TableEncoder([options.num_relations], hidden_channels) for _ in range(2))
+            self.relations = torch.nn.ModuleList(tables)
+        self.convs = torch.nn.ModuleList(create_conv(options, hidden_channels, hidden_channels) for _ in range(2))
         self.norms = torch.nn.ModuleList(NORMS[options.norm](hidden_channels) for _ in range(2))
         self.head = torch.nn.Linear(hidden_channels, out_channels)
 

@@ -1,138 +1,256 @@
-"""The options that several models have in common, and the checks of a constructor's arguments."""
+"""The options of every model: name, type, default, meaning and bounds, each written once. Nothing here imports torch.
+
+A constructor gets its options as one object, and takes them as keywords (:func:`takes_options`). The pipeline makes a
+key of each option that does not depend on the graph.
+"""
 
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from torch import Tensor
+AGGREGATIONS = ("softmax", "softmax_sg", "softmax_sum", "power", "power_sum", "powermean", "mean", "max", "add")
+NORMS = ("layer", "batch")
+ACTIVATIONS = ("relu", "leaky_relu", "elu", "gelu", "silu", "tanh", "none")
+FRACTION: dict[str, Any] = {"minimum": 0, "below": 1}
+SOFTMAX, POWER, SCALED = (("softmax", "softmax_sg", "softmax_sum"), ("power", "power_sum", "powermean"),
+                          ("softmax_sum", "power_sum"))
+_COLUMNS = {"node_tables": "in_channels", "edge_tables": "edge_dim"}
 
-from parallel_epochs.models.aggregate import KERNELS
-from parallel_epochs.models.aggregate.reference import AGGREGATIONS
-from parallel_epochs.models.convs.gen_conv import GENConv
-from parallel_epochs.models.networks.categories import TableEncoder
-from parallel_epochs.models.networks.heads import POOLS
-from parallel_epochs.models.networks.virtual import VIRTUAL_NODES
-from parallel_epochs.models.residual import BLOCKS, NORMS
 
-# Four tables that pipeline/keys.py reads from the source, so that a wrong value is refused before torch is imported.
-LEAST = {"in_channels": 1, "hidden_channels": 1, "out_channels": 1, "num_layers": 1, "num_mlp_layers": 1,
-         "edge_dim": 0, "num_categories": 0, "num_relations": 0, "num_groups": 2, "knn": 0, "knn_dilation": 1}
-CHOICES = {"block": tuple(BLOCKS), "aggr": AGGREGATIONS, "norm": tuple(NORMS), "kernel": KERNELS,
-           "virtual_node": VIRTUAL_NODES, "pool": POOLS}
-FRACTIONS = ("dropout", "input_dropout", "edge_dropout")  # in [0, 1)
-POSITIVE = ("tolerance",)
-_TABLES = {"node_tables": "in_channels", "edge_tables": "edge_dim"}
-_NUMBERS = ("t", "p", "y", *FRACTIONS, "tolerance", "knn_epsilon")
+def option(default: object, text: str, *, is_key: bool = True, **allowed: Any) -> Any:
+    """Declare an option of a model.
+
+    Args:
+        text: what the value is.
+        is_key: whether it is a key of a run. Otherwise it depends on the graph, or has a key elsewhere.
+        allowed: `choices`; `minimum` and `above`, the least value and a bound that is not allowed itself; `below`;
+            `when`, the values of other options with which this one has an effect.
+    """
+    return field(default=default, metadata={"text": text, "is_key": is_key, "allowed": allowed})
+
+
+def _with_default(kind: type, name: str, default: object) -> Any:
+    """Declare an option that another dataclass has as well, perhaps with another default."""
+    (other,) = (field for field in fields(kind) if field.name == name)
+    return field(default=default, metadata=other.metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """The options that DeeperGCN, RevGNN and EquilibriumGNN have in common.
+class GraphOptions:
+    """The options of every model: its size, and what depends on the graph."""
 
-    Attributes:
-        edge_dim: Number of edge features, or None.
-        num_categories: Number of the last columns of `x` that hold a one-hot category, such as a protein's species.
-            The category has a linear encoder of its own, in front of the node encoder. 0: no category.
-        node_tables: Number of categories in each column of `x`, if it holds categories. None: it holds numbers.
-        edge_tables: Number of categories in each column of `edge_attr`, if it holds categories. None: it holds numbers.
-        num_relations: Number of relations R. Column 0 of `edge_attr` is then the number of the edge's relation, 0 to
-            R - 1, and each convolution has a learned vector for each relation, which is added to the encoded features
-            of the other columns. 0: edges have no relations.
-        type_columns: For each category of the nodes the ranges [first, end) of the columns of `x` that its nodes have,
-            see :class:`models.networks.encoders.TypeEncoder`. None: all nodes have all columns.
-        pool: How the nodes of each graph become one row in front of the head: mean, sum or max. none: every node keeps
-            its row.
-        aggr: Aggregation of the messages: softmax, softmax_sg, softmax_sum, power, power_sum, powermean, mean, max or
-            add.
-        t: Initial inverse temperature (softmax, softmax_sg and softmax_sum).
-        learn_t: Whether each convolution learns its own t (softmax and softmax_sum; softmax_sg has no gradient for t).
-        p: Initial exponent, not 0 (power, power_sum and powermean).
-        learn_p: Whether each convolution learns its own p (power, power_sum and powermean).
-        y: Initial y of the factor degree^sigmoid(y) (softmax_sum and power_sum).
-        learn_y: Whether each convolution learns its own y (softmax_sum and power_sum).
-        msg_norm: Whether each convolution scales its aggregated messages to the norm of the node's own features.
-        learn_msg_scale: Whether each convolution learns a factor of this scaling (msg_norm=true).
-        norm: Norm of each layer and of the MLP in each convolution: layer or batch.
-        num_mlp_layers: Number of linear layers in the MLP of each convolution. Its hidden layers, if it has any, are
-            twice as wide as its input.
-        dropout: Probability, in [0, 1), that an activation is dropped in training.
-        input_dropout: Probability, in [0, 1), that a channel of the encoded node features is dropped in training.
-        edge_dropout: Probability, in [0, 1), that an edge is removed in training, before the aggregation.
-        kernel: Implementation of aggregation and norm: auto, fused or reference. See
-            :func:`models.aggregate.aggregate` and :func:`models.convs.activation.norm_relu_dropout`.
-    """
-
-    edge_dim: int | None = None
-    num_categories: int = 0
-    node_tables: list[int] | None = None
-    edge_tables: list[int] | None = None
-    num_relations: int = 0
-    type_columns: Sequence[Sequence[tuple[int, int]]] | None = None
-    pool: str = "none"
-    aggr: str = "max"
-    t: float = 1.0
-    learn_t: bool = False
-    p: float = 1.0
-    learn_p: bool = False
-    y: float = 0.0
-    learn_y: bool = False
-    msg_norm: bool = False
-    learn_msg_scale: bool = False
-    norm: str = "layer"
-    num_mlp_layers: int = 2
-    dropout: float = 0.1
-    input_dropout: float = 0.0
-    edge_dropout: float = 0.0
-    kernel: str = "auto"
-
-    @property
-    def num_edge_features(self) -> int:
-        """Number of columns of `edge_attr` without the one of the relations."""
-        return (self.edge_dim or 0) - (self.num_relations > 0)
+    num_layers: int = option(4, "Number of convolutions.", minimum=1)
+    hidden_channels: int = option(64, "Width of every layer.", minimum=1)
+    edge_dim: int | None = option(None, "Number of edge features, or None.", is_key=False, minimum=0)
+    num_categories: int = option(0, "Number of the last columns of `x` that hold a one-hot category, such as a "
+                                 "protein's species. The category has a linear encoder of its own, in front of the "
+                                 "node encoder. 0: no category.", is_key=False, minimum=0)
+    node_tables: Sequence[int] | None = option(None, "Number of categories in each column of `x`, if it holds "
+                                               "categories. None: it holds numbers.", is_key=False)
+    edge_tables: Sequence[int] | None = option(None, "Number of categories in each column of `edge_attr`, if it holds "
+                                               "categories. None: it holds numbers.", is_key=False)
+    num_relations: int = option(0, "Number of relations R. Column 0 of `edge_attr` is then the number of the edge's "
+                                "relation, 0 to R - 1. 0: edges have no relations.", is_key=False, minimum=0)
+    type_columns: Sequence[Sequence[tuple[int, int]]] | None = option(
+        None, "For each category of the nodes the ranges [first, end) of the columns of `x` that its nodes have, see "
+        "models.networks.encoders.TypeEncoder. None: all nodes have all columns.", is_key=False)
+    pool: str = option("none", "How the nodes of each graph become one row in front of the head. none: every node "
+                       "keeps its row.", is_key=False, choices=("none", "mean", "sum", "max"))
+    kernel: str = option("auto", "Implementation of the aggregation, the norm and the attention: auto, fused, "
+                         "reference, or pyg for PyG's own layers (PyGModel).", is_key=False)
 
     def node_columns(self) -> dict[str, Any]:
         """Return what :func:`models.networks.encoders.create_node_encoders` has to know of the columns of `x`."""
         types = {} if self.type_columns is None else {"type_columns": self.type_columns}
         return {"tables": self.node_tables, **types}
 
-    def create_relation_table(self, channels: int) -> TableEncoder:
-        """Create the vectors of the relations, as ``weight`` [num_relations, channels]."""
-        return TableEncoder([self.num_relations], channels)
 
-    def create_conv(self, in_channels: int, out_channels: int) -> GENConv:
-        """Create a convolution with these options."""
-        return GENConv(in_channels, out_channels, self.aggr, t=self.t, learn_t=self.learn_t, p=self.p,
-                       learn_p=self.learn_p, y=self.y, learn_y=self.learn_y, msg_norm=self.msg_norm,
-                       learn_msg_scale=self.learn_msg_scale, norm=self.norm, num_layers=self.num_mlp_layers, bias=True,
-                       kernel=self.kernel)
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(GraphOptions):
+    """The options that DeeperGCN, RevGNN and EquilibriumGNN have in common."""
+
+    kernel: str = option("auto", "Implementation of aggregation and norm. See models.aggregate.aggregate and "
+                         "models.convs.activation.norm_relu_dropout.", is_key=False,
+                         choices=("auto", "fused", "reference"))
+    aggr: str = option("max", "Aggregation of the messages: softmax, softmax_sg, softmax_sum, power, power_sum, "
+                       "powermean, mean, max or add.", choices=AGGREGATIONS)
+    t: float = option(1.0, "Initial inverse temperature (softmax, softmax_sg and softmax_sum).", when={"aggr": SOFTMAX})
+    learn_t: bool = option(False, "Whether each convolution learns its own t (softmax and softmax_sum; softmax_sg has "
+                           "no gradient for t).")
+    p: float = option(1.0, "Initial exponent, not 0 (power, power_sum and powermean).", when={"aggr": POWER})
+    learn_p: bool = option(False, "Whether each convolution learns its own p (power, power_sum and powermean).",
+                           when={"aggr": POWER})
+    y: float = option(0.0, "Initial y of the factor degree^sigmoid(y) (softmax_sum and power_sum).",
+                      when={"aggr": SCALED})
+    learn_y: bool = option(False, "Whether each convolution learns its own y (softmax_sum and power_sum).",
+                           when={"aggr": SCALED})
+    msg_norm: bool = option(False, "Whether each convolution scales its aggregated messages to the norm of the node's "
+                            "own features.")
+    learn_msg_scale: bool = option(False, "Whether each convolution learns a factor of this scaling (msg_norm=true).",
+                                   when={"msg_norm": (True,)})
+    norm: str = option("layer", "Norm of each layer and of the MLP in each convolution: layer or batch.", choices=NORMS)
+    num_mlp_layers: int = option(2, "Number of linear layers in the MLP of each convolution. Its hidden layers, if it "
+                                 "has any, are twice as wide as its input.", minimum=1)
+    dropout: float = option(0.1, "Probability, in [0, 1), that an activation is dropped in training.", **FRACTION)
+    input_dropout: float = option(0.0, "Probability, in [0, 1), that a channel of the encoded node features is dropped "
+                                  "in training.", **FRACTION)
+    edge_dropout: float = option(0.0, "Probability, in [0, 1), that an edge is removed in training, before the "
+                                 "aggregation.", **FRACTION)
+
+    @property
+    def num_edge_features(self) -> int:
+        """Number of columns of `edge_attr` without the one of the relations."""
+        return (self.edge_dim or 0) - (self.num_relations > 0)
 
 
-def takes_options(**defaults) -> Callable[[Callable], Callable]:
-    """Let a constructor take the fields of :class:`ModelOptions` as keywords, and hand them to it as `options`.
+@dataclass(frozen=True, kw_only=True)
+class DeeperGCNOptions(ModelOptions):
+    """The options of DeeperGCN."""
+
+    aggr: str = _with_default(ModelOptions, "aggr", "softmax")
+    learn_t: bool = _with_default(ModelOptions, "learn_t", True)
+    block: str = option("res+", "How a layer's output joins its input: res+, res, plain or dense.",
+                        choices=("res+", "res", "plain", "dense"))
+    knn: int = option(0, "Number of nearest nodes in feature space to which each layer links a node. These edges "
+                      "replace those of the graph, which must have no features. 0: the edges of the graph.", minimum=0)
+    knn_dilation: int = option(1, "Largest dilation D. Layer l = 1, 2, ... takes every l-th of the nearest nodes, and "
+                               "from layer D on every D-th (knn > 0).", minimum=1)
+    knn_epsilon: float = option(0.0, "Probability that a node is linked to random nodes of its dilated neighbourhood "
+                                "in a training step (knn > 0).")
+    virtual_node: str = option("none", "Virtual node that reads all nodes of a graph: none, add (their sum) or mean "
+                               "(independent of the cluster's size).", choices=("none", "add", "mean"))
+    gradient_checkpointing: bool = option(False, "Whether backward computes the activations of each layer again, so "
+                                          "that forward need not keep them.")
+    encode_x: bool = option(True, "Whether a linear encoder reads x. Without it the first layer reads x, which must "
+                            "then have hidden_channels columns.")
+    fold_edge_encoder: bool = option(True, "Whether the edge encoders are folded. Otherwise each layer builds a tensor "
+                                     "of edges x channels.", is_key=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RevGNNOptions(ModelOptions):
+    """The options of RevGNN."""
+
+    num_layers: int = option(4, "Number of reversible layers, each of num_groups convolutions.", minimum=1)
+    hidden_channels: int = option(64, "Width of every layer, all groups together.", minimum=1)
+    num_groups: int = option(2, "Number of groups of channels. It must divide hidden_channels.", minimum=2)
+    tied: bool = option(False, "Whether all layers share the weights of one layer.")
+    reversible: bool = option(True, "Whether backward computes each layer's input from its output. Otherwise autograd "
+                              "keeps all activations.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EquilibriumOptions(ModelOptions):
+    """The options of EquilibriumGNN."""
+
+    num_layers: int = option(4, "Largest number of applications of the block in a search for the fixed point. Forward "
+                             "and backward search once each.", minimum=1)
+    hidden_channels: int = option(64, "Width of the block.", minimum=1)
+    tolerance: float = option(0.001, "Relative distance between a state and the block's output for it at which a "
+                              "search ends.", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerOptions(GraphOptions):
+    """The options that PyGModel, RGCN and HGT have in common."""
+
+    norm: str = option("layer", "Norm of each layer: layer, batch or none.", choices=(*NORMS, "none"))
+    dropout: float = option(0.1, "Probability, in [0, 1), that an activation is dropped in training.", **FRACTION)
+    input_dropout: float = option(0.0, "Probability, in [0, 1), that a channel of the encoded node features is dropped "
+                                  "in training.", **FRACTION)
+    edge_dropout: float = option(0.0, "Probability, in [0, 1), that an edge is removed in a training step, from all "
+                                 "layers.", **FRACTION)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RGCNOptions(LayerOptions):
+    """The options of RGCN."""
+
+    num_layers: int = option(4, "Number of layers.", minimum=1)
+    num_bases: int = option(0, "Number of matrices of which a layer mixes those of its relations. 0: each relation has "
+                            "a matrix of its own.", minimum=0)
+    activation: str = option("relu", "Activation of each layer: relu, leaky_relu, elu, gelu, silu, tanh or none.",
+                             choices=ACTIVATIONS)
+    residual: bool = option(True, "Whether a layer's input is added to its output.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HGTOptions(LayerOptions):
+    """The options of HGT."""
+
+    num_layers: int = option(4, "Number of layers.", minimum=1)
+    hidden_channels: int = option(64, "Width of every layer, all heads together.", minimum=1)
+    heads: int = option(4, "Number of attention heads, which share the channels.", minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PyGOptions(LayerOptions):
+    """The options of PyGModel."""
+
+    conv: str = option("GATv2Conv", "Convolution of torch_geometric.nn, such as GATv2Conv, SAGEConv, GCNConv, GINEConv "
+                       "or TransformerConv; or AGDNConv, GIPAConv or GatedGCNConv, which updates the features of the "
+                       "edges too.")
+    kwargs: dict | None = option(None, "Further arguments of its constructor, as in 'model.kwargs={heads:4}'.")
+    activation: str = _with_default(RGCNOptions, "activation", "relu")
+    residual: bool = _with_default(RGCNOptions, "residual", True)
+    root_weight: bool = option(False, "Whether a linear map of a layer's input is added to the output of its "
+                               "convolution, in front of the norm.")
+    feed_forward: bool = option(False, "Whether a feed-forward block follows each layer, as in transformers and GNN+: "
+                                "two linear maps, twice as wide between them, whose output is added to their input and "
+                                "normalised.")
+    tied: bool = option(False, "Whether all layers but the first share one convolution. Each layer keeps its own norm.")
+    norm_last: bool = option(True, "Whether norm, activation and dropout follow the last convolution too.")
+    jk: str = option("none", "What the head reads of the layers' outputs, as torch_geometric.nn.JumpingKnowledge has "
+                     "it: cat for all of them side by side, max for the largest of each channel, lstm for a sum "
+                     "weighted by an LSTM's attention, none for the last one.", choices=("none", "cat", "max", "lstm"))
+    encode_x: bool = _with_default(DeeperGCNOptions, "encode_x", True)
+    edge_dropout: float = option(0.0, "Probability, in [0, 1), that an edge is removed from a layer in training, "
+                                 "before the aggregation and its softmax.", **FRACTION)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomOptions:
+    """The options of CustomModel. Those that the class's constructor does not name are not passed to it."""
+
+    num_layers: int = option(4, "Number of layers, passed to the constructor if that has an argument num_layers.")
+    hidden_channels: int = option(64, "Width of the layers, passed to the constructor if that has an argument "
+                                  "hidden_channels.")
+    edge_dim: int | None = _with_default(GraphOptions, "edge_dim", None)
+    num_categories: int = _with_default(GraphOptions, "num_categories", 0)
+    num_relations: int = _with_default(GraphOptions, "num_relations", 0)
+    type_columns: Sequence[Sequence[tuple[int, int]]] | None = _with_default(GraphOptions, "type_columns", None)
+    schema: Mapping[str, Any] | None = option(None, "Names of a typed graph, `types`, `relations` and `labelled`; see "
+                                              "models.networks.hetero.GraphSchema.", is_key=False)
+    kernel: str = option("auto", "Not used.", is_key=False)
+    path: str = option("", "The class, as package.module.Class.")
+    kwargs: dict | None = option(None, "Further arguments of its constructor, as in 'model.kwargs={width:64}'.")
+
+
+def takes_options(kind: type) -> Callable[[Callable], Callable]:
+    """Let a constructor take the fields of a dataclass as keywords, and hand them to it as `options`.
 
     The signature lists the constructor's own arguments, then the fields. All arguments are checked before the
     constructor runs.
-
-    Args:
-        defaults: the fields that have another default in this model.
     """
     def decorate(init: Callable) -> Callable:
         own = inspect.signature(init)
-        shared = [inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=field.type,
-                                    default=defaults.get(field.name, field.default)) for field in fields(ModelOptions)]
         kept = [parameter for name, parameter in own.parameters.items() if name != "options"]
-        signature = own.replace(parameters=kept + shared)
+        names = [parameter.name for parameter in kept]
+        signature = own.replace(parameters=[*kept, *(
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=field.type, default=field.default)
+            for field in fields(kind) if field.name not in names)])
 
         @functools.wraps(init)
-        def construct(*args, **keywords) -> None:
+        def construct(*args: Any, **keywords: Any) -> None:
             bound = signature.bind(*args, **keywords)
             bound.apply_defaults()
-            options = ModelOptions(**{parameter.name: bound.arguments.pop(parameter.name) for parameter in shared})
-            check_options(bound.arguments, options)
-            init(**bound.arguments, options=options)
+            given = bound.arguments
+            options = kind(**{field.name: given[field.name] for field in fields(kind)})
+            check_options(options, given)
+            init(**{name: given[name] for name in names}, options=options)
 
         construct.__signature__ = signature  # type: ignore[attr-defined]
         return construct
@@ -140,34 +258,48 @@ def takes_options(**defaults) -> Callable[[Callable], Callable]:
     return decorate
 
 
-def check_options(own: dict[str, Any], shared: ModelOptions) -> None:
+def check_options(options: Any, given: Mapping[str, Any]) -> None:
     """Refuse arguments of a model that have another type or are out of range.
 
     Args:
-        own: the constructor's own arguments by name. Those that this file does not list are booleans.
-        shared: the options that it has in common with other models.
+        options: a dataclass of this file.
+        given: all arguments of the constructor by name.
 
     Raises:
         ValueError: the message begins with the name of the argument.
     """
-    options = {**own, **vars(shared)}
-    for name, value in options.items():
-        if name == "self":
-            continue
-        if name in LEAST:
-            _check_integer(name, 0 if name == "edge_dim" and value is None else value, LEAST[name])
-        elif name in CHOICES:
-            if value not in CHOICES[name]:
-                raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(CHOICES[name])}")
-        elif name in _TABLES:
-            _check_tables(name, value, _TABLES[name], options[_TABLES[name]])
-        elif name == "type_columns":
-            _check_type_columns(value, options)
-        elif name in _NUMBERS:
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-                raise ValueError(f"{name} must be a finite number, not {value!r}")
-        elif not isinstance(value, bool):
-            raise ValueError(f"{name} must be true or false, not {value!r}")
+    if isinstance(options, ModelOptions):
+        for name in ("in_channels", "out_channels"):
+            _check_integer(name, given[name], 1)
+    for declared in fields(options):
+        _check_value(declared, given[declared.name])
+    if isinstance(options, ModelOptions):
+        _check_together(given)
+
+
+def _check_value(declared: Field, value: Any) -> None:
+    name, kind, allowed = declared.name, declared.type, declared.metadata["allowed"]
+    if choices := allowed.get("choices"):
+        if value not in choices:
+            raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(choices)}")
+    elif kind is int or kind == int | None and value is not None:
+        _check_integer(name, value, allowed.get("minimum", -math.inf))
+    elif kind is bool and not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, not {value!r}")
+    elif kind is float:
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+            raise ValueError(f"{name} must be a finite number, not {value!r}")
+        if "below" in allowed and not allowed["minimum"] <= value < allowed["below"]:
+            raise ValueError(f"{name} must be in [{allowed['minimum']}, {allowed['below']}), not {value}")
+        if "above" in allowed and value <= allowed["above"]:
+            raise ValueError(f"{name} must be more than {allowed['above']}, not {value}")
+
+
+def _check_together(options: Mapping[str, Any]) -> None:
+    """Refuse options of DeeperGCN, RevGNN and EquilibriumGNN that do not go with each other."""
+    for name, columns in _COLUMNS.items():
+        _check_tables(name, options[name], columns, options[columns])
+    _check_type_columns(options["type_columns"], options)
     _check_edges(options)
     if options.get("virtual_node", "none") != "none" and options["block"] == "dense":
         raise ValueError(f"virtual_node={options['virtual_node']} needs layers of one width, but block=dense has wider "
@@ -176,44 +308,15 @@ def check_options(own: dict[str, Any], shared: ModelOptions) -> None:
     if not options.get("encode_x", True) and columns != options["hidden_channels"]:
         raise ValueError(f"encode_x=false needs an x of hidden_channels={options['hidden_channels']} columns, but x "
                          f"has {columns}")
-    for name in FRACTIONS:
-        if not 0 <= options[name] < 1:
-            raise ValueError(f"{name} must be in [0, 1), not {options[name]}")
     if not 0 <= options.get("knn_epsilon", 0) <= 1:
         raise ValueError(f"knn_epsilon must be in [0, 1], not {options['knn_epsilon']}")
-    for name in POSITIVE:
-        if options.get(name, 1) <= 0:
-            raise ValueError(f"{name} must be more than 0, not {options[name]}")
     if options["p"] == 0:
         raise ValueError("p must not be 0: the power mean divides by it")
     if options["aggr"] == "softmax_sg" and options["learn_t"]:
         raise ValueError("aggr=softmax_sg has no gradient for t: set learn_t=false")
 
 
-def check_inputs(model: Any, x: Tensor, edge_attr: Tensor | None) -> None:
-    """Refuse features whose width is not the one that a model was built for.
-
-    Args:
-        model: a module with the attributes ``num_columns`` (columns of `x`) and ``num_edge_columns`` (columns of
-            `edge_attr`, or 0), and possibly ``num_relations``.
-
-    Raises:
-        ValueError: names both widths.
-    """
-    if x.dim() != 2 or x.size(1) != model.num_columns:
-        raise ValueError(f"x has shape {tuple(x.shape)}, but the model was built for {model.num_columns} columns "
-                         f"(in_channels + num_categories)")
-    if edge_attr is None and getattr(model, "num_relations", None):
-        raise ValueError(f"the model was built for num_relations={model.num_relations}, but there is no edge_attr, "
-                         "whose column 0 holds the relation of each edge")
-    if edge_attr is not None and not model.num_edge_columns:
-        raise ValueError(f"edge_attr has shape {tuple(edge_attr.shape)}, but the model was built without edge_dim")
-    if edge_attr is not None and (edge_attr.dim() != 2 or edge_attr.size(1) != model.num_edge_columns):
-        raise ValueError(f"edge_attr has shape {tuple(edge_attr.shape)}, but the model was built for "
-                         f"edge_dim={model.num_edge_columns}")
-
-
-def _check_tables(name: str, sizes: list[int] | None, columns: str, num_columns: int | None) -> None:
+def _check_tables(name: str, sizes: Sequence[int] | None, columns: str, num_columns: int | None) -> None:
     if sizes is None:
         return
     if len(sizes) != num_columns:
@@ -222,7 +325,7 @@ def _check_tables(name: str, sizes: list[int] | None, columns: str, num_columns:
         _check_integer(f"{name}: each", size, 1)
 
 
-def _check_edges(options: dict[str, Any]) -> None:
+def _check_edges(options: Mapping[str, Any]) -> None:
     relations = f"num_relations={options['num_relations']}" if options["num_relations"] else ""
     if relations and not options["edge_dim"]:
         raise ValueError(f"{relations} needs edge_attr, whose column 0 holds the relation of each edge, but edge_dim="
@@ -236,7 +339,7 @@ def _check_edges(options: dict[str, Any]) -> None:
                          "the two out")
 
 
-def _check_type_columns(types: Sequence[Sequence[tuple[int, int]]] | None, options: dict[str, Any]) -> None:
+def _check_type_columns(types: Sequence[Sequence[tuple[int, int]]] | None, options: Mapping[str, Any]) -> None:
     if types is None:
         return
     if len(types) != options["num_categories"]:
@@ -250,7 +353,7 @@ def _check_type_columns(types: Sequence[Sequence[tuple[int, int]]] | None, optio
                              f"{options['in_channels'] - 1}")
 
 
-def _check_integer(name: str, value: int, least: int) -> None:
+def _check_integer(name: str, value: Any, least: float) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{name} must be an integer, not {value!r}")
     if value < least:

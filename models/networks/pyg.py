@@ -2,7 +2,7 @@
 # ruff: noqa: F722 (shapes are strings)
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,15 +35,12 @@ from parallel_epochs.models.networks.foreign import (
     tiny_graph,
 )
 from parallel_epochs.models.networks.heads import pool_graphs
+from parallel_epochs.models.networks.options import PyGOptions, takes_options
 from parallel_epochs.models.residual import NORMS
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu, "leaky_relu": F.leaky_relu, "elu": F.elu, "gelu": F.gelu, "silu": F.silu,
     "tanh": torch.tanh, "none": lambda h: h}
-# Tables that pipeline/keys.py reads from the source, as those of models/networks/options.py.
-LEAST = {"hidden_channels": 1, "num_layers": 1}
-CHOICES = {"norm": (*NORMS, "none"), "activation": tuple(ACTIVATIONS), "jk": ("none", "cat", "max", "lstm")}
-FRACTIONS = ("dropout", "input_dropout", "edge_dropout")
 # Arguments that the stack gives to a convolution, and names under which it may take the number of edge features.
 OURS = ("in_channels", "out_channels", "channels", "nn")
 EDGE_DIMS = ("edge_dim", "dim", "in_edge_channels")
@@ -73,87 +70,50 @@ class PyGModel(torch.nn.Module):
         hidden_channels: Width of every layer.
         out_channels: Number of classes or tasks.
         num_layers: Number of convolutions.
-        edge_dim: Number of edge features, or None.
-        num_categories: Number of the last columns of `x` that hold a one-hot category.
-        node_tables: Number of categories in each column of `x`, if these are categories; each has a learned row.
-        edge_tables: Number of categories in each column of the edge features, if these are categories. The convolutions
-            read one-hot columns.
-        num_relations: Number of relations, if the first column of the edge features is the number of the edge's
-            relation. The convolutions read one-hot columns of it. 0: there is no such column.
-        type_columns: For each of the `num_categories` node types the ranges [first, end) of the columns that its nodes
-            have. The encoder is then a :class:`models.networks.encoders.TypeEncoder`.
-        pool: How the rows of a graph's nodes become one row in front of the head: none, mean, sum or max.
-        kernel: "auto" for the class of `FUSED` that stands in for the convolution, with the fused kernel where it can
-            run; "fused" to refuse what it cannot run; "reference" for that class in plain torch; "pyg" for PyG's own
-            class. A convolution without such a class is PyG's own.
-        conv: Convolution of torch_geometric.nn, such as GATv2Conv, SAGEConv, GCNConv, GINEConv or TransformerConv; or
-            AGDNConv, GIPAConv or GatedGCNConv, which updates the features of the edges too.
-        kwargs: Further arguments of its constructor, as in 'model.kwargs={heads:4}'.
-        norm: Norm of each layer: layer, batch or none.
-        activation: Activation of each layer: relu, leaky_relu, elu, gelu, silu, tanh or none.
-        residual: Whether a layer's input is added to its output.
-        root_weight: Whether a linear map of a layer's input is added to the output of its convolution, in front of the
-            norm.
-        feed_forward: Whether a feed-forward block follows each layer, as in transformers and GNN+: two linear maps,
-            twice as wide between them, whose output is added to their input and normalised.
-        tied: Whether all layers but the first share one convolution. Each layer keeps its own norm.
-        norm_last: Whether norm, activation and dropout follow the last convolution too.
-        jk: What the head reads of the layers' outputs, as torch_geometric.nn.JumpingKnowledge has it: cat for all of
-            them side by side, max for the largest of each channel, lstm for a sum weighted by an LSTM's attention, none
-            for the last one.
-        encode_x: Whether a linear encoder reads x. Without it the first layer reads x, which must then have
-            hidden_channels columns.
-        dropout: Probability, in [0, 1), that an activation is dropped in training.
-        input_dropout: Probability, in [0, 1), that a channel of the encoded node features is dropped in training.
-        edge_dropout: Probability, in [0, 1), that an edge is removed from a layer in training, before the aggregation
-            and its softmax.
+        options: See :class:`models.networks.options.PyGOptions`, given as keywords.
 
     Raises:
         ValueError: a name is unknown, a size is impossible, or the convolution does not take an argument. The message
             begins with the argument's name.
     """
 
+    @takes_options(PyGOptions)
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
-                 edge_dim: int | None = None, num_categories: int = 0, node_tables: Sequence[int] | None = None,
-                 edge_tables: Sequence[int] | None = None, num_relations: int = 0,
-                 type_columns: Sequence[Sequence[tuple[int, int]]] | None = None, pool: str = "none",
-                 kernel: str = "auto",
-                 conv: str = "GATv2Conv", kwargs: dict | None = None, norm: str = "layer", activation: str = "relu",
-                 residual: bool = True, root_weight: bool = False, feed_forward: bool = False, tied: bool = False,
-                 norm_last: bool = True, jk: str = "none", encode_x: bool = True, dropout: float = 0.1,
-                 input_dropout: float = 0.0, edge_dropout: float = 0.0):
+                 options: PyGOptions):
         super().__init__()
-        check_arguments({"norm": norm, "activation": activation, "jk": jk}, hidden_channels, num_layers,
-                        (dropout, input_dropout, edge_dropout))
-        if not encode_x:
-            _check_unencoded(in_channels + num_categories, hidden_channels, node_tables, type_columns)
-        kind, given = choose_class(find(conv), kernel), dict(kwargs or {})
-        self.title = f"{num_layers} layers of {conv} x {hidden_channels} channels"
+        kernel, columns = options.kernel, (options.node_tables, options.type_columns)
+        if not options.encode_x:
+            _check_unencoded(in_channels + options.num_categories, hidden_channels, *columns)
+        kind, given = choose_class(find(options.conv), kernel), dict(options.kwargs or {})
+        self.title = f"{num_layers} layers of {options.conv} x {hidden_channels} channels"
         self.category_encoder, self.node_encoder = create_node_encoders(
-            in_channels, num_categories, hidden_channels, node_tables, type_columns) if encode_x else (None, None)
-        self.updates_edges, self.edges_alike = getattr(kind, "updates_edges", False), edge_dim is None
+            in_channels, options.num_categories, hidden_channels, *columns) if options.encode_x else (None, None)
+        self.updates_edges, self.edges_alike = getattr(kind, "updates_edges", False), options.edge_dim is None
         self.edge_columns, edge_dim = create_edge_columns(
-            edge_dim, edge_tables, num_relations, encoded=hidden_channels if self.updates_edges else 0)
+            options.edge_dim, options.edge_tables, options.num_relations,
+            encoded=hidden_channels if self.updates_edges else 0)
         convs = [create_conv(kind, hidden_channels, edge_dim, given, kernel=kernel)]
         self.layers = torch.nn.ModuleList()
         for number in range(num_layers):
-            if number == 1 or number and not tied:
+            if number == 1 or number and not options.tied:
                 convs.append(create_conv(kind, hidden_channels, edge_dim, given, kernel=kernel))
             is_last = number == num_layers - 1
-            is_bare = not norm_last and is_last
-            norm_name, act, rate, has_block = BARE if is_bare else (norm, activation, dropout, feed_forward)
+            norm_name, act, rate, has_block = BARE if is_last and not options.norm_last else (
+                options.norm, options.activation, options.dropout, options.feed_forward)
             self.layers.append(Layer(
                 convs[-1], create_norm(norm_name, hidden_channels), choose_edges(kind, edge_dim, given), activation=act,
-                root=torch.nn.Linear(hidden_channels, hidden_channels) if root_weight else None, residual=residual,
+                root=torch.nn.Linear(hidden_channels, hidden_channels) if options.root_weight else None,
+                residual=options.residual,
                 after=FeedForward(hidden_channels, norm_name, activation=act, dropout=rate) if has_block else None,
-                dropout=rate, edge_dropout=edge_dropout,
+                dropout=rate, edge_dropout=options.edge_dropout,
                 edge_norm=create_norm(norm_name, hidden_channels) if self.updates_edges and not is_last else None))
-        self.jump = None if jk == "none" else JumpingKnowledge(jk, hidden_channels, num_layers)
-        self.head = torch.nn.Linear(hidden_channels * num_layers if jk == "cat" else hidden_channels, out_channels)
+        self.jump = None if options.jk == "none" else JumpingKnowledge(options.jk, hidden_channels, num_layers)
+        width = hidden_channels * num_layers if options.jk == "cat" else hidden_channels
+        self.head = torch.nn.Linear(width, out_channels)
         self.edge_argument = self.layers[0].edge_argument
         self.takes_int32_edges = kind in FUSED.values() or kind in RECIPES.values()
-        self.hidden_channels, self._edge_dim, self.input_dropout = hidden_channels, edge_dim, input_dropout
-        self.pool = pool
+        self.hidden_channels, self._edge_dim, self.input_dropout = hidden_channels, edge_dim, options.input_dropout
+        self.pool = options.pool
         self._tried: Tried | None = None
 
     def forward(self, x: Num[Tensor, "num_nodes in_channels_and_categories"], edge_index: Tensor,
@@ -340,28 +300,6 @@ def create_edge_columns(edge_dim: int | None, tables: Sequence[int] | None, num_
     if encoded:
         return create_edge_encoder(edge_dim or 1, encoded, tables if edge_dim else [1]), encoded
     return (None, edge_dim) if tables is None else (OneHot(tables), sum(tables))
-
-
-def check_arguments(chosen: Mapping[str, str], hidden_channels: int, num_layers: int,
-                    fractions: tuple[float, float, float]) -> None:
-    """Refuse arguments of a stack of layers that are unknown or out of range.
-
-    Args:
-        chosen: values of the arguments that :data:`CHOICES` names, or of some of them.
-        fractions: those of :data:`FRACTIONS`, in this order.
-
-    Raises:
-        ValueError: the message begins with the argument's name.
-    """
-    for name, value in chosen.items():
-        if value not in CHOICES[name]:
-            raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(CHOICES[name])}")
-    for name, size in (("hidden_channels", hidden_channels), ("num_layers", num_layers)):
-        if size < LEAST[name]:
-            raise ValueError(f"{name} must be at least {LEAST[name]}, not {size}")
-    for name, fraction in zip(FRACTIONS, fractions, strict=True):
-        if not 0 <= fraction < 1:
-            raise ValueError(f"{name} must be in [0, 1), not {fraction}")
 
 
 def _check_unencoded(num_columns: int, hidden_channels: int, node_tables: Sequence[int] | None,

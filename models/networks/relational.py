@@ -1,8 +1,6 @@
 """Models of typed graphs, with several types of nodes and relations: R-GCN and the heterogeneous graph transformer."""
 # ruff: noqa: F722 (shapes are strings)
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
@@ -12,16 +10,10 @@ from parallel_epochs.models.convs.edge_dropout import drop_edges
 from parallel_epochs.models.convs.expanded_edges import Relations, convolve
 from parallel_epochs.models.convs.hgt_conv import HGTConv
 from parallel_epochs.models.convs.typed_linear import NodeTypes
-from parallel_epochs.models.networks.encoders import create_node_encoders, encode_nodes
+from parallel_epochs.models.networks.encoders import check_inputs, create_node_encoders, encode_nodes
 from parallel_epochs.models.networks.heads import pool_graphs
-from parallel_epochs.models.networks.options import check_inputs
-from parallel_epochs.models.networks.pyg import ACTIVATIONS, check_arguments, create_norm
-from parallel_epochs.models.residual import NORMS
-
-# Tables that pipeline/keys.py reads from the source, as those of models/networks/options.py.
-LEAST = {"hidden_channels": 1, "num_layers": 1, "num_bases": 0, "heads": 1}
-CHOICES = {"norm": (*NORMS, "none"), "activation": tuple(ACTIVATIONS)}
-FRACTIONS = ("dropout", "input_dropout", "edge_dropout")
+from parallel_epochs.models.networks.options import HGTOptions, LayerOptions, RGCNOptions, takes_options
+from parallel_epochs.models.networks.pyg import ACTIVATIONS, create_norm
 
 
 class TypedModel(torch.nn.Module):
@@ -33,22 +25,20 @@ class TypedModel(torch.nn.Module):
     takes_int32_edges = True  # not every layer of PyG's does
 
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
-                 edge_dim: int | None, num_categories: int, num_relations: int,
-                 type_columns: Sequence[Sequence[tuple[int, int]]] | None, node_tables: Sequence[int] | None, pool: str,
-                 kernel: str, norm: str, dropout: float, input_dropout: float, edge_dropout: float):
+                 options: LayerOptions):
         super().__init__()
-        check_arguments({"norm": norm}, hidden_channels, num_layers, (dropout, input_dropout, edge_dropout))
+        num_categories, num_relations, edge_dim = options.num_categories, options.num_relations, options.edge_dim
         if num_relations and not edge_dim:
             raise ValueError(f"num_relations={num_relations} needs edge features whose first column is the number of a "
                              f"relation, but edge_dim={edge_dim}")
         self.num_columns, self.num_edge_columns = in_channels + num_categories, edge_dim or 0
         self.num_relations, self.num_types = num_relations, num_categories
-        self.pool, self.kernel = pool, kernel
-        self.dropout, self.input_dropout, self.edge_dropout = dropout, input_dropout, edge_dropout
+        self.pool, self.kernel, self.dropout = options.pool, options.kernel, options.dropout
+        self.input_dropout, self.edge_dropout = options.input_dropout, options.edge_dropout
         self.category_encoder, self.node_encoder = create_node_encoders(
-            in_channels, num_categories, hidden_channels, node_tables, type_columns)
+            in_channels, num_categories, hidden_channels, options.node_tables, options.type_columns)
         self.layers = torch.nn.ModuleList()
-        self.norms = torch.nn.ModuleList(create_norm(norm, hidden_channels) for _ in range(num_layers))
+        self.norms = torch.nn.ModuleList(create_norm(options.norm, hidden_channels) for _ in range(num_layers))
         self.head = torch.nn.Linear(hidden_channels, out_channels)
 
     def forward(self, x: Num[Tensor, "num_nodes in_channels_and_categories"], edge_index: Tensor,
@@ -109,47 +99,22 @@ class RGCN(TypedModel):
         hidden_channels: Width of every layer.
         out_channels: Number of classes or tasks.
         num_layers: Number of layers.
-        edge_dim: Number of edge features, or None.
-        num_categories: Number of the last columns of `x` that hold a one-hot node type.
-        node_tables: Number of categories in each column of `x`, if these are categories; each has a learned row.
-        edge_tables: Number of categories in each column of the edge features. They are not read.
-        num_relations: Number of relations, if the first column of the edge features is the number of a relation.
-        type_columns: For each node type the ranges [first, end) of the columns that its nodes have.
-        pool: How the rows of a graph's nodes become one row in front of the head: none, mean, sum or max.
-        kernel: "auto", "fused" or "reference", see :func:`models.messages.update_all`.
-        num_bases: Number of matrices of which a layer mixes those of its relations. 0: each relation has a matrix of
-            its own.
-        norm: Norm of each layer: layer, batch or none.
-        activation: Activation of each layer: relu, leaky_relu, elu, gelu, silu, tanh or none.
-        residual: Whether a layer's input is added to its output.
-        dropout: Probability, in [0, 1), that an activation is dropped in training.
-        input_dropout: Probability, in [0, 1), that a channel of the encoded node features is dropped in training.
-        edge_dropout: Probability, in [0, 1), that an edge is removed in a training step, from all layers.
+        options: See :class:`models.networks.options.RGCNOptions`, given as keywords.
 
     Raises:
         ValueError: a name is unknown or a size is impossible. The message begins with the argument's name.
     """
 
+    @takes_options(RGCNOptions)
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
-                 edge_dim: int | None = None, num_categories: int = 0, node_tables: Sequence[int] | None = None,
-                 edge_tables: Sequence[int] | None = None, num_relations: int = 0,
-                 type_columns: Sequence[Sequence[tuple[int, int]]] | None = None, pool: str = "none",
-                 kernel: str = "auto", num_bases: int = 0, norm: str = "layer", activation: str = "relu",
-                 residual: bool = True, dropout: float = 0.1, input_dropout: float = 0.0, edge_dropout: float = 0.0):
-        super().__init__(in_channels, hidden_channels, out_channels, num_layers, edge_dim=edge_dim,
-                         num_categories=num_categories, num_relations=num_relations, type_columns=type_columns,
-                         node_tables=node_tables, pool=pool, kernel=kernel, norm=norm, dropout=dropout,
-                         input_dropout=input_dropout, edge_dropout=edge_dropout)
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation={activation} is unknown; choose one of {', '.join(ACTIVATIONS)}")
-        if num_bases < 0:
-            raise ValueError(f"num_bases must be at least 0, not {num_bases}")
-        self._activate, self.residual = ACTIVATIONS[activation], residual
-        self.layers.extend(RelationLayer(hidden_channels, max(num_relations, 1), num_bases=num_bases, kernel=kernel)
+                 options: RGCNOptions):
+        super().__init__(in_channels, hidden_channels, out_channels, num_layers, options=options)
+        self._activate, self.residual = ACTIVATIONS[options.activation], options.residual
+        num_relations, num_bases = max(options.num_relations, 1), options.num_bases
+        self.layers.extend(RelationLayer(hidden_channels, num_relations, num_bases=num_bases, kernel=options.kernel)
                            for _ in range(num_layers))
         bases = f", {num_bases} bases" if num_bases else ""
-        self.title = (f"R-GCN: {num_layers} layers x {hidden_channels} channels, {max(num_relations, 1)} relations"
-                      f"{bases}")
+        self.title = f"R-GCN: {num_layers} layers x {hidden_channels} channels, {num_relations} relations{bases}"
 
     def convolve(self, layer: torch.nn.Module, norm: torch.nn.Module, h: Tensor, relations: Relations,
                  types: NodeTypes | None) -> Tensor:
@@ -203,40 +168,24 @@ class HGT(TypedModel):
         hidden_channels: Width of every layer, all heads together.
         out_channels: Number of classes or tasks.
         num_layers: Number of layers.
-        edge_dim: Number of edge features, or None.
-        num_categories: Number of the last columns of `x` that hold a one-hot node type.
-        node_tables: Number of categories in each column of `x`, if these are categories; each has a learned row.
-        edge_tables: Number of categories in each column of the edge features. They are not read.
-        num_relations: Number of relations, if the first column of the edge features is the number of a relation.
-        type_columns: For each node type the ranges [first, end) of the columns that its nodes have.
-        pool: How the rows of a graph's nodes become one row in front of the head: none, mean, sum or max.
-        kernel: "auto", "fused" or "reference", see :func:`models.messages.attention.attention`.
-        heads: Number of attention heads, which share the channels.
-        norm: Norm of each layer: layer, batch or none.
-        dropout: Probability, in [0, 1), that an activation is dropped in training.
-        input_dropout: Probability, in [0, 1), that a channel of the encoded node features is dropped in training.
-        edge_dropout: Probability, in [0, 1), that an edge is removed in a training step, from all layers.
+        options: See :class:`models.networks.options.HGTOptions`, given as keywords.
 
     Raises:
         ValueError: a name is unknown or a size is impossible. The message begins with the argument's name.
     """
 
+    @takes_options(HGTOptions)
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
-                 edge_dim: int | None = None, num_categories: int = 0, node_tables: Sequence[int] | None = None,
-                 edge_tables: Sequence[int] | None = None, num_relations: int = 0,
-                 type_columns: Sequence[Sequence[tuple[int, int]]] | None = None, pool: str = "none",
-                 kernel: str = "auto", heads: int = 4, norm: str = "layer", dropout: float = 0.1,
-                 input_dropout: float = 0.0, edge_dropout: float = 0.0):
-        super().__init__(in_channels, hidden_channels, out_channels, num_layers, edge_dim=edge_dim,
-                         num_categories=num_categories, num_relations=num_relations, type_columns=type_columns,
-                         node_tables=node_tables, pool=pool, kernel=kernel, norm=norm, dropout=dropout,
-                         input_dropout=input_dropout, edge_dropout=edge_dropout)
-        if heads < 1 or hidden_channels % heads:
+                 options: HGTOptions):
+        super().__init__(in_channels, hidden_channels, out_channels, num_layers, options=options)
+        heads = options.heads
+        if hidden_channels % heads:
             raise ValueError(f"heads={heads} does not divide hidden_channels={hidden_channels}")
-        self.layers.extend(HGTConv(hidden_channels, hidden_channels, max(num_categories, 1), max(num_relations, 1),
-                                   heads, dropout=dropout, kernel=kernel) for _ in range(num_layers))
-        self.title = (f"HGT: {num_layers} layers x {hidden_channels} channels, {heads} heads, "
-                      f"{max(num_categories, 1)} node types, {max(num_relations, 1)} relations")
+        num_types, num_relations = max(options.num_categories, 1), max(options.num_relations, 1)
+        self.layers.extend(HGTConv(hidden_channels, hidden_channels, num_types, num_relations, heads,
+                                   dropout=options.dropout, kernel=options.kernel) for _ in range(num_layers))
+        self.title = (f"HGT: {num_layers} layers x {hidden_channels} channels, {heads} heads, {num_types} node types, "
+                      f"{num_relations} relations")
 
     def convolve(self, layer: torch.nn.Module, norm: torch.nn.Module, h: Tensor, relations: Relations,
                  types: NodeTypes | None) -> Tensor:

@@ -18,14 +18,16 @@ from parallel_epochs.models.convs.edge_dropout import drop_edges
 from parallel_epochs.models.convs.gen_conv import GENConv
 from parallel_epochs.models.networks.categories import TableEncoder
 from parallel_epochs.models.networks.encoders import (
+    check_inputs,
     create_edge_encoder,
     create_node_encoders,
     encode_nodes,
     fold,
     prepare_edges,
 )
+from parallel_epochs.models.networks.gen_layers import create_conv
 from parallel_epochs.models.networks.heads import pool_graphs
-from parallel_epochs.models.networks.options import ModelOptions, check_inputs, takes_options
+from parallel_epochs.models.networks.options import RevGNNOptions, takes_options
 from parallel_epochs.models.residual import NORMS, fix_statistics
 
 # Dtype of the residual stream. Backward inverts it, and its rounding must stay below that of the float32 branches.
@@ -52,11 +54,7 @@ class RevGNN(torch.nn.Module):
         hidden_channels: Width of every layer, all groups together.
         out_channels: Number of classes or tasks.
         num_layers: Number of reversible layers, each of num_groups convolutions.
-        num_groups: Number of groups of channels. It must divide hidden_channels.
-        tied: Whether all layers share the weights of one layer.
-        reversible: Whether backward computes each layer's input from its output. Otherwise autograd keeps all
-            activations.
-        options: See :class:`models.networks.options.ModelOptions`, given as keywords.
+        options: See :class:`models.networks.options.RevGNNOptions`, given as keywords.
 
     Raises:
         ValueError: an argument has another type or is out of its range; the message begins with its name.
@@ -64,14 +62,15 @@ class RevGNN(torch.nn.Module):
 
     takes_int32_edges = True  # not every layer of PyG's does
 
-    @takes_options()
+    @takes_options(RevGNNOptions)
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
-                 num_groups: int = 2, tied: bool = False, reversible: bool = True, options: ModelOptions):
+                 options: RevGNNOptions):
+        num_groups = options.num_groups
         if hidden_channels % num_groups:
             raise ValueError(f"hidden_channels={hidden_channels} is not a multiple of num_groups={num_groups}")
         super().__init__()
         num_categories, num_features = options.num_categories, options.num_edge_features
-        self.num_layers, self.num_groups, self.reversible = num_layers, num_groups, reversible
+        self.num_layers, self.num_groups, self.reversible = num_layers, num_groups, options.reversible
         self.dropout, self.kernel, self.pool = options.dropout, options.kernel, options.pool
         self.input_dropout, self.edge_dropout = options.input_dropout, options.edge_dropout
         self.num_columns, self.num_edge_columns = in_channels + num_categories, options.edge_dim or 0
@@ -83,13 +82,13 @@ class RevGNN(torch.nn.Module):
             self.edge_encoder = create_edge_encoder(num_features, hidden_channels, options.edge_tables)
 
         def create_branch() -> Branch:
-            return Branch(NORMS[options.norm](channels), options.create_conv(channels, channels),
+            return Branch(NORMS[options.norm](channels), create_conv(options, channels, channels),
                           torch.nn.Linear(hidden_channels, channels) if num_features else None, options.dropout,
-                          options.create_relation_table(channels) if options.num_relations else None)
+                          TableEncoder([options.num_relations], channels) if options.num_relations else None)
 
         channels = hidden_channels // num_groups
         self.branches = torch.nn.ModuleList()
-        for _ in range(1 if tied else num_layers):
+        for _ in range(1 if options.tied else num_layers):
             branch = create_branch()  # the layer's other branches begin as copies, as in the paper's code
             self.branches.extend([branch, *(copy.deepcopy(branch) for _ in range(num_groups - 1))])
         self.norm = NORMS[options.norm](hidden_channels)

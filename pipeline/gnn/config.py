@@ -3,10 +3,11 @@
 import difflib
 import importlib.util
 import re
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from parallel_epochs.models.networks import options
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.config import EvaluateConfig, ParallelConfig, RunConfig, TrainConfig
 from parallel_epochs.pipeline.data.relation import check_wanted, show
@@ -63,26 +64,13 @@ class ModelConfig:
     hidden_channels: int = key(64, "Number of channels of each layer.")
 
 
-SIZES = {"num_layers": ModelConfig.num_layers, "hidden_channels": ModelConfig.hidden_channels}
-# Models by name: module of models/networks/ and class. The options of a model are those of its constructor, written
-# and checked there.
-MODELS = {"deepergcn": ("deepgcn", "DeeperGCN"), "revgnn": ("reversible", "RevGNN"),
-          "equilibrium": ("equilibrium", "EquilibriumGNN"),
-          "rgcn": ("relational", "RGCN"), "hgt": ("relational", "HGT"),
-          "pyg": ("pyg", "PyGModel"), "custom": ("custom", "CustomModel")}
+# Models by name: module of models/networks/, class, and the dataclass of its options.
+MODELS = {"deepergcn": ("deepgcn", "DeeperGCN", options.DeeperGCNOptions),
+          "revgnn": ("reversible", "RevGNN", options.RevGNNOptions),
+          "equilibrium": ("equilibrium", "EquilibriumGNN", options.EquilibriumOptions),
+          "rgcn": ("relational", "RGCN", options.RGCNOptions), "hgt": ("relational", "HGT", options.HGTOptions),
+          "pyg": ("pyg", "PyGModel", options.PyGOptions), "custom": ("custom", "CustomModel", options.CustomOptions)}
 FOREIGN = ("pyg", "custom")
-# What a constructor takes that is no key of a configuration: it depends on the graph, or has a key elsewhere.
-NO_KEYS = ("edge_dim", "num_categories", "node_tables", "edge_tables", "num_relations", "type_columns", "schema",
-           "pool", "fold_edge_encoder", "kernel")
-# Beside which aggregations and norms an option of a model counts.
-OPTIONS_COUNT_WHEN: dict[str, dict[str, tuple]] = {
-    "t": {"model.aggr": ("softmax", "softmax_sg", "softmax_sum")},
-    "p": {"model.aggr": ("power", "power_sum", "powermean")},
-    "learn_p": {"model.aggr": ("power", "power_sum", "powermean")},
-    "y": {"model.aggr": ("softmax_sum", "power_sum")},
-    "learn_y": {"model.aggr": ("softmax_sum", "power_sum")},
-    "learn_msg_scale": {"model.msg_norm": (True,)},
-}
 
 
 def _models_folder() -> Path:
@@ -90,15 +78,26 @@ def _models_folder() -> Path:
 
 
 def _model_schema(name: str) -> type[ModelConfig]:
-    module, class_name = MODELS[name]
-    source = _models_folder() / "networks" / f"{module}.py"
-    fields = keys.keys_of_constructor(source, class_name, leave_out=NO_KEYS, sizes=SIZES, when=OPTIONS_COUNT_WHEN)
-    schema = make_dataclass(f"{class_name}Config", [("name", str, key(name, "Model.")), *fields],
+    """Make the keys of a model from its options; those that it shares with other models come last."""
+    module, class_name, kind = MODELS[name]
+    shared = {option.name for base in kind.__bases__ if is_dataclass(base) for option in fields(base)}
+    declared = sorted((option for option in fields(kind) if option.metadata["is_key"]),
+                      key=lambda option: option.name in shared)
+    schema = make_dataclass(f"{class_name}Config", [("name", str, key(name, "Model.")), *map(_as_key, declared)],
                             bases=(ModelConfig,),
                             namespace={"__doc__": f"The options of :class:`models.networks.{module}.{class_name}`.",
                                        "is_foreign": name in FOREIGN})
     schema.__module__ = __name__  # where ranks find it
     return schema
+
+
+def _as_key(option: Field) -> tuple[str, Any, Field]:
+    """Turn an option of a model into a key, as :func:`dataclasses.make_dataclass` takes it."""
+    allowed = dict(option.metadata["allowed"])
+    when = {f"model.{name}": values for name, values in allowed.pop("when", {}).items()}
+    is_mapping = option.type == dict | None
+    return (option.name, dict[str, Any] if is_mapping else option.type,
+            key({} if is_mapping else option.default, option.metadata["text"], when=when, **allowed))
 
 
 MODEL_SCHEMAS = {name: _model_schema(name) for name in MODELS}

@@ -177,7 +177,7 @@ def check_class(config: Any) -> None:
 
 def _class_of(config: GNNConfig) -> type[torch.nn.Module]:
     """Return the class of the configured model."""
-    module, class_name = MODELS[config.model.name]
+    module, class_name, _ = MODELS[config.model.name]
     return getattr(importlib.import_module(f"parallel_epochs.models.networks.{module}"), class_name)
 
 

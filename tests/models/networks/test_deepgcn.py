@@ -1,3 +1,4 @@
+import dataclasses
 import importlib
 import inspect
 import math
@@ -11,10 +12,15 @@ from hypothesis import given, settings, strategies as st
 from torch_geometric import EdgeIndex, nn as pyg
 
 from parallel_epochs import models
-from parallel_epochs.models import DeeperGCN, EquilibriumGNN, GENConv, RevGNN
-from parallel_epochs.models.aggregate import AGGREGATIONS
+from parallel_epochs.models import DeeperGCN, GENConv
+from parallel_epochs.models.aggregate import AGGREGATIONS, KERNELS
 from parallel_epochs.models.aggregate.reference import aggregate
-from parallel_epochs.models.networks.options import ModelOptions
+from parallel_epochs.models.networks.heads import POOLS
+from parallel_epochs.models.networks.options import DeeperGCNOptions, ModelOptions, PyGOptions
+from parallel_epochs.models.networks.pyg import ACTIVATIONS
+from parallel_epochs.models.networks.virtual import VIRTUAL_NODES
+from parallel_epochs.models.residual import BLOCKS, NORMS
+from parallel_epochs.pipeline.gnn.config import MODELS
 from tests.helpers.graphs import random_graph
 from tests.helpers.running import ROOT
 
@@ -312,13 +318,25 @@ def test_impossible_models(options, message, monkeypatch):
         DeeperGCN(**{**sizes, **options})
 
 
-@pytest.mark.parametrize("model", [DeeperGCN, RevGNN, EquilibriumGNN])
-def test_every_option_is_documented_on_its_own(model):
-    sections = [(model, "Args"), (ModelOptions, "Attributes")]
-    documented = [name for class_, title in sections for name in re.findall(
-        r"^    (\w+): ", inspect.getdoc(class_).split(f"{title}:\n")[1].split("\n\n")[0], flags=re.MULTILINE)]
-    documented.remove("options")
-    assert documented == list(inspect.signature(model).parameters)
+@pytest.mark.parametrize("module, name, options", MODELS.values(), ids=MODELS)
+def test_every_argument_of_a_model_has_one_description(module, name, options):
+    model = getattr(importlib.import_module(f"parallel_epochs.models.networks.{module}"), name)
+    arguments = inspect.getdoc(model).split("Args:\n")[1].split("\n\n")[0]
+    documented = re.findall(r"^    (\w+): ", arguments, flags=re.MULTILINE)
+    assert documented == ["in_channels", "hidden_channels", "out_channels", "num_layers", "options"]
+    texts = {field.name: field.metadata["text"] for field in dataclasses.fields(options)}
+    assert {*inspect.signature(model).parameters} == {*texts, "in_channels", "out_channels"} and all(texts.values())
+
+
+def test_the_choices_of_options_are_those_of_the_code():
+    choices = {field.name: field.metadata["allowed"].get("choices") for kind in (DeeperGCNOptions, PyGOptions)
+               for field in dataclasses.fields(kind)}
+    assert choices["block"] == tuple(BLOCKS) and choices["aggr"] == AGGREGATIONS and choices["pool"] == POOLS
+    assert choices["virtual_node"] == VIRTUAL_NODES and choices["activation"] == tuple(ACTIVATIONS)
+    assert choices["norm"] == (*NORMS, "none")
+    (kernels,) = (field.metadata["allowed"]["choices"] for field in dataclasses.fields(ModelOptions)
+                  if field.name == "kernel")
+    assert kernels == KERNELS
 
 
 def test_a_model_takes_any_edge_index():
