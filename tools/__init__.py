@@ -1,1 +1,1 @@
-"""Commands that only developers run, as `python -m tools.NAME` from the checkout. The wheel has none of them."""
+"""Commands that only developers run, from the checkout. The wheel has none of them."""

@@ -13,6 +13,7 @@ from parallel_epochs.models.aggregate import aggregate, backend
 from parallel_epochs.pipeline.run.errors import one_line
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs, machine
+from parallel_epochs.scripts.bench.graphs import CLUSTER
 from parallel_epochs.scripts.bench.machine import Machine
 from parallel_epochs.scripts.bench.measure import (
     assert_close,
@@ -43,7 +44,13 @@ class Case:
 CASES = (Case(), Case(channels=128), Case(edge_dim=0), Case(aggr="max"), Case(aggr="power"))
 
 
-def bench_aggregate(num_nodes: int, num_edges: int, repeat: int, eager: bool = False, device: str = "cpu") -> None:
+def bench_aggregate(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], repeat: int = 3,
+                    eager: bool = False, device: str = "cpu") -> None:
+    """Measure one aggregation beside PyG's, plain and compiled by torch.compile, and beside the machine's limits.
+
+    Args:
+        eager: leave out torch.compile, which takes a minute a row.
+    """
     data = graphs.proteins(num_nodes, num_edges // 2 * 2).to(choose_device(device))
     rows = [_measure(case, data, repeat, eager) for case in CASES]
     # The best of the whole run, as other users of the machine slow down one case and not the next.

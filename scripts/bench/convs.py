@@ -20,6 +20,7 @@ from parallel_epochs.models.networks.pyg import FUSED, PyGModel
 from parallel_epochs.pipeline.run.errors import one_line
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs
+from parallel_epochs.scripts.bench.graphs import CLUSTER
 from parallel_epochs.scripts.bench.measure import (
     assert_close,
     describe_extensions,
@@ -78,22 +79,20 @@ CASES = (
 STEP, NUM_LAYERS, NUM_TASKS = "a training step of model=pyg, GATv2Conv", 6, 112
 
 
-def bench_convs(num_nodes: int, num_edges: int, channels: int, repeat: int, cases: list[str] | None = None,
-                dgl: str = "", device: str = "cpu") -> None:
-    """Compare layers.
+def bench_convs(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channels: int = 64,
+                repeat: int = 3, cases: tuple[str, ...] = (), dgl: str = "", device: str = "cpu") -> None:
+    """Measure time and memory of the layers that run fused, beside PyG's and DGL's.
 
     Args:
-        cases: layers whose name contains one of these texts. None: all.
-        dgl: folder of an installed DGL, or nothing to leave DGL out.
-        device: "cpu", "cuda" or "auto".
+        cases: layers whose name contains one of these texts (default: all).
     """
     place = choose_device(device)
     if dgl and place.type == "cuda":
         raise ValueError(f"--dgl with --device={device}: the package of {INSTALL_DGL} computes on the CPU alone")
-    chosen = [case for case in CASES if cases is None or any(text in case.name for text in cases)]
-    takes_step = cases is None or any(text in STEP for text in cases)
+    chosen = [case for case in CASES if not cases or any(text in case.name for text in cases)]
+    takes_step = not cases or any(text in STEP for text in cases)
     if not chosen and not takes_step:
-        raise ValueError(f"--cases {' '.join(cases or [])}: no layer has such a name; there are "
+        raise ValueError(f"--cases {' '.join(cases)}: no layer has such a name; there are "
                          f"{'; '.join(case.name for case in CASES)}")
     data = with_self_loops(graphs.proteins(num_nodes, num_edges // 2 * 2)).to(place)
     library = import_dgl(dgl) if dgl else None

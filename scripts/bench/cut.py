@@ -16,8 +16,13 @@ from parallel_epochs.pipeline.graph.partition import Partition, from_assignment,
 from parallel_epochs.scripts.bench.measure import extra_mib, say, write_row
 
 
-def bench_cut(num_nodes: int, num_edges: int, num_parts: int, num_micro_parts: int) -> None:
-    """Cut a graph of communities into a few and into many clusters, with METIS and with KaMinPar."""
+def bench_cut(num_nodes: int = 400_000, num_edges: int = 6_000_000, num_parts: int = 10,
+              num_micro_parts: int = 200) -> None:
+    """Cut a graph of communities into a few and into many clusters, with METIS and with KaMinPar.
+
+    Args:
+        num_micro_parts: number of clusters of the second, finer cut.
+    """
     check_package()
     say(f"generating {num_edges:,} directed edges")
     raw = synthetic_proteins(num_nodes=num_nodes, num_edges=num_edges, num_tasks=1)

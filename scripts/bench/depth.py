@@ -9,6 +9,7 @@ import torch
 from parallel_epochs.models import DeeperGCN, EquilibriumGNN, RevGNN
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs
+from parallel_epochs.scripts.bench.graphs import CLUSTER
 from parallel_epochs.scripts.bench.measure import assert_close, extra_mib, say, seconds_of, write_row
 from parallel_epochs.scripts.bench.pyg_rev import PyGRevGNN
 
@@ -34,19 +35,19 @@ MODELS = {
 }
 
 
-def bench_depth(num_nodes: int, num_edges: int, channels: int, repeat: int, layers: list[int],
-                models: list[str], device: str = "cpu") -> None:
-    """Measure a training step of every model at every depth.
+def bench_depth(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channels: int = 64,
+                repeat: int = 3, layers: tuple[int, ...] = (7, 28, 112, 448, 1001), models: tuple[str, ...] = (),
+                device: str = "cpu") -> None:
+    """Measure a training step of models of many depths, and of PyG's GroupAddRev.
 
     Args:
         layers: numbers of layers.
-        models: texts. Each model of `MODELS` whose name contains one of them is measured.
-        device: "cpu", "cuda" or "auto".
+        models: models whose name contains one of these texts (default: all).
     """
     place = choose_device(device)
     _compare(num_nodes, num_edges, channels, place)
     writer = None
-    for name in (name for name in MODELS if any(part.lower() in name.lower() for part in models)):
+    for name in (name for name in MODELS if any(part.lower() in name.lower() for part in models or [""])):
         for depth in layers:
             # A new process for each model, as memory that other models left behind would count.
             with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:

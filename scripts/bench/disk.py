@@ -25,6 +25,7 @@ from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run import outputs
 from parallel_epochs.pipeline.run.memory import machine_memory
 from parallel_epochs.pipeline.run.seeds import stream
+from parallel_epochs.scripts.bench.graphs import PROTEINS
 from parallel_epochs.scripts.bench.measure import resident_mib, say, write_row
 
 NUM_CLASSES = 10
@@ -32,9 +33,19 @@ NUM_CLASSES = 10
 DRAWN = 1 << 22
 
 
-def bench_disk(num_nodes: list[int], num_edges: list[int], edge_channels: int, channels: int, num_parts: int,
-               repeat: int, folder: str, ways: list[str], keep: bool, figure: str | None, overwrite: bool) -> None:
-    """Write random graphs to stores, unless they exist, and read epochs of random clusters from them.
+def bench_disk(num_nodes: tuple[int, ...] = PROTEINS[:1], num_edges: tuple[int, ...] = PROTEINS[1:],
+               edge_channels: int = 8, channels: int = 8, num_parts: int = 10, repeat: int = 3, folder: str = ".cache",
+               ways: tuple[str, ...] = ("bare read", "store", "memory", "pyg"), keep: bool = False, figure: str = "",
+               overwrite: bool = False) -> None:
+    """Measure epochs of random clusters from a graph on disk, from memory, by PyG, and a bare read of its files.
+
+    Args:
+        num_nodes: number of nodes of each graph.
+        num_edges: number of directed edges of each graph.
+        channels: number of node features.
+        folder: folder for the files, up to tens of GB.
+        ways: ways to measure.
+        keep: keep the files for another run.
 
     Raises:
         ValueError: the numbers of nodes and of edges are not equally many, or the figure must not be replaced.
@@ -43,7 +54,7 @@ def bench_disk(num_nodes: list[int], num_edges: list[int], edge_channels: int, c
     if len(num_nodes) != len(num_edges):
         raise ValueError(f"--num-nodes has {len(num_nodes)} numbers, but --num-edges has {len(num_edges)}: give one of "
                          "each for a graph")
-    if figure is not None:
+    if figure:
         from parallel_epochs.scripts.report.figures import is_figure  # of the extra `report`
         outputs.check("--figure", Path(figure), ours=is_figure, overwrite=overwrite, way_out="--overwrite")
     writer: csv.DictWriter | None = None
@@ -71,7 +82,7 @@ def bench_disk(num_nodes: list[int], num_edges: list[int], edge_channels: int, c
                 writer = write_row(writer, rows[-1])
         if not keep:
             shutil.rmtree(path)
-    if figure is not None:
+    if figure:
         _draw(rows, Path(figure))
 
 

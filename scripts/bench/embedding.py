@@ -17,13 +17,19 @@ from parallel_epochs.scripts.bench.machine import measure
 from parallel_epochs.scripts.bench.measure import configure, import_peer, say, write_row
 
 
-def bench_embedding(path: str, dim: int, distance: int, repeat: int) -> None:
-    """Train both, score both on the same splits of the labels, and measure pairs per second.
+def bench_embedding(path: str, dim: int = 128, distance: int = 2, repeat: int = 3) -> None:
+    """Measure speed and quality of DeepWalk on a graph with labels, beside gensim's.
+
+    Both are scored on the same splits of the labels.
 
     gensim reads its walks from a file of text, which it documents as its fastest way (`corpus_file`). The time to draw
     them and to write the file is not counted, while ours includes the walks.
 
     The column `of_machine` is the least arithmetic of these pairs as a share of what the machine can do.
+
+    Args:
+        path: table of edges, or a .mat file with network and group.
+        distance: largest distance of the two nodes of a pair in a walk.
 
     Raises:
         SystemExit: gensim is not installed.

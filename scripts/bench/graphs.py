@@ -10,6 +10,9 @@ from parallel_epochs.pipeline.data.synthetic import synthetic_proteins
 from parallel_epochs.pipeline.graph.edges import transpose
 from parallel_epochs.scripts.bench.measure import say
 
+# Nodes and directed edges of one of ten random clusters of ogbn-proteins, of ogbn-proteins, and of ogbn-products.
+CLUSTER, PROTEINS, PRODUCTS = (13_253, 791_225), (132_534, 79_122_504), (2_449_029, 123_718_280)
+
 
 def proteins(num_nodes: int, num_edges: int, *, dtype: torch.dtype = torch.int64) -> Data:
     """Generate communities with log-normal degrees and 8 edge features, with CSC and CSR filled as in a batch.

@@ -40,18 +40,16 @@ class Point:
     hidden: int
 
 
-def bench_growth(repeat: int, memory_gib: int, dgl: str = "", figure: str | None = None,
+def bench_growth(repeat: int = 3, memory_gib: int = 8, dgl: str = "", figure: str = "",
                  overwrite: bool = False) -> None:
-    """Measure steps of two layers against nodes, density and hidden size, each point in a process of its own.
+    """Measure training steps of GCN and GAT against nodes, density and hidden size, beside DGL's and PyG's.
 
-    Args:
-        dgl: folder of an installed DGL, or nothing to leave DGL out.
-        figure: file to draw the charts into.
+    Each point has a process of its own.
 
     Raises:
         ValueError: the figure must not be replaced.
     """
-    if figure is not None:
+    if figure:
         from parallel_epochs.scripts.report.figures import is_figure  # of the extra `report`
         outputs.check("--figure", Path(figure), ours=is_figure, overwrite=overwrite, way_out="--overwrite")
     compare(dgl)
@@ -67,7 +65,7 @@ def bench_growth(repeat: int, memory_gib: int, dgl: str = "", figure: str | None
                                  "step_s": run_apart(point, repeat, memory_gib, dgl)})
                     say(f"{point}: {rows[-1]['step_s'] or 'does not fit'}")
                     writer = write_row(writer, rows[-1])
-    if figure is not None:
+    if figure:
         draw(rows, Path(figure), memory_gib)
 
 

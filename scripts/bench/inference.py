@@ -6,12 +6,15 @@ from parallel_epochs.models import DeeperGCN
 from parallel_epochs.models.aggregate import backend
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs
+from parallel_epochs.scripts.bench.graphs import PRODUCTS
 from parallel_epochs.scripts.bench.measure import extra_mib, peak_gib, resident_mib, say, seconds_of, write_row
 
 IN_CHANNELS, NUM_CLASSES = 100, 47
 
 
-def bench_inference(num_nodes: int, num_edges: int, layers: int, channels: int, device: str = "cpu") -> None:
+def bench_inference(num_nodes: int = PRODUCTS[0], num_edges: int = PRODUCTS[1], layers: int = 14, channels: int = 128,
+                    device: str = "cpu") -> None:
+    """Measure exact inference on a graph of ogbn-products' size."""
     place = choose_device(device)
     torch.manual_seed(0)
     _compare(layers, channels, place)

@@ -8,6 +8,7 @@ from torch_geometric.data import Data
 from parallel_epochs.models import DeeperGCN, GENConv
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs
+from parallel_epochs.scripts.bench.graphs import CLUSTER, PROTEINS
 from parallel_epochs.scripts.bench.measure import (
     assert_close,
     extra_mib,
@@ -21,8 +22,16 @@ from parallel_epochs.scripts.bench.measure import (
 from parallel_epochs.scripts.bench.pyg_model import PyGDeeperGCN
 
 
-def bench_layer(num_nodes: int, num_edges: int, channels: int, repeat: int, full: bool = False,
-                relations: int | None = None, device: str = "cpu") -> None:
+def bench_layer(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channels: int = 64,
+                repeat: int = 3, full: bool = False, relations: int | None = None, device: str = "cpu") -> None:
+    """Measure one layer with norm, activation and dropout, beside PyG's.
+
+    Args:
+        full: use a graph of ogbn-proteins' size, without PyG, which would need 74 GB.
+        relations: compare a layer that reads this number of relations from a table with the same layer on one-hot
+            columns instead.
+    """
+    num_nodes, num_edges = PROTEINS if full else (num_nodes, num_edges)
     place = choose_device(device)
     data = graphs.proteins(num_nodes, num_edges // 2 * 2, dtype=torch.int32 if full else torch.int64).to(place)
     if relations is not None:

@@ -18,17 +18,23 @@ from parallel_epochs.scripts.bench.measure import configure, say, write_row
 WARM = 5_000
 
 
-def bench_layout(path: str, labels: str | None, peers: list[str], repeat: int) -> None:
-    """Compute a layout of the vectors with each package, score all in the same way, and compare the times.
+def bench_layout(path: str, labels: str = "", peers: tuple[str, ...] = ("pacmap", "umap-learn", "openTSNE"),
+                 repeat: int = 1) -> None:
+    """Measure time and quality of layouts of vectors, beside PaCMAP's, UMAP's and openTSNE's.
 
     Packages that are not installed are named and left out. Everything is compiled before the time is taken. No seed is
     given to PaCMAP and UMAP, which take other and slower ways with one.
+
+    Args:
+        path: file of vectors, or a folder of images and labels like MNIST.
+        labels: file of the labels, if they are not in the file of the vectors.
+        peers: packages to compare with.
 
     Raises:
         ValueError: the vectors cannot be read.
     """
     config = configure("+experiment=largevis_mnist", f"data.path={path}",
-                       *([] if labels is None else [f"data.labels={labels}"]))
+                       *([] if not labels else [f"data.labels={labels}"]))
     data, writer = training.open_data(config).data, None
     x, classes = data.x.numpy(), classes_of(data)
     places = {"ours": lambda seed: _lay_out(config, data, seed)}

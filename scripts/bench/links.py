@@ -54,8 +54,16 @@ class PyGLinkEncoder(torch.nn.Module):
         return self.layers[0].norm(h).relu()
 
 
-def bench_links(folder: str, epochs: int, num_parts: int, pairs_per_step: int, seeds: int, cache_dir: str) -> None:
-    """Train our model and PyG's from the same weights on the same batches, and rank the test pairs with each.
+def bench_links(folder: str, epochs: int = 1, num_parts: int = 64, pairs_per_step: int = 4096, seeds: int = 3,
+                cache_dir: str = ".cache") -> None:
+    """Measure Hits@50 of the ogbl-collab recipe, of common neighbours and of PyG's modules.
+
+    Our model and PyG's begin with the same weights and train on the same batches.
+
+    Args:
+        folder: link dataset in OGB's raw layout.
+        pairs_per_step: number of training pairs of a step.
+        cache_dir: folder of prepared graphs.
 
     Raises:
         SystemExit: the first outputs of the two models differ, so nothing is trained.

@@ -17,11 +17,13 @@ from parallel_epochs.scripts.bench.measure import assert_close, say, side_by_sid
 from parallel_epochs.scripts.bench.pyg_molecules import PyGMolecules
 
 
-def bench_graphs(num_batches: int, batch_size: int, layers: int, channels: int, repeat: int, folder: str) -> None:
-    """Measure an epoch of batches without a model, and training steps of the ogbg-molhiv recipe with loading.
+def bench_graphs(num_batches: int = 50, batch_size: int = 32, layers: int = 7, channels: int = 256, repeat: int = 3,
+                 folder: str = "dataset/ogbg_molhiv") -> None:
+    """Measure batches and training steps on ogbg-molhiv, beside PyG's DataLoader and the same model of PyG's modules.
 
     Args:
         num_batches: number of training steps.
+        batch_size: number of graphs of a batch.
         folder: ogbg-molhiv in OGB's raw layout.
     """
     config = OGBGraphConfig(folder=folder)

@@ -11,6 +11,7 @@ from parallel_epochs.pipeline.data.synthetic import synthetic_proteins
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.graph.partition import random_partition
 from parallel_epochs.pipeline.run.seeds import stream
+from parallel_epochs.scripts.bench.graphs import PROTEINS
 from parallel_epochs.scripts.bench.measure import say, seconds_of, write_row
 
 
@@ -27,7 +28,9 @@ def assert_same_subgraph(batch: Data, other: Data) -> None:
             raise SystemExit("the batches differ from PyG's subgraphs: nothing is timed")
 
 
-def bench_partition(num_nodes: int, num_edges: int, num_parts: int, repeat: int) -> None:
+def bench_partition(num_nodes: int = PROTEINS[0], num_edges: int = 30_000_000, num_parts: int = 10,
+                    repeat: int = 5) -> None:
+    """Measure all batches of a random partition, beside PyG's RandomNodeLoader."""
     say(f"generating {num_edges:,} directed edges")
     generated = synthetic_proteins(num_nodes=num_nodes, num_edges=num_edges, num_tasks=8)
     data = prepare(generated, origin="synthetic_proteins")

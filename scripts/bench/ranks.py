@@ -15,13 +15,15 @@ from parallel_epochs.pipeline.run.ranks import Ranks, join
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.sync import GradientSync
 from parallel_epochs.scripts.bench import graphs
+from parallel_epochs.scripts.bench.graphs import CLUSTER, PROTEINS
 from parallel_epochs.scripts.bench.measure import say, write_row
 from parallel_epochs.scripts.bench.processes import watch
 
 CPU = torch.device("cpu")
 
 
-def bench_ranks(num_nodes: int, num_edges: int, layers: int, num_ranks: int, steps: int) -> None:
+def bench_ranks(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], layers: int = 112,
+                num_ranks: int = 2, steps: int = 3) -> None:
     """Measure clusters per second of one and of several ranks, each with one thread and the same work."""
     writer, single = None, None
     for count in (1, num_ranks):
@@ -66,7 +68,8 @@ def _train_steps(ranks: Ranks, stop: StopRequest, num_nodes: int, num_edges: int
     return statistics.median(seconds[1:]), statistics.median(shares[1:]), sync.num_bytes
 
 
-def bench_memory(num_nodes: int, num_edges: int, num_parts: int, layers: int, num_ranks: int) -> None:
+def bench_memory(num_nodes: int = PROTEINS[0], num_edges: int = PROTEINS[1], num_parts: int = 10, layers: int = 3,
+                 num_ranks: int = 4) -> None:
     """Measure the memory of training runs with one and with several ranks: PSS of all processes of a run."""
     writer, single = None, None
     with tempfile.TemporaryDirectory() as root:

@@ -14,6 +14,7 @@ from parallel_epochs.models.convs.hgt_conv import HGTConv
 from parallel_epochs.models.convs.typed_linear import NodeTypes
 from parallel_epochs.models.networks.relational import RelationLayer
 from parallel_epochs.scripts.bench.convs import import_dgl
+from parallel_epochs.scripts.bench.graphs import CLUSTER
 from parallel_epochs.scripts.bench.measure import (
     assert_close,
     describe_extensions,
@@ -73,12 +74,13 @@ class TypedGraph:
                 for number, (src, dst) in enumerate(self.ends)}
 
 
-def bench_relations(num_nodes: int, num_edges: int, num_relations: int, channels: int, heads: int, num_bases: int,
-                    repeat: int, dgl: str = "") -> None:
-    """Compare layers on a graph with one node type, and on one with four types and thin relations.
+def bench_relations(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1] - 1, num_relations: int = 8,
+                    channels: int = 64, heads: int = 8, num_bases: int = 8, repeat: int = 3, dgl: str = "") -> None:
+    """Measure R-GCN and HGT layers with one node type and with four and thin relations, beside PyG's and DGL's.
 
     Args:
-        dgl: folder of an installed DGL, or nothing to leave DGL out.
+        num_relations: number of relations.
+        num_bases: number of matrices of which those of relations are mixed.
     """
     library, writer = import_dgl(dgl) if dgl else None, None
     thin_nodes, thin_edges = round(num_nodes * 7.545), round(num_edges * 0.3792)

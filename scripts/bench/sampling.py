@@ -10,13 +10,20 @@ from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.data.synthetic import synthetic_proteins
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader, check_pyg
 from parallel_epochs.pipeline.run.schedule import Share
+from parallel_epochs.scripts.bench.graphs import PROTEINS
 from parallel_epochs.scripts.bench.measure import say, seconds_of, write_row
 from parallel_epochs.scripts.bench.partition import assert_same_subgraph
 
 
-def bench_sampling(num_nodes: int, num_edges: int, batch_size: int, num_seeds: int, repeat: int,
-                   num_neighbors: list[int]) -> None:
-    """Time both loaders on the same seeds, after a check that they give the same batches if all neighbours are drawn.
+def bench_sampling(num_nodes: int = PROTEINS[0], num_edges: int = 6_000_000, batch_size: int = 1024,
+                   num_seeds: int = 5_120, repeat: int = 3, num_neighbors: tuple[int, ...] = (15, 10, 5)) -> None:
+    """Measure an epoch of sampled batches, beside PyG's NeighborLoader.
+
+    First, the loaders must give the same batches if all neighbours are drawn.
+
+    Args:
+        num_seeds: number of nodes of an epoch.
+        num_neighbors: neighbours per hop.
 
     Raises:
         SystemExit: PyG's loader has no sampling library, or the batches differ.

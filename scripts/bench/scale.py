@@ -21,6 +21,7 @@ from parallel_epochs.pipeline.graph.structure import inspect
 from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run.log import read_records
 from parallel_epochs.pipeline.run.seeds import stream
+from parallel_epochs.scripts.bench.graphs import PROTEINS
 from parallel_epochs.scripts.bench.measure import peak_gib, say, write_row
 from parallel_epochs.scripts.bench.processes import watch
 
@@ -34,7 +35,8 @@ NUM_CLASSES, CHANNELS = 349, 128
 DRAWN = 1 << 16
 
 
-def bench_scale(num_nodes: int, num_edges: int, num_parts: int) -> None:
+def bench_scale(num_nodes: int = PROTEINS[0], num_edges: int = PROTEINS[1], num_parts: int = 10) -> None:
+    """Measure every step before training, for a graph of ogbn-proteins' size."""
     writer = None
 
     def step(name: str, function: Callable[[], object]):
@@ -59,13 +61,12 @@ def bench_scale(num_nodes: int, num_edges: int, num_parts: int) -> None:
         step("another epoch of batches", lambda: [None for _ in loader.batches_of(partition)])
 
 
-def bench_mag(share: float, layers: int, channels: int, num_parts: int, model: str) -> None:
-    """Measure the time of an epoch and of an evaluation, and the largest memory of the process that trains.
+def bench_mag(share: float = 1.0, layers: int = 2, channels: int = 64, num_parts: int = 20,
+              model: str = "rgcn") -> None:
+    """Measure an epoch of clusters and an exact evaluation on a generated graph of ogbn-mag's size.
 
     Args:
-        share: of ogbn-mag's numbers of nodes and edges.
-        layers, channels: of the model.
-        num_parts: clusters of an epoch.
+        share: share of ogbn-mag's nodes and edges.
         model: rgcn, hgt or deepergcn.
     """
     with tempfile.TemporaryDirectory() as root:

@@ -12,14 +12,14 @@ from parallel_epochs.scripts.bench.processes import Held, watch
 WINDOW = 10  # epochs of a row
 
 
-def bench_steady(epochs: int, num_ranks: int, overrides: list[str]) -> None:
-    """Measure memory, open files and threads for every ten epochs, relative to the second ten.
+def bench_steady(*overrides: str, epochs: int = 200, num_ranks: int = 1) -> None:
+    """Measure memory, open files and threads of a long run for every ten epochs, relative to the second ten.
 
     The ratio compares the memory that belongs to no file, because a process counts less of a library when more other
     processes have loaded it.
 
     Args:
-        overrides: further overrides of ``python -m pipeline.train``.
+        overrides: further overrides of python -m pipeline.train.
     """
     windows: dict[int, list[Held]] = {}
     with tempfile.TemporaryDirectory() as root:

@@ -5,6 +5,7 @@ import torch
 from parallel_epochs.models import DeeperGCN
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs
+from parallel_epochs.scripts.bench.graphs import CLUSTER
 from parallel_epochs.scripts.bench.measure import (
     assert_close,
     extra_mib,
@@ -19,8 +20,13 @@ from parallel_epochs.scripts.bench.pyg_model import PyGDeeperGCN
 NUM_TASKS = 112
 
 
-def bench_step(num_nodes: int, num_edges: int, pyg_layers: int, layers: int, repeat: int,
-               device: str = "cpu") -> None:
+def bench_step(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], pyg_layers: int = 14,
+               layers: int = 112, repeat: int = 3, device: str = "cpu") -> None:
+    """Measure a training step of DyResGEN-112, beside the same model of PyG's modules.
+
+    Args:
+        pyg_layers: number of layers for the comparison with PyG.
+    """
     place = choose_device(device)
     data = graphs.proteins(num_nodes, num_edges // 2 * 2).to(place)
     torch.manual_seed(0)

@@ -18,14 +18,17 @@ CHUNK = 2**20
 EXPONENT = 0.5
 
 
-def bench_tables(num_nodes: int, num_edges: int, dim: int, episode_size: int, num_parts: int, memory_gib: int,
-                 folder: str) -> None:
-    """Write a graph, train its vectors for an epoch, and measure the peak memory.
+def bench_tables(num_nodes: int = 10_000_000, num_edges: int = 100_000_000, dim: int = 64,
+                 episode_size: int = 20_000_000, num_parts: int = 8, memory_gib: int = 8,
+                 folder: str = ".cache") -> None:
+    """Measure the memory of an epoch of DeepWalk on a large generated graph, with its tables on disk.
 
     Args:
-        memory_gib: limit of the private memory of the process, which the system enforces. Pages of files do not count,
-            as the system takes them back if memory is short.
-        folder: folder for the graph, its tables and their checkpoints.
+        episode_size: number of pairs of an episode.
+        num_parts: number of partitions of the nodes.
+        memory_gib: limit of the private memory in GiB, which the system enforces. Pages of files do not count, as the
+            system takes them back if memory is short.
+        folder: folder for tens of GB: the graph, its tables and their checkpoints.
 
     Raises:
         SystemExit: the training failed, perhaps at the limit.

@@ -14,13 +14,15 @@ from parallel_epochs.scripts.bench.processes import peak_of
 ROWS = 5_000_000
 
 
-def bench_ingest(num_nodes: int, num_pairs: int, memory_gib: int, threads: int, folder: str) -> None:
-    """Generate edges of string ids with two features, import them in another process, and watch its memory.
+def bench_ingest(num_nodes: int = 132_534, num_pairs: int = 39_600_000, memory_gib: int = 4, threads: int = 2,
+                 folder: str = ".cache") -> None:
+    """Measure the import of Parquet files of edges, with string ids and two features, under a memory limit.
 
     Args:
-        memory_gib: value of data.memory_limit.
+        num_pairs: number of undirected edges.
+        memory_gib: value of data.memory_limit in GiB.
         threads: number of threads of DuckDB.
-        folder: folder for the tables, the store and temporary files.
+        folder: folder for some GB: the tables, the store and temporary files.
 
     Raises:
         SystemExit: the import failed.

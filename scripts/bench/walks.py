@@ -17,8 +17,18 @@ from parallel_epochs.scripts.bench.measure import import_peer, say, write_row
 TOLERANCE = 0.005
 
 
-def bench_walks(path: str, length: int, num_walks: int, p: float, q: float, repeat: int) -> None:
-    """Draw the same number of walks with both, compare their statistics, and measure steps per second.
+def bench_walks(path: str, length: int = 40, num_walks: int = 10, p: float = 0.25, q: float = 4.0,
+                repeat: int = 3) -> None:
+    """Measure steps per second of node2vec's walks, beside PecanPy's.
+
+    First, the statistics of the walks are compared.
+
+    Args:
+        path: table of edges, or a .mat file with network.
+        length: length of a walk.
+        num_walks: number of walks from each node.
+        p: parameter of node2vec.
+        q: parameter of node2vec.
 
     Raises:
         SystemExit: PecanPy is not installed, or the statistics of the walks differ.

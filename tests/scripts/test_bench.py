@@ -79,7 +79,7 @@ def test_a_missing_dgl_is_an_error_that_says_how_to_install_it(tmp_path):
 
 def test_no_case_is_an_error_before_a_graph_is_made():
     with pytest.raises(ValueError, match="--cases GTAConv b: no layer has such a name; there are GCNConv"):
-        bench_convs(500, 10_000, 64, 1, cases=["GTAConv", "b"])
+        bench_convs(500, 10_000, 64, 1, cases=("GTAConv", "b"))
 
 
 @pytest.mark.system
