@@ -9,7 +9,7 @@ import torch
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.data.cache import keep_component, load, load_links
+from parallel_epochs.pipeline.data.cache import keep_component
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.prepare import describe_inputs
 from parallel_epochs.pipeline.data.typed import schema_of
@@ -17,6 +17,7 @@ from parallel_epochs.pipeline.gnn import estimate, memory
 from parallel_epochs.pipeline.gnn.components import find_or_read
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.features import refuse_sparse_modules, visible
+from parallel_epochs.pipeline.gnn.kinds.build import KINDS, kind_of
 from parallel_epochs.pipeline.gnn.label_scores import report_limit
 from parallel_epochs.pipeline.gnn.loaders.build import LOADERS, check_evaluation
 from parallel_epochs.pipeline.gnn.model import (
@@ -24,7 +25,6 @@ from parallel_epochs.pipeline.gnn.model import (
     check_class,
     construct,
     describe_foreign,
-    encoder_of,
     name_kernel,
     try_model,
 )
@@ -36,8 +36,7 @@ from parallel_epochs.pipeline.gnn.optimization import (
     check_decay,
 )
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
-from parallel_epochs.pipeline.gnn.setup import Setup, build_task, machine_of, task_options
-from parallel_epochs.pipeline.gnn.tasks.build import TASKS
+from parallel_epochs.pipeline.gnn.setup import Setup, machine_of
 from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
 from parallel_epochs.pipeline.graph.components import Components, split_components
 from parallel_epochs.pipeline.graph.partitioner import PARTITIONS
@@ -59,12 +58,12 @@ def check(config: GNNConfig) -> None:
     Raises:
         ValueError: names the key.
     """
-    for key, name, members in (("task", config.task.name, TASKS), ("loader", config.loader.name, LOADERS),
+    for key, name, members in (("task", config.task.name, KINDS), ("loader", config.loader.name, LOADERS),
                                ("partition", config.partition.name, PARTITIONS),
                                ("features", config.features.name, FEATURES)):
         if name not in members:
             raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")
-    TASKS[config.task.name].check(task_options(config))
+    kind_of(config).check()
     LOADERS[config.loader.name].check(config)
     machine = machine_of(config)
     check_table(config, num_nodes=1)
@@ -117,22 +116,16 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
     Raises:
         ValueError: the dataset is inconsistent, or the task, the partition or the memory does not fit it.
     """
-    def check_task(data: Data) -> None:
-        TASKS[config.task.name].check_data(data, task_options(config), config.data.origin())
-
-    is_new = content_hash is None
-    data = load_links(config.data, config.cache_dir, content_hash=content_hash,
-                      relation=config.task.relation) if config.predicts_links else load(
-        config.data, config.cache_dir, content_hash=content_hash, check=check_task)
-    check_task(data)
+    is_new, kind = content_hash is None, kind_of(config)
+    data = kind.open(content_hash)
     _check_edge_features(config, data)
     components = None
     if config.model.is_foreign:
         seen = visible(config, data)
-        try_model(config, seen, build_task(config, seen), machine_of(config))
+        try_model(kind, seen, kind.task(seen), machine_of(config))
     if not (is_new and describes) and config.data.components == "all":
         parts = [(None, data)]
-    elif config.data.holds == "graphs":
+    elif not kind.is_one_graph:
         log.info("graphs: %s, with %s nodes and %s directed edges in all", f"{data.ptr.numel() - 1:,}",
                  f"{data.num_nodes:,}", f"{data.num_edges:,}")
         log.info("%s", _describe_inputs(config, data, label_input=0))
@@ -205,7 +198,7 @@ def build_trainer(setup: Setup, *, ranks: Ranks = Ranks(), stop: StopRequest | N
     pulse.beat("preparing the batches", pulse.State.LONG)
     with ranks.first_then_others():
         loader.prepare()
-        kernel = name_kernel(config, setup.model, device)
+        kernel = name_kernel(config, setup.kind.encoder(setup.model), device)
     model, table = setup.model, setup.table
     refuse_sparse_modules(model, train.optimizer)
     predict_all, decay = build_predictor(setup, ranks, stop), build_decay(config, setup.task, schedule)
@@ -220,11 +213,11 @@ def build_trainer(setup: Setup, *, ranks: Ranks = Ranks(), stop: StopRequest | N
 
 
 def _describe_model(setup: Setup, num_parameters: int) -> None:
-    config, encoder = setup.config, encoder_of(setup.model)
+    config, encoder = setup.config, setup.kind.encoder(setup.model)
     title = getattr(encoder, "title", f"{config.model.num_layers} layers x {config.model.hidden_channels} channels")
     log.info("model: %s, %s parameters, on %s", title, f"{num_parameters:,}", setup.device)
     if config.model.is_foreign:
-        log.info("%s", describe_foreign(config, encoder, setup.data))
+        log.info("%s", describe_foreign(setup.kind, encoder, setup.data))
     if knn := getattr(config.model, "knn", 0):
         log.info("the graph's edges are not used: model.knn=%d compares all pairs of a batch's nodes", knn)
     if setup.table is not None:
@@ -235,7 +228,7 @@ def _describe_model(setup: Setup, num_parameters: int) -> None:
 def report(setup: Setup) -> None:
     """Log the memory that a rank will take, where it is known beforehand, and what the run will not record."""
     memory.report(setup)
-    report_limit(setup.task)
+    report_limit(setup)
     if loss := str(getattr(setup.task, "label_loss", None) or ""):
         log.info("loss: %s", loss)
 

@@ -5,17 +5,21 @@ one number, chosen by the likelihood of the validation labels. The order of the 
 """
 # ruff: noqa: F722 (shapes are strings)
 
+import logging
 import math
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float, Shaped
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 from torch.nn import functional as F
-from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.run.log import format_score
+
+log = logging.getLogger(__name__)
 
 # Natural logarithms between which that of a temperature is looked for.
 BOUNDS = (-5.0, 5.0)
@@ -77,20 +81,13 @@ def _error(probability: Float[Tensor, " num_predictions"], right: Bool[Tensor, "
     return float(gap.abs().sum() / probability.numel())
 
 
-def calibrate(rows: Float[Tensor, "num_rows columns"], data: Data) -> tuple[Float[Tensor, "num_rows columns"],
-                                                                            Float[Tensor, " temperatures"], str]:
-    """Divide logits by the temperatures that the validation labels choose.
-
-    Args:
-        rows: logits of every row.
-        data: with labels and masks of the rows, of classes or of binary tasks.
-
-    Returns:
-        The logits, the temperatures, and a line that says what they are and what they do.
+def calibrate(predicted: Predicted) -> Predicted:
+    """Divide logits by the temperatures that the validation labels choose; the log says what they are and what they do.
 
     Raises:
         ValueError: there are no validation labels, or they are real values.
     """
+    data, rows = predicted.graph, predicted.rows
     if data.metric in VALUE_METRICS:
         raise ValueError("calibrate=true is for classes and binary tasks, and the labels are real values "
                          f"({data.metric}). Leave it out")
@@ -109,4 +106,5 @@ def calibrate(rows: Float[Tensor, "num_rows columns"], data: Data) -> tuple[Floa
             errors.append(f"{split} {format_score(before)} -> {format_score(after)}")
     shown = f"temperature {float(temperatures[0]):.3g}" if len(temperatures) == 1 else \
         f"temperatures {float(temperatures.min()):.3g} to {float(temperatures.max()):.3g}"
-    return scaled, temperatures, f"calibration: {shown}; expected calibration error: {', '.join(errors)}"
+    log.info("calibration: %s; expected calibration error: %s", shown, ", ".join(errors))
+    return replace(predicted, rows=scaled, temperatures=temperatures)

@@ -4,17 +4,19 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.cache import path_of
 from parallel_epochs.pipeline.data.opened import OpenData
+from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.inference import predict_exact
+from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
-from parallel_epochs.pipeline.gnn.setup import Setup, build_task
+from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.graph.components import Components, find_components
 from parallel_epochs.pipeline.graph.ranges import check_numbers
 from parallel_epochs.pipeline.graph.subgraph import induced_subgraph
@@ -25,7 +27,7 @@ from parallel_epochs.pipeline.run.words import count
 log = logging.getLogger(__name__)
 
 
-def find_or_read(config: Any, data: Data, *, verify: bool) -> Components:
+def find_or_read(config: GNNConfig, data: Data, *, verify: bool) -> Components:
     """Find the connected components of a graph; those that are costly to find are kept in the cache.
 
     Args:
@@ -77,7 +79,7 @@ def train_components(train_one: Callable[[Setup, Path], dict], opened: OpenData,
                                      device=opened.parts[0].device)
         log.info("%s nodes of small components and of those without training nodes are predicted by the model of "
                  "component %s", f"{len(rest):,}", opened.parts[0].number)
-    return merge_summaries(summaries, build_task(opened.config, data).scores(None, logits))
+    return merge_summaries(summaries, kind_of(opened.config).task(data).scores(None, logits))
 
 
 def predict_part(setup: Setup, folder: Path) -> tuple[torch.Tensor, Callable]:

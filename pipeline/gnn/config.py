@@ -543,6 +543,10 @@ class GNNEvaluateConfig(EvaluateConfig):
                             "hold ids of nodes, or a tensor [num_pairs, 2] saved by torch.save. Default: the pairs of "
                             "the test split (task=link).", is_path=True)
 
+    def keys_of_nodes(self) -> dict[str, Any]:
+        """Return the keys of tables that have a row for each node, with their values."""
+        return {"output_nodes": self.output_nodes, "output_type": self.output_type, "embeddings": self.embeddings}
+
 
 @dataclass
 class GNNPredictConfig(GNNEvaluateConfig):

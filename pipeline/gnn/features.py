@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,6 +9,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.typed import schema_of
+from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.run.seeds import stream
 
 # Those that take gradients of some rows only. SparseAdam keeps two moments of every number, SGD none.
@@ -173,7 +173,7 @@ def draw_orthogonal(rows: Float[Tensor, "num_nodes channels"], seed: int) -> Non
 INITS = {"normal": draw_rows, "orthogonal": draw_orthogonal}
 
 
-def visible(config: Any, data: Data) -> Data:
+def visible(config: GNNConfig, data: Data) -> Data:
     """Leave out the features that a table replaces; what lies in a cache has all of them.
 
     Of a graph with several types of nodes, the model's encoder leaves them out.

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.pipeline.data.objects import are_tables, attributes_of, write_tables
-from parallel_epochs.pipeline.gnn.new_data import Others, OtherTable
+from parallel_epochs.pipeline.gnn.config import NewDataConfig, NewTableConfig
 
 
 @contextlib.contextmanager
-def written(data: Any, source: Any, folder: Path) -> Iterator[Others]:
+def written(data: Any, source: Any, folder: Path) -> Iterator[NewDataConfig]:
     """Name the files of data; those in memory are written into a folder that is removed at the end.
 
     Args:
@@ -28,28 +28,28 @@ def written(data: Any, source: Any, folder: Path) -> Iterator[Others]:
         ValueError: it is nothing that the run can predict.
     """
     if isinstance(data, (str, Path)):
-        yield Others(folder=str(data)) if Path(data).is_dir() else Others(path=str(data))
+        yield NewDataConfig(folder=str(data)) if Path(data).is_dir() else NewDataConfig(path=str(data))
         return
     with tempfile.TemporaryDirectory() as scratch:
         if are_tables(data):
             paths = {name: str(path) for name, path in write_tables(data, Path(scratch)).items()}
-            yield Others(nodes=OtherTable(paths.get("nodes")), edges=OtherTable(paths["edges"]))
+            yield NewDataConfig(nodes=NewTableConfig(paths.get("nodes")), edges=NewTableConfig(paths["edges"]))
         elif isinstance(data, (list, tuple)) and data and all(isinstance(item, str) for item in data):
             path, name = Path(scratch, "molecules.csv"), getattr(source, "smiles_column", "smiles")
             text = io.StringIO()
             csv.writer(text, quoting=csv.QUOTE_ALL).writerows([item] for item in [name, *data])
             path.write_text(text.getvalue())
-            yield Others(path=str(path))
+            yield NewDataConfig(path=str(path))
         elif isinstance(data, (list, tuple)):
             for number, graph in enumerate(data):
                 torch.save(attributes_of(graph), Path(scratch, f"{number}.pt"))
-            yield Others(folder=scratch)
+            yield NewDataConfig(folder=scratch)
         elif source.holds == "graphs":
             raise ValueError(f"{folder} was trained on many graphs (data={source.source}): give a list of them, or a "
                              "path")
         else:
             torch.save(attributes_of(data), Path(scratch, "graph.pt"))
-            yield Others(path=str(Path(scratch, "graph.pt")))
+            yield NewDataConfig(path=str(Path(scratch, "graph.pt")))
 
 
 @contextlib.contextmanager

@@ -15,12 +15,11 @@ from parallel_epochs.models.networks.blockwise import why_not
 from parallel_epochs.models.networks.pyg import ELEMENTS_AT_ONCE, PyGModel
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.typed import Schema, schema_of
+from parallel_epochs.pipeline.gnn.contract import autocast
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.model import build_table
 from parallel_epochs.pipeline.gnn.predictor import BLOCK_EDGES, BLOCK_NODES, activation_bytes
 from parallel_epochs.pipeline.gnn.setup import Setup, machine_of
-from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.gnn.trainer import autocast
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.graph.partition import whole_partition
 from parallel_epochs.pipeline.graph.stream import waiting_bytes
@@ -166,8 +165,7 @@ def describe(setup: Setup) -> str:
 
 def is_known(setup: Setup) -> bool:
     """Tell whether the memory of a run is known beforehand: that of all pairs of a batch, say, is not."""
-    return type(setup.loader) is ClusterLoader and isinstance(setup.task, NodeTask) \
-        and not getattr(setup.config.model, "knn", 0)
+    return type(setup.loader) is ClusterLoader and not getattr(setup.config.model, "knn", 0)
 
 
 def measure(setup: Setup) -> Footprint:

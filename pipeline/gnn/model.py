@@ -15,54 +15,49 @@ from parallel_epochs.models.networks import custom
 from parallel_epochs.models.networks.custom import CustomModel
 from parallel_epochs.models.networks.foreign import Tried, try_forward
 from parallel_epochs.models.networks.heads import find_head
-from parallel_epochs.models.networks.link_predictor import LinkModel
 from parallel_epochs.models.networks.pyg import PyGModel
-from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.data.typed import Schema, column_ranges, schema_of
 from parallel_epochs.pipeline.gnn import estimate
 from parallel_epochs.pipeline.gnn.config import MODELS, GNNConfig
+from parallel_epochs.pipeline.gnn.contract import Task
 from parallel_epochs.pipeline.gnn.features import NodeTable
-from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
-from parallel_epochs.pipeline.gnn.trainer import Task
+from parallel_epochs.pipeline.gnn.kinds.base import Kind
 
 OWN_KERNELS = "the model's own"  # what aggregates messages where others wrote the layers
 # Where node features come from besides the data.
 FEATURES: dict[str, type[NodeTable] | None] = {"data": None, "embedding": NodeTable}
 
 
-def build_model(config: GNNConfig, data: Data, task: Task) -> torch.nn.Module:
+def build_model(kind: Kind, data: Data, task: Task) -> torch.nn.Module:
     """Build a model with the sizes that the graph and the task ask for, its weights drawn from torch's random state.
 
     Raises:
         ValueError: an unknown name or an impossible size.
     """
-    model = construct(config, **_sizes(config, data, task))
+    config = kind.config
+    model = construct(config, **_sizes(kind, data, task))
     if config.model.is_foreign:  # lazy parameters get their shapes
-        _try(config, model, data, task)
+        _try(kind, model, data, task)
     if config.task.text_scores and (head := find_head(model)) is not None:  # the logits begin at the scores
         for parameter in head.parameters():
             torch.nn.init.zeros_(parameter)
-    if not isinstance(task, LinkTask):
-        return model
-    return LinkModel(model, task.out_channels, num_layers=config.task.predictor_layers, kind=config.task.predictor,
-                     reads_index=config.task.common_neighbors, dropout=getattr(config.model, "dropout", 0.0))
+    return kind.model(model, task)
 
 
-def _sizes(config: GNNConfig, data: Data, task: Task) -> dict[str, Any]:
+def _sizes(kind: Kind, data: Data, task: Task) -> dict[str, Any]:
     """Collect what a model's constructor takes that depends on the data."""
+    config = kind.config
     sizes = {"in_channels": task.in_channels + config.learned_channels, "out_channels": task.out_channels,
              "edge_dim": None if data.edge_attr is None else data.edge_attr.size(1),
-             "num_categories": data.num_categories}
-    if data_kind(data) is DataKind.GRAPHS:
-        sizes |= {"pool": config.task.pool, "node_tables": data.get("x_tables"),
-                  "edge_tables": data.get("edge_tables")}
+             "num_categories": data.num_categories, **kind.sizes(data)}
     if (schema := schema_of(data)) is not None:
-        sizes |= _typed_sizes(config, data, task, schema)
+        sizes |= _typed_sizes(kind, data, task, schema)
     return sizes
 
 
-def _typed_sizes(config: GNNConfig, data: Data, task: Task, schema: Schema) -> dict[str, Any]:
+def _typed_sizes(kind: Kind, data: Data, task: Task, schema: Schema) -> dict[str, Any]:
     """Collect what a model's constructor takes of a graph with several types of nodes."""
+    config = kind.config
     parameters = inspect.signature(_class_of(config)).parameters
     if config.learned_channels and not config.features.concat and hasattr(config.model, "path"):
         raise ValueError("features.concat=false leaves out the features of the types with learned rows by their linear "
@@ -70,7 +65,7 @@ def _typed_sizes(config: GNNConfig, data: Data, task: Task, schema: Schema) -> d
     num_own = data.x.size(1) - data.num_categories
     # Pairs may be of any types.
     names = {"types": schema.types, "relations": schema.relations,
-             "labelled": None if isinstance(task, LinkTask) else schema.labelled}
+             "labelled": schema.labelled if kind.has_labels else None}
     named = {"schema": names} if "schema" in parameters else {}
     return named | {"num_relations": len(schema.relations), "type_columns": column_ranges(
         schema, num_labels=task.in_channels - num_own, num_learned=config.learned_channels,
@@ -115,7 +110,7 @@ def build_table(config: GNNConfig, data: Data, device: torch.device) -> NodeTabl
                  device=torch.device("cpu") if features.device == "cpu" else device)
 
 
-def try_model(config: GNNConfig, data: Data, task: Task, machine: estimate.Machine) -> None:
+def try_model(kind: Kind, data: Data, task: Task, machine: estimate.Machine) -> None:
     """Call a model whose layers others wrote on a tiny graph, before long work.
 
     Args:
@@ -125,21 +120,22 @@ def try_model(config: GNNConfig, data: Data, task: Task, machine: estimate.Machi
         ValueError: it fails, returns something else than predictions, or is too large for the evaluation.
     """
     with torch.random.fork_rng():
-        model = construct(config, **_sizes(config, data, task))
-        tried = _try(config, model, data, task, trains=True)
-    if config.evaluation.is_exact and data_kind(data) is not DataKind.GRAPHS \
-            and not (isinstance(model, PyGModel) and model.splits()):
+        model = construct(kind.config, **_sizes(kind, data, task))
+        tried = _try(kind, model, data, task, trains=True)
+    if kind.config.evaluation.is_exact and kind.is_one_graph and not (
+            isinstance(model, PyGModel) and model.splits()):
         estimate.check_whole_graph(data.num_edges, tried.bytes_per_edge, machine)
 
 
-def _try(config: GNNConfig, model: torch.nn.Module, data: Data, task: Task, *, trains: bool = False) -> Tried:
+def _try(kind: Kind, model: torch.nn.Module, data: Data, task: Task, *, trains: bool = False) -> Tried:
+    config = kind.config
     with naming_keys(config):
         return try_forward(model, str(model.title), out_channels=task.out_channels,
                            num_columns=task.in_channels + config.learned_channels + data.num_categories,
                            edge_dim=None if data.edge_attr is None else data.edge_attr.size(1),
                            node_tables=data.get("x_tables"), edge_tables=data.get("edge_tables"),
                            num_categories=data.num_categories, num_relations=data.get("num_relations", 0),
-                           ends=_ends_of(data), num_rows=1 if data_kind(data) is DataKind.GRAPHS else None,
+                           ends=_ends_of(data), num_rows=None if kind.is_one_graph else 1,
                            trains=trains)
 
 
@@ -165,14 +161,14 @@ def construct(config: GNNConfig, **sizes) -> torch.nn.Module:
         return _class_of(config)(**sizes, **options, kernel=config.kernel)
 
 
-def check_class(config: Any) -> None:
+def check_class(config: GNNConfig) -> None:
     """Refuse a class of the user's that cannot be found.
 
     Raises:
         ValueError: names the key.
     """
     with naming_keys(config):
-        custom.find(config.model.path)
+        custom.find(vars(config.model)["path"])
 
 
 def _class_of(config: GNNConfig) -> type[torch.nn.Module]:
@@ -191,22 +187,17 @@ def naming_keys(config: GNNConfig) -> Iterator[None]:
         raise ValueError(f"model.{error}" if is_key else str(error)) from error
 
 
-def encoder_of(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the configured model itself, without what decodes pairs of nodes."""
-    return model.encoder if isinstance(model, LinkModel) else model
-
-
-def name_kernel(config: GNNConfig, model: torch.nn.Module, device: torch.device) -> str:
+def name_kernel(config: GNNConfig, encoder: torch.nn.Module, device: torch.device) -> str:
     """Name what aggregates messages in a model that was called once."""
-    encoder = encoder_of(model)
     if config.model.is_foreign and not (isinstance(encoder, PyGModel) and not encoder.why_pygs_own()):
         return OWN_KERNELS
     return backend(torch.empty(1, 1, device=device), torch.empty(2, 0, dtype=torch.int64, device=device),
                    kernel=config.kernel)
 
 
-def describe_foreign(config: GNNConfig, model: torch.nn.Module, data: Data) -> str:
+def describe_foreign(kind: Kind, model: torch.nn.Module, data: Data) -> str:
     """Say what a model whose layers others wrote does with edge features, and how it is evaluated."""
+    config = kind.config
     name = getattr(config.model, "conv", model.title)
     used = f"to {name} as {model.edge_argument}" if model.edge_argument else f"not used by {name}"
     if isinstance(model, CustomModel) and model.takes_dicts and (schema := schema_of(data)) is not None:
@@ -218,7 +209,7 @@ def describe_foreign(config: GNNConfig, model: torch.nn.Module, data: Data) -> s
         text += f"{name}: {model.describe_code()}; "
         if model.splits() and model.builds_messages():
             exact = "layer by layer, in blocks of edges where the graph is large"
-    if data_kind(data) is DataKind.GRAPHS:
+    if not kind.is_one_graph:
         exact = "by batches of whole graphs"
     how = {"exact": exact, "views": "by views"}.get(config.evaluation.method, "by sampled neighbours")
     return f"{text}evaluation: {how}"

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,15 +12,15 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data import learned as learning
 from parallel_epochs.pipeline.data.cache import hash_graph, open_other, prepare_as, read
-from parallel_epochs.pipeline.data.learned import FITTED, Learned, check_columns, learn, with_labels
+from parallel_epochs.pipeline.data.learned import FITTED, Learned, check_columns, learn
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.propagate import propagate
 from parallel_epochs.pipeline.data.tables.schema import without_paths
-from parallel_epochs.pipeline.data.typed_links import RELATION, name_relation
 from parallel_epochs.pipeline.gnn import build
+from parallel_epochs.pipeline.gnn.config import GNNConfig, NewDataConfig
+from parallel_epochs.pipeline.gnn.kinds.base import Kind
+from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.names import PAIRS
 from parallel_epochs.pipeline.run import checkpoint, files
 from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.saved import SavedRun
@@ -34,25 +34,6 @@ OF_LABELS = ("data.split", "data.time_column", "data.edge_time", "data.split_col
 # Sources of which other data can be read, and the keys below `data` that name them.
 KEYS = {"file": ("path",), "smiles": ("path",), "graph_files": ("folder",),
         "tables": ("nodes.path", "edges.path", "nodes.table", "edges.table", "folder", "schema")}
-
-
-@dataclass(frozen=True)
-class OtherTable:
-    """The file of another table."""
-
-    path: str | None = None
-    table: str | None = None
-
-
-@dataclass(frozen=True)
-class Others:
-    """The files of other data than those of the training; the attributes are the keys below `data` of their names."""
-
-    path: str | None = None
-    folder: str | None = None
-    schema: str | None = None
-    nodes: Any = OtherTable()
-    edges: Any = OtherTable()
 
 
 def write_start(setup: Setup, folder: Path) -> None:
@@ -75,12 +56,12 @@ def _is_known(setup: Setup) -> bool:
 
 def learn_of(setup: Setup) -> Learned:
     """Collect what the preparation of a run's data and its task learned of them."""
-    task, config = setup.task, setup.config.data
+    config = setup.config.data
     return learn(setup.data, node_features=config.node_features, num_hops=config.propagate,
-                 labels=task.label_moments if isinstance(task, NodeTask) else None)
+                 labels=setup.task.label_moments)
 
 
-def why_not(config: Any) -> str | None:
+def why_not(config: GNNConfig) -> str | None:
     """Say why a model of a run cannot predict other data; none if it can."""
     if config.data.source not in KEYS:
         return f"data={config.data.source} cannot be read from other files; data={', '.join(KEYS)} can"
@@ -95,11 +76,11 @@ def why_not(config: Any) -> str | None:
     return None
 
 
-def choose(run: SavedRun, new: Any) -> dict[str, Any]:
+def choose(run: SavedRun, new: NewDataConfig) -> dict[str, Any]:
     """Return the keys whose values change if other data are read, with these values; none for the run's own data.
 
     Args:
-        new: the files, as :class:`Others` has them.
+        new: their files.
 
     Raises:
         ValueError: they do not fit the run; the message names the key.
@@ -155,7 +136,7 @@ def _missing(source: Any, given: Collection[str]) -> list[str]:
     return [name for name in needed if name not in given]
 
 
-def open_data(config: Any, run: SavedRun, state: dict, device: torch.device) -> OpenData:
+def open_data(config: GNNConfig, run: SavedRun, state: dict, device: torch.device) -> OpenData:
     """Read other data than those of the training, and prepare them as those were.
 
     Args:
@@ -166,11 +147,11 @@ def open_data(config: Any, run: SavedRun, state: dict, device: torch.device) -> 
         ValueError: the data are wrong, or are not like those of the training.
     """
     source, learned = config.data, _load(run, state)
-    origin, is_link = source.origin(), config.predicts_links
+    origin, kind = source.origin(), kind_of(config)
     if source.is_stored:
         data = open_other(source, learned, config.cache_dir)
     else:
-        data = prepare_as(source, read(source, needs_labels=not is_link and config.train.label_input > 0),
+        data = prepare_as(source, read(source, needs_labels=kind.has_labels and config.train.label_input > 0),
                           learned=learned)
     if learned.schema is not None:  # other data need not say which type has labels
         data.types = replace(data.types, labelled=learned.schema["labelled"])
@@ -178,18 +159,8 @@ def open_data(config: Any, run: SavedRun, state: dict, device: torch.device) -> 
     if source.propagate:
         data.x, _ = propagate(data, source.propagate, learned.hops)
     data.content_hash = hash_graph(source)
-    if is_link:
-        data.update({key: torch.empty(0, 2, dtype=torch.int64) for key in PAIRS})
-        data.update(dict.fromkeys(("train_mask", "valid_mask", "test_mask"),
-                                  torch.zeros(data.num_nodes, dtype=torch.bool)))
-        data.metric = learned.metric
-        if (number := name_relation(data, config.task.relation, origin)) is not None:
-            data[RELATION] = number
-    else:
-        with_labels(learned, data, origin, len(data.ptr) - 1 if "ptr" in data else data.num_nodes)
-    setup = Setup(_for_prediction(config, data), data, device)
-    if isinstance(setup.task, NodeTask):
-        setup.task.label_moments = learned.labels
+    setup = Setup(_for_prediction(kind, data), kind.accept(data, learned), device)
+    setup.task.label_moments = learned.labels
     log.info("data: %s, %s nodes, %s directed edges", origin, f"{data.num_nodes:,}", f"{data.num_edges:,}")
     return OpenData(config, data, [setup])
 
@@ -260,17 +231,18 @@ def place_of(state: dict, *, is_best: bool) -> tuple[int, int]:
     return max(state["round"] - 1, 0), int(state["progress"]["epochs"])
 
 
-def _for_prediction(config: Any, data: Data) -> Any:
+def _for_prediction(kind: Kind, data: Data) -> GNNConfig:
     """Leave out what training does: with labels, which other data need not have, and with batches, which may be more
     than there are nodes.
     """
+    config = kind.config
     changes = {"task.class_weights": None, "task.label_smoothing": 0.0, "task.focal_gamma": 0.0,
                "evaluation.smooth": "none"}
-    if "ptr" not in data:
+    if kind.is_one_graph:
         changes["loader.name"] = "cluster"
     if config.evaluation.method == "views":  # whose batches are clusters
         changes |= {"partition.num_parts": min(config.partition.num_clusters, data.num_nodes),
                     "evaluation.num_parts": min(config.evaluation.num_parts, data.num_nodes)}
-    elif "ptr" not in data:
+    elif kind.is_one_graph:
         changes |= {"partition.name": "whole", "partition.num_parts": 1}
     return keys.replaced(config, changes)

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
 from parallel_epochs.pipeline.gnn.average import WeightAverage
-from parallel_epochs.pipeline.gnn.trainer import Task
+from parallel_epochs.pipeline.gnn.config import GNNConfig
+from parallel_epochs.pipeline.gnn.contract import Task
 from parallel_epochs.pipeline.names import LOWER_IS_BETTER
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.schedule import DECAYS, Decay, DecayOptions, Schedule
@@ -17,7 +17,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "rmsprop": torch.optim.RMSprop}
 
 
-def build_optimizer(config: Any, model: torch.nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(config: GNNConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
     """Build the optimizer of a model's parameters."""
     train, weights = config.train, list(model.parameters())
     vectors = [] if train.decay_vectors else [weight for weight in weights if weight.dim() <= 1]
@@ -27,12 +27,12 @@ def build_optimizer(config: Any, model: torch.nn.Module) -> torch.optim.Optimize
                                        weight_decay=train.weight_decay)
 
 
-def build_average(config: Any, model: torch.nn.Module) -> WeightAverage | None:
+def build_average(config: GNNConfig, model: torch.nn.Module) -> WeightAverage | None:
     """Build the moving average of a model's weights, if the run has one."""
     return WeightAverage(model, config.train.ema) if config.train.ema else None
 
 
-def build_schedule(config: Any, num_batches: int, ranks: Ranks = Ranks()) -> Schedule:
+def build_schedule(config: GNNConfig, num_batches: int, ranks: Ranks = Ranks()) -> Schedule:
     """Build what shares out rounds and sets learning rates."""
     train, parallel = config.train, config.parallel
     return Schedule(num_epochs=train.epochs, num_batches=num_batches, rank=ranks.rank, num_ranks=ranks.num_ranks,
@@ -40,7 +40,7 @@ def build_schedule(config: Any, num_batches: int, ranks: Ranks = Ranks()) -> Sch
                     lr_scaling=parallel.lr_scaling, warmup_steps=train.warmup_steps, eval_every=train.eval_every)
 
 
-def check_decay(config: Any, task: Task) -> None:
+def check_decay(config: GNNConfig, task: Task) -> None:
     """Refuse a learning rate that follows a validation metric that the graph does not have.
 
     Raises:
@@ -53,7 +53,7 @@ def check_decay(config: Any, task: Task) -> None:
                          "out, or choose another split or task.metric")
 
 
-def build_decay(config: Any, task: Task, schedule: Schedule) -> Decay:
+def build_decay(config: GNNConfig, task: Task, schedule: Schedule) -> Decay:
     """Build what changes the learning rate in the course of a run."""
     train = config.train
     return DECAYS[train.schedule](DecayOptions(

@@ -15,9 +15,9 @@ from torch_geometric.data import Data
 from parallel_epochs.models import DeeperGCN
 from parallel_epochs.models.networks import blockwise
 from parallel_epochs.models.networks.heads import find_head, keep_inputs
-from parallel_epochs.models.networks.link_predictor import LinkModel
 from parallel_epochs.models.networks.reach import count_hops
 from parallel_epochs.pipeline.gnn import neighborhood
+from parallel_epochs.pipeline.gnn.contract import Task, autocast
 from parallel_epochs.pipeline.gnn.inference import (
     Predict,
     predict_exact,
@@ -31,9 +31,6 @@ from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader
 from parallel_epochs.pipeline.gnn.loaders.pairs import PairLoader
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
-from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.gnn.trainer import Task, autocast
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.memory import machine_memory
 from parallel_epochs.pipeline.run.ranks import Ranks
@@ -65,7 +62,7 @@ def build_predictor(setup: Setup, ranks: Ranks = Ranks(), stop: StopRequest | No
     common: dict[str, Any] = dict(num_rows=task.num_rows, out_channels=num_columns, layers=layers, ranks=ranks,
                                   stop=stop)
     predict_all = _build_predictor_of(loader.data, setup, predict, common)
-    test_data = task.test_data if isinstance(task, LinkTask) else None
+    test_data = setup.kind.test_graph(task)
     if test_data is None:
         return predict_all
     predict_test = _build_predictor_of(test_data, setup, predict, common)
@@ -85,7 +82,7 @@ def predict_nodes(setup: Setup, nodes: Tensor, *, embeddings: bool = False) -> T
         the evaluation is not exact. A line of the log says why.
     """
     model, device = setup.model.eval(), setup.device
-    if not setup.config.evaluation.is_exact or not isinstance(setup.task, NodeTask):
+    if not setup.config.evaluation.is_exact:
         return None
     num_hops, reason = count_hops(model)
     if not reason and not neighborhood.is_small(setup.data.edge_index, nodes, num_hops):
@@ -106,11 +103,11 @@ def _predict_batches(setup: Setup, runs: torch.nn.Module, *, embeddings: bool) -
     """Build what predicts a batch, and return its columns too; `runs` computes the model."""
     model, task = setup.model, setup.task
     if not embeddings:
-        return functools.partial(task.predict, runs), _out_channels(model, task)
+        return functools.partial(task.predict, runs), setup.kind.num_columns(model, task)
     if (head := find_head(model)) is None:
         raise ValueError(f"embeddings=true: model={setup.config.model.name} has no torch.nn.Linear called head, "
                          "whose inputs would be the embeddings; leave it out")
-    return _predict_both(task, runs, head), _out_channels(model, task) + head.in_features
+    return _predict_both(task, runs, head), setup.kind.num_columns(model, task) + head.in_features
 
 
 def _build_predictor_of(data: Data, setup: Setup, predict_batch: Predict,
@@ -118,7 +115,7 @@ def _build_predictor_of(data: Data, setup: Setup, predict_batch: Predict,
     """Build what predicts every row of a graph; `common` is what every method takes."""
     config, model, table, loader = setup.config, setup.model, setup.table, setup.loader
     evaluation, device, prefetch = config.evaluation, loader.device, config.partition.prefetch
-    graphs, view_loader = (loader, None) if isinstance(loader, GraphLoader) else (None, build_view_loader(setup, data))
+    view_loader = build_view_loader(setup, data) if setup.kind.is_one_graph else None
 
     @functools.cache
     def whole_graph() -> Data:
@@ -134,8 +131,8 @@ def _build_predictor_of(data: Data, setup: Setup, predict_batch: Predict,
     def predict_all(round_: int) -> Tensor:
         model.eval()
         with autocast(device, config.train.precision):
-            if graphs is not None:
-                return predict_graphs(predict, graphs, **common, prefetch=prefetch)
+            if view_loader is None:
+                return predict_graphs(predict, cast(GraphLoader, loader), **common, prefetch=prefetch)
             if evaluation.is_exact:
                 return predict_exact(predict, whole_graph(), **common, device=device)
             return predict_views(predict, view_loader, **common, num_views=evaluation.num_views,
@@ -189,11 +186,6 @@ def _predict_both(task: Task, model: torch.nn.Module, head: torch.nn.Linear) -> 
         return rows, torch.cat([predictions, embeddings[batch.target]], dim=1)
 
     return predict
-
-
-def _out_channels(model: torch.nn.Module, task: Task) -> int:
-    """Return the columns of a row: those of an embedding, where a model decodes it."""
-    return model.out_channels if isinstance(model, LinkModel) else task.out_channels
 
 
 def build_view_loader(setup: Setup, data: Data) -> ClusterLoader | NeighborLoader:

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -11,9 +11,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from parallel_epochs.models.networks.propagation import NormalizedAdjacency, correct, smooth
+from parallel_epochs.models.networks.propagation import NormalizedAdjacency, correct, smooth as smooth_along
 from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.inference import stopped_together
+from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
@@ -68,6 +69,13 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, *, ranks: Ranks = Ranks
         return {}
     smoothed = smooth_best(setup, folder, ranks=ranks, stop=stop)
     return {} if smoothed is None else {"smoothed": smoothed.record()}
+
+
+def smooth(setup: Setup, predicted: Predicted) -> Predicted:
+    """Smooth predictions by the method of the configuration, in addition to those of the model itself."""
+    smoothed = smooth_rows(setup, predicted.rows)
+    assert smoothed is not None  # on the first of several ranks, or the only one
+    return replace(predicted, smoothed=smoothed.rows, smoothed_scores=smoothed.scores)
 
 
 def smooth_best(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(),
@@ -137,7 +145,7 @@ def _try_alphas(setup: Setup, probabilities: Tensor, look: Any) -> Iterator[tupl
             look()
             bar.advance()
 
-        propagated = partial(smooth, adjacency, y=y, mask=mask, num_steps=NUM_STEPS, before_step=advance)
+        propagated = partial(smooth_along, adjacency, y=y, mask=mask, num_steps=NUM_STEPS, before_step=advance)
         if not is_twofold:
             for alpha in ALPHAS:
                 yield {"smoothing_alpha": alpha}, propagated(probabilities, alpha=alpha).cpu()

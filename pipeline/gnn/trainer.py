@@ -7,7 +7,6 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,73 +14,20 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.check import find_large
 from parallel_epochs.pipeline.gnn.average import WeightAverage
+from parallel_epochs.pipeline.gnn.contract import Loader, Task, autocast
 from parallel_epochs.pipeline.gnn.features import NodeTable, load_weights, weights_of
 from parallel_epochs.pipeline.gnn.loaders.background import BackgroundRounds
-from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader
-from parallel_epochs.pipeline.graph.partition import Partition
 from parallel_epochs.pipeline.names import LOWER_IS_BETTER
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.contract import About, Progress, RoundNumbers, Step
 from parallel_epochs.pipeline.run.ranks import Ranks
-from parallel_epochs.pipeline.run.schedule import Decay, DecayOptions, Schedule, Share
+from parallel_epochs.pipeline.run.schedule import Decay, DecayOptions, Schedule
 from parallel_epochs.pipeline.run.seeds import seed_torch
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.sync import Agreement, GradientSync
 
-# Of autocast, by train.precision.
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Of a loss whose gradients overflow float16: with a smaller one, it is not the scale's fault.
 SMALLEST_SCALE = 2.0**-14
-
-
-def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Return the context in which a model computes in a precision."""
-    return torch.autocast(device.type, DTYPES.get(precision, torch.bfloat16), enabled=precision in DTYPES)
-
-
-class Task(Protocol):
-    """What a trainer needs of a task: what is learned, from tensors alone.
-
-    `loss` returns the loss of a batch, summed over what counts in it, and the number of that, or the sum of its
-    weights; `predict` the numbers of a batch's targets and a row for each; `scores` the metric of each split from the
-    rows of all; `predictions` what is saved of them, a row for each of `unit`; `check_pairs` refuses pairs of nodes
-    that it could not predict; `is_defined` tells whether the metric of a split is a number. `kind` says what is
-    learned: one of the names in :data:`pipeline.metrics.KINDS`, or "links".
-    """
-
-    metric: str
-    kind: str
-    in_channels: int
-    out_channels: int
-    num_rows: int
-    unit: str
-
-    def loss(self, model: torch.nn.Module, batch: Data, rng: torch.Generator) -> tuple[Tensor, Tensor]: ...
-    def predict(self, model: torch.nn.Module, batch: Data) -> tuple[Tensor, Tensor]: ...
-    def scores(self, model: torch.nn.Module | None, rows: Tensor, *, official: bool = False) -> dict[str, float]: ...
-    def predictions(self, model: torch.nn.Module | None, rows: Tensor,
-                    pairs: Tensor | None = None) -> dict[str, Tensor]: ...
-    def check_pairs(self, pairs: Tensor) -> None: ...
-    def is_defined(self, split: str) -> bool: ...
-
-
-class Loader(Protocol):
-    """What a trainer needs of a loader: batches that are a pure function of the seed, the round and the share.
-
-    `prepare` leaves what other processes of the machine will find, before any of them needs it; `draw` draws what a
-    share is a part of, the same for all ranks that share it; `measure` says in the log what was drawn, and returns a
-    record of it under its kind.
-    """
-
-    data: Data
-    device: torch.device
-
-    @property
-    def num_batches(self) -> int: ...
-    def prepare(self) -> None: ...
-    def draw(self, round_: int, share: Share) -> Any: ...
-    def measure(self, drawn: Any, seconds: float) -> dict[str, dict]: ...
-    def batches(self, round_: int, share: Share) -> Iterator[Data]: ...
 
 
 class GNNTrainer:
@@ -253,23 +199,13 @@ class GNNTrainer:
         pulse.beat("drawing the first partition", pulse.State.LONG)
         with self._ranks.first_then_others():  # METIS leaves its cut in the cache
             drawn = self.loader.draw(self.progress.round, self.schedule.share(self.progress.epochs))
-        self._check_sizes(drawn)
+        if any(isinstance(module, torch.nn.BatchNorm1d) for module in self.model.modules()):
+            self.loader.check_batch_norm(drawn)
         if not self._ranks.is_first:
             return {}
         records = self.loader.measure(drawn, time.perf_counter() - start)
         return {kind: {"metric": self.about.metric, "round": self.progress.round, **values}
                 for kind, values in records.items()}
-
-    def _check_sizes(self, drawn: Any) -> None:
-        if not any(isinstance(module, torch.nn.BatchNorm1d) for module in self.model.modules()):
-            return
-        if isinstance(self.loader, NeighborLoader) and self.loader.least_nodes < 2:
-            raise ValueError("batch norm needs two nodes to train, but a batch may hold a single training node without "
-                             "neighbours. Set another loader.batch_size, or model.norm=layer")
-        if isinstance(drawn, Partition) and (smallest := int(drawn.ptr.diff().min())) < 2:
-            raise ValueError(f"{drawn.num_parts:,} batches of {drawn.perm.numel():,} nodes: the smallest has "
-                             f"{smallest}, and batch norm needs two nodes to train. Lower partition.num_parts, or "
-                             "raise partition.clusters_per_step")
 
     def numbers(self) -> RoundNumbers:
         """Return the numbers of the round that has just ended."""

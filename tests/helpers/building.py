@@ -12,22 +12,20 @@ from parallel_epochs.pipeline import keys, training
 from parallel_epochs.pipeline.command import cli, schema
 from parallel_epochs.pipeline.config import RunConfig
 from parallel_epochs.pipeline.data.opened import OpenData, Part
+from parallel_epochs.pipeline.gnn import model as models
 from parallel_epochs.pipeline.gnn.build import (  # noqa: F401 - for the tests
     build_schedule,
     check_activations,
     check_table,
 )
-from parallel_epochs.pipeline.gnn.loaders.build import build_loader  # noqa: F401
-from parallel_epochs.pipeline.gnn.model import build_model, build_table, construct, try_model  # noqa: F401
-from parallel_epochs.pipeline.gnn.predictions import (  # noqa: F401
-    Asked,
-    Restored,
-    restore as restore_gnn,
-    save_predictions,
-)
+from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
+from parallel_epochs.pipeline.gnn.kinds.base import Predicted
+from parallel_epochs.pipeline.gnn.kinds.build import kind_of  # noqa: F401
+from parallel_epochs.pipeline.gnn.kinds.labels import check_metric  # noqa: F401
+from parallel_epochs.pipeline.gnn.model import build_table, construct  # noqa: F401
+from parallel_epochs.pipeline.gnn.predict import predict_rows, save as save_asked
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
-from parallel_epochs.pipeline.gnn.setup import Setup, build_task, machine_of  # noqa: F401
-from parallel_epochs.pipeline.gnn.tasks.build import check_metric  # noqa: F401
+from parallel_epochs.pipeline.gnn.setup import Setup, machine_of  # noqa: F401
 from parallel_epochs.pipeline.products import product_of
 from parallel_epochs.pipeline.run.contract import Trainer
 from parallel_epochs.pipeline.run.ranks import Ranks
@@ -67,11 +65,48 @@ def build_trainer(config: RunConfig, data: Data, device: torch.device = CPU, ran
     return product_of(config.trainer.name).build(part_of(config, data, device), ranks=ranks, stop=stop)
 
 
+def build_task(config: RunConfig, data: Data):
+    """Build what is learned on a graph."""
+    return kind_of(config).task(data)
+
+
+def build_loader(config: RunConfig, data: Data, device: torch.device = CPU):
+    """Build what makes the batches."""
+    return Setup(config, data, device).loader
+
+
+def build_model(config: RunConfig, data: Data, task) -> torch.nn.Module:
+    """Build a model with the sizes that a graph and a task ask for."""
+    return models.build_model(kind_of(config), data, task)
+
+
+def try_model(config: RunConfig, data: Data, task) -> None:
+    """Call a model whose layers others wrote on a tiny graph."""
+    models.try_model(kind_of(config), data, task, machine_of(config))
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored(Predicted):
+    """Predictions, and what the model was trained on."""
+
+    setup: Setup | None = None
+
+
+def predicted(run, **asked) -> Restored:
+    """Predict with a checkpoint of a run of trainer=gnn, by keys of `predict`."""
+    setup, found = predict_rows(run, GNNPredictConfig(str(run.folder), **asked))
+    return Restored(**vars(found), setup=setup)
+
+
 def restore(options) -> Restored:
     """Load a checkpoint of a run of trainer=gnn."""
     run, asked = _of_run(options, predicts=False)
-    own = {field.name: asked.pop(field.name) for field in dataclasses.fields(Asked) if field.name in asked}
-    return restore_gnn(run, Asked(**own), **asked)
+    return predicted(run, **asked)
+
+
+def save(found: Restored, options) -> None:
+    """Save predictions as files that are asked for."""
+    save_asked(found.setup.kind, found, options)
 
 
 def evaluate(options) -> dict[str, float]:

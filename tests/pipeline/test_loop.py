@@ -326,7 +326,7 @@ def test_components_separate_trains_each_and_reports_the_whole(method, configure
     part = torch.randint(3, (90,), generator=generator)
     data.train_mask, data.valid_mask, data.test_mask = part == 0, part == 1, part == 2
     data.content_hash = "generated"
-    monkeypatch.setattr("parallel_epochs.pipeline.gnn.build.load", lambda *args, **kwargs: data)
+    monkeypatch.setattr("parallel_epochs.pipeline.gnn.kinds.base.load", lambda *args, **kwargs: data)
     separate = ["data.min_component_size=30", "train.epochs=2", "model.num_layers=2", "partition.num_parts=2"]
     config = configure("data.components=separate", *separate, f"evaluation={method}")
     caplog.set_level("INFO")

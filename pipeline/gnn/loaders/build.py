@@ -9,15 +9,14 @@ import torch
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.gnn.config import GNNConfig
+from parallel_epochs.pipeline.gnn.contract import Loader
+from parallel_epochs.pipeline.gnn.kinds.base import Kind
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.fan_outs import fan_outs_of
 from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader, check_pyg
-from parallel_epochs.pipeline.gnn.loaders.pairs import PairLoader
-from parallel_epochs.pipeline.gnn.trainer import Loader
 from parallel_epochs.pipeline.graph.laid_out import LaidOut
 from parallel_epochs.pipeline.graph.partitioner import Partitioner, check_engine
 from parallel_epochs.pipeline.graph.stream import ClusterStream
@@ -34,7 +33,7 @@ class LoaderKind:
             not known yet.
     """
 
-    build: Callable[[GNNConfig, Data, torch.device], Loader]
+    build: Callable[[GNNConfig, Data, Kind, torch.device], Loader]
     check: Callable[[GNNConfig], None]
     num_nodes: Callable[[GNNConfig, Data], tuple[int, str] | None]
 
@@ -92,25 +91,22 @@ def build_stream(config: GNNConfig, data: Data, partitioner: Partitioner | None 
     return ClusterStream(data, spill=cache_dir / "spill", lay_out=lay_out if has_micro else None)
 
 
-def build_loader(config: GNNConfig, data: Data, device: torch.device = torch.device("cpu")) -> Loader:
+def build_loader(config: GNNConfig, data: Data, kind: Kind, device: torch.device = torch.device("cpu")) -> Loader:
     """Build what makes the batches.
 
     Raises:
         ValueError: it does not fit the graph.
     """
-    return LOADERS[config.loader.name].build(config, data, device)
+    return LOADERS[config.loader.name].build(config, data, kind, device)
 
 
 def of_clusters(loader: type[ClusterLoader]) -> LoaderKind:
-    """Return the record of a loader of clusters; with pairs to be linked, they are drawn within the clusters."""
-    def build(config: GNNConfig, data: Data, device: torch.device) -> Loader:
+    """Return the record of a loader of clusters, from which a kind may make batches of its own."""
+    def build(config: GNNConfig, data: Data, kind: Kind, device: torch.device) -> Loader:
         partitioner = build_partitioner(config, data)
-        clusters = loader(data, partitioner, device=device, stream=build_stream(config, data, partitioner),
-                          clusters_per_step=config.partition.clusters_per_step, scale_sums=config.partition.scale_sums)
-        task = config.task
-        return clusters if data_kind(data) is not DataKind.PAIRS else PairLoader(
-            clusters, pairs_per_step=task.pairs_per_step, num_negatives=task.num_negatives,
-            strict=task.strict_negatives, hide=task.hide_pairs, seed=config.seed)
+        return kind.loader(loader(
+            data, partitioner, device=device, stream=build_stream(config, data, partitioner),
+            clusters_per_step=config.partition.clusters_per_step, scale_sums=config.partition.scale_sums))
 
     return LoaderKind(build, lambda config: check_engine(config.partition.name), _nodes_of_clusters)
 
@@ -124,7 +120,7 @@ def _nodes_of_clusters(config: GNNConfig, data: Data) -> tuple[int, str] | None:
         "raise partition.num_parts"
 
 
-def _build_neighbor_loader(config: GNNConfig, data: Data, device: torch.device) -> NeighborLoader:
+def _build_neighbor_loader(config: GNNConfig, data: Data, kind: Kind, device: torch.device) -> NeighborLoader:
     return NeighborLoader(data, config.loader.fan_outs, batch_size=config.loader.batch_size, seed=config.seed,
                           backend=config.loader.backend, device=device)
 
@@ -139,7 +135,7 @@ def _nodes_of_seeds(config: GNNConfig, data: Data) -> tuple[int, str]:
     return min(config.loader.batch_size, int(data.train_mask.sum())), "lower loader.batch_size"
 
 
-def _build_graph_loader(config: GNNConfig, data: Data, device: torch.device) -> GraphLoader:
+def _build_graph_loader(config: GNNConfig, data: Data, kind: Kind, device: torch.device) -> GraphLoader:
     loader = GraphLoader(data, batch_size=config.loader.batch_size, pack=config.loader.pack, seed=config.seed,
                          num_vectors=getattr(config.data, "laplacian", None) or 0, device=device)
     if getattr(config.model, "norm", None) == "batch" and loader.num_batches and loader.least_graphs < 2:

@@ -81,6 +81,16 @@ class GraphLoader:
         """Build the batches at some places of a partition of graphs."""
         return map(self._hand_over, self._select(partition, places))
 
+    def check_batch_norm(self, partition: Partition) -> None:
+        """Refuse a draw with a batch of one graph.
+
+        Raises:
+            ValueError: names the key.
+        """
+        if int(partition.ptr.diff().min()) < 2:
+            raise ValueError(f"{partition.num_parts:,} batches of {partition.perm.numel():,} graphs: the smallest has "
+                             "one, and batch norm needs two graphs to train. Raise loader.batch_size")
+
     def measure(self, partition: Partition, seconds: float) -> dict[str, dict]:
         """Measure a draw and say so: a record for who writes it down.
 

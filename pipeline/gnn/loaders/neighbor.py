@@ -130,6 +130,16 @@ class NeighborLoader:
             batch.target = torch.arange(len(nodes)) < num_seeds
             yield batch.pin_memory() if self.device.type == "cuda" else batch
 
+    def check_batch_norm(self, order: SeedOrder) -> None:
+        """Refuse batches that may hold a single node.
+
+        Raises:
+            ValueError: names the keys.
+        """
+        if self.least_nodes < 2:
+            raise ValueError("batch norm needs two nodes to train, but a batch may hold a single training node without "
+                             "neighbours. Set another loader.batch_size, or model.norm=layer")
+
     def measure(self, order: SeedOrder, seconds: float) -> dict[str, dict]:
         """Draw some batches, measure them and say so: a record for who writes it down.
 

@@ -24,7 +24,6 @@ class GraphTask(NodeTask):
         num_rows: number of graphs to predict.
     """
 
-    unit = "graphs"
     evaluators = "parallel_epochs.pipeline.data.ogb_graph"
 
     def __init__(self, data: Data, *, label_input: float = 0.0, metric: str | None = None,

@@ -15,7 +15,6 @@ from parallel_epochs.models.networks.link_predictor import LinkModel
 from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.data.typed_links import link_relation_of
 from parallel_epochs.pipeline.graph.edges import sort_edges
-from parallel_epochs.pipeline.graph.pairs import check_pairs
 from parallel_epochs.pipeline.metrics import check_finite, hits_at, link_metric
 from parallel_epochs.pipeline.names import PAIRS, SPLITS
 
@@ -43,7 +42,6 @@ class LinkTask:
         in_channels: columns of what the model gets, without one-hot categories.
         out_channels: columns that the model is asked for.
         num_rows: number of nodes.
-        unit: what a saved prediction is of.
         kind: what is learned.
         test_data: the graph to predict the test pairs from, where that is another one.
         own: the relation of the pairs, of a graph with several types of nodes; none for others.
@@ -52,7 +50,8 @@ class LinkTask:
         ValueError: the graph has no pairs, the metric is unknown, or there are too few negatives for it.
     """
 
-    unit, kind = "pairs", "links"
+    kind = "links"
+    label_moments: Tensor | None = None
 
     def __init__(self, data: Data, *, hidden_channels: int, metric: str | None = None, valid_edges: bool = False):
         if data_kind(data) is not DataKind.PAIRS:
@@ -135,26 +134,6 @@ class LinkTask:
         return {split: self._score(scored[f"{split}_pairs"],
                                    scored[f"{'valid' if split == 'train' else split}_negatives"], official)
                 for split in SPLITS}
-
-    def predictions(self, model: torch.nn.Module, rows: Float[Tensor, "num_rows columns"],
-                    pairs: Tensor | None = None) -> dict[str, Tensor]:
-        """Compute what is saved of a prediction: logits of pairs, and the embeddings that they were decoded from.
-
-        Args:
-            pairs: as :meth:`check_pairs` takes them; the positive and then the negative pairs of the test if not
-                given. They are predicted as those of the test are.
-        """
-        if pairs is None:
-            pairs = torch.cat([self._data.test_pairs, self._data.test_negatives])
-        return {"pairs": pairs, "logits": self.decode(model, rows, pairs.long(), of_test=True), "embeddings": rows}
-
-    def check_pairs(self, pairs: Tensor) -> None:
-        """Check that pairs are integers of shape [num_pairs, 2] and name nodes of the graph.
-
-        Raises:
-            ValueError: they do not.
-        """
-        check_pairs(pairs, self.num_rows)
 
     def is_defined(self, split: str) -> bool:
         """Tell whether the metric of the validation or the test split is a number: it needs pairs of both kinds."""

@@ -43,14 +43,12 @@ class NodeTask:
         in_channels: columns of what the model gets, without one-hot categories.
         out_channels: columns of what it returns.
         num_rows: number of nodes to predict.
-        unit: what a row is of.
         evaluators: module with OGB's Evaluator and ``OFFICIAL``, the metrics that it knows.
 
     Raises:
         ValueError: the graph has no labels of nodes, or they do not fit `loss_options`.
     """
 
-    unit = "nodes"
     evaluators = "parallel_epochs.pipeline.data.ogb_node"
 
     def __init__(self, data: Data, *, label_input: float = 0.0, metric: str | None = None,
@@ -147,19 +145,6 @@ class NodeTask:
         """Compute the metric on the nodes of a split; NaN where it is undefined. Arguments as of :meth:`scores`."""
         mask = self._data[f"{split}_mask"]
         return self._score(rows[mask], self._data.y[mask], official)
-
-    def predictions(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows out_channels"],
-                    pairs: Tensor | None = None) -> dict[str, Tensor]:
-        """Return what is saved of a prediction: the logits of every row, or its values in the targets' own unit."""
-        return {"values" if self.kind == "real values" else "logits": rows}
-
-    def check_pairs(self, pairs: Tensor) -> None:
-        """Refuse pairs of nodes to predict.
-
-        Raises:
-            ValueError: always.
-        """
-        raise ValueError("pairs=FILE is for runs of task=link; this run predicts labels of nodes")
 
     def is_defined(self, split: str) -> bool:
         """Tell whether the metric of a split is a number: it needs labels, and some metrics labels of both kinds."""

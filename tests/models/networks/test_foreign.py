@@ -263,7 +263,7 @@ def test_one_forward_over_too_many_edges_is_refused(configure, monkeypatch):
     def try_model(*overrides: str) -> None:
         config = configure(*overrides)
         data = load(config.data, config.cache_dir)
-        build.try_model(config, data, build.build_task(config, data), build.machine_of(config))
+        build.try_model(config, data, build.build_task(config, data))
 
     monkeypatch.setattr(estimate, "machine_memory", lambda: 300_000)
     # Attention has a tensor of edges x channels.

@@ -12,10 +12,10 @@ from parallel_epochs.pipeline.data import dense_graphs
 from parallel_epochs.pipeline.data.cache import load, prepare_as, read
 from parallel_epochs.pipeline.data.config import OGBGraphConfig
 from parallel_epochs.pipeline.data.laplacian import LEVELS, as_levels, flip, laplacian_eigenvectors
-from parallel_epochs.pipeline.gnn.loaders.build import build_loader
 from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.run.schedule import Share
+from tests.helpers.building import build_loader
 from tests.helpers.graph_toys import ATOMS, write_graphs
 from tests.helpers.running import train
 from tests.pipeline.data.test_random_walk import union_of

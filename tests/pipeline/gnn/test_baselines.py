@@ -9,7 +9,7 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from parallel_epochs.pipeline import training
-from parallel_epochs.pipeline.gnn import baselines
+from parallel_epochs.pipeline.gnn import baselines, simple
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.run import baseline_file
 from tests.helpers import building
@@ -24,7 +24,7 @@ MODEL = ["model.num_layers=2", "model.hidden_channels=8", "partition.num_parts=2
 @pytest.fixture(autouse=True)
 def few_settings(monkeypatch):
     for name, value in (("STRENGTHS", (0.01, 1.0)), ("HOPS", (1, 2)), ("ALPHAS", (0.8,)), ("STEPS", 10)):
-        monkeypatch.setattr(baselines, name, value)
+        monkeypatch.setattr(simple, name, value)
 
 
 def write_graph(path, y, x=None, **more) -> list[str]:
@@ -56,7 +56,7 @@ def test_classes_are_told_by_neighbours_better_than_by_features(configure, tmp_p
     x = (x - x.mean(0)) / x.std(0, ddof=1)
     splits = {split: data[f"{split}_mask"].numpy() for split in ("train", "valid", "test")}
     scores = []
-    for strength in baselines.STRENGTHS:
+    for strength in simple.STRENGTHS:
         model = LogisticRegression(C=strength, max_iter=100).fit(x[splits["train"]], y[splits["train"]])
         scores.append({split: model.score(x[mask], y[mask]) for split, mask in splits.items()})
     assert found[own] == pytest.approx(max(scores, key=lambda each: each["valid"]))
@@ -72,7 +72,7 @@ def test_only_nodes_with_labels_and_their_own_columns_are_fitted_of_several_type
     x = (x - x.mean(0)) / x.std(0, ddof=1)
     splits = {split: setup.data[f"{split}_mask"][:40].numpy() for split in ("train", "valid", "test")}
     scores = []
-    for strength in baselines.STRENGTHS:
+    for strength in simple.STRENGTHS:
         model = LogisticRegression(C=strength, max_iter=100).fit(x[splits["train"]], y[splits["train"]])
         scores.append({split: model.score(x[mask], y[mask]) for split, mask in splits.items()})
     assert found[own] == pytest.approx(max(scores, key=lambda each: each["valid"]))
@@ -85,10 +85,10 @@ def test_values_and_tasks_with_missing_labels(configure, tmp_path):
     own = "ridge regression on the node's own features"
     assert list(found)[0] == "mean label" and found["label propagation"]["test"] < found[own]["test"] < found[
         "mean label"]["test"]
-    x = baselines._standardised(setup.data.x).numpy()
+    x = simple._standardised(setup.data.x).numpy()
     mask, y = setup.data.train_mask.numpy(), values[:, 1].numpy()
     known = mask & ~np.isnan(y)
-    ours = baselines.Labels(setup.data, setup.task).fit(setup.data.x * 0 + torch.from_numpy(x), lambda: Ridge(alpha=2))
+    ours = simple.Labels(setup.data, setup.task).fit(setup.data.x * 0 + torch.from_numpy(x), lambda: Ridge(alpha=2))
     np.testing.assert_allclose(ours[:, 1], Ridge(alpha=2).fit(x[known], y[known]).predict(x), rtol=1e-3, atol=1e-4)
 
     tasks = torch.stack([(group == 0).float(), torch.where(group == 1, math.nan, 1.0)], 1)
@@ -97,7 +97,7 @@ def test_values_and_tasks_with_missing_labels(configure, tmp_path):
     assert "the same with Correct and Smooth" not in found
     found, setup = found_of(configure(*write_graph(tmp_path / "tasks.pt", tasks, metric="rocauc"),
                                       "task.metric=macro_f1"))  # which classes have, too
-    assert not baselines.Labels(setup.data, setup.task).are_classes and found["label propagation"]["test"] > 0.9
+    assert not simple.Labels(setup.data, setup.task).are_classes and found["label propagation"]["test"] > 0.9
 
 
 def test_whole_graphs_are_told_by_what_they_hold(configure, tmp_path):
@@ -106,7 +106,7 @@ def test_whole_graphs_are_told_by_what_they_hold(configure, tmp_path):
                                       "model.hidden_channels=8"))
     assert list(found) == ["most frequent label", "logistic regression on sums over nodes and edges",
                            "random forest on sums over nodes and edges"]
-    counts, data = baselines.count_contents(setup.data), setup.data
+    counts, data = simple.count_contents(setup.data), setup.data
     number = 2
     first, last = int(data.ptr[number]), int(data.ptr[number + 1])
     assert counts[number, 0] == last - first

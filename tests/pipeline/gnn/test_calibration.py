@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from parallel_epochs.pipeline.gnn import predictions
 from parallel_epochs.pipeline.gnn.calibration import calibration_error, fit_temperatures
+from parallel_epochs.pipeline.gnn.config import NewDataConfig
+from tests.helpers.building import EvaluateConfig, predicted, save
 from tests.pipeline.gnn.test_new_data import graph, trained
 
 
@@ -52,13 +53,13 @@ def test_predictions_are_calibrated(tmp_path, caplog):
     data = graph(400, 800)
     data.x[:, 0] += data.y
     run = trained(tmp_path, data, "train.epochs=20")
-    plain = predictions.restore(run, predictions.Asked())
-    scaled = predictions.restore(run, predictions.Asked(calibrate=True))
+    plain = predicted(run)
+    scaled = predicted(run, calibrate=True)
     assert scaled.temperatures.item() != 1
     assert torch.equal(scaled.rows, plain.rows / scaled.temperatures) and scaled.temperatures.shape == (1,)
     assert [line for line in caplog.messages if line.startswith("calibration: temperature ") and " -> " in line]
     path = tmp_path / "logits.pt"
-    predictions.save_predictions(path, scaled)
+    save(scaled, EvaluateConfig(str(run.folder), predictions=str(path)))
     assert torch.equal(torch.load(path)["temperature"], scaled.temperatures)
 
 
@@ -68,7 +69,7 @@ def test_predictions_are_calibrated(tmp_path, caplog):
 def test_what_has_no_probabilities_is_refused(data, overrides, message, tmp_path):
     run = trained(tmp_path, data, *overrides)
     with pytest.raises(ValueError, match=message):
-        predictions.restore(run, predictions.Asked(calibrate=True))
+        predicted(run, calibrate=True)
 
 
 def test_validation_labels_are_needed(tmp_path):
@@ -76,11 +77,10 @@ def test_validation_labels_are_needed(tmp_path):
     data.train_mask, data.val_mask = data.train_mask | data.val_mask, torch.zeros(60, dtype=torch.bool)
     run = trained(tmp_path, data)
     with pytest.raises(ValueError, match="the valid split is empty. Leave it out"):
-        predictions.restore(run, predictions.Asked(calibrate=True))
+        predicted(run, calibrate=True)
 
 
 def test_other_data_have_no_validation_labels_of_the_training(tmp_path):
     run = trained(tmp_path, graph())
-    asked = predictions.Asked(calibrate=True, data=predictions.Others("new.pt"))
     with pytest.raises(ValueError, match="other data are predicted here"):
-        predictions.restore(run, asked)
+        predicted(run, calibrate=True, data=NewDataConfig("new.pt"))

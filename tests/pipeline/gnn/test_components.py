@@ -22,8 +22,9 @@ def test_nodes_of_no_component_with_a_model_are_predicted_by_the_largest_ones(mo
         torch.full((len(setup.data.n_id), 1), float(setup.number)), setup.number))
     monkeypatch.setattr(components, "predict_exact", lambda predict, small, *, num_rows, **_: torch.full(
         (num_rows, 1), float(predict)))
-    monkeypatch.setattr(components, "build_task", lambda config, data: types.SimpleNamespace(
-        scores=lambda model, rows: seen.update(rows=rows) or {"train": 0.1, "valid": 0.2, "test": 0.3}))
+    task = types.SimpleNamespace(scores=lambda model, rows: seen.update(rows=rows) or {
+        "train": 0.1, "valid": 0.2, "test": 0.3})
+    monkeypatch.setattr(components, "kind_of", lambda config: types.SimpleNamespace(task=lambda data: task))
     summary = {"best_epoch": 1, "best_valid": 0.5, "test": 0.5, "weights_sha256": "", "num_parameters": 3,
                "wall_seconds": 2.0, "data_epochs": 4, "peak_memory_bytes": 5}
     opened = types.SimpleNamespace(data=data, parts=parts, config=None)

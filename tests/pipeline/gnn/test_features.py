@@ -222,7 +222,7 @@ def test_nodes_without_a_row_get_the_mean(configure, tmp_path, monkeypatch):
     number = torch.arange(43)
     data.train_mask, data.valid_mask, data.test_mask = number % 3 == 0, number % 3 == 1, number % 3 == 2
     data.content_hash = "generated"
-    monkeypatch.setattr("parallel_epochs.pipeline.gnn.build.load", lambda *args, **kwargs: data)
+    monkeypatch.setattr("parallel_epochs.pipeline.gnn.kinds.base.load", lambda *args, **kwargs: data)
     config = configure(*TABLE, "data.components=separate", "data.min_component_size=10", "train.epochs=1")
     seen = []
     attach_mean = NodeTable.attach_mean

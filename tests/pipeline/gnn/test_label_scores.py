@@ -9,8 +9,9 @@ import torch
 from sklearn.metrics import confusion_matrix, mean_absolute_error, roc_auc_score
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.gnn.label_scores import count_labels, report_limit
-from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
+from parallel_epochs.pipeline.gnn.kinds.labels import count_labels
+from parallel_epochs.pipeline.gnn.label_scores import report_limit
+from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.names import MAX_LABELS, SPLITS
 from parallel_epochs.scripts.report.label_scores import read_scores
 from tests.helpers.graphs import make_graph, random_graph
@@ -44,12 +45,12 @@ def test_tasks_and_targets_are_scored_one_by_one():
     assert "positive" not in found and empty["score"] == [None] * 3
 
 
-def test_a_run_with_too_many_classes_says_so(caplog):
+def test_a_run_with_too_many_classes_says_so(caplog, configure):
     caplog.set_level("INFO")
     for num_classes in (MAX_LABELS, MAX_LABELS + 1):
         graph = make_graph([(0, 1)], 2, x=torch.zeros(2, 1), y=torch.zeros(2, 1, dtype=torch.int64), metric="acc")
         graph.out_channels = num_classes
-        report_limit(NodeTask(graph))
+        report_limit(Setup(configure(), graph, torch.device("cpu")))
     assert caplog.messages == ["201 classes: scores.json has a score for each of them only up to 200"]
 
 

@@ -10,9 +10,9 @@ import torch
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import folder as run_folder, schema as configuration
 from parallel_epochs.pipeline.gnn import memory as footprint
+from parallel_epochs.pipeline.gnn.contract import autocast
 from parallel_epochs.pipeline.gnn.loaders import build as build_loader
 from parallel_epochs.pipeline.gnn.memory import Linear
-from parallel_epochs.pipeline.gnn.trainer import autocast
 from parallel_epochs.pipeline.graph import stream as graph_stream
 from parallel_epochs.pipeline.run import memory
 from parallel_epochs.pipeline.run.allocations import Allocations

@@ -8,10 +8,12 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import settings
-from parallel_epochs.pipeline.gnn import new_data, predictions
-from parallel_epochs.pipeline.gnn.new_data import FILE, Others
+from parallel_epochs.pipeline.gnn import new_data
+from parallel_epochs.pipeline.gnn.config import NewDataConfig
+from parallel_epochs.pipeline.gnn.new_data import FILE
 from parallel_epochs.pipeline.run.checkpoint import load
 from parallel_epochs.pipeline.run.saved import SavedRun
+from tests.helpers.building import predicted
 from tests.helpers.running import train
 
 SMALL = ["data=file", "model.num_layers=2", "model.hidden_channels=8", "train.epochs=2", "train.patience=0",
@@ -48,9 +50,9 @@ def trained(tmp_path, data, *overrides) -> SavedRun:
 
 def predict(run, new=None, folder=None, **asked) -> torch.Tensor:
     """The logits of the run's own data, or of other data."""
-    data = Others(None if new is None else str(new), None if folder is None else str(folder))
-    restored = predictions.restore(run, predictions.Asked(data=data, **asked))
-    return restored.setup.task.predictions(restored.setup.model, restored.rows, restored.pairs)
+    data = NewDataConfig(None if new is None else str(new), None if folder is None else str(folder))
+    restored = predicted(run, data=data, **asked)
+    return restored.setup.kind.tensors(restored)
 
 
 def logits(run, new=None, **options) -> torch.Tensor:
@@ -246,10 +248,10 @@ def test_every_checkpoint_can_be_shared(checkpoint, tmp_path):
 def test_smoothing_needs_labels_of_the_training(tmp_path):
     run = trained(tmp_path, graph(), "evaluation.smooth=correct_and_smooth")
     torch.save(graph(20, 60, masks=False), tmp_path / "new.pt")
-    asked = predictions.Asked(data=Others(str(tmp_path / "new.pt")))
-    assert predictions.restore(run, asked).smoothed is None
+    new = NewDataConfig(str(tmp_path / "new.pt"))
+    assert predicted(run, data=new).smoothed is None
     with pytest.raises(ValueError, match="smooth=label_propagation spreads the labels of the training"):
-        predictions.restore(run, asked, smooth="label_propagation")
+        predicted(run, data=new, smooth="label_propagation")
 
 
 def test_a_damaged_file_is_named(a_run, tmp_path):

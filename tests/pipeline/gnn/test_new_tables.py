@@ -10,11 +10,12 @@ from parallel_epochs.pipeline.config import settings
 from parallel_epochs.pipeline.data.graph import open_graph
 from parallel_epochs.pipeline.data.tables import store as tables
 from parallel_epochs.pipeline.data.tables.fitted import unpack
-from parallel_epochs.pipeline.gnn import new_data, predictions
-from parallel_epochs.pipeline.gnn.new_data import Others, OtherTable
+from parallel_epochs.pipeline.gnn import new_data
+from parallel_epochs.pipeline.gnn.config import NewDataConfig, NewTableConfig
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.saved import SavedRun
+from tests.helpers.building import predicted
 from tests.helpers.running import train
 
 pytest.importorskip("duckdb")
@@ -68,9 +69,9 @@ def trained(folder, tables, *overrides) -> SavedRun:
 
 
 def restored(run, tables=None, **paths):
-    new = Others(folder=None if tables is None else str(tables), **{
-        name: OtherTable(path=str(path)) for name, path in paths.items()})
-    return predictions.restore(run, predictions.Asked(data=new))
+    new = NewDataConfig(folder=None if tables is None else str(tables), **{
+        name: NewTableConfig(path=str(path)) for name, path in paths.items()})
+    return predicted(run, data=new)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -158,11 +159,10 @@ def test_links_of_other_tables(tmp_path):
     run = trained(tmp_path, tmp_path / "old", *NUMBERS, *EDGES, "task=link", "data.split=random")
     pairs = tmp_path / "pairs.csv"
     pairs.write_text("source,target\nn0,n1\nn2,n59\n")
-    new = Others(folder=str(tmp_path / "old"))
-    found = predictions.restore(run, predictions.Asked(data=new, pairs=str(pairs), output="links.csv"))
-    task, model = found.setup.task, found.setup.model
-    assert task.predictions(model, found.rows, found.pairs)["logits"].shape == (2,)
-    old = predictions.restore(run, predictions.Asked(pairs=str(pairs), output="links.csv"))
+    new = NewDataConfig(folder=str(tmp_path / "old"))
+    found = predicted(run, data=new, pairs=str(pairs), output="links.csv")
+    assert found.setup.kind.tensors(found)["logits"].shape == (2,)
+    old = predicted(run, pairs=str(pairs), output="links.csv")
     assert torch.equal(found.setup.data.x, old.setup.data.x), "columns of numbers hide no link"
     assert found.setup.data.num_edges > old.setup.data.num_edges, "training hides some"
 
@@ -181,8 +181,8 @@ def test_other_files_hold_the_tables(tmp_path):
     expected = restored(run).rows
     files = restored(run, nodes=tmp_path / "old" / "nodes.csv", edges=tmp_path / "old" / "edges.parquet")
     assert torch.equal(files.rows, expected)
-    new = Others(nodes=OtherTable(database, "other_nodes"), edges=OtherTable(table="other_edges"))
-    assert torch.equal(predictions.restore(run, predictions.Asked(data=new)).rows, expected)
+    new = NewDataConfig(nodes=NewTableConfig(database, "other_nodes"), edges=NewTableConfig(table="other_edges"))
+    assert torch.equal(predicted(run, data=new).rows, expected)
     with pytest.raises(ValueError, match="which is in no folder. Name another table by data.nodes.path"):
         restored(run, tmp_path / "old")
 
@@ -270,5 +270,5 @@ def test_runs_on_tables_say_what_they_cannot_predict(keys, new, says, tmp_path):
     write(tmp_path / "old")
     run = trained(tmp_path, tmp_path / "old", *keys)
     with pytest.raises(ValueError) as error:
-        predictions.restore(run, predictions.Asked(data=Others(**new)))
+        predicted(run, data=NewDataConfig(**new))
     assert says in str(error.value)

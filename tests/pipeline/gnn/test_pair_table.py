@@ -5,9 +5,13 @@ import pandas as pd
 import pytest
 import torch
 
-from parallel_epochs.pipeline.gnn.pair_table import PairPredictions, number_pairs, read_pairs, save
+from parallel_epochs.pipeline.gnn.kinds.links import number_pairs, read_pairs, table_of
 
 IDS = np.array(["ada", "bob", "eve"], object)
+
+
+def write(path, ids, pairs, logits, num_links=None):
+    table_of(ids, pairs, logits, num_links).write(str(path))
 
 
 @pytest.mark.parametrize("ending", [".csv", ".tsv", ".parquet"])
@@ -18,11 +22,11 @@ def test_rows_keep_their_order_and_ids(ending, tmp_path):
     pairs = number_pairs(read_pairs(path), IDS, path)
     assert pairs.tolist() == [[2, 0], [0, 1], [2, 0]]
     logits = torch.tensor([0.0, 2.0, -1.0])
-    save(str(tmp_path / "out.csv"), PairPredictions(IDS, pairs, logits, None))
+    write(tmp_path / "out.csv", IDS, pairs, logits)
     table = pd.read_csv(tmp_path / "out.csv")
     assert list(table) == ["source", "target", "score"] and table["source"].tolist() == asked["source"].tolist()
     assert np.array_equal(table["score"].to_numpy(np.float32), logits.double().sigmoid().float().numpy())
-    save(str(tmp_path / "out.csv"), PairPredictions(np.arange(3), pairs, logits, torch.tensor([True, True, False])))
+    write(tmp_path / "out.csv", np.arange(3), pairs, logits, num_links=2)
     assert pd.read_csv(tmp_path / "out.csv")[["source", "link"]].to_numpy().tolist() == [[2, 1], [0, 1], [2, 0]]
 
 

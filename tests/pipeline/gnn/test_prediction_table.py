@@ -3,17 +3,22 @@
 import builtins
 import gzip
 import shutil
+import types
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.command import cli, schema as configuration
 from parallel_epochs.pipeline.data.node_names import pack_names
-from parallel_epochs.pipeline.gnn import prediction_table, predictions
-from parallel_epochs.pipeline.gnn.prediction_table import Predictions, save
+from parallel_epochs.pipeline.gnn import ids as node_ids, table as tables
+from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
+from parallel_epochs.pipeline.gnn.kinds import labels
+from parallel_epochs.pipeline.gnn.kinds.base import Predicted
+from parallel_epochs.pipeline.gnn.kinds.nodes import NodeKind
 from tests.helpers import building as restore
 from tests.helpers.building import EvaluateConfig, write_config
 from tests.helpers.graphs import random_graph
@@ -50,6 +55,14 @@ def run(classes, tmp_path_factory):
     return folder / "run"
 
 
+def table_of(kind, rows, data):
+    """The table of predictions of nodes that are in no split."""
+    data.update({f"{split}_mask": torch.zeros(len(rows), dtype=torch.bool) for split in ("train", "valid", "test")})
+    task = types.SimpleNamespace(kind=kind, out_channels=rows.size(1))
+    return NodeKind(GNNConfig()).table(Predicted(data, data, task, torch.nn.Identity(), rows, 0),
+                                       GNNPredictConfig("run"))
+
+
 def predict(folder, **options):
     options = EvaluateConfig(run=str(folder), device="cpu", **{name: str(value) if name.startswith("output") else value
                                                                for name, value in options.items()})
@@ -77,7 +90,7 @@ def test_a_table_says_what_the_logits_say(ending, run, tmp_path):
     (["model=custom", "model.path=tests.helpers.nets.Headed"], ["exact"])],
     ids=["deepergcn", "revgnn", "equilibrium", "pyg", "rgcn", "hgt", "custom"])
 def test_embeddings_are_what_the_head_reads(model, methods, classes, run, configure, tmp_path, monkeypatch):
-    monkeypatch.setattr(prediction_table, "MAX_CELLS", 130)  # nine rows at a time
+    monkeypatch.setattr(tables, "MAX_CELLS", 130)  # nine rows at a time
     folder = run
     if model:
         folder = tmp_path / "run"
@@ -124,15 +137,14 @@ def test_labels_have_sigmoids_and_names_stand_in_the_order_that_is_asked_for(con
 def test_a_node_has_the_same_scores_in_every_table(kind, monkeypatch):
     """In any memory layout, in batches of any size."""
     wide = 8 * torch.randn(1000, 12, generator=torch.Generator().manual_seed(0))
-    ids, splits = np.arange(1000), np.array(["none"] * 1000, object)
-    tables = []
+    found = []
     for rows, size in ((wide[:, :4], 1000), (wide[:, :4].contiguous(), 1000), (wide[:, :4], 7), (wide[:, :4], 1)):
-        monkeypatch.setattr(prediction_table, "MAX_CELLS", size * 7)
-        batches = prediction_table._batches(Predictions(kind, rows, None, ids, splits, None), ids)
-        tables.append(np.concatenate([np.stack([batch[name] for name in batch if "_" in name], 1)
-                                      for batch in batches]))
-    assert tables[0].shape == (1000, 4) and tables[0].dtype == np.float32
-    assert all(np.array_equal(tables[0], table) for table in tables[1:])
+        monkeypatch.setattr(tables, "MAX_CELLS", size * 7)
+        batches = table_of(kind, rows, Data(num_nodes=1000))._parts()
+        found.append(np.concatenate([np.stack([batch[name] for name in batch if "_" in name], 1)
+                                     for batch in batches]))
+    assert found[0].shape == (1000, 4) and found[0].dtype == np.float32
+    assert all(np.array_equal(found[0], table) for table in found[1:])
 
 
 def test_values_are_in_their_own_unit(configure, tmp_path):
@@ -150,21 +162,18 @@ def test_values_are_in_their_own_unit(configure, tmp_path):
 
 @pytest.mark.parametrize("ending", [".parquet", ".tsv"])
 def test_names_of_classes_and_hostile_ids(ending, tmp_path, monkeypatch):
-    monkeypatch.setattr(prediction_table, "MAX_CELLS", 6)  # one row at a time
+    monkeypatch.setattr(tables, "MAX_CELLS", 6)  # one row at a time
     ids = np.array(["a\tb", 'say "no"', "NA", "línea\nnew", " 7"], object)
     rows = torch.tensor([[0.0, 9], [9, 0], [9, 0], [0, 9], [0, 9]])
     data = random_graph(5, 6, 0)
     data.update(pack_names(ids) | pack_names(np.array(["x11", "gnu, r", "no split has it"]), "label_names"))
-    assert prediction_table.ids_of(data, torch.tensor([4, 0])).tolist() == [" 7", "a\tb"]
-    labels = prediction_table.labels_of(data, 2)
-    found = Predictions("classes", rows, None, prediction_table.ids_of(data, None), np.array(["none"] * 5, object),
-                        labels)
+    assert node_ids.ids_of(data, torch.tensor([4, 0])).tolist() == [" 7", "a\tb"]
     path = str(tmp_path / f"nodes{ending}")
-    save(path, found, None)
+    table_of("classes", rows, data).write(path)
     table = pd.read_parquet(path) if ending == ".parquet" else pd.read_csv(path, sep="\t", keep_default_na=False)
     assert list(table) == ["id", "split", "class", "probability_x11", "probability_gnu, r"]
     assert table["id"].tolist() == ids.tolist() and table["class"].tolist() == ["gnu, r", *["x11"] * 2, *["gnu, r"] * 2]
-    assert prediction_table.find_nodes(prediction_table.read_ids(path)[::-1], ids, "table").tolist() == [4, 3, 2, 1, 0]
+    assert node_ids.find_nodes(node_ids.read_ids(path)[::-1], ids, "table").tolist() == [4, 3, 2, 1, 0]
 
 
 def test_nodes_of_a_component_keep_their_ids(configure, tmp_path):
@@ -183,9 +192,9 @@ def test_nodes_of_a_component_keep_their_ids(configure, tmp_path):
 
 @pytest.mark.parametrize("ending", [".parquet", ".csv.gz"])
 def test_a_write_that_is_interrupted_leaves_what_was_there(ending, run, tmp_path, monkeypatch):
-    monkeypatch.setattr(prediction_table, "MAX_CELLS", 60)
+    monkeypatch.setattr(tables, "MAX_CELLS", 60)
     (tmp_path / "tables").mkdir()
-    path, calls, columns = tmp_path / "tables" / f"nodes{ending}", [], prediction_table._columns
+    path, calls, columns = tmp_path / "tables" / f"nodes{ending}", [], labels.label_columns
 
     def stop(*arguments):
         calls.append(arguments)
@@ -193,7 +202,7 @@ def test_a_write_that_is_interrupted_leaves_what_was_there(ending, run, tmp_path
             raise KeyboardInterrupt
         return columns(*arguments)
 
-    monkeypatch.setattr(prediction_table, "_columns", stop)
+    monkeypatch.setattr(labels, "label_columns", stop)
     with pytest.raises(KeyboardInterrupt):
         predict(run, output=path)
     assert len(calls) == 3 and not list(path.parent.iterdir())
@@ -214,9 +223,8 @@ def test_evaluation_writes_the_table_too_and_nothing_that_is_not_finite(run, cla
     predict(run, output=path)
     assert path.read_bytes() == first and first[4:8] == bytes(4)  # no time in it
     assert gzip.decompress(first).startswith(b"id,split,class,")
-    found = Predictions("classes", torch.full((1, 2), torch.nan), None, np.arange(1), np.array(["none"]), None)
     with pytest.raises(FloatingPointError, match="no table is written"):
-        save(str(path), found, None)
+        table_of("classes", torch.full((1, 2), torch.nan), Data(num_nodes=1)).write(str(path))
     assert path.read_bytes() == first
 
 
@@ -250,7 +258,7 @@ def test_what_cannot_be_written_is_refused_before_the_graph_is_opened(run, tmp_p
         (tmp_path / name).write_text("id\n4\n")
     for options, message in WRONG:
         with pytest.raises(ValueError, match=message):
-            predictions.check_tables(predictions.Asked(**options))
+            predict(run, **options)
     far = dict(output="a.csv", output_nodes="far.csv")
     with pytest.raises(ValueError, match="far.csv: no node has the id '50' of row 2; the 50 nodes of the run are"):
         predict(run, **far)

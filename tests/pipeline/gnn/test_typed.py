@@ -12,12 +12,12 @@ from parallel_epochs.pipeline.config import settings
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.typed import Schema, edge_features, schema_of
 from parallel_epochs.pipeline.data.typed_links import describe_relation, warn_of_copies
-from parallel_epochs.pipeline.gnn import new_data, predictions
+from parallel_epochs.pipeline.gnn import new_data, predict
+from parallel_epochs.pipeline.gnn.config import NewDataConfig
 from parallel_epochs.pipeline.gnn.features import KEY
-from parallel_epochs.pipeline.gnn.new_data import Others
-from parallel_epochs.pipeline.gnn.predictions import Asked
 from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run.saved import SavedRun
+from tests.helpers.building import predicted
 from tests.helpers.running import summary_of, train
 from tests.helpers.typed_graphs import hetero_graph
 from tests.helpers.typed_tables import SCHEMA, write_tables
@@ -43,8 +43,7 @@ def run(tmp_path_factory) -> SavedRun:
 
 
 def table_of(run: SavedRun, path, **asked) -> pd.DataFrame:
-    wanted = Asked(output=str(path), **asked)
-    predictions.save(wanted, predictions.restore(run, wanted, whole=False))
+    predict.predict(run, output=str(path), **asked)
     return pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
 
 
@@ -60,13 +59,12 @@ def test_the_table_holds_the_nodes_with_labels_by_their_ids(run, tmp_path):
 
 
 def test_logits_are_those_of_the_nodes_with_labels(run, tmp_path):
-    wanted = Asked(predictions=str(tmp_path / "out.pt"))
-    restored = predictions.restore(run, wanted)
-    predictions.save(wanted, restored)
+    restored = predicted(run)
+    predict.predict(run, predictions=str(tmp_path / "out.pt"))
     saved = torch.load(tmp_path / "out.pt")["logits"]
     assert len(restored.rows) == 68 and torch.equal(saved, restored.rows[:40])
     assert saved.untyped_storage().nbytes() == saved.nbytes
-    assert torch.equal(predictions.predict_in_memory(run, None, None)[0], saved)
+    assert torch.equal(predict.predict_in_memory(run, None, None)[0], saved)
 
 
 def test_vectors_of_other_types(run, tmp_path):
@@ -95,9 +93,9 @@ def test_wrong_types_of_a_table(run, tmp_path, asked, message):
 def test_the_tables_of_the_training_as_new_data_give_the_same_bits(tmp_path, model):
     write_tables(tmp_path)
     run = trained(tmp_path, tmp_path, f"model={model}")
-    old = predictions.restore(run, Asked())
-    for other in (Others(folder=str(tmp_path)), Others(schema=str(tmp_path / "graph.yaml"))):
-        new = predictions.restore(run, Asked(data=other))
+    old = predicted(run)
+    for other in (NewDataConfig(folder=str(tmp_path)), NewDataConfig(schema=str(tmp_path / "graph.yaml"))):
+        new = predicted(run, data=other)
         assert torch.equal(old.setup.data.x, new.setup.data.x) and torch.equal(old.rows, new.rows)
         assert not new.setup.data.train_mask.any()
 
@@ -109,16 +107,16 @@ def test_labels_of_new_data_are_not_read_where_the_schema_alone_names_them(tmp_p
     new.mkdir()
     write_tables(new)
     (new / "graph.yaml").write_text(yaml.safe_dump(SCHEMA, sort_keys=False))
-    other = Asked(data=Others(schema=str(new / "graph.yaml")))
-    assert not predictions.restore(run, other).setup.data.train_mask.any()
+    other = NewDataConfig(schema=str(new / "graph.yaml"))
+    assert not predicted(run, data=other).setup.data.train_mask.any()
     tables["users"].drop(columns=["kind", "split"]).to_csv(new / "users.csv", index=False)
-    without = predictions.restore(run, other)
-    assert torch.equal(without.rows, predictions.restore(run, Asked()).rows)
+    without = predicted(run, data=other)
+    assert torch.equal(without.rows, predicted(run).rows)
     schema = yaml.safe_load((new / "graph.yaml").read_text())
     for key in ("label", "split_column"):
         schema["nodes"]["user"].pop(key, None)
     (new / "graph.yaml").write_text(yaml.safe_dump(schema, sort_keys=False))
-    assert torch.equal(without.rows, predictions.restore(run, other).rows)
+    assert torch.equal(without.rows, predicted(run, data=other).rows)
 
 
 def test_new_rows_leave_those_of_others_as_they_were(run, tmp_path):
@@ -128,9 +126,9 @@ def test_new_rows_leave_those_of_others_as_they_were(run, tmp_path):
     pd.concat([users, new]).to_csv(tmp_path / "users.csv", index=False)
     pd.concat([tables["acts"], tables["acts"].iloc[:3].assign(user=["x1", "x2", "x3"])]).to_csv(
         tmp_path / "acts.csv", index=False)
-    found = predictions.restore(run, Asked(data=Others(folder=str(tmp_path)), output="new.csv"))
-    assert len(found.nodes) == 43 and found.ids[40:43].tolist() == ["x1", "x2", "x3"]
-    old = predictions.restore(run, Asked())
+    found = predicted(run, data=NewDataConfig(folder=str(tmp_path)), output="new.csv")
+    assert len(found.chosen) == 43 and found.setup.kind.ids(found)[40:43].tolist() == ["x1", "x2", "x3"]
+    old = predicted(run)
     assert torch.equal(found.setup.data.x[:40, :2], old.setup.data.x[:40, :2])
 
 
@@ -138,7 +136,7 @@ def test_other_tables_with_an_unknown_relation_are_refused(run, tmp_path):
     tables = write_tables(tmp_path)
     tables["acts"].assign(what="sells").to_csv(tmp_path / "acts.csv", index=False)
     with pytest.raises(ValueError, match=r"acts.csv: row 1, column what holds 'sells', a relation that the"):
-        predictions.restore(run, Asked(data=Others(folder=str(tmp_path))))
+        predicted(run, data=NewDataConfig(folder=str(tmp_path)))
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -157,7 +155,7 @@ def test_another_schema_with_other_columns_is_refused(run, tmp_path, change, mes
     change(schema)
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(schema, sort_keys=False))
     with pytest.raises(ValueError, match=message):
-        predictions.restore(run, Asked(data=Others(schema=str(tmp_path / "other.yaml"))))
+        predicted(run, data=NewDataConfig(schema=str(tmp_path / "other.yaml")))
 
 
 def test_vectors_and_layouts_do_not_take_relations_for_weights():
@@ -187,9 +185,9 @@ def test_an_exported_model_reads_other_tables(run, tmp_path):
     assert str(run.folder.parent) not in shared["config"]
     opened = SavedRun(tmp_path / "model.pe", config, {}, shared=shared)
     with pytest.raises(ValueError, match=r"has no data of its own: name those to predict by data.schema"):
-        predictions.restore(opened, Asked())
-    found = predictions.restore(opened, Asked(data=Others(schema=str(run.folder.parent / "graph.yaml"))))
-    assert torch.equal(found.rows, predictions.restore(run, Asked()).rows)
+        predicted(opened)
+    found = predicted(opened, data=NewDataConfig(schema=str(run.folder.parent / "graph.yaml")))
+    assert torch.equal(found.rows, predicted(run).rows)
 
 
 def test_only_the_named_types_have_rows_in_a_learned_table(tmp_path):
@@ -198,7 +196,7 @@ def test_only_the_named_types_have_rows_in_a_learned_table(tmp_path):
                   "data.featureless=none", "features.dropout=0")
     weights = run.load()["model"]
     assert weights[KEY].shape == (28, 5)
-    data = predictions.restore(run, Asked()).setup.data
+    data = predicted(run).setup.data
     assert schema_of(data).widths == [2, 1, 0]
     with pytest.raises(ValueError, match=r"features.types names dog, and .* has no such type of nodes"):
         trained(tmp_path, tmp_path, "features=embedding", "features.types=[dog]")

@@ -412,7 +412,7 @@ def test_components_are_trained_by_their_own_nodes(components, configure, tmp_pa
     part = make_graph(edges[:, keep].T.tolist(), 90, x=data.x, y=data.y)
     part.valid_mask, part.test_mask = part.train_mask.clone(), part.train_mask.clone()
     part.content_hash = "generated"
-    monkeypatch.setattr("parallel_epochs.pipeline.gnn.build.load", lambda *args, **kwargs: part)
+    monkeypatch.setattr("parallel_epochs.pipeline.gnn.kinds.base.load", lambda *args, **kwargs: part)
     summary = train(configure(*NEIGHBOR, "data.min_component_size=30", f"data.components={components}",
                               "evaluation=neighbor"), tmp_path / "run")
     assert 0 <= summary["test"] <= 1 and (components == "largest" or list(summary["components"]) == ["1", "2"])

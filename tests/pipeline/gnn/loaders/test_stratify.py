@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from parallel_epochs.pipeline.command import cli
-from parallel_epochs.pipeline.gnn.loaders.build import build_loader
 from parallel_epochs.pipeline.run.schedule import Share
 from tests.helpers import building as build
 from tests.helpers.running import TOY, train
@@ -14,13 +13,13 @@ from tests.helpers.typed_graphs import write_hetero
 def test_every_cluster_of_a_run_has_the_same_share_of_every_type(configure, tmp_path):
     config = configure(*write_hetero(tmp_path), "partition.num_parts=5", "partition.stratify=true")
     data = build.open_graph(config).data
-    loader = build_loader(config, data)
+    loader = build.build_loader(config, data)
     drawn = [loader.draw(round_, Share(draw=draw)) for round_, draw in ((0, 0), (0, 1), (1, 0))]
     for partition in drawn:
         kinds = [data.x[partition.nodes(part), -3:].sum(0).tolist() for part in range(5)]
         assert sorted(kinds) == [[8, 6, 1]] * 4 + [[8, 6, 2]]
     assert len({tuple(partition.nodes(0).tolist()) for partition in drawn}) == 3
-    assert not torch.equal(build_loader(configure(*write_hetero(tmp_path), "partition.num_parts=5"), data).draw(
+    assert not torch.equal(build.build_loader(configure(*write_hetero(tmp_path), "partition.num_parts=5"), data).draw(
         0, Share()).perm, drawn[0].perm)
 
 

@@ -198,14 +198,14 @@ def test_predictions_are_logits_of_pairs(trained, tmp_path):
     options = EvaluateConfig(run=str(run), device="cpu", predictions=str(tmp_path / "out.pt"),
                              pairs=str(tmp_path / "pairs.pt"))
     restored = restore.restore(options)
-    restore.save_predictions(tmp_path / "out.pt", restored)
+    restore.save(restored, options)
     saved = torch.load(tmp_path / "out.pt")
     assert torch.equal(saved["pairs"], pairs) and saved["logits"][0] == saved["logits"][1]
     model, data = restored.setup.model, restored.setup.data
     neighborhoods = model.find_neighborhoods(data.edge_index, data.num_nodes)
     expected = model.decode(saved["embeddings"], pairs, neighborhoods).detach()
     torch.testing.assert_close(saved["logits"], expected)
-    restore.save_predictions(tmp_path / "out.pt", dataclasses.replace(restored, pairs=None))
+    restore.save(dataclasses.replace(restored, chosen=None), options)
     saved, data = torch.load(tmp_path / "out.pt"), build.open_graph(config).data
     assert torch.equal(saved["pairs"], torch.cat([data.test_pairs, data.test_negatives]))
     for content, error in ((torch.tensor([[0, 60]]), "pairs name node 60, the graph has nodes 0 to 59"),

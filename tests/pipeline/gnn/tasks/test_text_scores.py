@@ -5,8 +5,8 @@ import torch
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.command import cli
+from parallel_epochs.pipeline.gnn.kinds.nodes import NodeKind
 from parallel_epochs.pipeline.gnn.model import build_model
-from parallel_epochs.pipeline.gnn.tasks.build import TASKS, TaskOptions
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 
 TABLES = ["data=tables", "data.edges.path=README.md", "data.nodes.path=README.md", "data.nodes.text=[a]",
@@ -46,12 +46,12 @@ def test_logits_begin_at_the_scores():
 def test_a_new_model_adds_nothing_to_the_scores(configure):
     data = graph()
     task = NodeTask(data, text_scores=1.5)
-    model = build_model(configure("data=digits", "model.num_layers=1"), data, task)
+    model = build_model(NodeKind(configure("data=digits", "model.num_layers=1")), data, task)
     data.x = data.x.clone()
     assert not torch.equal(task.predict(model, data)[1], 1.5 * data.x[:, 1:4])
     config = configure("data=digits", "model.num_layers=1")
     config.task.text_scores = 1.5
-    model = build_model(config, data, task)
+    model = build_model(NodeKind(config), data, task)
     assert torch.equal(task.predict(model, data)[1], 1.5 * data.x[:, 1:4])
 
 
@@ -66,9 +66,11 @@ def test_what_has_no_scores_is_refused(overrides, message):
         cli.compose_config([*overrides, "task.text_scores=2"])
 
 
-def test_a_store_without_scores_is_refused():
+def test_a_store_without_scores_is_refused(configure):
     data = graph()
     del data.text_scores
+    config = configure("data=file", "data.path=graph.store")
+    config.task.text_scores = 2.0
     with pytest.raises(ValueError, match="task.text_scores=2 needs scores of texts among the features, and graph.store "
                                          "has none. Leave it out"):
-        TASKS["node"].check_data(data, TaskOptions(None, 0.0, 8, False, text_scores=2.0), "graph.store")
+        NodeKind(config).check_data(data)

@@ -1,0 +1,102 @@
+"""The ids of nodes that a user reads and writes: names, or numbers where there are none."""
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.data.columns import open_unzipped
+from parallel_epochs.pipeline.data.node_names import unpack_names
+from parallel_epochs.pipeline.run import files, tables
+from parallel_epochs.pipeline.run.errors import one_line
+
+ID = "id"
+
+
+def read_texts(key: str, path: str, columns: Sequence[str]) -> pd.DataFrame:
+    """Read columns of a table as texts, "" where a cell is empty.
+
+    Args:
+        key: names the table in messages, as in "output_nodes=ids.csv".
+
+    Raises:
+        ValueError: there is no such table or column, or it has no rows.
+    """
+    name = key.partition("=")[0]
+    ending = tables.format_of(name, path)
+    if not files.is_there(Path(path)):
+        raise ValueError(f"{key} does not exist")
+    try:
+        if ending == ".parquet":
+            table = pd.read_parquet(path)
+        else:
+            with open_unzipped(Path(path)) as file:
+                table = pd.read_csv(file, sep=tables.SEPARATORS[ending], dtype=str, keep_default_na=False)
+    except (ValueError, OSError, EOFError, zlib.error) as error:  # what they raise of another file
+        raise ValueError(f"{key} is not a readable table {ending}: {one_line(error)}") from None
+    for column in columns:
+        if column not in table:
+            raise ValueError(f"{key} has the columns {', '.join(map(str, table.columns))}, but none called {column}")
+    if not len(table):
+        raise ValueError(f"{key} has a header, but no rows")
+    return pd.DataFrame({column: table[column].astype(object).where(table[column].notna(), "").map(str)
+                         for column in columns})
+
+
+def read_ids(path: str) -> list[str]:
+    """Read the column ``id`` of a table.
+
+    Raises:
+        ValueError: there is no such table or column, it has no rows, or one of them has no id, or that of another.
+    """
+    key = f"output_nodes={path}"
+    ids = read_texts(key, path, [ID])[ID]
+    if (empty := ids == "").any():
+        raise ValueError(f"{key}: row {int(np.argmax(empty)) + 1} below the header has no {ID}")
+    if (again := ids.duplicated()).any():
+        row = int(np.argmax(again))
+        first = int(np.argmax(ids == ids.iloc[row]))
+        raise ValueError(f"{key}: row {row + 1} below the header has the {ID} {ids.iloc[row]!r} of row {first + 1}: "
+                         "give each once")
+    return ids.tolist()
+
+
+def find_nodes(wanted: list[str], ids: np.ndarray, path: str | None) -> np.ndarray:
+    """Look nodes up by their ids.
+
+    Args:
+        ids: of all nodes.
+        path: of the table that lists the wanted ones, for messages.
+
+    Returns:
+        The places of the wanted ones among all, int64.
+
+    Raises:
+        ValueError: names the first id that no node has.
+    """
+    if ids.dtype.kind == "i":  # without a text for each of millions
+        numbers = [int(text) for text in wanted if text.isdecimal() and len(text) < 19]
+        place = {str(ids[number]): number for number in np.flatnonzero(np.isin(ids, numbers)).tolist()}
+    else:
+        known = set(wanted)
+        place = {text: number for number, id_ in enumerate(ids.tolist()) if (text := str(id_)) in known}
+    for row, id_ in enumerate(wanted, start=1):
+        if id_ not in place:
+            raise ValueError(f"output_nodes={path}: no node has the {ID} {id_!r} of row {row}; the {len(ids):,} "
+                             f"nodes of the run are called {', '.join(map(str, ids[:3]))}, ...")
+    return np.array([place[id_] for id_ in wanted], dtype=np.int64)
+
+
+def ids_of(data: Data, n_id: Tensor | None) -> np.ndarray:
+    """Return the ids of nodes: their names, as text, or their numbers, int64, where they have none.
+
+    Args:
+        data: all of the graph.
+        n_id: the nodes, where these are not all; none for all.
+    """
+    numbers = np.arange(data.num_nodes) if n_id is None else n_id.numpy()
+    return np.array(unpack_names(data), object)[numbers] if "names" in data else numbers

@@ -1,0 +1,1 @@
+"""Kinds: what is learned of a graph, one module for each."""

@@ -1,0 +1,204 @@
+"""The contract of a kind: what is learned of a graph, what a row of predictions is, and how it is written."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.data.cache import load
+from parallel_epochs.pipeline.data.learned import Learned
+from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
+from parallel_epochs.pipeline.gnn.contract import Loader, Task
+from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
+from parallel_epochs.pipeline.gnn.table import Table
+from parallel_epochs.pipeline.run.baseline_file import Baseline
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Predictions of a checkpoint.
+
+    Attributes:
+        graph: what was predicted.
+        whole: all of the dataset, of which `graph` may be a component.
+        task: what was learned.
+        model: the trained model.
+        rows: predictions [num_rows, columns].
+        epoch: passes over the graph when the checkpoint was saved.
+        chosen: what is asked for, as :meth:`Kind.find` returns it; none for all.
+        is_whole: whether there is a row for everything, and not only for what is chosen.
+        embeddings: inputs of the model's head for each row; none if nobody asked.
+        smoothed: smoothed predictions, as `rows`; none without them.
+        temperatures: what the logits were divided by; none if they were not.
+        smoothed_scores: metric of the smoothed predictions of each split.
+    """
+
+    graph: Data
+    whole: Data
+    task: Task
+    model: torch.nn.Module
+    rows: Tensor
+    epoch: int
+    chosen: Tensor | None = None
+    is_whole: bool = True
+    embeddings: Tensor | None = None
+    smoothed: Tensor | None = None
+    temperatures: Tensor | None = None
+    smoothed_scores: dict[str, float] = field(default_factory=dict)
+
+
+class Kind(ABC):
+    """What a run learns of a graph.
+
+    A kind owns its task, what a row of predictions is and how rows are written, its ids, its record in the report, and
+    what other data a trained model takes.
+
+    Args:
+        config: of the run.
+
+    Attributes:
+        unit: noun of what has a row in a file of predictions.
+        is_one_graph: whether the data are one graph, which may be cut, and not many small ones.
+        has_labels: whether labels are learned.
+    """
+
+    unit: ClassVar[str]
+    is_one_graph: ClassVar[bool] = True
+    has_labels: ClassVar[bool] = True
+
+    def __init__(self, config: GNNConfig):
+        self.config = config
+
+    @abstractmethod
+    def check(self) -> None:
+        """Refuse a configuration before anything is opened.
+
+        Raises:
+            ValueError: names the key.
+        """
+
+    @abstractmethod
+    def check_data(self, data: Data) -> None:
+        """Refuse a dataset, as it was read or prepared, before the task is built.
+
+        Raises:
+            ValueError: says what the dataset lacks.
+        """
+
+    @abstractmethod
+    def task(self, data: Data) -> Task:
+        """Build what is learned on a graph.
+
+        Raises:
+            ValueError: it does not fit the graph.
+        """
+
+    @abstractmethod
+    def baselines(self, data: Data, task: Any) -> Iterator[Baseline]:
+        """Fit each simple method to a graph and score it; yields one after the other, as they end."""
+
+    @abstractmethod
+    def record(self, data: Data, task: Any, rows: Tensor) -> dict[str, Any]:
+        """Describe the splits and score the predictions of an evaluation, for the report."""
+
+    @abstractmethod
+    def tensors(self, predicted: Predicted) -> dict[str, Tensor]:
+        """Return what a file of predictions holds: "logits" or "values", a row for each `unit`, and what explains them.
+        """
+
+    @abstractmethod
+    def table(self, predicted: Predicted, asked: GNNPredictConfig) -> Table:
+        """Return the table of predictions, with the ids of the user."""
+
+    @abstractmethod
+    def accept(self, data: Data, learned: Learned) -> Data:
+        """Complete other data than those of the training, prepared as those were, so that the task can be built.
+
+        Raises:
+            ValueError: they do not fit what was learned.
+        """
+
+    def open(self, content_hash: str | None) -> Data:
+        """Open the dataset of a run and check it.
+
+        Args:
+            content_hash: of the graph, where another process has opened it a moment ago.
+
+        Raises:
+            ValueError: the dataset is inconsistent, or does not fit.
+        """
+        data = load(self.config.data, self.config.cache_dir, content_hash=content_hash, check=self.check_data)
+        self.check_data(data)
+        return data
+
+    def loader(self, clusters: ClusterLoader) -> Loader:
+        """Return the loader of the training batches, given that of a graph's clusters."""
+        return clusters
+
+    def sizes(self, data: Data) -> dict[str, Any]:
+        """Return arguments of a model's constructor that this kind alone has."""
+        return {}
+
+    def model(self, encoder: torch.nn.Module, task: Task) -> torch.nn.Module:
+        """Return what is trained, given the configured model."""
+        return encoder
+
+    def encoder(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return the configured model of what is trained."""
+        return model
+
+    def num_columns(self, model: torch.nn.Module, task: Task) -> int:
+        """Return the number of columns of a row."""
+        return task.out_channels
+
+    def test_graph(self, task: Any) -> Data | None:
+        """Return the graph that the test is predicted from, if it is another one."""
+        return None
+
+    def read(self, asked: GNNPredictConfig, run: str, *, is_new: bool) -> Any:
+        """Read the files that say what is asked for, before any long work; returns what :meth:`find` takes.
+
+        Args:
+            run: directory of the run, for messages.
+            is_new: whether other data than those of the training are predicted.
+
+        Raises:
+            ValueError: a file cannot be read, or a key is for other kinds.
+        """
+        self.refuse_nodes(asked, run)
+        self.refuse_pairs(asked, run)
+
+    def find(self, given: Any, data: Data, whole: Data, asked: GNNPredictConfig) -> Tensor | None:
+        """Find what is asked for in a graph; none for everything.
+
+        Args:
+            given: as :meth:`read` returns it.
+            whole: all of the dataset, whose ids they are.
+
+        Raises:
+            ValueError: it is not there.
+        """
+        return None
+
+    def refuse_nodes(self, asked: GNNPredictConfig, run: str) -> None:
+        """Refuse the keys of tables that have a row for each node."""
+        for name, value in asked.keys_of_nodes().items():
+            if value:
+                raise ValueError(f"{name}={value} needs a table with a row for each node, and {run} has "
+                                 f"task={self.config.task.name}. Leave it out")
+
+    def refuse_pairs(self, asked: GNNPredictConfig, run: str) -> None:
+        """Refuse pairs of nodes where no links are predicted."""
+        if asked.pairs is not None:
+            raise ValueError(f"pairs={asked.pairs} needs a run of task=link; {run} has task={self.config.task.name}. "
+                             "Leave it out")
+
+
+def numbers_of(chosen: Tensor | None, num_rows: int) -> np.ndarray:
+    """Return the numbers of what is chosen, of all rows if nothing is."""
+    return np.arange(num_rows) if chosen is None else chosen.numpy()

@@ -1,0 +1,15 @@
+"""Kinds by name: what is learned, as ``task=`` chooses it."""
+
+from parallel_epochs.pipeline.gnn.config import GNNConfig
+from parallel_epochs.pipeline.gnn.kinds.base import Kind
+from parallel_epochs.pipeline.gnn.kinds.graphs import GraphKind
+from parallel_epochs.pipeline.gnn.kinds.links import LinkKind
+from parallel_epochs.pipeline.gnn.kinds.nodes import NodeKind
+
+# One line for each member of kinds/.
+KINDS: dict[str, type[Kind]] = {"node": NodeKind, "graph": GraphKind, "link": LinkKind}
+
+
+def kind_of(config: GNNConfig) -> Kind:
+    """Return what a run learns."""
+    return KINDS[config.task.name](config)

@@ -1,0 +1,34 @@
+"""The labels of whole graphs."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.data.cache import name_graphs
+from parallel_epochs.pipeline.gnn import simple
+from parallel_epochs.pipeline.gnn.kinds.base import Predicted
+from parallel_epochs.pipeline.gnn.kinds.labels import LabelKind
+from parallel_epochs.pipeline.gnn.tasks.graph import GraphTask
+from parallel_epochs.pipeline.run.baseline_file import Baseline
+
+
+class GraphKind(LabelKind):
+    """Predicts the labels of graphs, which are one disjoint union."""
+
+    unit, is_one_graph, learns = "graphs", False, GraphTask
+
+    def sizes(self, data: Data) -> dict[str, Any]:
+        return {"pool": self.config.task.pool, "node_tables": data.get("x_tables"),
+                "edge_tables": data.get("edge_tables")}
+
+    def baselines(self, data: Data, task: GraphTask) -> Iterator[Baseline]:
+        return simple.of_graphs(data, task)
+
+    def num_rows(self, data: Data) -> int:
+        return len(data.ptr) - 1
+
+    def ids(self, predicted: Predicted) -> np.ndarray:
+        names = name_graphs(self.config.data)
+        return np.arange(self.num_rows(predicted.graph)) if names is None else np.array(names, object)

@@ -1,0 +1,172 @@
+"""Kinds that learn labels: of nodes or of whole graphs."""
+
+import math
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.data.learned import Learned, with_labels
+from parallel_epochs.pipeline.data.node_names import unpack_names
+from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
+from parallel_epochs.pipeline.gnn.ids import ID
+from parallel_epochs.pipeline.gnn.kinds.base import Kind, Predicted, numbers_of
+from parallel_epochs.pipeline.gnn.table import Table, label_columns
+from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, LossOptions
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
+from parallel_epochs.pipeline.metrics import KINDS, METRICS, check_finite, kind_of
+from parallel_epochs.pipeline.names import MASKS, MAX_LABELS, SPLITS
+from parallel_epochs.pipeline.run.tables import Columns
+
+
+class LabelKind(Kind):
+    """Learns classes, binary tasks or real values.
+
+    Attributes:
+        learns: class of the task.
+    """
+
+    learns: ClassVar[type[NodeTask]]
+
+    @property
+    def loss(self) -> LossOptions:
+        """What the run asks of the loss of its labels."""
+        task = self.config.task
+        return LossOptions(task.label_smoothing, task.class_weights, task.focal_gamma)
+
+    def check(self) -> None:
+        metric = self.config.task.metric
+        if metric is None:
+            return
+        if metric not in METRICS:
+            raise ValueError(f"task.metric={metric} is unknown; choose one of {', '.join(METRICS)}")
+        self.loss.check_kind(kind_of(metric))
+
+    def check_data(self, data: Data) -> None:
+        check_metric(self.config.task.metric, data.metric)
+        kind = kind_of(data.metric)
+        self.loss.check_kind(kind)
+        if "out_channels" in data and kind != "real values":
+            # The graph is prepared: weights that do not fit its labels are refused here.
+            LabelLoss(self.loss, data, num_labels=data.out_channels, is_binary=kind == "binary tasks")
+
+    def task(self, data: Data) -> NodeTask:
+        return self.learns(data, label_input=self.config.train.label_input, metric=self.config.task.metric,
+                           loss_options=self.loss)
+
+    def record(self, data: Data, task: NodeTask, rows: Tensor) -> dict[str, Any]:
+        num_labels, few = task.out_channels, task.out_channels <= MAX_LABELS
+        splits = {}
+        for split, mask in zip(SPLITS, MASKS):
+            counts = count_labels(task.kind, task.metric, data.y[data[mask]], rows[data[mask]],
+                                  scored=split != "train") if few else {}
+            splits[split] = {"rows": int(data[mask].sum()), **counts}
+        return {"num_labels": num_labels, "names": labels_of(data, num_labels) if few else None, "splits": splits}
+
+    def tensors(self, predicted: Predicted) -> dict[str, Tensor]:
+        name = "values" if predicted.task.kind == "real values" else "logits"
+        found = {name: predicted.rows, "smoothed": predicted.smoothed, "temperature": predicted.temperatures}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def table(self, predicted: Predicted, asked: GNNPredictConfig) -> Table:
+        check_finite(predicted.rows, "no table is written")
+        embeddings = predicted.embeddings
+        ids, labels = self.ids(predicted), labels_of(predicted.whole, predicted.task.out_channels)
+        numbers = numbers_of(predicted.chosen, len(ids))
+        rows_of = torch.from_numpy(numbers if predicted.is_whole else np.arange(len(numbers)))
+
+        def columns(part: slice) -> Columns:
+            own, rows = numbers[part], rows_of[part]
+            found = {ID: ids[own], "split": splits_of(predicted.graph, own)}
+            smoothed = None if predicted.smoothed is None else predicted.smoothed[rows]
+            return self.describe(own, predicted.graph, asked) | found | (
+                label_columns(predicted.task.kind, predicted.rows[rows], labels, smoothed)
+                if self.is_labelled(predicted.graph, asked) else {}) | (
+                {} if embeddings is None else {"embedding": embeddings[rows].numpy()})
+
+        width = 0 if embeddings is None else embeddings.size(1)
+        return Table(f"the predictions of {len(numbers):,} {self.unit}"
+                     + f", with embeddings of {width} numbers," * bool(width),
+                     len(numbers), predicted.rows.size(1) + width, columns)
+
+    def accept(self, data: Data, learned: Learned) -> Data:
+        return with_labels(learned, data, self.config.data.origin(), self.num_rows(data))
+
+    def describe(self, numbers: np.ndarray, data: Data, asked: GNNPredictConfig) -> Columns:
+        """Return the columns of a table that stand in front of the ids."""
+        return {}
+
+    def is_labelled(self, data: Data, asked: GNNPredictConfig) -> bool:
+        """Tell whether what a table holds has labels."""
+        return True
+
+    @abstractmethod
+    def num_rows(self, data: Data) -> int:
+        """Return how many nodes or graphs there are."""
+
+    @abstractmethod
+    def ids(self, predicted: Predicted) -> np.ndarray:
+        """Return the ids of the nodes or graphs, text or int64."""
+
+
+def check_metric(chosen: str | None, metric: str) -> None:
+    """Refuse a metric of other labels than the dataset has.
+
+    Args:
+        metric: that of the dataset.
+
+    Raises:
+        ValueError: names those that fit.
+    """
+    if chosen is not None and chosen not in KINDS[kind := kind_of(metric)]:
+        raise ValueError(f"task.metric={chosen} is a metric of {kind_of(chosen)}, and the dataset ({metric}) has "
+                         f"{kind}. Choose one of {', '.join(KINDS[kind])}")
+
+
+def splits_of(data: Data, chosen: np.ndarray) -> np.ndarray:
+    """Return the split of some nodes, or graphs, as text; "none" for those of no split."""
+    number = torch.full((len(chosen),), len(SPLITS), dtype=torch.uint8)
+    for split, mask in enumerate(MASKS):
+        number[data[mask][torch.from_numpy(chosen)]] = split
+    return np.array([*SPLITS, "none"], object)[number.numpy()]
+
+
+def labels_of(data: Data, num_columns: int) -> list[str] | None:
+    """Return the names of the classes or tasks; none where they have numbers."""
+    if "label_names" not in data:
+        return None
+    return unpack_names(data, "label_names")[:num_columns]  # behind them may be classes that no split has
+
+
+def count_labels(kind: str, metric: str, y: Tensor, rows: Tensor, *, scored: bool) -> dict[str, list]:
+    """Count the labels of each class, task or target in a split, and score each.
+
+    Args:
+        kind: of the labels, as in :data:`pipeline.metrics.KINDS`.
+        metric: one of its metrics.
+        y: labels of the rows of the split, [num_rows, num_columns].
+        rows: predictions of these rows, [num_rows, num_labels].
+        scored: whether to score the predictions too.
+
+    Returns:
+        ``labels`` for each; ``positive`` for each binary task. If `scored`, ``confusion`` of classes, a list of how
+        often each class was predicted for the rows of a class, or else ``score``, None where it is undefined.
+    """
+    if kind == "classes":
+        known = y[:, 0] >= 0
+        labels, num_labels = y[known, 0].long(), rows.size(1)
+        found: dict[str, list] = {"labels": torch.bincount(labels, minlength=num_labels).tolist()}
+        if scored:
+            both = labels * num_labels + rows[known].argmax(1)
+            found["confusion"] = torch.bincount(both, minlength=num_labels**2).view(num_labels, num_labels).tolist()
+        return found
+    found = {"labels": (~y.isnan()).sum(0).tolist()}
+    if kind == "binary tasks":
+        found["positive"] = (y == 1).sum(0).tolist()
+    if scored:
+        scores = [KINDS[kind][metric](y[:, [i]], rows[:, [i]]) if len(y) else math.nan for i in range(y.size(1))]
+        found["score"] = [score if math.isfinite(score) else None for score in scores]
+    return found

@@ -1,0 +1,266 @@
+"""Links: which pairs of nodes are linked."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.models.networks.link_predictor import LinkModel
+from parallel_epochs.pipeline.data.cache import load_links
+from parallel_epochs.pipeline.data.learned import Learned
+from parallel_epochs.pipeline.data.node_names import suggest_name
+from parallel_epochs.pipeline.data.typed import schema_of
+from parallel_epochs.pipeline.data.typed_links import RELATION, LinkRelation, link_relation_of, name_relation
+from parallel_epochs.pipeline.gnn import ids, simple
+from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
+from parallel_epochs.pipeline.gnn.contract import Loader, Task
+from parallel_epochs.pipeline.gnn.kinds.base import Kind, Predicted
+from parallel_epochs.pipeline.gnn.kinds.nodes import refuse_unlabelled
+from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
+from parallel_epochs.pipeline.gnn.loaders.pairs import PairLoader
+from parallel_epochs.pipeline.gnn.table import Table
+from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
+from parallel_epochs.pipeline.graph.pairs import check_pairs, read_pairs as read_tensor
+from parallel_epochs.pipeline.metrics import hits_at
+from parallel_epochs.pipeline.names import MASKS, PAIR_COLUMNS, PAIRS, SPLITS
+from parallel_epochs.pipeline.run import tables
+from parallel_epochs.pipeline.run.baseline_file import Baseline
+from parallel_epochs.pipeline.run.tables import Columns
+
+
+class LinkKind(Kind):
+    """Predicts links between pairs of nodes, decoded from the embeddings of both."""
+
+    unit, has_labels = "pairs", False
+
+    def check(self) -> None:
+        if self.config.task.metric is not None:
+            hits_at(self.config.task.metric)
+
+    def open(self, content_hash: str | None) -> Data:
+        data = load_links(self.config.data, self.config.cache_dir, content_hash=content_hash,
+                          relation=self.config.task.relation)
+        self.check_data(data)
+        return data
+
+    def check_data(self, data: Data) -> None:
+        refuse_unlabelled(data, self.config.data.origin())
+
+    def task(self, data: Data) -> LinkTask:
+        return LinkTask(data, hidden_channels=self.config.model.hidden_channels, metric=self.config.task.metric,
+                        valid_edges=self.config.task.valid_edges)
+
+    def loader(self, clusters: ClusterLoader) -> Loader:
+        task = self.config.task
+        return PairLoader(clusters, pairs_per_step=task.pairs_per_step, num_negatives=task.num_negatives,
+                          strict=task.strict_negatives, hide=task.hide_pairs, seed=self.config.seed)
+
+    def model(self, encoder: torch.nn.Module, task: Task) -> LinkModel:
+        config = self.config
+        return LinkModel(encoder, task.out_channels, num_layers=config.task.predictor_layers,
+                         kind=config.task.predictor, reads_index=config.task.common_neighbors,
+                         dropout=getattr(config.model, "dropout", 0.0))
+
+    def encoder(self, model: torch.nn.Module) -> torch.nn.Module:
+        return cast(LinkModel, model).encoder
+
+    def num_columns(self, model: torch.nn.Module, task: Task) -> int:
+        return cast(LinkModel, model).out_channels
+
+    def test_graph(self, task: LinkTask) -> Data | None:
+        return task.test_data
+
+    def baselines(self, data: Data, task: LinkTask) -> Iterator[Baseline]:
+        return simple.of_links(data, task)
+
+    def record(self, data: Data, task: LinkTask, rows: Tensor) -> dict[str, Any]:
+        return {"splits": {split: {"rows": len(data[f"{split}_pairs"]), **({} if split == "train" else {
+            "negatives": len(data[f"{split}_negatives"])})} for split in SPLITS}}
+
+    def read(self, asked: GNNPredictConfig, run: str, *, is_new: bool) -> Tensor | pd.DataFrame | None:
+        pairs = asked.pairs
+        self.refuse_nodes(asked, run)
+        if asked.calibrate:
+            raise ValueError(f"calibrate=true is for classes and binary tasks, and {run} has task=link. Leave it out")
+        if pairs is None:
+            if is_new:
+                raise ValueError("other data have no pairs to predict: name them by pairs=FILE")
+            return None
+        if asked.predictions is None and asked.output is None:
+            raise ValueError(f"pairs={pairs} needs a file for its predictions. Give output=TABLE or predictions=FILE")
+        return read_pairs(pairs, has_types=self.config.task.relation is not None)
+
+    def find(self, given: Tensor | pd.DataFrame | None, data: Data, whole: Data,
+             asked: GNNPredictConfig) -> Int[Tensor, "num_pairs 2"] | None:
+        if given is None:
+            if asked.output is not None and not len(data.test_pairs):
+                raise ValueError(f"output={asked.output} holds the pairs of the test without pairs=FILE, and "
+                                 f"{asked.run} has no test pairs. Give a table with the columns source and target as "
+                                 "pairs=FILE")
+            return None
+        own = link_relation_of(data)
+        if isinstance(given, pd.DataFrame):
+            return number_pairs(given, ids_of(whole), str(asked.pairs), own)
+        return number_ends(given, data.num_nodes, own)
+
+    def tensors(self, predicted: Predicted) -> dict[str, Tensor]:
+        pairs, own = _pairs_of(predicted), link_relation_of(predicted.graph)
+        first = None if own is None else first_nodes(own)
+        found = {"pairs": pairs if first is None else pairs - first, "logits": _decode(predicted, pairs),
+                 "embeddings": predicted.rows, "first_node": first, "n_id": predicted.graph.get("n_id")}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def table(self, predicted: Predicted, asked: GNNPredictConfig) -> Table:
+        pairs = _pairs_of(predicted)
+        num_links = len(predicted.graph.test_pairs) if predicted.chosen is None else None
+        return table_of(ids_of(predicted.whole), pairs, _decode(predicted, pairs), num_links)
+
+    def accept(self, data: Data, learned: Learned) -> Data:
+        data.update({key: torch.empty(0, 2, dtype=torch.int64) for key in PAIRS})
+        data.update(dict.fromkeys(MASKS, torch.zeros(data.num_nodes, dtype=torch.bool)))
+        data.metric = learned.metric
+        if (number := name_relation(data, self.config.task.relation, self.config.data.origin())) is not None:
+            data[RELATION] = number
+        return data
+
+
+def _pairs_of(predicted: Predicted) -> Tensor:
+    """Return the pairs that are asked for; the positive and then the negative ones of the test if none are."""
+    graph = predicted.graph
+    return torch.cat([graph.test_pairs, graph.test_negatives]) if predicted.chosen is None else predicted.chosen
+
+
+def _decode(predicted: Predicted, pairs: Tensor) -> Tensor:
+    """Compute the logits of pairs, which are predicted as those of the test are."""
+    return cast(LinkTask, predicted.task).decode(predicted.model, predicted.rows, pairs.long(), of_test=True)
+
+
+def table_of(ids: np.ndarray, pairs: Int[Tensor, "num_pairs 2"], logits: Float[Tensor, " num_pairs"],
+             num_links: int | None) -> Table:
+    """Return a table with a row for each pair: source, target, whether it is a link, if that is known, and the score.
+
+    The score is the probability of a link among pairs of which every second one is a link, as in training.
+
+    Args:
+        ids: of all nodes.
+        num_links: number of the pairs, the first ones, that are links; none where nobody knows.
+    """
+    def columns(part: slice) -> Columns:
+        found = dict(zip(PAIR_COLUMNS, ids[pairs[part].long().numpy()].T, strict=True))
+        if num_links is not None:
+            found["link"] = (np.arange(part.start, part.stop) < num_links).astype(np.int64)
+        return found | {"score": logits[part].double().sigmoid().float().numpy()}
+
+    return Table(f"the probabilities of {len(pairs):,} pairs", len(pairs), 1, columns)
+
+
+def read_pairs(path: str, *, has_types: bool = False) -> Tensor | pd.DataFrame:
+    """Read pairs of nodes: a table with the columns source and target, or a tensor that torch.save wrote.
+
+    Args:
+        has_types: whether two nodes of different types may have the same id.
+
+    Returns:
+        The tensor, or the two columns of the table, as texts.
+
+    Raises:
+        ValueError: there is no such file or column, a table without rows, a row without an id, or one with a node
+            twice.
+    """
+    if not path.endswith(tables.FORMATS):
+        return read_tensor(Path(path))
+    key, (source, target) = f"pairs={path}", PAIR_COLUMNS
+    table = ids.read_texts(key, path, PAIR_COLUMNS)
+    for column in PAIR_COLUMNS:
+        if (empty := table[column] == "").any():
+            raise ValueError(f"{key}: row {int(np.argmax(empty)) + 1} below the header has no {column}")
+    if not has_types:
+        _refuse_loops(table, (table[source] == table[target]).to_numpy(), path)
+    return table
+
+
+def _refuse_loops(table: pd.DataFrame, same: np.ndarray, path: str) -> None:
+    """Refuse rows that pair a node with itself."""
+    if same.any():
+        row = int(np.argmax(same))
+        raise ValueError(f"pairs={path}: row {row + 1} below the header pairs {table.iloc[row, 0]!r} with itself; "
+                         "a link is between two different nodes")
+
+
+def ids_of(data: Data) -> np.ndarray:
+    """Return the ids of the nodes of a graph with pairs: their names, or numbers where they have none.
+
+    The numbers are those within the type of a node, of a graph with several types.
+    """
+    schema = schema_of(data)
+    if schema is None or "names" in data:
+        return ids.ids_of(data, None)
+    return np.concatenate([np.arange(num_nodes) for num_nodes in schema.counts])
+
+
+def first_nodes(own: LinkRelation) -> Int[Tensor, " 2"]:
+    """Return the first node of the type of the sources, and of that of the targets, of a relation."""
+    return torch.tensor([own.source.start, own.target.start])
+
+
+def number_ends(pairs: Tensor, num_nodes: int, own: LinkRelation | None) -> Int[Tensor, "num_pairs 2"]:
+    """Find the nodes of pairs of numbers; those of a relation are numbers within the types of source and target.
+
+    Raises:
+        ValueError: they are no integers of shape [num_pairs, 2], or name no nodes.
+    """
+    if own is None:
+        check_pairs(pairs, num_nodes)
+        return pairs
+    check_pairs(pairs, max(len(own.source), len(own.target)))
+    for what, column, nodes in zip(PAIR_COLUMNS, pairs.unbind(1), (own.source, own.target), strict=True):
+        if len(pairs) and int(column.max()) >= len(nodes):
+            raise ValueError(f"pairs name node {int(column.max())} as {what} of {own.name}; the nodes of its type are "
+                             f"0 to {len(nodes) - 1}")
+    return pairs.long() + first_nodes(own)
+
+
+def number_pairs(table: pd.DataFrame, ids: np.ndarray, path: str,
+                 own: LinkRelation | None = None) -> Int[Tensor, "num_pairs 2"]:
+    """Find the nodes that a table of pairs names; those of a relation have ids that are unique within a type.
+
+    Args:
+        table: as :func:`read_pairs` returns it.
+        ids: of all nodes.
+        path: of the table, for messages.
+
+    Raises:
+        ValueError: names the first id that no node has, and one that looks alike; or a row pairs a node with itself.
+    """
+    if own is None:
+        return _look_up(table, ids, path, "the run")
+    columns = [_look_up(table[[name]], ids[nodes.start:nodes.stop], path, f"the type of the {name}s of {own.name}")
+               for name, nodes in zip(PAIR_COLUMNS, (own.source, own.target), strict=True)]
+    pairs = torch.cat(columns, dim=1) + first_nodes(own)
+    _refuse_loops(table, (pairs[:, 0] == pairs[:, 1]).numpy(), path)
+    return pairs
+
+
+def _look_up(table: pd.DataFrame, ids: np.ndarray, path: str, whose: str) -> Int[Tensor, "num_pairs num_columns"]:
+    """Find the places of ids among those of some nodes.
+
+    Args:
+        whose: nodes these are, for messages.
+    """
+    place = {str(id_): number for number, id_ in enumerate(ids.tolist())}
+    numbers = table.apply(lambda column: column.map(place))
+    unknown = numbers.isna().to_numpy()
+    if unknown.any():
+        row = int(np.argmax(unknown.any(1)))
+        name = table.iloc[row, int(np.argmax(unknown[row]))]
+        rows = int(unknown.any(1).sum())
+        more = f"; {rows:,} rows name such nodes" if rows > 1 else ""
+        raise ValueError(f"pairs={path}: row {row + 1} below the header names {name!r}, which is not one of the "
+                         f"{len(ids):,} nodes of {whose}{suggest_name(name, place)}{more}")
+    return torch.from_numpy(numbers.to_numpy(np.int64, copy=True))

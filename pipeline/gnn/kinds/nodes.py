@@ -1,0 +1,142 @@
+"""The labels of nodes."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.data.base_config import refuse_without_labels
+from parallel_epochs.pipeline.data.typed import refuse_unread, schema_of
+from parallel_epochs.pipeline.gnn import ids, simple
+from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
+from parallel_epochs.pipeline.gnn.kinds.base import Predicted
+from parallel_epochs.pipeline.gnn.kinds.labels import LabelKind
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
+from parallel_epochs.pipeline.metrics import kind_of
+from parallel_epochs.pipeline.names import TEXT_SCORES
+from parallel_epochs.pipeline.run.baseline_file import Baseline
+from parallel_epochs.pipeline.run.tables import Columns
+
+
+class NodeKind(LabelKind):
+    """Predicts the labels of nodes. Of a graph with several types of nodes, those of one type have labels."""
+
+    unit, learns = "nodes", NodeTask
+
+    def check_data(self, data: Data) -> None:
+        origin, weight = self.config.data.origin(), self.config.task.text_scores
+        if (schema := schema_of(data)) is not None:
+            refuse_unread(schema, origin)
+        refuse_unlabelled(data, origin)
+        super().check_data(data)
+        self._check_smooth(data)
+        if weight and TEXT_SCORES not in data:
+            raise ValueError(f"task.text_scores={weight:g} needs scores of texts among the features, and {origin} has "
+                             "none. Leave it out")
+
+    def task(self, data: Data) -> NodeTask:
+        self._check_smooth(data)
+        task = super().task(data)
+        task.text_scores = self.config.task.text_scores
+        return task
+
+    def baselines(self, data: Data, task: NodeTask) -> Iterator[Baseline]:
+        return simple.of_nodes(data, task)
+
+    def tensors(self, predicted: Predicted) -> dict[str, Tensor]:
+        found, own = super().tensors(predicted), self._labelled(predicted.graph)
+        for name in {"logits", "values"} & found.keys():
+            found[name] = found[name][own].clone()  # a view would be saved with all rows
+        if "n_id" in predicted.graph:
+            found["n_id"] = predicted.graph.n_id[own]
+        return found
+
+    def num_rows(self, data: Data) -> int:
+        return data.num_nodes
+
+    def ids(self, predicted: Predicted) -> np.ndarray:
+        return ids.ids_of(predicted.whole, predicted.graph.get("n_id"))
+
+    def read(self, asked: GNNPredictConfig, run: str, *, is_new: bool) -> list[str] | None:
+        self.refuse_pairs(asked, run)
+        for name, value in asked.keys_of_nodes().items():
+            if value and asked.output is None:
+                raise ValueError(f"{name}={value} is for a table of predictions. Give output=FILE")
+        return None if asked.output_nodes is None else ids.read_ids(asked.output_nodes)
+
+    def find(self, given: list[str] | None, data: Data, whole: Data, asked: GNNPredictConfig) -> Tensor | None:
+        if asked.output is None:
+            return None
+        nodes = self._nodes_of(data, asked)
+        if given is None:
+            return None if len(nodes) == data.num_nodes else torch.arange(nodes.start, nodes.stop)
+        own = ids.ids_of(whole, data.get("n_id"))[nodes.start:nodes.stop]
+        return nodes.start + torch.from_numpy(ids.find_nodes(given, own, asked.output_nodes))
+
+    def describe(self, numbers: np.ndarray, data: Data, asked: GNNPredictConfig) -> Columns:
+        if asked.output_type != "all":
+            return {}
+        schema = schema_of(data)
+        assert schema is not None
+        last = np.cumsum(schema.counts)
+        return {"type": np.array(schema.types, object)[np.searchsorted(last, numbers, side="right")]}
+
+    def is_labelled(self, data: Data, asked: GNNPredictConfig) -> bool:
+        schema = schema_of(data)
+        return schema is None or asked.output_type in (None, schema.labelled)
+
+    def _labelled(self, data: Data) -> slice:
+        """Return the nodes whose predictions mean something."""
+        schema = schema_of(data)
+        if schema is None or schema.labelled is None:
+            return slice(None)
+        nodes = schema.nodes_of(schema.labelled)
+        return slice(nodes.start, nodes.stop)
+
+    def _nodes_of(self, data: Data, asked: GNNPredictConfig) -> range:
+        """Return the nodes that a table may hold: those of a type."""
+        schema, name = schema_of(data), asked.output_type
+        if schema is None:
+            if name is not None:
+                raise ValueError(f"output_type={name} is for graphs with several types of nodes, and this one has one. "
+                                 "Leave it out")
+            return range(data.num_nodes)
+        name = name or schema.labelled
+        if name not in (*schema.types, "all"):
+            raise ValueError(f"output_type={name}: there is no such type of nodes; there are "
+                             f"{', '.join(schema.types)}, and all")
+        if name != schema.labelled and not asked.embeddings:
+            raise ValueError(f"output_type={name}: the model predicts labels of {schema.labelled}. For the vectors of "
+                             "other nodes give embeddings=true")
+        if name != "all":
+            return schema.nodes_of(name)
+        if asked.output_nodes is not None:
+            raise ValueError(f"output_nodes={asked.output_nodes} lists ids, which are unique within a type only. Name "
+                             "their type by output_type")
+        return range(data.num_nodes)
+
+    def _check_smooth(self, data: Data) -> None:
+        if not self.config.evaluation.smooths:
+            return
+        key = f"evaluation.smooth={self.config.evaluation.smooth}"
+        if (kind := kind_of(data.metric)) != "classes":
+            raise ValueError(f"{key} needs classes; this run learns {kind}. Leave it out")
+        if schema_of(data) is not None:
+            raise ValueError(f"{key} spreads labels along all edges, and this graph has several types of nodes. Leave "
+                             "it out")
+        if not bool(data.valid_mask.any()):
+            raise ValueError(f"{key} is tuned by the validation labels, and the valid split is empty. Leave it out, or "
+                             "choose another split")
+
+
+def refuse_unlabelled(data: Data, origin: str) -> None:
+    """Refuse a graph whose nodes have no splits.
+
+    Raises:
+        ValueError: says how to give them.
+    """
+    if "train_mask" not in data:
+        refuse_without_labels(origin, "save y and masks, or y with data.split=random" if origin.endswith(".pt")
+                              else "give them with the graph")

@@ -1,0 +1,214 @@
+"""Runs of trainer=gnn after training: the metrics, the predictions and the tables of a checkpoint."""
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.data.objects import are_tables
+from parallel_epochs.pipeline.data.opened import OpenData
+from parallel_epochs.pipeline.gnn import build, new_data
+from parallel_epochs.pipeline.gnn.calibration import calibrate
+from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
+from parallel_epochs.pipeline.gnn.features import load_weights
+from parallel_epochs.pipeline.gnn.in_memory import saved_pairs, written
+from parallel_epochs.pipeline.gnn.kinds.base import Kind, Predicted
+from parallel_epochs.pipeline.gnn.kinds.build import kind_of
+from parallel_epochs.pipeline.gnn.new_data import export, write_start  # noqa: F401 - of this product
+from parallel_epochs.pipeline.gnn.predictor import build_predictor, predict_nodes
+from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.smoothing import finish, smooth  # noqa: F401 - finish is of this product
+from parallel_epochs.pipeline.run import files, tables
+from parallel_epochs.pipeline.run.checkpoint import fitting
+from parallel_epochs.pipeline.run.log import format_scores, format_table
+from parallel_epochs.pipeline.run.ranks import choose_device
+from parallel_epochs.pipeline.run.saved import SavedRun
+
+log = logging.getLogger(__name__)
+
+# Keys of `evaluate` that replace those of the run below `evaluation`.
+EVALUATION = ("method", "num_views", "num_parts", "num_neighbors", "smooth")
+
+
+def evaluate(run: SavedRun, **asked: Any) -> dict[str, float]:
+    """Evaluate a checkpoint of a run by OGB's Evaluator, and save its predictions if asked to.
+
+    Args:
+        asked: keys of `evaluate` by their names, those of every product aside.
+
+    Returns:
+        The metric of each split, without smoothing.
+
+    Raises:
+        ValueError: see :func:`predict_rows`.
+    """
+    wanted = GNNPredictConfig(str(run.folder), **asked)
+    setup, predicted = predict_rows(run, wanted)
+    scores = setup.task.scores(setup.model, predicted.rows, official=True)
+    title = f"{run.title(predicted.epoch)}, by {setup.config.evaluation.method}"
+    smoothed = predicted.smoothed_scores
+    log.info("%s", format_table([(f"{split} {setup.task.metric}", format_scores(score, smoothed.get(split)))
+                                 for split, score in scores.items()], title))
+    save(setup.kind, predicted, wanted)
+    return scores
+
+
+def predict(run: SavedRun, **asked: Any) -> None:
+    """Save the predictions of a checkpoint of a run.
+
+    Args:
+        asked: keys of `predict` by their names, those of every product aside.
+
+    Raises:
+        ValueError: see :func:`predict_rows`; neither a file nor a table is asked for.
+    """
+    wanted = GNNPredictConfig(str(run.folder), **asked)
+    if wanted.export is not None:
+        new_data.export(run, Path(wanted.export))
+    if wanted.predictions is not None or wanted.output is not None:
+        setup, predicted = predict_rows(run, wanted, whole=wanted.predictions is not None)
+        save(setup.kind, predicted, wanted)
+    elif wanted.export is None:
+        raise ValueError("One argument is missing: predictions=FILE, or output=TABLE for a table")
+
+
+def predict_in_memory(run: SavedRun, data: Any, pairs: Any) -> tuple[Tensor, str]:
+    """Predict rows with a trained model.
+
+    Args:
+        data: what :func:`in_memory.written` takes; none for the data of the training.
+        pairs: of nodes, for models of links [num_pairs, 2]; none for others.
+
+    Returns:
+        Logits or values [num_rows, columns], of several types of nodes those of the type with labels, of links
+        [num_pairs]; and the kind of the labels, see :data:`pipeline.metrics.KINDS`.
+
+    Raises:
+        ValueError: the data are not like those of the training, or `pairs` does not fit the model.
+    """
+    if kind_of(run.config).has_labels != (pairs is None):
+        raise ValueError("pairs= is for models of links (task=link)" if pairs is not None else
+                         "this model predicts links: name the pairs of nodes by pairs=")
+    asked = GNNPredictConfig(str(run.folder))
+    with contextlib.ExitStack() as stack:
+        if data is not None:
+            asked.data = stack.enter_context(written(data, run.config.data, run.folder))
+        if pairs is not None:
+            asked.pairs = stack.enter_context(saved_pairs(torch.as_tensor(pairs)))
+            asked.predictions = "in memory"
+        setup, predicted = predict_rows(run, asked)
+    rows = _main(setup.kind.tensors(predicted))[1]
+    if isinstance(data, (list, tuple)) and not are_tables(data) and len(rows) != len(data):
+        raise ValueError(f"{len(data) - len(rows)} of the {len(data)} molecules cannot be read, and "
+                         "data.skip_invalid=true leaves such out. Leave them out yourself")
+    return rows, setup.task.kind
+
+
+def predict_rows(run: SavedRun, asked: GNNPredictConfig, *, whole: bool = True) -> tuple[Setup, Predicted]:
+    """Load a checkpoint of a run and predict every row with it.
+
+    Args:
+        whole: whether all rows are needed. Without, only those of ``output_nodes`` are predicted, where that is exact.
+
+    Returns:
+        What the model was trained on, with the evaluation that was asked for; and the predictions.
+
+    Raises:
+        ValueError: no such checkpoint, a damaged one, another dataset, an unknown method, or something asked for that
+            cannot be read or predicted.
+    """
+    new = new_data.choose(run, asked.data)
+    kind = kind_of(run.config)
+    given = _check(run, kind, asked, is_new=bool(new))
+    state = run.load()
+    changes = {f"evaluation.{name}": value for name in EVALUATION if (value := getattr(asked, name)) is not None}
+    opened = _open(run, state, keys.replaced(run.config, new | changes), is_new=bool(new))
+    setup = cast(Setup, opened.parts[0])
+    chosen = setup.kind.find(given, setup.data, opened.data, asked)
+    with fitting(state):
+        load_weights(state["model"], setup.model, setup.table)
+        round_, epoch = new_data.place_of(state, is_best=run.is_best)
+    predicted = _predict(setup, opened.data, chosen, asked, round_, epoch, whole=whole)
+    if setup.config.evaluation.smooths:
+        predicted = smooth(setup, predicted)
+    return setup, calibrate(predicted) if asked.calibrate else predicted
+
+
+def _predict(setup: Setup, dataset: Data, chosen: Tensor | None, asked: GNNPredictConfig, round_: int, epoch: int,
+             *, whole: bool) -> Predicted:
+    """Predict every row, or only what is chosen, where that is exact and nothing else is needed."""
+    rows = None
+    if chosen is not None and asked.output_nodes is not None and not (
+            whole or asked.calibrate or setup.config.evaluation.smooths):
+        rows = predict_nodes(setup, chosen, embeddings=asked.embeddings)
+    is_whole = rows is None
+    if rows is None:
+        rows = build_predictor(setup, embeddings=asked.embeddings)(round_)
+    embeddings = None
+    if asked.embeddings:
+        rows, embeddings = rows.split([setup.task.out_channels, rows.size(1) - setup.task.out_channels], 1)
+    return Predicted(setup.data, dataset, setup.task, setup.model, rows, epoch, chosen, is_whole, embeddings)
+
+
+def _check(run: SavedRun, kind: Kind, asked: GNNPredictConfig, *, is_new: bool) -> Any:
+    """Refuse keys that do not fit the run or each other, before any long work.
+
+    Args:
+        is_new: whether other data than those of the training are predicted, whose labels nobody knows.
+
+    Returns:
+        What the files say that is asked for, as :meth:`Kind.read` returns it.
+    """
+    if run.config.data.components == "separate":
+        raise ValueError(f"{run.folder} holds a model for each component. Choose one of "
+                         f"{', '.join(sorted(str(path) for path in run.folder.glob('component_*')))}")
+    if asked.output is not None:
+        tables.format_of("output", asked.output)
+        if asked.predictions is not None and Path(asked.predictions).resolve() == Path(asked.output).resolve():
+            raise ValueError(f"output={asked.output} and predictions={asked.predictions} name the same file. "
+                             "Give the logits another")
+    given = kind.read(asked, str(run.folder), is_new=is_new)
+    if is_new and asked.smooth not in (None, "none"):
+        raise ValueError(f"smooth={asked.smooth} spreads the labels of the training, and other data are predicted "
+                         "here. Leave it out")
+    if is_new and asked.calibrate:
+        raise ValueError("calibrate=true reads the validation labels of the training, and other data are predicted "
+                         "here. Leave it out")
+    return given
+
+
+def _open(run: SavedRun, state: dict, config: GNNConfig, *, is_new: bool) -> OpenData:
+    """Open the data to predict: those of the training, or others, which `config` then names."""
+    if is_new:
+        vars(config.data)["reads_labels"] = not config.data.is_stored
+    config.check()
+    build.check(config)
+    device = choose_device(run.device)
+    if is_new:
+        config.data.check()
+        return new_data.open_data(config, run, state, device)
+    opened = build.open_data(config, device, describes=False)
+    run.check_data(state, opened.parts[0].data.get("content_hash"))
+    return opened
+
+
+def save(kind: Kind, predicted: Predicted, asked: GNNPredictConfig) -> None:
+    """Save what is asked for: logits or values as tensors, and a table."""
+    if asked.predictions is not None:
+        found, path = kind.tensors(predicted), Path(asked.predictions)
+        files.write_atomically(path, lambda file: torch.save(found, file))
+        name, rows = _main(found)
+        log.info("wrote the %s of %s %s to %s", name, f"{len(rows):,}", kind.unit, path)
+    if asked.output is not None:
+        kind.table(predicted, asked).write(asked.output)
+
+
+def _main(tensors: dict[str, Tensor]) -> tuple[str, Tensor]:
+    """Return the name and the rows of what is predicted."""
+    name = "values" if "values" in tensors else "logits"
+    return name, tensors[name]

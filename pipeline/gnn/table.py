@@ -1,0 +1,86 @@
+"""Tables of predictions: columns that are made some rows at a time, and their writer."""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from parallel_epochs.pipeline.run import tables
+from parallel_epochs.pipeline.run.progress import Bar
+from parallel_epochs.pipeline.run.tables import Columns
+
+log = logging.getLogger(__name__)
+
+# Cells of a table that are made at a time.
+MAX_CELLS = 2**21
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose columns are made some rows at a time.
+
+    Attributes:
+        content: what the rows hold, for the log, as in "the predictions of 10 nodes".
+        num_rows: number of rows.
+        width: number of the numbers in a row, which bounds how many rows are made at a time.
+        columns: makes the columns of a slice of the rows.
+    """
+
+    content: str
+    num_rows: int
+    width: int
+    columns: Callable[[slice], Columns]
+
+    def write(self, path: str) -> None:
+        """Write the table; what was there before is replaced when the new one is complete.
+
+        Raises:
+            FileError: the table cannot be written.
+        """
+        tables.write(Path(path), self._parts())
+        log.info("wrote %s to %s", self.content, path)
+
+    def _parts(self) -> Iterator[Columns]:
+        size = max(1, MAX_CELLS // (self.width + 3))
+        parts = range(0, self.num_rows, size)
+        with Bar("writing", len(parts), "parts of a table") as bar:
+            for first in parts:
+                yield self.columns(slice(first, min(first + size, self.num_rows)))
+                bar.advance()
+
+
+def label_columns(kind: str, rows: Tensor, labels: list[str] | None, smoothed: Tensor | None = None) -> Columns:
+    """Make the columns that say which labels some rows predict.
+
+    Scores are computed in float64 and rounded to float32: in float32 the last bit depends on the memory layout of the
+    rows, on their number and on the processor's vectors.
+
+    Args:
+        kind: of the labels, as in :data:`pipeline.metrics.KINDS`. It says what the rows are: logits of classes, logits
+            of binary tasks, or values.
+        rows: [num_rows, out_channels]
+        labels: names of the columns of `rows`; none where they have numbers.
+        smoothed: smoothed numbers of every class, as `rows`; none without them.
+    """
+    columns: Columns = {}
+    if kind == "classes":
+        columns["class"] = _name_classes(rows, labels)
+        if smoothed is not None:
+            columns["smoothed_class"] = _name_classes(smoothed, labels)
+        name, scores = "probability", rows.double().softmax(1).float()
+    elif kind == "real values":
+        name, scores = "value", rows
+    else:
+        name, scores = "score", rows.double().sigmoid().float()
+    numbers = range(rows.size(1)) if labels is None else labels
+    return columns | {f"{name}_{label}": column.numpy()
+                      for label, column in zip(numbers, scores.unbind(1), strict=True)}
+
+
+def _name_classes(rows: Tensor, labels: list[str] | None) -> np.ndarray:
+    """Return the likeliest class of each row, by its name if it has one."""
+    best = rows.argmax(1).numpy()
+    return best if labels is None else np.array(labels, object)[best]
