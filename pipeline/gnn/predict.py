@@ -19,10 +19,9 @@ from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.in_memory import saved_pairs, written
 from parallel_epochs.pipeline.gnn.kinds.base import Kind, Predicted
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
-from parallel_epochs.pipeline.gnn.new_data import export, write_start  # noqa: F401 - of this product
 from parallel_epochs.pipeline.gnn.predictor import build_predictor, predict_nodes
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.smoothing import finish, smooth  # noqa: F401 - finish is of this product
+from parallel_epochs.pipeline.gnn.smoothing import smooth
 from parallel_epochs.pipeline.run import files, tables
 from parallel_epochs.pipeline.run.checkpoint import fitting
 from parallel_epochs.pipeline.run.log import format_scores, format_table

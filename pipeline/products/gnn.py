@@ -44,12 +44,12 @@ class GNN(Product[GNNConfig, "Setup"]):
         return build.build_trainer(part, ranks=ranks, stop=stop)
 
     def evaluate(self, run: "SavedRun", **asked: Any) -> dict[str, float]:
-        from parallel_epochs.pipeline.gnn import predictions
-        return predictions.evaluate(run, **asked)
+        from parallel_epochs.pipeline.gnn import predict
+        return predict.evaluate(run, **asked)
 
     def predict(self, run: "SavedRun", **asked: Any) -> None:
-        from parallel_epochs.pipeline.gnn import predictions
-        predictions.predict(run, **asked)
+        from parallel_epochs.pipeline.gnn import predict
+        predict.predict(run, **asked)
 
     def prepare(self, part: "Setup") -> None:
         from parallel_epochs.pipeline.gnn import build
@@ -84,12 +84,11 @@ class GNN(Product[GNNConfig, "Setup"]):
         return components.train_components(train_one, opened, folder, ranks=ranks)
 
     def baselines(self, part: "Setup") -> "tuple[str, Iterator[Baseline]]":
-        from parallel_epochs.pipeline.gnn import baselines
-        return baselines.metric_of(part), baselines.find_baselines(part)
+        return part.task.metric, part.kind.baselines(part.data, part.task)
 
     def predict_in_memory(self, run: "SavedRun", data: Any, pairs: "Tensor | None") -> "tuple[Tensor, str]":
-        from parallel_epochs.pipeline.gnn import predictions
-        return predictions.predict_in_memory(run, data, pairs)
+        from parallel_epochs.pipeline.gnn import predict
+        return predict.predict_in_memory(run, data, pairs)
 
     def export(self, run: "SavedRun", path: Path) -> None:
         from parallel_epochs.pipeline.gnn import new_data

@@ -9,7 +9,7 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from parallel_epochs.pipeline import training
-from parallel_epochs.pipeline.gnn import baselines, simple
+from parallel_epochs.pipeline.gnn import simple
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.run import baseline_file
 from tests.helpers import building
@@ -41,7 +41,7 @@ def write_graph(path, y, x=None, **more) -> list[str]:
 
 def found_of(config) -> tuple[dict[str, dict[str, float]], Setup]:
     setup = building.open_graph(config).parts[0]
-    return {baseline.name: baseline.scores for baseline in baselines.find_baselines(setup)}, setup
+    return {baseline.name: baseline.scores for baseline in setup.kind.baselines(setup.data, setup.task)}, setup
 
 
 def test_classes_are_told_by_neighbours_better_than_by_features(configure, tmp_path):
