@@ -117,7 +117,7 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
         ValueError: the dataset is inconsistent, or the task, the partition or the memory does not fit it.
     """
     is_new, kind = content_hash is None, kind_of(config)
-    data = kind.open(content_hash)
+    data = kind.load(content_hash)
     _check_edge_features(config, data)
     components = None
     if config.model.is_foreign:

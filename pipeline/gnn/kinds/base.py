@@ -123,7 +123,7 @@ class Kind(ABC):
             ValueError: they do not fit what was learned.
         """
 
-    def open(self, content_hash: str | None) -> Data:
+    def load(self, content_hash: str | None) -> Data:
         """Open the dataset of a run and check it.
 
         Args:

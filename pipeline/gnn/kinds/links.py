@@ -43,7 +43,7 @@ class LinkKind(Kind):
         if self.config.task.metric is not None:
             hits_at(self.config.task.metric)
 
-    def open(self, content_hash: str | None) -> Data:
+    def load(self, content_hash: str | None) -> Data:
         data = load_links(self.config.data, self.config.cache_dir, content_hash=content_hash,
                           relation=self.config.task.relation)
         self.check_data(data)
