@@ -26,8 +26,6 @@ value of `trainer=`, is one room; [`pipeline/products/`](../pipeline/products/) 
 | room | what it is | imports |
 |---|---|---|
 """
-# Written by hand, below the table.
-MOVED = "## Where the files of version 0.2.0 went"
 # Parts of a configuration whose member is chosen by name, and the key that chooses it.
 CHOICES = {"data": "source", "task": "name", "loader": "name", "partition": "name", "model": "name", "features": "name",
            "trainer": "name", "parallel": "name", "evaluation": "method", "tracker": "name"}
@@ -167,7 +165,8 @@ def draw() -> str:
     # A shell that redirects our output to the page has emptied it before we read it.
     page = (ROOT / "docs" / "architecture.md").read_text() or subprocess.run(
         ["git", "show", "HEAD:docs/architecture.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return HEAD + "\n".join(rows) + "\n" + page[page.index(MOVED) - 1:]
+    _, heading, by_hand = page.partition("\n## ")  # the sections below the table, if there are any
+    return HEAD + "\n".join(rows) + "\n" + heading + by_hand
 
 
 def sort_downwards(arrows: dict[str, set[str]]) -> list[str]:
