@@ -72,7 +72,7 @@ class DataConfig:
             ValueError: says which key gives labels.
         """
 
-    def check_links(self, relation: Any = None) -> None:
+    def check_links(self, relation: object = None) -> None:
         """Refuse to learn links, if the keys say that it cannot work.
 
         Args:

@@ -137,7 +137,7 @@ def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None
 
 
 def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None,
-               relation: Any = None) -> Graph:
+               relation: object = None) -> Graph:
     """Open the graph of a link task, as :func:`load` does; see :func:`pipeline.data.links.divide_links`.
 
     Args:

@@ -246,7 +246,7 @@ class FileConfig(DataConfig):
         if self.split == "time" and self.time_column is None:
             raise ValueError("data.split=time needs data.time_column, the attribute with a time for each node")
 
-    def check_links(self, relation: Any = None) -> None:
+    def check_links(self, relation: object = None) -> None:
         super().check_links(relation)
         if self.split == "time" and self.edge_time is None:
             raise ValueError("task=link with data.split=time needs data.edge_time, the attribute with a time for each "

@@ -5,7 +5,6 @@ and as many pairs that are no edges of the whole graph are drawn once for valida
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -67,7 +66,7 @@ def describe_links(data: Graph, split: LinkSplit) -> str:
             f"without a link drawn for validation and test; the graph keeps {data.edge_index.size(1):,} directed edges")
 
 
-def divide_links(graph: Graph, split: LinkSplit, origin: str, relation: Any = None) -> Graph:
+def divide_links(graph: Graph, split: LinkSplit, origin: str, relation: object = None) -> Graph:
     """Divide the edges of a prepared graph, or those of one relation.
 
     A link is a pair of two different nodes with an edge in either direction. Self-loops are no links, and stay. Where

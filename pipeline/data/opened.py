@@ -3,10 +3,11 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
+from parallel_epochs.pipeline.data.base_config import DataConfig
 from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.graph.components import Components
@@ -14,8 +15,19 @@ from parallel_epochs.pipeline.graph.components import Components
 log = logging.getLogger(__name__)
 
 
+
+class HasData(Protocol):
+    """The configuration of any product: it names a dataset and the folder of the cache."""
+
+    data: DataConfig
+    cache_dir: str
+
+
+Config = TypeVar("Config", bound=HasData)
+
+
 @dataclass
-class Part:
+class Part(Generic[Config]):
     """What gets a model of its own: all of the data, or a connected component.
 
     Attributes:
@@ -25,14 +37,14 @@ class Part:
         number: of the component where there are several.
     """
 
-    config: Any
+    config: Config
     data: Graph
     device: torch.device
     number: str | None = None
 
 
 @dataclass
-class OpenData:
+class OpenData(Generic[Config]):
     """An opened dataset.
 
     Attributes:
@@ -42,14 +54,14 @@ class OpenData:
         components: of a graph; None where another process has told of them, and of what is no single graph.
     """
 
-    config: Any
+    config: Config
     data: Graph
-    parts: list[Part] = field(default_factory=list)
+    parts: list[Part[Config]] = field(default_factory=list)
     components: Components | None = None
 
 
-def open_whole(config: Any, device: torch.device, check: Callable[[Any, Graph], None], describe: Callable[[Graph], str],
-               content_hash: str | None = None) -> OpenData:
+def open_whole(config: Config, device: torch.device, check: Callable[[Config, Graph], None],
+               describe: Callable[[Graph], str], content_hash: str | None = None) -> OpenData[Config]:
     """Open a dataset that one model is trained on, check it and describe it in the log.
 
     Args:

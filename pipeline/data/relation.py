@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 # Of the name of a reverse relation, as PyG's ToUndirected names it too.
 REVERSE = "rev_"
@@ -24,7 +23,7 @@ def reverses_of(relations: Sequence[Relation]) -> dict[int, int]:
     return {number: reversed_ for number, reversed_ in found.items() if number is not None}
 
 
-def choose_relation(relations: Sequence[Relation], wanted: Any, origin: str) -> int:
+def choose_relation(relations: Sequence[Relation], wanted: object, origin: str) -> int:
     """Find the relation that task.relation names.
 
     Args:
@@ -62,7 +61,7 @@ def choose_relation(relations: Sequence[Relation], wanted: Any, origin: str) -> 
     return own[0]
 
 
-def check_wanted(wanted: Any) -> None:
+def check_wanted(wanted: object) -> None:
     """Refuse what is neither a name nor three names.
 
     Raises:
@@ -74,7 +73,7 @@ def check_wanted(wanted: Any) -> None:
                          "the name and the type of the target, as in task.relation=[user,buys,item]")
 
 
-def refuse_relation(wanted: Any, origin: str) -> None:
+def refuse_relation(wanted: object, origin: str) -> None:
     """Refuse the name of a relation for a graph that has none.
 
     Raises:
@@ -85,13 +84,13 @@ def refuse_relation(wanted: Any, origin: str) -> None:
                          "one. Leave it out")
 
 
-def show(wanted: Any) -> str:
+def show(wanted: object) -> str:
     """Write a relation as a key takes it."""
     return str(wanted) if isinstance(wanted, (str, Mapping)) or not isinstance(wanted, Sequence) else (
         f"[{','.join(map(str, wanted))}]")
 
 
-def _is_named(relation: Relation, wanted: Any) -> bool:
+def _is_named(relation: Relation, wanted: object) -> bool:
     """Tell whether a relation is the one that is wanted; names that YAML reads as numbers count as texts."""
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):
         return [str(name) for name in wanted] == list(relation)
@@ -109,7 +108,7 @@ def _listed(relations: Sequence[Relation]) -> str:
     return ", ".join(show(relation) for relation in relations[:LISTED]) + more
 
 
-def _find_near(wanted: Any, relations: Sequence[Relation]) -> str | None:
+def _find_near(wanted: object, relations: Sequence[Relation]) -> str | None:
     """Return the relation whose name, or whose three names, look like those that are wanted."""
     names = [_key(relation, relations) for relation in relations]
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):

@@ -6,7 +6,6 @@ are hidden together with the links. As in its LinkNeighborLoader, pairs without 
 
 import logging
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -60,7 +59,7 @@ class LinkRelation:
         return found if self.reverse is None else found | (relation == self.reverse)
 
 
-def name_relation(data: Graph, wanted: Any, origin: str) -> int | None:
+def name_relation(data: Graph, wanted: object, origin: str) -> int | None:
     """Return the number of the relation that task.relation names; none for a graph with one type of nodes.
 
     Raises:

@@ -103,7 +103,7 @@ class TablesConfig(DataConfig):
 
     is_stored: ClassVar[bool] = True
     # False for tables that a trained model predicts, whose labels are not read.
-    reads_labels: ClassVar[bool] = True
+    reads_labels = True
     links: ClassVar[str] = "edges"
     source: str = key("tables", "Tables of edges and nodes: files that end in .csv, .tsv (perhaps with .gz) or "
                       ".parquet, or tables in a DuckDB or SQLite file.", shapes_graph=True)
@@ -336,7 +336,7 @@ class TablesConfig(DataConfig):
         if self.split_kind() == "time" and self.time_column is None:
             raise ValueError("data.split=time needs data.time_column, a column of data.nodes.path")
 
-    def check_links(self, relation: Any = None) -> None:
+    def check_links(self, relation: object = None) -> None:
         super().check_links(relation)
         if self.schema is None:
             refuse_relation(relation, self.origin())

@@ -1,9 +1,9 @@
 """Tables of nodes and of edges: what is in them, as a database holds it, and what makes features of it."""
 
 from functools import partial
-from typing import Any
 
 from parallel_epochs.pipeline.data.tables import edges as tables_edges, labels as tables_labels, nodes as tables_nodes
+from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import Columns
 from parallel_epochs.pipeline.data.tables.heads import require
 from parallel_epochs.pipeline.data.tables.labels import Labels
@@ -13,7 +13,7 @@ from parallel_epochs.pipeline.data.tables.sql import Database
 from parallel_epochs.pipeline.data.tables.text import TextFeatures
 
 
-def open_table(db: Database, config: Any, what: str) -> Source:
+def open_table(db: Database, config: TablesConfig, what: str) -> Source:
     """Open a table, and refuse columns that it does not have, or whose cells are no single values.
 
     Args:
@@ -33,7 +33,7 @@ def open_table(db: Database, config: Any, what: str) -> Source:
     return source
 
 
-def read_nodes(db: Database, config: Any, ends: list[tuple[Source, str]],
+def read_nodes(db: Database, config: TablesConfig, ends: list[tuple[Source, str]],
                fitted: Columns | None) -> tuple[int, Labels | None, Columns]:
     """Read the table of nodes, or number the ids that edges name.
 
@@ -72,7 +72,7 @@ def read_nodes(db: Database, config: Any, ends: list[tuple[Source, str]],
     return num_nodes, learned, found
 
 
-def learn_features(db: Database, num_nodes: int, config: Any, labels: Labels | None, found: Columns, *,
+def learn_features(db: Database, num_nodes: int, config: TablesConfig, labels: Labels | None, found: Columns, *,
                    neighbors: list[tables_nodes.Neighbors],
                    is_new: bool) -> tuple[tables_nodes.Numbers, list[TextFeatures], Columns]:
     """Learn what the features of nodes are made with, or go on with what other tables have told.
@@ -98,12 +98,12 @@ def learn_features(db: Database, num_nodes: int, config: Any, labels: Labels | N
     return numbers, texts, found
 
 
-def numbers_of(config: Any) -> tables_nodes.Numbers:
+def numbers_of(config: TablesConfig) -> tables_nodes.Numbers:
     """Return the columns of numbers that are features."""
     return tables_nodes.Numbers(config.nodes.features, config.nodes.log1p, config.nodes.standardize, config.empty)
 
 
-def texts_of(config: Any) -> list[TextFeatures]:
+def texts_of(config: TablesConfig) -> list[TextFeatures]:
     """Return what computes the features of each column of text."""
     nodes = config.nodes
     return [TextFeatures(kind, nodes.text_channels, num_words=nodes.text_words,

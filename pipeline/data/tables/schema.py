@@ -4,16 +4,21 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from parallel_epochs.pipeline.data.relation import REVERSE, choose_relation, show
 from parallel_epochs.pipeline.data.tables.heads import is_there
 from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import one_line
+
+if TYPE_CHECKING:
+    from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
+
+Keys = TypeVar("Keys")
 
 # Keys of a table that do not say what a model reads: other tables may have others.
 NO_INPUTS = ("path", "table", "id", "label", "labels", "split_column", "max_categories", "source", "target", "time")
@@ -41,7 +46,7 @@ class EdgeTable:
         source, target: types of the nodes at both ends.
     """
 
-    config: Any
+    config: "TablesConfig"
     source: str
     target: str
 
@@ -57,18 +62,18 @@ class TableSchema:
         unread: types with labels, if there are several of which none was chosen.
     """
 
-    nodes: dict[str, Any]
+    nodes: "dict[str, TablesConfig]"
     edges: dict[str, EdgeTable]
     labelled: str | None
     unread: list[str] = field(default_factory=list)
 
-    def tables(self) -> list[Any]:
+    def tables(self) -> "list[TablesConfig]":
         """Return the configuration of every table."""
         return [*self.nodes.values(), *(edges.config for edges in self.edges.values())]
 
     def describe(self) -> dict[str, Any]:
         """Return what the graph depends on beside the content of the files, as JSON can hold it."""
-        def without_path(columns: Any) -> dict[str, Any]:
+        def without_path(columns: "NodeColumns | EdgeColumns") -> dict[str, Any]:
             return {key: value for key, value in dataclasses.asdict(columns).items() if key != "path"}
 
         return {"nodes": [[name, without_path(config.nodes)] for name, config in self.nodes.items()],
@@ -77,7 +82,7 @@ class TableSchema:
 
     def inputs(self) -> dict[str, Any]:
         """Return the keys that say what the columns are which a model reads, as JSON can hold them."""
-        def chosen(columns: Any) -> dict[str, Any]:
+        def chosen(columns: "NodeColumns | EdgeColumns") -> dict[str, Any]:
             return {key: value for key, value in dataclasses.asdict(columns).items() if key not in NO_INPUTS}
 
         return {"nodes": [[name, chosen(config.nodes)] for name, config in self.nodes.items()],
@@ -85,7 +90,7 @@ class TableSchema:
                           for name, edges in self.edges.items()]}
 
 
-def read_schema(config: Any) -> TableSchema:
+def read_schema(config: "TablesConfig") -> TableSchema:
     """Read the schema of a configuration. Paths in a file are relative to its folder, unless data.folder is given.
 
     Raises:
@@ -157,19 +162,19 @@ def _section(content: Mapping, name: str) -> dict[str, Any]:
     return {str(key): {} if part is None else part for key, part in section.items()}
 
 
-def _read_nodes(config: Any, name: str, keys: object) -> Any:
+def _read_nodes(config: "TablesConfig", name: str, keys: object) -> "TablesConfig":
     usual = type(config)()
     return _replace(config, schema=None, edges=usual.edges, nodes=_merge(type(usual.nodes), keys, f"nodes.{name}"))
 
 
-def _replace(config: Any, **changes: Any) -> Any:
+def _replace(config: "TablesConfig", **changes: Any) -> "TablesConfig":
     """Replace fields of a configuration, and keep whether it reads labels, which is no field."""
     found = dataclasses.replace(config, **changes)
     found.reads_labels = config.reads_labels
     return found
 
 
-def _read_edges(config: Any, name: str, keys: object) -> EdgeTable:
+def _read_edges(config: "TablesConfig", name: str, keys: object) -> EdgeTable:
     usual, keys = type(config)(), _require_mapping(keys, f"edges.{name}")
     ends = {end: _read_end(f"edges.{name}.{end}", keys.pop(end, None)) for end in ("source", "target")}
     for end, value in ends.items():
@@ -198,19 +203,19 @@ def _require_mapping(keys: object, where: str) -> dict[str, Any]:
     return {str(key): value for key, value in keys.items()}
 
 
-def _merge(kind: type, keys: object, where: str) -> Any:
+def _merge(kind: type[Keys], keys: object, where: str) -> Keys:
     """Make an object of keys in a schema."""
     given = _require_mapping(keys, where)
     if "${" in str(given):  # OmegaConf would read variables of the environment
         raise ValueError(f"data.schema: {where} holds ${{...}}, which is not replaced here. Write the value itself")
     try:
         merged = OmegaConf.merge(OmegaConf.structured(kind), OmegaConf.create(given))
-        return OmegaConf.to_object(cast(DictConfig, merged))
+        return cast(Keys, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         raise ValueError(f"data.schema: {where}: {one_line(error)}") from None
 
 
-def _choose_labels(config: Any, schema: TableSchema) -> TableSchema:
+def _choose_labels(config: "TablesConfig", schema: TableSchema) -> TableSchema:
     """Keep the labels of one type of nodes."""
     found = [name for name, table in schema.nodes.items() if table.nodes.label is not None or table.nodes.labels]
     wanted = config.label_type
@@ -264,7 +269,7 @@ def without_paths(schema: object, other: str) -> dict[str, Any]:
                    for name, keys in _section(content, part).items()} for part in ("nodes", "edges")}
 
 
-def check_schema(config: Any) -> None:
+def check_schema(config: "TablesConfig") -> None:
     """Refuse tables that are not there, and columns that they do not have.
 
     Raises:
@@ -284,7 +289,7 @@ def check_schema(config: Any) -> None:
                 raise ValueError(f"data.schema: {what} {name}: {error}") from None
 
 
-def check_relation(config: Any, wanted: Any) -> None:
+def check_relation(config: "TablesConfig", wanted: object) -> None:
     """Refuse to learn links of a relation that the schema does not have, or without times, before the tables are read.
 
     Relations in a column of a table are known only when it is read.

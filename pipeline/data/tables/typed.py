@@ -8,7 +8,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from parallel_epochs.models.edge_index import choose_dtype
 from parallel_epochs.pipeline.data.graph_types import SCHEMA, GraphTypes
 from parallel_epochs.pipeline.data.learned import FITTED, Learned
 from parallel_epochs.pipeline.data.tables import edges as tables_edges, labels as tables_labels, nodes as tables_nodes
+from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import Columns, Fitted, pack_several, unpack_several
 from parallel_epochs.pipeline.data.tables.labels import Labels
 from parallel_epochs.pipeline.data.tables.nodes import Numbers
@@ -95,7 +96,7 @@ class ReadEdges:
         return len(self.values) + len(self.flagged)
 
 
-def write_store(config: Any, db: Database, writer: StoreWriter, on_stage: Callable[[str], None],
+def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stage: Callable[[str], None],
                 learned: Learned | None) -> None:
     """Write the prepared graph of several tables as a store; arguments are those of :func:`store.write_store`.
 
@@ -152,7 +153,7 @@ def _write_labels(db: Database, writer: StoreWriter, own: ReadNodes, types: Grap
     return found
 
 
-def _make_schema(config: Any, tables: TableSchema, nodes: dict[str, ReadNodes],
+def _make_schema(config: TablesConfig, tables: TableSchema, nodes: dict[str, ReadNodes],
                  edges: list[ReadEdges]) -> tuple[GraphTypes, Plan]:
     """Name the types and relations, and plan the features of types without.
 
