@@ -15,7 +15,6 @@ from parallel_epochs.pipeline.graph.components import Components
 log = logging.getLogger(__name__)
 
 
-
 class HasData(Protocol):
     """The configuration of any product: it names a dataset and the folder of the cache."""
 
