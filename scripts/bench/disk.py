@@ -109,7 +109,7 @@ def _measure(way: str, path: Path, num_parts: int, threads: int) -> dict:
 
 def _open(path: Path) -> Data:
     data = open_graph(path)
-    data.store, data.num_nodes = str(path), data.edge_index.get_sparse_size(1)
+    data.on_disk, data.num_nodes = True, data.edge_index.get_sparse_size(1)
     return data
 
 

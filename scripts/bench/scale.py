@@ -12,7 +12,8 @@ import torch
 
 from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.data.config import SyntheticProteinsConfig
-from parallel_epochs.pipeline.data.typed import SCHEMA, Relation, Schema, with_reverse
+from parallel_epochs.pipeline.data.graph_types import SCHEMA, GraphTypes
+from parallel_epochs.pipeline.data.typed import Relation, with_reverse
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.graph import store
 from parallel_epochs.pipeline.graph.components import find_components
@@ -71,8 +72,8 @@ def bench_mag(share: float = 1.0, layers: int = 2, channels: int = 64, num_parts
     """
     with tempfile.TemporaryDirectory() as root:
         path, run = Path(root, "graph.store"), Path(root, "run")
-        schema, num_edges = write_mag(path, share)
-        say(f"{schema}, {num_edges:,} edges")
+        types, num_edges = write_mag(path, share)
+        say(f"{types}, {num_edges:,} edges")
         largest = 0
         for held in watch([sys.executable, "-m", "pipeline.train", "data=store", f"data.path={path}",
                            "data.on_disk=false", f"model={model}", f"model.num_layers={layers}",
@@ -82,22 +83,22 @@ def bench_mag(share: float = 1.0, layers: int = 2, channels: int = 64, num_parts
             largest = max(largest, held.pss_kib)
         rounds = [record for record in read_records(run / "metrics.jsonl") if record["kind"] == "round"]
         for record in rounds:
-            write_row(None, {"bench": "mag", "model": model, "num_nodes": sum(schema.counts), "num_edges": num_edges,
+            write_row(None, {"bench": "mag", "model": model, "num_nodes": sum(types.counts), "num_edges": num_edges,
                              "epoch": record["epochs"], "train_s": round(record["seconds"], 1),
                              "evaluation_s": round(record["evaluation_seconds"], 1),
                              "peak_gib": round(largest / 2**20, 2)})
 
 
-def write_mag(path: Path, share: float) -> tuple[Schema, int]:
-    """Write a store with random edges and features that depend on labels; returns its schema and number of edges."""
+def write_mag(path: Path, share: float) -> tuple[GraphTypes, int]:
+    """Write a store with random edges and features that depend on labels; returns its types and number of edges."""
     rng = stream("mag", 0)
     counts = {name: max(math.ceil(count * share), 20) for name, count in NODES.items()}
     relations = with_reverse(list(EDGES))
-    schema = Schema(list(counts), list(counts.values()), [CHANNELS if name == "paper" else 0 for name in counts],
+    types = GraphTypes(list(counts), list(counts.values()), [CHANNELS if name == "paper" else 0 for name in counts],
                     relations, "paper")
-    key, kind = _draw_edges(schema, share, rng)
-    num_nodes, width = sum(schema.counts), CHANNELS + len(counts)
-    papers, labels = schema.nodes_of("paper"), rng.integers(NUM_CLASSES, size=counts["paper"])
+    key, kind = _draw_edges(types, share, rng)
+    num_nodes, width = sum(types.counts), CHANNELS + len(counts)
+    papers, labels = types.nodes_of("paper"), rng.integers(NUM_CLASSES, size=counts["paper"])
     centres = rng.standard_normal((NUM_CLASSES, CHANNELS), dtype=np.float32)
     with store.StoreWriter(path) as writer:
         writer.put("edges", torch.from_numpy(np.stack([key & 0x7FFFFFFF, key >> 32]).astype(np.int32)))
@@ -105,7 +106,7 @@ def write_mag(path: Path, share: float) -> tuple[Schema, int]:
         writer.put("indptr", torch.from_numpy(np.searchsorted(key >> 32, np.arange(num_nodes + 1)).astype(np.int32)))
         with writer.write(x=((num_nodes, width), torch.float32)) as opened:
             for place, name in enumerate(counts):
-                nodes = schema.nodes_of(name)
+                nodes = types.nodes_of(name)
                 for first in range(0, len(nodes), DRAWN):
                     rows = np.zeros((min(DRAWN, len(nodes) - first), width), np.float32)
                     rows[:, CHANNELS + place] = 1
@@ -121,16 +122,16 @@ def write_mag(path: Path, share: float) -> tuple[Schema, int]:
             whole[papers.start:papers.stop] = torch.from_numpy(split == number)
             writer.put(mask, whole)
         writer.finish({"metric": "acc", "out_channels": NUM_CLASSES, "num_categories": len(counts), "x_source": "data",
-                       SCHEMA: schema.to_value()})
-    return schema, len(key)
+                       SCHEMA: types.to_value()})
+    return types, len(key)
 
 
-def _draw_edges(schema: Schema, share: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _draw_edges(types: GraphTypes, share: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Draw edges, sorted: destination and source in one number [num_edges], and relations, float32 [num_edges]."""
     keys, kinds = [], []
     for number, ((source, _, target), count) in enumerate(EDGES.items()):
         size = math.ceil(count * share)
-        ends = [rng.integers(nodes.start, nodes.stop, size=size) for nodes in map(schema.nodes_of, (source, target))]
+        ends = [rng.integers(nodes.start, nodes.stop, size=size) for nodes in map(types.nodes_of, (source, target))]
         for place, (start, end) in enumerate((ends, ends[::-1])):
             keys.append(end << 32 | start)
             kinds.append(np.full(size, number + place * len(EDGES), np.float32))
