@@ -8,14 +8,13 @@ import os
 import signal
 import sys
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from parallel_epochs.pipeline.run import pulse, ranks
 from parallel_epochs.pipeline.run.errors import RankError, Stopped
@@ -33,7 +32,8 @@ def launch(function: Callable, num_ranks: int, num_threads: int, stop: StopReque
     """Call ``function(ranks, stop, *args)`` in `num_ranks` processes on this machine and return rank 0's result.
 
     If a rank fails, the others are killed. If this process dies, all ranks die. If this process writes heartbeats to a
-    board, the ranks do so too.
+    board, the ranks do so too. Torch's elastic agent would do the same, but it listens on all addresses, and whoever
+    connects can let it run code. Here the ranks meet in a file that only this user can open.
 
     Args:
         num_threads: threads of each rank.
@@ -42,27 +42,33 @@ def launch(function: Callable, num_ranks: int, num_threads: int, stop: StopReque
         RankError: a rank failed; its traceback is in the log.
         Stopped: the watchdog ended the ranks.
     """
-    config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0", local_addr="localhost", max_restarts=0, monitor_interval=0.1,
-        start_method="forkserver",
-        # The others of STOP_SIGNALS are ours: the ranks finish their step and save.
-        signals_to_handle="SIGHUP,SIGQUIT")
-    if "shutdown_timeout" in LaunchConfig.__dataclass_fields__:  # since torch 2.12
-        config.shutdown_timeout = 3  # seconds for the other ranks when one has failed
-    # The agent reports on failures at length; what the user needs of it is raised below.
+    # The engine reports on failures at length; what the user needs of it is raised below.
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     start_rank_server()
     board = pulse.board()
-    try:
-        with _environment(OMP_NUM_THREADS=str(num_threads)):
-            return elastic_launch(config, _run_rank)(function, num_threads, stop, board and board.folder, *args)[0]
-    except ChildFailedError as error:
-        if board is not None and (verdict := board.verdict) is not None:
-            raise Stopped(verdict["signum"], verdict["message"]) from None
-        rank, failure = error.get_first_failure()
-        raise RankError(f"rank {rank} failed: {_explain(failure)}") from None
+    board_folder = None if board is None else board.folder
+    # The watchdog removes the board's folder, even if this process is killed. No other user may open either folder.
+    with tempfile.TemporaryDirectory(prefix="parallel-epochs-", dir=board_folder) as folder:
+        environ = {"WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks, "OMP_NUM_THREADS": num_threads,
+                   "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+                   ranks.STORE: Path(folder, "store")}
+        with _environment(TORCHELASTIC_SIGNALS_TO_HANDLE=""):  # they are ours
+            processes = start_processes(
+                "rank", _run_rank, dict.fromkeys(range(num_ranks), (
+                    function, num_threads, stop, board_folder, *args)),
+                {rank: {name: str(value) for name, value in {**environ, "RANK": rank, "LOCAL_RANK": rank}.items()}
+                 for rank in range(num_ranks)}, DefaultLogsSpecs(folder), start_method="forkserver")
+        try:
+            result = processes.wait(period=0.1)
+        finally:
+            processes.close(signal.SIGKILL)
+    if not result.is_failed():
+        return result.return_values[0]
+    if board is not None and (verdict := board.verdict) is not None:
+        raise Stopped(verdict["signum"], verdict["message"])
+    rank, failure = next(iter(result.failures.items()))
+    raise RankError(f"rank {rank} failed: {_explain(failure)}")
 
 
 @contextlib.contextmanager
@@ -86,10 +92,8 @@ def start_rank_server() -> None:
         ValueError: no socket can lie in the folder for temporary files, since its path is too long.
     """
     multiprocessing.set_forkserver_preload(["parallel_epochs.pipeline.rank_server"])
-    environ = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-    if sys.platform == "linux":
-        environ["GLOO_SOCKET_IFNAME"] = "lo"  # no name to look up, no network to need
-    with _environment(**{name: os.environ.get(name, value) for name, value in environ.items()}):
+    resource_tracker.ensure_running()  # which the next would start, and unblock signals
+    with _environment(TORCH_CPP_LOG_LEVEL=os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")), _blocked_signals():
         try:
             forkserver.ensure_running()
         except OSError as error:
@@ -99,6 +103,16 @@ def start_rank_server() -> None:
                              "shorter path") from None
 
 
+@contextlib.contextmanager
+def _blocked_signals() -> Iterator[None]:
+    """Keep requests to stop for the end of the block. A process that is started in it keeps them until it is ready."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def follow_parent() -> None:
     """Let the system kill this process when its parent ends, and leave requests to stop to the parent.
 
@@ -106,6 +120,7 @@ def follow_parent() -> None:
     """
     for signum in STOP_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # which have been blocked during the imports
     end_with_parent()
     launcher = multiprocessing.parent_process()
     if launcher is not None and not launcher.is_alive():
@@ -119,7 +134,6 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-@record
 def _run_rank(function: Callable, num_threads: int, stop: StopRequest, board: Path | None, *args) -> Any:
     follow_parent()
     use_threads(num_threads)

@@ -3,8 +3,11 @@
 import contextlib
 import datetime
 import functools
+import itertools
 import os
+import pickle
 import socket
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -23,6 +26,11 @@ from parallel_epochs.pipeline.run.errors import RankError, Stopped
 from parallel_epochs.pipeline.run.watchdog import LONG_FACTOR, Limits
 
 T = TypeVar("T")
+# The environment variable in which our launcher names the file where the ranks of one machine meet.
+STORE = "PARALLEL_EPOCHS_STORE"
+# The network interface that no other machine reaches.
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+_broadcasts = itertools.count()
 # A network file system may show a new file to other machines a little later.
 SECONDS_TO_SEE = 5.0
 
@@ -73,9 +81,15 @@ class Ranks:
         self.sum_(torch.zeros(1))
 
     def broadcast(self, value: T) -> T:
-        """Return the value that rank 0 has."""
+        """Return the value that rank 0 has. All ranks call this equally often."""
         if self.num_ranks == 1:
             return value
+        if STORE in os.environ:  # other users of the machine can reach sockets, but not this file
+            key = f"broadcast {next(_broadcasts)}"
+            if self.is_first:
+                _store().set(key, pickle.dumps(value))  # type: ignore[arg-type]
+            self.wait()
+            return pickle.loads(_store().get(key))
         values = [value]
         with _together():
             dist.broadcast_object_list(values)
@@ -161,6 +175,8 @@ def _name_slurm_tasks() -> None:
 @functools.cache
 def _store_of_job() -> dist.Store:
     """Open the store that all starts of a job share. The launcher has set its address in the environment."""
+    if path := os.environ.get(STORE):
+        return dist.FileStore(path, int(os.environ["WORLD_SIZE"]))
     store, _, _ = next(rendezvous("env://"))
     return store
 
@@ -244,7 +260,7 @@ def share_board(ranks: Ranks) -> pulse.Board:
 
 
 def join(device: torch.device, timeout: float = Limits.timeout) -> None:
-    """Connect to the other ranks.
+    """Connect to the other ranks. Those of one machine use its loopback interface, unless the user names another one.
 
     Args:
         timeout: see :class:`pipeline.run.watchdog.Limits`. A rank waits for ranks of other machines as long as their
@@ -254,6 +270,9 @@ def join(device: torch.device, timeout: float = Limits.timeout) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
+        if ranks.num_local == ranks.num_ranks:
+            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                os.environ.setdefault(name, LOOPBACK)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         longest = datetime.timedelta(seconds=timeout * LONG_FACTOR)
         dist.init_process_group(backend, timeout=longest, store=_store(), rank=ranks.rank, world_size=ranks.num_ranks)

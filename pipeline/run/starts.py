@@ -57,5 +57,5 @@ def agree_on_name(store: dist.Store, rank: int, num_ranks: int, *, seconds: floa
 
 
 def by_torchrun() -> bool:
-    """Tell whether an agent of torchrun's, or our own launcher by such an agent, has started this process."""
+    """Tell whether an agent of torchrun's has started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ

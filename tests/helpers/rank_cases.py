@@ -3,6 +3,7 @@
 import copy
 
 import torch
+import torch.distributed as dist
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import training
@@ -98,3 +99,10 @@ def fail(ranks: Ranks, stop: StopRequest) -> None:
     if ranks.rank == 1:
         raise KeyError("a reason")
     ranks.wait()
+
+
+def told_by_the_first(ranks: Ranks, stop: StopRequest) -> list:
+    """Return what two broadcasts bring, of which nothing may pass a socket."""
+    join(CPU)
+    dist.broadcast_object_list = None
+    return ranks.gather(torch.tensor([ranks.broadcast(10 + ranks.rank), ranks.broadcast({"a": 20 + ranks.rank})["a"]]))

@@ -292,19 +292,6 @@ def test_a_stopped_run_of_ranks_says_how_to_go_on_and_ends_with_the_same_bits(co
         == [(e["round"], e["loss"]) for e in rounds_of(tmp_path / "whole")]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the interface has this name on Linux")
-@pytest.mark.parametrize("own", [None, "eth7"])
-def test_ranks_of_one_machine_talk_over_loopback_unless_the_user_says_otherwise(own, monkeypatch):
-    """The ranks inherit the environment of the process that they are forked from."""
-    seen = []
-    monkeypatch.setattr(forkserver, "ensure_running", lambda: seen.append(os.environ.get("GLOO_SOCKET_IFNAME")))
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    if own is not None:
-        monkeypatch.setenv("GLOO_SOCKET_IFNAME", own)
-    start_rank_server()
-    assert seen == [own or "lo"] and os.environ.get("GLOO_SOCKET_IFNAME") == own
-
-
 @pytest.mark.parametrize("error, kind", [("AF_UNIX path too long", ValueError), ("Too many open files", OSError)])
 def test_a_folder_for_temporary_files_with_too_long_a_path_is_named(error, kind, monkeypatch):
     def fail():
