@@ -1,9 +1,12 @@
 """Graphs that users saved themselves with torch.save."""
 
+import contextlib
 import errno
 import logging
 import re
 import warnings
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
+from torch_geometric.data.storage import AttrType, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 from parallel_epochs.pipeline.data.check import check_numbering, check_tensor
 from parallel_epochs.pipeline.data.content import hash_file
@@ -31,7 +34,7 @@ log = logging.getLogger(__name__)
 USED = ("x", "edge_index", "edge_attr", "y", "species", "metric", "num_nodes", *MASKS)
 OTHER_NAMES = {"val_mask": "valid_mask", "edge_weight": "edge_attr"}
 # What a saved graph may be made of. Other classes could run code.
-CLASSES = [Data, DataEdgeAttr, DataTensorAttr, EdgeIndex, Graph, HeteroData, BaseStorage, EdgeStorage,
+CLASSES = [AttrType, Data, DataEdgeAttr, DataTensorAttr, EdgeIndex, Graph, HeteroData, BaseStorage, EdgeStorage,
            GlobalStorage, NodeStorage]
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -196,19 +199,44 @@ def read_attributes(path: Path) -> dict:
 def _load(path: Path) -> object:
     limits.check_zip(path)
     try:
-        with warnings.catch_warnings(), \
-                torch.serialization.safe_globals(CLASSES):
+        with warnings.catch_warnings(), _safe_classes():
             warnings.simplefilter("ignore")  # of what is refused below
             saved = torch.load(path, map_location="cpu", weights_only=True)
     except UNREADABLE as error:
         if class_ := re.search(r"GLOBAL (\S+) was not an allowed global", str(error)):
             raise ValueError(f"{path} {_explain_class(class_[1])}") from None
+        if "Unsupported operand" in str(error):
+            raise ValueError(f"{path} was saved with another pickle protocol than 2, or holds code: save it again by "
+                             "torch.save(data, FILE), without pickle_protocol") from None
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # which a file cut short gives
             raise
         raise ValueError(f"{path} is not a saved torch_geometric Data: {explain_content(path)}; save one with "
                          "torch.save") from error
     check_expanded(str(path), saved)
+    for store in saved.stores if isinstance(saved, (Data, HeteroData)) else ():
+        vars(store).pop("_cached_attr", None)
     return saved
+
+
+@contextlib.contextmanager
+def _safe_classes() -> Iterator[None]:
+    """Let torch load CLASSES, and the cache in which PyG's graphs keep the kinds of their attributes as a dict.
+
+    That cache is a ``defaultdict``. PyG calls the class safe, but torch does not fill one.
+    """
+    before = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    torch.serialization.add_safe_globals([*(known for known in before if known is not defaultdict), *CLASSES,
+                                          (_empty, "collections.defaultdict")])
+    try:
+        yield
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
+
+
+def _empty(factory: object = None) -> dict:
+    return {}
 
 
 def _explain_class(name: str) -> str:
