@@ -162,7 +162,7 @@ def work(campaign: Campaign, faults: list[Fault], times: int, seed: int) -> bool
         random.seed(f"{seed} {fault.name}")
         start, problem = time.monotonic(), ""
         try:
-            tried, runs, lost = campaign.try_fault(fault, times)
+            tried, _runs, lost = campaign.try_fault(fault, times)
             print(f"| {fault.name} | {tried} | {lost} |", flush=True)
             good &= lost == 0
         except WrongOutcome as error:

@@ -1,6 +1,6 @@
 """Executes docs/notebook.py, whose cells begin with ``# %%``, and writes it as docs/notebook.ipynb.
 
-    python -m tools.notebook
+python -m tools.notebook
 """
 
 import os

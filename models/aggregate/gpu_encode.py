@@ -19,7 +19,8 @@ def select_channels(block, D: tl.constexpr, BLOCK_D: tl.constexpr):
 def load_encoder(weight, bias, channel, in_d, FEATURES: tl.constexpr, DOT: tl.constexpr, K: tl.constexpr,
                  BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr):
     """Read a block of channels of the edge encoder: the weight's columns as a tuple, or as one tile [BLOCK_K, BLOCK_D]
-    for tl.dot; and the bias."""
+    for tl.dot; and the bias.
+    """
     b = tl.zeros((BLOCK_D,), tl.float32)
     columns = ()
     if FEATURES == "raw":
@@ -84,7 +85,8 @@ def add_encoded(z, features, columns, FEATURES: tl.constexpr, DOT: tl.constexpr,
 @triton.jit
 def find_span(ptr, row, begin, end, WIDE: tl.constexpr):
     """Return a row's first edge within a chunk, the edge after its last one, the row's degree, whether the row begins
-    in the chunk, and whether it ends there."""
+    in the chunk, and whether it ends there.
+    """
     first, last = tl.load(ptr + row).to(WIDE), tl.load(ptr + row + 1).to(WIDE)
     inside_first, inside_last = tl.maximum(first, begin - row), tl.minimum(last, end - row)
     return inside_first, inside_last, last - first, first + row >= begin, last + row + 1 <= end

@@ -100,7 +100,7 @@ def diffuse(adjacency: sp.csr_array, dim: int, *, rng: np.random.Generator, num_
             rows = np.linalg.qr(rows)[0].astype(np.float32) if step % 4 == 0 else rows
             rows = 0.5 * (rows + smooth @ rows)
         basis = np.linalg.qr(np.column_stack([root, rows[:, 1:]]))[0]
-        values, turned = np.linalg.eigh(basis[:, 1:].T @ (smooth @ basis[:, 1:]))
+        _values, turned = np.linalg.eigh(basis[:, 1:].T @ (smooth @ basis[:, 1:]))
     found = (basis[:, 1:] @ turned[:, ::-1][:, :dim]) * scale[:, None]
     found = np.where(root[:, None] > 0, found, found.std(0) * rng.standard_normal(found.shape))
     spread = found.std(0)

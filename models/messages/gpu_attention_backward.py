@@ -50,7 +50,8 @@ def load_results(target, grad, lse, products, node, valid, head, channel, in_c, 
 @triton.jit
 def differentiate(x, scores, z, values, g, lse, product, valid, factor, slope, scale, SCORE: tl.constexpr):
     """Return the weights of edges after dropout, and gradients [BLOCK_E, BLOCK_C] or [BLOCK_E]: of x, but for "gatv2"
-    not yet multiplied with `att`, and for "dot" of the products."""
+    not yet multiplied with `att`, and for "dot" of the products.
+    """
     if SCORE == "dot":
         values = values + z
     share = tl.exp2(scores - lse)

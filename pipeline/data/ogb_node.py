@@ -79,6 +79,7 @@ def meta(name: str) -> pd.Series:
 
 
 def folder_of(name: str, root: str) -> Path:
+    """Return the folder in which ogb keeps a dataset."""
     return Path(root) / name.replace("-", "_")
 
 

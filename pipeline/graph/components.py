@@ -28,6 +28,8 @@ Take = Callable[[int, Tensor], Data]
 
 @dataclass
 class Component:
+    """The size of a connected component."""
+
     num_nodes: int
     num_edges: int
     num_train: int

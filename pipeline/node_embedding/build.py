@@ -78,6 +78,7 @@ def check_graph(config: NodeEmbeddingConfig, data: Data) -> None:
 
 
 def metric_of(options: NodeEmbeddingTrainerConfig, data: Data) -> str:
+    """Return the metric of a run, which depends on whether the nodes have labels."""
     return options.metric or ("auc" if data.get("y") is None else "micro_f1")
 
 

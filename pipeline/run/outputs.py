@@ -48,7 +48,7 @@ class Header:
             shown = ", ".join(ascii(name)[1:-1][:40] for name in self.names[:5])
             return f"{what} {shown}{', ...' * (len(self.names) > 5)}"
         if self.kind == "lines":
-            return f"a text that begins with {ascii(self.names[0].strip()[:40])}"
+            return f"a text that begins with {self.names[0].strip()[:40]!a}"
         return f"a binary file that begins with {ascii(self.start[:8])[1:]}"
 
 

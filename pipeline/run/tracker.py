@@ -13,7 +13,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import install_command, one_line
@@ -260,7 +260,7 @@ class WandbTracker:
 class MlflowTracker:
     """Logs to the MLflow server of MLFLOW_TRACKING_URI, or to ``mlflow.db`` in the working directory."""
 
-    STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+    STATUS: ClassVar = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
     def __init__(self, folder: Path, *, name: str, project: str, settings: dict, began: float, **options):
         from mlflow.entities import Param

@@ -244,7 +244,7 @@ def test_operators(aggr, features, dtype):
 
 
 def test_a_structure_is_planned_once_and_forgotten_with_its_edges(monkeypatch):
-    edge_index, inputs, grad = problem("softmax", None, 8)
+    edge_index, inputs, _grad = problem("softmax", None, 8)
     make, made, before = gpu._plan, [], len(gpu._plans)
     monkeypatch.setattr(gpu, "_plan", lambda *args: made.append(1) or make(*args))
     edge_index, x = edge_index.to(DEVICE), inputs["x"].to(DEVICE).requires_grad_()
@@ -275,7 +275,7 @@ def test_chunks_cover_every_row_and_edge_once(degrees):
 
 @pytest.mark.parametrize("t", [1e6, 1e10, -1e12])
 def test_steep_weights_are_right_forward_and_refused_backward(t):
-    edge_index, inputs, grad = problem("softmax", None, 8, hub=40)
+    edge_index, inputs, _grad = problem("softmax", None, 8, hub=40)
     x = inputs["x"].to(DEVICE)
     options = dict(aggr="softmax", t=torch.tensor([t], device=DEVICE), p=1.0, y=0.0, eps=1e-7, num_dst=9)
     ours = fused.aggregate(x, edge_index.to(DEVICE), None, None, None, **options)

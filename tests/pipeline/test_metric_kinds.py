@@ -242,7 +242,7 @@ def test_values_that_are_no_labels_are_refused_by_name(configure, tmp_path):
             ("rocauc", 0.5, 'for real values any with metric="rmse" or "mae"'),
             ("rmse", math.inf, "y is infinite in float32: row 3, column 0 holds inf"),
             ("f7", 0.5, "the metric is 'f7'; choose one of rocauc, ap, micro_f1, macro_f1, acc, balanced_acc, mae")):
-        path, y = value_graph(tmp_path / f"{metric}.pt", metric)
+        path, _y = value_graph(tmp_path / f"{metric}.pt", metric)
         saved = torch.load(path)
         saved["y"][3, 0] = value
         torch.save(saved, path)

@@ -256,7 +256,7 @@ def test_a_trial_that_exits_with_0_and_no_result_has_failed(stand_in, monkeypatc
 
 
 def journal_of(folder: Path) -> bytes:
-    study, search, _ = space.open_study(*space.read_command([f"study={folder}", "trials=1", "train.lr=0.1,0.2"]))
+    study, _search, _ = space.open_study(*space.read_command([f"study={folder}", "trials=1", "train.lr=0.1,0.2"]))
     trial = study.ask()
     trial.set_user_attr("overrides", ["train.lr=0.1"])
     study.tell(trial, 1.0)

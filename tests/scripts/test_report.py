@@ -128,7 +128,7 @@ def test_equal_runs_give_equal_pages(two_runs):
 
 def test_curves_draw_the_records(tmp_path):
     page = page_of(write_run(tmp_path / "1", [0.5, None, 0.8], lrs=[0.1, 0.2, 0.2]))
-    valid, test, train = page.chart("Accuracy")["data"]
+    valid, test, _train = page.chart("Accuracy")["data"]
     assert (valid["name"], valid["y"], test["name"], test["y"]) == ("Validation", [0.5, None, 0.8], "Test",
                                                                     [0.49, None, 0.79])
     assert page.spec["xs"][valid["meta"]["x"]] == {"step": [2, 4, 6], "epochs": [1, 2, 3], "wall_seconds": [1, 2, 3]}

@@ -298,7 +298,7 @@ def test_a_gradient_of_zero_gives_exactly_zero():
 # softmax_sg leaves out a part of the gradient on purpose.
 @pytest.mark.parametrize("aggr", [aggr for aggr in AGGREGATIONS if aggr != "softmax_sg"])
 def test_gradients_of_the_reference(aggr):
-    edge_index, inputs, grad = graph(5, 4, 14, channels=3, edge_dim=2)
+    edge_index, inputs, _grad = graph(5, 4, 14, channels=3, edge_dim=2)
     leaves = [inputs[name].double().requires_grad_() for name in ("x", "edge_attr", "weight", "bias")]
     scalars = [torch.tensor([value], dtype=torch.float64, requires_grad=True) for value in (0.7, 1.6, 0.3)]
 

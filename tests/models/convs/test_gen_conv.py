@@ -357,7 +357,7 @@ def test_torch_jit_and_torch_func(said):
             a, b = (transform(lambda v, conv=conv: conv(v, edge_index, edge_attr).square().sum())(x)
                     for conv in (ours, theirs))
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
-        (out, slope), (pygs_out, pygs_slope) = (
+        (_out, slope), (_pygs_out, pygs_slope) = (
             torch.func.jvp(lambda v, conv=conv: conv(v, edge_index, edge_attr), (x,), (torch.ones_like(x),))
             for conv in (ours, theirs))
         torch.testing.assert_close(slope, pygs_slope, **close)

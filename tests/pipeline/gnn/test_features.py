@@ -153,7 +153,7 @@ def test_the_model_sees_the_table_alone_or_first(configure, tmp_path):
     for concat, columns in (("false", 6), ("true", 6 + 8 + 4)):
         config = configure(*TABLE, f"features.concat={concat}")
         data = build.open_graph(config).data
-        task, model, table = rank_cases.learn(config, data)
+        _task, _model, table = rank_cases.learn(config, data)
         assert table.attach(next(build.build_loader(config, data).batches(
             0, build.build_schedule(config, 4).share(0))), CPU).x.size(1) == columns
         assert data.num_categories == (0 if concat == "false" else 4)

@@ -375,7 +375,7 @@ def test_label_input_never_shows_a_seed_its_own_label():
 
     model, num_learned = Model(), 0
     for batch in batches(NeighborLoader(data, [3, 3], batch_size=8)):
-        loss_sum, count = task.loss(model, batch, torch.Generator().manual_seed(0))
+        loss_sum, _count = task.loss(model, batch, torch.Generator().manual_seed(0))
         loss_sum.backward()
         learned = (model.logits.grad != 0).any(1)
         assert not bool((learned & ~batch.target).any()) and not bool((learned & seen[-1]).any())
