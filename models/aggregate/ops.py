@@ -140,9 +140,9 @@ def _backward(ctx, grad, _, __):
 def _differentiate(ctx, grad):
     need_x, need_attr, need_weight, need_bias, need_table, need_param = (
         ctx.needs_input_grad[i] for i in _DIFFERENTIABLE)
-    *results, x, attr, weight, bias, table, param = ctx.saved_tensors[:9]
+    *results, x, attr, weight, bias, table, param = (saved := ctx.saved_tensors)[:9]  # checkpointing gives them once
     need_attr = need_attr and (table is None or weight is not None)  # relations alone have no gradient
-    grads = backward(grad, *results, x, Structure(*ctx.saved_tensors[9:]), attr, weight, bias, table, param, ctx.aggr,
+    grads = backward(grad, *results, x, Structure(*saved[9:]), attr, weight, bias, table, param, ctx.aggr,
                      *ctx.numbers, need_attr, need_weight or need_bias, need_table)
     needed = need_x, need_attr, need_weight, need_bias, need_table, need_param and ctx.aggr != "softmax_sg"
     return [value if need else None for value, need in zip(grads, needed, strict=True)]
@@ -151,8 +151,7 @@ def _differentiate(ctx, grad):
 def _differentiate_twice(ctx, grad):
     """Compute gradients that have gradients themselves, in plain torch with tensors of edges x channels."""
     notice.warn("aggregation: the reference computes gradients of gradients, with tensors of edges x channels")
-    x, attr, weight, bias, table, param = ctx.saved_tensors[3:9]
-    rowptr, dst, position = ctx.saved_tensors[12:]
+    x, attr, weight, bias, table, param, _, _, _, rowptr, dst, position = ctx.saved_tensors[3:]
     # Views, as one input may have been computed from another.
     inputs = x, attr, weight, bias, table, param = [None if tensor is None else tensor.view_as(tensor)
                                                     for tensor in (x, attr, weight, bias, table, param)]

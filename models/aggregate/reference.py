@@ -5,8 +5,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.models.aggregate import reference_in_blocks
 from parallel_epochs.models.aggregate.reduce import aggregate_edges
+from parallel_epochs.models.aggregate.reference_in_blocks import Rows, compute_in_blocks
 from parallel_epochs.models.kernels.operator import is_transformed
 
 AGGREGATIONS = ("softmax", "softmax_sg", "softmax_sum", "power", "power_sum", "powermean", "mean", "max", "add")
@@ -42,7 +42,7 @@ def aggregate(
     other columns plus the relation's row of the table. The number has no gradient.
 
     More than `max_block_edges` edges are aggregated in blocks of destinations, forward and backward, so that tensors of
-    edges x channels hold only one block: see :func:`models.aggregate.reference_in_blocks.aggregate`.
+    edges x channels hold only one block: see :func:`models.aggregate.reference_in_blocks.compute_in_blocks`.
 
     Args:
         x: features of the source nodes, [num_src, channels], floating point.
@@ -73,11 +73,23 @@ def aggregate(
     aggr = replace_power_of_one(aggr, p)
     max_block_edges = MAX_BLOCK_EDGES if max_block_edges is None else max_block_edges
     if edge_index.size(1) > max_block_edges and not is_transformed():
-        return reference_in_blocks.aggregate(x, edge_index, edge_attr, weight, bias, table, t, p, y, aggr=aggr,
-                                             eps=eps, num_dst=num_dst, max_block_edges=max_block_edges)
+        return _aggregate_in_blocks(x, edge_index, edge_attr, (weight, bias, table, t, p, y), aggr=aggr, eps=eps,
+                                    num_dst=num_dst, max_block_edges=max_block_edges)
     src, dst = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
     return aggregate_edges(x.index_select(0, src), dst, edge_attr, weight, bias, table, t, p, y, aggr=aggr,
                            eps=eps, num_dst=num_dst)
+
+
+def _aggregate_in_blocks(x, edge_index, edge_attr, shared, *, num_dst, max_block_edges, **options) -> Tensor:
+    def formula(rows: Rows, dst: Tensor, num_dst: int) -> Tensor:
+        (x_j,), _, attr, tensors = rows
+        found = iter(tensors)
+        given = [next(found) if isinstance(value, Tensor) else value for value in shared]
+        return aggregate_edges(x_j, dst, attr[0] if attr else None, *given, num_dst=num_dst, **options)
+
+    tensors = [value for value in shared if isinstance(value, Tensor)]
+    rows = Rows([x], [], [] if edge_attr is None else [edge_attr], tensors)
+    return compute_in_blocks(formula, edge_index, rows, num_dst=num_dst, max_block_edges=max_block_edges)
 
 
 def check_aggr(aggr: str) -> None:

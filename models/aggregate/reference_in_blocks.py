@@ -1,24 +1,131 @@
-"""The reference aggregation in blocks of destinations, so that tensors of edges x channels hold only one block."""
+"""Formulas of edges in blocks of destinations, so that tensors of edges x channels hold only one block."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from parallel_epochs.models import edge_index as edges
-from parallel_epochs.models.aggregate.reduce import aggregate_edges
+from parallel_epochs.models.kernels.operator import is_transformed
+
+# Largest number of elements of a tensor of edges x channels.
+MAX_ELEMENTS = 1 << 21
 
 
-def aggregate(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, weight: Tensor | None, bias: Tensor | None,
-              table: Tensor | None, t: float | Tensor, p: float | Tensor, y: float | Tensor, *, aggr: str, eps: float,
-              num_dst: int, max_block_edges: int) -> Tensor:
-    """Compute :func:`models.aggregate.reference.aggregate`, one block of destinations after the other.
+class Rows(NamedTuple):
+    """What a formula reads, each a list of tensors.
+
+    Attributes:
+        sources: rows of the edges' sources [num_edges, ...].
+        destinations: rows of the destinations [num_dst, ...].
+        edges: rows of the edges [num_edges, ...].
+        shared: whole tensors.
+    """
+
+    sources: list[Any]
+    destinations: list[Any]
+    edges: list[Any]
+    shared: list[Any]
+
+
+# From rows and the destination of each edge [num_edges] to the result [num_dst, ...].
+Formula = Callable[[Rows, Tensor, int], Tensor]
+
+
+def compute_in_blocks(formula: Formula, edge_index: Tensor, rows: Rows, *, num_dst: int,
+                      max_block_edges: int | None = None) -> Tensor:
+    """Compute a formula of edges and destinations, one block of destinations after the other.
 
     Backward computes each block again. A gradient that needs a gradient itself is computed for all edges at once.
+
+    Args:
+        formula: a function of the rows of some edges, the number of each edge's destination among some destinations,
+            and how many these are. It must not draw random numbers.
+        edge_index: [2, num_edges], a tensor or an ``EdgeIndex``.
+        rows: the tensors of all source nodes, destination nodes and edges, and the shared ones.
+        num_dst: number of destination nodes.
+        max_block_edges: largest number of edges in a block. A node with more edges is a block of its own. None: as many
+            as keep the largest operand within `MAX_ELEMENTS`.
+
+    Returns:
+        [num_dst, ...]
     """
-    indptr, *structure = sort_by_destination(edge_index, num_dst)
-    options = dict(aggr=aggr, eps=eps)
-    return _AggregateInBlocks.apply(x, edge_attr, weight, bias, table, t, p, y, *structure, indptr,
-                         cut_into_blocks(indptr, max_block_edges), options)
+    indptr, src, dst, position = sort_by_destination(edge_index, num_dst)
+    structure = indptr, src, dst, position
+    counts, tensors = [len(part) for part in rows], [tensor for part in rows for tensor in part]
+    if is_transformed():
+        return formula(*_choose((0, num_dst), structure, counts, tensors))
+    if max_block_edges is None:
+        width = max(tensor[:1].numel() for tensor in (*rows.sources, *rows.destinations, *rows.edges))
+        max_block_edges = max(MAX_ELEMENTS // max(width, 1), 1)
+    blocks = cut_into_blocks(indptr, max_block_edges)
+    return _InBlocks.apply(formula, structure, blocks, counts, *tensors)
+
+
+class _InBlocks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, formula, structure, blocks, counts, *tensors):
+        ctx.save_for_backward(*tensors)
+        ctx.formula, ctx.structure, ctx.blocks, ctx.counts = formula, structure, blocks, counts
+        return torch.cat([formula(*_choose(block, structure, counts, tensors)) for block in blocks])
+
+    @staticmethod
+    def backward(ctx, grad):
+        tensors = ctx.saved_tensors
+        needed = [i for i in range(len(tensors)) if ctx.needs_input_grad[4 + i]]
+        differentiate = _differentiate_whole if torch.is_grad_enabled() else _differentiate_blocks
+        grads = dict(zip(needed, differentiate(ctx, grad, tensors, needed), strict=True))
+        return None, None, None, None, *(grads.get(i) for i in range(len(tensors)))
+
+
+def _differentiate_whole(ctx, grad, tensors, needed):
+    structure = ctx.structure
+    out = ctx.formula(*_choose((0, structure[0].numel() - 1), structure, ctx.counts, tensors))
+    return torch.autograd.grad(out, [tensors[i] for i in needed], grad, create_graph=True, allow_unused=True)
+
+
+def _differentiate_blocks(ctx, grad, tensors, needed):
+    indptr, src, _, position = ctx.structure
+    # Sums over many blocks would lose too much in 16 bits.
+    totals = {i: torch.zeros_like(tensors[i], dtype=torch.promote_types(tensors[i].dtype, torch.float32))
+              for i in needed}
+    for first, last in ctx.blocks:
+        chosen = slice(int(indptr[first]), int(indptr[last]))
+        rows, dst, num_dst = _choose((first, last), ctx.structure, ctx.counts, tensors)
+        leaves = [leaf.detach().requires_grad_(i in totals) for i, leaf in enumerate(sum(rows, []))]
+        with torch.enable_grad():
+            out = ctx.formula(_group(leaves, ctx.counts), dst, num_dst)
+        parts = torch.autograd.grad(out, [leaves[i] for i in needed], grad[first:last], allow_unused=True)
+        where = [src[chosen], slice(first, last), chosen if position is None else position[chosen], ...]
+        kinds = [kind for kind, count in enumerate(ctx.counts) for _ in range(count)]
+        for i, part in zip(needed, parts, strict=True):
+            if part is None:
+                continue
+            if kinds[i] == 0:
+                totals[i].index_add_(0, where[0], part.to(totals[i].dtype))
+            elif kinds[i] == 2:
+                totals[i][where[2]] = part.to(totals[i].dtype)
+            else:
+                totals[i][where[kinds[i]]] += part
+    return [totals[i].to(tensors[i].dtype) for i in needed]
+
+
+def _choose(block: tuple[int, int], structure, counts: Sequence[int], tensors: Sequence[Tensor]):
+    """Return what the formula gets for a block of destinations."""
+    (first, last), (indptr, src, dst, position) = block, structure
+    chosen = slice(int(indptr[first]), int(indptr[last]))
+    rows = _group(list(tensors), counts)
+    edges = chosen if position is None else position[chosen]
+    return Rows([tensor.index_select(0, src[chosen]) for tensor in rows.sources],
+                [tensor[first:last] for tensor in rows.destinations],
+                [tensor[edges] for tensor in rows.edges], rows.shared), dst[chosen] - first, last - first
+
+
+def _group(tensors: list[Tensor], counts: Sequence[int]) -> Rows:
+    ends = [sum(counts[:i + 1]) for i in range(len(counts))]
+    return Rows(*(tensors[end - count:end] for end, count in zip(ends, counts, strict=True)))
 
 
 def sort_by_destination(edge_index: Tensor, num_dst: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -48,73 +155,3 @@ def cut_into_blocks(indptr: Tensor, max_edges: int, max_rows: int | None = None)
         blocks.append((first, last))
         first = last
     return blocks
-
-
-class _AggregateInBlocks(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, edge_attr, weight, bias, table, t, p, y, src, dst, position, indptr, blocks, options):
-        inputs = x, edge_attr, weight, bias, table, t, p, y
-        ctx.save_for_backward(*(value if isinstance(value, Tensor) else None for value in inputs),
-                              src, dst, position, indptr)
-        ctx.numbers = [None if isinstance(value, Tensor) else value for value in inputs]
-        ctx.blocks, ctx.options = blocks, options
-        out = None
-        for first, last in blocks:
-            chosen = slice(int(indptr[first]), int(indptr[last]))
-            x_j, attr, _ = _gather(x, edge_attr, src, position, chosen)
-            part = aggregate_edges(x_j, dst[chosen] - first, attr, weight, bias, table, t, p, y, num_dst=last - first,
-                                   **options)
-            if out is None:
-                out = part.new_empty(indptr.numel() - 1, part.size(1))
-            out[first:last] = part
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        *tensors, src, dst, position, indptr = ctx.saved_tensors
-        inputs = [number if tensor is None else tensor for number, tensor in zip(ctx.numbers, tensors, strict=True)]
-        needed = [i for i in range(len(inputs)) if ctx.needs_input_grad[i]]
-        differentiate = _differentiate_whole if torch.is_grad_enabled() else _differentiate_blocks
-        grads = [None] * 14
-        for i, value in zip(needed, differentiate(ctx, grad, inputs, needed, src, dst, position, indptr), strict=True):
-            grads[i] = value
-        return tuple(grads)
-
-
-def _gather(x, edge_attr, src, position, chosen):
-    """Return source features and edge features of some of the sorted edges, and the rows of the edge features."""
-    rows = chosen if position is None else position[chosen]
-    return x.index_select(0, src[chosen]), None if edge_attr is None else edge_attr[rows], rows
-
-
-def _differentiate_whole(ctx, grad, inputs, needed, src, dst, position, indptr):
-    x, edge_attr, *others = inputs
-    x_j, attr, _ = _gather(x, edge_attr, src, position, slice(None))
-    out = aggregate_edges(x_j, dst, attr, *others, num_dst=indptr.numel() - 1, **ctx.options)
-    return torch.autograd.grad(out, [inputs[i] for i in needed], grad, create_graph=True, allow_unused=True)
-
-
-def _differentiate_blocks(ctx, grad, inputs, needed, src, dst, position, indptr):
-    x, edge_attr, *others = inputs
-    # Sums over many blocks would lose too much in 16 bits.
-    totals = [torch.zeros_like(inputs[i], dtype=torch.promote_types(inputs[i].dtype, torch.float32)) for i in needed]
-    for first, last in ctx.blocks:
-        chosen = slice(int(indptr[first]), int(indptr[last]))
-        x_j, attr, rows = _gather(x, edge_attr, src, position, chosen)
-        leaves = [x_j, attr, *others]
-        for i in needed:
-            leaves[i] = leaves[i].detach().requires_grad_()
-        with torch.enable_grad():
-            out = aggregate_edges(leaves[0], dst[chosen] - first, *leaves[1:], num_dst=last - first,
-                                            **ctx.options)
-        parts = torch.autograd.grad(out, [leaves[i] for i in needed], grad[first:last], allow_unused=True)
-        for i, total, part in zip(needed, totals, parts, strict=True):
-            if part is None:
-                continue
-            if i == 0:
-                total.index_add_(0, src[chosen], part.to(total.dtype))
-            elif i == 1:
-                total[rows] = part.to(total.dtype)
-            else:
-                total += part
-    return [total.to(inputs[i].dtype) for i, total in zip(needed, totals, strict=True)]

@@ -10,7 +10,7 @@ from torch_geometric.typing import (  # noqa: F401 (PyG looks for them here)
 )
 
 from parallel_epochs.models.aggregate import check_rows
-from parallel_epochs.models.convs.edge_blocks import Rows, compute_in_blocks
+from parallel_epochs.models.aggregate.reference_in_blocks import Rows, compute_in_blocks
 from parallel_epochs.models.convs.fused_conv import FusedConv, choose_features, count_destinations, read_edges
 from parallel_epochs.models.convs.sum_convs import REDUCTIONS, why_aggr
 from parallel_epochs.models.edge_index import for_pyg

@@ -7,7 +7,7 @@ from torch_geometric.nn.aggr import MultiAggregation
 from torch_geometric.typing import Adj, OptTensor  # noqa: F401 (PyG looks for them here)
 
 from parallel_epochs.models.aggregate import check_rows
-from parallel_epochs.models.convs.edge_blocks import Rows, compute_in_blocks
+from parallel_epochs.models.aggregate.reference_in_blocks import Rows, compute_in_blocks
 from parallel_epochs.models.convs.fused_conv import FusedConv, count_destinations, read_edges
 from parallel_epochs.models.edge_index import for_pyg
 from parallel_epochs.models.messages import update_all

@@ -15,9 +15,6 @@ struct AttentionProblem {  // attention_ops.py reads its fields from here
   float *grad_message, *grad_source, *grad_target, *grad_attr, *grad_loop_attr, *grad_weight, *grad_att;
 };
 
-enum Score { GATV2 = 0, GAT = 1, DOT = 2 };
-// Whether backward walks over the edges sorted by source.
-constexpr bool rows_are_sources(int64_t score, bool edges) { return score == GAT || (score == DOT && !edges); }
 constexpr int SLICE = 32;  // edges whose encoded features and scores fit in the first-level cache
 constexpr float LOG2_E = 1.4426950408889634f, LOWEST = -3.4028234e38f;
 constexpr uint32_t ALL_HEADS = 0xffffffffu;  // the column of the hash that decides on whole edges
@@ -55,11 +52,20 @@ struct Slice {
   int64_t others[SLICE], positions[SLICE], aheads[SLICE];
 };
 
-template <int SCORE, bool EDGES>
+// A score, one of scores/*.h, says:
+// - BY_HEAD: whether it is computed from one number for each head of a node, not from vectors;
+// - READS_SOURCE: whether sources have keys, which are not their messages;
+// - READS_ATT: whether it reads a learned vector for each head;
+// - LINEAR: whether it is linear in the key, so that the encoder of edge features can be taken to the nodes;
+// - by_source(edges): whether backward walks over the edges sorted by source;
+// - score(pass, e, row, block, out): the scores of edges, dense; of BY_HEAD the arguments of the leaky ReLU;
+// - add(pass, part, e, row, block, w, ds): adds the gradients of a block of heads, from weights and gradients of scores.
+template <class Score, bool EDGES>
 struct Attention {
   // The encoded features of an edge are only needed where a function that is not linear follows. Dot products take the
   // encoder to the nodes: q . (k + W e) = q . k + (W^T q) . e, and sum_j a_j W e_j = W sum_j a_j e_j.
-  static constexpr bool ENCODES = EDGES && SCORE != DOT, PROJECTS = EDGES && SCORE == DOT;
+  static constexpr bool HAS_EDGES = EDGES, BY_HEAD = Score::BY_HEAD;
+  static constexpr bool ENCODES = EDGES && !Score::LINEAR, PROJECTS = EDGES && Score::LINEAR;
 
   const AttentionProblem& p;
   const Sorted edges;
@@ -84,19 +90,19 @@ struct Attention {
         edge_dropout(p_.seed, p_.edge_dropout),
         width(layout.width),
         size(layout.size()),
-        score_size(SCORE == GAT ? layout.dense_heads() : size),
-        encoded_size(SCORE == GAT ? layout.blocks * LANES : size),
+        score_size(BY_HEAD ? layout.dense_heads() : size),
+        encoded_size(BY_HEAD ? layout.blocks * LANES : size),
         projected_size(PROJECTS ? layout.blocks * p_.edge_dim * LANES : 0),
-        scale(SCORE == DOT ? LOG2_E / __builtin_sqrtf(float(p_.channels)) : LOG2_E),
+        scale(Score::LINEAR ? LOG2_E / __builtin_sqrtf(float(p_.channels)) : LOG2_E),
         slope(splat(float(p_.slope))),
         message(p_.num_src * size),
-        source(SCORE == GATV2 ? 0 : p_.num_src * score_size + LANES),
+        source(Score::READS_SOURCE ? p_.num_src * score_size + LANES : 0),
         weight(EDGES ? encoded_size * p_.edge_dim : 0),
         att(2 * size),
         head(layout.blocks) {
     for (int64_t b = 0; b < layout.blocks; b++)
       for (int i = 0; i < LANES; i++) head[b][i] = uint32_t(b * width + i % width);
-    if (SCORE == GATV2) {
+    if (Score::READS_ATT) {
       layout.pack(p.att, att.data);
       for (int64_t i = 0; i < size; i++) att[size + i] = att[i] * float(p.slope);
     }
@@ -104,15 +110,15 @@ struct Attention {
 #pragma omp parallel for schedule(static) num_threads(edges.team(p.num_threads))
     for (int64_t i = 0; i < p.num_src; i++) {
       layout.pack(p.message + i * p.heads * p.channels, message.data + i * size);
-      if (SCORE != GATV2) pack_score(p.source + i * score_dim(), source.data + i * score_size);
+      if (Score::READS_SOURCE) pack_score(p.source + i * score_dim(), source.data + i * score_size);
     }
   }
 
   // Numbers of a node's scores as they are given.
-  int64_t score_dim() const { return SCORE == GAT ? p.heads : p.heads * p.channels; }
+  int64_t score_dim() const { return BY_HEAD ? p.heads : p.heads * p.channels; }
 
   void pack_score(const float* from, float* to) const {
-    SCORE == GAT ? layout.pack_heads(from, to) : layout.pack(from, to);
+    BY_HEAD ? layout.pack_heads(from, to) : layout.pack(from, to);
   }
 
   // As [vector][feature][lane].
@@ -123,7 +129,7 @@ struct Attention {
       pack_score(column.data(), packed.data());
       for (int64_t v = 0; v < encoded_size / LANES; v++)
         store(weight.data + (v * p.edge_dim + d) * LANES,
-              SCORE == GAT ? layout.spread(packed.data() + v * width) : load(packed.data() + v * LANES));
+              BY_HEAD ? layout.spread(packed.data() + v * width) : load(packed.data() + v * LANES));
     }
   }
 
@@ -283,7 +289,7 @@ struct Attention {
     for (int v = 0; v < VECTORS; v++) own[v] = load(node + v * LANES);
     for (int i = 0; i < e.n; i++) {
       const float* from = Features ? e.features + i * dim + at : table + e.other[i] * row_size + at;
-      if (!Features && SCORE != GATV2)  // whose scores were read from the same rows
+      if (!Features && Score::READS_SOURCE)  // whose scores were read from the same rows
         prefetch<VECTORS, false>(table + e.ahead[i] * row_size + at);
       vf sum[2] = {begins ? vf{} : sums[i], {}};
       for (int v = 0; v < VECTORS; v++)
@@ -312,27 +318,6 @@ struct Attention {
     for (int i = 0; i < e.n; i++) store(out + i * width, groups.sum(sums[i]));
   }
 
-  // Scores of N edges for GATv2, dense.
-  template <int N>
-  INLINE void score_some(const Edges& e, int first, int64_t block, const float* node, float* out) const {
-    const int64_t base = block * layout.vectors * LANES;
-    const float *plus = att.data + base, *minus = plus + size, *z = e.z + first * encoded_size + base;
-    vf sum[N];
-    const float* from[N];
-    for (int i = 0; i < N; i++) sum[i] = splat(0.0f), from[i] = message.data + e.other[first + i] * size + base;
-    for (int64_t k = 0; k < layout.vectors * LANES; k += LANES) {
-      const vf own = load(node + base + k);
-      for (int i = 0; i < N; i++) {
-        vf x = load(from[i] + k) + own;
-        if (EDGES) x += load(z + i * encoded_size + k);
-        sum[i] = fma(x, (vi)x < 0 ? load(minus + k) : load(plus + k), sum[i]);
-      }
-      if (k % 16 == 0)  // a cache line
-        for (int i = 0; i < N; i++) __builtin_prefetch(message.data + e.ahead[first + i] * size + base + k);
-    }
-    for (int i = 0; i < N; i++) store(out + (first + i) * width, groups.sum(sum[i]));
-  }
-
   // Prefetches vectors that will be read, or added to (Write).
   template <int VECTORS, bool Write>
   static INLINE void prefetch(const float* from) {
@@ -342,32 +327,14 @@ struct Attention {
   // Floats of dense numbers of n edges, up to a whole vector.
   INLINE int dense(int n) const { return (n * width + LANES - 1) / LANES * LANES; }
 
-  // The arguments of the leaky ReLU of GAT, dense, up to a whole vector.
-  INLINE void add_scores(const Edges& e, const Row& row, int64_t block, float* out) const {
-    const float *from = source.data + block * width, *z = e.z + block * LANES;
-    for (int i = 0; i < e.n; i++) {
-      vf x = load(from + e.other[i] * score_size);
-      if (EDGES) x += load(z + i * encoded_size);
-      store(out + i * width, x);
-    }
-    store(out + e.n * width, vf{});
-    const vf own = layout.spread(row.target.data + block * width);
-    for (int k = 0; k < dense(e.n); k += LANES) store(out + k, load(out + k) + own);
-  }
   INLINE vf leaky(vf x) const { return x > 0.0f ? x : x * slope; }
 
   // Scores of a segment times log2(e), dense, then -infinity up to a whole vector.
   INLINE void score(const Edges& e, const Row& row, int64_t block, float* out) const {
-    if constexpr (SCORE == GAT) add_scores(e, row, block, out);
-    if constexpr (SCORE == DOT) multiply(e, source.data, block, row.target.data, row.projected.data, out);
-    if constexpr (SCORE == GATV2) {
-      int i = 0;
-      for (; i + 4 <= e.n; i += 4) score_some<4>(e, i, block, row.target.data, out);
-      for (; i < e.n; i++) score_some<1>(e, i, block, row.target.data, out);
-    }
+    Score::score(*this, e, row, block, out);
     for (int k = 0; k < dense(e.n); k += LANES) {
       const vf x = load(out + k);
-      store(out + k, (SCORE == GAT ? leaky(x) : x) * scale);
+      store(out + k, (BY_HEAD ? leaky(x) : x) * scale);
     }
     store(out + e.n * width, splat(-__builtin_inff()));
   }

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from parallel_epochs.models.kernels.choose import Fused
 from parallel_epochs.models.messages import attention_fused, attention_ops, attention_reference
+from parallel_epochs.models.messages.scores import SCORES
 
-SCORES = ("gatv2", "gat", "dot")
 KERNEL = Fused("attention", attention_ops, "gpu_attention")
 
 
@@ -84,7 +84,7 @@ def attention(
         seed = torch.randint(2**62, (1,)) if drops else torch.zeros(1, dtype=torch.int64)
     dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in (message, source, target, att)
                                                    if tensor is not None))
-    reason = _why_reference(tensors, kernel)
+    reason = _why_reference(tensors, kernel, score)
     run = attention_reference.attention if reason else attention_fused.attention
     message, source, target, edge_attr, loop_attr, weight, att = _widen(*tensors, reason)
     out, weights = run(message, source, target, edge_index, edge_attr, loop_attr, weight, att, seed.to(message.device),
@@ -112,13 +112,14 @@ def _check(message, source, target, edge_attr, loop_attr, weight, att, edge_inde
         raise ValueError(f"edge_index is {edge_index.dtype} of shape {tuple(edge_index.shape)}, but must be int32 or "
                          f"int64 [2, num_edges]")
     num_src, heads, channels = message.shape
-    vector = (heads,) if score == "gat" else (heads, channels)
+    kind = SCORES[score]
+    vector = (heads,) if kind.by_head else (heads, channels)
     edge_dim = None if weight is None else weight.size(-1)
-    rows = heads if score == "gat" else heads * channels
+    rows = heads if kind.by_head else heads * channels
     for name, tensor, expected, needed in (
-            ("source", source, None if score == "gatv2" else (num_src, *vector), score != "gatv2"),
-            ("target", target, (num_dst, *vector), score != "gat"),
-            ("att", att, (heads, channels) if score == "gatv2" else None, score == "gatv2"),
+            ("source", source, (num_src, *vector) if kind.reads_source else None, kind.reads_source),
+            ("target", target, (num_dst, *vector), kind.needs_target),
+            ("att", att, (heads, channels) if kind.reads_att else None, kind.reads_att),
             ("weight", weight, (rows, edge_dim), False),
             ("edge_attr", edge_attr, (edge_index.size(1), edge_dim), False),
             ("loop_attr", loop_attr, (num_loops, edge_dim), edge_attr is not None and bool(num_loops))):
@@ -133,17 +134,19 @@ def _check(message, source, target, edge_attr, loop_attr, weight, att, edge_inde
                              "them to one device")
 
 
-def backend(message: Tensor, kernel: str = "auto") -> str:
+def backend(message: Tensor, kernel: str = "auto", score: str = "gatv2") -> str:
     """Name the implementation that :func:`attention` chooses for such messages, as "fused-cpu (avx512)"."""
-    return KERNEL.describe(_why_reference((message,), kernel), message.device.type)
+    return KERNEL.describe(_why_reference((message,), kernel, score), message.device.type)
 
 
-def _why_reference(tensors, kernel: str) -> str:
+def _why_reference(tensors, kernel: str, score: str) -> str:
     """Return the reason why the reference runs, or an empty text if the fused kernel runs."""
-    return KERNEL.why_reference(kernel, tensors[0].device.type, lambda: _why_not_fused(*tensors))
+    return KERNEL.why_reference(kernel, tensors[0].device.type, lambda: _why_not_fused(score, *tensors))
 
 
-def _why_not_fused(message, *others) -> str:
+def _why_not_fused(score, message, *others) -> str:
+    if message.device.type not in SCORES[score].kernels and message.device.type in ("cpu", "cuda"):
+        return f"there is no kernel of score={score} on '{message.device.type}'"
     for tensor in (message, *others):
         if tensor is not None and tensor.dtype == torch.float64:
             return "a tensor has dtype torch.float64, but the kernel computes in float32"

@@ -1,6 +1,6 @@
 // Backward: each edge is visited once. The gradients of the nodes at its far end are added to a copy of each thread, which
 // sums up a part of the edges. The number of parts never depends on the threads, and their sums are added in order.
-// Rows are destinations, or sources (`rows_are_sources`): then the copies hold gradients of the destinations' scores (GAT)
+// Rows are destinations, or sources (`by_source` of a score): then the copies hold gradients of the destinations' scores (GAT)
 // or queries (dot products), not of messages.
 #pragma once
 #include <memory>
@@ -17,15 +17,15 @@ static AttentionProblem by_source(AttentionProblem p) {
   return p;
 }
 
-template <int SCORE, bool EDGES>
-struct AttentionBackward : AttentionGradients<SCORE, EDGES> {
-  using Base = AttentionGradients<SCORE, EDGES>;
+template <class Score, bool EDGES>
+struct AttentionBackward : AttentionGradients<Score, EDGES> {
+  using Base = AttentionGradients<Score, EDGES>;
   using Base::edges, Base::encoded_size, Base::groups, Base::layout, Base::p, Base::row_size, Base::score_size, Base::size,
-      Base::width, Base::BY_SOURCE, Base::ENCODES, Base::IS_GAT, Base::PROJECTS;
+      Base::width, Base::BY_HEAD, Base::BY_SOURCE, Base::ENCODES, Base::PROJECTS;
   using Part = typename Base::Part;
   using Row = typename Base::Row;
 
-  static constexpr int64_t MAX_PARTS = IS_GAT ? 16 : BY_SOURCE ? 8 : 4;
+  static constexpr int64_t MAX_PARTS = BY_HEAD ? 16 : BY_SOURCE ? 8 : 4;
 
   const int64_t num_parts;
   std::unique_ptr<Part> total;
@@ -77,7 +77,7 @@ struct AttentionBackward : AttentionGradients<SCORE, EDGES> {
       if (++num_slices % 4 == 0) flush();
     }
     void flush() {
-      if (SCORE == GATV2) part->att.flush();
+      if (Score::READS_ATT) part->att.flush();
       if (EDGES) part->weight.flush();
     }
   };
@@ -120,7 +120,7 @@ struct AttentionBackward : AttentionGradients<SCORE, EDGES> {
   void write(int64_t row, const float* sum) const {
     if (BY_SOURCE) layout.unpack(sum, p.grad_message + row * p.heads * p.channels), sum += size;
     float* to = p.grad_target + row * this->score_dim();
-    if (!IS_GAT) return layout.unpack(sum, to);
+    if (!BY_HEAD) return layout.unpack(sum, to);
     for (int64_t h = 0; h < p.heads; h++) to[h] = groups.sum(load(sum + h / width * LANES))[h % width];
   }
 
@@ -133,15 +133,15 @@ struct AttentionBackward : AttentionGradients<SCORE, EDGES> {
       for (int64_t node = 0; node < p.num_src; node++) {
         if (!BY_SOURCE) layout.unpack(total->message.data + node * size, p.grad_message + node * dim);
         const float* from = total->source.data + node * score_size;
-        if (IS_GAT) std::copy_n(from, p.heads, p.grad_source + node * p.heads);
-        if (SCORE == DOT) layout.unpack(from, p.grad_source + node * dim);
+        if (BY_HEAD) std::copy_n(from, p.heads, p.grad_source + node * p.heads);
+        if (Score::LINEAR) layout.unpack(from, p.grad_source + node * dim);
       }
       visit_empty_rows(edges, [&](int64_t row) {
         if (BY_SOURCE) std::fill_n(p.grad_message + row * dim, dim, 0.0f);
         std::fill_n(p.grad_target + row * this->score_dim(), this->score_dim(), 0.0f);
       });
     }
-    if (SCORE == GATV2) {
+    if (Score::READS_ATT) {
       const std::vector<float> sums(total->att.total.data, total->att.total.data + size);
       layout.unpack(sums.data(), p.grad_att);
     }
@@ -152,7 +152,7 @@ struct AttentionBackward : AttentionGradients<SCORE, EDGES> {
     std::vector<float> packed(encoded_size), column(this->score_dim());
     for (int64_t d = 0; d < p.edge_dim; d++) {
       for (int64_t i = 0; i < encoded_size; i++) packed[i] = float(sums[(i / LANES * p.edge_dim + d) * LANES + i % LANES]);
-      if (IS_GAT) {  // the groups are copies
+      if (BY_HEAD) {  // the groups are copies
         for (int64_t h = 0; h < p.heads; h++) column[h] = packed[h / width * LANES + h % width];
       } else {
         layout.unpack(packed.data(), column.data());

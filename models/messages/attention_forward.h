@@ -2,9 +2,9 @@
 #pragma once
 #include "attention.h"
 
-template <int SCORE, bool EDGES>
-struct AttentionForward : Attention<SCORE, EDGES> {
-  using Base = Attention<SCORE, EDGES>;
+template <class Score, bool EDGES>
+struct AttentionForward : Attention<Score, EDGES> {
+  using Base = Attention<Score, EDGES>;
   using Base::dropout, Base::edges, Base::groups, Base::layout, Base::message, Base::p, Base::size, Base::weight,
       Base::width, Base::ENCODES, Base::PROJECTS;
   using Edges = typename Base::Edges;
@@ -49,7 +49,7 @@ struct AttentionForward : Attention<SCORE, EDGES> {
     for (int i = 0; i < e.n; i++) {
       const vf weight = layout.spread(w + i * width);
       const float* from = Features ? e.features + i * dim + at : message.data + e.other[i] * size + at;
-      if (!Features && SCORE != GATV2) this->template prefetch<VECTORS, false>(message.data + e.ahead[i] * size + at);
+      if (!Features && Score::READS_SOURCE) this->template prefetch<VECTORS, false>(message.data + e.ahead[i] * size + at);
       for (int v = 0; v < VECTORS; v++) a[v] = fma(weight, Features ? splat(from[v]) : load(from + v * LANES), a[v]);
     }
     for (int v = 0; v < VECTORS; v++) sum[v] = a[v];
@@ -191,7 +191,7 @@ struct AttentionForward : Attention<SCORE, EDGES> {
           vf lse = {};
           std::memcpy(&lse, p.lse + row.node * p.heads + first, 4 * count);
           vf weight = exp2(load(w + i * pass.width) - lse);
-          if (SCORE != DOT && pass.dropout.active()) weight *= pass.dropout.factor(e.position[i], pass.head[b]);
+          if (!Score::LINEAR && pass.dropout.active()) weight *= pass.dropout.factor(e.position[i], pass.head[b]);
           std::memcpy(p.weights + e.position[i] * p.heads + first, &weight, 4 * count);
         }
       }

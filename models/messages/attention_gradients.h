@@ -2,6 +2,11 @@
 #pragma once
 #include "attention.h"
 
+// Calls ADD for VECTORS vectors of a block of heads at a time, from vector k on.
+#define ADD_BLOCK(VECTORS, ADD)                                      \
+  for (; k + VECTORS <= pass.layout.vectors; k += VECTORS)           \
+  ADD<VECTORS>(pass, part, e, row, (b * pass.layout.vectors + k) * LANES, w, ds)
+
 // Sums in float over a tile, then in double.
 struct LongSum {
   int64_t size;
@@ -17,16 +22,16 @@ struct LongSum {
   }
 };
 
-template <int SCORE, bool EDGES>
-struct AttentionGradients : Attention<SCORE, EDGES> {
-  using Base = Attention<SCORE, EDGES>;
+template <class Score, bool EDGES>
+struct AttentionGradients : Attention<Score, EDGES> {
+  using Base = Attention<Score, EDGES>;
   using Base::att, Base::dropout, Base::edges, Base::encoded_size, Base::groups, Base::layout, Base::message, Base::p,
       Base::projected_size, Base::scale, Base::score_size, Base::size, Base::slope, Base::source, Base::weight,
-      Base::width, Base::ENCODES, Base::PROJECTS;
+      Base::width, Base::BY_HEAD, Base::ENCODES, Base::PROJECTS;
   using Edges = typename Base::Edges;
 
   // Whether the rows are sources, see `by_source` in attention_backward.h.
-  static constexpr bool IS_GAT = SCORE == GAT, BY_SOURCE = rows_are_sources(SCORE, EDGES);
+  static constexpr bool BY_SOURCE = Score::by_source(EDGES);
 
   // What a part of the edges adds up: gradients of the nodes at the far ends, and of the parameters.
   struct Part {
@@ -35,10 +40,10 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
     LongSum att, weight;
     explicit Part(const AttentionGradients& pass)
         : message_size(BY_SOURCE ? 0 : pass.p.num_src * pass.size),
-          source_size(SCORE == GATV2 ? 0 : pass.p.num_src * pass.score_size),
+          source_size(Score::READS_SOURCE ? pass.p.num_src * pass.score_size : 0),
           message(message_size, 0.0f),
           source(source_size, 0.0f),
-          att(SCORE == GATV2 ? pass.size : 0),
+          att(Score::READS_ATT ? pass.size : 0),
           weight(EDGES ? pass.encoded_size * pass.p.edge_dim : 0) {}
     // Takes what another part has summed.
     void take(Part& other) {
@@ -110,124 +115,16 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
 
   // Of the messages of sources.
   template <int VECTORS>
-  INLINE void add_messages(Part&, const Edges& e, Row& row, int64_t at, const float* w, const float*) const {
+  static INLINE void add_messages(const AttentionGradients& pass, Part&, const Edges& e, Row& row, int64_t at,
+                                  const float* w, const float*) {
     vf sum[VECTORS];
     for (int v = 0; v < VECTORS; v++) sum[v] = load(row.sum.data + at + v * LANES);
     for (int i = 0; i < e.n; i++) {
-      const float* from = message.data + e.other[i] * size + at;
-      const vf weight = layout.spread(w + i * width);
+      const float* from = pass.message.data + e.other[i] * pass.size + at;
+      const vf weight = pass.layout.spread(w + i * pass.width);
       for (int v = 0; v < VECTORS; v++) sum[v] = fma(weight, load(from + v * LANES), sum[v]);
     }
     for (int v = 0; v < VECTORS; v++) store(row.sum.data + at + v * LANES, sum[v]);
-  }
-
-  // Of the messages of dot products, at the far ends.
-  template <int VECTORS>
-  INLINE void add_values(Part& part, const Edges& e, Row& row, int64_t at, const float* w, const float*) const {
-    vf g[VECTORS];
-    for (int v = 0; v < VECTORS; v++) g[v] = load(row.gradient.data + at + v * LANES);
-    const int64_t node_size = size, *other = e.other, *ahead = e.ahead;
-    const int heads = width, n = e.n;
-    const vi head = layout.head;
-    float* values = part.message.data + at;
-    for (int i = 0; i < n; i++) {
-      const vf weight = permute(load(w + i * heads), head);
-      this->template prefetch<VECTORS, true>(values + ahead[i] * node_size);
-      float* to = values + other[i] * node_size;
-      for (int v = 0; v < VECTORS; v++) store(to + v * LANES, fma(weight, g[v], load(to + v * LANES)));
-    }
-  }
-
-  // Of both sides of dot products.
-  template <int VECTORS>
-  INLINE void add_factors(Part& part, const Edges& e, Row& row, int64_t at, const float*, const float* ds) const {
-    float* to_row = row.sum.data + (BY_SOURCE ? size : 0) + at;
-    vf own[VECTORS], sum[VECTORS];
-    for (int v = 0; v < VECTORS; v++) {
-      own[v] = load(row.target.data + at + v * LANES);
-      sum[v] = load(to_row + v * LANES);
-    }
-    const int64_t node_size = size, *other = e.other, *ahead = e.ahead;
-    const int heads = width, n = e.n;
-    const vi head = layout.head;
-    const float* others = source.data + at;
-    float* grad_others = part.source.data + at;
-    for (int i = 0; i < n; i++) {
-      const vf share = permute(load(ds + i * heads), head);
-      this->template prefetch<VECTORS, true>(grad_others + ahead[i] * node_size);
-      const float* from = others + other[i] * node_size;
-      float* to = grad_others + other[i] * node_size;
-      for (int v = 0; v < VECTORS; v++) {
-        sum[v] = fma(share, load(from + v * LANES), sum[v]);
-        store(to + v * LANES, fma(share, own[v], load(to + v * LANES)));
-      }
-    }
-    for (int v = 0; v < VECTORS; v++) store(to_row + v * LANES, sum[v]);
-  }
-
-  // Of both sides of GATv2, and of att; z becomes the gradient of the encoded features.
-  template <int VECTORS>
-  INLINE void add_sides(Part& part, const Edges& e, Row& row, int64_t at, const float* w, const float* ds) const {
-    vf own[VECTORS], g[VECTORS], a[VECTORS], sum[VECTORS], att_sum[VECTORS];
-    for (int v = 0; v < VECTORS; v++) {
-      own[v] = load(row.target.data + at + v * LANES);
-      g[v] = load(row.gradient.data + at + v * LANES);
-      a[v] = load(att.data + at + v * LANES);
-      sum[v] = att_sum[v] = splat(0.0f);
-    }
-    const int64_t node_size = size, z_size = encoded_size, *other = e.other, *ahead = e.ahead;
-    const int heads = width, n = e.n;
-    const vi head = layout.head;
-    const vf negative_slope = slope;
-    const float* values = message.data + at;
-    float *grad_values = part.message.data + at, *z = e.z + at;
-    for (int i = 0; i < n; i++, z += z_size) {
-      const vf weight = permute(load(w + i * heads), head), share = permute(load(ds + i * heads), head),
-               small = share * negative_slope;
-      this->template prefetch<VECTORS, true>(grad_values + ahead[i] * node_size);
-      const float* from = values + other[i] * node_size;
-      float* to = grad_values + other[i] * node_size;
-      for (int v = 0; v < VECTORS; v++) {
-        vf x = load(from + v * LANES) + own[v];
-        if (EDGES) x += load(z + v * LANES);
-        const vf d = x > 0.0f ? share : small;
-        sum[v] += d;
-        att_sum[v] = fma(d, x, att_sum[v]);
-        if (EDGES) store(z + v * LANES, d * a[v]);
-        store(to + v * LANES, fma(d, a[v], fma(weight, g[v], load(to + v * LANES))));
-      }
-    }
-    for (int v = 0; v < VECTORS; v++) {
-      float *to = row.sum.data + at + v * LANES, *to_att = part.att.tile.data + at + v * LANES;
-      store(to, fma(sum[v], a[v], load(to)));
-      store(to_att, load(to_att) + att_sum[v]);
-    }
-  }
-
-  // Adds the gradients of GAT's scores.
-  template <int WIDTH>
-  INLINE void add_heads(const Edges& e, const float* ds, float* to) const {
-    const int64_t node_size = score_size;
-    for (int i = 0; i < e.n; i++) {
-      float sum[WIDTH], *at = to + e.other[i] * node_size;
-      for (int h = 0; h < WIDTH; h++) sum[h] = at[h] + ds[i * WIDTH + h];
-      std::memcpy(at, sum, 4 * WIDTH);
-    }
-  }
-  INLINE void add_scores(Part& part, const Edges& e, Row& row, int64_t block, const float* ds) const {
-    float *to = part.source.data + block * width, *to_row = row.sum.data + size + block * LANES;
-    switch (width) {
-      case 1: add_heads<1>(e, ds, to); break;
-      case 2: add_heads<2>(e, ds, to); break;
-      case 4: add_heads<4>(e, ds, to); break;
-      case 8: add_heads<8>(e, ds, to); break;
-      default: add_heads<16>(e, ds, to);
-    }
-    vf sum = load(to_row);
-    for (int k = 0; k < this->dense(e.n); k += LANES) sum += load(ds + k);
-    store(to_row, sum);
-    if (!EDGES) return;
-    for (int i = 0; i < e.n; i++) store(e.z + i * encoded_size + block * LANES, layout.spread(ds + i * width));
   }
 
   // Reads the numbers of destinations at the far ends, dense, then those that make the weight and its gradient 0.
@@ -235,7 +132,7 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
     const float* from = stat.data + block * width;
     for (int i = 0; i < e.n; i++) {
       __builtin_prefetch(from + e.ahead[i] * stat_size);
-      if (IS_GAT) {  // those of dot products are fetched ahead where they are read
+      if (BY_HEAD) {  // those of dot products are fetched ahead where they are read
         __builtin_prefetch(source.data + e.ahead[i] * score_size + block * width);
         __builtin_prefetch(part.source.data + e.ahead[i] * score_size + block * width, 1);
       }
@@ -255,7 +152,11 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
     for (int64_t b = 0; b < layout.blocks; b++) {
       vf row_lse = {}, row_product = {};
       if (BY_SOURCE) read_stats(part, e, b, lse, product);
-      IS_GAT ? Base::add_scores(e, row, b, x) : this->score(e, row, b, w);
+      if constexpr (BY_HEAD) {
+        Score::score(*this, e, row, b, x);
+      } else {
+        this->score(e, row, b, w);
+      }
       if (!BY_SOURCE) {
         row_lse = layout.spread(row.stat.data + b * width);
         row_product = layout.spread(row.stat.data + stat_size / 2 + b * width);
@@ -264,42 +165,17 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
       store(ds + e.n * width, vf{});
       if (dropout.active()) this->draw(e, b, factor);
       for (int k = 0; k < count; k += LANES) {
-        const vf score = IS_GAT ? this->leaky(load(x + k)) * scale : load(w + k);
+        const vf score = BY_HEAD ? this->leaky(load(x + k)) * scale : load(w + k);
         const vf share = exp2(score - (BY_SOURCE ? load(lse + k) : row_lse));
         const vf kept = dropout.active() ? load(factor + k) : splat(1.0f);
         vf grad_score = share * (kept * load(ds + k) - (BY_SOURCE ? load(product + k) : row_product));
-        if (IS_GAT) grad_score = load(x + k) > 0.0f ? grad_score : grad_score * slope;
-        if (SCORE == DOT) grad_score *= scale * (1 / LOG2_E);
+        if (BY_HEAD) grad_score = load(x + k) > 0.0f ? grad_score : grad_score * slope;
+        if (Score::LINEAR) grad_score *= scale * (1 / LOG2_E);
         store(w + k, share * kept);
         store(ds + k, grad_score);
       }
-      if (IS_GAT) add_scores(part, e, row, b, ds);
       if (PROJECTS) add_projected(e, row, b, w, ds);
-#define ADD_BLOCK(VECTORS, ADD) \
-  for (; k + VECTORS <= layout.vectors; k += VECTORS) ADD<VECTORS>(part, e, row, (b * layout.vectors + k) * LANES, w, ds)
-      int64_t k = 0;
-      if constexpr (IS_GAT) {
-        ADD_BLOCK(8, add_messages);
-        ADD_BLOCK(4, add_messages);
-        ADD_BLOCK(1, add_messages);
-      } else if constexpr (SCORE == GATV2) {
-        ADD_BLOCK(4, add_sides);
-        ADD_BLOCK(1, add_sides);
-      } else {
-        ADD_BLOCK(8, add_factors);
-        ADD_BLOCK(4, add_factors);
-        ADD_BLOCK(1, add_factors);
-        k = 0;
-        if constexpr (BY_SOURCE) {
-          ADD_BLOCK(8, add_messages);
-          ADD_BLOCK(4, add_messages);
-          ADD_BLOCK(1, add_messages);
-        } else {
-          ADD_BLOCK(8, add_values);
-          ADD_BLOCK(4, add_values);
-          ADD_BLOCK(1, add_values);
-        }
-      }
+      Score::add(*this, part, e, row, b, w, ds);
     }
   }
 
@@ -395,7 +271,7 @@ struct AttentionGradients : Attention<SCORE, EDGES> {
     for (; vector + 2 <= count; vector += 2) add_weight_vectors<2>(part, slice.features, n, vector, z);
     if (vector < count) add_weight_vectors<1>(part, slice.features, n, vector, z);
     if (!p.grad_attr) return;
-    const float repeated = IS_GAT ? float(layout.groups) : 1.0f;  // GAT has each head in so many lanes
+    const float repeated = BY_HEAD ? float(layout.groups) : 1.0f;  // GAT has each head in so many lanes
     for (int i = 0; i < n; i++) {
       float* to = gradient_of_features(slice.position[i]);
       for (int64_t d = 0; d < p.edge_dim; d++) {

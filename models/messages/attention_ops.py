@@ -12,10 +12,9 @@ from parallel_epochs.models.kernels.layout import fill, read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
 from parallel_epochs.models.kernels.operator import operator
 from parallel_epochs.models.messages.attention_reference import attend
+from parallel_epochs.models.messages.scores import SCORES
 from parallel_epochs.models.structure import Structure
 
-# The scores in the order of attention.h.
-SCORES = ("gatv2", "gat", "dot")
 # Which of forward's arguments have gradients: message, source, target, attr, loop_attr, weight and att.
 _DIFFERENTIABLE = (0, 1, 2, 4, 5, 6, 7)
 
@@ -26,9 +25,8 @@ LIBRARY = NativeLibrary("fused attention", Path(__file__).with_name("attention_c
 
 
 def needs_sources(score: str, message: Tensor, attr: Tensor | None) -> bool:
-    """Return whether backward reads the edges sorted by source: on a GPU, and where attention.h says so."""
-    has_features = attr is not None and attr.size(1) > 0
-    return message.is_cuda or score == "gat" or (score == "dot" and not has_features)
+    """Return whether backward reads the edges sorted by source: on a GPU, and where the score says so."""
+    return message.is_cuda or SCORES[score].by_source[attr is not None and attr.size(1) > 0]
 
 
 @operator("attention")
@@ -140,7 +138,7 @@ def _call(function, message, source, target, order, attr, loop_attr, weight, att
              loop_attr=loop_attr, weight=weight, att=att, **arrays),
         num_dst=target.size(0), num_src=message.size(0), num_positions=num_positions,
         num_listed=0 if attr is None else attr.size(0), heads=message.size(1), channels=message.size(2),
-        edge_dim=0 if attr is None else attr.size(1), score=SCORES.index(score), seed=int(seed), slope=slope,
+        edge_dim=0 if attr is None else attr.size(1), score=list(SCORES).index(score), seed=int(seed), slope=slope,
         dropout=dropout, edge_dropout=edge_dropout)
     status = function(ctypes.byref(problem))
     if status == 2:
@@ -173,8 +171,8 @@ def _backward(ctx, grad, _, grad_weights):
 
 def _differentiate(ctx, grad, _):
     need_attr = ctx.needs_input_grad[4] or ctx.needs_input_grad[5]
-    results, features, edges = ctx.saved_tensors[:5], ctx.saved_tensors[5:10], Structure(*ctx.saved_tensors[10:])
-    grads = backward(grad, *results, edges, *features, ctx.score, *ctx.numbers, need_attr)
+    saved = ctx.saved_tensors  # checkpointing gives them once
+    grads = backward(grad, *saved[:5], Structure(*saved[10:]), *saved[5:10], ctx.score, *ctx.numbers, need_attr)
     return [value if ctx.needs_input_grad[i] else None for i, value in zip(_DIFFERENTIABLE, grads, strict=True)]
 
 

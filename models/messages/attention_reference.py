@@ -1,8 +1,6 @@
 """The reference of attention in plain torch, for any device. It builds tensors of edges x channels."""
 # ruff: noqa: F722 (shapes are strings)
 
-import math
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -10,6 +8,7 @@ from torch.nn import functional as F
 from torch_geometric import EdgeIndex
 
 from parallel_epochs.models.kernels.hash import draw_factors
+from parallel_epochs.models.messages.scores import SCORES
 from parallel_epochs.models.structure import append_loops
 
 # The column of the hash that decides on whole edges. Heads have the columns from 0 on.
@@ -40,7 +39,7 @@ def attend(
     score: str, slope: float, dropout: float, edge_dropout: float, num_dst: int, num_positions: int,
 ) -> tuple[Float[Tensor, "num_dst heads channels"], Float[Tensor, "num_positions heads"]]:
     """Attend along listed edges; `position` is the number of each in the caller's order."""
-    heads, dtype = message.size(1), message.dtype
+    kind, heads, dtype = SCORES[score], message.size(1), message.dtype
     if edge_dropout:
         lane = torch.full((1,), ALL_HEADS, device=src.device)
         kept = draw_factors(seed, position.long(), lane, edge_dropout).squeeze(1).nonzero().squeeze(1)
@@ -49,32 +48,20 @@ def attend(
     if edge_attr is not None:
         table = edge_attr if loop_attr is None else torch.cat([edge_attr, loop_attr])
         encoded = F.linear(table.index_select(0, position), weight)
-        encoded = encoded if score == "gat" else encoded.view(encoded.size(0), *message.shape[1:])
+        encoded = encoded if kind.by_head else encoded.view(encoded.size(0), *message.shape[1:])
     values = message.index_select(0, src)
-    logits = _score(values, source, target, encoded, att, src, dst, score, slope)
-    weights = _softmax(logits, dst, num_dst)
+    key = values if source is None else source.index_select(0, src)
+    query = None if target is None else target.index_select(0, dst)
+    weights = _softmax(kind.compute(key if encoded is None else key + encoded, query, att, slope), dst, num_dst)
     factor = 1.0
     if dropout:
         factor = draw_factors(seed, position.long(), torch.arange(heads, device=src.device), dropout).to(dtype)
-    if score == "dot" and encoded is not None:
+    if kind.encodes_messages and encoded is not None:
         values = values + encoded
     out = values.new_zeros((num_dst, *message.shape[1:]))
     out = out.index_add(0, dst, values * (weights * factor).unsqueeze(2))
-    shown = weights if score == "dot" else weights * factor
+    shown = weights if kind.encodes_messages else weights * factor
     return out, weights.new_zeros((num_positions, heads)).index_copy(0, position, shown)
-
-
-def _score(values, source, target, encoded, att, src, dst, score, slope):
-    """Compute the logits [num_edges, heads]."""
-    first = values if source is None else source.index_select(0, src)
-    if encoded is not None:
-        first = first + encoded
-    if score == "dot":
-        return (target.index_select(0, dst) * first).sum(2) / math.sqrt(values.size(2))
-    if target is not None:
-        first = first + target.index_select(0, dst)
-    first = F.leaky_relu(first, slope)
-    return first if score == "gat" else (first * att).sum(2)
 
 
 def _softmax(logits: Tensor, dst: Tensor, num_dst: int) -> Tensor:

@@ -11,7 +11,7 @@ from parallel_epochs.models.kernels import sorting
 from tests.helpers.operators import opcheck
 from tests.helpers.triton_process import choose_device, more
 from tests.models.aggregate.test_fused import assert_close, graph, run, wide_graph
-from tests.models.aggregate.test_relations import related_graph
+from tests.models.aggregate.test_relation_table import related_graph
 from tests.models.conftest import poisoned_memory  # noqa: F401 (a fixture)
 
 DEVICE = choose_device(gpu)
@@ -237,10 +237,10 @@ def test_operators(aggr, features, dtype):
     opcheck(sorting.sort_edges, (edge_index.to(DEVICE), 12, 9))
     with torch.no_grad():
         outputs = ops.forward(x, structure, attr, weight, bias, None, param, aggr, 1e-7, *LIMITS, True)
-    inputs = x, structure, attr, weight, bias, None, param
+    inputs = attr, weight, bias, None, param
     given = (None if value is None else value.detach() for value in inputs)
-    opcheck(ops.backward, (grad.to(DEVICE), *outputs, *given, aggr, 1e-7, *LIMITS, attr is not None,
-                           weight is not None, False))
+    opcheck(ops.backward, (grad.to(DEVICE), *outputs, x.detach(), structure, *given, aggr, 1e-7, *LIMITS,
+                           attr is not None, weight is not None, False))
 
 
 def test_a_structure_is_planned_once_and_forgotten_with_its_edges(monkeypatch):

@@ -17,8 +17,9 @@ from triton.backends.compiler import GPUTarget
 from parallel_epochs.models.aggregate import gpu, ops
 from parallel_epochs.models.aggregate.reduce import POWER_RANGE
 from parallel_epochs.models.kernels import sorting
-from parallel_epochs.models.messages import attention_ops, gpu_attention, gpu_messages
+from parallel_epochs.models.messages import gpu_attention, gpu_messages
 from parallel_epochs.models.messages.inputs import MESSAGES
+from parallel_epochs.models.messages.scores import SCORES
 
 LIMITS = POWER_RANGE
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -103,7 +104,7 @@ if __name__ == "__main__":
         compile_problem(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
         sys.exit()
     if chosen != "rest":
-        for score in attention_ops.SCORES:
+        for score in SCORES:
             compile_attention(score, 16, 8, loops=True, dropout=0.1)
         compile_messages("u_div_e", "max", (4, 16), (4, 1), dtype=torch.bfloat16)
         compile_messages("copy_u", "sum", (64,), ())
@@ -113,7 +114,7 @@ if __name__ == "__main__":
         compile_problem("softmax", 130, 8, need_attr=True, dtype=torch.bfloat16)
     if chosen == "some":
         sys.exit()
-    for score in attention_ops.SCORES:
+    for score in SCORES:
         compile_attention(score, 130, 0, dtype=torch.bfloat16)
     compile_attention("gatv2", 64, 20, loops=True)
     for reduce in ("sum", "min"):

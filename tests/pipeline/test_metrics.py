@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from parallel_epochs.models.aggregate import reference, reference_in_blocks as blocks
+from parallel_epochs.models.aggregate import reference
 from parallel_epochs.pipeline.gnn.inference import predict_exact, predict_views
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
@@ -47,8 +47,8 @@ def test_exact_evaluation_by_the_reference_takes_the_edges_in_blocks(configure, 
     config = configure("model.num_layers=3", "model.hidden_channels=8", "kernel=reference")
     model = build.build_model(config, data, NodeTask(data)).eval()
     most = []
-    one_block = blocks.aggregate_edges
-    monkeypatch.setattr(blocks, "aggregate_edges", lambda x_j, *args, **options: most.append(len(x_j))
+    one_block = reference.aggregate_edges
+    monkeypatch.setattr(reference, "aggregate_edges", lambda x_j, *args, **options: most.append(len(x_j))
                         or one_block(x_j, *args, **options))
     monkeypatch.setattr(reference, "MAX_BLOCK_EDGES", 500)
     whole = predict_exact(partial(NodeTask(data).predict, model), data, num_rows=300, out_channels=2, device=CPU)

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric import EdgeIndex
 
 from parallel_epochs.models import notice
-from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, reference, reference_in_blocks as blocks
+from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, reference
 from tests.models.aggregate.test_fused import LEARNS, graph, run
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
@@ -118,8 +118,9 @@ def test_blocks_change_nothing_but_rounding(aggr, order, features, monkeypatch):
             if features is not None:
                 inputs["edge_attr"] = inputs["edge_attr"][perm]
     whole = run(edge_index, inputs, grad, aggr=aggr, kernel="reference", dtype=torch.float64)
-    calls, aggregate_edges = [], blocks.aggregate_edges
-    monkeypatch.setattr(blocks, "aggregate_edges", lambda *args, **kw: calls.append(1) or aggregate_edges(*args, **kw))
+    calls, aggregate_edges = [], reference.aggregate_edges
+    monkeypatch.setattr(reference, "aggregate_edges",
+                        lambda *args, **kw: calls.append(1) or aggregate_edges(*args, **kw))
     monkeypatch.setattr(reference, "MAX_BLOCK_EDGES", 100)
     ours = run(edge_index, inputs, grad, aggr=aggr, kernel="reference", dtype=torch.float64)
     assert len(calls) >= 2 * 8

@@ -181,7 +181,7 @@ def test_scores_that_are_not_numbers(score, value):
 @pytest.mark.parametrize("sizes", [dict(num_edges=0), dict(num_edges=1, num_dst=1), dict(channels=0), dict(num_dst=0,
                                                                                                    num_edges=0)])
 def test_graphs_of_almost_nothing(sizes):
-    for score in SCORES[:2 if "channels" in sizes else 3]:  # a dot product is divided by the root of the channels
+    for score in list(SCORES)[:2 if "channels" in sizes else 3]:  # a dot product is divided by the root of the channels
         tensors, edge_index = problem(score, **sizes)
         assert_close(run(tensors, edge_index, score=score), run(tensors, edge_index, torch.float64, score=score))
 

@@ -207,7 +207,7 @@ def test_16_bits_are_rounded_as_torch_rounds(dtype):
     for values in wide.split(2**15):
         e = torch.zeros(2**15, 1, dtype=dtype, requires_grad=True)
         update_all(edges, "e_mul_u", "sum", e=e, u=torch.ones(1), num_dst=1, kernel="fused")
-        out = ops.apply_edges(None, None, values, edges, *(None,) * 6, 1, 1, "copy_e", dtype)
+        out = ops.apply_edges(None, None, values, edges, (None,) * 6, 1, 1, "copy_e", dtype)
         torch.testing.assert_close(out, values.to(dtype), rtol=0, atol=0, equal_nan=True)
     wide = torch.cat([apply_edges(edges, "e_add_u", e=part, u=zero.float(), kernel="fused")
                       for part in every.split(2**15)])
@@ -350,7 +350,7 @@ def test_an_edge_index_with_wrong_numbers_is_refused():
 def test_a_walk_over_broken_indices_is_refused(ptr, other, position, width):
     ptr, other, position = map(torch.tensor, (ptr, other, position))
     operands = {"u": torch.ones(3, width), "e": torch.ones(3, 17 - width)}
-    walk = cpu.Walk(("v", "u"), (3, 3), ptr, other, position, MESSAGES["u_mul_e"], operands, torch.Size([16]))
+    walk = cpu.Walk(("v", "u"), (3, 3), (ptr, other, position), MESSAGES["u_mul_e"], operands, torch.Size([16]))
     with pytest.raises(IndexError, match="not in the graph"):
         walk.forward("sum", out=torch.empty(3, 16))
 
