@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Where this is set, every process of every run would compile the tests again, with their assertions: 4 s each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-of test-avx2 test-slow test-exhaustive test-system test-slurm test-gpu test-all lint docs wheel
+.PHONY: train test test-of test-avx2 test-slow test-exhaustive test-system test-slurm test-gpu test-all lint format docs wheel
 
 # The default run, set-up included.
 train: $(VENV)/.installed
@@ -56,6 +56,10 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The C++ in the style of .clang-format.
+format: $(VENV)/.installed-test
+	$(BIN)/clang-format -i $$(git ls-files '*.cpp' '*.h')
 
 # README and docs/*.md as a site with search: build/site/index.html. A broken link ends the build.
 docs: $(VENV)/.installed-docs
