@@ -56,6 +56,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/oxlint --deny-warnings scripts/report  # the page's JavaScript; .oxlintrc.json has the rules
 
 # The C++ in the style of .clang-format.
 format: $(VENV)/.installed-test

@@ -216,7 +216,7 @@ const report = (() => {
     if (!isCurve(chart)) return;
     for (const other of spec.charts) {
       if (other === chart || !isCurve(other) || blockOf(other) !== blockOf(chart)) continue;
-      const range = { ...(state.ranges[other.id] || {}) };
+      const range = { ...state.ranges[other.id] };
       if (kept.xaxis) range.xaxis = kept.xaxis;
       else delete range.xaxis;
       state.ranges[other.id] = range;

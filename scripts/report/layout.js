@@ -143,7 +143,7 @@ const layoutMap = (() => {
       each(looks, FOUND, raster.brush(wide * ratio, 1), own);
     }
     raster.end();
-    label();
+    showName();
     map.milliseconds = [...map.milliseconds.slice(-99), performance.now() - began];
   }
 
@@ -179,10 +179,10 @@ const layoutMap = (() => {
   function hold(i) {
     if (i === map.held) return;
     map.held = i;
-    label();
+    showName();
   }
 
-  function label() {
+  function showName() {
     const i = map.held;
     ring.hidden = tip.hidden = i < 0 || map.printing;
     if (i < 0 || map.printing) return;

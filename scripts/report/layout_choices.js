@@ -7,6 +7,7 @@ document.addEventListener("layoutready", () => {
   const entries = [...document.querySelectorAll("#layout-card .of-class")];
   const labelOf = (entry) => Number(entry.dataset.label);
   const [search, found] = [element("search"), element("found")];
+  let lowered = null; // names, once a search needs them
   let matches = [];
   let others = 0; // matches of classes that are hidden
   let at = -1;
@@ -71,8 +72,9 @@ document.addEventListener("layoutready", () => {
     if (wanted) {
       const ranks = [[], [], []];
       map.found = new Uint8Array(points.count);
+      lowered ??= points.names.map((name) => name.toLowerCase());
       for (let i = 0; i < points.count; i++) {
-        const name = points.lowered(i);
+        const name = lowered[i];
         const where = name.indexOf(wanted);
         if (where < 0) continue;
         if (hidden.has(points.labels[i])) {

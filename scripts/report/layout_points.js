@@ -3,7 +3,6 @@
 const layoutPoints = (() => {
   const MIDDLE = 2 ** 23;
   const DEPTHS = 256;
-  const TILES = 32; // from side to side
 
   async function unpack(text) {
     const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -32,23 +31,13 @@ const layoutPoints = (() => {
   class Points {
     constructor(axes, labels, names, turn) {
       Object.assign(this, { axes, labels, names, count: labels.length, solid: axes.length === 3, turned: turn });
-      this.lower = null;
       if (this.solid) {
         [this.x, this.y, this.z] = axes.map((axis) => new Float32Array(axis.length));
         this.turn(turn);
       } else {
         [this.x, this.y] = axes;
-        this.order = this.mixed();
+        this.order = scattered(this.count);
       }
-    }
-
-    // An order that does not go by what the data is sorted by, so that no class lies on top of all others. Neighbours
-    // come together all the same: the processor then has their pixels at hand.
-    mixed() {
-      const tile = (value) => Math.min(TILES - 1, Math.floor((value / 2 + 0.5) * TILES));
-      const first = scattered(this.count);
-      const { items } = sorted(this.count, TILES * TILES, (i) => tile(this.y[first[i]]) * TILES + tile(this.x[first[i]]));
-      return items.map((i) => first[i]);
     }
 
     // Half the width and the height that hold all points; in three dimensions, however they are turned.
@@ -73,8 +62,7 @@ const layoutPoints = (() => {
         y[i] = rows[3] * a[i] + rows[4] * b[i] + rows[5] * c[i];
         z[i] = rows[6] * a[i] + rows[7] * b[i] + rows[8] * c[i];
       }
-      this.order = sorted(this.count, DEPTHS, (i) => this.depth(i)).items;
-      this.cells = null;
+      this.order = sorted(this.count, DEPTHS, (i) => this.depth(i));
     }
 
     // From 0, behind, to 255, in front.
@@ -82,35 +70,19 @@ const layoutPoints = (() => {
       return Math.min(DEPTHS - 1, Math.max(0, Math.floor((this.z[i] / Math.sqrt(3) + 1) * (DEPTHS / 2))));
     }
 
-    lowered(i) {
-      this.lower ??= this.names.map((name) => name.toLowerCase());
-      return this.lower[i];
-    }
-
     // The point nearest to a place among those within a distance that are accepted; -1 for none.
     nearest(x, y, distance, accepts) {
-      const { start, items, side } = (this.cells ??= this.grid());
-      const cell = (value) => Math.min(side - 1, Math.max(0, Math.floor((value / 2 + 1) * (side / 2))));
       let found = -1;
       let least = distance * distance;
-      for (let row = cell(y - distance); row <= cell(y + distance); row++)
-        for (let at = start[row * side + cell(x - distance)]; at < start[row * side + cell(x + distance) + 1]; at++) {
-          const i = items[at];
-          const apart = (this.x[i] - x) ** 2 + (this.y[i] - y) ** 2;
-          if (apart <= least && accepts(i)) [found, least] = [i, apart];
-        }
+      for (let i = 0; i < this.count; i++) {
+        const apart = (this.x[i] - x) ** 2 + (this.y[i] - y) ** 2;
+        if (apart <= least && accepts(i)) [found, least] = [i, apart];
+      }
       return found;
-    }
-
-    // Cells over the square from -2 to 2, which holds all points however they are turned, row by row.
-    grid() {
-      const side = Math.min(512, Math.max(4, Math.ceil(Math.sqrt(this.count))));
-      const cell = (value) => Math.min(side - 1, Math.floor((value / 2 + 1) * (side / 2)));
-      return { side, ...sorted(this.count, side * side, (i) => cell(this.y[i]) * side + cell(this.x[i])) };
     }
   }
 
-  // Sort 0 to count - 1 by a key below numKeys; those of key k are items[start[k]] to items[start[k + 1] - 1].
+  // 0 to count - 1, sorted by a key below numKeys.
   function sorted(count, numKeys, keyOf) {
     const start = new Uint32Array(numKeys + 1);
     const keys = new Uint32Array(count);
@@ -119,10 +91,10 @@ const layoutPoints = (() => {
     const next = start.slice();
     const items = new Uint32Array(count);
     for (let i = 0; i < count; i++) items[next[keys[i]]++] = i;
-    return { start, items };
+    return items;
   }
 
-  // 0 to count - 1, each far from those before.
+  // 0 to count - 1, each far from those before, so that no class lies on top of all others.
   function scattered(count) {
     const gcd = (a, b) => (b ? gcd(b, a % b) : a);
     let step = Math.max(1, Math.round(count * 0.618034));

@@ -62,7 +62,9 @@ const layoutRaster = (() => {
           for (let column = -reach; column <= reach; column++) {
             const inside = radius + 0.5 - Math.hypot(column + 0.5 - x, row + 0.5 - y);
             const strength = Math.round(256 * opacity * Math.min(1, Math.max(0, inside)));
-            if (strength) offsets.push(row * this.stride + column), strengths.push(strength);
+            if (!strength) continue;
+            offsets.push(row * this.stride + column);
+            strengths.push(strength);
           }
         brush.offsets.push(Int32Array.from(offsets));
         brush.strengths.push(Int32Array.from(strengths));
