@@ -18,7 +18,7 @@ from parallel_epochs.models.structure import Structure
 
 __all__ = ["KINDS", "allocate_gradients", "allocate_outputs", "backward", "forward"]
 
-# Which of forward's arguments have gradients: x, attr, weight, bias, table and param.
+# Those of forward's arguments that have gradients: x, attr, weight, bias, table and param.
 _DIFFERENTIABLE = (0, 2, 3, 4, 5, 6)
 _NUM_STATS = {"softmax": 1, "softmax_sg": 1, "power": 2, "add": 0, "max": 1}
 

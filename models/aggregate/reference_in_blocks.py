@@ -15,7 +15,7 @@ MAX_ELEMENTS = 1 << 21
 
 
 class Rows(NamedTuple):
-    """What a formula reads, each a list of tensors.
+    """The inputs of a formula, each a list of tensors.
 
     Attributes:
         sources: rows of the edges' sources [num_edges, ...].

@@ -113,7 +113,7 @@ class Relations:
 
     @functools.cached_property
     def is_dense(self) -> bool:
-        """Whether nearly all pairs have edges, so that all are numbered."""
+        """Tell whether nearly all pairs have edges, so that all are numbered."""
         if not self._may_be_dense or not self.edges.size(1):
             return False
         return all(float((ptr[1:] > ptr[:-1]).float().mean()) >= DENSE

@@ -1,4 +1,4 @@
-"""What the layers share that stand in for PyG's: which code runs, the edges it reads, and the class for TorchScript."""
+"""The layers that stand in for PyG's share this: the choice of code, the edges it reads, and the TorchScript class."""
 
 import copy
 import inspect

@@ -1,4 +1,4 @@
-"""Whether the fused kernels of an operation run, or its reference and why. The choice is announced once in the log."""
+"""Chooses between the fused kernels of an operation and its reference. The log announces the choice once, and why."""
 
 import functools
 import importlib

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 Bits = TypeVar("Bits", int, np.ndarray)
-# What is added from one number of a SplitMix64 sequence to the next: 2^64 divided by the golden ratio.
+# Difference of two neighbours in a SplitMix64 sequence: 2^64 divided by the golden ratio.
 GOLDEN = 0x9e3779b97f4a7c15
 MASK = 2**64 - 1
 _LOW = 2**32 - 1

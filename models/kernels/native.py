@@ -28,14 +28,14 @@ log = logging.getLogger(__name__)
 
 # Names the level of vector instructions that kernels use. By default it is the highest of the processor.
 SIMD_VARIABLE = "PARALLEL_EPOCHS_SIMD"
-# What a processor needs for each level of simd.h, and the flags that take what is above a level from -march=native.
+# Features that a processor needs for each level of simd.h, and the flags that remove those above it from -march=native.
 SIMD_NEEDS = {"portable": set(), "avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512dq", "avx2", "fma"}}
 SIMD_FLAGS = {"portable": ["-mno-avx"], "avx2": ["-mno-avx512f"], "avx512": []}
 
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """What was loaded for a library.
+    """A library as it was loaded.
 
     Attributes:
         level: level of vector instructions, a key of SIMD_NEEDS.

@@ -15,7 +15,7 @@ from parallel_epochs.models.messages.attention_reference import attend
 from parallel_epochs.models.messages.scores import SCORES
 from parallel_epochs.models.structure import Structure
 
-# Which of forward's arguments have gradients: message, source, target, attr, loop_attr, weight and att.
+# Those of forward's arguments that have gradients: message, source, target, attr, loop_attr, weight and att.
 _DIFFERENTIABLE = (0, 1, 2, 4, 5, 6, 7)
 
 

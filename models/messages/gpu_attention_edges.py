@@ -1,4 +1,4 @@
-"""What the Triton passes of attention share: a block of edges, encoded features, scores and dropout.
+"""The Triton passes of attention share a block of edges, encoded features, scores and dropout.
 
 This is the counterpart of attention.h. A program walks over the edges of rows, for one head. The rows are destinations
 or sources; the vectors of the row have one row [1, BLOCK_C], and those of the nodes at the other ends [BLOCK_E,

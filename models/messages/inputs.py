@@ -1,4 +1,4 @@
-"""What the operators of messages are asked for: the message, its operands, and the numbers of nodes."""
+"""Describes the inputs of the operators of messages: the message, its operands, and the numbers of nodes."""
 
 import itertools
 from typing import NamedTuple
@@ -58,7 +58,7 @@ class Call(NamedTuple):
 
     @property
     def message(self) -> Message:
-        """What is computed on each edge."""
+        """A message: the computation on each edge."""
         return MESSAGES[self.name]
 
     def get(self, name: str) -> Tensor | None:

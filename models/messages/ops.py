@@ -12,7 +12,7 @@ from parallel_epochs.models.messages.cpu import Walk
 from parallel_epochs.models.messages.inputs import MESSAGES, Message, align
 from parallel_epochs.models.structure import Structure
 
-# What backward needs of the rows: ties; the number of zeros, and the product of the others.
+# Numbers of each row that backward needs: ties; the number of zeros, and the product of the others.
 _NUM_STATS = {"max": 1, "min": 1, "prod": 2}
 # Messages of softmax and of its gradient.
 _EXP, _PRODUCT = Message("e", "exp", "v"), Message("e", "mul", "g")

@@ -1,4 +1,4 @@
-"""What the entry points share: Hydra, the help, and errors that a user can read. Nothing here imports torch."""
+"""The entry points share Hydra, the help, and errors that a user can read. Nothing here imports torch."""
 
 import contextlib
 import functools

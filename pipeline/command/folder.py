@@ -1,4 +1,4 @@
-"""Which configuration runs in a directory: a new one, or that of the run which is resumed there."""
+"""Chooses the configuration that runs in a directory: a new one, or that of the run which is resumed there."""
 
 import dataclasses
 import logging
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What a run writes to its directory, and would replace there.
+# Files that a run writes to its directory, and would replace there.
 RUN_FILES = ("config.yaml", "metrics.jsonl", "summary.json", "components.json", "checkpoints", "metrics.csv",
              "preprocessing.pt", "tracking.json", "layout.npz")
 
@@ -102,7 +102,7 @@ def resolve(config: RunConfig, folder: Path, *, named: Set[str] = frozenset(), c
             raise ValueError(f"{folder} already holds a run: continue it with resume={folder}, or choose another "
                              "directory")
     saved = schema.load(folder / "config.yaml")
-    # What was to be chosen when the run began has been.
+    # The values that were to be chosen when the run began are chosen.
     values = {entry.name: entry.value for entry in keys.entries(saved)}
     config = keys.replaced(config, {entry.name: values[entry.name] for entry in keys.entries(config)
                                     if entry.value == keys.AUTO and entry.meaning.may_be_auto and entry.name in values})

@@ -12,7 +12,7 @@ from parallel_epochs.pipeline.run import files
 
 log = logging.getLogger(__name__)
 
-# What Optuna raises of records that it has not written.
+# Errors that Optuna raises for records that it has not written.
 UNREADABLE = (LookupError, TypeError, AttributeError, AssertionError, RecursionError)
 WAY_OUT = "Restore the file from a copy, or choose another folder for a new study"
 

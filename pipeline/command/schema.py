@@ -26,7 +26,7 @@ from parallel_epochs.pipeline.run.errors import DamagedFile, one_line
 
 log = logging.getLogger(__name__)
 
-# Of a checkout and of an installation alike.
+# The folder of a checkout and of an installation alike.
 CONF = str(Path(__file__).resolve().parents[2] / "conf")
 # The parts of a configuration that hold the keys of one of several members, whichever is chosen.
 OPEN_PARTS: dict[str, type] = {"data": DataConfig, "model": ModelConfig, "trainer": TrainerConfig}
@@ -74,7 +74,7 @@ def variants(product: Product) -> Iterator[RunConfig]:
 
 @dataclasses.dataclass(frozen=True)
 class Typed:
-    """What a command names.
+    """The parts of a configuration that a command names.
 
     Attributes:
         names: keys and groups, with the keys that choose the groups' members.
@@ -202,7 +202,7 @@ def to_object(cfg: DictConfig, arguments: Iterable[str] = (), *, is_saved: bool 
         left_out = [] if is_saved else _check_unread(product, unread, typed)
         config = _merge(usual, values)
     except OmegaConfBaseException as error:
-        # What is typed has been looked at before: only in a file the message may lack the key.
+        # Typed overrides were checked before: only for a file may the message lack the key.
         message, key = one_line(error), error.full_key
         where = f"{key}: " if is_saved and key and f"'{key}'" not in message else ""
         raise ValueError(where + message) from None

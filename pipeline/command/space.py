@@ -1,4 +1,4 @@
-"""What `python -m pipeline.tune` searches, and how, as its command or the folder of its study say.
+"""Reads what `python -m pipeline.tune` searches, and how, from its command or the folder of its study.
 
 A search is overrides with several values, in Hydra's own notation for sweeps.
 """
@@ -48,7 +48,7 @@ class TuneConfig:
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched.
+    """A search, as a command describes it.
 
     Attributes:
         fixed: overrides of every trial.

@@ -1,4 +1,4 @@
-"""What a sweep of `python -m pipeline.train -m` says when it ends."""
+"""Summarises a sweep of `python -m pipeline.train -m` when it ends."""
 
 import shlex
 import statistics

@@ -1,4 +1,4 @@
-"""Which classes of model=custom a user has named. The configuration of a saved run or study may name no other.
+"""Remembers the classes of model=custom that a user has named. A saved run or study may name no other.
 
 To import a class is to run code of its author's choice. So every class that a user names on the command line is
 remembered in a folder that only this user can write to, together with the arguments that it was called with. What

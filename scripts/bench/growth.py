@@ -21,7 +21,7 @@ from parallel_epochs.scripts.bench.measure import assert_close, say, seconds_of,
 
 CASES = {"GCN": Case("GCNConv", edges="weight", dgl="GraphConv", kwargs={"normalize": False, **convs.NO_LOOPS}),
          "GAT": Case("GATConv", heads=4, dgl="GATConv", kwargs=convs.NO_LOOPS)}
-# What each chart varies, and its values; the others stay at those of START.
+# The quantity that each chart varies, and its values; the others stay at those of START.
 NODES, DENSITY, HIDDEN = "number of nodes", "density", "hidden size"
 VALUES: dict[str, tuple[float, ...]] = {
     NODES: (10_000, 20_000, 40_000, 70_000, 100_000), DENSITY: (0.0002, 0.0008, 0.0032, 0.0128),

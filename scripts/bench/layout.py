@@ -14,7 +14,7 @@ from parallel_epochs.pipeline.layout.build import build_trainer, classes_of
 from parallel_epochs.pipeline.layout.probe import trust, vote
 from parallel_epochs.scripts.bench.measure import configure, say, write_row
 
-# Of fewer than 4,096 points UMAP compares all pairs, and would compile its search for neighbours within its time.
+# For fewer than 4,096 points UMAP compares all pairs, and would compile its search for neighbours within its time.
 WARM = 5_000
 
 

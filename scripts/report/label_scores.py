@@ -8,7 +8,7 @@ from typing import Any
 from parallel_epochs.pipeline.names import MAX_LABELS, SCORES, SPLITS
 from parallel_epochs.pipeline.run import files
 
-# What a label is called, by the kind of the metric.
+# The word for a label, by the kind of the metric.
 NOUNS = {"classes": "class", "binary tasks": "task", "real values": "target", "links": "pair"}
 LARGEST = 2**53  # a count that a float holds
 

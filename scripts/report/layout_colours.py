@@ -10,7 +10,7 @@ DISTINCT = (
 DISTINCT_DARK = (
     "#48a3e6", "#fe8744", "#48c698", "#ee98c7", "#7acdff", "#ffb736", "#c753ac", "#99854b", "#b88efe", "#66ed5e",
     "#6d70ff", "#e45457", "#f3a4fe", "#a7dbb1", "#fe639d", "#ada644", "#b48ac7", "#55a193", "#feb8ab", "#ea63e2")
-# Of one lightness and little chroma: further classes share them.
+# Colours of one lightness and little chroma, which further classes share.
 GENTLE = ("#cd9ba9", "#8fb696", "#b0a2cd", "#baaa7e", "#87b1ce", "#cf9d94", "#7fb8ac", "#c29dbe", "#a5b185", "#9baad3",
           "#c9a284", "#7cb6c0")
 GENTLE_DARK = ("#9d737f", "#698a6f", "#85799d", "#8d7f5a", "#62859e", "#9f746d", "#5b8b81", "#947590", "#7c8560",

@@ -1,4 +1,4 @@
-"""What an attention score is made of."""
+"""Defines the parts of an attention score."""
 
 from collections.abc import Callable
 from typing import NamedTuple
