@@ -4,8 +4,10 @@ import contextlib
 import functools
 import logging
 import os
+import shutil
 import signal
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -35,6 +37,13 @@ if TYPE_CHECKING:
 CONF = schema.CONF
 Check = Callable[[RunConfig], None]
 USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, FloatingPointError, OSError)
+
+# What --help shows on top, as far as a run has it: ten keys at most.
+FIRST = ("train.epochs", "train.lr", "model.num_layers", "model.hidden_channels", "model.dropout",
+         "partition.num_parts", "trainer.model", "trainer.dim", "trainer.num_neighbors", "train.patience",
+         "parallel.num_ranks", "device", "seed", "cache_dir")
+# Columns of the help: those of the terminal, but at most the widest; without a terminal the usual number.
+USUAL, WIDEST = 80, 120
 
 log = logging.getLogger(__name__)
 
@@ -403,21 +412,27 @@ def help_text(module: str, overrides: list[str]) -> str:
     Args:
         module: the name of the entry point's module.
     """
-    groups, more = list[str](), list[str]()
-    config: Any
-    if _takes_a_run(module):
-        config = schema.AnyEvaluation()
-    elif _searches(module):
-        config = TuneConfig()
-        more = ["", "Every other argument is one of python -m pipeline.train; those with several values are searched:",
-                "  'train.lr=tag(log,interval(1e-4,1e-2))' model.num_layers=2,3,4 'train.epochs=range(10,31,10)'"]
-    else:
-        config = compose_config(overrides)
-        groups = [f"  {group}={' | '.join(arguments.shorten(members))}" for group, members in config_groups().items()]
+    columns = min(shutil.get_terminal_size((USUAL, 0)).columns, WIDEST)
     lines = [f"python -m {module} [key=value ...]", ""]
-    if groups:
-        lines += ["Groups, each a file in conf/:", *groups, "  hydra/launcher=slurm (with -m)", ""]
-    lines += ["Keys, as composed:", *format_entries(keys.entries(config)), *more]
+    if _takes_a_run(module):
+        return "\n".join([*lines, "Keys:", *format_entries(keys.entries(schema.AnyEvaluation()), columns)])
+    if _searches(module):
+        return "\n".join([
+            *lines, "Keys:", *format_entries(keys.entries(TuneConfig()), columns), "",
+            "Every other argument is one of python -m pipeline.train; those with several values are searched:",
+            "  'train.lr=tag(log,interval(1e-4,1e-2))' model.num_layers=2,3,4 'train.epochs=range(10,31,10)'"])
+    sections: dict[str, list[keys.Entry]] = {}
+    for entry in keys.entries(compose_config(overrides)):
+        sections.setdefault(entry.name.rpartition(".")[0].partition(".")[0], []).append(entry)
+    known = {entry.name: entry for entries in sections.values() for entry in entries}
+    lines += ["The keys that are set most often:",
+              *format_entries([known[name] for name in FIRST if name in known][:10], columns), "",
+              "Groups, each a file in conf/:", *(
+                  line for group, members in config_groups().items()
+                  for line in _wrap(f"  {group}=", " | ".join(arguments.shorten(members)), columns, indent=6)),
+              "  hydra/launcher=slurm (with -m)", "", "All keys, as composed:"]
+    for part, entries in sections.items():
+        lines += [*["", part] * bool(part), *format_entries(entries, columns)]
     return "\n".join(lines)
 
 
@@ -435,15 +450,28 @@ def config_groups() -> dict[str, list[str]]:
     return groups
 
 
-def format_entries(entries: Iterable[keys.Entry]) -> list[str]:
-    """Format a line for each of some keys."""
+def format_entries(entries: Iterable[keys.Entry], columns: int | None = None) -> list[str]:
+    """Format some keys: name, value and meaning.
+
+    Args:
+        columns: width of the lines. None: each key has one line.
+    """
     rows = []
     for entry in entries:
         choices = f" ({' | '.join(entry.meaning.choices)})" if entry.meaning.choices else ""
         condition = f" [{entry.meaning.condition}]" if entry.meaning.condition else ""
         rows.append((f"{entry.name}={_as_typed(entry.value)}", f"{entry.meaning.text}{choices}{condition}"))
     width = max(len(left) for left, _ in rows)
-    return [f"  {left:<{width}}  {right}" for left, right in rows]
+    if columns is None:
+        return [f"  {left:<{width}}  {right}" for left, right in rows]
+    width = min(width, columns // 2)
+    return [line for left, right in rows for line in _wrap(f"  {left:<{width}}  ", right, columns, indent=width + 4)]
+
+
+def _wrap(left: str, text: str, columns: int, *, indent: int) -> list[str]:
+    """Break a text into lines behind its title."""
+    return textwrap.wrap(text, columns, initial_indent=left, subsequent_indent=" " * indent, break_long_words=False,
+                         break_on_hyphens=False)
 
 
 def _as_typed(value: object) -> str:

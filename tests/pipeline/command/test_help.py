@@ -110,6 +110,17 @@ def test_the_help_of_a_run_explains_every_key():
     explain_every_key(cli.help_text("pipeline.train", ["+experiment=digits"]))
 
 
+@pytest.mark.parametrize("typed", [[], ["trainer=layout", "data=digits"], ["trainer=knowledge", "data=math"]])
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_help_of_a_run_fits_into_a_terminal_and_begins_with_ten_keys(columns, typed, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = cli.help_text("pipeline.train", typed).splitlines()
+    assert not [line for line in lines if len(line) > columns and len(line.split()) > 1]
+    assert max(map(len, lines)) > columns - 10
+    first = [re.match(r"  [a-z_.]+=", line) for line in lines[3:lines.index("", 3)]]
+    assert lines[2] == "The keys that are set most often:" and sum(map(bool, first)) in (9, 10)
+
+
 @pytest.mark.slow
 def test_help_and_the_default_run_need_no_extra(tmp_path):
     missing = extras()

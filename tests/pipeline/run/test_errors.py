@@ -32,7 +32,8 @@ def test_an_installation_names_the_packages_themselves(extra, tmp_path, monkeypa
 
 
 def test_every_extra_that_an_error_names_exists():
-    source = "".join(file.read_text() for folder in ("pipeline", "scripts", "tools") for file in (ROOT / folder).rglob("*.py"))
+    source = "".join(file.read_text() for folder in ("pipeline", "scripts", "tools")
+                     for file in (ROOT / folder).rglob("*.py"))
     named = set(re.findall(r"install_command\([\"'](\w+)[\"']\)", source)) | {"tensorboard", "wandb", "mlflow"}
     assert named == NAMED <= set(EXTRAS)
     assert not re.search(r"pip install[^\n]*parallel-epochs\[|pip install -e \.\[", source)
