@@ -26,6 +26,7 @@ from torch import Tensor
 
 from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.command import arguments, cli, folder as run_folder, schema
+from parallel_epochs.pipeline.config import RunConfig
 from parallel_epochs.pipeline.data.objects import keys_of
 from parallel_epochs.pipeline.products import product_of
 from parallel_epochs.pipeline.run.errors import Stopped  # noqa: F401 - what Ctrl-C raises
@@ -183,10 +184,11 @@ def embed(data: Any = None, *overrides: str, **keys: Any) -> np.ndarray:
     return train(data, "trainer=node_embedding", *overrides, **keys).model.vectors()
 
 
-def _make_folder(config: Any, folder: str | Path | None) -> Path:
+def _make_folder(config: RunConfig, folder: str | Path | None) -> Path:
     """Make the run directory: the named one, that of the run to resume, or a new one."""
-    if config.resumes or folder is not None:
-        chosen = Path(config.resume if config.resumes else folder).expanduser()
+    named = config.resume if config.resumes else folder
+    if named is not None:
+        chosen = Path(named).expanduser()
         chosen.mkdir(parents=True, exist_ok=True)
         return chosen
     new = Path(f"outputs/{config.name}/{time.strftime('%Y-%m-%d_%H-%M-%S')}-s{config.seed}")
@@ -199,7 +201,7 @@ def _make_folder(config: Any, folder: str | Path | None) -> Path:
 
 
 def _configure(data: Any, overrides: Sequence[str], keys: dict[str, Any],
-               folder: str | Path | None = None) -> tuple[Any, list[str]]:
+               folder: str | Path | None = None) -> tuple[RunConfig, list[str]]:
     """Compose and check the configuration of a run.
 
     Returns:

@@ -78,7 +78,7 @@ def _short(name: str) -> str:
     return part if last in ("name", "source", "method") else name
 
 
-def key(default: object | EllipsisType, text: str, **meaning) -> Any:  # as dataclasses.field, for type checkers
+def key(default: object | EllipsisType, text: str, **meaning: Any) -> Any:  # as dataclasses.field, for type checkers
     """Declare a key of a configuration dataclass.
 
     Args:

@@ -175,17 +175,16 @@ def _watched(parallel: ParallelConfig, folder: Path, ranks: Ranks | None) -> Ite
     Args:
         ranks: the ranks that this process is one of; None if it is the launcher.
     """
-    launches = ranks is None
-    if launches:
+    if ranks is None:
         board, place, rank = pulse.Board.create(parallel.num_ranks + 1), parallel.num_ranks, -1
     else:
         board, place, rank = rank_tools.share_board(ranks), ranks.local_rank, ranks.rank
     with contextlib.ExitStack() as stack:
         pulse.join(board, place, rank)
         stack.callback(pulse.leave)
-        if launches or ranks.local_rank == 0:
+        if ranks is None or ranks.local_rank == 0:
             limits = Limits(parallel.warn_after, parallel.timeout, parallel.stop_timeout)
-            stack.enter_context(watch(board, folder, limits, launches=launches))
+            stack.enter_context(watch(board, folder, limits, launches=ranks is None))
         yield
 
 

@@ -128,7 +128,7 @@ class Worker:
     def _worker_folder(self, number: int) -> Path:
         return self._folder / ".workers" / str(number)
 
-    def _note(self, signum: int, frame) -> None:
+    def _note(self, signum: int, frame: object) -> None:
         self._signum = signum
         if self._child is not None:
             self._child.send_signal(signal.SIGTERM)
@@ -197,6 +197,7 @@ class Worker:
 
     def _wait(self) -> int | None:
         """Return the status of the run, or none after a moment in which it has not ended."""
+        assert self._child is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._child.wait(POLL_SECONDS)
         return None

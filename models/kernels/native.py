@@ -85,6 +85,12 @@ class NativeLibrary:
         """
         return self._loaded[0]
 
+    def require(self) -> ctypes.CDLL:
+        """Return the library, which the caller knows to be there."""
+        library = self.get()
+        assert library is not None, self.missing()
+        return library
+
     def missing(self) -> str:
         """Return the reason why the library is neither shipped nor can be compiled, or an empty text."""
         return self._loaded[1]

@@ -15,6 +15,7 @@ from parallel_epochs.models.convs.activation import norm_relu_dropout
 from parallel_epochs.models.convs.edge_dropout import drop_edges
 from parallel_epochs.models.networks.categories import TableEncoder
 from parallel_epochs.models.networks.encoders import (
+    NodeEncoder,
     check_inputs,
     create_edge_encoder,
     create_node_encoders,
@@ -80,8 +81,11 @@ class DeeperGCN(torch.nn.Module):
         self.fold_edge_encoder = options.fold_edge_encoder
         self.knn, self.knn_dilation, self.knn_epsilon = options.knn, options.knn_dilation, options.knn_epsilon
 
-        self.category_encoder, self.node_encoder = (None, None) if not options.encode_x else create_node_encoders(
-            in_channels, num_categories, hidden_channels, **options.node_columns())
+        self.category_encoder: torch.nn.Linear | None = None
+        self.node_encoder: NodeEncoder | None = None
+        if options.encode_x:
+            self.category_encoder, self.node_encoder = create_node_encoders(
+                in_channels, num_categories, hidden_channels, **options.node_columns())
         if options.num_edge_features:
             self._create_edge_encoders(options.num_edge_features, hidden_channels, num_layers, options.edge_tables)
         if num_relations:
@@ -158,7 +162,7 @@ class DeeperGCN(torch.nn.Module):
         if not hasattr(self, "edge_lins"):
             return edge_attr
         if self.fold_edge_encoder:
-            return prepare_edges(edge_attr, self.edge_lins[0])
+            return cast(Tensor, prepare_edges(edge_attr, self.edge_lins[0]))
         if not hasattr(self, "edge_encoder"):
             return edge_attr
         if not self.num_relations:

@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -287,7 +287,8 @@ class LargestOfEdges(TorchDispatchMode):
         self._least, self._most = least, most
         self.bytes = self.bytes_per_row = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Callable, types: Iterable[type], args: tuple = (),
+                           kwargs: dict | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor) and leaf.dim() and leaf.is_floating_point() \

@@ -45,7 +45,7 @@ def keep_inputs(head: torch.nn.Linear) -> Callable[[], Tensor]:
     """
     kept: list[Tensor] = []
 
-    def keep(_, inputs: tuple[Tensor, ...]) -> None:
+    def keep(_: object, inputs: tuple[Tensor, ...]) -> None:
         kept.append(inputs[0])
 
     def take() -> Tensor:

@@ -1,6 +1,8 @@
 """Link prediction: an encoder of nodes, and a predictor that decodes pairs of nodes."""
 # ruff: noqa: F722 (shapes are strings)
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -82,7 +84,7 @@ class LinkModel(torch.nn.Module):
         out_channels: width of an embedding.
     """
 
-    def __init__(self, encoder: torch.nn.Module, out_channels: int, **options):
+    def __init__(self, encoder: torch.nn.Module, out_channels: int, **options: Any):
         super().__init__()
         if isinstance(head := getattr(encoder, "head", None), torch.nn.Linear):
             out_channels, encoder.head = head.in_features, torch.nn.Identity()

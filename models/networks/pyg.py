@@ -4,7 +4,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch_geometric.nn as pyg
@@ -24,7 +24,12 @@ from parallel_epochs.models.convs.recipe_convs import AGDNConv, GatedGCNConv, GI
 from parallel_epochs.models.convs.relation_conv import RGCNConv
 from parallel_epochs.models.edge_index import for_pyg, from_csc
 from parallel_epochs.models.networks.categories import OneHot, RelationColumns
-from parallel_epochs.models.networks.encoders import create_edge_encoder, create_node_encoders, encode_nodes
+from parallel_epochs.models.networks.encoders import (
+    NodeEncoder,
+    create_edge_encoder,
+    create_node_encoders,
+    encode_nodes,
+)
 from parallel_epochs.models.networks.foreign import (
     NUM_EDGES,
     NUM_NODES,
@@ -86,8 +91,11 @@ class PyGModel(torch.nn.Module):
             _check_unencoded(in_channels + options.num_categories, hidden_channels, *columns)
         kind, given = choose_class(find(options.conv), kernel), dict(options.kwargs or {})
         self.title = f"{num_layers} layers of {options.conv} x {hidden_channels} channels"
-        self.category_encoder, self.node_encoder = create_node_encoders(
-            in_channels, options.num_categories, hidden_channels, *columns) if options.encode_x else (None, None)
+        self.category_encoder: torch.nn.Linear | None = None
+        self.node_encoder: NodeEncoder | None = None
+        if options.encode_x:
+            self.category_encoder, self.node_encoder = create_node_encoders(
+                in_channels, options.num_categories, hidden_channels, *columns)
         self.updates_edges, self.edges_alike = getattr(kind, "updates_edges", False), options.edge_dim is None
         self.edge_columns, edge_dim = create_edge_columns(
             options.edge_dim, options.edge_tables, options.num_relations,
@@ -236,7 +244,7 @@ class Layer(torch.nn.Module):
         if blocks is None:
             out, new = self._convolve(h, start, kept, features)
             if self.edge_norm is not None:
-                edge_attr = self._finish(self.edge_norm(new), edge_attr)
+                edge_attr = self._finish(self.edge_norm(new), cast(Tensor, edge_attr))
         else:
             parts = []
             for block in blocks:

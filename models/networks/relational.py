@@ -1,6 +1,8 @@
 """Models of typed graphs, with several types of nodes and relations: R-GCN and the heterogeneous graph transformer."""
 # ruff: noqa: F722 (shapes are strings)
 
+from typing import cast
+
 import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
@@ -64,7 +66,7 @@ class TypedModel(torch.nn.Module):
         check_inputs(self, x, edge_attr)
         relation = self._read_relations(edge_index, edge_attr)
         kept, relation = drop_edges(edge_index, relation, dropout=self.edge_dropout, training=self.training)
-        relations = Relations(kept, relation, max(self.num_relations, 1), x.size(0), x.size(0))
+        relations = Relations(kept, cast(Tensor, relation), max(self.num_relations, 1), x.size(0), x.size(0))
         types = NodeTypes.read(x, self.num_types) if self.num_types > 1 else None
         h = F.dropout(encode_nodes(x, self.node_encoder, self.category_encoder), self.input_dropout, self.training)
         for layer, norm in zip(self.layers, self.norms, strict=True):

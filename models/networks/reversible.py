@@ -5,7 +5,7 @@ import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int, Num
@@ -230,7 +230,7 @@ class _Reversible(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, stack: Stack, num_groups: int, num_maps: int, edge_attr: Tensor | None,
+    def forward(ctx: Any, stack: Stack, num_groups: int, num_maps: int, edge_attr: Tensor | None,
                 *tensors: Tensor) -> tuple[Tensor, ...]:
         groups, others = tensors[:num_groups], tensors[num_groups:]
         device = groups[0].device.type
@@ -244,7 +244,7 @@ class _Reversible(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         stack, num_groups = ctx.stack, len(grads)
         edge_attr, *groups_and_others = ctx.saved_tensors
         others = groups_and_others[num_groups:]

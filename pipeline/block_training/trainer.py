@@ -214,6 +214,7 @@ class BlockTrainer(Trainer):
 
     def numbers(self) -> RoundNumbers:
         """Return the numbers of the round that has just ended."""
+        assert self._numbers is not None, "a round has ended"
         return self._numbers
 
     def weights(self) -> dict[str, Tensor]:

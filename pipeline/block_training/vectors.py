@@ -22,10 +22,13 @@ log = logging.getLogger(__name__)
 
 
 def check_predictions(run: SavedRun, predictions: str | None, *, pairs: str | None = None, neighbors: int = 0,
-                      triples: str | None = None) -> Tensor | None:
+                      triples: str | None = None) -> tuple[Path, Tensor | None]:
     """Check where vectors shall be saved, and read the pairs whose cosines are asked for, before any long work.
 
     The arguments are the keys of `predict` that have their names.
+
+    Returns:
+        The file of the predictions, and the pairs, if there are any.
 
     Raises:
         ValueError: names the keys.
@@ -41,10 +44,10 @@ def check_predictions(run: SavedRun, predictions: str | None, *, pairs: str | No
         raise ValueError(f"{' and '.join(f'{name}={value}' for name, value in wanted.items())} exclude each other. "
                          "Give one of them")
     if pairs:
-        return read_pairs(Path(pairs))
+        return Path(predictions), read_pairs(Path(pairs))
     if not wanted:
         writer_of(Path(predictions))
-    return None
+    return Path(predictions), None
 
 
 def open_run(run: SavedRun, check: Callable[[Any, Graph], None], describe: Callable[[Graph], str]) -> tuple[dict, Part]:

@@ -215,7 +215,7 @@ def _note_interrupts() -> list[int]:
     """Let the first Ctrl-C raise KeyboardInterrupt and leave a note in the list, and the second end the process."""
     notes: list[int] = []
 
-    def note(signum: int, frame) -> None:
+    def note(signum: int, frame: object) -> None:
         signal.signal(signum, signal.SIG_DFL)
         notes.append(signum)
         raise KeyboardInterrupt

@@ -62,7 +62,8 @@ def begin_together(config: RunConfig, folder: Path, ranks: "Ranks", *, named: Se
     from parallel_epochs.pipeline.run import ranks as rank_tools
     config = with_ranks_of(config, ranks.num_ranks)
     rank_tools.join(rank_tools.choose_device(config.device_name, ranks), config.parallel.timeout)
-    outcome, problem = None, None
+    outcome: tuple[RunConfig, dict | None] | None = None
+    problem: ValueError | OSError | None = None
     if ranks.is_first:
         try:
             outcome = begin_or_continue(config, folder, named=named | {"parallel.num_ranks"}, is_named=is_named,
@@ -75,6 +76,7 @@ def begin_together(config: RunConfig, folder: Path, ranks: "Ranks", *, named: Se
     if message is not None:
         raise ValueError(message) if ranks.local_rank == 0 else SystemExit(1)
     rank_tools.check_shared(folder, ranks)
+    assert outcome is not None
     return outcome
 
 

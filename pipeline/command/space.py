@@ -70,16 +70,16 @@ def read_command(arguments: list[str]) -> tuple[dict, Search]:
     """
     own, fixed, space = {}, [], {}
     names = {field.name for field in dataclasses.fields(TuneConfig)}
-    for override in OverridesParser.create().parse_overrides(arguments):
+    for typed, override in zip(arguments, OverridesParser.create().parse_overrides(arguments), strict=True):
         if override.key_or_group in names:
             own[override.key_or_group] = override.value()
         elif override.is_sweep_override():
-            space[override.get_key_element()] = override.input_line.partition("=")[2]
+            space[override.get_key_element()] = typed.partition("=")[2]
         elif override.key_or_group in ("resume", "hydra.run.dir"):
             raise ValueError(f"{override.key_or_group} is chosen for each trial. Leave it out; to continue a study, "
                              "give only study=DIR")
         else:
-            fixed.append(override.input_line)
+            fixed.append(typed)
     if not own.get("study"):
         raise ValueError("One argument is missing: study=DIR, the folder of the study. For example: python -m "
                          "pipeline.tune study=DIR 'train.lr=tag(log,interval(1e-4,1e-2))'")
@@ -240,7 +240,7 @@ def suggest(trial: Any, search: Search, types: dict[str, type]) -> list[str]:
             pick = trial.suggest_int if types.get(key) is int else trial.suggest_float
             drawn = pick(key, types.get(key, float)(value.start), types.get(key, float)(value.end), log=is_log)
         elif isinstance(value, RangeSweep) and types.get(key) is int:
-            low, high, step = int(value.start), int(value.stop), int(value.step)
+            low, high, step = (int(cast(float, bound)) for bound in (value.start, value.stop, value.step))
             last = low + (high - 1 - low) // step * step  # a range ends before its stop
             drawn = trial.suggest_int(key, low, last, **({"log": True} if is_log else {"step": step}))
         else:

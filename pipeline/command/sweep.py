@@ -19,7 +19,7 @@ begun: list[Path] = []
 class NoteFolder(Callback):
     """Notes where a sweep begins. Hydra tells of its end only if no member has failed."""
 
-    def on_multirun_start(self, config: DictConfig, **kwargs) -> None:
+    def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
         begun.append(Path(config.hydra.sweep.dir))
 
 

@@ -11,7 +11,9 @@ import logging
 import os
 import stat
 from pathlib import Path
-from typing import Any
+
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.config import RunConfig
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +23,7 @@ def register() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "parallel-epochs" / "trusted"
 
 
-def remember(config: Any) -> None:
+def remember(config: RunConfig) -> None:
     """Remember the class that a configuration names, if it names one, for the user has asked for it."""
     if (call := _call_of(config)) is None or _is_known(call):
         return
@@ -40,7 +42,7 @@ def remember(config: Any) -> None:
         log.warning("%s can be written to by others. You will need trust=true to resume or evaluate this run", folder)
 
 
-def check(config: Any, origin: Path, *, trust: bool) -> None:
+def check(config: RunConfig, origin: Path, *, trust: bool) -> None:
     """Refuse a saved configuration that names a class which the user has not named.
 
     Args:
@@ -60,12 +62,12 @@ def check(config: Any, origin: Path, *, trust: bool) -> None:
     remember(config)
 
 
-def _call_of(config: Any) -> str | None:
+def _call_of(config: RunConfig) -> str | None:
     """Write the class that a configuration names and its arguments as one text; none if it names no class."""
-    model = getattr(config, "model", None)
-    if not hasattr(model, "path"):  # which only model=custom has
+    found = {entry.name: entry.value for entry in keys.entries(config)}
+    if "model.path" not in found:  # which only model=custom has
         return None
-    return json.dumps({"path": model.path, "kwargs": model.kwargs}, sort_keys=True, default=repr)
+    return json.dumps({"path": found["model.path"], "kwargs": found["model.kwargs"]}, sort_keys=True, default=repr)
 
 
 def _digest(call: str) -> str:

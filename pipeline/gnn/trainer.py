@@ -209,6 +209,7 @@ class GNNTrainer:
 
     def numbers(self) -> RoundNumbers:
         """Return the numbers of the round that has just ended."""
+        assert self._numbers is not None, "a round has ended"
         return self._numbers
 
     def weights(self) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ def check_graph(path: Path, packed: Mapping) -> None:
     if "triples" in packed:
         triples = _integers(path, "triples", packed["triples"], 2)
         check_ends(path, "triple_ptr", packed.get("triple_ptr"), len(triples), "triples")
-        check_numbers(path, "triples", triples[:, ::2], num_nodes, "node")
+        check_numbers(path, "triples", triples[:, ::2], cast(int, num_nodes), "node")
         check_numbers(path, "triples", triples[:, 1], packed["num_relations"], "relation")
 
 

@@ -47,7 +47,7 @@ class Reader:
         self._pool = self._exit.enter_context(ThreadPoolExecutor(1))
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._exit.close()
 
     def read(self, spans: Sequence[tuple[int, int]], *, reuse: bool = False) -> Iterator[list[np.ndarray]]:

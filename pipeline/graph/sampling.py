@@ -91,7 +91,7 @@ class NeighborSampler:
 
     def _count_by_relation(self, nodes: Tensor, most: Tensor) -> Tensor:
         if self._library is None:
-            return RelationRows(self._indptr, nodes, self._relation, most).count_of_node()
+            return RelationRows(self._indptr, nodes, cast(Tensor, self._relation), most).count_of_node()
         count = torch.empty(nodes.numel(), dtype=torch.int64)
         self._library.sampling_count_by_relation(
             *self._relations(most), pointer(nodes), ctypes.c_int64(nodes.numel()), pointer(count),
@@ -102,7 +102,7 @@ class NeighborSampler:
         """Draw positions of edges that enter each node."""
         if self._library is None:
             return draw_with_numpy(self._indptr, nodes, ptr, key) if not isinstance(most, Tensor) else \
-                RelationRows(self._indptr, nodes, self._relation, most).draw(key)
+                RelationRows(self._indptr, nodes, cast(Tensor, self._relation), most).draw(key)
         position = torch.empty(int(ptr[-1]), dtype=torch.int64)
         rest = (pointer(nodes), ctypes.c_int64(nodes.numel()), pointer(ptr), ctypes.c_uint64(key), pointer(position),
                 torch.get_num_threads())

@@ -124,7 +124,7 @@ class StoreWriter:
     def __enter__(self) -> "StoreWriter":
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._exit.close()
 
     def _read_journal(self) -> dict[str, dict]:

@@ -119,7 +119,7 @@ def induce(edge_index: EdgeIndex, nodes: Int[Tensor, " num_selected"]) -> tuple[
         An int64 ``EdgeIndex`` sorted by destination, CSC and CSR filled, and the positions of its edges in
         `edge_index`, int64. Edges of a destination keep their order.
     """
-    library, threads = LIBRARY.get(), torch.get_num_threads()
+    library, threads = LIBRARY.require(), torch.get_num_threads()
     library.subgraph_select.restype = ctypes.c_void_p
     (indptr, src), _ = edge_index.get_csc()
     indptr, src, nodes = indptr.contiguous(), src.contiguous(), nodes.contiguous()
@@ -146,7 +146,7 @@ def gather(values: Shaped[Tensor, "num_rows columns"], rows: Int[Tensor, " num_s
     """Compute ``values[rows]`` for a contiguous matrix on the CPU and rows of int64, all in range."""
     assert values.is_contiguous() and values.dim() == 2 and rows.dtype == torch.int64
     out = values.new_empty(rows.numel(), values.size(1))
-    LIBRARY.get().gather_rows(
+    LIBRARY.require().gather_rows(
         pointer(values), pointer(rows), ctypes.c_int64(rows.numel()),
         ctypes.c_int64(values.size(1) * values.element_size()), pointer(out), torch.get_num_threads())
     return out

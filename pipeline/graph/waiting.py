@@ -43,7 +43,7 @@ class Waiting:
     def __enter__(self) -> "Waiting":
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._exit.close()
 
     def add(self, selected: Selected) -> None:

@@ -121,8 +121,8 @@ def predict(run: SavedRun, *, predictions: str | None, pairs: str | None, neighb
         ValueError: see :func:`restore`; questions or pairs that cannot be read or name what the graph does not have, a
             format that is unknown or not installed.
     """
-    asked = vectors.check_predictions(run, predictions, pairs=pairs, neighbors=neighbors, triples=triples)
-    path, questions = Path(predictions), None
+    path, asked = vectors.check_predictions(run, predictions, pairs=pairs, neighbors=neighbors, triples=triples)
+    questions = None
     if triples is not None:
         vectors.check_format(path, "answers", WRITERS)
         questions = read_questions(Path(triples))
@@ -132,7 +132,7 @@ def predict(run: SavedRun, *, predictions: str | None, pairs: str | None, neighb
     elif asked is None and not neighbors:
         _check_relations(run, path)
     restored = restore(run)
-    if questions is not None:
+    if questions is not None and triples is not None:
         _answer(path, number_questions(questions, Path(triples), restored.names, restored.relation_names), restored,
                 top=top, filtered=filtered)
     elif not vectors.save_cosines(path, asked, neighbors, restored.tables.entities.detach(), restored.names):

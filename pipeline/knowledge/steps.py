@@ -83,6 +83,7 @@ class NegativeSteps:
         ends, negatives = places[:triples[:, [0, 2]].numel()].view(-1, 2), places[2 * len(triples):].view_as(negatives)
         loss = self._loss(tables, entities[ends[:, 0]], relations[kinds], entities[ends[:, 1]], entities[negatives])
         (loss / len(batch)).backward()
+        assert entities.grad is not None and relations.grad is not None
         tables.entities.grad = _sparse(entity_ids, entities.grad, tables.entities)
         tables.relations.grad = _sparse(relation_ids, relations.grad, tables.relations)
         return float(loss.detach()), len(triples)

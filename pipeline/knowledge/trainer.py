@@ -147,6 +147,7 @@ class KnowledgeTrainer(Trainer):
 
     def numbers(self) -> RoundNumbers:
         """Return the numbers of the epoch that has just ended."""
+        assert self._numbers is not None, "a round has ended"
         return self._numbers
 
     def weights(self) -> dict[str, Tensor]:

@@ -211,7 +211,7 @@ def _first_places(options: LayoutTrainerConfig, matrix: sp.csr_array, components
     rng, num_points = stream("first places", seed), matrix.shape[0]
     if options.init == "spectral":
         places = spectral.diffuse(matrix, options.dim, rng=rng)
-    elif options.init == "pca":
+    elif components is not None and options.init == "pca":
         places = components.numpy()[:, :options.dim].astype(np.float64)
         places = np.pad(places, ((0, 0), (0, options.dim - places.shape[1])))
         places = places / max(places[:, 0].std(), 1e-30)
@@ -225,8 +225,8 @@ def build_probe(config: LayoutConfig, data: Data) -> LayoutProbe:
     """Build what scores layouts: all that the data allow."""
     options, seed = config.trainer, config.seed
     allowed, scores = _metrics(data), {}
-    if "knn_acc" in allowed:
-        scores["knn_acc"] = partial(vote, labels=classes_of(data))
+    if "knn_acc" in allowed and (classes := classes_of(data)) is not None:
+        scores["knn_acc"] = partial(vote, labels=classes)
     if "trustworthiness" in allowed:
         points = sample_points(data.num_nodes, options.score_sample, seed)
         scores["trustworthiness"] = partial(trust, x=data.x.numpy(), points=points)

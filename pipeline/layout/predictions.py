@@ -36,9 +36,9 @@ def predict(run: SavedRun, *, predictions: str | None) -> None:
     Raises:
         ValueError: as :func:`evaluate`.
     """
-    vectors.check_predictions(run, predictions)
+    path, _ = vectors.check_predictions(run, predictions)
     positions, names, _, _ = _restore(run)
-    vectors.save(Path(predictions), positions, names)
+    vectors.save(path, positions, names)
 
 
 def _restore(run: SavedRun) -> tuple[Tensor, list[str], int, Data]:

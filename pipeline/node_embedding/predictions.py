@@ -44,7 +44,7 @@ def predict(run: SavedRun, *, predictions: str | None, pairs: str | None, neighb
     Raises:
         ValueError: as :func:`evaluate`; pairs that name no nodes.
     """
-    asked = vectors.check_predictions(run, predictions, pairs=pairs, neighbors=neighbors)
+    path, asked = vectors.check_predictions(run, predictions, pairs=pairs, neighbors=neighbors)
     state, part = vectors.open_run(run, check_graph, describe_graph)
     data = part.data
     score = run.config.trainer.score
@@ -55,8 +55,8 @@ def predict(run: SavedRun, *, predictions: str | None, pairs: str | None, neighb
     found, names = _vectors_of(run, state, training)[0], unpack_names(data)
     if score == "auto":
         score = cast(LinkProbe, cast(Training, training).score).choose(found.numpy())
-    if not vectors.save_cosines(Path(predictions), asked, neighbors, found, names, score=score):
-        vectors.save(Path(predictions), found, names)
+    if not vectors.save_cosines(path, asked, neighbors, found, names, score=score):
+        vectors.save(path, found, names)
 
 
 def _vectors_of(run: SavedRun, state: dict, training: Training | None) -> tuple[Tensor, int]:
@@ -65,4 +65,5 @@ def _vectors_of(run: SavedRun, state: dict, training: Training | None) -> tuple[
         if run.is_best:
             return state["model"]["embedding"].clone(), int(state["epoch"])
         rows, epoch = state["heads"]["rows"], int(state["progress"]["epochs"])
+    assert training is not None, "a checkpoint in mid-training needs the training edges"
     return finish_vectors(run.config, training, rows), epoch

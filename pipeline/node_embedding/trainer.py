@@ -128,6 +128,7 @@ class NodeEmbeddingTrainer(BlockTrainer):
 
     def _train(self, tasks: list[list[tuple[int, int]]]) -> tuple[float, float]:
         pairs, ptr, num_parts = self._pairs, self.parts.ptr.tolist(), self.parts.num_parts
+        assert pairs is not None, "the pairs of the round are drawn"
 
         def block(i: int, j: int) -> PairBlock:
             first = int(pairs.ptr[i, j])

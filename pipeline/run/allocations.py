@@ -1,7 +1,7 @@
 """Counts the bytes that torch allocates for new tensors while a block of code runs, on any device."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -23,7 +23,8 @@ class Allocations(TorchDispatchMode):
         super().__init__()
         self.now = self.peak = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
+    def __torch_dispatch__(self, func: Callable, types: Iterable[type], args: tuple = (),
+                           kwargs: dict | None = None) -> object:
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
         known = {storage._cdata for storage in _storages((args, kwargs))}

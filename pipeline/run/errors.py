@@ -100,4 +100,4 @@ def install_command(extra: str) -> str:
     from importlib import metadata  # 15 ms, and only an error needs it
 
     lines = [line for line in metadata.requires("parallel-epochs") or [] if re.search(f"extra == .{extra}.", line)]
-    return " ".join(["pip install", *(re.match(r"[\w.-]+", line)[0] for line in lines)])
+    return " ".join(["pip install", *(re.findall(r"^[\w.-]+", line)[0] for line in lines)])

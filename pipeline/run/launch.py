@@ -28,7 +28,7 @@ READABLE = ("ValueError", "ForeignError", "DamagedFile", "FileError", "FloatingP
             "ChildProcessError")
 
 
-def launch(function: Callable, num_ranks: int, num_threads: int, stop: StopRequest, *args) -> Any:
+def launch(function: Callable, num_ranks: int, num_threads: int, stop: StopRequest, *args: object) -> Any:
     """Call ``function(ranks, stop, *args)`` in `num_ranks` processes on this machine and return rank 0's result.
 
     If a rank fails, the others are killed. If this process dies, all ranks die. If this process writes heartbeats to a
@@ -134,10 +134,11 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _run_rank(function: Callable, num_threads: int, stop: StopRequest, board: Path | None, *args) -> Any:
+def _run_rank(function: Callable, num_threads: int, stop: StopRequest, board: Path | None, *args: object) -> object:
     follow_parent()
     use_threads(num_threads)
     me = ranks.from_environment()
+    assert me is not None
     if board is not None:
         pulse.join(pulse.Board(board), me.local_rank, me.rank)
     try:

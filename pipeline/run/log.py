@@ -7,8 +7,9 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import files
@@ -35,9 +36,10 @@ class LogFile(logging.FileHandler):
 
     failed = False
 
-    def _open(self):
+    def _open(self) -> TextIOWrapper:
         files.is_there(Path(self.baseFilename))  # opening a pipe would wait
-        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=files.own_file)
+        return cast(TextIOWrapper, open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors,
+                                        opener=files.own_file))
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))  # the log is shown on a terminal sooner or later
@@ -112,7 +114,7 @@ class RunLog:
         if self._tracker is not None:
             self._tracker.close(status)
 
-    def record(self, kind: str, **values) -> None:
+    def record(self, kind: str, **values: object) -> None:
         """Append one record."""
         if self._file is None:
             return

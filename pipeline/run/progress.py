@@ -42,7 +42,7 @@ class Bar:
     def __enter__(self) -> "Bar":
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def advance(self, text: str | None = None) -> None:

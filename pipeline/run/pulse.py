@@ -156,7 +156,7 @@ class Pulse:
 
     def leave(self) -> None:
         """Stop writing heartbeats."""
-        if self.board is not None:
+        if self.board is not None and self._thread is not None and self._trace is not None:
             self.beat("", State.ENDED)
             self._left.set()
             self._thread.join()

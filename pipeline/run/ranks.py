@@ -189,6 +189,7 @@ def _store() -> dist.Store:
         ValueError: see :func:`pipeline.run.starts.agree_on_name`.
     """
     store, ranks = _store_of_job(), from_environment()
+    assert ranks is not None
     # Slurm and Ray open a new store for each start.
     name = starts.agree_on_name(store, ranks.rank, ranks.num_ranks) if starts.by_torchrun() else "only"
     return dist.PrefixStore(f"start {name}", store)
@@ -267,6 +268,7 @@ def join(device: torch.device, timeout: float = Limits.timeout) -> None:
             watchdogs allow for a long phase. On its own machine the watchdog ends the run before.
     """
     ranks = from_environment()
+    assert ranks is not None
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():

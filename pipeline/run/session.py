@@ -122,9 +122,14 @@ class Session:
     def __enter__(self) -> "Session":
         return self
 
-    def __exit__(self, kind, *exc) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if self._run_log is not None:
             self._run_log.close("finished" if kind is None else "stopped" if kind is Stopped else "failed")
+
+    @property
+    def _open_log(self) -> RunLog:
+        assert self._run_log is not None, "resume opens the log"
+        return self._run_log
 
     @property
     def _checkpoints(self) -> Path:
@@ -150,7 +155,7 @@ class Session:
                                first_round=progress.round, wall_seconds=time.perf_counter() - self._began,
                                open_tracker=self._open_tracker)
         for kind, values in trainer.describe().items():
-            self._run_log.record(kind, **values)
+            self._open_log.record(kind, **values)
         self._start_bar(trainer)
         self._stop.defer()
 
@@ -197,12 +202,12 @@ class Session:
             RankError: the ranks' weights differ.
             Stopped: the checkpoint is saved.
         """
-        self._run_log.advance()
+        self._open_log.advance()
         if trainer.progress.first_loss is None:
             trainer.progress.first_loss = trainer.progress.mean_loss
         if step.is_last:
             self._refuse_divergence(trainer)
-            self._run_log.end_bar()
+            self._open_log.end_bar()
             self._trained = time.perf_counter()
         if step.number % self._check_every == 0:
             self._assert_same_weights(trainer)
@@ -253,13 +258,13 @@ class Session:
                         **self._origin})
                     self._on_best()
         numbers = trainer.numbers()
-        self._run_log.record("round", round=number, epochs=progress.epochs, step=progress.step, **numbers.record(),
+        self._open_log.record("round", round=number, epochs=progress.epochs, step=progress.step, **numbers.record(),
                              **({} if scores is None else {"evaluation_seconds": evaluated}),
                              wall_seconds=time.perf_counter() - self._began, **(scores or {}))
         # A trainer may score more than the splits: that is for the record.
         shown = None if scores is None else shown_scores(scores, trainer.about.metric)
         synced = numbers.sync_seconds / numbers.seconds if self.ranks.num_ranks > 1 else None
-        self._run_log.epoch_line(epoch=progress.epochs, num_epochs=trainer.about.num_epochs, loss=numbers.loss,
+        self._open_log.epoch_line(epoch=progress.epochs, num_epochs=trainer.about.num_epochs, loss=numbers.loss,
                                  seconds=numbers.seconds, evaluation_seconds=evaluated, hidden=numbers.hidden,
                                  synced=synced, scores=shown, is_best=progress.best_epoch == progress.epochs)
         # After the record: a resumed run drops the records behind its checkpoint, and could not add one.
@@ -272,6 +277,7 @@ class Session:
     def result(self, trainer: Trainer) -> Result:
         """Sum the run up."""
         progress = trainer.progress
+        assert progress.best_epoch is not None, "the last round is evaluated"
         return Result(best_epoch=progress.best_epoch, best_scores=progress.best_scores, epochs=progress.epochs,
                       num_rounds=progress.round, wall_seconds=time.perf_counter() - self._began,
                       num_parameters=trainer.about.num_parameters, kernel=trainer.about.kernel,
@@ -296,7 +302,7 @@ class Session:
 
     def _start_bar(self, trainer: Trainer) -> None:
         if trainer.progress.round < trainer.num_rounds:
-            self._run_log.start_bar(trainer.about.num_steps, initial=trainer.progress.step_in_round,
+            self._open_log.start_bar(trainer.about.num_steps, initial=trainer.progress.step_in_round,
                                     epoch=trainer.progress.epochs, num_epochs=trainer.about.num_epochs)
 
     def _assert_same_weights(self, trainer: Trainer) -> None:

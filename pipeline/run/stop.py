@@ -4,6 +4,7 @@ import ctypes
 import multiprocessing
 import signal
 import threading
+from typing import Any
 
 from parallel_epochs.pipeline.run.errors import Stopped
 
@@ -24,10 +25,10 @@ class StopRequest:
         self._before: dict = {}
         self._deferred = False
 
-    def __getstate__(self):
+    def __getstate__(self) -> object:
         return self._signum
 
-    def __setstate__(self, signum):
+    def __setstate__(self, signum: Any) -> None:
         self._signum, self._before, self._deferred = signum, {}, True
 
     @property
@@ -42,7 +43,7 @@ class StopRequest:
                             if signum != signal.SIGINT or signal.getsignal(signum) != signal.SIG_IGN}
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: object) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
 
@@ -59,7 +60,7 @@ class StopRequest:
         if self.signum:
             raise Stopped(self.signum)
 
-    def _note(self, signum: int, frame) -> None:
+    def _note(self, signum: int, frame: object) -> None:
         self._signum.value = signum
         if signum == signal.SIGINT:
             signal.signal(signum, signal.SIG_DFL)

@@ -66,6 +66,7 @@ class GradientSync:
         """
         ranks, stop = self._ranks, self._stop.signum != 0
         if ranks.num_ranks == 1:
+            assert loss_sum is not None and count is not None, "a single rank has a batch in every step"
             return Agreement(float(loss_sum.detach()), float(count), stop, [])
         device = self._parameters[0].device
         if device.type == "cuda":
@@ -77,8 +78,8 @@ class GradientSync:
         # In float64: losses, numbers of labels, flags, and counters, which are whole numbers below 2^53.
         message = torch.zeros(4 + ranks.num_ranks, dtype=torch.float64, device=device)
         counters = [b.flatten().double() * (loss_sum is not None) for b in self._counters]
-        if loss_sum is not None:
-            rows = [] if self._table is None else [self._table.grad._values()]
+        if loss_sum is not None and count is not None:
+            rows = [] if self._table is None or self._table.grad is None else [self._table.grad._values()]
             finite = (torch.nn.utils.get_total_norm([*grads, *rows]) + loss_sum.detach()).isfinite()
             message[:3] = torch.stack([loss_sum.detach().double(), count.double(), torch.ones_like(message[0])])
             message[4 + ranks.rank] = ~finite

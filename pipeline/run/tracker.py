@@ -147,7 +147,7 @@ class RunIds:
 class CsvTracker:
     """Writes ``metrics.csv``, with a row for each round."""
 
-    def __init__(self, folder: Path, **options):
+    def __init__(self, folder: Path, **options: object):
         self._path, self.last_epoch = folder / "metrics.csv", 0
         self._rows: list[dict] = []
         self._columns: list[str] = []
@@ -178,7 +178,7 @@ class CsvTracker:
 class TensorBoardTracker:
     """Writes event files to the folder ``tensorboard``. Every start writes all records again."""
 
-    def __init__(self, folder: Path, *, settings: dict, began: float, **options):
+    def __init__(self, folder: Path, *, settings: dict, began: float, **options: object):
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
@@ -212,7 +212,7 @@ class TensorBoardTracker:
 class WandbTracker:
     """Logs to Weights & Biases, or with WANDB_MODE=offline to files in the run directory for ``wandb sync``."""
 
-    def __init__(self, folder: Path, *, name: str, project: str, settings: dict, best: str = "max", **options):
+    def __init__(self, folder: Path, *, name: str, project: str, settings: dict, best: str = "max", **options: object):
         import wandb
 
         self._ids = RunIds(folder, "wandb")
@@ -262,7 +262,7 @@ class MlflowTracker:
 
     STATUS: ClassVar = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
-    def __init__(self, folder: Path, *, name: str, project: str, settings: dict, began: float, **options):
+    def __init__(self, folder: Path, *, name: str, project: str, settings: dict, began: float, **options: object):
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 

@@ -70,6 +70,7 @@ def watch(board: Board, run_folder: Path, limits: Limits, *, launches: bool = Fa
            "from parallel_epochs.pipeline.run import watchdog; watchdog.main()"
     process = subprocess.Popen([sys.executable, "-I", "-S", "-c", code, json.dumps(settings)], stdin=subprocess.PIPE,
                                start_new_session=True)  # Ctrl-C is not meant for it
+    assert process.stdin is not None
     _pipes.append(process.stdin.fileno())
     os.set_blocking(_pipes[-1], False)
     notes_signals = threading.current_thread() is threading.main_thread()
