@@ -16,8 +16,8 @@ from tools.architecture import (
 # Of code: without the signature, blank lines, comments and the docstring.
 LONGEST_FUNCTION, MOST_IMPORTS = 40, 25
 # What `python -m tools.architecture --numbers` may count at most.
-LIMITS = {"rooms": 28, "imports between rooms": 119, "rooms in models/": 11, "imports between rooms of models/": 27,
-          "modules that import a configuration dataclass": 41, "comparisons of a component's name": 9,
+LIMITS = {"rooms": 28, "imports between rooms": 120, "rooms in models/": 11, "imports between rooms of models/": 27,
+          "modules that import a configuration dataclass": 43, "comparisons of a component's name": 9,
           "lines of gnn/ that ask for the kind of graph": 46, "lines with config: Any": 14, "lines with : Any": 88,
           "predict from run, stops": 125, "predict from run, files": 38, "open_data from config, stops": 55,
           "open_data from config, files": 19, "product lines": 61_300, "test lines": 34_900}
