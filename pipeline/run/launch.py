@@ -63,6 +63,7 @@ def launch(function: Callable, num_ranks: int, num_threads: int, stop: StopReque
             result = processes.wait(period=0.1)
         finally:
             processes.close(signal.SIGKILL)
+    assert result is not None, "without a timeout it waits for the end"
     if not result.is_failed():
         return result.return_values[0]
     if board is not None and (verdict := board.verdict) is not None:
