@@ -55,7 +55,6 @@ def bench_aggregate(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], re
     rows = [_measure(case, data, repeat, eager) for case in CASES]
     # The best of the whole run, as other users of the machine slow down one case and not the next.
     best = Machine(max(row["bytes_per_s"] for row in rows), max(row["operations_per_s"] for row in rows))
-    writer = None
     for row in rows:
         # Without edge features, an aggregation does little more than read the rows of its sources.
         limit = max(best.limit(row["must_move_bytes"], row["operations"]), row["gather_s"] or 0)
@@ -67,7 +66,7 @@ def bench_aggregate(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], re
             f"{row['operations'] / 1e9:.2f} G operations at {best.peak / 1e9:.0f} G/s, "
             f"rows gathered in {row['gather_s'] or 0:.4f} s), "
             f"{row['fraction_of_limit']:.0%} of it")
-        writer = write_row(writer, row)
+        write_row(row)
 
 
 def _sizes_of_terms(out: Tensor, gradient: Tensor, param: str) -> Tensor:

@@ -96,15 +96,15 @@ def bench_convs(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channe
                          f"{'; '.join(case.name for case in CASES)}")
     data = with_self_loops(graphs.proteins(num_nodes, num_edges // 2 * 2)).to(place)
     library = import_dgl(dgl) if dgl else None
-    writer, row = None, dict[str, Any]()
+    row = dict[str, Any]()
     for case in chosen:
         if place.type == "cuda" and not case.on_gpu:
             say(f"{case.name}: left out, as it has no kernel for GPUs")
             continue
         row = _measure(case, data, channels, repeat, library)
-        writer = write_row(writer, row)
+        write_row(row)
     if takes_step:
-        write_row(writer, dict.fromkeys(row, "") | _measure_step(data, channels, repeat))
+        write_row(dict.fromkeys(row, "") | _measure_step(data, channels, repeat))
 
 
 def _measure_step(data: Data, channels: int, repeat: int) -> dict:

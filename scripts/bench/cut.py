@@ -1,6 +1,5 @@
 """METIS and KaMinPar on the same generated graph: time, memory, edge cut and balance."""
 
-import csv
 import tempfile
 import time
 
@@ -28,18 +27,16 @@ def bench_cut(num_nodes: int = 400_000, num_edges: int = 6_000_000, num_parts: i
     raw = synthetic_proteins(num_nodes=num_nodes, num_edges=num_edges, num_tasks=1)
     edge_index, _ = sort_edges(raw.edge_index, num_nodes)
     del raw
-    writer = None
     for parts in (num_parts, num_micro_parts):
         for name, cut in (("METIS", _metis), ("KaMinPar", _kaminpar)):
             partition, seconds, mib = cut(edge_index, parts)
-            writer = _report(writer, name, edge_index, partition, seconds, mib)
+            _report(name, edge_index, partition, seconds, mib)
 
 
-def _report(writer: csv.DictWriter | None, name: str, edge_index: EdgeIndex, partition: Partition, seconds: float,
-            mib: float) -> csv.DictWriter:
+def _report(name: str, edge_index: EdgeIndex, partition: Partition, seconds: float, mib: float) -> None:
     quality = measure_partition(edge_index, partition, seconds)
     say(f"{name}: {quality}, {mib:,.0f} MiB")
-    return write_row(writer, {
+    write_row({
         "bench": "cut", "num_nodes": partition.perm.numel(), "num_edges": edge_index.size(1),
         "num_parts": partition.num_parts, "partitioner": name, "seconds": round(seconds, 2), "mib": round(mib),
         "cut": round(quality.cut, 4), "imbalance": round(quality.imbalance, 3)})

@@ -46,7 +46,6 @@ def bench_depth(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channe
     """
     place = choose_device(device)
     _compare(num_nodes, num_edges, channels, place)
-    writer = None
     for name in (name for name in MODELS if any(part.lower() in name.lower() for part in models or [""])):
         for depth in layers:
             # A new process for each model, as memory that other models left behind would count.
@@ -54,8 +53,8 @@ def bench_depth(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channe
                 row = process.submit(_measure, name, num_nodes, num_edges, channels, depth, repeat,
                                      torch.get_num_threads(), place).result()
             say(f"{name}, {depth} layers: {row['step_median_s']} s, {row['activations_mib']} MiB")
-            writer = write_row(writer, {"bench": "depth", "num_nodes": num_nodes, "num_edges": num_edges,
-                                        "channels": channels, "model": name, "layers": depth, **row})
+            write_row({"bench": "depth", "num_nodes": num_nodes, "num_edges": num_edges,
+                       "channels": channels, "model": name, "layers": depth, **row})
 
 
 def _measure(name: str, num_nodes: int, num_edges: int, channels: int, depth: int, repeat: int,

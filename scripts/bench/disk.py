@@ -1,6 +1,5 @@
 """Epochs of random clusters from a graph on disk, compared with reading its files, the graph in memory, and PyG."""
 
-import csv
 import os
 import shutil
 import statistics
@@ -57,7 +56,6 @@ def bench_disk(num_nodes: tuple[int, ...] = PROTEINS[:1], num_edges: tuple[int, 
     if figure:
         from parallel_epochs.scripts.report.figures import is_figure  # of the extra `report`
         outputs.check("--figure", Path(figure), ours=is_figure, overwrite=overwrite, way_out="--overwrite")
-    writer: csv.DictWriter | None = None
     rows = []
     for nodes, edges in zip(num_nodes, num_edges):
         path = Path(folder) / f"random-{nodes}-{edges}-{edge_channels}-{channels}"
@@ -79,7 +77,7 @@ def bench_disk(num_nodes: tuple[int, ...] = PROTEINS[:1], num_edges: tuple[int, 
                     measured = pool.submit(_measure, way, path, num_parts, torch.get_num_threads()).result()
                 rows.append({"bench": "disk", "what": way, "num_nodes": nodes, "num_edges": edges,
                              "num_parts": num_parts, "gb_read": round(size / 1e9, 3), "round": round_, **measured})
-                writer = write_row(writer, rows[-1])
+                write_row(rows[-1])
         if not keep:
             shutil.rmtree(path)
     if figure:

@@ -38,7 +38,7 @@ def bench_embedding(path: str, dim: int = 128, distance: int = 2, repeat: int = 
     gensim = import_peer("gensim.models", "gensim")
     config = configure("+experiment=deepwalk_blogcatalog", f"data.path={path}", f"trainer.dim={dim}",
                        f"trainer.augmentation_distance={distance}")
-    data, writer = training.open_data(config).data, None
+    data = training.open_data(config).data
     probe = LabelProbe(data.y.numpy(), metric="micro_f1", portions=config.trainer.portions, num_draws=3,
                        num_threads=torch.get_num_threads())
     machine, _ = measure(lambda: None, rounds=4)
@@ -70,7 +70,7 @@ def bench_embedding(path: str, dim: int = 128, distance: int = 2, repeat: int = 
             scores = probe(found)
             say(f"round {round_ + 1}, {name}: {taken:.2f} s, {pairs / taken / 1e6:.2f} M pairs per second, micro-F1 "
                 + ", ".join(f"{scores[f'micro_f1@{portion:g}']:.4f}" for portion in config.trainer.portions))
-            writer = write_row(writer, {
+            write_row({
                 "bench": "embedding", "what": name, "round": round_, "dim": dim, "distance": distance,
                 "pairs": pairs, "seconds": round(taken, 3), "pairs_per_second": round(pairs / taken),
                 "of_machine": round(pairs / taken * operations[name] / machine.peak, 3),

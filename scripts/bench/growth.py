@@ -1,6 +1,5 @@
 """Training steps of GCN and GAT on random graphs that grow: ours, DGL's and PyG's, in processes of limited memory."""
 
-import csv
 import resource
 import statistics
 from concurrent.futures import ProcessPoolExecutor
@@ -53,7 +52,6 @@ def bench_growth(repeat: int = 3, memory_gib: int = 8, dgl: str = "", figure: st
         from parallel_epochs.scripts.report.figures import is_figure  # of the extra `report`
         outputs.check("--figure", Path(figure), ours=is_figure, overwrite=overwrite, way_out="--overwrite")
     compare(dgl)
-    writer: csv.DictWriter | None = None
     rows = []
     for chart, values in VALUES.items():
         for value in values:
@@ -64,7 +62,7 @@ def bench_growth(repeat: int = 3, memory_gib: int = 8, dgl: str = "", figure: st
                     rows.append({"bench": "growth", "chart": chart, **vars(point),
                                  "step_s": run_apart(point, repeat, memory_gib, dgl)})
                     say(f"{point}: {rows[-1]['step_s'] or 'does not fit'}")
-                    writer = write_row(writer, rows[-1])
+                    write_row(rows[-1])
     if figure:
         draw(rows, Path(figure), memory_gib)
 

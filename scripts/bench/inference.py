@@ -31,9 +31,9 @@ def bench_inference(num_nodes: int = PRODUCTS[0], num_edges: int = PRODUCTS[1], 
             seconds.append(seconds_of(lambda: model(x, edge_index)))
 
     extra = extra_mib(infer)
-    write_row(None, {"bench": "inference", "num_nodes": num_nodes, "num_edges": num_edges, "layers": layers,
-                     "channels": channels, "seconds": round(seconds[0], 2), "extra_gib": round(extra / 1024, 2),
-                     "peak_gib": round(peak_gib(), 2), "beside": "PyG not run: the original needed 405 GB"})
+    write_row({"bench": "inference", "num_nodes": num_nodes, "num_edges": num_edges, "layers": layers,
+               "channels": channels, "seconds": round(seconds[0], 2), "extra_gib": round(extra / 1024, 2),
+               "peak_gib": round(peak_gib(), 2), "beside": "PyG not run: the original needed 405 GB"})
 
 
 def _model(layers: int, channels: int, kernel: str) -> DeeperGCN:

@@ -1,6 +1,5 @@
 """One GENConv layer of a res+ block with norm, activation, dropout and MLP, forward and backward."""
 
-import csv
 
 import torch
 from torch_geometric.data import Data
@@ -58,7 +57,7 @@ def bench_layer(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channe
                                           "beside": "PyG not run: it would need 74 GB"}
         say(f"{row['ours_median_s']:.2f} s, {row['ours_extra_mib']:.0f} MiB on top of the {graph_mib:.0f} MiB of "
             f"the graph and the process")
-        write_row(None, row)
+        write_row(row)
         return
 
     pyg = PyGDeeperGCN(model, checkpointing=False).to(place).eval()
@@ -77,17 +76,15 @@ def bench_layer(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channe
     assert_close(dict(zip(names, ours(), strict=True)), dict(zip(names, theirs(), strict=True)), tolerance=1e-3)
     model.train(), pyg.train()
     row |= side_by_side(theirs, ours, repeat, inner=5)
-    write_row(None, row | extra_of_both(theirs, ours))
+    write_row(row | extra_of_both(theirs, ours))
 
 
 def _measure_all_relations(data: Data, channels: int, relations: int, repeat: int) -> None:
-    writer = None
     for num_features in (0, 8):
-        writer = _measure_relations(data, channels, relations, num_features, repeat, writer)
+        _measure_relations(data, channels, relations, num_features, repeat)
 
 
-def _measure_relations(data: Data, channels: int, num_relations: int, num_features: int, repeat: int,
-                       writer: csv.DictWriter | None) -> csv.DictWriter:
+def _measure_relations(data: Data, channels: int, num_relations: int, num_features: int, repeat: int) -> None:
     """Compare a convolution that reads relations from a table with the same one on one-hot columns."""
     torch.manual_seed(0)
     place, num_edges = data.edge_attr.device, data.num_edges
@@ -121,4 +118,4 @@ def _measure_relations(data: Data, channels: int, num_relations: int, num_featur
             "one_hot_columns_mib": round(columns.nbytes / 2**20, 1), "ours_columns_mib": round(attr.nbytes / 2**20, 1)}
     say(f"extra memory: one-hot {row['one_hot_extra_mib']:.1f} MiB, ours {row['ours_extra_mib']:.1f} MiB; features of "
         f"the edges: {row['one_hot_columns_mib']:.1f} and {row['ours_columns_mib']:.1f} MiB")
-    return write_row(writer, row)
+    write_row(row)

@@ -35,7 +35,7 @@ def bench_layout(path: str, labels: str = "", peers: tuple[str, ...] = ("pacmap"
     """
     config = configure("+experiment=largevis_mnist", f"data.path={path}",
                        *([] if not labels else [f"data.labels={labels}"]))
-    data, writer = training.open_data(config).data, None
+    data = training.open_data(config).data
     x, classes = data.x.numpy(), classes_of(data)
     places = {"ours": lambda seed: _lay_out(config, data, seed)}
     for name in peers:
@@ -58,7 +58,7 @@ def bench_layout(path: str, labels: str = "", peers: tuple[str, ...] = ("pacmap"
             kept = trust(positions, x, np.arange(len(x)))
             say(f"round {round_ + 1}, {name}: {seconds:.2f} s, {busy:.2f} s of processor time; accuracy of 10 "
                 f"neighbours {accuracy:.4f}, trustworthiness {kept:.4f}")
-            writer = write_row(writer, {
+            write_row({
                 "bench": "layout", "what": name, "round": round_, "points": len(x), "seconds": round(seconds, 3),
                 "processor_seconds": round(busy, 3), "ratio": round(seconds / ours[0], 3),
                 "processor_ratio": round(busy / ours[1], 3), "knn_acc": round(accuracy, 4),

@@ -1,6 +1,5 @@
 """Hits@K of a link recipe, compared with common neighbours and with the same model of PyG's modules."""
 
-import csv
 import time
 from collections.abc import Callable
 
@@ -74,13 +73,12 @@ def bench_links(folder: str, epochs: int = 1, num_parts: int = 64, pairs_per_ste
                        f"partition.num_parts={num_parts}", f"task.pairs_per_step={pairs_per_step}",
                        f"cache_dir={cache_dir}")
     data = training.open_data(config).data
-    writer = None
     for name, count in HEURISTICS.items():
         for more, graph in (("", data), (", validation edges in the test graph", _with_valid_edges(data))):
             start = time.process_time()
             scores = {split: _rank(data, split, count, graph if split == "test" else data)
                       for split in ("valid", "test")}
-            writer = _write(writer, name + more, 0, 0, time.process_time() - start, scores)
+            _write(name + more, 0, 0, time.process_time() - start, scores)
     for seed in range(seeds):
         config.seed = seed
         ours = _build(config, data)
@@ -92,7 +90,7 @@ def bench_links(folder: str, epochs: int = 1, num_parts: int = 64, pairs_per_ste
             start = time.process_time()
             num_steps = _train(model, config, data, epochs)
             seconds = time.process_time() - start
-            writer = _write(writer, name, seed, num_steps, seconds, _evaluate(model, config, data))
+            _write(name, seed, num_steps, seconds, _evaluate(model, config, data))
 
 
 def _build(config: GNNConfig, data: Data) -> LinkModel:
@@ -140,10 +138,9 @@ def _rank(data: Data, split: str, count: Callable[[CommonNeighbors], Tensor], gr
                                       for key in (f"{split}_pairs", f"{split}_negatives")))
 
 
-def _write(writer: csv.DictWriter | None, name: str, seed: int, num_steps: int, seconds: float,
-           scores: dict[str, float]) -> csv.DictWriter:
+def _write(name: str, seed: int, num_steps: int, seconds: float, scores: dict[str, float]) -> None:
     say(f"{name}, seed {seed}: valid {scores['valid']:.4f}, test {scores['test']:.4f} after {num_steps} steps, "
         f"{seconds:.1f} s of processor time")
-    return write_row(writer, {"bench": "links", "model": name, "seed": seed, "steps": num_steps,
-                              "processor_s": round(seconds, 1), "valid": round(scores["valid"], 4),
-                              "test": round(scores["test"], 4)})
+    write_row({"bench": "links", "model": name, "seed": seed, "steps": num_steps,
+               "processor_s": round(seconds, 1), "valid": round(scores["valid"], 4),
+               "test": round(scores["test"], 4)})

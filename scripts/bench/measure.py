@@ -24,6 +24,7 @@ from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import RunConfig
 
 STATUS = Path("/proc/self/status")
+_writer: csv.DictWriter | None = None  # that of the last row
 
 
 def import_peer(module: str, package: str) -> ModuleType:
@@ -52,18 +53,19 @@ def say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def write_row(writer: csv.DictWriter | None, row: dict) -> csv.DictWriter:
-    """Print a measurement with its machine, versions and commit. The first call also prints the header."""
+def write_row(row: dict) -> None:
+    """Print a measurement with its machine, versions and commit, after a header if it has other columns than the last.
+    """
+    global _writer
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_initialized() else ""
     row = {**row, "threads": torch.get_num_threads(), "machine": f"{platform.machine()} {_processor()}", "gpu": gpu,
            "torch": torch.__version__, "pyg": torch_geometric.__version__, "commit": commit or "unknown"}
-    if writer is None:
-        writer = csv.DictWriter(sys.stdout, row)
-        writer.writeheader()
-    writer.writerow(row)
+    if _writer is None or set(_writer.fieldnames) != row.keys():
+        _writer = csv.DictWriter(sys.stdout, row)
+        _writer.writeheader()
+    _writer.writerow(row)
     sys.stdout.flush()
-    return writer
 
 
 def _processor() -> str:

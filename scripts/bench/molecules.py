@@ -44,11 +44,11 @@ def bench_graphs(num_batches: int = 50, batch_size: int = 32, layers: int = 7, c
         for _ in loader.batches(0, Share()):
             pass
 
-    writer = write_row(None, {"bench": "graphs", "what": "batches of an epoch", "num_batches": drawn.num_parts,
-                              **common, **side_by_side(load_theirs, load_ours, repeat)})
+    write_row({"bench": "graphs", "what": "batches of an epoch", "num_batches": drawn.num_parts,
+               **common, **side_by_side(load_theirs, load_ours, repeat)})
     steps = _training_steps(data, graphs, loader, drawn, layers, channels, num_batches)
-    write_row(writer, {"bench": "graphs", "what": f"training steps {layers}x{channels}",
-                       "num_batches": min(num_batches, drawn.num_parts), **common, **side_by_side(*steps, repeat)})
+    write_row({"bench": "graphs", "what": f"training steps {layers}x{channels}",
+               "num_batches": min(num_batches, drawn.num_parts), **common, **side_by_side(*steps, repeat)})
 
 
 def split_into_list(data: Data) -> list[Data]:

@@ -1,6 +1,6 @@
 """All batches of a random partition, compared with PyG's RandomNodeLoader on the same graph in one process."""
 
-import statistics
+import itertools
 
 import torch
 from torch_geometric.data import Data
@@ -12,7 +12,7 @@ from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.graph.partition import random_partition
 from parallel_epochs.pipeline.run.seeds import stream
 from parallel_epochs.scripts.bench.graphs import PROTEINS
-from parallel_epochs.scripts.bench.measure import say, seconds_of, write_row
+from parallel_epochs.scripts.bench.measure import say, side_by_side, write_row
 
 
 def assert_same_subgraph(batch: Data, other: Data) -> None:
@@ -44,16 +44,13 @@ def bench_partition(num_nodes: int = PROTEINS[0], num_edges: int = 30_000_000, n
         assert_same_subgraph(batch, plain.subgraph(batch.n_id))
     say("outputs compared: every batch equals PyG's subgraph of its nodes")
 
-    ours, theirs = [], []
-    for round_ in range(repeat):
-        theirs.append(seconds_of(lambda: [None for _ in pyg]))
-        ours.append(seconds_of(lambda round_=round_: [None for _ in loader.batches_of(
-            random_partition(num_nodes, num_parts, stream("bench", 1, round_)))]))
-        say(f"round {round_ + 1}: RandomNodeLoader {theirs[-1]:.2f} s, ours {ours[-1]:.2f} s, "
-            f"ratio {theirs[-1] / ours[-1]:.1f}")
-    ratios = sorted(a / b for a, b in zip(theirs, ours, strict=True))
-    write_row(None, {
+    rounds = itertools.count()
+
+    def ours() -> None:
+        for _ in loader.batches_of(random_partition(num_nodes, num_parts, stream("bench", 1, next(rounds)))):
+            pass
+
+    measured = side_by_side(lambda: [None for _ in pyg], ours, repeat)
+    write_row({
         "bench": "partition", "num_nodes": num_nodes, "num_edges": data.edge_index.size(1), "num_parts": num_parts,
-        "pyg_median_s": round(statistics.median(theirs), 3), "ours_median_s": round(statistics.median(ours), 3),
-        "ratio_median": round(statistics.median(ratios), 2), "ratio_min": round(ratios[0], 2),
-        "ratio_max": round(ratios[-1], 2)})
+        **measured})

@@ -25,12 +25,12 @@ CPU = torch.device("cpu")
 def bench_ranks(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], layers: int = 112,
                 num_ranks: int = 2, steps: int = 3) -> None:
     """Measure clusters per second of one and of several ranks, each with one thread and the same work."""
-    writer, single = None, None
+    single = None
     for count in (1, num_ranks):
         seconds, share, num_bytes = launch(_train_steps, count, 1, StopRequest(), num_nodes, num_edges, layers, steps)
         rate = count / seconds
         single = single or rate
-        writer = write_row(writer, {
+        write_row({
             "bench": "ranks", "num_nodes": num_nodes, "num_edges": num_edges, "layers": layers, "num_ranks": count,
             "step_median_s": round(seconds, 4), "clusters_per_s": round(rate, 4), "ratio": round(rate / single, 3),
             "gradient_mib": round(num_bytes / 2**20, 2), "all_reduce_percent": round(100 * share, 2)})
@@ -71,7 +71,7 @@ def _train_steps(ranks: Ranks, stop: StopRequest, num_nodes: int, num_edges: int
 def bench_memory(num_nodes: int = PROTEINS[0], num_edges: int = PROTEINS[1], num_parts: int = 10, layers: int = 3,
                  num_ranks: int = 4) -> None:
     """Measure the memory of training runs with one and with several ranks: PSS of all processes of a run."""
-    writer, single = None, None
+    single = None
     with tempfile.TemporaryDirectory() as root:
         graph = [f"cache_dir={root}/cache", f"data.num_nodes={num_nodes}", f"data.num_edges={num_edges}",
                  "data.num_tasks=112"]
@@ -84,7 +84,7 @@ def bench_memory(num_nodes: int = PROTEINS[0], num_edges: int = PROTEINS[1], num
                 "parallel.threads_per_rank=1", f"train.epochs={2 * count}", f"train.eval_every={2 * count}",
             ], Path(root, str(count), "train.log"))
             single = single or (highest, training)
-            writer = write_row(writer, {
+            write_row({
                 "bench": "memory", "num_nodes": num_nodes, "num_edges": num_edges, "num_parts": num_parts,
                 "layers": layers, "num_ranks": count, "pss_gib": round(highest, 3),
                 "ratio": round(highest / single[0], 3), "training_pss_gib": round(training, 3),

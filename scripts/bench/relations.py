@@ -82,13 +82,13 @@ def bench_relations(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1] - 1
         num_relations: number of relations.
         num_bases: number of matrices of which those of relations are mixed.
     """
-    library, writer = import_dgl(dgl) if dgl else None, None
+    library = import_dgl(dgl) if dgl else None
     thin_nodes, thin_edges = round(num_nodes * 7.545), round(num_edges * 0.3792)
     for graph in (TypedGraph.draw("one type", num_nodes, num_edges, num_relations, 1),
                   TypedGraph.draw("thin relations", thin_nodes, thin_edges, num_relations * 3 // 2, 4)):
         for measure in (_measure_rgcn, _measure_hgt):
             row = measure(graph, channels, repeat, library, heads=heads, num_bases=num_bases)
-            writer = write_row(writer, row)
+            write_row(row)
 
 
 def _measure_rgcn(graph: TypedGraph, channels: int, repeat: int, library: ModuleType | None, *, heads: int,

@@ -1,6 +1,6 @@
 """An epoch of batches by neighbour sampling, compared with PyG's NeighborLoader on the same graph in one process."""
 
-import statistics
+import itertools
 
 import torch
 from torch_geometric.data import Data
@@ -11,7 +11,7 @@ from parallel_epochs.pipeline.data.synthetic import synthetic_proteins
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader, check_pyg
 from parallel_epochs.pipeline.run.schedule import Share
 from parallel_epochs.scripts.bench.graphs import PROTEINS
-from parallel_epochs.scripts.bench.measure import say, seconds_of, write_row
+from parallel_epochs.scripts.bench.measure import say, side_by_side, write_row
 from parallel_epochs.scripts.bench.partition import assert_same_subgraph
 
 
@@ -55,16 +55,10 @@ def bench_sampling(num_nodes: int = PROTEINS[0], num_edges: int = 6_000_000, bat
     say(f"outputs compared: with all neighbours drawn, the batches are the same; an epoch has {sizes[0]:,} edges with "
         f"our loader and {sizes[1]:,} with PyG's")
 
-    rounds = []
-    for round_ in range(repeat):
-        rounds.append((seconds_of(lambda: [None for _ in theirs(num_neighbors)]),
-                       seconds_of(lambda round_=round_: [None for _ in ours(num_neighbors).batches(round_, Share())])))
-        say("round {}: PyG {:.2f} s, ours {:.3f} s".format(round_ + 1, *rounds[-1]))
-    pyg, own = zip(*rounds)
-    ratios = sorted(a / b for a, b in rounds)
-    write_row(None, {
+    rounds = itertools.count()
+    measured = side_by_side(lambda: [None for _ in theirs(num_neighbors)],
+                            lambda: [None for _ in ours(num_neighbors).batches(next(rounds), Share())], repeat)
+    write_row({
         "bench": "sampling", "num_nodes": num_nodes, "num_edges": data.edge_index.size(1),
         "num_neighbors": " ".join(map(str, num_neighbors)), "num_seeds": len(seeds), "batch_size": batch_size,
-        "pyg_edges": sizes[1], "ours_edges": sizes[0], "pyg_median_s": round(statistics.median(pyg), 3),
-        "ours_median_s": round(statistics.median(own), 3), "ratio_median": round(statistics.median(ratios), 2),
-        "ratio_min": round(ratios[0], 2), "ratio_max": round(ratios[-1], 2)})
+        "pyg_edges": sizes[1], "ours_edges": sizes[0], **measured})

@@ -38,15 +38,13 @@ DRAWN = 1 << 16
 
 def bench_scale(num_nodes: int = PROTEINS[0], num_edges: int = PROTEINS[1], num_parts: int = 10) -> None:
     """Measure every step before training, for a graph of ogbn-proteins' size."""
-    writer = None
 
     def step(name: str, function: Callable[[], object]):
-        nonlocal writer
         start = time.perf_counter()
         result = function()
         seconds = time.perf_counter() - start
-        writer = write_row(writer, {"bench": "scale", "step": name, "num_nodes": num_nodes, "num_edges": num_edges,
-                                    "seconds": round(seconds, 2), "peak_gib": round(peak_gib(), 2)})
+        write_row({"bench": "scale", "step": name, "num_nodes": num_nodes, "num_edges": num_edges,
+                   "seconds": round(seconds, 2), "peak_gib": round(peak_gib(), 2)})
         return result
 
     with tempfile.TemporaryDirectory() as cache:
@@ -83,10 +81,10 @@ def bench_mag(share: float = 1.0, layers: int = 2, channels: int = 64, num_parts
             largest = max(largest, held.pss_kib)
         rounds = [record for record in read_records(run / "metrics.jsonl") if record["kind"] == "round"]
         for record in rounds:
-            write_row(None, {"bench": "mag", "model": model, "num_nodes": sum(types.counts), "num_edges": num_edges,
-                             "epoch": record["epochs"], "train_s": round(record["seconds"], 1),
-                             "evaluation_s": round(record["evaluation_seconds"], 1),
-                             "peak_gib": round(largest / 2**20, 2)})
+            write_row({"bench": "mag", "model": model, "num_nodes": sum(types.counts), "num_edges": num_edges,
+                       "epoch": record["epochs"], "train_s": round(record["seconds"], 1),
+                       "evaluation_s": round(record["evaluation_seconds"], 1),
+                       "peak_gib": round(largest / 2**20, 2)})
 
 
 def write_mag(path: Path, share: float) -> tuple[GraphTypes, int]:

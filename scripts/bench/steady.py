@@ -31,14 +31,14 @@ def bench_steady(*overrides: str, epochs: int = 200, num_ranks: int = 1) -> None
                            if record["kind"] == "round"), default=0)
             if WINDOW <= trained < epochs:
                 windows.setdefault(trained // WINDOW, []).append(held)
-    writer, first = None, None
+    first = None
     for window, samples in windows.items():
         # Medians, as evaluations and checkpoints take more for a moment.
         pss, anonymous, files, threads = map(statistics.median_low, zip(*(
             (held.pss_kib, held.anonymous_kib, held.num_files, held.num_threads) for held in samples)))
         first = first or anonymous
         say(f"epochs {WINDOW * window} to {WINDOW * (window + 1)}: {len(samples)} samples")
-        writer = write_row(writer, {
+        write_row({
             "bench": "steady", "num_ranks": num_ranks, "epoch": WINDOW * window, "pss_mib": round(pss / 2**10, 1),
             "anonymous_mib": round(anonymous / 2**10, 1), "ratio": round(anonymous / first, 4),
             "highest_mib": round(max(held.pss_kib for held in samples) / 2**10, 1),

@@ -54,14 +54,14 @@ def bench_step(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], pyg_lay
     theirs, ours = stepper(pyg, plain), stepper(model, data.edge_index)
     compared = side_by_side(theirs, ours, repeat, inner=3)
     compared |= extra_of_both(theirs, ours)
-    writer = write_row(None, {**row, "layers": pyg_layers, **compared})
+    write_row({**row, "layers": pyg_layers, **compared})
     if layers != pyg_layers:
         del theirs, ours, model, pyg
         say(f"{layers} layers without PyG, whose step would keep 1.1 GiB for every third layer")
         ours = stepper(build(layers), data.edge_index)
         ours()
         alone = spread_of(ours, repeat) | {"ours_extra_mib": round(extra_mib(ours), 1)}
-        write_row(writer, {**row, "layers": layers, **dict.fromkeys(compared, ""), **alone})
+        write_row({**row, "layers": layers, **dict.fromkeys(compared, ""), **alone})
 
 
 def _compare(model: DeeperGCN, pyg: PyGDeeperGCN, data, x: torch.Tensor, plain: torch.Tensor) -> None:

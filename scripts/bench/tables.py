@@ -52,7 +52,7 @@ def bench_tables(num_nodes: int = 10_000_000, num_edges: int = 100_000_000, dim:
         tables = 8 * Table.numbers_per_row(dim, "sgd") * num_nodes
         say(f"tables of {tables / 2**30:.2f} GiB; peak memory {peak[0] / 2**20:.2f} GiB, of which "
             f"{peak[1] / 2**20:.2f} GiB is private and the rest is pages of files")
-        write_row(None, {
+        write_row({
             "bench": "tables", "num_nodes": num_nodes, "num_edges": num_edges, "dim": dim, "num_parts": num_parts,
             "seconds": round(time.perf_counter() - start), "tables_gib": round(tables / 2**30, 2),
             "resident_gib": round(peak[0] / 2**20, 2), "private_gib": round(peak[1] / 2**20, 2)})

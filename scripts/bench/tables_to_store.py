@@ -41,7 +41,7 @@ def bench_ingest(num_nodes: int = 132_534, num_pairs: int = 39_600_000, memory_g
         seconds = time.perf_counter() - start
         store, = (path / "cache" / "graphs").glob("*.store")
         size = sum(file.stat().st_size for file in store.iterdir())
-        write_row(None, {
+        write_row({
             "bench": "ingest", "num_nodes": num_nodes, "num_pairs": num_pairs, "duckdb_threads": threads,
             "seconds": round(seconds, 1), "limit_gib": memory_gib, "resident_gib": round(peak[0] / 2**20, 2),
             "private_gib": round(peak[1] / 2**20, 2), "tables_gib": round(table / 2**30, 2),

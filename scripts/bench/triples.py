@@ -43,7 +43,7 @@ def bench_triples(folder: str, dim: int = 100, batch_size: int = 1024, num_negat
     theirs = models.RotatE(triples_factory=factory, embedding_dim=dim, loss="nssa", random_seed=0,
                     loss_kwargs={"margin": config.trainer.margin, "adversarial_temperature": 1.0})
     _compare(models.RotatE(triples_factory=factory, embedding_dim=1, random_seed=0), some[:1000])
-    scored, writer = num_steps * batch_size * (1 + num_negatives), None
+    scored = num_steps * batch_size * (1 + num_negatives)
     for round_ in range(repeat):
         ends: list[float] = []
 
@@ -61,7 +61,7 @@ def bench_triples(folder: str, dim: int = 100, batch_size: int = 1024, num_negat
         for name, (setup, taken) in seconds.items():
             say(f"round {round_ + 1}, {name}: {scored / taken / 1e6:.2f} M scored triples per second, after "
                 f"{setup:.2f} s of set-up")
-            writer = write_row(writer, {
+            write_row({
                 "bench": "triples", "what": name, "round": round_, "dim": dim, "num_negatives": num_negatives,
                 "scored": scored, "setup_seconds": round(setup, 3), "seconds": round(taken, 3),
                 "scored_per_second": round(scored / taken)})

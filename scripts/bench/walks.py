@@ -45,7 +45,6 @@ def bench_walks(path: str, length: int = 40, num_walks: int = 10, p: float = 0.2
     theirs.data = np.ones(matrix.nnz, np.float32)
     ours = WalkSampler(edge_index, length=length, p=p, q=q, symmetric=True)
     ours.draw(0, 64, key=1), theirs.simulate_walks(1, 4)  # warm-up
-    writer = None
     for round_ in range(repeat):
         start = time.perf_counter()
         walks = ours.draw(0, num_walks * ours.starts.numel(), key=round_, num_threads=threads)
@@ -60,9 +59,9 @@ def bench_walks(path: str, length: int = 40, num_walks: int = 10, p: float = 0.2
             steps = int((walked[:, 1:] >= 0).sum())
             say(f"round {round_ + 1}, {name}: {steps:,} steps in {seconds:.2f} s, {steps / seconds / 1e6:.2f} M "
                 "per second")
-            writer = write_row(writer, {"bench": "walks", "what": name, "round": round_, "p": p, "q": q,
-                                        "steps": steps, "seconds": round(seconds, 3),
-                                        "steps_per_second": round(steps / seconds)})
+            write_row({"bench": "walks", "what": name, "round": round_, "p": p, "q": q,
+                       "steps": steps, "seconds": round(seconds, 3),
+                       "steps_per_second": round(steps / seconds)})
 
 
 def _compare(edge_index: EdgeIndex, *walked: np.ndarray) -> None:
